@@ -1,0 +1,28 @@
+# Every library the project stands on. Each comes with Debian, Spack and most centres' modules.
+find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+# C interface only: the C++ bindings left the MPI standard with version 3.
+set(MPI_CXX_SKIP_MPICXX ON)
+find_package(MPI 3.1 REQUIRED COMPONENTS C)
+find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(PkgConfig REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(tomlplusplus REQUIRED)
+find_package(dnnl CONFIG REQUIRED)
+pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
+pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+
+find_library(TRIREME_SENTENCEPIECE_TRAIN sentencepiece_train REQUIRED
+             HINTS ${sentencepiece_LIBRARY_DIRS})
+add_library(trireme_sentencepiece_train INTERFACE)
+target_link_libraries(trireme_sentencepiece_train INTERFACE ${TRIREME_SENTENCEPIECE_TRAIN})
+
+add_library(trireme_hdf5 INTERFACE)
+target_include_directories(trireme_hdf5 SYSTEM INTERFACE ${HDF5_INCLUDE_DIRS})
+target_link_libraries(trireme_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
+target_compile_definitions(trireme_hdf5 INTERFACE ${HDF5_DEFINITIONS})

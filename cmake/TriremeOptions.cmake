@@ -1,0 +1,24 @@
+# Compiler options shared by every target of this project.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+# -O3 and assertions stay on in Release: an invariant that costs nothing measurable is worth keeping.
+set(CMAKE_CXX_FLAGS_RELEASE "-O3")
+
+add_library(trireme_options INTERFACE)
+target_compile_options(trireme_options INTERFACE
+  -Wall -Wextra -Wpedantic
+  $<$<BOOL:${TRIREME_WERROR}>:-Werror>
+  # One rounding per written operation, on every machine: initial weights depend on it.
+  -ffp-contract=off)
+if(TRIREME_SANITIZE)
+  target_compile_options(trireme_options INTERFACE
+    -fsanitize=${TRIREME_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(trireme_options INTERFACE -fsanitize=${TRIREME_SANITIZE})
+endif()
+
+find_program(TRIREME_CCACHE ccache)
+if(TRIREME_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${TRIREME_CCACHE}")
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${TRIREME_CCACHE}")
+endif()

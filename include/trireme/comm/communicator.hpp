@@ -1,0 +1,69 @@
+// Collectives over a group of ranks. Every operation is enqueued on a stream and returns an event; the
+// buffers must stay as they are until it is done. A group of one rank is a communicator like any other
+// whose operations only copy, so that call sites never branch on size.
+//
+// Sums are never a library's: contributions are moved, then added locally as a balanced binary tree over
+// ranks in fp32 (fp64 and int64 in their own type), rounded once; so the bits depend on the group's size
+// alone and all ranks get the same.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "trireme/core/tensor.hpp"
+#include "trireme/device/stream.hpp"
+
+namespace trireme::comm {
+
+enum class Reduction { sum, max };
+
+class Communicator {
+ public:
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// In place, contiguous; fp32, bf16, fp16, fp64 or int64.
+  virtual device::Event all_reduce(const Tensor& data, Reduction reduction, device::Stream& stream) = 0;
+  /// `input` [size·n], `output` [n]: rank r gets the reduction of every rank's r-th n elements.
+  virtual device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
+                                       device::Stream& stream) = 0;
+  /// `output` [size·n] gets the ranks' `input` [n] in rank order; any type. `input` may lie inside
+  /// `output` at its own place.
+  virtual device::Event all_gather(const Tensor& output, const Tensor& input, device::Stream& stream) = 0;
+  /// The same with counts[r] elements from rank r.
+  virtual device::Event all_gather_v(const Tensor& output, const Tensor& input,
+                                     std::span<const std::int64_t> counts, device::Stream& stream) = 0;
+  virtual device::Event broadcast(const Tensor& data, int root, device::Stream& stream) = 0;
+  /// `input` and `output` [size·n]: block r goes to rank r and comes from rank r.
+  virtual device::Event all_to_all(const Tensor& output, const Tensor& input, device::Stream& stream) = 0;
+
+  /// One message of a grouped exchange.
+  struct Message {
+    Tensor data;
+    int peer = 0;
+    bool send = false;
+  };
+  /// All messages progress together; between two ranks they match in order.
+  virtual device::Event exchange(std::vector<Message> messages, device::Stream& stream) = 0;
+
+  // Blocking conveniences for agreement outside the step; they use a stream of their own.
+  void barrier();
+  double all_reduce(double value, Reduction reduction);
+  std::int64_t all_reduce(std::int64_t value, Reduction reduction);
+  void broadcast_bytes(std::vector<std::uint8_t>& bytes, int root);  // resizes on the others
+  /// Every rank's bytes, in rank order, on every rank.
+  std::vector<std::vector<std::uint8_t>> all_gather_bytes(std::span<const std::uint8_t> bytes);
+  /// True on every rank if `value` is true on all.
+  bool all_agree(bool value) { return all_reduce(std::int64_t{value ? 0 : 1}, Reduction::max) == 0; }
+};
+
+/// A group of this rank alone.
+std::unique_ptr<Communicator> make_self_communicator();
+
+}  // namespace trireme::comm

@@ -1,0 +1,46 @@
+// The MPI session: start, end, and one voice for errors.
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+
+namespace trireme::comm {
+
+/// Throws Error with MPI's own words when `code` is not MPI_SUCCESS. Use as mpi_check(MPI_X(...), "MPI_X").
+void mpi_check(int code, const char* call);
+
+/// Initialises MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalises it at the end of its life.
+/// Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI must not take
+/// a core from one that computes. Throws AgreedError when the launcher started n programs of one rank
+/// each (SLURM_NTASKS, PMI_SIZE, OMPI_COMM_WORLD_SIZE or the like above 1 in a world of one rank).
+class Session {
+ public:
+  Session(int* argc, char*** argv);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  MPI_Comm world() const { return MPI_COMM_WORLD; }
+  MPI_Comm node() const { return node_; }  // ranks that share memory with this one
+  int node_rank() const { return node_rank_; }
+  int node_size() const { return node_size_; }
+
+  /// True for the first rank of a node that asks, false ever after: who may print the error line.
+  bool claim_voice();
+  /// Ends all ranks at once with `code`; does not return.
+  [[noreturn]] void abort(int code);
+
+ private:
+  int rank_ = 0, size_ = 1, node_rank_ = 0, node_size_ = 1;
+  MPI_Comm node_ = MPI_COMM_NULL;
+  MPI_Win voice_ = MPI_WIN_NULL;
+  int* voice_flag_ = nullptr;
+};
+
+/// "Open MPI 4.1.4, MPI 3.1", from the library itself.
+std::string library_version();
+
+}  // namespace trireme::comm

@@ -1,0 +1,117 @@
+// The configuration mechanism. A module declares each of its fields once, as a member of a plain
+// struct with a default and one line in `declare`; that line yields parsing (TOML, environment,
+// command line), help, printing, and the record of where the value came from.
+//
+//   struct OptimConfig {
+//     double learning_rate = 3e-4;
+//     void declare(config::Fields& fields) {
+//       fields.add("learning_rate", learning_rate, "peak learning rate", config::positive());
+//     }
+//   };
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme::config {
+
+/// The types a field may have.
+using Value = std::variant<bool, std::int64_t, double, std::string>;
+
+std::string to_string(const Value& value);  // as it would be typed; shortest form that reads back
+nlohmann::json to_json(const Value& value);
+
+/// A rule on one value: empty when kept, else the rule in words ("must be at least 1").
+struct Rule {
+  std::function<bool(const Value&)> kept;
+  std::string words;  // "must be at least 1"
+  std::string mend;   // "use 1 or more"
+};
+Rule at_least(std::int64_t bound);
+Rule positive();                              // > 0, any number
+Rule non_negative();                          // ≥ 0, any number
+Rule in_range(double low, double high);       // low ≤ x ≤ high
+Rule below(double low, double high);          // low ≤ x < high
+Rule one_of(std::vector<std::string> words);  // the nearest word is offered as the mend
+Rule any();
+
+/// Where a value came from, weakest first.
+enum class Source { built_in, preset, file, environment, command_line };
+std::string name_of(Source source);
+
+/// One declared field, bound to the member that it fills.
+struct Field {
+  std::string key;   // "model.layers"
+  std::string help;  // one line, with units
+  Rule rule;
+  Value built_in;                            // the default
+  std::variant<bool*, std::int64_t*, double*, std::string*> target;
+  Source source = Source::built_in;
+  std::string origin;  // "run.toml:12", "TRIREME_MODEL_LAYERS", "--model.layers"
+
+  Value value() const;
+  /// Reads `text`; throws ConfigError when it is not of the field's type or breaks its rule.
+  void set_text(const std::string& text, Source from, const std::string& where);
+  void set(const Value& value, Source from, const std::string& where);
+  std::string environment_name() const;  // "TRIREME_MODEL_LAYERS"
+  std::string type_name() const;         // "integer", "number", "yes/no", "text"
+};
+
+/// All fields of a program, in the order of declaration.
+class Fields {
+ public:
+  /// Runs `section.declare(*this)` with "name." before its keys.
+  template <class Section>
+  void section(const std::string& name, Section& section) {
+    std::string outer = std::exchange(prefix_, prefix_ + name + ".");
+    section.declare(*this);
+    prefix_ = std::move(outer);
+  }
+  template <class T>
+  void add(const std::string& key, T& target, std::string help, Rule rule = any()) {
+    insert({prefix_ + key, std::move(help), std::move(rule), Value(target), &target, {}, {}});
+  }
+
+  /// The field, or null.
+  Field* find(const std::string& key);
+  const Field* find(const std::string& key) const;
+  /// The field; throws AgreedError that names the nearest key. `where` says who asked.
+  Field& at(const std::string& key, const std::string& where);
+  std::vector<Field>& all() { return fields_; }
+  const std::vector<Field>& all() const { return fields_; }
+
+  /// Reads a TOML file: each leaf is a field. Throws AgreedError with file and line.
+  void read_toml(const std::filesystem::path& path);
+  /// Reads every TRIREME_SECTION_KEY variable; an unknown one under a section's name is an error.
+  void read_environment(char** environment);
+
+  /// {"model": {"layers": 12, …}, …}; exactly what `from_json` reads.
+  nlohmann::json to_json() const;
+  /// Sets every field present in `values`, with `source`; unknown keys throw.
+  void from_json(const nlohmann::json& values, Source source, const std::string& where);
+  /// {"model.layers": {"value": 12, "source": "file", "origin": "run.toml:3"}, …}.
+  nlohmann::json provenance() const;
+  /// The resolved configuration as TOML with the origin of each value that is not built in.
+  std::string to_toml() const;
+
+ private:
+  void insert(Field field);
+  std::string prefix_;
+  std::vector<Field> fields_;
+};
+
+/// The word of `words` nearest to `word` in edit distance, or nothing when none is close.
+std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& words);
+
+}  // namespace trireme::config

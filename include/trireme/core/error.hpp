@@ -1,0 +1,48 @@
+// Errors and invariants. A user's mistake is an Error: one line that names what, where, the rule and
+// the mend. A programmer's mistake is a failed TRIREME_ASSERT.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace trireme {
+
+/// Something the user can mend. `what()` is one line without a trailing newline; `main` prints it
+/// after "trireme: error: ".
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  template <class... Args>
+  explicit Error(fmt::format_string<Args...> format, Args&&... args)
+      : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)) {}
+};
+
+/// An Error that every rank is certain to throw at the same place, because it depends only on what
+/// all ranks share (arguments, agreed values). `main` lets rank 0 speak and ends without MPI_Abort.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A configuration value that breaks a rule. The line reads
+/// "<key> = <value>: <rule>; <mend>".
+class ConfigError : public AgreedError {
+ public:
+  ConfigError(const std::string& key, const std::string& value, const std::string& rule,
+              const std::string& mend)
+      : AgreedError("{} = {}: {}; {}", key, value, rule, mend) {}
+};
+
+[[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
+                                   const std::string& message);
+
+/// Invariants stay checked in release builds. Usage: TRIREME_ASSERT(a == b, "rows {} and {}", a, b).
+#define TRIREME_ASSERT(condition, ...)                                                         \
+  (static_cast<bool>(condition)                                                                \
+       ? static_cast<void>(0)                                                                  \
+       : ::trireme::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)))
+
+}  // namespace trireme

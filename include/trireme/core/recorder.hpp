@@ -1,0 +1,62 @@
+// Records where the time goes: named sections (spans) and counters, kept by each rank and reduced over
+// ranks by `report`.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// One finished span, for traces. Times are microseconds since the recorder was made.
+struct Span {
+  const char* name = "";  // a string literal
+  int stream = 0;         // 0 compute, 1 communication, 2 loader
+  double begin_us = 0;
+  double duration_us = 0;
+};
+
+/// Thread-safe. Sections are named by string literals; nested sections count in both.
+class Recorder {
+ public:
+  using Clock = std::chrono::steady_clock;
+  Recorder();
+  void add(const char* section, int stream, Clock::time_point begin, Clock::time_point end);
+  void count(const char* counter, double amount);
+  /// Seconds by section since the start or the last `reset`.
+  std::map<std::string, double> seconds() const;
+  std::map<std::string, double> counters() const;
+  /// The first `trace_capacity` spans recorded.
+  std::vector<Span> spans() const;
+  void reset();
+
+  static constexpr std::size_t trace_capacity = 100'000;
+
+ private:
+  mutable std::mutex mutex_;
+  Clock::time_point origin_;
+  std::map<std::string, double> seconds_;
+  std::map<std::string, double> counters_;
+  std::vector<Span> spans_;
+};
+
+/// Records the time from its construction to its end.
+class Section {
+ public:
+  Section(Recorder& recorder, const char* name, int stream = 0)
+      : recorder_(recorder), name_(name), stream_(stream), begin_(Recorder::Clock::now()) {}
+  Section(const Section&) = delete;
+  Section& operator=(const Section&) = delete;
+  ~Section() { recorder_.add(name_, stream_, begin_, Recorder::Clock::now()); }
+
+ private:
+  Recorder& recorder_;
+  const char* name_;
+  int stream_;
+  Recorder::Clock::time_point begin_;
+};
+
+}  // namespace trireme

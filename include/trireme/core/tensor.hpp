@@ -1,0 +1,84 @@
+// Non-owning views of typed memory: what every op, unit and communicator takes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme {
+
+enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
+
+std::size_t size_of(DType type);  // bytes per element
+std::string_view name_of(DType type);
+DType dtype_from_name(std::string_view name);  // throws Error for a name it does not know
+
+template <class T>
+struct DTypeOf;
+template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
+template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
+template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
+template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
+template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
+
+/// Up to four extents. Row-major unless a Tensor says otherwise.
+class Shape {
+ public:
+  static constexpr int max_dimensions = 4;
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> extents);
+  int dimensions() const { return dimensions_; }
+  std::int64_t operator[](int dimension) const { return extents_[dimension]; }
+  std::int64_t& operator[](int dimension) { return extents_[dimension]; }
+  std::int64_t elements() const;
+  bool operator==(const Shape& other) const;
+  std::string to_string() const;  // "[3, 48]"
+
+ private:
+  std::array<std::int64_t, max_dimensions> extents_{};
+  int dimensions_ = 0;
+};
+
+/// A typed, strided view; strides count elements; the last dimension is contiguous. A default
+/// constructed Tensor is absent (`if (bias) …`).
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(void* data, DType type, const Shape& shape);  // contiguous
+  Tensor(void* data, DType type, const Shape& shape, const std::array<std::int64_t, 4>& strides);
+  template <class T>
+  Tensor(T* data, const Shape& shape) : Tensor(static_cast<void*>(data), DTypeOf<T>::value, shape) {}
+
+  explicit operator bool() const { return data_ != nullptr; }
+  template <class T>
+  T* as() const {
+    TRIREME_ASSERT(DTypeOf<T>::value == type_, "tensor of {}", name_of(type_));
+    return static_cast<T*>(data_);
+  }
+  void* data() const { return data_; }
+  DType type() const { return type_; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t extent(int dimension) const { return shape_[dimension]; }
+  std::int64_t stride(int dimension) const { return strides_[dimension]; }
+  std::int64_t elements() const { return shape_.elements(); }
+  std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(type_); }
+  bool contiguous() const;
+
+  /// [begin, end) of one dimension; shares the memory.
+  Tensor slice(int dimension, std::int64_t begin, std::int64_t end) const;
+  /// The same elements under another shape; the view must be contiguous.
+  Tensor reshape(const Shape& shape) const;
+
+ private:
+  void* data_ = nullptr;
+  DType type_ = DType::f32;
+  Shape shape_;
+  std::array<std::int64_t, 4> strides_{};
+};
+
+}  // namespace trireme

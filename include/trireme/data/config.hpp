@@ -1,0 +1,27 @@
+// Where the tokens of a run come from.
+#pragma once
+
+#include <string>
+
+#include "trireme/core/config.hpp"
+
+namespace trireme::data {
+
+struct DataConfig {
+  std::string path;                // folder of a dataset made by `trireme prepare`
+  bool shuffle = true;             // off: windows in file order
+  std::int64_t group_mb = 256;     // windows are shuffled within groups of this many MB of tokens
+  bool document_mask = false;      // attention stays inside documents
+  std::int64_t prefetch = 2;       // micro-batches read ahead
+
+  void declare(config::Fields& fields) {
+    fields.add("path", path, "folder of a dataset made by `trireme prepare`");
+    fields.add("shuffle", shuffle, "visit windows in a random order, anew in each epoch");
+    fields.add("group_mb", group_mb, "MB of tokens in a group of windows shuffled together",
+               config::at_least(1));
+    fields.add("document_mask", document_mask, "tokens attend only within their document");
+    fields.add("prefetch", prefetch, "micro-batches read ahead of the step", config::at_least(1));
+  }
+};
+
+}  // namespace trireme::data

@@ -1,0 +1,63 @@
+// A dataset on disk: a folder with dataset.json and HDF5 shards (DESIGN: "Data"). Readers accept only
+// the names, types and layouts that the writer makes, and verify the checksum of every chunk they read.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme::data {
+
+struct ShardInfo {
+  std::string file;  // plain file name inside the folder
+  std::int64_t tokens = 0;
+  std::int64_t documents = 0;
+  std::string xxh3;  // of the whole file, 16 hex digits
+};
+
+/// The contents of dataset.json.
+struct Manifest {
+  std::string name;
+  std::string tokenizer;        // "bytes", "characters", "sentencepiece"
+  std::int64_t vocabulary = 0;  // token ids are 0 … vocabulary − 1
+  std::string element_type;     // "uint16" or "uint32"
+  std::optional<std::int64_t> end_of_document;
+  std::vector<ShardInfo> train, valid;
+  nlohmann::json tokenizer_details;  // character map; or model file's name and xxh3
+};
+
+enum class SplitName : std::uint8_t { train, valid };
+
+/// All tokens of one split as one long sequence. Thread-safe; libhdf5 is called under one lock.
+class TokenReader {
+ public:
+  virtual ~TokenReader() = default;
+  virtual std::int64_t tokens() const = 0;
+  /// Reads tokens [begin, begin + out.size()). Throws Error naming file and offset for a checksum that
+  /// does not match, and for a token outside the vocabulary.
+  virtual void read(std::int64_t begin, std::span<std::int32_t> out) = 0;
+  /// Ends (exclusive, ascending, global offsets) of the documents that end in (begin, end].
+  virtual std::vector<std::int64_t> document_ends(std::int64_t begin, std::int64_t end) = 0;
+};
+
+class Dataset {
+ public:
+  /// Reads and checks dataset.json and each shard's header; throws Error that names file and rule.
+  static Dataset open(const std::filesystem::path& folder);
+  const Manifest& manifest() const { return manifest_; }
+  const std::filesystem::path& folder() const { return folder_; }
+  std::unique_ptr<TokenReader> reader(SplitName split) const;
+  /// Re-reads every byte: whole-file hashes and every chunk. Throws the first fault found.
+  void verify() const;
+
+ private:
+  std::filesystem::path folder_;
+  Manifest manifest_;
+};
+
+}  // namespace trireme::data

@@ -1,0 +1,54 @@
+// Feeds micro-batches: a thread reads ahead of the step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "trireme/core/tensor.hpp"
+#include "trireme/data/dataset.hpp"
+#include "trireme/data/sampler.hpp"
+
+namespace trireme::data {
+
+/// One micro-batch of B sequences of T tokens, in host memory that it owns.
+struct Batch {
+  std::int64_t sequences = 0, length = 0;
+  std::vector<std::int32_t> inputs;     // [B, T]
+  std::vector<std::int32_t> targets;    // [B, T]: the token after each input
+  std::vector<float> weights;           // [B, T]: 1, or 0 for a target that does not count
+  std::vector<std::int32_t> positions;  // [B, T]: 0 … T−1, or from each document's start when masked
+  std::vector<std::int32_t> documents;  // [B, T], or empty: one document
+  std::vector<std::int64_t> samples;    // [B]: sample numbers
+};
+
+struct LoaderOptions {
+  std::int64_t micro_batch = 1;     // sequences
+  std::int64_t length = 0;          // tokens of a sequence
+  bool document_mask = false;
+  std::int64_t prefetch = 2;        // micro-batches ahead
+};
+
+/// Reads the samples first, first + 1, … of each step's slice. `slices` tells, for a step-local index i,
+/// nothing more than arithmetic: micro-batch m of step s holds samples
+/// s·global_batch + data_rank·(global_batch / data_size) + m·micro_batch + (0 … micro_batch − 1).
+class Loader {
+ public:
+  Loader(std::unique_ptr<TokenReader> reader, const Sampler& sampler, const LoaderOptions& options,
+         std::int64_t global_batch, int data_rank, int data_size, std::int64_t first_step);
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+  ~Loader();
+  /// The next micro-batch; waits for the reading thread and rethrows its errors.
+  Batch next();
+
+ private:
+  struct Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+/// Builds one batch from given sample numbers; what Loader does for each.
+Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOptions& options,
+                 const std::vector<std::int64_t>& samples);
+
+}  // namespace trireme::data

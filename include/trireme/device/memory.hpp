@@ -1,0 +1,57 @@
+// Owned memory, and the ledger that knows what every byte of it is for.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "trireme/core/tensor.hpp"
+
+namespace trireme::device {
+
+/// What memory is held for; one line each in a run's memory table.
+enum class Use : std::uint8_t {
+  parameters, gradients, optimizer, stash, workspace, communication, batch, count
+};
+std::string_view name_of(Use use);
+
+/// Bytes held now and at most, by use. Thread-safe.
+class MemoryLedger {
+ public:
+  void add(Use use, std::int64_t bytes);  // negative to release
+  std::int64_t held(Use use) const;
+  std::int64_t peak(Use use) const;
+
+ private:
+  std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(Use::count)> held_{}, peak_{};
+};
+
+/// Owned, 64-byte aligned, zeroed host memory, entered in a ledger. Move-only.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(MemoryLedger& ledger, Use use, std::size_t bytes);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  /// View of `shape` elements of `type` from byte `offset` on.
+  Tensor view(DType type, const Shape& shape, std::size_t offset = 0) const;
+
+ private:
+  MemoryLedger* ledger_ = nullptr;
+  Use use_ = Use::workspace;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// Bytes that `bytes` take inside a planned buffer: rounded up to a cache line.
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace trireme::device
