@@ -1,0 +1,59 @@
+// The choices that make one transformer GPT-2 or Llama, and the named presets.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/core/config.hpp"
+
+namespace trireme::model {
+
+/// Every field is a key of the section "model".
+struct ModelConfig {
+  std::string preset;             // empty: the built-in values
+  std::int64_t layers = 6;
+  std::int64_t width = 384;       // C
+  std::int64_t heads = 6;         // H; head size D = C / H
+  std::int64_t kv_heads = 0;      // G; 0: as many as heads
+  std::int64_t hidden = 0;        // F of the MLP; 0: 4·C for gelu, 8/3·C rounded up to 64 for swiglu
+  std::int64_t vocabulary = 0;    // V; 0: the dataset's
+  std::int64_t sequence = 256;    // T
+  std::string norm = "layernorm";
+  double epsilon = 1e-5;
+  std::string position = "learned";
+  double rope_theta = 10000;
+  std::string rope_scaling = "none";
+  double rope_factor = 8;
+  double rope_low_frequency_factor = 1;
+  double rope_high_frequency_factor = 4;
+  std::int64_t rope_original_sequence = 8192;
+  std::string activation = "gelu";
+  bool bias = true;
+  bool tied = true;
+  double dropout = 0;
+  double attention_dropout = 0;
+  double init_deviation = 0.02;
+  bool scaled_residual = true;
+
+  void declare(config::Fields& fields);
+  /// Fills in what is derived (kv_heads, hidden) and checks what fields must agree on; throws ConfigError.
+  void resolve();
+  std::int64_t head_size() const { return width / heads; }
+  std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_size(); }
+  bool gated() const { return activation == "swiglu"; }
+  bool rotary() const { return position == "rotary"; }
+  bool layer_norm() const { return norm == "layernorm"; }
+};
+
+/// A named preset: the keys of section "model" that it sets.
+struct Preset {
+  std::string name;
+  std::string about;
+  nlohmann::json values;  // {"layers": 12, …}
+};
+const std::vector<Preset>& presets();
+/// Throws ConfigError that names the nearest preset.
+const Preset& find_preset(const std::string& name);
+
+}  // namespace trireme::model

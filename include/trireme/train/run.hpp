@@ -1,0 +1,41 @@
+// The jobs behind the subcommands train, evaluate and generate. All are collective over the session.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "trireme/comm/session.hpp"
+#include "trireme/core/config.hpp"
+#include "trireme/train/config.hpp"
+
+namespace trireme::train {
+
+/// Checks everything that can be known before memory is taken, and fills in what is derived; throws
+/// ConfigError. `world` is the number of ranks. Needs `config.data.path` for the vocabulary.
+void validate(RunConfig& config, int world);
+
+/// Trains; prints progress and the closing summary on rank 0. `fields` is recorded in run.json.
+void run(comm::Session& session, RunConfig config, const config::Fields& fields);
+
+struct EvaluateOptions {
+  std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
+  std::string split = "valid";       // valid | train
+};
+/// Prints and returns the mean loss over a split; model and data come from the checkpoint's configuration,
+/// overridden by `config.data.path` and `config.train.evaluate_samples` where set.
+double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options);
+
+struct GenerateOptions {
+  std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
+  std::string prompt;
+  std::int64_t tokens = 200;
+  double temperature = 0.8;  // 0: always the likeliest token
+  std::int64_t top_k = 0;    // 0: all
+  double top_p = 1.0;
+  std::int64_t seed = 1;
+};
+/// Prints the prompt and its continuation on rank 0 as it is made; returns the text.
+std::string generate(comm::Session& session, const RunConfig& config, const GenerateOptions& options);
+
+}  // namespace trireme::train
