@@ -45,13 +45,15 @@ class Stream {
   Stream() = default;
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  ~Stream();  // waits for what is queued
+  /// Waits for what is queued. Nobody else may use the stream any more (end a Progress first).
+  ~Stream();
 
   Event enqueue(std::unique_ptr<Operation> operation);
-  /// Advances the operation at the front; true if anything finished. Safe from any thread; returns
-  /// false at once where another thread is polling.
+  /// Advances the operation at the front; true if anything finished, and then the next one has been
+  /// started. Safe from any thread; returns false at once where another thread is polling.
   bool poll();
   bool idle() const;  // nothing queued
+  /// Waits for everything queued so far; rethrows the first error among it.
   void synchronise();
 
  private:
@@ -60,6 +62,8 @@ class Stream {
     std::shared_ptr<Event::State> state;
     bool started = false;
   };
+  bool advance();  // under poll_mutex_
+
   mutable std::mutex queue_mutex_;  // guards queue_
   std::mutex poll_mutex_;           // held by the one thread that polls
   std::deque<Entry> queue_;
