@@ -11,7 +11,12 @@ find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(tomlplusplus REQUIRED)
-find_package(dnnl CONFIG REQUIRED)
+# oneDNN by header and library: its own package file asks for OpenCL's headers, which CPU use does not need.
+find_path(DNNL_INCLUDE_DIR dnnl.h REQUIRED HINTS ${DNNL_ROOT} ENV DNNLROOT PATH_SUFFIXES include)
+find_library(DNNL_LIBRARY dnnl REQUIRED HINTS ${DNNL_ROOT} ENV DNNLROOT PATH_SUFFIXES lib lib64)
+add_library(DNNL::dnnl INTERFACE IMPORTED)
+set_target_properties(DNNL::dnnl PROPERTIES
+  INTERFACE_INCLUDE_DIRECTORIES "${DNNL_INCLUDE_DIR}" INTERFACE_LINK_LIBRARIES "${DNNL_LIBRARY}")
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)

@@ -11,14 +11,14 @@ namespace trireme::model {
 
 /// Every field is a key of the section "model".
 struct ModelConfig {
-  std::string preset;             // empty: the built-in values
+  std::string preset;  // empty: the built-in values
   std::int64_t layers = 6;
-  std::int64_t width = 384;       // C
-  std::int64_t heads = 6;         // H; head size D = C / H
-  std::int64_t kv_heads = 0;      // G; 0: as many as heads
-  std::int64_t hidden = 0;        // F of the MLP; 0: 4·C for gelu, 8/3·C rounded up to 64 for swiglu
-  std::int64_t vocabulary = 0;    // V; 0: the dataset's
-  std::int64_t sequence = 256;    // T
+  std::int64_t width = 384;   // C
+  std::int64_t heads = 6;     // H; head size D = C / H
+  std::int64_t kv_heads = 0;  // G; 0: as many as heads
+  std::int64_t hidden = 0;    // F of the MLP; 0: 4·C for gelu, 8/3·C rounded up to 64 for swiglu
+  std::int64_t vocabulary = 0;  // V; 0: the dataset's
+  std::int64_t sequence = 256;  // T
   std::string norm = "layernorm";
   double epsilon = 1e-5;
   std::string position = "learned";
@@ -37,10 +37,14 @@ struct ModelConfig {
   bool scaled_residual = true;
 
   void declare(config::Fields& fields);
-  /// Fills in what is derived (kv_heads, hidden) and checks what fields must agree on; throws ConfigError.
+  /// Fills in what is derived (kv_heads, hidden) and checks what fields must agree on; throws
+  /// ConfigError.
   void resolve();
   std::int64_t head_size() const { return width / heads; }
   std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_size(); }
+  /// Standard deviation of a projection that ends in the residual stream: GPT-2 divides by
+  /// √(2·layers), one for each sum that the stream receives.
+  double residual_deviation() const;
   bool gated() const { return activation == "swiglu"; }
   bool rotary() const { return position == "rotary"; }
   bool layer_norm() const { return norm == "layernorm"; }

@@ -14,31 +14,34 @@
 namespace trireme::train {
 
 struct TrainConfig {
-  std::string output = "run";        // run folder: attempts and checkpoints
-  std::int64_t steps = 1000;         // last step, counted from the beginning of training
-  std::int64_t batch = 32;           // sequences of a global batch
-  std::int64_t batch_tokens = 0;     // the same in tokens; 0: use batch
-  std::int64_t micro_batch = 0;      // sequences of a rank's forward; 0: the largest divisor up to 16
+  std::string output = "run";     // run folder: attempts and checkpoints
+  std::int64_t steps = 1000;      // last step, counted from the beginning of training
+  std::int64_t batch = 32;        // sequences of a global batch
+  std::int64_t batch_tokens = 0;  // the same in tokens; 0: use batch
+  std::int64_t micro_batch = 0;   // sequences of a rank's forward; 0: the largest divisor up to 16
   std::int64_t seed = 1;
-  std::int64_t evaluate_every = 0;   // steps; 0: only at the end
-  std::int64_t evaluate_samples = 0; // validation sequences; 0: the whole split
+  std::int64_t evaluate_every = 0;    // steps; 0: only at the end
+  std::int64_t evaluate_samples = 0;  // validation sequences; 0: the whole split
   bool evaluate_at_end = true;
-  std::int64_t log_every = 10;       // steps between lines in a log
+  std::int64_t log_every = 10;  // steps between lines in a log
   bool quiet = false;
-  std::string peak = "measured";     // measured | none | GFLOP/s of one rank
+  std::string peak = "measured";  // measured | none | GFLOP/s of one rank
 
   void declare(config::Fields& fields) {
     fields.add("output", output, "run folder, for the record and the checkpoints");
-    fields.add("steps", steps, "optimiser steps, counted from the beginning of training", config::at_least(1));
-    fields.add("batch", batch, "sequences in a global batch, whatever the number of ranks", config::at_least(1));
-    fields.add("batch_tokens", batch_tokens, "tokens in a global batch; 0: see batch", config::at_least(0));
+    fields.add("steps", steps, "optimiser steps, counted from the beginning of training",
+               config::at_least(1));
+    fields.add("batch", batch, "sequences in a global batch, whatever the number of ranks",
+               config::at_least(1));
+    fields.add("batch_tokens", batch_tokens, "tokens in a global batch; 0: see batch",
+               config::at_least(0));
     fields.add("micro_batch", micro_batch, "sequences of one forward on a rank; 0: chosen",
                config::at_least(0));
     fields.add("seed", seed, "seed of weights, dropout and sample order", config::at_least(0));
-    fields.add("evaluate_every", evaluate_every, "steps between evaluations; 0: none before the end",
-               config::at_least(0));
-    fields.add("evaluate_samples", evaluate_samples, "validation sequences of an evaluation; 0: all",
-               config::at_least(0));
+    fields.add("evaluate_every", evaluate_every,
+               "steps between evaluations; 0: none before the end", config::at_least(0));
+    fields.add("evaluate_samples", evaluate_samples,
+               "validation sequences of an evaluation; 0: all", config::at_least(0));
     fields.add("evaluate_at_end", evaluate_at_end, "evaluate after the last step");
     fields.add("log_every", log_every, "steps between two lines in a log", config::at_least(1));
     fields.add("quiet", quiet, "no step lines");

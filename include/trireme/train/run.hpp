@@ -1,4 +1,5 @@
-// The jobs behind the subcommands train, evaluate and generate. All are collective over the session.
+// The jobs behind the subcommands train, evaluate and generate. All are collective over the
+// session.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct EvaluateOptions {
   std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
   std::string split = "valid";       // valid | train
 };
-/// Prints and returns the mean loss over a split; model and data come from the checkpoint's configuration,
-/// overridden by `config.data.path` and `config.train.evaluate_samples` where set.
+/// Prints and returns the mean loss over a split; model and data come from the checkpoint's
+/// configuration, overridden by `config.data.path` and `config.train.evaluate_samples` where set.
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options);
 
 struct GenerateOptions {
@@ -36,6 +37,7 @@ struct GenerateOptions {
   std::int64_t seed = 1;
 };
 /// Prints the prompt and its continuation on rank 0 as it is made; returns the text.
-std::string generate(comm::Session& session, const RunConfig& config, const GenerateOptions& options);
+std::string generate(comm::Session& session, const RunConfig& config,
+                     const GenerateOptions& options);
 
 }  // namespace trireme::train

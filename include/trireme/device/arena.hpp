@@ -1,0 +1,32 @@
+// One buffer whose parts were given offsets before training, and the mark of how far it was really
+// used.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "trireme/device/memory.hpp"
+
+namespace trireme::device {
+
+/// Planned memory: the owner hands out parts at planned offsets; `high_water` is the end of the
+/// farthest part that was ever handed out, to be compared with the plan.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(MemoryLedger& ledger, Use use, std::size_t bytes) : buffer_(ledger, use, bytes) {}
+  Tensor view(DType type, const Shape& shape, std::size_t offset) {
+    const Tensor part = buffer_.view(type, shape, offset);
+    high_water_ = std::max(high_water_, offset + aligned(part.bytes()));
+    return part;
+  }
+  std::size_t bytes() const { return buffer_.bytes(); }
+  std::size_t high_water() const { return high_water_; }
+
+ private:
+  Buffer buffer_;
+  std::size_t high_water_ = 0;
+};
+
+}  // namespace trireme::device
