@@ -1,32 +1,35 @@
-// Checkpoints of logical tensors: a folder step-00001000/ with manifest.json and one HDF5 file per writing
-// rank. Any layout can load one, because names, shapes and offsets are logical. Written as
-// step-….tmp, every file fsynced, manifest last, then renamed, and the parent folder fsynced: a crash at
-// any point leaves the previous checkpoint whole.
+// Checkpoints of logical tensors: a folder step-00001000/ with manifest.json and one HDF5 file per
+// writing rank. Any layout can load one, because names, shapes and offsets are logical. Written as
+// step-….tmp, every file fsynced, manifest last, then renamed, and the parent folder fsynced: a
+// crash at any point leaves the previous checkpoint whole.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/tensor.hpp"
 
 namespace trireme::checkpoint {
 
-/// The part of a logical tensor that this rank holds: a stretch [offset, offset + data.elements()) of its
-/// row-major elements. `replica` ranks hold the same stretch; exactly one of them, `owner`, is to write it.
+/// The part of a logical tensor that this rank holds: a stretch [offset, offset + data.elements())
+/// of its row-major elements. `replica` ranks hold the same stretch; exactly one of them, `owner`,
+/// is to write it.
 struct Piece {
   std::string name;  // "parameters/blocks.0.attention.qkv.weight", "adamw.moment1/…"
   Shape shape;       // of the whole logical tensor
   std::int64_t offset = 0;
-  Tensor data;  // contiguous
+  Tensor data;        // contiguous
   bool write = true;  // this rank writes it (replicas: one rank does)
 };
 
-/// What is not a tensor: step, sample cursor, seed, configuration, versions.
+/// What is not a tensor: step, sample cursor, seed, configuration, versions. Numbers in the three JSON values
+/// that are not finite come back as the strings "nan", "inf" and "-inf".
 struct State {
   std::int64_t step = 0;
   std::int64_t samples = 0;  // the cursor: samples consumed
@@ -36,27 +39,35 @@ struct State {
   nlohmann::json extra;  // anything else to keep, by name
 };
 
-/// Collective over `world`. Writes root/step-%08d. Returns its path. Throws AgreedError (the same on every rank) when
-/// any rank failed; then nothing new is left.
+/// Collective over `world`. Writes root/step-%08d, in place of one that is there already, and returns its path;
+/// `root` is the same on every rank, on a file system that all share. `state` is rank 0's. Throws AgreedError (the same
+/// on every rank, naming rank, file and the system's reason) when any rank failed or the pieces do not cover
+/// each tensor exactly once; then nothing new is left and an older folder of this step is untouched.
 std::filesystem::path save(const std::filesystem::path& root, const State& state,
                            const std::vector<Piece>& pieces, comm::Communicator& world);
 
-/// A checkpoint opened for reading; the manifest is checked at once.
+/// A checkpoint opened for reading. The manifest is checked at once, and that its files are there in full
+/// length; HDF5 files are opened when first read from. Nothing in a folder is trusted: every fault is an
+/// Error that names the file and, where it concerns one, the tensor and the element offset. May be used by
+/// several threads.
 class Reader {
  public:
   /// `folder` is a step-… folder. Throws Error that names the file and what is wrong.
   explicit Reader(const std::filesystem::path& folder);
   const State& state() const { return state_; }
   const std::filesystem::path& folder() const { return folder_; }
-  /// Every logical tensor with its shape.
+  /// Every logical tensor with its shape, sorted by name.
   struct Entry {
     std::string name;
     Shape shape;
     DType type = DType::f32;
   };
   const std::vector<Entry>& tensors() const { return tensors_; }
-  /// Fills `data` with elements [offset, offset + data.elements()) of tensor `name`, from whichever pieces
-  /// hold them; verifies the xxh3 of every block it touches.
+  /// The entry of that name, or null.
+  const Entry* find(const std::string& name) const;
+  /// Fills `data` (contiguous, of the tensor's type) with elements [offset, offset + data.elements()) of tensor
+  /// `name`, from whichever pieces hold them; verifies the xxh3 of every block it touches and reads no other.
+  /// After an Error the content of `data` is undefined.
   void read(const std::string& name, std::int64_t offset, const Tensor& data) const;
   /// Re-reads everything. Throws the first fault.
   void verify() const;
@@ -66,15 +77,17 @@ class Reader {
   std::filesystem::path folder_;
   State state_;
   std::vector<Entry> tensors_;
-  std::vector<std::shared_ptr<const Stored>> stored_;
+  std::shared_ptr<Stored> stored_;  // shared by copies of this reader
 };
 
-/// The newest step-… folder below `root` whose manifest is whole, or nothing; `passed_over` receives a line for
-/// each newer one that is broken.
+/// The newest step-… folder below `root` whose manifest is whole, or nothing; `passed_over`
+/// receives a line for each newer one that is broken.
 std::optional<std::filesystem::path> newest(const std::filesystem::path& root,
                                             std::vector<std::string>* passed_over = nullptr);
 
-/// Removes all but the newest `keep` checkpoints below `root` and leftovers of failed saves.
+/// Removes all but the newest `keep` checkpoints below `root` and leftovers of failed saves. Broken
+/// folders do not count as kept: those newer than the oldest kept one stay, for a person to look at. Not
+/// collective: one rank calls it, while none saves.
 void prune(const std::filesystem::path& root, std::int64_t keep);
 
 }  // namespace trireme::checkpoint

@@ -15,12 +15,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "trireme/core/error.hpp"
 
@@ -37,6 +38,9 @@ struct Rule {
   std::function<bool(const Value&)> kept;
   std::string words;  // "must be at least 1"
   std::string mend;   // "use 1 or more"
+  std::function<std::string(const Value&)>
+      suggest{};                       // a mend that depends on the value; wins over mend
+  std::vector<std::string> choices{};  // all values that keep it, where they are few words
 };
 Rule at_least(std::int64_t bound);
 Rule positive();                              // > 0, any number
@@ -55,17 +59,22 @@ struct Field {
   std::string key;   // "model.layers"
   std::string help;  // one line, with units
   Rule rule;
-  Value built_in;                            // the default
+  Value built_in;  // the default
   std::variant<bool*, std::int64_t*, double*, std::string*> target;
   Source source = Source::built_in;
   std::string origin;  // "run.toml:12", "TRIREME_MODEL_LAYERS", "--model.layers"
 
   Value value() const;
   /// Reads `text`; throws ConfigError when it is not of the field's type or breaks its rule.
+  /// Integers may be written as 1e6 and 1_000_000; yes/no as true, false, yes, no, on, off, 1, 0. A
+  /// value from a weaker source than the present one's is checked and then ignored, so sources may
+  /// be read in any order.
   void set_text(const std::string& text, Source from, const std::string& where);
+  /// The same for a typed value; whole numbers pass between integer and number.
   void set(const Value& value, Source from, const std::string& where);
   std::string environment_name() const;  // "TRIREME_MODEL_LAYERS"
   std::string type_name() const;         // "integer", "number", "yes/no", "text"
+  bool is_flag() const;                  // yes/no: may stand on the command line without a value
 };
 
 /// All fields of a program, in the order of declaration.
@@ -93,7 +102,10 @@ class Fields {
 
   /// Reads a TOML file: each leaf is a field. Throws AgreedError with file and line.
   void read_toml(const std::filesystem::path& path);
-  /// Reads every TRIREME_SECTION_KEY variable; an unknown one under a section's name is an error.
+  /// The same for a file's contents; `name` stands for the file in messages and origins.
+  void parse_toml(const std::string& text, const std::string& name);
+  /// Reads every TRIREME_SECTION_KEY variable; an unknown one under a section's name is an error,
+  /// other TRIREME_ variables are not ours.
   void read_environment(char** environment);
 
   /// {"model": {"layers": 12, …}, …}; exactly what `from_json` reads.
@@ -104,6 +116,11 @@ class Fields {
   nlohmann::json provenance() const;
   /// The resolved configuration as TOML with the origin of each value that is not built in.
   std::string to_toml() const;
+  /// The key nearest to `key`, also across sections ("train.learning_rate" gives
+  /// "optim.learning_rate"), or nothing when none is close.
+  std::optional<std::string> nearest_key(const std::string& key) const;
+  /// Names before the first dot, in the order of declaration.
+  std::vector<std::string> sections() const;
 
  private:
   void insert(Field field);
@@ -113,5 +130,12 @@ class Fields {
 
 /// The word of `words` nearest to `word` in edit distance, or nothing when none is close.
 std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& words);
+
+/// Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`; case counts
+/// not.
+std::size_t edit_distance(const std::string& a, const std::string& b);
+
+/// `text` on one line: control characters are written as escapes, as in TOML's basic strings.
+std::string one_line(const std::string& text);
 
 }  // namespace trireme::config
