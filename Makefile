@@ -1,0 +1,76 @@
+# The front door. Everything is done by CMake, CTest and the scripts below scripts/; this names the usual paths.
+SHELL := /bin/bash
+PRESET ?= release
+BUILD := build/$(PRESET)
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+# A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
+.NOTPARALLEL:
+.PHONY: help deps configure build demo test test-long test-asan lint format bench reproduce-nanogpt install clean
+
+help:
+	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
+	@echo 'make test                     build and run every test'
+	@echo 'make build                    release binary in build/release/trireme (PRESET=release|debug|mpich)'
+	@echo 'make install [PREFIX=/usr/local]'
+	@echo
+	@echo 'make deps                     install the Debian packages that are missing, or print the command'
+	@echo 'make test-long                the tests and the slow sweeps'
+	@echo 'make test-asan                the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
+	@echo 'make bench                    whole-step and kernel benchmarks, beside the matrix-product peak'
+	@echo 'make reproduce-nanogpt CORPUS=tinyshakespeare.txt'
+	@echo '                              a published validation loss, measured again'
+	@echo 'make clean                    remove build/'
+
+deps:
+	@scripts/deps.sh build
+
+configure: deps
+	@cmake --preset $(PRESET) $(CMAKE_ARGS)
+
+build: configure
+	@cmake --build $(BUILD) --parallel $(JOBS) --target trireme
+
+demo: build
+	@$(if $(CORPUS),,scripts/deps.sh demo || true)
+	@CORPUS='$(CORPUS)' scripts/demo.sh $(BUILD)/trireme
+
+test:
+	@scripts/deps.sh build
+	@scripts/deps.sh format || echo 'going on without clang-format'
+	@bash tests/structure/format_test.sh
+	@cmake --preset $(PRESET) $(CMAKE_ARGS)
+	@cmake --build $(BUILD) --parallel $(JOBS)
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+
+# Slow sweeps belong to CTest's configuration "long" and run beside all others.
+test-long: configure
+	@cmake --build $(BUILD) --parallel $(JOBS)
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -C long
+
+test-asan: deps
+	@cmake --preset asan $(CMAKE_ARGS)
+	@cmake --build build/asan --parallel $(JOBS)
+	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
+
+lint: configure
+	@scripts/deps.sh lint
+	@scripts/lint.sh $(BUILD)
+
+format:
+	@scripts/deps.sh format
+	@find include src tests bench -name '*.[ch]pp' -print0 | xargs -0 -r clang-format -i
+
+bench: configure
+	@cmake --build $(BUILD) --parallel $(JOBS)
+	@scripts/bench.sh $(BUILD)/bench
+
+reproduce-nanogpt: build
+	@CORPUS='$(CORPUS)' scripts/reproduce-nanogpt.sh $(BUILD)/trireme
+
+install: build
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	rm -rf build
