@@ -99,7 +99,7 @@ std::uint64_t permute(const RandomKey& key, std::uint64_t index, std::uint64_t s
   do {
     auto left = static_cast<std::uint32_t>(image >> half);
     auto right = static_cast<std::uint32_t>(image) & mask;
-    for (std::uint32_t round = 0; round < 4; ++round) {
+    for (std::uint32_t round = 0; round < 8; ++round) {
       // The top bit keeps these counters apart from those of random_block for blocks below 2^63.
       const std::uint32_t mixed =
           philox({right, 0x80000000U | round, static_cast<std::uint32_t>(key.purpose), key.stream},

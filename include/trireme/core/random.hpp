@@ -42,8 +42,9 @@ float uniform(const RandomKey& key, std::uint64_t index);
 /// are fixed polynomials in fp64 without contraction, so that the bits are the same on every machine.
 double normal(const RandomKey& key, std::uint64_t index);
 
-/// A keyed bijection of [0, size): the image of `index`. A four-round balanced Feistel network over
-/// the smallest even number of bits that holds size, with cycle walking.
+/// A keyed bijection of [0, size): the image of `index`. An eight-round balanced Feistel network over
+/// the smallest even number of bits that holds size, with cycle walking; with four rounds the orders of
+/// fewer than a dozen items are visibly not equally likely.
 std::uint64_t permute(const RandomKey& key, std::uint64_t index, std::uint64_t size);
 
 }  // namespace trireme

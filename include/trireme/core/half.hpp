@@ -1,0 +1,52 @@
+// Sixteen-bit floating point, stored as std::uint16_t: conversions to and from fp32, rounding to
+// the nearest and to even between two neighbours, as IEEE 754 does by default.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace trireme {
+
+inline float bf16_to_float(std::uint16_t value) {
+  return std::bit_cast<float>(std::uint32_t{value} << 16);
+}
+
+/// NaN stays NaN (made quiet); what lies beyond the largest finite value becomes infinite.
+inline std::uint16_t float_to_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
+  return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+
+inline float fp16_to_float(std::uint16_t value) {
+  const std::uint32_t sign = std::uint32_t{value & 0x8000U} << 16;
+  const std::uint32_t magnitude = value & 0x7fffU;
+  if (magnitude < 0x0400U) {  // zero and subnormal: multiples of 2^-24
+    return std::bit_cast<float>(
+        sign | std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F));
+  }
+  // Infinity and NaN take fp32's largest exponent; others are biased by 127 instead of 15.
+  const std::uint32_t bias = magnitude >= 0x7c00U ? 0x70000000U : 0x38000000U;
+  return std::bit_cast<float>(sign | ((magnitude << 13) + bias));
+}
+
+/// NaN stays NaN (made quiet); 65520 and more become infinite; small values become subnormal.
+inline std::uint16_t float_to_fp16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  std::uint32_t result = 0;
+  if (magnitude > 0x7f800000U) {
+    result = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
+  } else if (magnitude >= 0x477ff000U) {
+    result = 0x7c00U;
+  } else if (magnitude < 0x38800000U) {
+    // Beside 1/2 the fp32 numbers are 2^-24 apart, as fp16's subnormals are: the sum rounds for us.
+    result = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
+  } else {
+    result = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+  }
+  return static_cast<std::uint16_t>(sign | result);
+}
+
+}  // namespace trireme
