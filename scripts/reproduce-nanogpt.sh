@@ -32,3 +32,17 @@ mkdir -p "$out"
   --train.steps 2000 --train.batch 12 --train.evaluate_every 500 --train.log_every 100 --train.seed "${SEED:-1}" \
   --optim.name adamw --optim.learning_rate 1e-3 --optim.final_learning_rate 0.1 --optim.schedule cosine \
   --optim.warmup_steps 100 --optim.beta1 0.9 --optim.beta2 0.99 --optim.weight_decay 0.1 --optim.clip 1
+
+last=$(grep '"type": *"evaluation"' "$out"/run/attempts/0001/metrics.jsonl | tail -n 1)
+field() { printf '%s\n' "$last" | sed -nE "s/.*\"$1\": *([-+0-9.eE]+).*/\1/p"; }
+loss=$(field loss) tokens=$(field tokens)
+if [ -z "$loss" ] || [ "$(field step)" != 2000 ]; then
+  echo "reproduce-nanogpt: the run's record has no evaluation after step 2000" >&2
+  exit 1
+fi
+awk -v loss="$loss" -v tokens="$tokens" -v published="$published" 'BEGIN {
+  good = loss <= published
+  printf "validation loss %.4f over the whole split (%d tokens); published: %.2f: %s\n",
+         loss, tokens, published, good ? "reached" : "NOT reached"
+  exit !good
+}'
