@@ -16,6 +16,7 @@ namespace trireme::train {
 struct TrainConfig {
   std::string output = "run";     // run folder: attempts and checkpoints
   std::int64_t steps = 1000;      // last step, counted from the beginning of training
+  std::int64_t stop_after = 0;    // steps of this start; 0: no limit
   std::int64_t batch = 32;        // sequences of a global batch
   std::int64_t batch_tokens = 0;  // the same in tokens; 0: use batch
   std::int64_t micro_batch = 0;   // sequences of a rank's forward; 0: the largest divisor up to 16
@@ -31,6 +32,8 @@ struct TrainConfig {
     fields.add("output", output, "run folder, for the record and the checkpoints");
     fields.add("steps", steps, "optimiser steps, counted from the beginning of training",
                config::at_least(1));
+    fields.add("stop_after", stop_after, "steps of this start, then save and end; 0: no limit",
+               config::at_least(0));
     fields.add("batch", batch, "sequences in a global batch, whatever the number of ranks",
                config::at_least(1));
     fields.add("batch_tokens", batch_tokens, "tokens in a global batch; 0: see batch",

@@ -16,8 +16,9 @@ namespace trireme::train {
 /// ConfigError. `world` is the number of ranks. Needs `config.data.path` for the vocabulary.
 void validate(RunConfig& config, int world);
 
-/// Trains; prints progress and the closing summary on rank 0. `fields` is recorded in run.json.
-void run(comm::Session& session, RunConfig config, const config::Fields& fields);
+/// Validates and trains; prints progress and the closing summary on rank 0. `fields` are bound to
+/// `config` and recorded in run.json and in checkpoints, with what validation derives.
+void run(comm::Session& session, RunConfig& config, const config::Fields& fields);
 
 struct EvaluateOptions {
   std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken

@@ -1,0 +1,281 @@
+#include "trainer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "trireme/comm/agree.hpp"
+#include "trireme/optim/schedule.hpp"
+#include "trireme/plan/memory.hpp"
+#include "trireme/plan/peak.hpp"
+
+namespace trireme::train {
+
+namespace {
+
+std::int64_t bucket_elements(const RunConfig& config) {
+  return config.parallel.bucket_mb * (1 << 20) / static_cast<std::int64_t>(sizeof(float));
+}
+
+std::int64_t micro_batch_rows(const RunConfig& config) {
+  return config.train.micro_batch * config.model.sequence;
+}
+
+plan::MemoryQuestion memory_question(const RunConfig& config, int threads, const comm::Grid& grid) {
+  return {.optim = config.optim,
+          .rows = micro_batch_rows(config),
+          .sequence = config.model.sequence,
+          .threads = threads,
+          .world = grid.shape().size(),
+          .data = grid.shape().degree[static_cast<std::size_t>(comm::Axis::data)],
+          .bucket_elements = bucket_elements(config)};
+}
+
+double seconds_since(Recorder::Clock::time_point begin) {
+  return std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
+}
+
+}  // namespace
+
+Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger& ledger,
+                 RunConfig config, const config::Fields& fields)
+    : session_(session),
+      grid_(grid),
+      data_group_(grid.group(comm::Axis::data)),
+      ledger_(ledger),
+      config_(std::move(config)),
+      resolved_(fields.to_json()),
+      provenance_(fields.provenance()),
+      threads_(threads_of_rank(config_.parallel, session)),
+      ops_(ops::make_cpu_ops(threads_, &ledger)),
+      dataset_(data::Dataset::open(config_.data.path)),
+      valid_reader_(dataset_.reader(data::SplitName::valid)),
+      model_(config_.model),
+      predicted_(plan::predict_memory(model_, memory_question(config_, threads_, grid))),
+      state_(model_, true, ledger),
+      optimizer_(config_.optim, model_.table(), ledger),
+      engine_(model_, state_, *ops_, data_group_, recorder_, ledger,
+              {.max_rows = micro_batch_rows(config_),
+               .train = true,
+               .bucket_elements = bucket_elements(config_),
+               .overlap = config_.parallel.overlap,
+               .seed = static_cast<std::uint64_t>(config_.train.seed)}),
+      begin_(Clock::now()) {}
+
+void Trainer::say(const std::string& line) {
+  if (progress_) progress_->print(line);
+}
+
+void Trainer::run() {
+  comm::agree(grid_.world(), [&] {
+    if (!speaks()) return;
+    record_ = std::make_unique<report::RunRecord>(config_.train.output);
+    if (!config_.train.quiet) progress_ = std::make_unique<report::ProgressLine>();
+  });
+  params::initialise(model_.table(), static_cast<std::uint64_t>(config_.train.seed),
+                     state_.parameters());
+  resume();
+  peak_ = peak_of_world();
+  begin_record();
+  recorder_.reset();
+  train_steps();
+  if (config_.train.evaluate_at_end && evaluated_step_ != step_) evaluate();
+  if (config_.checkpoint.at_end && saved_step_ != step_) save();
+  finish();
+}
+
+void Trainer::resume() {
+  const std::string& resume = config_.checkpoint.resume;
+  if (resume == "never") return;
+  std::vector<std::string> broken;
+  std::string folder = resume;
+  comm::agree(grid_.world(), [&] {
+    if (resume == "auto") {
+      const auto newest = checkpoint::newest(config_.train.output, &broken);
+      folder = newest ? newest->string() : "";
+    } else {
+      folder = find_checkpoint(resume).string();
+    }
+  });
+  for (const std::string& line : broken) say("passed over: " + line);
+  if (folder.empty()) return;
+  comm::agree(grid_.world(), [&] { load(folder); });
+  say(fmt::format("resumed from {}: step {}", folder, step_));
+}
+
+void Trainer::load(const std::filesystem::path& folder) {
+  const checkpoint::Reader reader(folder);
+  const model::ModelConfig saved = model_of(reader.state());
+  nlohmann::json theirs, ours;
+  {
+    model::ModelConfig copies[] = {saved, config_.model};
+    for (int i = 0; i < 2; ++i) {
+      config::Fields fields;
+      fields.section("model", copies[i]);
+      (i == 0 ? theirs : ours) = fields.to_json().at("model");
+    }
+  }
+  for (const auto& [key, value] : ours.items()) {
+    if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
+        theirs.at(key) == value)
+      continue;
+    throw Error(
+        "model.{} = {}: the checkpoint {} has {}; use that, or another train.output, or "
+        "checkpoint.resume = never",
+        key, value.dump(), folder.string(), theirs.at(key).dump());
+  }
+  load_parameters(reader, model_.table(), state_.parameters());
+  for (const auto& state : optimizer_.states()) {
+    for (const params::Parameter& row : model_.table().rows()) {
+      reader.read(state.name + "/" + row.name, 0,
+                  state.flat.slice(0, row.offset, row.offset + row.shape.elements()));
+    }
+  }
+  step_ = reader.state().step;
+  if (reader.state().samples != step_ * config_.train.batch) {
+    throw Error(
+        "train.batch = {}: the checkpoint {} counts {} samples in {} steps; use the batch it was "
+        "made with",
+        config_.train.batch, folder.string(), reader.state().samples, step_);
+  }
+  saved_step_ = step_;
+}
+
+void Trainer::train_steps() {
+  const TrainConfig& train = config_.train;
+  const std::int64_t last =
+      train.stop_after > 0 ? std::min(train.steps, step_ + train.stop_after) : train.steps;
+  auto reader = dataset_.reader(data::SplitName::train);
+  const data::Sampler sampler(reader->tokens(), config_.model.sequence,
+                              config_.data.group_mb * (1 << 20) / 2,
+                              static_cast<std::uint64_t>(train.seed), config_.data.shuffle);
+  if (step_ >= last) return;
+  data::Loader loader(std::move(reader), sampler,
+                      {.micro_batch = train.micro_batch,
+                       .length = config_.model.sequence,
+                       .document_mask = config_.data.document_mask,
+                       .prefetch = config_.data.prefetch},
+                      train.batch, data_group_.rank(), data_group_.size(), step_);
+  while (step_ < last) {
+    const report::StepMetrics metrics = step(loader);
+    show(metrics);
+    const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
+    if (due(train.evaluate_every)) evaluate();
+    if (due(config_.checkpoint.every)) save();
+  }
+}
+
+report::StepMetrics Trainer::step(data::Loader& loader) {
+  const auto begin = Clock::now();
+  std::vector<parallel::HostMicrobatch> batches;
+  {
+    const Section section(recorder_, "load data");
+    const std::int64_t count = config_.train.batch / data_group_.size() / config_.train.micro_batch;
+    for (std::int64_t i = 0; i < count; ++i) batches.emplace_back(loader.next());
+  }
+  const parallel::LossSum sum = engine_.step(batches);
+
+  const Section section(recorder_, "optimizer");
+  const double norm = optim::global_norm(*ops_, model_.table(), state_.gradients());
+  if (!std::isfinite(sum.mean()) || !std::isfinite(norm)) {
+    throw AgreedError(
+        "step {}: loss {} and gradient norm {} must be finite; lower optim.learning_rate or set "
+        "optim.clip; {}",
+        step_ + 1, sum.mean(), norm,
+        saved_step_ >= 0 ? fmt::format("the last checkpoint is of step {}", saved_step_)
+                         : std::string("there is no checkpoint yet"));
+  }
+  const double rate = optim::learning_rate(config_.optim, step_, config_.train.steps);
+  optimizer_.update(*ops_, state_.parameters(), state_.gradients(), rate, step_,
+                    optim::clip_factor(norm, config_.optim.clip));
+  ++step_;
+
+  const std::int64_t tokens = config_.train.batch * config_.model.sequence;
+  const double seconds = seconds_since(begin);
+  attempt_tokens_ += tokens;
+  step_seconds_.push_back(seconds);
+  last_loss_ = sum.mean();
+  const double speed = static_cast<double>(tokens) / seconds;
+  return {.step = step_,
+          .tokens = step_ * tokens,
+          .loss = sum.mean(),
+          .gradient_norm = norm,
+          .learning_rate = rate,
+          .seconds = seconds,
+          .tokens_per_second = speed,
+          .mfu = peak_ > 0 ? speed * model_.flops_per_token() / peak_ : 0};
+}
+
+void Trainer::show(const report::StepMetrics& metrics) {
+  if (!speaks()) return;
+  record_->write_step(metrics);
+  if (!progress_) return;
+  const bool due = step_ % config_.train.log_every == 0 || step_ == config_.train.steps ||
+                   step_seconds_.size() == 1;
+  if (!progress_->terminal() && !due) return;
+  // The median of the last steps: the first one and a disturbed one do not count for much.
+  const std::size_t window = std::min<std::size_t>(step_seconds_.size(), 25);
+  std::vector<double> recent(step_seconds_.end() - static_cast<std::ptrdiff_t>(window),
+                             step_seconds_.end());
+  std::nth_element(recent.begin(), recent.begin() + static_cast<std::ptrdiff_t>(window / 2),
+                   recent.end());
+  const double left = recent[window / 2] * static_cast<double>(config_.train.steps - step_);
+  progress_->update(report::step_line(metrics, config_.train.steps, left));
+}
+
+void Trainer::evaluate() {
+  const Section section(recorder_, "evaluate");
+  evaluated_step_ = step_;
+  if (valid_reader_->tokens() <= config_.model.sequence) {
+    say(fmt::format("no evaluation: the validation split has {} tokens, a window needs {}",
+                    valid_reader_->tokens(), config_.model.sequence + 1));
+    return;
+  }
+  const parallel::LossSum sum = evaluate_split(
+      engine_, *valid_reader_, config_.model.sequence, config_.train.evaluate_samples,
+      config_.train.micro_batch, config_.data.document_mask, data_group_);
+  last_evaluation_ = sum.mean();
+  if (!speaks()) return;
+  record_->write_evaluation(step_, sum.mean(), static_cast<std::int64_t>(sum.weight));
+  say(fmt::format("step {}  validation loss {:.4f} over {} tokens", step_, sum.mean(),
+                  static_cast<std::int64_t>(sum.weight)));
+}
+
+std::vector<checkpoint::Piece> Trainer::pieces() const {
+  std::vector<checkpoint::Piece> pieces;
+  append_pieces(pieces, "parameters", model_.table(), state_.parameters(), data_group_.rank(),
+                data_group_.size());
+  for (const auto& state : optimizer_.states()) {
+    append_pieces(pieces, state.name, model_.table(), state.flat, data_group_.rank(),
+                  data_group_.size());
+  }
+  return pieces;
+}
+
+void Trainer::save() {
+  const Section section(recorder_, "checkpoint");
+  const checkpoint::State state{.step = step_,
+                                .samples = step_ * config_.train.batch,
+                                .seed = static_cast<std::uint64_t>(config_.train.seed),
+                                .config = resolved_,
+                                .versions = versions(),
+                                .extra = {}};
+  const auto folder = checkpoint::save(config_.train.output, state, pieces(), grid_.world());
+  saved_step_ = step_;
+  if (speaks()) {
+    checkpoint::prune(config_.train.output, config_.checkpoint.keep);
+    say("saved " + folder.string());
+  }
+}
+
+double Trainer::peak_of_world() {
+  const std::string& peak = config_.train.peak;
+  if (peak == "none") return 0;
+  if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * session_.size();
+  // All ranks at once, as they will train.
+  grid_.world().barrier();
+  const double own = plan::measure_peak(*ops_, model_, micro_batch_rows(config_));
+  return grid_.world().all_reduce(own, comm::Reduction::sum);
+}
+
+}  // namespace trireme::train

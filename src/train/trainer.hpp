@@ -1,0 +1,71 @@
+// One training run on one rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/report/progress.hpp"
+#include "trireme/report/record.hpp"
+#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
+
+namespace trireme::train {
+
+class Trainer {
+ public:
+  /// `config` is valid. Collective.
+  Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger& ledger, RunConfig config,
+          const config::Fields& fields);
+  /// Resumes if there is something to resume, trains to the last step, evaluates, saves, sums up.
+  void run();
+
+ private:
+  using Clock = Recorder::Clock;
+  void resume();
+  void load(const std::filesystem::path& folder);
+  void train_steps();
+  /// One optimiser step on the next global batch.
+  report::StepMetrics step(data::Loader& loader);
+  void show(const report::StepMetrics& metrics);
+  void evaluate();
+  void save();
+  void begin_record();
+  void finish();
+  double peak_of_world();
+  bool speaks() const { return session_.rank() == 0; }
+  void say(const std::string& line);
+  std::vector<checkpoint::Piece> pieces() const;
+
+  comm::Session& session_;
+  comm::Grid& grid_;
+  comm::Communicator& data_group_;
+  device::MemoryLedger& ledger_;
+  RunConfig config_;
+  nlohmann::json resolved_, provenance_;  // the configuration as recorded
+  Recorder recorder_;
+  int threads_;
+  std::unique_ptr<ops::Ops> ops_;
+  data::Dataset dataset_;
+  std::unique_ptr<data::TokenReader> valid_reader_;
+  model::Transformer model_;
+  std::map<device::Use, std::int64_t> predicted_;
+  state::ModelState state_;
+  optim::Optimizer optimizer_;
+  parallel::Engine engine_;
+
+  std::int64_t step_ = 0;         // updates done
+  std::int64_t saved_step_ = -1;  // of the newest checkpoint
+  std::int64_t evaluated_step_ = -1;
+  double peak_ = 0;  // operations per second of all ranks together
+  std::int64_t attempt_tokens_ = 0;
+  std::vector<double> step_seconds_;  // of this attempt
+  double last_loss_ = 0, last_evaluation_ = 0;
+  Clock::time_point begin_;
+  std::unique_ptr<report::RunRecord> record_;       // rank 0
+  std::unique_ptr<report::ProgressLine> progress_;  // rank 0
+};
+
+}  // namespace trireme::train

@@ -1,0 +1,86 @@
+#include <algorithm>
+#include <filesystem>
+
+#include "trireme/comm/grid.hpp"
+#include "trireme/data/dataset.hpp"
+#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
+
+namespace trireme::train {
+
+namespace {
+
+/// "nearest that work: 30 and 33" around `value`, multiples of `unit`.
+std::string nearest_multiples(std::int64_t value, std::int64_t unit) {
+  const std::int64_t below = value / unit * unit;
+  return below > 0 ? fmt::format("nearest that work: {} and {}", below, below + unit)
+                   : fmt::format("nearest that works: {}", unit);
+}
+
+void check_batch(RunConfig& config, int data) {
+  TrainConfig& train = config.train;
+  if (train.batch_tokens > 0) {
+    if (train.batch_tokens % config.model.sequence != 0) {
+      throw ConfigError("train.batch_tokens", std::to_string(train.batch_tokens),
+                        fmt::format("must divide by model.sequence = {}", config.model.sequence),
+                        nearest_multiples(train.batch_tokens, config.model.sequence));
+    }
+    train.batch = train.batch_tokens / config.model.sequence;
+  }
+  if (train.batch % data != 0) {
+    throw ConfigError("train.batch", std::to_string(train.batch),
+                      fmt::format("must divide by the data-parallel degree {}", data),
+                      nearest_multiples(train.batch, data));
+  }
+  const std::int64_t per_rank = train.batch / data;
+  if (train.micro_batch == 0)
+    train.micro_batch = choose_micro_batch(per_rank, config.model.sequence);
+  if (per_rank % train.micro_batch != 0) {
+    std::int64_t below = std::min(train.micro_batch, per_rank);
+    while (per_rank % below != 0) --below;
+    throw ConfigError("train.micro_batch", std::to_string(train.micro_batch),
+                      fmt::format("must divide the {} sequences of a rank", per_rank),
+                      fmt::format("nearest that works: {}", below));
+  }
+}
+
+void check_vocabulary(RunConfig& config) {
+  if (config.data.path.empty()) {
+    throw ConfigError("data.path", "\"\"", "a dataset is needed",
+                      "make one with `trireme prepare --input FILE --output DIR`");
+  }
+  const std::int64_t needed = data::Dataset::open(config.data.path).manifest().vocabulary;
+  if (config.model.vocabulary == 0) config.model.vocabulary = needed;
+  if (config.model.vocabulary < needed) {
+    throw ConfigError("model.vocabulary", std::to_string(config.model.vocabulary),
+                      fmt::format("must hold the {} token ids of {}", needed, config.data.path),
+                      fmt::format("use {} or 0", needed));
+  }
+}
+
+void check_peak(const std::string& peak) {
+  if (peak == "measured" || peak == "none") return;
+  char* end = nullptr;
+  const double value = std::strtod(peak.c_str(), &end);
+  if (end == peak.c_str() || *end != '\0' || !(value > 0) || value > 1e12) {
+    throw ConfigError("train.peak", peak, "must be measured, none or a positive number of GFLOP/s",
+                      "use measured");
+  }
+}
+
+}  // namespace
+
+void validate(RunConfig& config, int world) {
+  config.model.resolve();
+  const comm::GridShape shape =
+      comm::make_grid_shape(world, static_cast<int>(config.parallel.data));
+  const int data = shape.degree[static_cast<std::size_t>(comm::Axis::data)];
+  check_batch(config, data);
+  check_peak(config.train.peak);
+  if (config.train.output.empty()) {
+    throw ConfigError("train.output", "\"\"", "a run folder is needed", "use run");
+  }
+  check_vocabulary(config);
+}
+
+}  // namespace trireme::train
