@@ -63,11 +63,11 @@ Tensor Engine::output(int unit, std::int64_t rows) {
                      layout_.outputs[static_cast<std::size_t>(unit)]);
 }
 
-void Engine::forward(const model::UnitContext& context) {
+void Engine::forward(const model::UnitContext& context, int units) {
   const Section section(recorder_, "forward");
   const std::int64_t rows = context.batch.tokens();
   const int last = static_cast<int>(model_.units().size()) - 1;
-  for (int unit = 0; unit <= last; ++unit) {
+  for (int unit = 0; unit < units; ++unit) {
     const Tensor x = unit > 0 ? output(unit - 1, rows) : Tensor();
     const Tensor y = unit < last ? output(unit, rows) : Tensor();
     const auto index = static_cast<std::size_t>(unit);
@@ -121,7 +121,7 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
   next_bucket_ = 0;
   for (std::size_t i = 0; i < batches.size(); ++i) {
     const auto call = context(batches[i], model::Mode::train, sum.weight, &sum.loss);
-    forward(call);
+    forward(call, static_cast<int>(model_.units().size()));
     backward(call, i + 1 == batches.size());
   }
   const Section section(recorder_, "wait for gradients");
@@ -134,8 +134,16 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
 LossSum Engine::evaluate(const HostMicrobatch& batch) {
   LossSum sum;
   sum.weight = batch.weight();
-  forward(context(batch, model::Mode::evaluate, 1.0, &sum.loss));
+  forward(context(batch, model::Mode::evaluate, 1.0, &sum.loss),
+          static_cast<int>(model_.units().size()));
   return sum;
+}
+
+void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
+  const int head = static_cast<int>(model_.units().size()) - 1;
+  const auto call = context(batch, model::Mode::evaluate, 1.0, nullptr);
+  forward(call, head);
+  model_.head().logits(call, logits, output(head - 1, batch.view().tokens()), memory_.back());
 }
 
 }  // namespace trireme::parallel

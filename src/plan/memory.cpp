@@ -1,5 +1,7 @@
 #include "trireme/plan/memory.hpp"
 
+#include "trireme/optim/optimizer.hpp"
+
 namespace trireme::plan {
 
 std::map<device::Use, std::int64_t> predict_memory(const model::Transformer& model,

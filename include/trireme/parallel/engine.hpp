@@ -48,6 +48,9 @@ class Engine {
   /// Forward alone; sums over this rank's micro-batch only.
   LossSum evaluate(const HostMicrobatch& batch);
 
+  /// logits [R, V] of every token of the micro-batch, R·V fp32: for comparison with other programs.
+  void logits(const HostMicrobatch& batch, const Tensor& logits);
+
   const model::StageLayout& layout() const { return layout_; }
   std::size_t stash_high_water() const { return stash_.high_water(); }
   std::size_t workspace_high_water() const { return workspace_.high_water(); }
@@ -56,7 +59,7 @@ class Engine {
   model::UnitContext context(const HostMicrobatch& batch, model::Mode mode, double denominator,
                              double* loss);
   Tensor output(int unit, std::int64_t rows);  // what unit `unit` puts out
-  void forward(const model::UnitContext& context);
+  void forward(const model::UnitContext& context, int units);
   void backward(const model::UnitContext& context, bool last);
   void reduce_after(int unit);
 

@@ -13,6 +13,11 @@ namespace trireme::parallel {
 class HostMicrobatch {
  public:
   explicit HostMicrobatch(data::Batch batch);
+  // The views point into the vectors, whose storage moves with them but is not shared by a copy.
+  HostMicrobatch(HostMicrobatch&&) = default;
+  HostMicrobatch& operator=(HostMicrobatch&&) = default;
+  HostMicrobatch(const HostMicrobatch&) = delete;
+  HostMicrobatch& operator=(const HostMicrobatch&) = delete;
   const model::Microbatch& view() const { return view_; }
   double weight() const;  // Σ weights
 

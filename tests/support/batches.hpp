@@ -1,0 +1,58 @@
+// Made-up batches and models for tests.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "trireme/core/random.hpp"
+#include "trireme/data/loader.hpp"
+#include "trireme/model/config.hpp"
+
+namespace trireme::testing_support {
+
+/// Samples first … first + sequences − 1: tokens that depend on (sample, place) alone.
+inline data::Batch make_test_batch(std::int64_t first, std::int64_t sequences, std::int64_t length,
+                                   std::int64_t vocabulary) {
+  data::Batch batch;
+  batch.sequences = sequences;
+  batch.length = length;
+  for (std::int64_t s = first; s < first + sequences; ++s) {
+    batch.samples.push_back(s);
+    for (std::int64_t t = 0; t < length; ++t) {
+      const auto token = [&](std::int64_t place) {
+        const RandomKey key{99, Purpose::sample_order, 7};
+        const auto index = static_cast<std::uint64_t>(s * (length + 1) + place);
+        return static_cast<std::int32_t>(random_bits(key, index) %
+                                         static_cast<std::uint64_t>(vocabulary));
+      };
+      batch.inputs.push_back(token(t));
+      batch.targets.push_back(token(t + 1));
+      batch.weights.push_back(1.0F);
+      batch.positions.push_back(static_cast<std::int32_t>(t));
+    }
+  }
+  return batch;
+}
+
+/// A small model with odd sizes, resolved.
+inline model::ModelConfig odd_model(bool llama) {
+  model::ModelConfig config;
+  config.layers = 2;
+  config.width = 24;
+  config.heads = 4;
+  config.vocabulary = 53;
+  config.sequence = 19;
+  if (llama) {
+    config.kv_heads = 2;
+    config.hidden = 34;
+    config.norm = "rmsnorm";
+    config.position = "rotary";
+    config.activation = "swiglu";
+    config.bias = false;
+    config.tied = false;
+  }
+  config.resolve();
+  return config;
+}
+
+}  // namespace trireme::testing_support
