@@ -65,34 +65,36 @@ Event Stream::enqueue(std::unique_ptr<Operation> operation) {
 bool Stream::poll() {
   const std::unique_lock polling(poll_mutex_, std::try_to_lock);
   if (!polling.owns_lock()) return false;
-  bool finished = advance();
+  const Advance result = advance();
   // The next one starts at once: its messages travel while nobody polls.
-  if (finished) advance();
-  return finished;
+  if (result == Advance::finished) advance();
+  return result != Advance::nothing;
 }
 
-bool Stream::advance() {
+Stream::Advance Stream::advance() {
   Entry* entry = nullptr;
   {
     const std::lock_guard lock(queue_mutex_);
-    if (queue_.empty()) return false;
+    if (queue_.empty()) return Advance::nothing;
     entry = &queue_.front();  // stays in place while others push; only the polling thread pops
   }
   bool finished = false;
+  std::uint64_t before = 0;
   try {
     if (!std::exchange(entry->started, true)) entry->operation->start();
+    before = entry->operation->steps();
     finished = entry->operation->test();
   } catch (...) {
     entry->state->error = std::current_exception();
     finished = true;
   }
-  if (!finished) return false;
+  if (!finished) return entry->operation->steps() > before ? Advance::step : Advance::nothing;
   entry->operation.reset();
   const std::lock_guard lock(queue_mutex_);
   const std::shared_ptr<Event::State> state = std::move(entry->state);
   queue_.pop_front();
   state->done.store(true, std::memory_order_release);
-  return true;
+  return Advance::finished;
 }
 
 bool Stream::idle() const {

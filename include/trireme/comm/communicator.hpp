@@ -1,10 +1,14 @@
-// Collectives over a group of ranks. Every operation is enqueued on a stream and returns an event; the
-// buffers must stay as they are until it is done. A group of one rank is a communicator like any other
-// whose operations only copy, so that call sites never branch on size.
+// Collectives over a group of ranks. Every operation is enqueued on a stream and returns an event;
+// the buffers must stay as they are until it is done. A group of one rank is a communicator like
+// any other whose operations only copy, so that call sites never branch on size.
 //
-// Sums are never a library's: contributions are moved, then added locally as a balanced binary tree over
-// ranks in fp32 (fp64 and int64 in their own type), rounded once; so the bits depend on the group's size
-// alone and all ranks get the same.
+// Sums are never a library's: contributions are moved, then added locally as a balanced binary tree
+// over ranks in fp32 (fp64 and int64 in their own type), rounded once; so the bits depend on the
+// group's size alone and all ranks get the same. The tree over [lo, hi) splits at lo + the largest
+// power of two below hi − lo; a maximum is NaN where any contribution is.
+//
+// One communicator is used with one stream at a time, by all ranks in the same order; it outlives
+// what is enqueued. The blocking conveniences may be called beside that, from one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -29,19 +33,24 @@ class Communicator {
   virtual int size() const = 0;
 
   /// In place, contiguous; fp32, bf16, fp16, fp64 or int64.
-  virtual device::Event all_reduce(const Tensor& data, Reduction reduction, device::Stream& stream) = 0;
+  virtual device::Event all_reduce(const Tensor& data, Reduction reduction,
+                                   device::Stream& stream) = 0;
   /// `input` [size·n], `output` [n]: rank r gets the reduction of every rank's r-th n elements.
-  virtual device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
-                                       device::Stream& stream) = 0;
+  /// `output` may be the rank's own part of `input`.
+  virtual device::Event reduce_scatter(const Tensor& output, const Tensor& input,
+                                       Reduction reduction, device::Stream& stream) = 0;
   /// `output` [size·n] gets the ranks' `input` [n] in rank order; any type. `input` may lie inside
   /// `output` at its own place.
-  virtual device::Event all_gather(const Tensor& output, const Tensor& input, device::Stream& stream) = 0;
+  virtual device::Event all_gather(const Tensor& output, const Tensor& input,
+                                   device::Stream& stream) = 0;
   /// The same with counts[r] elements from rank r.
   virtual device::Event all_gather_v(const Tensor& output, const Tensor& input,
-                                     std::span<const std::int64_t> counts, device::Stream& stream) = 0;
+                                     std::span<const std::int64_t> counts,
+                                     device::Stream& stream) = 0;
   virtual device::Event broadcast(const Tensor& data, int root, device::Stream& stream) = 0;
   /// `input` and `output` [size·n]: block r goes to rank r and comes from rank r.
-  virtual device::Event all_to_all(const Tensor& output, const Tensor& input, device::Stream& stream) = 0;
+  virtual device::Event all_to_all(const Tensor& output, const Tensor& input,
+                                   device::Stream& stream) = 0;
 
   /// One message of a grouped exchange.
   struct Message {
@@ -49,7 +58,8 @@ class Communicator {
     int peer = 0;
     bool send = false;
   };
-  /// All messages progress together; between two ranks they match in order.
+  /// All messages progress together; between two ranks (or within one) they match in order and must
+  /// agree in length.
   virtual device::Event exchange(std::vector<Message> messages, device::Stream& stream) = 0;
 
   // Blocking conveniences for agreement outside the step; they use a stream of their own.
@@ -60,7 +70,13 @@ class Communicator {
   /// Every rank's bytes, in rank order, on every rank.
   std::vector<std::vector<std::uint8_t>> all_gather_bytes(std::span<const std::uint8_t> bytes);
   /// True on every rank if `value` is true on all.
-  bool all_agree(bool value) { return all_reduce(std::int64_t{value ? 0 : 1}, Reduction::max) == 0; }
+  bool all_agree(bool value) {
+    return all_reduce(std::int64_t{value ? 0 : 1}, Reduction::max) == 0;
+  }
+
+ protected:
+  /// The group that the conveniences use: other traffic than that of the streams.
+  virtual Communicator& agreement() { return *this; }
 };
 
 /// A group of this rank alone.

@@ -12,7 +12,8 @@
 
 namespace trireme::comm {
 
-/// Fastest first: the order in which world ranks fill the grid, so that tensor groups lie inside a node.
+/// Fastest first: the order in which world ranks fill the grid, so that tensor groups lie inside a
+/// node.
 enum class Axis : std::uint8_t { tensor, context, data, pipeline, count };
 constexpr int axis_count = static_cast<int>(Axis::count);
 std::string_view name_of(Axis axis);
@@ -38,7 +39,8 @@ class Grid {
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
   Communicator& group(Axis axis) { return *groups_[static_cast<int>(axis)]; }
   Communicator& world() { return *world_; }
-  std::string to_string() const;  // "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01"
+  /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
+  std::string to_string() const;
 
  private:
   GridShape shape_;

@@ -1,18 +1,25 @@
-// The MPI implementation of Communicator. Point-to-point and local addition only: a group of n ranks
-// exchanges slices directly and adds them in tree order, 2(n−1)/n·S bytes per rank for an all-reduce of S.
+// The MPI implementation of Communicator. Point-to-point and local addition only: a group of n
+// ranks exchanges slices directly and adds them in tree order, 2(n−1)/n·S bytes per rank for an
+// all-reduce of S.
 #pragma once
 
-#include <mpi.h>
-
+#include <cstddef>
 #include <memory>
+
+#include <mpi.h>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/device/memory.hpp"
 
 namespace trireme::comm {
 
-/// Duplicates `parent` (so that our traffic is ours alone); collective over it. Scratch memory is entered
-/// in `ledger` as communication. A communicator of size 1 is the self communicator.
+/// Duplicates `parent` (so that our traffic is ours alone); collective over it. Scratch memory is
+/// entered in `ledger` as communication. A communicator of size 1 is the self communicator.
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger);
+
+/// Bytes that such a communicator of `size` ranks enters in the ledger once it has reduced tensors
+/// of at most `largest` bytes (all_reduce's data, reduce_scatter's input). Nothing else takes
+/// scratch.
+std::size_t scratch_bytes(int size, std::size_t largest);
 
 }  // namespace trireme::comm

@@ -10,8 +10,8 @@
 
 namespace trireme::comm {
 
-/// Polls the streams it serves; backs off up to 1 ms between fruitless polls, and sleeps while all of them
-/// are idle until `wake` is called.
+/// Polls the streams it serves; backs off up to 1 ms between fruitless polls, and sleeps while all
+/// of them are idle until `wake` is called.
 class Progress {
  public:
   explicit Progress(std::vector<device::Stream*> streams);

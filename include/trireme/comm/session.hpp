@@ -1,19 +1,31 @@
 // The MPI session: start, end, and one voice for errors.
 #pragma once
 
-#include <mpi.h>
-
+#include <functional>
 #include <string>
+
+#include <mpi.h>
 
 namespace trireme::comm {
 
-/// Throws Error with MPI's own words when `code` is not MPI_SUCCESS. Use as mpi_check(MPI_X(...), "MPI_X").
+/// Throws Error with MPI's own words when `code`, what `call` returned, is not MPI_SUCCESS:
+/// mpi_check(MPI_Barrier(comm), "MPI_Barrier").
 void mpi_check(int code, const char* call);
 
-/// Initialises MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalises it at the end of its life.
-/// Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI must not take
-/// a core from one that computes. Throws AgreedError when the launcher started n programs of one rank
-/// each (SLURM_NTASKS, PMI_SIZE, OMPI_COMM_WORLD_SIZE or the like above 1 in a world of one rank).
+/// What is wrong when a world of `world` ranks was started by a launcher whose environment
+/// (`variable`, null when unset) speaks of more; empty when nothing is. A batch script outside any
+/// job step is fine.
+std::string launcher_complaint(int world, const std::function<const char*(const char*)>& variable);
+
+/// The rank that the launcher's environment gives this process, 0 where it says nothing: which of
+/// several unconnected processes is to print the complaint.
+int launcher_rank();
+
+/// Initialises MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalises it at the end of its
+/// life. Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI
+/// must not take a core from one that computes. Throws AgreedError when the launcher started n
+/// programs of one rank each; see launcher_complaint. Its end calls MPI_Finalize, which waits for
+/// all ranks: the catch that aborts must lie inside its life.
 class Session {
  public:
   Session(int* argc, char*** argv);

@@ -14,7 +14,14 @@ namespace trireme::device {
 
 /// What memory is held for; one line each in a run's memory table.
 enum class Use : std::uint8_t {
-  parameters, gradients, optimizer, stash, workspace, communication, batch, count
+  parameters,
+  gradients,
+  optimizer,
+  stash,
+  workspace,
+  communication,
+  batch,
+  count
 };
 std::string_view name_of(Use use);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -19,6 +20,8 @@ class Operation {
   virtual ~Operation() = default;
   virtual void start() = 0;
   virtual bool test() = 0;  // true once finished
+  /// Steps taken so far; while it grows, pollers do not back off.
+  virtual std::uint64_t steps() const { return 0; }
 };
 
 class Stream;
@@ -49,8 +52,8 @@ class Stream {
   ~Stream();
 
   Event enqueue(std::unique_ptr<Operation> operation);
-  /// Advances the operation at the front; true if anything finished, and then the next one has been
-  /// started. Safe from any thread; returns false at once where another thread is polling.
+  /// Advances the operation at the front; true if it finished (then the next one has been started)
+  /// or took a step. Safe from any thread; returns false at once where another thread is polling.
   bool poll();
   bool idle() const;  // nothing queued
   /// Waits for everything queued so far; rethrows the first error among it.
@@ -62,7 +65,8 @@ class Stream {
     std::shared_ptr<Event::State> state;
     bool started = false;
   };
-  bool advance();  // under poll_mutex_
+  enum class Advance : std::uint8_t { nothing, step, finished };
+  Advance advance();  // under poll_mutex_
 
   mutable std::mutex queue_mutex_;  // guards queue_
   std::mutex poll_mutex_;           // held by the one thread that polls

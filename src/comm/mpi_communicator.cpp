@@ -1,0 +1,199 @@
+#include "trireme/comm/mpi_communicator.hpp"
+
+#include <algorithm>
+#include <exception>
+
+#include "trireme/comm/session.hpp"
+
+#include "checks.hpp"
+#include "operations.hpp"
+
+namespace trireme::comm {
+namespace {
+
+using Part = ExchangeOperation::Part;
+
+std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data()); }
+
+/// Element at which slice `rank` of `elements` begins, when cut as evenly as they go.
+std::int64_t slice_begin(std::int64_t elements, int rank, int size) {
+  return elements / size * rank + elements % size * rank / size;
+}
+
+class MpiCommunicator : public Communicator {
+ public:
+  /// `agreement` bytes of scratch are taken at once; see `scratch_bytes`.
+  MpiCommunicator(MPI_Comm parent, device::MemoryLedger& ledger, std::size_t scratch)
+      : ledger_(ledger) {
+    mpi_check(MPI_Comm_dup(parent, &group_.comm), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(group_.comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(group_.comm, &group_.rank);
+    MPI_Comm_size(group_.comm, &group_.size);
+    group_.scratch = [this](std::size_t bytes) {
+      if (scratch_.bytes() < bytes) {
+        scratch_ = device::Buffer();  // never both at once
+        scratch_ = device::Buffer(ledger_, device::Use::communication, bytes);
+      }
+      return scratch_.data();
+    };
+    if (scratch > 0) group_.scratch(scratch);
+  }
+  ~MpiCommunicator() override {
+    // Freeing is collective: a rank that fails alone must reach its abort instead.
+    int finalised = 0;
+    MPI_Finalized(&finalised);
+    if (finalised == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&group_.comm);
+  }
+  void set_agreement(std::unique_ptr<MpiCommunicator> agreement) {
+    agreement_ = std::move(agreement);
+  }
+
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size; }
+
+  using Communicator::all_reduce;
+  device::Event all_reduce(const Tensor& data, Reduction reduction,
+                           device::Stream& stream) override;
+  device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
+                               device::Stream& stream) override;
+  device::Event all_gather(const Tensor& output, const Tensor& input,
+                           device::Stream& stream) override;
+  device::Event all_gather_v(const Tensor& output, const Tensor& input,
+                             std::span<const std::int64_t> counts, device::Stream& stream) override;
+  device::Event broadcast(const Tensor& data, int root, device::Stream& stream) override;
+  device::Event all_to_all(const Tensor& output, const Tensor& input,
+                           device::Stream& stream) override;
+  device::Event exchange(std::vector<Message> messages, device::Stream& stream) override;
+
+ protected:
+  Communicator& agreement() override {
+    if (agreement_) return *agreement_;
+    return *this;
+  }
+
+ private:
+  /// Calls visit(peer) for every other rank, the successor first.
+  template <class Visit>
+  void for_each_peer(const Visit& visit) const {
+    for (int step = 1; step < group_.size; ++step) visit((group_.rank + step) % group_.size);
+  }
+
+  device::MemoryLedger& ledger_;
+  device::Buffer scratch_;
+  Group group_;
+  std::unique_ptr<MpiCommunicator> agreement_;
+};
+
+device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reduction,
+                                          device::Stream& stream) {
+  checks::reducible(data);
+  ReduceOperation::Job job;
+  job.type = data.type();
+  job.reduction = reduction;
+  job.data = bytes_of(data);
+  for (int r = 0; r <= size(); ++r) {
+    job.begins.push_back(slice_begin(data.elements(), r, size()));
+  }
+  job.output = job.data + job.begins[rank()] * static_cast<std::int64_t>(size_of(data.type()));
+  job.gather = true;
+  return stream.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
+}
+
+device::Event MpiCommunicator::reduce_scatter(const Tensor& output, const Tensor& input,
+                                              Reduction reduction, device::Stream& stream) {
+  checks::scatter(output, input, *this);
+  ReduceOperation::Job job;
+  job.type = input.type();
+  job.reduction = reduction;
+  job.data = bytes_of(input);
+  for (int r = 0; r <= size(); ++r) job.begins.push_back(r * output.elements());
+  job.output = bytes_of(output);
+  return stream.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
+}
+
+device::Event MpiCommunicator::all_gather(const Tensor& output, const Tensor& input,
+                                          device::Stream& stream) {
+  const std::vector<std::int64_t> counts(size(), input.elements());
+  return all_gather_v(output, input, counts, stream);
+}
+
+device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& input,
+                                            std::span<const std::int64_t> counts,
+                                            device::Stream& stream) {
+  checks::gather(output, input, counts, *this);
+  const std::size_t element = size_of(output.type());
+  std::vector<std::byte*> places;
+  std::byte* place = bytes_of(output);
+  for (const std::int64_t count : counts) {
+    places.push_back(place);
+    place += static_cast<std::size_t>(count) * element;
+  }
+  std::vector<Part> parts;
+  for_each_peer([&](int peer) {
+    const std::size_t theirs = static_cast<std::size_t>(counts[peer]) * element;
+    if (theirs > 0) parts.push_back({places[peer], theirs, peer, false});
+    if (input.bytes() > 0) parts.push_back({bytes_of(input), input.bytes(), peer, true});
+  });
+  return stream.enqueue(std::make_unique<ExchangeOperation>(
+      group_, Tag::gathered, std::move(parts),
+      std::vector<LocalCopy>{{places[rank()], bytes_of(input), input.bytes()}}));
+}
+
+device::Event MpiCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
+  checks::dense(data);
+  checks::peer(root, *this);
+  return stream.enqueue(std::make_unique<BroadcastOperation>(group_, data, root));
+}
+
+device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& input,
+                                          device::Stream& stream) {
+  checks::all_to_all(output, input, *this);
+  const std::size_t block = input.bytes() / static_cast<std::size_t>(size());
+  const auto at = [&](const Tensor& tensor, int r) {
+    return bytes_of(tensor) + static_cast<std::size_t>(r) * block;
+  };
+  std::vector<Part> parts;
+  if (block > 0) {
+    for_each_peer([&](int peer) {
+      parts.push_back({at(output, peer), block, peer, false});
+      parts.push_back({at(input, peer), block, peer, true});
+    });
+  }
+  return stream.enqueue(std::make_unique<ExchangeOperation>(
+      group_, Tag::exchanged, std::move(parts),
+      std::vector<LocalCopy>{{at(output, rank()), at(input, rank()), block}}));
+}
+
+device::Event MpiCommunicator::exchange(std::vector<Message> messages, device::Stream& stream) {
+  std::vector<LocalCopy> copies = take_own_messages(messages, rank());
+  std::vector<Part> parts;
+  for (const Message& message : messages) {
+    checks::dense(message.data);
+    checks::peer(message.peer, *this);
+    parts.push_back({bytes_of(message.data), message.data.bytes(), message.peer, message.send});
+  }
+  return stream.enqueue(std::make_unique<ExchangeOperation>(group_, Tag::grouped, std::move(parts),
+                                                            std::move(copies)));
+}
+
+/// What the conveniences reduce: one number.
+std::size_t agreement_scratch(int size) { return reduce_scratch_bytes(size, sizeof(std::int64_t)); }
+
+}  // namespace
+
+std::size_t scratch_bytes(int size, std::size_t largest) {
+  if (size == 1) return 0;
+  const auto ranks = static_cast<std::size_t>(size);
+  return agreement_scratch(size) + reduce_scratch_bytes(size, (largest + ranks - 1) / ranks);
+}
+
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger) {
+  int size = 0;
+  mpi_check(MPI_Comm_size(parent, &size), "MPI_Comm_size");
+  if (size == 1) return make_self_communicator();
+  auto result = std::make_unique<MpiCommunicator>(parent, ledger, 0);
+  result->set_agreement(std::make_unique<MpiCommunicator>(parent, ledger, agreement_scratch(size)));
+  return result;
+}
+
+}  // namespace trireme::comm

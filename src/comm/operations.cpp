@@ -1,0 +1,200 @@
+#include "operations.hpp"
+
+#include <algorithm>
+
+#include "trireme/comm/reduce_tree.hpp"
+#include "trireme/comm/session.hpp"
+#include "trireme/device/memory.hpp"
+
+namespace trireme::comm {
+namespace {
+
+constexpr std::size_t largest_piece = std::size_t{1} << 20;
+constexpr std::size_t smallest_piece = std::size_t{1} << 16;
+constexpr std::size_t scratch_budget = std::size_t{16} << 20;  // of one slot
+constexpr std::size_t slots_in_flight = 2;
+
+std::size_t slots_for(std::size_t pieces) { return std::min(slots_in_flight, pieces); }
+
+}  // namespace
+
+std::size_t reduce_piece_bytes(int size) {
+  const std::size_t share = scratch_budget / static_cast<std::size_t>(std::max(size - 1, 1));
+  return std::clamp(share / 64 * 64, smallest_piece, largest_piece);
+}
+
+std::size_t reduce_scratch_bytes(int size, std::size_t slice) {
+  const std::size_t piece = reduce_piece_bytes(size);
+  const std::size_t slots = slots_for((slice + piece - 1) / piece);
+  return slots * static_cast<std::size_t>(size - 1) * device::aligned(std::min(piece, slice));
+}
+
+void ExchangeOperation::start() {
+  for (const Part& part : parts_) {
+    if (!part.send) requests_.receive(part.data, part.bytes, part.peer, tag_);
+  }
+  for (const Part& part : parts_) {
+    if (part.send) requests_.send(part.data, part.bytes, part.peer, tag_);
+  }
+  for (const LocalCopy& copy : copies_) copy.run();
+}
+
+BroadcastOperation::BroadcastOperation(const Group& group, const Tensor& data, int root)
+    : comm_(group.comm),
+      data_(static_cast<std::byte*>(data.data())),
+      bytes_(data.bytes()),
+      leaving_(group.comm) {
+  pieces_ = static_cast<std::int64_t>((bytes_ + largest_piece - 1) / largest_piece);
+  // Ranks counted from the root: the parent lacks the lowest bit, the children have one below it.
+  const int relative = (group.rank - root + group.size) % group.size;
+  int bit = 1;
+  while (bit < group.size && (relative & bit) == 0) bit *= 2;
+  if (relative != 0) parent_ = (relative - bit + root) % group.size;
+  for (bit /= 2; bit >= 1; bit /= 2) {
+    if (relative + bit < group.size) children_.push_back((relative + bit + root) % group.size);
+  }
+}
+
+std::size_t BroadcastOperation::piece_bytes(std::int64_t piece) const {
+  return std::min(largest_piece, bytes_ - static_cast<std::size_t>(piece) * largest_piece);
+}
+
+void BroadcastOperation::start() {
+  for (std::int64_t piece = 0; piece < pieces_; ++piece) {
+    if (parent_ < 0) {
+      forward(piece);
+    } else {
+      arriving_.emplace_back(comm_).receive(data_ + static_cast<std::size_t>(piece) * largest_piece,
+                                            piece_bytes(piece), parent_, Tag::spread);
+    }
+  }
+}
+
+void BroadcastOperation::forward(std::int64_t piece) {
+  const std::byte* data = data_ + static_cast<std::size_t>(piece) * largest_piece;
+  for (const int child : children_) leaving_.send(data, piece_bytes(piece), child, Tag::spread);
+  ++forwarded_;
+}
+
+bool BroadcastOperation::test() {
+  while (forwarded_ < pieces_ && arriving_.front().test()) {
+    arriving_.pop_front();
+    forward(forwarded_);
+  }
+  return forwarded_ == pieces_ && leaving_.test();
+}
+
+ReduceOperation::ReduceOperation(const Group& group, Job job)
+    : group_(group),
+      job_(std::move(job)),
+      element_bytes_(static_cast<std::int64_t>(size_of(job_.type))) {}
+
+ReduceOperation::Stretch ReduceOperation::stretch(int rank, std::int64_t piece) const {
+  const std::int64_t begin = job_.begins[rank] + piece * piece_elements_;
+  const std::int64_t count = std::min(piece_elements_, job_.begins[rank + 1] - begin);
+  return {begin, std::max<std::int64_t>(count, 0)};
+}
+
+std::byte* ReduceOperation::scratch(int rank, std::int64_t piece) const {
+  const std::int64_t lane = rank < group_.rank ? rank : rank - 1;
+  const auto lanes = static_cast<std::int64_t>(group_.size - 1);
+  const std::int64_t stride = static_cast<std::int64_t>(
+      device::aligned(static_cast<std::size_t>(piece_elements_ * element_bytes_)));
+  return scratch_ + (piece % static_cast<std::int64_t>(slots_.size()) * lanes + lane) * stride;
+}
+
+template <class Visit>
+void ReduceOperation::for_each_peer(std::int64_t piece, const Visit& visit) const {
+  // Everyone begins with its successor, so that no rank is everyone's first target.
+  for (int step = 1; step < group_.size; ++step) {
+    const int peer = (group_.rank + step) % group_.size;
+    visit(peer, stretch(peer, piece));
+  }
+}
+
+void ReduceOperation::start() {
+  std::int64_t longest = 0;
+  for (int rank = 0; rank < group_.size; ++rank) {
+    longest = std::max(longest, job_.begins[rank + 1] - job_.begins[rank]);
+  }
+  if (longest == 0) return;
+  const auto limit = static_cast<std::int64_t>(reduce_piece_bytes(group_.size)) / element_bytes_;
+  piece_elements_ = std::min(limit, longest);
+  pieces_ = (longest + piece_elements_ - 1) / piece_elements_;
+  const std::size_t slots = slots_for(static_cast<std::size_t>(pieces_));
+  for (std::size_t i = 0; i < slots; ++i) {
+    slots_.push_back({Requests(group_.comm), Requests(group_.comm)});
+  }
+  scratch_ = group_.scratch(
+      reduce_scratch_bytes(group_.size, static_cast<std::size_t>(longest * element_bytes_)));
+}
+
+void ReduceOperation::post(std::int64_t piece) {
+  const auto own = static_cast<std::size_t>(stretch(group_.rank, piece).count * element_bytes_);
+  for_each_peer(piece, [&](int peer, const Stretch&) {
+    if (own > 0) {
+      slot(piece).contributions.receive(scratch(peer, piece), own, peer, Tag::contribution);
+    }
+  });
+  for_each_peer(piece, [&](int peer, const Stretch& theirs) {
+    if (theirs.count == 0) return;
+    slot(piece).sends.send(at(theirs.begin),
+                           static_cast<std::size_t>(theirs.count * element_bytes_), peer,
+                           Tag::contribution);
+  });
+}
+
+void ReduceOperation::reduce(std::int64_t piece) {
+  const Stretch own = stretch(group_.rank, piece);
+  if (own.count == 0) return;
+  std::vector<const std::byte*> contributions(static_cast<std::size_t>(group_.size));
+  for (int rank = 0; rank < group_.size; ++rank) {
+    contributions[rank] = rank == group_.rank ? at(own.begin) : scratch(rank, piece);
+  }
+  std::byte* output = job_.output + piece * piece_elements_ * element_bytes_;
+  reduce_tree(job_.type, job_.reduction, contributions, output, own.count);
+  if (!job_.gather) return;
+  Requests& sends = results_.emplace_back(group_.comm);
+  for_each_peer(piece, [&](int peer, const Stretch&) {
+    sends.send(output, static_cast<std::size_t>(own.count * element_bytes_), peer, Tag::result);
+  });
+}
+
+void ReduceOperation::open(std::int64_t piece) {
+  if (!job_.gather) return;
+  Requests& receives = results_.emplace_back(group_.comm);
+  for_each_peer(piece, [&](int peer, const Stretch& theirs) {
+    if (theirs.count == 0) return;
+    receives.receive(at(theirs.begin), static_cast<std::size_t>(theirs.count * element_bytes_),
+                     peer, Tag::result);
+  });
+}
+
+bool ReduceOperation::step() {
+  bool moved = false;
+  const auto slots = static_cast<std::int64_t>(slots_.size());
+  while (posted_ < pieces_ && posted_ < std::min(reduced_, opened_) + slots) {
+    post(posted_++);
+    moved = true;
+  }
+  if (opened_ < posted_ && slot(opened_).sends.test()) {
+    open(opened_++);
+    moved = true;
+  }
+  if (reduced_ < posted_ && slot(reduced_).contributions.test()) {
+    reduce(reduced_++);
+    moved = true;
+  }
+  while (!results_.empty() && results_.front().test()) {
+    results_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+bool ReduceOperation::test() {
+  while (step()) ++steps_;
+  return reduced_ == pieces_ && opened_ == pieces_ && results_.empty();
+}
+
+}  // namespace trireme::comm

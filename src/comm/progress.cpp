@@ -1,0 +1,67 @@
+#include "trireme/comm/progress.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace trireme::comm {
+namespace {
+using std::chrono::microseconds;
+constexpr int yields = 20;  // fruitless rounds before the thread sleeps
+constexpr microseconds shortest{20};
+constexpr microseconds longest{1000};
+}  // namespace
+
+Progress::Progress(std::vector<device::Stream*> streams)
+    : streams_(std::move(streams)), thread_([this] { run(); }) {}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  condition_.notify_one();
+  thread_.join();
+}
+
+void Progress::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    awake_ = true;
+  }
+  condition_.notify_one();
+}
+
+void Progress::run() {
+  const auto idle = [](const device::Stream* stream) { return stream->idle(); };
+  int fruitless = 0;
+  microseconds pause = shortest;
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (std::exchange(awake_, false)) {
+      fruitless = 0;
+      pause = shortest;
+    }
+    lock.unlock();
+    bool moved = false;
+    for (device::Stream* stream : streams_) moved = stream->poll() || moved;
+    const bool sleep = std::all_of(streams_.begin(), streams_.end(), idle);
+    if (moved) {
+      fruitless = 0;
+      pause = shortest;
+    } else if (!sleep && ++fruitless <= yields) {
+      std::this_thread::yield();
+    }
+    lock.lock();
+    const auto called = [this] { return stop_ || awake_; };
+    if (sleep) {
+      // What is enqueued without wake() afterwards waits for its waiter.
+      condition_.wait(lock, called);
+    } else if (fruitless > yields) {
+      condition_.wait_for(lock, pause, called);
+      pause = std::min(2 * pause, longest);
+    }
+  }
+}
+
+}  // namespace trireme::comm

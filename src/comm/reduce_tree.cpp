@@ -1,0 +1,131 @@
+#include "trireme/comm/reduce_tree.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "trireme/core/half.hpp"
+
+namespace trireme::comm {
+namespace {
+
+// How a type is stored and what it is added in.
+template <class T>
+struct Plain {
+  using Stored = T;
+  using Value = T;
+  static Value load(Stored x) { return x; }
+  static Stored store(Value x) { return x; }
+};
+struct Bf16 {
+  using Stored = std::uint16_t;
+  using Value = float;
+  static Value load(Stored x) { return bf16_to_float(x); }
+  static Stored store(Value x) { return float_to_bf16(x); }
+};
+struct Fp16 {
+  using Stored = std::uint16_t;
+  using Value = float;
+  static Value load(Stored x) { return fp16_to_float(x); }
+  static Stored store(Value x) { return float_to_fp16(x); }
+};
+
+struct Sum {
+  template <class T>
+  static T join(T a, T b) {
+    return a + b;
+  }
+  static std::int64_t join(std::int64_t a, std::int64_t b) {  // wraps round
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  }
+};
+struct Max {
+  template <class T>
+  static T join(T a, T b) {
+    return a > b || a != a ? a : b;  // a NaN on either side stays
+  }
+};
+
+/// Adds block by block, so that partial sums stay in the nearest cache; each block is complete
+/// before it is written, because `out` may be a contribution.
+template <class Type, class Join>
+class Tree {
+  using Stored = typename Type::Stored;
+  using Value = typename Type::Value;
+  static constexpr std::int64_t block = 1024;
+
+ public:
+  explicit Tree(std::span<const std::byte* const> contributions) : contributions_(contributions) {}
+
+  void run(std::byte* out, std::int64_t elements) {
+    const auto ranks = static_cast<int>(contributions_.size());
+    Value sum[block];
+    for (begin_ = 0; begin_ < elements; begin_ += block) {
+      count_ = std::min(block, elements - begin_);
+      add(0, ranks, sum);
+      auto* target = reinterpret_cast<Stored*>(out) + begin_;
+      for (std::int64_t i = 0; i < count_; ++i) target[i] = Type::store(sum[i]);
+    }
+  }
+
+ private:
+  const Stored* leaf(int rank) const {
+    return reinterpret_cast<const Stored*>(contributions_[rank]) + begin_;
+  }
+
+  void add(int low, int high, Value* sum) const {  // NOLINT(misc-no-recursion): depth log2 of ranks
+    const int ranks = high - low;
+    if (ranks == 1) {
+      const Stored* only = leaf(low);
+      for (std::int64_t i = 0; i < count_; ++i) sum[i] = Type::load(only[i]);
+      return;
+    }
+    if (ranks == 2) {
+      const Stored* a = leaf(low);
+      const Stored* b = leaf(low + 1);
+      for (std::int64_t i = 0; i < count_; ++i) {
+        sum[i] = Join::join(Type::load(a[i]), Type::load(b[i]));
+      }
+      return;
+    }
+    const int middle = low + static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks - 1)));
+    add(low, middle, sum);
+    Value right[block];
+    add(middle, high, right);
+    for (std::int64_t i = 0; i < count_; ++i) sum[i] = Join::join(sum[i], right[i]);
+  }
+
+  std::span<const std::byte* const> contributions_;
+  std::int64_t begin_ = 0, count_ = 0;
+};
+
+template <class Type>
+void dispatch(Reduction reduction, std::span<const std::byte* const> contributions, std::byte* out,
+              std::int64_t elements) {
+  if (reduction == Reduction::sum) {
+    Tree<Type, Sum>(contributions).run(out, elements);
+  } else {
+    Tree<Type, Max>(contributions).run(out, elements);
+  }
+}
+
+}  // namespace
+
+void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
+                 std::byte* out, std::int64_t elements) {
+  switch (type) {
+    case DType::f32:
+      return dispatch<Plain<float>>(reduction, contributions, out, elements);
+    case DType::f64:
+      return dispatch<Plain<double>>(reduction, contributions, out, elements);
+    case DType::i64:
+      return dispatch<Plain<std::int64_t>>(reduction, contributions, out, elements);
+    case DType::bf16:
+      return dispatch<Bf16>(reduction, contributions, out, elements);
+    case DType::f16:
+      return dispatch<Fp16>(reduction, contributions, out, elements);
+    default:
+      TRIREME_ASSERT(false, "no reduction of {}", name_of(type));
+  }
+}
+
+}  // namespace trireme::comm

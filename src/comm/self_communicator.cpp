@@ -1,0 +1,99 @@
+#include <algorithm>
+
+#include "checks.hpp"
+#include "local.hpp"
+
+namespace trireme::comm {
+namespace {
+
+class CopyOperation : public device::Operation {
+ public:
+  explicit CopyOperation(std::vector<LocalCopy> copies) : copies_(std::move(copies)) {}
+  void start() override {
+    for (const LocalCopy& copy : copies_) copy.run();
+  }
+  bool test() override { return true; }
+
+ private:
+  std::vector<LocalCopy> copies_;
+};
+
+class SelfCommunicator : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+
+  device::Event all_reduce(const Tensor& data, Reduction, device::Stream& stream) override {
+    checks::reducible(data);
+    return enqueue({}, stream);
+  }
+  device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction,
+                               device::Stream& stream) override {
+    checks::scatter(output, input, *this);
+    return enqueue(copy(output, input), stream);
+  }
+  device::Event all_gather(const Tensor& output, const Tensor& input,
+                           device::Stream& stream) override {
+    const std::int64_t counts[] = {input.elements()};
+    return all_gather_v(output, input, counts, stream);
+  }
+  device::Event all_gather_v(const Tensor& output, const Tensor& input,
+                             std::span<const std::int64_t> counts,
+                             device::Stream& stream) override {
+    checks::gather(output, input, counts, *this);
+    return enqueue(copy(output, input), stream);
+  }
+  device::Event broadcast(const Tensor& data, int root, device::Stream& stream) override {
+    checks::dense(data);
+    checks::peer(root, *this);
+    return enqueue({}, stream);
+  }
+  device::Event all_to_all(const Tensor& output, const Tensor& input,
+                           device::Stream& stream) override {
+    checks::all_to_all(output, input, *this);
+    return enqueue(copy(output, input), stream);
+  }
+  device::Event exchange(std::vector<Message> messages, device::Stream& stream) override {
+    for (const Message& message : messages) checks::peer(message.peer, *this);
+    return enqueue(take_own_messages(messages, 0), stream);
+  }
+
+ private:
+  static std::vector<LocalCopy> copy(const Tensor& output, const Tensor& input) {
+    return {{static_cast<std::byte*>(output.data()), static_cast<const std::byte*>(input.data()),
+             input.bytes()}};
+  }
+  static device::Event enqueue(std::vector<LocalCopy> copies, device::Stream& stream) {
+    return stream.enqueue(std::make_unique<CopyOperation>(std::move(copies)));
+  }
+};
+
+}  // namespace
+
+std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& messages, int rank) {
+  std::vector<Tensor> sent;
+  std::vector<Tensor> received;
+  const auto own = std::stable_partition(messages.begin(), messages.end(),
+                                         [&](const auto& each) { return each.peer != rank; });
+  for (auto each = own; each != messages.end(); ++each) {
+    checks::dense(each->data);
+    (each->send ? sent : received).push_back(each->data);
+  }
+  messages.erase(own, messages.end());
+  TRIREME_ASSERT(sent.size() == received.size(), "{} sends and {} receives of rank {} by itself",
+                 sent.size(), received.size(), rank);
+  std::vector<LocalCopy> copies;
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    TRIREME_ASSERT(sent[i].bytes() == received[i].bytes(), "{} bytes sent, {} expected",
+                   sent[i].bytes(), received[i].bytes());
+    copies.push_back({static_cast<std::byte*>(received[i].data()),
+                      static_cast<const std::byte*>(sent[i].data()), sent[i].bytes()});
+  }
+  return copies;
+}
+
+std::unique_ptr<Communicator> make_self_communicator() {
+  return std::make_unique<SelfCommunicator>();
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,153 @@
+#include "trireme/comm/session.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <string_view>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme::comm {
+namespace {
+
+int initialised_rank() {
+  int initialised = 0;
+  int finalised = 0;
+  int rank = -1;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  if (initialised != 0 && finalised == 0) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+int number(const char* text) { return text == nullptr ? 0 : std::atoi(text); }
+
+/// The world's size by the launcher nearest to the process: inside a job step of Slurm, mpirun may
+/// have started a single rank, and then its word counts.
+struct Launched {
+  const char* variable = nullptr;
+  int ranks = 0;
+};
+Launched launched(const std::function<const char*(const char*)>& variable) {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE"}) {
+    if (variable(name) != nullptr) return {name, number(variable(name))};
+  }
+  // SLURM_NTASKS is there in a batch script too, where one process alone is legitimate.
+  if (variable("SLURM_STEP_ID") != nullptr && variable("SLURM_PROCID") != nullptr) {
+    return {"SLURM_STEP_NUM_TASKS", number(variable("SLURM_STEP_NUM_TASKS"))};
+  }
+  return {};
+}
+
+}  // namespace
+
+void mpi_check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char words[MPI_MAX_ERROR_STRING + 1] = {};
+  int length = 0;
+  if (MPI_Error_string(code, words, &length) != MPI_SUCCESS) length = 0;
+  std::string line(words, static_cast<std::size_t>(length));
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  const int rank = initialised_rank();
+  const std::string where = rank < 0 ? "" : fmt::format(" on rank {}", rank);
+  throw Error("{}{}: {}", call, where, line.empty() ? fmt::format("error code {}", code) : line);
+}
+
+std::string launcher_complaint(int world, const std::function<const char*(const char*)>& variable) {
+  const Launched launcher = launched(variable);
+  if (world != 1 || launcher.ranks <= 1) return {};
+  const bool slurm = std::string_view(launcher.variable).starts_with("SLURM");
+  return fmt::format(
+      "launcher: {} = {}: the launcher started {} processes but did not connect them (each is a "
+      "world "
+      "of one rank); {}",
+      launcher.variable, launcher.ranks, launcher.ranks,
+      slurm
+          ? "try srun --mpi=pmix, or the mpirun of the MPI library that this program is built with"
+          : fmt::format(
+                "use the mpirun of the MPI library that this program is built with ({}), or "
+                "under Slurm try srun --mpi=pmix",
+                library_version()));
+}
+
+int launcher_rank() {
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    if (const char* value = std::getenv(name)) return number(value);
+  }
+  return 0;
+}
+
+Session::Session(int* argc, char*** argv) {
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  int provided = 0;
+  mpi_check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  mpi_check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  std::string complaint =
+      launcher_complaint(size_, [](const char* name) { return std::getenv(name); });
+  if (provided < MPI_THREAD_MULTIPLE) {
+    complaint = fmt::format(
+        "MPI: thread level {}: MPI_THREAD_MULTIPLE is needed; use an MPI library built with it",
+        provided);
+  }
+  if (!complaint.empty()) {
+    MPI_Finalize();  // there will be no destructor
+    throw AgreedError(complaint);
+  }
+  mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node_),
+            "MPI_Comm_split_type");
+  MPI_Comm_set_errhandler(node_, MPI_ERRORS_RETURN);
+  mpi_check(MPI_Comm_rank(node_, &node_rank_), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(node_, &node_size_), "MPI_Comm_size");
+
+  void* base = nullptr;
+  MPI_Aint bytes = node_rank_ == 0 ? MPI_Aint{sizeof(int)} : 0;
+  mpi_check(MPI_Win_allocate_shared(bytes, sizeof(int), MPI_INFO_NULL, node_, &base, &voice_),
+            "MPI_Win_allocate_shared");
+  int unit = 0;
+  mpi_check(MPI_Win_shared_query(voice_, 0, &bytes, &unit, &base), "MPI_Win_shared_query");
+  voice_flag_ = static_cast<int*>(base);
+  if (node_rank_ == 0) std::atomic_ref(*voice_flag_).store(0);
+  mpi_check(MPI_Barrier(node_), "MPI_Barrier");
+}
+
+Session::~Session() {
+  // Errors have nobody left to go to.
+  MPI_Win_free(&voice_);
+  MPI_Comm_free(&node_);
+  MPI_Finalize();
+}
+
+bool Session::claim_voice() { return std::atomic_ref(*voice_flag_).exchange(1) == 0; }
+
+void Session::abort(int code) {
+  MPI_Abort(MPI_COMM_WORLD, code);
+  std::_Exit(code);  // where MPI_Abort came back
+}
+
+std::string library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
+  int length = 0;
+  int major = 0;
+  int minor = 0;
+  MPI_Get_library_version(text, &length);
+  MPI_Get_version(&major, &minor);
+  // "Open MPI v4.1.4, package: …", or "MPICH Version:\t4.0.2\nMPICH Release date: …".
+  std::string name(text, static_cast<std::size_t>(length));
+  name.erase(std::min(name.find_first_of(",\n"), name.size()));
+  std::replace(name.begin(), name.end(), '\t', ' ');
+  if (const auto at = name.find(" Version:"); at != std::string::npos) name.erase(at, 9);
+  if (const auto at = name.find(" v"); at + 2 < name.size() && at != std::string::npos &&
+                                       name[at + 2] >= '0' && name[at + 2] <= '9') {
+    name.erase(at + 1, 1);
+  }
+  name.erase(name.begin() + static_cast<std::ptrdiff_t>(
+                                std::min(name.find_last_not_of(" \r\0") + 1, name.size())),
+             name.end());
+  return fmt::format("{}, MPI {}.{}", name, major, minor);
+}
+
+}  // namespace trireme::comm
