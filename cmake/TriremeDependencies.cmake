@@ -1,9 +1,9 @@
 # Every library the project stands on. Each comes with Debian, Spack and most centres' modules.
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
-# C interface only: the C++ bindings left the MPI standard with version 3.
-set(MPI_CXX_SKIP_MPICXX ON)
 find_package(MPI 3.1 REQUIRED COMPONENTS C)
+# C interface only: the C++ bindings left the MPI standard with version 3, but mpi.h may still have them.
+target_compile_definitions(MPI::MPI_C INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(PkgConfig REQUIRED)
 find_package(CLI11 REQUIRED)
