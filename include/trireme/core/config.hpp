@@ -135,6 +135,9 @@ std::optional<std::string> nearest(const std::string& word, const std::vector<st
 /// not.
 std::size_t edit_distance(const std::string& a, const std::string& b);
 
+/// Whether so many edits of `word` still count as a slip of the pen.
+bool close_enough(std::size_t distance, const std::string& word);
+
 /// `text` on one line: control characters are written as escapes, as in TOML's basic strings.
 std::string one_line(const std::string& text);
 
