@@ -1,0 +1,65 @@
+// Text files as a stream of documents.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "files.hpp"
+
+namespace trireme::data {
+
+/// What one document is: a whole file, a line without its newline, or a text field of the JSON
+/// object on each line.
+struct DocumentKind {
+  enum class Unit : std::uint8_t { file, line, json };
+  Unit unit = Unit::file;
+  std::string field;
+  /// "file", "line" or "jsonl:FIELD"; throws Error for anything else.
+  static DocumentKind parse(const std::string& text);
+};
+
+/// Reads the inputs from first to last in pieces of at most 1 MiB. Memory is that of a few pieces,
+/// or of one line for JSON (at most 64 MiB).
+class DocumentStream {
+ public:
+  DocumentStream(std::vector<std::filesystem::path> inputs, DocumentKind kind);
+  struct Piece {
+    std::string_view text;       // until the next call
+    bool ends_document = false;  // an empty document is an empty piece that ends
+  };
+  /// The next piece, or false after the last. Throws Error with file, and line for JSON.
+  bool next(Piece& piece);
+  std::int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  bool refill();
+  Piece from_file();
+  Piece from_line();
+  bool from_json(Piece& piece);
+  bool read_json_line();
+  std::string parse_json_line();
+
+  std::vector<std::filesystem::path> inputs_;
+  DocumentKind kind_;
+  std::size_t next_input_ = 0;
+  std::unique_ptr<InputFile> file_;
+  std::vector<char> buffer_;
+  std::string_view unread_;  // in buffer_
+  bool inside_ = false;      // a document has begun and not ended
+  bool file_ended_ = true;
+  std::int64_t line_ = 0;
+  std::string json_line_, json_text_;
+  std::size_t json_done_ = 0;
+  bool json_ready_ = false;
+  std::int64_t bytes_read_ = 0;
+};
+
+/// The sum of the inputs' sizes. Throws Error for one that is missing, not a regular file or empty.
+std::int64_t total_bytes(const std::vector<std::filesystem::path>& inputs);
+
+}  // namespace trireme::data

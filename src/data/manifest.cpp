@@ -1,0 +1,183 @@
+#include "manifest.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme::data {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t most_tokens = std::int64_t{1} << 56;  // of a split; far from overflow
+
+[[noreturn]] void refuse(const std::string& where, const std::string& what) {
+  throw Error("{}: {}; restore the file or prepare again", where, what);
+}
+
+/// nlohmann keeps the last of two equal keys without a word; here they are refused.
+json parse_strictly(const std::string& text, const std::string& where) {
+  std::vector<std::set<std::string>> keys;
+  bool twice = false;
+  const auto watch = [&](int, json::parse_event_t event, const json& parsed) {
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key) {
+      twice = twice || !keys.back().insert(parsed.get<std::string>()).second;
+    }
+    return true;
+  };
+  const json parsed = json::parse(text, watch, false);
+  if (parsed.is_discarded()) refuse(where, "is not valid JSON");
+  if (twice) refuse(where, "holds a key twice");
+  return parsed;
+}
+
+void expect_keys(const json& object, const std::set<std::string>& keys, const std::string& where,
+                 const std::string& what) {
+  if (!object.is_object()) refuse(where, what + " is not an object");
+  for (const auto& [key, value] : object.items()) {
+    if (!keys.contains(key)) refuse(where, what + " has a key that this program does not know");
+  }
+  for (const std::string& key : keys) {
+    if (!object.contains(key)) refuse(where, fmt::format("{} lacks \"{}\"", what, key));
+  }
+}
+
+std::string text_of(const json& object, const std::string& key, const std::string& where) {
+  const json& value = object.at(key);
+  if (!value.is_string()) refuse(where, fmt::format("\"{}\" is not text", key));
+  auto text = value.get<std::string>();
+  // What is printed in errors must stay on one line.
+  const bool plain = std::none_of(text.begin(), text.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+  });
+  if (text.empty() || text.size() > 255 || !plain) {
+    refuse(where, fmt::format("\"{}\" is not 1 to 255 printable bytes", key));
+  }
+  return text;
+}
+
+std::int64_t number_of(const json& object, const std::string& key, std::int64_t low,
+                       std::int64_t high, const std::string& where) {
+  const json& value = object.at(key);
+  if (value.is_number_integer() &&
+      (!value.is_number_unsigned() ||
+       value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max())) {
+    const auto number = value.get<std::int64_t>();
+    if (number >= low && number <= high) return number;
+  }
+  refuse(where, fmt::format("\"{}\" is not a whole number from {} to {}", key, low, high));
+}
+
+std::vector<ShardInfo> shards_from(const json& list, SplitName split, const std::string& where) {
+  const std::string split_name = name_of(split);
+  if (!list.is_array()) refuse(where, fmt::format("\"{}\" is not a list", split_name));
+  std::vector<ShardInfo> shards;
+  std::int64_t total = 0;
+  for (const json& entry : list) {
+    const std::string what = fmt::format("entry {} of \"{}\"", shards.size(), split_name);
+    expect_keys(entry, {"file", "tokens", "documents", "xxh3"}, where, what);
+    ShardInfo shard;
+    shard.file = text_of(entry, "file", where);
+    if (shard.file != shard_file(split, shards.size())) {
+      refuse(where, fmt::format("{} is not named {}", what, shard_file(split, shards.size())));
+    }
+    shard.tokens = number_of(entry, "tokens", 1, most_tokens, where);
+    shard.documents = number_of(entry, "documents", 0, shard.tokens, where);
+    shard.xxh3 = text_of(entry, "xxh3", where);
+    if (shard.xxh3.size() != 16 ||
+        shard.xxh3.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      refuse(where, fmt::format("{}: \"xxh3\" is not 16 hex digits", what));
+    }
+    if (shard.tokens > most_tokens - total) refuse(where, "counts more tokens than can be");
+    total += shard.tokens;
+    shards.push_back(std::move(shard));
+  }
+  return shards;
+}
+
+json to_json(const std::vector<ShardInfo>& shards) {
+  json list = json::array();
+  for (const ShardInfo& shard : shards) {
+    list.push_back({{"file", shard.file},
+                    {"tokens", shard.tokens},
+                    {"documents", shard.documents},
+                    {"xxh3", shard.xxh3}});
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string name_of(SplitName split) { return split == SplitName::train ? "train" : "valid"; }
+
+std::string shard_file(SplitName split, std::size_t index) {
+  return fmt::format("{}-{:05}.h5", name_of(split), index);
+}
+
+std::size_t element_bytes(const Manifest& manifest) {
+  return manifest.element_type == "uint16" ? 2 : 4;
+}
+
+const std::vector<ShardInfo>& shards_of(const Manifest& manifest, SplitName split) {
+  return split == SplitName::train ? manifest.train : manifest.valid;
+}
+
+std::string to_text(const Manifest& manifest) {
+  nlohmann::ordered_json text;
+  text["format"] = format_name;
+  text["version"] = format_version;
+  text["name"] = manifest.name;
+  text["tokenizer"] = manifest.tokenizer;
+  text["tokenizer_details"] = manifest.tokenizer_details;
+  text["vocabulary"] = manifest.vocabulary;
+  text["element_type"] = manifest.element_type;
+  text["end_of_document"] = nullptr;
+  if (manifest.end_of_document) text["end_of_document"] = *manifest.end_of_document;
+  text["train"] = to_json(manifest.train);
+  text["valid"] = to_json(manifest.valid);
+  return text.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& where) {
+  const json root = parse_strictly(text, where);
+  if (!root.is_object() || !root.contains("format") || root["format"] != format_name) {
+    refuse(where, fmt::format("is not a dataset's (\"format\" is not \"{}\")", format_name));
+  }
+  if (!root.contains("version") || root["version"] != format_version) {
+    refuse(where, fmt::format("\"version\" is not {}, the one this program reads", format_version));
+  }
+  expect_keys(root,
+              {"format", "version", "name", "tokenizer", "tokenizer_details", "vocabulary",
+               "element_type", "end_of_document", "train", "valid"},
+              where, "the dataset");
+  Manifest manifest;
+  manifest.name = text_of(root, "name", where);
+  manifest.tokenizer = text_of(root, "tokenizer", where);
+  if (manifest.tokenizer != "bytes" && manifest.tokenizer != "characters" &&
+      manifest.tokenizer != "sentencepiece") {
+    refuse(where, "\"tokenizer\" is none that this program knows");
+  }
+  manifest.tokenizer_details = root["tokenizer_details"];
+  manifest.element_type = text_of(root, "element_type", where);
+  if (manifest.element_type != "uint16" && manifest.element_type != "uint32") {
+    refuse(where, "\"element_type\" is neither uint16 nor uint32");
+  }
+  const std::int64_t most_ids = manifest.element_type == "uint16"
+                                    ? std::int64_t{1} << 16
+                                    : std::numeric_limits<std::int32_t>::max();
+  manifest.vocabulary = number_of(root, "vocabulary", 1, most_ids, where);
+  if (!root["end_of_document"].is_null()) {
+    manifest.end_of_document =
+        number_of(root, "end_of_document", 0, manifest.vocabulary - 1, where);
+  }
+  manifest.train = shards_from(root["train"], SplitName::train, where);
+  manifest.valid = shards_from(root["valid"], SplitName::valid, where);
+  if (manifest.train.empty()) refuse(where, "\"train\" is empty");
+  return manifest;
+}
+
+}  // namespace trireme::data

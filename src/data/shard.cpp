@@ -1,0 +1,231 @@
+#include "shard.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "trireme/core/error.hpp"
+
+#include "files.hpp"
+#include "manifest.hpp"
+
+namespace trireme::data {
+namespace {
+
+// Chunks are used as they lie in the file.
+static_assert(std::endian::native == std::endian::little, "shards are little-endian");
+
+using hdf5::Lock;
+using hdf5::Storage;
+
+constexpr std::size_t checksum_bytes = 4;
+
+std::int64_t chunk_extent(std::int64_t size) { return std::min(size, chunk_elements); }
+
+hid_t stored_type(std::size_t element_bytes) {
+  if (element_bytes == 2) return H5T_STD_U16LE;
+  return element_bytes == 4 ? H5T_STD_U32LE : H5T_STD_U64LE;
+}
+
+/// A sum in the representation that end-around carries leave: 0 only for nothing but zeros.
+std::uint32_t fold(std::uint64_t sum) {
+  return sum == 0 ? 0 : static_cast<std::uint32_t>((sum - 1) % 65535 + 1);
+}
+
+template <class Element>
+Element largest(std::span<const std::byte> chunk) {
+  Element most = 0;
+  for (std::size_t at = 0; at < chunk.size(); at += sizeof(Element)) {
+    Element id;
+    std::memcpy(&id, chunk.data() + at, sizeof id);
+    most = std::max(most, id);
+  }
+  return most;
+}
+
+/// H5Dread_chunk by the signature that it had until version 2.0.
+herr_t read_raw_chunk(hid_t dataset, hsize_t offset, std::uint32_t* skipped_filters, void* data) {
+#if H5_VERSION_GE(2, 0, 0)
+  return H5Dread_chunk1(dataset, H5P_DEFAULT, &offset, skipped_filters, data);
+#else
+  return H5Dread_chunk(dataset, H5P_DEFAULT, &offset, skipped_filters, data);
+#endif
+}
+
+}  // namespace
+
+std::uint32_t fletcher32(std::span<const std::byte> data) {
+  TRIREME_ASSERT(data.size() % 2 == 0 && data.size() <= (std::size_t{1} << 21), "{} bytes",
+                 data.size());
+  // Exact sums: with n ≤ 2^20 words the second is at most 65535·n(n+1)/2 < 2^56. Inside a block of
+  // 256 words both fit into 32 bits (65535·256·257/2 < 2^31.1), which lets the loop be vectorised.
+  constexpr std::size_t block = 256;
+  std::uint64_t sum = 0;
+  std::uint64_t running = 0;
+  std::array<std::uint16_t, block> words{};
+  for (std::size_t at = 0; at < data.size();) {
+    const std::size_t count = std::min(block, (data.size() - at) / 2);
+    std::memcpy(words.data(), data.data() + at, 2 * count);
+    std::uint32_t block_sum = 0;
+    std::uint32_t block_running = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto word = static_cast<std::uint16_t>(words[i] << 8 | words[i] >> 8);
+      block_sum += word;
+      block_running += static_cast<std::uint32_t>(count - i) * word;
+    }
+    running += count * sum + block_running;
+    sum += block_sum;
+    at += 2 * count;
+  }
+  return fold(running) << 16 | fold(sum);
+}
+
+ShardReader::ShardReader(const std::filesystem::path& folder, const Manifest& manifest,
+                         const ShardInfo& shard)
+    : what_(fmt::format("dataset {}: {}", manifest.name, shard.file)),
+      vocabulary_(manifest.vocabulary) {
+  const Lock lock;
+  file_ = hdf5::open_file(folder / shard.file, what_);
+  hdf5::expect_attributes(file_.get(), {"format", "version"}, what_);
+  if (hdf5::read_text_attribute(file_.get(), "format", what_) != format_name ||
+      hdf5::read_number_attribute(file_.get(), "version", what_) != format_version) {
+    throw Error("{}: is not version {} of {}; prepare again", what_, format_version, format_name);
+  }
+  hdf5::expect_links(file_.get(), {"document_ends", "tokens"}, what_);
+  columns_[0] = {"tokens", {}, shard.tokens, element_bytes(manifest)};
+  columns_[1] = {"document_ends", {}, shard.documents, sizeof(std::uint64_t)};
+  for (Column& column : columns_) {
+    column.dataset =
+        hdf5::open_dataset(file_.get(), column.name, stored_type(column.element_bytes),
+                           static_cast<std::uint64_t>(column.size), Storage::checked,
+                           static_cast<std::uint64_t>(chunk_extent(column.size)), what_);
+    hdf5::expect_attributes(column.dataset.get(), {}, what_);
+  }
+}
+
+std::vector<std::byte> ShardReader::read_chunk(const Column& column, std::int64_t chunk) const {
+  const std::int64_t first = chunk * chunk_elements;
+  TRIREME_ASSERT(chunk >= 0 && first < column.size, "chunk {} of {} elements", chunk, column.size);
+  const auto offset = static_cast<hsize_t>(first);
+  // The last chunk is stored in full too.
+  const std::size_t bytes =
+      static_cast<std::size_t>(chunk_extent(column.size)) * column.element_bytes;
+  const std::int64_t last = std::min(first + chunk_elements, column.size) - 1;
+  std::vector<std::byte> data(bytes + checksum_bytes);
+  haddr_t address = HADDR_UNDEF;
+  bool whole = false;
+  {
+    const Lock lock;
+    hsize_t stored = 0;
+    std::uint32_t skipped = 0;
+    whole = H5Dget_chunk_storage_size(column.dataset.get(), &offset, &stored) >= 0 &&
+            stored == data.size() &&
+            read_raw_chunk(column.dataset.get(), offset, &skipped, data.data()) >= 0 &&
+            skipped == 0;
+    if (!whole) {
+      throw Error(
+          "{}: the chunk of {} {}-{} is not there in full ({}); restore the file or prepare again",
+          what_, column.name, first, last, hdf5::reason());
+    }
+  }
+  std::uint32_t expected = 0;
+  std::memcpy(&expected, data.data() + bytes, checksum_bytes);
+  data.resize(bytes);
+  if (fletcher32(data) != expected) {
+    const Lock lock;
+    unsigned mask = 0;
+    hsize_t size = 0;
+    H5Dget_chunk_info_by_coord(column.dataset.get(), &offset, &mask, &address, &size);
+    throw Error(
+        "{}: checksum of the chunk at byte {} ({} {}-{}) does not match; restore the file or "
+        "prepare again",
+        what_, address, column.name, first, last);
+  }
+  data.resize(static_cast<std::size_t>(last + 1 - first) * column.element_bytes);
+  return data;
+}
+
+void ShardReader::check_ids(std::span<const std::byte> chunk, std::int64_t first) const {
+  const std::size_t bytes = columns_[0].element_bytes;
+  const auto id_at = [&](std::size_t i) {
+    std::uint32_t id = 0;
+    std::memcpy(&id, chunk.data() + i * bytes, bytes);
+    return id;
+  };
+  const std::uint32_t most =
+      bytes == 2 ? largest<std::uint16_t>(chunk) : largest<std::uint32_t>(chunk);
+  if (most < vocabulary_) return;
+  std::size_t at = 0;
+  while (id_at(at) < vocabulary_) ++at;
+  throw Error("{}: token {} has id {}, outside the vocabulary of {}; prepare again", what_,
+              first + static_cast<std::int64_t>(at), id_at(at), vocabulary_);
+}
+
+std::vector<std::byte> ShardReader::token_chunk(std::int64_t chunk) const {
+  std::vector<std::byte> data = read_chunk(columns_[0], chunk);
+  check_ids(data, chunk * chunk_elements);
+  return data;
+}
+
+std::vector<std::uint64_t> ShardReader::end_chunk(std::int64_t chunk) const {
+  const std::vector<std::byte> data = read_chunk(columns_[1], chunk);
+  std::vector<std::uint64_t> ends(data.size() / sizeof(std::uint64_t));
+  std::memcpy(ends.data(), data.data(), data.size());
+  std::uint64_t before = 0;
+  for (const std::uint64_t end : ends) {
+    if (end <= before || end > static_cast<std::uint64_t>(tokens())) {
+      throw Error("{}: document ends do not ascend within its {} tokens; prepare again", what_,
+                  tokens());
+    }
+    before = end;
+  }
+  return ends;
+}
+
+ShardWriter::ShardWriter(const std::filesystem::path& path, std::int64_t tokens,
+                         std::int64_t documents, std::size_t element_bytes)
+    : path_(path),
+      element_bytes_(element_bytes),
+      file_(hdf5::create_file(path, path.string())),
+      tokens_left_(tokens),
+      ends_left_(documents) {
+  hdf5::write_attribute(file_.get(), "format", std::string(format_name), path_.string());
+  hdf5::write_attribute(file_.get(), "version", format_version, path_.string());
+  const auto create = [&](const char* name, std::size_t bytes, std::int64_t size) {
+    return hdf5::create_dataset(file_.get(), name, stored_type(bytes),
+                                static_cast<std::uint64_t>(size), Storage::checked,
+                                static_cast<std::uint64_t>(chunk_extent(size)), path_.string());
+  };
+  tokens_ = create("tokens", element_bytes, tokens);
+  ends_ = create("document_ends", sizeof(std::uint64_t), documents);
+}
+
+void ShardWriter::append_tokens(std::span<const std::byte> elements) {
+  const auto count = static_cast<std::int64_t>(elements.size() / element_bytes_);
+  TRIREME_ASSERT(count <= tokens_left_, "{} tokens too many", count - tokens_left_);
+  hdf5::write_elements(tokens_, stored_type(element_bytes_),
+                       static_cast<std::uint64_t>(tokens_done_), static_cast<std::uint64_t>(count),
+                       elements.data(), path_.string());
+  tokens_done_ += count;
+  tokens_left_ -= count;
+}
+
+void ShardWriter::append_ends(std::span<const std::uint64_t> ends) {
+  const auto count = static_cast<std::int64_t>(ends.size());
+  TRIREME_ASSERT(count <= ends_left_, "{} documents too many", count - ends_left_);
+  hdf5::write_elements(ends_, H5T_NATIVE_UINT64, static_cast<std::uint64_t>(ends_done_),
+                       static_cast<std::uint64_t>(count), ends.data(), path_.string());
+  ends_done_ += count;
+  ends_left_ -= count;
+}
+
+void ShardWriter::finish() {
+  TRIREME_ASSERT(tokens_left_ == 0 && ends_left_ == 0, "{} tokens and {} documents missing",
+                 tokens_left_, ends_left_);
+  tokens_.close();
+  ends_.close();
+  hdf5::close_file(file_, path_.string());
+  sync_path(path_);
+}
+
+}  // namespace trireme::data

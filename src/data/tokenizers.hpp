@@ -1,0 +1,47 @@
+// The tokenizers behind the interface.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/data/tokenizer.hpp"
+
+#include "documents.hpp"
+
+namespace trireme::data {
+
+inline constexpr const char* model_file = "tokenizer.model";
+inline constexpr std::int64_t most_model_bytes = std::int64_t{256} << 20;
+
+/// 256 ids, and 256 for the end of a document when there is one.
+std::unique_ptr<Tokenizer> bytes_tokenizer(bool end_of_document);
+
+/// Ids 0 … n − 1 for the bytes `symbols` (ascending), and n for the end of a document.
+std::unique_ptr<Tokenizer> characters_tokenizer(std::vector<std::uint8_t> symbols,
+                                                bool end_of_document);
+
+/// A SentencePiece model's own ids, and one more for the end of a document when there is one and
+/// the model has no </s>. Throws Error that begins with `where` for a model that cannot give every
+/// byte string back.
+struct LoadedModel {
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::int64_t end_of_document = -1;
+};
+LoadedModel sentencepiece_tokenizer(const std::string& model, const std::string& where,
+                                    bool end_of_document);
+
+/// Trains a BPE model of `vocabulary` ids on at most `sample_sentences` lines of `documents`,
+/// chosen at random but the same each time; returns it serialised. `progress` receives bytes read.
+std::string train_sentencepiece(DocumentStream& documents, std::int64_t input_bytes,
+                                std::int64_t vocabulary, std::int64_t sample_sentences,
+                                const std::function<void(std::int64_t)>& progress);
+
+/// The length in bytes of the UTF-8 character at the front of `text`, or 0 if none that is valid.
+std::size_t utf8_length(std::string_view text);
+
+}  // namespace trireme::data

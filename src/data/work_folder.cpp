@@ -1,0 +1,69 @@
+#include "work_folder.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+
+#include <unistd.h>
+
+#include "trireme/core/error.hpp"
+
+#include "files.hpp"
+
+namespace trireme::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path parent_of(const fs::path& path) {
+  return path.parent_path().empty() ? fs::path(".") : path.parent_path();
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code code;
+  return fs::exists(fs::symlink_status(path, code));
+}
+
+}  // namespace
+
+WorkFolder::WorkFolder(const fs::path& output) : output_(output) {
+  std::error_code code;
+  const bool usable = fs::is_directory(output, code) && fs::is_empty(output, code);
+  if (is_there(output) && !usable) {
+    throw Error("--output {}: exists and is not an empty folder; remove it or choose another",
+                output.string());
+  }
+  for (fs::path at = parent_of(output); !is_there(at); at = parent_of(at)) {
+    made_parents_.push_back(at);
+  }
+  fs::path path = output;
+  path += fmt::format(".tmp-{}", ::getpid());
+  try {
+    fs::create_directories(parent_of(output));
+    fs::remove_all(path);  // left by a process of this number that was killed
+    fs::create_directory(path);
+  } catch (const fs::filesystem_error& error) {
+    discard();
+    fail(path, "create", error.code().value());
+  }
+  path_ = path;
+}
+
+WorkFolder::~WorkFolder() {
+  if (!committed_) discard();
+}
+
+void WorkFolder::commit() {
+  sync_path(path_);
+  if (std::rename(path_.c_str(), output_.c_str()) != 0) fail(output_, "create", errno);
+  committed_ = true;
+  sync_path(parent_of(output_));
+}
+
+void WorkFolder::discard() {
+  std::error_code code;
+  if (!path_.empty()) fs::remove_all(path_, code);
+  for (const fs::path& parent : made_parents_) fs::remove(parent, code);  // only if empty
+}
+
+}  // namespace trireme::data

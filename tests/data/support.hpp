@@ -1,0 +1,113 @@
+// Folders that vanish, files of known content, and small datasets.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/data/dataset.hpp"
+#include "trireme/data/prepare.hpp"
+
+namespace trireme::data::test {
+
+namespace fs = std::filesystem;
+
+/// A folder of its own for each test.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (fs::path(testing::TempDir()) / "trireme-data-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw Error("{}: cannot be made", name);
+    path_ = name;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    std::error_code code;
+    fs::remove_all(path_, code);
+  }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+inline void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+inline std::string read_text(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// `size` bytes of every value, the same for the same seed.
+inline std::string random_bytes(std::size_t size, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::string text(size, '\0');
+  for (char& c : text) c = static_cast<char>(random() & 0xFF);
+  return text;
+}
+
+/// Words of a small vocabulary with spaces and newlines.
+inline std::string prose(std::size_t size, std::uint32_t seed) {
+  static const std::vector<std::string> words = {
+      "the", "oar",  "sea",       "rowers", "stern", "wine-dark", "prow", "Athens",  "salt",
+      "and", "wind", "hull,",     "bronze", "of",    "trireme",   "to",   "Salamis", "banks",
+      "in",  "keel", "caf\u00e9", "a",      "rope",  "tide;",     "was",  "harbour", "three."};
+  std::mt19937 random(seed);
+  std::string text;
+  while (text.size() < size) {
+    text += words[random() % words.size()];
+    text += random() % 9 == 0 ? "\n" : " ";
+  }
+  text.resize(size);
+  return text;
+}
+
+inline std::vector<std::int32_t> all_tokens(const Dataset& dataset, SplitName split) {
+  const auto reader = dataset.reader(split);
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(reader->tokens()));
+  reader->read(0, tokens);
+  return tokens;
+}
+
+inline std::vector<std::int32_t> bytes_of(const std::string& text) {
+  std::vector<std::int32_t> ids;
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  return ids;
+}
+
+/// The message of the Error that `call` throws; a failure when it throws none or spans lines.
+template <class Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    return message;
+  }
+  ADD_FAILURE() << "no Error";
+  return {};
+}
+
+/// Prepares `text` as one file into scratch/name.
+inline Dataset make_dataset(const Scratch& scratch, const std::string& name,
+                            const std::string& text, PrepareOptions options = {}) {
+  write_text(scratch / (name + ".txt"), text);
+  options.inputs = {scratch / (name + ".txt")};
+  options.output = scratch / name;
+  prepare(options, {});
+  return Dataset::open(options.output);
+}
+
+}  // namespace trireme::data::test
