@@ -1,8 +1,9 @@
-// The whole mathematical vocabulary of Trireme. Each backend implements it in files of its own (cpu/,
-// cuda/); the CPU implementation is the oracle of the others. Shapes stand beside each argument:
-// R rows, C columns, B sequences, T tokens of a sequence, H query heads, G key/value heads, D head size,
-// V vocabulary rows. Tensors are fp32 unless a type is named; leading strides are free where a
-// comment says "strided"; elsewhere views are contiguous. Gradients of weights always accumulate (+=).
+// The whole mathematical vocabulary of Trireme. Each backend implements it in files of its own
+// (cpu/, cuda/); the CPU implementation is the oracle of the others. Shapes stand beside each
+// argument: R rows, C columns, B sequences, T tokens of a sequence, H query heads, G key/value
+// heads, D head size, V vocabulary rows. Tensors are fp32 unless a type is named; leading strides
+// are free where a comment says "strided"; elsewhere views are contiguous. Gradients of weights
+// always accumulate (+=).
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,10 @@
 
 #include "trireme/core/random.hpp"
 #include "trireme/core/tensor.hpp"
+
+namespace trireme::device {
+class MemoryLedger;
+}
 
 namespace trireme::ops {
 
@@ -29,8 +34,8 @@ struct AttentionMask {
   Tensor key_documents;    // i32 [B, Tk]; absent: one document
 };
 
-/// Inverted dropout: an element is kept when random_bits(key, index) ≥ rate·2^32 and then multiplied by
-/// 1/(1 − rate). The logical index of an element never depends on the layout.
+/// Inverted dropout: an element is kept when random_bits(key, index) ≥ rate·2^32 and then
+/// multiplied by 1/(1 − rate). The logical index of an element never depends on the layout.
 struct Dropout {
   float rate = 0;
   RandomKey key;
@@ -38,10 +43,10 @@ struct Dropout {
 
 struct AdamWStep {
   float learning_rate = 0, beta1 = 0.9F, beta2 = 0.95F, epsilon = 1e-8F;
-  float weight_decay = 0;       // decoupled: p −= learning_rate·weight_decay·p
-  float correction1 = 1;        // 1 − beta1^t
-  float correction2 = 1;        // 1 − beta2^t
-  float gradient_scale = 1;     // clipping: multiplies each gradient as it is read
+  float weight_decay = 0;    // decoupled: p −= learning_rate·weight_decay·p
+  float correction1 = 1;     // 1 − beta1^t
+  float correction2 = 1;     // 1 − beta2^t
+  float gradient_scale = 1;  // clipping: multiplies each gradient as it is read
 };
 
 class Ops {
@@ -51,92 +56,112 @@ class Ops {
   Ops& operator=(const Ops&) = delete;
   virtual ~Ops() = default;
 
-  // Moving and filling ---------------------------------------------------------------------------------
+  // Moving and filling
+  // ---------------------------------------------------------------------------------
   virtual void fill(const Tensor& y, float value) = 0;
-  virtual void copy(const Tensor& y, const Tensor& x) = 0;                   // [R, C] strided
-  virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;   // y = a + b; may alias
+  virtual void copy(const Tensor& y, const Tensor& x) = 0;                  // [R, C] strided
+  virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
   virtual void scale(const Tensor& y, float factor) = 0;
 
-  // Matrix products ------------------------------------------------------------------------------------
+  // Matrix products
+  // ------------------------------------------------------------------------------------
   /// c [m, n] = op(a) [m, k] · op(b) [k, n] (+ bias). All strided in rows.
-  virtual void matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulOptions& options) = 0;
+  virtual void matmul(const Tensor& c, const Tensor& a, const Tensor& b,
+                      const MatmulOptions& options) = 0;
   /// sum [C] += Σ_rows x [R, C]; bias gradients. Strided in rows.
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;
 
-  // Norms ----------------------------------------------------------------------------------------------
+  // Norms
+  // ----------------------------------------------------------------------------------------------
   /// y = (x − mean)·rstd·gain + bias over each row of [R, C]; mean, rstd [R] are kept for backward;
   /// `bias` may be absent. Ba et al., "Layer normalization" (2016).
   virtual void layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                           const Tensor& gain, const Tensor& bias, float epsilon) = 0;
   /// dx = (or += when accumulate) the gradient for x.
-  virtual void layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& gain,
-                                         const Tensor& mean, const Tensor& rstd, bool accumulate) = 0;
-  virtual void layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
-                                          const Tensor& x, const Tensor& mean, const Tensor& rstd) = 0;
+  virtual void layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                         const Tensor& gain, const Tensor& mean, const Tensor& rstd,
+                                         bool accumulate) = 0;
+  virtual void layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias,
+                                          const Tensor& dy, const Tensor& x, const Tensor& mean,
+                                          const Tensor& rstd) = 0;
   /// y = x·rstd·gain, rstd = 1/√(mean(x²) + epsilon). Zhang and Sennrich (2019).
   virtual void rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
                         float epsilon) = 0;
-  virtual void rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& gain,
-                                       const Tensor& rstd, bool accumulate) = 0;
+  virtual void rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                       const Tensor& gain, const Tensor& rstd, bool accumulate) = 0;
   virtual void rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
                                         const Tensor& rstd) = 0;
 
-  // Activations ----------------------------------------------------------------------------------------
+  // Activations
+  // ----------------------------------------------------------------------------------------
   /// tanh form: ½x(1 + tanh(√(2/π)(x + 0.044715x³))). Hendrycks and Gimpel (2016).
   virtual void gelu(const Tensor& y, const Tensor& x) = 0;
-  virtual void gelu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) = 0;  // dx may alias dy
+  virtual void gelu_backward(const Tensor& dx, const Tensor& dy,
+                             const Tensor& x) = 0;  // dx may alias dy
   /// y [R, F] = silu(gate)·up of gate_up [R, 2F] = gate | up. Shazeer, "GLU variants" (2020).
   virtual void swiglu(const Tensor& y, const Tensor& gate_up) = 0;
   virtual void swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) = 0;
 
-  // Dropout --------------------------------------------------------------------------------------------
-  /// y [R, C] = mask·x/(1 − rate); element (r, c) has index rows[r]·C + c, rows i64 [R]; y may alias x.
-  /// Its own backward.
-  virtual void dropout(const Tensor& y, const Tensor& x, const Tensor& rows, const Dropout& dropout) = 0;
+  // Dropout
+  // --------------------------------------------------------------------------------------------
+  /// y [R, C] = mask·x/(1 − rate); element (r, c) has index rows[r]·C + c, rows i64 [R]; y may
+  /// alias x. Its own backward.
+  virtual void dropout(const Tensor& y, const Tensor& x, const Tensor& rows,
+                       const Dropout& dropout) = 0;
 
-  // Embedding ------------------------------------------------------------------------------------------
+  // Embedding
+  // ------------------------------------------------------------------------------------------
   /// y [R, C] = table[ids] (+ position_table[positions] where present); ids, positions i32 [R].
-  virtual void embedding(const Tensor& y, const Tensor& ids, const Tensor& table, const Tensor& positions,
-                         const Tensor& position_table) = 0;
+  virtual void embedding(const Tensor& y, const Tensor& ids, const Tensor& table,
+                         const Tensor& positions, const Tensor& position_table) = 0;
   /// dtable[ids[r]] += dy[r] in row order: the same bits for any number of threads. ids i32 [R].
   virtual void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy) = 0;
 
-  // Rotary positions -----------------------------------------------------------------------------------
-  /// Rotates pairs (i, i + D/2) of x [R, heads, D] in place by positions[r]·frequencies[i]; positions i32 [R],
-  /// frequencies fp32 [D/2]; strided. `inverse` turns back (backward). Su et al., "RoFormer" (2021).
-  virtual void rotary(const Tensor& x, const Tensor& positions, const Tensor& frequencies, bool inverse) = 0;
+  // Rotary positions
+  // -----------------------------------------------------------------------------------
+  /// Rotates pairs (i, i + D/2) of x [R, heads, D] in place by positions[r]·frequencies[i];
+  /// positions i32 [R], frequencies fp32 [D/2]; strided. `inverse` turns back (backward). Su et
+  /// al., "RoFormer" (2021).
+  virtual void rotary(const Tensor& x, const Tensor& positions, const Tensor& frequencies,
+                      bool inverse) = 0;
 
-  // Attention ------------------------------------------------------------------------------------------
-  /// out [B, Tq, H, D] = softmax(q·kᵀ·scale)·v with q [B, Tq, H, D], k and v [B, Tk, G, D] (strided), H a
-  /// multiple of G: head h uses group h / (H/G). lse [B, H, Tq] = log Σ exp(scores), −∞ (and a zero row)
-  /// for a query that sees nothing. Scores exist for one block of queries of one head at a time.
-  /// Dropout acts on the probabilities; element (b, h, i, j) has index
+  // Attention
+  // ------------------------------------------------------------------------------------------
+  /// out [B, Tq, H, D] = softmax(q·kᵀ·scale)·v with q [B, Tq, H, D], k and v [B, Tk, G, D]
+  /// (strided), H a multiple of G: head h uses group h / (H/G). lse [B, H, Tq] = log Σ exp(scores),
+  /// −∞ (and a zero row) for a query that sees nothing. Scores exist for one block of queries of
+  /// one head at a time. Dropout acts on the probabilities; element (b, h, i, j) has index
   /// ((samples[b]·H + h)·Tq + i)·Tk + j, samples i64 [B] (absent when rate is 0).
   /// Dao et al., "FlashAttention" (2022), for the backward from lse.
-  virtual void attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                         const AttentionMask& mask, float scale, const Dropout& dropout,
-                         const Tensor& samples) = 0;
+  virtual void attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                         const Tensor& v, const AttentionMask& mask, float scale,
+                         const Dropout& dropout, const Tensor& samples) = 0;
   /// dq, dk, dv (strided, written, not accumulated) from dout [B, Tq, H, D].
-  virtual void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                                  const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                  const Tensor& v, const AttentionMask& mask, float scale,
-                                  const Dropout& dropout, const Tensor& samples) = 0;
+  virtual void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                  const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                  const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const AttentionMask& mask, float scale, const Dropout& dropout,
+                                  const Tensor& samples) = 0;
 
-  // Vocabulary-parallel cross-entropy: three ops that `model` joins across tensor ranks -------------------
+  // Vocabulary-parallel cross-entropy: three ops that `model` joins across tensor ranks
+  // -------------------
   /// maximum [R] = max over the columns of logits [R, V].
   virtual void row_maximum(const Tensor& maximum, const Tensor& logits) = 0;
-  /// sum [R] = Σ exp(logits − maximum); target_logit [R] = logits[r, targets[r] − first] where that column
-  /// is here, else 0. targets i32 [R].
-  virtual void exp_sum_and_target(const Tensor& sum, const Tensor& target_logit, const Tensor& logits,
-                                  const Tensor& maximum, const Tensor& targets, std::int64_t first) = 0;
+  /// sum [R] = Σ exp(logits − maximum); target_logit [R] = logits[r, targets[r] − first] where that
+  /// column is here, else 0. targets i32 [R].
+  virtual void exp_sum_and_target(const Tensor& sum, const Tensor& target_logit,
+                                  const Tensor& logits, const Tensor& maximum,
+                                  const Tensor& targets, std::int64_t first) = 0;
   /// logits ← factor[r]·(softmax − onehot(target)), the gradient, in place; factor [R].
-  virtual void cross_entropy_gradient(const Tensor& logits, const Tensor& maximum, const Tensor& sum,
-                                      const Tensor& targets, const Tensor& factor, std::int64_t first) = 0;
+  virtual void cross_entropy_gradient(const Tensor& logits, const Tensor& maximum,
+                                      const Tensor& sum, const Tensor& targets,
+                                      const Tensor& factor, std::int64_t first) = 0;
   /// Σ weights[r]·(log sum + maximum − target_logit), in fp64, in row order.
   virtual double weighted_loss(const Tensor& sum, const Tensor& maximum, const Tensor& target_logit,
                                const Tensor& weights) = 0;
 
-  // Optimiser ------------------------------------------------------------------------------------------
+  // Optimiser
+  // ------------------------------------------------------------------------------------------
   /// Σ x² in fp64 per block of 4,096 elements, blocks added in order.
   virtual double sum_of_squares(const Tensor& x) = 0;
   /// One AdamW update of flat ranges, one pass. Loshchilov and Hutter (2019).
@@ -144,10 +169,12 @@ class Ops {
                      const Tensor& gradients, const AdamWStep& step) = 0;
   /// momentum_buffer = momentum·buffer + g + weight_decay·p; p −= learning_rate·buffer.
   virtual void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
-                   float learning_rate, float momentum, float weight_decay, float gradient_scale) = 0;
+                   float learning_rate, float momentum, float weight_decay,
+                   float gradient_scale) = 0;
 };
 
-/// The CPU backend on `threads` OpenMP threads of this process (0: what OpenMP offers).
-std::unique_ptr<Ops> make_cpu_ops(int threads);
+/// The CPU backend on `threads` OpenMP threads of this process (0: what OpenMP offers). Its work
+/// space is entered in `ledger` where one is given, which must outlive it.
+std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger = nullptr);
 
 }  // namespace trireme::ops

@@ -1,0 +1,261 @@
+// Attention, one block of queries of one head at a time: scores, softmax and the product with the
+// values run on one thread per block; scratch is one block of scores (two in backward) per thread.
+#include <algorithm>
+#include <cstring>
+
+#include "attention_kernels.hpp"
+#include "cpu_ops.hpp"
+#include "rows.hpp"
+#include "sgemm.hpp"
+#include "threads.hpp"
+
+namespace trireme::ops {
+namespace {
+
+/// Heads of one tensor [B, T, heads, D].
+struct Heads {
+  float* data = nullptr;
+  std::int64_t batch_stride = 0, stride = 0, head_stride = 0;
+  float* at(std::int64_t b, std::int64_t t, std::int64_t h) const {
+    return data + b * batch_stride + t * stride + h * head_stride;
+  }
+};
+
+/// What the tasks of one call share.
+struct Problem {
+  std::int64_t batch, queries, keys, heads, groups, size;  // B, Tq, Tk, H, G, D
+  float scale;
+  const Dropout* dropout;  // null: none
+  const std::int64_t* samples;
+  const Visibility* visibility;
+
+  std::int64_t blocks() const { return (queries + query_block - 1) / query_block; }
+  std::int64_t heads_per_group() const { return heads / groups; }
+  /// Columns of a row of scores: a cache line more than the keys need, so that the rows of a power
+  /// of two do not meet in the same cache sets.
+  std::int64_t row() const { return (keys + 15) / 16 * 16 + 16; }
+  /// The kernels' view of `rows` queries from `begin` on.
+  ScoreBlock score_block(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t rows,
+                         const VisibleKeys& visible, float* scores) const {
+    const auto from = [](const std::int32_t* p, std::int64_t i) {
+      return p == nullptr ? nullptr : p + i;
+    };
+    const std::int64_t sample = dropout == nullptr ? 0 : samples[b];
+    return {scores,
+            row(),
+            rows,
+            &visible,
+            from(visibility->query_positions(b), begin),
+            visibility->key_positions(b),
+            from(visibility->query_documents(b), begin),
+            visibility->key_documents(b),
+            dropout,
+            static_cast<std::uint64_t>(((sample * heads + h) * queries + begin) * keys),
+            static_cast<std::uint64_t>(keys)};
+  }
+};
+
+Heads heads_of(const Tensor& x, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
+               std::int64_t size) {
+  const Shape expected{batch, tokens, heads, size};
+  TRIREME_ASSERT(x.shape() == expected, "attention: {} where {} is needed", x.shape().to_string(),
+                 expected.to_string());
+  return {x.as<float>(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+Problem problem_of(const Tensor& q, const Tensor& k, float scale, const Dropout& dropout,
+                   const Tensor& samples, const Visibility& visibility) {
+  TRIREME_ASSERT(q.shape().dimensions() == 4 && k.shape().dimensions() == 4, "attention of {}, {}",
+                 q.shape().to_string(), k.shape().to_string());
+  const Problem p{q.extent(0),
+                  q.extent(1),
+                  k.extent(1),
+                  q.extent(2),
+                  k.extent(2),
+                  q.extent(3),
+                  scale,
+                  dropout.rate > 0 ? &dropout : nullptr,
+                  dropout.rate > 0 ? flat<std::int64_t>(samples, q.extent(0)) : nullptr,
+                  &visibility};
+  TRIREME_ASSERT(p.groups > 0 && p.heads % p.groups == 0, "{} heads over {} groups", p.heads,
+                 p.groups);
+  TRIREME_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "rate {}", dropout.rate);
+  return p;
+}
+
+/// scores = scale·x·yᵀ over the visible keys; x [rows, D] one block, y all keys of a head.
+void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows, float scale,
+                   const float* x, std::int64_t x_stride, const float* y, std::int64_t y_stride,
+                   float* scores) {
+  for (const KeyRun& run : visible.runs) {
+    sgemm({rows, run.end - run.begin, p.size, false, true}, scale, x, x_stride,
+          y + run.begin * y_stride, y_stride, 0.0F, scores + run.column, p.row());
+  }
+}
+
+/// out [rows, D] = weights·y over the visible keys; zero where there is none.
+void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
+                      const float* weights, const float* y, std::int64_t y_stride, float* out,
+                      std::int64_t out_stride) {
+  float beta = 0.0F;
+  for (const KeyRun& run : visible.runs) {
+    sgemm({rows, p.size, run.end - run.begin, false, false}, 1.0F, weights + run.column, p.row(),
+          y + run.begin * y_stride, y_stride, beta, out, out_stride);
+    beta = 1.0F;
+  }
+  if (!visible.runs.empty()) return;
+  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(out + r * out_stride, p.size, 0.0F);
+}
+
+/// y [Tk, D] += weightsᵀ·x over the visible keys; x [rows, D].
+void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
+                        const float* weights, const float* x, std::int64_t x_stride, float* y,
+                        std::int64_t y_stride) {
+  for (const KeyRun& run : visible.runs) {
+    sgemm({run.end - run.begin, p.size, rows, true, false}, 1.0F, weights + run.column, p.row(), x,
+          x_stride, 1.0F, y + run.begin * y_stride, y_stride);
+  }
+}
+
+/// Everything one call of backward reads and writes.
+struct Gradients {
+  Heads q, k, v, out, dout, dq, dk, dv;
+  const float* lse;
+};
+
+/// dq of one block of queries of one head, and its share of the head's dk and dv [Tk, D].
+void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
+                    std::int64_t begin, VisibleKeys& visible, float* scores, float* dk,
+                    std::int64_t dk_stride, float* dv, std::int64_t dv_stride) {
+  const std::int64_t group = h / p.heads_per_group();
+  const std::int64_t rows = std::min(query_block, p.queries - begin);
+  float* dscores = scores + query_block * p.row();
+  const float* dout = g.dout.at(b, begin, h);
+  const float* q = g.q.at(b, begin, h);
+  const float* k = g.k.at(b, 0, group);
+  p.visibility->find(b, begin, begin + rows, visible);
+  float delta[query_block];
+  row_dots(dout, g.dout.stride, g.out.at(b, begin, h), g.out.stride, rows, p.size, delta);
+  score_product(p, visible, rows, p.scale, q, g.q.stride, k, g.k.stride, scores);
+  score_product(p, visible, rows, 1.0F, dout, g.dout.stride, g.v.at(b, 0, group), g.v.stride,
+                dscores);
+  softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scores), dscores,
+                         g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
+  transposed_product(p, visible, rows, scores, dout, g.dout.stride, dv, dv_stride);
+  transposed_product(p, visible, rows, dscores, q, g.q.stride, dk, dk_stride);
+  weighted_product(p, visible, rows, dscores, k, g.k.stride, g.dq.at(b, begin, h), g.dq.stride);
+}
+
+void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, columns, 0.0F);
+}
+
+/// Parts into which one KV head's blocks of queries are dealt out: enough for some sixteen tasks in
+/// all; a function of the problem alone, so that sums keep their order whatever the threads.
+std::int64_t parts_of(const Problem& p) {
+  constexpr std::int64_t enough = 16;
+  const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
+  return std::clamp<std::int64_t>((enough + heads - 1) / heads, 1,
+                                  std::max<std::int64_t>(1, p.blocks() * p.heads_per_group()));
+}
+
+/// sum of `parts` matrices that lie `distance` apart, pairwise, into the first.
+void sum_parts(float* data, std::int64_t distance, std::int64_t parts, std::int64_t elements) {
+  for (std::int64_t step = 1; step < parts; step *= 2) {
+    for (std::int64_t part = 0; part + step < parts; part += 2 * step) {
+      float* to = data + part * distance;
+      const float* from = data + (part + step) * distance;
+      for (std::int64_t i = 0; i < elements; ++i) to[i] += from[i];
+    }
+  }
+}
+
+}  // namespace
+
+void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                       const Tensor& v, const AttentionMask& mask, float scale,
+                       const Dropout& dropout, const Tensor& samples) {
+  const Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+  const Heads to = heads_of(out, p.batch, p.queries, p.heads, p.size);
+  const Heads query = heads_of(q, p.batch, p.queries, p.heads, p.size);
+  const Heads key = heads_of(k, p.batch, p.keys, p.groups, p.size);
+  const Heads value = heads_of(v, p.batch, p.keys, p.groups, p.size);
+  float* log_sums = flat(lse, p.batch * p.heads * p.queries);
+  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+  const std::int64_t block_size = query_block * p.row();
+  auto* scores = scratch<float>(static_cast<std::size_t>(threads_ * block_size));
+  const std::int64_t blocks = p.blocks();
+  const ThreadScope scope(1);  // also where the tasks run on the calling thread
+  parallel_tasks(threads_, p.batch * p.heads * blocks, [&](std::int64_t task, int thread) {
+    const std::int64_t b = task / (p.heads * blocks), h = task / blocks % p.heads;
+    // Late blocks see most under a causal mask: they come first, for an even end.
+    const std::int64_t begin = (blocks - 1 - task % blocks) * query_block;
+    const std::int64_t rows = std::min(query_block, p.queries - begin);
+    const std::int64_t group = h / p.heads_per_group();
+    float* own = scores + thread * block_size;
+    VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
+    visibility_.find(b, begin, begin + rows, visible);
+    score_product(p, visible, rows, p.scale, query.at(b, begin, h), query.stride,
+                  key.at(b, 0, group), key.stride, own);
+    float inverse[query_block];
+    softmax_block(p.score_block(b, h, begin, rows, visible, own),
+                  log_sums + (b * p.heads + h) * p.queries + begin, inverse);
+    weighted_product(p, visible, rows, own, value.at(b, 0, group), value.stride, to.at(b, begin, h),
+                     to.stride);
+    scale_rows(to.at(b, begin, h), to.stride, rows, p.size, inverse);
+  });
+}
+
+void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                const Tensor& q, const Tensor& k, const Tensor& v,
+                                const AttentionMask& mask, float scale, const Dropout& dropout,
+                                const Tensor& samples) {
+  const Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+  const auto of_queries = [&](const Tensor& x) {
+    return heads_of(x, p.batch, p.queries, p.heads, p.size);
+  };
+  const auto of_keys = [&](const Tensor& x) {
+    return heads_of(x, p.batch, p.keys, p.groups, p.size);
+  };
+  const Gradients g{of_queries(q),   of_keys(k),       of_keys(v),
+                    of_queries(out), of_queries(dout), of_queries(dq),
+                    of_keys(dk),     of_keys(dv),      flat(lse, p.batch * p.heads * p.queries)};
+  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+  const std::int64_t block_size = 2 * query_block * p.row();
+  const std::int64_t parts = parts_of(p);
+  const std::int64_t part_size = p.keys * p.size;  // of dk, and as much of dv
+  const std::int64_t kv_heads = p.batch * p.groups;
+  const std::int64_t partials = parts == 1 ? 0 : 2 * kv_heads * parts * part_size;
+  auto* scores = scratch<float>(static_cast<std::size_t>(threads_ * block_size + partials));
+  float* partial = scores + threads_ * block_size;  // [B·G, parts, dk|dv, Tk, D]
+  const ThreadScope scope(1);  // also where the tasks run on the calling thread
+
+  parallel_tasks(threads_, kv_heads * parts, [&](std::int64_t task, int thread) {
+    const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
+    float* my_dk = parts == 1 ? g.dk.at(b, 0, group) : partial + 2 * task * part_size;
+    float* my_dv = parts == 1 ? g.dv.at(b, 0, group) : my_dk + part_size;
+    const std::int64_t dk_stride = parts == 1 ? g.dk.stride : p.size;
+    const std::int64_t dv_stride = parts == 1 ? g.dv.stride : p.size;
+    zero_rows(my_dk, dk_stride, p.keys, p.size);
+    zero_rows(my_dv, dv_stride, p.keys, p.size);
+    const std::int64_t blocks = p.blocks();
+    for (std::int64_t i = task % parts; i < p.heads_per_group() * blocks; i += parts) {
+      backward_block(p, g, b, group * p.heads_per_group() + i / blocks, i % blocks * query_block,
+                     visible_[static_cast<std::size_t>(thread)], scores + thread * block_size,
+                     my_dk, dk_stride, my_dv, dv_stride);
+    }
+  });
+  if (parts == 1) return;
+  parallel_tasks(threads_, kv_heads, [&](std::int64_t head, int) {
+    float* sums = partial + 2 * head * parts * part_size;
+    sum_parts(sums, 2 * part_size, parts, 2 * part_size);
+    for (std::int64_t t = 0; t < p.keys; ++t) {
+      std::copy_n(sums + t * p.size, p.size, g.dk.at(head / p.groups, t, head % p.groups));
+      std::copy_n(sums + part_size + t * p.size, p.size,
+                  g.dv.at(head / p.groups, t, head % p.groups));
+    }
+  });
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,214 @@
+#include "attention_kernels.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "../src/ops/cpu/attention_kernels.cpp"  // from the include folder
+#include <hwy/foreach_target.h>
+
+#include "random-inl.hpp"
+#include "simd-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace trireme::ops {
+namespace HWY_NAMESPACE {
+
+/// Sets to −∞ the scores of `n` keys that the query does not see; whether it sees any.
+bool mask_run(std::size_t n, float* scores, const std::int32_t* key_positions,
+              const std::int32_t* key_documents, std::int32_t position, std::int32_t document) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const Floats hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const auto vposition = hn::Set(di, position), vdocument = hn::Set(di, document);
+  auto seen = hn::Zero(di);
+  for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
+    auto visible = hn::Set(di, -1);
+    if (key_positions != nullptr) {
+      const auto later = hn::Gt(access.load(di, key_positions + i), vposition);
+      visible = hn::IfThenZeroElse(later, visible);
+    }
+    if (key_documents != nullptr) {
+      const auto same = hn::Eq(access.load(di, key_documents + i), vdocument);
+      visible = hn::IfThenElseZero(same, visible);
+    }
+    visible = access.keep(di, visible, hn::Zero(di));
+    seen = hn::Or(seen, visible);
+    const auto mask = hn::RebindMask(d, hn::Ne(visible, hn::Zero(di)));
+    access.store(hn::IfThenElse(mask, access.load(d, scores + i), hidden), d, scores + i);
+  });
+  return !hn::AllTrue(di, hn::Eq(seen, hn::Zero(di)));
+}
+
+/// Masks row r; whether its query sees any key.
+bool mask_row(const ScoreBlock& block, std::int64_t r) {
+  const VisibleKeys& visible = *block.visible;
+  const std::int32_t* positions = block.key_positions;
+  const std::int32_t* documents = block.key_documents;
+  float* row = block.scores + r * block.stride;
+  bool any = visible.masked < visible.columns;
+  for (const KeyRun& run : visible.partial) {
+    any |= mask_run(static_cast<std::size_t>(run.end - run.begin), row + run.column,
+                    positions == nullptr ? nullptr : positions + run.begin,
+                    documents == nullptr ? nullptr : documents + run.begin,
+                    positions == nullptr ? 0 : block.query_positions[r],
+                    documents == nullptr ? 0 : block.query_documents[r]);
+  }
+  return any;
+}
+
+float maximum_of_row(std::size_t n, const float* x) {
+  const FloatTag d;
+  const Floats maximum = reduce(
+      n, hn::Set(d, -std::numeric_limits<float>::infinity()),
+      [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
+      [&](std::size_t i, auto access) HWY_ATTR { return access.load(d, x + i); });
+  return hn::GetLane(hn::MaxOfLanes(d, maximum));
+}
+
+/// x ← exp(x − maximum); their sum.
+float exponentials_of_row(std::size_t n, float* x, float maximum) {
+  const FloatTag d;
+  const Floats m = hn::Set(d, maximum);
+  return sum_of(n, [&](std::size_t i, auto access) HWY_ATTR {
+    const Floats e = exponential(d, hn::Sub(access.load(d, x + i), m));
+    access.store(e, d, x + i);
+    return e;
+  });
+}
+
+void zero_row(std::size_t n, float* x) {
+  const FloatTag d;
+  for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR { access.store(hn::Zero(d), d, x + i); });
+}
+
+void softmax_block(const ScoreBlock& block, float* lse, float* inverse) {
+  const FloatTag d;
+  const auto columns = static_cast<std::size_t>(block.visible->columns);
+  for (std::int64_t r = 0; r < block.rows; ++r) {
+    float* row = block.scores + r * block.stride;
+    if (!mask_row(block, r)) {
+      zero_row(columns, row);
+      lse[r] = -std::numeric_limits<float>::infinity();
+      inverse[r] = 0;
+      continue;
+    }
+    const float maximum = maximum_of_row(columns, row);
+    const float sum = exponentials_of_row(columns, row, maximum);
+    lse[r] = maximum + std::log(sum);
+    inverse[r] = 1.0F / sum;
+    if (block.dropout == nullptr) continue;
+    const std::uint64_t index = block.index + static_cast<std::uint64_t>(r) * block.index_stride;
+    for (const KeyRun& run : block.visible->runs) {
+      float* p = row + run.column;
+      for_dropout(*block.dropout, index + static_cast<std::uint64_t>(run.begin),
+                  static_cast<std::size_t>(run.end - run.begin),
+                  [&](std::size_t i, auto access, Floats factor)
+                      HWY_ATTR { access.store(hn::Mul(access.load(d, p + i), factor), d, p + i); });
+    }
+  }
+}
+
+void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                const float* factor) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* row = out + r * stride;
+    const auto n = static_cast<std::size_t>(columns);
+    if (factor[r] == 0) {
+      zero_row(n, row);
+    } else {
+      const Floats f = hn::Set(FloatTag(), factor[r]);
+      map(
+          n, row, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, row);
+    }
+  }
+}
+
+void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta) {
+  const FloatTag d;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* pa = a + r * a_stride;
+    const float* pb = b + r * b_stride;
+    delta[r] = sum_of(static_cast<std::size_t>(columns), [&](std::size_t i, auto access) HWY_ATTR {
+      return hn::Mul(access.load(d, pa + i), access.load(d, pb + i));
+    });
+  }
+}
+
+void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
+                            const float* delta, float scale) {
+  const FloatTag d;
+  const Floats vscale = hn::Set(d, scale);
+  const auto columns = static_cast<std::size_t>(block.visible->columns);
+  for (std::int64_t r = 0; r < block.rows; ++r) {
+    float* row = block.scores + r * block.stride;
+    float* gradient = dprobabilities + r * block.stride;
+    if (!mask_row(block, r)) {
+      zero_row(columns, row);
+      zero_row(columns, gradient);
+      continue;
+    }
+    const Floats vlse = hn::Set(d, lse[r]), vdelta = hn::Set(d, delta[r]);
+    const auto probability = [&](Floats score)
+                                 HWY_ATTR { return exponential(d, hn::Sub(score, vlse)); };
+    if (block.dropout == nullptr) {
+      for_vectors(columns, [&](std::size_t i, auto access) HWY_ATTR {
+        const Floats p = probability(access.load(d, row + i));
+        const Floats centred = hn::Sub(access.load(d, gradient + i), vdelta);
+        access.store(p, d, row + i);
+        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, gradient + i);
+      });
+      continue;
+    }
+    const std::uint64_t index = block.index + static_cast<std::uint64_t>(r) * block.index_stride;
+    for (const KeyRun& run : block.visible->runs) {
+      float* x = row + run.column;
+      float* dx = gradient + run.column;
+      for_dropout(*block.dropout, index + static_cast<std::uint64_t>(run.begin),
+                  static_cast<std::size_t>(run.end - run.begin),
+                  [&](std::size_t i, auto access, Floats factor) HWY_ATTR {
+                    const Floats p = probability(access.load(d, x + i));
+                    const Floats centred = hn::MulSub(access.load(d, dx + i), factor, vdelta);
+                    access.store(hn::Mul(p, factor), d, x + i);
+                    access.store(hn::Mul(hn::Mul(p, vscale), centred), d, dx + i);
+                  });
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace trireme::ops
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace trireme::ops {
+
+HWY_EXPORT(softmax_block);
+HWY_EXPORT(scale_rows);
+HWY_EXPORT(row_dots);
+HWY_EXPORT(softmax_gradient_block);
+
+void softmax_block(const ScoreBlock& block, float* lse, float* inverse) {
+  HWY_DYNAMIC_DISPATCH(softmax_block)(block, lse, inverse);
+}
+
+void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                const float* factor) {
+  HWY_DYNAMIC_DISPATCH(scale_rows)(out, stride, rows, columns, factor);
+}
+
+void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta) {
+  HWY_DYNAMIC_DISPATCH(row_dots)(a, a_stride, b, b_stride, rows, columns, delta);
+}
+
+void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
+                            const float* delta, float scale) {
+  HWY_DYNAMIC_DISPATCH(softmax_gradient_block)(block, dprobabilities, lse, delta, scale);
+}
+
+}  // namespace trireme::ops
+#endif  // HWY_ONCE

@@ -1,0 +1,42 @@
+// The vector parts of attention, on one block of queries of one head.
+#pragma once
+
+#include <cstdint>
+
+#include "trireme/ops/ops.hpp"
+
+#include "attention_mask.hpp"
+
+namespace trireme::ops {
+
+/// Scores of one block of queries against the keys it may see, packed into columns.
+struct ScoreBlock {
+  float* scores;  // [rows, columns], already scaled
+  std::int64_t stride, rows;
+  const VisibleKeys* visible;
+  // Of the block's first query and of the sequence's first key; null where the mask has none.
+  const std::int32_t *query_positions, *key_positions;
+  const std::int32_t *query_documents, *key_documents;
+  const Dropout* dropout;      // null: none
+  std::uint64_t index;         // dropout's index of the block's first query and key 0
+  std::uint64_t index_stride;  // from one query to the next: Tk
+};
+
+/// scores ← exp(scores − row maximum), with dropout applied; lse [rows] = log Σ exp(scores);
+/// inverse [rows] = 1 / Σ exp(scores − maximum), 0 for a query that sees nothing.
+void softmax_block(const ScoreBlock& block, float* lse, float* inverse);
+
+/// row r of out [rows, columns] ×= factor[r]; zeros where the factor is 0, whatever was there.
+void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                const float* factor);
+
+/// delta [rows] = Σ_columns a∘b.
+void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta);
+
+/// From scores and dprobabilities = dout·vᵀ: scores ← the probabilities that met v (with dropout),
+/// dprobabilities ← scale·P∘(dP − delta), the gradient of q·kᵀ.
+void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
+                            const float* delta, float scale);
+
+}  // namespace trireme::ops

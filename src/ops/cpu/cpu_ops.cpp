@@ -1,0 +1,24 @@
+#include "cpu_ops.hpp"
+
+#include <omp.h>
+
+namespace trireme::ops {
+
+CpuOps::CpuOps(int threads, device::MemoryLedger* ledger)
+    : threads_(threads > 0 ? threads : omp_get_max_threads()),
+      ledger_(ledger != nullptr ? ledger : &own_ledger_),
+      visible_(static_cast<std::size_t>(threads_)) {}
+
+std::byte* CpuOps::scratch_bytes(std::size_t bytes) {
+  if (bytes > scratch_.bytes()) {
+    scratch_ = device::Buffer();  // first, so that both are never held at once
+    scratch_ = device::Buffer(*ledger_, device::Use::workspace, device::aligned(bytes));
+  }
+  return scratch_.data();
+}
+
+std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger) {
+  return std::make_unique<CpuOps>(threads, ledger);
+}
+
+}  // namespace trireme::ops

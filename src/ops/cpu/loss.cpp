@@ -1,0 +1,118 @@
+// The three parts of vocabulary-parallel cross-entropy, and the loss itself.
+#include <cmath>
+#include <limits>
+
+#include "cpu_ops.hpp"
+#include "rows.hpp"
+#include "targets.hpp"
+#include "threads.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "../src/ops/cpu/loss.cpp"  // from the include folder
+#include <hwy/foreach_target.h>
+
+#include "simd-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace trireme::ops {
+namespace HWY_NAMESPACE {
+
+/// NaN may be lost here; exp_sum_row brings it back.
+float maximum_of(std::size_t n, const float* x) {
+  const FloatTag d;
+  const Floats lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const Floats maximum = reduce(
+      n, lowest, [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
+      [&](std::size_t i, auto access) HWY_ATTR { return access.load(d, x + i); });
+  return hn::GetLane(hn::MaxOfLanes(d, maximum));
+}
+
+float exp_sum_row(std::size_t n, const float* x, float maximum) {
+  const FloatTag d;
+  const Floats m = hn::Set(d, maximum);
+  return sum_of(n, [&](std::size_t i, auto access)
+                       HWY_ATTR { return exponential(d, hn::Sub(access.load(d, x + i), m)); });
+}
+
+void softmax_gradient_row(std::size_t n, float* x, float maximum, float factor) {
+  const FloatTag d;
+  const Floats m = hn::Set(d, maximum), f = hn::Set(d, factor);
+  map(
+      n, x, [&](Floats v) HWY_ATTR { return hn::Mul(exponential(d, hn::Sub(v, m)), f); }, x);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace trireme::ops
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace trireme::ops {
+
+HWY_EXPORT(maximum_of);
+HWY_EXPORT(exp_sum_row);
+HWY_EXPORT(softmax_gradient_row);
+
+void CpuOps::row_maximum(const Tensor& maximum, const Tensor& logits) {
+  const Rows<float> x = rows_of(logits);
+  float* out = flat(maximum, x.rows);
+  const auto n = static_cast<std::size_t>(x.columns);
+  parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
+    const auto kernel = HWY_DYNAMIC_DISPATCH(maximum_of);
+    for (std::int64_t r = begin; r < end; ++r) out[r] = kernel(n, x.row(r));
+  });
+}
+
+void CpuOps::exp_sum_and_target(const Tensor& sum, const Tensor& target_logit, const Tensor& logits,
+                                const Tensor& maximum, const Tensor& targets, std::int64_t first) {
+  const Rows<float> x = rows_of(logits);
+  float* sums = flat(sum, x.rows);
+  float* target_logits = flat(target_logit, x.rows);
+  const float* maxima = flat(maximum, x.rows);
+  const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
+  const auto n = static_cast<std::size_t>(x.columns);
+  parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
+    const auto kernel = HWY_DYNAMIC_DISPATCH(exp_sum_row);
+    for (std::int64_t r = begin; r < end; ++r) {
+      sums[r] = kernel(n, x.row(r), maxima[r]);
+      const std::int64_t column = target[r] - first;
+      target_logits[r] = column >= 0 && column < x.columns ? x.row(r)[column] : 0.0F;
+    }
+  });
+}
+
+void CpuOps::cross_entropy_gradient(const Tensor& logits, const Tensor& maximum, const Tensor& sum,
+                                    const Tensor& targets, const Tensor& factor,
+                                    std::int64_t first) {
+  const Rows<float> x = rows_of(logits);
+  const float* maxima = flat(maximum, x.rows);
+  const float* sums = flat(sum, x.rows);
+  const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
+  const float* factors = flat(factor, x.rows);
+  const auto n = static_cast<std::size_t>(x.columns);
+  parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
+    const auto kernel = HWY_DYNAMIC_DISPATCH(softmax_gradient_row);
+    for (std::int64_t r = begin; r < end; ++r) {
+      kernel(n, x.row(r), maxima[r], factors[r] / sums[r]);
+      const std::int64_t column = target[r] - first;
+      if (column >= 0 && column < x.columns) x.row(r)[column] -= factors[r];
+    }
+  });
+}
+
+double CpuOps::weighted_loss(const Tensor& sum, const Tensor& maximum, const Tensor& target_logit,
+                             const Tensor& weights) {
+  const std::int64_t rows = sum.elements();
+  const float* sums = flat(sum, rows);
+  const float* maxima = flat(maximum, rows);
+  const float* target_logits = flat(target_logit, rows);
+  const float* weight = flat(weights, rows);
+  double loss = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    loss += double{weight[r]} *
+            (std::log(double{sums[r]}) + (double{maxima[r]} - double{target_logits[r]}));
+  }
+  return loss;
+}
+
+}  // namespace trireme::ops
+#endif  // HWY_ONCE

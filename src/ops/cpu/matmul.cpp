@@ -1,0 +1,60 @@
+// Matrix products on oneDNN.
+#include <algorithm>
+#include <cstring>
+
+#include <dnnl.h>
+
+#include "cpu_ops.hpp"
+#include "rows.hpp"
+#include "sgemm.hpp"
+#include "threads.hpp"
+
+namespace trireme::ops {
+
+void sgemm(const GemmShape& shape, float alpha, const float* a, std::int64_t lda, const float* b,
+           std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
+  // A view of one row may have any stride; oneDNN wants leading dimensions of at least the width.
+  const auto [m, n, k, transpose_a, transpose_b] = shape;
+  if (m == 0 || n == 0) return;
+  const dnnl_status_t status =
+      dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, alpha, a,
+                 std::max(lda, transpose_a ? m : k), b, std::max(ldb, transpose_b ? k : n), beta, c,
+                 std::max(ldc, n));
+  TRIREME_ASSERT(status == dnnl_success, "dnnl_sgemm of {} x {} x {} returned {}", m, n, k,
+                 static_cast<int>(status));
+}
+
+void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
+                    const MatmulOptions& options) {
+  const Rows<float> out = rows_of(c), left = rows_of(a), right = rows_of(b);
+  const std::int64_t m = out.rows, n = out.columns;
+  const std::int64_t k = options.transpose_a ? left.rows : left.columns;
+  TRIREME_ASSERT((options.transpose_a ? left.columns : left.rows) == m &&
+                     (options.transpose_b ? right.columns : right.rows) == k &&
+                     (options.transpose_b ? right.rows : right.columns) == n,
+                 "product of {}{} and {}{} into {}", a.shape().to_string(),
+                 options.transpose_a ? " transposed" : "", b.shape().to_string(),
+                 options.transpose_b ? " transposed" : "", c.shape().to_string());
+  TRIREME_ASSERT(!(options.bias && options.accumulate), "bias together with accumulate");
+  const float* bias = flat_or_null(options.bias, n);
+  const bool fill = bias != nullptr || (k == 0 && !options.accumulate);
+  if (fill) {
+    // Filling rows ahead and accumulating is as fast here as oneDNN's product with bias.
+    parallel_rows(threads_, m, n, [&](std::int64_t begin, std::int64_t end) {
+      const auto bytes = static_cast<std::size_t>(n) * sizeof(float);
+      for (std::int64_t r = begin; r < end; ++r) {
+        if (bias != nullptr) {
+          std::memcpy(out.row(r), bias, bytes);
+        } else {
+          std::memset(out.row(r), 0, bytes);
+        }
+      }
+    });
+  }
+  if (k == 0) return;
+  const ThreadScope scope(threads_);
+  sgemm({m, n, k, options.transpose_a, options.transpose_b}, 1.0F, left.data, left.stride,
+        right.data, right.stride, fill || options.accumulate ? 1.0F : 0.0F, out.data, out.stride);
+}
+
+}  // namespace trireme::ops

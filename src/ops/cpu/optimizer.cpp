@@ -1,0 +1,138 @@
+// Optimiser updates and the gradient's norm.
+#include <cmath>
+
+#include "cpu_ops.hpp"
+#include "rows.hpp"
+#include "targets.hpp"
+#include "threads.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "../src/ops/cpu/optimizer.cpp"  // from the include folder
+#include <hwy/foreach_target.h>
+
+#include "simd-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace trireme::ops {
+namespace HWY_NAMESPACE {
+
+/// Σ x² over one block. Squares of floats are exact in fp64; element i is added to chain i mod 16,
+/// and the chains are joined pairwise: the same bits on every instruction set.
+double squares_of_block(std::size_t n, const float* x) {
+  constexpr std::size_t chains = 16;
+  const hn::CappedTag<double, chains> d;
+  const hn::Rebind<float, decltype(d)> half;
+  const std::size_t lanes = hn::Lanes(d);
+  double sums[chains] = {};
+  const auto add_chains = [&](const float* p) HWY_ATTR {
+    for (std::size_t j = 0; j < chains; j += lanes) {
+      const auto v = hn::PromoteTo(d, hn::LoadU(half, p + j));
+      hn::StoreU(hn::MulAdd(v, v, hn::LoadU(d, sums + j)), d, sums + j);
+    }
+  };
+  std::size_t i = 0;
+  for (; i + chains <= n; i += chains) add_chains(x + i);
+  if (i < n) {
+    float padded[chains] = {};
+    std::memcpy(padded, x + i, (n - i) * sizeof(float));
+    add_chains(padded);
+  }
+  for (std::size_t step = 1; step < chains; step *= 2) {
+    for (std::size_t j = 0; j < chains; j += 2 * step) sums[j] += sums[j + step];
+  }
+  return sums[0];
+}
+
+void adamw_range(std::size_t n, float* p, float* m, float* v, const float* g,
+                 const AdamWStep& step) {
+  const FloatTag d;
+  const Floats beta1 = hn::Set(d, step.beta1), rest1 = hn::Set(d, 1.0F - step.beta1);
+  const Floats beta2 = hn::Set(d, step.beta2), rest2 = hn::Set(d, 1.0F - step.beta2);
+  const Floats decay = hn::Set(d, 1.0F - step.learning_rate * step.weight_decay);
+  const Floats rate = hn::Set(d, step.learning_rate / step.correction1);
+  const Floats root2 = hn::Set(d, 1.0F / std::sqrt(step.correction2));
+  const Floats epsilon = hn::Set(d, step.epsilon), scale = hn::Set(d, step.gradient_scale);
+  for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
+    const Floats gradient = hn::Mul(access.load(d, g + i), scale);
+    const Floats first = hn::MulAdd(rest1, gradient, hn::Mul(beta1, access.load(d, m + i)));
+    const Floats second =
+        hn::MulAdd(rest2, hn::Mul(gradient, gradient), hn::Mul(beta2, access.load(d, v + i)));
+    const Floats denominator = hn::MulAdd(hn::Sqrt(second), root2, epsilon);
+    const Floats update = hn::Div(hn::Mul(rate, first), denominator);
+    access.store(hn::Sub(hn::Mul(access.load(d, p + i), decay), update), d, p + i);
+    access.store(first, d, m + i);
+    access.store(second, d, v + i);
+  });
+}
+
+void sgd_range(std::size_t n, float* p, float* buffer, const float* g, float learning_rate,
+               float momentum, float weight_decay, float gradient_scale) {
+  const FloatTag d;
+  const Floats rate = hn::Set(d, learning_rate), keep = hn::Set(d, momentum);
+  const Floats decay = hn::Set(d, weight_decay), scale = hn::Set(d, gradient_scale);
+  for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
+    const Floats value = access.load(d, p + i);
+    const Floats gradient = hn::MulAdd(decay, value, hn::Mul(access.load(d, g + i), scale));
+    const Floats moved = hn::MulAdd(keep, access.load(d, buffer + i), gradient);
+    access.store(moved, d, buffer + i);
+    access.store(hn::NegMulAdd(rate, moved, value), d, p + i);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace trireme::ops
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace trireme::ops {
+
+HWY_EXPORT(squares_of_block);
+HWY_EXPORT(adamw_range);
+HWY_EXPORT(sgd_range);
+
+double CpuOps::sum_of_squares(const Tensor& x) {
+  constexpr std::int64_t block = 4096;
+  const std::int64_t elements = x.elements();
+  const float* data = flat(x, elements);
+  const std::int64_t blocks = (elements + block - 1) / block;
+  auto* sums = scratch<double>(static_cast<std::size_t>(blocks));
+  parallel_ranges(threads_, blocks, 8, 8, [&](std::int64_t begin, std::int64_t end) {
+    const auto kernel = HWY_DYNAMIC_DISPATCH(squares_of_block);
+    for (std::int64_t i = begin; i < end; ++i) {
+      sums[i] =
+          kernel(static_cast<std::size_t>(std::min(block, elements - i * block)), data + i * block);
+    }
+  });
+  double total = 0;
+  for (std::int64_t i = 0; i < blocks; ++i) total += sums[i];
+  return total;
+}
+
+void CpuOps::adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
+                   const Tensor& gradients, const AdamWStep& step) {
+  const std::int64_t elements = parameters.elements();
+  float* p = flat(parameters, elements);
+  float* m = flat(moment1, elements);
+  float* v = flat(moment2, elements);
+  const float* g = flat(gradients, elements);
+  parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(adamw_range)
+    (static_cast<std::size_t>(end - begin), p + begin, m + begin, v + begin, g + begin, step);
+  });
+}
+
+void CpuOps::sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
+                 float learning_rate, float momentum, float weight_decay, float gradient_scale) {
+  const std::int64_t elements = parameters.elements();
+  float* p = flat(parameters, elements);
+  float* buffer = flat(momentum_buffer, elements);
+  const float* g = flat(gradients, elements);
+  parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(sgd_range)
+    (static_cast<std::size_t>(end - begin), p + begin, buffer + begin, g + begin, learning_rate,
+     momentum, weight_decay, gradient_scale);
+  });
+}
+
+}  // namespace trireme::ops
+#endif  // HWY_ONCE

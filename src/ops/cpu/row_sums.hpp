@@ -1,0 +1,40 @@
+// Sums over rows (bias and norm gradients) in an order that does not depend on threads.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu_ops.hpp"
+#include "threads.hpp"
+
+namespace trireme::ops {
+
+/// Rows of one leaf of the tree of sums.
+inline constexpr std::int64_t row_tile = 64;
+
+/// y[i] += x[i].
+void accumulate_range(float* y, const float* x, std::int64_t begin, std::int64_t end);
+
+template <class Kernel>
+void CpuOps::sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const* sums, int outputs,
+                           const Kernel& kernel) {
+  if (rows == 0 || columns == 0) return;
+  const std::int64_t tiles = (rows + row_tile - 1) / row_tile;
+  const std::int64_t width = outputs * columns;
+  float* partial = scratch<float>(static_cast<std::size_t>(tiles * width));  // [tiles, outputs, C]
+  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (row_tile * columns));
+  parallel_ranges(threads_, tiles, grain, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t tile = begin; tile < end; ++tile) {
+      kernel(tile * row_tile, std::min(rows, (tile + 1) * row_tile), partial + tile * width);
+    }
+  });
+  parallel_ranges(threads_, width, 8192, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t step = 1; step < tiles; step *= 2) {
+      for (std::int64_t tile = 0; tile + step < tiles; tile += 2 * step) {
+        accumulate_range(partial + tile * width, partial + (tile + step) * width, begin, end);
+      }
+    }
+  });
+  for (int i = 0; i < outputs; ++i) accumulate_range(sums[i], partial + i * columns, 0, columns);
+}
+
+}  // namespace trireme::ops

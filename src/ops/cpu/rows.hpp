@@ -1,0 +1,48 @@
+// A tensor seen as rows of contiguous columns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "trireme/core/tensor.hpp"
+
+namespace trireme::ops {
+
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  std::int64_t rows = 0, columns = 0, stride = 0;
+  T* row(std::int64_t r) const { return data + r * stride; }
+  bool contiguous() const { return rows <= 1 || stride == columns; }
+};
+
+/// [R, C] with any row stride; one dimension is one row; more must be contiguous and fold into
+/// rows.
+template <class T>
+Rows<T> rows_of(const Tensor& x) {
+  const int dimensions = x.shape().dimensions();
+  if (dimensions == 1) return {x.as<T>(), 1, x.extent(0), x.extent(0)};
+  if (dimensions == 2) return {x.as<T>(), x.extent(0), x.extent(1), x.stride(0)};
+  TRIREME_ASSERT(x.contiguous(), "a view of shape {} is not contiguous", x.shape().to_string());
+  const std::int64_t columns = x.extent(dimensions - 1);
+  return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
+}
+
+inline Rows<float> rows_of(const Tensor& x) { return rows_of<float>(x); }
+
+/// The elements of a contiguous tensor.
+template <class T = float>
+T* flat(const Tensor& x, std::int64_t elements) {
+  TRIREME_ASSERT(x.contiguous() && x.elements() == elements,
+                 "shape {} where {} contiguous elements are needed", x.shape().to_string(),
+                 elements);
+  return x.as<T>();
+}
+
+/// The elements of a contiguous tensor, or null when it is absent.
+template <class T = float>
+T* flat_or_null(const Tensor& x, std::int64_t elements) {
+  return x ? flat<T>(x, elements) : nullptr;
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,75 @@
+// How the CPU backend shares out work. Ranges never carry a sum across their ends, so results do
+// not depend on how many threads there are.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <omp.h>
+
+namespace trireme::ops {
+
+/// body(begin, end) over [0, items) on all threads, or on this one alone when there are fewer than
+/// `grain` items for each of two. Ranges begin at multiples of `align`.
+/// Teams of another size than 1 or `threads` are avoided: OpenMP would end threads and start new
+/// ones.
+template <class Body>
+void parallel_ranges(int threads, std::int64_t items, std::int64_t grain, std::int64_t align,
+                     const Body& body) {
+  if (items <= 0) return;
+  if (threads == 1 || items < 2 * grain) {
+    body(std::int64_t{0}, items);
+    return;
+  }
+  const std::int64_t units = (items + align - 1) / align;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int thread = 0; thread < threads; ++thread) {
+    const std::int64_t begin = std::min(items, units * thread / threads * align);
+    const std::int64_t end = std::min(items, units * (thread + 1) / threads * align);
+    if (begin < end) body(begin, end);
+  }
+}
+
+/// Row ranges: as many rows per thread as make some 16,384 elements.
+template <class Body>
+void parallel_rows(int threads, std::int64_t rows, std::int64_t columns, const Body& body) {
+  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, columns));
+  parallel_ranges(threads, rows, grain, 1, body);
+}
+
+/// Element ranges, cut at cache lines.
+template <class Body>
+void parallel_elements(int threads, std::int64_t elements, const Body& body) {
+  parallel_ranges(threads, elements, 16384, 16, body);
+}
+
+/// body(task, thread) for each task, handed out one at a time.
+template <class Body>
+void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
+  if (threads == 1 || tasks <= 1) {
+    for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (std::int64_t task = 0; task < tasks; ++task) body(task, omp_get_thread_num());
+}
+
+/// oneDNN takes the number of threads from OpenMP: sets it for the calling thread in this scope.
+class ThreadScope {
+ public:
+  explicit ThreadScope(int threads) : before_(omp_get_max_threads()) {
+    if (before_ != threads) omp_set_num_threads(threads);
+    changed_ = before_ != threads;
+  }
+  ThreadScope(const ThreadScope&) = delete;
+  ThreadScope& operator=(const ThreadScope&) = delete;
+  ~ThreadScope() {
+    if (changed_) omp_set_num_threads(before_);
+  }
+
+ private:
+  int before_;
+  bool changed_ = false;
+};
+
+}  // namespace trireme::ops

@@ -1,0 +1,47 @@
+#include "support.hpp"
+
+namespace trireme::ops {
+namespace {
+
+class ElementwiseTest : public OpsTest {};
+
+TEST_P(ElementwiseTest, FillCopyAddScale) {
+  for (const std::int64_t n : {1, 7, 37, 1000, 40000}) {
+    Array a = random_array({n}, 1), b = random_array({n}, 2), y({n});
+    ops->fill(y, 1.5F);
+    for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(y[i], 1.5F);
+    ops->copy(y, a);
+    expect_same_bits(y, a, "copy");
+    ops->add(y, a, b);
+    for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(y[i], a[i] + b[i]);
+    Array in_place = a;
+    ops->add(in_place, in_place, b);
+    expect_same_bits(in_place, y, "y = y + b");
+    in_place = b;
+    ops->add(in_place, a, in_place);
+    expect_same_bits(in_place, y, "y = a + y");
+    ops->scale(y, -3.0F);
+    for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(y[i], -3.0F * (a[i] + b[i]));
+  }
+}
+
+TEST_P(ElementwiseTest, CopyBetweenStrides) {
+  for (const auto& [rows, columns] :
+       std::vector<std::array<std::int64_t, 2>>{{7, 37}, {300, 150}}) {
+    Array x = random_array({rows, columns}, 1, 1, 4), y({rows, columns}, 1);
+    ops->copy(y, x);
+    expect_same_bits(y, x, "copy");
+    EXPECT_TRUE(y.gaps_untouched());
+  }
+}
+
+TEST_P(ElementwiseTest, StridedViewsAreRefusedWhereOpsNeedContiguousOnes) {
+  Array x({3, 4}, 2), y({3, 4}, 2);
+  EXPECT_ANY_THROW(ops->add(y, x, x));
+  EXPECT_ANY_THROW(ops->gelu(y, x));
+}
+
+TRIREME_FOR_INSTRUCTION_SETS(ElementwiseTest);
+
+}  // namespace
+}  // namespace trireme::ops

@@ -1,0 +1,93 @@
+#include "support.hpp"
+
+namespace trireme::ops {
+namespace {
+
+struct Case {
+  std::int64_t m, n, k;
+  bool transpose_a, transpose_b, accumulate, bias;
+};
+
+/// An inner product of k terms summed in any order is off by at most (k + 2)·u·Σ|a||b| (Higham,
+/// "Accuracy and stability", 3.1), with 2 more for what c or the bias adds.
+void check_product(Ops& ops, const Case& t, std::int64_t gap) {
+  Array a = random_array(t.transpose_a ? Shape{t.k, t.m} : Shape{t.m, t.k}, 1, 1, gap);
+  Array b = random_array(t.transpose_b ? Shape{t.n, t.k} : Shape{t.k, t.n}, 2, 1, gap);
+  Array c = random_array({t.m, t.n}, 3, 1, gap);
+  Array bias = random_array({t.n}, 4);
+  std::vector<double> expected, bound;
+  for (std::int64_t i = 0; i < t.m; ++i) {
+    for (std::int64_t j = 0; j < t.n; ++j) {
+      double sum = (t.accumulate ? c[i * t.n + j] : 0.0F) + (t.bias ? bias[j] : 0.0F);
+      double size = std::abs(sum);
+      for (std::int64_t l = 0; l < t.k; ++l) {
+        const double term = double{t.transpose_a ? a[l * t.m + i] : a[i * t.k + l]} *
+                            double{t.transpose_b ? b[j * t.k + l] : b[l * t.n + j]};
+        sum += term;
+        size += std::abs(term);
+      }
+      expected.push_back(sum);
+      bound.push_back(static_cast<double>(t.k + 4) * roundoff * size);
+    }
+  }
+  MatmulOptions options;
+  options.transpose_a = t.transpose_a;
+  options.transpose_b = t.transpose_b;
+  options.accumulate = t.accumulate;
+  if (t.bias) options.bias = bias;
+  ops.matmul(c, a, b, options);
+  expect_close(c, expected, bound,
+               "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k " +
+                   std::to_string(t.k) + (t.transpose_a ? " T" : " N") +
+                   (t.transpose_b ? "T" : "N") + (t.accumulate ? " accumulated" : "") +
+                   (t.bias ? " with bias" : ""));
+}
+
+TEST(Matmul, EveryFormAgreesWithFp64) {
+  const auto ops = make_cpu_ops(2);
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+           {7, 37, 11}, {37, 101, 48}, {1, 5, 3}, {5, 1, 1}, {1, 1, 64}, {130, 40, 257}}) {
+    for (int form = 0; form < 4; ++form) {
+      for (const std::int64_t gap : {0, 5}) {
+        const bool ta = form & 1, tb = form & 2;
+        check_product(*ops, {m, n, k, ta, tb, false, false}, gap);
+        check_product(*ops, {m, n, k, ta, tb, true, false}, gap);
+        check_product(*ops, {m, n, k, ta, tb, false, true}, gap);
+      }
+    }
+  }
+}
+
+TEST(Matmul, AnEmptyInnerDimensionGivesZerosOrTheBias) {
+  const auto ops = make_cpu_ops(2);
+  check_product(*ops, {3, 4, 0, false, false, false, false}, 0);
+  check_product(*ops, {3, 4, 0, false, false, true, false}, 0);
+  check_product(*ops, {3, 4, 0, false, false, false, true}, 0);
+  check_product(*ops, {0, 4, 3, false, false, false, true}, 0);
+}
+
+/// Only repetition is promised: another number of threads cuts rows and columns elsewhere.
+TEST(Matmul, RepeatsItsBits) {
+  for (int form = 0; form < 4; ++form) {
+    MatmulOptions options;
+    options.transpose_a = form & 1;
+    options.transpose_b = form & 2;
+    Array a = random_array(options.transpose_a ? Shape{150, 301} : Shape{301, 150}, 1);
+    Array b = random_array(options.transpose_b ? Shape{203, 150} : Shape{150, 203}, 2);
+    for (const int threads : {1, 2, 3}) {
+      Array first({301, 203}), second({301, 203});
+      make_cpu_ops(threads)->matmul(first, a, b, options);
+      make_cpu_ops(threads)->matmul(second, a, b, options);
+      expect_same_bits(first, second, std::to_string(threads) + " threads");
+    }
+  }
+}
+
+TEST(Matmul, WrongShapesAreRefused) {
+  const auto ops = make_cpu_ops(1);
+  Array a({3, 4}), b({5, 6}), c({3, 6});
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {}));
+}
+
+}  // namespace
+}  // namespace trireme::ops

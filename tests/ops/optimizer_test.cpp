@@ -1,0 +1,77 @@
+#include "support.hpp"
+
+namespace trireme::ops {
+namespace {
+
+class OptimizerTest : public OpsTest {};
+
+TEST_P(OptimizerTest, SumOfSquaresIsExactToTheLastBitOfItsOrder) {
+  for (const std::int64_t n : {0, 1, 15, 16, 37, 4096, 4097, 100001}) {
+    Array x = random_array({n}, 1);
+    // Squares are exact in fp64; chains i mod 16 of a block, joined pairwise, then blocks in order.
+    double expected = 0;
+    for (std::int64_t begin = 0; begin < n; begin += 4096) {
+      double chains[16] = {};
+      for (std::int64_t i = begin; i < std::min(n, begin + 4096); ++i) {
+        chains[(i - begin) % 16] += double{x[i]} * double{x[i]};
+      }
+      for (int step = 1; step < 16; step *= 2) {
+        for (int j = 0; j < 16; j += 2 * step) chains[j] += chains[j + step];
+      }
+      expected += chains[0];
+    }
+    EXPECT_EQ(ops->sum_of_squares(x), expected) << n;
+  }
+}
+
+TEST_P(OptimizerTest, AdamWFollowsThePaper) {
+  const std::int64_t n = 101;
+  Array p = random_array({n}, 1), m({n}), v({n});
+  std::vector<double> rp = widen(p), rm(n), rv(n);
+  AdamWStep step;
+  step.learning_rate = 0.01F;
+  step.weight_decay = 0.1F;
+  step.gradient_scale = 0.5F;
+  const int steps = 10;
+  for (int t = 1; t <= steps; ++t) {
+    Array g = random_array({n}, 10 + static_cast<std::uint32_t>(t));
+    g[3] = 0;
+    step.correction1 = static_cast<float>(1 - std::pow(double{step.beta1}, t));
+    step.correction2 = static_cast<float>(1 - std::pow(double{step.beta2}, t));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+      const double gradient = 0.5 * g[static_cast<std::int64_t>(i)];
+      rm[i] = step.beta1 * rm[i] + (1 - double{step.beta1}) * gradient;
+      rv[i] = step.beta2 * rv[i] + (1 - double{step.beta2}) * gradient * gradient;
+      rp[i] -= double{step.learning_rate} * double{step.weight_decay} * rp[i];
+      rp[i] -= step.learning_rate * (rm[i] / step.correction1) /
+               (std::sqrt(rv[i] / step.correction2) + step.epsilon);
+    }
+    ops->adamw(p, m, v, g, step);
+  }
+  // Each step moves p by at most 0.01·√(1/(1 − β2)) ≈ 0.05 with some 12u relative error of its own
+  // and of the moments so far (3u a step), and rounds p (|p| ≤ 2) twice: 10·(0.05·42u + 4u).
+  const auto count = static_cast<std::size_t>(n);
+  expect_close(p, rp, std::vector<double>(count, 62 * roundoff), "p");
+  // Moments of at most ½ and ¼: three roundings a step.
+  expect_close(m, rm, std::vector<double>(count, 30 * roundoff), "m");
+  expect_close(v, rv, std::vector<double>(count, 30 * roundoff), "v");
+}
+
+TEST_P(OptimizerTest, SgdWithMomentum) {
+  const std::int64_t n = 37;
+  Array p = random_array({n}, 1), buffer = random_array({n}, 2), g = random_array({n}, 3);
+  std::vector<double> rp, rb;
+  for (std::int64_t i = 0; i < n; ++i) {
+    rb.push_back(0.9F * double{buffer[i]} + 0.25F * double{g[i]} + 0.1F * double{p[i]});
+    rp.push_back(p[i] - 0.05F * rb.back());
+  }
+  ops->sgd(p, buffer, g, 0.05F, 0.9F, 0.1F, 0.25F);
+  const auto count = static_cast<std::size_t>(n);
+  expect_close(buffer, rb, std::vector<double>(count, 6 * roundoff), "buffer");
+  expect_close(p, rp, std::vector<double>(count, 4 * roundoff), "p");
+}
+
+TRIREME_FOR_INSTRUCTION_SETS(OptimizerTest);
+
+}  // namespace
+}  // namespace trireme::ops
