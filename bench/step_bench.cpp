@@ -1,6 +1,6 @@
 // Whole training steps: forward, backward, gradient norm, clipping, AdamW, of two GPT-2 models on
 // synthetic tokens, beside the matrix-product peak measured in the same run, before and after
-// (DESIGN: "A run's record" says how both are counted).
+// (ARCHITECTURE: "A run's record" says how both are counted).
 #include <algorithm>
 
 #include <benchmark/benchmark.h>

@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::int64_t global_batch = 8;
 
-struct Run {
-  Run(const model::ModelConfig& config, comm::Communicator& group, std::int64_t micro, bool overlap)
+struct Replica {
+  Replica(const model::ModelConfig& config, comm::Communicator& group, std::int64_t micro, bool overlap)
       : model(config),
         state(model, true, ledger),
         ops(ops::make_cpu_ops(1)),
@@ -68,11 +68,11 @@ TEST_P(DataParallel, TwentyStepsEqualOneRank) {
   device::MemoryLedger ledger;
   const auto world = comm::make_mpi_communicator(MPI_COMM_WORLD, ledger);
   const auto self = comm::make_self_communicator();
-  Run many(config, *world, 2, overlap), one(config, *self, 4, overlap);
+  Replica many(config, *world, 2, overlap), one(config, *self, 4, overlap);
   for (std::int64_t step = 0; step < 20; ++step) {
     double loss[2], norm[2];
     int i = 0;
-    for (Run* run : {&many, &one}) {
+    for (Replica* run : {&many, &one}) {
       loss[i] = run->engine.step(run->batches(step)).mean();
       norm[i] = optim::global_norm(*run->ops, run->model.table(), run->state.gradients());
       run->optimizer.update(*run->ops, run->state.parameters(), run->state.gradients(), 1e-3, step,
