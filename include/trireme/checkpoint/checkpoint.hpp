@@ -4,6 +4,7 @@
 // crash at any point leaves the previous checkpoint whole.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -28,8 +29,8 @@ struct Piece {
   bool write = true;  // this rank writes it (replicas: one rank does)
 };
 
-/// What is not a tensor: step, sample cursor, seed, configuration, versions. Numbers in the three JSON values
-/// that are not finite come back as the strings "nan", "inf" and "-inf".
+/// What is not a tensor: step, sample cursor, seed, configuration, versions. Numbers in the three
+/// JSON values that are not finite come back as the strings "nan", "inf" and "-inf".
 struct State {
   std::int64_t step = 0;
   std::int64_t samples = 0;  // the cursor: samples consumed
@@ -39,17 +40,18 @@ struct State {
   nlohmann::json extra;  // anything else to keep, by name
 };
 
-/// Collective over `world`. Writes root/step-%08d, in place of one that is there already, and returns its path;
-/// `root` is the same on every rank, on a file system that all share. `state` is rank 0's. Throws AgreedError (the same
-/// on every rank, naming rank, file and the system's reason) when any rank failed or the pieces do not cover
-/// each tensor exactly once; then nothing new is left and an older folder of this step is untouched.
+/// Collective over `world`. Writes root/step-%08d, in place of one that is there already, and
+/// returns its path; `root` is the same on every rank, on a file system that all share. `state` is
+/// rank 0's. Throws AgreedError (the same on every rank, naming rank, file and the system's reason)
+/// when any rank failed or the pieces do not cover each tensor exactly once; then nothing new is
+/// left and an older folder of this step is untouched.
 std::filesystem::path save(const std::filesystem::path& root, const State& state,
                            const std::vector<Piece>& pieces, comm::Communicator& world);
 
-/// A checkpoint opened for reading. The manifest is checked at once, and that its files are there in full
-/// length; HDF5 files are opened when first read from. Nothing in a folder is trusted: every fault is an
-/// Error that names the file and, where it concerns one, the tensor and the element offset. May be used by
-/// several threads.
+/// A checkpoint opened for reading. The manifest is checked at once, and that its files are there
+/// in full length; HDF5 files are opened when first read from. Nothing in a folder is trusted:
+/// every fault is an Error that names the file and, where it concerns one, the tensor and the
+/// element offset. May be used by several threads.
 class Reader {
  public:
   /// `folder` is a step-… folder. Throws Error that names the file and what is wrong.
@@ -65,15 +67,17 @@ class Reader {
   const std::vector<Entry>& tensors() const { return tensors_; }
   /// The entry of that name, or null.
   const Entry* find(const std::string& name) const;
-  /// Fills `data` (contiguous, of the tensor's type) with elements [offset, offset + data.elements()) of tensor
-  /// `name`, from whichever pieces hold them; verifies the xxh3 of every block it touches and reads no other.
-  /// After an Error the content of `data` is undefined.
+  /// Fills `data` (contiguous, of the tensor's type) with elements [offset, offset +
+  /// data.elements()) of tensor `name`, from whichever pieces hold them; verifies the xxh3 of every
+  /// block it touches and reads no other. After an Error the content of `data` is undefined.
   void read(const std::string& name, std::int64_t offset, const Tensor& data) const;
   /// Re-reads everything. Throws the first fault.
   void verify() const;
 
  private:
   struct Stored;
+  void read_piece(std::size_t piece, std::int64_t first, std::int64_t elements,
+                  std::byte* to) const;
   std::filesystem::path folder_;
   State state_;
   std::vector<Entry> tensors_;
@@ -86,8 +90,8 @@ std::optional<std::filesystem::path> newest(const std::filesystem::path& root,
                                             std::vector<std::string>* passed_over = nullptr);
 
 /// Removes all but the newest `keep` checkpoints below `root` and leftovers of failed saves. Broken
-/// folders do not count as kept: those newer than the oldest kept one stay, for a person to look at. Not
-/// collective: one rank calls it, while none saves.
+/// folders do not count as kept: those newer than the oldest kept one stay, for a person to look
+/// at. Not collective: one rank calls it, while none saves.
 void prune(const std::filesystem::path& root, std::int64_t keep);
 
 }  // namespace trireme::checkpoint

@@ -1,23 +1,28 @@
-// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json}, written by rank 0, one attempt
-// per start, never changed afterwards.
+// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json},
+// written by rank 0, one attempt per start, never changed afterwards. Numbers that are not finite
+// are written as the strings "nan", "inf" and "-inf" (json.hpp).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/recorder.hpp"
+#include "trireme/device/memory.hpp"
+#include "trireme/report/files.hpp"
 
 namespace trireme::report {
 
 /// One training step, as metrics.jsonl and the step line show it.
 struct StepMetrics {
-  std::int64_t step = 0;  // 1-based: after this many updates
+  std::int64_t step = 0;    // 1-based: after this many updates
   std::int64_t tokens = 0;  // seen since the beginning of training
   double loss = 0;          // mean over target tokens of the global batch, natural log
   double gradient_norm = 0;
@@ -34,34 +39,75 @@ class RunRecord {
   explicit RunRecord(const std::filesystem::path& run_folder);
   const std::filesystem::path& folder() const { return folder_; }
   void write_run(const nlohmann::json& run);  // run.json, atomically
+  /// One line of metrics.jsonl: {"type": "step", "step", "tokens", "loss", "gradient_norm",
+  /// "learning_rate", "seconds", "tokens_per_second", "mfu"}; "mfu" only where known. In the file
+  /// when this returns.
   void write_step(const StepMetrics& metrics);
+  /// {"type": "evaluation", "step", "loss", "tokens"}.
   void write_evaluation(std::int64_t step, double loss, std::int64_t tokens);
+  /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.
   void write_trace(const std::vector<std::vector<Span>>& spans_by_rank);
   void write_summary(const nlohmann::json& summary);  // summary.json, at the end
 
  private:
+  void append(const nlohmann::json& line);
   std::filesystem::path folder_;
-  std::ofstream metrics_;
+  Descriptor metrics_{-1};
 };
 
-/// Over all ranks: seconds of each section.
+/// Spans of all ranks, with the names they point to.
+struct Trace {
+  std::vector<std::vector<Span>> spans_by_rank;
+  std::shared_ptr<std::set<std::string>> names;
+};
+/// Collective; rank 0 gets the first spans of each rank, about `limit` in all, the others an empty
+/// Trace. Times count from each rank's own recorder, made at about the same moment after MPI's
+/// start.
+Trace gather_trace(const Recorder& recorder, comm::Communicator& world,
+                   std::int64_t limit = 1'000'000);
+
+/// Over all ranks: seconds of each section; a rank that never entered one counts as 0.
 struct SectionTimes {
   std::string name;
   double minimum = 0, average = 0, maximum = 0;
 };
 /// Collective; every rank gets the table, sorted by average, largest first.
 std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world);
-/// The table as text: section, min, average, max seconds, share of `total` seconds.
+/// The table as text: section, min, average, max seconds, share of `total` seconds. Sections may
+/// nest, so shares need not add up to 100 %.
 std::string timing_table(const std::vector<SectionTimes>& sections, double total);
 
-/// Hosts, time, user's environment (SLURM_*, OMP_*, OMPI_*, TRIREME_*), CPU and library versions: what an
-/// auditor asks. Collective.
-nlohmann::json provenance(comm::Communicator& world);
+/// Bytes of one use of memory: foretold and found.
+struct MemoryRow {
+  std::string name;
+  std::int64_t predicted = 0;
+  std::int64_t measured = 0;
+};
+/// Collective; every rank gets, by use, the largest prediction and the largest measured peak over
+/// ranks, and nothing for uses where both are 0.
+std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
+                                     const std::map<device::Use, std::int64_t>& predicted,
+                                     comm::Communicator& world);
+/// The table as text, with a sum, and a mark where measured differs from predicted.
+std::string memory_table(const std::vector<MemoryRow>& rows);
 
-/// The line shown for one step. `live` rewrites the line on a terminal.
+/// What an auditor asks: {"start" (UTC), "ranks", "hosts" [{name, ranks, cpu, cores, memory_bytes,
+/// system}], "environment" {…}, "versions"}. The environment is rank 0's: the variables with which
+/// users and schedulers steer libraries (SLURM_*, OMP_*, OMPI_MCA_*, TRIREME_*, …), without those
+/// that Open MPI's launcher sets for itself and without any whose name suggests a secret.
+/// `versions` is the caller's. Collective; all ranks get it.
+nlohmann::json provenance(comm::Communicator& world,
+                          const nlohmann::json& versions = nlohmann::json::object());
+
+/// "step  120/2000  loss 2.3456  norm 0.512  lr 3.0e-04  1.234 s  12345 tok/s  MFU 61.2 %  eta
+/// 12:34"; the MFU only where it is known, eta only for finite `seconds_left` >= 0.
 std::string step_line(const StepMetrics& metrics, std::int64_t total_steps, double seconds_left);
 
-/// "Figure of Merit (FOM): 12345.6 tokens/s".
+/// "12:34", "1:02:03" or "2d 03:04:05".
+std::string duration_text(double seconds);
+
+/// "Figure of Merit (FOM): 12345.6 tokens/s"; "Figure of Merit (FOM): none" unless it is finite and
+/// above 0.
 std::string figure_of_merit(double tokens_per_second);
 
 }  // namespace trireme::report

@@ -1,0 +1,165 @@
+#include "manifest.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+#include "trireme/report/json.hpp"
+
+namespace trireme::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+// {"manifest_xxh3": "0123456789abcdef",
+constexpr std::string_view seal_begin = "{\"manifest_xxh3\": \"";
+constexpr std::string_view seal_end = "\",\n";
+constexpr std::size_t seal_length = seal_begin.size() + 16 + seal_end.size();
+
+std::string sealed(const std::string& rest) {
+  return fmt::format("{}{:016x}{}{}", seal_begin, xxh3(rest.data(), rest.size()), seal_end, rest);
+}
+
+}  // namespace
+
+bool is_sealed(std::string_view text) {
+  return text.size() >= seal_length && text == sealed(std::string(text.substr(seal_length)));
+}
+
+std::string fault_of_name(std::string_view name) {
+  if (name.empty()) return "is empty";
+  if (name.size() > 512) return "has more than 512 bytes";
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('/', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (part.empty() || part == "." || part == "..") return "has an empty part, '.' or '..'";
+    begin = end + 1;
+  }
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte >= 0x7f || c == '@')
+      return "has a byte that is '@' or not printable ASCII";
+  }
+  return "";
+}
+
+bool checked_elements(const Shape& shape, DType type, std::int64_t& elements) {
+  elements = 1;
+  bool empty = false;
+  for (int d = 0; d < shape.dimensions(); ++d) {
+    if (shape[d] < 0) return false;
+    empty = empty || shape[d] == 0;
+  }
+  if (empty) {
+    elements = 0;
+    return true;
+  }
+  for (int d = 0; d < shape.dimensions(); ++d) {
+    if (__builtin_mul_overflow(elements, shape[d], &elements)) return false;
+  }
+  std::int64_t bytes = 0;
+  return !__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(type)), &bytes);
+}
+
+Shape make_shape(const std::vector<std::int64_t>& e) {
+  static_assert(Shape::max_dimensions == 4);
+  TRIREME_ASSERT(e.size() <= 4, "{} dimensions", e.size());
+  switch (e.size()) {
+    case 0:
+      return {};
+    case 1:
+      return {e[0]};
+    case 2:
+      return {e[0], e[1]};
+    case 3:
+      return {e[0], e[1], e[2]};
+    default:
+      return {e[0], e[1], e[2], e[3]};
+  }
+}
+
+void sort_and_check_cover(const std::string& where, const std::vector<Reader::Entry>& tensors,
+                          std::vector<PieceRecord>& pieces) {
+  std::sort(pieces.begin(), pieces.end(), [](const PieceRecord& a, const PieceRecord& b) {
+    return std::tie(a.tensor, a.offset) < std::tie(b.tensor, b.offset);
+  });
+  auto piece = pieces.begin();
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::int64_t elements = tensors[t].shape.elements();
+    std::int64_t covered = 0;
+    for (; piece != pieces.end() && piece->tensor == t; ++piece) {
+      if (piece->offset < covered) {
+        throw Error("{}: tensor {}: two pieces hold element {}; each is to be stored once", where,
+                    tensors[t].name, piece->offset);
+      }
+      if (piece->offset > covered) break;
+      if (piece->elements <= 0 || piece->elements > elements - covered) {
+        throw Error("{}: tensor {}: a piece of {} elements at offset {} does not fit into {}",
+                    where, tensors[t].name, piece->elements, piece->offset,
+                    tensors[t].shape.to_string());
+      }
+      covered += piece->elements;
+    }
+    if (covered != elements) {
+      throw Error("{}: tensor {}: no piece holds element {} of {}", where, tensors[t].name, covered,
+                  elements);
+    }
+  }
+}
+
+std::string to_text(const Manifest& manifest) {
+  const State& state = manifest.state;
+  const auto field = [](std::string& text, const char* key, const json& value) {
+    text += fmt::format("\"{}\": {},\n", key, report::to_text(value));
+  };
+  std::string rest;
+  field(rest, "format", format_name);
+  field(rest, "version", format_version);
+  field(rest, "block_bytes", block_bytes);
+  field(rest, "step", state.step);
+  field(rest, "samples", state.samples);
+  field(rest, "seed", state.seed);
+  field(rest, "config", state.config);
+  field(rest, "versions", state.versions);
+  field(rest, "extra", state.extra);
+  // A list with one entry a line, so that people can read and compare manifests.
+  const auto list = [&rest](const char* key, std::size_t size, const auto& entry, bool last) {
+    rest += fmt::format("\"{}\": [", key);
+    for (std::size_t i = 0; i < size; ++i) {
+      rest += (i == 0 ? "\n  " : ",\n  ") + report::to_text(entry(i));
+    }
+    rest += last ? "\n]}\n" : "\n],\n";
+  };
+  list(
+      "files", manifest.files.size(),
+      [&](std::size_t i) {
+        return json{{"name", manifest.files[i].name}, {"bytes", manifest.files[i].bytes}};
+      },
+      false);
+  list(
+      "tensors", manifest.tensors.size(),
+      [&](std::size_t i) {
+        const Reader::Entry& tensor = manifest.tensors[i];
+        json shape = json::array();
+        for (int d = 0; d < tensor.shape.dimensions(); ++d) shape.push_back(tensor.shape[d]);
+        return json{{"name", tensor.name}, {"type", name_of(tensor.type)}, {"shape", shape}};
+      },
+      false);
+  list(
+      "pieces", manifest.pieces.size(),
+      [&](std::size_t i) {
+        const PieceRecord& piece = manifest.pieces[i];
+        json blocks = json::array();
+        for (const std::uint64_t hash : piece.blocks)
+          blocks.push_back(fmt::format("{:016x}", hash));
+        return json{{"tensor", manifest.tensors[piece.tensor].name},
+                    {"offset", piece.offset},
+                    {"elements", piece.elements},
+                    {"file", manifest.files[piece.file].name},
+                    {"dataset", piece.dataset},
+                    {"xxh3", blocks}};
+      },
+      true);
+  return sealed(rest);
+}
+
+}  // namespace trireme::checkpoint

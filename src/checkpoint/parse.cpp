@@ -1,0 +1,204 @@
+// Reading a manifest that may be damaged or hostile.
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "files.hpp"
+#include "manifest.hpp"
+
+namespace trireme::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t largest_manifest = std::int64_t{1} << 30;
+constexpr int deepest_nesting = 64;  // what follows walks JSON recursively
+
+std::int64_t integer_of(const json& number, const std::string& what) {
+  if (!number.is_number_unsigned() ||
+      number.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
+    throw Error("{} is not an integer from 0 to 2^63 - 1", what);
+  }
+  return number.get<std::int64_t>();
+}
+
+/// A JSON object with the words to complain about it.
+struct Object {
+  const json& value;
+  const std::string& where;  // "…/manifest.json: piece 3"
+
+  const json& at(const char* key) const {
+    const auto found = value.is_object() ? value.find(key) : value.end();
+    if (!value.is_object() || found == value.end()) throw Error("{}: has no '{}'", where, key);
+    return *found;
+  }
+  std::int64_t integer(const char* key) const {
+    return integer_of(at(key), fmt::format("{}: '{}'", where, key));
+  }
+  std::string text(const char* key) const {
+    const json& string = at(key);
+    if (!string.is_string()) throw Error("{}: '{}' is not a string", where, key);
+    return string.get<std::string>();
+  }
+  const json& list(const char* key) const {
+    const json& array = at(key);
+    if (!array.is_array()) throw Error("{}: '{}' is not a list", where, key);
+    return array;
+  }
+};
+
+bool plain(const std::string& name) {
+  return !name.empty() && name.size() <= 255 && name[0] != '.' &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                  c == '.' || c == '-' || c == '_';
+         });
+}
+
+std::uint64_t parse_hash(const json& value, const std::string& where) {
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  const bool hexadecimal = text.size() == 16 && std::all_of(text.begin(), text.end(), [](char c) {
+                             return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+                           });
+  if (!hexadecimal) throw Error("{}: an xxh3 is not 16 hexadecimal digits", where);
+  return std::stoull(text, nullptr, 16);
+}
+
+json parse_json(const std::string& where, const std::string& text) {
+  const auto shallow = [&where](int depth, json::parse_event_t, json&) {
+    if (depth > deepest_nesting)
+      throw Error("{}: is nested more than {} deep", where, deepest_nesting);
+    return true;
+  };
+  try {
+    return json::parse(text, shallow);
+  } catch (const json::parse_error& error) {
+    throw Error("{}: is not JSON at byte {}", where, error.byte);
+  } catch (const json::exception&) {
+    throw Error("{}: is not JSON that can be read", where);
+  }
+}
+
+void parse_files(const json& root, const std::string& where, Manifest& manifest,
+                 std::map<std::string, std::size_t>& index) {
+  for (const json& each : Object{root, where}.list("files")) {
+    const Object object{each, where};
+    FileRecord file{object.text("name"), object.integer("bytes")};
+    if (!plain(file.name)) throw Error("{}: a file name is not a plain name in the folder", where);
+    if (!index.emplace(file.name, manifest.files.size()).second) {
+      throw Error("{}: file {} is listed twice", where, file.name);
+    }
+    manifest.files.push_back(std::move(file));
+  }
+}
+
+void parse_tensors(const json& root, const std::string& where, Manifest& manifest,
+                   std::map<std::string, std::size_t>& index) {
+  for (const json& each : Object{root, where}.list("tensors")) {
+    const Object object{each, where};
+    Reader::Entry tensor;
+    tensor.name = object.text("name");
+    if (const std::string fault = fault_of_name(tensor.name); !fault.empty()) {
+      throw Error("{}: the name of tensor {} {}", where, manifest.tensors.size(), fault);
+    }
+    const std::string here = fmt::format("{}: tensor {}", where, tensor.name);
+    try {
+      tensor.type = dtype_from_name(object.text("type"));
+    } catch (const Error& error) {
+      throw Error("{}: {}", here, error.what());
+    }
+    std::vector<std::int64_t> extents;
+    for (const json& extent : Object{each, here}.list("shape")) {
+      extents.push_back(integer_of(extent, here + ": an extent"));
+    }
+    if (extents.size() > Shape::max_dimensions) throw Error("{}: has more than 4 dimensions", here);
+    tensor.shape = make_shape(extents);
+    std::int64_t elements = 0;
+    if (!checked_elements(tensor.shape, tensor.type, elements)) {
+      throw Error("{}: {} has more than 2^63 bytes", here, tensor.shape.to_string());
+    }
+    if (!manifest.tensors.empty() && !(manifest.tensors.back().name < tensor.name)) {
+      throw Error("{}: is listed twice or out of order", here);
+    }
+    index.emplace(tensor.name, manifest.tensors.size());
+    manifest.tensors.push_back(std::move(tensor));
+  }
+}
+
+void parse_pieces(const json& root, const std::string& where, Manifest& manifest,
+                  const std::map<std::string, std::size_t>& files,
+                  const std::map<std::string, std::size_t>& tensors) {
+  std::set<std::pair<std::size_t, std::string>> used;
+  std::vector<std::int64_t> left;
+  for (const FileRecord& file : manifest.files) left.push_back(file.bytes);
+  for (const json& each : Object{root, where}.list("pieces")) {
+    const std::string here = fmt::format("{}: piece {}", where, manifest.pieces.size());
+    const Object object{each, here};
+    const auto tensor = tensors.find(object.text("tensor"));
+    const auto file = files.find(object.text("file"));
+    if (tensor == tensors.end()) throw Error("{}: its tensor is not listed", here);
+    if (file == files.end()) throw Error("{}: its file is not listed", here);
+    PieceRecord piece{tensor->second, object.integer("offset"), object.integer("elements"),
+                      file->second,   object.text("dataset"),   {}};
+    std::string path = piece.dataset;  // a tensor's name, perhaps with '@' and an offset
+    std::replace(path.begin(), path.end(), '@', '_');
+    if (!fault_of_name(path).empty()) throw Error("{}: its dataset has no proper name", here);
+    if (!used.emplace(piece.file, piece.dataset).second) {
+      throw Error("{}: dataset {} of {} holds another piece already", here, piece.dataset,
+                  file->first);
+    }
+    const Reader::Entry& entry = manifest.tensors[piece.tensor];
+    if (piece.elements > entry.shape.elements()) {
+      throw Error("{}: has more elements than tensor {}", here, entry.name);
+    }
+    const std::int64_t bytes = bytes_of(piece.elements, entry.type);
+    if (bytes > left[piece.file]) {
+      throw Error("{}: tensor {} claims more than file {} holds", here, entry.name, file->first);
+    }
+    left[piece.file] -= bytes;
+    for (const json& hash : object.list("xxh3")) piece.blocks.push_back(parse_hash(hash, here));
+    if (static_cast<std::int64_t>(piece.blocks.size()) != block_count(bytes)) {
+      throw Error("{}: has {} checksums for {} bytes", here, piece.blocks.size(), bytes);
+    }
+    manifest.pieces.push_back(std::move(piece));
+  }
+}
+
+}  // namespace
+
+Manifest read_manifest(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "manifest.json";
+  const std::string where = path.string();
+  const std::string text = read_text(path, largest_manifest);
+  if (!is_sealed(text)) {
+    throw Error("{}: does not match its own checksum; the file is damaged or was edited", where);
+  }
+  json root = parse_json(where, text);
+  const Object object{root, where};
+  if (object.text("format") != format_name || object.integer("version") != format_version) {
+    throw Error("{}: is not a {} of version {}; read it with the version that wrote it", where,
+                format_name, format_version);
+  }
+  if (object.integer("block_bytes") != block_bytes) {
+    throw Error("{}: 'block_bytes' is not {}", where, block_bytes);
+  }
+  Manifest manifest;
+  manifest.state.step = object.integer("step");
+  manifest.state.samples = object.integer("samples");
+  if (!object.at("seed").is_number_unsigned()) {
+    throw Error("{}: 'seed' is not an integer from 0 to 2^64 - 1", where);
+  }
+  manifest.state.seed = object.at("seed").get<std::uint64_t>();
+  std::map<std::string, std::size_t> files, tensors;
+  parse_files(root, where, manifest, files);
+  parse_tensors(root, where, manifest, tensors);
+  parse_pieces(root, where, manifest, files, tensors);
+  sort_and_check_cover(where, manifest.tensors, manifest.pieces);
+  manifest.state.config = object.at("config");
+  manifest.state.versions = object.at("versions");
+  manifest.state.extra = object.at("extra");
+  return manifest;
+}
+
+}  // namespace trireme::checkpoint

@@ -1,0 +1,292 @@
+#include "piece_file.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include <fcntl.h>
+#include <hdf5.h>
+
+#include "trireme/data/hdf5.hpp"
+
+#include "files.hpp"
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+namespace hdf5 = data::hdf5;
+using hdf5::Handle;
+static_assert(std::endian::native == std::endian::little, "data are stored as they lie in memory");
+
+/// Data of at least this size begin on a page.
+constexpr hsize_t aligned_from = hsize_t{64} << 10;
+constexpr hsize_t page = 4096;
+
+void require(herr_t status, const char* call) {
+  if (status < 0) throw Error("{}: {}", call, hdf5::reason());
+}
+
+/// An identifier that a call returned, if it did.
+Handle own(hid_t id, Handle::Close close, const char* call) {
+  if (id < 0) throw Error("{}: {}", call, hdf5::reason());
+  return {id, close};
+}
+
+/// bf16 has no type of its own in HDF5 1.10: its bits as uint16, and the attribute "type" says what
+/// they are.
+hid_t standard_type(DType type) {
+  switch (type) {
+    case DType::f16:  // made from it
+    case DType::f32:
+      return H5T_IEEE_F32LE;
+    case DType::f64:
+      return H5T_IEEE_F64LE;
+    case DType::i32:
+      return H5T_STD_I32LE;
+    case DType::i64:
+      return H5T_STD_I64LE;
+    case DType::bf16:
+    case DType::u16:
+      return H5T_STD_U16LE;
+    case DType::u8:
+      return H5T_STD_U8LE;
+  }
+  throw Error("element type {}: cannot be stored", static_cast<int>(type));
+}
+
+Handle file_type(DType type) {
+  Handle result = own(H5Tcopy(standard_type(type)), H5Tclose, "H5Tcopy");
+  if (type == DType::f16) {  // IEEE binary16: sign 15, exponent 5, fraction 10
+    require(H5Tset_fields(result.get(), 15, 10, 5, 0, 10), "H5Tset_fields");
+    require(H5Tset_size(result.get(), 2), "H5Tset_size");
+    require(H5Tset_ebias(result.get(), 15), "H5Tset_ebias");
+  }
+  return result;
+}
+
+void write_extents(hid_t object, const char* name, const Shape& shape) {
+  std::vector<std::int64_t> extents;
+  for (int d = 0; d < shape.dimensions(); ++d) extents.push_back(shape[d]);
+  const hsize_t size = extents.size();
+  extents.push_back(0);  // so that there is something to point to
+  const Handle space = own(size == 0 ? H5Screate(H5S_NULL) : H5Screate_simple(1, &size, nullptr),
+                           H5Sclose, "H5Screate");
+  const Handle attribute =
+      own(H5Acreate2(object, name, H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
+          "H5Acreate2");
+  if (size != 0) require(H5Awrite(attribute.get(), H5T_NATIVE_INT64, extents.data()), "H5Awrite");
+}
+
+/// A stretch of whole rows keeps the tensor's dimensions after the first, so that other tools show
+/// it as the matrix it is; any other stretch is a vector.
+Handle space_of(const Piece& piece) {
+  const std::int64_t elements = piece.data.elements();
+  std::vector<hsize_t> extents{static_cast<hsize_t>(elements)};
+  if (piece.shape.dimensions() > 1) {
+    const std::int64_t row = piece.shape.elements() / piece.shape[0];
+    if (piece.offset % row == 0 && elements % row == 0) {
+      extents[0] = static_cast<hsize_t>(elements / row);
+      for (int d = 1; d < piece.shape.dimensions(); ++d) {
+        extents.push_back(static_cast<hsize_t>(piece.shape[d]));
+      }
+    }
+  }
+  return own(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose,
+             "H5Screate_simple");
+}
+
+/// Property lists of every file, group and dataset we make. Without times: equal state gives equal
+/// bytes.
+Handle untimed(hid_t kind) {
+  Handle list = own(H5Pcreate(kind), H5Pclose, "H5Pcreate");
+  require(H5Pset_obj_track_times(list.get(), 0), "H5Pset_obj_track_times");
+  return list;
+}
+
+Handle access_list() {
+  Handle list = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "H5Pcreate");
+  // The format whose metadata carry checksums; no file locks, which parallel file systems may lack
+  // and which guard nothing here: a file is written by one rank under a name that no reader looks
+  // at.
+  require(H5Pset_libver_bounds(list.get(), H5F_LIBVER_V110, H5F_LIBVER_V110),
+          "H5Pset_libver_bounds");
+  require(H5Pset_alignment(list.get(), aligned_from, page), "H5Pset_alignment");
+  require(H5Pset_file_locking(list.get(), 0, 1), "H5Pset_file_locking");
+  return list;
+}
+
+/// Makes the groups on the way to `dataset`; `made` knows those that exist.
+void make_groups(hid_t file, const std::string& dataset, std::set<std::string>& made) {
+  const Handle creation = untimed(H5P_GROUP_CREATE);
+  for (std::size_t slash = dataset.find('/'); slash != dataset.npos;
+       slash = dataset.find('/', slash + 1)) {
+    const std::string group = dataset.substr(0, slash);
+    if (!made.insert(group).second) continue;
+    own(H5Gcreate2(file, group.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT), H5Gclose,
+        "H5Gcreate2");
+  }
+}
+
+std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& name) {
+  const Handle type = file_type(piece.data.type());
+  const Handle space = space_of(piece);
+  const Handle creation = untimed(H5P_DATASET_CREATE);
+  require(H5Pset_layout(creation.get(), H5D_CONTIGUOUS), "H5Pset_layout");
+  require(H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY), "H5Pset_alloc_time");
+  require(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
+  const Handle dataset = own(H5Dcreate2(file, name.c_str(), type.get(), space.get(), H5P_DEFAULT,
+                                        creation.get(), H5P_DEFAULT),
+                             H5Dclose, "H5Dcreate2");
+  hdf5::write_attribute(dataset.get(), "type", std::string(name_of(piece.data.type())), name);
+  write_extents(dataset.get(), "global_shape", piece.shape);
+  hdf5::write_attribute(dataset.get(), "global_offset", static_cast<std::uint64_t>(piece.offset),
+                        name);
+  const haddr_t address = H5Dget_offset(dataset.get());
+  if (address == HADDR_UNDEF) throw Error("HDF5: no space was given to dataset {}", name);
+  return static_cast<std::int64_t>(address);
+}
+
+/// A tensor of which this rank writes several pieces gets one dataset for each, "name@offset".
+std::vector<std::string> dataset_names(const std::vector<const Piece*>& pieces) {
+  std::map<std::string, int> count;
+  for (const Piece* piece : pieces) ++count[piece->name];
+  std::vector<std::string> names;
+  for (const Piece* piece : pieces) {
+    names.push_back(count[piece->name] == 1 ? piece->name
+                                            : fmt::format("{}@{}", piece->name, piece->offset));
+  }
+  return names;
+}
+
+/// Everything but the data. Returns the datasets' addresses.
+std::vector<std::int64_t> make_structure(const fs::path& path,
+                                         const std::vector<const Piece*>& pieces,
+                                         const std::vector<std::string>& names, std::int64_t step) {
+  const hdf5::Lock lock;
+  std::vector<std::int64_t> addresses;
+  const Handle access = access_list();
+  const Handle creation = untimed(H5P_FILE_CREATE);
+  Handle file = own(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), H5Fclose,
+                    "H5Fcreate");
+  const std::string what = path.filename().string();
+  hdf5::write_attribute(file.get(), "format", std::string(format_name), what);
+  hdf5::write_attribute(file.get(), "version", std::uint64_t{format_version}, what);
+  hdf5::write_attribute(file.get(), "step", static_cast<std::uint64_t>(step), what);
+  std::set<std::string> groups;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    make_groups(file.get(), names[i], groups);
+    addresses.push_back(make_dataset(file.get(), *pieces[i], names[i]));
+  }
+  require(file.close(), "H5Fclose");
+  return addresses;
+}
+
+std::vector<std::uint64_t> write_blocks(int file, const fs::path& path, const Tensor& tensor,
+                                        std::int64_t address) {
+  const auto* data = static_cast<const std::byte*>(tensor.data());
+  const auto bytes = static_cast<std::int64_t>(tensor.bytes());
+  std::vector<std::uint64_t> hashes;
+  for (std::int64_t begin = 0; begin < bytes; begin += block_bytes) {
+    const auto length = static_cast<std::size_t>(std::min(block_bytes, bytes - begin));
+    hashes.push_back(xxh3(data + begin, length));
+    write_at(file, path, data + begin, length, address + begin);
+  }
+  return hashes;
+}
+
+/// Refuses soft and external links on the way to `dataset`, which could lead out of the file.
+void check_links(hid_t file, const std::string& dataset) {
+  for (std::size_t end = dataset.find('/');; end = dataset.find('/', end + 1)) {
+    const std::string path = dataset.substr(0, end);
+    H5L_info_t link{};
+    if (H5Lget_info(file, path.c_str(), &link, H5P_DEFAULT) < 0) throw Error("is not in the file");
+    if (link.type != H5L_TYPE_HARD) throw Error("is reached by a link, which is not allowed");
+    if (end == dataset.npos) return;
+  }
+}
+
+std::int64_t locate(hid_t file, std::int64_t file_bytes, const ExpectedDataset& expected) {
+  check_links(file, expected.dataset);
+  const Handle dataset =
+      own(H5Dopen2(file, expected.dataset.c_str(), H5P_DEFAULT), H5Dclose, "H5Dopen2");
+  const Handle creation = own(H5Dget_create_plist(dataset.get()), H5Pclose, "H5Dget_create_plist");
+  const Handle type = own(H5Dget_type(dataset.get()), H5Tclose, "H5Dget_type");
+  const Handle space = own(H5Dget_space(dataset.get()), H5Sclose, "H5Dget_space");
+  if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS) throw Error("is not contiguous");
+  if (H5Pget_external_count(creation.get()) != 0) throw Error("lies outside the file");
+  if (H5Pget_nfilters(creation.get()) != 0) throw Error("has filters");
+  if (H5Tequal(type.get(), file_type(expected.type).get()) <= 0) {
+    throw Error("does not have the type {}", name_of(expected.type));
+  }
+  const std::int64_t bytes = bytes_of(expected.elements, expected.type);
+  if (H5Sget_simple_extent_type(space.get()) != H5S_SIMPLE ||
+      H5Sget_simple_extent_npoints(space.get()) != expected.elements ||
+      H5Dget_storage_size(dataset.get()) != static_cast<hsize_t>(bytes)) {
+    throw Error("does not have {} elements", expected.elements);
+  }
+  const haddr_t address = H5Dget_offset(dataset.get());
+  if (address == HADDR_UNDEF || address > static_cast<haddr_t>(file_bytes) ||
+      bytes > file_bytes - static_cast<std::int64_t>(address)) {
+    throw Error("claims more than the file holds");
+  }
+  return static_cast<std::int64_t>(address);
+}
+
+}  // namespace
+
+std::vector<PieceRecord> write_piece_file(const fs::path& path,
+                                          const std::vector<const Piece*>& pieces,
+                                          std::int64_t step, std::int64_t& bytes) {
+  const report::SizeLimitGuard guard;
+  const std::vector<std::string> names = dataset_names(pieces);
+  std::vector<std::int64_t> addresses;
+  try {
+    addresses = make_structure(path, pieces, names, step);
+  } catch (const Error& error) {
+    throw Error("{}: {}", path.string(), error.what());
+  }
+  report::Descriptor file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (file.get() < 0) throw Error("{}: cannot be opened: {}", path.string(), std::strerror(errno));
+  std::vector<PieceRecord> records;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = *pieces[i];
+    records.push_back({0, piece.offset, piece.data.elements(), 0, names[i],
+                       write_blocks(file.get(), path, piece.data, addresses[i])});
+  }
+  if (::fsync(file.get()) != 0 || file.close() != 0) {
+    throw Error("{}: cannot be written: {}", path.string(), std::strerror(errno));
+  }
+  bytes = static_cast<std::int64_t>(fs::file_size(path));
+  return records;
+}
+
+std::vector<std::int64_t> locate_datasets(const fs::path& path, std::int64_t bytes,
+                                          const std::vector<ExpectedDataset>& expected) {
+  std::int64_t found = 0;
+  const report::Descriptor descriptor(open_regular(path, found));
+  if (found != bytes) {
+    throw Error("{}: has {} bytes, the manifest says {}; the file is damaged", path.string(), found,
+                bytes);
+  }
+  const hdf5::Lock lock;
+  std::vector<std::int64_t> addresses;
+  const ExpectedDataset* current = nullptr;
+  try {
+    const Handle file = hdf5::open_file(path, path.string());
+    for (const ExpectedDataset& each : expected) {
+      current = &each;
+      addresses.push_back(locate(file.get(), bytes, each));
+    }
+  } catch (const Error& error) {
+    if (current == nullptr) throw;
+    throw Error("{}: tensor {}, element offset {}: dataset {}: {}", path.string(), current->tensor,
+                current->offset, current->dataset, error.what());
+  }
+  return addresses;
+}
+
+}  // namespace trireme::checkpoint

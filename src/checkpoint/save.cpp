@@ -1,0 +1,219 @@
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "trireme/report/json.hpp"
+
+#include "files.hpp"
+#include "folders.hpp"
+#include "manifest.hpp"
+#include "piece_file.hpp"
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// Runs `work` on this rank, then tells every rank how all of them fared: returns what each rank's
+/// `work` returned, or, when any threw, runs `undo` (on every rank) and throws the same AgreedError
+/// on all. Collective.
+std::vector<json> together(comm::Communicator& world, const std::function<json()>& work,
+                           const std::function<void()>& undo) {
+  json mine;
+  try {
+    mine["value"] = work();
+  } catch (const std::exception& error) {
+    mine["error"] = error.what();
+  }
+  std::vector<json> values;
+  std::string first;
+  int failed = 0;
+  const std::string text = report::to_text(mine);
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(text.data());
+  for (const auto& each : world.all_gather_bytes({bytes, text.size()})) {
+    json theirs = json::parse(each.begin(), each.end());
+    if (theirs.contains("error") && ++failed == 1) {
+      first = fmt::format("rank {}: {}", values.size(), theirs["error"].get<std::string>());
+    }
+    values.push_back(std::move(theirs["value"]));
+  }
+  if (failed == 0) return values;
+  undo();
+  world.barrier();  // no rank goes on while leftovers are being removed
+  const std::string others =
+      failed == 1 ? ""
+                  : fmt::format(" (and {} other {})", failed - 1, failed == 2 ? "rank" : "ranks");
+  throw AgreedError("checkpoint not saved: {}{}", first, others);
+}
+
+json shape_to_json(const Shape& shape) {
+  json extents = json::array();
+  for (int d = 0; d < shape.dimensions(); ++d) extents.push_back(shape[d]);
+  return extents;
+}
+
+/// What this rank holds, for the others to check. Throws Error for what is wrong in itself.
+json describe(const std::vector<Piece>& pieces) {
+  json list = json::array();
+  for (const Piece& piece : pieces) {
+    if (const std::string fault = fault_of_name(piece.name); !fault.empty()) {
+      throw Error("tensor '{}': its name {}", piece.name, fault);
+    }
+    std::int64_t whole = 0;
+    if (!checked_elements(piece.shape, piece.data.type(), whole)) {
+      throw Error("tensor {}: {} is no shape", piece.name, piece.shape.to_string());
+    }
+    const std::int64_t elements = piece.data.elements();
+    TRIREME_ASSERT(piece.data.contiguous(), "piece of {}", piece.name);
+    TRIREME_ASSERT(piece.data.data() != nullptr || elements == 0, "piece of {}", piece.name);
+    if (piece.offset < 0 || elements > whole || piece.offset > whole - elements) {
+      throw Error("tensor {}: a piece of {} elements at offset {} does not fit into {}", piece.name,
+                  elements, piece.offset, piece.shape.to_string());
+    }
+    list.push_back({piece.name, name_of(piece.data.type()), shape_to_json(piece.shape),
+                    piece.offset, piece.write ? elements : 0});
+  }
+  return list;
+}
+
+/// All ranks' descriptions, joined: the tensors, by name. Throws Error, the same on every rank,
+/// unless ranks agree on each tensor and the pieces to be written cover it exactly once.
+std::vector<Reader::Entry> join(const std::vector<json>& ranks) {
+  std::map<std::string, Reader::Entry> by_name;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const json& piece : ranks[rank]) {
+      Reader::Entry entry{piece[0], make_shape(piece[2]),
+                          dtype_from_name(piece[1].get<std::string>())};
+      const auto [known, is_new] = by_name.emplace(entry.name, entry);
+      if (!is_new && (known->second.shape != entry.shape || known->second.type != entry.type)) {
+        throw Error("rank {}: tensor {}: is {} {} here and {} {} on another rank", rank, entry.name,
+                    name_of(entry.type), entry.shape.to_string(), name_of(known->second.type),
+                    known->second.shape.to_string());
+      }
+    }
+  }
+  std::vector<Reader::Entry> tensors;
+  std::map<std::string, std::size_t> index;
+  for (const auto& [name, entry] : by_name) {
+    // In HDF5 one name cannot be a group and a dataset.
+    for (std::size_t slash = name.find('/'); slash != name.npos;
+         slash = name.find('/', slash + 1)) {
+      if (by_name.count(name.substr(0, slash)) != 0) {
+        throw Error("tensor {}: a part of its name is a tensor too", name);
+      }
+    }
+    index.emplace(name, tensors.size());
+    tensors.push_back(entry);
+  }
+  std::vector<PieceRecord> pieces;
+  for (const json& rank : ranks) {
+    for (const json& piece : rank) {
+      if (piece[4] != 0) pieces.push_back({index[piece[0]], piece[3], piece[4], 0, "", {}});
+    }
+  }
+  sort_and_check_cover("pieces of all ranks", tensors, pieces);
+  return tensors;
+}
+
+/// Writes this rank's file, if it has anything to write, and says what is in it.
+json write_own(const fs::path& folder, const std::vector<Piece>& pieces, std::int64_t step,
+               int rank) {
+  std::vector<const Piece*> own;
+  for (const Piece& piece : pieces) {
+    if (piece.write && piece.data.elements() > 0) own.push_back(&piece);
+  }
+  if (own.empty()) return {};
+  const std::string name = fmt::format("rank-{:05}.h5", rank);
+  std::int64_t bytes = 0;
+  const std::vector<PieceRecord> records = write_piece_file(folder / name, own, step, bytes);
+  json list = json::array();
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    list.push_back({own[i]->name, records[i].offset, records[i].elements, records[i].dataset,
+                    records[i].blocks});
+  }
+  return {{"name", name}, {"bytes", bytes}, {"pieces", list}};
+}
+
+/// Rank 0: the manifest, last, and the rename that makes the checkpoint exist.
+void finish(const fs::path& temporary, const fs::path& final, Manifest manifest,
+            const std::vector<json>& written) {
+  std::map<std::string, std::size_t> index;
+  for (const Reader::Entry& tensor : manifest.tensors) index.emplace(tensor.name, index.size());
+  for (const json& rank : written) {
+    if (rank.is_null()) continue;
+    const FileRecord file{rank["name"], rank["bytes"]};
+    std::error_code error;
+    const auto bytes = fs::file_size(temporary / file.name, error);
+    if (error || static_cast<std::int64_t>(bytes) != file.bytes) {
+      throw Error(
+          "{}: is not what its writer wrote as rank 0 sees it; save to a file system that all "
+          "ranks share",
+          (temporary / file.name).string());
+    }
+    for (const json& piece : rank["pieces"]) {
+      manifest.pieces.push_back({index.at(piece[0]), piece[1], piece[2], manifest.files.size(),
+                                 piece[3], piece[4].get<std::vector<std::uint64_t>>()});
+    }
+    manifest.files.push_back(file);
+  }
+  const std::string where = (temporary / "manifest.json").string();
+  sort_and_check_cover(where, manifest.tensors, manifest.pieces);
+  report::write_file(temporary / "manifest.json", to_text(manifest));
+  report::sync_folder(temporary);
+  commit(temporary, final);
+}
+
+void make_empty_folder(const fs::path& root, const fs::path& temporary) {
+  std::error_code error;
+  fs::create_directories(root, error);
+  if (!error) fs::remove_all(temporary, error);
+  if (!error) fs::create_directory(temporary, error);
+  if (error) throw Error("{}: cannot be made: {}", temporary.string(), error.message());
+}
+
+}  // namespace
+
+fs::path save(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
+              comm::Communicator& world) {
+  const bool first = world.rank() == 0;
+  const fs::path final = root / step_name(state.step);
+  fs::path temporary = final;
+  temporary += ".tmp";
+  const auto remove_leftovers = [&] {
+    std::error_code ignored;
+    if (first) fs::remove_all(temporary, ignored);
+  };
+  Manifest manifest;
+  const auto described = together(
+      world, [&] { return describe(pieces); }, [] {});
+  try {
+    manifest.tensors = join(described);
+  } catch (const Error& error) {  // from what all ranks know: all throw it
+    throw AgreedError("checkpoint not saved: {}", error.what());
+  }
+  together(
+      world,
+      [&] {
+        if (first) make_empty_folder(root, temporary);
+        return json();
+      },
+      remove_leftovers);
+  const auto written = together(
+      world, [&] { return write_own(temporary, pieces, state.step, world.rank()); },
+      remove_leftovers);
+  together(
+      world,
+      [&] {
+        if (first) {
+          manifest.state = state;
+          finish(temporary, final, std::move(manifest), written);
+        }
+        return json();
+      },
+      remove_leftovers);
+  return final;
+}
+
+}  // namespace trireme::checkpoint

@@ -1,0 +1,153 @@
+#include "trireme/report/record.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/json.hpp"
+
+namespace trireme::report {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// The number of an attempt folder's name, or 0.
+int attempt_number(const std::string& name) {
+  if (name.size() < 4 || name.size() > 8) return 0;
+  if (name.find_first_not_of("0123456789") != std::string::npos) return 0;
+  return std::stoi(name);
+}
+
+fs::path make_attempt(const fs::path& run_folder) {
+  const fs::path attempts = run_folder / "attempts";
+  std::error_code error;
+  fs::create_directories(attempts, error);
+  int last = 0;
+  fs::directory_iterator entries;
+  if (!error) entries = fs::directory_iterator(attempts, error);
+  if (error) {
+    throw Error("{}: the run's record cannot be written: {}", attempts.string(), error.message());
+  }
+  for (const auto& entry : entries) {
+    last = std::max(last, attempt_number(entry.path().filename().string()));
+  }
+  // mkdir decides between two runs that start at once.
+  for (int number = last + 1;; ++number) {
+    fs::path folder = attempts / fmt::format("{:04}", number);
+    if (::mkdir(folder.c_str(), 0777) == 0) {
+      sync_folder(attempts);
+      return folder;
+    }
+    if (errno != EEXIST) {
+      throw Error("{}: the run's record cannot be written: {}", folder.string(),
+                  std::strerror(errno));
+    }
+  }
+}
+
+const char* stream_name(int stream) {
+  switch (stream) {
+    case 0:
+      return "compute";
+    case 1:
+      return "communication";
+    case 2:
+      return "loader";
+    default:
+      return "stream";
+  }
+}
+
+}  // namespace
+
+RunRecord::RunRecord(const fs::path& run_folder) : folder_(make_attempt(run_folder)) {}
+
+void RunRecord::write_run(const json& run) {
+  replace_file(folder_ / "run.json", to_text(run, 2) + "\n");
+}
+
+void RunRecord::write_summary(const json& summary) {
+  replace_file(folder_ / "summary.json", to_text(summary, 2) + "\n");
+}
+
+void RunRecord::write_step(const StepMetrics& metrics) {
+  json line{{"type", "step"},
+            {"step", metrics.step},
+            {"tokens", metrics.tokens},
+            {"loss", metrics.loss},
+            {"gradient_norm", metrics.gradient_norm},
+            {"learning_rate", metrics.learning_rate},
+            {"seconds", metrics.seconds},
+            {"tokens_per_second", metrics.tokens_per_second}};
+  if (metrics.mfu != 0) line["mfu"] = metrics.mfu;
+  append(line);
+}
+
+void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t tokens) {
+  append({{"type", "evaluation"}, {"step", step}, {"loss", loss}, {"tokens", tokens}});
+}
+
+// One write per line, so that a reader that follows the file sees whole lines, and a killed run
+// leaves them.
+void RunRecord::append(const json& line) {
+  const SizeLimitGuard guard;
+  const fs::path path = folder_ / "metrics.jsonl";
+  if (metrics_.get() < 0) {
+    metrics_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  }
+  const std::string text = to_text(line) + "\n";
+  ssize_t written = -1;
+  if (metrics_.get() >= 0) {
+    do {
+      written = ::write(metrics_.get(), text.data(), text.size());
+    } while (written < 0 && errno == EINTR);
+  }
+  if (written < 0) throw Error("{}: cannot be written: {}", path.string(), std::strerror(errno));
+  if (static_cast<std::size_t>(written) != text.size()) {
+    throw Error("{}: cannot be written: the disk is full", path.string());
+  }
+}
+
+void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank) {
+  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
+  const char* separator = "\n";
+  const auto event = [&](const json& value) {
+    text += separator + to_text(value);
+    separator = ",\n";
+  };
+  for (std::size_t rank = 0; rank < spans_by_rank.size(); ++rank) {
+    const auto label = [&](const char* what, int tid, const std::string& name) {
+      event({{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", tid}, {"args", {{"name", name}}}});
+    };
+    label("process_name", 0, fmt::format("rank {}", rank));
+    event({{"ph", "M"},
+           {"name", "process_sort_index"},
+           {"pid", rank},
+           {"tid", 0},
+           {"args", {{"sort_index", rank}}}});
+    std::set<int> streams;
+    for (const Span& span : spans_by_rank[rank]) streams.insert(span.stream);
+    for (const int stream : streams) {
+      const bool named = stream >= 0 && stream <= 2;
+      label("thread_name", stream,
+            named ? stream_name(stream) : fmt::format("{} {}", stream_name(stream), stream));
+    }
+    for (const Span& span : spans_by_rank[rank]) {
+      event({{"ph", "X"},
+             {"name", span.name},
+             {"pid", rank},
+             {"tid", span.stream},
+             {"ts", span.begin_us},
+             {"dur", span.duration_us}});
+    }
+  }
+  replace_file(folder_ / "trace.json", text + "\n]}\n");
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,127 @@
+// What the ranks recorded, gathered, and as text.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/record.hpp"
+
+namespace trireme::report {
+namespace {
+
+using nlohmann::json;
+
+/// Every rank's `value`, in rank order, on every rank. CBOR keeps the bits of doubles.
+std::vector<json> gather(const json& value, comm::Communicator& world) {
+  std::vector<json> all;
+  for (const auto& bytes : world.all_gather_bytes(json::to_cbor(value))) {
+    all.push_back(json::from_cbor(bytes));
+  }
+  return all;
+}
+
+std::string mebibytes(std::int64_t bytes) {
+  return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20));
+}
+
+}  // namespace
+
+std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world) {
+  const std::vector<json> ranks = gather(recorder.seconds(), world);
+  std::set<std::string> names;
+  for (const json& rank : ranks) {
+    for (const auto& [name, seconds] : rank.items()) names.insert(name);
+  }
+  std::vector<SectionTimes> table;
+  for (const std::string& name : names) {
+    SectionTimes row{name, HUGE_VAL, 0, 0};
+    for (const json& rank : ranks) {
+      const double seconds = rank.value(name, 0.0);
+      row.minimum = std::min(row.minimum, seconds);
+      row.maximum = std::max(row.maximum, seconds);
+      row.average += seconds / static_cast<double>(ranks.size());
+    }
+    table.push_back(std::move(row));
+  }
+  std::stable_sort(table.begin(), table.end(), [](const SectionTimes& a, const SectionTimes& b) {
+    return a.average > b.average;
+  });
+  return table;
+}
+
+std::string timing_table(const std::vector<SectionTimes>& sections, double total) {
+  std::size_t width = 7;
+  for (const SectionTimes& row : sections) width = std::max(width, row.name.size());
+  std::string text = fmt::format("{:<{}} | {:>12} | {:>12} | {:>12} | {:>7}\n", "section", width,
+                                 "min s", "avg s", "max s", "share %");
+  text += std::string(width + 1, '-') + "+--------------+--------------+--------------+--------\n";
+  const auto add = [&](const SectionTimes& row) {
+    const std::string share =
+        total > 0 ? fmt::format("{:.2f}", 100 * row.average / total) : std::string("-");
+    text += fmt::format("{:<{}} | {:>12.4f} | {:>12.4f} | {:>12.4f} | {:>7}\n", row.name, width,
+                        row.minimum, row.average, row.maximum, share);
+  };
+  for (const SectionTimes& row : sections) add(row);
+  add({"total", total, total, total});
+  return text;
+}
+
+Trace gather_trace(const Recorder& recorder, comm::Communicator& world, std::int64_t limit) {
+  std::vector<Span> spans = recorder.spans();
+  const auto share = static_cast<std::size_t>(std::max<std::int64_t>(limit / world.size(), 0));
+  if (spans.size() > share) spans.resize(share);
+  json mine = json::array();
+  for (const Span& span : spans) {
+    mine.push_back({span.name, span.stream, span.begin_us, span.duration_us});
+  }
+  Trace trace{{}, std::make_shared<std::set<std::string>>()};
+  const auto all = world.all_gather_bytes(json::to_cbor(mine));
+  if (world.rank() != 0) return trace;
+  for (const auto& bytes : all) {
+    auto& rank = trace.spans_by_rank.emplace_back();
+    for (const json& span : json::from_cbor(bytes)) {
+      const char* name = trace.names->insert(span[0].get<std::string>()).first->c_str();
+      rank.push_back({name, span[1], span[2], span[3]});
+    }
+  }
+  return trace;
+}
+
+std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
+                                     const std::map<device::Use, std::int64_t>& predicted,
+                                     comm::Communicator& world) {
+  std::vector<MemoryRow> rows;
+  for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
+    const auto use = static_cast<device::Use>(u);
+    const auto found = predicted.find(use);
+    const std::int64_t mine = found == predicted.end() ? 0 : found->second;
+    MemoryRow row{std::string(device::name_of(use)), world.all_reduce(mine, comm::Reduction::max),
+                  world.all_reduce(ledger.peak(use), comm::Reduction::max)};
+    if (row.predicted != 0 || row.measured != 0) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::string memory_table(const std::vector<MemoryRow>& rows) {
+  std::size_t width = 6;
+  MemoryRow sum{"total", 0, 0};
+  for (const MemoryRow& row : rows) {
+    width = std::max(width, row.name.size());
+    sum.predicted += row.predicted;
+    sum.measured += row.measured;
+  }
+  std::string text =
+      fmt::format("{:<{}} | {:>13} | {:>12} |\n", "memory", width, "predicted MiB", "measured MiB");
+  text += std::string(width + 1, '-') + "+---------------+--------------+\n";
+  const auto add = [&](const MemoryRow& row) {
+    const std::int64_t difference = row.measured - row.predicted;
+    const std::string mark = difference == 0 ? "" : fmt::format(" ! differs by {:+} B", difference);
+    text += fmt::format("{:<{}} | {:>13} | {:>12} |{}\n", row.name, width, mebibytes(row.predicted),
+                        mebibytes(row.measured), mark);
+  };
+  for (const MemoryRow& row : rows) add(row);
+  add(sum);
+  return text;
+}
+
+}  // namespace trireme::report

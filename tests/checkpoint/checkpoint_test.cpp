@@ -1,0 +1,305 @@
+// Saving and loading on one rank: contents, naming, replacing, pruning, and what is refused at
+// save.
+#include "trireme/checkpoint/checkpoint.hpp"
+
+#include <limits>
+#include <thread>
+
+#include <hdf5.h>
+#include <sys/wait.h>
+
+#include "trireme/data/hdf5.hpp"
+
+#include "checkpoint/support.hpp"
+
+namespace trireme::checkpoint::test {
+namespace {
+
+using testing::HasSubstr;
+
+class CheckpointTest : public testing::Test {
+ protected:
+  fs::path save_all(const State& state, const std::vector<Piece>& pieces) {
+    return save(root(), state, pieces, *world_);
+  }
+  fs::path save_step(std::int64_t step, std::uint64_t seed = 0) {
+    Whole whole = make_whole("w", {5, 7}, DType::f32, seed + static_cast<std::uint64_t>(step));
+    return save_all({.step = step}, {piece_of(whole, 0, 35)});
+  }
+  const fs::path& root() const { return scratch_.path(); }
+
+  Scratch scratch_{"checkpoint"};
+  std::unique_ptr<comm::Communicator> world_ = comm::make_self_communicator();
+};
+
+std::vector<Whole> one_of_each_type() {
+  return {make_whole("parameters/a", {3, 5}, DType::f32, 1),
+          make_whole("parameters/b.c", {7}, DType::bf16, 2),
+          make_whole("parameters/d", {2, 3, 4, 5}, DType::f16, 3),
+          make_whole("parameters/deep/er/e", {}, DType::f64, 4),  // a scalar
+          make_whole("x/f", {4, 0}, DType::i32, 5),               // empty
+          make_whole("x/g", {1, 9}, DType::i64, 6),
+          make_whole("x/h", {11}, DType::u16, 7),
+          make_whole("x/i", {13}, DType::u8, 8)};
+}
+
+TEST_F(CheckpointTest, EveryTypeAndShapeComesBackFromRandomPieces) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<Whole> wholes = one_of_each_type();
+    std::vector<Piece> pieces;
+    for (Whole& whole : wholes) {
+      const auto cuts = random_cuts(whole.elements(), 1 + round % 4, random);
+      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+        pieces.push_back(piece_of(whole, cuts[i], cuts[i + 1]));
+        // A replica that another rank would hold: not written.
+        if (i % 2 == 0) pieces.push_back(piece_of(whole, cuts[i], cuts[i + 1], false));
+      }
+    }
+    std::shuffle(pieces.begin(), pieces.end(), random);
+    const fs::path folder = save_all({.step = round}, pieces);
+    EXPECT_EQ(folder, root() / fmt::format("step-{:08}", round));
+    const Reader reader(folder);
+    expect_all_right(reader, wholes);
+    reader.verify();
+    for (const Whole& whole : wholes) {
+      for (int slice = 0; slice < 10; ++slice) {
+        const auto cuts = random_cuts(whole.elements(), 3, random);
+        EXPECT_TRUE(slice_is_right(reader, whole, cuts[1], cuts[2])) << whole.name;
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointTest, StateComesBackToTheLastBit) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  State state{.step = 123456789,
+              .samples = std::numeric_limits<std::int64_t>::max(),
+              .seed = std::numeric_limits<std::uint64_t>::max(),
+              .config = {{"model", {{"layers", 3}, {"epsilon", 1e-5}}}, {"text", "naïve \" \\ \n"}},
+              .versions = {{"trireme", "0.1.0"}},
+              .extra = {{"tenth", 0.1}, {"best", infinity}, {"list", {1, 2, nullptr}}}};
+  const Reader reader(save_all(state, {}));
+  EXPECT_TRUE(reader.tensors().empty());
+  EXPECT_EQ(reader.folder(), root() / "step-123456789");
+  EXPECT_EQ(reader.state().step, state.step);
+  EXPECT_EQ(reader.state().samples, state.samples);
+  EXPECT_EQ(reader.state().seed, state.seed);
+  EXPECT_EQ(reader.state().config, state.config);
+  EXPECT_EQ(reader.state().versions, state.versions);
+  state.extra["best"] = "inf";
+  EXPECT_EQ(reader.state().extra, state.extra);
+}
+
+TEST_F(CheckpointTest, BlocksOfLargeTensorsAreCutAndJoinedRight) {
+  // 40 MiB and a bit: two whole blocks of 16 MiB and a part, in two pieces that end off a block.
+  Whole whole = make_whole("big", {10, 1048577}, DType::f32, 9);
+  const std::int64_t cut = 5'000'001;
+  const fs::path folder =
+      save_all({.step = 1}, {piece_of(whole, cut, whole.elements()), piece_of(whole, 0, cut)});
+  const Reader reader(folder);
+  EXPECT_TRUE(slice_is_right(reader, whole, 0, whole.elements()));
+  const std::int64_t block = (16 << 20) / 4;
+  for (const std::int64_t edge : {std::int64_t{0}, block, cut, cut + block, whole.elements()}) {
+    for (std::int64_t begin = edge - 2; begin <= edge + 2; ++begin) {
+      for (std::int64_t end = begin; end <= edge + 3; ++end) {
+        if (begin < 0 || end > whole.elements()) continue;
+        EXPECT_TRUE(slice_is_right(reader, whole, begin, end)) << begin << " to " << end;
+      }
+    }
+  }
+  // Columns, in an order that changes pieces and blocks all the time, from several threads.
+  std::vector<std::thread> threads;
+  std::array<int, 3> wrong{};
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::int64_t row = 0; row < 10; ++row) {
+        const std::int64_t begin = row * 1048577 + 1000 * t;
+        wrong[t] += slice_is_right(reader, whole, begin, begin + 500) ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, (std::array<int, 3>{}));
+}
+
+// What h5dump, h5py and the like see: read with the HDF5 library alone.
+TEST_F(CheckpointTest, OtherToolsFindTensorsByTheirNames) {
+  const std::string name = "parameters/blocks.0.attention.qkv.weight";
+  std::vector<float> values(6 * 4);
+  std::iota(values.begin(), values.end(), 0.5F);
+  const Tensor all(values.data(), {6, 4});
+  const fs::path folder = save_all(
+      {.step = 7}, {{name, {6, 4}, 0, all.slice(0, 0, 2), true},
+                    {name, {6, 4}, 8, all.slice(0, 2, 6), true},
+                    {"parameters/whole", {6, 4}, 0, all, true},
+                    {"parameters/half", {3}, 0, Tensor(values.data(), DType::bf16, {3}), true}});
+  const data::hdf5::Lock lock;
+  const hid_t file = H5Fopen((folder / "rank-00000.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  ASSERT_GE(file, 0);
+  const auto check = [&](const std::string& path, std::vector<hsize_t> extents,
+                         std::int64_t offset) {
+    const hid_t dataset = H5Dopen2(file, path.c_str(), H5P_DEFAULT);
+    ASSERT_GE(dataset, 0) << path;
+    const hid_t space = H5Dget_space(dataset);
+    std::vector<hsize_t> found(static_cast<std::size_t>(H5Sget_simple_extent_ndims(space)));
+    H5Sget_simple_extent_dims(space, found.data(), nullptr);
+    EXPECT_EQ(found, extents);
+    std::vector<float> got(extents[0] * extents[1]);
+    EXPECT_GE(H5Dread(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, got.data()), 0);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i], values[static_cast<std::size_t>(offset) + i]);
+    }
+    std::array<std::int64_t, 2> shape{};
+    const hid_t attribute = H5Aopen(dataset, "global_shape", H5P_DEFAULT);
+    EXPECT_GE(H5Aread(attribute, H5T_NATIVE_INT64, shape.data()), 0);
+    EXPECT_EQ(shape, (std::array<std::int64_t, 2>{6, 4}));
+    EXPECT_EQ(data::hdf5::read_number_attribute(dataset, "global_offset", path),
+              static_cast<std::uint64_t>(offset));
+    EXPECT_EQ(data::hdf5::read_text_attribute(dataset, "type", path), "fp32");
+    H5Aclose(attribute);
+    H5Sclose(space);
+    H5Dclose(dataset);
+  };
+  check(name + "@0", {2, 4}, 0);
+  check(name + "@8", {4, 4}, 8);
+  check("parameters/whole", {6, 4}, 0);
+  EXPECT_EQ(data::hdf5::read_text_attribute(file, "format", "file"), "trireme checkpoint");
+  EXPECT_EQ(data::hdf5::read_number_attribute(file, "step", "file"), 7U);
+  H5Fclose(file);
+}
+
+TEST_F(CheckpointTest, EqualStateMakesEqualBytes) {
+  Whole whole = make_whole("a/b", {100}, DType::f32, 1);
+  const fs::path folder = save_all({.step = 1}, {piece_of(whole, 0, 100)});
+  const std::string manifest = slurp(folder / "manifest.json");
+  const std::string data = slurp(folder / "rank-00000.h5");
+  ::sleep(1);  // HDF5 keeps times in seconds
+  save_all({.step = 1}, {piece_of(whole, 0, 100)});
+  EXPECT_EQ(slurp(folder / "manifest.json"), manifest);
+  EXPECT_EQ(slurp(folder / "rank-00000.h5"), data);
+}
+
+TEST_F(CheckpointTest, SavingOverAStepReplacesIt) {
+  save_step(3, 100);
+  const fs::path folder = save_step(3, 200);
+  fs::create_directory(root() / "step-00000003.tmp");  // of a save that failed
+  spill(root() / "step-00000003.tmp" / "rank-00000.h5", "rubbish");
+  save_step(3, 300);
+  EXPECT_EQ(entries_below(root()), 1U);
+  expect_all_right(Reader(folder), {make_whole("w", {5, 7}, DType::f32, 303)});
+}
+
+TEST_F(CheckpointTest, AReaderKeepsToOneVersionOfAStepThatIsReplaced) {
+  const fs::path folder = save_step(3, 100);
+  const Reader reader(folder);
+  save_step(3, 200);
+  EXPECT_THAT(error_of([&] { reader.verify(); }), HasSubstr("do not match their checksum"));
+}
+
+TEST_F(CheckpointTest, NewestPassesOverWhatIsBrokenAndNamesIt) {
+  EXPECT_EQ(newest(root() / "missing"), std::nullopt);
+  EXPECT_EQ(newest(root()), std::nullopt);
+  for (const std::int64_t step : {1, 2, 10, 11, 12, 100'000'000}) save_step(step);
+  const fs::path good = root() / "step-00000010";
+  fs::remove(root() / "step-00000011" / "manifest.json");
+  fs::resize_file(root() / "step-00000012" / "rank-00000.h5", 100);
+  fs::rename(root() / "step-100000000", root() / "step-00000099");  // not the step it says
+  fs::create_directory(root() / "step-00000200");
+  fs::create_directory(root() / "step-00000300.tmp");
+  fs::create_directory(root() / "step-x");
+  spill(root() / "step-00000400", "a file");
+  std::vector<std::string> passed_over;
+  EXPECT_EQ(newest(root(), &passed_over), good);
+  ASSERT_EQ(passed_over.size(), 5U);
+  EXPECT_THAT(passed_over[0], HasSubstr("step-00000400"));
+  EXPECT_THAT(passed_over[1], HasSubstr("step-00000200/manifest.json: cannot be opened: No such"));
+  EXPECT_THAT(passed_over[2], HasSubstr("step-00000099: its manifest is of step 100000000"));
+  EXPECT_THAT(passed_over[3], HasSubstr("step-00000012/rank-00000.h5: has 100 bytes"));
+  EXPECT_THAT(passed_over[4], HasSubstr("step-00000011/manifest.json"));
+}
+
+// Where a file system cannot exchange two names, a crash between two renames leaves this.
+TEST_F(CheckpointTest, AnOldFolderStandsInForAMissingOne) {
+  save_step(1);
+  fs::rename(save_step(2), root() / "step-00000002.old");
+  EXPECT_EQ(newest(root()), root() / "step-00000002.old");
+  prune(root(), 1);
+  EXPECT_EQ(newest(root()), root() / "step-00000002.old");
+  EXPECT_EQ(entries_below(root()), 1U);
+  EXPECT_EQ(newest(root()), root() / "step-00000002.old");
+  save_step(2);
+  EXPECT_EQ(newest(root()), root() / "step-00000002");
+  EXPECT_EQ(entries_below(root()), 1U);
+}
+
+TEST_F(CheckpointTest, PruneKeepsTheNewestWholeOnes) {
+  for (const std::int64_t step : {1, 2, 3, 4, 5}) save_step(step);
+  fs::remove(root() / "step-00000002" / "manifest.json");
+  fs::remove(root() / "step-00000004" / "manifest.json");
+  fs::create_directory(root() / "step-00000006.tmp");
+  fs::create_directory(root() / "attempts");
+  spill(root() / "notes.txt", "mine");
+  prune(root(), 2);
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(root())) left.push_back(entry.path().filename());
+  EXPECT_THAT(left, testing::UnorderedElementsAre("step-00000003", "step-00000004", "step-00000005",
+                                                  "attempts", "notes.txt"));
+}
+
+TEST_F(CheckpointTest, PiecesThatDoNotCoverAreRefused) {
+  Whole w = make_whole("w", {10}, DType::f32, 1);
+  Whole other = make_whole("w", {2, 5}, DType::f32, 1);
+  Whole half = make_whole("w", {10}, DType::bf16, 1);
+  const auto fault = [&](const std::vector<Piece>& pieces) {
+    const std::string message = error_of([&] { save_all({.step = 1}, pieces); });
+    EXPECT_EQ(entries_below(root()), 0U);
+    return message;
+  };
+  EXPECT_THAT(fault({piece_of(w, 0, 4), piece_of(w, 5, 10)}),
+              HasSubstr("no piece holds element 4"));
+  EXPECT_THAT(fault({piece_of(w, 1, 10)}), HasSubstr("no piece holds element 0"));
+  EXPECT_THAT(fault({piece_of(w, 0, 9)}), HasSubstr("no piece holds element 9"));
+  EXPECT_THAT(fault({piece_of(w, 0, 10, false)}), HasSubstr("no piece holds element 0"));
+  EXPECT_THAT(fault({piece_of(w, 0, 5), piece_of(w, 4, 10)}),
+              HasSubstr("two pieces hold element 4"));
+  EXPECT_THAT(fault({piece_of(w, 0, 10), piece_of(w, 0, 10)}),
+              HasSubstr("two pieces hold element 0"));
+  EXPECT_THAT(fault({piece_of(w, 0, 5), piece_of(other, 5, 10)}), HasSubstr("on another rank"));
+  EXPECT_THAT(fault({piece_of(w, 0, 5), piece_of(half, 5, 10)}), HasSubstr("on another rank"));
+  Piece late = piece_of(w, 0, 10);
+  late.offset = 1;
+  EXPECT_THAT(fault({late}), HasSubstr("10 elements at offset 1 does not fit into [10]"));
+}
+
+TEST_F(CheckpointTest, NamesThatHdf5OrPeopleWouldMisreadAreRefused) {
+  for (const std::string name : {"", "/a", "a/", "a//b", "a/../b", ".", "a@5", "a\nb", "größe"}) {
+    Whole whole = make_whole(name, {1}, DType::f32, 1);
+    EXPECT_THAT(error_of([&] { save_all({.step = 1}, {piece_of(whole, 0, 1)}); }),
+                HasSubstr("its name"))
+        << name;
+  }
+  Whole group = make_whole("a", {1}, DType::f32, 1);
+  Whole member = make_whole("a/b/c", {1}, DType::f32, 1);
+  EXPECT_THAT(error_of([&] {
+                save_all({.step = 1}, {piece_of(group, 0, 1), piece_of(member, 0, 1)});
+              }),
+              HasSubstr("tensor a/b/c: a part of its name is a tensor too"));
+}
+
+TEST_F(CheckpointTest, ReadsThatDoNotFitAreRefused) {
+  const Reader reader(save_step(1));
+  std::vector<float> to(40);
+  const auto fault = [&](const std::string& name, std::int64_t offset, const Tensor& tensor) {
+    return error_of([&] { reader.read(name, offset, tensor); });
+  };
+  EXPECT_THAT(fault("v", 0, Tensor(to.data(), {1})), HasSubstr("has no tensor v"));
+  EXPECT_THAT(fault("w", 0, Tensor(to.data(), {36})), HasSubstr("36 elements from offset 0"));
+  EXPECT_THAT(fault("w", 35, Tensor(to.data(), {1})), HasSubstr("from offset 35"));
+  EXPECT_THAT(fault("w", -1, Tensor(to.data(), {1})), HasSubstr("from offset -1"));
+  EXPECT_THAT(fault("w", 0, Tensor(to.data(), DType::bf16, {1})), HasSubstr("is fp32, bf16"));
+  EXPECT_EQ(fault("w", 35, Tensor(to.data(), {0})), "");
+}
+
+}  // namespace
+}  // namespace trireme::checkpoint::test
