@@ -43,12 +43,13 @@ Launched launched(const std::function<const char*(const char*)>& variable) {
 
 void mpi_check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
+  // Outside MPI's own life not even its words can be asked for.
+  const int rank = initialised_rank();
   char words[MPI_MAX_ERROR_STRING + 1] = {};
   int length = 0;
-  if (MPI_Error_string(code, words, &length) != MPI_SUCCESS) length = 0;
+  if (rank < 0 || MPI_Error_string(code, words, &length) != MPI_SUCCESS) length = 0;
   std::string line(words, static_cast<std::size_t>(length));
   std::replace(line.begin(), line.end(), '\n', ' ');
-  const int rank = initialised_rank();
   const std::string where = rank < 0 ? "" : fmt::format(" on rank {}", rank);
   throw Error("{}{}: {}", call, where, line.empty() ? fmt::format("error code {}", code) : line);
 }
@@ -80,8 +81,15 @@ int launcher_rank() {
 
 Session::Session(int* argc, char*** argv) {
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  int running = 0;
   int provided = 0;
-  mpi_check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  MPI_Initialized(&running);
+  owner_ = running == 0;
+  if (owner_) {
+    mpi_check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  } else {
+    mpi_check(MPI_Query_thread(&provided), "MPI_Query_thread");
+  }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
@@ -94,7 +102,7 @@ Session::Session(int* argc, char*** argv) {
         provided);
   }
   if (!complaint.empty()) {
-    MPI_Finalize();  // there will be no destructor
+    if (owner_) MPI_Finalize();  // there will be no destructor
     throw AgreedError(complaint);
   }
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node_),
@@ -118,7 +126,7 @@ Session::~Session() {
   // Errors have nobody left to go to.
   MPI_Win_free(&voice_);
   MPI_Comm_free(&node_);
-  MPI_Finalize();
+  if (owner_) MPI_Finalize();
 }
 
 bool Session::claim_voice() { return std::atomic_ref(*voice_flag_).exchange(1) == 0; }

@@ -46,6 +46,7 @@ class Session {
   [[noreturn]] void abort(int code);
 
  private:
+  bool owner_ = true;  // of MPI's start and end
   int rank_ = 0, size_ = 1, node_rank_ = 0, node_size_ = 1;
   MPI_Comm node_ = MPI_COMM_NULL;
   MPI_Win voice_ = MPI_WIN_NULL;

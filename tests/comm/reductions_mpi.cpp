@@ -1,0 +1,170 @@
+// All-reduce and reduce-scatter on every group, against MPI's own reduction and against stated
+// trees.
+#include <cmath>
+
+#include "trireme/core/random.hpp"
+
+#include "groups.hpp"
+
+namespace trireme::comm::testing {
+namespace {
+
+/// Elements of a tensor whose slices take two and a half of the largest pieces each, and then some.
+std::int64_t crossing_pieces(DType type, int size) {
+  return size * ((std::int64_t{5} << 19) / static_cast<std::int64_t>(size_of(type))) + 3;
+}
+
+std::vector<double> oracle(const TestGroup& group, std::int64_t count, Reduction reduction) {
+  std::vector<double> values(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) values[i] = pattern(group->rank(), i);
+  MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(count), MPI_DOUBLE,
+                reduction == Reduction::sum ? MPI_SUM : MPI_MAX, group.oracle);
+  return values;
+}
+
+template <class Visit>
+void for_each_case(const TestGroup& group, const Visit& visit) {
+  const int size = group->size();
+  for (const DType type : reducible_types) {
+    for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
+      for (const std::int64_t count :
+           {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{17}, std::int64_t{1001},
+            crossing_pieces(type, size)}) {
+        SCOPED_TRACE(fmt::format("{} of {}, {}, {}, {} elements", group.name, size, name_of(type),
+                                 reduction == Reduction::sum ? "sum" : "max", count));
+        visit(type, reduction, count);
+      }
+    }
+  }
+}
+
+TEST(Reductions, AllReduceAgreesWithMpi) {
+  const Groups groups;
+  for (const TestGroup& group : groups.all()) {
+    for_each_case(group, [&](DType type, Reduction reduction, std::int64_t count) {
+      Elements data(type, count);
+      for (std::int64_t i = 0; i < count; ++i) data.set(i, pattern(group->rank(), i));
+      device::Stream stream;
+      const device::Event event = group->all_reduce(data.tensor(), reduction, stream);
+      event.wait();
+      EXPECT_TRUE(event.done());
+      const std::vector<double> expected = oracle(group, count, reduction);
+      EXPECT_EQ(first_wrong(data, [&](std::int64_t i) { return expected[i]; }), -1);
+      EXPECT_TRUE(data.spare_untouched());
+    });
+  }
+}
+
+TEST(Reductions, ReduceScatterAgreesWithMpi) {
+  const Groups groups;
+  for (const TestGroup& group : groups.all()) {
+    for_each_case(group, [&](DType type, Reduction reduction, std::int64_t some) {
+      const std::int64_t count = some / group->size() + some % 2;
+      const std::int64_t all = count * group->size();
+      const std::vector<double> expected = oracle(group, all, reduction);
+      const std::int64_t begin = count * group->rank();
+      for (const bool in_place : {false, true}) {
+        Elements input(type, all);
+        Elements apart(type, count);
+        for (std::int64_t i = 0; i < all; ++i) input.set(i, pattern(group->rank(), i));
+        device::Stream stream;
+        const Tensor output = in_place ? input.tensor(begin, count) : apart.tensor();
+        group->reduce_scatter(output, input.tensor(), reduction, stream).wait();
+        const auto sum = [&](std::int64_t i) { return expected[i]; };
+        const auto untouched = [&](std::int64_t i) { return pattern(group->rank(), i); };
+        const std::int64_t end = begin + count;
+        EXPECT_EQ(first_wrong(input, 0, begin, untouched), -1);
+        EXPECT_EQ(first_wrong(input, end, all, untouched), -1);
+        if (in_place) {
+          EXPECT_EQ(first_wrong(input, begin, end, sum), -1);
+        } else {
+          EXPECT_EQ(first_wrong(input, begin, end, untouched), -1);
+          EXPECT_EQ(first_wrong(apart, [&](std::int64_t i) { return expected[begin + i]; }), -1);
+        }
+        EXPECT_TRUE(input.spare_untouched() && apart.spare_untouched());
+      }
+    });
+  }
+}
+
+float wild(int rank, std::int64_t i) {
+  const RandomKey key{3, Purpose::dropout, static_cast<std::uint32_t>(rank)};
+  const auto index = static_cast<std::uint64_t>(i);
+  const int exponent = static_cast<int>(random_bits(key, index) % 25) - 12;
+  return std::ldexp(static_cast<float>(normal(key, index)), exponent);
+}
+
+/// The tree over `size` ranks, written out.
+float stated_sum(int size, std::int64_t i) {
+  const auto x = [i](int rank) { return wild(rank, i); };
+  switch (size) {
+    case 1:
+      return x(0);
+    case 2:
+      return x(0) + x(1);
+    case 3:
+      return (x(0) + x(1)) + x(2);
+    default:
+      return (x(0) + x(1)) + (x(2) + x(3));
+  }
+}
+
+TEST(Reductions, SumsAreTheStatedTreeToTheBit) {
+  const Groups groups;
+  for (const TestGroup& group : groups.all()) {
+    ASSERT_LE(group->size(), 4);
+    const std::int64_t count = crossing_pieces(DType::f32, 1) / 4;
+    Elements data(DType::f32, count);
+    for (std::int64_t i = 0; i < count; ++i) data.set(i, wild(group->rank(), i));
+    device::Stream stream;
+    group->all_reduce(data.tensor(), Reduction::sum, stream).wait();
+    int other_order_differs = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(data.get(i), stated_sum(group->size(), i)) << group.name << " " << i;
+      if (group->size() == 3 && stated_sum(3, i) != wild(0, i) + (wild(1, i) + wild(2, i))) {
+        ++other_order_differs;
+      }
+    }
+    if (group->size() == 3) {
+      EXPECT_GT(other_order_differs, count / 10);  // so the test can tell
+    }
+  }
+}
+
+TEST(Reductions, ANaNReachesEveryRank) {
+  const Groups groups;
+  for (const TestGroup& group : groups.all()) {
+    for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
+      float values[3] = {1, 2, 3};
+      if (group->rank() == group->size() - 1) values[1] = std::nanf("");
+      device::Stream stream;
+      group->all_reduce(Tensor(values, {3}), reduction, stream).wait();
+      EXPECT_FALSE(std::isnan(values[0]));
+      EXPECT_TRUE(std::isnan(values[1])) << group.name;
+    }
+  }
+}
+
+TEST(Reductions, ScratchIsWhatWasPredicted) {
+  for (const std::int64_t count : {1, 100, 100'000, 3'000'000}) {
+    Groups groups;
+    const TestGroup& group = groups.world();
+    const auto held = [&] { return groups.ledger.held(device::Use::communication); };
+    const std::int64_t before = held();  // of the other groups and of the conveniences
+    const auto size = static_cast<std::size_t>(group->size());
+    Elements data(DType::f32, count);
+    device::Stream stream;
+    for (const std::int64_t part : {count, count / 2, count}) {
+      group->all_reduce(data.tensor(0, part), Reduction::max, stream).wait();
+    }
+    group->barrier();
+    const auto bytes = static_cast<std::size_t>(count) * 4;
+    EXPECT_EQ(held() - before, static_cast<std::int64_t>(scratch_bytes(group->size(), bytes) -
+                                                         scratch_bytes(group->size(), 0)))
+        << size;
+    EXPECT_EQ(groups.ledger.peak(device::Use::communication), held());
+  }
+}
+
+}  // namespace
+}  // namespace trireme::comm::testing
