@@ -12,14 +12,10 @@
 
 #include <gtest/gtest.h>
 
-// clang-format off: the choice of instruction sets comes before Highway's headers
-#include <hwy/targets.h>
-
-#include "../../src/ops/cpu/targets.hpp"
-// clang-format on
-
 #include "trireme/core/random.hpp"
 #include "trireme/ops/ops.hpp"
+
+#include "../../src/ops/cpu/targets.hpp"
 
 namespace trireme::ops {
 

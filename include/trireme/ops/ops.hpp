@@ -57,14 +57,12 @@ class Ops {
   virtual ~Ops() = default;
 
   // Moving and filling
-  // ---------------------------------------------------------------------------------
   virtual void fill(const Tensor& y, float value) = 0;
   virtual void copy(const Tensor& y, const Tensor& x) = 0;                  // [R, C] strided
   virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
   virtual void scale(const Tensor& y, float factor) = 0;
 
   // Matrix products
-  // ------------------------------------------------------------------------------------
   /// c [m, n] = op(a) [m, k] · op(b) [k, n] (+ bias). All strided in rows.
   virtual void matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                       const MatmulOptions& options) = 0;
@@ -72,7 +70,6 @@ class Ops {
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;
 
   // Norms
-  // ----------------------------------------------------------------------------------------------
   /// y = (x − mean)·rstd·gain + bias over each row of [R, C]; mean, rstd [R] are kept for backward;
   /// `bias` may be absent. Ba et al., "Layer normalization" (2016).
   virtual void layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
@@ -93,7 +90,6 @@ class Ops {
                                         const Tensor& rstd) = 0;
 
   // Activations
-  // ----------------------------------------------------------------------------------------
   /// tanh form: ½x(1 + tanh(√(2/π)(x + 0.044715x³))). Hendrycks and Gimpel (2016).
   virtual void gelu(const Tensor& y, const Tensor& x) = 0;
   virtual void gelu_backward(const Tensor& dx, const Tensor& dy,
@@ -103,14 +99,12 @@ class Ops {
   virtual void swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) = 0;
 
   // Dropout
-  // --------------------------------------------------------------------------------------------
   /// y [R, C] = mask·x/(1 − rate); element (r, c) has index rows[r]·C + c, rows i64 [R]; y may
   /// alias x. Its own backward.
   virtual void dropout(const Tensor& y, const Tensor& x, const Tensor& rows,
                        const Dropout& dropout) = 0;
 
   // Embedding
-  // ------------------------------------------------------------------------------------------
   /// y [R, C] = table[ids] (+ position_table[positions] where present); ids, positions i32 [R].
   virtual void embedding(const Tensor& y, const Tensor& ids, const Tensor& table,
                          const Tensor& positions, const Tensor& position_table) = 0;
@@ -118,7 +112,6 @@ class Ops {
   virtual void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy) = 0;
 
   // Rotary positions
-  // -----------------------------------------------------------------------------------
   /// Rotates pairs (i, i + D/2) of x [R, heads, D] in place by positions[r]·frequencies[i];
   /// positions i32 [R], frequencies fp32 [D/2]; strided. `inverse` turns back (backward). Su et
   /// al., "RoFormer" (2021).
@@ -126,7 +119,6 @@ class Ops {
                       bool inverse) = 0;
 
   // Attention
-  // ------------------------------------------------------------------------------------------
   /// out [B, Tq, H, D] = softmax(q·kᵀ·scale)·v with q [B, Tq, H, D], k and v [B, Tk, G, D]
   /// (strided), H a multiple of G: head h uses group h / (H/G). lse [B, H, Tq] = log Σ exp(scores),
   /// −∞ (and a zero row) for a query that sees nothing. Scores exist for one block of queries of
@@ -161,7 +153,6 @@ class Ops {
                                const Tensor& weights) = 0;
 
   // Optimiser
-  // ------------------------------------------------------------------------------------------
   /// Σ x² in fp64 per block of 4,096 elements, blocks added in order.
   virtual double sum_of_squares(const Tensor& x) = 0;
   /// One AdamW update of flat ranges, one pass. Loshchilov and Hutter (2019).

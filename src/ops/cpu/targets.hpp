@@ -4,3 +4,5 @@
 #pragma once
 
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+
+#include <hwy/targets.h>  // only after the line above
