@@ -1,0 +1,214 @@
+// What people read: lines, tables, progress; and what ranks gather for them.
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/progress.hpp"
+#include "trireme/report/record.hpp"
+
+namespace trireme::report {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+TEST(StepLine, ReadsAsDocumented) {
+  const StepMetrics metrics{.step = 120,
+                            .tokens = 1,
+                            .loss = 2.34561,
+                            .gradient_norm = 0.5123,
+                            .learning_rate = 3e-4,
+                            .seconds = 1.2341,
+                            .tokens_per_second = 12345.4,
+                            .mfu = 0.6123};
+  EXPECT_EQ(
+      step_line(metrics, 2000, 754),
+      "step  120/2000  loss 2.3456  norm 0.512  lr 3.0e-04  1.234 s  12345 tok/s  MFU 61.2 %  "
+      "eta 12:34");
+}
+
+TEST(StepLine, LeavesOutWhatIsNotKnownAndShowsWhatIsNotFinite) {
+  const StepMetrics metrics{.step = 5, .loss = nan, .gradient_norm = infinity, .seconds = 2};
+  EXPECT_EQ(step_line(metrics, 10, nan),
+            "step  5/10  loss nan  norm inf  lr 0.0e+00  2.000 s  0 tok/s");
+}
+
+TEST(DurationText, CountsUpToDays) {
+  EXPECT_EQ(duration_text(0), "00:00");
+  EXPECT_EQ(duration_text(59.6), "01:00");
+  EXPECT_EQ(duration_text(754), "12:34");
+  EXPECT_EQ(duration_text(3599), "59:59");
+  EXPECT_EQ(duration_text(3723), "1:02:03");
+  EXPECT_EQ(duration_text(2 * 86400 + 3 * 3600 + 4 * 60 + 5), "2d 03:04:05");
+  for (const double none : {-1.0, nan, infinity, 1e300}) EXPECT_EQ(duration_text(none), "-");
+}
+
+TEST(FigureOfMerit, OnlyARealNumberIsAFigure) {
+  EXPECT_EQ(figure_of_merit(12345.64), "Figure of Merit (FOM): 12345.6 tokens/s");
+  for (const double none : {0.0, -5.0, nan, infinity}) {
+    EXPECT_EQ(figure_of_merit(none), "Figure of Merit (FOM): none");
+  }
+}
+
+TEST(TimingTable, IsAligned) {
+  EXPECT_EQ(timing_table({{"forward", 1, 1.5, 2}, {"reduce gradients", 0, 0.25, 0.5}}, 4),
+            "section          |        min s |        avg s |        max s | share %\n"
+            "-----------------+--------------+--------------+--------------+--------\n"
+            "forward          |       1.0000 |       1.5000 |       2.0000 |   37.50\n"
+            "reduce gradients |       0.0000 |       0.2500 |       0.5000 |    6.25\n"
+            "total            |       4.0000 |       4.0000 |       4.0000 |  100.00\n");
+  EXPECT_THAT(timing_table({}, 0), HasSubstr("|       -\n")) << "no share of nothing";
+}
+
+TEST(MemoryTable, MarksWhatDiffers) {
+  EXPECT_EQ(memory_table({{"parameters", 3 << 20, 3 << 20}, {"stash", 1 << 20, (1 << 20) + 64}}),
+            "memory     | predicted MiB | measured MiB |\n"
+            "-----------+---------------+--------------+\n"
+            "parameters |           3.0 |          3.0 |\n"
+            "stash      |           1.0 |          1.0 | ! differs by +64 B\n"
+            "total      |           4.0 |          4.0 | ! differs by +64 B\n");
+}
+
+TEST(Gather, SectionsOfOneRankAreItsOwn) {
+  const auto world = comm::make_self_communicator();
+  Recorder recorder;
+  const Recorder::Clock::time_point begin = Recorder::Clock::now();
+  recorder.add("b", 0, begin, begin + std::chrono::seconds(2));
+  recorder.add("a", 0, begin, begin + std::chrono::seconds(1));
+  recorder.add("c", 0, begin, begin + std::chrono::seconds(1));
+  const auto sections = gather_sections(recorder, *world);
+  ASSERT_EQ(sections.size(), 3U);
+  EXPECT_EQ(sections[0].name, "b");
+  EXPECT_EQ(sections[1].name, "a") << "equal times: by name";
+  EXPECT_EQ(sections[0].minimum, 2);
+  EXPECT_EQ(sections[0].average, 2);
+  EXPECT_EQ(sections[0].maximum, 2);
+}
+
+TEST(Gather, MemoryShowsUsesThatWerePredictedOrMeasured) {
+  const auto world = comm::make_self_communicator();
+  device::MemoryLedger ledger;
+  ledger.add(device::Use::stash, 100);
+  ledger.add(device::Use::stash, -50);
+  const auto rows = gather_memory(ledger, {{device::Use::parameters, 7}}, *world);
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_EQ(rows[0].name, device::name_of(device::Use::parameters));
+  EXPECT_EQ(rows[0].predicted, 7);
+  EXPECT_EQ(rows[0].measured, 0);
+  EXPECT_EQ(rows[1].measured, 100) << "the peak, not what is held now";
+}
+
+TEST(Provenance, HoldsTheEnvironmentThatUsersChooseAndNoSecret) {
+  const auto world = comm::make_self_communicator();
+  const std::map<std::string, std::string> set = {{"SLURM_NNODES", "2"},
+                                                  {"OMP_PROC_BIND", "close"},
+                                                  {"OMPI_MCA_mpi_yield_when_idle", "1"},
+                                                  {"TRIREME_MODEL_LAYERS", "3"},
+                                                  {"SLURM_JWT", "hidden"},
+                                                  {"TRIREME_API_KEY", "hidden"},
+                                                  {"OMPI_MCA_orte_hnp_uri", "x"},
+                                                  {"UNRELATED", "x"}};
+  for (const auto& [name, value] : set) ::setenv(name.c_str(), value.c_str(), 1);
+  const json found = provenance(*world, {{"MPI", "4.1"}});
+  for (const auto& [name, value] : set) ::unsetenv(name.c_str());
+  const json& environment = found.at("environment");
+  EXPECT_EQ(environment.at("SLURM_NNODES"), "2");
+  EXPECT_EQ(environment.at("OMP_PROC_BIND"), "close");
+  EXPECT_EQ(environment.at("OMPI_MCA_mpi_yield_when_idle"), "1");
+  EXPECT_EQ(environment.at("TRIREME_MODEL_LAYERS"), "3");
+  EXPECT_EQ(found.dump().find("hidden"), std::string::npos);
+  for (const char* absent : {"OMPI_MCA_orte_hnp_uri", "UNRELATED", "PATH", "HOME"}) {
+    EXPECT_FALSE(environment.contains(absent)) << absent;
+  }
+  EXPECT_EQ(found.at("versions"), (json{{"MPI", "4.1"}}));
+  EXPECT_EQ(found.at("ranks"), 1);
+  EXPECT_THAT(found.at("start").get<std::string>(), testing::MatchesRegex("20..-..-..T..:..:..Z"));
+  ASSERT_EQ(found.at("hosts").size(), 1U);
+  const json& host = found.at("hosts")[0];
+  char name[256] = "";
+  ::gethostname(name, sizeof name);
+  EXPECT_EQ(host.at("name"), name);
+  EXPECT_EQ(host.at("ranks"), 1);
+  EXPECT_GT(host.at("cores"), 0);
+  EXPECT_GT(host.at("memory_bytes"), 1 << 20);
+  EXPECT_FALSE(host.at("cpu").get<std::string>().empty());
+}
+
+/// What is printed to `out` while `work` runs.
+template <class Work>
+std::string printed(bool terminal, Work work) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* out = ::open_memstream(&text, &size);
+  {
+    ProgressLine line(out, terminal);
+    work(line);
+  }
+  std::fclose(out);
+  std::string result(text, size);
+  std::free(text);
+  return result;
+}
+
+TEST(ProgressLine, PrintsWholeLinesInALog) {
+  EXPECT_EQ(printed(false,
+                    [](ProgressLine& line) {
+                      line.update("one");
+                      line.print("note");
+                      line.update("two");
+                      line.finish();
+                    }),
+            "one\nnote\ntwo\n");
+}
+
+/// What a terminal shows of `text`: carriage return and "erase to the end of the line" obeyed.
+std::string shown(const std::string& text) {
+  std::vector<std::string> lines(1);
+  std::size_t column = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    std::string& line = lines.back();
+    if (text[i] == '\r') {
+      column = 0;
+    } else if (text[i] == '\n') {
+      lines.emplace_back();
+      column = 0;
+    } else if (text.compare(i, 3, "\x1b[K") == 0) {
+      line.resize(std::min(column, line.size()));
+      i += 2;
+    } else {
+      line.resize(std::max(line.size(), column + 1), ' ');
+      line[column++] = text[i];
+    }
+  }
+  std::string all;
+  for (const std::string& line : lines) all += (&line == lines.data() ? "" : "\n") + line;
+  return all;
+}
+
+TEST(ProgressLine, RewritesOneLineOnATerminal) {
+  const std::string text = printed(true, [](ProgressLine& line) {
+    line.update("a long line");
+    line.update("short");
+    line.print("note");
+    line.update("last");
+    line.finish();
+    line.finish();
+    line.print("after");
+  });
+  EXPECT_EQ(shown(text), "note\nlast\nafter\n");
+}
+
+TEST(ProgressLine, LeavesTheLastLineWhenItEnds) {
+  EXPECT_EQ(shown(printed(true, [](ProgressLine& line) { line.update("x"); })), "x\n");
+  EXPECT_EQ(printed(true, [](ProgressLine&) {}), "");
+}
+
+}  // namespace
+}  // namespace trireme::report
