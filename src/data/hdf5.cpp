@@ -117,31 +117,29 @@ Handle open_attribute(hid_t object, const std::string& name, H5T_class_t kind,
   return attribute;
 }
 
+[[noreturn]] void refuse_storage(const std::string& what) {
+  throw Error("{}: is stored in another way than this program stores it; make the file again",
+              what);
+}
+
 /// Everything about storage that could lead outside of the file or round its checks.
-void check_storage(hid_t dataset, std::uint64_t elements, Storage storage, std::uint64_t chunk,
-                   const std::string& what) {
-  const Handle plist(checked(H5Dget_create_plist(dataset), what, "read the storage of a dataset"),
-                     H5Pclose);
-  const H5D_layout_t layout = H5Pget_layout(plist.get());
-  const int filters = H5Pget_nfilters(plist.get());
+void check_storage(hid_t plist, bool contiguous, std::uint64_t chunk, const std::string& what) {
+  const int filters = H5Pget_nfilters(plist);
   bool right = false;
-  if (storage == Storage::contiguous || elements == 0) {
-    right = layout == H5D_CONTIGUOUS && filters == 0 && H5Pget_external_count(plist.get()) == 0;
-  } else if (layout == H5D_CHUNKED && filters == 1) {
+  if (contiguous) {
+    right = filters == 0 && H5Pget_external_count(plist) == 0;
+  } else if (filters == 1) {
     hsize_t extent = 0;
     unsigned options = 0;
     unsigned flags = 0;
     unsigned config = 0;
     std::size_t values = 0;
-    right = H5Pget_chunk(plist.get(), 1, &extent) == 1 && extent == chunk &&
-            H5Pget_chunk_opts(plist.get(), &options) >= 0 && options == 0 &&
-            H5Pget_filter2(plist.get(), 0, &flags, &values, nullptr, 0, nullptr, &config) ==
+    right = H5Pget_chunk(plist, 1, &extent) == 1 && extent == chunk &&
+            H5Pget_chunk_opts(plist, &options) >= 0 && options == 0 &&
+            H5Pget_filter2(plist, 0, &flags, &values, nullptr, 0, nullptr, &config) ==
                 H5Z_FILTER_FLETCHER32;
   }
-  if (!right) {
-    throw Error("{}: is stored in another way than this program stores it; make the file again",
-                what);
-  }
+  if (!right) refuse_storage(what);
 }
 
 void check_extent(hid_t dataset, std::uint64_t elements, const std::string& what) {
@@ -330,13 +328,19 @@ Handle open_dataset(hid_t file, const std::string& name, hid_t type, std::uint64
   if (H5Iget_type(object.get()) != H5I_DATASET) {
     throw Error("{}: is not a dataset; make the file again", item);
   }
-  // Storage first: asking a virtual dataset for its extent may open other files.
-  check_storage(object.get(), elements, storage, chunk, item);
+  const Handle plist(checked(H5Dget_create_plist(object.get()), item, "read its storage"),
+                     H5Pclose);
+  const bool contiguous = storage == Storage::contiguous || elements == 0;
+  // Before anything else: asking a virtual dataset for its extent may open other files.
+  const H5D_layout_t layout = H5Pget_layout(plist.get());
+  if (layout != H5D_CONTIGUOUS && layout != H5D_CHUNKED) refuse_storage(item);
   const Handle stored(checked(H5Dget_type(object.get()), item, "read its type"), H5Tclose);
   if (H5Tequal(stored.get(), type) <= 0) {
     throw Error("{}: is of the wrong type; make the file again", item);
   }
   check_extent(object.get(), elements, item);
+  if ((layout == H5D_CONTIGUOUS) != contiguous) refuse_storage(item);
+  check_storage(plist.get(), contiguous, chunk, item);
   if (storage == Storage::contiguous && elements > 0) {
     const std::uint64_t bytes = elements * H5Tget_size(type);
     if (bytes / elements != H5Tget_size(type) || H5Dget_storage_size(object.get()) != bytes ||
