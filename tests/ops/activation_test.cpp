@@ -13,10 +13,10 @@ double gelu(double x) {
 double silu(double x) { return x * logistic(x); }
 
 /// The argument z of exp carries some 4 roundings, which exp turns into a relative error of 4u|z|;
-/// exp, sum, quotient and product add some 6u. z is never below −104, where the result is 0.
+/// exp, sum, quotient and product add some 6u. Beyond |z| = 104 nothing is left.
 double gelu_bound(double x) {
   const double z = std::min(104.0, std::abs(1.6 * (x + 0.045 * x * x * x)));
-  // Below the least normal number the result loses relative precision: 2^-126.
+  // The logistic function is cut to 0 below exp(−89), and denormal just above it.
   return roundoff * (4 * z + 8) * std::abs(gelu(x)) + std::abs(x) * 1.2e-38;
 }
 

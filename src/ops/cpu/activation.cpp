@@ -1,4 +1,4 @@
-// GELU and SwiGLU, both through exp of a number that is never positive, so that nothing overflows.
+// GELU and SwiGLU, through the logistic function.
 #include <algorithm>
 
 #include "cpu_ops.hpp"
@@ -16,7 +16,15 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
-/// The logistic function of z and its slope.
+/// The logistic function 1/(1 + exp(−z)); exp may be +∞, which gives 0.
+HWY_INLINE Floats logistic(Floats z) {
+  const FloatTag d;
+  const Floats one = hn::Set(d, 1.0F);
+  const Floats e = exponential(d, hn::Min(hn::Neg(z), hn::Set(d, 89.0F)));
+  return hn::Div(one, hn::Add(one, e));
+}
+
+/// The logistic function of z and its slope, through exp(−|z|): neither infinity nor cancellation.
 struct Sigmoid {
   Floats value, slope;
 };
@@ -33,15 +41,13 @@ HWY_INLINE Sigmoid sigmoid(Floats z) {
 // ½(1 + tanh u) = sigmoid(2u); 2u = x(a + b·x²) with a = 2√(2/π), b = 0.044715·a.
 constexpr float gelu_a = 1.5957691216057308F;
 constexpr float gelu_b = 0.07135481282618986F;
-// Beyond ±30 the sigmoid is 0 or 1 exactly; the cube of a larger x could overflow.
+// Beyond ±30 the slope is 0 or 1; the cube of a much larger x would overflow.
 constexpr float gelu_limit = 30.0F;
 
 HWY_INLINE Floats gelu_value(Floats x) {
   const FloatTag d;
-  const Floats limit = hn::Set(d, gelu_limit);
-  const Floats c = hn::Max(hn::Neg(limit), hn::Min(x, limit));
-  const Floats inner = hn::MulAdd(hn::Set(d, gelu_b), hn::Mul(c, c), hn::Set(d, gelu_a));
-  return hn::Mul(x, sigmoid(hn::Mul(c, inner)).value);
+  const Floats inner = hn::MulAdd(hn::Set(d, gelu_b), hn::Mul(x, x), hn::Set(d, gelu_a));
+  return hn::Mul(x, logistic(hn::Mul(x, inner)));
 }
 
 HWY_INLINE Floats gelu_slope(Floats x) {
@@ -68,8 +74,8 @@ void gelu_backward_range(std::size_t n, float* dx, const float* dy, const float*
 
 void swiglu_row(std::size_t n, float* y, const float* gate, const float* up) {
   map(
-      n, y, [](Floats g, Floats u) HWY_ATTR { return hn::Mul(hn::Mul(g, sigmoid(g).value), u); },
-      gate, up);
+      n, y, [](Floats g, Floats u) HWY_ATTR { return hn::Mul(hn::Mul(g, logistic(g)), u); }, gate,
+      up);
 }
 
 void swiglu_backward_row(std::size_t n, float* dgate, float* dup, const float* dy,

@@ -1,5 +1,7 @@
 // Attention, one block of queries of one head at a time: scores, softmax and the product with the
-// values run on one thread per block; scratch is one block of scores (two in backward) per thread.
+// values run on one thread per block. Scratch per thread: forward one block of scores, 64 queries
+// by all keys; backward, which knows log Σ exp already, two blocks of 64 queries by at most 512
+// keys.
 #include <algorithm>
 #include <cstring>
 
@@ -29,11 +31,13 @@ struct Problem {
   const std::int64_t* samples;
   const Visibility* visibility;
 
+  std::int64_t scores_width = 0;  // most columns of a block of scores
+
   std::int64_t blocks() const { return (queries + query_block - 1) / query_block; }
   std::int64_t heads_per_group() const { return heads / groups; }
-  /// Columns of a row of scores: a cache line more than the keys need, so that the rows of a power
+  /// Columns of a row of scores: a cache line more than needed, so that the rows of a power
   /// of two do not meet in the same cache sets.
-  std::int64_t row() const { return (keys + 15) / 16 * 16 + 16; }
+  std::int64_t row() const { return (scores_width + 15) / 16 * 16 + 16; }
   /// The kernels' view of `rows` queries from `begin` on.
   ScoreBlock score_block(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t rows,
                          const VisibleKeys& visible, float* scores) const {
@@ -83,6 +87,10 @@ Problem problem_of(const Tensor& q, const Tensor& k, float scale, const Dropout&
   return p;
 }
 
+void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, columns, 0.0F);
+}
+
 /// scores = scale·x·yᵀ over the visible keys; x [rows, D] one block, y all keys of a head.
 void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows, float scale,
                    const float* x, std::int64_t x_stride, const float* y, std::int64_t y_stride,
@@ -93,18 +101,14 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t ro
   }
 }
 
-/// out [rows, D] = weights·y over the visible keys; zero where there is none.
+/// out [rows, D] += weights·y over the visible keys.
 void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
                       const float* weights, const float* y, std::int64_t y_stride, float* out,
                       std::int64_t out_stride) {
-  float beta = 0.0F;
   for (const KeyRun& run : visible.runs) {
     sgemm({rows, p.size, run.end - run.begin, false, false}, 1.0F, weights + run.column, p.row(),
-          y + run.begin * y_stride, y_stride, beta, out, out_stride);
-    beta = 1.0F;
+          y + run.begin * y_stride, y_stride, 1.0F, out, out_stride);
   }
-  if (!visible.runs.empty()) return;
-  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(out + r * out_stride, p.size, 0.0F);
 }
 
 /// y [Tk, D] += weightsᵀ·x over the visible keys; x [rows, D].
@@ -123,6 +127,9 @@ struct Gradients {
   const float* lse;
 };
 
+/// Keys that backward takes at a time: two blocks of scores stay in a core's second-level cache.
+constexpr std::int64_t key_chunk = 512;
+
 /// dq of one block of queries of one head, and its share of the head's dk and dv [Tk, D].
 void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
                     std::int64_t begin, VisibleKeys& visible, float* scores, float* dk,
@@ -133,21 +140,22 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
   const float* dout = g.dout.at(b, begin, h);
   const float* q = g.q.at(b, begin, h);
   const float* k = g.k.at(b, 0, group);
-  p.visibility->find(b, begin, begin + rows, visible);
+  float* dq = g.dq.at(b, begin, h);
   float delta[query_block];
   row_dots(dout, g.dout.stride, g.out.at(b, begin, h), g.out.stride, rows, p.size, delta);
-  score_product(p, visible, rows, p.scale, q, g.q.stride, k, g.k.stride, scores);
-  score_product(p, visible, rows, 1.0F, dout, g.dout.stride, g.v.at(b, 0, group), g.v.stride,
-                dscores);
-  softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scores), dscores,
-                         g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
-  transposed_product(p, visible, rows, scores, dout, g.dout.stride, dv, dv_stride);
-  transposed_product(p, visible, rows, dscores, q, g.q.stride, dk, dk_stride);
-  weighted_product(p, visible, rows, dscores, k, g.k.stride, g.dq.at(b, begin, h), g.dq.stride);
-}
-
-void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
-  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, columns, 0.0F);
+  zero_rows(dq, g.dq.stride, rows, p.size);
+  for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
+    p.visibility->find(b, begin, begin + rows, first, std::min(first + key_chunk, p.keys), visible);
+    if (visible.columns == 0) continue;
+    score_product(p, visible, rows, p.scale, q, g.q.stride, k, g.k.stride, scores);
+    score_product(p, visible, rows, 1.0F, dout, g.dout.stride, g.v.at(b, 0, group), g.v.stride,
+                  dscores);
+    softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scores), dscores,
+                           g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
+    transposed_product(p, visible, rows, scores, dout, g.dout.stride, dv, dv_stride);
+    transposed_product(p, visible, rows, dscores, q, g.q.stride, dk, dk_stride);
+    weighted_product(p, visible, rows, dscores, k, g.k.stride, dq, g.dq.stride);
+  }
 }
 
 /// Parts into which one KV head's blocks of queries are dealt out: enough for some sixteen tasks in
@@ -175,7 +183,8 @@ void sum_parts(float* data, std::int64_t distance, std::int64_t parts, std::int6
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                        const Tensor& v, const AttentionMask& mask, float scale,
                        const Dropout& dropout, const Tensor& samples) {
-  const Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+  Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+  p.scores_width = p.keys;
   const Heads to = heads_of(out, p.batch, p.queries, p.heads, p.size);
   const Heads query = heads_of(q, p.batch, p.queries, p.heads, p.size);
   const Heads key = heads_of(k, p.batch, p.keys, p.groups, p.size);
@@ -194,12 +203,13 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
     const std::int64_t group = h / p.heads_per_group();
     float* own = scores + thread * block_size;
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
-    visibility_.find(b, begin, begin + rows, visible);
+    visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
     score_product(p, visible, rows, p.scale, query.at(b, begin, h), query.stride,
                   key.at(b, 0, group), key.stride, own);
     float inverse[query_block];
     softmax_block(p.score_block(b, h, begin, rows, visible, own),
                   log_sums + (b * p.heads + h) * p.queries + begin, inverse);
+    zero_rows(to.at(b, begin, h), to.stride, rows, p.size);
     weighted_product(p, visible, rows, own, value.at(b, 0, group), value.stride, to.at(b, begin, h),
                      to.stride);
     scale_rows(to.at(b, begin, h), to.stride, rows, p.size, inverse);
@@ -211,7 +221,8 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
                                 const Tensor& q, const Tensor& k, const Tensor& v,
                                 const AttentionMask& mask, float scale, const Dropout& dropout,
                                 const Tensor& samples) {
-  const Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+  Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+  p.scores_width = std::min(p.keys, key_chunk);
   const auto of_queries = [&](const Tensor& x) {
     return heads_of(x, p.batch, p.queries, p.heads, p.size);
   };
@@ -247,13 +258,17 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
     }
   });
   if (parts == 1) return;
-  parallel_tasks(threads_, kv_heads, [&](std::int64_t head, int) {
-    float* sums = partial + 2 * head * parts * part_size;
-    sum_parts(sums, 2 * part_size, parts, 2 * part_size);
-    for (std::int64_t t = 0; t < p.keys; ++t) {
-      std::copy_n(sums + t * p.size, p.size, g.dk.at(head / p.groups, t, head % p.groups));
-      std::copy_n(sums + part_size + t * p.size, p.size,
-                  g.dv.at(head / p.groups, t, head % p.groups));
+  // [B·G, parts, dk|dv, Tk, D]: each task joins the parts of some rows of one head's dk or dv.
+  const std::int64_t chunks = (p.keys + key_chunk - 1) / key_chunk;
+  parallel_tasks(threads_, kv_heads * 2 * chunks, [&](std::int64_t task, int) {
+    const std::int64_t head = task / chunks / 2, begin = task % chunks * key_chunk;
+    const std::int64_t end = std::min(begin + key_chunk, p.keys);
+    const bool of_v = task / chunks % 2 == 1;
+    const Heads& to = of_v ? g.dv : g.dk;
+    float* sums = partial + (2 * head * parts + (of_v ? 1 : 0)) * part_size + begin * p.size;
+    sum_parts(sums, 2 * part_size, parts, (end - begin) * p.size);
+    for (std::int64_t t = begin; t < end; ++t) {
+      std::copy_n(sums + (t - begin) * p.size, p.size, to.at(head / p.groups, t, head % p.groups));
     }
   });
 }

@@ -54,14 +54,14 @@ void Visibility::prepare(const AttentionMask& mask, std::int64_t batch, std::int
   }
 }
 
-void Visibility::find(std::int64_t b, std::int64_t begin, std::int64_t end,
-                      VisibleKeys& visible) const {
+void Visibility::find(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t first,
+                      std::int64_t last, VisibleKeys& visible) const {
   visible.runs.clear();
   visible.partial.clear();
   visible.columns = 0;
   visible.masked = 0;
   const Extent q = extent_of(query_positions(b), query_documents(b), begin, end);
-  for (std::int64_t block = 0; block < blocks_; ++block) {
+  for (std::int64_t block = first / key_block; block * key_block < last; ++block) {
     const Extent& k = extents_[static_cast<std::size_t>(b * blocks_ + block)];
     const bool none = (causal_ && k.first_position > q.last_position) ||
                       k.first_document > q.last_document || k.last_document < q.first_document;
@@ -69,7 +69,7 @@ void Visibility::find(std::int64_t b, std::int64_t begin, std::int64_t end,
     const bool all = (!causal_ || k.last_position <= q.first_position) &&
                      k.first_document == k.last_document && q.first_document == q.last_document &&
                      k.first_document == q.first_document;
-    const KeyRun run{block * key_block, std::min((block + 1) * key_block, keys_), visible.columns};
+    const KeyRun run{block * key_block, std::min((block + 1) * key_block, last), visible.columns};
     append(visible.runs, run);
     if (!all) {
       append(visible.partial, run);

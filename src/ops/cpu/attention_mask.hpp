@@ -35,8 +35,10 @@ class Visibility {
   /// For one call of attention; the mask's tensors must stay. batch × key blocks extents are kept.
   void prepare(const AttentionMask& mask, std::int64_t batch, std::int64_t queries,
                std::int64_t keys);
-  /// The keys for queries [begin, end) of sequence b.
-  void find(std::int64_t b, std::int64_t begin, std::int64_t end, VisibleKeys& visible) const;
+  /// Those of keys [first, last) that queries [begin, end) of sequence b may see; `first` is a
+  /// multiple of key_block.
+  void find(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t first,
+            std::int64_t last, VisibleKeys& visible) const;
 
   bool causal() const { return causal_; }
   // Rows of sequence b; null where the mask has none.
