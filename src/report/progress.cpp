@@ -6,7 +6,19 @@
 
 namespace trireme::report {
 
-ProgressLine::ProgressLine(std::FILE* out) : ProgressLine(out, ::isatty(::fileno(out)) == 1) {}
+namespace {
+
+/// Columns of the terminal behind `out`; 0 where there is none, or none that knows its width:
+/// launchers put their ranks behind pseudo-terminals of no size, whatever stands at the other end.
+int terminal_width(std::FILE* out) {
+  winsize size{};
+  if (::isatty(::fileno(out)) != 1 || ::ioctl(::fileno(out), TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
+}
+
+}  // namespace
+
+ProgressLine::ProgressLine(std::FILE* out) : ProgressLine(out, terminal_width(out) > 0) {}
 
 void ProgressLine::update(const std::string& line) {
   if (!terminal_) return print(line);
@@ -30,10 +42,10 @@ void ProgressLine::finish() {
 }
 
 std::string ProgressLine::fitted(const std::string& line) const {
-  winsize size{};
-  if (::ioctl(::fileno(out_), TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return line;
+  const int known = terminal_width(out_);
   // A line that wraps cannot be rewritten. The last column stays free: some terminals wrap on it.
-  return line.substr(0, static_cast<std::size_t>(size.ws_col) - 1);
+  const int width = known > 1 ? known - 1 : 119;
+  return line.substr(0, static_cast<std::size_t>(width));
 }
 
 }  // namespace trireme::report

@@ -70,7 +70,10 @@ void Trainer::run() {
   comm::agree(grid_.world(), [&] {
     if (!speaks()) return;
     record_ = std::make_unique<report::RunRecord>(config_.train.output);
-    if (!config_.train.quiet) progress_ = std::make_unique<report::ProgressLine>();
+    if (config_.train.quiet) return;
+    const std::string& mode = config_.train.progress;
+    progress_ = mode == "auto" ? std::make_unique<report::ProgressLine>()
+                               : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   });
   params::initialise(model_.table(), static_cast<std::uint64_t>(config_.train.seed),
                      state_.parameters());

@@ -9,7 +9,8 @@ namespace trireme::report {
 /// Rank 0 owns one. On a terminal `update` rewrites the last line; elsewhere it prints a line.
 class ProgressLine {
  public:
-  /// Looks whether `out` is a terminal.
+  /// Looks whether `out` is a terminal that knows its width; a rank behind a launcher's
+  /// pseudo-terminal has none, and is told by the other constructor when somebody is watching.
   explicit ProgressLine(std::FILE* out = stdout);
   ProgressLine(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
   ProgressLine(const ProgressLine&) = delete;

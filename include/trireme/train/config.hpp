@@ -25,6 +25,7 @@ struct TrainConfig {
   std::int64_t evaluate_samples = 0;  // validation sequences; 0: the whole split
   bool evaluate_at_end = true;
   std::int64_t log_every = 10;  // steps between lines in a log
+  std::string progress = "auto";
   bool quiet = false;
   std::string peak = "measured";  // measured | none | GFLOP/s of one rank
 
@@ -47,6 +48,10 @@ struct TrainConfig {
                "validation sequences of an evaluation; 0: all", config::at_least(0));
     fields.add("evaluate_at_end", evaluate_at_end, "evaluate after the last step");
     fields.add("log_every", log_every, "steps between two lines in a log", config::at_least(1));
+    fields.add("progress", progress,
+               "step line rewritten in place (live) or lines every log_every steps (log); auto: "
+               "live on a terminal",
+               config::one_of({"auto", "live", "log"}));
     fields.add("quiet", quiet, "no step lines");
     fields.add("peak", peak, "peak that MFU refers to: measured, none, or GFLOP/s of one rank");
   }

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# A run that stopped and was resumed is the run that never stopped, byte for byte: losses, gradient norms, weights,
+# optimiser state, sample cursor; on 1 and 2 ranks, with dropout, micro-batches, AdamW and SGD.
+set -euo pipefail
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+seq 1 9000 | tr '\n' ' ' >text
+"$TRIREME" prepare --input text --output data >/dev/null 2>&1
+
+run() {  # ranks, run folder, further flags
+  local ranks=$1 out=$2
+  shift 2
+  "$TRIREME_MPIEXEC" -n "$ranks" "$TRIREME" train --data.path data --train.output "$out" --model.layers 2 \
+    --model.width 48 --model.heads 4 --model.sequence 33 --model.dropout 0.1 --model.attention_dropout 0.1 \
+    --train.batch 8 --train.micro_batch 2 --train.steps 20 --train.peak none --train.evaluate_at_end=false \
+    --train.quiet "$@"
+}
+steps() { cat "$1"/attempts/*/metrics.jsonl | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
+
+for method in "adamw" "sgd --optim.learning_rate 0.05"; do
+  for ranks in 1 2; do
+    rm -rf straight halves
+    run "$ranks" straight --optim.name $method
+    run "$ranks" halves --optim.name $method --train.stop_after 10
+    [ "$(steps halves | wc -l)" -eq 10 ]
+    run "$ranks" halves --optim.name $method
+    [ "$(steps straight | wc -l)" -eq 20 ]
+    diff <(steps straight) <(steps halves)
+    for file in straight/step-00000020/*.h5; do
+      cmp "$file" "halves/step-00000020/$(basename "$file")"
+    done
+    grep -o '"samples": *160' halves/step-00000020/manifest.json
+    echo "$method on $ranks ranks: identical"
+  done
+done
+
+# The comparison can fail: another seed is another run.
+rm -rf other
+run 1 other --train.seed 2
+! cmp -s other/step-00000020/rank-00000.h5 straight/step-00000020/rank-00000.h5
