@@ -6,7 +6,8 @@ set -euo pipefail
 trireme=$(realpath "$1")
 cd "$(dirname "$0")/.."
 ranks=${RANKS:-2}
-steps=${STEPS:-500}
+steps=${STEPS:-350}
+warmup=$((steps / 10))
 resumed=$((steps + 10))
 mpirun=${MPIRUN:-mpirun}
 demo=${DEMO:-demo}
@@ -50,8 +51,10 @@ show "$trireme" inspect "$dataset"
 
 run=$demo/run
 rm -rf "$run"
-train=("$trireme" train --model.preset tiny --data.path "$dataset" --train.output "$run" --train.batch 16
-  --optim.warmup_steps 50 --optim.decay_steps $((steps - 50)))
+train=("$trireme" train --model.preset tiny --data.path "$dataset" --train.output "$run" --train.batch 16 --train.evaluate_samples 512
+  --optim.warmup_steps $warmup --optim.decay_steps $((steps - warmup)))
+# A launcher hides from its ranks whether somebody is watching.
+if [ -t 1 ]; then train+=(--train.progress live); else train+=(--train.log_every 25); fi
 
 title "Training on $ranks ranks"
 show "$mpirun" -n "$ranks" "${train[@]}" --train.steps "$steps"
