@@ -1,1 +1,81 @@
-int main() { return 0; }
+// The one place where exceptions become exit codes: 0 done, 1 an error, 2 a mistake on the command
+// line. A user sees one line on standard error, "trireme: error: …", from one rank.
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "trireme/cli/command.hpp"
+#include "trireme/comm/session.hpp"
+#include "trireme/core/config.hpp"
+
+namespace {
+
+using trireme::comm::Session;
+
+void say(const std::string& message) {
+  // One write, so that lines of several ranks do not mix.
+  const std::string line = "trireme: error: " + trireme::config::one_line(message) + "\n";
+  std::fflush(stdout);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  std::fflush(stderr);
+}
+
+/// All ranks are here with the same error: rank 0 speaks, and the session ends in order.
+int agreed(const Session& session, const std::string& message, int code) {
+  if (session.rank() == 0) say(message);
+  return code;
+}
+
+/// Perhaps only this rank is here, and others wait for it: the world must be ended.
+int alone(Session& session, const std::string& message) {
+  if (session.size() == 1) {
+    say(message);
+    return 1;
+  }
+  if (session.claim_voice()) {
+    say(fmt::format("rank {}: {}", session.rank(), message));
+  } else {
+    // Another rank of this node is about to print and abort; ending first would cut it off.
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+  }
+  session.abort(1);
+}
+
+int conduct(Session& session, std::vector<std::string> arguments) {
+  try {
+    const trireme::cli::Command command = trireme::cli::parse(std::move(arguments));
+    command.run(session, command.settings);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      throw trireme::Error("standard output: cannot be written; is its disk full?");
+    }
+    return 0;
+  } catch (const trireme::cli::UsageError& error) {
+    return agreed(session, error.what(), 2);
+  } catch (const trireme::AgreedError& error) {
+    return agreed(session, error.what(), 1);
+  } catch (const std::bad_alloc&) {
+    return alone(session, "out of memory; use a smaller train.micro_batch or model");
+  } catch (const std::exception& error) {
+    return alone(session, error.what());
+  } catch (...) {
+    return alone(session, "an exception of unknown type");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::optional<Session> session;
+  try {
+    session.emplace(&argc, &argv);
+  } catch (const std::exception& error) {
+    // There is no world to agree in; the launcher's environment tells who is first.
+    if (trireme::comm::launcher_rank() == 0) say(error.what());
+    return 1;
+  }
+  return conduct(*session, std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,129 @@
+#include "trireme/cli/command.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "trireme/train/setup.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  trireme prepare --input book.txt --output dataset
+  mpirun -n 4 trireme train --model.preset tiny --data.path dataset
+  trireme generate --checkpoint run --prompt "Once upon"
+`trireme SUBCOMMAND --help` says more.)";
+
+std::function<void(comm::Session&, const std::vector<Setting>&)> printing(std::string text) {
+  return [text = std::move(text)](comm::Session& session, const std::vector<Setting>&) {
+    if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+  };
+}
+
+/// "did you mean --x?", else where to look.
+std::string flag_mend(const CLI::App& chosen, const std::string& flag,
+                      const config::Fields* fields) {
+  const std::string name = flag.substr(0, flag.find('='));
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : chosen.get_options()) {
+    for (const std::string& word : option->get_lnames()) flags.push_back("--" + word);
+  }
+  auto near = config::nearest(name, flags);
+  if (!near && fields != nullptr && name.starts_with("--")) {
+    near = fields->nearest_key(name.substr(2));
+    if (near) near = "--" + *near;
+  }
+  if (near) return "did you mean " + *near + "?";
+  const std::string path = chosen.get_parent() == nullptr ? "" : chosen.get_name() + " ";
+  return "`trireme " + path + "--help` lists them";
+}
+
+[[noreturn]] void unknown_argument(const CLI::App& app, const CLI::App& chosen,
+                                   const std::string& argument, const config::Fields* fields) {
+  const std::string shown = config::one_line(argument);
+  const bool top = chosen.get_parent() == nullptr;
+  const std::string place = top ? "" : chosen.get_name() + ": ";
+  if (argument.starts_with("-")) {
+    throw UsageError("{}{}: is not a flag; {}", place, shown, flag_mend(chosen, argument, fields));
+  }
+  if (!top) {
+    throw UsageError("{}{}: one argument too many; quote a value that has spaces", place, shown);
+  }
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands({})) names.push_back(sub->get_name());
+  const auto near = config::nearest(argument, names);
+  throw UsageError("{}: is not a subcommand; {}", shown,
+                   near ? "did you mean " + *near + "?" : "`trireme --help` lists them");
+}
+
+const CLI::App& chosen_of(const CLI::App& app) {
+  const auto subcommands = app.get_subcommands();
+  return subcommands.empty() ? app : *subcommands.front();
+}
+
+bool takes_settings(const CLI::App& chosen) {
+  for (const char* name : {"train", "evaluate", "generate"}) {
+    if (chosen.get_name() == name) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Command parse(std::vector<std::string> arguments) {
+  Command command;
+  train::RunConfig defaults;
+  config::Fields fields;
+  defaults.declare(fields);
+  command.settings = take_settings(fields, arguments);
+  if (arguments.empty()) throw UsageError("no subcommand is given; `trireme --help` lists them");
+
+  CLI::App app("Trireme trains transformers under MPI, from a laptop to a supercomputer.",
+               "trireme");
+  app.set_version_flag("--version",
+                       "trireme " + train::versions().at("trireme").get<std::string>());
+  app.require_subcommand(0, 1);
+  app.footer(examples);
+  app.get_formatter()->column_width(32);
+  for (const auto add :
+       {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_presets, add_info}) {
+    add(app, command);
+  }
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+  try {
+    app.parse(std::vector<std::string>(arguments));
+  } catch (const CLI::CallForHelp&) {
+    command.run = printing(app.help());
+    return command;
+  } catch (const CLI::CallForVersion& version) {
+    command.run = printing(std::string(version.what()) + "\n");
+    return command;
+  } catch (const CLI::ExtrasError&) {
+    const CLI::App& chosen = chosen_of(app);
+    const auto extras = app.remaining(true);
+    // A flag says more than the value that followed it.
+    auto first = std::find_if(extras.begin(), extras.end(),
+                              [](const std::string& word) { return word.starts_with("-"); });
+    if (first == extras.end()) first = extras.begin();
+    unknown_argument(app, chosen, first == extras.end() ? "" : *first,
+                     takes_settings(chosen) ? &fields : nullptr);
+  } catch (const CLI::ParseError& error) {
+    const CLI::App& chosen = chosen_of(app);
+    const std::string name = chosen.get_parent() == nullptr ? "" : chosen.get_name();
+    throw UsageError("{}{}; see `trireme {}--help`", name.empty() ? "" : name + ": ",
+                     config::one_line(error.what()), name.empty() ? "" : name + " ");
+  }
+  const CLI::App& chosen = chosen_of(app);
+  if (!command.settings.empty() && !takes_settings(chosen)) {
+    throw UsageError("--{}: {} takes no configuration; train, evaluate and generate do",
+                     command.settings.front().key,
+                     chosen.get_name().empty() ? "trireme" : chosen.get_name());
+  }
+  if (!command.run) throw UsageError("no subcommand is given; `trireme --help` lists them");
+  return command;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,68 @@
+// The subcommands. Each add_… declares a subcommand's options; when it is chosen, its callback puts
+// the job into `command`.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "trireme/cli/command.hpp"
+#include "trireme/train/config.hpp"
+
+namespace trireme::cli {
+
+void add_prepare(CLI::App& app, Command& command);
+void add_inspect(CLI::App& app, Command& command);
+void add_train(CLI::App& app, Command& command);
+void add_evaluate(CLI::App& app, Command& command);
+void add_generate(CLI::App& app, Command& command);
+void add_presets(CLI::App& app, Command& command);
+void add_info(CLI::App& app, Command& command);
+
+/// An option whose value is read as a configuration field's is: same types, same words for errors.
+/// `target` must outlive the parsing.
+template <class T>
+CLI::Option* add_value(CLI::App& app, const std::string& flag, T& target, const std::string& help,
+                       config::Rule rule = config::any()) {
+  auto field = std::make_shared<config::Field>();
+  field->key = flag;
+  field->rule = std::move(rule);
+  field->target = &target;
+  CLI::Option* option = app.add_option_function<std::string>(
+      flag,
+      [field](const std::string& text) {
+        field->set_text(text, config::Source::command_line, field->key);
+      },
+      help);
+  std::string type = field->type_name();
+  for (char& c : type) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  option->type_name(type);
+  const std::string value = config::to_string(field->value());
+  if (!value.empty()) option->default_str(value);
+  return option;
+}
+
+/// A run's configuration from all its sources, the same on every rank. Stays where it is made: the
+/// fields point into it.
+struct ResolvedConfig {
+  ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
+                 comm::Session& session);
+  ResolvedConfig(const ResolvedConfig&) = delete;
+  ResolvedConfig& operator=(const ResolvedConfig&) = delete;
+  train::RunConfig config;
+  config::Fields fields;
+};
+
+/// Refuses --model.…, --optim.… and the like where a checkpoint decides: nothing that a user types
+/// is ignored. `subcommand` is named in the message.
+void refuse_settings_of_the_run(const std::vector<Setting>& settings,
+                                const std::string& subcommand);
+
+/// "4,404,445".
+std::string grouped(std::int64_t number);
+/// "8.8 MB", in powers of 1000.
+std::string bytes_text(std::int64_t bytes);
+
+}  // namespace trireme::cli

@@ -1,0 +1,208 @@
+// trireme info
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+#include <dnnl.h>
+#include <hdf5.h>
+#include <hwloc.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "trireme/train/setup.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  trireme info
+  mpirun -n 8 trireme info          how the ranks lie on the nodes)";
+
+std::string line(const std::string& key, const std::string& value) {
+  return fmt::format("{:<20}{}\n", key, value);
+}
+
+std::string thread_level() {
+  int level = 0;
+  comm::mpi_check(MPI_Query_thread(&level), "MPI_Query_thread");
+  switch (level) {
+    case MPI_THREAD_SINGLE:
+      return "single";
+    case MPI_THREAD_FUNNELED:
+      return "funneled";
+    case MPI_THREAD_SERIALIZED:
+      return "serialized";
+    case MPI_THREAD_MULTIPLE:
+      return "multiple";
+    default:
+      return "unknown";
+  }
+}
+
+std::string instruction_set() {
+  switch (dnnl_get_effective_cpu_isa()) {
+    case dnnl_cpu_isa_sse41:
+      return "SSE4.1";
+    case dnnl_cpu_isa_avx:
+      return "AVX";
+    case dnnl_cpu_isa_avx2:
+      return "AVX2";
+    case dnnl_cpu_isa_avx2_vnni:
+      return "AVX2 with VNNI";
+    case dnnl_cpu_isa_avx512_core:
+      return "AVX-512";
+    case dnnl_cpu_isa_avx512_core_vnni:
+      return "AVX-512 with VNNI";
+    case dnnl_cpu_isa_avx512_core_bf16:
+      return "AVX-512 with VNNI, bf16";
+    case dnnl_cpu_isa_avx512_core_amx:
+      return "AVX-512 with AMX";
+    default:
+      return "this processor's default";
+  }
+}
+
+std::string runtime_name(unsigned runtime) {
+  switch (runtime) {
+    case DNNL_RUNTIME_SEQ:
+      return "sequential";
+    case DNNL_RUNTIME_OMP:
+      return "OpenMP";
+    case DNNL_RUNTIME_TBB:
+      return "TBB";
+    case DNNL_RUNTIME_THREADPOOL:
+      return "thread pool";
+    default:
+      return "unknown";
+  }
+}
+
+std::string libraries() {
+  const nlohmann::json versions = train::versions();
+  hbool_t thread_safe = false;
+  H5is_library_threadsafe(&thread_safe);
+  const unsigned hwloc = hwloc_get_api_version();
+  return line("MPI", versions.at("mpi").get<std::string>()) +
+         line("  thread level", thread_level()) +
+         line("HDF5",
+              versions.at("hdf5").get<std::string>() +
+                  (thread_safe ? ", thread-safe" : ", not thread-safe (Trireme locks it)")) +
+         line("oneDNN", versions.at("onednn").get<std::string>()) +
+         line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
+         line("  instructions", instruction_set()) +
+         line("hwloc", fmt::format("{}.{}.{}", hwloc >> 16U, hwloc >> 8U & 0xFFU, hwloc & 0xFFU)) +
+         line("CUDA", "not built in");
+}
+
+/// "key : value" of the first processor in /proc/cpuinfo; empty where there is none.
+std::string cpuinfo(const std::string& wanted) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string text; std::getline(file, text);) {
+    const std::size_t colon = text.find(':');
+    if (colon == std::string::npos || !text.starts_with(wanted)) continue;
+    const std::size_t end = text.find_last_not_of(" \t", colon - 1);
+    if (end + 1 == wanted.size() && colon + 2 <= text.size()) return text.substr(colon + 2);
+  }
+  return {};
+}
+
+/// Those of the processor's features that decide how fast products are.
+std::string cpu_features() {
+  std::string flags = cpuinfo("flags");
+  if (flags.empty()) flags = cpuinfo("Features");  // Arm
+  std::istringstream words(flags);
+  std::string chosen;
+  for (std::string word; words >> word;) {
+    const bool counts = word.starts_with("avx") || word.starts_with("amx") || word == "fma" ||
+                        word == "f16c" || word.starts_with("sve") || word == "asimd" ||
+                        word == "asimdhp" || word == "bf16" || word == "i8mm";
+    if (counts) chosen += (chosen.empty() ? "" : " ") + word;
+  }
+  return chosen.empty() ? "unknown" : chosen;
+}
+
+/// kB of /proc/meminfo as "24.6 GB"; "unknown" where there is none.
+std::string memory(const std::string& key) {
+  std::ifstream file("/proc/meminfo");
+  for (std::string text; std::getline(file, text);) {
+    if (text.starts_with(key + ":"))
+      return bytes_text(1024 * std::stoll(text.substr(key.size() + 1)));
+  }
+  return "unknown";
+}
+
+std::string topology() {
+  hwloc_topology_t topology = nullptr;
+  if (hwloc_topology_init(&topology) != 0 || hwloc_topology_load(topology) != 0) return "unknown";
+  const auto count = [topology](hwloc_obj_type_t type) {
+    return std::max(0, hwloc_get_nbobjs_by_type(topology, type));
+  };
+  const auto some = [](int number, const char* what) {
+    return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
+  };
+  std::string text = some(count(HWLOC_OBJ_PACKAGE), "package") + ", " +
+                     some(count(HWLOC_OBJ_NUMANODE), "NUMA domain") + ", " +
+                     some(count(HWLOC_OBJ_CORE), "core") + ", " +
+                     some(count(HWLOC_OBJ_PU), "hardware thread");
+  hwloc_topology_destroy(topology);
+  return text;
+}
+
+std::string machine() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  std::string model = cpuinfo("model name");
+  if (model.empty()) model = "unknown";
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  const bool known = ::sched_getaffinity(0, sizeof usable, &usable) == 0;
+  return line("host", name) + line("CPU", model) + line("  features", cpu_features()) +
+         line("  topology", topology()) +
+         line("  usable by rank 0", known ? fmt::format("{} hardware threads", CPU_COUNT(&usable))
+                                          : std::string("unknown")) +
+         line("memory", memory("MemTotal") + ", " + memory("MemAvailable") + " available");
+}
+
+void run_info(comm::Session& session) {
+  // Each node's first rank counts for its node.
+  std::array<int, 3> mine{session.node_rank() == 0 ? 1 : 0, session.node_size(),
+                          -session.node_size()};
+  int nodes = 0;
+  std::array<int, 2> most{};
+  comm::mpi_check(MPI_Allreduce(mine.data(), &nodes, 1, MPI_INT, MPI_SUM, session.world()),
+                  "MPI_Allreduce");
+  comm::mpi_check(MPI_Allreduce(&mine[1], most.data(), 2, MPI_INT, MPI_MAX, session.world()),
+                  "MPI_Allreduce");
+  if (session.rank() != 0) return;
+  const int threads = train::threads_of_rank({}, session);
+  const std::string per_node =
+      -most[1] == most[0] ? std::to_string(most[0]) : fmt::format("{} to {}", -most[1], most[0]);
+  const nlohmann::json versions = train::versions();
+  std::string compiler = versions.at("compiler").get<std::string>();
+  if (compiler.find_first_of("0123456789") == 0)
+    compiler = "GCC " + compiler;  // others say their name
+  const std::string text =
+      line("trireme", versions.at("trireme").get<std::string>()) +
+      line("compiler", fmt::format("{}, C++{}", compiler, __cplusplus / 100 % 100)) + libraries() +
+      machine() +
+      line("ranks", fmt::format("{} on {} node{}, {} per node", session.size(), nodes,
+                                nodes == 1 ? "" : "s", per_node)) +
+      line("threads per rank", std::to_string(threads));
+  std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Command& command) {
+  CLI::App* info = app.add_subcommand("info", "Versions, processor, memory, ranks");
+  info->footer(examples);
+  info->callback([&command] {
+    command.run = [](comm::Session& session, const std::vector<Setting>&) { run_info(session); };
+  });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,171 @@
+// trireme inspect
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/data/dataset.hpp"
+#include "trireme/data/tokenizer.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  trireme inspect dataset
+  trireme inspect dataset --verify          re-reads every checksum
+  trireme inspect run                       the newest checkpoint of a run
+  trireme inspect run/step-00001000 --tensors)";
+
+struct Options {
+  std::string folder;
+  bool verify = false, tensors = false;
+};
+
+std::string line(const std::string& key, const std::string& value) {
+  return fmt::format("{:<16}{}\n", key, value);
+}
+
+/// The first `count` characters; a character is cut nowhere.
+std::string first_characters(const std::string& text, std::size_t count) {
+  std::size_t end = 0;
+  for (std::size_t seen = 0; end < text.size(); ++end) {
+    const bool begins = (static_cast<unsigned char>(text[end]) & 0xC0U) != 0x80U;
+    if (begins && seen++ == count) break;
+  }
+  return text.substr(0, end);
+}
+
+std::string beginning(const data::Dataset& dataset, data::SplitName split) {
+  const auto reader = dataset.reader(split, 1);  // the smallest cache: one look
+  std::vector<std::int32_t> ids(
+      static_cast<std::size_t>(std::min<std::int64_t>(reader->tokens(), 256)));
+  reader->read(0, ids);
+  return config::one_line(first_characters(data::load_tokenizer(dataset)->decode(ids), 60));
+}
+
+std::string shard_rows(const char* split, const data::Dataset& dataset,
+                       const std::vector<data::ShardInfo>& shards) {
+  std::string text;
+  std::int64_t tokens = 0, documents = 0, bytes = 0;
+  const auto row = [split](const std::string& file, std::int64_t some_tokens,
+                           std::int64_t some_documents, std::int64_t some_bytes) {
+    return fmt::format("{:<6}{:<18}{:>18}{:>14}{:>12}\n", split, file, grouped(some_tokens),
+                       grouped(some_documents), bytes_text(some_bytes));
+  };
+  for (const data::ShardInfo& shard : shards) {
+    std::error_code error;
+    const auto size =
+        static_cast<std::int64_t>(std::filesystem::file_size(dataset.folder() / shard.file, error));
+    if (error)
+      throw Error("{}/{}: {}; prepare the dataset anew", dataset.folder().string(), shard.file,
+                  error.message());
+    text += row(shard.file, shard.tokens, shard.documents, size);
+    tokens += shard.tokens, documents += shard.documents, bytes += size;
+  }
+  if (shards.size() != 1) text += row("all", tokens, documents, bytes);
+  return text;
+}
+
+std::string show_dataset(const Options& options) {
+  const data::Dataset dataset = data::Dataset::open(options.folder);
+  const data::Manifest& manifest = dataset.manifest();
+  std::string text =
+      line("dataset", manifest.name) + line("tokenizer", manifest.tokenizer) +
+      line("vocabulary", grouped(manifest.vocabulary)) +
+      line("element type", manifest.element_type) +
+      line("end of document",
+           manifest.end_of_document ? std::to_string(*manifest.end_of_document) : "none");
+  if (!manifest.train.empty())
+    text += line("train begins", beginning(dataset, data::SplitName::train));
+  if (!manifest.valid.empty())
+    text += line("valid begins", beginning(dataset, data::SplitName::valid));
+  text += fmt::format("\n{:<6}{:<18}{:>18}{:>14}{:>12}\n", "split", "shard", "tokens", "documents",
+                      "bytes");
+  text +=
+      shard_rows("train", dataset, manifest.train) + shard_rows("valid", dataset, manifest.valid);
+  if (options.verify) {
+    dataset.verify();
+    text += "\nverified: every file's hash, every chunk's checksum, every token\n";
+  }
+  return text;
+}
+
+std::string show_checkpoint(const std::filesystem::path& folder, const Options& options) {
+  const checkpoint::Reader reader(folder);
+  const checkpoint::State& state = reader.state();
+  std::string text = line("checkpoint", folder.string()) + line("step", grouped(state.step)) +
+                     line("samples", grouped(state.samples)) +
+                     line("seed", std::to_string(state.seed));
+  for (const auto& [name, version] : state.versions.items()) {
+    text += line("by " + name, config::one_line(version.is_string() ? version.get<std::string>()
+                                                                    : version.dump()));
+  }
+  if (state.config.contains("model")) text += line("model", state.config.at("model").dump());
+
+  struct Sum {
+    std::int64_t tensors = 0, elements = 0, bytes = 0;
+  };
+  std::map<std::string, Sum> sums;  // by the name's part before the first slash
+  for (const auto& entry : reader.tensors()) {
+    Sum& sum = sums[entry.name.substr(0, entry.name.find('/'))];
+    sum.tensors += 1;
+    sum.elements += entry.shape.elements();
+    sum.bytes += entry.shape.elements() * static_cast<std::int64_t>(size_of(entry.type));
+  }
+  text += fmt::format("\n{:<24}{:>8}{:>18}{:>12}\n", "part", "tensors", "elements", "bytes");
+  for (const auto& [part, sum] : sums) {
+    text += fmt::format("{:<24}{:>8}{:>18}{:>12}\n", part, grouped(sum.tensors),
+                        grouped(sum.elements), bytes_text(sum.bytes));
+  }
+  if (options.tensors) {
+    text += "\n";
+    for (const auto& entry : reader.tensors()) {
+      text +=
+          fmt::format("{:<6}{:<20}{}\n", name_of(entry.type), entry.shape.to_string(), entry.name);
+    }
+  }
+  if (options.verify) {
+    reader.verify();
+    text += "\nverified: every block's hash\n";
+  }
+  return text;
+}
+
+std::string inspect(const Options& options) {
+  const std::filesystem::path folder = options.folder;
+  std::error_code error;
+  if (std::filesystem::exists(folder / "manifest.json", error))
+    return show_checkpoint(folder, options);
+  if (!std::filesystem::exists(folder / "dataset.json", error)) {
+    if (const auto newest = checkpoint::newest(folder)) return show_checkpoint(*newest, options);
+  }
+  if (options.tensors) {
+    throw Error("{}: --tensors: holds no checkpoint; name a step folder or a run folder",
+                folder.string());
+  }
+  return show_dataset(options);
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Command& command) {
+  CLI::App* inspected = app.add_subcommand("inspect", "What a dataset or a checkpoint holds");
+  auto options = std::make_shared<Options>();
+  inspected->add_option("DIR", options->folder, "dataset, step folder or run folder")
+      ->required()
+      ->type_name("");
+  inspected->add_flag("--verify", options->verify, "re-read everything, check every checksum");
+  inspected->add_flag("--tensors", options->tensors, "list a checkpoint's tensors");
+  inspected->footer(examples);
+  inspected->callback([options, &command] {
+    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
+      const std::string text = on_rank_zero(session, [&] { return inspect(*options); });
+      if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+    };
+  });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,118 @@
+// trireme prepare
+#include "trireme/data/prepare.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "trireme/report/progress.hpp"
+#include "trireme/report/record.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  trireme prepare --input book.txt --output dataset
+  trireme prepare --input *.txt --output dataset --tokenizer sentencepiece:8000
+  trireme prepare --input posts.jsonl --output dataset --documents jsonl:text
+  trireme prepare --input a.txt --output dataset --tokenizer sentencepiece:my.model)";
+
+/// A bar on a terminal, a line at every tenth in a log.
+class ProgressBar {
+ public:
+  void show(std::int64_t done, std::int64_t total) {
+    const double share =
+        total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0)
+                  : 1;
+    const auto now = Clock::now();
+    if (line_.terminal()) {
+      if (now - shown_ < std::chrono::milliseconds(100) && done < total) return;
+      shown_ = now;
+    } else {
+      const int tenth = static_cast<int>(share * 10);
+      if (tenth <= tenth_) return;
+      tenth_ = tenth;
+    }
+    const double seconds = std::chrono::duration<double>(now - begin_).count();
+    std::string text = fmt::format("prepare {:>3.0f} %  {} of {}", 100 * share, bytes_text(done),
+                                   bytes_text(total));
+    if (line_.terminal()) {
+      constexpr int cells = 24;
+      const int full = static_cast<int>(share * cells);
+      text = fmt::format("[{}{}] ", std::string(static_cast<std::size_t>(full), '#'),
+                         std::string(static_cast<std::size_t>(cells - full), '.')) +
+             text;
+    }
+    if (share > 0 && share < 1) {
+      text += "  eta " + report::duration_text(seconds * (1 - share) / share);
+    }
+    line_.update(text);
+  }
+  void finish() { line_.finish(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  report::ProgressLine line_{stderr};
+  Clock::time_point begin_ = Clock::now(), shown_{};
+  int tenth_ = 0;
+};
+
+std::string summary(const data::PrepareOptions& options, const data::Manifest& manifest) {
+  const auto sum = [](const std::vector<data::ShardInfo>& shards,
+                      std::int64_t data::ShardInfo::*what) {
+    std::int64_t all = 0;
+    for (const data::ShardInfo& shard : shards) all += shard.*what;
+    return all;
+  };
+  const auto part = [&](const char* name, const std::vector<data::ShardInfo>& shards) {
+    return fmt::format("{}  {} tokens, {} documents, {} shard{}\n", name,
+                       grouped(sum(shards, &data::ShardInfo::tokens)),
+                       grouped(sum(shards, &data::ShardInfo::documents)), shards.size(),
+                       shards.size() == 1 ? "" : "s");
+  };
+  return fmt::format("{}: dataset {}, tokenizer {}, vocabulary {}\n", options.output.string(),
+                     manifest.name, manifest.tokenizer, grouped(manifest.vocabulary)) +
+         part("train", manifest.train) + part("valid", manifest.valid);
+}
+
+void run_prepare(comm::Session& session, const data::PrepareOptions& options) {
+  const std::string text = on_rank_zero(session, [&] {
+    ProgressBar bar;
+    const data::Manifest manifest = data::prepare(
+        options, [&bar](std::int64_t done, std::int64_t total) { bar.show(done, total); });
+    bar.finish();
+    return summary(options, manifest);
+  });
+  if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace
+
+void add_prepare(CLI::App& app, Command& command) {
+  CLI::App* prepare = app.add_subcommand("prepare", "Text files to a dataset");
+  auto options = std::make_shared<data::PrepareOptions>();
+  prepare->add_option("--input", options->inputs, "text files")->required()->type_name("FILE");
+  prepare->add_option("--output", options->output, "folder to make")->required()->type_name("DIR");
+  prepare->add_option("--name", options->name, "default: the folder's name")->type_name("TEXT");
+  add_value(*prepare, "--tokenizer", options->tokenizer,
+            "bytes, characters, sentencepiece:VOCAB\n(train one) or sentencepiece:FILE (load one)");
+  add_value(*prepare, "--documents", options->documents,
+            "a document is: file, line or jsonl:FIELD");
+  add_value(*prepare, "--valid-fraction", options->valid_fraction, "share kept for validation",
+            config::below(0, 1));
+  add_value(*prepare, "--shard-tokens", options->shard_tokens, "tokens in a shard",
+            config::at_least(1));
+  add_value(*prepare, "--sample-sentences", options->sample_sentences,
+            "lines SentencePiece is trained on", config::at_least(1));
+  prepare->footer(examples);
+  prepare->callback([options, &command] {
+    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
+      run_prepare(session, *options);
+    };
+  });
+}
+
+}  // namespace trireme::cli

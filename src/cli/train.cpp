@@ -1,0 +1,63 @@
+// trireme train
+#include <cstdio>
+
+#include "trireme/train/run.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* examples = R"(
+Examples:
+  trireme train --model.preset tiny --data.path dataset --train.steps 500
+  mpirun -n 4 trireme train --config run.toml --optim.learning_rate 6e-4
+  TRIREME_TRAIN_OUTPUT=run2 mpirun -n 4 trireme train --config run.toml
+  trireme train --config run.toml --dry-run      what would run, and why)";
+
+struct Options {
+  std::string file;
+  bool dry_run = false;
+};
+
+std::string footer() {
+  train::RunConfig config;
+  config::Fields fields;
+  config.declare(fields);
+  return "Configuration, shown with its built-in values. Each field may come from a preset\n"
+         "(--model.preset), a TOML file (--config), the environment (model.layers is\n"
+         "TRIREME_MODEL_LAYERS) and the command line; the later one wins.\n\n" +
+         describe(fields) + examples;
+}
+
+void run_train(comm::Session& session, const Options& options,
+               const std::vector<Setting>& settings) {
+  ResolvedConfig resolved(options.file, settings, session);
+  if (!options.dry_run) {
+    train::run(session, resolved.config, resolved.fields);
+    return;
+  }
+  const std::string text = on_rank_zero(session, [&] {
+    train::validate(resolved.config, session.size());
+    return resolved.fields.to_toml();
+  });
+  if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Command& command) {
+  CLI::App* train = app.add_subcommand("train", "Train a model; resumes where a run folder ends");
+  auto options = std::make_shared<Options>();
+  train->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
+  train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");
+  train->footer(footer);
+  train->callback([options, &command] {
+    command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {
+      run_train(session, *options, settings);
+    };
+  });
+}
+
+}  // namespace trireme::cli
