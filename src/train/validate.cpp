@@ -44,12 +44,22 @@ void check_batch(RunConfig& config, int data) {
   }
 }
 
-void check_vocabulary(RunConfig& config) {
+/// The dataset against the model: its token ids fit the vocabulary, its text holds a window.
+void check_dataset(RunConfig& config) {
   if (config.data.path.empty()) {
     throw ConfigError("data.path", "\"\"", "a dataset is needed",
                       "make one with `trireme prepare --input FILE --output DIR`");
   }
-  const std::int64_t needed = data::Dataset::open(config.data.path).manifest().vocabulary;
+  const data::Manifest manifest = data::Dataset::open(config.data.path).manifest();
+  std::int64_t tokens = 0;
+  for (const data::ShardInfo& shard : manifest.train) tokens += shard.tokens;
+  if (tokens <= config.model.sequence) {
+    throw ConfigError("model.sequence", std::to_string(config.model.sequence),
+                      fmt::format("{} has {} tokens to train on, and a window takes {}",
+                                  config.data.path, tokens, config.model.sequence + 1),
+                      fmt::format("use at most {}, or more text", tokens - 1));
+  }
+  const std::int64_t needed = manifest.vocabulary;
   if (config.model.vocabulary == 0) config.model.vocabulary = needed;
   if (config.model.vocabulary < needed) {
     throw ConfigError("model.vocabulary", std::to_string(config.model.vocabulary),
@@ -80,7 +90,7 @@ void validate(RunConfig& config, int world) {
   if (config.train.output.empty()) {
     throw ConfigError("train.output", "\"\"", "a run folder is needed", "use run");
   }
-  check_vocabulary(config);
+  check_dataset(config);
 }
 
 }  // namespace trireme::train
