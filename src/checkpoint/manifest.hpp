@@ -45,6 +45,10 @@ inline std::int64_t block_count(std::int64_t bytes) {
   return bytes / block_bytes + (bytes % block_bytes == 0 ? 0 : 1);
 }
 
+/// Data move in steps of this size, so that a checksum finds in the cache what was just read, and a
+/// write what was just summed.
+constexpr std::int64_t step_bytes = std::int64_t{1} << 20;
+
 inline std::uint64_t xxh3(const void* data, std::size_t bytes) {
   data::Xxh3 hash;
   hash.update(data, bytes);

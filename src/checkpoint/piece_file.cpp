@@ -1,6 +1,7 @@
 #include "piece_file.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -69,10 +70,9 @@ Handle file_type(DType type) {
 }
 
 void write_extents(hid_t object, const char* name, const Shape& shape) {
-  std::vector<std::int64_t> extents;
-  for (int d = 0; d < shape.dimensions(); ++d) extents.push_back(shape[d]);
-  const hsize_t size = extents.size();
-  extents.push_back(0);  // so that there is something to point to
+  std::array<std::int64_t, Shape::max_dimensions> extents{};
+  const auto size = static_cast<hsize_t>(shape.dimensions());
+  for (int d = 0; d < shape.dimensions(); ++d) extents[static_cast<std::size_t>(d)] = shape[d];
   const Handle space = own(size == 0 ? H5Screate(H5S_NULL) : H5Screate_simple(1, &size, nullptr),
                            H5Sclose, "H5Screate");
   const Handle attribute =
@@ -155,6 +155,7 @@ std::vector<std::string> dataset_names(const std::vector<const Piece*>& pieces) 
   std::map<std::string, int> count;
   for (const Piece* piece : pieces) ++count[piece->name];
   std::vector<std::string> names;
+  names.reserve(pieces.size());
   for (const Piece* piece : pieces) {
     names.push_back(count[piece->name] == 1 ? piece->name
                                             : fmt::format("{}@{}", piece->name, piece->offset));
@@ -187,13 +188,18 @@ std::vector<std::int64_t> make_structure(const fs::path& path,
 
 std::vector<std::uint64_t> write_blocks(int file, const fs::path& path, const Tensor& tensor,
                                         std::int64_t address) {
-  const auto* data = static_cast<const std::byte*>(tensor.data());
+  const auto* from = static_cast<const std::byte*>(tensor.data());
   const auto bytes = static_cast<std::int64_t>(tensor.bytes());
   std::vector<std::uint64_t> hashes;
   for (std::int64_t begin = 0; begin < bytes; begin += block_bytes) {
-    const auto length = static_cast<std::size_t>(std::min(block_bytes, bytes - begin));
-    hashes.push_back(xxh3(data + begin, length));
-    write_at(file, path, data + begin, length, address + begin);
+    const std::int64_t end = std::min(begin + block_bytes, bytes);
+    data::Xxh3 hash;
+    for (std::int64_t at = begin; at < end; at += step_bytes) {
+      const auto part = static_cast<std::size_t>(std::min(step_bytes, end - at));
+      hash.update(from + at, part);
+      write_at(file, path, from + at, part, address + at);
+    }
+    hashes.push_back(hash.value());
   }
   return hashes;
 }
@@ -213,12 +219,13 @@ std::int64_t locate(hid_t file, std::int64_t file_bytes, const ExpectedDataset& 
   check_links(file, expected.dataset);
   const Handle dataset =
       own(H5Dopen2(file, expected.dataset.c_str(), H5P_DEFAULT), H5Dclose, "H5Dopen2");
+  // Storage first: asking a virtual dataset for its extent may open other files.
   const Handle creation = own(H5Dget_create_plist(dataset.get()), H5Pclose, "H5Dget_create_plist");
-  const Handle type = own(H5Dget_type(dataset.get()), H5Tclose, "H5Dget_type");
-  const Handle space = own(H5Dget_space(dataset.get()), H5Sclose, "H5Dget_space");
   if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS) throw Error("is not contiguous");
   if (H5Pget_external_count(creation.get()) != 0) throw Error("lies outside the file");
   if (H5Pget_nfilters(creation.get()) != 0) throw Error("has filters");
+  const Handle type = own(H5Dget_type(dataset.get()), H5Tclose, "H5Dget_type");
+  const Handle space = own(H5Dget_space(dataset.get()), H5Sclose, "H5Dget_space");
   if (H5Tequal(type.get(), file_type(expected.type).get()) <= 0) {
     throw Error("does not have the type {}", name_of(expected.type));
   }

@@ -71,12 +71,17 @@ struct OpenPiece {
     const std::int64_t bytes = bytes_of(piece.elements, tensor.type);
     const auto length = static_cast<std::size_t>(std::min(block_bytes, bytes - begin));
     const std::int64_t element = piece.offset + begin / bytes_of(1, tensor.type);
+    data::Xxh3 hash;
     try {
-      read_at(file, path, to, length, address + begin);
+      for (std::size_t at = 0; at < length; at += step_bytes) {
+        const std::size_t part = std::min<std::size_t>(step_bytes, length - at);
+        read_at(file, path, to + at, part, address + begin + static_cast<std::int64_t>(at));
+        hash.update(to + at, part);
+      }
     } catch (const Error& error) {
       throw Error("{} (tensor {}, element offset {})", error.what(), tensor.name, element);
     }
-    if (xxh3(to, length) != piece.blocks[static_cast<std::size_t>(index)]) {
+    if (hash.value() != piece.blocks[static_cast<std::size_t>(index)]) {
       throw Error(
           "{}: tensor {}, element offset {}: {} bytes at byte {} do not match their checksum; "
           "the file is damaged, use another checkpoint",

@@ -178,7 +178,7 @@ void make_empty_folder(const fs::path& root, const fs::path& temporary) {
 fs::path save(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
               comm::Communicator& world) {
   const bool first = world.rank() == 0;
-  const fs::path final = root / step_name(state.step);
+  fs::path final = root / step_name(state.step);
   fs::path temporary = final;
   temporary += ".tmp";
   const auto remove_leftovers = [&] {
