@@ -31,6 +31,8 @@ class Groups {
   Groups() {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    // MPICH tells the world of errors in sets of requests; a Session sets this too.
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     groups_.push_back({"self", make_self_communicator(), MPI_COMM_SELF});
     groups_.push_back({"world", make_mpi_communicator(MPI_COMM_WORLD, ledger), MPI_COMM_WORLD});
     if (size_ >= 4) {

@@ -156,17 +156,17 @@ TEST(Reductions, ScratchIsWhatWasPredicted) {
     const TestGroup& group = groups.world();
     const auto held = [&] { return groups.ledger.held(device::Use::communication); };
     const std::int64_t before = held();  // of the other groups and of the conveniences
-    const auto size = static_cast<std::size_t>(group->size());
     Elements data(DType::f32, count);
     device::Stream stream;
+    const auto bytes = static_cast<std::size_t>(count) * 4;
+    const auto predicted = static_cast<std::int64_t>(scratch_bytes(group->size(), bytes) -
+                                                     scratch_bytes(group->size(), 0));
     for (const std::int64_t part : {count, count / 2, count}) {
       group->all_reduce(data.tensor(0, part), Reduction::max, stream).wait();
+      EXPECT_EQ(held() - before, predicted) << part;
     }
     group->barrier();
-    const auto bytes = static_cast<std::size_t>(count) * 4;
-    EXPECT_EQ(held() - before, static_cast<std::int64_t>(scratch_bytes(group->size(), bytes) -
-                                                         scratch_bytes(group->size(), 0)))
-        << size;
+    EXPECT_EQ(held() - before, predicted);
     EXPECT_EQ(groups.ledger.peak(device::Use::communication), held());
   }
 }
