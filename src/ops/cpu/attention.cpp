@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "trireme/ops/cpu_workspace.hpp"
+
 #include "attention_kernels.hpp"
 #include "cpu_ops.hpp"
 #include "rows.hpp"
@@ -24,12 +26,11 @@ struct Heads {
 };
 
 /// What the tasks of one call share.
-struct Problem {
-  std::int64_t batch, queries, keys, heads, groups, size;  // B, Tq, Tk, H, G, D
-  float scale;
-  const Dropout* dropout;  // null: none
-  const std::int64_t* samples;
-  const Visibility* visibility;
+struct Problem : AttentionShape {
+  float scale = 0;
+  const Dropout* dropout = nullptr;  // null: none
+  const std::int64_t* samples = nullptr;
+  const Visibility* visibility = nullptr;
 
   std::int64_t scores_width = 0;  // most columns of a block of scores
 
@@ -71,12 +72,7 @@ Problem problem_of(const Tensor& q, const Tensor& k, float scale, const Dropout&
                    const Tensor& samples, const Visibility& visibility) {
   TRIREME_ASSERT(q.shape().dimensions() == 4 && k.shape().dimensions() == 4, "attention of {}, {}",
                  q.shape().to_string(), k.shape().to_string());
-  const Problem p{q.extent(0),
-                  q.extent(1),
-                  k.extent(1),
-                  q.extent(2),
-                  k.extent(2),
-                  q.extent(3),
+  const Problem p{{q.extent(0), q.extent(1), k.extent(1), q.extent(2), k.extent(2), q.extent(3)},
                   scale,
                   dropout.rate > 0 ? &dropout : nullptr,
                   dropout.rate > 0 ? flat<std::int64_t>(samples, q.extent(0)) : nullptr,
@@ -178,7 +174,29 @@ void sum_parts(float* data, std::int64_t distance, std::int64_t parts, std::int6
   }
 }
 
+/// fp32 elements of scores that one thread works on: forward all keys at once, backward two chunks
+/// of them.
+std::int64_t scores_of_thread(const Problem& p, bool backward) {
+  return (backward ? 2 : 1) * query_block * p.row();
+}
+
+/// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; none where each head has
+/// one part.
+std::int64_t partial_gradients(const Problem& p) {
+  const std::int64_t parts = parts_of(p);
+  return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;
+}
+
 }  // namespace
+
+std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
+  Problem p{shape};
+  p.scores_width = p.keys;
+  const std::int64_t forward = threads * scores_of_thread(p, false);
+  p.scores_width = std::min(p.keys, key_chunk);
+  const std::int64_t backward = threads * scores_of_thread(p, true) + partial_gradients(p);
+  return static_cast<std::size_t>(std::max(forward, backward)) * sizeof(float);
+}
 
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                        const Tensor& v, const AttentionMask& mask, float scale,
@@ -191,7 +209,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
   const Heads value = heads_of(v, p.batch, p.keys, p.groups, p.size);
   float* log_sums = flat(lse, p.batch * p.heads * p.queries);
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  const std::int64_t block_size = query_block * p.row();
+  const std::int64_t block_size = scores_of_thread(p, false);
   auto* scores = scratch<float>(static_cast<std::size_t>(threads_ * block_size));
   const std::int64_t blocks = p.blocks();
   const ThreadScope scope(1);  // also where the tasks run on the calling thread
@@ -233,12 +251,12 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
                     of_queries(out), of_queries(dout), of_queries(dq),
                     of_keys(dk),     of_keys(dv),      flat(lse, p.batch * p.heads * p.queries)};
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  const std::int64_t block_size = 2 * query_block * p.row();
+  const std::int64_t block_size = scores_of_thread(p, true);
   const std::int64_t parts = parts_of(p);
   const std::int64_t part_size = p.keys * p.size;  // of dk, and as much of dv
   const std::int64_t kv_heads = p.batch * p.groups;
-  const std::int64_t partials = parts == 1 ? 0 : 2 * kv_heads * parts * part_size;
-  auto* scores = scratch<float>(static_cast<std::size_t>(threads_ * block_size + partials));
+  auto* scores =
+      scratch<float>(static_cast<std::size_t>(threads_ * block_size + partial_gradients(p)));
   float* partial = scores + threads_ * block_size;  // [B·G, parts, dk|dv, Tk, D]
   const ThreadScope scope(1);  // also where the tasks run on the calling thread
 

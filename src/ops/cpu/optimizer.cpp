@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "cpu_ops.hpp"
+#include "row_sums.hpp"
 #include "rows.hpp"
 #include "targets.hpp"
 #include "threads.hpp"
@@ -91,10 +92,10 @@ HWY_EXPORT(adamw_range);
 HWY_EXPORT(sgd_range);
 
 double CpuOps::sum_of_squares(const Tensor& x) {
-  constexpr std::int64_t block = 4096;
+  constexpr std::int64_t block = square_block;
   const std::int64_t elements = x.elements();
   const float* data = flat(x, elements);
-  const std::int64_t blocks = (elements + block - 1) / block;
+  const std::int64_t blocks = square_blocks(elements);
   auto* sums = scratch<double>(static_cast<std::size_t>(blocks));
   parallel_ranges(threads_, blocks, 8, 8, [&](std::int64_t begin, std::int64_t end) {
     const auto kernel = HWY_DYNAMIC_DISPATCH(squares_of_block);

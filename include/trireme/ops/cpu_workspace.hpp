@@ -1,0 +1,23 @@
+// Bytes of work space that calls of the CPU backend take, known before they are made. The backend
+// holds as much as its most demanding call so far.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trireme::ops {
+
+/// The shape of an attention call: B sequences, Tq queries, Tk keys, H heads on G key/value heads
+/// of size D.
+struct AttentionShape {
+  std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
+};
+
+/// `attention` and `attention_backward`, the larger, on `threads` threads.
+std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);
+/// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
+std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);
+/// sum_of_squares of so many elements.
+std::size_t cpu_square_sum_workspace(std::int64_t elements);
+
+}  // namespace trireme::ops
