@@ -17,8 +17,9 @@ namespace {
 
 // The library skips sentences of more than 4192 bytes; ours are cut at a space before that.
 constexpr std::size_t longest_sentence = 4000;
-// The library keeps its sample in memory, several times over in places.
-constexpr std::int64_t most_sample_bytes = std::int64_t{100} << 20;
+// The library keeps its sample in memory, several times over in places; its time grows faster than
+// the number of different words.
+constexpr std::int64_t most_sample_bytes = std::int64_t{32} << 20;
 
 /// Lines of the documents. Of a text larger than the sample may be, every n-th.
 class Sentences : public sentencepiece::SentenceIterator {

@@ -58,6 +58,7 @@ void WorkFolder::commit() {
   if (std::rename(path_.c_str(), output_.c_str()) != 0) fail(output_, "create", errno);
   committed_ = true;
   sync_path(parent_of(output_));
+  for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
 }
 
 void WorkFolder::discard() {

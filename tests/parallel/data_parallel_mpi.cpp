@@ -16,7 +16,8 @@ namespace {
 constexpr std::int64_t global_batch = 8;
 
 struct Replica {
-  Replica(const model::ModelConfig& config, comm::Communicator& group, std::int64_t micro, bool overlap)
+  Replica(const model::ModelConfig& config, comm::Communicator& group, std::int64_t micro,
+          bool overlap)
       : model(config),
         state(model, true, ledger),
         ops(ops::make_cpu_ops(1)),

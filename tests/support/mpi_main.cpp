@@ -10,7 +10,8 @@ class RankPrinter : public testing::EmptyTestEventListener {
     if (!result.failed()) return;
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    printf("[rank %d] %s:%d: %s\n", rank, result.file_name(), result.line_number(), result.summary());
+    printf("[rank %d] %s:%d: %s\n", rank, result.file_name(), result.line_number(),
+           result.summary());
     fflush(stdout);
   }
 };

@@ -1,12 +1,12 @@
-// Errors and invariants. A user's mistake is an Error: one line that names what, where, the rule and
-// the mend. A programmer's mistake is a failed TRIREME_ASSERT.
+// Errors and invariants. A user's mistake is an Error: one line that names what, where, the rule
+// and the mend. A programmer's mistake is a failed TRIREME_ASSERT.
 #pragma once
-
-#include <fmt/format.h>
 
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include <fmt/format.h>
 
 namespace trireme {
 
@@ -39,10 +39,11 @@ class ConfigError : public AgreedError {
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
                                    const std::string& message);
 
-/// Invariants stay checked in release builds. Usage: TRIREME_ASSERT(a == b, "rows {} and {}", a, b).
-#define TRIREME_ASSERT(condition, ...)                                                         \
-  (static_cast<bool>(condition)                                                                \
-       ? static_cast<void>(0)                                                                  \
+/// Invariants stay checked in release builds. Usage: TRIREME_ASSERT(a == b, "rows {} and {}", a,
+/// b).
+#define TRIREME_ASSERT(condition, ...) \
+  (static_cast<bool>(condition)        \
+       ? static_cast<void>(0)          \
        : ::trireme::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)))
 
 }  // namespace trireme

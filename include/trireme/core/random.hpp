@@ -1,6 +1,6 @@
-// Counter-based random numbers: a value is a pure function of (seed, purpose, logical index), never of
-// a rank or of how many numbers were drawn before. Philox4x32-10: Salmon et al., "Parallel random
-// numbers: as easy as 1, 2, 3" (SC11).
+// Counter-based random numbers: a value is a pure function of (seed, purpose, logical index), never
+// of a rank or of how many numbers were drawn before. Philox4x32-10: Salmon et al., "Parallel
+// random numbers: as easy as 1, 2, 3" (SC11).
 #pragma once
 
 #include <array>
@@ -8,7 +8,8 @@
 
 namespace trireme {
 
-/// What a stream of numbers is for. Values are part of the meaning of a seed: append, never renumber.
+/// What a stream of numbers is for. Values are part of the meaning of a seed: append, never
+/// renumber.
 enum class Purpose : std::uint32_t {
   initialisation = 1,
   dropout = 2,
@@ -39,12 +40,13 @@ std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t bl
 float uniform(const RandomKey& key, std::uint64_t index);
 
 /// Standard normal by Box–Muller from words 2·index and 2·index + 1 of the stream. log, sin and cos
-/// are fixed polynomials in fp64 without contraction, so that the bits are the same on every machine.
+/// are fixed polynomials in fp64 without contraction, so that the bits are the same on every
+/// machine.
 double normal(const RandomKey& key, std::uint64_t index);
 
-/// A keyed bijection of [0, size): the image of `index`. An eight-round balanced Feistel network over
-/// the smallest even number of bits that holds size, with cycle walking; with four rounds the orders of
-/// fewer than a dozen items are visibly not equally likely.
+/// A keyed bijection of [0, size): the image of `index`. An eight-round balanced Feistel network
+/// over the smallest even number of bits that holds size, with cycle walking; with four rounds the
+/// orders of fewer than a dozen items are visibly not equally likely.
 std::uint64_t permute(const RandomKey& key, std::uint64_t index, std::uint64_t size);
 
 }  // namespace trireme

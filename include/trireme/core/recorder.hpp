@@ -1,5 +1,5 @@
-// Records where the time goes: named sections (spans) and counters, kept by each rank and reduced over
-// ranks by `report`.
+// Records where the time goes: named sections (spans) and counters, kept by each rank and reduced
+// over ranks by `report`.
 #pragma once
 
 #include <chrono>

@@ -20,11 +20,26 @@ DType dtype_from_name(std::string_view name);  // throws Error for a name it doe
 
 template <class T>
 struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 
 /// Up to four extents. Row-major unless a Tensor says otherwise.
 class Shape {
@@ -52,7 +67,8 @@ class Tensor {
   Tensor(void* data, DType type, const Shape& shape);  // contiguous
   Tensor(void* data, DType type, const Shape& shape, const std::array<std::int64_t, 4>& strides);
   template <class T>
-  Tensor(T* data, const Shape& shape) : Tensor(static_cast<void*>(data), DTypeOf<T>::value, shape) {}
+  Tensor(T* data, const Shape& shape)
+      : Tensor(static_cast<void*>(data), DTypeOf<T>::value, shape) {}
 
   explicit operator bool() const { return data_ != nullptr; }
   template <class T>

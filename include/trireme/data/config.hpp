@@ -8,11 +8,11 @@
 namespace trireme::data {
 
 struct DataConfig {
-  std::string path;                // folder of a dataset made by `trireme prepare`
-  bool shuffle = true;             // off: windows in file order
-  std::int64_t group_mb = 256;     // windows are shuffled within groups of this many MB of tokens
-  bool document_mask = false;      // attention stays inside documents
-  std::int64_t prefetch = 2;       // micro-batches read ahead
+  std::string path;             // folder of a dataset made by `trireme prepare`
+  bool shuffle = true;          // off: windows in file order
+  std::int64_t group_mb = 256;  // windows are shuffled within groups of this many MB of tokens
+  bool document_mask = false;   // attention stays inside documents
+  std::int64_t prefetch = 2;    // micro-batches read ahead
 
   void declare(config::Fields& fields) {
     fields.add("path", path, "folder of a dataset made by `trireme prepare`");

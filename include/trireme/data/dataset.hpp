@@ -1,15 +1,17 @@
-// A dataset on disk: a folder with dataset.json and HDF5 shards (DESIGN: "Data"). Readers accept only
-// the names, types and layouts that the writer makes, and verify the checksum of every chunk they read.
+// A dataset on disk: a folder with dataset.json and HDF5 shards (DESIGN: "Data"). Readers accept
+// only the names, types and layouts that the writer makes, and verify the checksum of every chunk
+// they read.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 namespace trireme::data {
 
@@ -38,8 +40,8 @@ class TokenReader {
  public:
   virtual ~TokenReader() = default;
   virtual std::int64_t tokens() const = 0;
-  /// Reads tokens [begin, begin + out.size()). Throws Error naming file and offset for a checksum that
-  /// does not match, and for a token outside the vocabulary.
+  /// Reads tokens [begin, begin + out.size()). Throws Error naming file and offset for a checksum
+  /// that does not match, and for a token outside the vocabulary.
   virtual void read(std::int64_t begin, std::span<std::int32_t> out) = 0;
   /// Ends (exclusive, ascending, global offsets) of the documents that end in (begin, end].
   virtual std::vector<std::int64_t> document_ends(std::int64_t begin, std::int64_t end) = 0;

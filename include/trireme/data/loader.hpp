@@ -14,24 +14,25 @@ namespace trireme::data {
 /// One micro-batch of B sequences of T tokens, in host memory that it owns.
 struct Batch {
   std::int64_t sequences = 0, length = 0;
-  std::vector<std::int32_t> inputs;     // [B, T]
-  std::vector<std::int32_t> targets;    // [B, T]: the token after each input
-  std::vector<float> weights;           // [B, T]: 1, or 0 for a target that does not count
-  std::vector<std::int32_t> positions;  // [B, T]: 0 … T−1, or from each document's start when masked
+  std::vector<std::int32_t> inputs;   // [B, T]
+  std::vector<std::int32_t> targets;  // [B, T]: the token after each input
+  std::vector<float> weights;         // [B, T]: 1; with a mask 0 for targets in the next document
+  std::vector<std::int32_t>
+      positions;  // [B, T]: 0 … T−1, or from each document's start when masked
   std::vector<std::int32_t> documents;  // [B, T], or empty: one document
   std::vector<std::int64_t> samples;    // [B]: sample numbers
 };
 
 struct LoaderOptions {
-  std::int64_t micro_batch = 1;     // sequences
-  std::int64_t length = 0;          // tokens of a sequence
+  std::int64_t micro_batch = 1;  // sequences
+  std::int64_t length = 0;       // tokens of a sequence
   bool document_mask = false;
-  std::int64_t prefetch = 2;        // micro-batches ahead
+  std::int64_t prefetch = 2;  // micro-batches ahead
 };
 
-/// Reads the samples first, first + 1, … of each step's slice. `slices` tells, for a step-local index i,
-/// nothing more than arithmetic: micro-batch m of step s holds samples
-/// s·global_batch + data_rank·(global_batch / data_size) + m·micro_batch + (0 … micro_batch − 1).
+/// Reads the samples first, first + 1, … of each step's slice. `slices` tells, for a step-local
+/// index i, nothing more than arithmetic: micro-batch m of step s holds samples s·global_batch +
+/// data_rank·(global_batch / data_size) + m·micro_batch + (0 … micro_batch − 1).
 class Loader {
  public:
   Loader(std::unique_ptr<TokenReader> reader, const Sampler& sampler, const LoaderOptions& options,

@@ -13,17 +13,18 @@ namespace trireme::data {
 
 struct PrepareOptions {
   std::vector<std::filesystem::path> inputs;
-  std::filesystem::path output;           // must not exist, or be empty
-  std::string name;                       // default: the output folder's name
-  std::string tokenizer = "bytes";        // bytes | characters | sentencepiece:VOCAB | sentencepiece:FILE
-  std::string documents = "file";         // file | line | jsonl:FIELD
-  double valid_fraction = 0.1;            // the last documents; a single document is cut at a token
-  std::int64_t shard_tokens = 1LL << 27;  // tokens in one shard
+  std::filesystem::path output;     // must not exist, or be empty
+  std::string name;                 // default: the output folder's name
+  std::string tokenizer = "bytes";  // bytes | characters | sentencepiece:VOCAB | sentencepiece:FILE
+  std::string documents = "file";   // file | line | jsonl:FIELD
+  double valid_fraction = 0.1;      // the last documents; a single document is cut at a token
+  std::int64_t shard_tokens = 1LL << 27;      // tokens in one shard
   std::int64_t sample_sentences = 1'000'000;  // for training SentencePiece
 };
 
-/// Streams the inputs (memory does not grow with them), writes `output`.tmp-<pid>, then renames it. `progress`
-/// receives (bytes done, bytes in all). On any failure nothing is left behind. Throws Error.
+/// Streams the inputs (memory does not grow with them), writes `output`.tmp-<pid>, then renames it.
+/// `progress` receives (bytes done, bytes in all). On any failure nothing is left behind. Throws
+/// Error.
 Manifest prepare(const PrepareOptions& options,
                  const std::function<void(std::int64_t, std::int64_t)>& progress);
 

@@ -1,5 +1,5 @@
-// Which window of the token sequence sample number n is: a pure function of (seed, n), so that global batch
-// b holds the same samples in every layout and after every restart.
+// Which window of the token sequence sample number n is: a pure function of (seed, n), so that
+// global batch b holds the same samples in every layout and after every restart.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 namespace trireme::data {
 
 /// A sample is `length` inputs and their `length` targets: tokens [begin, begin + length + 1).
-/// In each epoch windows lie end to end from a random offset below `length` (0 without shuffling) and
-/// every window is visited once: one keyed bijection orders groups of neighbouring windows, a second the
-/// windows inside a group, so that a reader works from few resident groups.
+/// In each epoch windows lie end to end from a random offset below `length` (0 without shuffling)
+/// and every window is visited once: one keyed bijection orders groups of neighbouring windows, a
+/// second the windows inside a group, so that a reader works from few resident groups.
 class Sampler {
  public:
   /// Throws AgreedError when `tokens` cannot hold one window, naming both numbers.

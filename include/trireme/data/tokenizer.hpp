@@ -15,8 +15,8 @@ namespace trireme::data {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  virtual std::string kind() const = 0;           // as in dataset.json
-  virtual std::int64_t vocabulary() const = 0;    // with the end-of-document token, if any
+  virtual std::string kind() const = 0;         // as in dataset.json
+  virtual std::int64_t vocabulary() const = 0;  // with the end-of-document token, if any
   /// Throws Error for bytes that the tokenizer cannot express (`characters` only). Thread-safe.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
   /// The end-of-document token and a model's control tokens stand for no bytes. Throws Error for an

@@ -24,7 +24,8 @@ class Transformer {
   const params::ParameterTable& table() const { return table_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   const Head& head() const { return *head_; }
-  /// Floating-point operations of training on one token: 6·N + 6·L·C·T (ARCHITECTURE: "A run's record").
+  /// Floating-point operations of training on one token: 6·N + 6·L·C·T (ARCHITECTURE: "A run's
+  /// record").
   double flops_per_token() const;
   /// One view per row of the table into a flat fp32 buffer.
   std::vector<Tensor> views(const Tensor& flat) const;
