@@ -64,7 +64,6 @@ Tensor Engine::output(int unit, std::int64_t rows) {
 }
 
 void Engine::forward(const model::UnitContext& context, int units) {
-  const Section section(recorder_, "forward");
   const std::int64_t rows = context.batch.tokens();
   const int last = static_cast<int>(model_.units().size()) - 1;
   for (int unit = 0; unit < units; ++unit) {
@@ -121,7 +120,10 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
   next_bucket_ = 0;
   for (std::size_t i = 0; i < batches.size(); ++i) {
     const auto call = context(batches[i], model::Mode::train, sum.weight, &sum.loss);
-    forward(call, static_cast<int>(model_.units().size()));
+    {
+      const Section section(recorder_, "forward");
+      forward(call, static_cast<int>(model_.units().size()));
+    }
     backward(call, i + 1 == batches.size());
   }
   const Section section(recorder_, "wait for gradients");
