@@ -237,7 +237,9 @@ Handle create_file(const std::filesystem::path& path, const std::string& what) {
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
-  Handle file(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get()), H5Fclose);
+  const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
+  H5Pset_obj_track_times(creation.get(), false);  // the same content makes the same bytes
+  Handle file(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), H5Fclose);
   written(file.get(), what);
   return file;
 }
@@ -355,7 +357,7 @@ Handle create_dataset(hid_t file, const std::string& name, hid_t type, std::uint
                       Storage storage, std::uint64_t chunk, const std::string& what) {
   const Lock lock;
   const Handle plist(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  H5Pset_obj_track_times(plist.get(), false);  // the same content makes the same bytes
+  H5Pset_obj_track_times(plist.get(), false);
   if (storage == Storage::contiguous || elements == 0) {
     H5Pset_layout(plist.get(), H5D_CONTIGUOUS);
     H5Pset_alloc_time(plist.get(), H5D_ALLOC_TIME_EARLY);
