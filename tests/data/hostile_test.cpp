@@ -316,5 +316,44 @@ TEST(Hdf5, ContiguousElementsInPieces) {
   EXPECT_THAT(error_of([&] { hdf5::create_file(path, path); }), HasSubstr("cannot write: "));
 }
 
+/// The contiguous kind has its own ways out of the file.
+TEST(Hdf5, ContiguousElementsElsewhereAreRefused) {
+  const Scratch scratch;
+  write_text(scratch / "secret", std::string(100, 's'));
+  const std::string path = (scratch / "file.h5").string();
+  const auto refusal = [&](const std::function<void(hid_t, hid_t)>& change_plist) {
+    const hdf5::Lock lock;
+    fs::remove(path);
+    Handle file = hdf5::create_file(path, path);
+    const hsize_t extent = 100;
+    const Handle space(H5Screate_simple(1, &extent, nullptr), H5Sclose);
+    const Handle plist(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    change_plist(plist.get(), space.get());
+    Handle made(H5Dcreate2(file.get(), "values", H5T_STD_U8LE, space.get(), H5P_DEFAULT,
+                           plist.get(), H5P_DEFAULT),
+                H5Dclose);
+    EXPECT_TRUE(made);
+    made.close();
+    hdf5::close_file(file, path);
+    const Handle again = hdf5::open_file(path, path);
+    return error_of([&] {
+      hdf5::open_dataset(again.get(), "values", H5T_STD_U8LE, 100, hdf5::Storage::contiguous, 0,
+                         path);
+    });
+  };
+  EXPECT_THAT(refusal([&](hid_t plist, hid_t) {
+                H5Pset_external(plist, (scratch / "secret").c_str(), 0, 100);
+              }),
+              HasSubstr("/values: is stored in another way"));
+  EXPECT_THAT(refusal([&](hid_t plist, hid_t space) {
+                H5Pset_virtual(plist, space, (scratch / "other.h5").c_str(), "/values", space);
+              }),
+              HasSubstr("/values: is stored in another way"));
+  EXPECT_THAT(refusal([](hid_t plist, hid_t) { H5Pset_layout(plist, H5D_COMPACT); }),
+              HasSubstr("/values: is stored in another way"));
+  EXPECT_THAT(refusal([](hid_t, hid_t) {}),  // allocated late: nothing is there
+              HasSubstr("/values: is not there in full"));
+}
+
 }  // namespace
 }  // namespace trireme::data::test
