@@ -20,6 +20,7 @@ if(TRIREME_SANITIZE)
   target_compile_options(trireme_options INTERFACE -Wno-maybe-uninitialized
     -fsanitize=${TRIREME_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(trireme_options INTERFACE -fsanitize=${TRIREME_SANITIZE})
+  add_library(trireme_keep_modules OBJECT "${PROJECT_SOURCE_DIR}/tests/support/keep_modules.cpp")
 endif()
 
 find_program(TRIREME_CCACHE ccache)
