@@ -71,7 +71,7 @@ TEST(ResolveOnRanks, WorkRunsOnRankZeroAlone) {
   EXPECT_EQ(on_rank_zero(session,
                          [&] {
                            ++runs;
-                           return long_text;
+                           return std::string(long_text);
                          }),
             long_text);
   EXPECT_EQ(runs, session.rank() == 0 ? 1 : 0);
