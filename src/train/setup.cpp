@@ -7,6 +7,8 @@
 #include <dnnl.h>
 #include <hdf5.h>
 
+#include "trireme/data/hdf5.hpp"
+
 namespace trireme::train {
 
 int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session& session) {
@@ -93,7 +95,12 @@ parallel::LossSum evaluate_split(parallel::Engine& engine, data::TokenReader& re
 nlohmann::json versions() {
   const dnnl_version_t* dnnl = dnnl_version();
   unsigned major = 0, minor = 0, release = 0;
-  H5get_libversion(&major, &minor, &release);
+  {
+    // The first call into the library must be made so: a file that could not be closed on a full
+    // disk makes its own clean-up at exit crash, and the lock's set-up turns that off.
+    const data::hdf5::Lock lock;
+    H5get_libversion(&major, &minor, &release);
+  }
   return {{"trireme", TRIREME_VERSION},
           {"compiler", __VERSION__},
           {"mpi", comm::library_version()},
