@@ -51,6 +51,7 @@ std::vector<std::vector<std::uint8_t>> Communicator::all_gather_bytes(
       .wait();
 
   std::vector<std::vector<std::uint8_t>> result;
+  result.reserve(static_cast<std::size_t>(size()));
   for (int r = 0; r < size(); ++r) {
     result.emplace_back(flat.begin() + begins[r], flat.begin() + begins[r + 1]);
   }

@@ -86,7 +86,9 @@ inline bool slice_is_right(const Reader& reader, const Whole& whole, std::int64_
                            std::int64_t end) {
   std::vector<std::byte> got(whole.at(end - begin) + 1);  // never null
   reader.read(whole.name, begin, Tensor(got.data(), whole.type, {end - begin}));
-  return std::memcmp(got.data(), whole.bytes.data() + whole.at(begin), whole.at(end - begin)) == 0;
+  got.pop_back();
+  return std::equal(got.begin(), got.end(),
+                    whole.bytes.begin() + static_cast<std::ptrdiff_t>(whole.at(begin)));
 }
 
 inline void expect_all_right(const Reader& reader, const std::vector<Whole>& wholes) {

@@ -42,8 +42,8 @@ TEST(Moves, AllGatherOfUnequalCounts) {
   for (const TestGroup& group : groups.all()) {
     for (const std::int64_t unit : {std::int64_t{1}, std::int64_t{50'003}}) {
       for (int empty = -1; empty < group->size(); ++empty) {
-        std::vector<std::int64_t> counts;
-        for (int r = 0; r < group->size(); ++r) counts.push_back(r == empty ? 0 : unit * (r + 2));
+        std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()));
+        for (int r = 0; r < group->size(); ++r) counts[r] = r == empty ? 0 : unit * (r + 2);
         const std::int64_t own = counts[group->rank()];
         Elements input(DType::bf16, own);
         Elements output(DType::bf16,

@@ -58,6 +58,7 @@ class Hostile : public testing::Test {
     make_dataset(scratch_, "set", prose(size, 1), options);
     tokens_.assign(size, 'a');
   }
+  void TearDown() override { EXPECT_EQ(open_identifiers(), 0); }
   fs::path shard() const { return scratch_ / "set/train-00000.h5"; }
 
   /// Writes the shard anew: `fill` makes the datasets.

@@ -34,6 +34,7 @@ TEST(MemoryLedger, NamesEveryUse) {
 TEST(MemoryLedger, CountsFromManyThreads) {
   MemoryLedger ledger;
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 10'000; ++i) {
@@ -66,8 +67,8 @@ TEST(Buffer, MovesItsEntryAlong) {
   first.data()[5] = std::byte{9};
   Buffer second(std::move(first));
   EXPECT_EQ(second.data()[5], std::byte{9});
-  EXPECT_EQ(first.data(),
-            nullptr);  // NOLINT(bugprone-use-after-move): what a move leaves is a contract
+  // NOLINTNEXTLINE(bugprone-use-after-move): what a move leaves behind is a contract
+  EXPECT_EQ(first.data(), nullptr);
   EXPECT_EQ(ledger.held(Use::stash), 64);
   second = Buffer(ledger, Use::batch, 32);
   EXPECT_EQ(ledger.held(Use::stash), 0);

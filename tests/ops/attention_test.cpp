@@ -1,4 +1,5 @@
 #include "trireme/device/memory.hpp"
+#include "trireme/ops/cpu_workspace.hpp"
 
 #include "support.hpp"
 
@@ -347,6 +348,32 @@ TEST_P(AttentionTest, WorkSpaceIsBoundedAndEntered) {
   p.backward(*backend);
   EXPECT_EQ(ledger.held(device::Use::workspace), backward);  // nothing more in steady state
   EXPECT_EQ(ledger.peak(device::Use::workspace), backward);
+}
+
+TEST(Workspace, IsWhatWasForetold) {
+  // Dealt out in parts, not in parts, more keys than a chunk of backward, forward the larger.
+  for (const Sizes& s :
+       std::vector<Sizes>{{1, 200, 200, 6, 2, 8}, {9, 70, 70, 4, 2, 8}, {1, 3, 1300, 16, 16, 4}}) {
+    for (const int threads : {1, 3}) {
+      device::MemoryLedger ledger;
+      const auto backend = make_cpu_ops(threads, &ledger);
+      Problem p(s, 0, 0);
+      p.forward(*backend);
+      p.backward(*backend);
+      const AttentionShape shape{s.batch, s.queries, s.keys, s.heads, s.groups, s.size};
+      EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
+                device::aligned(cpu_attention_workspace(shape, threads)));
+    }
+  }
+  device::MemoryLedger ledger;
+  const auto backend = make_cpu_ops(2, &ledger);
+  Array squares = random_array({50000}, 1), rows = random_array({700, 37}, 2), sum({37});
+  backend->sum_of_squares(squares);
+  EXPECT_EQ(static_cast<std::size_t>(ledger.held(device::Use::workspace)),
+            device::aligned(cpu_square_sum_workspace(50000)));
+  backend->column_sum(sum, rows);
+  EXPECT_EQ(static_cast<std::size_t>(ledger.held(device::Use::workspace)),
+            device::aligned(cpu_row_sum_workspace(700, 37, 1)));
 }
 
 TRIREME_FOR_INSTRUCTION_SETS(AttentionTest);
