@@ -16,6 +16,10 @@ Tensor heads_of(const Tensor& x, const Microbatch& batch, std::int64_t first, st
           {batch.length * row, row, head_size, 1}};
 }
 
+ops::AttentionMask causal_mask(const Microbatch& batch) {
+  return {true, batch.positions, batch.positions, batch.documents, batch.documents};
+}
+
 }  // namespace
 
 Attention::Attention(params::ParameterTable& table, int unit, const std::string& name,
@@ -27,41 +31,75 @@ Attention::Attention(params::ParameterTable& table, int unit, const std::string&
       rate_(static_cast<float>(config.attention_dropout)),
       layer_(layer),
       frequencies_(frequencies) {
-  const std::int64_t kv_width = kv_heads_ * head_size_;
-  qkv_ = Linear(table, unit, name + ".qkv", config.width, config.qkv_width(),
-                {.bias = config.bias,
-                 .deviation = config.init_deviation,
-                 .split = {0},
-                 .parts = {{"q", config.width, head_size_},
-                           {"k", kv_width, head_size_},
-                           {"v", kv_width, head_size_}}});
-  out_ = Linear(table, unit, name + ".out", config.width, config.width,
-                {.bias = config.bias,
-                 .deviation = config.residual_deviation(),
-                 .split = {1},
-                 .parts = {{"heads", config.width, head_size_}}});
+  const std::int64_t kv_width = kv_heads_ * head_size_, share = heads_ / kv_heads_;
+  qkv_ = ColumnParallel(table, unit, name + ".qkv", config.width, config.qkv_width(),
+                        {.bias = config.bias,
+                         .deviation = config.init_deviation,
+                         .parts = {{"q", config.width, head_size_, 1},
+                                   {"k", kv_width, head_size_, share},
+                                   {"v", kv_width, head_size_, share}}});
+  out_ = RowParallel(table, unit, name + ".out", config.width, config.width,
+                     {.bias = config.bias,
+                      .deviation = config.residual_deviation(),
+                      .parts = {{"heads", config.width, head_size_, 1}}});
+}
+
+Attention::TileHeads Attention::heads_of_tile(const params::Tiles& tiles, int tile) const {
+  const params::Range query = params::tile_of(heads_, tiles.first + tile, tiles.all);
+  const std::int64_t share = heads_ / kv_heads_;
+  if (query.size() == 0) return {query, {query.begin / share, query.begin / share}};
+  return {query, {query.begin / share, (query.end + share - 1) / share}};
+}
+
+std::vector<std::int64_t> Attention::key_widths(const ModelConfig& config,
+                                                const params::Tiles& tiles) {
+  std::vector<std::int64_t> widths;
+  const std::int64_t share = config.heads / config.kv_heads;
+  for (int i = 0; i < tiles.count; ++i) {
+    const params::Range query = params::tile_of(config.heads, tiles.first + i, tiles.all);
+    const std::int64_t heads =
+        query.size() == 0 ? 0 : (query.end + share - 1) / share - query.begin / share;
+    widths.push_back(heads * config.head_size());
+  }
+  return widths;
 }
 
 void Attention::plan(UnitPlan& plan) {
-  const std::int64_t qkv_width = (heads_ + 2 * kv_heads_) * head_size_;
-  qkv_value_ = plan.add(Area::stash, qkv_width);
-  mixed_ = plan.add(Area::stash, heads_ * head_size_);
-  lse_ = plan.add(Area::stash, heads_);
-  dqkv_ = plan.add(Area::delta, qkv_width);
-  dmixed_ = plan.add(Area::scratch, heads_ * head_size_);
+  const params::Tiles& tiles = plan.shares().tiles;
+  const std::vector<std::int64_t> qkv = qkv_.widths(tiles);
+  std::vector<std::int64_t> mixed, heads;
+  for (int i = 0; i < tiles.count; ++i) {
+    heads.push_back(heads_of_tile(tiles, i).query.size());
+    mixed.push_back(heads.back() * head_size_);
+  }
+  qkv_value_ = plan.keep_tiles(Remake::dear, plan.rows(), qkv);
+  mixed_ = plan.keep_tiles(Remake::cheap, plan.rows(), mixed);
+  lse_ = plan.keep_tiles(Remake::cheap, plan.rows(), heads);
+  dqkv_ = plan.add_tiles(Area::delta, plan.rows(), qkv);
+  dmixed_ = plan.add_tiles(Area::scratch, plan.rows(), mixed);
+  keeps_projection_ = plan.shares().recompute != Recompute::full;
 }
 
-Attention::Heads Attention::split(const Tensor& qkv, const Microbatch& batch) const {
-  return {heads_of(qkv, batch, 0, heads_, head_size_),
-          heads_of(qkv, batch, heads_, kv_heads_, head_size_),
-          heads_of(qkv, batch, heads_ + kv_heads_, kv_heads_, head_size_)};
+Attention::Heads Attention::split(const Tensor& qkv, const Microbatch& batch,
+                                  const TileHeads& heads) const {
+  const std::int64_t queries = heads.query.size(), keys = heads.key.size();
+  return {heads_of(qkv, batch, 0, queries, head_size_),
+          heads_of(qkv, batch, queries, keys, head_size_),
+          heads_of(qkv, batch, queries + keys, keys, head_size_)};
 }
 
-Tensor Attention::rotated(const Tensor& qkv) const {
-  return {qkv.data(),
-          DType::f32,
-          {qkv.extent(0), heads_ + kv_heads_, head_size_},
-          {qkv.stride(0), head_size_, 1, 0}};
+ops::HeadSlice Attention::slice(const TileHeads& heads) const {
+  return {heads.query.begin, heads_, heads_ / kv_heads_};
+}
+
+void Attention::rotate(const UnitContext& context, const Tensor& qkv, const TileHeads& heads,
+                       bool inverse) const {
+  if (!frequencies_) return;
+  const std::int64_t rows = qkv.extent(0);
+  const Tensor turned(qkv.data(), DType::f32,
+                      {rows, heads.query.size() + heads.key.size(), head_size_},
+                      {qkv.stride(0), head_size_, 1, 0});
+  context.ops.rotary(turned, context.batch.positions.reshape({rows}), frequencies_, inverse);
 }
 
 ops::Dropout Attention::dropout(const UnitContext& context) const {
@@ -69,77 +107,108 @@ ops::Dropout Attention::dropout(const UnitContext& context) const {
   return {rate, {context.seed, Purpose::dropout, static_cast<std::uint32_t>(3 * layer_ + 1)}};
 }
 
-void Attention::forward(const UnitContext& context, const Tensor& y, const Tensor& x,
-                        const UnitMemory& memory) const {
-  const Microbatch& batch = context.batch;
-  const std::int64_t rows = x.extent(0);
-  const Tensor qkv = memory.view(qkv_value_, rows);  // [R, (H + 2G)·D]
+void Attention::project_in(const UnitContext& context, const Tensor& x,
+                           const UnitMemory& memory) const {
+  const std::vector<Tensor> qkv = memory.views(qkv_value_, x.extent(0));
   qkv_.forward(context, qkv, x);
-  if (frequencies_) {
-    context.ops.rotary(rotated(qkv), batch.positions.reshape({rows}), frequencies_, false);
+  for (std::size_t i = 0; i < qkv.size(); ++i) {
+    if (qkv[i].elements() == 0) continue;
+    rotate(context, qkv[i], heads_of_tile(context.shares.tiles, static_cast<int>(i)), false);
   }
-  const Heads heads = split(qkv, batch);
-  const Tensor mixed = memory.view(mixed_, rows);  // [R, H·D]
-  const Tensor out = heads_of(mixed, batch, 0, heads_, head_size_);
-  const Tensor lse = memory.view(lse_, rows).reshape({batch.sequences, heads_, batch.length});
-  if (context.cache != nullptr) {
-    attend_cached(context, out, lse, heads);
-  } else {
-    const ops::AttentionMask mask{true, batch.positions, batch.positions, batch.documents,
-                                  batch.documents};
-    context.ops.attention(out, lse, heads.q, heads.k, heads.v, mask, scale_, dropout(context),
-                          batch.samples);
-  }
-  out_.forward(context, y, mixed);
 }
 
-void Attention::attend_cached(const UnitContext& context, const Tensor& out, const Tensor& lse,
-                              const Heads& heads) const {
+void Attention::attend(const UnitContext& context, const UnitMemory& memory) const {
+  const Microbatch& batch = context.batch;
+  const std::int64_t rows = batch.tokens();
+  for (std::size_t i = 0; i < qkv_value_.size(); ++i) {
+    const int tile = static_cast<int>(i);
+    const TileHeads own = heads_of_tile(context.shares.tiles, tile);
+    const std::int64_t count = own.query.size();
+    if (count == 0) continue;
+    const Heads heads = split(memory.view(qkv_value_[i], rows), batch, own);
+    const Tensor out = heads_of(memory.view(mixed_[i], rows), batch, 0, count, head_size_);
+    const Tensor lse =
+        memory.view(lse_[i], rows).reshape({batch.sequences, count, batch.length});
+    if (context.cache != nullptr) {
+      attend_cached(context, tile, out, lse, heads, slice(own));
+    } else {
+      context.ops.attention(out, lse, heads.q, heads.k, heads.v, causal_mask(batch), scale_,
+                            dropout(context), batch.samples, slice(own));
+    }
+  }
+}
+
+void Attention::attend_cached(const UnitContext& context, int tile, const Tensor& out,
+                              const Tensor& lse, const Heads& heads,
+                              const ops::HeadSlice& slice) const {
   KeyValueCache& cache = *context.cache;
+  const Tensor& keys = cache.keys[static_cast<std::size_t>(tile)];
+  const Tensor& values = cache.values[static_cast<std::size_t>(tile)];
   const std::int64_t fresh = context.batch.length;
   const std::int64_t total = cache.length + fresh;
-  const std::int64_t width = kv_heads_ * head_size_;
+  const std::int64_t groups = heads.k.extent(2), width = groups * head_size_;
   const auto rows = [&](const Tensor& x) {
     return Tensor(x.data(), DType::f32, {fresh, width}, {x.stride(1), 1, 0, 0});
   };
-  context.ops.copy(cache.keys.slice(0, cache.length, total), rows(heads.k));
-  context.ops.copy(cache.values.slice(0, cache.length, total), rows(heads.v));
+  context.ops.copy(keys.slice(0, cache.length, total), rows(heads.k));
+  context.ops.copy(values.slice(0, cache.length, total), rows(heads.v));
   const auto all = [&](const Tensor& x) {
-    return Tensor(x.as<float>(), {1, total, kv_heads_, head_size_});
+    return Tensor(x.as<float>(), {1, total, groups, head_size_});
   };
   const ops::AttentionMask mask{
       true, context.batch.positions, cache.positions.slice(1, 0, total), {}, {}};
-  context.ops.attention(out, lse, heads.q, all(cache.keys), all(cache.values), mask, scale_, {},
-                        {});
+  context.ops.attention(out, lse, heads.q, all(keys), all(values), mask, scale_, {}, {}, slice);
 }
 
-void Attention::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                               const UnitMemory& memory) const {
+void Attention::recompute(const UnitContext& context, const Tensor& x,
+                          const UnitMemory& memory) const {
+  if (!keeps_projection_) project_in(context, x, memory);
+  attend(context, memory);
+}
+
+void Attention::project(const UnitContext& context, const Tensor& partial,
+                        const UnitMemory& memory, std::span<const Tensor> levels) const {
+  out_.forward(context, partial, memory.views(mixed_, context.batch.tokens()), levels);
+}
+
+void Attention::forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
+                        const UnitMemory& memory, std::span<const Tensor> levels) const {
+  project_in(context, x, memory);
+  attend(context, memory);
+  project(context, partial, memory, levels);
+}
+
+void Attention::backward_input(const UnitContext& context, const Tensor& partial, const Tensor& dy,
+                               const UnitMemory& memory, std::span<const Tensor> levels) const {
   const Microbatch& batch = context.batch;
   const std::int64_t rows = dy.extent(0);
-  const Tensor dmixed = memory.view(dmixed_, rows);
+  const std::vector<Tensor> dmixed = memory.views(dmixed_, rows);
+  const std::vector<Tensor> dqkv = memory.views(dqkv_, rows);
   out_.backward_input(context, dmixed, dy);
-  const Heads heads = split(memory.view(qkv_value_, rows), batch);
-  const Tensor dqkv = memory.view(dqkv_, rows);
-  const Heads dheads = split(dqkv, batch);
-  const ops::AttentionMask mask{true, batch.positions, batch.positions, batch.documents,
-                                batch.documents};
-  context.ops.attention_backward(
-      dheads.q, dheads.k, dheads.v, heads_of(dmixed, batch, 0, heads_, head_size_),
-      heads_of(memory.view(mixed_, rows), batch, 0, heads_, head_size_),
-      memory.view(lse_, rows).reshape({batch.sequences, heads_, batch.length}), heads.q, heads.k,
-      heads.v, mask, scale_, dropout(context), batch.samples);
-  if (frequencies_) {
-    context.ops.rotary(rotated(dqkv), batch.positions.reshape({rows}), frequencies_, true);
+  for (std::size_t i = 0; i < dqkv.size(); ++i) {
+    const TileHeads own = heads_of_tile(context.shares.tiles, static_cast<int>(i));
+    const std::int64_t count = own.query.size();
+    if (count == 0) continue;
+    const auto of_queries = [&](const Tensor& x) {
+      return heads_of(x, batch, 0, count, head_size_);
+    };
+    const Heads heads = split(memory.view(qkv_value_[i], rows), batch, own);
+    const Heads dheads = split(dqkv[i], batch, own);
+    context.ops.attention_backward(
+        dheads.q, dheads.k, dheads.v, of_queries(dmixed[i]),
+        of_queries(memory.view(mixed_[i], rows)),
+        memory.view(lse_[i], rows).reshape({batch.sequences, count, batch.length}), heads.q,
+        heads.k, heads.v, causal_mask(batch), scale_, dropout(context), batch.samples, slice(own));
+    rotate(context, dqkv[i], own, true);
   }
-  qkv_.backward_input(context, dx, dqkv);
+  qkv_.backward_input(context, partial, dqkv, levels);
 }
 
 void Attention::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                                 const UnitMemory& memory) const {
   const std::int64_t rows = dy.extent(0);
-  out_.backward_weight(context, dy, memory.view(mixed_, rows));
-  qkv_.backward_weight(context, memory.view(dqkv_, rows), x);
+  out_.backward_weight(context, dy, memory.views(mixed_, rows));
+  qkv_.backward_weight(context, memory.views(dqkv_, rows), x);
 }
 
 }  // namespace trireme::model

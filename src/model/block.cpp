@@ -14,18 +14,21 @@ Block::Block(params::ParameterTable& table, int unit, const ModelConfig& config,
       mlp_(table, unit, name_ + ".mlp", config) {}
 
 void Block::plan(UnitPlan& plan) {
-  normed1_ = plan.add(Area::stash, width_);
-  middle_ = plan.add(Area::stash, width_);
-  normed2_ = plan.add(Area::stash, width_);
-  dnormed1_ = plan.add(Area::delta, width_);
-  dmiddle_ = plan.add(Area::delta, width_);
-  dnormed2_ = plan.add(Area::delta, width_);
-  if (rate_ > 0) {
-    dattention_ = plan.add(Area::delta, width_);
-    dmlp_ = plan.add(Area::delta, width_);
+  const std::int64_t all = plan.rows(), own = plan.local_rows();
+  rebuilds_middle_ = plan.shares().recompute == Recompute::full;
+  normed1_ = plan.keep(Remake::cheap, all, width_);
+  middle_ = plan.keep(Remake::dear, own, width_);
+  normed2_ = plan.keep(Remake::cheap, all, width_);
+  dnormed1_ = plan.add(Area::delta, own, width_);
+  dmiddle_ = plan.add(Area::delta, own, width_);
+  dnormed2_ = plan.add(Area::delta, own, width_);
+  if (copies_gradient(plan.shares())) {
+    dattention_ = plan.add(Area::delta, all, width_);
+    dmlp_ = plan.add(Area::delta, all, width_);
   }
-  norm1_.plan(plan);
-  norm2_.plan(plan);
+  partial_.plan(plan, width_);
+  norm1_.plan(plan, Remake::cheap);
+  norm2_.plan(plan, Remake::cheap);
   attention_.plan(plan);
   mlp_.plan(plan);
 }
@@ -37,62 +40,112 @@ ops::Dropout Block::dropout(const UnitContext& context, Site site) const {
 
 void Block::join(const UnitContext& context, const Tensor& y, const Tensor& x, Site site) const {
   if (rate_ > 0 && context.mode == Mode::train) {
-    context.ops.dropout(y, y, context.batch.rows, dropout(context, site));
+    context.ops.dropout(y, y, own_rows(context, context.batch.rows), dropout(context, site));
   }
   context.ops.add(y, x, y);
 }
 
-Tensor Block::branch_gradient(const UnitContext& context, const Tensor& dy, const Slot& slot,
-                              const UnitMemory& memory, Site site) const {
-  if (rate_ == 0) return dy;
-  const Tensor masked = memory.view(slot, dy.extent(0));
-  context.ops.dropout(masked, dy, context.batch.rows, dropout(context, site));
-  return masked;
+void Block::normalise(const UnitContext& context, const Norm& norm, const Tensor& normed,
+                      const Tensor& x, const UnitMemory& memory) const {
+  norm.forward(context, own_rows(context, normed), x, memory);
+  enter_region(context, normed);
+}
+
+void Block::attention_half(const UnitContext& context, const Tensor& x,
+                           const UnitMemory& memory) const {
+  const Tensor middle = memory.view(middle_, x.extent(0));
+  const Tensor partial = partial_.view(context, middle, memory);
+  attention_.project(context, partial, memory, partial_.levels(context, memory));
+  leave_region(context, middle, partial);
+  join(context, middle, x, Site::attention);
 }
 
 void Block::forward(const UnitContext& context, const Tensor& y, const Tensor& x,
                     const UnitMemory& memory) const {
-  const std::int64_t rows = x.extent(0);
-  const Tensor normed1 = memory.view(normed1_, rows);  // [R, C], as all here
-  const Tensor middle = memory.view(middle_, rows);
-  const Tensor normed2 = memory.view(normed2_, rows);
-  norm1_.forward(context, normed1, x, memory);
-  attention_.forward(context, middle, normed1, memory);
-  join(context, middle, x, Site::attention);
-  norm2_.forward(context, normed2, middle, memory);
-  mlp_.forward(context, y, normed2, memory);
+  const std::int64_t all = context.batch.tokens();
+  const Tensor normed1 = memory.view(normed1_, all);
+  const Tensor middle = memory.view(middle_, x.extent(0));
+  const Tensor normed2 = memory.view(normed2_, all);
+  const std::vector<Tensor> levels = partial_.levels(context, memory);
+  normalise(context, norm1_, normed1, x, memory);
+  {
+    const Tensor partial = partial_.view(context, middle, memory);
+    attention_.forward(context, partial, normed1, memory, levels);
+    leave_region(context, middle, partial);
+    join(context, middle, x, Site::attention);
+  }
+  normalise(context, norm2_, normed2, middle, memory);
+  const Tensor partial = partial_.view(context, y, memory);
+  mlp_.forward(context, partial, normed2, memory, levels);
+  leave_region(context, y, partial);
   join(context, y, middle, Site::mlp);
+}
+
+void Block::recompute(const UnitContext& context, const Tensor& x,
+                      const UnitMemory& memory) const {
+  const std::int64_t all = context.batch.tokens();
+  const Tensor normed1 = memory.view(normed1_, all);
+  const Tensor middle = memory.view(middle_, x.extent(0));
+  const Tensor normed2 = memory.view(normed2_, all);
+  normalise(context, norm1_, normed1, x, memory);
+  attention_.recompute(context, normed1, memory);
+  if (rebuilds_middle_) attention_half(context, x, memory);
+  normalise(context, norm2_, normed2, middle, memory);
+  if (rebuilds_middle_) mlp_.recompute(context, normed2, memory);
+}
+
+Tensor Block::branch_gradient(const UnitContext& context, const Tensor& dy, const Slot& slot,
+                              const UnitMemory& memory) const {
+  return copies_gradient(context.shares) ? memory.view(slot, context.batch.tokens()) : dy;
+}
+
+Tensor Block::branch_gradient(const UnitContext& context, const Tensor& dy, const Slot& slot,
+                              const UnitMemory& memory, Site site) const {
+  const Tensor whole = branch_gradient(context, dy, slot, memory);
+  if (rate_ > 0) {
+    context.ops.dropout(own_rows(context, whole), dy, own_rows(context, context.batch.rows),
+                        dropout(context, site));
+  } else if (whole.data() != dy.data()) {
+    context.ops.copy(own_rows(context, whole), dy);
+  }
+  leave_region_backward(context, whole);
+  return whole;
 }
 
 void Block::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
                            const Tensor& x, const UnitMemory& memory) const {
-  const std::int64_t rows = dy.extent(0);
-  const Tensor dmiddle = memory.view(dmiddle_, rows);
-  const Tensor dnormed1 = memory.view(dnormed1_, rows);
-  const Tensor dnormed2 = memory.view(dnormed2_, rows);
+  const std::int64_t own = dy.extent(0);
+  const Tensor dmiddle = memory.view(dmiddle_, own);
+  const Tensor dnormed1 = memory.view(dnormed1_, own);
+  const Tensor dnormed2 = memory.view(dnormed2_, own);
+  const std::vector<Tensor> levels = partial_.levels(context, memory);
 
-  mlp_.backward_input(context, dnormed2, branch_gradient(context, dy, dmlp_, memory, Site::mlp),
-                      memory);
+  const Tensor into_mlp = branch_gradient(context, dy, dmlp_, memory, Site::mlp);
+  const Tensor partial2 = partial_.view(context, dnormed2, memory);
+  mlp_.backward_input(context, partial2, into_mlp, memory, levels);
+  enter_region_backward(context, dnormed2, partial2);
   context.ops.copy(dmiddle, dy);
-  norm2_.backward_input(context, dmiddle, dnormed2, memory.view(middle_, rows), memory, true);
+  norm2_.backward_input(context, dmiddle, dnormed2, memory.view(middle_, own), memory, true);
 
-  attention_.backward_input(context, dnormed1,
-                            branch_gradient(context, dmiddle, dattention_, memory, Site::attention),
-                            memory);
+  const Tensor into_attention =
+      branch_gradient(context, dmiddle, dattention_, memory, Site::attention);
+  const Tensor partial1 = partial_.view(context, dnormed1, memory);
+  attention_.backward_input(context, partial1, into_attention, memory, levels);
+  enter_region_backward(context, dnormed1, partial1);
   context.ops.copy(dx, dmiddle);
   norm1_.backward_input(context, dx, dnormed1, x, memory, true);
 }
 
 void Block::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                             const UnitMemory& memory) const {
-  const std::int64_t rows = dy.extent(0);
-  const Tensor dmiddle = memory.view(dmiddle_, rows);
-  const Tensor into_mlp = rate_ > 0 ? memory.view(dmlp_, rows) : dy;
-  const Tensor into_attention = rate_ > 0 ? memory.view(dattention_, rows) : dmiddle;
-  mlp_.backward_weight(context, into_mlp, memory.view(normed2_, rows), memory);
-  norm2_.backward_weight(context, memory.view(dnormed2_, rows), memory.view(middle_, rows), memory);
-  attention_.backward_weight(context, into_attention, memory.view(normed1_, rows), memory);
-  norm1_.backward_weight(context, memory.view(dnormed1_, rows), x, memory);
+  const std::int64_t own = dy.extent(0), all = context.batch.tokens();
+  const Tensor dmiddle = memory.view(dmiddle_, own);
+  mlp_.backward_weight(context, branch_gradient(context, dy, dmlp_, memory),
+                       memory.view(normed2_, all), memory);
+  norm2_.backward_weight(context, memory.view(dnormed2_, own), memory.view(middle_, own), memory);
+  attention_.backward_weight(context, branch_gradient(context, dmiddle, dattention_, memory),
+                             memory.view(normed1_, all), memory);
+  norm1_.backward_weight(context, memory.view(dnormed1_, own), x, memory);
 }
 
 }  // namespace trireme::model

@@ -1,6 +1,7 @@
 #include "trireme/model/head.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace trireme::model {
 
@@ -10,6 +11,11 @@ namespace {
 constexpr std::int64_t logits_held = std::int64_t{8} << 20;
 
 }  // namespace
+
+struct Head::RowBlock {
+  Tensor normed, dnormed;           // [rows, C]; dnormed absent when not training
+  Tensor targets, weights, factor;  // [rows]
+};
 
 std::int64_t Head::block_rows(std::int64_t rows, std::int64_t vocabulary) {
   return std::min(rows, std::max<std::int64_t>(64, logits_held / vocabulary));
@@ -34,49 +40,103 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
 }
 
 void Head::plan(UnitPlan& plan) {
+  const params::Tiles& tiles = plan.shares().tiles;
   block_ = block_rows(plan.rows(), vocabulary_);
-  norm_.plan(plan);
-  dnormed_ = plan.add(Area::stash, width_);
-  normed_ = plan.add(Area::scratch, width_);
-  factor_ = plan.add(Area::scratch, 1);
-  logits_ = plan.add(Area::scratch, vocabulary_, DType::f32, block_);
-  maximum_ = plan.add(Area::scratch, 1, DType::f32, block_);
-  sum_ = plan.add(Area::scratch, 1, DType::f32, block_);
-  target_logit_ = plan.add(Area::scratch, 1, DType::f32, block_);
+  norm_.plan(plan, Remake::never);
+  dnormed_ = plan.keep(Remake::never, plan.local_rows(), width_);
+  normed_ = plan.add(Area::scratch, plan.rows(), width_);
+  partial_.plan(plan, width_);
+  factor_ = plan.add(Area::scratch, plan.rows(), 1);
+  maximum_ = plan.add(Area::scratch, block_, 1);
+  sums_ = plan.add(Area::scratch, 2 * block_, 1);
+  sum_levels_ = plan.add_tiles(
+      Area::scratch, 2 * block_,
+      std::vector<std::int64_t>(static_cast<std::size_t>(tree_levels(tiles)), 1));
+  logits_.clear();
+  for (int i = 0; i < tiles.count; ++i) {
+    const params::Range own = params::tile_of(vocabulary_, tiles.first + i, tiles.all);
+    logits_.push_back(plan.add(Area::scratch, block_, own.size()));
+  }
+}
+
+params::Range Head::tile(const UnitContext& context, int local) const {
+  const params::Tiles& tiles = context.shares.tiles;
+  return params::tile_of(vocabulary_, tiles.first + local, tiles.all);
+}
+
+double Head::run(const UnitContext& context, const RowBlock& block,
+                 const UnitMemory& memory) const {
+  ops::Ops& ops = context.ops;
+  const std::int64_t rows = block.normed.extent(0);
+  const std::vector<Tensor> logits = memory.views(logits_, rows);  // [rows, Vv] each
+  const auto used = [&](int i) { return logits[static_cast<std::size_t>(i)].extent(1) > 0; };
+  const int tiles = context.shares.tiles.count;
+
+  const Tensor maximum = memory.view(maximum_, rows).reshape({rows});
+  ops.fill(maximum, -std::numeric_limits<float>::infinity());
+  for (int i = 0; i < tiles; ++i) {
+    if (!used(i)) continue;
+    const Tensor& own = logits[static_cast<std::size_t>(i)];
+    ops.matmul(own, block.normed, context.values(weight_, i), {.transpose_b = true});
+    ops.row_maximum(maximum, own, true);
+  }
+  reduce_over_tensor(context, maximum, comm::Reduction::max);
+
+  const Tensor sums = memory.view(sums_, 2 * rows);  // Σ exp, then the targets' logits
+  const auto part = [&](const Tensor& pair, int which) {
+    return pair.slice(0, which * rows, (which + 1) * rows).reshape({rows});
+  };
+  sum_tiles(context, sums, memory.views(sum_levels_, 2 * rows), [&](int i, const Tensor& to) {
+    if (!used(i)) return ops.fill(to, 0);
+    ops.exp_sum_and_target(part(to, 0), part(to, 1), logits[static_cast<std::size_t>(i)], maximum,
+                           block.targets, tile(context, i).begin);
+  });
+  reduce_over_tensor(context, sums, comm::Reduction::sum);
+  const double loss = ops.weighted_loss(part(sums, 0), maximum, part(sums, 1), block.weights);
+  if (!block.dnormed) return loss;
+
+  for (int i = 0; i < tiles; ++i) {
+    if (!used(i)) continue;
+    const Tensor& own = logits[static_cast<std::size_t>(i)];
+    ops.cross_entropy_gradient(own, maximum, part(sums, 0), block.targets, block.factor,
+                               tile(context, i).begin);
+    ops.matmul(context.gradients(weight_, i), own, block.normed,
+               {.transpose_a = true, .accumulate = true});
+  }
+  sum_tiles(context, block.dnormed, partial_.levels(context, memory),
+            [&](int i, const Tensor& to) {
+              if (!used(i)) return ops.fill(to, 0);
+              ops.matmul(to, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {});
+            });
+  return loss;
 }
 
 void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor& x,
                    const UnitMemory& memory) const {
   const Microbatch& batch = context.batch;
   const bool train = context.mode == Mode::train;
-  const std::int64_t rows = x.extent(0);
-  const Tensor& weight = context.values[static_cast<std::size_t>(weight_)];  // [V, C]
-  const Tensor normed = memory.view(normed_, rows);                          // [R, C]
-  norm_.forward(context, normed, x, memory);
+  const std::int64_t rows = batch.tokens();
+  const Tensor normed = memory.view(normed_, rows);  // [R, C]
+  norm_.forward(context, own_rows(context, normed), x, memory);
+  enter_region(context, normed);
   const Tensor factor = memory.view(factor_, rows).reshape({rows});
+  Tensor own, partial;
   if (train) {
     context.ops.copy(factor.reshape({1, rows}), batch.weights.reshape({1, rows}));
     context.ops.scale(factor, static_cast<float>(1.0 / context.denominator));
+    own = memory.view(dnormed_, x.extent(0));
+    partial = partial_.view(context, own, memory);
   }
   double loss = 0;
   for (std::int64_t begin = 0; begin < rows; begin += block_) {
-    const std::int64_t end = std::min(rows, begin + block_), count = end - begin;
-    const auto vector = [&](const Slot& slot) { return memory.view(slot, count).reshape({count}); };
-    const auto part = [&](const Tensor& t) { return t.slice(0, begin, end); };
-    const Tensor logits = memory.view(logits_, count);  // [count, V]
-    const Tensor maximum = vector(maximum_), sum = vector(sum_),
-                 target_logit = vector(target_logit_);
-    const Tensor targets = part(batch.targets);
-    context.ops.matmul(logits, part(normed), weight, {.transpose_b = true});
-    context.ops.row_maximum(maximum, logits);
-    context.ops.exp_sum_and_target(sum, target_logit, logits, maximum, targets, 0);
-    loss += context.ops.weighted_loss(sum, maximum, target_logit, part(batch.weights));
-    if (!train) continue;
-    context.ops.cross_entropy_gradient(logits, maximum, sum, targets, part(factor), 0);
-    context.ops.matmul(part(memory.view(dnormed_, rows)), logits, weight, {});
-    context.ops.matmul(context.gradients[static_cast<std::size_t>(weight_)], logits, part(normed),
-                       {.transpose_a = true, .accumulate = true});
+    const std::int64_t end = std::min(rows, begin + block_);
+    const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
+    loss += run(context,
+                {part(normed), part(partial), part(batch.targets), part(batch.weights),
+                 part(factor)},
+                memory);
   }
+  if (train) enter_region_backward(context, own, partial);
   *context.loss += loss;
 }
 
@@ -92,10 +152,17 @@ void Head::backward_weight(const UnitContext& context, const Tensor& /*dy*/, con
 
 void Head::logits(const UnitContext& context, const Tensor& logits, const Tensor& x,
                   const UnitMemory& memory) const {
-  const Tensor normed = memory.view(normed_, x.extent(0));
-  norm_.forward(context, normed, x, memory);
-  context.ops.matmul(logits, normed, context.values[static_cast<std::size_t>(weight_)],
-                     {.transpose_b = true});
+  const Tensor normed = memory.view(normed_, context.batch.tokens());
+  norm_.forward(context, own_rows(context, normed), x, memory);
+  enter_region(context, normed);
+  context.ops.fill(logits.reshape({logits.elements()}), 0);
+  for (int i = 0; i < context.shares.tiles.count; ++i) {
+    const params::Range own = tile(context, i);
+    if (own.size() == 0) continue;
+    context.ops.matmul(logits.slice(1, own.begin, own.end), normed, context.values(weight_, i),
+                       {.transpose_b = true});
+  }
+  reduce_over_tensor(context, logits, comm::Reduction::sum);
 }
 
 }  // namespace trireme::model

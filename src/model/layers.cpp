@@ -4,47 +4,117 @@ namespace trireme::model {
 
 namespace {
 
-const Tensor& at(const std::vector<Tensor>& tensors, int row) {
-  return tensors[static_cast<std::size_t>(row)];
-}
-
-}  // namespace
-
-Linear::Linear(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
-               std::int64_t out, const Options& options) {
+int add_weight(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
+               std::int64_t out, int dimension, const LinearOptions& options) {
   params::Parameter weight{.name = name + ".weight", .shape = {out, in}};
-  weight.split = options.split;
+  weight.split = {dimension};
   weight.parts = options.parts;
   weight.units = {unit};
   weight.decay = true;
   weight.in_products = true;
   weight.initialisation = {params::Initialisation::Kind::normal, options.deviation};
-  weight_ = table.add(weight);
+  return table.add(weight);
+}
+
+}  // namespace
+
+ColumnParallel::ColumnParallel(params::ParameterTable& table, int unit, const std::string& name,
+                               std::int64_t in, std::int64_t out, const LinearOptions& options)
+    : weight_(add_weight(table, unit, name, in, out, 0, options)) {
+  shape_ = table.row(weight_);
   if (!options.bias) return;
   params::Parameter bias{.name = name + ".bias", .shape = {out}};
-  // A column split (dimension 0) splits the bias too; behind a row split it is whole on every rank.
-  if (options.split.dimension == 0) {
-    bias.split = options.split;
-    bias.parts = options.parts;
-  }
+  bias.split = {0};
+  bias.parts = options.parts;
   bias.units = {unit};
   bias_ = table.add(bias);
 }
 
-void Linear::forward(const UnitContext& context, const Tensor& y, const Tensor& x) const {
-  ops::MatmulOptions options{.transpose_b = true};
-  if (bias_ >= 0) options.bias = at(context.values, bias_);
-  context.ops.matmul(y, x, at(context.values, weight_), options);
+std::vector<std::int64_t> ColumnParallel::widths(const params::Tiles& tiles) const {
+  std::vector<std::int64_t> result;
+  for (int i = 0; i < tiles.count; ++i) {
+    std::int64_t width = 0;
+    for (const params::Range& slice : params::tile_slices(shape_, tiles.first + i, tiles.all)) {
+      width += slice.size();
+    }
+    result.push_back(width);
+  }
+  return result;
 }
 
-void Linear::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy) const {
-  context.ops.matmul(dx, dy, at(context.values, weight_), {});
+void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor> y,
+                             const Tensor& x) const {
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    if (y[i].elements() == 0) continue;
+    const int tile = static_cast<int>(i);
+    ops::MatmulOptions options{.transpose_b = true};
+    if (bias_ >= 0) options.bias = context.values(bias_, tile);
+    context.ops.matmul(y[i], x, context.values(weight_, tile), options);
+  }
 }
 
-void Linear::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const {
-  context.ops.matmul(at(context.gradients, weight_), dy, x,
-                     {.transpose_a = true, .accumulate = true});
-  if (bias_ >= 0) context.ops.column_sum(at(context.gradients, bias_), dy);
+void ColumnParallel::backward_input(const UnitContext& context, const Tensor& partial,
+                                    std::span<const Tensor> dy,
+                                    std::span<const Tensor> levels) const {
+  sum_tiles(context, partial, levels, [&](int tile, const Tensor& to) {
+    const Tensor& from = dy[static_cast<std::size_t>(tile)];
+    if (from.elements() == 0) return context.ops.fill(to, 0);
+    context.ops.matmul(to, from, context.values(weight_, tile), {});
+  });
+}
+
+void ColumnParallel::backward_weight(const UnitContext& context, std::span<const Tensor> dy,
+                                     const Tensor& x) const {
+  for (std::size_t i = 0; i < dy.size(); ++i) {
+    if (dy[i].elements() == 0) continue;
+    const int tile = static_cast<int>(i);
+    context.ops.matmul(context.gradients(weight_, tile), dy[i], x,
+                       {.transpose_a = true, .accumulate = true});
+    if (bias_ >= 0) context.ops.column_sum(context.gradients(bias_, tile), dy[i]);
+  }
+}
+
+RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::string& name,
+                         std::int64_t in, std::int64_t out, const LinearOptions& options)
+    : weight_(add_weight(table, unit, name, in, out, 1, options)) {
+  if (!options.bias) return;
+  params::Parameter bias{.name = name + ".bias", .shape = {out}};
+  bias.units = {unit};
+  bias_ = table.add(bias);
+}
+
+void RowParallel::forward(const UnitContext& context, const Tensor& partial,
+                          std::span<const Tensor> x, std::span<const Tensor> levels) const {
+  sum_tiles(context, partial, levels, [&](int tile, const Tensor& to) {
+    const bool carries_bias = bias_ >= 0 && context.shares.tiles.first + tile == 0;
+    const Tensor& from = x[static_cast<std::size_t>(tile)];
+    ops::MatmulOptions options{.transpose_b = true};
+    if (carries_bias) options.bias = context.values(bias_);
+    // An empty tile's product is zero, and the bias where it carries one.
+    context.ops.matmul(to, from, context.values(weight_, tile), options);
+  });
+}
+
+void RowParallel::backward_input(const UnitContext& context, std::span<const Tensor> dx,
+                                 const Tensor& dy) const {
+  for (std::size_t i = 0; i < dx.size(); ++i) {
+    if (dx[i].elements() == 0) continue;
+    context.ops.matmul(dx[i], dy, context.values(weight_, static_cast<int>(i)), {});
+  }
+}
+
+void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
+                                  std::span<const Tensor> x) const {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i].elements() == 0) continue;
+    context.ops.matmul(context.gradients(weight_, static_cast<int>(i)), dy, x[i],
+                       {.transpose_a = true, .accumulate = true});
+  }
+  if (bias_ < 0) return;
+  const Tensor own = own_rows(context, dy);
+  for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
+    context.ops.column_sum(context.gradients(bias_, copy), own.slice(0, begin, end));
+  });
 }
 
 Norm::Norm(params::ParameterTable& table, int unit, const std::string& name,
@@ -60,9 +130,9 @@ Norm::Norm(params::ParameterTable& table, int unit, const std::string& name,
   bias_ = table.add(bias);
 }
 
-void Norm::plan(UnitPlan& plan) {
-  if (centred_) mean_ = plan.add(Area::stash, 1);
-  rstd_ = plan.add(Area::stash, 1);
+void Norm::plan(UnitPlan& plan, Remake remake) {
+  if (centred_) mean_ = plan.keep(remake, plan.local_rows(), 1);
+  rstd_ = plan.keep(remake, plan.local_rows(), 1);
 }
 
 Tensor Norm::statistic(const Slot& slot, const UnitMemory& memory, std::int64_t rows) const {
@@ -72,16 +142,16 @@ Tensor Norm::statistic(const Slot& slot, const UnitMemory& memory, std::int64_t 
 void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x,
                    const UnitMemory& memory) const {
   const Tensor rstd = statistic(rstd_, memory, x.extent(0));
-  const Tensor& gain = at(context.values, weight_);
+  const Tensor& gain = context.values(weight_);
   if (!centred_) return context.ops.rms_norm(y, rstd, x, gain, epsilon_);
-  const Tensor bias = bias_ >= 0 ? at(context.values, bias_) : Tensor();
+  const Tensor bias = bias_ >= 0 ? context.values(bias_) : Tensor();
   context.ops.layer_norm(y, statistic(mean_, memory, x.extent(0)), rstd, x, gain, bias, epsilon_);
 }
 
 void Norm::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
                           const Tensor& x, const UnitMemory& memory, bool accumulate) const {
   const Tensor rstd = statistic(rstd_, memory, x.extent(0));
-  const Tensor& gain = at(context.values, weight_);
+  const Tensor& gain = context.values(weight_);
   if (!centred_) return context.ops.rms_norm_backward_input(dx, dy, x, gain, rstd, accumulate);
   context.ops.layer_norm_backward_input(dx, dy, x, gain, statistic(mean_, memory, x.extent(0)),
                                         rstd, accumulate);
@@ -89,12 +159,18 @@ void Norm::backward_input(const UnitContext& context, const Tensor& dx, const Te
 
 void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                            const UnitMemory& memory) const {
-  const Tensor rstd = statistic(rstd_, memory, x.extent(0));
-  const Tensor& dgain = at(context.gradients, weight_);
-  if (!centred_) return context.ops.rms_norm_backward_weight(dgain, dy, x, rstd);
-  const Tensor dbias = bias_ >= 0 ? at(context.gradients, bias_) : Tensor();
-  context.ops.layer_norm_backward_weight(dgain, dbias, dy, x, statistic(mean_, memory, x.extent(0)),
-                                         rstd);
+  const Tensor all_rstd = statistic(rstd_, memory, x.extent(0));
+  const Tensor all_mean = centred_ ? statistic(mean_, memory, x.extent(0)) : Tensor();
+  for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
+    const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
+    const Tensor& dgain = context.gradients(weight_, copy);
+    if (!centred_) {
+      return context.ops.rms_norm_backward_weight(dgain, part(dy), part(x), part(all_rstd));
+    }
+    const Tensor dbias = bias_ >= 0 ? context.gradients(bias_, copy) : Tensor();
+    context.ops.layer_norm_backward_weight(dgain, dbias, part(dy), part(x), part(all_mean),
+                                           part(all_rstd));
+  });
 }
 
 }  // namespace trireme::model

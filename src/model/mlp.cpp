@@ -4,59 +4,77 @@ namespace trireme::model {
 
 Mlp::Mlp(params::ParameterTable& table, int unit, const std::string& name,
          const ModelConfig& config)
-    : gated_(config.gated()), hidden_(config.hidden), up_width_(gated_ ? 2 * hidden_ : hidden_) {
+    : gated_(config.gated()) {
   using Parts = std::vector<params::Part>;
-  up_ = Linear(table, unit, name + (gated_ ? ".gate_up" : ".up"), config.width, up_width_,
-               {.bias = config.bias,
-                .deviation = config.init_deviation,
-                .split = {0},
-                .parts = gated_ ? Parts{{"gate", hidden_, 1}, {"up", hidden_, 1}} : Parts{}});
-  down_ = Linear(
-      table, unit, name + ".down", hidden_, config.width,
-      {.bias = config.bias, .deviation = config.residual_deviation(), .split = {1}, .parts = {}});
+  const std::int64_t hidden = config.hidden;
+  up_ = ColumnParallel(
+      table, unit, name + (gated_ ? ".gate_up" : ".up"), config.width,
+      gated_ ? 2 * hidden : hidden,
+      {.bias = config.bias,
+       .deviation = config.init_deviation,
+       .parts = gated_ ? Parts{{.name = "gate", .extent = hidden}, {.name = "up", .extent = hidden}}
+                       : Parts{}});
+  down_ = RowParallel(
+      table, unit, name + ".down", hidden, config.width,
+      {.bias = config.bias, .deviation = config.residual_deviation(), .parts = {}});
 }
 
 void Mlp::plan(UnitPlan& plan) {
-  up_value_ = plan.add(Area::stash, up_width_);
-  active_ = plan.add(Area::stash, hidden_);
-  dup_ = plan.add(Area::delta, up_width_);
-  dactive_ = plan.add(Area::scratch, hidden_);
+  const std::vector<std::int64_t> up = up_.widths(plan.shares().tiles);
+  std::vector<std::int64_t> hidden = up;
+  if (gated_) {
+    for (std::int64_t& width : hidden) width /= 2;
+  }
+  up_value_ = plan.keep_tiles(Remake::dear, plan.rows(), up);
+  active_ = plan.keep_tiles(Remake::dear, plan.rows(), hidden);
+  dup_ = plan.add_tiles(Area::delta, plan.rows(), up);
+  dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
 }
 
-void Mlp::forward(const UnitContext& context, const Tensor& y, const Tensor& x,
-                  const UnitMemory& memory) const {
+void Mlp::recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
   const std::int64_t rows = x.extent(0);
-  const Tensor up = memory.view(up_value_, rows);    // [R, F], gated [R, 2F]
-  const Tensor active = memory.view(active_, rows);  // [R, F]
+  const std::vector<Tensor> up = memory.views(up_value_, rows);
+  const std::vector<Tensor> active = memory.views(active_, rows);
   up_.forward(context, up, x);
-  if (gated_) {
-    context.ops.swiglu(active, up);
-  } else {
-    context.ops.gelu(active, up);
+  for (std::size_t i = 0; i < up.size(); ++i) {
+    if (active[i].elements() == 0) continue;
+    if (gated_) {
+      context.ops.swiglu(active[i], up[i]);
+    } else {
+      context.ops.gelu(active[i], up[i]);
+    }
   }
-  down_.forward(context, y, active);
 }
 
-void Mlp::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                         const UnitMemory& memory) const {
+void Mlp::forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
+                  const UnitMemory& memory, std::span<const Tensor> levels) const {
+  recompute(context, x, memory);
+  down_.forward(context, partial, memory.views(active_, x.extent(0)), levels);
+}
+
+void Mlp::backward_input(const UnitContext& context, const Tensor& partial, const Tensor& dy,
+                         const UnitMemory& memory, std::span<const Tensor> levels) const {
   const std::int64_t rows = dy.extent(0);
-  const Tensor up = memory.view(up_value_, rows);
-  const Tensor dup = memory.view(dup_, rows);
-  const Tensor dactive = memory.view(dactive_, rows);
+  const std::vector<Tensor> up = memory.views(up_value_, rows);
+  const std::vector<Tensor> dup = memory.views(dup_, rows);
+  const std::vector<Tensor> dactive = memory.views(dactive_, rows);
   down_.backward_input(context, dactive, dy);
-  if (gated_) {
-    context.ops.swiglu_backward(dup, dactive, up);
-  } else {
-    context.ops.gelu_backward(dup, dactive, up);
+  for (std::size_t i = 0; i < up.size(); ++i) {
+    if (dactive[i].elements() == 0) continue;
+    if (gated_) {
+      context.ops.swiglu_backward(dup[i], dactive[i], up[i]);
+    } else {
+      context.ops.gelu_backward(dup[i], dactive[i], up[i]);
+    }
   }
-  up_.backward_input(context, dx, dup);
+  up_.backward_input(context, partial, dup, levels);
 }
 
 void Mlp::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                           const UnitMemory& memory) const {
   const std::int64_t rows = dy.extent(0);
-  down_.backward_weight(context, dy, memory.view(active_, rows));
-  up_.backward_weight(context, memory.view(dup_, rows), x);
+  down_.backward_weight(context, dy, memory.views(active_, rows));
+  up_.backward_weight(context, memory.views(dup_, rows), x);
 }
 
 }  // namespace trireme::model

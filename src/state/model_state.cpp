@@ -1,18 +1,299 @@
 #include "trireme/state/model_state.hpp"
 
+#include <algorithm>
+
+#include "trireme/model/tensor_parallel.hpp"
+
 namespace trireme::state {
 
-ModelState::ModelState(const model::Transformer& model, bool with_gradients,
-                       device::MemoryLedger& ledger) {
-  const std::int64_t elements = model.table().flat_elements();
-  const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
-  parameter_buffer_ = device::Buffer(ledger, device::Use::parameters, bytes);
+namespace {
+
+constexpr std::int64_t float_bytes = sizeof(float);
+
+/// Elements of one copy of all rows that are not split.
+std::int64_t replicated_elements(const params::Layout& layout) {
+  std::int64_t elements = 0;
+  for (const params::Block& block : layout.blocks()) {
+    if (block.slices.empty()) elements += static_cast<std::int64_t>(
+        device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
+  }
+  return elements;
+}
+
+bool contains(const params::Range& units, int unit) {
+  return unit >= units.begin && unit < units.end;
+}
+
+/// Whether several of the group's units are on this stage.
+bool shared_here(const params::Layout& layout, const params::Group& group) {
+  const auto here = std::count_if(group.units.begin(), group.units.end(),
+                                  [&](int unit) { return contains(layout.units(), unit); });
+  return here > 1;
+}
+
+/// Elements of the last unit's own sums of tied weights.
+std::int64_t tied_elements(const params::Layout& layout, const StateOptions& options) {
+  std::int64_t elements = 0;
+  if (!options.shares.reproducible) return 0;
+  for (const params::Group& group : layout.groups()) {
+    if (shared_here(layout, group)) elements += group.elements.size();
+  }
+  return elements;
+}
+
+/// Groups that the model's last unit uses: it adds to their gradients in forward, long before they
+/// are reduced.
+std::vector<bool> of_last_unit(const params::Layout& layout) {
+  int last = 0;
+  for (const params::Parameter& row : layout.table().rows()) {
+    last = std::max(last, row.units.back());
+  }
+  std::vector<bool> result;
+  for (const params::Group& group : layout.groups()) {
+    result.push_back(group.units.back() == last && contains(layout.units(), last));
+  }
+  return result;
+}
+
+Rooms value_rooms(const params::Layout& layout, const StateOptions& options) {
+  return plan_rooms(layout, std::vector<bool>(layout.groups().size(), options.keeps_gathered));
+}
+
+Rooms gradient_rooms(const params::Layout& layout) {
+  return plan_rooms(layout, of_last_unit(layout));
+}
+
+bool sharded(Held held) { return held == Held::sharded; }
+
+bool sharded_gradients(const StateOptions& options) {
+  return sharded(options.zero.gradients) && !options.shares.reproducible;
+}
+
+}  // namespace
+
+Rooms plan_rooms(const params::Layout& layout, const std::vector<bool>& apart) {
+  Rooms rooms;
+  const auto count = layout.groups().size();
+  rooms.first.resize(count);
+  rooms.room.resize(count);
+  std::int64_t shared[2] = {0, 0};
+  for (std::size_t g = 0; g < count; ++g) {
+    const params::Group& group = layout.groups()[g];
+    if (apart[g] || group.units.size() > 1) continue;
+    const auto parity = static_cast<std::size_t>(group.units.front() % 2);
+    shared[parity] = std::max(shared[parity], group.elements.size());
+  }
+  rooms.elements = shared[0] + shared[1];
+  int next = 2;
+  for (std::size_t g = 0; g < count; ++g) {
+    const params::Group& group = layout.groups()[g];
+    if (apart[g] || group.units.size() > 1) {
+      rooms.first[g] = rooms.elements;
+      rooms.room[g] = next++;
+      rooms.elements += group.elements.size();
+    } else {
+      rooms.room[g] = group.units.front() % 2;
+      rooms.first[g] = rooms.room[g] == 0 ? 0 : shared[0];
+    }
+  }
+  return rooms;
+}
+
+std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const ShardMap& shards,
+                                         const StateOptions& options) {
+  return float_bytes *
+         (sharded(options.zero.parameters) ? shards.elements() : layout.elements());
+}
+
+std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const ShardMap& shards,
+                                        const StateOptions& options) {
+  if (!options.train) return 0;
+  if (sharded_gradients(options)) return float_bytes * shards.elements();
+  const std::int64_t copies = model::gradient_copies(options.shares) - 1;
+  return float_bytes * options.sets *
+         (layout.elements() + copies * replicated_elements(layout) +
+          tied_elements(layout, options));
+}
+
+std::int64_t ModelState::room_bytes(const params::Layout& layout, const StateOptions& options) {
+  std::int64_t elements = 0;
+  if (sharded(options.zero.parameters)) elements += value_rooms(layout, options).elements;
+  if (options.train && sharded_gradients(options)) elements += gradient_rooms(layout).elements;
+  return float_bytes * elements;
+}
+
+ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
+                       const StateOptions& options, device::MemoryLedger& ledger)
+    : layout_(layout), shards_(shards), options_(options) {
+  using device::Use;
+  const auto bytes = [](std::int64_t elements) {
+    return static_cast<std::size_t>(elements * float_bytes);
+  };
+  const std::int64_t elements = parameters_sharded() ? shards_.elements() : layout_.elements();
+  parameter_buffer_ = device::Buffer(ledger, Use::parameters, bytes(elements));
   parameters_ = parameter_buffer_.view(DType::f32, {elements});
-  values_ = model.views(parameters_);
-  if (!with_gradients) return;
-  gradient_buffer_ = device::Buffer(ledger, device::Use::gradients, bytes);
-  gradients_ = gradient_buffer_.view(DType::f32, {elements});
-  gradient_views_ = model.views(gradients_);
+  if (parameters_sharded()) {
+    value_rooms_ = value_rooms(layout_, options_);
+    value_room_buffer_ = device::Buffer(ledger, Use::gathered, bytes(value_rooms_.elements));
+    value_room_ = value_room_buffer_.view(DType::f32, {value_rooms_.elements});
+  }
+  std::vector<Tensor> groups;
+  for (int g = 0; g < shards_.groups(); ++g) groups.push_back(group_values(g));
+  std::vector<int> group_of(layout_.blocks().size());
+  for (std::size_t g = 0; g < layout_.groups().size(); ++g) {
+    const params::Range& blocks = layout_.groups()[g].blocks;
+    for (std::int64_t b = blocks.begin; b < blocks.end; ++b) {
+      group_of[static_cast<std::size_t>(b)] = static_cast<int>(g);
+    }
+  }
+  values_ = views_of([&](int b) {
+    const params::Block& block = layout_.blocks()[static_cast<std::size_t>(b)];
+    const auto g = static_cast<std::size_t>(group_of[static_cast<std::size_t>(b)]);
+    const std::int64_t begin = block.offset - layout_.groups()[g].elements.begin;
+    return groups[g].slice(0, begin, begin + block.elements()).reshape(block.shape);
+  });
+  if (options_.train) make_gradients(ledger);
+}
+
+model::ParameterViews ModelState::views_of(
+    const std::function<Tensor(int)>& block_view) const {
+  model::ParameterViews views(layout_.table().rows().size());
+  for (std::size_t row = 0; row < layout_.table().rows().size(); ++row) {
+    for (int b : layout_.blocks_of(static_cast<int>(row))) {
+      views.of(static_cast<int>(row)).push_back(block_view(b));
+    }
+  }
+  return views;
+}
+
+void ModelState::make_gradients(device::MemoryLedger& ledger) {
+  using device::Use;
+  const std::int64_t replicated = replicated_elements(layout_);
+  copies_ = model::gradient_copies(options_.shares);
+  std::int64_t place = 0;
+  for (const params::Block& block : layout_.blocks()) {
+    replicated_.push_back(block.slices.empty() ? place : -1);
+    if (block.slices.empty()) place += static_cast<std::int64_t>(
+        device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
+  }
+  std::int64_t tied = 0;
+  for (const params::Group& group : layout_.groups()) {
+    const bool apart = options_.shares.reproducible && shared_here(layout_, group);
+    tied_.push_back(apart ? tied : -1);
+    if (apart) tied += group.elements.size();
+  }
+  gradient_buffer_ = device::Buffer(
+      ledger, Use::gradients,
+      static_cast<std::size_t>(gradient_bytes(layout_, shards_, options_)));
+  Tensor rooms;
+  if (gradients_sharded()) {
+    gradient_rooms_ = gradient_rooms(layout_);
+    gradient_room_buffer_ =
+        device::Buffer(ledger, Use::gathered,
+                       static_cast<std::size_t>(gradient_rooms_.elements * float_bytes));
+    rooms = gradient_room_buffer_.view(DType::f32, {gradient_rooms_.elements});
+    gradients_ = gradient_buffer_.view(DType::f32, {shards_.elements()});
+    sums_ = {gradients_, rooms};
+  }
+  std::int64_t offset = 0;
+  const auto take = [&](const Shape& shape) {
+    if (shape.elements() == 0) return Tensor();
+    const Tensor part = gradient_buffer_.view(DType::f32, shape,
+                                              static_cast<std::size_t>(offset * float_bytes));
+    offset += shape.elements();
+    sums_.push_back(part.reshape({part.elements()}));
+    return part;
+  };
+  sets_.resize(static_cast<std::size_t>(options_.sets));
+  for (Set& set : sets_) {
+    set.flat = gradients_sharded() ? rooms : take({layout_.elements()});
+    if (!gradients_sharded()) {
+      set.copies = take({copies_ - 1, replicated});
+      set.tied = take({tied});
+    }
+  }
+  if (!gradients_sharded()) gradients_ = sets_.front().flat;
+  for (int s = 0; s < options_.sets; ++s) {
+    Set& set = sets_[static_cast<std::size_t>(s)];
+    for (const bool last : {false, true}) {
+      model::ParameterViews& views = last ? set.last_views : set.views;
+      views = model::ParameterViews(layout_.table().rows().size());
+      for (int g = 0; g < shards_.groups(); ++g) {
+        const params::Group& group = layout_.groups()[static_cast<std::size_t>(g)];
+        const Tensor own_sum = last ? tied_gradient(g, s) : Tensor();
+        const Tensor whole = own_sum ? own_sum : group_gradient(g, s);
+        for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
+          const params::Block& block = layout_.blocks()[static_cast<std::size_t>(b)];
+          const std::int64_t begin = block.offset - group.elements.begin;
+          auto& list = views.of(block.row);
+          list.push_back(whole.slice(0, begin, begin + block.elements()).reshape(block.shape));
+          if (!block.slices.empty()) continue;
+          for (int copy = 0; copy + 1 < copies_; ++copy) {
+            list.push_back(gradient_copy(static_cast<int>(b), s, copy));
+          }
+        }
+      }
+    }
+  }
+}
+
+const model::ParameterViews& ModelState::gradients(int set, bool last_unit) const {
+  static const model::ParameterViews none;
+  if (sets_.empty()) return none;
+  const Set& chosen = sets_[static_cast<std::size_t>(set)];
+  return last_unit ? chosen.last_views : chosen.views;
+}
+
+Tensor ModelState::group_values(int group) const {
+  const params::Range& elements = layout_.groups()[static_cast<std::size_t>(group)].elements;
+  if (!parameters_sharded()) return parameters_.slice(0, elements.begin, elements.end);
+  const std::int64_t first = value_rooms_.first[static_cast<std::size_t>(group)];
+  return value_room_.slice(0, first, first + elements.size());
+}
+
+Tensor ModelState::own_values(int group) const {
+  const params::Range& own = shards_.own(group);
+  if (!parameters_sharded()) return parameters_.slice(0, own.begin, own.end);
+  return parameters_.slice(0, shards_.offset(group), shards_.offset(group) + own.size());
+}
+
+Tensor ModelState::group_gradient(int group, int set) const {
+  const params::Range& elements = layout_.groups()[static_cast<std::size_t>(group)].elements;
+  const Tensor& flat = sets_[static_cast<std::size_t>(set)].flat;
+  if (!gradients_sharded()) return flat.slice(0, elements.begin, elements.end);
+  const std::int64_t first = gradient_rooms_.first[static_cast<std::size_t>(group)];
+  return flat.slice(0, first, first + elements.size());
+}
+
+Tensor ModelState::own_gradient(int group) const {
+  const params::Range& own = shards_.own(group);
+  if (!gradients_sharded()) return gradients_.slice(0, own.begin, own.end);
+  return gradients_.slice(0, shards_.offset(group), shards_.offset(group) + own.size());
+}
+
+int ModelState::value_room(int group) const {
+  return parameters_sharded() ? value_rooms_.room[static_cast<std::size_t>(group)] : -1;
+}
+
+int ModelState::gradient_room(int group) const {
+  return gradients_sharded() ? gradient_rooms_.room[static_cast<std::size_t>(group)] : -1;
+}
+
+Tensor ModelState::gradient_copy(int block, int set, int copy) const {
+  const auto b = static_cast<std::size_t>(block);
+  const Tensor& copies = sets_[static_cast<std::size_t>(set)].copies;
+  const std::int64_t place = replicated_[b];
+  const Tensor row = copies.slice(0, copy, copy + 1).reshape({copies.extent(1)});
+  return row.slice(0, place, place + layout_.blocks()[b].elements())
+      .reshape(layout_.blocks()[b].shape);
+}
+
+Tensor ModelState::tied_gradient(int group, int set) const {
+  const std::int64_t place = tied_[static_cast<std::size_t>(group)];
+  if (place < 0) return {};
+  const std::int64_t elements =
+      layout_.groups()[static_cast<std::size_t>(group)].elements.size();
+  return sets_[static_cast<std::size_t>(set)].tied.slice(0, place, place + elements);
 }
 
 }  // namespace trireme::state

@@ -350,6 +350,54 @@ TEST_P(AttentionTest, WorkSpaceIsBoundedAndEntered) {
   EXPECT_EQ(ledger.peak(device::Use::workspace), backward);
 }
 
+/// Heads in uneven slices, key/value heads that two slices share: forward, backward and dropout are
+/// those of all heads in one call.
+TEST_P(AttentionTest, SlicesOfHeadsTogetherAreAllHeads) {
+  const std::int64_t batch = 2, length = 21, heads = 6, groups = 2, share = 3, size = 8;
+  const Sizes sizes{batch, length, length, heads, groups, size};
+  Problem whole(sizes, 0.3F, 0);
+  whole.forward(*ops);
+  whole.backward(*ops);
+  const std::int64_t bounds[] = {0, 2, 2, 5, 6};  // slices share a group; one is empty
+  Array dk({batch, length, groups, size}), dv({batch, length, groups, size});
+  for (int i = 0; i < 4; ++i) {
+    const std::int64_t first = bounds[i], end = bounds[i + 1], count = end - first;
+    if (count == 0) continue;
+    const std::int64_t group = first / share, group_end = (end + share - 1) / share;
+    const HeadSlice slice{first, heads, share};
+    const auto of_heads = [&](Array& x) { return x.view().slice(2, first, end); };
+    const auto of_groups = [&](Array& x) { return x.view().slice(2, group, group_end); };
+    Array out({batch, length, count, size}), lse({batch, count, length});
+    ops->attention(out, lse, of_heads(whole.q), of_groups(whole.k), of_groups(whole.v),
+                   whole.mask(), static_cast<float>(whole.scale), whole.dropout,
+                   whole.samples, slice);
+    Array dq({batch, length, count, size});
+    Array dk_part({batch, length, group_end - group, size});
+    Array dv_part({batch, length, group_end - group, size});
+    ops->attention_backward(dq, dk_part, dv_part, of_heads(whole.dout), out, lse,
+                            of_heads(whole.q), of_groups(whole.k), of_groups(whole.v),
+                            whole.mask(), static_cast<float>(whole.scale), whole.dropout,
+                   whole.samples, slice);
+    for (std::int64_t row = 0; row < batch * length; ++row) {
+      for (std::int64_t c = 0; c < count * size; ++c) {
+        const std::int64_t at = (row * heads + first) * size + c;
+        ASSERT_EQ(out[row * count * size + c], whole.out[at]);
+        ASSERT_EQ(dq[row * count * size + c], whole.dq[at]);
+      }
+      for (std::int64_t c = 0; c < (group_end - group) * size; ++c) {
+        const std::int64_t at = (row * groups + group) * size + c;
+        dk[at] += dk_part[row * (group_end - group) * size + c];
+        dv[at] += dv_part[row * (group_end - group) * size + c];
+      }
+    }
+  }
+  // Sums over heads in another order: each of few additions rounds once.
+  for (std::int64_t i = 0; i < dk.elements(); ++i) {
+    ASSERT_NEAR(dk[i], whole.dk[i], 1e-5);
+    ASSERT_NEAR(dv[i], whole.dv[i], 1e-5);
+  }
+}
+
 TEST(Workspace, IsWhatWasForetold) {
   // Dealt out in parts, not in parts, more keys than a chunk of backward, forward the larger.
   for (const Sizes& s :

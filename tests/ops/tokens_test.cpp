@@ -10,8 +10,9 @@ TEST_P(TokensTest, EmbeddingAddsPositions) {
   Array table = random_array({101, 37}, 1), places = random_array({50, 37}, 2);
   Integers ids = random_integers({70}, 3, 101), positions = random_integers({70}, 4, 50);
   Array plain({70, 37}, 3), with({70, 37}, 3);
-  ops->embedding(plain, ids, table, {}, {});
-  ops->embedding(with, ids, table, positions, places);
+  ops->embedding(plain, ids, table);
+  ops->embedding(with, ids, table);
+  ops->embedding(with, positions, places, {}, Lookup::add);
   for (std::int64_t r = 0; r < 70; ++r) {
     for (std::int64_t c = 0; c < 37; ++c) {
       const float token = table[ids[r] * 37 + c];
@@ -22,12 +23,35 @@ TEST_P(TokensTest, EmbeddingAddsPositions) {
   EXPECT_TRUE(plain.gaps_untouched() && with.gaps_untouched());
 }
 
+TEST_P(TokensTest, TilesOfATableTogetherAreTheTable) {
+  Array table = random_array({101, 37}, 1), dy = random_array({70, 37}, 2);
+  table[0] = -0.0F;
+  Integers ids = random_integers({70}, 3, 101);
+  ids[5] = 0;
+  Array whole({70, 37}), tiles({70, 37}), sum({70, 37}), dwhole({101, 37}), dtiles({101, 37});
+  ops->embedding(whole, ids, table);
+  ops->embedding_backward(dwhole, ids, dy);
+  const std::int64_t bounds[] = {0, 40, 40, 77, 101};  // one tile is empty
+  for (int i = 0; i < 4; ++i) {
+    const RowTile tile{bounds[i], 101};
+    const Tensor part = table.view().slice(0, bounds[i], bounds[i + 1]);
+    ops->embedding(tiles, ids, part, tile, i == 0 ? Lookup::write : Lookup::fill_in);
+    Array alone({70, 37});
+    ops->embedding(alone, ids, part, tile);
+    ops->add(sum, sum, alone);
+    ops->embedding_backward(dtiles.view().slice(0, bounds[i], bounds[i + 1]), ids, dy, tile);
+  }
+  expect_same_bits(sum, whole, "sum");
+  expect_same_bits(tiles, whole, "filled in");
+  expect_same_bits(dtiles, dwhole, "gradient");
+}
+
 TEST_P(TokensTest, AnIdOutsideTheTableIsRefused) {
   Array table({5, 4}), y({1, 4});
   Integers ids({1});
   for (const std::int32_t id : {-1, 5}) {
     ids[0] = id;
-    EXPECT_ANY_THROW(ops->embedding(y, ids, table, {}, {}));
+    EXPECT_ANY_THROW(ops->embedding(y, ids, table));
     EXPECT_ANY_THROW(ops->embedding_backward(table, ids, y));
   }
 }

@@ -20,6 +20,7 @@ enum class Use : std::uint8_t {
   stash,
   workspace,
   communication,
+  gathered,  // whole parameters and gradients of units whose state is sharded
   batch,
   count
 };

@@ -1,5 +1,6 @@
 // Causal self-attention with grouped queries: q|k|v projection, rotary positions, attention, output
-// projection. Vaswani et al. (2017); Ainslie et al., "GQA" (2023).
+// projection. Vaswani et al. (2017); Ainslie et al., "GQA" (2023). Split over tensor ranks by query
+// heads; a key/value head is wherever one of its query heads is.
 #pragma once
 
 #include "trireme/model/layers.hpp"
@@ -12,30 +13,52 @@ class Attention {
   Attention(params::ParameterTable& table, int unit, const std::string& name,
             const ModelConfig& config, int layer, const Tensor& frequencies);
   void plan(UnitPlan& plan);
-  void forward(const UnitContext& context, const Tensor& y, const Tensor& x,
-               const UnitMemory& memory) const;
-  void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                      const UnitMemory& memory) const;
+  /// partial [R, C]: this rank's summand of the output, from all rows of x [R, C].
+  void forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
+               const UnitMemory& memory, std::span<const Tensor> levels) const;
+  /// Makes again what the plan did not keep.
+  void recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
+  /// The output alone, from heads that forward or recompute has mixed.
+  void project(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
+               std::span<const Tensor> levels) const;
+  /// partial [R, C]: this rank's summand of the gradient for x, from all rows of dy [R, C].
+  void backward_input(const UnitContext& context, const Tensor& partial, const Tensor& dy,
+                      const UnitMemory& memory, std::span<const Tensor> levels) const;
   void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                        const UnitMemory& memory) const;
 
+  /// Width [Gv·D] of each local tile's keys.
+  static std::vector<std::int64_t> key_widths(const ModelConfig& config,
+                                              const params::Tiles& tiles);
+
  private:
-  struct Heads {
-    Tensor q, k, v;  // [B, T, heads, D], views of q|k|v
+  /// The heads of one tile: `query.begin` and `key.begin` count in the whole model.
+  struct TileHeads {
+    params::Range query, key;
   };
-  Heads split(const Tensor& qkv, const Microbatch& batch) const;
-  Tensor rotated(const Tensor& qkv) const;  // the q and k heads, [R, H + G, D]
+  TileHeads heads_of_tile(const params::Tiles& tiles, int tile) const;
+  struct Heads {
+    Tensor q, k, v;  // [B, T, heads, D], views of one tile's q|k|v
+  };
+  Heads split(const Tensor& qkv, const Microbatch& batch, const TileHeads& heads) const;
+  ops::HeadSlice slice(const TileHeads& heads) const;
+  void rotate(const UnitContext& context, const Tensor& qkv, const TileHeads& heads,
+              bool inverse) const;
   ops::Dropout dropout(const UnitContext& context) const;
-  void attend_cached(const UnitContext& context, const Tensor& out, const Tensor& lse,
-                     const Heads& heads) const;
+  void project_in(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
+  void attend(const UnitContext& context, const UnitMemory& memory) const;
+  void attend_cached(const UnitContext& context, int tile, const Tensor& out, const Tensor& lse,
+                     const Heads& heads, const ops::HeadSlice& slice) const;
 
   std::int64_t heads_, kv_heads_, head_size_;
   float scale_, rate_;
   int layer_;
   Tensor frequencies_;
-  Linear qkv_, out_;
-  Slot qkv_value_, mixed_, lse_;  // F → backward
-  Slot dqkv_, dmixed_;
+  ColumnParallel qkv_;
+  RowParallel out_;
+  std::vector<Slot> qkv_value_, mixed_, lse_;  // per tile [R, (Hv + 2Gv)·D], [R, Hv·D], [R, Hv]
+  std::vector<Slot> dqkv_, dmixed_;
+  bool keeps_projection_ = true;  // q|k|v stay from forward to backward
 };
 
 }  // namespace trireme::model

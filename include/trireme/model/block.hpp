@@ -1,4 +1,6 @@
 // A pre-norm transformer block: m = x + drop(attention(norm1(x))); y = m + drop(mlp(norm2(m))).
+// Norms, dropout and residuals work on the rank's rows [r, C]; attention and MLP are tensor-parallel
+// regions over all rows [R, C].
 #pragma once
 
 #include "trireme/model/attention.hpp"
@@ -14,6 +16,8 @@ class Block final : public Unit {
   void plan(UnitPlan& plan) override;
   void forward(const UnitContext& context, const Tensor& y, const Tensor& x,
                const UnitMemory& memory) const override;
+  void recompute(const UnitContext& context, const Tensor& x,
+                 const UnitMemory& memory) const override;
   void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
                       const Tensor& x, const UnitMemory& memory) const override;
   void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
@@ -24,21 +28,33 @@ class Block final : public Unit {
   ops::Dropout dropout(const UnitContext& context, Site site) const;
   /// y = x + drop(branch), in place on the branch's values.
   void join(const UnitContext& context, const Tensor& y, const Tensor& x, Site site) const;
-  /// The gradient that enters a branch: behind the mask a copy in `slot`, else `dy` itself.
+  /// middle = x + drop(attention), whose heads are mixed already.
+  void attention_half(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
+  /// normed = norm(x), all rows of it.
+  void normalise(const UnitContext& context, const Norm& norm, const Tensor& normed,
+                 const Tensor& x, const UnitMemory& memory) const;
+  /// All rows of the gradient that enters a branch: of `dy` itself, or of a copy of it in `slot`
+  /// behind the dropout mask.
   Tensor branch_gradient(const UnitContext& context, const Tensor& dy, const Slot& slot,
                          const UnitMemory& memory, Site site) const;
+  /// The same, already made.
+  Tensor branch_gradient(const UnitContext& context, const Tensor& dy, const Slot& slot,
+                         const UnitMemory& memory) const;
+  bool copies_gradient(const Shares& shares) const { return rate_ > 0 || shares.sequence_parallel; }
 
   std::string name_;
   std::int64_t width_;
   int layer_;
   float rate_;
+  bool rebuilds_middle_ = false;
   Norm norm1_;
   Attention attention_;
   Norm norm2_;
   Mlp mlp_;
-  Slot normed1_, middle_, normed2_;     // [R, C] each
-  Slot dnormed1_, dmiddle_, dnormed2_;  // [R, C] each
-  Slot dattention_, dmlp_;              // [R, C], only with dropout
+  PartialSum partial_;
+  Slot normed1_, middle_, normed2_;     // [R, C], [r, C], [R, C]
+  Slot dnormed1_, dmiddle_, dnormed2_;  // [r, C] each
+  Slot dattention_, dmlp_;              // [R, C], only with dropout or sequence parallelism
 };
 
 }  // namespace trireme::model

@@ -1,8 +1,9 @@
-// The first unit: token embedding, learned positions, dropout.
+// The first unit: token embedding, split over tensor ranks by vocabulary rows, learned positions,
+// dropout.
 #pragma once
 
 #include "trireme/model/config.hpp"
-#include "trireme/model/unit.hpp"
+#include "trireme/model/tensor_parallel.hpp"
 #include "trireme/params/table.hpp"
 
 namespace trireme::model {
@@ -22,10 +23,14 @@ class Embedding final : public Unit {
 
  private:
   ops::Dropout dropout(const UnitContext& context) const;
-  std::int64_t width_;
+  ops::RowTile tile(const UnitContext& context, int local) const;
+  /// All rows of the gradient behind the dropout mask.
+  Tensor delta(const UnitContext& context, const Tensor& dy, const UnitMemory& memory) const;
+  std::int64_t vocabulary_, width_;
   float rate_;
   int token_ = -1, position_ = -1;
-  Slot delta_;  // dy behind the dropout mask
+  PartialSum partial_;
+  Slot delta_;  // [R, C], only with dropout or sequence parallelism
 };
 
 }  // namespace trireme::model

@@ -1,5 +1,6 @@
 // The last unit: final norm, head and loss as one. Block of rows by block of rows it computes
-// logits, loss and gradient, so that a micro-batch's logits never exist at once. The head's weight
+// logits, loss and gradient, so that a micro-batch's logits never exist at once; and split over
+// tensor ranks by vocabulary rows, so that no rank ever holds all of a row's. The head's weight
 // gradient is added in forward.
 #pragma once
 
@@ -19,7 +20,7 @@ class Head final : public Unit {
                       const Tensor& x, const UnitMemory& memory) const override;
   void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                        const UnitMemory& memory) const override;
-  /// logits [R, V] of x [R, C]: evaluation of few rows, for generation and comparison.
+  /// logits [R, V] of x [r, C] on every tensor rank: few rows, for generation and comparison.
   void logits(const UnitContext& context, const Tensor& logits, const Tensor& x,
               const UnitMemory& memory) const;
 
@@ -27,12 +28,21 @@ class Head final : public Unit {
   static std::int64_t block_rows(std::int64_t rows, std::int64_t vocabulary);
 
  private:
+  /// One block of rows at work.
+  struct RowBlock;
+  params::Range tile(const UnitContext& context, int local) const;
+  /// Σ weight·nll of the block; with its gradients when training.
+  double run(const UnitContext& context, const RowBlock& block, const UnitMemory& memory) const;
+
   std::int64_t width_, vocabulary_, block_ = 0;
   int weight_ = -1;
   Norm norm_;
-  Slot normed_;   // [R, C]
-  Slot dnormed_;  // [R, C], from forward to backward
-  Slot factor_, logits_, maximum_, sum_, target_logit_;
+  PartialSum partial_;
+  Slot normed_;                             // [R, C]
+  Slot dnormed_;                            // [r, C], from forward to backward
+  Slot factor_, maximum_;                   // [R], [block]
+  Slot sums_;                               // [2, block]: Σ exp and the target's logit
+  std::vector<Slot> logits_, sum_levels_;   // per tile [block, Vv]; the tree's summands
 };
 
 }  // namespace trireme::model

@@ -4,19 +4,37 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "trireme/device/arena.hpp"
+#include "trireme/params/layout.hpp"
 
 namespace trireme::model {
 
 /// How long a value lives.
 enum class Area : std::uint8_t {
   stash,    // from forward until the last backward of the same micro-batch
+  rebuilt,  // from recomputation (or forward) until the unit's last backward
   delta,    // from backward for inputs until backward for weights
   scratch,  // within one call
   count
 };
 constexpr std::size_t area_count = static_cast<std::size_t>(Area::count);
+
+/// What backward makes again instead of keeping it. Korthikanti et al., "Reducing activation
+/// recomputation in large transformer models" (2022).
+enum class Recompute : std::uint8_t {
+  none,
+  selective,  // attention and norms
+  full        // everything but each unit's input
+};
+
+/// What it costs to make a value again, which decides under which policy it is kept.
+enum class Remake : std::uint8_t {
+  never,  // kept under every policy
+  dear,   // made again under `full`
+  cheap   // made again under `selective` and `full`
+};
 
 /// A value of `width` elements for each of `rows` rows at most.
 struct Slot {
@@ -27,27 +45,52 @@ struct Slot {
   std::size_t offset = 0;  // bytes from the beginning of the unit's area
 };
 
-/// Collects the slots of one unit for micro-batches of at most `rows` tokens.
+/// How a rank's share of the work is cut, as far as memory depends on it.
+struct Shares {
+  params::Tiles tiles;             // of split parameters
+  bool sequence_parallel = false;  // norms, dropout and residuals on the rank's rows only
+  bool reproducible = false;
+  Recompute recompute = Recompute::none;
+
+  /// The rank's rows of a leaf of `rows` tokens outside the tensor-parallel regions.
+  params::Range rows(std::int64_t all) const {
+    return sequence_parallel ? tiles.of(all) : params::Range{0, all};
+  }
+};
+
+/// Collects the slots of one unit for leaves of `rows` tokens.
 class UnitPlan {
  public:
-  explicit UnitPlan(std::int64_t rows) : rows_(rows) {}
+  UnitPlan(std::int64_t rows, const Shares& shares) : rows_(rows), shares_(shares) {}
   std::int64_t rows() const { return rows_; }
-  /// One value per token unless `rows` says otherwise.
-  Slot add(Area area, std::int64_t width, DType type = DType::f32, std::int64_t rows = -1) {
-    if (rows < 0) rows = rows_;
+  std::int64_t local_rows() const { return shares_.rows(rows_).size(); }
+  const Shares& shares() const { return shares_; }
+
+  Slot add(Area area, std::int64_t rows, std::int64_t width, DType type = DType::f32) {
     std::size_t& end = bytes_[static_cast<std::size_t>(area)];
     const Slot slot{area, type, rows, width, end};
     end += device::aligned(static_cast<std::size_t>(rows * width) * size_of(type));
     return slot;
   }
+  /// A value that backward needs: kept from forward, or made again.
+  Slot keep(Remake remake, std::int64_t rows, std::int64_t width, DType type = DType::f32) {
+    const bool again = (remake != Remake::never && shares_.recompute == Recompute::full) ||
+                       (remake == Remake::cheap && shares_.recompute == Recompute::selective);
+    return add(again ? Area::rebuilt : Area::stash, rows, width, type);
+  }
+  /// One slot per local tile, widths[i] elements wide.
+  std::vector<Slot> add_tiles(Area area, std::int64_t rows, const std::vector<std::int64_t>& widths);
+  std::vector<Slot> keep_tiles(Remake remake, std::int64_t rows,
+                               const std::vector<std::int64_t>& widths);
   std::size_t bytes(Area area) const { return bytes_[static_cast<std::size_t>(area)]; }
 
  private:
   std::int64_t rows_;
+  Shares shares_;
   std::array<std::size_t, area_count> bytes_{};
 };
 
-/// The areas of one unit for one micro-batch.
+/// The areas of one unit for one leaf.
 class UnitMemory {
  public:
   struct Place {
@@ -61,6 +104,12 @@ class UnitMemory {
     TRIREME_ASSERT(rows <= slot.rows, "{} rows in a slot of {}", rows, slot.rows);
     const Place& place = places_[static_cast<std::size_t>(slot.area)];
     return place.arena->view(slot.type, {rows, slot.width}, place.offset + slot.offset);
+  }
+  std::vector<Tensor> views(const std::vector<Slot>& slots, std::int64_t rows) const {
+    std::vector<Tensor> result;
+    result.reserve(slots.size());
+    for (const Slot& slot : slots) result.push_back(view(slot, rows));
+    return result;
   }
 
  private:

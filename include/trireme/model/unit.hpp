@@ -1,20 +1,22 @@
 // A stage is a list of units: embedding, blocks, head with loss. Each computes forward, backward
-// for its inputs, and backward for its weights, over the vocabulary of ops.hpp. Shapes: R = B·T
-// tokens (rows) of a micro-batch, C channels, H heads, G key/value heads, D head size, F MLP width,
-// V vocabulary.
+// for its inputs, and backward for its weights, over the vocabulary of ops.hpp, on one *leaf*: a
+// micro-batch, or in reproducible mode one sequence of it. Shapes: R = B·T tokens (rows) of a leaf,
+// r the rank's rows of them (r = R without sequence parallelism), C channels, H heads, G key/value
+// heads, D head size, F MLP width, V vocabulary; a small v marks one tile of a split dimension.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "trireme/comm/communicator.hpp"
 #include "trireme/core/tensor.hpp"
 #include "trireme/model/memory.hpp"
 #include "trireme/ops/ops.hpp"
 
 namespace trireme::model {
 
-/// One micro-batch as units see it.
+/// One leaf as units see it.
 struct Microbatch {
   std::int64_t sequences = 0;  // B
   std::int64_t length = 0;     // T
@@ -30,25 +32,51 @@ struct Microbatch {
 
 /// Keys and values of tokens already seen, for generation; one per block.
 struct KeyValueCache {
-  Tensor keys;       // [capacity, G·D]
-  Tensor values;     // [capacity, G·D]
-  Tensor positions;  // i32 [1, capacity], 0, 1, 2, …
+  std::vector<Tensor> keys;    // per local tile [capacity, Gv·D]
+  std::vector<Tensor> values;  // per local tile [capacity, Gv·D]
+  Tensor positions;            // i32 [1, capacity], 0, 1, 2, …
   std::int64_t length = 0;
 };
 
 enum class Mode : std::uint8_t { train, evaluate };
 
+/// Views of parameters or of gradients by row of the table: one per local tile for a split row.
+/// Gradients of a row that is not split have one view per tile of the rank's rows (Shares) in
+/// reproducible mode, else one.
+class ParameterViews {
+ public:
+  ParameterViews() = default;
+  explicit ParameterViews(std::size_t rows) : views_(rows) {}
+  std::vector<Tensor>& of(int row) { return views_[static_cast<std::size_t>(row)]; }
+  const Tensor& operator()(int row, int index = 0) const {
+    return views_[static_cast<std::size_t>(row)][static_cast<std::size_t>(index)];
+  }
+
+ private:
+  std::vector<std::vector<Tensor>> views_;
+};
+
+/// The tensor axis as units see it.
+struct TensorGroup {
+  comm::Communicator& group;
+  device::Stream& stream;
+};
+
 /// What a unit is given for one call.
 struct UnitContext {
   ops::Ops& ops;
   const Microbatch& batch;
-  const std::vector<Tensor>& values;     // by row of the parameter table
-  const std::vector<Tensor>& gradients;  // by row; empty when not training
+  const Shares& shares;
+  const TensorGroup& tensor;
+  const ParameterViews& values;
+  const ParameterViews& gradients;  // empty when not training
   Mode mode = Mode::train;
   std::uint64_t seed = 0;          // of dropout
   double denominator = 1;          // weighted target tokens in the global batch
-  double* loss = nullptr;          // receives Σ weight·nll of the micro-batch (head)
+  double* loss = nullptr;          // receives Σ weight·nll of the leaf (head)
   KeyValueCache* cache = nullptr;  // generation (block)
+
+  params::Range rows() const { return shares.rows(batch.tokens()); }  // the rank's
 };
 
 class Unit {
@@ -60,10 +88,17 @@ class Unit {
   virtual std::string name() const = 0;
   /// Asks for its slots. Called once, before any other call.
   virtual void plan(UnitPlan& plan) = 0;
-  /// x [R, C] in (absent for the embedding), y [R, C] out (absent for the head).
+  /// x [r, C] in (absent for the embedding), y [r, C] out (absent for the head).
   virtual void forward(const UnitContext& context, const Tensor& y, const Tensor& x,
                        const UnitMemory& memory) const = 0;
-  /// dx [R, C] out (absent for the embedding) from dy [R, C] (absent for the head). x as in
+  /// Makes again what the plan put into Area::rebuilt, with the bits of forward.
+  virtual void recompute(const UnitContext& context, const Tensor& x,
+                         const UnitMemory& memory) const {
+    static_cast<void>(context);
+    static_cast<void>(x);
+    static_cast<void>(memory);
+  }
+  /// dx [r, C] out (absent for the embedding) from dy [r, C] (absent for the head). x as in
   /// forward.
   virtual void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
                               const Tensor& x, const UnitMemory& memory) const = 0;

@@ -41,6 +41,22 @@ struct Dropout {
   RandomKey key;
 };
 
+/// Which of the model's query heads a call of attention holds: heads [first, first + H) of `all`.
+/// Query head h of the model uses key/value head h / share, and the first key/value head here is
+/// that of query head `first`. All zero: all heads, share = H/G.
+struct HeadSlice {
+  std::int64_t first = 0, all = 0, share = 0;
+};
+
+/// A table that holds rows [first, first + its rows) of `all` (0: all of them).
+struct RowTile {
+  std::int64_t first = 0, all = 0;
+};
+
+/// What a look-up does with y: write (zero where the row is in another tile), fill in (leave those
+/// as they are) or add.
+enum class Lookup : std::uint8_t { write, fill_in, add };
+
 struct AdamWStep {
   float learning_rate = 0, beta1 = 0.9F, beta2 = 0.95F, epsilon = 1e-8F;
   float weight_decay = 0;    // decoupled: p −= learning_rate·weight_decay·p
@@ -105,11 +121,13 @@ class Ops {
                        const Dropout& dropout) = 0;
 
   // Embedding
-  /// y [R, C] = table[ids] (+ position_table[positions] where present); ids, positions i32 [R].
+  /// y [R, C] = table[ids], ids i32 [R]; −0 becomes +0, as it does in a sum over tiles.
   virtual void embedding(const Tensor& y, const Tensor& ids, const Tensor& table,
-                         const Tensor& positions, const Tensor& position_table) = 0;
-  /// dtable[ids[r]] += dy[r] in row order: the same bits for any number of threads. ids i32 [R].
-  virtual void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy) = 0;
+                         const RowTile& tile = {}, Lookup lookup = Lookup::write) = 0;
+  /// dtable[ids[r]] += dy[r] in row order, for ids in the tile: the same bits for any number of
+  /// threads. ids i32 [R].
+  virtual void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy,
+                                  const RowTile& tile = {}) = 0;
 
   // Rotary positions
   /// Rotates pairs (i, i + D/2) of x [R, heads, D] in place by positions[r]·frequencies[i];
@@ -123,22 +141,25 @@ class Ops {
   /// (strided), H a multiple of G: head h uses group h / (H/G). lse [B, H, Tq] = log Σ exp(scores),
   /// −∞ (and a zero row) for a query that sees nothing. Scores exist for one block of queries of
   /// one head at a time. Dropout acts on the probabilities; element (b, h, i, j) has index
-  /// ((samples[b]·H + h)·Tq + i)·Tk + j, samples i64 [B] (absent when rate is 0).
+  /// ((samples[b]·H + h)·Tq + i)·Tk + j, samples i64 [B] (absent when rate is 0), with H and h those
+  /// of the whole model where `heads` says that a call holds only some of its heads.
   /// Dao et al., "FlashAttention" (2022), for the backward from lse.
   virtual void attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                          const Tensor& v, const AttentionMask& mask, float scale,
-                         const Dropout& dropout, const Tensor& samples) = 0;
+                         const Dropout& dropout, const Tensor& samples,
+                         const HeadSlice& heads = {}) = 0;
   /// dq, dk, dv (strided, written, not accumulated) from dout [B, Tq, H, D].
   virtual void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
                                   const Tensor& dout, const Tensor& out, const Tensor& lse,
                                   const Tensor& q, const Tensor& k, const Tensor& v,
                                   const AttentionMask& mask, float scale, const Dropout& dropout,
-                                  const Tensor& samples) = 0;
+                                  const Tensor& samples, const HeadSlice& heads = {}) = 0;
 
   // Vocabulary-parallel cross-entropy: three ops that `model` joins across tensor ranks
   // -------------------
-  /// maximum [R] = max over the columns of logits [R, V].
-  virtual void row_maximum(const Tensor& maximum, const Tensor& logits) = 0;
+  /// maximum [R] = max over the columns of logits [R, V], and over what it holds with `accumulate`.
+  virtual void row_maximum(const Tensor& maximum, const Tensor& logits,
+                           bool accumulate = false) = 0;
   /// sum [R] = Σ exp(logits − maximum); target_logit [R] = logits[r, targets[r] − first] where that
   /// column is here, else 0. targets i32 [R].
   virtual void exp_sum_and_target(const Tensor& sum, const Tensor& target_logit,
@@ -165,7 +186,9 @@ class Ops {
 };
 
 /// The CPU backend on `threads` OpenMP threads of this process (0: what OpenMP offers). Its work
-/// space is entered in `ledger` where one is given, which must outlive it.
-std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger = nullptr);
+/// space is entered in `ledger` where one is given, which must outlive it. With `reproducible` each
+/// matrix product runs on one thread, so that no result's bits depend on `threads`.
+std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger = nullptr,
+                                  bool reproducible = false);
 
 }  // namespace trireme::ops

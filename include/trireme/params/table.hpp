@@ -18,11 +18,13 @@ struct Split {
 };
 
 /// A stretch of a fused parameter along its split dimension (q|k|v, gate|up). A part splits by
-/// whole grains: head_dim rows for heads, 1 for plain columns.
+/// whole grains: head_dim rows for heads, 1 for plain columns. Each of its grains serves `serves`
+/// grains of the first part (query heads of one key/value head) and goes where those go.
 struct Part {
   std::string name;
   std::int64_t extent = 0;
   std::int64_t grain = 1;
+  std::int64_t serves = 1;
 };
 
 /// How the first values are made.
@@ -41,11 +43,9 @@ struct Parameter {
   bool decay = false;        // weight decay applies
   bool in_products = false;  // a matrix of matrix products: counts in N of MFU
   Initialisation initialisation;
-  std::int64_t offset = 0;  // first element in a flat buffer; the table assigns it
 };
 
-/// All parameters of a model, in flat order: by first unit, then by declaration. Each starts on a
-/// 64-byte boundary of an fp32 buffer, so neighbours share no cache line.
+/// All parameters of a model: by first unit, then by declaration.
 class ParameterTable {
  public:
   /// Appends a row and returns its index. Names are unique; parts must add up to the split
@@ -57,25 +57,12 @@ class ParameterTable {
   const std::vector<Parameter>& rows() const { return rows_; }
   const Parameter& row(int index) const { return rows_[static_cast<std::size_t>(index)]; }
   std::optional<int> find(std::string_view name) const;
-  std::int64_t elements() const { return elements_; }            // logical parameters
-  std::int64_t flat_elements() const { return flat_elements_; }  // with the gaps between rows
+  std::int64_t elements() const { return elements_; }  // logical parameters
   std::int64_t product_elements() const;  // N of MFU: rows that enter matrix products
-
-  /// The row's view of a flat fp32 buffer of flat_elements() elements.
-  Tensor view(const Tensor& flat, int index) const;
-  /// Rows whose first unit is `unit`: [first element, last element) of the flat buffer.
-  struct Range {
-    std::int64_t begin = 0, end = 0;
-  };
-  Range unit_range(int unit) const;
 
  private:
   std::vector<Parameter> rows_;
-  std::int64_t elements_ = 0, flat_elements_ = 0;
+  std::int64_t elements_ = 0;
 };
-
-/// Writes first values into `flat` (fp32): element i of row r is a function of (seed, row name, i)
-/// alone.
-void initialise(const ParameterTable& table, std::uint64_t seed, const Tensor& flat);
 
 }  // namespace trireme::params

@@ -1,28 +1,112 @@
-// Everything that training changes: parameters, their gradients, optimiser state.
+// A rank's parameters and gradients in flat buffers, whole or as shards with room to gather and to
+// reduce, and the views of them that units use.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <vector>
+
 #include "trireme/device/memory.hpp"
-#include "trireme/model/transformer.hpp"
-#include "trireme/optim/optimizer.hpp"
+#include "trireme/model/unit.hpp"
+#include "trireme/params/layout.hpp"
+#include "trireme/state/zero.hpp"
 
 namespace trireme::state {
 
-/// Parameters and, for training, gradients: one flat fp32 buffer each, whole on every rank. Views
-/// by row of the parameter table stay valid for the life of the state.
+struct StateOptions {
+  bool train = true;  // with gradients
+  ZeroPolicy zero;
+  model::Shares shares;
+  /// Sums of gradients that are kept apart until the step's end, one for each of this rank's groups
+  /// of sequences in reproducible mode, which keeps gradients whole until then; else 1.
+  int sets = 1;
+  /// Sharded parameters stay gathered from forward to backward (reshard_after_forward = false).
+  bool keeps_gathered = false;
+};
+
+/// Where a group's whole values lie while its state is sharded: groups of neighbouring units take
+/// turns in two rooms, so that one can be filled while the other is read; a group of several units
+/// has one of its own. Elements from the beginning of a buffer of all rooms.
+struct Rooms {
+  std::vector<std::int64_t> first;  // by group
+  std::vector<int> room;            // by group: groups of equal number displace each other
+  std::int64_t elements = 0;
+};
+/// `apart`: groups that must never be displaced.
+Rooms plan_rooms(const params::Layout& layout, const std::vector<bool>& apart);
+
 class ModelState {
  public:
-  ModelState(const model::Transformer& model, bool with_gradients, device::MemoryLedger& ledger);
-  const Tensor& parameters() const { return parameters_; }  // [flat_elements]
-  const Tensor& gradients() const {
-    return gradients_;
-  }  // [flat_elements], absent without gradients
-  const std::vector<Tensor>& values() const { return values_; }
-  const std::vector<Tensor>& gradient_views() const { return gradient_views_; }
+  ModelState(const params::Layout& layout, const ShardMap& shards, const StateOptions& options,
+             device::MemoryLedger& ledger);
+  const params::Layout& layout() const { return layout_; }
+  const ShardMap& shards() const { return shards_; }
+  const StateOptions& options() const { return options_; }
+
+  /// What units read: whole flat parameters, or rooms for gathered ones.
+  const model::ParameterViews& values() const { return values_; }
+  /// What units add to: of set `set`; `last_unit` is given a second sum of its own for a tied weight
+  /// whose units are all here, in reproducible mode.
+  const model::ParameterViews& gradients(int set, bool last_unit) const;
+
+  /// Flat parameters [layout.elements], or this rank's shards of them [shards.elements].
+  const Tensor& parameters() const { return parameters_; }
+  /// The same of gradients once they are reduced.
+  const Tensor& gradients() const { return gradients_; }
+  bool parameters_sharded() const { return options_.zero.parameters == Held::sharded; }
+  bool gradients_sharded() const {
+    return options_.zero.gradients == Held::sharded && !options_.shares.reproducible;
+  }
+
+  /// A group's whole values where units read them, and this rank's part of its storage.
+  Tensor group_values(int group) const;
+  Tensor own_values(int group) const;
+  /// A group's whole gradient of set `set` where units add to it, and where its reduced share goes:
+  /// the accumulated shard, or the rank's part of the whole buffer.
+  Tensor group_gradient(int group, int set = 0) const;
+  Tensor own_gradient(int group) const;
+  /// Which room a group's values or gradients are in; −1: they are whole and always there.
+  int value_room(int group) const;
+  int gradient_room(int group) const;
+
+  /// Copies of rows that are not split, beyond the first: gradient copy `copy` (from 0) of `block`.
+  Tensor gradient_copy(int block, int set, int copy) const;
+  int copies() const { return copies_; }
+  /// The last unit's own sum of a group, absent where it has none.
+  Tensor tied_gradient(int group, int set) const;
+  /// All gradient sums of all sets, for zeroing at the beginning of a step.
+  const std::vector<Tensor>& sums() const { return sums_; }
+
+  /// Bytes by use that a state like this takes.
+  static std::int64_t parameter_bytes(const params::Layout& layout, const ShardMap& shards,
+                                      const StateOptions& options);
+  static std::int64_t gradient_bytes(const params::Layout& layout, const ShardMap& shards,
+                                     const StateOptions& options);
+  /// Rooms to gather parameters and to collect gradients of sharded state.
+  static std::int64_t room_bytes(const params::Layout& layout, const StateOptions& options);
 
  private:
-  device::Buffer parameter_buffer_, gradient_buffer_;
-  Tensor parameters_, gradients_;
-  std::vector<Tensor> values_, gradient_views_;
+  struct Set {
+    Tensor flat;    // [layout.elements], or the gradient rooms
+    Tensor copies;  // [copies − 1, replicated elements]
+    Tensor tied;    // the last unit's sums of tied groups
+    model::ParameterViews views, last_views;
+  };
+  void make_gradients(device::MemoryLedger& ledger);
+  model::ParameterViews views_of(const std::function<Tensor(int)>& block_view) const;
+
+  const params::Layout& layout_;
+  ShardMap shards_;
+  StateOptions options_;
+  int copies_ = 1;
+  std::vector<std::int64_t> replicated_;  // by block: its place among rows not split, or −1
+  std::vector<std::int64_t> tied_;        // by group: its place among tied sums, or −1
+  Rooms value_rooms_, gradient_rooms_;
+  device::Buffer parameter_buffer_, value_room_buffer_, gradient_buffer_, gradient_room_buffer_;
+  Tensor parameters_, value_room_, gradients_;
+  model::ParameterViews values_;
+  std::vector<Set> sets_;
+  std::vector<Tensor> sums_;
 };
 
 }  // namespace trireme::state

@@ -31,11 +31,19 @@ struct Problem : AttentionShape {
   const Dropout* dropout = nullptr;  // null: none
   const std::int64_t* samples = nullptr;
   const Visibility* visibility = nullptr;
+  HeadSlice slice;  // resolved: all and share are not 0
 
   std::int64_t scores_width = 0;  // most columns of a block of scores
 
   std::int64_t blocks() const { return (queries + query_block - 1) / query_block; }
-  std::int64_t heads_per_group() const { return heads / groups; }
+  std::int64_t group_of(std::int64_t head) const {
+    return (slice.first + head) / slice.share - slice.first / slice.share;
+  }
+  /// The first query head here that uses key/value head `group`.
+  std::int64_t first_head(std::int64_t group) const {
+    const std::int64_t first = (slice.first / slice.share + group) * slice.share - slice.first;
+    return std::clamp<std::int64_t>(first, 0, heads);
+  }
   /// Columns of a row of scores: a cache line more than needed, so that the rows of a power
   /// of two do not meet in the same cache sets.
   std::int64_t row() const { return (scores_width + 15) / 16 * 16 + 16; }
@@ -55,7 +63,8 @@ struct Problem : AttentionShape {
             from(visibility->query_documents(b), begin),
             visibility->key_documents(b),
             dropout,
-            static_cast<std::uint64_t>(((sample * heads + h) * queries + begin) * keys),
+            static_cast<std::uint64_t>(
+                ((sample * slice.all + slice.first + h) * queries + begin) * keys),
             static_cast<std::uint64_t>(keys)};
   }
 };
@@ -69,16 +78,19 @@ Heads heads_of(const Tensor& x, std::int64_t batch, std::int64_t tokens, std::in
 }
 
 Problem problem_of(const Tensor& q, const Tensor& k, float scale, const Dropout& dropout,
-                   const Tensor& samples, const Visibility& visibility) {
+                   const Tensor& samples, const Visibility& visibility, HeadSlice slice) {
   TRIREME_ASSERT(q.shape().dimensions() == 4 && k.shape().dimensions() == 4, "attention of {}, {}",
                  q.shape().to_string(), k.shape().to_string());
+  if (slice.all == 0) slice = {0, q.extent(2), q.extent(2) / k.extent(2)};
   const Problem p{{q.extent(0), q.extent(1), k.extent(1), q.extent(2), k.extent(2), q.extent(3)},
                   scale,
                   dropout.rate > 0 ? &dropout : nullptr,
                   dropout.rate > 0 ? flat<std::int64_t>(samples, q.extent(0)) : nullptr,
-                  &visibility};
-  TRIREME_ASSERT(p.groups > 0 && p.heads % p.groups == 0, "{} heads over {} groups", p.heads,
-                 p.groups);
+                  &visibility,
+                  slice};
+  TRIREME_ASSERT(p.heads > 0 && slice.share > 0 && slice.first + p.heads <= slice.all &&
+                     slice.all % slice.share == 0 && p.group_of(p.heads - 1) == p.groups - 1,
+                 "heads {} + {} of {} over {} groups", slice.first, p.heads, slice.all, p.groups);
   TRIREME_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "rate {}", dropout.rate);
   return p;
 }
@@ -130,7 +142,7 @@ constexpr std::int64_t key_chunk = 512;
 void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
                     std::int64_t begin, VisibleKeys& visible, float* scores, float* dk,
                     std::int64_t dk_stride, float* dv, std::int64_t dv_stride) {
-  const std::int64_t group = h / p.heads_per_group();
+  const std::int64_t group = p.group_of(h);
   const std::int64_t rows = std::min(query_block, p.queries - begin);
   float* dscores = scores + query_block * p.row();
   const float* dout = g.dout.at(b, begin, h);
@@ -160,7 +172,7 @@ std::int64_t parts_of(const Problem& p) {
   constexpr std::int64_t enough = 16;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
   return std::clamp<std::int64_t>((enough + heads - 1) / heads, 1,
-                                  std::max<std::int64_t>(1, p.blocks() * p.heads_per_group()));
+                                  std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups)));
 }
 
 /// sum of `parts` matrices that lie `distance` apart, pairwise, into the first.
@@ -200,8 +212,8 @@ std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
 
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                        const Tensor& v, const AttentionMask& mask, float scale,
-                       const Dropout& dropout, const Tensor& samples) {
-  Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+                       const Dropout& dropout, const Tensor& samples, const HeadSlice& slice) {
+  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
   p.scores_width = p.keys;
   const Heads to = heads_of(out, p.batch, p.queries, p.heads, p.size);
   const Heads query = heads_of(q, p.batch, p.queries, p.heads, p.size);
@@ -218,7 +230,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
     // Late blocks see most under a causal mask: they come first, for an even end.
     const std::int64_t begin = (blocks - 1 - task % blocks) * query_block;
     const std::int64_t rows = std::min(query_block, p.queries - begin);
-    const std::int64_t group = h / p.heads_per_group();
+    const std::int64_t group = p.group_of(h);
     float* own = scores + thread * block_size;
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
@@ -238,8 +250,8 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
                                 const Tensor& dout, const Tensor& out, const Tensor& lse,
                                 const Tensor& q, const Tensor& k, const Tensor& v,
                                 const AttentionMask& mask, float scale, const Dropout& dropout,
-                                const Tensor& samples) {
-  Problem p = problem_of(q, k, scale, dropout, samples, visibility_);
+                                const Tensor& samples, const HeadSlice& slice) {
+  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
   p.scores_width = std::min(p.keys, key_chunk);
   const auto of_queries = [&](const Tensor& x) {
     return heads_of(x, p.batch, p.queries, p.heads, p.size);
@@ -269,8 +281,9 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
     zero_rows(my_dk, dk_stride, p.keys, p.size);
     zero_rows(my_dv, dv_stride, p.keys, p.size);
     const std::int64_t blocks = p.blocks();
-    for (std::int64_t i = task % parts; i < p.heads_per_group() * blocks; i += parts) {
-      backward_block(p, g, b, group * p.heads_per_group() + i / blocks, i % blocks * query_block,
+    const std::int64_t first = p.first_head(group), heads = p.first_head(group + 1) - first;
+    for (std::int64_t i = task % parts; i < heads * blocks; i += parts) {
+      backward_block(p, g, b, first + i / blocks, i % blocks * query_block,
                      visible_[static_cast<std::size_t>(thread)], scores + thread * block_size,
                      my_dk, dk_stride, my_dv, dv_stride);
     }

@@ -8,8 +8,9 @@
 
 namespace trireme::ops {
 
-CpuOps::CpuOps(int threads, device::MemoryLedger* ledger)
+CpuOps::CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible)
     : threads_(threads > 0 ? threads : omp_get_max_threads()),
+      product_threads_(reproducible ? 1 : threads_),
       ledger_(ledger != nullptr ? ledger : &own_ledger_),
       visible_(static_cast<std::size_t>(threads_)) {}
 
@@ -29,8 +30,8 @@ std::size_t cpu_square_sum_workspace(std::int64_t elements) {
   return static_cast<std::size_t>(square_blocks(elements)) * sizeof(double);
 }
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger) {
-  return std::make_unique<CpuOps>(threads, ledger);
+std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger, bool reproducible) {
+  return std::make_unique<CpuOps>(threads, ledger, reproducible);
 }
 
 }  // namespace trireme::ops

@@ -1,6 +1,6 @@
 // The CPU backend: oneDNN for matrix products, Highway vectors for the rest, OpenMP threads.
 // Results do not depend on the number of threads, except those of matmul, which oneDNN cuts up by
-// threads. Not thread-safe: one object per computing thread.
+// threads unless the backend is reproducible. Not thread-safe: one object per computing thread.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace trireme::ops {
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(int threads, device::MemoryLedger* ledger);
+  CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible);
 
   void fill(const Tensor& y, float value) override;
   void copy(const Tensor& y, const Tensor& x) override;
@@ -48,22 +48,24 @@ class CpuOps final : public Ops {
   void dropout(const Tensor& y, const Tensor& x, const Tensor& rows,
                const Dropout& dropout) override;
 
-  void embedding(const Tensor& y, const Tensor& ids, const Tensor& table, const Tensor& positions,
-                 const Tensor& position_table) override;
-  void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy) override;
+  void embedding(const Tensor& y, const Tensor& ids, const Tensor& table, const RowTile& tile,
+                 Lookup lookup) override;
+  void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy,
+                          const RowTile& tile) override;
 
   void rotary(const Tensor& x, const Tensor& positions, const Tensor& frequencies,
               bool inverse) override;
 
   void attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                  const Tensor& v, const AttentionMask& mask, float scale, const Dropout& dropout,
-                 const Tensor& samples) override;
+                 const Tensor& samples, const HeadSlice& heads) override;
   void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                           const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                           const Tensor& v, const AttentionMask& mask, float scale,
-                          const Dropout& dropout, const Tensor& samples) override;
+                          const Dropout& dropout, const Tensor& samples,
+                          const HeadSlice& heads) override;
 
-  void row_maximum(const Tensor& maximum, const Tensor& logits) override;
+  void row_maximum(const Tensor& maximum, const Tensor& logits, bool accumulate) override;
   void exp_sum_and_target(const Tensor& sum, const Tensor& target_logit, const Tensor& logits,
                           const Tensor& maximum, const Tensor& targets,
                           std::int64_t first) override;
@@ -92,7 +94,7 @@ class CpuOps final : public Ops {
   void sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const* sums, int outputs,
                      const Kernel& kernel);
 
-  int threads_;
+  int threads_, product_threads_;
   device::MemoryLedger own_ledger_;
   device::MemoryLedger* ledger_;
   device::Buffer scratch_;

@@ -1,4 +1,5 @@
 // The three parts of vocabulary-parallel cross-entropy, and the loss itself.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -52,13 +53,16 @@ HWY_EXPORT(maximum_of);
 HWY_EXPORT(exp_sum_row);
 HWY_EXPORT(softmax_gradient_row);
 
-void CpuOps::row_maximum(const Tensor& maximum, const Tensor& logits) {
+void CpuOps::row_maximum(const Tensor& maximum, const Tensor& logits, bool accumulate) {
   const Rows<float> x = rows_of(logits);
   float* out = flat(maximum, x.rows);
   const auto n = static_cast<std::size_t>(x.columns);
   parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
     const auto kernel = HWY_DYNAMIC_DISPATCH(maximum_of);
-    for (std::int64_t r = begin; r < end; ++r) out[r] = kernel(n, x.row(r));
+    for (std::int64_t r = begin; r < end; ++r) {
+      const float own = kernel(n, x.row(r));
+      out[r] = accumulate ? std::max(out[r], own) : own;
+    }
   });
 }
 

@@ -52,7 +52,7 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
     });
   }
   if (k == 0) return;
-  const ThreadScope scope(threads_);
+  const ThreadScope scope(product_threads_);
   sgemm({m, n, k, options.transpose_a, options.transpose_b}, 1.0F, left.data, left.stride,
         right.data, right.stride, fill || options.accumulate ? 1.0F : 0.0F, out.data, out.stride);
 }

@@ -1,0 +1,87 @@
+// Tensor parallelism's operators. Between them, in a tensor-parallel region, every rank sees all R
+// rows of a leaf and holds some tiles of the region's parameters. Shoeybi et al., "Megatron-LM"
+// (2019), figure 3: f is the identity forward and an all-reduce backward, g the reverse. With
+// sequence parallelism (Korthikanti et al., 2022, figure 5) the values outside the region are split
+// by rows, g is an all-gather forward and a reduce-scatter backward, and ḡ the reverse.
+#pragma once
+
+#include <span>
+
+#include "trireme/model/unit.hpp"
+
+namespace trireme::model {
+
+/// The rank's rows [r, C] of `full` [R, C].
+Tensor own_rows(const UnitContext& context, const Tensor& full);
+
+/// f, or g with sequence parallelism: `full` [R, C], of which own_rows are written, becomes whole.
+void enter_region(const UnitContext& context, const Tensor& full);
+/// Its backward: `partial` [R, C] is one rank's summand; `own` [r, C] gets the rank's rows of the
+/// sum. Without sequence parallelism both are the same memory.
+void enter_region_backward(const UnitContext& context, const Tensor& own, const Tensor& partial);
+
+/// g, or ḡ with sequence parallelism: as enter_region_backward, in forward.
+void leave_region(const UnitContext& context, const Tensor& own, const Tensor& partial);
+/// Its backward: as enter_region.
+void leave_region_backward(const UnitContext& context, const Tensor& full);
+
+/// Where a region's partial sums [R, C] go: `own` itself, or a place of their own with sequence
+/// parallelism, where `own` is shorter.
+class PartialSum {
+ public:
+  void plan(UnitPlan& plan, std::int64_t width);
+  Tensor view(const UnitContext& context, const Tensor& own, const UnitMemory& memory) const;
+  /// Scratch for adding up the local tiles.
+  std::vector<Tensor> levels(const UnitContext& context, const UnitMemory& memory) const;
+
+ private:
+  Slot partial_;
+  std::vector<Slot> levels_;
+};
+
+/// out = Σ over the local tiles of what compute(tile, to) writes, as a balanced binary tree that
+/// the sum over ranks continues; `levels` hold log2(tiles) summands shaped like `out`.
+template <class Compute>
+void sum_tiles(const UnitContext& context, const Tensor& out, std::span<const Tensor> levels,
+               const Compute& compute, int first, int count) {
+  if (count == 1) return compute(first, out);
+  TRIREME_ASSERT(count % 2 == 0 && !levels.empty(), "a tree over {} tiles", count);
+  const auto lower = levels.first(levels.size() - 1);
+  const Tensor other = levels.back().slice(0, 0, out.extent(0));
+  sum_tiles(context, out, lower, compute, first, count / 2);
+  sum_tiles(context, other, lower, compute, first + count / 2, count / 2);
+  context.ops.add(out, out, other);
+}
+template <class Compute>
+void sum_tiles(const UnitContext& context, const Tensor& out, std::span<const Tensor> levels,
+               const Compute& compute) {
+  sum_tiles(context, out, levels, compute, 0, context.shares.tiles.count);
+}
+
+/// Levels of the tree over the local tiles.
+int tree_levels(const params::Tiles& tiles);
+
+/// How many views the gradient of a row that is not split has: sums over tokens are kept apart per
+/// tile of the leaf's rows in reproducible mode, so that their order is the same in every layout.
+int gradient_copies(const Shares& shares);
+
+/// Calls visit(copy, begin, end) for each tile of the rank's rows, which are counted from its first.
+template <class Visit>
+void for_each_row_tile(const UnitContext& context, const Visit& visit) {
+  const Shares& shares = context.shares;
+  const params::Range own = context.rows();
+  const int copies = gradient_copies(shares);
+  if (copies == 1 && !shares.reproducible) return visit(0, std::int64_t{0}, own.size());
+  const int first = shares.sequence_parallel ? shares.tiles.first : 0;
+  for (int copy = 0; copy < copies; ++copy) {
+    const params::Range tile =
+        params::tile_of(context.batch.tokens(), first + copy, shares.tiles.all);
+    if (tile.size() > 0) visit(copy, tile.begin - own.begin, tile.end - own.begin);
+  }
+}
+
+/// Sums `value` over the tensor group in place, or takes the maximum; waits for it.
+void reduce_over_tensor(const UnitContext& context, const Tensor& value,
+                        comm::Reduction reduction);
+
+}  // namespace trireme::model

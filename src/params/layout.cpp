@@ -1,0 +1,168 @@
+#include "trireme/params/layout.hpp"
+
+#include <algorithm>
+
+#include "trireme/core/random.hpp"
+
+namespace trireme::params {
+
+namespace {
+
+constexpr std::int64_t block_alignment = 16;  // fp32 elements in 64 bytes
+
+std::int64_t round_up(std::int64_t value, std::int64_t grain) {
+  return (value + grain - 1) / grain * grain;
+}
+
+/// FNV-1a: a parameter's stream of random numbers hangs on its name, not on its place in the table.
+std::uint32_t stream_of(std::string_view name) {
+  std::uint32_t hash = 2166136261U;
+  for (unsigned char c : name) hash = (hash ^ c) * 16777619U;
+  return hash;
+}
+
+/// Fills values[0, n) with what elements first … first + n − 1 of `row` begin as.
+void fill_initial(const Parameter& row, std::uint64_t seed, std::int64_t first, std::int64_t n,
+                  float* values) {
+  switch (row.initialisation.kind) {
+    case Initialisation::Kind::zeros:
+      std::fill_n(values, n, 0.0F);
+      return;
+    case Initialisation::Kind::ones:
+      std::fill_n(values, n, 1.0F);
+      return;
+    case Initialisation::Kind::normal: {
+      const RandomKey key{seed, Purpose::initialisation, stream_of(row.name)};
+      const double deviation = row.initialisation.deviation;
+#pragma omp parallel for schedule(static) if (n > 4096)
+      for (std::int64_t i = 0; i < n; ++i) {
+        values[i] =
+            static_cast<float>(deviation * normal(key, static_cast<std::uint64_t>(first + i)));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Range> tile_slices(const Parameter& row, int v, int tiles) {
+  const std::int64_t extent = row.shape[row.split.dimension];
+  if (row.parts.empty()) return {tile_of(extent, v, tiles)};
+  const Part& lead = row.parts.front();
+  const Range grains = tile_of(lead.extent / lead.grain, v, tiles);
+  std::vector<Range> slices;
+  std::int64_t begin = 0;
+  for (const Part& part : row.parts) {
+    Range own{grains.begin / part.serves, (grains.end + part.serves - 1) / part.serves};
+    if (grains.size() == 0) own.end = own.begin;
+    slices.push_back({begin + own.begin * part.grain, begin + own.end * part.grain});
+    begin += part.extent;
+  }
+  return slices;
+}
+
+Layout::Layout(const ParameterTable& table, Range units, const Tiles& tiles)
+    : table_(&table),
+      units_(units),
+      tiles_(tiles),
+      by_row_(table.rows().size()),
+      by_unit_(static_cast<std::size_t>(units.size())) {
+  TRIREME_ASSERT(tiles.count >= 1 && tiles.first >= 0 && tiles.first + tiles.count <= tiles.all,
+                 "tiles {} + {} of {}", tiles.first, tiles.count, tiles.all);
+  const auto local = [&](int unit) { return unit >= units.begin && unit < units.end; };
+  for (std::size_t r = 0; r < table.rows().size(); ++r) {
+    const Parameter& row = table.rows()[r];
+    if (std::none_of(row.units.begin(), row.units.end(), local)) continue;
+    const bool fresh = groups_.empty() || row.units.size() > 1 || groups_.back().units != row.units;
+    if (fresh) {
+      const auto at = static_cast<std::int64_t>(blocks_.size());
+      groups_.push_back({row.units, {at, at}, {elements_, elements_}});
+      for (int unit : row.units) {
+        if (local(unit)) {
+          by_unit_[static_cast<std::size_t>(unit - units.begin)].push_back(
+              static_cast<int>(groups_.size()) - 1);
+        }
+      }
+    }
+    const bool split = row.split.dimension >= 0;
+    for (int t = 0; t < (split ? tiles.count : 1); ++t) {
+      Block block{static_cast<int>(r), split ? tiles.first + t : 0, row.shape, {}, elements_};
+      if (split) {
+        block.slices = tile_slices(row, block.tile, tiles.all);
+        std::int64_t extent = 0;
+        for (const Range& slice : block.slices) extent += slice.size();
+        block.shape[row.split.dimension] = extent;
+      }
+      by_row_[r].push_back(static_cast<int>(blocks_.size()));
+      elements_ += round_up(block.elements(), block_alignment);
+      blocks_.push_back(std::move(block));
+    }
+    groups_.back().blocks.end = static_cast<std::int64_t>(blocks_.size());
+    groups_.back().elements.end = elements_;
+  }
+}
+
+std::vector<Range> Layout::owned(const Block& block) const {
+  const Parameter& row = table_->row(block.row);
+  if (block.slices.empty() || row.split.dimension != 0 || block.tile == 0) {
+    return {{0, block.elements()}};
+  }
+  const std::int64_t width = row.shape.elements() / row.shape[0];
+  std::vector<Range> before(block.slices.size());  // as far as lower tiles reach in each part
+  for (int v = 0; v < block.tile; ++v) {
+    const std::vector<Range> lower = tile_slices(row, v, tiles_.all);
+    for (std::size_t p = 0; p < lower.size(); ++p) {
+      before[p].end = std::max(before[p].end, lower[p].size() > 0 ? lower[p].end : 0);
+    }
+  }
+  std::vector<Range> result;
+  std::int64_t local = 0;
+  for (std::size_t p = 0; p < block.slices.size(); ++p) {
+    const Range& slice = block.slices[p];
+    const std::int64_t begin = std::clamp(before[p].end, slice.begin, slice.end);
+    const Range own{(local + begin - slice.begin) * width, (local + slice.size()) * width};
+    local += slice.size();
+    if (own.size() == 0) continue;
+    if (!result.empty() && result.back().end == own.begin) {
+      result.back().end = own.end;
+    } else {
+      result.push_back(own);
+    }
+  }
+  return result;
+}
+
+void initialise(const Layout& layout, std::uint64_t seed, const Tensor& flat) {
+  std::fill_n(flat.as<float>(), flat.elements(), 0.0F);
+  for (const Block& block : layout.blocks()) {
+    const Parameter& row = layout.table().row(block.row);
+    float* values = flat.as<float>() + block.offset;
+    layout.for_each_run(block, [&](const Run& run) {
+      fill_initial(row, seed, run.logical, run.elements, values + run.local);
+    });
+  }
+}
+
+std::vector<std::int64_t> shard_bounds(const Layout& layout, const Group& group, int parts) {
+  std::vector<std::int64_t> cuts;  // from the group's beginning, ascending
+  for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
+    const Block& block = layout.blocks()[static_cast<std::size_t>(b)];
+    for (const Range& own : layout.owned(block)) {
+      for (std::int64_t at = own.begin; at < own.end; at += norm_block) {
+        cuts.push_back(block.offset + at - group.elements.begin);
+      }
+    }
+  }
+  std::vector<std::int64_t> bounds{0};
+  for (int part = 1; part < parts; ++part) {
+    const std::int64_t ideal = group.elements.size() * part / parts;
+    const auto above = std::lower_bound(cuts.begin(), cuts.end(), ideal);
+    std::int64_t cut = above == cuts.end() ? group.elements.size() : *above;
+    if (above != cuts.begin() && (ideal - *(above - 1)) < (cut - ideal)) cut = *(above - 1);
+    bounds.push_back(std::max(bounds.back(), cut));
+  }
+  bounds.push_back(group.elements.size());
+  return bounds;
+}
+
+}  // namespace trireme::params
