@@ -33,6 +33,12 @@ struct Step {
   /// compute: where it writes what the next virtual stage (F) or the one before (B, I) needs, a
   /// send slot (a local one where there is one stage); −1: nobody needs it.
   int output_slot = -1;
+
+  bool is_receive() const {
+    return kind == Kind::receive_activation || kind == Kind::receive_gradient;
+  }
+  /// Of messages: whether it is a gradient; else an activation.
+  bool is_gradient() const { return kind == Kind::receive_gradient || kind == Kind::send_gradient; }
   bool operator==(const Step&) const = default;
 };
 
@@ -53,7 +59,7 @@ struct StageSteps {
 /// The lists of all stages. A receive stands just before the compute that precedes the one that
 /// needs it (earlier where the sender's order demands it). Two send slots per direction, more only
 /// where the lists would otherwise deadlock when a send ends only once it is matched. The schedule
-/// must be valid; throws AgreedError when it deadlocks all the same.
+/// is validated.
 std::vector<StageSteps> add_messages(const Schedule& schedule);
 
 /// Checks lists against the rules above: computes are the schedule's, every message has both sides,

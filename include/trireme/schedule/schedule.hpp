@@ -59,7 +59,7 @@ const std::vector<std::string>& schedule_names();
 ///   fill the bubble, never more in flight on a stage than 1F1B has on its first.
 /// In each, a chunk's weight parts come in ascending order of micro-batches. Throws ConfigError
 /// that names parallel.schedule, parallel.virtual_stages, parallel.pipeline or
-/// parallel.micro_batches.
+/// the number of micro-batches.
 Schedule make_schedule(std::string_view name, int stages, int micro_batches, int chunks = 1);
 
 /// Sizes that a file is expected to have; 0: whatever it has.
@@ -71,11 +71,13 @@ struct Sizes {
 
 /// A schedule from text: one line per stage, cells separated by commas; a cell is the virtual
 /// stage, the kind and the micro-batch ("0F0", "2I0", "2W0", "1B3"), or empty (idle; no meaning).
-/// `source` stands for the text in messages. The result is valid (see validate). Throws AgreedError
+/// `source` stands for the text in messages. The result is valid (see validate) and
+/// its name is "file:<source>". Throws AgreedError
 /// "<source>:<line>:<column>: …" on the first fault.
 Schedule parse_schedule(std::string_view text, const std::string& source, Sizes expected = {});
 
-/// The same from a file; its name is "file:<path>".
+/// The same from a file. Only one rank should read: it sends to_csv of the result, which the others
+/// parse.
 Schedule read_schedule(const std::filesystem::path& path, Sizes expected = {});
 
 /// The text that parse_schedule reads.
