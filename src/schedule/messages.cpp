@@ -28,6 +28,12 @@ class Slots {
   std::vector<bool> used_;
 };
 
+/// By stage and direction.
+using SendSlots = std::vector<std::array<int, 2>>;
+
+/// One being sent while the next is computed.
+constexpr int least_send_slots = 2;
+
 /// A message as its receiver sees it.
 struct Incoming {
   int consumer = 0;  // position of the action that needs it
@@ -41,12 +47,35 @@ class Lowering {
     order_messages();
   }
 
-  /// `send_slots` per direction and stage, or as many as there are sends.
-  std::vector<StageSteps> lists(int send_slots) const {
+  std::vector<StageSteps> lists(const SendSlots& slots) const {
     std::vector<StageSteps> result;
     for (int stage = 0; stage < schedule_.stages; ++stage)
-      result.push_back(schedule_.stages == 1 ? local_list() : stage_list(stage, send_slots));
+      result.push_back(stage_list(stage, slots[at(stage)]));
     return result;
+  }
+
+  /// One stage: chunks hand over to each other without messages.
+  StageSteps local_list() const {
+    StageSteps list;
+    std::array<Slots, 2> slots;
+    std::array<std::vector<int>, 2> slot_of;  // by the consumer's (virtual stage, micro-batch)
+    for (auto& map : slot_of)
+      map.resize(at(schedule_.virtual_stages()) * at(schedule_.micro_batches), -1);
+    for (const Action& action : actions(0)) {
+      Step step{Step::Kind::compute, action};
+      if (const auto target = output_of(schedule_, 0, action)) {
+        step.output_slot = slots[target->gradient].take();
+        slot_of[target->gradient][row(0, target->chunk, action.micro_batch)] = step.output_slot;
+      }
+      if (const auto source = input_of(schedule_, 0, action)) {
+        step.input_slot = slot_of[source->gradient][row(0, action.chunk, action.micro_batch)];
+        slots[source->gradient].release(step.input_slot);
+      }
+      list.steps.push_back(step);
+    }
+    list.local_activation_slots = slots[0].count();
+    list.local_gradient_slots = slots[1].count();
+    return list;
   }
 
  private:
@@ -91,7 +120,7 @@ class Lowering {
     }
   }
 
-  StageSteps stage_list(int stage, int send_slots) const {
+  StageSteps stage_list(int stage, const std::array<int, 2>& send_slots) const {
     StageSteps list;
     std::array<Slots, 2> receive_slots;
     std::array<std::size_t, 2> started{};
@@ -112,7 +141,7 @@ class Lowering {
       Step step{Step::Kind::compute, action};
       step.input_slot = slot_of[at(position)];
       const auto target = output_of(schedule_, stage, action);
-      if (target) step.output_slot = sent[target->gradient]++ % send_slots;
+      if (target) step.output_slot = sent[target->gradient]++ % send_slots[target->gradient];
       list.steps.push_back(step);
       if (step.input_slot >= 0)
         receive_slots[action.kind == Kind::forward ? 0 : 1].release(step.input_slot);
@@ -124,8 +153,8 @@ class Lowering {
     }
     list.receive_activation_slots = receive_slots[0].count();
     list.receive_gradient_slots = receive_slots[1].count();
-    list.send_activation_slots = std::min(sent[0], send_slots);
-    list.send_gradient_slots = std::min(sent[1], send_slots);
+    list.send_activation_slots = std::min(sent[0], send_slots[0]);
+    list.send_gradient_slots = std::min(sent[1], send_slots[1]);
     return list;
   }
 
@@ -133,30 +162,6 @@ class Lowering {
     const Action& action = actions(stage)[at(consumer)];
     return {gradient ? Step::Kind::receive_gradient : Step::Kind::receive_activation, action,
             input_of(schedule_, stage, action)->stage, slot};
-  }
-
-  /// One stage: chunks hand over to each other without messages.
-  StageSteps local_list() const {
-    StageSteps list;
-    std::array<Slots, 2> slots;
-    std::array<std::vector<int>, 2> slot_of;  // by the consumer's (virtual stage, micro-batch)
-    for (auto& map : slot_of)
-      map.resize(at(schedule_.virtual_stages()) * at(schedule_.micro_batches), -1);
-    for (const Action& action : actions(0)) {
-      Step step{Step::Kind::compute, action};
-      if (const auto target = output_of(schedule_, 0, action)) {
-        step.output_slot = slots[target->gradient].take();
-        slot_of[target->gradient][row(0, target->chunk, action.micro_batch)] = step.output_slot;
-      }
-      if (const auto source = input_of(schedule_, 0, action)) {
-        step.input_slot = slot_of[source->gradient][row(0, action.chunk, action.micro_batch)];
-        slots[source->gradient].release(step.input_slot);
-      }
-      list.steps.push_back(step);
-    }
-    list.local_activation_slots = slots[0].count();
-    list.local_gradient_slots = slots[1].count();
-    return list;
   }
 
   const Schedule& schedule_;
@@ -168,15 +173,20 @@ class Lowering {
 std::vector<StageSteps> add_messages(const Schedule& schedule) {
   validate(schedule);
   const Lowering lowering(schedule);
-  const Costs no_time = Costs::uniform(schedule.virtual_stages(), 0, 0, 0);
-  for (int send_slots = 2;; send_slots *= 2) {
-    std::vector<StageSteps> lists = lowering.lists(send_slots);
-    Walk walk(schedule, lists, no_time);
-    if (walk.run()) return lists;
-    // With a slot for every send nothing but the schedule's own order could hold it up, and that
-    // is valid.
-    TRIREME_ASSERT(send_slots / 2 < schedule.micro_batches * schedule.chunks, "{}", walk.waits());
-  }
+  if (schedule.stages == 1) return {lowering.local_list()};
+  const SendSlots own_slot_each(at(schedule.stages), {schedule.micro_batches * schedule.chunks,
+                                                      schedule.micro_batches * schedule.chunks});
+  const auto lists = lowering.lists(own_slot_each);
+  const Costs unit = Costs::uniform(schedule.virtual_stages(), 1, 1, 1);
+  Walk walk(schedule, lists, unit);
+  // Only the schedule's own order could hold it up, and that is valid.
+  const bool done = walk.run();
+  TRIREME_ASSERT(done, "{}", walk.waits());
+  SendSlots slots;
+  for (int stage = 0; stage < schedule.stages; ++stage)
+    slots.push_back({std::max(least_send_slots, walk.send_slots(stage, false)),
+                     std::max(least_send_slots, walk.send_slots(stage, true))});
+  return lowering.lists(slots);
 }
 
 }  // namespace trireme::schedule

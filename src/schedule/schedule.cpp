@@ -47,25 +47,29 @@ Actions one_forward_one_backward(const Schedule& plan, int stage) {
   return in_turn(forwards, backwards, static_cast<std::size_t>(plan.stages - stage - 1));
 }
 
-/// Rounds of `stages` micro-batches run through the first chunk, then the next; backwards from the
-/// last chunk to the first. The first backward of the last stage waits for (chunks − 1) passes of
-/// the first round, and each stage before it is two forwards further ahead: one on the way there,
-/// one on the way back.
+/// A round of micro-batches runs through the first chunk, then the next; backwards from the last
+/// chunk to the first. A round shorter than the pipeline would come back to the first stage before
+/// that has anything else to do, and with the backwards in between the stages would wait for each
+/// other: so `micro_batches` / `stages` rounds of nearly equal size, the larger first (or one). The
+/// first backward of the last stage waits for (chunks − 1) passes of the first round, and each
+/// stage before it is two forwards further ahead: one on the way there, one on the way back.
 Actions interleaved(const Schedule& plan, int stage) {
   if (plan.chunks == 1) return one_forward_one_backward(plan, stage);
   Actions forwards;
   Actions backwards;
-  for (int first = 0; first < plan.micro_batches; first += plan.stages) {
-    const int end = std::min(first + plan.stages, plan.micro_batches);
+  const int rounds = std::max(1, plan.micro_batches / plan.stages);
+  const auto size = [&](int round) {
+    return plan.micro_batches / rounds + (round < plan.micro_batches % rounds ? 1 : 0);
+  };
+  for (int round = 0, first = 0; round < rounds; first += size(round), ++round) {
     for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-      for (int i = first; i < end; ++i) {
+      for (int i = first; i < first + size(round); ++i) {
         forwards.push_back({Kind::forward, i, chunk});
         backwards.push_back({Kind::backward, i, plan.chunks - 1 - chunk});
       }
     }
   }
-  const int round = std::min(plan.stages, plan.micro_batches);
-  const int ahead = 2 * (plan.stages - stage - 1) + (plan.chunks - 1) * round;
+  const int ahead = 2 * (plan.stages - stage - 1) + (plan.chunks - 1) * size(0);
   return in_turn(forwards, backwards, static_cast<std::size_t>(ahead));
 }
 

@@ -48,6 +48,28 @@ Walk::Channel& Walk::incoming(int stage, bool gradient) {
   return channels_[at(stage)][gradient ? 1 : 0];
 }
 
+const Walk::Channel& Walk::incoming(int stage, bool gradient) const {
+  return channels_[at(stage)][gradient ? 1 : 0];
+}
+
+int Walk::send_slots(int stage, bool gradient) const {
+  const Channel& channel = incoming(receiver_of(stage, gradient), gradient);
+  std::size_t ended = 0;  // messages of the channel; they end in order
+  std::size_t started = 0;
+  std::size_t most = 0;
+  for (const Span& span : spans_[at(stage)]) {
+    const auto target = output_of(schedule_, stage, span.action);
+    if (!target || target->gradient != gradient) continue;
+    const auto end = [&](std::size_t i) {
+      return costs_.latency + std::max(channel.sent[i], channel.received[i]);
+    };
+    while (ended < started && end(ended) <= span.start) ++ended;
+    ++started;
+    most = std::max(most, started - ended);
+  }
+  return static_cast<int>(most);
+}
+
 bool Walk::advance(int stage) {
   Stage& here = stages_[at(stage)];
   const std::size_t before = here.next;

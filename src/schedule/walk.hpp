@@ -21,6 +21,10 @@ class Walk {
   /// Of the computes that ran. [stages][…]
   const std::vector<std::vector<Span>>& spans() const { return spans_; }
 
+  /// After run() gave true: the fewest send slots of `stage` in a direction with which no compute
+  /// of this walk would have waited for one.
+  int send_slots(int stage, bool gradient) const;
+
   /// After run() gave false: which stages wait for what.
   std::string waits() const;
 
@@ -40,7 +44,7 @@ class Walk {
   bool take(int stage, const Step& step);
   bool compute(int stage, const Step& step);
   double cost(int stage, const Action& action) const;
-  /// The channel on which `stage` receives (or sends), by direction; its peer.
+  const Channel& incoming(int stage, bool gradient) const;
   Channel& incoming(int stage, bool gradient);
   int sender_to(int stage, bool gradient) const;
   int receiver_of(int stage, bool gradient) const;

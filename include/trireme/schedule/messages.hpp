@@ -57,9 +57,9 @@ struct StageSteps {
 };
 
 /// The lists of all stages. A receive stands just before the compute that precedes the one that
-/// needs it (earlier where the sender's order demands it). Two send slots per direction, more only
-/// where the lists would otherwise deadlock when a send ends only once it is matched. The schedule
-/// is validated.
+/// needs it (earlier where the sender's order demands it). Each direction has two send slots, or as
+/// many as it takes that no compute waits for one when F, I and W take equal times; that also
+/// excludes deadlock for any times. The schedule is validated.
 std::vector<StageSteps> add_messages(const Schedule& schedule);
 
 /// Checks lists against the rules above: computes are the schedule's, every message has both sides,

@@ -53,8 +53,8 @@ const std::vector<std::string>& schedule_names();
 /// - 1f1b: as many forwards as there are stages ahead, then forward and backward in turn
 ///   (PipeDream-Flush, Narayanan et al. 2021, section 2.2.1);
 /// - interleaved: 1F1B over several chunks per stage, micro-batches in rounds of `stages`
-///   (Narayanan et al. 2021, section 2.2.2); the last round is shorter where `stages` does not
-///   divide `micro_batches`; with one chunk it is 1f1b;
+///   (Narayanan et al. 2021, section 2.2.2); where `stages` does not divide `micro_batches`, in
+///   micro_batches / stages rounds of nearly equal size; with one chunk it is 1f1b;
 /// - zero-bubble: ZB-H1 (Qi et al. 2023, section 2.1): backward split, weight parts late enough to
 ///   fill the bubble, never more in flight on a stage than 1F1B has on its first.
 /// In each, a chunk's weight parts come in ascending order of micro-batches. Throws ConfigError

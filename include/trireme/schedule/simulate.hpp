@@ -31,9 +31,9 @@ struct Timeline {
   std::vector<std::vector<Span>> spans;  // [stages][computes], in order
   double total = 0;                      // end of the last compute
   double ideal = 0;                      // the stages' mean busy time
-  /// (total − ideal) / ideal: idle time of all stages over their busy time. (p−1)/m for GPipe and
-  /// 1F1B with p equal stages and m micro-batches, (p−1)/(v·m) interleaved over v chunks where p
-  /// divides m, (p−1)/(3m) for ZB-H1 where F = I = W and m ≥ p.
+  /// (total − ideal) / ideal: idle time of all stages over their busy time. With p equal stages and
+  /// m ≥ p micro-batches (p−1)/m for GPipe and 1F1B, (p−1)/(v·m) interleaved over v chunks, and
+  /// (p−1)/(3m) for ZB-H1 where F = I = W. docs/schedules.md has m < p too.
   double bubble = 0;
   /// Most (micro-batch, chunk) pairs of a stage whose forward has run and whose weight part (W or
   /// B) has not ended, counting the one whose forward runs. 1F1B: min(p−s, m) at stage s.
