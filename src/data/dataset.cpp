@@ -1,10 +1,10 @@
 #include "trireme/data/dataset.hpp"
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
 
-#include "files.hpp"
 #include "manifest.hpp"
 #include "shard.hpp"
 

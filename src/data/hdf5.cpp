@@ -8,8 +8,7 @@
 #include <sys/stat.h>
 
 #include "trireme/core/error.hpp"
-
-#include "files.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::data::hdf5 {
 namespace {
@@ -57,19 +56,6 @@ template <class Id>
 Id checked(Id result, const std::string& what, std::string_view verb) {
   if (result < 0)
     throw Error("{}: cannot {}: {}; restore the file or make it again", what, verb, reason());
-  return result;
-}
-
-template <class Result>
-Result written(Result result, const std::string& what) {
-  if (result < 0) {
-    const std::string why = reason();
-    std::string_view mend = "check the path and the disk";
-    for (const int error : {ENOSPC, EDQUOT, EFBIG, EACCES}) {
-      if (why == std::generic_category().message(error)) mend = mend_of(error);
-    }
-    throw Error("{}: cannot write: {}; {}", what, why, mend);
-  }
   return result;
 }
 
@@ -193,6 +179,15 @@ std::string reason() {
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_reason, &found);
   if (!found.system.empty()) return found.system;
   return found.first.empty() ? "the HDF5 library gives no reason" : found.first;
+}
+
+void fail_to_write(const std::string& what) {
+  const std::string why = reason();
+  std::string_view mend = mend_of(EIO);
+  for (const int error : {ENOSPC, EDQUOT, EFBIG, EACCES}) {
+    if (why == std::generic_category().message(error)) mend = mend_of(error);
+  }
+  throw Error("{}: cannot write: {}; {}", what, why, mend);
 }
 
 Handle& Handle::operator=(Handle&& other) noexcept {

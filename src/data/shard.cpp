@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 
-#include "files.hpp"
 #include "manifest.hpp"
 
 namespace trireme::data {

@@ -33,6 +33,17 @@ inline constexpr std::size_t piece_bytes = std::size_t{16} << 20;
 /// where there is one ("No space left on device"), else the library's. Call it under the same Lock.
 std::string reason();
 
+/// Throws Error "<what>: cannot write: <reason>; <mend>" for the last call of this thread. Call it
+/// under the same Lock.
+[[noreturn]] void fail_to_write(const std::string& what);
+
+/// What a call that may write to the file `what` returned, if it succeeded.
+template <class Result>
+Result written(Result result, const std::string& what) {
+  if (result < 0) fail_to_write(what);
+  return result;
+}
+
 /// An owned identifier of the library, or none.
 class Handle {
  public:
