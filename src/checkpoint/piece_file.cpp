@@ -275,7 +275,7 @@ std::vector<std::int64_t> locate_datasets(const fs::path& path, std::int64_t byt
   std::vector<std::int64_t> addresses;
   const ExpectedDataset* current = nullptr;
   try {
-    const Handle file = hdf5::open_file(path, path.string());
+    const Handle file = hdf5::open_file(path);
     for (const ExpectedDataset& each : expected) {
       current = &each;
       addresses.push_back(locate(file.get(), bytes, each));

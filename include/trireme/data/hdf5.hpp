@@ -64,14 +64,14 @@ class Handle {
   Close close_ = nullptr;
 };
 
-// Below, `what` opens the message of every Error: "dataset demo: train-00000.h5".
+// Below, the path or `what` opens the message of every Error; `what` is the path of the open file.
 
 /// Opens an existing file for reading without locking it. Throws when it is not a regular file
 /// (symbolic links are not followed) or not whole.
-Handle open_file(const std::filesystem::path& path, const std::string& what);
+Handle open_file(const std::filesystem::path& path);
 
 /// Creates a file that must not exist, in the format whose metadata carry checksums (1.10).
-Handle create_file(const std::filesystem::path& path, const std::string& what);
+Handle create_file(const std::filesystem::path& path);
 
 /// Closes a file that was written; throws when what was still in memory could not be written.
 void close_file(Handle& file, const std::string& what);
