@@ -1,29 +1,23 @@
-// System calls on checkpoint files, with errors that say which file and why.
+// What only checkpoints do with files: pieces at given offsets, and folders that change places.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <string>
 
-#include "trireme/report/files.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::checkpoint {
 
-/// Opens a regular file for reading; refuses symbolic links and anything else that is not a file.
-/// Throws Error. `bytes` receives its size.
-int open_regular(const std::filesystem::path& path, std::int64_t& bytes);
-
 /// Fills `data` from `offset` on; throws Error, also at the end of the file.
-void read_at(int file, const std::filesystem::path& path, void* data, std::size_t bytes,
-             std::int64_t offset);
+void read_at(const InputFile& file, void* data, std::size_t bytes, std::int64_t offset);
 
-/// Throws Error with the system's reason.
-void write_at(int file, const std::filesystem::path& path, const void* data, std::size_t bytes,
-              std::int64_t offset);
+/// Throws Error unless `file` has the size that the manifest tells.
+void expect_size(const InputFile& file, std::int64_t bytes);
 
-/// The whole of a regular file of at most `limit` bytes.
-std::string read_text(const std::filesystem::path& path, std::int64_t limit);
+/// Throws Error with the system's reason; `path` names the file.
+void write_at(const Descriptor& file, const std::filesystem::path& path, const void* data,
+              std::size_t bytes, std::int64_t offset);
 
 /// Renames `temporary` to `final`. A folder `final` that is there already is replaced so that at
 /// any moment it is found whole, under its name or (where the file system cannot exchange names) as

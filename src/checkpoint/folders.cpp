@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::checkpoint {
 namespace {
@@ -37,7 +38,7 @@ std::vector<Folder> folders_below(const fs::path& root) {
     }
   }
   if (error && error != std::errc::no_such_file_or_directory) {
-    throw Error("{}: cannot be listed: {}", root.string(), error.message());
+    throw_file_error(root, "list", error.value());
   }
   std::sort(folders.begin(), folders.end(), [](const Folder& a, const Folder& b) {
     return a.step != b.step ? a.step > b.step : a.suffix < b.suffix;
@@ -89,7 +90,7 @@ void prune(const fs::path& root, std::int64_t keep) {
   for (const fs::path& path : surplus) {
     std::error_code error;
     fs::remove_all(path, error);
-    if (error) throw Error("{}: cannot be removed: {}", path.string(), error.message());
+    if (error) throw_file_error(path, "remove", error.value());
   }
 }
 

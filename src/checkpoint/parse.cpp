@@ -170,7 +170,7 @@ void parse_pieces(const json& root, const std::string& where, Manifest& manifest
 Manifest read_manifest(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "manifest.json";
   const std::string where = path.string();
-  const std::string text = read_text(path, largest_manifest);
+  const std::string text = read_small_file(path, largest_manifest);
   if (!is_sealed(text)) {
     throw Error("{}: does not match its own checksum; the file is damaged or was edited", where);
   }

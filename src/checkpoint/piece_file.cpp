@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstring>
 #include <map>
 #include <set>
 
@@ -21,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 namespace hdf5 = data::hdf5;
 using hdf5::Handle;
+using hdf5::written;
 static_assert(std::endian::native == std::endian::little, "data are stored as they lie in memory");
 
 /// Data of at least this size begin on a page.
@@ -69,16 +69,16 @@ Handle file_type(DType type) {
   return result;
 }
 
-void write_extents(hid_t object, const char* name, const Shape& shape) {
+void write_extents(hid_t object, const char* name, const Shape& shape, const std::string& what) {
   std::array<std::int64_t, Shape::max_dimensions> extents{};
   const auto size = static_cast<hsize_t>(shape.dimensions());
   for (int d = 0; d < shape.dimensions(); ++d) extents[static_cast<std::size_t>(d)] = shape[d];
   const Handle space = own(size == 0 ? H5Screate(H5S_NULL) : H5Screate_simple(1, &size, nullptr),
                            H5Sclose, "H5Screate");
-  const Handle attribute =
-      own(H5Acreate2(object, name, H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
-          "H5Acreate2");
-  if (size != 0) require(H5Awrite(attribute.get(), H5T_NATIVE_INT64, extents.data()), "H5Awrite");
+  const Handle attribute(
+      written(H5Acreate2(object, name, H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT), what),
+      H5Aclose);
+  if (size != 0) written(H5Awrite(attribute.get(), H5T_NATIVE_INT64, extents.data()), what);
 }
 
 /// A stretch of whole rows keeps the tensor's dimensions after the first, so that other tools show
@@ -120,33 +120,37 @@ Handle access_list() {
 }
 
 /// Makes the groups on the way to `dataset`; `made` knows those that exist.
-void make_groups(hid_t file, const std::string& dataset, std::set<std::string>& made) {
+void make_groups(hid_t file, const std::string& dataset, std::set<std::string>& made,
+                 const std::string& what) {
   const Handle creation = untimed(H5P_GROUP_CREATE);
   for (std::size_t slash = dataset.find('/'); slash != dataset.npos;
        slash = dataset.find('/', slash + 1)) {
     const std::string group = dataset.substr(0, slash);
     if (!made.insert(group).second) continue;
-    own(H5Gcreate2(file, group.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT), H5Gclose,
-        "H5Gcreate2");
+    const Handle closes_itself(
+        written(H5Gcreate2(file, group.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT), what),
+        H5Gclose);
   }
 }
 
-std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& name) {
+std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& name,
+                          const std::string& what) {
   const Handle type = file_type(piece.data.type());
   const Handle space = space_of(piece);
   const Handle creation = untimed(H5P_DATASET_CREATE);
   require(H5Pset_layout(creation.get(), H5D_CONTIGUOUS), "H5Pset_layout");
   require(H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY), "H5Pset_alloc_time");
   require(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
-  const Handle dataset = own(H5Dcreate2(file, name.c_str(), type.get(), space.get(), H5P_DEFAULT,
-                                        creation.get(), H5P_DEFAULT),
-                             H5Dclose, "H5Dcreate2");
-  hdf5::write_attribute(dataset.get(), "type", std::string(name_of(piece.data.type())), name);
-  write_extents(dataset.get(), "global_shape", piece.shape);
+  const Handle dataset(written(H5Dcreate2(file, name.c_str(), type.get(), space.get(), H5P_DEFAULT,
+                                          creation.get(), H5P_DEFAULT),
+                               what),
+                       H5Dclose);
+  hdf5::write_attribute(dataset.get(), "type", std::string(name_of(piece.data.type())), what);
+  write_extents(dataset.get(), "global_shape", piece.shape, what);
   hdf5::write_attribute(dataset.get(), "global_offset", static_cast<std::uint64_t>(piece.offset),
-                        name);
+                        what);
   const haddr_t address = H5Dget_offset(dataset.get());
-  if (address == HADDR_UNDEF) throw Error("HDF5: no space was given to dataset {}", name);
+  TRIREME_ASSERT(address != HADDR_UNDEF, "dataset {} has no place in {}", name, what);
   return static_cast<std::int64_t>(address);
 }
 
@@ -171,23 +175,23 @@ std::vector<std::int64_t> make_structure(const fs::path& path,
   std::vector<std::int64_t> addresses;
   const Handle access = access_list();
   const Handle creation = untimed(H5P_FILE_CREATE);
-  Handle file = own(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), H5Fclose,
-                    "H5Fcreate");
-  const std::string what = path.filename().string();
+  const std::string what = path.string();
+  Handle file(written(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), what),
+              H5Fclose);
   hdf5::write_attribute(file.get(), "format", std::string(format_name), what);
   hdf5::write_attribute(file.get(), "version", std::uint64_t{format_version}, what);
   hdf5::write_attribute(file.get(), "step", static_cast<std::uint64_t>(step), what);
   std::set<std::string> groups;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    make_groups(file.get(), names[i], groups);
-    addresses.push_back(make_dataset(file.get(), *pieces[i], names[i]));
+    make_groups(file.get(), names[i], groups, what);
+    addresses.push_back(make_dataset(file.get(), *pieces[i], names[i], what));
   }
-  require(file.close(), "H5Fclose");
+  written(file.close(), what);
   return addresses;
 }
 
-std::vector<std::uint64_t> write_blocks(int file, const fs::path& path, const Tensor& tensor,
-                                        std::int64_t address) {
+std::vector<std::uint64_t> write_blocks(const Descriptor& file, const fs::path& path,
+                                        const Tensor& tensor, std::int64_t address) {
   const auto* from = static_cast<const std::byte*>(tensor.data());
   const auto bytes = static_cast<std::int64_t>(tensor.bytes());
   std::vector<std::uint64_t> hashes;
@@ -248,42 +252,30 @@ std::int64_t locate(hid_t file, std::int64_t file_bytes, const ExpectedDataset& 
 std::vector<PieceRecord> write_piece_file(const fs::path& path,
                                           const std::vector<const Piece*>& pieces,
                                           std::int64_t step, std::int64_t& bytes) {
-  const report::SizeLimitGuard guard;
+  const SizeLimitGuard guard;
   const std::vector<std::string> names = dataset_names(pieces);
-  std::vector<std::int64_t> addresses;
-  try {
-    addresses = make_structure(path, pieces, names, step);
-  } catch (const Error& error) {
-    throw Error("{}: {}", path.string(), error.what());
-  }
-  report::Descriptor file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (file.get() < 0) throw Error("{}: cannot be opened: {}", path.string(), std::strerror(errno));
+  const std::vector<std::int64_t> addresses = make_structure(path, pieces, names, step);
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (file.get() < 0) throw_file_error(path, "open", errno);
   std::vector<PieceRecord> records;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = *pieces[i];
     records.push_back({0, piece.offset, piece.data.elements(), 0, names[i],
-                       write_blocks(file.get(), path, piece.data, addresses[i])});
+                       write_blocks(file, path, piece.data, addresses[i])});
   }
-  if (::fsync(file.get()) != 0 || file.close() != 0) {
-    throw Error("{}: cannot be written: {}", path.string(), std::strerror(errno));
-  }
+  if (::fsync(file.get()) != 0 || file.close() != 0) throw_file_error(path, "write", errno);
   bytes = static_cast<std::int64_t>(fs::file_size(path));
   return records;
 }
 
 std::vector<std::int64_t> locate_datasets(const fs::path& path, std::int64_t bytes,
                                           const std::vector<ExpectedDataset>& expected) {
-  std::int64_t found = 0;
-  const report::Descriptor descriptor(open_regular(path, found));
-  if (found != bytes) {
-    throw Error("{}: has {} bytes, the manifest says {}; the file is damaged", path.string(), found,
-                bytes);
-  }
+  expect_size(InputFile(path, Links::refuse), bytes);
   const hdf5::Lock lock;
   std::vector<std::int64_t> addresses;
   const ExpectedDataset* current = nullptr;
   try {
-    const Handle file = hdf5::open_file(path, path.string());
+    const Handle file = hdf5::open_file(path);
     for (const ExpectedDataset& each : expected) {
       current = &each;
       addresses.push_back(locate(file.get(), bytes, each));

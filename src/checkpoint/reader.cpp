@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 
 #include "trireme/checkpoint/checkpoint.hpp"
 
@@ -61,8 +62,7 @@ namespace {
 struct OpenPiece {
   const PieceRecord& piece;
   const Reader::Entry& tensor;
-  const fs::path& path;
-  int file;
+  const InputFile& file;
   std::int64_t address;
 
   /// Block `index` of the piece, whole, into `to`.
@@ -75,7 +75,7 @@ struct OpenPiece {
     try {
       for (std::size_t at = 0; at < length; at += step_bytes) {
         const std::size_t part = std::min<std::size_t>(step_bytes, length - at);
-        read_at(file, path, to + at, part, address + begin + static_cast<std::int64_t>(at));
+        read_at(file, to + at, part, address + begin + static_cast<std::int64_t>(at));
         hash.update(to + at, part);
       }
     } catch (const Error& error) {
@@ -85,7 +85,7 @@ struct OpenPiece {
       throw Error(
           "{}: tensor {}, element offset {}: {} bytes at byte {} do not match their checksum; "
           "the file is damaged, use another checkpoint",
-          path.string(), tensor.name, element, length, address + begin);
+          file.path().string(), tensor.name, element, length, address + begin);
     }
   }
 };
@@ -95,13 +95,7 @@ struct OpenPiece {
 Reader::Reader(const fs::path& folder) : folder_(folder), stored_(std::make_shared<Stored>()) {
   Manifest manifest = read_manifest(folder);
   for (const FileRecord& file : manifest.files) {
-    std::int64_t bytes = 0;
-    const fs::path path = folder / file.name;
-    const report::Descriptor descriptor(open_regular(path, bytes));
-    if (bytes != file.bytes) {
-      throw Error("{}: has {} bytes, the manifest says {}; the file is damaged", path.string(),
-                  bytes, file.bytes);
-    }
+    expect_size(InputFile(folder / file.name, Links::refuse), file.bytes);
   }
   state_ = std::move(manifest.state);
   tensors_ = std::move(manifest.tensors);
@@ -165,11 +159,10 @@ void Reader::read_piece(std::size_t p, std::int64_t first, std::int64_t elements
   const std::int64_t end = begin + bytes_of(elements, tensor.type);
   const fs::path path = folder_ / stored_->files[piece.file].name;
   const std::int64_t address = stored_->address(p, path, tensors_);
-  report::Descriptor file(-1);
+  std::optional<InputFile> file;
   const auto read_block = [&](std::int64_t index, std::byte* target) {
-    std::int64_t ignored = 0;
-    if (file.get() < 0) file.reset(open_regular(path, ignored));
-    OpenPiece{piece, tensor, path, file.get(), address}.read_block(index, target);
+    if (!file) file.emplace(path, Links::refuse);
+    OpenPiece{piece, tensor, *file, address}.read_block(index, target);
   };
   for (std::int64_t index = begin / block_bytes; index * block_bytes < end; ++index) {
     const std::int64_t block_begin = index * block_bytes;
@@ -200,9 +193,8 @@ void Reader::verify() const {
     const Entry& tensor = tensors_[piece.tensor];
     const fs::path path = folder_ / stored_->files[piece.file].name;
     const std::int64_t address = stored_->address(p, path, tensors_);
-    std::int64_t bytes = 0;
-    const report::Descriptor file(open_regular(path, bytes));
-    const OpenPiece open{piece, tensor, path, file.get(), address};
+    const InputFile file(path, Links::refuse);
+    const OpenPiece open{piece, tensor, file, address};
     block.resize(
         static_cast<std::size_t>(std::min(block_bytes, bytes_of(piece.elements, tensor.type))));
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(piece.blocks.size()); ++i) {

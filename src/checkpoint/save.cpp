@@ -160,8 +160,8 @@ void finish(const fs::path& temporary, const fs::path& final, Manifest manifest,
   }
   const std::string where = (temporary / "manifest.json").string();
   sort_and_check_cover(where, manifest.tensors, manifest.pieces);
-  report::write_file(temporary / "manifest.json", to_text(manifest));
-  report::sync_folder(temporary);
+  write_file(temporary / "manifest.json", to_text(manifest));
+  sync_path(temporary);
   commit(temporary, final);
 }
 
@@ -170,7 +170,7 @@ void make_empty_folder(const fs::path& root, const fs::path& temporary) {
   fs::create_directories(root, error);
   if (!error) fs::remove_all(temporary, error);
   if (!error) fs::create_directory(temporary, error);
-  if (error) throw Error("{}: cannot be made: {}", temporary.string(), error.message());
+  if (error) throw_file_error(temporary, "create", error.value());
 }
 
 }  // namespace

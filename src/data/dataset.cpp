@@ -1,10 +1,10 @@
 #include "trireme/data/dataset.hpp"
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
 
-#include "files.hpp"
 #include "manifest.hpp"
 #include "shard.hpp"
 
@@ -24,8 +24,7 @@ void check_chunks(const std::filesystem::path& folder, const Manifest& manifest,
   for (std::int64_t first = 0; first < reader.documents(); first += chunk_elements) {
     const std::vector<std::uint64_t> ends = reader.end_chunk(first / chunk_elements);
     if (ends.front() <= before) {
-      throw Error("dataset {}: {}: document ends do not ascend; prepare again", manifest.name,
-                  shard.file);
+      throw Error("{}: document ends do not ascend; prepare again", (folder / shard.file).string());
     }
     before = ends.back();
   }
@@ -59,10 +58,11 @@ void Dataset::verify() const {
     for (const ShardInfo& shard : shards_of(manifest_, split)) {
       // Chunks first: their errors tell the place.
       check_chunks(folder_, manifest_, shard);
-      const std::string found = hash_file(folder_ / shard.file);
+      const std::filesystem::path file = folder_ / shard.file;
+      const std::string found = hash_file(file);
       if (found != shard.xxh3) {
-        throw Error("dataset {}: {}: hash of the whole file is {}, expected {}; restore the file",
-                    manifest_.name, shard.file, found, shard.xxh3);
+        throw Error("{}: hash of the whole file is {}, expected {}; restore the file",
+                    file.string(), found, shard.xxh3);
       }
     }
   }

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "files.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::data {
 

@@ -6,8 +6,7 @@
 #include <xxhash.h>
 
 #include "trireme/core/error.hpp"
-
-#include "files.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::data {
 

@@ -5,11 +5,8 @@
 #include <string_view>
 #include <system_error>
 
-#include <sys/stat.h>
-
 #include "trireme/core/error.hpp"
-
-#include "files.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::data::hdf5 {
 namespace {
@@ -57,19 +54,6 @@ template <class Id>
 Id checked(Id result, const std::string& what, std::string_view verb) {
   if (result < 0)
     throw Error("{}: cannot {}: {}; restore the file or make it again", what, verb, reason());
-  return result;
-}
-
-template <class Result>
-Result written(Result result, const std::string& what) {
-  if (result < 0) {
-    const std::string why = reason();
-    std::string_view mend = "check the path and the disk";
-    for (const int error : {ENOSPC, EDQUOT, EFBIG, EACCES}) {
-      if (why == std::generic_category().message(error)) mend = mend_of(error);
-    }
-    throw Error("{}: cannot write: {}; {}", what, why, mend);
-  }
   return result;
 }
 
@@ -195,6 +179,15 @@ std::string reason() {
   return found.first.empty() ? "the HDF5 library gives no reason" : found.first;
 }
 
+void fail_to_write(const std::string& what) {
+  const std::string why = reason();
+  std::string_view mend = mend_of(EIO);
+  for (const int error : {ENOSPC, EDQUOT, EFBIG, EACCES}) {
+    if (why == std::generic_category().message(error)) mend = mend_of(error);
+  }
+  throw Error("{}: cannot write: {}; {}", what, why, mend);
+}
+
 Handle& Handle::operator=(Handle&& other) noexcept {
   if (this != &other) {
     close();
@@ -210,17 +203,9 @@ herr_t Handle::close() {
   return close_(std::exchange(id_, H5I_INVALID_HID));
 }
 
-Handle open_file(const std::filesystem::path& path, const std::string& what) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) {
-    const int error = errno;
-    throw Error("{}: cannot open: {}; {}", what, std::generic_category().message(error),
-                error == ENOENT ? "restore the file or make it again" : mend_of(error));
-  }
-  if (!S_ISREG(status.st_mode)) {
-    throw Error("{}: is not a regular file; links are not followed, put the file itself there",
-                what);
-  }
+Handle open_file(const std::filesystem::path& path) {
+  const InputFile regular(path,
+                          Links::refuse);  // the library would follow links and wait for pipes
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
@@ -229,18 +214,18 @@ Handle open_file(const std::filesystem::path& path, const std::string& what) {
   H5Pset_file_locking(access.get(), false, true);
 #endif
   Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
-  checked(file.get(), what, "open as HDF5");
+  checked(file.get(), path.string(), "open as HDF5");
   return file;
 }
 
-Handle create_file(const std::filesystem::path& path, const std::string& what) {
+Handle create_file(const std::filesystem::path& path) {
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // the same content makes the same bytes
   Handle file(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), H5Fclose);
-  written(file.get(), what);
+  written(file.get(), path.string());
   return file;
 }
 

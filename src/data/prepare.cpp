@@ -5,11 +5,11 @@
 #include <optional>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "documents.hpp"
-#include "files.hpp"
 #include "manifest.hpp"
 #include "sharder.hpp"
 #include "spool.hpp"
@@ -120,9 +120,7 @@ Chosen choose_sentencepiece(const PrepareOptions& options, const std::string& ar
     model.resize(file.read(model.data(), model.size()));
   }
   LoadedModel loaded = sentencepiece_tokenizer(model, where, ends);
-  OutputFile kept(folder / model_file);
-  kept.write(model.data(), model.size());
-  kept.finish(true);
+  write_file(folder / model_file, model);
   Xxh3 hash;
   hash.update(model.data(), model.size());
   Chosen chosen{std::move(loaded.tokenizer), {}, {{"model", model_file}, {"xxh3", hash.hex()}}};
@@ -192,9 +190,7 @@ Manifest manifest_of(const PrepareOptions& options, const fs::path& output, cons
 void write_manifest(const Manifest& manifest, const fs::path& folder) {
   const std::string text = to_text(manifest);
   parse_manifest(text, (folder / manifest_file).string());  // what is written can be read
-  OutputFile file(folder / manifest_file);
-  file.write(text.data(), text.size());
-  file.finish(true);
+  write_file(folder / manifest_file, text);
 }
 
 }  // namespace
@@ -207,7 +203,7 @@ Manifest prepare(const PrepareOptions& options,
   const std::int64_t bytes = total_bytes(options.inputs);
   const bool ends = kind.unit != DocumentKind::Unit::file || options.inputs.size() > 1;
 
-  const FileSizeSignalGuard guard;
+  const SizeLimitGuard guard;
   WorkFolder folder(output);
   Progress steps(progress, bytes, needs_first_pass(options.tokenizer) ? 2 : 1);
   const Chosen chosen = choose_tokenizer(options, ends, DocumentStream(options.inputs, kind), bytes,

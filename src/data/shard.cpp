@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 
-#include "files.hpp"
 #include "manifest.hpp"
 
 namespace trireme::data {
@@ -82,10 +82,9 @@ std::uint32_t fletcher32(std::span<const std::byte> data) {
 
 ShardReader::ShardReader(const std::filesystem::path& folder, const Manifest& manifest,
                          const ShardInfo& shard)
-    : what_(fmt::format("dataset {}: {}", manifest.name, shard.file)),
-      vocabulary_(manifest.vocabulary) {
+    : what_((folder / shard.file).string()), vocabulary_(manifest.vocabulary) {
   const Lock lock;
-  file_ = hdf5::open_file(folder / shard.file, what_);
+  file_ = hdf5::open_file(folder / shard.file);
   hdf5::expect_attributes(file_.get(), {"format", "version"}, what_);
   if (hdf5::read_text_attribute(file_.get(), "format", what_) != format_name ||
       hdf5::read_number_attribute(file_.get(), "version", what_) != format_version) {
@@ -186,7 +185,7 @@ ShardWriter::ShardWriter(const std::filesystem::path& path, std::int64_t tokens,
                          std::int64_t documents, std::size_t element_bytes)
     : path_(path),
       element_bytes_(element_bytes),
-      file_(hdf5::create_file(path, path.string())),
+      file_(hdf5::create_file(path)),
       tokens_left_(tokens),
       ends_left_(documents) {
   hdf5::write_attribute(file_.get(), "format", std::string(format_name), path_.string());

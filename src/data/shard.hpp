@@ -43,7 +43,7 @@ class ShardReader {
   std::vector<std::byte> read_chunk(const Column& column, std::int64_t chunk) const;
   void check_ids(std::span<const std::byte> chunk, std::int64_t first) const;
 
-  std::string what_;  // "dataset demo: train-00000.h5"
+  std::string what_;  // its path, which opens the message of every Error
   std::int64_t vocabulary_;
   hdf5::Handle file_;
   std::array<Column, 2> columns_;

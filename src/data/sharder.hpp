@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "trireme/core/files.hpp"
 #include "trireme/data/dataset.hpp"
 
-#include "files.hpp"
 #include "spool.hpp"
 
 namespace trireme::data {

@@ -29,8 +29,8 @@ void Spool::end_document() {
 }
 
 void Spool::finish() {
-  tokens_out_.finish(false);
-  ends_out_.finish(false);
+  tokens_out_.finish();
+  ends_out_.finish();
 }
 
 void Spool::remove() {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "files.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::data {
 

@@ -4,9 +4,9 @@
 #include <array>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 #include "trireme/data/hash.hpp"
 
-#include "files.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {

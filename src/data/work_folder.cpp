@@ -7,17 +7,12 @@
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
-
-#include "files.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-fs::path parent_of(const fs::path& path) {
-  return path.parent_path().empty() ? fs::path(".") : path.parent_path();
-}
 
 bool is_there(const fs::path& path) {
   std::error_code code;
@@ -44,7 +39,7 @@ WorkFolder::WorkFolder(const fs::path& output) : output_(output) {
     fs::create_directory(path);
   } catch (const fs::filesystem_error& error) {
     discard();
-    fail(path, "create", error.code().value());
+    throw_file_error(path, "create", error.code().value());
   }
   path_ = path;
 }
@@ -55,7 +50,7 @@ WorkFolder::~WorkFolder() {
 
 void WorkFolder::commit() {
   sync_path(path_);
-  if (std::rename(path_.c_str(), output_.c_str()) != 0) fail(output_, "create", errno);
+  if (std::rename(path_.c_str(), output_.c_str()) != 0) throw_file_error(output_, "create", errno);
   committed_ = true;
   sync_path(parent_of(output_));
   for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));

@@ -1,14 +1,12 @@
 #include "trireme/report/record.hpp"
 
 #include <cerrno>
-#include <cstring>
 #include <string_view>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "trireme/core/error.hpp"
 #include "trireme/report/json.hpp"
 
 namespace trireme::report {
@@ -31,9 +29,7 @@ fs::path make_attempt(const fs::path& run_folder) {
   int last = 0;
   fs::directory_iterator entries;
   if (!error) entries = fs::directory_iterator(attempts, error);
-  if (error) {
-    throw Error("{}: the run's record cannot be written: {}", attempts.string(), error.message());
-  }
+  if (error) throw_file_error(attempts, "write the run's record", error.value());
   for (const auto& entry : entries) {
     last = std::max(last, attempt_number(entry.path().filename().string()));
   }
@@ -41,13 +37,10 @@ fs::path make_attempt(const fs::path& run_folder) {
   for (int number = last + 1;; ++number) {
     fs::path folder = attempts / fmt::format("{:04}", number);
     if (::mkdir(folder.c_str(), 0777) == 0) {
-      sync_folder(attempts);
+      sync_path(attempts);
       return folder;
     }
-    if (errno != EEXIST) {
-      throw Error("{}: the run's record cannot be written: {}", folder.string(),
-                  std::strerror(errno));
-    }
+    if (errno != EEXIST) throw_file_error(folder, "write the run's record", errno);
   }
 }
 
@@ -96,22 +89,12 @@ void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t to
 // One write per line, so that a reader that follows the file sees whole lines, and a killed run
 // leaves them.
 void RunRecord::append(const json& line) {
-  const SizeLimitGuard guard;
   const fs::path path = folder_ / "metrics.jsonl";
   if (metrics_.get() < 0) {
-    metrics_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    metrics_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (metrics_.get() < 0) throw_file_error(path, "create", errno);
   }
-  const std::string text = to_text(line) + "\n";
-  ssize_t written = -1;
-  if (metrics_.get() >= 0) {
-    do {
-      written = ::write(metrics_.get(), text.data(), text.size());
-    } while (written < 0 && errno == EINTR);
-  }
-  if (written < 0) throw Error("{}: cannot be written: {}", path.string(), std::strerror(errno));
-  if (static_cast<std::size_t>(written) != text.size()) {
-    throw Error("{}: cannot be written: the disk is full", path.string());
-  }
+  write_all(metrics_, path, to_text(line) + "\n");
 }
 
 void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank) {

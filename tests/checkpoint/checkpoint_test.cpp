@@ -28,7 +28,7 @@ class CheckpointTest : public testing::Test {
   }
   const fs::path& root() const { return scratch_.path(); }
 
-  Scratch scratch_{"checkpoint"};
+  Scratch scratch_;
   std::unique_ptr<comm::Communicator> world_ = comm::make_self_communicator();
 };
 
@@ -172,12 +172,12 @@ TEST_F(CheckpointTest, OtherToolsFindTensorsByTheirNames) {
 TEST_F(CheckpointTest, EqualStateMakesEqualBytes) {
   Whole whole = make_whole("a/b", {100}, DType::f32, 1);
   const fs::path folder = save_all({.step = 1}, {piece_of(whole, 0, 100)});
-  const std::string manifest = slurp(folder / "manifest.json");
-  const std::string data = slurp(folder / "rank-00000.h5");
+  const std::string manifest = read_text(folder / "manifest.json");
+  const std::string data = read_text(folder / "rank-00000.h5");
   ::sleep(1);  // HDF5 keeps times in seconds
   save_all({.step = 1}, {piece_of(whole, 0, 100)});
-  EXPECT_EQ(slurp(folder / "manifest.json"), manifest);
-  EXPECT_EQ(slurp(folder / "rank-00000.h5"), data);
+  EXPECT_EQ(read_text(folder / "manifest.json"), manifest);
+  EXPECT_EQ(read_text(folder / "rank-00000.h5"), data);
 }
 
 TEST_F(CheckpointTest, SavingOverAStepReplacesIt) {
@@ -213,7 +213,7 @@ TEST_F(CheckpointTest, NewestPassesOverWhatIsBrokenAndNamesIt) {
   EXPECT_EQ(newest(root(), &passed_over), good);
   ASSERT_EQ(passed_over.size(), 5U);
   EXPECT_THAT(passed_over[0], HasSubstr("step-00000400"));
-  EXPECT_THAT(passed_over[1], HasSubstr("step-00000200/manifest.json: cannot be opened: No such"));
+  EXPECT_THAT(passed_over[1], HasSubstr("step-00000200/manifest.json: cannot open: No such"));
   EXPECT_THAT(passed_over[2], HasSubstr("step-00000099: its manifest is of step 100000000"));
   EXPECT_THAT(passed_over[3], HasSubstr("step-00000012/rank-00000.h5: has 100 bytes"));
   EXPECT_THAT(passed_over[4], HasSubstr("step-00000011/manifest.json"));

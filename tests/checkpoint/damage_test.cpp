@@ -62,7 +62,7 @@ class DamageTest : public testing::Test {
 
   fs::path data_file() const { return folder_ / "rank-00000.h5"; }
 
-  Scratch scratch_{"damage"};
+  Scratch scratch_;
   std::unique_ptr<comm::Communicator> world_;
   std::vector<Whole> wholes_;
   fs::path folder_;
@@ -77,7 +77,7 @@ TEST_F(DamageTest, AFlippedBitIsNamedWithFileTensorAndOffset) {
       save(scratch_.path(), {.step = 6}, {piece_of(big, 0, big.elements())}, *world_);
   const fs::path file = folder / "rank-00000.h5";
   const std::size_t data =
-      slurp(file).find(std::string(reinterpret_cast<const char*>(big.bytes.data()), 64));
+      read_text(file).find(std::string(reinterpret_cast<const char*>(big.bytes.data()), 64));
   ASSERT_NE(data, std::string::npos);
   const Reader opened_before(folder);
   const std::size_t byte = data + static_cast<std::size_t>(2 * block * 4 + 12345);
@@ -98,7 +98,7 @@ TEST_F(DamageTest, AFlippedBitIsNamedWithFileTensorAndOffset) {
 }
 
 TEST_F(DamageTest, EveryUnsealedChangeOfTheManifestIsFound) {
-  const std::string good = slurp(folder_ / "manifest.json");
+  const std::string good = read_text(folder_ / "manifest.json");
   std::mt19937_64 random(3);
   for (int round = 0; round < 2000; ++round) {
     std::string bad = good;
@@ -121,7 +121,7 @@ TEST_F(DamageTest, EveryUnsealedChangeOfTheManifestIsFound) {
 }
 
 TEST_F(DamageTest, RandomSealedChangesOfTheManifestNeverCrash) {
-  const std::string good = slurp(folder_ / "manifest.json");
+  const std::string good = read_text(folder_ / "manifest.json");
   const std::string rest = good.substr(good.find('\n') + 1);
   std::mt19937_64 random(4);
   for (int round = 0; round < 2000; ++round) {
@@ -146,7 +146,7 @@ TEST_F(DamageTest, RandomSealedChangesOfTheManifestNeverCrash) {
 }
 
 TEST_F(DamageTest, ChangesOfTheDataFileAreFoundOrHarmless) {
-  const std::string good = slurp(data_file());
+  const std::string good = read_text(data_file());
   std::mt19937_64 random(5);
   int found = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -280,7 +280,7 @@ TEST_F(DamageTest, LinksInTheFolderAreRefused) {
   ASSERT_EQ(::mkfifo(data_file().c_str(), 0600), 0);
   EXPECT_THAT(fault(), HasSubstr("rank-00000.h5: is not a regular file"));
   fs::remove(data_file());
-  EXPECT_THAT(fault(), HasSubstr("rank-00000.h5: cannot be opened: No such file"));
+  EXPECT_THAT(fault(), HasSubstr("rank-00000.h5: cannot open: No such file"));
   fs::rename(outside, data_file());
   EXPECT_EQ(fault(), "");
   fs::rename(folder_ / "manifest.json", outside);

@@ -18,30 +18,15 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/data/hash.hpp"
 
+#include "support/files.hpp"
+
 namespace trireme::checkpoint::test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-/// A folder of this test and process, removed at the end.
-class Scratch {
- public:
-  explicit Scratch(const std::string& name)
-      : path_(fs::path(testing::TempDir()) / fmt::format("trireme_{}_{}", name, ::getpid())) {
-    fs::remove_all(path_);
-    fs::create_directories(path_);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+using trireme::test::FileSizeLimit;
+using trireme::test::read_text;
+using trireme::test::Scratch;
 
 /// A whole logical tensor in memory: the oracle.
 struct Whole {
@@ -102,11 +87,6 @@ inline void expect_all_right(const Reader& reader, const std::vector<Whole>& who
   }
 }
 
-inline std::string slurp(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // A new file each time: ext4 writes a file that was cut to nothing to the disk when it is closed.
 inline void spill(const fs::path& path, const std::string& text) {
   fs::remove(path);
@@ -123,7 +103,7 @@ inline void flip_bit(const fs::path& path, std::size_t byte, int bit) {
 
 /// The manifest as JSON, without its seal, and back with a proper one: what a forger can do.
 inline json manifest_of(const fs::path& folder) {
-  json manifest = json::parse(slurp(folder / "manifest.json"));
+  json manifest = json::parse(read_text(folder / "manifest.json"));
   manifest.erase("manifest_xxh3");
   return manifest;
 }

@@ -66,7 +66,7 @@ class Hostile : public testing::Test {
             std::uint64_t version = 1) {
     const hdf5::Lock lock;
     fs::remove(shard());
-    Handle file = hdf5::create_file(shard(), "shard");
+    Handle file = hdf5::create_file(shard());
     hdf5::write_attribute(file.get(), "format", format, "shard");
     hdf5::write_attribute(file.get(), "version", version, "shard");
     fill(file.get());
@@ -107,9 +107,9 @@ TEST_F(Hostile, TheRecipeItselfIsRead) {
 TEST_F(Hostile, TokensOutsideTheVocabulary) {
   tokens_[1234] = 256;
   make(Recipe{});
-  EXPECT_EQ(refusal(),
-            "dataset set: train-00000.h5: token 1234 has id 256, outside the vocabulary of 256; "
-            "prepare again");
+  EXPECT_EQ(refusal(), shard().string() +
+                           ": token 1234 has id 256, outside the vocabulary of 256; "
+                           "prepare again");
 }
 
 TEST_F(Hostile, WrongTypesRanksAndSizes) {
@@ -296,14 +296,14 @@ TEST(Hdf5, ContiguousElementsInPieces) {
   std::vector<std::uint32_t> data((std::size_t{17} << 20) / 4 + 3);
   for (std::size_t i = 0; i < data.size(); ++i)
     data[i] = static_cast<std::uint32_t>(i * 2654435761U);
-  Handle file = hdf5::create_file(path, path);
+  Handle file = hdf5::create_file(path);
   {
     const Handle dataset = hdf5::create_dataset(file.get(), "values", H5T_STD_U32LE, data.size(),
                                                 hdf5::Storage::contiguous, 0, path);
     hdf5::write_elements(dataset, H5T_NATIVE_UINT32, 0, data.size(), data.data(), path);
   }
   hdf5::close_file(file, path);
-  const Handle again = hdf5::open_file(path, path);
+  const Handle again = hdf5::open_file(path);
   const Handle dataset = hdf5::open_dataset(again.get(), "values", H5T_STD_U32LE, data.size(),
                                             hdf5::Storage::contiguous, 0, path);
   std::vector<std::uint32_t> found(data.size() - 5);
@@ -314,7 +314,7 @@ TEST(Hdf5, ContiguousElementsInPieces) {
                                    hdf5::Storage::contiguous, 0, path);
               }),
               HasSubstr("/values: expected one dimension of exactly"));
-  EXPECT_THAT(error_of([&] { hdf5::create_file(path, path); }), HasSubstr("cannot write: "));
+  EXPECT_THAT(error_of([&] { hdf5::create_file(path); }), HasSubstr("cannot write: "));
 }
 
 /// The contiguous kind has its own ways out of the file.
@@ -325,7 +325,7 @@ TEST(Hdf5, ContiguousElementsElsewhereAreRefused) {
   const auto refusal = [&](const std::function<void(hid_t, hid_t)>& change_plist) {
     const hdf5::Lock lock;
     fs::remove(path);
-    Handle file = hdf5::create_file(path, path);
+    Handle file = hdf5::create_file(path);
     const hsize_t extent = 100;
     const Handle space(H5Screate_simple(1, &extent, nullptr), H5Sclose);
     const Handle plist(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
@@ -336,7 +336,7 @@ TEST(Hdf5, ContiguousElementsElsewhereAreRefused) {
     EXPECT_TRUE(made);
     made.close();
     hdf5::close_file(file, path);
-    const Handle again = hdf5::open_file(path, path);
+    const Handle again = hdf5::open_file(path);
     return error_of([&] {
       hdf5::open_dataset(again.get(), "values", H5T_STD_U8LE, 100, hdf5::Storage::contiguous, 0,
                          path);

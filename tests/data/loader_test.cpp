@@ -25,7 +25,7 @@ class Counting : public TokenReader {
       : tokens_(tokens), ends_(std::move(ends)), good_reads_(good_reads) {}
   std::int64_t tokens() const override { return tokens_; }
   void read(std::int64_t begin, std::span<std::int32_t> out) override {
-    if (good_reads_-- == 0) throw Error("dataset demo: train-00000.h5: broken on purpose; mend it");
+    if (good_reads_-- == 0) throw Error("demo/train-00000.h5: broken on purpose; mend it");
     ASSERT_LE(begin + static_cast<std::int64_t>(out.size()), tokens_);
     std::iota(out.begin(), out.end(), static_cast<std::int32_t>(begin));
   }

@@ -233,22 +233,6 @@ TEST(Prepare, WrongOptionsAreExplained) {
   EXPECT_THAT(error_of([&] { prepare(options, {}); }), HasSubstr("is not an empty folder"));
 }
 
-/// Limits the size of every file that this process writes.
-class SizeLimit {
- public:
-  explicit SizeLimit(rlim_t bytes) {
-    getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{bytes, before_.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  SizeLimit(const SizeLimit&) = delete;
-  SizeLimit& operator=(const SizeLimit&) = delete;
-  ~SizeLimit() { setrlimit(RLIMIT_FSIZE, &before_); }
-
- private:
-  rlimit before_{};
-};
-
 TEST(Prepare, FailedWritesLeaveNothing) {
   const Scratch scratch;
   const std::string text = prose(200'000, 4);
@@ -262,7 +246,7 @@ TEST(Prepare, FailedWritesLeaveNothing) {
   for (const rlim_t limit : {0, 1000, 300'000, 399'999, 400'000, 401'000, 402'000, 480'000}) {
     std::string message;
     {
-      const SizeLimit guard(limit);
+      const trireme::test::FileSizeLimit guard(limit);
       message = error_of([&] { prepare(options, {}); });
     }
     EXPECT_THAT(message, HasSubstr("cannot write: File too large; raise the limit")) << limit;

@@ -1,54 +1,26 @@
-// Folders that vanish, files of known content, and small datasets.
+// Bytes, prose and small datasets.
 #pragma once
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "trireme/core/error.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/hdf5.hpp"
 #include "trireme/data/prepare.hpp"
 
+#include "support/files.hpp"
+
 namespace trireme::data::test {
 
 namespace fs = std::filesystem;
-
-/// A folder of its own for each test.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (fs::path(testing::TempDir()) / "trireme-data-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw Error("{}: cannot be made", name);
-    path_ = name;
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() {
-    std::error_code code;
-    fs::remove_all(path_, code);
-  }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-inline void write_text(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-inline std::string read_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+using trireme::test::read_text;
+using trireme::test::Scratch;
+using trireme::test::write_text;
 
 /// `size` bytes of every value, the same for the same seed.
 inline std::string random_bytes(std::size_t size, std::uint32_t seed) {

@@ -3,15 +3,16 @@
 
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "trireme/core/error.hpp"
 #include "trireme/report/json.hpp"
+
+#include "support/files.hpp"
 
 namespace trireme::report {
 namespace {
@@ -19,21 +20,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::HasSubstr;
+using trireme::test::read_text;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 class RecordTest : public testing::Test {
  protected:
-  RecordTest() : run_(fs::path(testing::TempDir()) / fmt::format("trireme_record_{}", ::getpid())) {
-    fs::remove_all(run_);
-  }
-  ~RecordTest() override { fs::remove_all(run_); }
-
-  static std::string text_of(const fs::path& path) {
-    std::ifstream file(path);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   static std::vector<json> lines_of(const fs::path& path) {
     std::ifstream file(path);
     std::vector<json> lines;
@@ -47,7 +40,8 @@ class RecordTest : public testing::Test {
     return names;
   }
 
-  fs::path run_;
+  trireme::test::Scratch scratch_;
+  const fs::path run_ = scratch_ / "run";
 };
 
 TEST_F(RecordTest, EveryStartGetsTheNextAttempt) {
@@ -120,10 +114,7 @@ TEST_F(RecordTest, StepsAndEvaluationsAreLinesAtOnce) {
 TEST_F(RecordTest, AFullDiskIsAnError) {
   RunRecord record(run_);
   record.write_run({{"old", true}});
-  rlimit limit{};
-  ::getrlimit(RLIMIT_FSIZE, &limit);
-  const rlimit lowered{5, limit.rlim_max};
-  ::setrlimit(RLIMIT_FSIZE, &lowered);
+  std::optional<trireme::test::FileSizeLimit> limit(5);
   std::vector<std::string> messages;
   for (const auto& write : std::vector<std::function<void()>>{[&] { record.write_step({}); },
                                                               [&] {
@@ -135,11 +126,11 @@ TEST_F(RecordTest, AFullDiskIsAnError) {
       messages.emplace_back(error.what());
     }
   }
-  ::setrlimit(RLIMIT_FSIZE, &limit);
+  limit.reset();
   ASSERT_EQ(messages.size(), 2U);
-  EXPECT_THAT(messages[0], HasSubstr("metrics.jsonl: cannot be written"));
-  EXPECT_THAT(messages[1], HasSubstr("run.json.tmp: cannot be written: File too large"));
-  EXPECT_EQ(json::parse(text_of(record.folder() / "run.json")), (json{{"old", true}}));
+  EXPECT_THAT(messages[0], HasSubstr("metrics.jsonl: cannot write: File too large; raise"));
+  EXPECT_THAT(messages[1], HasSubstr("run.json.tmp: cannot write: File too large; raise"));
+  EXPECT_EQ(json::parse(read_text(record.folder() / "run.json")), (json{{"old", true}}));
   EXPECT_THAT(names_in(record.folder()),
               testing::UnorderedElementsAre("run.json", "metrics.jsonl"));
 }
@@ -149,10 +140,10 @@ TEST_F(RecordTest, RunAndSummaryAreWholeJson) {
   record.write_run(
       {{"config", {{"loss", {1.0, nan, {{"deep", -infinity}}}}}}, {"bytes", "\xff\xfe ok"}});
   record.write_summary({{"tokens_per_second", 12.5}});
-  const json run = json::parse(text_of(record.folder() / "run.json"));
+  const json run = json::parse(read_text(record.folder() / "run.json"));
   EXPECT_EQ(run["config"]["loss"], json::parse(R"([1.0, "nan", {"deep": "-inf"}])"));
   EXPECT_THAT(run["bytes"].get<std::string>(), testing::EndsWith(" ok"));
-  EXPECT_EQ(json::parse(text_of(record.folder() / "summary.json"))["tokens_per_second"], 12.5);
+  EXPECT_EQ(json::parse(read_text(record.folder() / "summary.json"))["tokens_per_second"], 12.5);
   EXPECT_THAT(names_in(record.folder()), testing::UnorderedElementsAre("run.json", "summary.json"));
 }
 
@@ -162,7 +153,7 @@ TEST_F(RecordTest, TheTraceHasOneRowPerRankAndStream) {
   RunRecord record(run_);
   record.write_trace({{{"forward", 0, 10.5, 100}, {"all \"reduce\"", 1, 20, 50}},
                       {{"forward", 0, 11, 99}, {"other", 7, 1, 2}}});
-  const json trace = json::parse(text_of(record.folder() / "trace.json"));
+  const json trace = json::parse(read_text(record.folder() / "trace.json"));
   std::vector<json> spans, threads, processes;
   for (const json& event : trace.at("traceEvents")) {
     if (event.at("ph") == "X") spans.push_back(event);

@@ -45,7 +45,7 @@ mkdir empty
 refused "empty dataset folder" "empty.*dataset.json" train empty
 cp -r data truncated
 truncate -s 20000 truncated/train-00000.h5
-refused "truncated shard" "train-00000.h5" train truncated
+refused "truncated shard" "truncated/train-00000.h5: cannot open" train truncated
 cp -r data short
 : >short/dataset.json
 refused "empty manifest" "dataset.json" train short
@@ -71,8 +71,8 @@ size=$(stat -c %s corrupt/train-00000.h5)
 at=$((size / 2))
 byte=$(od -An -tu1 -j "$at" -N 1 corrupt/train-00000.h5)
 printf "$(printf '\\%03o' $((byte ^ 4)))" | dd of=corrupt/train-00000.h5 bs=1 seek="$at" conv=notrunc status=none
-refused "corrupt shard" "train-00000.h5.*byte [0-9]+" train corrupt --train.batch 512 --train.steps 200
-refused "corrupt shard, verified" "train-00000.h5" "$TRIREME" inspect corrupt --verify
+refused "corrupt shard" "corrupt/train-00000.h5: .*byte [0-9]+" train corrupt --train.batch 512 --train.steps 200
+refused "corrupt shard, verified" "corrupt/train-00000.h5: " "$TRIREME" inspect corrupt --verify
 
 # A disk that fills up, where a small one can be mounted.
 mkdir disk

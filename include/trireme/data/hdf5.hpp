@@ -33,6 +33,17 @@ inline constexpr std::size_t piece_bytes = std::size_t{16} << 20;
 /// where there is one ("No space left on device"), else the library's. Call it under the same Lock.
 std::string reason();
 
+/// Throws Error "<what>: cannot write: <reason>; <mend>" for the last call of this thread. Call it
+/// under the same Lock.
+[[noreturn]] void fail_to_write(const std::string& what);
+
+/// What a call that may write to the file `what` returned, if it succeeded.
+template <class Result>
+Result written(Result result, const std::string& what) {
+  if (result < 0) fail_to_write(what);
+  return result;
+}
+
 /// An owned identifier of the library, or none.
 class Handle {
  public:
@@ -53,14 +64,14 @@ class Handle {
   Close close_ = nullptr;
 };
 
-// Below, `what` opens the message of every Error: "dataset demo: train-00000.h5".
+// Below, the path or `what` opens the message of every Error; `what` is the path of the open file.
 
 /// Opens an existing file for reading without locking it. Throws when it is not a regular file
 /// (symbolic links are not followed) or not whole.
-Handle open_file(const std::filesystem::path& path, const std::string& what);
+Handle open_file(const std::filesystem::path& path);
 
 /// Creates a file that must not exist, in the format whose metadata carry checksums (1.10).
-Handle create_file(const std::filesystem::path& path, const std::string& what);
+Handle create_file(const std::filesystem::path& path);
 
 /// Closes a file that was written; throws when what was still in memory could not be written.
 void close_file(Handle& file, const std::string& what);

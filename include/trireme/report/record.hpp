@@ -14,9 +14,9 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/comm/communicator.hpp"
+#include "trireme/core/files.hpp"
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/memory.hpp"
-#include "trireme/report/files.hpp"
 
 namespace trireme::report {
 
@@ -52,7 +52,7 @@ class RunRecord {
  private:
   void append(const nlohmann::json& line);
   std::filesystem::path folder_;
-  Descriptor metrics_{-1};
+  Descriptor metrics_;
 };
 
 /// Spans of all ranks, with the names they point to.

@@ -1,0 +1,110 @@
+// Plain files under POSIX. Every Error names the file, the system's reason and the mend:
+// "<path>: cannot <verb>: <reason>; <mend>".
+#pragma once
+
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// What to do about `error`, a value of errno, in words.
+std::string_view mend_of(int error);
+
+/// Throws the Error of a system call on `path` that failed with `error`, a value of errno.
+[[noreturn]] void throw_file_error(const std::filesystem::path& path, std::string_view verb,
+                                   int error);
+
+/// The folder that holds `path`; "." for a plain name.
+std::filesystem::path parent_of(const std::filesystem::path& path);
+
+/// An owned file descriptor, or none (-1).
+class Descriptor {
+ public:
+  explicit Descriptor(int number = -1) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor() { close(); }
+  int get() const { return number_; }
+  /// What close(2) returns, for those who must know; the descriptor is gone in any case.
+  int close();
+
+ private:
+  int number_;
+};
+
+/// Holds back SIGXFSZ in this thread, so that a write past the limit on file sizes (ulimit -f)
+/// fails with EFBIG, an error that can be told, and does not kill the process. Guards may nest. The
+/// writers below have one; libraries that write need one round them.
+class SizeLimitGuard {
+ public:
+  SizeLimitGuard();
+  SizeLimitGuard(const SizeLimitGuard&) = delete;
+  SizeLimitGuard& operator=(const SizeLimitGuard&) = delete;
+  ~SizeLimitGuard();
+
+ private:
+  sigset_t before_{};
+};
+
+/// What to do with a symbolic link in the place of a file. Where a file belongs to a set that is
+/// checked as a whole, a link could lead out of it.
+enum class Links : std::uint8_t { follow, refuse };
+
+/// A regular file, open for reading. Throws Error for anything else, also a named pipe, at once.
+class InputFile {
+ public:
+  explicit InputFile(const std::filesystem::path& path, Links links = Links::follow);
+  /// The next bytes, from the beginning on; fewer than `bytes` only at the end of the file.
+  std::size_t read(void* data, std::size_t bytes);
+  /// When it was opened, in bytes.
+  std::int64_t size() const { return size_; }
+  const std::filesystem::path& path() const { return path_; }
+  int descriptor() const { return descriptor_.get(); }
+
+ private:
+  std::filesystem::path path_;
+  Descriptor descriptor_;
+  std::int64_t size_ = 0;
+};
+
+/// A new file, written through a buffer of 1 MiB. Without finish() it remains incomplete.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::filesystem::path& path);  // must not exist
+  void write(const void* data, std::size_t bytes);
+  /// Writes what is in the buffer and closes; does not fsync.
+  void finish();
+
+ private:
+  void flush();
+  std::filesystem::path path_;
+  Descriptor descriptor_;
+  std::vector<char> buffer_;
+};
+
+/// The whole of a regular file of at most `limit` bytes; symbolic links are refused.
+std::string read_small_file(const std::filesystem::path& path, std::int64_t limit);
+
+/// All of `text` at the position of `file`, which `path` names. As one write(2) where the system
+/// takes it as one.
+void write_all(const Descriptor& file, const std::filesystem::path& path, std::string_view text);
+
+/// Makes `text` the whole content of `path` and fsyncs it; what was written before an Error may
+/// remain.
+void write_file(const std::filesystem::path& path, std::string_view text);
+
+/// The same by way of `path`.tmp and a rename: at any moment `path` is the old file or the new one,
+/// and an Error leaves the old one alone.
+void replace_file(const std::filesystem::path& path, std::string_view text);
+
+/// Makes the content of a file, or the entries of a folder (created, renamed, removed), last
+/// through a crash of the machine. File systems that cannot fsync a folder are let pass.
+void sync_path(const std::filesystem::path& path);
+
+}  // namespace trireme

@@ -1,0 +1,52 @@
+// How long a schedule takes and what it keeps, for given costs: an event-driven walk of its lists
+// under rendezvous semantics (a send ends only once the matching receive has started).
+#pragma once
+
+#include <vector>
+
+#include "trireme/schedule/messages.hpp"
+#include "trireme/schedule/schedule.hpp"
+
+namespace trireme::schedule {
+
+/// Times in any one unit; each vector has one entry per virtual stage. B costs input + weight.
+struct Costs {
+  std::vector<double> forward;
+  std::vector<double> input;
+  std::vector<double> weight;
+  double latency = 0;  // from the later of both starts of a message to its end
+
+  static Costs uniform(int virtual_stages, double forward, double input, double weight,
+                       double latency = 0);
+};
+
+/// One compute on the time line.
+struct Span {
+  Action action;
+  double start = 0;
+  double end = 0;
+};
+
+struct Timeline {
+  std::vector<std::vector<Span>> spans;  // [stages][computes], in order
+  double total = 0;                      // end of the last compute
+  double ideal = 0;                      // the stages' mean busy time
+  /// (total − ideal) / ideal: idle time of all stages over their busy time. With p equal stages and
+  /// m ≥ p micro-batches (p−1)/m for GPipe and 1F1B, (p−1)/(v·m) interleaved over v chunks, and
+  /// (p−1)/(3m) for ZB-H1 where F = I = W. docs/schedules.md has m < p too.
+  double bubble = 0;
+  /// Most (micro-batch, chunk) pairs of a stage whose forward has run and whose weight part (W or
+  /// B) has not ended, counting the one whose forward runs. 1F1B: min(p−s, m) at stage s.
+  std::vector<int> peak_in_flight;  // [stages]
+  /// Most (micro-batch, chunk) pairs of a stage whose I has run and whose W has not ended.
+  std::vector<int> peak_pending_weights;  // [stages]
+};
+
+/// Walks `lists` (from add_messages). Throws AgreedError that says which stages wait for what when
+/// they wait for each other.
+Timeline simulate(const Schedule& schedule, const std::vector<StageSteps>& lists,
+                  const Costs& costs);
+/// The same with add_messages(schedule).
+Timeline simulate(const Schedule& schedule, const Costs& costs);
+
+}  // namespace trireme::schedule

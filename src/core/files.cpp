@@ -1,0 +1,204 @@
+#include "trireme/core/files.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <ctime>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t buffer_bytes = std::size_t{1} << 20;
+
+sigset_t size_limit_signal() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGXFSZ);
+  return signals;
+}
+
+}  // namespace
+
+std::string_view mend_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "free space on that disk or choose another folder";
+    case EFBIG:
+      return "raise the limit on file sizes (ulimit -f) or write smaller files";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "choose a folder that you may use or ask for access";
+    case ENOENT:
+      return "check the name or restore the file";
+    default:
+      return "check the path and the disk";
+  }
+}
+
+void throw_file_error(const fs::path& path, std::string_view verb, int error) {
+  throw Error("{}: cannot {}: {}; {}", path.string(), verb, std::generic_category().message(error),
+              mend_of(error));
+}
+
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    close();
+    number_ = std::exchange(other.number_, -1);
+  }
+  return *this;
+}
+
+int Descriptor::close() {
+  const int number = std::exchange(number_, -1);
+  return number < 0 ? 0 : ::close(number);
+}
+
+SizeLimitGuard::SizeLimitGuard() {
+  const sigset_t signals = size_limit_signal();
+  pthread_sigmask(SIG_BLOCK, &signals, &before_);
+}
+
+SizeLimitGuard::~SizeLimitGuard() {
+  if (sigismember(&before_, SIGXFSZ) == 1) return;  // an outer guard sees to it
+  // One that is pending would kill the process as soon as it is let through.
+  const sigset_t signals = size_limit_signal();
+  const timespec at_once{};
+  while (sigtimedwait(&signals, nullptr, &at_once) == SIGXFSZ) {
+  }
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+// O_NONBLOCK: a named pipe must not hold us up before it is recognised.
+InputFile::InputFile(const fs::path& path, Links links)
+    : path_(path),
+      descriptor_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC |
+                                           (links == Links::refuse ? O_NOFOLLOW : 0))) {
+  if (descriptor_.get() < 0) {
+    const int error = errno;
+    std::error_code ignored;
+    if (error == ELOOP && links == Links::refuse && fs::is_symlink(path, ignored)) {
+      throw Error("{}: is a symbolic link, which is not followed; put the file itself there",
+                  path.string());
+    }
+    throw_file_error(path, "open", error);
+  }
+  struct stat status {};
+  if (::fstat(descriptor_.get(), &status) != 0) throw_file_error(path, "open", errno);
+  if (!S_ISREG(status.st_mode)) {
+    throw Error("{}: is not a regular file; put a file there or name another", path.string());
+  }
+  size_ = status.st_size;
+}
+
+std::size_t InputFile::read(void* data, std::size_t bytes) {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const ssize_t got = ::read(descriptor_.get(), static_cast<char*>(data) + done, bytes - done);
+    if (got == 0) break;
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw_file_error(path_, "read", errno);
+    }
+    done += static_cast<std::size_t>(got);
+  }
+  return done;
+}
+
+OutputFile::OutputFile(const fs::path& path)
+    : path_(path),
+      descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
+  if (descriptor_.get() < 0) throw_file_error(path, "create", errno);
+  buffer_.reserve(buffer_bytes);
+}
+
+void OutputFile::write(const void* data, std::size_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const std::size_t part = std::min(bytes, buffer_bytes - buffer_.size());
+    buffer_.insert(buffer_.end(), from, from + part);
+    from += part;
+    bytes -= part;
+    if (buffer_.size() == buffer_bytes) flush();
+  }
+}
+
+void OutputFile::flush() {
+  write_all(descriptor_, path_, {buffer_.data(), buffer_.size()});
+  buffer_.clear();
+}
+
+void OutputFile::finish() {
+  flush();
+  if (descriptor_.close() != 0) throw_file_error(path_, "write", errno);
+}
+
+std::string read_small_file(const fs::path& path, std::int64_t limit) {
+  InputFile file(path, Links::refuse);
+  if (file.size() > limit) {
+    throw Error("{}: {} bytes, expected at most {}; restore the file", path.string(), file.size(),
+                limit);
+  }
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read(text.data(), text.size()));
+  return text;
+}
+
+void write_all(const Descriptor& file, const fs::path& path, std::string_view text) {
+  const SizeLimitGuard guard;
+  while (!text.empty()) {
+    const ssize_t written = ::write(file.get(), text.data(), text.size());
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw_file_error(path, "write", errno);
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+void write_file(const fs::path& path, std::string_view text) {
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (file.get() < 0) throw_file_error(path, "create", errno);
+  write_all(file, path, text);
+  if (::fsync(file.get()) != 0 || file.close() != 0) throw_file_error(path, "write", errno);
+}
+
+void replace_file(const fs::path& path, std::string_view text) {
+  fs::path temporary = path;
+  temporary += ".tmp";
+  try {
+    write_file(temporary, text);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) throw_file_error(path, "replace", errno);
+  } catch (const Error&) {
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
+    throw;
+  }
+  sync_path(parent_of(path));
+}
+
+void sync_path(const fs::path& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) throw_file_error(path, "open", errno);
+  if (::fsync(file.get()) == 0) return;
+  const int error = errno;
+  std::error_code ignored;
+  // EINVAL: a file system that has no such thing as an fsync of a folder.
+  if (error != EINVAL || !fs::is_directory(path, ignored)) throw_file_error(path, "write", error);
+}
+
+}  // namespace trireme

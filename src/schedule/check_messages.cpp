@@ -1,0 +1,190 @@
+#include <array>
+
+#include "trireme/core/config.hpp"
+#include "trireme/schedule/messages.hpp"
+
+#include "edges.hpp"
+
+namespace trireme::schedule {
+
+namespace {
+
+/// A message: the action of its receiver that needs it.
+struct Message {
+  int stage = 0;
+  Action action;
+};
+
+class Check {
+ public:
+  Check(const Schedule& schedule, const std::vector<StageSteps>& lists)
+      : schedule_(schedule), lists_(lists), sent_(lists.size()), received_(lists.size()) {}
+
+  void run() {
+    if (lists_.size() != schedule_.actions.size())
+      fail("{} lists for {} stages", lists_.size(), schedule_.actions.size());
+    for (int stage = 0; stage < schedule_.stages; ++stage) check_stage(stage);
+    for (int stage = 0; stage < schedule_.stages; ++stage) {
+      for (const bool gradient : {false, true}) check_channel(stage, gradient);
+    }
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
+    throw AgreedError("messages of schedule {}: {}", config::one_line(schedule_.name),
+                      fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  /// What stands in a stage's slots, by direction.
+  struct Held {
+    std::array<std::vector<std::optional<Action>>, 2> slots;
+    Held(int activations, int gradients)
+        : slots{std::vector<std::optional<Action>>(at(activations)),
+                std::vector<std::optional<Action>>(at(gradients))} {}
+  };
+
+  void check_stage(int stage) {
+    const StageSteps& list = lists_[at(stage)];
+    const bool local = schedule_.stages == 1;
+    Held inputs(local ? list.local_activation_slots : list.receive_activation_slots,
+                local ? list.local_gradient_slots : list.receive_gradient_slots);
+    const Held outputs(list.send_activation_slots, list.send_gradient_slots);
+    std::size_t computed = 0;
+    const Step* to_send = nullptr;  // the compute whose send must come next
+    for (const Step& step : list.steps) {
+      if (to_send != nullptr) {
+        check_send(stage, *to_send, step, outputs);
+        to_send = nullptr;
+      } else if (step.kind == Step::Kind::compute) {
+        const auto& actions = schedule_.actions[at(stage)];
+        if (computed == actions.size() || step.action != actions[computed])
+          fail("stage {}: compute {} is {}, not the schedule's", stage, computed,
+               cell(stage, step));
+        ++computed;
+        take_input(stage, step, inputs);
+        const bool output = output_of(schedule_, stage, step.action).has_value();
+        if (!output && step.output_slot >= 0)
+          fail("stage {}: nobody needs what {} writes", stage, cell(stage, step));
+        if (output && local) put_local(step, inputs);
+        if (output && !local) to_send = &step;
+      } else if (step.is_receive() && !local) {
+        put_received(stage, step, inputs);
+      } else {
+        fail("stage {}: a send for {} does not follow its compute", stage, cell(stage, step));
+      }
+    }
+    if (to_send != nullptr)
+      fail("stage {}: what {} makes is not sent", stage, cell(stage, *to_send));
+    if (computed != schedule_.actions[at(stage)].size())
+      fail("stage {}: {} of {} computes", stage, computed, schedule_.actions[at(stage)].size());
+    for (const auto& slots : inputs.slots) {
+      for (const auto& held : slots)
+        if (held)
+          fail("stage {}: nothing reads what was received for {}", stage,
+               to_string(schedule_, stage, *held));
+    }
+  }
+
+  std::string cell(int stage, const Step& step) const {
+    return to_string(schedule_, stage, step.action);
+  }
+
+  std::optional<Action>& slot_in(int stage, const Step& step, int slot, bool gradient, Held& held) {
+    auto& slots = held.slots[gradient];
+    if (slot < 0 || at(slot) >= slots.size())
+      fail("stage {}: {}: {} slot {} does not exist; there are {}", stage, cell(stage, step),
+           gradient ? "gradient" : "activation", slot, slots.size());
+    return slots[at(slot)];
+  }
+
+  void put(int stage, const Step& step, int slot, bool gradient, const Action& reader, Held& held) {
+    auto& place = slot_in(stage, step, slot, gradient, held);
+    if (place)
+      fail("stage {}: slot {} is overwritten for {} before {} has read it", stage, slot,
+           to_string(schedule_, stage, reader), to_string(schedule_, stage, *place));
+    place = reader;
+  }
+
+  void put_received(int stage, const Step& step, Held& inputs) {
+    const bool gradient = step.is_gradient();
+    const auto source = input_of(schedule_, stage, step.action);
+    if (!source || source->gradient != gradient || source->stage != step.peer_stage)
+      fail("stage {}: {} needs no such message from stage {}", stage, cell(stage, step),
+           step.peer_stage);
+    put(stage, step, step.slot, gradient, step.action, inputs);
+    received_[at(stage)][gradient].push_back({stage, step.action});
+  }
+
+  /// The action that needs what `action` of `stage` makes.
+  Message reader_of(int stage, const Action& action) const {
+    const FarEnd target = output_of(schedule_, stage, action).value();
+    // Whether the reader is a B or an I is its own affair: a message is told by what it carries.
+    return {
+        target.stage,
+        {target.gradient ? Kind::backward_input : Kind::forward, action.micro_batch, target.chunk}};
+  }
+
+  static bool same(const Action& a, const Action& b) {
+    return a.makes_gradient() == b.makes_gradient() && a.micro_batch == b.micro_batch &&
+           a.chunk == b.chunk;
+  }
+
+  void put_local(const Step& step, Held& inputs) {
+    const Message message = reader_of(0, step.action);
+    put(0, step, step.output_slot, message.action.makes_gradient(), message.action, inputs);
+  }
+
+  void take_input(int stage, const Step& step, Held& inputs) {
+    const auto source = input_of(schedule_, stage, step.action);
+    if (!source && step.input_slot < 0) return;
+    if (!source) fail("stage {}: {} needs no input", stage, cell(stage, step));
+    auto& place = slot_in(stage, step, step.input_slot, source->gradient, inputs);
+    if (!place || !same(*place, step.action))
+      fail("stage {}: the input of {} is not in its slot {}", stage, cell(stage, step),
+           step.input_slot);
+    place.reset();
+  }
+
+  void check_send(int stage, const Step& compute, const Step& step, const Held& outputs) {
+    const FarEnd target = output_of(schedule_, stage, compute.action).value();
+    const auto kind = target.gradient ? Step::Kind::send_gradient : Step::Kind::send_activation;
+    if (step.kind != kind || step.action != compute.action || step.peer_stage != target.stage ||
+        step.slot != compute.output_slot)
+      fail("stage {}: {} is not followed by its send to stage {}", stage, cell(stage, compute),
+           target.stage);
+    if (step.slot < 0 || at(step.slot) >= outputs.slots[target.gradient].size())
+      fail("stage {}: {}: send slot {} does not exist", stage, cell(stage, compute), step.slot);
+    const Message message = reader_of(stage, compute.action);
+    sent_[at(message.stage)][target.gradient].push_back(message);
+  }
+
+  void check_channel(int stage, bool gradient) const {
+    const auto& sent = sent_[at(stage)][gradient];
+    const auto& received = received_[at(stage)][gradient];
+    const char* what = gradient ? "gradient" : "activation";
+    for (std::size_t i = 0; i < std::min(sent.size(), received.size()); ++i) {
+      if (!same(sent[i].action, received[i].action))
+        fail(
+            "stage {}: {} {} is received for {} but sent for {}; both sides must start in the "
+            "same order",
+            stage, what, i, to_string(schedule_, stage, received[i].action),
+            to_string(schedule_, stage, sent[i].action));
+    }
+    if (sent.size() != received.size())
+      fail("stage {}: {} {}s are received, {} are sent", stage, received.size(), what, sent.size());
+  }
+
+  const Schedule& schedule_;
+  const std::vector<StageSteps>& lists_;
+  // By receiver and direction; a channel has one sender.
+  std::vector<std::array<std::vector<Message>, 2>> sent_, received_;
+};
+
+}  // namespace
+
+void check_messages(const Schedule& schedule, const std::vector<StageSteps>& lists) {
+  Check(schedule, lists).run();
+}
+
+}  // namespace trireme::schedule

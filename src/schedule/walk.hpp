@@ -1,0 +1,61 @@
+// The walk over all stages' lists that decides when each step starts and ends.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "trireme/schedule/simulate.hpp"
+
+namespace trireme::schedule {
+
+/// Walks all lists together, each stage as far as the others let it. A message ends `latency`
+/// after the later of its two starts.
+class Walk {
+ public:
+  Walk(const Schedule& schedule, const std::vector<StageSteps>& lists, const Costs& costs);
+
+  /// Goes on until nothing moves; true when every list is at its end.
+  bool run();
+
+  /// Of the computes that ran. [stages][…]
+  const std::vector<std::vector<Span>>& spans() const { return spans_; }
+
+  /// After run() gave true: the fewest send slots of `stage` in a direction with which no compute
+  /// of this walk would have waited for one.
+  int send_slots(int stage, bool gradient) const;
+
+  /// After run() gave false: which stages wait for what.
+  std::string waits() const;
+
+ private:
+  /// Start times of one channel's messages, in order.
+  struct Channel {
+    std::vector<double> sent, received;
+  };
+  struct Stage {
+    std::size_t next = 0;  // step
+    double clock = 0;      // end of the last compute
+    // By direction (activation, gradient) and slot: which message of its channel is or was there.
+    std::array<std::vector<int>, 2> incoming, outgoing;
+  };
+
+  bool advance(int stage);
+  bool take(int stage, const Step& step);
+  bool compute(int stage, const Step& step);
+  double cost(int stage, const Action& action) const;
+  const Channel& incoming(int stage, bool gradient) const;
+  Channel& incoming(int stage, bool gradient);
+  int sender_to(int stage, bool gradient) const;
+  int receiver_of(int stage, bool gradient) const;
+  std::string wait_of(int stage) const;
+
+  const Schedule& schedule_;
+  const std::vector<StageSteps>& lists_;
+  const Costs& costs_;
+  std::vector<std::array<Channel, 2>> channels_;  // by receiver
+  std::vector<Stage> stages_;
+  std::vector<std::vector<Span>> spans_;
+};
+
+}  // namespace trireme::schedule
