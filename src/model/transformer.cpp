@@ -53,31 +53,15 @@ double Transformer::flops_per_token() const {
              static_cast<double>(config_.sequence);
 }
 
-std::vector<Tensor> Transformer::views(const Tensor& flat) const {
-  std::vector<Tensor> views;
-  for (std::size_t i = 0; i < table_.rows().size(); ++i) {
-    views.push_back(table_.view(flat, static_cast<int>(i)));
-  }
-  return views;
-}
-
-StageLayout::StageLayout(const Transformer& model, std::int64_t max_rows) : rows(max_rows) {
-  const auto activation = device::aligned(
-      static_cast<std::size_t>(max_rows * model.config().width) * size_of(DType::f32));
-  for (const auto& unit : model.units()) {
-    UnitPlan plan(max_rows);
-    unit->plan(plan);
-    stash.push_back(stash_bytes);
-    stash_bytes += plan.bytes(Area::stash);
-    if (unit != model.units().back()) {
-      outputs.push_back(stash_bytes);
-      stash_bytes += activation;
-    }
-    delta_bytes = std::max(delta_bytes, plan.bytes(Area::delta));
-    scratch_bytes = std::max(scratch_bytes, plan.bytes(Area::scratch));
-  }
-  gradient_bytes = activation;
-  workspace_bytes = 2 * gradient_bytes + delta_bytes + scratch_bytes;
+std::vector<double> Transformer::unit_costs() const {
+  const auto width = static_cast<double>(config_.width);
+  const auto products = static_cast<double>(config_.qkv_width() + config_.width +
+                                            config_.hidden * (config_.gated() ? 3 : 2));
+  std::vector<double> costs(
+      units_.size(), 2 * width * products + 2 * width * static_cast<double>(config_.sequence));
+  costs.front() = 4 * width;  // reads and adds a row or two
+  costs.back() = 2 * width * static_cast<double>(config_.vocabulary);
+  return costs;
 }
 
 }  // namespace trireme::model

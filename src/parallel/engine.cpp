@@ -1,151 +1,311 @@
 #include "trireme/parallel/engine.hpp"
 
-#include <functional>
+#include <algorithm>
 
 namespace trireme::parallel {
 
+using Kind = UnitAction::Kind;
+
 namespace {
 
-/// Notes the time at which the stream reaches it: what went before has finished.
-class Mark final : public device::Operation {
- public:
-  explicit Mark(std::function<void()> reached) : reached_(std::move(reached)) {}
-  void start() override { reached_(); }
-  bool test() override { return true; }
+constexpr std::size_t message_kinds = 4;
 
- private:
-  std::function<void()> reached_;
-};
+bool is_send(StageMemory::Message kind) {
+  return kind == StageMemory::Message::send_activation ||
+         kind == StageMemory::Message::send_gradient;
+}
 
 }  // namespace
 
-Engine::Engine(const model::Transformer& model, const state::ModelState& state, ops::Ops& ops,
-               comm::Communicator& data_group, Recorder& recorder, device::MemoryLedger& ledger,
+Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
+               const EngineGroups& groups, Recorder& recorder, device::MemoryLedger& ledger,
                const EngineOptions& options)
-    : model_(model),
+    : stage_(stage),
       state_(state),
       ops_(ops),
-      group_(data_group),
+      groups_(groups),
       recorder_(recorder),
       options_(options),
-      layout_(model, options.max_rows),
-      stash_(ledger, device::Use::stash, layout_.stash_bytes),
-      workspace_(ledger, device::Use::workspace, layout_.workspace_bytes) {
-  const std::size_t delta = 2 * layout_.gradient_bytes;
-  for (std::size_t stash : layout_.stash) {
-    memory_.emplace_back(std::array<model::UnitMemory::Place, model::area_count>{
-        {{&stash_, stash}, {&workspace_, delta}, {&workspace_, delta + layout_.delta_bytes}}});
+      memory_(stage.memory(), ledger),
+      tensor_{groups.tensor, tensor_stream_},
+      exchange_(state, stage.program(), ops, groups.state, tensor_, recorder, ledger,
+                options.bucket_elements),
+      losses_(static_cast<std::size_t>(stage.sets())),
+      leaf_losses_(static_cast<std::size_t>(stage.memory().leaves().count)) {
+  std::vector<device::Stream*> streams{&exchange_.stream()};
+  for (std::size_t kind = 0; kind < message_kinds; ++kind) {
+    message_streams_.push_back(std::make_unique<device::Stream>());
+    streams.push_back(message_streams_.back().get());
   }
-  if (!options.train) return;
-  buckets_ = state::plan_buckets(model.table(), static_cast<int>(model.units().size()),
-                                 options.bucket_elements);
-  if (group_.size() > 1 && options.overlap) {
-    progress_ = std::make_unique<comm::Progress>(std::vector<device::Stream*>{&stream_});
+  const Program& program = stage.program();
+  message_events_ = {
+      std::vector<device::Event>(static_cast<std::size_t>(program.receive_activation_slots)),
+      std::vector<device::Event>(static_cast<std::size_t>(program.receive_gradient_slots)),
+      std::vector<device::Event>(static_cast<std::size_t>(program.send_activation_slots)),
+      std::vector<device::Event>(static_cast<std::size_t>(program.send_gradient_slots))};
+  // Messages between stages must go on while this rank waits for something else.
+  const bool messages = groups.pipeline.size() > 1;
+  const bool shares_state = groups.state.data.size() > 1;
+  if (messages || (shares_state && options.overlap)) {
+    progress_ = std::make_unique<comm::Progress>(streams);
   }
 }
 
 Engine::~Engine() = default;
 
-model::UnitContext Engine::context(const HostMicrobatch& batch, model::Mode mode,
-                                   double denominator, double* loss) {
+int Engine::set_of(int micro_batch, int leaf) const {
+  const int leaves = memory_.plan().leaves().count;
+  const int all = stage_.options().micro_batches * leaves;
+  return (micro_batch * leaves + leaf) * stage_.sets() / all;
+}
+
+model::UnitContext Engine::context(const model::Microbatch& leaf, const UnitAction& action,
+                                   model::Mode mode, int set) {
+  const bool last_unit = action.unit == stage_.last_unit();
   return {.ops = ops_,
-          .batch = batch.view(),
+          .batch = leaf,
+          .shares = stage_.shares(),
+          .tensor = tensor_,
           .values = state_.values(),
-          .gradients = state_.gradient_views(),
+          .gradients = state_.gradients(set, last_unit),
           .mode = mode,
           .seed = options_.seed,
-          .denominator = denominator,
-          .loss = loss};
+          .denominator = denominator_,
+          .loss = &leaf_loss_};
 }
 
-Tensor Engine::output(int unit, std::int64_t rows) {
-  return stash_.view(DType::f32, {rows, model_.config().width},
-                     layout_.outputs[static_cast<std::size_t>(unit)]);
+device::Event& Engine::message_event(Message kind, int slot) {
+  return message_events_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(slot)];
 }
 
-void Engine::forward(const model::UnitContext& context, int units) {
-  const std::int64_t rows = context.batch.tokens();
-  const int last = static_cast<int>(model_.units().size()) - 1;
-  for (int unit = 0; unit < units; ++unit) {
-    const Tensor x = unit > 0 ? output(unit - 1, rows) : Tensor();
-    const Tensor y = unit < last ? output(unit, rows) : Tensor();
-    const auto index = static_cast<std::size_t>(unit);
-    model_.units()[index]->forward(context, y, x, memory_[index]);
+Tensor Engine::incoming(Message kind, int slot) {
+  const Section section(recorder_, "wait for pipeline");
+  message_event(kind, slot).wait();
+  return memory_.message(kind, slot);
+}
+
+Tensor Engine::outgoing(Message kind, int slot) {
+  const Section section(recorder_, "wait for pipeline");
+  message_event(kind, slot).wait();  // the earlier send from this slot
+  return memory_.message(kind, slot);
+}
+
+void Engine::start_message(const UnitAction& action) {
+  const bool send = action.kind == Kind::send;
+  const Message kind = action.gradient ? (send ? Message::send_gradient : Message::receive_gradient)
+                                       : (send ? Message::send_activation
+                                               : Message::receive_activation);
+  comm::Communicator& channel = action.gradient ? groups_.gradients : groups_.activations;
+  message_event(kind, action.slot) =
+      channel.exchange({{memory_.message(kind, action.slot), action.peer, is_send(kind)}},
+                       *message_streams_[static_cast<std::size_t>(kind)]);
+  if (progress_) progress_->wake();
+}
+
+void Engine::forward(const UnitAction& action, const HostMicrobatch& batch, model::Mode mode) {
+  const Section section(recorder_, "forward");
+  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
+  const Leaves& leaves = memory_.plan().leaves();
+  const std::int64_t own = memory_.plan().own_rows();
+  exchange_.need_values(action.unit);
+  const bool last_unit = action.unit == stage_.last_unit();
+  if (mode == model::Mode::train && last_unit) exchange_.need_gradients(action.unit);
+  Tensor x, y;
+  if (action.unit > 0) x = memory_.input(action);
+  if (action.input_slot >= 0) {
+    ops_.copy(x, incoming(Message::receive_activation, action.input_slot));
+  }
+  if (!last_unit) {
+    y = action.output_slot >= 0 ? outgoing(Message::send_activation, action.output_slot)
+                                : memory_.next_input(action);
+  }
+  const auto part = [&](const Tensor& t, int leaf) {
+    return t ? t.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
+  };
+  for (int leaf = 0; leaf < leaves.count; ++leaf) {
+    const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
+    const int set = mode == model::Mode::train ? set_of(action.micro_batch, leaf) : 0;
+    leaf_loss_ = 0;
+    unit.forward(context(tokens, action, mode, set), part(y, leaf), part(x, leaf),
+                 memory_.unit(action, leaf));
+    leaf_losses_[static_cast<std::size_t>(leaf)] = leaf_loss_;
+    if (last_unit && mode == model::Mode::train) {
+      losses_[static_cast<std::size_t>(set)] += leaf_loss_;
+    }
   }
 }
 
-void Engine::backward(const model::UnitContext& context, bool last) {
+void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
+                           const Tensor& dx, const Tensor& dy, const Tensor& x) {
+  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
+  const model::UnitMemory memory = memory_.unit(action, leaf);
+  const bool whole = action.kind == Kind::backward;
+  const bool again = stage_.shares().recompute != model::Recompute::none;
+  if (action.kind == Kind::recompute || (whole && again)) unit.recompute(context, x, memory);
+  if (whole || action.kind == Kind::backward_input) {
+    unit.backward_input(context, dx, dy, x, memory);
+  }
+  if (whole || action.kind == Kind::backward_weight) unit.backward_weight(context, dy, x, memory);
+}
+
+void Engine::backward(const UnitAction& action, const HostMicrobatch& batch) {
   const Section section(recorder_, "backward");
-  const std::int64_t rows = context.batch.tokens();
-  Tensor dy;
-  for (int unit = static_cast<int>(model_.units().size()) - 1; unit >= 0; --unit) {
-    const auto index = static_cast<std::size_t>(unit);
-    const Tensor x = unit > 0 ? output(unit - 1, rows) : Tensor();
-    // The two passing gradients take turns.
-    const std::size_t place = static_cast<std::size_t>(unit % 2) * layout_.gradient_bytes;
-    const Tensor dx =
-        unit > 0 ? workspace_.view(DType::f32, {rows, model_.config().width}, place) : Tensor();
-    model_.units()[index]->backward_input(context, dx, dy, x, memory_[index]);
-    model_.units()[index]->backward_weight(context, dy, x, memory_[index]);
-    if (last) reduce_after(unit);
-    dy = dx;
+  const Leaves& leaves = memory_.plan().leaves();
+  const std::int64_t own = memory_.plan().own_rows();
+  const bool weight = action.kind == Kind::backward || action.kind == Kind::backward_weight;
+  const bool input = action.kind == Kind::backward || action.kind == Kind::backward_input;
+  if (action.kind != Kind::backward_weight) exchange_.need_values(action.unit);
+  if (weight) exchange_.need_gradients(action.unit);
+  Tensor x, dy, dx;
+  if (action.unit > 0) x = memory_.input(action);
+  if (action.unit != stage_.last_unit() && action.kind != Kind::recompute) {
+    const bool received = action.input_slot >= 0;
+    // Where backward is split the gradient must last until the part for weights.
+    if (!received || action.pending >= 0) dy = memory_.output_gradient(action);
+    if (received) {
+      const Tensor message = incoming(Message::receive_gradient, action.input_slot);
+      if (dy) {
+        ops_.copy(dy, message);
+      } else {
+        dy = message;
+      }
+    }
+  }
+  if (input && action.unit > 0) {
+    dx = action.output_slot >= 0 ? outgoing(Message::send_gradient, action.output_slot)
+                                 : memory_.input_gradient(action);
+  }
+  const auto part = [&](const Tensor& t, int leaf) {
+    return t ? t.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
+  };
+  for (int leaf = 0; leaf < leaves.count; ++leaf) {
+    const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
+    const int set = set_of(action.micro_batch, leaf);
+    backward_leaf(action, context(tokens, action, model::Mode::train, set), leaf, part(dx, leaf),
+                  part(dy, leaf), part(x, leaf));
   }
 }
 
-void Engine::reduce_after(int unit) {
-  bool queued = false;
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].after_unit >= unit) {
-    const state::Bucket& bucket = buckets_[next_bucket_++];
-    const auto begin = std::make_shared<Recorder::Clock::time_point>();
-    stream_.enqueue(std::make_unique<Mark>([begin] { *begin = Recorder::Clock::now(); }));
-    group_.all_reduce(state_.gradients().slice(0, bucket.begin, bucket.end), comm::Reduction::sum,
-                      stream_);
-    pending_.push_back(stream_.enqueue(std::make_unique<Mark>([this, begin] {
-      recorder_.add("reduce gradients (overlapped)", 1, *begin, Recorder::Clock::now());
-    })));
-    recorder_.count("bytes reduced", static_cast<double>((bucket.end - bucket.begin) * 4));
-    queued = true;
+void Engine::run(const UnitAction& action, const std::vector<HostMicrobatch>& batches) {
+  switch (action.kind) {
+    case Kind::receive:
+    case Kind::send:
+      return start_message(action);
+    case Kind::gather:
+      exchange_.gather(action.group);
+      break;
+    case Kind::forward:
+      return forward(action, batches[static_cast<std::size_t>(action.micro_batch)],
+                     model::Mode::train);
+    case Kind::backward:
+    case Kind::recompute:
+    case Kind::backward_input:
+    case Kind::backward_weight:
+      return backward(action, batches[static_cast<std::size_t>(action.micro_batch)]);
+    case Kind::reduce:
+      exchange_.reduce(action.group);
+      break;
+    case Kind::exchange:
+      exchange_.exchange(action.group);
+      break;
   }
-  if (queued && progress_) progress_->wake();
+  if (progress_) progress_->wake();
+}
+
+double Engine::sum_sets(const std::vector<double>& sums) const {
+  std::vector<double> tree = sums;
+  for (std::size_t step = 1; step < tree.size(); step *= 2) {
+    for (std::size_t i = 0; i + step < tree.size(); i += 2 * step) tree[i] += tree[i + step];
+  }
+  return groups_.state.data.all_reduce(tree.front(), comm::Reduction::sum);
 }
 
 LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
+  TRIREME_ASSERT(static_cast<int>(batches.size()) == stage_.options().micro_batches,
+                 "{} micro-batches for a program of {}", batches.size(),
+                 stage_.options().micro_batches);
+  const int leaves = memory_.plan().leaves().count;
+  std::vector<double> weights(losses_.size(), 0.0);
+  for (std::size_t m = 0; m < batches.size(); ++m) {
+    for (int leaf = 0; leaf < leaves; ++leaf) {
+      weights[static_cast<std::size_t>(set_of(static_cast<int>(m), leaf))] +=
+          batches[m].weight(leaf, leaves);
+    }
+  }
   LossSum sum;
-  for (const HostMicrobatch& batch : batches) sum.weight += batch.weight();
-  sum.weight = group_.all_reduce(sum.weight, comm::Reduction::sum);
+  sum.weight = sum_sets(weights);
+  denominator_ = sum.weight;
+  std::fill(losses_.begin(), losses_.end(), 0.0);
   {
     const Section section(recorder_, "zero gradients");
-    ops_.fill(state_.gradients(), 0);
+    exchange_.begin_step();
   }
-  next_bucket_ = 0;
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    const auto call = context(batches[i], model::Mode::train, sum.weight, &sum.loss);
-    {
-      const Section section(recorder_, "forward");
-      forward(call, static_cast<int>(model_.units().size()));
-    }
-    backward(call, i + 1 == batches.size());
+  for (const UnitAction& action : stage_.program().actions) run(action, batches);
+  exchange_.finish();
+  for (auto& events : message_events_) {
+    for (device::Event& event : events) event.wait();
   }
-  const Section section(recorder_, "wait for gradients");
-  for (const device::Event& event : pending_) event.wait();
-  pending_.clear();
-  sum.loss = group_.all_reduce(sum.loss, comm::Reduction::sum);
+  const double own = sum_sets(losses_);  // zero but on the last stage
+  sum.loss = groups_.pipeline.all_reduce(own, comm::Reduction::sum);
   return sum;
 }
 
-LossSum Engine::evaluate(const HostMicrobatch& batch) {
-  LossSum sum;
-  sum.weight = batch.weight();
-  forward(context(batch, model::Mode::evaluate, 1.0, &sum.loss),
-          static_cast<int>(model_.units().size()));
-  return sum;
+std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
+  const int leaves = memory_.plan().leaves().count;
+  const int last = stage_.options().place.pipeline * stage_.options().virtual_stages - 1;
+  std::vector<double> sums(static_cast<std::size_t>(leaves), 0.0);
+  for (int chunk = 0; chunk < static_cast<int>(stage_.chunks().size()); ++chunk) {
+    const int stages = stage_.options().place.pipeline;
+    const int k = chunk * stages + stage_.options().place.stage;
+    if (k > 0) {
+      start_message({.kind = Kind::receive, .peer = stage_.stage_of(k - 1), .slot = 0});
+    }
+    const params::Range& units = stage_.chunks()[static_cast<std::size_t>(chunk)];
+    for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
+      UnitAction action{.kind = Kind::forward,
+                        .micro_batch = 0,
+                        .chunk = chunk,
+                        .unit = static_cast<int>(unit),
+                        .stash = 0};
+      if (unit == units.begin && k > 0) action.input_slot = 0;
+      if (unit + 1 == units.end && k < last) action.output_slot = 0;
+      if (state_.parameters_sharded()) {
+        for (int g : state_.layout().groups_of(action.unit)) exchange_.gather(g);
+      }
+      forward(action, batch, model::Mode::evaluate);
+      if (action.unit == stage_.last_unit()) sums = leaf_losses_;
+    }
+    if (k < last) {
+      start_message({.kind = Kind::send, .peer = stage_.stage_of(k + 1), .slot = 0});
+      message_event(Message::send_activation, 0).wait();
+    }
+  }
+  std::vector<LossSum> result;
+  for (int leaf = 0; leaf < leaves; ++leaf) {
+    result.push_back({groups_.pipeline.all_reduce(sums[static_cast<std::size_t>(leaf)],
+                                                  comm::Reduction::sum),
+                      batch.weight(leaf, leaves)});
+  }
+  return result;
 }
 
 void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
-  const int head = static_cast<int>(model_.units().size()) - 1;
-  const auto call = context(batch, model::Mode::evaluate, 1.0, nullptr);
-  forward(call, head);
-  model_.head().logits(call, logits, output(head - 1, batch.view().tokens()), memory_.back());
+  TRIREME_ASSERT(stage_.options().place.pipeline == 1, "logits on one stage");
+  for (int unit = 0; unit < stage_.last_unit(); ++unit) {
+    forward({.kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = unit, .stash = 0}, batch,
+            model::Mode::evaluate);
+  }
+  const UnitAction head{
+      .kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = stage_.last_unit(), .stash = 0};
+  const Leaves& leaves = memory_.plan().leaves();
+  const std::int64_t own = memory_.plan().own_rows();
+  for (int leaf = 0; leaf < leaves.count; ++leaf) {
+    const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
+    stage_.model().head().logits(
+        context(tokens, head, model::Mode::evaluate, 0),
+        logits.slice(0, leaf * leaves.rows, (leaf + 1) * leaves.rows),
+        memory_.input(head).slice(0, leaf * own, (leaf + 1) * own), memory_.unit(head, leaf));
+  }
 }
 
 }  // namespace trireme::parallel

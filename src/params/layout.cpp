@@ -1,6 +1,7 @@
 #include "trireme/params/layout.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "trireme/core/random.hpp"
 
@@ -61,15 +62,20 @@ std::vector<Range> tile_slices(const Parameter& row, int v, int tiles) {
   return slices;
 }
 
-Layout::Layout(const ParameterTable& table, Range units, const Tiles& tiles)
+bool Layout::has_unit(int unit) const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [&](const Range& r) { return unit >= r.begin && unit < r.end; });
+}
+
+Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tiles& tiles)
     : table_(&table),
-      units_(units),
+      units_(std::move(units)),
       tiles_(tiles),
       by_row_(table.rows().size()),
-      by_unit_(static_cast<std::size_t>(units.size())) {
+      by_unit_(static_cast<std::size_t>(units_.back().end)) {
   TRIREME_ASSERT(tiles.count >= 1 && tiles.first >= 0 && tiles.first + tiles.count <= tiles.all,
                  "tiles {} + {} of {}", tiles.first, tiles.count, tiles.all);
-  const auto local = [&](int unit) { return unit >= units.begin && unit < units.end; };
+  const auto local = [&](int unit) { return has_unit(unit); };
   for (std::size_t r = 0; r < table.rows().size(); ++r) {
     const Parameter& row = table.rows()[r];
     if (std::none_of(row.units.begin(), row.units.end(), local)) continue;
@@ -79,7 +85,7 @@ Layout::Layout(const ParameterTable& table, Range units, const Tiles& tiles)
       groups_.push_back({row.units, {at, at}, {elements_, elements_}});
       for (int unit : row.units) {
         if (local(unit)) {
-          by_unit_[static_cast<std::size_t>(unit - units.begin)].push_back(
+          by_unit_[static_cast<std::size_t>(unit)].push_back(
               static_cast<int>(groups_.size()) - 1);
         }
       }

@@ -20,14 +20,10 @@ std::int64_t replicated_elements(const params::Layout& layout) {
   return elements;
 }
 
-bool contains(const params::Range& units, int unit) {
-  return unit >= units.begin && unit < units.end;
-}
-
 /// Whether several of the group's units are on this stage.
 bool shared_here(const params::Layout& layout, const params::Group& group) {
   const auto here = std::count_if(group.units.begin(), group.units.end(),
-                                  [&](int unit) { return contains(layout.units(), unit); });
+                                  [&](int unit) { return layout.has_unit(unit); });
   return here > 1;
 }
 
@@ -50,13 +46,9 @@ std::vector<bool> of_last_unit(const params::Layout& layout) {
   }
   std::vector<bool> result;
   for (const params::Group& group : layout.groups()) {
-    result.push_back(group.units.back() == last && contains(layout.units(), last));
+    result.push_back(group.units.back() == last && layout.has_unit(last));
   }
   return result;
-}
-
-Rooms value_rooms(const params::Layout& layout, const StateOptions& options) {
-  return plan_rooms(layout, std::vector<bool>(layout.groups().size(), options.keeps_gathered));
 }
 
 Rooms gradient_rooms(const params::Layout& layout) {
@@ -97,6 +89,10 @@ Rooms plan_rooms(const params::Layout& layout, const std::vector<bool>& apart) {
     }
   }
   return rooms;
+}
+
+Rooms value_rooms(const params::Layout& layout, const StateOptions& options) {
+  return plan_rooms(layout, std::vector<bool>(layout.groups().size(), options.keeps_gathered));
 }
 
 std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const ShardMap& shards,

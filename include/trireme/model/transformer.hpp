@@ -1,4 +1,4 @@
-// The whole model: its units, its parameter table, and how a stage of units lies in memory.
+// The whole model: its units and its parameter table. A rank runs some of the units.
 #pragma once
 
 #include <memory>
@@ -27,8 +27,8 @@ class Transformer {
   /// Floating-point operations of training on one token: 6·N + 6·L·C·T (ARCHITECTURE: "A run's
   /// record").
   double flops_per_token() const;
-  /// One view per row of the table into a flat fp32 buffer.
-  std::vector<Tensor> views(const Tensor& flat) const;
+  /// The same for forward of each unit alone: what pipeline stages are balanced by.
+  std::vector<double> unit_costs() const;
 
  private:
   ModelConfig config_;
@@ -36,21 +36,6 @@ class Transformer {
   std::vector<float> frequencies_;
   std::vector<std::unique_ptr<Unit>> units_;
   Head* head_ = nullptr;
-};
-
-/// Offsets of everything a stage of all units needs for micro-batches of at most `rows` tokens, one
-/// in flight.
-struct StageLayout {
-  StageLayout(const Transformer& model, std::int64_t rows);
-  std::int64_t rows = 0;
-  std::vector<std::size_t> outputs;  // of each unit but the last, [R, C], in the stash arena
-  std::vector<std::size_t> stash;    // each unit's stash area, in the stash arena
-  std::size_t stash_bytes = 0;
-  // Work space: two [R, C] gradients that pass between units, then the largest delta and scratch
-  // areas.
-  std::size_t gradient_bytes = 0;  // of one of the two
-  std::size_t delta_bytes = 0, scratch_bytes = 0;
-  std::size_t workspace_bytes = 0;
 };
 
 }  // namespace trireme::model

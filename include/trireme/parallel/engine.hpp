@@ -1,5 +1,5 @@
-// Runs a step's micro-batches through the units of a stage, and reduces the gradients over the data
-// axis while backward still runs.
+// Runs a step: walks the program of this rank's stage, and with it the micro-batches through the
+// units, the messages between stages, and the reductions of gradients.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/progress.hpp"
 #include "trireme/core/recorder.hpp"
-#include "trireme/device/arena.hpp"
 #include "trireme/model/transformer.hpp"
+#include "trireme/parallel/exchange.hpp"
 #include "trireme/parallel/microbatch.hpp"
-#include "trireme/state/buckets.hpp"
+#include "trireme/parallel/stage.hpp"
+#include "trireme/parallel/stage_memory.hpp"
 #include "trireme/state/model_state.hpp"
 
 namespace trireme::parallel {
@@ -24,58 +25,79 @@ struct LossSum {
   double mean() const { return loss / weight; }
 };
 
+/// The communicators of one rank.
+struct EngineGroups {
+  comm::Communicator& tensor;
+  StateGroups state;
+  comm::Communicator& pipeline;     // agreement along the stages
+  comm::Communicator& activations;  // the same ranks, once for each direction of messages
+  comm::Communicator& gradients;
+};
+
 struct EngineOptions {
-  std::int64_t max_rows = 0;  // tokens of the largest micro-batch
-  bool train = true;          // false: forward only, no gradients
   std::int64_t bucket_elements = 2 << 20;
-  bool overlap = true;
+  bool overlap = true;     // reduce while backward runs
   std::uint64_t seed = 0;  // of dropout
 };
 
 class Engine {
  public:
-  Engine(const model::Transformer& model, const state::ModelState& state, ops::Ops& ops,
-         comm::Communicator& data_group, Recorder& recorder, device::MemoryLedger& ledger,
+  /// `stage` and `state` describe the same rank; the former's program is walked.
+  Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
+         const EngineGroups& groups, Recorder& recorder, device::MemoryLedger& ledger,
          const EngineOptions& options);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  /// Forward and backward of all micro-batches of this rank. Afterwards the state's gradients are
-  /// those of the mean loss over the global batch, the same bits on every rank. Returns the sums
-  /// over the global batch.
+  /// Forward and backward of all micro-batches of this replica. Afterwards the own gradients of the
+  /// state are those of the mean loss over the global batch. Returns the sums over the global batch,
+  /// the same on every rank.
   LossSum step(const std::vector<HostMicrobatch>& batches);
-  /// Forward alone; sums over this rank's micro-batch only.
-  LossSum evaluate(const HostMicrobatch& batch);
+  /// After an update: parameters are whole again where they are kept whole.
+  void spread() { exchange_.spread(); }
+  /// Forward alone; the sums of each leaf of the micro-batch, on every rank of the replica.
+  std::vector<LossSum> evaluate(const HostMicrobatch& batch);
 
-  /// logits [R, V] of every token of the micro-batch, R·V fp32: for comparison with other programs.
+  /// logits [R, V] of every token of the micro-batch, R·V fp32, where there is one stage: for
+  /// comparison with other programs.
   void logits(const HostMicrobatch& batch, const Tensor& logits);
 
-  const model::StageLayout& layout() const { return layout_; }
-  std::size_t stash_high_water() const { return stash_.high_water(); }
-  std::size_t workspace_high_water() const { return workspace_.high_water(); }
+  const StageMemory& memory() const { return memory_; }
 
  private:
-  model::UnitContext context(const HostMicrobatch& batch, model::Mode mode, double denominator,
-                             double* loss);
-  Tensor output(int unit, std::int64_t rows);  // what unit `unit` puts out
-  void forward(const model::UnitContext& context, int units);
-  void backward(const model::UnitContext& context, bool last);
-  void reduce_after(int unit);
+  using Message = StageMemory::Message;
+  void run(const UnitAction& action, const std::vector<HostMicrobatch>& batches);
+  void forward(const UnitAction& action, const HostMicrobatch& batch, model::Mode mode);
+  void backward(const UnitAction& action, const HostMicrobatch& batch);
+  void backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
+                     const Tensor& dx, const Tensor& dy, const Tensor& x);
+  void start_message(const UnitAction& action);
+  device::Event& message_event(Message kind, int slot);
+  Tensor incoming(Message kind, int slot);
+  Tensor outgoing(Message kind, int slot);
+  model::UnitContext context(const model::Microbatch& leaf, const UnitAction& action,
+                             model::Mode mode, int set);
+  int set_of(int micro_batch, int leaf) const;
+  double sum_sets(const std::vector<double>& sums) const;
 
-  const model::Transformer& model_;
+  const Stage& stage_;
   const state::ModelState& state_;
   ops::Ops& ops_;
-  comm::Communicator& group_;
+  EngineGroups groups_;
   Recorder& recorder_;
   EngineOptions options_;
-  model::StageLayout layout_;
-  device::Arena stash_, workspace_;
-  std::vector<model::UnitMemory> memory_;  // by unit
-  std::vector<state::Bucket> buckets_;
-  std::size_t next_bucket_ = 0;
-  std::vector<device::Event> pending_;
-  device::Stream stream_;  // communication
+  StageMemory memory_;
+  device::Stream tensor_stream_;
+  model::TensorGroup tensor_;
+  StateExchange exchange_;
+  // One stream for each kind of message: a send must not wait for a receive.
+  std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
+  std::vector<std::vector<device::Event>> message_events_;        // by Message and slot
+  std::vector<double> losses_;       // by set
+  std::vector<double> leaf_losses_;  // of the last forward
+  double denominator_ = 1;
+  double leaf_loss_ = 0;
   std::unique_ptr<comm::Progress> progress_;
 };
 

@@ -19,7 +19,10 @@ class HostMicrobatch {
   HostMicrobatch(const HostMicrobatch&) = delete;
   HostMicrobatch& operator=(const HostMicrobatch&) = delete;
   const model::Microbatch& view() const { return view_; }
-  double weight() const;  // Σ weights
+  /// Leaf `leaf` of `count` equal ones.
+  model::Microbatch leaf(int leaf, int count) const;
+  /// Σ weights of a leaf.
+  double weight(int leaf = 0, int count = 1) const;
 
  private:
   data::Batch batch_;

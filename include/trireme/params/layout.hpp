@@ -66,11 +66,12 @@ struct Group {
   Range elements;          // of the flat buffer
 };
 
-/// Everything that the units [units.begin, units.end) keep on one tensor rank. Blocks start on
-/// 64-byte boundaries of an fp32 buffer.
+/// Everything that some units keep on one tensor rank. Blocks start on 64-byte boundaries of an fp32
+/// buffer.
 class Layout {
  public:
-  Layout(const ParameterTable& table, Range units, const Tiles& tiles);
+  /// `units`: ranges of a stage's units, ascending.
+  Layout(const ParameterTable& table, std::vector<Range> units, const Tiles& tiles);
 
   const ParameterTable& table() const { return *table_; }
   const Tiles& tiles() const { return tiles_; }
@@ -83,10 +84,11 @@ class Layout {
     return by_row_[static_cast<std::size_t>(row)];
   }
   /// Groups that unit `unit` reads.
-  const std::vector<int>& groups_of(std::int64_t unit) const {
-    return by_unit_[static_cast<std::size_t>(unit - units_.begin)];
+  const std::vector<int>& groups_of(int unit) const {
+    return by_unit_[static_cast<std::size_t>(unit)];
   }
-  Range units() const { return units_; }
+  const std::vector<Range>& units() const { return units_; }
+  bool has_unit(int unit) const;
 
   /// Visits the block's runs in storage order.
   template <class Visit>
@@ -117,7 +119,7 @@ class Layout {
 
  private:
   const ParameterTable* table_;
-  Range units_;
+  std::vector<Range> units_;
   Tiles tiles_;
   std::vector<Block> blocks_;
   std::vector<Group> groups_;

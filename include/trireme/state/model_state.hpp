@@ -35,6 +35,9 @@ struct Rooms {
 /// `apart`: groups that must never be displaced.
 Rooms plan_rooms(const params::Layout& layout, const std::vector<bool>& apart);
 
+/// The rooms of sharded parameters.
+Rooms value_rooms(const params::Layout& layout, const StateOptions& options);
+
 class ModelState {
  public:
   ModelState(const params::Layout& layout, const ShardMap& shards, const StateOptions& options,

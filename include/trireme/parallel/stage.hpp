@@ -1,0 +1,73 @@
+// What one rank does, worked out from the configuration alone: which units and tiles it holds, the
+// program it walks, and the memory that this takes. Pure, so that `plan` and a run agree.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/model/transformer.hpp"
+#include "trireme/parallel/lowering.hpp"
+#include "trireme/parallel/stage_memory.hpp"
+#include "trireme/state/model_state.hpp"
+#include "trireme/state/zero.hpp"
+
+namespace trireme::parallel {
+
+/// Degrees and coordinates of one rank.
+struct Place {
+  int tensor = 1, pipeline = 1, data = 1;  // degrees
+  int shard = 1;                           // data ranks among which state is sharded
+  int tensor_rank = 0, stage = 0, data_rank = 0;
+};
+
+struct StageOptions {
+  Place place;
+  std::string schedule = "1f1b";  // a name, or the text of a schedule file (see schedule_text)
+  std::string schedule_text;      // CSV, where `schedule` is "file"
+  int virtual_stages = 1;
+  int micro_batches = 1;        // of a replica in a step
+  std::int64_t sequences = 1;   // of a micro-batch
+  bool train = true;
+  int zero = 0;
+  bool reshard_after_forward = true;
+  bool sequence_parallel = false;
+  model::Recompute recompute = model::Recompute::none;
+  bool reproducible = false;
+  int virtual_tensor = 8, virtual_data = 8;
+};
+
+class Stage {
+ public:
+  /// Throws ConfigError for what cannot be laid out. `model` must outlive the stage.
+  Stage(const model::Transformer& model, const StageOptions& options);
+  const model::Transformer& model() const { return model_; }
+  const StageOptions& options() const { return options_; }
+  const model::Shares& shares() const { return shares_; }
+  const std::vector<params::Range>& chunks() const { return chunks_; }
+  const params::Layout& layout() const { return *layout_; }
+  const state::ShardMap& shards() const { return *shards_; }
+  const Program& program() const { return program_; }
+  const StagePlan& memory() const { return *memory_; }
+  /// Sums of gradients kept apart; see state::StateOptions.
+  int sets() const { return sets_; }
+  state::StateOptions state_options() const;
+  int last_unit() const { return static_cast<int>(model_.units().size()) - 1; }
+  bool holds_last_unit() const { return layout_->has_unit(last_unit()); }
+  /// Which rank along the pipeline has virtual stage `k`.
+  int stage_of(int virtual_stage) const { return virtual_stage % options_.place.pipeline; }
+
+ private:
+  const model::Transformer& model_;
+  StageOptions options_;
+  model::Shares shares_;
+  int sets_ = 1;
+  std::vector<params::Range> chunks_;
+  std::unique_ptr<params::Layout> layout_;
+  std::unique_ptr<state::ShardMap> shards_;
+  Program program_;
+  std::unique_ptr<StagePlan> memory_;
+};
+
+}  // namespace trireme::parallel

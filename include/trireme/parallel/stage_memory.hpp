@@ -1,0 +1,90 @@
+// Activation memory of one stage: every buffer that its program needs, at offsets known before
+// training.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "trireme/device/arena.hpp"
+#include "trireme/model/transformer.hpp"
+#include "trireme/parallel/lowering.hpp"
+
+namespace trireme::parallel {
+
+/// What one micro-batch consists of on this rank: `leaves` pieces of `rows` tokens each that units
+/// work on one after the other; one, or in reproducible mode one for each sequence.
+struct Leaves {
+  std::int64_t rows = 0;
+  int count = 1;
+};
+
+/// Offsets of a stage's activations in two arenas: *stash*, what lives from forward to backward, and
+/// *work*, everything else.
+class StagePlan {
+ public:
+  /// Plans the units of `chunks`, which then know their slots.
+  StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
+            const model::Shares& shares, const Leaves& leaves, const Program& program);
+
+  std::size_t stash_bytes() const { return stash_bytes_; }
+  std::size_t work_bytes() const { return work_bytes_; }
+  const Leaves& leaves() const { return leaves_; }
+  std::int64_t own_rows() const { return own_rows_; }  // of a leaf
+  std::int64_t width() const { return width_; }
+
+ private:
+  friend class StageMemory;
+  struct UnitSizes {
+    std::size_t stash = 0, rebuilt = 0, delta = 0, scratch = 0;  // of one leaf
+    std::size_t input_offset = 0, stash_offset = 0;  // within a stash slot, of leaf 0
+    std::size_t pending_offset = 0;                  // within a pending slot, of leaf 0
+  };
+  struct Chunk {
+    params::Range units;
+    std::vector<UnitSizes> sizes;
+    std::size_t stash_begin = 0, slot_bytes = 0;       // in the stash arena
+    std::size_t pending_begin = 0, pending_bytes = 0;  // in the work arena
+    int pending_slots = 0;
+  };
+  std::size_t activation_bytes() const;  // [leaves · own rows, C]
+  Leaves leaves_;
+  std::int64_t own_rows_ = 0, width_ = 0;
+  std::vector<Chunk> chunks_;
+  std::size_t stash_bytes_ = 0, work_bytes_ = 0;
+  std::size_t passing_ = 0, rebuilt_ = 0, delta_ = 0, scratch_ = 0;  // in the work arena
+  std::size_t receive_activation_ = 0, receive_gradient_ = 0;
+  std::size_t send_activation_ = 0, send_gradient_ = 0;
+};
+
+/// The arenas themselves and the views that a program's actions need.
+class StageMemory {
+ public:
+  StageMemory(const StagePlan& plan, device::MemoryLedger& ledger);
+  const StagePlan& plan() const { return plan_; }
+  enum class Message : std::uint8_t { receive_activation, receive_gradient, send_activation,
+                                      send_gradient };
+  /// [leaves · own rows, C]
+  Tensor message(Message kind, int slot);
+  /// The input of an action's unit, [leaves · own rows, C].
+  Tensor input(const UnitAction& action);
+  /// Where the input of the unit after the action's lies in the same chunk.
+  Tensor next_input(const UnitAction& action);
+  /// The gradient for the output of the action's unit, and for its input, where they pass from unit
+  /// to unit inside a chunk.
+  Tensor output_gradient(const UnitAction& action);
+  Tensor input_gradient(const UnitAction& action);
+  model::UnitMemory unit(const UnitAction& action, int leaf);
+
+  std::size_t stash_high_water() const { return stash_.high_water(); }
+  std::size_t work_high_water() const { return work_.high_water(); }
+
+ private:
+  Tensor activation(device::Arena& arena, std::size_t offset);
+  const StagePlan::Chunk& chunk(const UnitAction& action) const;
+  const StagePlan::UnitSizes& sizes(const UnitAction& action) const;
+  Tensor passing(const UnitAction& action, int unit);
+  StagePlan plan_;
+  device::Arena stash_, work_;
+};
+
+}  // namespace trireme::parallel

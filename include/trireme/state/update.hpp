@@ -1,0 +1,41 @@
+// The two walks over a rank's own gradients that end a step: their norm, and what is updated.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "trireme/comm/communicator.hpp"
+#include "trireme/ops/ops.hpp"
+#include "trireme/optim/optimizer.hpp"
+#include "trireme/state/model_state.hpp"
+
+namespace trireme::state {
+
+/// This rank's own ranges in flat order, cut where weight decay begins or ends. The gaps between
+/// blocks hold zeros and stay so.
+std::vector<optim::UpdateRange> update_ranges(const ModelState& state);
+
+/// √Σ g² over every logical parameter once, whatever the layout.
+class GradientNorm {
+ public:
+  /// `counting`: how the data axis shares out the work of reading gradients that several of its
+  /// ranks hold; `counts`: false for ranks whose like in another shard group counts.
+  GradientNorm(const ModelState& state, const ShardMap& counting, bool counts);
+  /// Collective over `world`, after the gradients are final; the same bits on every rank, and in
+  /// every layout in reproducible mode.
+  double compute(ops::Ops& ops, comm::Communicator& world, device::Stream& stream);
+  /// Partial sums that the ranks exchange: one per row of the table, or in reproducible mode one
+  /// per params::norm_block elements of every tile.
+  static std::int64_t partial_sums(const params::ParameterTable& table,
+                                   const model::Shares& shares);
+
+ private:
+  struct Part {
+    Tensor gradient;         // [n]
+    std::int64_t index = 0;  // among the partial sums
+  };
+  std::vector<Part> parts_;
+  std::vector<double> sums_;
+};
+
+}  // namespace trireme::state

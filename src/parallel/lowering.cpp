@@ -1,0 +1,279 @@
+#include "trireme/parallel/lowering.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace trireme::parallel {
+
+namespace {
+
+using Kind = UnitAction::Kind;
+
+/// Numbers that are in use; the lowest free one is taken next.
+class Slots {
+ public:
+  int take() {
+    const auto free = std::find(used_.begin(), used_.end(), false);
+    const auto index = static_cast<int>(free - used_.begin());
+    if (free == used_.end()) used_.push_back(false);
+    used_[static_cast<std::size_t>(index)] = true;
+    return index;
+  }
+  void give_back(int index) { used_[static_cast<std::size_t>(index)] = false; }
+  int most() const { return static_cast<int>(used_.size()); }
+
+ private:
+  std::vector<bool> used_;
+};
+
+/// Whether an action reads its unit's parameters.
+bool reads_values(Kind kind) {
+  return kind == Kind::forward || kind == Kind::backward || kind == Kind::recompute ||
+         kind == Kind::backward_input;
+}
+
+/// Whether an action is its micro-batch's last contribution to the unit's gradients.
+bool ends_gradients(Kind kind) {
+  return kind == Kind::backward || kind == Kind::backward_weight;
+}
+
+/// First pass: computes become unit actions, with their slots.
+class Computes {
+ public:
+  Computes(const LoweringOptions& options, Program& program)
+      : options_(options),
+        program_(program),
+        stash_(options.chunk_units.size()),
+        pending_(options.chunk_units.size()) {}
+
+  void add(const schedule::Step& step) {
+    const schedule::Action& action = step.action;
+    const auto chunk = static_cast<std::size_t>(action.chunk);
+    const std::pair key(action.chunk, action.micro_batch);
+    using schedule::Kind;
+    switch (action.kind) {
+      case Kind::forward:
+        stash_of_[key] = stash_[chunk].take();
+        forward(step);
+        return;
+      case Kind::backward:
+        backward(step, UnitAction::Kind::backward);
+        stash_[chunk].give_back(stash_of_[key]);
+        return;
+      case Kind::backward_input:
+        pending_of_[key] = pending_[chunk].take();
+        backward(step, UnitAction::Kind::backward_input);
+        return;
+      case Kind::backward_weight:
+        backward(step, UnitAction::Kind::backward_weight);
+        pending_[chunk].give_back(pending_of_[key]);
+        stash_[chunk].give_back(stash_of_[key]);
+        return;
+    }
+  }
+  void finish() {
+    for (const Slots& slots : stash_) program_.stash_slots.push_back(slots.most());
+    for (const Slots& slots : pending_) program_.pending_slots.push_back(slots.most());
+  }
+
+ private:
+  UnitAction unit_action(const schedule::Step& step, UnitAction::Kind kind, std::int64_t unit) {
+    const schedule::Action& action = step.action;
+    const params::Range& units = options_.chunk_units[static_cast<std::size_t>(action.chunk)];
+    const std::pair key(action.chunk, action.micro_batch);
+    UnitAction result{.kind = kind,
+                      .micro_batch = action.micro_batch,
+                      .chunk = action.chunk,
+                      .unit = static_cast<int>(unit)};
+    result.stash = stash_of_.at(key);
+    const auto pending = pending_of_.find(key);
+    if (pending != pending_of_.end()) result.pending = pending->second;
+    result.first_of_chunk = unit == units.begin;
+    result.last_of_chunk = unit + 1 == units.end;
+    return result;
+  }
+  void forward(const schedule::Step& step) {
+    const params::Range& units = options_.chunk_units[static_cast<std::size_t>(step.action.chunk)];
+    for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
+      UnitAction action = unit_action(step, UnitAction::Kind::forward, unit);
+      if (action.first_of_chunk) action.input_slot = step.input_slot;
+      if (action.last_of_chunk) action.output_slot = step.output_slot;
+      program_.actions.push_back(action);
+    }
+  }
+  void backward(const schedule::Step& step, UnitAction::Kind kind) {
+    const params::Range& units = options_.chunk_units[static_cast<std::size_t>(step.action.chunk)];
+    for (std::int64_t unit = units.end - 1; unit >= units.begin; --unit) {
+      if (kind == UnitAction::Kind::backward_input && options_.recompute) {
+        program_.actions.push_back(unit_action(step, UnitAction::Kind::recompute, unit));
+      }
+      UnitAction action = unit_action(step, kind, unit);
+      if (action.last_of_chunk) action.input_slot = step.input_slot;
+      if (action.first_of_chunk) action.output_slot = step.output_slot;
+      program_.actions.push_back(action);
+    }
+  }
+
+  const LoweringOptions& options_;
+  Program& program_;
+  std::vector<Slots> stash_, pending_;
+  std::map<std::pair<int, int>, int> stash_of_, pending_of_;
+};
+
+/// Second pass: reductions. A group's gradient is whole once each of its units here has added its
+/// part, of every micro-batch or of one.
+void insert_reductions(const params::Layout& layout, const LoweringOptions& options,
+                       Program& program) {
+  const auto groups = layout.groups().size();
+  std::vector<int> left(groups, 0);         // contributions still to come
+  std::vector<std::int64_t> lowest(groups);  // unit that comes last in backward
+  std::vector<bool> elsewhere(groups, false);
+  for (std::size_t g = 0; g < groups; ++g) {
+    lowest[g] = layout.groups()[g].units.back();
+    for (int unit : layout.groups()[g].units) {
+      if (layout.has_unit(unit)) {
+        lowest[g] = std::min<std::int64_t>(lowest[g], unit);
+      } else {
+        elsewhere[g] = true;
+      }
+    }
+  }
+  for (const UnitAction& action : program.actions) {
+    if (!ends_gradients(action.kind)) continue;
+    for (int g : layout.groups_of(action.unit)) ++left[static_cast<std::size_t>(g)];
+  }
+  std::vector<UnitAction> result;
+  for (const UnitAction& action : program.actions) {
+    result.push_back(action);
+    if (!ends_gradients(action.kind)) continue;
+    for (int g : layout.groups_of(action.unit)) {
+      const auto i = static_cast<std::size_t>(g);
+      --left[i];
+      const bool due = options.reduces_each_micro_batch ? action.unit == lowest[i] : left[i] == 0;
+      const bool waits = elsewhere[i] && !options.reduces_each_micro_batch;
+      if (!due || waits) continue;
+      result.push_back({.kind = Kind::reduce, .micro_batch = action.micro_batch, .group = g});
+    }
+  }
+  for (std::size_t g = 0; g < groups; ++g) {
+    if (elsewhere[g]) result.push_back({.kind = Kind::exchange, .group = static_cast<int>(g)});
+  }
+  program.actions = std::move(result);
+}
+
+/// Third pass: gathers of sharded parameters, each one unit action ahead of its use where its room
+/// is free by then.
+class Gathers {
+ public:
+  Gathers(const params::Layout& layout, const LoweringOptions& options)
+      : layout_(layout), options_(options) {}
+
+  std::vector<UnitAction> insert(const std::vector<UnitAction>& actions) {
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      const UnitAction& action = actions[i];
+      if (reads_values(action.kind)) {
+        for (int g : layout_.groups_of(action.unit)) need(g);
+      }
+      const std::size_t place = out_.size();
+      out_.push_back(action);
+      if (!reads_values(action.kind)) continue;
+      before_last_use_ = place;
+      for (int g : layout_.groups_of(action.unit)) {
+        Room& room = rooms_[room_of(g)];
+        room.used = place;
+        const bool last_use =
+            action.kind == Kind::backward || action.kind == Kind::backward_input;
+        if ((options_.reshard_after_forward || last_use) && !next_needs(actions, i, g)) {
+          room.group = -1;
+        }
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  struct Room {
+    int group = -1;        // what is in it
+    std::size_t used = 0;  // place of the last action that read it, plus 1 where there is one
+  };
+  int room_of(int group) const { return options_.value_rooms[static_cast<std::size_t>(group)]; }
+
+  void need(int group) {
+    Room& room = rooms_[room_of(group)];
+    if (room.group == group) return;
+    const bool read_before = seen_.contains(room_of(group));
+    std::size_t place = std::min(before_last_use_, out_.size());
+    if (read_before) place = std::max(place, room.used + 1);
+    out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(place),
+                {.kind = Kind::gather, .group = group});
+    for (auto& [number, other] : rooms_) {
+      if (seen_.contains(number) && other.used >= place) ++other.used;
+    }
+    if (before_last_use_ >= place && before_last_use_ + 1 < out_.size()) ++before_last_use_;
+    room.group = group;
+    seen_.insert({room_of(group), true});
+    room.used = std::max(room.used, place);
+  }
+  /// Whether the next action that reads parameters needs group `g`.
+  bool next_needs(const std::vector<UnitAction>& actions, std::size_t i, int g) const {
+    for (std::size_t j = i + 1; j < actions.size(); ++j) {
+      if (!reads_values(actions[j].kind)) continue;
+      const auto& groups = layout_.groups_of(actions[j].unit);
+      return std::find(groups.begin(), groups.end(), g) != groups.end();
+    }
+    return false;
+  }
+
+  const params::Layout& layout_;
+  const LoweringOptions& options_;
+  std::vector<UnitAction> out_;
+  std::map<int, Room> rooms_;
+  std::map<int, bool> seen_;
+  std::size_t before_last_use_ = 0;
+};
+
+}  // namespace
+
+std::string to_string(const UnitAction& action) {
+  static constexpr const char* names[] = {"receive",  "send",           "gather",
+                                          "forward",  "backward",       "recompute",
+                                          "backward input", "backward weight", "reduce",
+                                          "exchange"};
+  std::string text = names[static_cast<std::size_t>(action.kind)];
+  if (action.unit >= 0) text += fmt::format(" unit {}", action.unit);
+  if (action.group >= 0) text += fmt::format(" group {}", action.group);
+  if (action.peer >= 0) {
+    text += fmt::format(" {} {} stage {}", action.gradient ? "gradient" : "activation",
+                        action.kind == Kind::send ? "to" : "from", action.peer);
+  }
+  if (action.micro_batch >= 0) text += fmt::format(" of micro-batch {}", action.micro_batch);
+  return text;
+}
+
+Program lower(const schedule::StageSteps& steps, const params::Layout& layout,
+              const LoweringOptions& options) {
+  Program program;
+  program.receive_activation_slots = steps.receive_activation_slots;
+  program.receive_gradient_slots = steps.receive_gradient_slots;
+  program.send_activation_slots = steps.send_activation_slots;
+  program.send_gradient_slots = steps.send_gradient_slots;
+  TRIREME_ASSERT(steps.local_activation_slots == 0, "virtual stages of one stage");
+  Computes computes(options, program);
+  for (const schedule::Step& step : steps.steps) {
+    if (step.kind == schedule::Step::Kind::compute) {
+      computes.add(step);
+      continue;
+    }
+    program.actions.push_back({.kind = step.is_receive() ? Kind::receive : Kind::send,
+                               .micro_batch = step.action.micro_batch,
+                               .peer = step.peer_stage,
+                               .slot = step.slot,
+                               .gradient = step.is_gradient()});
+  }
+  computes.finish();
+  insert_reductions(layout, options, program);
+  if (options.gathers) program.actions = Gathers(layout, options).insert(program.actions);
+  return program;
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,90 @@
+#include "trireme/parallel/stage.hpp"
+
+#include "trireme/schedule/split.hpp"
+
+namespace trireme::parallel {
+
+namespace {
+
+schedule::Schedule schedule_of(const StageOptions& options) {
+  if (!options.train) {
+    // Evaluation needs the slots of one micro-batch.
+    return schedule::make_schedule(options.virtual_stages > 1 ? "interleaved" : "1f1b",
+                                   options.place.pipeline, 1, options.virtual_stages);
+  }
+  if (options.schedule == "file") {
+    return schedule::parse_schedule(options.schedule_text, "parallel.schedule",
+                                    {.stages = options.place.pipeline,
+                                     .micro_batches = options.micro_batches,
+                                     .chunks = options.virtual_stages});
+  }
+  return schedule::make_schedule(options.schedule, options.place.pipeline, options.micro_batches,
+                                 options.virtual_stages);
+}
+
+std::vector<params::Range> chunks_of(const model::Transformer& model, const StageOptions& options) {
+  const int stages = options.place.pipeline;
+  const std::vector<int> bounds =
+      schedule::split_units(model.unit_costs(), stages * options.virtual_stages);
+  std::vector<params::Range> chunks;
+  for (int chunk = 0; chunk < options.virtual_stages; ++chunk) {
+    const auto k = static_cast<std::size_t>(chunk * stages + options.place.stage);
+    chunks.push_back({bounds[k], bounds[k + 1]});
+  }
+  return chunks;
+}
+
+model::Shares shares_of(const StageOptions& options) {
+  const Place& place = options.place;
+  model::Shares shares;
+  shares.tiles.all = options.reproducible ? options.virtual_tensor : place.tensor;
+  shares.tiles.count = shares.tiles.all / place.tensor;
+  shares.tiles.first = shares.tiles.count * place.tensor_rank;
+  shares.sequence_parallel = options.sequence_parallel;
+  shares.reproducible = options.reproducible;
+  shares.recompute = options.train ? options.recompute : model::Recompute::none;
+  return shares;
+}
+
+}  // namespace
+
+state::StateOptions Stage::state_options() const {
+  return {.train = options_.train,
+          .zero = state::zero_policy(options_.zero),
+          .shares = shares_,
+          .sets = sets_,
+          .keeps_gathered = !options_.reshard_after_forward};
+}
+
+Stage::Stage(const model::Transformer& model, const StageOptions& options)
+    : model_(model),
+      options_(options),
+      shares_(shares_of(options)),
+      sets_(options.reproducible && options.train ? options.virtual_data / options.place.data : 1),
+      chunks_(chunks_of(model, options)),
+      layout_(std::make_unique<params::Layout>(model.table(), chunks_, shares_.tiles)) {
+  const Place& place = options.place;
+  const bool shards = options.zero > 0;
+  shards_ = std::make_unique<state::ShardMap>(*layout_, shards ? place.shard : 1,
+                                              shards ? place.data_rank % place.shard : 0);
+  const schedule::Schedule schedule = schedule_of(options);
+  if (options.reproducible) schedule::validate(schedule, schedule::WeightOrder::ascending);
+  const state::StateOptions state = state_options();
+  LoweringOptions lowering{.chunk_units = chunks_,
+                           .recompute = options.recompute != model::Recompute::none,
+                           .gathers = state.zero.parameters == state::Held::sharded,
+                           .reshard_after_forward = options.reshard_after_forward,
+                           .reduces_each_micro_batch =
+                               state.zero.gradients == state::Held::sharded &&
+                               !options.reproducible};
+  if (lowering.gathers) lowering.value_rooms = state::value_rooms(*layout_, state).room;
+  const auto lists = schedule::add_messages(schedule);
+  program_ = lower(lists[static_cast<std::size_t>(place.stage)], *layout_, lowering);
+  const std::int64_t length = model.config().sequence;
+  const Leaves leaves = options.reproducible
+                            ? Leaves{length, static_cast<int>(options.sequences)}
+                            : Leaves{length * options.sequences, 1};
+  memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_);
+}
+
+}  // namespace trireme::parallel

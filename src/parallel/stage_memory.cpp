@@ -1,0 +1,142 @@
+#include "trireme/parallel/stage_memory.hpp"
+
+#include <algorithm>
+
+namespace trireme::parallel {
+
+using model::Area;
+
+std::size_t StagePlan::activation_bytes() const {
+  return device::aligned(static_cast<std::size_t>(leaves_.count * own_rows_ * width_) *
+                         size_of(DType::f32));
+}
+
+StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
+                     const model::Shares& shares, const Leaves& leaves, const Program& program)
+    : leaves_(leaves),
+      own_rows_(shares.rows(leaves.rows).size()),
+      width_(model.config().width) {
+  const auto count = static_cast<std::size_t>(leaves.count);
+  const std::size_t activation = activation_bytes();
+  std::size_t largest_rebuilt = 0, largest_delta = 0, largest_scratch = 0;
+  bool whole_backward = false;
+  for (std::size_t c = 0; c < chunks.size(); ++c) {
+    Chunk chunk{.units = chunks[c]};
+    chunk.pending_slots = program.pending_slots[c];
+    whole_backward = whole_backward || chunk.pending_slots == 0;
+    for (std::int64_t unit = chunks[c].begin; unit < chunks[c].end; ++unit) {
+      model::UnitPlan plan(leaves.rows, shares);
+      model.units()[static_cast<std::size_t>(unit)]->plan(plan);
+      UnitSizes sizes{plan.bytes(Area::stash), plan.bytes(Area::rebuilt), plan.bytes(Area::delta),
+                      plan.bytes(Area::scratch)};
+      sizes.input_offset = chunk.slot_bytes;
+      if (unit > 0) chunk.slot_bytes += activation;
+      sizes.stash_offset = chunk.slot_bytes;
+      chunk.slot_bytes += count * sizes.stash;
+      // Between I and W a unit keeps its output's gradient, what it rebuilt and its deltas.
+      sizes.pending_offset = chunk.pending_bytes;
+      chunk.pending_bytes += activation + count * (sizes.rebuilt + sizes.delta);
+      largest_rebuilt = std::max(largest_rebuilt, sizes.rebuilt);
+      largest_delta = std::max(largest_delta, sizes.delta);
+      largest_scratch = std::max(largest_scratch, sizes.scratch);
+      chunk.sizes.push_back(sizes);
+    }
+    chunk.stash_begin = stash_bytes_;
+    stash_bytes_ += chunk.slot_bytes * static_cast<std::size_t>(program.stash_slots[c]);
+    chunks_.push_back(std::move(chunk));
+  }
+  const auto take = [&](std::size_t& place, std::size_t bytes) {
+    place = work_bytes_;
+    work_bytes_ += bytes;
+  };
+  const auto messages = [&](int slots) { return static_cast<std::size_t>(slots) * activation; };
+  take(receive_activation_, messages(program.receive_activation_slots));
+  take(receive_gradient_, messages(program.receive_gradient_slots));
+  take(send_activation_, messages(program.send_activation_slots));
+  take(send_gradient_, messages(program.send_gradient_slots));
+  for (Chunk& chunk : chunks_) {
+    take(chunk.pending_begin,
+         chunk.pending_bytes * static_cast<std::size_t>(chunk.pending_slots));
+  }
+  take(passing_, 2 * activation);
+  take(rebuilt_, largest_rebuilt);
+  take(delta_, whole_backward ? largest_delta : 0);
+  take(scratch_, largest_scratch);
+}
+
+StageMemory::StageMemory(const StagePlan& plan, device::MemoryLedger& ledger)
+    : plan_(plan),
+      stash_(ledger, device::Use::stash, plan.stash_bytes()),
+      work_(ledger, device::Use::workspace, plan.work_bytes()) {}
+
+Tensor StageMemory::activation(device::Arena& arena, std::size_t offset) {
+  return arena.view(DType::f32, {plan_.leaves_.count * plan_.own_rows_, plan_.width_}, offset);
+}
+
+const StagePlan::Chunk& StageMemory::chunk(const UnitAction& action) const {
+  return plan_.chunks_[static_cast<std::size_t>(action.chunk)];
+}
+
+const StagePlan::UnitSizes& StageMemory::sizes(const UnitAction& action) const {
+  return chunk(action).sizes[static_cast<std::size_t>(action.unit - chunk(action).units.begin)];
+}
+
+Tensor StageMemory::message(Message kind, int slot) {
+  const std::size_t begin[] = {plan_.receive_activation_, plan_.receive_gradient_,
+                               plan_.send_activation_, plan_.send_gradient_};
+  return activation(work_, begin[static_cast<std::size_t>(kind)] +
+                               static_cast<std::size_t>(slot) * plan_.activation_bytes());
+}
+
+Tensor StageMemory::input(const UnitAction& action) {
+  const StagePlan::Chunk& own = chunk(action);
+  return activation(stash_, own.stash_begin +
+                                static_cast<std::size_t>(action.stash) * own.slot_bytes +
+                                sizes(action).input_offset);
+}
+
+Tensor StageMemory::next_input(const UnitAction& action) {
+  UnitAction next = action;
+  ++next.unit;
+  return input(next);
+}
+
+Tensor StageMemory::passing(const UnitAction& action, int unit) {
+  if (action.pending < 0) {
+    return activation(work_, plan_.passing_ + static_cast<std::size_t>(unit % 2) *
+                                                  plan_.activation_bytes());
+  }
+  UnitAction at = action;
+  at.unit = unit;
+  const StagePlan::Chunk& own = chunk(action);
+  return activation(work_, own.pending_begin +
+                               static_cast<std::size_t>(action.pending) * own.pending_bytes +
+                               sizes(at).pending_offset);
+}
+
+Tensor StageMemory::output_gradient(const UnitAction& action) {
+  return passing(action, action.unit);
+}
+
+Tensor StageMemory::input_gradient(const UnitAction& action) {
+  return passing(action, action.unit - 1);
+}
+
+model::UnitMemory StageMemory::unit(const UnitAction& action, int leaf) {
+  const StagePlan::Chunk& own = chunk(action);
+  const StagePlan::UnitSizes& size = sizes(action);
+  const auto l = static_cast<std::size_t>(leaf);
+  const std::size_t stash = own.stash_begin +
+                            static_cast<std::size_t>(action.stash) * own.slot_bytes +
+                            size.stash_offset + l * size.stash;
+  std::size_t rebuilt = plan_.rebuilt_, delta = plan_.delta_;
+  if (action.pending >= 0 && action.kind != UnitAction::Kind::forward) {
+    rebuilt = own.pending_begin + static_cast<std::size_t>(action.pending) * own.pending_bytes +
+              size.pending_offset + plan_.activation_bytes() + l * (size.rebuilt + size.delta);
+    delta = rebuilt + size.rebuilt;
+  }
+  return model::UnitMemory(
+      {{{&stash_, stash}, {&work_, rebuilt}, {&work_, delta}, {&work_, plan_.scratch_}}});
+}
+
+}  // namespace trireme::parallel
