@@ -22,6 +22,10 @@ class Axes {
   constexpr Axes(std::initializer_list<Axis> axes) {
     for (const Axis axis : axes) bits_ |= 1U << static_cast<unsigned>(axis);
   }
+  constexpr Axes operator|(Axes other) const {
+    other.bits_ |= bits_;
+    return other;
+  }
   constexpr bool has(Axis axis) const { return (bits_ >> static_cast<unsigned>(axis) & 1U) != 0; }
 
  private:
