@@ -2,8 +2,10 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -15,27 +17,27 @@
 namespace trireme::comm {
 
 /// Every rank notes its last operation in memory that the ranks of its node share, where survivors
-/// can read it. A thread per rank watches the notes of the node: when one of them has not changed
+/// can read it. A thread per rank watches the notes of its node: when one of them has not changed
 /// for the timeout, the first thread to notice prints the node's table on standard error, longest
-/// silence first, and ends the job by MPI_Abort. Time in which the watching thread itself did not
-/// run (a suspended job) counts only in part.
+/// silence first, and ends the job by MPI_Abort. Time in which the watching thread itself could not
+/// run (a job that was suspended) hardly counts.
 class Watchdog {
  public:
-  /// Collective over the node. `timeout_seconds` ≤ 0: nothing is watched and `beat` does nothing.
+  /// Collective over the node. `timeout_seconds` ≤ 0: nothing is watched.
   Watchdog(Session& session, double timeout_seconds);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
-  /// Collective over the node, except while an exception is on its way. This rank is no longer
-  /// watched.
+  /// Collective over the world, and watched until all ranks are here; except while an exception is
+  /// on its way: then this rank just leaves.
   ~Watchdog();
 
-  /// This rank is about to do `operation` (cut to `text_bytes`): it lives. From one thread at a
-  /// time; no allocation, no system call but the clock.
+  /// This rank lives and is about to do `operation` (cut to `text_bytes`). No allocation and no
+  /// system call but the clock. From one thread at a time, as are the pauses.
   void beat(std::string_view operation);
-  /// The same, with the step that it belongs to; later beats keep the step.
+  /// The same in step `step`; later beats belong to it too.
   void beat(std::string_view operation, std::int64_t step);
 
-  /// While one lives this rank is not watched: what takes long without a beat, such as a
+  /// While one lives this rank is not watched: around what takes long without a beat, such as a
   /// checkpoint. They nest.
   class Pause {
    public:
@@ -55,7 +57,7 @@ class Watchdog {
   void pause();
   void resume();
   void watch();
-  [[noreturn]] void bark(int stalled, double silence);
+  [[noreturn]] void bark(std::size_t silent, double seconds);
 
   Session& session_;
   double timeout_;
@@ -67,5 +69,17 @@ class Watchdog {
   bool stop_ = false;
   std::thread thread_;
 };
+
+/// What the table says of one rank.
+struct LastOperation {
+  int rank = 0;
+  std::int64_t step = -1;  // −1: none yet
+  double seconds_ago = 0;
+  std::string operation;
+  std::string state;  // "dead", "stopped", "not watched"; mostly empty
+};
+
+/// The table, longest silence first, one rank per line.
+std::string watchdog_table(std::vector<LastOperation> ranks);
 
 }  // namespace trireme::comm
