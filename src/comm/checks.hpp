@@ -40,28 +40,34 @@ inline void apart_or_own(const Tensor& whole, const Tensor& part, std::int64_t o
                  "input and output overlap elsewhere than at the rank's own place, byte {}", own);
 }
 
-inline void gather(const Tensor& output, const Tensor& input, std::span<const std::int64_t> counts,
-                   const Communicator& group) {
-  same_type(output, input);
+/// `whole` is divided by `counts` among the ranks, and `part` is this rank's; the two are apart, or
+/// the part lies at its own place.
+inline void divided(const Tensor& whole, const Tensor& part, std::span<const std::int64_t> counts,
+                    const Communicator& group) {
   TRIREME_ASSERT(static_cast<int>(counts.size()) == group.size(), "{} counts for {} ranks",
                  counts.size(), group.size());
   const auto own = counts.begin() + group.rank();
   TRIREME_ASSERT(std::all_of(counts.begin(), counts.end(), [](auto count) { return count >= 0; }),
                  "a negative count");
-  TRIREME_ASSERT(input.elements() == *own, "{} elements, count {}", input.elements(), *own);
+  TRIREME_ASSERT(part.elements() == *own, "{} elements, count {}", part.elements(), *own);
   const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  TRIREME_ASSERT(output.elements() == all, "{} elements, counts add up to {}", output.elements(),
+  TRIREME_ASSERT(whole.elements() == all, "{} elements, counts add up to {}", whole.elements(),
                  all);
   const std::int64_t before = std::accumulate(counts.begin(), own, std::int64_t{0});
-  apart_or_own(output, input, before * static_cast<std::int64_t>(size_of(output.type())));
+  apart_or_own(whole, part, before * static_cast<std::int64_t>(size_of(whole.type())));
 }
 
-inline void scatter(const Tensor& output, const Tensor& input, const Communicator& group) {
+inline void gather(const Tensor& output, const Tensor& input, std::span<const std::int64_t> counts,
+                   const Communicator& group) {
+  same_type(output, input);
+  divided(output, input, counts, group);
+}
+
+inline void scatter(const Tensor& output, const Tensor& input, std::span<const std::int64_t> counts,
+                    const Communicator& group) {
   same_type(output, input);
   reducible(output);
-  TRIREME_ASSERT(input.elements() == output.elements() * group.size(), "{} from {} by {} ranks",
-                 output.elements(), input.elements(), group.size());
-  apart_or_own(input, output, group.rank() * static_cast<std::int64_t>(output.bytes()));
+  divided(input, output, counts, group);
 }
 
 inline void all_to_all(const Tensor& output, const Tensor& input, const Communicator& group) {

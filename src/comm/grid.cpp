@@ -1,79 +1,69 @@
 #include "trireme/comm/grid.hpp"
 
-#include <numeric>
+#include <map>
 
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/comm/topology.hpp"
+
+#include "mpi_handle.hpp"
 
 namespace trireme::comm {
+namespace {
 
-std::string_view name_of(Axis axis) {
-  constexpr std::array<std::string_view, axis_count> names = {"tensor", "context", "data",
-                                                              "pipeline"};
-  return names.at(static_cast<std::size_t>(axis));
+constexpr std::array<std::string_view, 2> channel_names = {"activations", "gradients"};
+
+/// Collective over the world: the group of `own`, ascending world ranks; null where it is this rank
+/// alone.
+std::shared_ptr<MpiHandle> split(const Session& session, const std::vector<int>& own) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  const int colour = own.size() == 1 ? MPI_UNDEFINED : own.front();
+  mpi_check(MPI_Comm_split(session.world(), colour, session.rank(), &comm), "MPI_Comm_split");
+  return comm == MPI_COMM_NULL ? nullptr : std::make_shared<MpiHandle>(comm);
 }
 
-int GridShape::size() const {
-  return std::accumulate(degree.begin(), degree.end(), 1, std::multiplies<>());
+std::unique_ptr<Communicator> on(const std::shared_ptr<MpiHandle>& handle,
+                                 device::MemoryLedger& ledger) {
+  return handle == nullptr ? make_self_communicator() : make_mpi_communicator(handle, ledger);
 }
 
-std::array<int, axis_count> GridShape::coordinates(int rank) const {
-  TRIREME_ASSERT(rank >= 0 && rank < size(), "rank {} of {}", rank, size());
-  std::array<int, axis_count> result{};
-  for (int axis = 0; axis < axis_count; ++axis) {
-    result[axis] = rank % degree[axis];
-    rank /= degree[axis];
-  }
-  return result;
+/// By world rank, the world rank of the first rank of its node.
+std::vector<int> find_nodes(const Session& session) {
+  int first = session.rank();
+  mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, session.node()), "MPI_Bcast");
+  std::vector<int> nodes(static_cast<std::size_t>(session.size()));
+  mpi_check(MPI_Allgather(&first, 1, MPI_INT, nodes.data(), 1, MPI_INT, session.world()),
+            "MPI_Allgather");
+  return nodes;
 }
 
-int GridShape::rank(const std::array<int, axis_count>& coordinates) const {
-  int result = 0;
-  for (int axis = axis_count - 1; axis >= 0; --axis) {
-    TRIREME_ASSERT(coordinates[axis] >= 0 && coordinates[axis] < degree[axis],
-                   "coordinate {} of {} on axis {}", coordinates[axis], degree[axis], axis);
-    result = result * degree[axis] + coordinates[axis];
-  }
-  return result;
-}
+}  // namespace
 
-std::string GridShape::to_string() const {
-  std::string text;
-  for (const Axis axis : {Axis::pipeline, Axis::data, Axis::context, Axis::tensor}) {
-    if (!text.empty()) text += " × ";
-    text += fmt::format("{} {}", name_of(axis), degree[static_cast<int>(axis)]);
-  }
-  return text;
-}
-
-GridShape make_grid_shape(int world, int data) {
-  TRIREME_ASSERT(world >= 1, "a world of {} ranks", world);
-  if (data != 0 && data != world) {
-    throw ConfigError(
-        "parallel.data", std::to_string(data),
-        fmt::format("must be the number of ranks, {}, as the other axes have degree 1", world),
-        fmt::format("use {}, or 0 for all ranks{}", world,
-                    data > 1 ? fmt::format(", or start {} ranks", data) : std::string()));
-  }
-  GridShape shape;
-  shape.degree[static_cast<int>(Axis::data)] = world;
-  return shape;
-}
-
-Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger)
-    : shape_(shape), coordinates_(shape.coordinates(session.rank())) {
+Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard)
+    : session_(session),
+      shape_(shape),
+      shard_(shard == 0 ? shape.of(Axis::data) : shard),
+      coordinates_(shape.coordinates(session.rank())),
+      ledger_(ledger),
+      nodes_(find_nodes(session)) {
   TRIREME_ASSERT(shape.size() == session.size(), "{} over {} ranks", shape.to_string(),
                  session.size());
-  for (int axis = 0; axis < axis_count; ++axis) {
-    // A group's colour is the world rank of its first member.
-    std::array<int, axis_count> first = coordinates_;
-    first[axis] = 0;
-    MPI_Comm split = MPI_COMM_NULL;
-    mpi_check(MPI_Comm_split(session.world(), shape_.rank(first), coordinates_[axis], &split),
-              "MPI_Comm_split");
-    groups_[axis] = make_mpi_communicator(split, ledger);
-    mpi_check(MPI_Comm_free(&split), "MPI_Comm_free");
+  TRIREME_ASSERT(shard_ >= 1 && shape.of(Axis::data) % shard_ == 0, "shard groups of {} in {}",
+                 shard_, shape.to_string());
+  // Kinds that divide the world alike share a handle. They are told by the group of rank 0, which
+  // has the smallest coordinate everywhere, so that all ranks come to the same conclusion.
+  std::map<std::vector<int>, std::shared_ptr<MpiHandle>> handles;
+  for (int index = 0; index < group_kinds; ++index) {
+    const auto kind = static_cast<GroupKind>(index);
+    const std::vector<int> zero = members(shape_, kind, shard_, 0);
+    auto known = handles.find(zero);
+    if (known == handles.end()) {
+      const auto own = members(shape_, kind, shard_, session.rank());
+      known = handles.emplace(zero, zero.size() == 1 ? nullptr : split(session, own)).first;
+    }
+    groups_[index] = on(known->second, ledger);
   }
-  world_ = make_mpi_communicator(session.world(), ledger);
+  const auto pipeline = handles.at(members(shape_, GroupKind::pipeline, shard_, 0));
+  for (auto& channel : channels_) channel = on(pipeline, ledger);
 
   char host[MPI_MAX_PROCESSOR_NAME + 1] = {};
   int length = 0;
@@ -86,6 +76,37 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
   where_ += fmt::format(" on {}", std::string_view(host, static_cast<std::size_t>(length)));
 }
 
-std::string Grid::to_string() const { return where_; }
+std::unique_ptr<Communicator> Grid::make_group(Axes axes) {
+  return on(split(session_, members(shape_, axes, session_.rank())), ledger_);
+}
+
+std::vector<std::string> Grid::warnings() const { return topology_warnings(shape_, nodes_); }
+
+std::vector<std::pair<std::string, TrafficByKind>> Grid::traffic() const {
+  std::vector<std::pair<std::string, TrafficByKind>> result;
+  for (int kind = 0; kind < group_kinds; ++kind) {
+    result.emplace_back(name_of(static_cast<GroupKind>(kind)), groups_[kind]->traffic());
+  }
+  for (std::size_t i = 0; i < channels_.size(); ++i) {
+    result.emplace_back(channel_names.at(i), channels_[i]->traffic());
+  }
+  return result;
+}
+
+void Grid::reset_traffic() {
+  for (const auto& group : groups_) group->reset_traffic();
+  for (const auto& channel : channels_) channel->reset_traffic();
+}
+
+std::size_t grid_bytes(const GridShape& shape, int shard, int rank) {
+  std::size_t bytes = 0;
+  for (int index = 0; index < group_kinds; ++index) {
+    const auto kind = static_cast<GroupKind>(index);
+    const auto size = static_cast<int>(members(shape, kind, shard, rank).size());
+    // The pipeline's group and its two channels.
+    bytes += scratch_bytes(size, 0) * (kind == GroupKind::pipeline ? 3 : 1);
+  }
+  return bytes;
+}
 
 }  // namespace trireme::comm

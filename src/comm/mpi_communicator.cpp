@@ -1,11 +1,12 @@
 #include "trireme/comm/mpi_communicator.hpp"
 
 #include <algorithm>
-#include <exception>
+#include <utility>
 
 #include "trireme/comm/session.hpp"
 
 #include "checks.hpp"
+#include "mpi_handle.hpp"
 #include "operations.hpp"
 
 namespace trireme::comm {
@@ -22,13 +23,15 @@ std::int64_t slice_begin(std::int64_t elements, int rank, int size) {
 
 class MpiCommunicator : public Communicator {
  public:
-  /// `agreement` bytes of scratch are taken at once; see `scratch_bytes`.
-  MpiCommunicator(MPI_Comm parent, device::MemoryLedger& ledger, std::size_t scratch)
-      : ledger_(ledger) {
-    mpi_check(MPI_Comm_dup(parent, &group_.comm), "MPI_Comm_dup");
-    MPI_Comm_set_errhandler(group_.comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(group_.comm, &group_.rank);
-    MPI_Comm_size(group_.comm, &group_.size);
+  /// `scratch` bytes are taken at once; the rest when a reduction needs it.
+  MpiCommunicator(std::shared_ptr<MpiHandle> handle, device::MemoryLedger& ledger,
+                  std::size_t scratch)
+      : ledger_(ledger), handle_(std::move(handle)) {
+    group_.comm = handle_->comm();
+    group_.rank = handle_->rank();
+    group_.size = handle_->size();
+    group_.first_tag = handle_->take_channel();
+    group_.traffic = &counter_;
     group_.scratch = [this](std::size_t bytes) {
       if (scratch_.bytes() < bytes) {
         scratch_ = device::Buffer();  // never both at once
@@ -37,12 +40,6 @@ class MpiCommunicator : public Communicator {
       return scratch_.data();
     };
     if (scratch > 0) group_.scratch(scratch);
-  }
-  ~MpiCommunicator() override {
-    // Freeing is collective: a rank that fails alone must reach its abort instead.
-    int finalised = 0;
-    MPI_Finalized(&finalised);
-    if (finalised == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&group_.comm);
   }
   void set_agreement(std::unique_ptr<MpiCommunicator> agreement) {
     agreement_ = std::move(agreement);
@@ -56,6 +53,9 @@ class MpiCommunicator : public Communicator {
                            device::Stream& stream) override;
   device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
                                device::Stream& stream) override;
+  device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
+                                 std::span<const std::int64_t> counts, Reduction reduction,
+                                 device::Stream& stream) override;
   device::Event all_gather(const Tensor& output, const Tensor& input,
                            device::Stream& stream) override;
   device::Event all_gather_v(const Tensor& output, const Tensor& input,
@@ -79,6 +79,7 @@ class MpiCommunicator : public Communicator {
   }
 
   device::MemoryLedger& ledger_;
+  std::shared_ptr<MpiHandle> handle_;
   device::Buffer scratch_;
   Group group_;
   std::unique_ptr<MpiCommunicator> agreement_;
@@ -101,12 +102,20 @@ device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reductio
 
 device::Event MpiCommunicator::reduce_scatter(const Tensor& output, const Tensor& input,
                                               Reduction reduction, device::Stream& stream) {
-  checks::scatter(output, input, *this);
+  const std::vector<std::int64_t> counts(size(), output.elements());
+  return reduce_scatter_v(output, input, counts, reduction, stream);
+}
+
+device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tensor& input,
+                                                std::span<const std::int64_t> counts,
+                                                Reduction reduction, device::Stream& stream) {
+  checks::scatter(output, input, counts, *this);
   ReduceOperation::Job job;
   job.type = input.type();
   job.reduction = reduction;
   job.data = bytes_of(input);
-  for (int r = 0; r <= size(); ++r) job.begins.push_back(r * output.elements());
+  job.begins = {0};
+  for (const std::int64_t count : counts) job.begins.push_back(job.begins.back() + count);
   job.output = bytes_of(output);
   return stream.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
 }
@@ -135,7 +144,7 @@ device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& 
     if (input.bytes() > 0) parts.push_back({bytes_of(input), input.bytes(), peer, true});
   });
   return stream.enqueue(std::make_unique<ExchangeOperation>(
-      group_, Tag::gathered, std::move(parts),
+      group_, OperationKind::all_gather, std::move(parts),
       std::vector<LocalCopy>{{places[rank()], bytes_of(input), input.bytes()}}));
 }
 
@@ -160,7 +169,7 @@ device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& in
     });
   }
   return stream.enqueue(std::make_unique<ExchangeOperation>(
-      group_, Tag::exchanged, std::move(parts),
+      group_, OperationKind::all_to_all, std::move(parts),
       std::vector<LocalCopy>{{at(output, rank()), at(input, rank()), block}}));
 }
 
@@ -172,8 +181,8 @@ device::Event MpiCommunicator::exchange(std::vector<Message> messages, device::S
     checks::peer(message.peer, *this);
     parts.push_back({bytes_of(message.data), message.data.bytes(), message.peer, message.send});
   }
-  return stream.enqueue(std::make_unique<ExchangeOperation>(group_, Tag::grouped, std::move(parts),
-                                                            std::move(copies)));
+  return stream.enqueue(std::make_unique<ExchangeOperation>(group_, OperationKind::exchange,
+                                                            std::move(parts), std::move(copies)));
 }
 
 /// What the conveniences reduce: one number.
@@ -187,13 +196,22 @@ std::size_t scratch_bytes(int size, std::size_t largest) {
   return agreement_scratch(size) + reduce_scratch_bytes(size, (largest + ranks - 1) / ranks);
 }
 
+std::unique_ptr<Communicator> make_mpi_communicator(const std::shared_ptr<MpiHandle>& handle,
+                                                    device::MemoryLedger& ledger) {
+  if (handle->size() == 1) return make_self_communicator();
+  auto result = std::make_unique<MpiCommunicator>(handle, ledger, 0);
+  result->set_agreement(
+      std::make_unique<MpiCommunicator>(handle, ledger, agreement_scratch(handle->size())));
+  return result;
+}
+
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger) {
   int size = 0;
   mpi_check(MPI_Comm_size(parent, &size), "MPI_Comm_size");
   if (size == 1) return make_self_communicator();
-  auto result = std::make_unique<MpiCommunicator>(parent, ledger, 0);
-  result->set_agreement(std::make_unique<MpiCommunicator>(parent, ledger, agreement_scratch(size)));
-  return result;
+  MPI_Comm own = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_dup(parent, &own), "MPI_Comm_dup");
+  return make_mpi_communicator(std::make_shared<MpiHandle>(own), ledger);
 }
 
 }  // namespace trireme::comm

@@ -29,7 +29,29 @@ std::size_t reduce_scratch_bytes(int size, std::size_t slice) {
   return slots * static_cast<std::size_t>(size - 1) * device::aligned(std::min(piece, slice));
 }
 
-void ExchangeOperation::start() {
+void WireOperation::start() {
+  begin_ = std::chrono::steady_clock::now();
+  begin();
+}
+
+bool WireOperation::test() {
+  if (!advance()) return false;
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
+  group_.traffic->add(kind_, {.bytes = sent_, .operations = 1, .seconds = spent.count()});
+  return true;
+}
+
+ExchangeOperation::ExchangeOperation(const Group& group, OperationKind kind,
+                                     std::vector<Part> parts, std::vector<LocalCopy> copies)
+    : WireOperation(group, kind),
+      requests_(wire()),
+      tag_(kind == OperationKind::all_gather   ? Tag::gathered
+           : kind == OperationKind::all_to_all ? Tag::exchanged
+                                               : Tag::grouped),
+      parts_(std::move(parts)),
+      copies_(std::move(copies)) {}
+
+void ExchangeOperation::begin() {
   for (const Part& part : parts_) {
     if (!part.send) requests_.receive(part.data, part.bytes, part.peer, tag_);
   }
@@ -40,10 +62,10 @@ void ExchangeOperation::start() {
 }
 
 BroadcastOperation::BroadcastOperation(const Group& group, const Tensor& data, int root)
-    : comm_(group.comm),
+    : WireOperation(group, OperationKind::broadcast),
       data_(static_cast<std::byte*>(data.data())),
       bytes_(data.bytes()),
-      leaving_(group.comm) {
+      leaving_(wire()) {
   pieces_ = static_cast<std::int64_t>((bytes_ + largest_piece - 1) / largest_piece);
   // Ranks counted from the root: the parent lacks the lowest bit, the children have one below it.
   const int relative = (group.rank - root + group.size) % group.size;
@@ -59,13 +81,14 @@ std::size_t BroadcastOperation::piece_bytes(std::int64_t piece) const {
   return std::min(largest_piece, bytes_ - static_cast<std::size_t>(piece) * largest_piece);
 }
 
-void BroadcastOperation::start() {
+void BroadcastOperation::begin() {
   for (std::int64_t piece = 0; piece < pieces_; ++piece) {
     if (parent_ < 0) {
       forward(piece);
     } else {
-      arriving_.emplace_back(comm_).receive(data_ + static_cast<std::size_t>(piece) * largest_piece,
-                                            piece_bytes(piece), parent_, Tag::spread);
+      arriving_.emplace_back(wire()).receive(
+          data_ + static_cast<std::size_t>(piece) * largest_piece, piece_bytes(piece), parent_,
+          Tag::spread);
     }
   }
 }
@@ -76,7 +99,7 @@ void BroadcastOperation::forward(std::int64_t piece) {
   ++forwarded_;
 }
 
-bool BroadcastOperation::test() {
+bool BroadcastOperation::advance() {
   while (forwarded_ < pieces_ && arriving_.front().test()) {
     arriving_.pop_front();
     forward(forwarded_);
@@ -85,7 +108,7 @@ bool BroadcastOperation::test() {
 }
 
 ReduceOperation::ReduceOperation(const Group& group, Job job)
-    : group_(group),
+    : WireOperation(group, job.gather ? OperationKind::all_reduce : OperationKind::reduce_scatter),
       job_(std::move(job)),
       element_bytes_(static_cast<std::int64_t>(size_of(job_.type))) {}
 
@@ -112,7 +135,7 @@ void ReduceOperation::for_each_peer(std::int64_t piece, const Visit& visit) cons
   }
 }
 
-void ReduceOperation::start() {
+void ReduceOperation::begin() {
   std::int64_t longest = 0;
   for (int rank = 0; rank < group_.size; ++rank) {
     longest = std::max(longest, job_.begins[rank + 1] - job_.begins[rank]);
@@ -123,7 +146,7 @@ void ReduceOperation::start() {
   pieces_ = (longest + piece_elements_ - 1) / piece_elements_;
   const std::size_t slots = slots_for(static_cast<std::size_t>(pieces_));
   for (std::size_t i = 0; i < slots; ++i) {
-    slots_.push_back({Requests(group_.comm), Requests(group_.comm)});
+    slots_.push_back({Requests(wire()), Requests(wire())});
   }
   scratch_ = group_.scratch(
       reduce_scratch_bytes(group_.size, static_cast<std::size_t>(longest * element_bytes_)));
@@ -154,7 +177,7 @@ void ReduceOperation::reduce(std::int64_t piece) {
   std::byte* output = job_.output + piece * piece_elements_ * element_bytes_;
   reduce_tree(job_.type, job_.reduction, contributions, output, own.count);
   if (!job_.gather) return;
-  Requests& sends = results_.emplace_back(group_.comm);
+  Requests& sends = results_.emplace_back(wire());
   for_each_peer(piece, [&](int peer, const Stretch&) {
     sends.send(output, static_cast<std::size_t>(own.count * element_bytes_), peer, Tag::result);
   });
@@ -162,7 +185,7 @@ void ReduceOperation::reduce(std::int64_t piece) {
 
 void ReduceOperation::open(std::int64_t piece) {
   if (!job_.gather) return;
-  Requests& receives = results_.emplace_back(group_.comm);
+  Requests& receives = results_.emplace_back(wire());
   for_each_peer(piece, [&](int peer, const Stretch& theirs) {
     if (theirs.count == 0) return;
     receives.receive(at(theirs.begin), static_cast<std::size_t>(theirs.count * element_bytes_),
@@ -192,7 +215,7 @@ bool ReduceOperation::step() {
   return moved;
 }
 
-bool ReduceOperation::test() {
+bool ReduceOperation::advance() {
   while (step()) ++steps_;
   return reduced_ == pieces_ && opened_ == pieces_ && results_.empty();
 }

@@ -1,6 +1,7 @@
 // The resumable operations that an MPI communicator enqueues.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "trireme/comm/communicator.hpp"
 
 #include "local.hpp"
+#include "mpi_handle.hpp"
 #include "requests.hpp"
 
 namespace trireme::comm {
@@ -20,15 +22,37 @@ namespace trireme::comm {
 struct Group {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
+  int first_tag = 0;
+  TrafficCounter* traffic = nullptr;
   std::function<std::byte*(std::size_t)> scratch;
 };
 
-/// One kind of operation each, so that ranks which enqueue different ones do not mix their
+/// One for each kind of operation, so that ranks which enqueue different ones do not mix their
 /// messages.
-enum Tag : int { contribution = 1, result, gathered, spread, exchanged, grouped };
+enum Tag : int { contribution, result, gathered, spread, exchanged, grouped, count };
+static_assert(Tag::count <= MpiHandle::tags_per_channel);
+
+/// An operation that counts what it sends and how long it takes.
+class WireOperation : public device::Operation {
+ public:
+  void start() final;
+  bool test() final;
+
+ protected:
+  WireOperation(const Group& group, OperationKind kind) : group_(group), kind_(kind) {}
+  virtual void begin() = 0;
+  virtual bool advance() = 0;  // true once finished
+  Wire wire() { return {group_.comm, group_.first_tag, &sent_}; }
+  const Group& group_;
+
+ private:
+  OperationKind kind_;
+  std::int64_t sent_ = 0;
+  std::chrono::steady_clock::time_point begin_;
+};
 
 /// Messages that depend on nothing: all posted at the start.
-class ExchangeOperation : public device::Operation {
+class ExchangeOperation : public WireOperation {
  public:
   struct Part {
     std::byte* data = nullptr;
@@ -36,13 +60,14 @@ class ExchangeOperation : public device::Operation {
     int peer = 0;
     bool send = false;
   };
-  ExchangeOperation(const Group& group, Tag tag, std::vector<Part> parts,
-                    std::vector<LocalCopy> copies)
-      : requests_(group.comm), tag_(tag), parts_(std::move(parts)), copies_(std::move(copies)) {}
-  void start() override;
-  bool test() override { return requests_.test(); }
+  /// `kind`: all_gather, all_to_all or exchange.
+  ExchangeOperation(const Group& group, OperationKind kind, std::vector<Part> parts,
+                    std::vector<LocalCopy> copies);
 
  private:
+  void begin() override;
+  bool advance() override { return requests_.test(); }
+
   Requests requests_;
   Tag tag_;
   std::vector<Part> parts_;
@@ -50,18 +75,17 @@ class ExchangeOperation : public device::Operation {
 };
 
 /// A binomial tree; pieces travel down it as they arrive.
-class BroadcastOperation : public device::Operation {
+class BroadcastOperation : public WireOperation {
  public:
   BroadcastOperation(const Group& group, const Tensor& data, int root);
-  void start() override;
-  bool test() override;
   std::uint64_t steps() const override { return static_cast<std::uint64_t>(forwarded_); }
 
  private:
+  void begin() override;
+  bool advance() override;
   std::size_t piece_bytes(std::int64_t piece) const;
   void forward(std::int64_t piece);
 
-  MPI_Comm comm_;
   std::byte* data_;
   std::size_t bytes_;
   int parent_ = -1;  // −1 at the root
@@ -74,7 +98,7 @@ class BroadcastOperation : public device::Operation {
 /// Reduce-scatter by direct exchange, followed by an all-gather of the slices where `gather`.
 /// Rank r reduces slice r: everyone's contribution to it goes to r's scratch memory, piece by
 /// piece, and is added in tree order; a few pieces are under way at once.
-class ReduceOperation : public device::Operation {
+class ReduceOperation : public WireOperation {
  public:
   struct Job {
     DType type = DType::f32;
@@ -85,11 +109,11 @@ class ReduceOperation : public device::Operation {
     bool gather = false;
   };
   ReduceOperation(const Group& group, Job job);
-  void start() override;
-  bool test() override;
   std::uint64_t steps() const override { return steps_; }
 
  private:
+  void begin() override;
+  bool advance() override;
   struct Stretch {
     std::int64_t begin = 0, count = 0;  // elements of job_.data
   };
@@ -107,7 +131,6 @@ class ReduceOperation : public device::Operation {
   void open(std::int64_t piece);
   bool step();
 
-  const Group& group_;
   Job job_;
   std::int64_t element_bytes_;
   std::int64_t piece_elements_ = 1, pieces_ = 0;

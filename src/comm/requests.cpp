@@ -9,7 +9,7 @@
 namespace trireme::comm {
 
 Requests::Requests(Requests&& other) noexcept
-    : comm_(other.comm_),
+    : wire_(other.wire_),
       requests_(std::exchange(other.requests_, {})),
       statuses_(std::exchange(other.statuses_, {})),
       lengths_(std::exchange(other.lengths_, {})) {}
@@ -29,9 +29,10 @@ void Requests::send(const std::byte* data, std::size_t bytes, int peer, int tag)
     const std::size_t part = std::min(largest, bytes - done);
     requests_.push_back(MPI_REQUEST_NULL);
     lengths_.push_back(-1);
-    mpi_check(MPI_Isend(data + done, static_cast<int>(part), MPI_BYTE, peer, tag, comm_,
-                        &requests_.back()),
+    mpi_check(MPI_Isend(data + done, static_cast<int>(part), MPI_BYTE, peer, wire_.first_tag + tag,
+                        wire_.comm, &requests_.back()),
               "MPI_Isend");
+    *wire_.sent += static_cast<std::int64_t>(part);
     done += part;
   } while (done < bytes);
 }
@@ -42,8 +43,8 @@ void Requests::receive(std::byte* data, std::size_t bytes, int peer, int tag) {
     const std::size_t part = std::min(largest, bytes - done);
     requests_.push_back(MPI_REQUEST_NULL);
     lengths_.push_back(static_cast<int>(part));
-    mpi_check(MPI_Irecv(data + done, static_cast<int>(part), MPI_BYTE, peer, tag, comm_,
-                        &requests_.back()),
+    mpi_check(MPI_Irecv(data + done, static_cast<int>(part), MPI_BYTE, peer, wire_.first_tag + tag,
+                        wire_.comm, &requests_.back()),
               "MPI_Irecv");
     done += part;
   } while (done < bytes);

@@ -2,24 +2,33 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <mpi.h>
 
 namespace trireme::comm {
 
+/// Where messages go, and who counts the bytes that are sent.
+struct Wire {
+  MPI_Comm comm = MPI_COMM_NULL;
+  int first_tag = 0;
+  std::int64_t* sent = nullptr;
+};
+
 /// Messages of one operation, in bytes (MPI has no bf16), cut where they exceed 1 GiB, since counts
 /// are ints. Receives must come out exactly as long as they were posted: ranks that disagree on a
 /// size are told so instead of computing with what is left in the buffer.
 class Requests {
  public:
-  explicit Requests(MPI_Comm comm) : comm_(comm) {}
+  explicit Requests(const Wire& wire) : wire_(wire) {}
   Requests(Requests&& other) noexcept;
   Requests& operator=(Requests&& other) = delete;
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
   ~Requests();
 
+  /// `tag` counts from the wire's first.
   void send(const std::byte* data, std::size_t bytes, int peer, int tag);
   void receive(std::byte* data, std::size_t bytes, int peer, int tag);
   /// True once all are finished; then the set is empty.
@@ -29,7 +38,7 @@ class Requests {
   static constexpr std::size_t largest = std::size_t{1} << 30;
   void check_lengths() const;
 
-  MPI_Comm comm_;
+  Wire wire_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
   std::vector<int> lengths_;  // of receives; −1 for sends

@@ -31,15 +31,16 @@ std::size_t ops_workspace(const model::Transformer& model, const MemoryQuestion&
   return device::aligned(bytes);
 }
 
-/// Scratch of the communicators: the world's agreements, the data axis' buckets.
+/// Scratch of the communicators: all groups' agreements, the data axis' buckets.
 std::size_t communication_bytes(const model::Transformer& model, const MemoryQuestion& question) {
   std::int64_t largest = 0;
   const auto units = static_cast<int>(model.units().size());
   for (const auto& bucket : state::plan_buckets(model.table(), units, question.bucket_elements)) {
     largest = std::max(largest, bucket.end - bucket.begin);
   }
-  return comm::scratch_bytes(question.world, 0) +
-         comm::scratch_bytes(question.data, static_cast<std::size_t>(largest) * sizeof(float));
+  return question.grid_bytes +
+         comm::scratch_bytes(question.data, static_cast<std::size_t>(largest) * sizeof(float)) -
+         comm::scratch_bytes(question.data, 0);
 }
 
 }  // namespace

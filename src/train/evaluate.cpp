@@ -9,7 +9,7 @@ namespace trireme::train {
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options) {
   device::MemoryLedger ledger;
   Recorder recorder;
-  comm::Grid grid(session, comm::make_grid_shape(session.size(), 0), ledger);
+  comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
   double mean = 0;
   std::unique_ptr<checkpoint::Reader> reader;
   std::unique_ptr<data::TokenReader> tokens;

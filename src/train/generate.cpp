@@ -108,7 +108,7 @@ class Continuation {
 std::string generate(comm::Session& session, const RunConfig& config,
                      const GenerateOptions& options) {
   device::MemoryLedger ledger;
-  comm::Grid grid(session, comm::make_grid_shape(session.size(), 0), ledger);
+  comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
   std::string text;
   comm::agree(grid.world(), [&] {
     if (session.rank() != 0) return;

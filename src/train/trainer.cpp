@@ -26,8 +26,8 @@ plan::MemoryQuestion memory_question(const RunConfig& config, int threads, const
           .rows = micro_batch_rows(config),
           .sequence = config.model.sequence,
           .threads = threads,
-          .world = grid.shape().size(),
-          .data = grid.shape().degree[static_cast<std::size_t>(comm::Axis::data)],
+          .grid_bytes = comm::grid_bytes(grid.shape(), grid.shard(), grid.world().rank()),
+          .data = grid.shape().of(comm::Axis::data),
           .bucket_elements = bucket_elements(config)};
 }
 

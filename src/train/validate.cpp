@@ -82,8 +82,7 @@ void check_peak(const std::string& peak) {
 
 void validate(RunConfig& config, int world) {
   config.model.resolve();
-  const comm::GridShape shape =
-      comm::make_grid_shape(world, static_cast<int>(config.parallel.data));
+  const comm::GridShape shape = comm::make_grid_shape(world, {.data = config.parallel.data});
   const int data = shape.degree[static_cast<std::size_t>(comm::Axis::data)];
   check_batch(config, data);
   check_peak(config.train.peak);

@@ -178,6 +178,15 @@ TEST(Moves, MisuseIsFoundWhereItIsEnqueued) {
     EXPECT_THROW(group->all_gather(all, Tensor(values.data() + 1, {4}), stream), std::logic_error);
     EXPECT_THROW(group->reduce_scatter(part.slice(0, 0, 3), all, Reduction::sum, stream),
                  std::logic_error);
+    std::vector<std::int64_t> counts(n, 4);
+    EXPECT_THROW(group->reduce_scatter_v(part.slice(0, 0, 3), all, counts, Reduction::sum, stream),
+                 std::logic_error);
+    counts[0] = 5;
+    EXPECT_THROW(group->reduce_scatter_v(part, all, counts, Reduction::sum, stream),
+                 std::logic_error);
+    counts.assign(n + 1, 4);
+    EXPECT_THROW(group->reduce_scatter_v(part, all, counts, Reduction::sum, stream),
+                 std::logic_error);
     EXPECT_THROW(group->broadcast(part, n, stream), std::logic_error);
     EXPECT_THROW(group->all_to_all(all, all, stream), std::logic_error);
     EXPECT_THROW(group->exchange({{part, group->rank(), true}}, stream), std::logic_error);

@@ -1,6 +1,7 @@
 // All-reduce and reduce-scatter on every group, against MPI's own reduction and against stated
 // trees.
 #include <cmath>
+#include <numeric>
 
 #include "trireme/core/random.hpp"
 
@@ -134,6 +135,84 @@ TEST(Reductions, SumsAreTheStatedTreeToTheBit) {
       EXPECT_GT(other_order_differs, count / 10);  // so the test can tell
     }
   }
+}
+
+/// Ways to divide about `unit` elements per rank: uneven, one rank with none, one rank with all,
+/// nothing at all.
+std::vector<std::vector<std::int64_t>> divisions(int size, std::int64_t unit) {
+  std::vector<std::vector<std::int64_t>> result(1);
+  for (int r = 0; r < size; ++r) result[0].push_back(unit * (r + 1) - r % 2);
+  result.emplace_back(size, 0);
+  for (int chosen = 0; chosen < size; ++chosen) {
+    result.push_back(result[0]);
+    result.back()[chosen] = 0;
+    result.emplace_back(size, 0);
+    result.back()[chosen] = unit;
+  }
+  return result;
+}
+
+/// Its bits must be those of all_reduce, wherever the cuts fall.
+void expect_part_of_all_reduce(const TestGroup& group, DType type, bool in_place,
+                               const std::vector<std::int64_t>& counts) {
+  const auto own = counts.begin() + group->rank();
+  const std::int64_t begin = std::accumulate(counts.begin(), own, std::int64_t{0});
+  const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  Elements before(type, all);
+  for (std::int64_t i = 0; i < all; ++i) before.set(i, wild(group->rank(), i));
+  Elements input = before;
+  Elements reduced = before;
+  Elements apart(type, *own);
+  device::Stream stream;
+  group->all_reduce(reduced.tensor(), Reduction::sum, stream);
+  const Tensor output = in_place ? input.tensor(begin, *own) : apart.tensor();
+  group->reduce_scatter_v(output, input.tensor(), counts, Reduction::sum, stream).wait();
+  for (std::int64_t i = 0; i < all; ++i) {
+    const bool mine = i >= begin && i < begin + *own;
+    if (mine) {
+      ASSERT_EQ(in_place ? input.get(i) : apart.get(i - begin), reduced.get(i)) << i;
+    }
+    if (!mine || !in_place) {
+      ASSERT_EQ(input.get(i), before.get(i)) << i;
+    }
+  }
+  EXPECT_TRUE(input.spare_untouched() && apart.spare_untouched());
+}
+
+TEST(Reductions, ReduceScatterOfUnequalCountsIsAPartOfAllReduce) {
+  const Groups groups;
+  for (const TestGroup& group : groups.all()) {
+    for (const bool in_place : {false, true}) {
+      for (const std::int64_t unit : {1, 37}) {
+        for (const std::vector<std::int64_t>& counts : divisions(group->size(), unit)) {
+          for (const DType type : {DType::f32, DType::bf16}) {
+            SCOPED_TRACE(fmt::format("{}, {}, counts {}", group.name, name_of(type),
+                                     ::testing::PrintToString(counts)));
+            expect_part_of_all_reduce(group, type, in_place, counts);
+          }
+        }
+      }
+      // From one piece to more than four on the last of four ranks.
+      SCOPED_TRACE(group.name);
+      expect_part_of_all_reduce(group, DType::f32, in_place, divisions(group->size(), 250'003)[0]);
+    }
+  }
+}
+
+TEST(Reductions, ScratchForUnequalCountsIsWhatWasPredicted) {
+  Groups groups;
+  const TestGroup& group = groups.world();
+  const std::int64_t before = groups.ledger.held(device::Use::communication);
+  std::vector<std::int64_t> counts(group->size(), 10);
+  counts.back() = 5000;
+  Elements input(DType::f32, 10 * (group->size() - 1) + 5000);
+  Elements output(DType::f32, counts[group->rank()]);
+  device::Stream stream;
+  group->reduce_scatter_v(output.tensor(), input.tensor(), counts, Reduction::sum, stream).wait();
+  const auto largest = static_cast<std::size_t>(group->size()) * 5000 * 4;
+  EXPECT_EQ(groups.ledger.held(device::Use::communication) - before,
+            static_cast<std::int64_t>(scratch_bytes(group->size(), largest) -
+                                      scratch_bytes(group->size(), 0)));
 }
 
 TEST(Reductions, ANaNReachesEveryRank) {

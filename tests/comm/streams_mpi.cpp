@@ -1,11 +1,8 @@
-// Order, overlap, the blocking conveniences, the grid and the session.
+// Order, overlap, the blocking conveniences and the session.
 #include <chrono>
 #include <cmath>
 #include <thread>
 
-#include <gmock/gmock.h>
-
-#include "trireme/comm/grid.hpp"
 #include "trireme/comm/progress.hpp"
 
 #include "groups.hpp"
@@ -144,33 +141,6 @@ TEST(Conveniences, NobodyLeavesABarrierBeforeTheLastEnters) {
   }
   world.barrier();
   EXPECT_GE(MPI_Wtime() - begin, 0.05);  // the ranks began within one barrier of each other
-}
-
-TEST(Grid, GroupsHoldTheRanksOfTheirAxis) {
-  const Session session(nullptr, nullptr);
-  GridShape shape = make_grid_shape(session.size(), 0);
-  if (session.size() == 4) shape.degree = {2, 1, 1, 2};
-  device::MemoryLedger ledger;
-  Grid grid(session, shape, ledger);
-  const auto here = shape.coordinates(session.rank());
-  for (int axis = 0; axis < axis_count; ++axis) {
-    Communicator& group = grid.group(static_cast<Axis>(axis));
-    EXPECT_EQ(grid.coordinate(static_cast<Axis>(axis)), here[axis]);
-    EXPECT_EQ(group.size(), shape.degree[axis]);
-    EXPECT_EQ(group.rank(), here[axis]);
-    std::int64_t expected = 0;
-    for (int i = 0; i < shape.degree[axis]; ++i) {
-      auto other = here;
-      other[axis] = i;
-      expected += 1 << shape.rank(other);
-    }
-    EXPECT_EQ(group.all_reduce(std::int64_t{1} << session.rank(), Reduction::sum), expected);
-  }
-  EXPECT_EQ(grid.world().rank(), session.rank());
-  EXPECT_EQ(grid.world().size(), session.size());
-  EXPECT_THAT(grid.to_string(), ::testing::StartsWith(fmt::format(
-                                    "rank {} of {}: pipeline {}, data {}, context 0, tensor {} on ",
-                                    session.rank(), session.size(), here[3], here[2], here[0])));
 }
 
 TEST(Session, OneRankOfANodeHasTheVoice) {

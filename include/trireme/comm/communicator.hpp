@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "trireme/comm/traffic.hpp"
 #include "trireme/core/tensor.hpp"
 #include "trireme/device/stream.hpp"
 
@@ -39,6 +40,10 @@ class Communicator {
   /// `output` may be the rank's own part of `input`.
   virtual device::Event reduce_scatter(const Tensor& output, const Tensor& input,
                                        Reduction reduction, device::Stream& stream) = 0;
+  /// The same with counts[r] elements for rank r, in rank order; counts may be 0.
+  virtual device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
+                                         std::span<const std::int64_t> counts, Reduction reduction,
+                                         device::Stream& stream) = 0;
   /// `output` [size·n] gets the ranks' `input` [n] in rank order; any type. `input` may lie inside
   /// `output` at its own place.
   virtual device::Event all_gather(const Tensor& output, const Tensor& input,
@@ -62,6 +67,13 @@ class Communicator {
   /// agree in length.
   virtual device::Event exchange(std::vector<Message> messages, device::Stream& stream) = 0;
 
+  /// What this rank has sent by operations that were enqueued on streams and have finished, since
+  /// the start or the last reset. A group of one rank counts nothing.
+  TrafficByKind traffic() const { return counter_.read(); }
+  void reset_traffic() { counter_.reset(); }
+  /// The same of the conveniences below, which `traffic` leaves out.
+  TrafficByKind agreement_traffic() { return agreement().traffic(); }
+
   // Blocking conveniences for agreement outside the step; they use a stream of their own.
   void barrier();
   double all_reduce(double value, Reduction reduction);
@@ -77,6 +89,7 @@ class Communicator {
  protected:
   /// The group that the conveniences use: other traffic than that of the streams.
   virtual Communicator& agreement() { return *this; }
+  TrafficCounter counter_;
 };
 
 /// A group of this rank alone.

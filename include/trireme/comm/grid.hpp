@@ -1,53 +1,83 @@
-// The process grid: which rank stands where on which axis, and the groups along each axis.
+// The process grid: which rank stands where on which axis, and its groups.
 #pragma once
 
 #include <array>
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/comm/shape.hpp"
 #include "trireme/device/memory.hpp"
 
 namespace trireme::comm {
 
-/// Fastest first: the order in which world ranks fill the grid, so that tensor groups lie inside a
-/// node.
-enum class Axis : std::uint8_t { tensor, context, data, pipeline, count };
-constexpr int axis_count = static_cast<int>(Axis::count);
-std::string_view name_of(Axis axis);
+/// What travels between neighbouring pipeline stages.
+enum class Direction : std::uint8_t { activations, gradients };
 
-/// Degree of each axis; pure arithmetic on coordinates.
-struct GridShape {
-  std::array<int, axis_count> degree{1, 1, 1, 1};  // by Axis
-  int size() const;
-  std::array<int, axis_count> coordinates(int rank) const;
-  int rank(const std::array<int, axis_count>& coordinates) const;
-  std::string to_string() const;  // "pipeline 1 × data 2 × context 1 × tensor 1"
-};
-
-/// The shape of a world of `world` ranks whose data degree is `data` (0: the rest of the world).
-/// Throws ConfigError with the nearest degrees that work.
-GridShape make_grid_shape(int world, int data);
-
-/// Groups along every axis and over the world, made by MPI_Comm_split at start; collective.
+/// The groups of this rank, all made at the start by MPI_Comm_split, collectively. Groups of the
+/// same ranks share one MPI communicator and are told apart by message tags, so each of them may be
+/// used with a stream of its own.
 class Grid {
  public:
-  Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger);
+  /// `shard`: data ranks of a shard group, a divisor of the data degree (shard_degree checks what
+  /// users ask for); 0: all of them.
+  Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard = 0);
   const GridShape& shape() const { return shape_; }
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
-  Communicator& group(Axis axis) { return *groups_[static_cast<int>(axis)]; }
-  Communicator& world() { return *world_; }
+  int shard() const { return shard_; }
+
+  Communicator& group(GroupKind kind) { return *groups_[static_cast<int>(kind)]; }
+  /// Along one axis, ordered by its coordinate.
+  Communicator& group(Axis axis) { return group(static_cast<GroupKind>(axis)); }
+  Communicator& world() { return group(GroupKind::world); }
+  /// Everyone who has this pipeline stage: data × context × tensor.
+  Communicator& stage_group() { return group(GroupKind::stage); }
+  /// One replica of the model: pipeline × context × tensor.
+  Communicator& model_group() { return group(GroupKind::model); }
+  /// The data axis in two factors, for hybrid sharding: `shard` consecutive data ranks …
+  Communicator& shard_group() { return group(GroupKind::shard); }
+  /// … and the ranks of equal place in the shard groups.
+  Communicator& replica_group() { return group(GroupKind::replica); }
+  /// First and last pipeline stage at equal other coordinates, for tied embeddings; this rank alone
+  /// where there is one stage, and in the stages between.
+  Communicator& embedding_group() { return group(GroupKind::embedding); }
+  /// The ranks of group(Axis::pipeline), once for each direction.
+  Communicator& pipeline_channel(Direction direction) {
+    return *channels_[static_cast<std::size_t>(direction)];
+  }
+  /// A further group over any set of axes; collective over the world.
+  std::unique_ptr<Communicator> make_group(Axes axes);
+
+  /// By world rank, the world rank of the first rank that shares its memory.
+  const std::vector<int>& nodes() const { return nodes_; }
+  /// What about this placement will cost speed, one line each; the same on every rank.
+  std::vector<std::string> warnings() const;
   /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
-  std::string to_string() const;
+  std::string to_string() const { return where_; }
+
+  /// Stream traffic of every group and channel by name ("tensor", …, "activations", "gradients").
+  std::vector<std::pair<std::string, TrafficByKind>> traffic() const;
+  void reset_traffic();
 
  private:
+  const Session& session_;
   GridShape shape_;
+  int shard_;
   std::array<int, axis_count> coordinates_{};
-  std::array<std::unique_ptr<Communicator>, axis_count> groups_;
-  std::unique_ptr<Communicator> world_;
+  device::MemoryLedger& ledger_;
+  std::array<std::unique_ptr<Communicator>, group_kinds> groups_;
+  std::array<std::unique_ptr<Communicator>, 2> channels_;
+  std::vector<int> nodes_;
   std::string where_;
 };
+
+/// Bytes that a Grid of this shape enters in the ledger of `rank` when it is made: the scratch of
+/// all its groups' conveniences. What reductions add is scratch_bytes(size, largest) −
+/// scratch_bytes(size, 0) for each group used.
+std::size_t grid_bytes(const GridShape& shape, int shard, int rank);
 
 }  // namespace trireme::comm

@@ -18,8 +18,8 @@ namespace trireme::comm {
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger);
 
 /// Bytes that such a communicator of `size` ranks enters in the ledger once it has reduced tensors
-/// of at most `largest` bytes (all_reduce's data, reduce_scatter's input). Nothing else takes
-/// scratch.
+/// of at most `largest` bytes (all_reduce's data, reduce_scatter's input; for reduce_scatter_v,
+/// `size` times the largest count's bytes). Nothing else takes scratch.
 std::size_t scratch_bytes(int size, std::size_t largest);
 
 }  // namespace trireme::comm

@@ -13,11 +13,11 @@ namespace trireme::plan {
 /// What the prediction depends on beside the model.
 struct MemoryQuestion {
   optim::OptimConfig optim;
-  std::int64_t rows = 0;      // tokens of a micro-batch
-  std::int64_t sequence = 0;  // tokens of a sequence
-  int threads = 1;            // of this rank
-  int world = 1;              // ranks in all
-  int data = 1;               // ranks on the data axis
+  std::int64_t rows = 0;       // tokens of a micro-batch
+  std::int64_t sequence = 0;   // tokens of a sequence
+  int threads = 1;             // of this rank
+  std::size_t grid_bytes = 0;  // what the grid's groups take at the start
+  int data = 1;                // ranks on the data axis
   std::int64_t bucket_elements = 0;
 };
 

@@ -1,0 +1,243 @@
+#include "trireme/comm/shape.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme::comm {
+
+std::string_view name_of(Axis axis) {
+  constexpr std::array<std::string_view, axis_count> names = {"tensor", "context", "data",
+                                                              "pipeline"};
+  return names.at(static_cast<std::size_t>(axis));
+}
+
+std::string_view name_of(GroupKind kind) {
+  constexpr std::array<std::string_view, group_kinds> names = {
+      "tensor", "context", "data",  "pipeline", "world",
+      "stage",  "model",   "shard", "replica",  "embedding"};
+  return names.at(static_cast<std::size_t>(kind));
+}
+
+int GridShape::size() const {
+  return std::accumulate(degree.begin(), degree.end(), 1, std::multiplies<>());
+}
+
+std::array<int, axis_count> GridShape::coordinates(int rank) const {
+  TRIREME_ASSERT(rank >= 0 && rank < size(), "rank {} of {}", rank, size());
+  std::array<int, axis_count> result{};
+  for (int axis = 0; axis < axis_count; ++axis) {
+    result[axis] = rank % degree[axis];
+    rank /= degree[axis];
+  }
+  return result;
+}
+
+int GridShape::rank(const std::array<int, axis_count>& coordinates) const {
+  int result = 0;
+  for (int axis = axis_count - 1; axis >= 0; --axis) {
+    TRIREME_ASSERT(coordinates[axis] >= 0 && coordinates[axis] < degree[axis],
+                   "coordinate {} of {} on axis {}", coordinates[axis], degree[axis], axis);
+    result = result * degree[axis] + coordinates[axis];
+  }
+  return result;
+}
+
+std::string GridShape::to_string() const {
+  std::string text;
+  for (const Axis axis : {Axis::pipeline, Axis::data, Axis::context, Axis::tensor}) {
+    if (!text.empty()) text += " × ";
+    text += fmt::format("{} {}", name_of(axis), of(axis));
+  }
+  return text;
+}
+
+std::vector<int> members(const GridShape& shape, Axes axes, int rank) {
+  // Fastest axis innermost, so the ranks come out in order.
+  std::array<int, axis_count> first = shape.coordinates(rank);
+  for (int axis = 0; axis < axis_count; ++axis) {
+    if (axes.has(static_cast<Axis>(axis))) first[axis] = 0;
+  }
+  std::vector<int> result = {shape.rank(first)};
+  int stride = 1;
+  for (int axis = 0; axis < axis_count; stride *= shape.degree[axis++]) {
+    if (!axes.has(static_cast<Axis>(axis))) continue;
+    const std::size_t inner = result.size();
+    for (int i = 1; i < shape.degree[axis]; ++i) {
+      for (std::size_t j = 0; j < inner; ++j) result.push_back(result[j] + i * stride);
+    }
+  }
+  return result;
+}
+
+std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int rank) {
+  using enum Axis;
+  const int place = shape.coordinates(rank)[static_cast<int>(data)];
+  std::vector<int> whole;
+  std::vector<int> result;
+  switch (kind) {
+    case GroupKind::tensor:
+    case GroupKind::context:
+    case GroupKind::data:
+    case GroupKind::pipeline:
+      return members(shape, {static_cast<Axis>(kind)}, rank);
+    case GroupKind::world:
+      return members(shape, {tensor, context, data, pipeline}, rank);
+    case GroupKind::stage:
+      return members(shape, {tensor, context, data}, rank);
+    case GroupKind::model:
+      return members(shape, {tensor, context, pipeline}, rank);
+    case GroupKind::shard:
+    case GroupKind::replica:
+      whole = members(shape, {data}, rank);
+      for (int i = 0; i < shape.of(data); ++i) {
+        const bool inside =
+            kind == GroupKind::shard ? i / shard == place / shard : i % shard == place % shard;
+        if (inside) result.push_back(whole[i]);
+      }
+      return result;
+    case GroupKind::embedding:
+      whole = members(shape, {pipeline}, rank);
+      if (rank != whole.front() && rank != whole.back()) return {rank};
+      if (whole.size() == 1) return whole;
+      return {whole.front(), whole.back()};
+    case GroupKind::count:
+      break;
+  }
+  TRIREME_ASSERT(false, "group kind {}", static_cast<int>(kind));
+  return {};
+}
+
+namespace {
+
+std::vector<std::int64_t> divisors(std::int64_t n) {
+  std::vector<std::int64_t> result;
+  for (std::int64_t i = 1; i <= n; ++i) {
+    if (n % i == 0) result.push_back(i);
+  }
+  return result;
+}
+
+/// A full layout that fills the world, and how far it is from what was asked for.
+struct Candidate {
+  Degrees degrees;
+  int others_changed = 0;  // given degrees beside the refused one
+  double distance = 0;     // of all given degrees, in powers of two
+};
+
+enum class Key : std::uint8_t { tensor, pipeline, data };
+
+std::int64_t of(const Degrees& degrees, Key key) {
+  return key == Key::tensor     ? degrees.tensor
+         : key == Key::pipeline ? degrees.pipeline
+                                : degrees.data;
+}
+
+/// The best layout for each value of the refused degree, nearest value first.
+std::vector<Candidate> nearest_layouts(std::int64_t world, const Degrees& asked, Key refused) {
+  std::vector<Candidate> all;
+  for (const std::int64_t tensor : divisors(world)) {
+    for (const std::int64_t pipeline : divisors(world / tensor)) {
+      Candidate each{{tensor, pipeline, world / tensor / pipeline}};
+      for (const Key key : {Key::tensor, Key::pipeline, Key::data}) {
+        if (key == Key::data && asked.data == 0) continue;
+        const std::int64_t wanted = std::max<std::int64_t>(of(asked, key), 1);
+        const std::int64_t got = of(each.degrees, key);
+        if (key != refused && got != wanted) ++each.others_changed;
+        each.distance +=
+            std::abs(std::log2(static_cast<double>(got) / static_cast<double>(wanted)));
+      }
+      all.push_back(each);
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
+    return a.others_changed != b.others_changed ? a.others_changed < b.others_changed
+                                                : a.distance < b.distance;
+  });
+  std::vector<Candidate> best;
+  for (const Candidate& each : all) {
+    if (each.others_changed > all.front().others_changed) break;
+    const auto same = [&](const Candidate& other) {
+      return of(other.degrees, refused) == of(each.degrees, refused);
+    };
+    if (std::none_of(best.begin(), best.end(), same)) best.push_back(each);
+  }
+  return best;
+}
+
+[[noreturn]] void refuse(std::int64_t world, const Degrees& asked, Key refused,
+                         const std::string& rule) {
+  constexpr std::array<std::string_view, 3> names = {"parallel.tensor", "parallel.pipeline",
+                                                     "parallel.data"};
+  std::vector<Candidate> nearest = nearest_layouts(world, asked, refused);
+  nearest.resize(std::min<std::size_t>(nearest.size(), 2));
+  std::sort(nearest.begin(), nearest.end(), [&](const Candidate& a, const Candidate& b) {
+    return of(a.degrees, refused) < of(b.degrees, refused);
+  });
+  std::string values;
+  std::string layouts;
+  for (const Candidate& each : nearest) {
+    const Degrees& degrees = each.degrees;
+    values += fmt::format("{}{}", values.empty() ? "" : " or ", of(degrees, refused));
+    layouts += fmt::format("{}tensor {} × pipeline {} × data {}", layouts.empty() ? "" : ", ",
+                           degrees.tensor, degrees.pipeline, degrees.data);
+  }
+  if (refused == Key::data) values += ", or 0 for the rest of the world";
+  throw ConfigError(std::string(names.at(static_cast<std::size_t>(refused))),
+                    std::to_string(of(asked, refused)), rule,
+                    fmt::format("use {}: {}", values, layouts));
+}
+
+}  // namespace
+
+GridShape make_grid_shape(int world, const Degrees& degrees) {
+  TRIREME_ASSERT(world >= 1, "a world of {} ranks", world);
+  const auto& [tensor, pipeline, data] = degrees;
+  if (tensor < 1 || world % tensor != 0) {
+    refuse(world, degrees, Key::tensor, fmt::format("must divide the number of ranks, {}", world));
+  }
+  const std::int64_t left = world / tensor;
+  if (pipeline < 1 || left % pipeline != 0) {
+    refuse(world, degrees, Key::pipeline,
+           tensor == 1 ? fmt::format("must divide the number of ranks, {}", world)
+                       : fmt::format("must divide the {} that {} ranks leave to tensor {}", left,
+                                     world, tensor));
+  }
+  const std::int64_t rest = left / pipeline;
+  if (data != 0 && data != rest) {
+    refuse(world, degrees, Key::data,
+           fmt::format("must be {}, as tensor {} × pipeline {} × data must be the number of ranks, "
+                       "{}",
+                       rest, tensor, pipeline, world));
+  }
+  GridShape shape;
+  shape.degree[static_cast<int>(Axis::tensor)] = static_cast<int>(tensor);
+  shape.degree[static_cast<int>(Axis::pipeline)] = static_cast<int>(pipeline);
+  shape.degree[static_cast<int>(Axis::data)] = static_cast<int>(rest);
+  return shape;
+}
+
+int shard_degree(const GridShape& shape, std::int64_t group) {
+  const int data = shape.of(Axis::data);
+  if (group == 0) return data;
+  if (group >= 1 && data % group == 0) return static_cast<int>(group);
+  std::string values;
+  std::int64_t below = 1;
+  for (const std::int64_t each : divisors(data)) {
+    if (each < group) below = each;
+    if (each > group) {
+      values = group < 1 ? std::to_string(each) : fmt::format("{} or {}", below, each);
+      break;
+    }
+  }
+  if (values.empty()) values = std::to_string(below);
+  throw ConfigError("zero.group", std::to_string(group),
+                    fmt::format("must divide the data-parallel degree, {}", data),
+                    fmt::format("use {}", values));
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,235 @@
+#include "trireme/comm/watchdog.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <new>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;  // one clock for all processes of a node
+constexpr std::size_t words = Watchdog::text_bytes / sizeof(std::uint64_t);
+
+std::int64_t nanoseconds() {
+  return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+}
+
+/// Tells apart processes that number their processes differently (containers).
+std::uint64_t process_namespace() {
+  struct stat status {};
+  return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+/// Of a process of this namespace, by Linux' /proc; empty where it runs or nothing is known.
+std::string state_of(std::int64_t process) {
+  if (!std::ifstream("/proc/self/stat")) return {};
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string line;
+  if (!file || !std::getline(file, line)) return "dead";
+  // "pid (name) S …"; the name may hold anything.
+  const std::size_t at = line.rfind(") ");
+  if (at == std::string::npos || at + 2 >= line.size()) return {};
+  switch (line[at + 2]) {
+    case 'T':
+    case 't':
+      return "stopped";
+    case 'Z':
+    case 'X':
+      return "dead";
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+/// One rank's note in shared memory, written by its owner alone. The sequence is odd while a note
+/// is being written; every word is atomic, so a reader sees old or new words, never half of one.
+struct Watchdog::Slot {
+  std::atomic<std::uint64_t> sequence{0};
+  std::atomic<std::int64_t> rank{0}, step{-1}, beaten{0}, process{0};
+  std::atomic<std::uint64_t> process_namespace{0};
+  std::atomic<std::int64_t> pauses{0};  // watched while 0
+  std::array<std::atomic<std::uint64_t>, words> text{};
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+  template <class Change>
+  void write(const Change& change) {
+    const std::uint64_t before = sequence.load(std::memory_order_relaxed);
+    sequence.store(before + 1, std::memory_order_relaxed);
+    change();  // by release stores: who sees one of them sees the odd sequence too
+    beaten.store(nanoseconds(), std::memory_order_release);
+    sequence.store(before + 2, std::memory_order_release);
+  }
+
+  void note(std::string_view operation) {
+    std::array<std::uint64_t, words> copy{};
+    std::memcpy(copy.data(), operation.data(), std::min(operation.size(), text_bytes));
+    for (std::size_t i = 0; i < words; ++i) text[i].store(copy[i], std::memory_order_release);
+  }
+
+  LastOperation read() const {
+    LastOperation result;
+    std::array<std::uint64_t, words> copy{};
+    // A rank that died while writing leaves its sequence odd for ever: then what is there must do.
+    for (int attempt = 0; attempt < 1000; ++attempt) {
+      const std::uint64_t before = sequence.load(std::memory_order_acquire);
+      for (std::size_t i = 0; i < words; ++i) copy[i] = text[i].load(std::memory_order_acquire);
+      result.step = step.load(std::memory_order_acquire);
+      result.seconds_ago =
+          1e-9 * static_cast<double>(nanoseconds() - beaten.load(std::memory_order_acquire));
+      if (before % 2 == 0 && sequence.load(std::memory_order_relaxed) == before) break;
+    }
+    result.rank = static_cast<int>(rank.load(std::memory_order_relaxed));
+    std::array<char, text_bytes + 1> characters{};
+    std::memcpy(characters.data(), copy.data(), text_bytes);
+    result.operation = characters.data();
+    return result;
+  }
+};
+
+Watchdog::Watchdog(Session& session, double timeout_seconds)
+    : session_(session), timeout_(timeout_seconds) {
+  if (!(timeout_ > 0)) return;
+  void* base = nullptr;
+  mpi_check(
+      MPI_Win_allocate_shared(sizeof(Slot), 1, MPI_INFO_NULL, session_.node(), &base, &window_),
+      "MPI_Win_allocate_shared");
+  TRIREME_ASSERT(reinterpret_cast<std::uintptr_t>(base) % alignof(Slot) == 0, "shared memory at {}",
+                 base);
+  own_ = new (base) Slot;
+  own_->rank = session_.rank();
+  own_->process = ::getpid();
+  own_->process_namespace = process_namespace();
+  beat("start");
+  mpi_check(MPI_Barrier(session_.node()), "MPI_Barrier");
+  for (int rank = 0; rank < session_.node_size(); ++rank) {
+    MPI_Aint bytes = 0;
+    int unit = 0;
+    mpi_check(MPI_Win_shared_query(window_, rank, &bytes, &unit, &base), "MPI_Win_shared_query");
+    slots_.push_back(static_cast<Slot*>(base));
+  }
+  thread_ = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+  if (own_ == nullptr) return;
+  const bool in_order = std::uncaught_exceptions() == 0;
+  if (in_order) {
+    // A rank that waits here for one that has stalled is still watched.
+    beat("waiting for all ranks to end");
+    MPI_Barrier(session_.world());
+  }
+  pause();  // for good
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  condition_.notify_one();
+  thread_.join();
+  if (in_order) MPI_Win_free(&window_);
+}
+
+void Watchdog::beat(std::string_view operation) {
+  if (own_ == nullptr) return;
+  own_->write([&] { own_->note(operation); });
+}
+
+void Watchdog::beat(std::string_view operation, std::int64_t step) {
+  if (own_ == nullptr) return;
+  own_->write([&] {
+    own_->note(operation);
+    own_->step.store(step, std::memory_order_release);
+  });
+}
+
+void Watchdog::pause() {
+  if (own_ != nullptr) ++own_->pauses;
+}
+
+void Watchdog::resume() {
+  if (own_ == nullptr) return;
+  own_->write([] {});
+  --own_->pauses;
+}
+
+void Watchdog::watch() {
+  const auto period = std::chrono::duration<double>(std::clamp(timeout_ / 20, 0.005, 0.5));
+  struct Seen {
+    std::uint64_t sequence = 0;
+    double silence = 0;  // seconds that this thread was awake and the sequence stood still
+  };
+  std::vector<Seen> seen(slots_.size());
+  Clock::time_point last = Clock::now();
+  std::unique_lock lock(mutex_);
+  while (!condition_.wait_for(lock, period, [this] { return stop_; })) {
+    const Clock::time_point now = Clock::now();
+    const std::chrono::duration<double> passed = now - std::exchange(last, now);
+    const double awake = std::min(passed, 4 * period).count();
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const std::uint64_t sequence = slots_[i]->sequence.load(std::memory_order_acquire);
+      const bool moved = std::exchange(seen[i].sequence, sequence) != sequence;
+      seen[i].silence = moved || slots_[i]->pauses > 0 ? 0 : seen[i].silence + awake;
+      if (seen[i].silence < timeout_) continue;
+      lock.unlock();
+      bark(i, seen[i].silence);
+    }
+  }
+}
+
+void Watchdog::bark(std::size_t silent, double seconds) {
+  if (session_.claim_voice()) {
+    const std::uint64_t ours = process_namespace();
+    std::vector<LastOperation> ranks;
+    for (const Slot* slot : slots_) {
+      ranks.push_back(slot->read());
+      std::string& state = ranks.back().state;
+      if (slot->process_namespace == ours) state = state_of(slot->process);
+      if (slot->pauses > 0) state += state.empty() ? "not watched" : ", not watched";
+    }
+    const std::string text = fmt::format(
+        "trireme: error: watchdog: rank {} has not moved for {:.1f} s: the limit is {} s, so the "
+        "job ends; the ranks of its node, longest silence first:\n{}",
+        ranks[silent].rank, seconds, timeout_, watchdog_table(ranks));
+    std::fflush(stdout);
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+    // Other nodes notice at the same time, and the one with the culprit may be among them.
+    if (session_.node_size() < session_.size()) ::usleep(300'000);
+  } else {
+    // Another rank of this node is about to print and abort; ending first would cut it off.
+    ::sleep(1);
+  }
+  // Where MPI_Abort hangs too (the main thread may hold a lock of the library), the alarm kills
+  // this process, and its launcher the others.
+  std::signal(SIGALRM, SIG_DFL);
+  ::alarm(1);
+  session_.abort(1);
+}
+
+std::string watchdog_table(std::vector<LastOperation> ranks) {
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [](const auto& a, const auto& b) { return a.seconds_ago > b.seconds_ago; });
+  std::string text =
+      fmt::format("{:>8} {:>8} {:>12}  {}\n", "rank", "step", "seconds ago", "last operation");
+  for (const LastOperation& each : ranks) {
+    text += fmt::format("{:>8} {:>8} {:>12.1f}  {}{}\n", each.rank,
+                        each.step < 0 ? "-" : std::to_string(each.step), each.seconds_ago,
+                        each.operation, each.state.empty() ? "" : " (" + each.state + ")");
+  }
+  return text;
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,177 @@
+// The groups of a grid: who is in them, and that each has its own traffic.
+#include <gmock/gmock.h>
+
+#include "trireme/comm/environment.hpp"
+#include "trireme/comm/grid.hpp"
+#include "trireme/comm/progress.hpp"
+
+#include "groups.hpp"
+
+namespace trireme::comm::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Layout {
+  GridShape shape;
+  int shard;
+};
+
+/// Layouts of this world, with every axis split somewhere.
+std::vector<Layout> layouts(int world) {
+  if (world == 4) {
+    return {{{{1, 1, 4, 1}}, 0}, {{{1, 1, 4, 1}}, 2}, {{{2, 1, 1, 2}}, 0}, {{{2, 1, 2, 1}}, 1},
+            {{{1, 2, 2, 1}}, 0}, {{{1, 1, 1, 4}}, 0}, {{{4, 1, 1, 1}}, 0}, {{{1, 1, 2, 2}}, 2}};
+  }
+  return {{{{1, 1, world, 1}}, 0},
+          {{{1, 1, world, 1}}, 1},
+          {{{1, 1, 1, world}}, 0},
+          {{{world, 1, 1, 1}}, 0}};
+}
+
+/// World ranks of a group in its order, found by asking it.
+std::vector<int> asked(Communicator& group, int world_rank) {
+  std::vector<std::int64_t> ranks(group.size(), -1);
+  const Tensor all(ranks.data(), {group.size()});
+  std::int64_t own = world_rank;
+  device::Stream stream;
+  group.all_gather(all, Tensor(&own, {1}), stream).wait();
+  EXPECT_EQ(ranks[group.rank()], world_rank);
+  return {ranks.begin(), ranks.end()};
+}
+
+TEST(Grid, GroupsHoldTheirMembers) {
+  const Session session(nullptr, nullptr);
+  for (const auto& [shape, shard] : layouts(session.size())) {
+    device::MemoryLedger ledger;
+    Grid grid(session, shape, ledger, shard);
+    EXPECT_EQ(ledger.held(device::Use::communication),
+              static_cast<std::int64_t>(grid_bytes(shape, grid.shard(), session.rank())));
+    const auto here = shape.coordinates(session.rank());
+    for (int index = 0; index < group_kinds; ++index) {
+      const auto kind = static_cast<GroupKind>(index);
+      EXPECT_EQ(asked(grid.group(kind), session.rank()),
+                members(shape, kind, grid.shard(), session.rank()))
+          << shape.to_string() << ", " << name_of(kind);
+    }
+    for (int axis = 0; axis < axis_count; ++axis) {
+      EXPECT_EQ(grid.coordinate(static_cast<Axis>(axis)), here[axis]);
+      EXPECT_EQ(grid.group(static_cast<Axis>(axis)).size(), shape.degree[axis]);
+      EXPECT_EQ(grid.group(static_cast<Axis>(axis)).rank(), here[axis]);
+    }
+    for (const Direction direction : {Direction::activations, Direction::gradients}) {
+      EXPECT_EQ(asked(grid.pipeline_channel(direction), session.rank()),
+                members(shape, {Axis::pipeline}, session.rank()));
+    }
+    const Axes set = {Axis::context, Axis::pipeline};
+    const auto further = grid.make_group(set);
+    EXPECT_EQ(asked(*further, session.rank()), members(shape, set, session.rank()));
+    EXPECT_EQ(&grid.world(), &grid.group(GroupKind::world));
+    EXPECT_EQ(&grid.stage_group(), &grid.group(GroupKind::stage));
+    EXPECT_EQ(&grid.model_group(), &grid.group(GroupKind::model));
+    EXPECT_EQ(&grid.shard_group(), &grid.group(GroupKind::shard));
+    EXPECT_EQ(&grid.replica_group(), &grid.group(GroupKind::replica));
+    EXPECT_EQ(&grid.embedding_group(), &grid.group(GroupKind::embedding));
+    EXPECT_THAT(grid.to_string(),
+                StartsWith(fmt::format(
+                    "rank {} of {}: pipeline {}, data {}, context {}, tensor {} on ",
+                    session.rank(), session.size(), here[3], here[2], here[1], here[0])));
+    // The tests run on one node.
+    EXPECT_EQ(grid.nodes(), std::vector<int>(session.size(), 0));
+    EXPECT_TRUE(grid.warnings().empty());
+  }
+}
+
+// All groups of one grid reduce at once, each on a stream of its own; those of the same ranks share
+// an MPI communicator. Nothing may be taken for another group's, in whatever order ranks start.
+TEST(Grid, GroupsDoNotHearEachOther) {
+  const Session session(nullptr, nullptr);
+  for (const auto& [shape, shard] : layouts(session.size())) {
+    device::MemoryLedger ledger;
+    Grid grid(session, shape, ledger, shard);
+    std::vector<Communicator*> groups;
+    for (int kind = 0; kind < group_kinds; ++kind) {
+      groups.push_back(&grid.group(static_cast<GroupKind>(kind)));
+    }
+    groups.push_back(&grid.pipeline_channel(Direction::activations));
+    groups.push_back(&grid.pipeline_channel(Direction::gradients));
+    const std::size_t count = groups.size();
+    for (int round = 0; round < 3; ++round) {
+      std::vector<device::Stream> streams(count);
+      std::vector<device::Stream*> served;
+      for (device::Stream& stream : streams) served.push_back(&stream);
+      Progress progress(served);
+      std::vector<std::vector<float>> values(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        values[i].assign(10'000, static_cast<float>(i + 1));
+      }
+      for (std::size_t step = 0; step < count; ++step) {
+        const std::size_t i = (step + static_cast<std::size_t>(session.rank()) * 5) % count;
+        groups[i]->all_reduce(Tensor(values[i].data(), {10'000}), Reduction::sum, streams[i]);
+        // The conveniences of one group beside its stream's traffic, all ranks in the same order.
+        EXPECT_EQ(groups[step]->all_reduce(static_cast<std::int64_t>(step), Reduction::sum),
+                  static_cast<std::int64_t>(step) * groups[step]->size());
+      }
+      progress.wake();
+      for (device::Stream& stream : streams) stream.synchronise();
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto expected =
+            static_cast<float>((i + 1) * static_cast<std::size_t>(groups[i]->size()));
+        EXPECT_EQ(values[i], std::vector<float>(10'000, expected)) << i;
+      }
+    }
+  }
+}
+
+// Neighbouring stages pass messages both ways at once, each direction on its own channel.
+TEST(Grid, PipelineChannelsAreSeparate) {
+  const Session session(nullptr, nullptr);
+  device::MemoryLedger ledger;
+  Grid grid(session, {{1, 1, 1, session.size()}}, ledger);
+  Communicator& forward = grid.pipeline_channel(Direction::activations);
+  Communicator& backward = grid.pipeline_channel(Direction::gradients);
+  const int rank = session.rank();
+  const int last = session.size() - 1;
+  std::int64_t down = 100 + rank, from_above = -1, up = 200 + rank, from_below = -1;
+  std::vector<Communicator::Message> ahead;
+  std::vector<Communicator::Message> behind;
+  if (rank < last) {
+    ahead.push_back({Tensor(&down, {1}), rank + 1, true});
+    behind.push_back({Tensor(&from_below, {1}), rank + 1, false});
+  }
+  if (rank > 0) {
+    ahead.push_back({Tensor(&from_above, {1}), rank - 1, false});
+    behind.push_back({Tensor(&up, {1}), rank - 1, true});
+  }
+  device::Stream first;
+  device::Stream second;
+  const auto events = {backward.exchange(behind, second), forward.exchange(ahead, first)};
+  for (const device::Event& event : events) event.wait();
+  EXPECT_EQ(from_above, rank == 0 ? -1 : 100 + rank - 1);
+  EXPECT_EQ(from_below, rank == last ? -1 : 200 + rank + 1);
+}
+
+TEST(Environment, AMixtureIsRefusedOnAllRanks) {
+  const Groups groups;
+  for (const TestGroup& group : groups.all()) {
+    const Environment usual{"AVX-512", "oneDNN 2.6.3"};
+    EXPECT_NO_THROW(require_same_environment(*group, usual));
+    const bool odd = group->rank() == group->size() - 1;
+    const Environment own{odd ? "AVX2" : "AVX-512", "oneDNN 2.6.3"};
+    if (group->size() == 1) continue;
+    try {
+      require_same_environment(*group, own);
+      ADD_FAILURE() << "not refused";
+    } catch (const AgreedError& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr(fmt::format("rank {} of {} has instruction set AVX2, rank "
+                                        "0 has AVX-512",
+                                        group->size() - 1, group->size())));
+    }
+    EXPECT_NO_THROW(require_same_environment(*group, usual));
+  }
+}
+
+}  // namespace
+}  // namespace trireme::comm::testing
