@@ -131,6 +131,15 @@ class Layout {
 /// (seed, row name, i) alone, in every layout.
 void initialise(const Layout& layout, std::uint64_t seed, const Tensor& flat);
 
+/// A stretch of the flat buffer and where it lies in another one.
+struct FlatRange {
+  Range elements;
+  std::int64_t offset = 0;
+};
+/// The same of some stretches only, each at its place in `values`; what lies between is zeroed.
+void initialise(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
+                const Tensor& values);
+
 /// Elements of one partial sum of squares (reproducible norms); a cut of sharded state never falls
 /// inside one.
 inline constexpr std::int64_t norm_block = 4096;
