@@ -92,9 +92,9 @@ Tensor Engine::outgoing(Message kind, int slot) {
 
 void Engine::start_message(const UnitAction& action) {
   const bool send = action.kind == Kind::send;
-  const Message kind = action.gradient ? (send ? Message::send_gradient : Message::receive_gradient)
-                                       : (send ? Message::send_activation
-                                               : Message::receive_activation);
+  const Message kind = action.gradient
+                           ? (send ? Message::send_gradient : Message::receive_gradient)
+                           : (send ? Message::send_activation : Message::receive_activation);
   comm::Communicator& channel = action.gradient ? groups_.gradients : groups_.activations;
   message_event(kind, action.slot) =
       channel.exchange({{memory_.message(kind, action.slot), action.peer, is_send(kind)}},
@@ -282,9 +282,9 @@ std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
   }
   std::vector<LossSum> result;
   for (int leaf = 0; leaf < leaves; ++leaf) {
-    result.push_back({groups_.pipeline.all_reduce(sums[static_cast<std::size_t>(leaf)],
-                                                  comm::Reduction::sum),
-                      batch.weight(leaf, leaves)});
+    result.push_back(
+        {groups_.pipeline.all_reduce(sums[static_cast<std::size_t>(leaf)], comm::Reduction::sum),
+         batch.weight(leaf, leaves)});
   }
   return result;
 }
@@ -301,10 +301,10 @@ void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
   const std::int64_t own = memory_.plan().own_rows();
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
     const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
-    stage_.model().head().logits(
-        context(tokens, head, model::Mode::evaluate, 0),
-        logits.slice(0, leaf * leaves.rows, (leaf + 1) * leaves.rows),
-        memory_.input(head).slice(0, leaf * own, (leaf + 1) * own), memory_.unit(head, leaf));
+    stage_.model().head().logits(context(tokens, head, model::Mode::evaluate, 0),
+                                 logits.slice(0, leaf * leaves.rows, (leaf + 1) * leaves.rows),
+                                 memory_.input(head).slice(0, leaf * own, (leaf + 1) * own),
+                                 memory_.unit(head, leaf));
   }
 }
 

@@ -30,8 +30,8 @@ state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state) 
   if (sharded) {
     return state::GradientNorm(state, stage.shards(), place.data_rank < place.shard);
   }
-  return state::GradientNorm(
-      state, state::ShardMap(stage.layout(), place.data, place.data_rank), true);
+  return state::GradientNorm(state, state::ShardMap(stage.layout(), place.data, place.data_rank),
+                             true);
 }
 
 }  // namespace
@@ -73,9 +73,7 @@ void Replica::initialise() {
                      state_.parameters());
 }
 
-double Replica::gradient_norm() {
-  return norm_.compute(*ops_, grid_.world(), norm_stream_);
-}
+double Replica::gradient_norm() { return norm_.compute(*ops_, grid_.world(), norm_stream_); }
 
 void Replica::update(double learning_rate, std::int64_t step, double gradient_scale) {
   optimizer_.update(*ops_, ranges_, learning_rate, step, gradient_scale);

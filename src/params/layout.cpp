@@ -85,8 +85,7 @@ Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tile
       groups_.push_back({row.units, {at, at}, {elements_, elements_}});
       for (int unit : row.units) {
         if (local(unit)) {
-          by_unit_[static_cast<std::size_t>(unit)].push_back(
-              static_cast<int>(groups_.size()) - 1);
+          by_unit_[static_cast<std::size_t>(unit)].push_back(static_cast<int>(groups_.size()) - 1);
         }
       }
     }

@@ -47,8 +47,8 @@ struct RunSettings {
 /// What a run leaves: the same on all its ranks.
 struct RunResult {
   std::vector<double> losses, norms;
-  std::vector<std::string> names;           // of logical tensors
-  std::vector<std::vector<float>> tensors;  // parameters, then each of the optimiser's states
+  std::vector<std::string> names;             // of logical tensors
+  std::vector<std::vector<float>> tensors;    // parameters, then each of the optimiser's states
   std::vector<std::vector<float>> gradients;  // of the first step
   double evaluation = 0;
 };
@@ -82,9 +82,8 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica, co
           if (!own) continue;
           for (const params::FlatRange& range : ranges) {
             if (at < range.elements.begin || at >= range.elements.end) continue;
-            result[static_cast<std::size_t>(block.row)]
-                  [static_cast<std::size_t>(run.logical + i)] =
-                      flat.as<float>()[range.offset + at - range.elements.begin];
+            result[static_cast<std::size_t>(block.row)][static_cast<std::size_t>(run.logical + i)] =
+                flat.as<float>()[range.offset + at - range.elements.begin];
           }
         }
       });
@@ -106,8 +105,8 @@ inline std::vector<HostMicrobatch> make_batches(const model::ModelConfig& config
   const std::int64_t per_rank = global_batch / layout.data;
   for (std::int64_t m = 0; m < per_rank; m += layout.micro_batch) {
     const std::int64_t first = step * global_batch + data_rank * per_rank + m;
-    data::Batch batch = testing_support::make_test_batch(first, layout.micro_batch,
-                                                         config.sequence, config.vocabulary);
+    data::Batch batch = testing_support::make_test_batch(first, layout.micro_batch, config.sequence,
+                                                         config.vocabulary);
     for (std::size_t i = 0; i < batch.weights.size(); ++i) {
       const std::int64_t sample = first + static_cast<std::int64_t>(i) / config.sequence;
       batch.weights[i] = static_cast<float>(sample % 3) + 0.5F;
@@ -134,60 +133,80 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .virtual_data = settings.virtual_data};
 }
 
+/// One rank of a model in some layout on the ranks of `comm`; collective over them.
+struct LayoutRun {
+  LayoutRun(const model::ModelConfig& config, const LayoutCase& layout,
+            const StageOptions& stage_options, MPI_Comm comm)
+      : comm(comm),
+        layout(layout),
+        session(comm),
+        shape(comm::make_grid_shape(
+            session.size(),
+            {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data})),
+        grid(session, shape, ledger, comm::shard_degree(shape, layout.shard)),
+        model(config),
+        replica(model,
+                {.stage = stage_options,
+                 .optim = {.learning_rate = 3e-3},
+                 .threads = layout.threads,
+                 .bucket_elements = 1000,
+                 .overlap = true,
+                 .seed = 7},
+                grid, recorder, ledger) {}
+
+  /// The gradients that the last step left, every logical tensor of them.
+  std::vector<std::vector<float>> gradients() {
+    const state::ModelState& state = replica.state();
+    const bool sharded = layout.zero > 0;
+    if (!sharded || state.gradients_sharded()) {
+      return gather_logical(replica, state.gradients(), sharded, comm);
+    }
+    // Own gradients are the rank's part of the whole buffer.
+    device::MemoryLedger own_ledger;
+    const device::Buffer own(own_ledger, device::Use::batch,
+                             static_cast<std::size_t>(state.shards().elements()) * sizeof(float));
+    const Tensor flat = own.view(DType::f32, {state.shards().elements()});
+    for (int g = 0; g < state.shards().groups(); ++g) {
+      const Tensor part = state.own_gradient(g);
+      std::copy_n(part.as<float>(), part.elements(), flat.as<float>() + state.shards().offset(g));
+    }
+    return gather_logical(replica, flat, true, comm);
+  }
+
+  MPI_Comm comm;
+  LayoutCase layout;
+  comm::Session session;
+  device::MemoryLedger ledger;
+  Recorder recorder;
+  comm::GridShape shape;
+  comm::Grid grid;
+  model::Transformer model;
+  Replica replica;
+};
+
 /// Trains on the ranks of `comm`, as many as the layout has; collective over them.
 inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& layout,
                             const RunSettings& settings, MPI_Comm comm) {
-  comm::Session session(comm);
-  device::MemoryLedger ledger;
-  Recorder recorder;
-  const comm::GridShape shape = comm::make_grid_shape(
-      session.size(),
-      {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data});
-  comm::Grid grid(session, shape, ledger, comm::shard_degree(shape, layout.shard));
-  const model::Transformer model(config);
-  ReplicaOptions options{.stage = stage_options(layout, settings),
-                         .optim = {.learning_rate = 3e-3},
-                         .threads = layout.threads,
-                         .bucket_elements = 1000,
-                         .overlap = true,
-                         .seed = 7};
-  Replica replica(model, options, grid, recorder, ledger);
+  LayoutRun run(config, layout, stage_options(layout, settings), comm);
+  Replica& replica = run.replica;
   replica.initialise();
   RunResult result;
-  const int data_rank = grid.coordinate(comm::Axis::data);
+  const int data_rank = run.grid.coordinate(comm::Axis::data);
   for (int step = 0; step < settings.steps; ++step) {
     const auto batches = make_batches(config, layout, data_rank, step, settings.global_batch);
     result.losses.push_back(replica.backward(batches).mean());
     result.norms.push_back(replica.gradient_norm());
-    const bool sharded = layout.zero > 0;
-    if (step == 0) {
-      // Own gradients are the rank's part of the whole buffer, unless they are kept as shards.
-      const state::ModelState& state = replica.state();
-      if (!sharded || state.gradients_sharded()) {
-        result.gradients = gather_logical(replica, state.gradients(), sharded, comm);
-      } else {
-        device::MemoryLedger own_ledger;
-        const device::Buffer own(own_ledger, device::Use::batch,
-                                 static_cast<std::size_t>(state.shards().elements()) * 4);
-        const Tensor flat = own.view(DType::f32, {state.shards().elements()});
-        for (int g = 0; g < state.shards().groups(); ++g) {
-          const Tensor part = state.own_gradient(g);
-          std::copy_n(part.as<float>(), part.elements(),
-                      flat.as<float>() + state.shards().offset(g));
-        }
-        result.gradients = gather_logical(replica, flat, true, comm);
-      }
-    }
+    if (step == 0) result.gradients = run.gradients();
     replica.update(3e-3, step, optim::clip_factor(result.norms.back(), 1.0));
   }
-  for (const params::Parameter& row : model.table().rows()) result.names.push_back(row.name);
+  for (const params::Parameter& row : run.model.table().rows()) result.names.push_back(row.name);
   result.tensors = gather_logical(replica, replica.state().parameters(),
                                   replica.state().parameters_sharded(), comm);
   for (const auto& state : replica.optimizer().states()) {
     for (auto& tensor : gather_logical(replica, state.flat, layout.zero > 0, comm)) {
       result.tensors.push_back(std::move(tensor));
     }
-    for (const params::Parameter& row : model.table().rows()) {
+    for (const params::Parameter& row : run.model.table().rows()) {
       result.names.push_back(state.name + "/" + row.name);
     }
   }

@@ -49,7 +49,7 @@ class Session {
   [[noreturn]] void abort(int code);
 
  private:
-  void open();  // node group and voice
+  void open();         // node group and voice
   bool owner_ = true;  // of MPI's start and end
   MPI_Comm world_ = MPI_COMM_WORLD;
   int rank_ = 0, size_ = 1, node_rank_ = 0, node_size_ = 1;

@@ -51,8 +51,8 @@ class Engine {
   ~Engine();
 
   /// Forward and backward of all micro-batches of this replica. Afterwards the own gradients of the
-  /// state are those of the mean loss over the global batch. Returns the sums over the global batch,
-  /// the same on every rank.
+  /// state are those of the mean loss over the global batch. Returns the sums over the global
+  /// batch, the same on every rank.
   LossSum step(const std::vector<HostMicrobatch>& batches);
   /// After an update: parameters are whole again where they are kept whole.
   void spread() { exchange_.spread(); }
@@ -94,8 +94,8 @@ class Engine {
   // One stream for each kind of message: a send must not wait for a receive.
   std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
   std::vector<std::vector<device::Event>> message_events_;        // by Message and slot
-  std::vector<double> losses_;       // by set
-  std::vector<double> leaf_losses_;  // of the last forward
+  std::vector<double> losses_;                                    // by set
+  std::vector<double> leaf_losses_;                               // of the last forward
   double denominator_ = 1;
   double leaf_loss_ = 0;
   std::unique_ptr<comm::Progress> progress_;

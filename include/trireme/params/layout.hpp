@@ -66,8 +66,8 @@ struct Group {
   Range elements;          // of the flat buffer
 };
 
-/// Everything that some units keep on one tensor rank. Blocks start on 64-byte boundaries of an fp32
-/// buffer.
+/// Everything that some units keep on one tensor rank. Blocks start on 64-byte boundaries of an
+/// fp32 buffer.
 class Layout {
  public:
   /// `units`: ranges of a stage's units, ascending.
