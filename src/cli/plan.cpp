@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "trireme/report/files.hpp"
+#include "trireme/core/files.hpp"
 #include "trireme/schedule/gantt.hpp"
 #include "trireme/schedule/schedule.hpp"
 #include "trireme/schedule/simulate.hpp"
@@ -88,8 +88,8 @@ std::string plan_schedule(const Options& options) {
   const schedule::Schedule plan = schedule_of(options);
   const schedule::Costs costs = costs_of(options, plan.virtual_stages());
   const schedule::Timeline timeline = schedule::simulate(plan, costs);
-  if (!options.csv.empty()) report::write_file(options.csv, schedule::to_csv(plan));
-  if (!options.svg.empty()) report::write_file(options.svg, schedule::svg_chart(plan, timeline));
+  if (!options.csv.empty()) write_file(options.csv, schedule::to_csv(plan));
+  if (!options.svg.empty()) write_file(options.svg, schedule::svg_chart(plan, timeline));
   const schedule::TextChart chart = schedule::text_chart(plan, timeline);
   return head(plan, options) + "\n" + chart.text + "\n" +
          line("one cell", fmt::format("{:.6g}", chart.cell)) +

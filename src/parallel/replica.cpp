@@ -59,7 +59,8 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
       engine_(stage_, state_, *ops_, groups_of(grid), recorder, ledger,
               {.bucket_elements = options.bucket_elements,
                .overlap = options.overlap,
-               .seed = options.seed}),
+               .seed = options.seed,
+               .watchdog = options.watchdog}),
       norm_(norm_of(stage_, state_)),
       ranges_(options.stage.train ? state::update_ranges(state_)
                                   : std::vector<optim::UpdateRange>()) {}

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "trireme/core/random.hpp"
 #include "trireme/core/tensor.hpp"
@@ -190,5 +191,8 @@ class Ops {
 /// matrix product runs on one thread, so that no result's bits depend on `threads`.
 std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger = nullptr,
                                   bool reproducible = false);
+
+/// The widest instruction set that oneDNN uses on this machine, in words.
+std::string instruction_set();
 
 }  // namespace trireme::ops

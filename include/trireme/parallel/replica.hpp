@@ -20,6 +20,7 @@ struct ReplicaOptions {
   std::int64_t bucket_elements = 2 << 20;
   bool overlap = true;
   std::uint64_t seed = 0;  // of initial weights and dropout
+  comm::Watchdog* watchdog = nullptr;
 };
 
 class Replica {
