@@ -6,8 +6,7 @@
 #include <benchmark/benchmark.h>
 
 #include "trireme/core/random.hpp"
-#include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/engine.hpp"
+#include "trireme/parallel/replica.hpp"
 #include "trireme/plan/peak.hpp"
 
 namespace trireme {
@@ -44,25 +43,21 @@ void training_step(benchmark::State& bench, const StepCase& c) {
   device::MemoryLedger ledger;
   Recorder recorder;
   const model::Transformer model(config);
-  const auto ops = ops::make_cpu_ops(0, &ledger);
-  const auto group = comm::make_self_communicator();
-  const state::ModelState state(model, true, ledger);
-  params::initialise(model.table(), 1, state.parameters());
-  optim::Optimizer optimizer({}, model.table(), ledger);
-  parallel::Engine engine(model, state, *ops, *group, recorder, ledger,
-                          {.max_rows = c.batch * c.sequence});
+  comm::Session session(nullptr, nullptr);  // MPI runs already
+  comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
+  parallel::Replica replica(model, {.stage = {.sequences = c.batch}, .threads = 0, .seed = 1}, grid,
+                            recorder, ledger);
+  replica.initialise();
   std::vector<parallel::HostMicrobatch> batches;
   batches.push_back(random_batch(c));
 
   std::int64_t step = 0;
   const auto train = [&] {
-    engine.step(batches);
-    const double norm = optim::global_norm(*ops, model.table(), state.gradients());
-    optimizer.update(*ops, state.parameters(), state.gradients(), 1e-4, step++,
-                     optim::clip_factor(norm, 1.0));
+    replica.backward(batches);
+    replica.update(1e-4, step++, optim::clip_factor(replica.gradient_norm(), 1.0));
   };
   const std::int64_t rows = c.batch * c.sequence;
-  double peak = plan::measure_peak(*ops, model, rows);
+  double peak = plan::measure_peak(replica.ops(), model, rows);
   train();  // caches and first touches
   double best = 1e30, total = 0;
   for (auto _ : bench) {
@@ -72,7 +67,7 @@ void training_step(benchmark::State& bench, const StepCase& c) {
     best = std::min(best, seconds);
     total += seconds;
   }
-  peak = std::max(peak, plan::measure_peak(*ops, model, rows));
+  peak = std::max(peak, plan::measure_peak(replica.ops(), model, rows));
   const double operations = model.flops_per_token() * static_cast<double>(rows);
   const double mean = total / static_cast<double>(bench.iterations());
   bench.counters["tokens/s"] = static_cast<double>(rows) / mean;
@@ -93,4 +88,11 @@ BENCHMARK(BM_step_gpt2_124M)->Unit(benchmark::kMillisecond)->Iterations(3);
 }  // namespace
 }  // namespace trireme
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  const trireme::comm::Session session(&argc, &argv);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}
