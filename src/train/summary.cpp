@@ -1,5 +1,8 @@
 // The record that a run begins with and the summary that it ends with.
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
 #include <numeric>
 
 #include "trainer.hpp"
@@ -13,6 +16,16 @@ nlohmann::json memory_json(const std::vector<report::MemoryRow>& rows) {
   for (const auto& row : rows)
     json[row.name] = {{"predicted", row.predicted}, {"measured", row.measured}};
   return json;
+}
+
+/// The most memory this process ever had resident, in bytes; 0 where the system does not say.
+std::int64_t resident_peak() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    std::int64_t kilobytes = 0;
+    if (std::sscanf(line.c_str(), "VmHWM: %" SCNd64, &kilobytes) == 1) return kilobytes * 1024;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -66,6 +79,7 @@ nlohmann::json Trainer::gather_traffic() {
 void Trainer::finish() {
   const comm::Watchdog::Pause pause(*watchdog_);
   const nlohmann::json traffic = gather_traffic();
+  const std::int64_t resident = grid_.world().all_reduce(resident_peak(), comm::Reduction::max);
   const double total = std::chrono::duration<double>(Clock::now() - begin_).count();
   const auto sections = report::gather_sections(recorder_, grid_.world());
   const auto memory = report::gather_memory(ledger_, predicted_, grid_.world());
@@ -91,6 +105,7 @@ void Trainer::finish() {
        {"sections", times},
        {"memory", memory_json(memory)},
        {"communication", traffic},
+       {"resident_peak", resident},
        {"high_water",
         {{"stash", {{"predicted", layout.stash_bytes()}, {"measured", stash}}},
          {"workspace", {{"predicted", layout.work_bytes()}, {"measured", work}}}}},
@@ -102,6 +117,10 @@ void Trainer::finish() {
   say(fmt::format(
       "arena high-water marks, predicted and measured: stash {} and {}, work space {} and {} bytes",
       layout.stash_bytes(), stash, layout.work_bytes(), work));
+  if (resident > 0) {
+    say(fmt::format("resident set at most, of any rank: {:.1f} MiB with program and libraries",
+                    static_cast<double>(resident) / (1 << 20)));
+  }
   for (const auto& [name, axis] : traffic.items()) {
     say(fmt::format("communication, {} axis: {:.3f} MB sent per step and rank, in {:.1f} ms", name,
                     axis.at("bytes_per_step").get<double>() / 1e6,
