@@ -38,7 +38,7 @@ int narrowed(const char* flag, std::int64_t value) {
 
 schedule::Schedule schedule_of(const Options& options) {
   const int stages = narrowed("--stages", options.stages);
-  const int micro_batches = narrowed("--micro-batches", options.micro_batches);
+  const int micro_batches = narrowed("micro-batches", options.micro_batches);
   const int chunks = narrowed("--virtual-stages", options.virtual_stages);
   if (options.schedule.starts_with("file:"))
     return schedule::read_schedule(options.schedule.substr(5), {stages, micro_batches, chunks});
@@ -47,7 +47,7 @@ schedule::Schedule schedule_of(const Options& options) {
 
 schedule::Costs costs_of(const Options& options, int virtual_stages) {
   std::error_code error;
-  const bool numbers = options.costs.find(',') != std::string::npos &&
+  const bool numbers = options.costs.find_first_of(",0123456789") != std::string::npos &&
                        !std::filesystem::exists(options.costs, error);
   schedule::Costs costs = numbers ? schedule::parse_costs(options.costs, "--costs", virtual_stages)
                                   : schedule::read_costs(options.costs, virtual_stages);
@@ -115,11 +115,14 @@ void add_plan(CLI::App& app, Command& command) {
   auto options = std::make_shared<Options>();
   add_value(*plan, "--schedule", options->schedule,
             "gpipe, 1f1b, interleaved, zero-bubble\nor file:PATH (CSV)");
-  add_value(*plan, "--stages", options->stages, "pipeline stages", config::at_least(1));
+  add_value(*plan, "--stages", options->stages, "pipeline stages", config::at_least(1))
+      ->default_str("");
   add_value(*plan, "--micro-batches", options->micro_batches, "micro-batches of a step",
-            config::at_least(1));
+            config::at_least(1))
+      ->default_str("");
   add_value(*plan, "--virtual-stages", options->virtual_stages, "virtual stages of each stage",
-            config::at_least(1));
+            config::at_least(1))
+      ->default_str("");
   add_value(*plan, "--costs", options->costs,
             "times F,I,W of a virtual stage, or\na file with a line for each");
   add_value(*plan, "--latency", options->latency, "time of a message", config::non_negative());

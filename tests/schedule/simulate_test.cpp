@@ -143,12 +143,18 @@ void expect_causal(const Schedule& plan, const Timeline& timeline, double latenc
       free = span.end;
       const int here = plan.virtual_stage(stage, span.action.chunk);
       const int i = span.action.micro_batch;
-      if (span.action.kind == F && here > 0)
+      if (span.action.kind == F && here > 0) {
         EXPECT_GE(span.start, forward[index(here - 1, i)] + latency);
-      if (span.action.makes_gradient() && here + 1 < plan.virtual_stages())
+      }
+      if (span.action.makes_gradient() && here + 1 < plan.virtual_stages()) {
         EXPECT_GE(span.start, backward[index(here + 1, i)] + latency);
-      if (span.action.makes_gradient()) EXPECT_GE(span.start, forward[index(here, i)]);
-      if (span.action.kind == W) EXPECT_GE(span.start, backward[index(here, i)]);
+      }
+      if (span.action.makes_gradient()) {
+        EXPECT_GE(span.start, forward[index(here, i)]);
+      }
+      if (span.action.kind == W) {
+        EXPECT_GE(span.start, backward[index(here, i)]);
+      }
     }
   }
 }
