@@ -71,6 +71,21 @@ TEST(Bubble, OfZeroBubbleIsAThirdOf1F1B) {
   });
 }
 
+TEST(Bubble, OfZeroBubbleWithUnequalTimes) {
+  // The same formula for W ≤ F and W ≤ I, where m ≥ p.
+  for (const Cost& cost : {Cost{2, 2, 1}, Cost{1, 2, 1}, Cost{2, 3, 2}, Cost{10, 12, 8}}) {
+    for (int p = 1; p <= 8; ++p) {
+      for (int m = p; m <= 32; ++m) {
+        const Timeline timeline =
+            simulate(make_schedule("zero-bubble", p, m),
+                     Costs::uniform(p, cost.forward, cost.input, cost.weight));
+        EXPECT_EQ(timeline.total - timeline.ideal,
+                  (p - 1) * (cost.forward + cost.input - cost.weight));
+      }
+    }
+  }
+}
+
 std::vector<int> for_stages(const Schedule& plan, const std::function<int(int)>& value) {
   std::vector<int> values;
   for (int stage = 0; stage < plan.stages; ++stage) values.push_back(value(stage));
