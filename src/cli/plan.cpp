@@ -8,6 +8,7 @@
 #include "trireme/schedule/simulate.hpp"
 
 #include "commands.hpp"
+#include "plan_memory.hpp"
 
 namespace trireme::cli {
 
@@ -18,7 +19,9 @@ constexpr const char* examples = R"(Examples:
   trireme plan --schedule interleaved --virtual-stages 2 --stages 4
                --micro-batches 8 --costs 1,1.2,0.8 --svg chart.svg
   trireme plan --schedule zero-bubble --stages 4 --micro-batches 8 --csv z.csv
-  trireme plan --schedule file:z.csv)";
+  trireme plan --schedule file:z.csv
+  trireme plan --ranks 64 --model.preset llama-7b --model.vocabulary 32000
+               --parallel.tensor 4 --parallel.pipeline 4 --parallel.zero 1)";
 
 struct Options {
   std::string schedule = "1f1b";
@@ -26,6 +29,8 @@ struct Options {
   std::string costs = "1,1,1";
   double latency = 0;
   std::string svg, csv;
+  std::int64_t ranks = 0;  // memory is asked for
+  std::string file;
 };
 
 int narrowed(const char* flag, std::int64_t value) {
@@ -38,7 +43,7 @@ int narrowed(const char* flag, std::int64_t value) {
 
 schedule::Schedule schedule_of(const Options& options) {
   const int stages = narrowed("--stages", options.stages);
-  const int micro_batches = narrowed("--micro-batches", options.micro_batches);
+  const int micro_batches = narrowed("micro-batches", options.micro_batches);
   const int chunks = narrowed("--virtual-stages", options.virtual_stages);
   if (options.schedule.starts_with("file:"))
     return schedule::read_schedule(options.schedule.substr(5), {stages, micro_batches, chunks});
@@ -47,7 +52,7 @@ schedule::Schedule schedule_of(const Options& options) {
 
 schedule::Costs costs_of(const Options& options, int virtual_stages) {
   std::error_code error;
-  const bool numbers = options.costs.find(',') != std::string::npos &&
+  const bool numbers = options.costs.find_first_of(",0123456789") != std::string::npos &&
                        !std::filesystem::exists(options.costs, error);
   schedule::Costs costs = numbers ? schedule::parse_costs(options.costs, "--costs", virtual_stages)
                                   : schedule::read_costs(options.costs, virtual_stages);
@@ -100,36 +105,50 @@ std::string plan_schedule(const Options& options) {
 }
 
 void check_given(const Options& options) {
+  if (options.ranks > 0) return;
   if (options.schedule.starts_with("file:")) return;
   for (const auto& [flag, value] : {std::pair("--stages", options.stages),
                                     std::pair("--micro-batches", options.micro_batches)}) {
     if (value == 0)
-      throw UsageError("plan: {} is missing; only --schedule file:PATH does without", flag);
+      throw UsageError("plan: {} is missing; only --schedule file:PATH and --ranks do without", flag);
   }
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app, Command& command) {
-  CLI::App* plan = app.add_subcommand("plan", "A pipeline schedule, drawn and timed");
+  CLI::App* plan = app.add_subcommand("plan", "Memory of a layout; a pipeline schedule, drawn");
   auto options = std::make_shared<Options>();
   add_value(*plan, "--schedule", options->schedule,
             "gpipe, 1f1b, interleaved, zero-bubble\nor file:PATH (CSV)");
-  add_value(*plan, "--stages", options->stages, "pipeline stages", config::at_least(1));
+  add_value(*plan, "--stages", options->stages, "pipeline stages", config::at_least(1))
+      ->default_str("");
   add_value(*plan, "--micro-batches", options->micro_batches, "micro-batches of a step",
-            config::at_least(1));
+            config::at_least(1))
+      ->default_str("");
   add_value(*plan, "--virtual-stages", options->virtual_stages, "virtual stages of each stage",
-            config::at_least(1));
+            config::at_least(1))
+      ->default_str("");
   add_value(*plan, "--costs", options->costs,
             "times F,I,W of a virtual stage, or\na file with a line for each");
   add_value(*plan, "--latency", options->latency, "time of a message", config::non_negative());
   plan->add_option("--svg", options->svg, "write a Gantt chart")->type_name("FILE");
   plan->add_option("--csv", options->csv, "write the schedule as CSV")->type_name("FILE");
+  add_value(*plan, "--ranks", options->ranks,
+            "instead: memory of a run on so many\nranks, as configured", config::at_least(1));
+  plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   plan->footer(examples);
   plan->callback([options, &command] {
     check_given(*options);
-    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
-      const std::string text = on_rank_zero(session, [&] { return plan_schedule(*options); });
+    command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {
+      if (options->ranks == 0) refuse_settings_of_the_run(settings, "plan without --ranks");
+      ResolvedConfig resolved(options->file, settings, session);
+      const std::string text = on_rank_zero(session, [&] {
+        if (options->ranks == 0) return plan_schedule(*options);
+        train::LayoutFacts facts = train::layout_facts(resolved.config, session);
+        facts.world = facts.node_size = narrowed("--ranks", options->ranks);
+        return plan_memory(resolved.config, facts);
+      });
       if (session.rank() == 0) std::fputs(text.c_str(), stdout);
     };
   });

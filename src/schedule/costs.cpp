@@ -67,8 +67,10 @@ Costs parse_costs(std::string_view text, const std::string& source, int virtual_
   Costs costs;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string where = fmt::format("{}:{}", shown, costs.forward.size() + 1);
-    const auto [forward, input, weight] = Line(text.substr(begin, end - begin), where).read();
+    std::string where = shown;
+    if (text.find('\n') != text.npos) where += fmt::format(":{}", costs.forward.size() + 1);
+    const auto [forward, input, weight] =
+        Line(text.substr(begin, end - begin), std::move(where)).read();
     costs.forward.push_back(forward);
     costs.input.push_back(input);
     costs.weight.push_back(weight);

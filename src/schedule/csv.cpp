@@ -85,15 +85,16 @@ class Parser {
          "write for example 0F0, 2I0, 2W0 or 1B3");
   }
 
-  void check_size(const char* what, int expected, int found, const char* key) const {
+  void check_size(const std::string& what, int expected, int found, const std::string& set) const {
     if (expected == 0 || expected == found) return;
     fail(0, 0, fmt::format("the file is for {} {}, not {}", found, what, expected),
-         fmt::format("use a file for {} {}, or {} {}", expected, what, key, found));
+         fmt::format("use a file for {} {}, or {}", expected, what, set));
   }
 
   Schedule assemble(const std::vector<std::vector<Cell>>& lines, const std::string& name) const {
     Schedule plan{name, static_cast<int>(lines.size()), 0, 0, {}};
-    check_size("stages", expected_.stages, plan.stages, "parallel.pipeline =");
+    check_size("stages", expected_.stages, plan.stages,
+               fmt::format("parallel.pipeline = {}", plan.stages));
     for (std::size_t line = 0; line < lines.size(); ++line) {
       auto& actions = plan.actions.emplace_back();
       for (const Cell& cell : lines[line]) {
@@ -113,8 +114,9 @@ class Parser {
     if (plan.chunks == 0)
       fail(0, 0, "holds no actions", "write cells such as 0F0 and 0B0, one line per stage");
     check_size("virtual stages per stage", expected_.chunks, plan.chunks,
-               "parallel.virtual_stages =");
-    check_size("micro-batches", expected_.micro_batches, plan.micro_batches, "micro-batches:");
+               fmt::format("parallel.virtual_stages = {}", plan.chunks));
+    check_size("micro-batches", expected_.micro_batches, plan.micro_batches,
+               fmt::format("{} micro-batches", plan.micro_batches));
     return plan;
   }
 

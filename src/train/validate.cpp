@@ -78,6 +78,17 @@ void check_peak(const std::string& peak) {
   }
 }
 
+/// What else a layout can be wrong about, the last stage knows as well as any other.
+void check_stage(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
+  const model::Transformer model(config.model);
+  parallel::StageOptions options = stage_options(config, shape, facts);
+  options.place = {.tensor = shape.of(comm::Axis::tensor),
+                   .pipeline = shape.of(comm::Axis::pipeline),
+                   .data = shape.of(comm::Axis::data),
+                   .shard = shard_ranks(config, shape, facts)};
+  const parallel::Stage stage(model, options);
+}
+
 }  // namespace
 
 void validate(RunConfig& config, const LayoutFacts& facts) {
@@ -89,14 +100,19 @@ void validate(RunConfig& config, const LayoutFacts& facts) {
     throw ConfigError("train.output", "\"\"", "a run folder is needed", "use run");
   }
   check_dataset(config);
-  // What else a layout can be wrong about, the last stage knows as well as any other.
-  const model::Transformer model(config.model);
-  parallel::StageOptions options = stage_options(config, shape, facts);
-  options.place = {.tensor = shape.of(comm::Axis::tensor),
-                   .pipeline = shape.of(comm::Axis::pipeline),
-                   .data = shape.of(comm::Axis::data),
-                   .shard = shard_ranks(config, shape, facts)};
-  const parallel::Stage stage(model, options);
+  check_stage(config, shape, facts);
+}
+
+void validate_layout(RunConfig& config, const LayoutFacts& facts) {
+  config.model.resolve();
+  if (!config.data.path.empty()) check_dataset(config);
+  if (config.model.vocabulary == 0) {
+    throw ConfigError("model.vocabulary", "0", "is needed where data.path names no dataset",
+                      "use 256 for bytes, 50257 for GPT-2");
+  }
+  const comm::GridShape shape = grid_shape(config, facts);
+  check_batch(config, shape.of(comm::Axis::data));
+  check_stage(config, shape, facts);
 }
 
 }  // namespace trireme::train

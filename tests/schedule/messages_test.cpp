@@ -65,7 +65,9 @@ TEST_P(EveryList, StartsReceivesOneComputeAhead) {
         const std::tuple key{step.action.kind, step.action.micro_batch, step.action.chunk};
         if (step.is_receive()) started[key] = computes;
         if (step.kind != Kinds::compute) continue;
-        if (started.contains(key)) EXPECT_EQ(started[key], std::max(0, computes - 1));
+        if (started.contains(key)) {
+          EXPECT_EQ(started[key], std::max(0, computes - 1));
+        }
         ++computes;
       }
       // So there are never more than two messages of a direction waiting.
@@ -172,7 +174,7 @@ TEST(CheckMessages, RefusesWhatBreaksARule) {
       {[](Lists& l) {  // the receives of stage 0's two gradients change places
          std::swap(l[0].steps[2], l[0].steps[5]);
        },
-       "gradient 0 is received for 0B1 but sent for 0I0"},
+       "gradient 0 is received for 0B1 but sent for 0I0; both sides"},
   };
   const Schedule plan = make_schedule("1f1b", 2, 2);
   for (const Case& c : cases) {

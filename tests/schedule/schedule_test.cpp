@@ -154,7 +154,7 @@ TEST(Validate, RefusesAnOrderThatWaitsForItself) {
   Schedule within = make_schedule("interleaved", 1, 1, 2);
   std::swap(within.actions[0][0], within.actions[0][1]);
   EXPECT_THAT(error_of([&] { validate(within); }), HasSubstr("stage 0 waits at 1F0 for 0F0"));
-  // Rounds shorter than the pipeline, backwards in turn: five micro-batches as 4 + 1.
+  // All stages at once: four are named, the others counted.
   Schedule many = make_schedule("interleaved", 8, 1, 2);
   for (auto& actions : many.actions) std::swap(actions[0], actions[1]);
   EXPECT_THAT(error_of([&] { validate(many); }), HasSubstr("and 4 more wait"));

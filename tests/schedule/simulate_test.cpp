@@ -71,6 +71,21 @@ TEST(Bubble, OfZeroBubbleIsAThirdOf1F1B) {
   });
 }
 
+TEST(Bubble, OfZeroBubbleWithUnequalTimes) {
+  // The same formula for W ≤ F and W ≤ I, where m ≥ p.
+  for (const Cost& cost : {Cost{2, 2, 1}, Cost{1, 2, 1}, Cost{2, 3, 2}, Cost{10, 12, 8}}) {
+    for (int p = 1; p <= 8; ++p) {
+      for (int m = p; m <= 32; ++m) {
+        const Timeline timeline =
+            simulate(make_schedule("zero-bubble", p, m),
+                     Costs::uniform(p, cost.forward, cost.input, cost.weight));
+        EXPECT_EQ(timeline.total - timeline.ideal,
+                  (p - 1) * (cost.forward + cost.input - cost.weight));
+      }
+    }
+  }
+}
+
 std::vector<int> for_stages(const Schedule& plan, const std::function<int(int)>& value) {
   std::vector<int> values;
   for (int stage = 0; stage < plan.stages; ++stage) values.push_back(value(stage));
@@ -143,12 +158,18 @@ void expect_causal(const Schedule& plan, const Timeline& timeline, double latenc
       free = span.end;
       const int here = plan.virtual_stage(stage, span.action.chunk);
       const int i = span.action.micro_batch;
-      if (span.action.kind == F && here > 0)
+      if (span.action.kind == F && here > 0) {
         EXPECT_GE(span.start, forward[index(here - 1, i)] + latency);
-      if (span.action.makes_gradient() && here + 1 < plan.virtual_stages())
+      }
+      if (span.action.makes_gradient() && here + 1 < plan.virtual_stages()) {
         EXPECT_GE(span.start, backward[index(here + 1, i)] + latency);
-      if (span.action.makes_gradient()) EXPECT_GE(span.start, forward[index(here, i)]);
-      if (span.action.kind == W) EXPECT_GE(span.start, backward[index(here, i)]);
+      }
+      if (span.action.makes_gradient()) {
+        EXPECT_GE(span.start, forward[index(here, i)]);
+      }
+      if (span.action.kind == W) {
+        EXPECT_GE(span.start, backward[index(here, i)]);
+      }
     }
   }
 }

@@ -24,7 +24,7 @@ struct Costs {
 };
 
 /// Costs from text: one line "F,I,W" for all virtual stages, or one line for each. `source` stands
-/// for the text in messages. Throws AgreedError "<source>:<line>: …".
+/// for the text in messages. Throws AgreedError that names source and line.
 Costs parse_costs(std::string_view text, const std::string& source, int virtual_stages);
 /// The same from a file.
 Costs read_costs(const std::filesystem::path& path, int virtual_stages);

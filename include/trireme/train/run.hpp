@@ -16,6 +16,8 @@ namespace trireme::train {
 /// Checks everything that can be known before memory is taken, and fills in what is derived; throws
 /// ConfigError. Needs `config.data.path` for the vocabulary.
 void validate(RunConfig& config, const LayoutFacts& facts);
+/// The same as far as no dataset is needed: model, batch and layout.
+void validate_layout(RunConfig& config, const LayoutFacts& facts);
 
 /// Validates and trains; prints progress and the closing summary on rank 0. `fields` are bound to
 /// `config` and recorded in run.json and in checkpoints, with what validation derives.

@@ -1,0 +1,81 @@
+// trireme plan --ranks: what a run would hold in memory.
+#include <algorithm>
+
+#include "trireme/plan/memory.hpp"
+#include "trireme/train/run.hpp"
+
+#include "commands.hpp"
+#include "plan_memory.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+using Memory = std::map<device::Use, std::int64_t>;
+
+std::int64_t total(const Memory& memory) {
+  std::int64_t sum = 0;
+  for (const auto& [use, bytes] : memory) sum += bytes;
+  return sum;
+}
+
+std::string row(const std::string& name, const std::vector<std::int64_t>& stages) {
+  std::string text = fmt::format("{:<14}", name);
+  for (const std::int64_t bytes : stages) {
+    text += fmt::format(" | {:>12.1f}", static_cast<double>(bytes) / (1 << 20));
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts) {
+  train::validate_layout(config, facts);
+  const comm::GridShape shape = train::grid_shape(config, facts);
+  const int shard = train::shard_ranks(config, shape, facts);
+  const model::Transformer model(config.model);
+  std::vector<Memory> stages;
+  for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
+    Memory most;
+    for (int tensor = 0; tensor < shape.of(comm::Axis::tensor); ++tensor) {
+      for (int data = 0; data < (config.parallel.zero > 0 ? shard : 1); ++data) {
+        parallel::StageOptions options = train::stage_options(config, shape, facts);
+        options.place = {.tensor = shape.of(comm::Axis::tensor),
+                         .pipeline = shape.of(comm::Axis::pipeline),
+                         .data = shape.of(comm::Axis::data),
+                         .shard = shard,
+                         .tensor_rank = tensor,
+                         .stage = stage,
+                         .data_rank = data};
+        const Memory memory = plan::predict_memory(
+            parallel::Stage(model, options),
+            {.optim = config.optim,
+             .threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads)),
+             .shape = shape,
+             .rank = shape.rank({tensor, 0, data, stage}),
+             .bucket_elements = train::bucket_elements(config)});
+        if (total(memory) > total(most)) most = memory;
+      }
+    }
+    stages.push_back(most);
+  }
+  std::string text = fmt::format(
+      "{} parameters on {} ranks: {}; batch {} sequences of {}, micro-batch {}\n"
+      "memory of the fullest rank of each pipeline stage, MiB\n\n{:<14}",
+      grouped(model.table().elements()), facts.world, shape.to_string(), config.train.batch,
+      config.model.sequence, config.train.micro_batch, "stage");
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    text += fmt::format(" | {:>12}", stage);
+  }
+  text += "\n";
+  for (const auto& [use, bytes] : stages.front()) {
+    std::vector<std::int64_t> values;
+    for (const Memory& memory : stages) values.push_back(memory.at(use));
+    text += row(std::string(device::name_of(use)), values);
+  }
+  std::vector<std::int64_t> sums;
+  for (const Memory& memory : stages) sums.push_back(total(memory));
+  return text + row("total", sums);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# trireme plan: charts and figures against those worked out by hand, files, one line per error.
+set -uo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+
+fail() {
+  printf 'FAILED: %s\n' "$1"
+  head -n 40 out | sed 's/^/    out: /'
+  head -n 10 err | sed 's/^/    err: /'
+  failures=$((failures + 1))
+}
+plan() {
+  "$TRIREME" plan "$@" >out 2>err
+  code=$?
+  [ "$code" -eq 0 ] && [ ! -s err ] || fail "plan $*: exit code $code"
+}
+# refuses CODE LINE ARGUMENTS...: exactly this error line and nothing else
+refuses() {
+  local expected=$1 line=$2
+  shift 2
+  "$TRIREME" plan "$@" >out 2>err
+  code=$?
+  [ "$code" -eq "$expected" ] && [ ! -s out ] || fail "plan $*: exit code $code, not $expected"
+  [ "$(cat err)" = "trireme: error: $line" ] || {
+    printf '  wanted: trireme: error: %s\n' "$line"
+    fail "plan $*: other error"
+  }
+}
+has() { grep -qE -- "$1" out || fail "no '$1'"; }
+
+plan --stages 2 --micro-batches 3
+diff - out <<'END' || fail "the chart of 1F1B"
+schedule        1f1b: 2 stages, 3 micro-batches
+costs           1,1,1 for F,I,W of a virtual stage
+
+stage 0 | F0 F1 .  .  B0--- F2 B1--- .  B2---
+stage 1 | .  F0 B0--- F1 B1--- F2 B2--- .  .
+
+one cell        1
+total           12
+ideal           9  (the stages' mean time at work)
+bubble          33.33 %  (idle time over ideal)
+
+stage         busy      idle activations in flight
+0                9         3                     2
+1                9         3                     1
+END
+
+# A third of 1F1B's 3/8; the files read back as the same schedule; the chart is XML where that can be checked.
+plan --schedule zero-bubble --stages 4 --micro-batches 8 --csv z.csv --svg z.svg
+has '^bubble +12.5 %'
+has '^3 +24 +3 +4 +4$'
+cp out whole
+plan --schedule file:z.csv
+diff <(tail -n +3 whole) <(tail -n +3 out) >/dev/null || fail "file:z.csv is another schedule"
+plan --schedule file:z.csv --stages 4 --micro-batches 8
+head -c 4 z.svg | grep -q '<svg' && tail -n 1 z.svg | grep -q '^</svg>$' || fail "z.svg is no chart"
+if command -v python3 >/dev/null; then
+  python3 -c 'import xml.dom.minidom; xml.dom.minidom.parse("z.svg")' || fail "z.svg is not XML"
+fi
+
+plan --schedule interleaved --virtual-stages 2 --stages 4 --micro-batches 8
+has '^bubble +18.75 %'
+has '^stage 3 \| .* 7F0 7B0'
+printf '1,1,1\n2,2,2\n' >costs.csv
+plan --stages 2 --micro-batches 2 --costs costs.csv --latency 0.5
+has '^total +16$' # F 1, a message, F 2 and B 4 twice, a message, B 2
+has '^ideal +9 '
+
+refuses 2 'plan: --stages is missing; only --schedule file:PATH does without' --micro-batches 2
+refuses 2 'plan: --micro-batches is missing; only --schedule file:PATH does without' --stages 2
+refuses 2 'plan: --stage: is not a flag; did you mean --stages?' --stage 2
+refuses 1 '--stages = 0: must be at least 1; use 1 or more' --stages 0 --micro-batches 1
+refuses 1 'parallel.schedule = 1f1v: must be one of gpipe, 1f1b, interleaved, zero-bubble, file:PATH; did you mean 1f1b?' \
+  --schedule 1f1v --stages 2 --micro-batches 2
+refuses 1 'parallel.virtual_stages = 2: parallel.schedule = 1f1b has one virtual stage per stage; use 1, or parallel.schedule = interleaved' \
+  --stages 2 --micro-batches 2 --virtual-stages 2
+refuses 1 'micro-batches = 4000000000: must be at most 2147483647; use fewer' --stages 2 --micro-batches 4000000000
+refuses 1 '--costs: is not the three costs F,I,W, each a number >= 0; write for example 1,1,1 or 1,1.2,0.8' \
+  --stages 2 --micro-batches 2 --costs 1,2
+refuses 1 'costs.csv: has 2 lines of costs for 3 virtual stages; write one line for each, or one for all' \
+  --stages 3 --micro-batches 2 --costs costs.csv
+refuses 1 'none.csv: cannot be read: No such file or directory; name an existing CSV file' --schedule file:none.csv
+printf '0F0,0B0\n1F0,1X0\n' >bad.csv
+refuses 1 'bad.csv:2:5: "1X0" is not virtual stage, F, B, I or W, micro-batch; write for example 0F0, 2I0, 2W0 or 1B3' \
+  --schedule file:bad.csv
+printf '0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n' >stuck.csv
+refuses 1 'schedule file:stuck.csv: its stages wait for each other: stage 0 waits at 0B0 for 1B0 of stage 1, stage 1 waits at 1F1 for 0F1 of stage 0; change the order' \
+  --schedule file:stuck.csv
+refuses 1 'z.csv:1:1: the file is for 8 micro-batches, not 9; use a file for 9 micro-batches, or 8 micro-batches' \
+  --schedule file:z.csv --micro-batches 9
+refuses 1 'none/z.svg: cannot be written: No such file or directory' --stages 2 --micro-batches 2 --svg none/z.svg
+
+[ "$failures" -eq 0 ] && echo "trireme plan: all as expected"
+exit "$((failures > 0))"
