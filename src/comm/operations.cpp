@@ -13,6 +13,7 @@ constexpr std::size_t largest_piece = std::size_t{1} << 20;
 constexpr std::size_t smallest_piece = std::size_t{1} << 16;
 constexpr std::size_t scratch_budget = std::size_t{16} << 20;  // of one slot
 constexpr std::size_t slots_in_flight = 2;
+constexpr std::size_t broadcast_window = 8;  // pieces under way on each side of a rank
 
 std::size_t slots_for(std::size_t pieces) { return std::min(slots_in_flight, pieces); }
 
@@ -64,8 +65,7 @@ void ExchangeOperation::begin() {
 BroadcastOperation::BroadcastOperation(const Group& group, const Tensor& data, int root)
     : WireOperation(group, OperationKind::broadcast),
       data_(static_cast<std::byte*>(data.data())),
-      bytes_(data.bytes()),
-      leaving_(wire()) {
+      bytes_(data.bytes()) {
   pieces_ = static_cast<std::int64_t>((bytes_ + largest_piece - 1) / largest_piece);
   // Ranks counted from the root: the parent lacks the lowest bit, the children have one below it.
   const int relative = (group.rank - root + group.size) % group.size;
@@ -77,34 +77,42 @@ BroadcastOperation::BroadcastOperation(const Group& group, const Tensor& data, i
   }
 }
 
+std::byte* BroadcastOperation::at(std::int64_t piece) const {
+  return data_ + static_cast<std::size_t>(piece) * largest_piece;
+}
+
 std::size_t BroadcastOperation::piece_bytes(std::int64_t piece) const {
   return std::min(largest_piece, bytes_ - static_cast<std::size_t>(piece) * largest_piece);
 }
 
-void BroadcastOperation::begin() {
-  for (std::int64_t piece = 0; piece < pieces_; ++piece) {
-    if (parent_ < 0) {
-      forward(piece);
-    } else {
-      arriving_.emplace_back(wire()).receive(
-          data_ + static_cast<std::size_t>(piece) * largest_piece, piece_bytes(piece), parent_,
-          Tag::spread);
-    }
+bool BroadcastOperation::step() {
+  bool moved = false;
+  while (parent_ >= 0 && posted_ < pieces_ && arriving_.size() < broadcast_window) {
+    arriving_.emplace_back(wire()).receive(at(posted_), piece_bytes(posted_), parent_, Tag::spread);
+    ++posted_;
   }
-}
-
-void BroadcastOperation::forward(std::int64_t piece) {
-  const std::byte* data = data_ + static_cast<std::size_t>(piece) * largest_piece;
-  for (const int child : children_) leaving_.send(data, piece_bytes(piece), child, Tag::spread);
-  ++forwarded_;
+  while (!leaving_.empty() && leaving_.front().test()) {
+    leaving_.pop_front();
+    moved = true;
+  }
+  while (forwarded_ < pieces_ && leaving_.size() < broadcast_window) {
+    if (parent_ >= 0) {
+      if (arriving_.empty() || !arriving_.front().test()) break;
+      arriving_.pop_front();
+    }
+    Requests& sends = leaving_.emplace_back(wire());
+    for (const int child : children_) {
+      sends.send(at(forwarded_), piece_bytes(forwarded_), child, Tag::spread);
+    }
+    ++forwarded_;
+    moved = true;
+  }
+  return moved;
 }
 
 bool BroadcastOperation::advance() {
-  while (forwarded_ < pieces_ && arriving_.front().test()) {
-    arriving_.pop_front();
-    forward(forwarded_);
-  }
-  return forwarded_ == pieces_ && leaving_.test();
+  while (step()) ++steps_;
+  return forwarded_ == pieces_ && leaving_.empty();
 }
 
 ReduceOperation::ReduceOperation(const Group& group, Job job)

@@ -74,25 +74,27 @@ class ExchangeOperation : public WireOperation {
   std::vector<LocalCopy> copies_;
 };
 
-/// A binomial tree; pieces travel down it as they arrive.
+/// A binomial tree; pieces travel down it as they arrive, a few at once.
 class BroadcastOperation : public WireOperation {
  public:
   BroadcastOperation(const Group& group, const Tensor& data, int root);
-  std::uint64_t steps() const override { return static_cast<std::uint64_t>(forwarded_); }
+  std::uint64_t steps() const override { return steps_; }
 
  private:
-  void begin() override;
+  void begin() override {}
   bool advance() override;
+  bool step();
+  std::byte* at(std::int64_t piece) const;
   std::size_t piece_bytes(std::int64_t piece) const;
-  void forward(std::int64_t piece);
 
   std::byte* data_;
   std::size_t bytes_;
   int parent_ = -1;  // −1 at the root
   std::vector<int> children_;
-  std::int64_t pieces_ = 0, forwarded_ = 0;
-  std::deque<Requests> arriving_;  // one per piece, from piece forwarded_ on
-  Requests leaving_;
+  // Pieces whose arrival is expected, and those that are on their way to the children.
+  std::int64_t pieces_ = 0, posted_ = 0, forwarded_ = 0;
+  std::deque<Requests> arriving_, leaving_;  // one per piece; arriving_ from piece forwarded_ on
+  std::uint64_t steps_ = 0;
 };
 
 /// Reduce-scatter by direct exchange, followed by an all-gather of the slices where `gather`.

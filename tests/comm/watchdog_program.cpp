@@ -1,0 +1,74 @@
+// Ranks that work in step under a watchdog, until one of them does what it is told:
+//   watchdog_program TIMEOUT RANK DEED
+// After the third step RANK does DEED: sleep (for ever), kill or stop (itself), pause (for two
+// timeouts, all ranks, under Pause), throw (leaves by an exception), agree (all ranks leave by an
+// exception and end in order), linger (is late at the end), none. Each rank prints its process
+// number, and the first "done" when all is over.
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include <unistd.h>
+
+#include "trireme/comm/watchdog.hpp"
+#include "trireme/core/error.hpp"
+
+namespace {
+
+using trireme::comm::Session;
+using trireme::comm::Watchdog;
+
+void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+void misbehave(const std::string& deed) {
+  if (deed == "sleep") nap(1e6);
+  if (deed == "kill") std::raise(SIGKILL);
+  if (deed == "stop") std::raise(SIGSTOP);
+  if (deed == "throw") throw std::runtime_error("thrown on purpose");
+}
+
+void work(Session& session, double timeout, int rank, const std::string& deed) {
+  Watchdog watchdog(session, timeout);
+  for (int step = 0; step < 6; ++step) {
+    watchdog.beat("forward of layer 7", step);
+    if (step == 3 && session.rank() == rank) {
+      watchdog.beat("the last thing that rank did");
+      misbehave(deed);
+    }
+    if (step == 3 && deed == "agree") throw trireme::AgreedError("thrown by all");
+    nap(timeout / 10);
+    if (step == 3 && deed == "pause") {
+      const Watchdog::Pause outer(watchdog);
+      const Watchdog::Pause inner(watchdog);
+      nap(2 * timeout);
+    }
+    watchdog.beat("all-reduce of gradients");
+    MPI_Barrier(session.world());
+  }
+  if (deed == "linger" && session.rank() == rank) {
+    watchdog.beat("the last thing that rank did");
+    nap(1e6);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Session session(&argc, &argv);
+  if (argc != 4) return 2;
+  std::printf("process %d\n", static_cast<int>(::getpid()));
+  std::fflush(stdout);
+  try {
+    work(session, std::atof(argv[1]), std::atoi(argv[2]), argv[3]);
+  } catch (const trireme::AgreedError&) {
+    return 4;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    session.abort(3);
+  }
+  if (session.rank() == 0) std::puts("done");
+}
