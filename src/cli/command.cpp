@@ -65,7 +65,7 @@ const CLI::App& chosen_of(const CLI::App& app) {
 }
 
 bool takes_settings(const CLI::App& chosen) {
-  for (const char* name : {"train", "evaluate", "generate"}) {
+  for (const char* name : {"train", "evaluate", "generate", "plan"}) {
     if (chosen.get_name() == name) return true;
   }
   return false;
@@ -118,7 +118,7 @@ Command parse(std::vector<std::string> arguments) {
   }
   const CLI::App& chosen = chosen_of(app);
   if (!command.settings.empty() && !takes_settings(chosen)) {
-    throw UsageError("--{}: {} takes no configuration; train, evaluate and generate do",
+    throw UsageError("--{}: {} takes no configuration; train, evaluate, generate and plan do",
                      command.settings.front().key,
                      chosen.get_name().empty() ? "trireme" : chosen.get_name());
   }

@@ -198,7 +198,7 @@ TEST(Parse, Mistakes) {
             "usage: prepare: --output is required; see `trireme prepare --help`");
   EXPECT_EQ(
       parse_error({"prepare", "--input", "x", "--output", "y", "--model.layers", "3"}),
-      "usage: --model.layers: prepare takes no configuration; train, evaluate and generate do");
+      "usage: --model.layers: prepare takes no configuration; train, evaluate, generate and plan do");
   EXPECT_EQ(parse_error({"train", "--modle.layers", "3"}),
             "usage: --modle.layers: is not a configuration key; did you mean --model.layers?");
   EXPECT_EQ(parse_error({"generate", "--top-p", "0"}),
