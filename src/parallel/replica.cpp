@@ -26,12 +26,12 @@ EngineGroups groups_of(comm::Grid& grid) {
 /// the first shard group.
 state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state) {
   const Place& place = stage.options().place;
-  const bool sharded = stage.options().zero > 0;
-  if (sharded) {
-    return state::GradientNorm(state, stage.shards(), place.data_rank < place.shard);
+  const bool train = stage.options().train;
+  if (stage.options().zero > 0) {
+    return state::GradientNorm(state, stage.shards(), train && place.data_rank < place.shard);
   }
   return state::GradientNorm(state, state::ShardMap(stage.layout(), place.data, place.data_rank),
-                             true);
+                             train);
 }
 
 }  // namespace
