@@ -88,8 +88,8 @@ Command parse(std::vector<std::string> arguments) {
   app.require_subcommand(0, 1);
   app.footer(examples);
   app.get_formatter()->column_width(32);
-  for (const auto add :
-       {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_presets, add_info}) {
+  for (const auto add : {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan,
+                         add_presets, add_info}) {
     add(app, command);
   }
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back

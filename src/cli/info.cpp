@@ -43,29 +43,6 @@ std::string thread_level() {
   }
 }
 
-std::string instruction_set() {
-  switch (dnnl_get_effective_cpu_isa()) {
-    case dnnl_cpu_isa_sse41:
-      return "SSE4.1";
-    case dnnl_cpu_isa_avx:
-      return "AVX";
-    case dnnl_cpu_isa_avx2:
-      return "AVX2";
-    case dnnl_cpu_isa_avx2_vnni:
-      return "AVX2 with VNNI";
-    case dnnl_cpu_isa_avx512_core:
-      return "AVX-512";
-    case dnnl_cpu_isa_avx512_core_vnni:
-      return "AVX-512 with VNNI";
-    case dnnl_cpu_isa_avx512_core_bf16:
-      return "AVX-512 with VNNI, bf16";
-    case dnnl_cpu_isa_avx512_core_amx:
-      return "AVX-512 with AMX";
-    default:
-      return "this processor's default";
-  }
-}
-
 std::string runtime_name(unsigned runtime) {
   switch (runtime) {
     case DNNL_RUNTIME_SEQ:
@@ -93,7 +70,7 @@ std::string libraries() {
                   (thread_safe ? ", thread-safe" : ", not thread-safe (Trireme locks it)")) +
          line("oneDNN", versions.at("onednn").get<std::string>()) +
          line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
-         line("  instructions", instruction_set()) +
+         line("  instructions", ops::instruction_set()) +
          line("hwloc", fmt::format("{}.{}.{}", hwloc >> 16U, hwloc >> 8U & 0xFFU, hwloc & 0xFFU)) +
          line("CUDA", "not built in");
 }

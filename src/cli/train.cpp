@@ -39,7 +39,7 @@ void run_train(comm::Session& session, const Options& options,
     return;
   }
   const std::string text = on_rank_zero(session, [&] {
-    train::validate(resolved.config, session.size());
+    train::validate(resolved.config, train::layout_facts(resolved.config, session));
     return resolved.fields.to_toml();
   });
   if (session.rank() == 0) std::fputs(text.c_str(), stdout);

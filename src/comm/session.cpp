@@ -105,7 +105,18 @@ Session::Session(int* argc, char*** argv) {
     if (owner_) MPI_Finalize();  // there will be no destructor
     throw AgreedError(complaint);
   }
-  mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node_),
+  open();
+}
+
+Session::Session(MPI_Comm world) : owner_(false), world_(world) {
+  MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
+  mpi_check(MPI_Comm_rank(world_, &rank_), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(world_, &size_), "MPI_Comm_size");
+  open();
+}
+
+void Session::open() {
+  mpi_check(MPI_Comm_split_type(world_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node_),
             "MPI_Comm_split_type");
   MPI_Comm_set_errhandler(node_, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_rank(node_, &node_rank_), "MPI_Comm_rank");

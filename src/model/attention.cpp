@@ -127,8 +127,7 @@ void Attention::attend(const UnitContext& context, const UnitMemory& memory) con
     if (count == 0) continue;
     const Heads heads = split(memory.view(qkv_value_[i], rows), batch, own);
     const Tensor out = heads_of(memory.view(mixed_[i], rows), batch, 0, count, head_size_);
-    const Tensor lse =
-        memory.view(lse_[i], rows).reshape({batch.sequences, count, batch.length});
+    const Tensor lse = memory.view(lse_[i], rows).reshape({batch.sequences, count, batch.length});
     if (context.cache != nullptr) {
       attend_cached(context, tile, out, lse, heads, slice(own));
     } else {
@@ -166,8 +165,8 @@ void Attention::recompute(const UnitContext& context, const Tensor& x,
   attend(context, memory);
 }
 
-void Attention::project(const UnitContext& context, const Tensor& partial,
-                        const UnitMemory& memory, std::span<const Tensor> levels) const {
+void Attention::project(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
+                        std::span<const Tensor> levels) const {
   out_.forward(context, partial, memory.views(mixed_, context.batch.tokens()), levels);
 }
 

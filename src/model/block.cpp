@@ -81,8 +81,7 @@ void Block::forward(const UnitContext& context, const Tensor& y, const Tensor& x
   join(context, y, middle, Site::mlp);
 }
 
-void Block::recompute(const UnitContext& context, const Tensor& x,
-                      const UnitMemory& memory) const {
+void Block::recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
   const std::int64_t all = context.batch.tokens();
   const Tensor normed1 = memory.view(normed1_, all);
   const Tensor middle = memory.view(middle_, x.extent(0));

@@ -49,9 +49,9 @@ void Head::plan(UnitPlan& plan) {
   factor_ = plan.add(Area::scratch, plan.rows(), 1);
   maximum_ = plan.add(Area::scratch, block_, 1);
   sums_ = plan.add(Area::scratch, 2 * block_, 1);
-  sum_levels_ = plan.add_tiles(
-      Area::scratch, 2 * block_,
-      std::vector<std::int64_t>(static_cast<std::size_t>(tree_levels(tiles)), 1));
+  sum_levels_ =
+      plan.add_tiles(Area::scratch, 2 * block_,
+                     std::vector<std::int64_t>(static_cast<std::size_t>(tree_levels(tiles)), 1));
   logits_.clear();
   for (int i = 0; i < tiles.count; ++i) {
     const params::Range own = params::tile_of(vocabulary_, tiles.first + i, tiles.all);
@@ -103,11 +103,10 @@ double Head::run(const UnitContext& context, const RowBlock& block,
     ops.matmul(context.gradients(weight_, i), own, block.normed,
                {.transpose_a = true, .accumulate = true});
   }
-  sum_tiles(context, block.dnormed, partial_.levels(context, memory),
-            [&](int i, const Tensor& to) {
-              if (!used(i)) return ops.fill(to, 0);
-              ops.matmul(to, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {});
-            });
+  sum_tiles(context, block.dnormed, partial_.levels(context, memory), [&](int i, const Tensor& to) {
+    if (!used(i)) return ops.fill(to, 0);
+    ops.matmul(to, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {});
+  });
   return loss;
 }
 
@@ -131,10 +130,10 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
   for (std::int64_t begin = 0; begin < rows; begin += block_) {
     const std::int64_t end = std::min(rows, begin + block_);
     const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
-    loss += run(context,
-                {part(normed), part(partial), part(batch.targets), part(batch.weights),
-                 part(factor)},
-                memory);
+    loss +=
+        run(context,
+            {part(normed), part(partial), part(batch.targets), part(batch.weights), part(factor)},
+            memory);
   }
   if (train) enter_region_backward(context, own, partial);
   *context.loss += loss;

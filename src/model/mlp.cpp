@@ -8,15 +8,13 @@ Mlp::Mlp(params::ParameterTable& table, int unit, const std::string& name,
   using Parts = std::vector<params::Part>;
   const std::int64_t hidden = config.hidden;
   up_ = ColumnParallel(
-      table, unit, name + (gated_ ? ".gate_up" : ".up"), config.width,
-      gated_ ? 2 * hidden : hidden,
+      table, unit, name + (gated_ ? ".gate_up" : ".up"), config.width, gated_ ? 2 * hidden : hidden,
       {.bias = config.bias,
        .deviation = config.init_deviation,
        .parts = gated_ ? Parts{{.name = "gate", .extent = hidden}, {.name = "up", .extent = hidden}}
                        : Parts{}});
-  down_ = RowParallel(
-      table, unit, name + ".down", hidden, config.width,
-      {.bias = config.bias, .deviation = config.residual_deviation(), .parts = {}});
+  down_ = RowParallel(table, unit, name + ".down", hidden, config.width,
+                      {.bias = config.bias, .deviation = config.residual_deviation(), .parts = {}});
 }
 
 void Mlp::plan(UnitPlan& plan) {

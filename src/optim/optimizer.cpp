@@ -11,8 +11,7 @@ std::vector<std::string> Optimizer::state_names(const OptimConfig& config) {
   return {"adamw.moment1", "adamw.moment2"};
 }
 
-Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements,
-                     device::MemoryLedger& ledger)
+Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger)
     : config_(config) {
   const auto names = state_names(config);
   const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);

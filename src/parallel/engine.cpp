@@ -43,6 +43,9 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       std::vector<device::Event>(static_cast<std::size_t>(program.receive_gradient_slots)),
       std::vector<device::Event>(static_cast<std::size_t>(program.send_activation_slots)),
       std::vector<device::Event>(static_cast<std::size_t>(program.send_gradient_slots))};
+  if (options.watchdog != nullptr) {
+    for (const UnitAction& action : program.actions) labels_.push_back(to_string(action));
+  }
   // Messages between stages must go on while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
   const bool shares_state = groups.state.data.size() > 1;
@@ -92,9 +95,9 @@ Tensor Engine::outgoing(Message kind, int slot) {
 
 void Engine::start_message(const UnitAction& action) {
   const bool send = action.kind == Kind::send;
-  const Message kind = action.gradient ? (send ? Message::send_gradient : Message::receive_gradient)
-                                       : (send ? Message::send_activation
-                                               : Message::receive_activation);
+  const Message kind = action.gradient
+                           ? (send ? Message::send_gradient : Message::receive_gradient)
+                           : (send ? Message::send_activation : Message::receive_activation);
   comm::Communicator& channel = action.gradient ? groups_.gradients : groups_.activations;
   message_event(kind, action.slot) =
       channel.exchange({{memory_.message(kind, action.slot), action.peer, is_send(kind)}},
@@ -240,7 +243,12 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
     const Section section(recorder_, "zero gradients");
     exchange_.begin_step();
   }
-  for (const UnitAction& action : stage_.program().actions) run(action, batches);
+  const std::vector<UnitAction>& actions = stage_.program().actions;
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    if (options_.watchdog != nullptr) options_.watchdog->beat(labels_[i]);
+    run(actions[i], batches);
+  }
+  if (options_.watchdog != nullptr) options_.watchdog->beat("wait for gradients");
   exchange_.finish();
   for (auto& events : message_events_) {
     for (device::Event& event : events) event.wait();
@@ -282,11 +290,56 @@ std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
   }
   std::vector<LossSum> result;
   for (int leaf = 0; leaf < leaves; ++leaf) {
-    result.push_back({groups_.pipeline.all_reduce(sums[static_cast<std::size_t>(leaf)],
-                                                  comm::Reduction::sum),
-                      batch.weight(leaf, leaves)});
+    result.push_back(
+        {groups_.pipeline.all_reduce(sums[static_cast<std::size_t>(leaf)], comm::Reduction::sum),
+         batch.weight(leaf, leaves)});
   }
   return result;
+}
+
+void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
+                    const Tensor& logits) {
+  TRIREME_ASSERT(!stage_.shares().sequence_parallel, "generation with sequence parallelism");
+  const std::int64_t rows = tokens.tokens();
+  const int stages = stage_.options().place.pipeline;
+  const auto part = [&](const Tensor& t) { return t.slice(0, 0, rows); };
+  for (int chunk = 0; chunk < static_cast<int>(stage_.chunks().size()); ++chunk) {
+    const int k = chunk * stages + stage_.options().place.stage;
+    const params::Range& units = stage_.chunks()[static_cast<std::size_t>(chunk)];
+    Tensor x;
+    if (k > 0) {
+      x = part(memory_.message(Message::receive_activation, 0));
+      groups_.activations.exchange({{x, stage_.stage_of(k - 1), false}}, tensor_stream_).wait();
+    }
+    for (std::int64_t u = units.begin; u < units.end; ++u) {
+      const auto unit = static_cast<std::size_t>(u);
+      UnitAction action{.kind = Kind::forward,
+                        .micro_batch = 0,
+                        .chunk = chunk,
+                        .unit = static_cast<int>(u),
+                        .stash = 0};
+      if (state_.parameters_sharded()) {
+        for (int g : state_.layout().groups_of(action.unit)) exchange_.gather(g);
+        exchange_.need_values(action.unit);
+      }
+      const model::UnitMemory memory = memory_.unit(action, 0);
+      if (action.unit == stage_.last_unit()) {
+        model::Microbatch last = tokens;
+        last.length = 1;
+        stage_.model().head().logits(context(last, action, model::Mode::evaluate, 0), logits,
+                                     x.slice(0, rows - 1, rows), memory);
+        return;
+      }
+      model::UnitContext call = context(tokens, action, model::Mode::evaluate, 0);
+      if (unit < caches.size() && !caches[unit].keys.empty()) call.cache = &caches[unit];
+      const bool leaves = u + 1 == units.end;
+      const Tensor y = part(leaves ? memory_.message(Message::send_activation, 0)
+                                   : memory_.next_input(action));
+      stage_.model().units()[unit]->forward(call, y, x, memory);
+      x = y;
+    }
+    groups_.activations.exchange({{x, stage_.stage_of(k + 1), true}}, tensor_stream_).wait();
+  }
 }
 
 void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
@@ -301,10 +354,10 @@ void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
   const std::int64_t own = memory_.plan().own_rows();
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
     const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
-    stage_.model().head().logits(
-        context(tokens, head, model::Mode::evaluate, 0),
-        logits.slice(0, leaf * leaves.rows, (leaf + 1) * leaves.rows),
-        memory_.input(head).slice(0, leaf * own, (leaf + 1) * own), memory_.unit(head, leaf));
+    stage_.model().head().logits(context(tokens, head, model::Mode::evaluate, 0),
+                                 logits.slice(0, leaf * leaves.rows, (leaf + 1) * leaves.rows),
+                                 memory_.input(head).slice(0, leaf * own, (leaf + 1) * own),
+                                 memory_.unit(head, leaf));
   }
 }
 

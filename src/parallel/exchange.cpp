@@ -180,8 +180,7 @@ void StateExchange::exchange(int group) {
   }
   const Section section(recorder_, "exchange tied gradients");
   for (int set = 0; set < state_.options().sets; ++set) {
-    groups_.embedding
-        .all_reduce(state_.group_gradient(group, set), comm::Reduction::sum, stream_)
+    groups_.embedding.all_reduce(state_.group_gradient(group, set), comm::Reduction::sum, stream_)
         .wait();
   }
   reduce(group);

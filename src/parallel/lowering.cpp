@@ -33,9 +33,7 @@ bool reads_values(Kind kind) {
 }
 
 /// Whether an action is its micro-batch's last contribution to the unit's gradients.
-bool ends_gradients(Kind kind) {
-  return kind == Kind::backward || kind == Kind::backward_weight;
-}
+bool ends_gradients(Kind kind) { return kind == Kind::backward || kind == Kind::backward_weight; }
 
 /// First pass: computes become unit actions, with their slots.
 class Computes {
@@ -125,7 +123,7 @@ class Computes {
 void insert_reductions(const params::Layout& layout, const LoweringOptions& options,
                        Program& program) {
   const auto groups = layout.groups().size();
-  std::vector<int> left(groups, 0);         // contributions still to come
+  std::vector<int> left(groups, 0);          // contributions still to come
   std::vector<std::int64_t> lowest(groups);  // unit that comes last in backward
   std::vector<bool> elsewhere(groups, false);
   for (std::size_t g = 0; g < groups; ++g) {
@@ -181,8 +179,7 @@ class Gathers {
       for (int g : layout_.groups_of(action.unit)) {
         Room& room = rooms_[room_of(g)];
         room.used = place;
-        const bool last_use =
-            action.kind == Kind::backward || action.kind == Kind::backward_input;
+        const bool last_use = action.kind == Kind::backward || action.kind == Kind::backward_input;
         if ((options_.reshard_after_forward || last_use) && !next_needs(actions, i, g)) {
           room.group = -1;
         }
@@ -235,10 +232,9 @@ class Gathers {
 }  // namespace
 
 std::string to_string(const UnitAction& action) {
-  static constexpr const char* names[] = {"receive",  "send",           "gather",
-                                          "forward",  "backward",       "recompute",
-                                          "backward input", "backward weight", "reduce",
-                                          "exchange"};
+  static constexpr const char* names[] = {
+      "receive",   "send",           "gather",          "forward", "backward",
+      "recompute", "backward input", "backward weight", "reduce",  "exchange"};
   std::string text = names[static_cast<std::size_t>(action.kind)];
   if (action.unit >= 0) text += fmt::format(" unit {}", action.unit);
   if (action.group >= 0) text += fmt::format(" group {}", action.group);

@@ -23,8 +23,7 @@ HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
 }
 
 model::Microbatch HostMicrobatch::leaf(int leaf, int count) const {
-  TRIREME_ASSERT(view_.sequences % count == 0, "{} leaves of {} sequences", count,
-                 view_.sequences);
+  TRIREME_ASSERT(view_.sequences % count == 0, "{} leaves of {} sequences", count, view_.sequences);
   const std::int64_t sequences = view_.sequences / count, rows = sequences * view_.length;
   const std::int64_t first = leaf * sequences;
   const auto part = [&](const Tensor& t, std::int64_t begin, std::int64_t size) {

@@ -70,20 +70,19 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   const schedule::Schedule schedule = schedule_of(options);
   if (options.reproducible) schedule::validate(schedule, schedule::WeightOrder::ascending);
   const state::StateOptions state = state_options();
-  LoweringOptions lowering{.chunk_units = chunks_,
-                           .recompute = options.recompute != model::Recompute::none,
-                           .gathers = state.zero.parameters == state::Held::sharded,
-                           .reshard_after_forward = options.reshard_after_forward,
-                           .reduces_each_micro_batch =
-                               state.zero.gradients == state::Held::sharded &&
-                               !options.reproducible};
+  LoweringOptions lowering{
+      .chunk_units = chunks_,
+      .recompute = options.recompute != model::Recompute::none,
+      .gathers = state.zero.parameters == state::Held::sharded,
+      .reshard_after_forward = options.reshard_after_forward,
+      .reduces_each_micro_batch =
+          state.zero.gradients == state::Held::sharded && !options.reproducible};
   if (lowering.gathers) lowering.value_rooms = state::value_rooms(*layout_, state).room;
   const auto lists = schedule::add_messages(schedule);
   program_ = lower(lists[static_cast<std::size_t>(place.stage)], *layout_, lowering);
   const std::int64_t length = model.config().sequence;
-  const Leaves leaves = options.reproducible
-                            ? Leaves{length, static_cast<int>(options.sequences)}
-                            : Leaves{length * options.sequences, 1};
+  const Leaves leaves = options.reproducible ? Leaves{length, static_cast<int>(options.sequences)}
+                                             : Leaves{length * options.sequences, 1};
   memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_);
 }
 

@@ -13,9 +13,7 @@ std::size_t StagePlan::activation_bytes() const {
 
 StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
                      const model::Shares& shares, const Leaves& leaves, const Program& program)
-    : leaves_(leaves),
-      own_rows_(shares.rows(leaves.rows).size()),
-      width_(model.config().width) {
+    : leaves_(leaves), own_rows_(shares.rows(leaves.rows).size()), width_(model.config().width) {
   const auto count = static_cast<std::size_t>(leaves.count);
   const std::size_t activation = activation_bytes();
   std::size_t largest_rebuilt = 0, largest_delta = 0, largest_scratch = 0;
@@ -55,8 +53,7 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
   take(send_activation_, messages(program.send_activation_slots));
   take(send_gradient_, messages(program.send_gradient_slots));
   for (Chunk& chunk : chunks_) {
-    take(chunk.pending_begin,
-         chunk.pending_bytes * static_cast<std::size_t>(chunk.pending_slots));
+    take(chunk.pending_begin, chunk.pending_bytes * static_cast<std::size_t>(chunk.pending_slots));
   }
   take(passing_, 2 * activation);
   take(rebuilt_, largest_rebuilt);
@@ -103,8 +100,8 @@ Tensor StageMemory::next_input(const UnitAction& action) {
 
 Tensor StageMemory::passing(const UnitAction& action, int unit) {
   if (action.pending < 0) {
-    return activation(work_, plan_.passing_ + static_cast<std::size_t>(unit % 2) *
-                                                  plan_.activation_bytes());
+    return activation(
+        work_, plan_.passing_ + static_cast<std::size_t>(unit % 2) * plan_.activation_bytes());
   }
   UnitAction at = action;
   at.unit = unit;

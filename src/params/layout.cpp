@@ -85,8 +85,7 @@ Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tile
       groups_.push_back({row.units, {at, at}, {elements_, elements_}});
       for (int unit : row.units) {
         if (local(unit)) {
-          by_unit_[static_cast<std::size_t>(unit)].push_back(
-              static_cast<int>(groups_.size()) - 1);
+          by_unit_[static_cast<std::size_t>(unit)].push_back(static_cast<int>(groups_.size()) - 1);
         }
       }
     }
@@ -139,13 +138,27 @@ std::vector<Range> Layout::owned(const Block& block) const {
 }
 
 void initialise(const Layout& layout, std::uint64_t seed, const Tensor& flat) {
-  std::fill_n(flat.as<float>(), flat.elements(), 0.0F);
-  for (const Block& block : layout.blocks()) {
-    const Parameter& row = layout.table().row(block.row);
-    float* values = flat.as<float>() + block.offset;
-    layout.for_each_run(block, [&](const Run& run) {
-      fill_initial(row, seed, run.logical, run.elements, values + run.local);
-    });
+  initialise(layout, seed, {{{0, layout.elements()}, 0}}, flat);
+}
+
+void initialise(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
+                const Tensor& values) {
+  std::fill_n(values.as<float>(), values.elements(), 0.0F);
+  for (const FlatRange& range : ranges) {
+    for (const Block& block : layout.blocks()) {
+      if (block.offset >= range.elements.end ||
+          block.offset + block.elements() <= range.elements.begin) {
+        continue;
+      }
+      layout.for_each_run(block, [&](const Run& run) {
+        const std::int64_t first = block.offset + run.local;
+        const std::int64_t begin = std::max(first, range.elements.begin);
+        const std::int64_t end = std::min(first + run.elements, range.elements.end);
+        if (begin >= end) return;
+        fill_initial(layout.table().row(block.row), seed, run.logical + begin - first, end - begin,
+                     values.as<float>() + range.offset + begin - range.elements.begin);
+      });
+    }
   }
 }
 

@@ -4,7 +4,6 @@
 
 namespace trireme::params {
 
-
 int ParameterTable::add(Parameter parameter) {
   TRIREME_ASSERT(!find(parameter.name), "{} is in the table twice", parameter.name);
   TRIREME_ASSERT(!parameter.units.empty(), "{} belongs to no unit", parameter.name);

@@ -2,64 +2,165 @@
 
 #include <algorithm>
 
+#include "trireme/comm/grid.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/model/attention.hpp"
+#include "trireme/model/head.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/state/buckets.hpp"
+#include "trireme/parallel/exchange.hpp"
+#include "trireme/state/tensor_sums.hpp"
+#include "trireme/state/update.hpp"
 
 namespace trireme::plan {
 
 namespace {
 
+/// Rows over which one call sums the gradient of a row that is not split.
+std::int64_t rows_of_a_sum(const parallel::Stage& stage) {
+  const std::int64_t rows = stage.memory().leaves().rows;
+  const model::Shares& shares = stage.shares();
+  if (!shares.reproducible) return shares.rows(rows).size();
+  std::int64_t most = 0;
+  for (int v = 0; v < shares.tiles.all; ++v) {
+    const bool own = v >= shares.tiles.first && v < shares.tiles.first + shares.tiles.count;
+    if (shares.sequence_parallel && !own) continue;
+    most = std::max(most, params::tile_of(rows, v, shares.tiles.all).size());
+  }
+  return most;
+}
+
+std::size_t attention_workspace(const parallel::Stage& stage, int threads) {
+  const model::ModelConfig& config = stage.model().config();
+  const std::int64_t length = config.sequence;
+  const model::Shares& shares = stage.shares();
+  const std::vector<std::int64_t> keys = model::Attention::key_widths(config, shares.tiles);
+  std::size_t bytes = 0;
+  for (int i = 0; i < shares.tiles.count; ++i) {
+    const std::int64_t heads =
+        params::tile_of(config.heads, shares.tiles.first + i, shares.tiles.all).size();
+    if (heads == 0) continue;
+    bytes = std::max(bytes, ops::cpu_attention_workspace(
+                                {stage.memory().leaves().rows / length, length, length, heads,
+                                 keys[static_cast<std::size_t>(i)] / config.head_size(),
+                                 config.head_size()},
+                                threads));
+  }
+  return bytes;
+}
+
 /// What the CPU backend's most demanding call takes.
-std::size_t ops_workspace(const model::Transformer& model, const MemoryQuestion& question) {
-  const model::ModelConfig& config = model.config();
-  const std::int64_t batch = question.rows / question.sequence;
-  std::size_t bytes =
-      ops::cpu_attention_workspace({batch, question.sequence, question.sequence, config.heads,
-                                    config.kv_heads, config.head_size()},
-                                   question.threads);
-  bytes = std::max(bytes, ops::cpu_row_sum_workspace(question.rows, config.width,
-                                                     config.layer_norm() && config.bias ? 2 : 1));
-  for (const params::Parameter& row : model.table().rows()) {
-    bytes = std::max(bytes, ops::cpu_square_sum_workspace(row.shape.elements()));
-    // Biases: the gradient of one is a sum over rows.
-    if (config.bias && row.in_products && row.shape[0] != config.vocabulary) {
-      bytes = std::max(bytes, ops::cpu_row_sum_workspace(question.rows, row.shape[0], 1));
-    }
+std::size_t ops_workspace(const parallel::Stage& stage, int threads) {
+  const model::ModelConfig& config = stage.model().config();
+  const params::Layout& layout = stage.layout();
+  const int last = stage.last_unit();
+  std::size_t bytes = 0;
+  for (int unit = 1; unit < last; ++unit) {
+    if (layout.has_unit(unit)) bytes = std::max(bytes, attention_workspace(stage, threads));
+  }
+  for (const params::Block& block : layout.blocks()) {
+    const params::Parameter& row = layout.table().row(block.row);
+    bytes = std::max(bytes, ops::cpu_square_sum_workspace(
+                                std::min(block.elements(), params::norm_block)));
+    if (row.shape.dimensions() != 1 || block.elements() == 0) continue;
+    // Gains and biases: their gradients are sums over rows; a norm makes both of its at once.
+    const bool norm = row.name.find("norm") != std::string::npos;
+    const int outputs = norm && config.layer_norm() && config.bias ? 2 : 1;
+    const std::int64_t rows =
+        block.slices.empty() ? rows_of_a_sum(stage) : stage.memory().leaves().rows;
+    bytes = std::max(bytes, ops::cpu_row_sum_workspace(rows, block.elements(), outputs));
   }
   return device::aligned(bytes);
 }
 
-/// Scratch of the communicators: all groups' agreements, the data axis' buckets.
-std::size_t communication_bytes(const model::Transformer& model, const MemoryQuestion& question) {
-  std::int64_t largest = 0;
-  const auto units = static_cast<int>(model.units().size());
-  for (const auto& bucket : state::plan_buckets(model.table(), units, question.bucket_elements)) {
-    largest = std::max(largest, bucket.end - bucket.begin);
+/// Bytes of the largest tensor that a stage's units reduce over the tensor axis.
+std::size_t largest_tensor_sum(const parallel::Stage& stage) {
+  const model::ModelConfig& config = stage.model().config();
+  const std::int64_t rows = stage.memory().leaves().rows;
+  params::Tiles tiles = stage.shares().tiles;
+  std::int64_t elements = rows * config.width;
+  if (stage.shares().sequence_parallel) {
+    std::int64_t most = 0;
+    const int ranks = tiles.all / tiles.count;
+    for (int rank = 0; rank < ranks; ++rank) {
+      tiles.first = rank * tiles.count;
+      most = std::max(most, tiles.of(rows).size() * config.width);
+    }
+    elements = ranks * most;
   }
-  return question.grid_bytes +
-         comm::scratch_bytes(question.data, static_cast<std::size_t>(largest) * sizeof(float)) -
-         comm::scratch_bytes(question.data, 0);
+  if (stage.holds_last_unit()) {
+    elements = std::max(elements, 2 * model::Head::block_rows(rows, config.vocabulary));
+  }
+  elements = std::max(elements, state::TensorSums::largest_message(stage.layout(), stage.shares()));
+  return static_cast<std::size_t>(elements) * sizeof(float);
+}
+
+/// Bytes that reductions of one communicator add to its agreement's.
+std::size_t added(int ranks, std::size_t largest) {
+  return comm::scratch_bytes(ranks, largest) - comm::scratch_bytes(ranks, 0);
+}
+
+std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuestion& question) {
+  const parallel::Place& place = stage.options().place;
+  const params::Layout& layout = stage.layout();
+  std::size_t bytes = comm::grid_bytes(question.shape, place.shard, question.rank);
+  bytes += added(place.tensor, largest_tensor_sum(stage));
+  if (!stage.options().train) return bytes;
+  bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()));
+  bytes += added(question.shape.size(),
+                 static_cast<std::size_t>(state::GradientNorm::partial_sums(
+                     layout.table(), stage.shares())) *
+                     sizeof(double));
+  std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
+  if (stage.options().zero == 0) {
+    for (const auto& bucket :
+         parallel::plan_buckets(stage.program(), layout, question.bucket_elements)) {
+      data = std::max(data, bucket.elements.size());
+    }
+  }
+  for (int g = 0; g < stage.shards().groups(); ++g) {
+    const auto& counts = stage.shards().counts(g);
+    const bool shared = !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.back()) ||
+                        !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.front());
+    const bool shards = stage.state_options().zero.gradients == state::Held::sharded &&
+                        !stage.shares().reproducible;
+    if (shared) {
+      const std::int64_t whole = layout.groups()[static_cast<std::size_t>(g)].elements.size();
+      tied = std::max(tied, shards ? stage.shards().own(g).size() : whole);
+    }
+    if (stage.options().zero == 0) continue;
+    shard = std::max(shard, *std::max_element(counts.begin(), counts.end()) * place.shard);
+    replica = std::max(replica, stage.shards().own(g).size());
+  }
+  const auto floats = [](std::int64_t elements) {
+    return static_cast<std::size_t>(elements) * sizeof(float);
+  };
+  return bytes + added(place.data, floats(data)) + added(place.shard, floats(shard)) +
+         added(place.data / place.shard, floats(replica)) +
+         added(tied > 0 ? 2 : 1, floats(tied));
 }
 
 }  // namespace
 
-std::map<device::Use, std::int64_t> predict_memory(const model::Transformer& model,
+std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
                                                    const MemoryQuestion& question) {
   using device::Use;
-  const std::int64_t flat =
-      model.table().flat_elements() * static_cast<std::int64_t>(sizeof(float));
+  const state::StateOptions options = stage.state_options();
   const auto states =
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
-  const model::StageLayout layout(model, question.rows);
-  return {{Use::parameters, flat},
-          {Use::gradients, flat},
-          {Use::optimizer, flat * states},
-          {Use::stash, static_cast<std::int64_t>(layout.stash_bytes)},
-          {Use::workspace,
-           static_cast<std::int64_t>(layout.workspace_bytes + ops_workspace(model, question))},
-          {Use::communication, static_cast<std::int64_t>(communication_bytes(model, question))}};
+  const std::int64_t optimizer =
+      options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0;
+  return {{Use::parameters,
+           state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
+          {Use::gradients,
+           state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
+          {Use::optimizer, optimizer},
+          {Use::gathered, state::ModelState::room_bytes(stage.layout(), options)},
+          {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
+          {Use::workspace, static_cast<std::int64_t>(stage.memory().work_bytes() +
+                                                     ops_workspace(stage, question.threads))},
+          {Use::communication,
+           static_cast<std::int64_t>(communication_bytes(stage, question))}};
 }
 
 }  // namespace trireme::plan

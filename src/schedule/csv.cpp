@@ -1,18 +1,16 @@
 // Schedules as text. The text may come from anywhere: sizes are bounded before anything is made.
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <fstream>
-#include <system_error>
 
 #include "trireme/core/config.hpp"
 #include "trireme/schedule/schedule.hpp"
+
+#include "text_file.hpp"
 
 namespace trireme::schedule {
 
 namespace {
 
-constexpr std::size_t most_bytes = std::size_t{64} << 20;
 constexpr int most_digits = 6;  // of a virtual stage or a micro-batch
 
 /// A cell as it is written.
@@ -147,27 +145,7 @@ Schedule parse_schedule(std::string_view text, const std::string& source, Sizes 
 }
 
 Schedule read_schedule(const std::filesystem::path& path, Sizes expected) {
-  const std::string shown = config::one_line(path.string());
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error))
-    throw AgreedError("{}: is a folder; a schedule is a CSV file", shown);
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    throw AgreedError("{}: cannot be read: {}; name an existing CSV file", shown,
-                      std::generic_category().message(errno));
-  std::string text(1 << 16, '\0');
-  std::size_t size = 0;
-  while (file.read(text.data() + size, static_cast<std::streamsize>(text.size() - size)),
-         file.gcount() > 0) {
-    size += static_cast<std::size_t>(file.gcount());
-    if (size > most_bytes)
-      throw AgreedError("{}: is larger than {} MiB; a schedule has one short cell per action",
-                        shown, most_bytes >> 20);
-    text.resize(std::max(text.size(), 2 * size));
-  }
-  if (file.bad()) throw AgreedError("{}: reading failed; try again or copy the file", shown);
-  text.resize(size);
-  return parse_schedule(text, path.string(), expected);
+  return parse_schedule(read_small_file(path), path.string(), expected);
 }
 
 std::string to_csv(const Schedule& schedule) {

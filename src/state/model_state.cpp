@@ -14,8 +14,9 @@ constexpr std::int64_t float_bytes = sizeof(float);
 std::int64_t replicated_elements(const params::Layout& layout) {
   std::int64_t elements = 0;
   for (const params::Block& block : layout.blocks()) {
-    if (block.slices.empty()) elements += static_cast<std::int64_t>(
-        device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
+    if (block.slices.empty())
+      elements += static_cast<std::int64_t>(
+          device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
   }
   return elements;
 }
@@ -97,8 +98,7 @@ Rooms value_rooms(const params::Layout& layout, const StateOptions& options) {
 
 std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const ShardMap& shards,
                                          const StateOptions& options) {
-  return float_bytes *
-         (sharded(options.zero.parameters) ? shards.elements() : layout.elements());
+  return float_bytes * (sharded(options.zero.parameters) ? shards.elements() : layout.elements());
 }
 
 std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const ShardMap& shards,
@@ -151,8 +151,7 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
   if (options_.train) make_gradients(ledger);
 }
 
-model::ParameterViews ModelState::views_of(
-    const std::function<Tensor(int)>& block_view) const {
+model::ParameterViews ModelState::views_of(const std::function<Tensor(int)>& block_view) const {
   model::ParameterViews views(layout_.table().rows().size());
   for (std::size_t row = 0; row < layout_.table().rows().size(); ++row) {
     for (int b : layout_.blocks_of(static_cast<int>(row))) {
@@ -169,8 +168,9 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
   std::int64_t place = 0;
   for (const params::Block& block : layout_.blocks()) {
     replicated_.push_back(block.slices.empty() ? place : -1);
-    if (block.slices.empty()) place += static_cast<std::int64_t>(
-        device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
+    if (block.slices.empty())
+      place += static_cast<std::int64_t>(
+          device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
   }
   std::int64_t tied = 0;
   for (const params::Group& group : layout_.groups()) {
@@ -179,14 +179,12 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
     if (apart) tied += group.elements.size();
   }
   gradient_buffer_ = device::Buffer(
-      ledger, Use::gradients,
-      static_cast<std::size_t>(gradient_bytes(layout_, shards_, options_)));
+      ledger, Use::gradients, static_cast<std::size_t>(gradient_bytes(layout_, shards_, options_)));
   Tensor rooms;
   if (gradients_sharded()) {
     gradient_rooms_ = gradient_rooms(layout_);
-    gradient_room_buffer_ =
-        device::Buffer(ledger, Use::gathered,
-                       static_cast<std::size_t>(gradient_rooms_.elements * float_bytes));
+    gradient_room_buffer_ = device::Buffer(
+        ledger, Use::gathered, static_cast<std::size_t>(gradient_rooms_.elements * float_bytes));
     rooms = gradient_room_buffer_.view(DType::f32, {gradient_rooms_.elements});
     gradients_ = gradient_buffer_.view(DType::f32, {shards_.elements()});
     sums_ = {gradients_, rooms};
@@ -194,8 +192,8 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
   std::int64_t offset = 0;
   const auto take = [&](const Shape& shape) {
     if (shape.elements() == 0) return Tensor();
-    const Tensor part = gradient_buffer_.view(DType::f32, shape,
-                                              static_cast<std::size_t>(offset * float_bytes));
+    const Tensor part =
+        gradient_buffer_.view(DType::f32, shape, static_cast<std::size_t>(offset * float_bytes));
     offset += shape.elements();
     sums_.push_back(part.reshape({part.elements()}));
     return part;
@@ -287,8 +285,7 @@ Tensor ModelState::gradient_copy(int block, int set, int copy) const {
 Tensor ModelState::tied_gradient(int group, int set) const {
   const std::int64_t place = tied_[static_cast<std::size_t>(group)];
   if (place < 0) return {};
-  const std::int64_t elements =
-      layout_.groups()[static_cast<std::size_t>(group)].elements.size();
+  const std::int64_t elements = layout_.groups()[static_cast<std::size_t>(group)].elements.size();
   return sets_[static_cast<std::size_t>(set)].tied.slice(0, place, place + elements);
 }
 

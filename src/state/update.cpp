@@ -13,13 +13,13 @@ std::int64_t norm_blocks(std::int64_t elements) {
 
 /// First partial sum of each (row, tile) of the whole model in reproducible mode, in table order;
 /// the last entry is their number.
-std::vector<std::vector<std::int64_t>> number_blocks(const params::ParameterTable& table,
-                                                     int tiles, std::int64_t& total) {
-  const int units = 1 + std::max_element(table.rows().begin(), table.rows().end(),
-                                         [](const auto& a, const auto& b) {
-                                           return a.units.back() < b.units.back();
-                                         })
-                            ->units.back();
+std::vector<std::vector<std::int64_t>> number_blocks(const params::ParameterTable& table, int tiles,
+                                                     std::int64_t& total) {
+  const int units =
+      1 +
+      std::max_element(table.rows().begin(), table.rows().end(), [](const auto& a, const auto& b) {
+        return a.units.back() < b.units.back();
+      })->units.back();
   const params::Layout whole(table, {{0, units}}, {tiles, 0, tiles});
   std::vector<std::vector<std::int64_t>> first(table.rows().size());
   total = 0;
@@ -58,8 +58,8 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state) {
         ranges.back().parameters = values.slice(0, first, end);
         ranges.back().gradients = gradients.slice(0, first, end);
       } else {
-        ranges.push_back({values.slice(0, begin, end), gradients.slice(0, begin, end), offset,
-                          decay});
+        ranges.push_back(
+            {values.slice(0, begin, end), gradients.slice(0, begin, end), offset, decay});
       }
     }
   }
@@ -75,8 +75,8 @@ std::int64_t GradientNorm::partial_sums(const params::ParameterTable& table,
 }
 
 GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bool counts)
-    : sums_(static_cast<std::size_t>(
-          partial_sums(state.layout().table(), state.options().shares))) {
+    : sums_(
+          static_cast<std::size_t>(partial_sums(state.layout().table(), state.options().shares))) {
   if (!counts) return;
   const params::Layout& layout = state.layout();
   const model::Shares& shares = state.options().shares;

@@ -33,4 +33,10 @@ ShardMap::ShardMap(const params::Layout& layout, int parts, int index)
   }
 }
 
+std::vector<params::FlatRange> ShardMap::own_ranges() const {
+  std::vector<params::FlatRange> ranges;
+  for (const Group& group : groups_) ranges.push_back({group.own, group.offset});
+  return ranges;
+}
+
 }  // namespace trireme::state

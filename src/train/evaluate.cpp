@@ -9,12 +9,12 @@ namespace trireme::train {
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options) {
   device::MemoryLedger ledger;
   Recorder recorder;
-  comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
-  double mean = 0;
+  const GridPlan plan = plan_grid(config, session);
+  comm::Grid grid(session, plan.shape, ledger, plan.shard);
   std::unique_ptr<checkpoint::Reader> reader;
   std::unique_ptr<data::TokenReader> tokens;
   std::unique_ptr<model::Transformer> model;
-  std::unique_ptr<state::ModelState> state;
+  std::unique_ptr<parallel::Replica> replica;
   comm::agree(grid.world(), [&] {
     reader = std::make_unique<checkpoint::Reader>(find_checkpoint(options.checkpoint));
     model = std::make_unique<model::Transformer>(model_of(reader->state()));
@@ -30,24 +30,26 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
     }
     tokens =
         dataset.reader(options.split == "train" ? data::SplitName::train : data::SplitName::valid);
-    if (tokens->tokens() <= model->config().sequence) {
+    const std::int64_t length = model->config().sequence;
+    if (tokens->tokens() <= length) {
       throw Error("dataset {}: the {} split has {} tokens, a window needs {}; use a larger dataset",
-                  path, options.split, tokens->tokens(), model->config().sequence + 1);
+                  path, options.split, tokens->tokens(), length + 1);
     }
-    state = std::make_unique<state::ModelState>(*model, false, ledger);
-    load_parameters(*reader, model->table(), state->parameters());
+    const std::int64_t micro_batch = config.train.micro_batch > 0
+                                         ? config.train.micro_batch
+                                         : std::max<std::int64_t>(1, 4096 / length);
+    replica = std::make_unique<parallel::Replica>(
+        *model,
+        parallel::ReplicaOptions{.stage = forward_options(config, micro_batch),
+                                 .threads = threads_of_rank(config.parallel, session)},
+        grid, recorder, ledger);
+    const state::ModelState& state = replica->state();
+    load_pieces(*reader, "parameters", state, state.parameters(), state.parameters_sharded());
   });
-  const std::int64_t length = model->config().sequence;
-  const std::int64_t micro_batch = config.train.micro_batch > 0
-                                       ? config.train.micro_batch
-                                       : std::max<std::int64_t>(1, 4096 / length);
-  const auto ops = ops::make_cpu_ops(threads_of_rank(config.parallel, session), &ledger);
-  parallel::Engine engine(*model, *state, *ops, grid.group(comm::Axis::data), recorder, ledger,
-                          {.max_rows = micro_batch * length, .train = false});
   const parallel::LossSum sum =
-      evaluate_split(engine, *tokens, length, config.train.evaluate_samples, micro_batch,
-                     config.data.document_mask, grid.group(comm::Axis::data));
-  mean = sum.mean();
+      evaluate_split(*replica, *tokens, config.train.evaluate_samples, config.data.document_mask,
+                     grid.group(comm::Axis::data));
+  const double mean = sum.mean();
   if (session.rank() == 0) {
     fmt::print("checkpoint {}  step {}\n{} loss {:.6f}  perplexity {:.4f}  over {} tokens\n",
                reader->folder().string(), reader->state().step, options.split, mean, std::exp(mean),

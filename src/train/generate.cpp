@@ -4,6 +4,7 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/data/tokenizer.hpp"
+#include "trireme/model/attention.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/sample.hpp"
 #include "trireme/train/setup.hpp"
@@ -13,35 +14,42 @@ namespace trireme::train {
 namespace {
 
 /// One sequence that grows: keys and values of what was seen are kept, so that each new token costs
-/// one row.
+/// one row. Collective over the ranks of a replica.
 class Continuation {
  public:
-  Continuation(const model::Transformer& model, const state::ModelState& state, ops::Ops& ops,
-               device::MemoryLedger& ledger)
-      : model_(model),
-        state_(state),
-        ops_(ops),
-        capacity_(model.config().sequence),
-        layout_(model, capacity_),
-        stash_(ledger, device::Use::stash, layout_.stash_bytes),
-        workspace_(ledger, device::Use::workspace, layout_.workspace_bytes),
+  Continuation(parallel::Replica& replica, device::MemoryLedger& ledger)
+      : replica_(replica),
+        capacity_(replica.stage().model().config().sequence),
+        caches_(replica.stage().model().units().size()),
         positions_(static_cast<std::size_t>(capacity_)),
-        logits_(static_cast<std::size_t>(model.config().vocabulary)) {
+        logits_(static_cast<std::size_t>(replica.stage().model().config().vocabulary)) {
     std::iota(positions_.begin(), positions_.end(), 0);
-    const std::int64_t width = model.config().kv_heads * model.config().head_size();
-    const std::size_t bytes = static_cast<std::size_t>(capacity_ * width) * sizeof(float);
-    const auto blocks = static_cast<std::size_t>(model.config().layers);
-    cached_ = device::Buffer(ledger, device::Use::workspace, 2 * blocks * bytes);
-    for (std::size_t i = 0; i < blocks; ++i) {
-      caches_.push_back(
-          {.keys = cached_.view(DType::f32, {capacity_, width}, 2 * i * bytes),
-           .values = cached_.view(DType::f32, {capacity_, width}, (2 * i + 1) * bytes),
-           .positions = Tensor(positions_.data(), {1, capacity_})});
+    const parallel::Stage& stage = replica.stage();
+    const std::vector<std::int64_t> widths =
+        model::Attention::key_widths(stage.model().config(), stage.shares().tiles);
+    const std::int64_t width = std::accumulate(widths.begin(), widths.end(), std::int64_t{0});
+    std::vector<std::size_t> blocks;
+    for (int unit = 1; unit < stage.last_unit(); ++unit) {
+      if (stage.layout().has_unit(unit)) blocks.push_back(static_cast<std::size_t>(unit));
+    }
+    const auto bytes = [&](std::int64_t elements) {
+      return static_cast<std::size_t>(capacity_ * elements) * sizeof(float);
+    };
+    cached_ = device::Buffer(ledger, device::Use::workspace, 2 * blocks.size() * bytes(width));
+    std::size_t offset = 0;
+    for (const std::size_t unit : blocks) {
+      caches_[unit].positions = Tensor(positions_.data(), {1, capacity_});
+      for (const std::int64_t own : widths) {
+        for (auto* list : {&caches_[unit].keys, &caches_[unit].values}) {
+          list->push_back(cached_.view(DType::f32, {capacity_, own}, offset));
+          offset += bytes(own);
+        }
+      }
     }
   }
 
-  /// Takes in tokens and returns the logits [V] after the last. A full window begins anew with its
-  /// later half.
+  /// Takes in tokens and returns the logits [V] after the last, on the last stage. A full window
+  /// begins anew with its later half.
   std::span<const float> feed(const std::vector<std::int32_t>& tokens) {
     for (std::int32_t token : tokens) seen_.push_back(token);
     auto fresh = static_cast<std::int64_t>(tokens.size());
@@ -52,53 +60,23 @@ class Continuation {
       length_ = 0;
       fresh = keep;
     }
-    run(std::vector<std::int32_t>(seen_.end() - fresh, seen_.end()));
+    std::vector<std::int32_t> taken(seen_.end() - fresh, seen_.end());
+    const model::Microbatch batch{.sequences = 1,
+                                  .length = fresh,
+                                  .inputs = Tensor(taken.data(), {fresh}),
+                                  .positions = Tensor(positions_.data() + length_, {1, fresh})};
+    for (model::KeyValueCache& cache : caches_) cache.length = length_;
+    const Tensor logits(logits_.data(), {1, static_cast<std::int64_t>(logits_.size())});
+    replica_.engine().extend(batch, caches_, logits);
+    length_ += fresh;
     return logits_;
   }
 
  private:
-  void run(std::vector<std::int32_t> tokens) {
-    const auto rows = static_cast<std::int64_t>(tokens.size());
-    const model::Microbatch batch{.sequences = 1,
-                                  .length = rows,
-                                  .inputs = Tensor(tokens.data(), {rows}),
-                                  .positions = Tensor(positions_.data() + length_, {1, rows})};
-    const std::vector<Tensor> no_gradients;
-    const std::size_t delta = 2 * layout_.gradient_bytes;
-    Tensor x;
-    for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-      const bool block = unit > 0 && unit + 1 < model_.units().size();
-      if (block) caches_[unit - 1].length = length_;
-      const model::UnitContext context{.ops = ops_,
-                                       .batch = batch,
-                                       .values = state_.values(),
-                                       .gradients = no_gradients,
-                                       .mode = model::Mode::evaluate,
-                                       .cache = block ? &caches_[unit - 1] : nullptr};
-      const model::UnitMemory memory({{{&stash_, layout_.stash[unit]},
-                                       {&workspace_, delta},
-                                       {&workspace_, delta + layout_.delta_bytes}}});
-      if (unit + 1 == model_.units().size()) {
-        const Tensor logits(logits_.data(), {1, model_.config().vocabulary});
-        model_.head().logits(context, logits, x.slice(0, rows - 1, rows), memory);
-        break;
-      }
-      const Tensor y =
-          stash_.view(DType::f32, {rows, model_.config().width}, layout_.outputs[unit]);
-      model_.units()[unit]->forward(context, y, x, memory);
-      x = y;
-    }
-    length_ += rows;
-  }
-
-  const model::Transformer& model_;
-  const state::ModelState& state_;
-  ops::Ops& ops_;
+  parallel::Replica& replica_;
   std::int64_t capacity_, length_ = 0;  // tokens that fit, tokens in the caches
-  model::StageLayout layout_;
-  device::Arena stash_, workspace_;
   device::Buffer cached_;
-  std::vector<model::KeyValueCache> caches_;  // by block
+  std::vector<model::KeyValueCache> caches_;  // by unit
   std::vector<std::int32_t> positions_, seen_;
   std::vector<float> logits_;
 };
@@ -108,54 +86,70 @@ class Continuation {
 std::string generate(comm::Session& session, const RunConfig& config,
                      const GenerateOptions& options) {
   device::MemoryLedger ledger;
-  comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
-  std::string text;
+  Recorder recorder;
+  const GridPlan plan = plan_grid(config, session);
+  comm::Grid grid(session, plan.shape, ledger, plan.shard);
+  std::unique_ptr<data::Tokenizer> tokenizer;
+  std::unique_ptr<model::Transformer> model;
+  std::unique_ptr<parallel::Replica> replica;
+  std::unique_ptr<Continuation> continuation;
+  data::Manifest manifest;
   comm::agree(grid.world(), [&] {
-    if (session.rank() != 0) return;
     const checkpoint::Reader reader(find_checkpoint(options.checkpoint));
     const std::string path = config.data.path.empty()
                                  ? reader.state().config.at("data").at("path").get<std::string>()
                                  : config.data.path;
     const data::Dataset dataset = data::Dataset::open(path);
-    const auto tokenizer = data::load_tokenizer(dataset);
-    const model::Transformer model(model_of(reader.state()));
-    state::ModelState state(model, false, ledger);
-    load_parameters(reader, model.table(), state.parameters());
-    const auto ops = ops::make_cpu_ops(threads_of_rank(config.parallel, session), &ledger);
-    Continuation continuation(model, state, *ops, ledger);
-
-    std::vector<std::int32_t> tokens = tokenizer->encode(options.prompt);
-    const auto end_of_document = dataset.manifest().end_of_document;
-    if (tokens.empty()) tokens.push_back(static_cast<std::int32_t>(end_of_document.value_or(0)));
-    text = options.prompt;
+    manifest = dataset.manifest();
+    tokenizer = data::load_tokenizer(dataset);
+    model = std::make_unique<model::Transformer>(model_of(reader.state()));
+    parallel::StageOptions stage = forward_options(config, 1);
+    stage.sequence_parallel = false;  // one row at a time has nothing to share out
+    replica = std::make_unique<parallel::Replica>(
+        *model,
+        parallel::ReplicaOptions{.stage = stage,
+                                 .threads = threads_of_rank(config.parallel, session)},
+        grid, recorder, ledger);
+    const state::ModelState& state = replica->state();
+    load_pieces(reader, "parameters", state, state.parameters(), state.parameters_sharded());
+    continuation = std::make_unique<Continuation>(*replica, ledger);
+  });
+  const bool speaks = session.rank() == 0;
+  const auto show = [&](std::string_view text) {
+    if (!speaks) return;
     std::fwrite(text.data(), 1, text.size(), stdout);
-    const RandomKey key{static_cast<std::uint64_t>(options.seed), Purpose::generation, 0};
-    std::vector<std::int32_t> made;
-    std::vector<std::int32_t> next = tokens;
-    for (std::int64_t i = 0; i < options.tokens; ++i) {
-      const auto logits = continuation.feed(next);
+    std::fflush(stdout);
+  };
+  std::vector<std::int32_t> next = tokenizer->encode(options.prompt);
+  if (next.empty()) next.push_back(static_cast<std::int32_t>(manifest.end_of_document.value_or(0)));
+  std::string text = options.prompt;
+  show(text);
+  const RandomKey key{static_cast<std::uint64_t>(options.seed), Purpose::generation, 0};
+  const bool draws = replica->stage().holds_last_unit();
+  std::vector<std::int32_t> made;
+  for (std::int64_t i = 0; i < options.tokens; ++i) {
+    const auto logits = continuation->feed(next);
+    std::int64_t id = 0;
+    if (draws) {
       // Ids that the tokenizer does not know (a model's vocabulary may be rounded up) are never
       // drawn.
-      const auto known =
-          std::min(logits.size(), static_cast<std::size_t>(dataset.manifest().vocabulary));
-      const std::int64_t id =
-          sample_token(logits.first(known), options.temperature, options.top_k, options.top_p,
-                       uniform(key, static_cast<std::uint64_t>(i)));
-      if (end_of_document && id == *end_of_document) break;
-      made.push_back(static_cast<std::int32_t>(id));
-      const std::string sofar = tokenizer->decode(made);
-      const std::size_t shown = text.size() - options.prompt.size();
-      if (sofar.size() > shown) {
-        std::fwrite(sofar.data() + shown, 1, sofar.size() - shown, stdout);
-        std::fflush(stdout);
-        text = options.prompt + sofar;
-      }
-      next = {static_cast<std::int32_t>(id)};
+      const auto known = std::min(logits.size(), static_cast<std::size_t>(manifest.vocabulary));
+      id = sample_token(logits.first(known), options.temperature, options.top_k, options.top_p,
+                        uniform(key, static_cast<std::uint64_t>(i)));
     }
-    std::fputc('\n', stdout);
-    std::fflush(stdout);
-  });
-  return text;
+    id = grid.group(comm::Axis::pipeline).all_reduce(id, comm::Reduction::sum);
+    if (manifest.end_of_document && id == *manifest.end_of_document) break;
+    made.push_back(static_cast<std::int32_t>(id));
+    const std::string sofar = tokenizer->decode(made);
+    const std::size_t shown = text.size() - options.prompt.size();
+    if (sofar.size() > shown) {
+      show(std::string_view(sofar).substr(shown));
+      text = options.prompt + sofar;
+    }
+    next = {static_cast<std::int32_t>(id)};
+  }
+  show("\n");
+  return speaks ? text : std::string();
 }
 
 }  // namespace trireme::train

@@ -8,11 +8,10 @@ namespace trireme::train {
 
 void run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
   device::MemoryLedger ledger;
-  const comm::GridShape shape =
-      comm::make_grid_shape(session.size(), {.data = config.parallel.data});
-  comm::Grid grid(session, shape, ledger);
-  comm::agree(grid.world(), [&] { validate(config, session.size()); });
-  Trainer(session, grid, ledger, config, fields).run();
+  const GridPlan plan = plan_grid(config, session);
+  comm::Grid grid(session, plan.shape, ledger, plan.shard);
+  comm::agree(grid.world(), [&] { validate(config, plan.facts); });
+  Trainer(session, grid, ledger, config, plan.facts, fields).run();
 }
 
 }  // namespace trireme::train

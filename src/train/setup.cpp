@@ -1,13 +1,18 @@
 #include "trireme/train/setup.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include <dnnl.h>
 #include <hdf5.h>
 
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/data/hdf5.hpp"
+#include "trireme/schedule/schedule.hpp"
 
 namespace trireme::train {
 
@@ -45,50 +50,146 @@ model::ModelConfig model_of(const checkpoint::State& state) {
   return config;
 }
 
-void load_parameters(const checkpoint::Reader& reader, const params::ParameterTable& table,
-                     const Tensor& parameters) {
-  for (const params::Parameter& row : table.rows()) {
-    reader.read("parameters/" + row.name, 0,
-                parameters.slice(0, row.offset, row.offset + row.shape.elements()));
+LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session) {
+  LayoutFacts facts{.world = session.size(), .node_size = session.node_size()};
+  constexpr std::string_view prefix = "file:";
+  if (config.parallel.schedule.starts_with(prefix)) {
+    facts.schedule_text =
+        schedule::to_csv(schedule::read_schedule(config.parallel.schedule.substr(prefix.size())));
   }
+  return facts;
 }
 
-void append_pieces(std::vector<checkpoint::Piece>& pieces, const std::string& prefix,
-                   const params::ParameterTable& table, const Tensor& flat, int replica,
-                   int replicas) {
-  for (const params::Parameter& row : table.rows()) {
-    const auto writer = static_cast<int>(row.offset * replicas / table.flat_elements());
-    pieces.push_back({.name = prefix + "/" + row.name,
-                      .shape = row.shape,
-                      .offset = 0,
-                      .data = flat.slice(0, row.offset, row.offset + row.shape.elements()),
-                      .write = writer == replica});
-  }
+GridPlan plan_grid(const RunConfig& config, comm::Session& session) {
+  device::MemoryLedger ledger;  // of an agreement that ends here
+  const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  GridPlan plan;
+  comm::agree(*world, [&] {
+    plan.facts = layout_facts(config, session);
+    plan.shape = grid_shape(config, plan.facts);
+    plan.shard = shard_ranks(config, plan.shape, plan.facts);
+  });
+  return plan;
 }
 
-parallel::LossSum evaluate_split(parallel::Engine& engine, data::TokenReader& reader,
-                                 std::int64_t length, std::int64_t samples,
-                                 std::int64_t micro_batch, bool document_mask,
-                                 comm::Communicator& group) {
+comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts) {
+  return comm::make_grid_shape(facts.world, {.tensor = config.parallel.tensor,
+                                             .pipeline = config.parallel.pipeline,
+                                             .data = config.parallel.data});
+}
+
+int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
+  const std::string& group = config.zero.group;
+  if (group == "all") return comm::shard_degree(shape, 0);
+  if (group == "node") {
+    // Data ranks of a node lie side by side where tensor groups fill less than a node.
+    const int tensor = shape.of(comm::Axis::tensor);
+    return comm::shard_degree(shape, std::max(1, std::min(facts.node_size / tensor,
+                                                          shape.of(comm::Axis::data))));
+  }
+  std::int64_t ranks = 0;
+  const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), ranks);
+  if (error != std::errc() || end != group.data() + group.size() || ranks < 1) {
+    throw ConfigError("zero.group", group, "must be all, node or a number of data ranks",
+                      "use all");
+  }
+  return comm::shard_degree(shape, ranks);
+}
+
+namespace {
+
+model::Recompute recompute_of(const std::string& name) {
+  if (name == "full") return model::Recompute::full;
+  return name == "selective" ? model::Recompute::selective : model::Recompute::none;
+}
+
+}  // namespace
+
+parallel::StageOptions stage_options(const RunConfig& config, const comm::GridShape& shape,
+                                     const LayoutFacts& facts) {
+  const std::int64_t per_rank = config.train.batch / shape.of(comm::Axis::data);
+  const bool file = config.parallel.schedule.starts_with("file:");
+  return {.place = {},
+          .schedule = file ? "file" : config.parallel.schedule,
+          .schedule_text = facts.schedule_text,
+          .virtual_stages = static_cast<int>(config.parallel.virtual_stages),
+          .micro_batches = static_cast<int>(per_rank / config.train.micro_batch),
+          .sequences = config.train.micro_batch,
+          .train = true,
+          .zero = static_cast<int>(config.parallel.zero),
+          .reshard_after_forward = config.zero.reshard_after_forward,
+          .sequence_parallel = config.parallel.sequence,
+          .recompute = recompute_of(config.parallel.recompute),
+          .reproducible = config.numerics.reproducible,
+          .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
+          .virtual_data = static_cast<int>(config.numerics.virtual_data)};
+}
+
+parallel::StageOptions forward_options(const RunConfig& config, std::int64_t sequences) {
+  return {.place = {},
+          .schedule = "1f1b",
+          .schedule_text = {},
+          .virtual_stages = static_cast<int>(config.parallel.virtual_stages),
+          .micro_batches = 1,
+          .sequences = sequences,
+          .train = false,
+          .zero = static_cast<int>(config.parallel.zero),
+          .reshard_after_forward = true,
+          .sequence_parallel = config.parallel.sequence,
+          .recompute = model::Recompute::none,
+          .reproducible = config.numerics.reproducible,
+          .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
+          .virtual_data = static_cast<int>(config.numerics.virtual_data)};
+}
+
+std::int64_t bucket_elements(const RunConfig& config) {
+  return config.parallel.bucket_mb * (1 << 20) / static_cast<std::int64_t>(sizeof(float));
+}
+
+parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
+                                 std::int64_t samples, bool document_mask,
+                                 comm::Communicator& data_group) {
+  const std::int64_t length = replica.stage().model().config().sequence;
+  const std::int64_t micro_batch = replica.stage().options().sequences;
   const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
   const std::int64_t windows = sampler.windows_per_epoch();
   const std::int64_t count = samples > 0 ? std::min(samples, windows) : windows;
   const data::LoaderOptions options{
       .micro_batch = micro_batch, .length = length, .document_mask = document_mask};
-  parallel::LossSum sum;
-  std::vector<std::int64_t> numbers;
-  for (std::int64_t i = group.rank(); i < count; i += group.size()) {
-    numbers.push_back(i);
-    const bool full = static_cast<std::int64_t>(numbers.size()) == micro_batch;
-    if (!full && i + group.size() < count) continue;
-    const parallel::HostMicrobatch batch(data::make_batch(reader, sampler, options, numbers));
-    const parallel::LossSum part = engine.evaluate(batch);
-    sum.loss += part.loss;
-    sum.weight += part.weight;
-    numbers.clear();
+  // Every rank takes as many micro-batches, of full size: the last ones are filled up with windows
+  // that weigh nothing.
+  const std::int64_t share = micro_batch * data_group.size();
+  const std::int64_t rounds = (count + share - 1) / share;
+  const auto leaves = static_cast<std::size_t>(replica.stage().memory().leaves().count);
+  std::vector<parallel::LossSum> own;  // by round and leaf
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    const std::int64_t number = round * data_group.size() + data_group.rank();
+    std::vector<std::int64_t> numbers;
+    for (std::int64_t i = 0; i < micro_batch; ++i) {
+      numbers.push_back(std::min(number * micro_batch + i, count - 1));
+    }
+    data::Batch batch = data::make_batch(reader, sampler, options, numbers);
+    for (std::int64_t i = 0; i < micro_batch; ++i) {
+      if (number * micro_batch + i < count) continue;
+      std::fill_n(batch.weights.begin() + static_cast<std::ptrdiff_t>(i * length), length, 0.0F);
+    }
+    const auto parts = replica.engine().evaluate(parallel::HostMicrobatch(std::move(batch)));
+    own.insert(own.end(), parts.begin(), parts.end());
   }
-  sum.loss = group.all_reduce(sum.loss, comm::Reduction::sum);
-  sum.weight = group.all_reduce(sum.weight, comm::Reduction::sum);
+  // Added up in the order of windows, so that the bits do not depend on who had which.
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
+  const auto all = data_group.all_gather_bytes({bytes, own.size() * sizeof(parallel::LossSum)});
+  parallel::LossSum sum;
+  for (std::size_t round = 0; round < static_cast<std::size_t>(rounds); ++round) {
+    for (const auto& theirs : all) {
+      for (std::size_t leaf = 0; leaf < leaves; ++leaf) {
+        parallel::LossSum part;
+        std::memcpy(&part, theirs.data() + (round * leaves + leaf) * sizeof part, sizeof part);
+        sum.loss += part.loss;
+        sum.weight += part.weight;
+      }
+    }
+  }
   return sum;
 }
 

@@ -41,6 +41,7 @@ void Trainer::begin_record() {
   say(fmt::format("layout: {}; {} threads a rank; batch {} sequences = {} tokens; micro-batch {}",
                   grid_.shape().to_string(), threads_, train.batch,
                   train.batch * config_.model.sequence, train.micro_batch));
+  for (const std::string& warning : grid_.warnings()) say("warning: " + warning);
   if (peak_ > 0) {
     say(fmt::format(
         "peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak_ / 1e9,
@@ -48,7 +49,23 @@ void Trainer::begin_record() {
   }
 }
 
+nlohmann::json Trainer::gather_traffic() {
+  nlohmann::json json = nlohmann::json::object();
+  const auto steps = static_cast<double>(std::max<std::size_t>(1, step_seconds_.size()));
+  for (const auto& [name, traffic] : grid_.traffic()) {
+    const comm::Traffic total = traffic.total();
+    comm::Communicator& world = grid_.world();
+    const double bytes = world.all_reduce(static_cast<double>(total.bytes), comm::Reduction::max);
+    const double seconds = world.all_reduce(total.seconds, comm::Reduction::max);
+    if (bytes == 0) continue;
+    json[name] = {{"bytes_per_step", bytes / steps}, {"seconds_per_step", seconds / steps}};
+  }
+  return json;
+}
+
 void Trainer::finish() {
+  const comm::Watchdog::Pause pause(*watchdog_);
+  const nlohmann::json traffic = gather_traffic();
   const double total = std::chrono::duration<double>(Clock::now() - begin_).count();
   const auto sections = report::gather_sections(recorder_, grid_.world());
   const auto memory = report::gather_memory(ledger_, predicted_, grid_.world());
@@ -60,8 +77,9 @@ void Trainer::finish() {
   nlohmann::json times;
   for (const auto& s : sections)
     times[s.name] = {{"min", s.minimum}, {"average", s.average}, {"max", s.maximum}};
-  const std::size_t stash = engine_.stash_high_water(), work = engine_.workspace_high_water();
-  const model::StageLayout& layout = engine_.layout();
+  const parallel::StageMemory& activations = replica_.engine().memory();
+  const std::size_t stash = activations.stash_high_water(), work = activations.work_high_water();
+  const parallel::StagePlan& layout = activations.plan();
   record_->write_trace(trace.spans_by_rank);
   record_->write_summary(
       {{"steps", step_},
@@ -72,9 +90,10 @@ void Trainer::finish() {
        {"validation_loss", last_evaluation_},
        {"sections", times},
        {"memory", memory_json(memory)},
+       {"communication", traffic},
        {"high_water",
-        {{"stash", {{"predicted", layout.stash_bytes}, {"measured", stash}}},
-         {"workspace", {{"predicted", layout.workspace_bytes}, {"measured", work}}}}},
+        {{"stash", {{"predicted", layout.stash_bytes()}, {"measured", stash}}},
+         {"workspace", {{"predicted", layout.work_bytes()}, {"measured", work}}}}},
        {"figure_of_merit", speed}});
   if (!progress_) return;
   say("");
@@ -82,7 +101,12 @@ void Trainer::finish() {
   say(report::memory_table(memory));
   say(fmt::format(
       "arena high-water marks, predicted and measured: stash {} and {}, work space {} and {} bytes",
-      layout.stash_bytes, stash, layout.workspace_bytes, work));
+      layout.stash_bytes(), stash, layout.work_bytes(), work));
+  for (const auto& [name, axis] : traffic.items()) {
+    say(fmt::format("communication, {} axis: {:.3f} MB sent per step and rank, in {:.1f} ms", name,
+                    axis.at("bytes_per_step").get<double>() / 1e6,
+                    1e3 * axis.at("seconds_per_step").get<double>()));
+  }
   if (speed > 0 && peak_ > 0) {
     say(fmt::format("MFU {:.1f} % of the {} peak of {:.1f} GFLOP/s",
                     100 * speed * model_.flops_per_token() / peak_,

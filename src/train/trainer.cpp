@@ -5,30 +5,18 @@
 #include <cstdlib>
 
 #include "trireme/comm/agree.hpp"
+#include "trireme/comm/environment.hpp"
 #include "trireme/optim/schedule.hpp"
 #include "trireme/plan/memory.hpp"
+#include "trireme/parallel/placement.hpp"
 #include "trireme/plan/peak.hpp"
 
 namespace trireme::train {
 
 namespace {
 
-std::int64_t bucket_elements(const RunConfig& config) {
-  return config.parallel.bucket_mb * (1 << 20) / static_cast<std::int64_t>(sizeof(float));
-}
-
 std::int64_t micro_batch_rows(const RunConfig& config) {
   return config.train.micro_batch * config.model.sequence;
-}
-
-plan::MemoryQuestion memory_question(const RunConfig& config, int threads, const comm::Grid& grid) {
-  return {.optim = config.optim,
-          .rows = micro_batch_rows(config),
-          .sequence = config.model.sequence,
-          .threads = threads,
-          .grid_bytes = comm::grid_bytes(grid.shape(), grid.shard(), grid.world().rank()),
-          .data = grid.shape().of(comm::Axis::data),
-          .bucket_elements = bucket_elements(config)};
 }
 
 double seconds_since(Recorder::Clock::time_point begin) {
@@ -38,7 +26,7 @@ double seconds_since(Recorder::Clock::time_point begin) {
 }  // namespace
 
 Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger& ledger,
-                 RunConfig config, const config::Fields& fields)
+                 RunConfig config, const LayoutFacts& facts, const config::Fields& fields)
     : session_(session),
       grid_(grid),
       data_group_(grid.group(comm::Axis::data)),
@@ -47,19 +35,25 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger&
       resolved_(fields.to_json()),
       provenance_(fields.provenance()),
       threads_(threads_of_rank(config_.parallel, session)),
-      ops_(ops::make_cpu_ops(threads_, &ledger)),
+      watchdog_(std::make_unique<comm::Watchdog>(session, config_.train.watchdog)),
       dataset_(data::Dataset::open(config_.data.path)),
       valid_reader_(dataset_.reader(data::SplitName::valid)),
       model_(config_.model),
-      predicted_(plan::predict_memory(model_, memory_question(config_, threads_, grid))),
-      state_(model_, true, ledger),
-      optimizer_(config_.optim, model_.table(), ledger),
-      engine_(model_, state_, *ops_, data_group_, recorder_, ledger,
-              {.max_rows = micro_batch_rows(config_),
-               .train = true,
-               .bucket_elements = bucket_elements(config_),
-               .overlap = config_.parallel.overlap,
-               .seed = static_cast<std::uint64_t>(config_.train.seed)}),
+      replica_(model_,
+               {.stage = stage_options(config_, grid.shape(), facts),
+                .optim = config_.optim,
+                .threads = threads_,
+                .bucket_elements = bucket_elements(config_),
+                .overlap = config_.parallel.overlap,
+                .seed = static_cast<std::uint64_t>(config_.train.seed),
+                .watchdog = watchdog_.get()},
+               grid, recorder_, ledger),
+      predicted_(plan::predict_memory(replica_.stage(),
+                                      {.optim = config_.optim,
+                                       .threads = threads_,
+                                       .shape = grid.shape(),
+                                       .rank = session.rank(),
+                                       .bucket_elements = bucket_elements(config_)})),
       begin_(Clock::now()) {}
 
 void Trainer::say(const std::string& line) {
@@ -75,12 +69,19 @@ void Trainer::run() {
     progress_ = mode == "auto" ? std::make_unique<report::ProgressLine>()
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   });
-  params::initialise(model_.table(), static_cast<std::uint64_t>(config_.train.seed),
-                     state_.parameters());
-  resume();
-  peak_ = peak_of_world();
-  begin_record();
+  {
+    const comm::Watchdog::Pause pause(*watchdog_);
+    comm::require_same_environment(
+        grid_.world(),
+        {.instructions = ops::instruction_set(),
+         .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
+    replica_.initialise();
+    resume();
+    peak_ = peak_of_world();
+    begin_record();
+  }
   recorder_.reset();
+  grid_.reset_traffic();
   train_steps();
   if (config_.train.evaluate_at_end && evaluated_step_ != step_) evaluate();
   if (config_.checkpoint.at_end && saved_step_ != step_) save();
@@ -127,12 +128,10 @@ void Trainer::load(const std::filesystem::path& folder) {
         "checkpoint.resume = never",
         key, value.dump(), folder.string(), theirs.at(key).dump());
   }
-  load_parameters(reader, model_.table(), state_.parameters());
-  for (const auto& state : optimizer_.states()) {
-    for (const params::Parameter& row : model_.table().rows()) {
-      reader.read(state.name + "/" + row.name, 0,
-                  state.flat.slice(0, row.offset, row.offset + row.shape.elements()));
-    }
+  const state::ModelState& state = replica_.state();
+  load_pieces(reader, "parameters", state, state.parameters(), state.parameters_sharded());
+  for (const auto& kept : replica_.optimizer().states()) {
+    load_pieces(reader, kept.name, state, kept.flat, shards_state());
   }
   step_ = reader.state().step;
   if (reader.state().samples != step_ * config_.train.batch) {
@@ -171,15 +170,17 @@ void Trainer::train_steps() {
 report::StepMetrics Trainer::step(data::Loader& loader) {
   const auto begin = Clock::now();
   std::vector<parallel::HostMicrobatch> batches;
+  watchdog_->beat("load data", step_ + 1);
   {
     const Section section(recorder_, "load data");
     const std::int64_t count = config_.train.batch / data_group_.size() / config_.train.micro_batch;
     for (std::int64_t i = 0; i < count; ++i) batches.emplace_back(loader.next());
   }
-  const parallel::LossSum sum = engine_.step(batches);
+  const parallel::LossSum sum = replica_.backward(batches);
 
+  watchdog_->beat("optimizer");
   const Section section(recorder_, "optimizer");
-  const double norm = optim::global_norm(*ops_, model_.table(), state_.gradients());
+  const double norm = replica_.gradient_norm();
   if (!std::isfinite(sum.mean()) || !std::isfinite(norm)) {
     throw AgreedError(
         "step {}: loss {} and gradient norm {} must be finite; lower optim.learning_rate or set "
@@ -189,8 +190,11 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
                          : std::string("there is no checkpoint yet"));
   }
   const double rate = optim::learning_rate(config_.optim, step_, config_.train.steps);
-  optimizer_.update(*ops_, state_.parameters(), state_.gradients(), rate, step_,
-                    optim::clip_factor(norm, config_.optim.clip));
+  replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip));
+  if (config_.train.check == "placement") {
+    watchdog_->beat("check placement");
+    parallel::check_replicas(replica_, grid_, step_ + 1);
+  }
   ++step_;
 
   const std::int64_t tokens = config_.train.batch * config_.model.sequence;
@@ -227,6 +231,7 @@ void Trainer::show(const report::StepMetrics& metrics) {
 }
 
 void Trainer::evaluate() {
+  const comm::Watchdog::Pause pause(*watchdog_);
   const Section section(recorder_, "evaluate");
   evaluated_step_ = step_;
   if (valid_reader_->tokens() <= config_.model.sequence) {
@@ -234,9 +239,9 @@ void Trainer::evaluate() {
                     valid_reader_->tokens(), config_.model.sequence + 1));
     return;
   }
-  const parallel::LossSum sum = evaluate_split(
-      engine_, *valid_reader_, config_.model.sequence, config_.train.evaluate_samples,
-      config_.train.micro_batch, config_.data.document_mask, data_group_);
+  const parallel::LossSum sum =
+      evaluate_split(replica_, *valid_reader_, config_.train.evaluate_samples,
+                     config_.data.document_mask, data_group_);
   last_evaluation_ = sum.mean();
   if (!speaks()) return;
   record_->write_evaluation(step_, sum.mean(), static_cast<std::int64_t>(sum.weight));
@@ -246,16 +251,17 @@ void Trainer::evaluate() {
 
 std::vector<checkpoint::Piece> Trainer::pieces() const {
   std::vector<checkpoint::Piece> pieces;
-  append_pieces(pieces, "parameters", model_.table(), state_.parameters(), data_group_.rank(),
-                data_group_.size());
-  for (const auto& state : optimizer_.states()) {
-    append_pieces(pieces, state.name, model_.table(), state.flat, data_group_.rank(),
-                  data_group_.size());
+  const state::ModelState& state = replica_.state();
+  append_pieces(pieces, "parameters", state, state.parameters(), state.parameters_sharded(),
+                Writers{data_group_.rank(), data_group_.size()});
+  for (const auto& kept : replica_.optimizer().states()) {
+    append_pieces(pieces, kept.name, state, kept.flat, shards_state(), Writers{data_group_.rank(), data_group_.size()});
   }
   return pieces;
 }
 
 void Trainer::save() {
+  const comm::Watchdog::Pause pause(*watchdog_);
   const Section section(recorder_, "checkpoint");
   const checkpoint::State state{.step = step_,
                                 .samples = step_ * config_.train.batch,
@@ -277,7 +283,7 @@ double Trainer::peak_of_world() {
   if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * session_.size();
   // All ranks at once, as they will train.
   grid_.world().barrier();
-  const double own = plan::measure_peak(*ops_, model_, micro_batch_rows(config_));
+  const double own = plan::measure_peak(replica_.ops(), model_, micro_batch_rows(config_));
   return grid_.world().all_reduce(own, comm::Reduction::sum);
 }
 

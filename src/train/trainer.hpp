@@ -18,7 +18,7 @@ class Trainer {
  public:
   /// `config` is valid. Collective.
   Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger& ledger, RunConfig config,
-          const config::Fields& fields);
+          const LayoutFacts& facts, const config::Fields& fields);
   /// Resumes if there is something to resume, trains to the last step, evaluates, saves, sums up.
   void run();
 
@@ -35,9 +35,12 @@ class Trainer {
   void begin_record();
   void finish();
   double peak_of_world();
+  /// Bytes that a rank sent per step and seconds that took, by group: the most of any rank.
+  nlohmann::json gather_traffic();
   bool speaks() const { return session_.rank() == 0; }
   void say(const std::string& line);
   std::vector<checkpoint::Piece> pieces() const;
+  bool shards_state() const { return config_.parallel.zero > 0; }  // the optimiser's
 
   comm::Session& session_;
   comm::Grid& grid_;
@@ -47,14 +50,12 @@ class Trainer {
   nlohmann::json resolved_, provenance_;  // the configuration as recorded
   Recorder recorder_;
   int threads_;
-  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<comm::Watchdog> watchdog_;
   data::Dataset dataset_;
   std::unique_ptr<data::TokenReader> valid_reader_;
   model::Transformer model_;
+  parallel::Replica replica_;
   std::map<device::Use, std::int64_t> predicted_;
-  state::ModelState state_;
-  optim::Optimizer optimizer_;
-  parallel::Engine engine_;
 
   std::int64_t step_ = 0;         // updates done
   std::int64_t saved_step_ = -1;  // of the newest checkpoint

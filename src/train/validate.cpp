@@ -80,16 +80,23 @@ void check_peak(const std::string& peak) {
 
 }  // namespace
 
-void validate(RunConfig& config, int world) {
+void validate(RunConfig& config, const LayoutFacts& facts) {
   config.model.resolve();
-  const comm::GridShape shape = comm::make_grid_shape(world, {.data = config.parallel.data});
-  const int data = shape.degree[static_cast<std::size_t>(comm::Axis::data)];
-  check_batch(config, data);
+  const comm::GridShape shape = grid_shape(config, facts);
+  check_batch(config, shape.of(comm::Axis::data));
   check_peak(config.train.peak);
   if (config.train.output.empty()) {
     throw ConfigError("train.output", "\"\"", "a run folder is needed", "use run");
   }
   check_dataset(config);
+  // What else a layout can be wrong about, the last stage knows as well as any other.
+  const model::Transformer model(config.model);
+  parallel::StageOptions options = stage_options(config, shape, facts);
+  options.place = {.tensor = shape.of(comm::Axis::tensor),
+                   .pipeline = shape.of(comm::Axis::pipeline),
+                   .data = shape.of(comm::Axis::data),
+                   .shard = shard_ranks(config, shape, facts)};
+  const parallel::Stage stage(model, options);
 }
 
 }  // namespace trireme::train

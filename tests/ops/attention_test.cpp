@@ -369,15 +369,14 @@ TEST_P(AttentionTest, SlicesOfHeadsTogetherAreAllHeads) {
     const auto of_groups = [&](Array& x) { return x.view().slice(2, group, group_end); };
     Array out({batch, length, count, size}), lse({batch, count, length});
     ops->attention(out, lse, of_heads(whole.q), of_groups(whole.k), of_groups(whole.v),
-                   whole.mask(), static_cast<float>(whole.scale), whole.dropout,
-                   whole.samples, slice);
+                   whole.mask(), static_cast<float>(whole.scale), whole.dropout, whole.samples,
+                   slice);
     Array dq({batch, length, count, size});
     Array dk_part({batch, length, group_end - group, size});
     Array dv_part({batch, length, group_end - group, size});
-    ops->attention_backward(dq, dk_part, dv_part, of_heads(whole.dout), out, lse,
-                            of_heads(whole.q), of_groups(whole.k), of_groups(whole.v),
-                            whole.mask(), static_cast<float>(whole.scale), whole.dropout,
-                   whole.samples, slice);
+    ops->attention_backward(dq, dk_part, dv_part, of_heads(whole.dout), out, lse, of_heads(whole.q),
+                            of_groups(whole.k), of_groups(whole.v), whole.mask(),
+                            static_cast<float>(whole.scale), whole.dropout, whole.samples, slice);
     for (std::int64_t row = 0; row < batch * length; ++row) {
       for (std::int64_t c = 0; c < count * size; ++c) {
         const std::int64_t at = (row * heads + first) * size + c;

@@ -29,13 +29,16 @@ int launcher_rank();
 class Session {
  public:
   Session(int* argc, char*** argv);
+  /// Over the ranks of `world` alone, where MPI runs already; collective over them. `world` must
+  /// outlive it.
+  explicit Session(MPI_Comm world);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   ~Session();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  MPI_Comm world() const { return MPI_COMM_WORLD; }
+  MPI_Comm world() const { return world_; }
   MPI_Comm node() const { return node_; }  // ranks that share memory with this one
   int node_rank() const { return node_rank_; }
   int node_size() const { return node_size_; }
@@ -46,7 +49,9 @@ class Session {
   [[noreturn]] void abort(int code);
 
  private:
+  void open();         // node group and voice
   bool owner_ = true;  // of MPI's start and end
+  MPI_Comm world_ = MPI_COMM_WORLD;
   int rank_ = 0, size_ = 1, node_rank_ = 0, node_size_ = 1;
   MPI_Comm node_ = MPI_COMM_NULL;
   MPI_Win voice_ = MPI_WIN_NULL;

@@ -1,6 +1,6 @@
 // A pre-norm transformer block: m = x + drop(attention(norm1(x))); y = m + drop(mlp(norm2(m))).
-// Norms, dropout and residuals work on the rank's rows [r, C]; attention and MLP are tensor-parallel
-// regions over all rows [R, C].
+// Norms, dropout and residuals work on the rank's rows [r, C]; attention and MLP are
+// tensor-parallel regions over all rows [R, C].
 #pragma once
 
 #include "trireme/model/attention.hpp"

@@ -38,11 +38,11 @@ class Head final : public Unit {
   int weight_ = -1;
   Norm norm_;
   PartialSum partial_;
-  Slot normed_;                             // [R, C]
-  Slot dnormed_;                            // [r, C], from forward to backward
-  Slot factor_, maximum_;                   // [R], [block]
-  Slot sums_;                               // [2, block]: Σ exp and the target's logit
-  std::vector<Slot> logits_, sum_levels_;   // per tile [block, Vv]; the tree's summands
+  Slot normed_;                            // [R, C]
+  Slot dnormed_;                           // [r, C], from forward to backward
+  Slot factor_, maximum_;                  // [R], [block]
+  Slot sums_;                              // [2, block]: Σ exp and the target's logit
+  std::vector<Slot> logits_, sum_levels_;  // per tile [block, Vv]; the tree's summands
 };
 
 }  // namespace trireme::model

@@ -31,13 +31,13 @@ class ColumnParallel {
   /// y: one [R, out_v] for each local tile.
   void forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x) const;
   /// partial [R, in]: this rank's summand of the gradient for x.
-  void backward_input(const UnitContext& context, const Tensor& partial,
-                      std::span<const Tensor> dy, std::span<const Tensor> levels) const;
+  void backward_input(const UnitContext& context, const Tensor& partial, std::span<const Tensor> dy,
+                      std::span<const Tensor> levels) const;
   void backward_weight(const UnitContext& context, std::span<const Tensor> dy,
                        const Tensor& x) const;
 
  private:
-  params::Parameter shape_;  // of the weight, for its tiles
+  params::Parameter shape_;      // of the weight, for its tiles
   int weight_ = -1, bias_ = -1;  // rows of the table
 };
 

@@ -79,7 +79,8 @@ class UnitPlan {
     return add(again ? Area::rebuilt : Area::stash, rows, width, type);
   }
   /// One slot per local tile, widths[i] elements wide.
-  std::vector<Slot> add_tiles(Area area, std::int64_t rows, const std::vector<std::int64_t>& widths);
+  std::vector<Slot> add_tiles(Area area, std::int64_t rows,
+                              const std::vector<std::int64_t>& widths);
   std::vector<Slot> keep_tiles(Remake remake, std::int64_t rows,
                                const std::vector<std::int64_t>& widths);
   std::size_t bytes(Area area) const { return bytes_[static_cast<std::size_t>(area)]; }

@@ -65,7 +65,8 @@ int tree_levels(const params::Tiles& tiles);
 /// tile of the leaf's rows in reproducible mode, so that their order is the same in every layout.
 int gradient_copies(const Shares& shares);
 
-/// Calls visit(copy, begin, end) for each tile of the rank's rows, which are counted from its first.
+/// Calls visit(copy, begin, end) for each tile of the rank's rows, which are counted from its
+/// first.
 template <class Visit>
 void for_each_row_tile(const UnitContext& context, const Visit& visit) {
   const Shares& shares = context.shares;
@@ -81,7 +82,6 @@ void for_each_row_tile(const UnitContext& context, const Visit& visit) {
 }
 
 /// Sums `value` over the tensor group in place, or takes the maximum; waits for it.
-void reduce_over_tensor(const UnitContext& context, const Tensor& value,
-                        comm::Reduction reduction);
+void reduce_over_tensor(const UnitContext& context, const Tensor& value, comm::Reduction reduction);
 
 }  // namespace trireme::model

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "trireme/core/random.hpp"
 #include "trireme/core/tensor.hpp"
@@ -141,9 +142,9 @@ class Ops {
   /// (strided), H a multiple of G: head h uses group h / (H/G). lse [B, H, Tq] = log Σ exp(scores),
   /// −∞ (and a zero row) for a query that sees nothing. Scores exist for one block of queries of
   /// one head at a time. Dropout acts on the probabilities; element (b, h, i, j) has index
-  /// ((samples[b]·H + h)·Tq + i)·Tk + j, samples i64 [B] (absent when rate is 0), with H and h those
-  /// of the whole model where `heads` says that a call holds only some of its heads.
-  /// Dao et al., "FlashAttention" (2022), for the backward from lse.
+  /// ((samples[b]·H + h)·Tq + i)·Tk + j, samples i64 [B] (absent when rate is 0), with H and h
+  /// those of the whole model where `heads` says that a call holds only some of its heads. Dao et
+  /// al., "FlashAttention" (2022), for the backward from lse.
   virtual void attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                          const Tensor& v, const AttentionMask& mask, float scale,
                          const Dropout& dropout, const Tensor& samples,
@@ -190,5 +191,8 @@ class Ops {
 /// matrix product runs on one thread, so that no result's bits depend on `threads`.
 std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger = nullptr,
                                   bool reproducible = false);
+
+/// The widest instruction set that oneDNN uses on this machine, in words.
+std::string instruction_set();
 
 }  // namespace trireme::ops

@@ -9,18 +9,77 @@
 namespace trireme::parallel {
 
 struct ParallelConfig {
-  std::int64_t data = 0;       // data-parallel degree; 0: the rest of the world
+  std::int64_t tensor = 1;
+  std::int64_t pipeline = 1;
+  std::int64_t data = 0;  // 0: the rest of the world
+  bool sequence = false;
+  std::string schedule = "1f1b";
+  std::int64_t virtual_stages = 1;
+  std::int64_t zero = 0;
+  std::string recompute = "none";
   std::int64_t bucket_mb = 8;  // gradients reduced together
   bool overlap = true;         // reduce while backward runs
   std::int64_t threads = 0;    // OpenMP threads of a rank; 0: cores of the node / ranks of the node
 
   void declare(config::Fields& fields) {
+    fields.add("tensor", tensor, "tensor-parallel degree: ranks that share each layer's matrices",
+               config::at_least(1));
+    fields.add("pipeline", pipeline, "pipeline stages: ranks that share out the layers",
+               config::at_least(1));
     fields.add("data", data, "data-parallel degree; 0: the rest of the world", config::at_least(0));
+    fields.add("sequence", sequence,
+               "sequence parallelism: tensor ranks also share out norms, dropout and residuals");
+    fields.add("schedule", schedule,
+               "pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble or file:SCHEDULE.csv");
+    fields.add("virtual_stages", virtual_stages, "chunks of layers on each stage (interleaved)",
+               config::at_least(1));
+    fields.add("zero", zero,
+               "what data ranks share out: 0 nothing, 1 optimiser state, 2 gradients too, 3 "
+               "parameters too",
+               config::in_range(0, 3));
+    fields.add("recompute", recompute,
+               "what backward makes again instead of keeping: none, selective (attention and "
+               "norms), full",
+               config::one_of({"none", "selective", "full"}));
     fields.add("bucket_mb", bucket_mb, "MB of gradients in one reduction", config::at_least(1));
     fields.add("overlap", overlap, "reduce gradients while backward still runs");
     fields.add("threads", threads,
                "threads of a rank; 0: OMP_NUM_THREADS, else its share of the node's cores",
                config::at_least(0));
+  }
+};
+
+/// Sharding of state over the data axis, where parallel.zero asks for it.
+struct ZeroConfig {
+  std::string group = "all";  // all | node | a number of data ranks
+  bool reshard_after_forward = true;
+
+  void declare(config::Fields& fields) {
+    fields.add("group", group,
+               "data ranks that share state: all, node (those of a node) or a number; the groups "
+               "hold replicas");
+    fields.add("reshard_after_forward", reshard_after_forward,
+               "zero 3: free a layer's parameters after forward and gather them again for "
+               "backward");
+  }
+};
+
+struct NumericsConfig {
+  bool reproducible = false;
+  std::int64_t virtual_data = 8;
+  std::int64_t virtual_tensor = 8;
+
+  void declare(config::Fields& fields) {
+    fields.add("reproducible", reproducible,
+               "the same bits in every layout, several times slower: for proof and debugging");
+    fields.add("virtual_data", virtual_data,
+               "reproducible: sums over sequences are kept apart in so many groups, a power of two "
+               "that data degrees divide",
+               config::at_least(1));
+    fields.add("virtual_tensor", virtual_tensor,
+               "reproducible: matrices are cut into so many tiles, a power of two that tensor "
+               "degrees divide",
+               config::at_least(1));
   }
 };
 

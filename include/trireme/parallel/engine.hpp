@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/progress.hpp"
+#include "trireme/comm/watchdog.hpp"
 #include "trireme/core/recorder.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/exchange.hpp"
@@ -37,7 +39,8 @@ struct EngineGroups {
 struct EngineOptions {
   std::int64_t bucket_elements = 2 << 20;
   bool overlap = true;     // reduce while backward runs
-  std::uint64_t seed = 0;  // of dropout
+  std::uint64_t seed = 0;              // of dropout
+  comm::Watchdog* watchdog = nullptr;  // is told of every action, where there is one
 };
 
 class Engine {
@@ -51,13 +54,19 @@ class Engine {
   ~Engine();
 
   /// Forward and backward of all micro-batches of this replica. Afterwards the own gradients of the
-  /// state are those of the mean loss over the global batch. Returns the sums over the global batch,
-  /// the same on every rank.
+  /// state are those of the mean loss over the global batch. Returns the sums over the global
+  /// batch, the same on every rank.
   LossSum step(const std::vector<HostMicrobatch>& batches);
   /// After an update: parameters are whole again where they are kept whole.
   void spread() { exchange_.spread(); }
   /// Forward alone; the sums of each leaf of the micro-batch, on every rank of the replica.
   std::vector<LossSum> evaluate(const HostMicrobatch& batch);
+
+  /// Forward of the next tokens of one sequence, whose earlier keys and values `caches` hold (by
+  /// unit of the model; empty for units that are not here or are no blocks): logits [1, V] of the
+  /// last token, on every rank of the last stage. Without sequence parallelism.
+  void extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
+              const Tensor& logits);
 
   /// logits [R, V] of every token of the micro-batch, R·V fp32, where there is one stage: for
   /// comparison with other programs.
@@ -94,10 +103,11 @@ class Engine {
   // One stream for each kind of message: a send must not wait for a receive.
   std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
   std::vector<std::vector<device::Event>> message_events_;        // by Message and slot
-  std::vector<double> losses_;       // by set
-  std::vector<double> leaf_losses_;  // of the last forward
+  std::vector<double> losses_;                                    // by set
+  std::vector<double> leaf_losses_;                               // of the last forward
   double denominator_ = 1;
   double leaf_loss_ = 0;
+  std::vector<std::string> labels_;  // of the program's actions, for the watchdog
   std::unique_ptr<comm::Progress> progress_;
 };
 

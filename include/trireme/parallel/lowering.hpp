@@ -1,6 +1,6 @@
 // From a stage's schedule to unit actions: the list that the engine walks, and that memory
-// prediction reads. Pure. Gathers, releases and reductions of sharded state are actions too, so that
-// what overlaps with what is decided here and nowhere else.
+// prediction reads. Pure. Gathers, releases and reductions of sharded state are actions too, so
+// that what overlaps with what is decided here and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,12 @@ struct UnitAction {
   Kind kind = Kind::forward;
   int micro_batch = -1;
   int chunk = -1;
-  int unit = -1;         // counted in the whole model
-  int stash = -1;        // which of the chunk's stash slots the micro-batch has
-  int pending = -1;      // which of the chunk's slots between I and W it has; −1: backward is whole
-  int group = -1;        // of parameters
-  int peer = -1;         // stage
-  int slot = -1;         // of messages
+  int unit = -1;     // counted in the whole model
+  int stash = -1;    // which of the chunk's stash slots the micro-batch has
+  int pending = -1;  // which of the chunk's slots between I and W it has; −1: backward is whole
+  int group = -1;    // of parameters
+  int peer = -1;     // stage
+  int slot = -1;     // of messages
   bool gradient = false;  // of messages
   /// First unit of a compute: the receive slot its input is in; last one: the send slot its output
   /// goes to. −1: none.
@@ -46,10 +46,10 @@ std::string to_string(const UnitAction& action);
 struct LoweringOptions {
   std::vector<params::Range> chunk_units;  // of this stage, by chunk
   bool recompute = false;
-  bool gathers = false;                  // parameters are sharded
-  bool reshard_after_forward = true;     // gather again for backward
+  bool gathers = false;                   // parameters are sharded
+  bool reshard_after_forward = true;      // gather again for backward
   bool reduces_each_micro_batch = false;  // gradients are sharded
-  std::vector<int> value_rooms;          // by group; see state::Rooms; −1: always there
+  std::vector<int> value_rooms;           // by group; see state::Rooms; −1: always there
 };
 
 struct Program {

@@ -27,8 +27,8 @@ struct StageOptions {
   std::string schedule = "1f1b";  // a name, or the text of a schedule file (see schedule_text)
   std::string schedule_text;      // CSV, where `schedule` is "file"
   int virtual_stages = 1;
-  int micro_batches = 1;        // of a replica in a step
-  std::int64_t sequences = 1;   // of a micro-batch
+  int micro_batches = 1;       // of a replica in a step
+  std::int64_t sequences = 1;  // of a micro-batch
   bool train = true;
   int zero = 0;
   bool reshard_after_forward = true;

@@ -18,8 +18,8 @@ struct Leaves {
   int count = 1;
 };
 
-/// Offsets of a stage's activations in two arenas: *stash*, what lives from forward to backward, and
-/// *work*, everything else.
+/// Offsets of a stage's activations in two arenas: *stash*, what lives from forward to backward,
+/// and *work*, everything else.
 class StagePlan {
  public:
   /// Plans the units of `chunks`, which then know their slots.
@@ -36,8 +36,8 @@ class StagePlan {
   friend class StageMemory;
   struct UnitSizes {
     std::size_t stash = 0, rebuilt = 0, delta = 0, scratch = 0;  // of one leaf
-    std::size_t input_offset = 0, stash_offset = 0;  // within a stash slot, of leaf 0
-    std::size_t pending_offset = 0;                  // within a pending slot, of leaf 0
+    std::size_t input_offset = 0, stash_offset = 0;              // within a stash slot, of leaf 0
+    std::size_t pending_offset = 0;                              // within a pending slot, of leaf 0
   };
   struct Chunk {
     params::Range units;
@@ -61,8 +61,12 @@ class StageMemory {
  public:
   StageMemory(const StagePlan& plan, device::MemoryLedger& ledger);
   const StagePlan& plan() const { return plan_; }
-  enum class Message : std::uint8_t { receive_activation, receive_gradient, send_activation,
-                                      send_gradient };
+  enum class Message : std::uint8_t {
+    receive_activation,
+    receive_gradient,
+    send_activation,
+    send_gradient
+  };
   /// [leaves · own rows, C]
   Tensor message(Message kind, int slot);
   /// The input of an action's unit, [leaves · own rows, C].

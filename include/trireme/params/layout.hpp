@@ -66,8 +66,8 @@ struct Group {
   Range elements;          // of the flat buffer
 };
 
-/// Everything that some units keep on one tensor rank. Blocks start on 64-byte boundaries of an fp32
-/// buffer.
+/// Everything that some units keep on one tensor rank. Blocks start on 64-byte boundaries of an
+/// fp32 buffer.
 class Layout {
  public:
   /// `units`: ranges of a stage's units, ascending.
@@ -130,6 +130,15 @@ class Layout {
 /// Writes first values into `flat` (fp32, layout.elements()): element i of row r is a function of
 /// (seed, row name, i) alone, in every layout.
 void initialise(const Layout& layout, std::uint64_t seed, const Tensor& flat);
+
+/// A stretch of the flat buffer and where it lies in another one.
+struct FlatRange {
+  Range elements;
+  std::int64_t offset = 0;
+};
+/// The same of some stretches only, each at its place in `values`; what lies between is zeroed.
+void initialise(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
+                const Tensor& values);
 
 /// Elements of one partial sum of squares (reproducible norms); a cut of sharded state never falls
 /// inside one.

@@ -58,7 +58,7 @@ class ParameterTable {
   const Parameter& row(int index) const { return rows_[static_cast<std::size_t>(index)]; }
   std::optional<int> find(std::string_view name) const;
   std::int64_t elements() const { return elements_; }  // logical parameters
-  std::int64_t product_elements() const;  // N of MFU: rows that enter matrix products
+  std::int64_t product_elements() const;               // N of MFU: rows that enter matrix products
 
  private:
   std::vector<Parameter> rows_;

@@ -1,28 +1,27 @@
-// What a run will hold in memory, by use, before any of it is taken.
+// What a rank will hold in memory, by use, before any of it is taken.
 #pragma once
 
 #include <cstdint>
 #include <map>
 
+#include "trireme/comm/shape.hpp"
 #include "trireme/device/memory.hpp"
-#include "trireme/model/transformer.hpp"
 #include "trireme/optim/config.hpp"
+#include "trireme/parallel/stage.hpp"
 
 namespace trireme::plan {
 
-/// What the prediction depends on beside the model.
+/// What the prediction depends on beside the rank's stage.
 struct MemoryQuestion {
   optim::OptimConfig optim;
-  std::int64_t rows = 0;       // tokens of a micro-batch
-  std::int64_t sequence = 0;   // tokens of a sequence
-  int threads = 1;             // of this rank
-  std::size_t grid_bytes = 0;  // what the grid's groups take at the start
-  int data = 1;                // ranks on the data axis
+  int threads = 1;        // of the rank
+  comm::GridShape shape;  // of the world
+  int rank = 0;           // in it
   std::int64_t bucket_elements = 0;
 };
 
-/// Bytes of one rank at most, by use, from the parameter table and the stage's layout.
-std::map<device::Use, std::int64_t> predict_memory(const model::Transformer& model,
+/// Bytes at most, by use, from the parameter table and the lowered program.
+std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
                                                    const MemoryQuestion& question);
 
 }  // namespace trireme::plan

@@ -7,10 +7,10 @@
 
 namespace trireme::schedule {
 
-/// One line per stage, one cell per `cell` units of time, which is the shortest compute's time, or
-/// longer where more than `most_cells` cells would result. A compute that spans several cells is
-/// drawn on with dashes, idle cells are dots. Labels are "F0", or "2F0" (virtual stage first) where
-/// there are chunks.
+/// One line per stage, one cell per `cell` units of time: the shortest compute's time, a small
+/// fraction of it where the others are not multiples of it, or longer where more than `most_cells`
+/// cells would result. A compute that spans several cells is drawn on with dashes, idle cells are
+/// dots. Labels are "F0", or "2F0" (virtual stage first) where there are chunks.
 struct TextChart {
   std::string text;
   double cell = 1;

@@ -2,6 +2,9 @@
 // under rendezvous semantics (a send ends only once the matching receive has started).
 #pragma once
 
+#include <filesystem>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/schedule/messages.hpp"
@@ -19,6 +22,12 @@ struct Costs {
   static Costs uniform(int virtual_stages, double forward, double input, double weight,
                        double latency = 0);
 };
+
+/// Costs from text: one line "F,I,W" for all virtual stages, or one line for each. `source` stands
+/// for the text in messages. Throws AgreedError "<source>:<line>: …".
+Costs parse_costs(std::string_view text, const std::string& source, int virtual_stages);
+/// The same from a file.
+Costs read_costs(const std::filesystem::path& path, int virtual_stages);
 
 /// One compute on the time line.
 struct Span {

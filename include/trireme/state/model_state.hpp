@@ -48,8 +48,8 @@ class ModelState {
 
   /// What units read: whole flat parameters, or rooms for gathered ones.
   const model::ParameterViews& values() const { return values_; }
-  /// What units add to: of set `set`; `last_unit` is given a second sum of its own for a tied weight
-  /// whose units are all here, in reproducible mode.
+  /// What units add to: of set `set`; `last_unit` is given a second sum of its own for a tied
+  /// weight whose units are all here, in reproducible mode.
   const model::ParameterViews& gradients(int set, bool last_unit) const;
 
   /// Flat parameters [layout.elements], or this rank's shards of them [shards.elements].

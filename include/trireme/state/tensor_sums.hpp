@@ -26,7 +26,7 @@ class TensorSums {
 
  private:
   struct Piece {
-    int tile = 0;  // local
+    int tile = 0;             // local
     std::int64_t offset = 0;  // in the group
     std::int64_t packed = 0;
     std::int64_t elements = 0;

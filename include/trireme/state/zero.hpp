@@ -38,6 +38,8 @@ class ShardMap {
   /// Elements of that buffer; shards start on 64-byte boundaries of fp32.
   std::int64_t elements() const { return elements_; }
   int groups() const { return static_cast<int>(groups_.size()); }
+  /// All of this rank's shards.
+  std::vector<params::FlatRange> own_ranges() const;
 
  private:
   struct Group {

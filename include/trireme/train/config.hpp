@@ -28,6 +28,8 @@ struct TrainConfig {
   std::string progress = "auto";
   bool quiet = false;
   std::string peak = "measured";  // measured | none | GFLOP/s of one rank
+  std::string check = "none";     // none | placement
+  double watchdog = 300;          // seconds; 0: none
 
   void declare(config::Fields& fields) {
     fields.add("output", output, "run folder, for the record and the checkpoints");
@@ -54,6 +56,13 @@ struct TrainConfig {
                config::one_of({"auto", "live", "log"}));
     fields.add("quiet", quiet, "no step lines");
     fields.add("peak", peak, "peak that MFU refers to: measured, none, or GFLOP/s of one rank");
+    fields.add("check", check,
+               "placement: compare by hash, after each step, whatever ranks hold as replicas",
+               config::one_of({"none", "placement"}));
+    fields.add("watchdog", watchdog,
+               "seconds of silence of a rank after which the job ends, with every rank's last "
+               "operation; 0: never",
+               config::non_negative());
   }
 };
 
@@ -64,6 +73,8 @@ struct RunConfig {
   TrainConfig train;
   optim::OptimConfig optim;
   parallel::ParallelConfig parallel;
+  parallel::ZeroConfig zero;
+  parallel::NumericsConfig numerics;
   parallel::PrecisionConfig precision;
   checkpoint::CheckpointConfig checkpoint;
 
@@ -73,6 +84,8 @@ struct RunConfig {
     fields.section("train", train);
     fields.section("optim", optim);
     fields.section("parallel", parallel);
+    fields.section("zero", zero);
+    fields.section("numerics", numerics);
     fields.section("precision", precision);
     fields.section("checkpoint", checkpoint);
   }

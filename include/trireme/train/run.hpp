@@ -9,12 +9,13 @@
 #include "trireme/comm/session.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/train/config.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
 /// Checks everything that can be known before memory is taken, and fills in what is derived; throws
-/// ConfigError. `world` is the number of ranks. Needs `config.data.path` for the vocabulary.
-void validate(RunConfig& config, int world);
+/// ConfigError. Needs `config.data.path` for the vocabulary.
+void validate(RunConfig& config, const LayoutFacts& facts);
 
 /// Validates and trains; prints progress and the closing summary on rank 0. `fields` are bound to
 /// `config` and recorded in run.json and in checkpoints, with what validation derives.

@@ -12,8 +12,9 @@
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/sampler.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/engine.hpp"
+#include "trireme/parallel/replica.hpp"
 #include "trireme/train/config.hpp"
+#include "trireme/train/pieces.hpp"
 
 namespace trireme::train {
 
@@ -31,22 +32,41 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 /// The model section of a checkpoint, resolved.
 model::ModelConfig model_of(const checkpoint::State& state);
 
-/// Reads every parameter into `parameters` (flat); throws Error for a missing or misshapen one.
-void load_parameters(const checkpoint::Reader& reader, const params::ParameterTable& table,
-                     const Tensor& parameters);
+/// What the layout that `config` asks for needs to know of the machine and of files.
+struct LayoutFacts {
+  int world = 1;              // ranks
+  int node_size = 1;          // ranks of this rank's node
+  std::string schedule_text;  // of the file that parallel.schedule names
+};
+/// Reads the schedule file, if there is one; throws Error.
+LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session);
 
-/// Each row of `flat` as a checkpoint piece named "<prefix>/<row>". Of `replicas` ranks that hold
-/// the same values, number `replica` writes the rows that begin in its share of the buffer.
-void append_pieces(std::vector<checkpoint::Piece>& pieces, const std::string& prefix,
-                   const params::ParameterTable& table, const Tensor& flat, int replica,
-                   int replicas);
+/// The grid's shape and the data ranks that share state. Throws ConfigError.
+comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts);
+int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts);
 
-/// Mean loss over the first `samples` windows (0: all) of a split, in file order; collective over
-/// `group`, whose ranks share out the windows.
-parallel::LossSum evaluate_split(parallel::Engine& engine, data::TokenReader& reader,
-                                 std::int64_t length, std::int64_t samples,
-                                 std::int64_t micro_batch, bool document_mask,
-                                 comm::Communicator& group);
+/// The grid of a run.
+struct GridPlan {
+  LayoutFacts facts;
+  comm::GridShape shape;
+  int shard = 1;
+};
+/// Collective over the session; errors are agreed on.
+GridPlan plan_grid(const RunConfig& config, comm::Session& session);
+
+/// What a rank of that layout does, but for its place; `config` is validated. `train` false: forward
+/// only, micro-batches of `sequences`.
+parallel::StageOptions stage_options(const RunConfig& config, const comm::GridShape& shape,
+                                     const LayoutFacts& facts);
+parallel::StageOptions forward_options(const RunConfig& config, std::int64_t sequences);
+
+std::int64_t bucket_elements(const RunConfig& config);
+
+/// Sums over the first `samples` windows (0: all) of a split; collective over the grid, whose data
+/// ranks share out the windows. The same bits in every layout in reproducible mode.
+parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
+                                 std::int64_t samples, bool document_mask,
+                                 comm::Communicator& data_group);
 
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();

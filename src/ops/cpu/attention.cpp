@@ -63,8 +63,8 @@ struct Problem : AttentionShape {
             from(visibility->query_documents(b), begin),
             visibility->key_documents(b),
             dropout,
-            static_cast<std::uint64_t>(
-                ((sample * slice.all + slice.first + h) * queries + begin) * keys),
+            static_cast<std::uint64_t>(((sample * slice.all + slice.first + h) * queries + begin) *
+                                       keys),
             static_cast<std::uint64_t>(keys)};
   }
 };
@@ -171,8 +171,9 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
 std::int64_t parts_of(const Problem& p) {
   constexpr std::int64_t enough = 16;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
-  return std::clamp<std::int64_t>((enough + heads - 1) / heads, 1,
-                                  std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups)));
+  return std::clamp<std::int64_t>(
+      (enough + heads - 1) / heads, 1,
+      std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups)));
 }
 
 /// sum of `parts` matrices that lie `distance` apart, pairwise, into the first.

@@ -67,8 +67,8 @@ void check_ids(const std::int32_t* ids, std::int64_t count, const Rows<float>& t
 
 }  // namespace
 
-void CpuOps::embedding(const Tensor& y, const Tensor& ids, const Tensor& table,
-                       const RowTile& tile, Lookup lookup) {
+void CpuOps::embedding(const Tensor& y, const Tensor& ids, const Tensor& table, const RowTile& tile,
+                       Lookup lookup) {
   const Rows<float> out = rows_of(y), from = rows_of(table);
   const std::int32_t* id = flat<std::int32_t>(ids, out.rows);
   TRIREME_ASSERT(from.columns == out.columns, "table {} and output {}", table.shape().to_string(),

@@ -1,0 +1,66 @@
+// Everything of one rank between a batch and an updated model.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "trireme/comm/grid.hpp"
+#include "trireme/optim/optimizer.hpp"
+#include "trireme/parallel/engine.hpp"
+#include "trireme/parallel/stage.hpp"
+#include "trireme/state/update.hpp"
+
+namespace trireme::parallel {
+
+struct ReplicaOptions {
+  StageOptions stage;  // whose place the grid gives
+  optim::OptimConfig optim;
+  int threads = 1;
+  std::int64_t bucket_elements = 2 << 20;
+  bool overlap = true;
+  std::uint64_t seed = 0;  // of initial weights and dropout
+  comm::Watchdog* watchdog = nullptr;
+};
+
+class Replica {
+ public:
+  /// Collective over the grid. `model`, which serves one replica, `grid`, `recorder` and `ledger`
+  /// must outlive it.
+  Replica(const model::Transformer& model, const ReplicaOptions& options, comm::Grid& grid,
+          Recorder& recorder, device::MemoryLedger& ledger);
+
+  /// Writes first values into the parameters.
+  void initialise();
+  /// See Engine::step.
+  LossSum backward(const std::vector<HostMicrobatch>& batches) { return engine_.step(batches); }
+  /// Of the gradients that backward left; collective over the grid.
+  double gradient_norm();
+  /// Update number `step` (from 0); collective.
+  void update(double learning_rate, std::int64_t step, double gradient_scale);
+
+  const Stage& stage() const { return stage_; }
+  const state::ModelState& state() const { return state_; }
+  optim::Optimizer& optimizer() { return optimizer_; }
+  const optim::Optimizer& optimizer() const { return optimizer_; }
+  Engine& engine() { return engine_; }
+  ops::Ops& ops() { return *ops_; }
+
+ private:
+  ReplicaOptions options_;
+  comm::Grid& grid_;
+  Recorder& recorder_;
+  std::unique_ptr<ops::Ops> ops_;
+  Stage stage_;
+  state::ModelState state_;
+  optim::Optimizer optimizer_;
+  Engine engine_;
+  state::GradientNorm norm_;
+  std::vector<optim::UpdateRange> ranges_;
+  device::Stream norm_stream_;
+};
+
+/// The place of this rank in a grid.
+Place place_of(comm::Grid& grid);
+
+}  // namespace trireme::parallel

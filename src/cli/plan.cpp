@@ -1,0 +1,138 @@
+// trireme plan
+#include <cstdio>
+#include <limits>
+
+#include "trireme/core/files.hpp"
+#include "trireme/schedule/gantt.hpp"
+#include "trireme/schedule/schedule.hpp"
+#include "trireme/schedule/simulate.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  trireme plan --schedule 1f1b --stages 4 --micro-batches 8
+  trireme plan --schedule interleaved --virtual-stages 2 --stages 4
+               --micro-batches 8 --costs 1,1.2,0.8 --svg chart.svg
+  trireme plan --schedule zero-bubble --stages 4 --micro-batches 8 --csv z.csv
+  trireme plan --schedule file:z.csv)";
+
+struct Options {
+  std::string schedule = "1f1b";
+  std::int64_t stages = 0, micro_batches = 0, virtual_stages = 0;  // 0: not given
+  std::string costs = "1,1,1";
+  double latency = 0;
+  std::string svg, csv;
+};
+
+int narrowed(const char* flag, std::int64_t value) {
+  constexpr int most = std::numeric_limits<int>::max();
+  if (value > most)
+    throw ConfigError(flag, std::to_string(value), fmt::format("must be at most {}", most),
+                      "use fewer");
+  return static_cast<int>(value);
+}
+
+schedule::Schedule schedule_of(const Options& options) {
+  const int stages = narrowed("--stages", options.stages);
+  const int micro_batches = narrowed("--micro-batches", options.micro_batches);
+  const int chunks = narrowed("--virtual-stages", options.virtual_stages);
+  if (options.schedule.starts_with("file:"))
+    return schedule::read_schedule(options.schedule.substr(5), {stages, micro_batches, chunks});
+  return schedule::make_schedule(options.schedule, stages, micro_batches, chunks == 0 ? 1 : chunks);
+}
+
+schedule::Costs costs_of(const Options& options, int virtual_stages) {
+  std::error_code error;
+  const bool numbers = options.costs.find(',') != std::string::npos &&
+                       !std::filesystem::exists(options.costs, error);
+  schedule::Costs costs = numbers ? schedule::parse_costs(options.costs, "--costs", virtual_stages)
+                                  : schedule::read_costs(options.costs, virtual_stages);
+  costs.latency = options.latency;
+  return costs;
+}
+
+std::string line(const std::string& key, const std::string& value) {
+  return fmt::format("{:<16}{}\n", key, value);
+}
+
+std::string head(const schedule::Schedule& plan, const Options& options) {
+  std::string sizes = fmt::format("{} stages, {} micro-batches", plan.stages, plan.micro_batches);
+  if (plan.chunks > 1) sizes += fmt::format(", {} virtual stages per stage", plan.chunks);
+  std::string costs = options.costs + " for F,I,W of a virtual stage";
+  if (options.latency > 0) costs += fmt::format(", {:g} for a message", options.latency);
+  return line("schedule", config::one_line(plan.name) + ": " + sizes) +
+         line("costs", config::one_line(costs));
+}
+
+/// Per stage: time at work and idle, and what it keeps.
+std::string stage_table(const schedule::Schedule& plan, const schedule::Timeline& timeline) {
+  const bool split = plan.splits_backward();
+  std::string text =
+      fmt::format("{:<8}{:>10}{:>10}{:>22}", "stage", "busy", "idle", "activations in flight");
+  text += split ? fmt::format("{:>16}\n", "W put off") : "\n";
+  for (std::size_t stage = 0; stage < timeline.spans.size(); ++stage) {
+    double busy = 0;
+    for (const schedule::Span& span : timeline.spans[stage]) busy += span.end - span.start;
+    text += fmt::format("{:<8}{:>10.6g}{:>10.6g}{:>22}", stage, busy, timeline.total - busy,
+                        timeline.peak_in_flight[stage]);
+    text += split ? fmt::format("{:>16}\n", timeline.peak_pending_weights[stage]) : "\n";
+  }
+  return text;
+}
+
+std::string plan_schedule(const Options& options) {
+  const schedule::Schedule plan = schedule_of(options);
+  const schedule::Costs costs = costs_of(options, plan.virtual_stages());
+  const schedule::Timeline timeline = schedule::simulate(plan, costs);
+  if (!options.csv.empty()) write_file(options.csv, schedule::to_csv(plan));
+  if (!options.svg.empty()) write_file(options.svg, schedule::svg_chart(plan, timeline));
+  const schedule::TextChart chart = schedule::text_chart(plan, timeline);
+  return head(plan, options) + "\n" + chart.text + "\n" +
+         line("one cell", fmt::format("{:.6g}", chart.cell)) +
+         line("total", fmt::format("{:.6g}", timeline.total)) +
+         line("ideal", fmt::format("{:.6g}  (the stages' mean time at work)", timeline.ideal)) +
+         line("bubble", fmt::format("{:.4g} %  (idle time over ideal)", 100 * timeline.bubble)) +
+         "\n" + stage_table(plan, timeline);
+}
+
+void check_given(const Options& options) {
+  if (options.schedule.starts_with("file:")) return;
+  for (const auto& [flag, value] : {std::pair("--stages", options.stages),
+                                    std::pair("--micro-batches", options.micro_batches)}) {
+    if (value == 0)
+      throw UsageError("plan: {} is missing; only --schedule file:PATH does without", flag);
+  }
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Command& command) {
+  CLI::App* plan = app.add_subcommand("plan", "A pipeline schedule, drawn and timed");
+  auto options = std::make_shared<Options>();
+  add_value(*plan, "--schedule", options->schedule,
+            "gpipe, 1f1b, interleaved, zero-bubble\nor file:PATH (CSV)");
+  add_value(*plan, "--stages", options->stages, "pipeline stages", config::at_least(1));
+  add_value(*plan, "--micro-batches", options->micro_batches, "micro-batches of a step",
+            config::at_least(1));
+  add_value(*plan, "--virtual-stages", options->virtual_stages, "virtual stages of each stage",
+            config::at_least(1));
+  add_value(*plan, "--costs", options->costs,
+            "times F,I,W of a virtual stage, or\na file with a line for each");
+  add_value(*plan, "--latency", options->latency, "time of a message", config::non_negative());
+  plan->add_option("--svg", options->svg, "write a Gantt chart")->type_name("FILE");
+  plan->add_option("--csv", options->csv, "write the schedule as CSV")->type_name("FILE");
+  plan->footer(examples);
+  plan->callback([options, &command] {
+    check_given(*options);
+    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
+      const std::string text = on_rank_zero(session, [&] { return plan_schedule(*options); });
+      if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+    };
+  });
+}
+
+}  // namespace trireme::cli
