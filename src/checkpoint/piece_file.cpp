@@ -151,7 +151,11 @@ std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& nam
 }
 
 std::string place_of(const Piece& piece) {
-  return fmt::format("{}", fmt::join(list_of(piece.begin, piece.shape.dimensions()), ","));
+  std::string text;
+  for (int d = 0; d < piece.shape.dimensions(); ++d) {
+    text += (d > 0 ? "," : "") + std::to_string(piece.begin[static_cast<std::size_t>(d)]);
+  }
+  return text;
 }
 
 /// A tensor of which this rank writes several pieces gets one dataset for each, "name@row,column".

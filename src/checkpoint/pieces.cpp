@@ -131,7 +131,7 @@ void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
                    const state::ModelState& state, const Tensor& flat, bool sharded,
                    const Writers& writers) {
   check_size(state, flat, sharded);
-  if (sharded && writers.shard_group != 0) return;
+  if (sharded && writers.data_rank != state.shards().index()) return;  // a later shard group
   const params::Layout& layout = state.layout();
   const state::ShardMap shares =
       sharded ? state.shards() : state::ShardMap(layout, writers.data, writers.data_rank);

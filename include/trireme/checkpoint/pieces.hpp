@@ -10,11 +10,12 @@
 
 namespace trireme::checkpoint {
 
-/// How the ranks that hold the same state share out the work of writing it.
+/// How data ranks share out the writing of what several of them hold: what is whole on each is cut
+/// into as many shares; of sharded state the first shard group, which is the first data ranks,
+/// writes its own.
 struct Writers {
-  int data = 1;  // ranks on the data axis: what is whole on each is cut into as many shares
   int data_rank = 0;
-  int shard_group = 0;  // which of the groups of data ranks that each hold all shards: 0 writes
+  int data = 1;  // ranks on the data axis
 };
 
 /// Appends a piece named prefix/<row> for every box of a row that this rank is to write. Over all
