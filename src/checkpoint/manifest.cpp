@@ -48,16 +48,16 @@ bool checked_elements(const Shape& shape, DType type, std::int64_t& elements) {
   for (int d = 0; d < shape.dimensions(); ++d) {
     if (shape[d] < 0) return false;
     empty = empty || shape[d] == 0;
-  }
-  if (empty) {
-    elements = 0;
-    return true;
-  }
-  for (int d = 0; d < shape.dimensions(); ++d) {
-    if (__builtin_mul_overflow(elements, shape[d], &elements)) return false;
+    // Shape::elements() would multiply the others before it comes to a zero.
+    const std::int64_t factor = std::max<std::int64_t>(shape[d], 1);
+    if (__builtin_mul_overflow(elements, factor, &elements)) return false;
   }
   std::int64_t bytes = 0;
-  return !__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(type)), &bytes);
+  if (__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(type)), &bytes)) {
+    return false;
+  }
+  if (empty) elements = 0;
+  return true;
 }
 
 Shape make_shape(const std::vector<std::int64_t>& e) {
@@ -77,32 +77,49 @@ Shape make_shape(const std::vector<std::int64_t>& e) {
   }
 }
 
+std::vector<std::int64_t> list_of(const Shape& shape) {
+  std::vector<std::int64_t> list;
+  for (int d = 0; d < shape.dimensions(); ++d) list.push_back(shape[d]);
+  return list;
+}
+
+std::vector<std::int64_t> list_of(const Index& index, int dimensions) {
+  return {index.begin(), index.begin() + dimensions};
+}
+
+Index make_index(const std::vector<std::int64_t>& list) {
+  Index index{};
+  TRIREME_ASSERT(list.size() <= index.size(), "{} dimensions", list.size());
+  std::copy(list.begin(), list.end(), index.begin());
+  return index;
+}
+
 void sort_and_check_cover(const std::string& where, const std::vector<Reader::Entry>& tensors,
                           std::vector<PieceRecord>& pieces) {
   std::sort(pieces.begin(), pieces.end(), [](const PieceRecord& a, const PieceRecord& b) {
-    return std::tie(a.tensor, a.offset) < std::tie(b.tensor, b.offset);
+    return std::tie(a.tensor, a.box.begin) < std::tie(b.tensor, b.box.begin);
   });
   auto piece = pieces.begin();
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const std::int64_t elements = tensors[t].shape.elements();
-    std::int64_t covered = 0;
+    const auto& [name, shape, type] = tensors[t];
+    std::vector<Box> boxes;
     for (; piece != pieces.end() && piece->tensor == t; ++piece) {
-      if (piece->offset < covered) {
-        throw Error("{}: tensor {}: two pieces hold element {}; each is to be stored once", where,
-                    tensors[t].name, piece->offset);
+      if (!fits(piece->box, shape) || piece->box.elements() == 0) {
+        throw Error("{}: tensor {}: a piece {} from {} on does not fit into {}", where, name,
+                    piece->box.extent.to_string(),
+                    to_string(piece->box.begin, piece->box.extent.dimensions()), shape.to_string());
       }
-      if (piece->offset > covered) break;
-      if (piece->elements <= 0 || piece->elements > elements - covered) {
-        throw Error("{}: tensor {}: a piece of {} elements at offset {} does not fit into {}",
-                    where, tensors[t].name, piece->elements, piece->offset,
-                    tensors[t].shape.to_string());
-      }
-      covered += piece->elements;
+      boxes.push_back(piece->box);
     }
-    if (covered != elements) {
-      throw Error("{}: tensor {}: no piece holds element {} of {}", where, tensors[t].name, covered,
-                  elements);
+    const auto fault = find_cover_fault(shape, boxes);
+    if (!fault) continue;
+    const std::string element = to_string(fault->at, shape.dimensions());
+    if (fault->holders == 0) {
+      throw Error("{}: tensor {}: no piece holds element {} of {}", where, name, element,
+                  shape.to_string());
     }
+    throw Error("{}: tensor {}: {} pieces hold element {}; each is to be stored once", where, name,
+                fault->holders, element);
   }
 }
 
@@ -139,9 +156,9 @@ std::string to_text(const Manifest& manifest) {
       "tensors", manifest.tensors.size(),
       [&](std::size_t i) {
         const Reader::Entry& tensor = manifest.tensors[i];
-        json shape = json::array();
-        for (int d = 0; d < tensor.shape.dimensions(); ++d) shape.push_back(tensor.shape[d]);
-        return json{{"name", tensor.name}, {"type", name_of(tensor.type)}, {"shape", shape}};
+        return json{{"name", tensor.name},
+                    {"type", name_of(tensor.type)},
+                    {"shape", list_of(tensor.shape)}};
       },
       false);
   list(
@@ -152,8 +169,8 @@ std::string to_text(const Manifest& manifest) {
         for (const std::uint64_t hash : piece.blocks)
           blocks.push_back(fmt::format("{:016x}", hash));
         return json{{"tensor", manifest.tensors[piece.tensor].name},
-                    {"offset", piece.offset},
-                    {"elements", piece.elements},
+                    {"offset", list_of(piece.box.begin, piece.box.extent.dimensions())},
+                    {"shape", list_of(piece.box.extent)},
                     {"file", manifest.files[piece.file].name},
                     {"dataset", piece.dataset},
                     {"xxh3", blocks}};

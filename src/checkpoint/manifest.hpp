@@ -10,10 +10,12 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/data/hash.hpp"
 
+#include "boxes.hpp"
+
 namespace trireme::checkpoint {
 
 constexpr std::string_view format_name = "trireme checkpoint";
-constexpr int format_version = 1;
+constexpr int format_version = 2;  // 1 held stretches of row-major elements
 constexpr std::int64_t block_bytes = std::int64_t{16} << 20;  // what one xxh3 covers
 
 struct FileRecord {
@@ -21,10 +23,10 @@ struct FileRecord {
   std::int64_t bytes = 0;
 };
 
-/// A stored stretch of a tensor: one dataset of one file.
+/// A stored box of a tensor: one dataset of one file.
 struct PieceRecord {
   std::size_t tensor = 0;  // index into Manifest::tensors
-  std::int64_t offset = 0, elements = 0;
+  Box box;
   std::size_t file = 0;  // index into Manifest::files
   std::string dataset;
   std::vector<std::uint64_t> blocks;  // xxh3 of each block_bytes, the last one shorter
@@ -34,7 +36,7 @@ struct Manifest {
   State state;
   std::vector<FileRecord> files;
   std::vector<Reader::Entry> tensors;  // by name
-  std::vector<PieceRecord> pieces;     // by tensor, then offset
+  std::vector<PieceRecord> pieces;     // by tensor, then box.begin
 };
 
 /// Bytes of `elements` of `type`, which a checked manifest keeps below 2⁶³.
@@ -63,6 +65,11 @@ bool checked_elements(const Shape& shape, DType type, std::int64_t& elements);
 
 /// A shape of up to Shape::max_dimensions extents.
 Shape make_shape(const std::vector<std::int64_t>& extents);
+
+std::vector<std::int64_t> list_of(const Shape& shape);
+std::vector<std::int64_t> list_of(const Index& index, int dimensions);
+/// The reverse, of up to Shape::max_dimensions numbers.
+Index make_index(const std::vector<std::int64_t>& list);
 
 /// Sorts the pieces and throws Error, beginning with `where`, unless they cover each tensor exactly
 /// once.

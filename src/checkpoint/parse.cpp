@@ -41,6 +41,17 @@ struct Object {
     if (!string.is_string()) throw Error("{}: '{}' is not a string", where, key);
     return string.get<std::string>();
   }
+  /// One number per dimension of a tensor.
+  std::vector<std::int64_t> dimensions(const char* key, const char* what) const {
+    std::vector<std::int64_t> numbers;
+    for (const json& number : list(key)) {
+      if (numbers.size() == Shape::max_dimensions) {
+        throw Error("{}: '{}' has more than {} dimensions", where, key, Shape::max_dimensions);
+      }
+      numbers.push_back(integer_of(number, fmt::format("{}: {}", where, what)));
+    }
+    return numbers;
+  }
   const json& list(const char* key) const {
     const json& array = at(key);
     if (!array.is_array()) throw Error("{}: '{}' is not a list", where, key);
@@ -108,12 +119,7 @@ void parse_tensors(const json& root, const std::string& where, Manifest& manifes
     } catch (const Error& error) {
       throw Error("{}: {}", here, error.what());
     }
-    std::vector<std::int64_t> extents;
-    for (const json& extent : Object{each, here}.list("shape")) {
-      extents.push_back(integer_of(extent, here + ": an extent"));
-    }
-    if (extents.size() > Shape::max_dimensions) throw Error("{}: has more than 4 dimensions", here);
-    tensor.shape = make_shape(extents);
+    tensor.shape = make_shape(Object{each, here}.dimensions("shape", "an extent"));
     std::int64_t elements = 0;
     if (!checked_elements(tensor.shape, tensor.type, elements)) {
       throw Error("{}: {} has more than 2^63 bytes", here, tensor.shape.to_string());
@@ -139,8 +145,21 @@ void parse_pieces(const json& root, const std::string& where, Manifest& manifest
     const auto file = files.find(object.text("file"));
     if (tensor == tensors.end()) throw Error("{}: its tensor is not listed", here);
     if (file == files.end()) throw Error("{}: its file is not listed", here);
-    PieceRecord piece{tensor->second, object.integer("offset"), object.integer("elements"),
-                      file->second,   object.text("dataset"),   {}};
+    const Reader::Entry& entry = manifest.tensors[tensor->second];
+    const auto offset = object.dimensions("offset", "an offset");
+    const auto extents = object.dimensions("shape", "an extent");
+    if (offset.size() != extents.size()) {
+      throw Error("{}: 'offset' and 'shape' have different lengths", here);
+    }
+    PieceRecord piece{tensor->second,
+                      {make_index(offset), make_shape(extents)},
+                      file->second,
+                      object.text("dataset"),
+                      {}};
+    // Extents are bounded by the tensor's, so that what follows cannot overflow.
+    if (!fits(piece.box, entry.shape)) {
+      throw Error("{}: does not fit into tensor {} {}", here, entry.name, entry.shape.to_string());
+    }
     std::string path = piece.dataset;  // a tensor's name, perhaps with '@' and an offset
     std::replace(path.begin(), path.end(), '@', '_');
     if (!fault_of_name(path).empty()) throw Error("{}: its dataset has no proper name", here);
@@ -148,11 +167,7 @@ void parse_pieces(const json& root, const std::string& where, Manifest& manifest
       throw Error("{}: dataset {} of {} holds another piece already", here, piece.dataset,
                   file->first);
     }
-    const Reader::Entry& entry = manifest.tensors[piece.tensor];
-    if (piece.elements > entry.shape.elements()) {
-      throw Error("{}: has more elements than tensor {}", here, entry.name);
-    }
-    const std::int64_t bytes = bytes_of(piece.elements, entry.type);
+    const std::int64_t bytes = bytes_of(piece.box.elements(), entry.type);
     if (bytes > left[piece.file]) {
       throw Error("{}: tensor {} claims more than file {} holds", here, entry.name, file->first);
     }
@@ -176,9 +191,12 @@ Manifest read_manifest(const std::filesystem::path& folder) {
   }
   json root = parse_json(where, text);
   const Object object{root, where};
-  if (object.text("format") != format_name || object.integer("version") != format_version) {
-    throw Error("{}: is not a {} of version {}; read it with the version that wrote it", where,
-                format_name, format_version);
+  if (object.text("format") != format_name) throw Error("{}: is not a {}", where, format_name);
+  if (const std::int64_t version = object.integer("version"); version != format_version) {
+    throw Error(
+        "{}: is a {} of format {}, and this program reads format {}; use the one that "
+        "wrote it",
+        where, format_name, version, format_version);
   }
   if (object.integer("block_bytes") != block_bytes) {
     throw Error("{}: 'block_bytes' is not {}", where, block_bytes);

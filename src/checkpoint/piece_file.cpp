@@ -4,8 +4,10 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 #include <fcntl.h>
 #include <hdf5.h>
@@ -69,34 +71,25 @@ Handle file_type(DType type) {
   return result;
 }
 
-void write_extents(hid_t object, const char* name, const Shape& shape, const std::string& what) {
-  std::array<std::int64_t, Shape::max_dimensions> extents{};
-  const auto size = static_cast<hsize_t>(shape.dimensions());
-  for (int d = 0; d < shape.dimensions(); ++d) extents[static_cast<std::size_t>(d)] = shape[d];
+/// One number per dimension of the tensor.
+void write_numbers(hid_t object, const char* name, const std::vector<std::int64_t>& numbers,
+                   const std::string& what) {
+  const hsize_t size = numbers.size();
   const Handle space = own(size == 0 ? H5Screate(H5S_NULL) : H5Screate_simple(1, &size, nullptr),
                            H5Sclose, "H5Screate");
   const Handle attribute(
       written(H5Acreate2(object, name, H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT), what),
       H5Aclose);
-  if (size != 0) written(H5Awrite(attribute.get(), H5T_NATIVE_INT64, extents.data()), what);
+  if (size != 0) written(H5Awrite(attribute.get(), H5T_NATIVE_INT64, numbers.data()), what);
 }
 
-/// A stretch of whole rows keeps the tensor's dimensions after the first, so that other tools show
-/// it as the matrix it is; any other stretch is a vector.
-Handle space_of(const Piece& piece) {
-  const std::int64_t elements = piece.data.elements();
-  std::vector<hsize_t> extents{static_cast<hsize_t>(elements)};
-  if (piece.shape.dimensions() > 1) {
-    const std::int64_t row = piece.shape.elements() / piece.shape[0];
-    if (piece.offset % row == 0 && elements % row == 0) {
-      extents[0] = static_cast<hsize_t>(elements / row);
-      for (int d = 1; d < piece.shape.dimensions(); ++d) {
-        extents.push_back(static_cast<hsize_t>(piece.shape[d]));
-      }
-    }
-  }
-  return own(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose,
-             "H5Screate_simple");
+/// Extents of the dataset that holds a box: the box's own, so that other tools show the matrix that
+/// it is; a scalar is a vector of one element.
+std::vector<hsize_t> dataset_extents(const Shape& box) {
+  std::vector<hsize_t> extents;
+  for (int d = 0; d < box.dimensions(); ++d) extents.push_back(static_cast<hsize_t>(box[d]));
+  if (extents.empty()) extents.push_back(1);
+  return extents;
 }
 
 /// Property lists of every file, group and dataset we make. Without times: equal state gives equal
@@ -136,7 +129,10 @@ void make_groups(hid_t file, const std::string& dataset, std::set<std::string>& 
 std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& name,
                           const std::string& what) {
   const Handle type = file_type(piece.data.type());
-  const Handle space = space_of(piece);
+  const std::vector<hsize_t> extents = dataset_extents(piece.data.shape());
+  const Handle space =
+      own(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose,
+          "H5Screate_simple");
   const Handle creation = untimed(H5P_DATASET_CREATE);
   require(H5Pset_layout(creation.get(), H5D_CONTIGUOUS), "H5Pset_layout");
   require(H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY), "H5Pset_alloc_time");
@@ -146,15 +142,23 @@ std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& nam
                                what),
                        H5Dclose);
   hdf5::write_attribute(dataset.get(), "type", std::string(name_of(piece.data.type())), what);
-  write_extents(dataset.get(), "global_shape", piece.shape, what);
-  hdf5::write_attribute(dataset.get(), "global_offset", static_cast<std::uint64_t>(piece.offset),
-                        what);
+  write_numbers(dataset.get(), "global_shape", list_of(piece.shape), what);
+  write_numbers(dataset.get(), "global_offset", list_of(piece.begin, piece.shape.dimensions()),
+                what);
   const haddr_t address = H5Dget_offset(dataset.get());
   TRIREME_ASSERT(address != HADDR_UNDEF, "dataset {} has no place in {}", name, what);
   return static_cast<std::int64_t>(address);
 }
 
-/// A tensor of which this rank writes several pieces gets one dataset for each, "name@offset".
+std::string place_of(const Piece& piece) {
+  std::string text;
+  for (int d = 0; d < piece.shape.dimensions(); ++d) {
+    text += (d > 0 ? "," : "") + std::to_string(piece.begin[static_cast<std::size_t>(d)]);
+  }
+  return text;
+}
+
+/// A tensor of which this rank writes several pieces gets one dataset for each, "name@row,column".
 std::vector<std::string> dataset_names(const std::vector<const Piece*>& pieces) {
   std::map<std::string, int> count;
   for (const Piece* piece : pieces) ++count[piece->name];
@@ -162,7 +166,7 @@ std::vector<std::string> dataset_names(const std::vector<const Piece*>& pieces) 
   names.reserve(pieces.size());
   for (const Piece* piece : pieces) {
     names.push_back(count[piece->name] == 1 ? piece->name
-                                            : fmt::format("{}@{}", piece->name, piece->offset));
+                                            : fmt::format("{}@{}", piece->name, place_of(*piece)));
   }
   return names;
 }
@@ -190,22 +194,70 @@ std::vector<std::int64_t> make_structure(const fs::path& path,
   return addresses;
 }
 
-std::vector<std::uint64_t> write_blocks(const Descriptor& file, const fs::path& path,
-                                        const Tensor& tensor, std::int64_t address) {
-  const auto* from = static_cast<const std::byte*>(tensor.data());
-  const auto bytes = static_cast<std::int64_t>(tensor.bytes());
-  std::vector<std::uint64_t> hashes;
-  for (std::int64_t begin = 0; begin < bytes; begin += block_bytes) {
-    const std::int64_t end = std::min(begin + block_bytes, bytes);
-    data::Xxh3 hash;
-    for (std::int64_t at = begin; at < end; at += step_bytes) {
-      const auto part = static_cast<std::size_t>(std::min(step_bytes, end - at));
-      hash.update(from + at, part);
-      write_at(file, path, from + at, part, address + at);
+/// Writes a dataset's bytes in order and sums each block as they pass.
+class BlockWriter {
+ public:
+  BlockWriter(const Descriptor& file, const fs::path& path, std::int64_t address)
+      : file_(file), path_(path), address_(address) {}
+
+  void append(const std::byte* from, std::int64_t bytes) {
+    while (bytes > 0) {
+      // Only what is scattered is gathered first.
+      if (staged_ == 0 && bytes >= step_bytes) {
+        write(from, step_bytes);
+        from += step_bytes;
+        bytes -= step_bytes;
+        continue;
+      }
+      const std::int64_t part = std::min(bytes, step_bytes - staged_);
+      if (staging_.empty()) staging_.resize(step_bytes);
+      std::memcpy(staging_.data() + staged_, from, static_cast<std::size_t>(part));
+      staged_ += part;
+      from += part;
+      bytes -= part;
+      if (staged_ == step_bytes) flush();
     }
-    hashes.push_back(hash.value());
   }
-  return hashes;
+  std::vector<std::uint64_t> finish() {
+    flush();
+    if (done_ % block_bytes != 0) hashes_.push_back(hash_.value());
+    return std::move(hashes_);
+  }
+
+ private:
+  void flush() {
+    if (staged_ > 0) write(staging_.data(), std::exchange(staged_, 0));
+  }
+  void write(const std::byte* from, std::int64_t bytes) {
+    const auto size = static_cast<std::size_t>(bytes);
+    hash_.update(from, size);
+    write_at(file_, path_, from, size, address_ + done_);
+    done_ += bytes;
+    if (done_ % block_bytes != 0) return;
+    hashes_.push_back(hash_.value());
+    hash_ = {};
+  }
+
+  static_assert(block_bytes % step_bytes == 0, "a step never spans two blocks");
+  const Descriptor& file_;
+  const fs::path& path_;
+  std::int64_t address_, done_ = 0, staged_ = 0;
+  std::vector<std::byte> staging_;
+  data::Xxh3 hash_;
+  std::vector<std::uint64_t> hashes_;
+};
+
+std::vector<std::uint64_t> write_blocks(const Descriptor& file, const fs::path& path,
+                                        const Piece& piece, std::int64_t address) {
+  BlockWriter writer(file, path, address);
+  const DType type = piece.data.type();
+  const auto* data = static_cast<const std::byte*>(piece.data.data());
+  const Box box{piece.begin, piece.data.shape()};
+  for_each_stretch(box, box, box, piece.data,
+                   [&](std::int64_t, std::int64_t at, std::int64_t elements) {
+                     writer.append(data + bytes_of(at, type), bytes_of(elements, type));
+                   });
+  return writer.finish();
 }
 
 /// Refuses soft and external links on the way to `dataset`, which could lead out of the file.
@@ -233,12 +285,15 @@ std::int64_t locate(hid_t file, std::int64_t file_bytes, const ExpectedDataset& 
   if (H5Tequal(type.get(), file_type(expected.type).get()) <= 0) {
     throw Error("does not have the type {}", name_of(expected.type));
   }
-  const std::int64_t bytes = bytes_of(expected.elements, expected.type);
-  if (H5Sget_simple_extent_type(space.get()) != H5S_SIMPLE ||
-      H5Sget_simple_extent_npoints(space.get()) != expected.elements ||
-      H5Dget_storage_size(dataset.get()) != static_cast<hsize_t>(bytes)) {
-    throw Error("does not have {} elements", expected.elements);
-  }
+  const std::int64_t bytes = bytes_of(expected.box.elements(), expected.type);
+  const std::vector<hsize_t> wanted = dataset_extents(expected.box.extent);
+  std::vector<hsize_t> extents(wanted.size());
+  const bool right = H5Sget_simple_extent_type(space.get()) == H5S_SIMPLE &&
+                     H5Sget_simple_extent_ndims(space.get()) == static_cast<int>(wanted.size()) &&
+                     H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr) >= 0 &&
+                     extents == wanted &&
+                     H5Dget_storage_size(dataset.get()) == static_cast<hsize_t>(bytes);
+  if (!right) throw Error("does not have {} elements in full", expected.box.extent.to_string());
   const haddr_t address = H5Dget_offset(dataset.get());
   if (address == HADDR_UNDEF || address > static_cast<haddr_t>(file_bytes) ||
       bytes > file_bytes - static_cast<std::int64_t>(address)) {
@@ -260,8 +315,11 @@ std::vector<PieceRecord> write_piece_file(const fs::path& path,
   std::vector<PieceRecord> records;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = *pieces[i];
-    records.push_back({0, piece.offset, piece.data.elements(), 0, names[i],
-                       write_blocks(file, path, piece.data, addresses[i])});
+    records.push_back({0,
+                       {piece.begin, piece.data.shape()},
+                       0,
+                       names[i],
+                       write_blocks(file, path, piece, addresses[i])});
   }
   if (::fsync(file.get()) != 0 || file.close() != 0) throw_file_error(path, "write", errno);
   bytes = static_cast<std::int64_t>(fs::file_size(path));
@@ -282,8 +340,9 @@ std::vector<std::int64_t> locate_datasets(const fs::path& path, std::int64_t byt
     }
   } catch (const Error& error) {
     if (current == nullptr) throw;
-    throw Error("{}: tensor {}, element offset {}: dataset {}: {}", path.string(), current->tensor,
-                current->offset, current->dataset, error.what());
+    throw Error("{}: tensor {}, element {}: dataset {}: {}", path.string(), current->tensor,
+                to_string(current->box.begin, current->box.extent.dimensions()), current->dataset,
+                error.what());
   }
   return addresses;
 }

@@ -22,14 +22,13 @@ std::vector<PieceRecord> write_piece_file(const std::filesystem::path& path,
 struct ExpectedDataset {
   std::string dataset;
   std::string tensor;  // for messages
-  std::int64_t offset = 0;
-  std::int64_t elements = 0;
+  Box box;
   DType type = DType::f32;
 };
 
 /// Opens the file and returns each dataset's byte address. Refuses a file whose size is not
 /// `bytes`, and any dataset that is reached through a link other than a hard one, or is not
-/// contiguous, of the expected type and size, inside this file and unfiltered. Throws Error.
+/// contiguous, of the expected type and extents, inside this file and unfiltered. Throws Error.
 std::vector<std::int64_t> locate_datasets(const std::filesystem::path& path, std::int64_t bytes,
                                           const std::vector<ExpectedDataset>& expected);
 

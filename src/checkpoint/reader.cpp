@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <optional>
 
@@ -13,50 +14,45 @@ namespace trireme::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::size_t no_piece = ~std::size_t{0};
 
-}  // namespace
+using Block = std::shared_ptr<const std::vector<std::byte>>;
 
-struct Reader::Stored {
-  std::vector<FileRecord> files;
-  std::vector<PieceRecord> pieces;
-  std::vector<std::size_t> first_piece;  // by tensor; one more at the end
-
-  std::mutex mutex;                     // of what follows
-  std::vector<bool> located;            // by file
-  std::vector<std::int64_t> addresses;  // by piece, where its file is located
-  // The last block of which only a part was wanted: slices of columns come back for its other
-  // parts.
-  std::size_t block_piece = no_piece;
-  std::int64_t block_index = 0;
-  std::vector<std::byte> block;
-
-  /// Where piece `p` lies in its file, which is opened and checked the first time.
-  std::int64_t address(std::size_t p, const fs::path& path, const std::vector<Entry>& tensors);
-};
-
-std::int64_t Reader::Stored::address(std::size_t p, const fs::path& path,
-                                     const std::vector<Entry>& tensors) {
-  const std::size_t file = pieces[p].file;
-  const std::lock_guard lock(mutex);
-  if (!located[file]) {
-    std::vector<std::size_t> members;
-    std::vector<ExpectedDataset> expected;
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      if (pieces[i].file != file) continue;
-      const Entry& tensor = tensors[pieces[i].tensor];
-      members.push_back(i);
-      expected.push_back(
-          {pieces[i].dataset, tensor.name, pieces[i].offset, pieces[i].elements, tensor.type});
+/// Verified blocks of which only a part was wanted: the next read is often of the rows or columns
+/// beside it. Several, because those may lie in several pieces in turn.
+class RecentBlocks {
+ public:
+  /// Null when it is not there.
+  Block find(std::size_t piece, std::int64_t index) {
+    const std::lock_guard lock(mutex_);
+    for (auto each = blocks_.begin(); each != blocks_.end(); ++each) {
+      if (each->piece != piece || each->index != index) continue;
+      std::rotate(blocks_.begin(), each, each + 1);
+      return blocks_.front().block;
     }
-    const auto found = locate_datasets(path, files[file].bytes, expected);
-    for (std::size_t i = 0; i < members.size(); ++i) addresses[members[i]] = found[i];
-    located[file] = true;
+    return nullptr;
   }
-  return addresses[p];
-}
+  void add(std::size_t piece, std::int64_t index, const Block& block) {
+    const std::lock_guard lock(mutex_);
+    blocks_.push_front({piece, index, block});
+    bytes_ += block->size();
+    while (bytes_ > most_bytes || blocks_.size() > most_blocks) {
+      bytes_ -= blocks_.back().block->size();
+      blocks_.pop_back();
+    }
+  }
 
-namespace {
+ private:
+  static constexpr std::size_t most_bytes = 4 * static_cast<std::size_t>(block_bytes);
+  static constexpr std::size_t most_blocks = 64;  // so that looking through them costs nothing
+  struct Entry {
+    std::size_t piece;
+    std::int64_t index;
+    Block block;
+  };
+  std::mutex mutex_;
+  std::deque<Entry> blocks_;  // the last used first
+  std::size_t bytes_ = 0;
+};
 
 /// One open piece: reads and verifies its blocks.
 struct OpenPiece {
@@ -65,32 +61,74 @@ struct OpenPiece {
   const InputFile& file;
   std::int64_t address;
 
+  std::size_t length(std::int64_t index) const {
+    const std::int64_t bytes = bytes_of(piece.box.elements(), tensor.type);
+    return static_cast<std::size_t>(std::min(block_bytes, bytes - index * block_bytes));
+  }
+
   /// Block `index` of the piece, whole, into `to`.
   void read_block(std::int64_t index, std::byte* to) const {
     const std::int64_t begin = index * block_bytes;
-    const std::int64_t bytes = bytes_of(piece.elements, tensor.type);
-    const auto length = static_cast<std::size_t>(std::min(block_bytes, bytes - begin));
-    const std::int64_t element = piece.offset + begin / bytes_of(1, tensor.type);
+    const std::size_t bytes = length(index);
+    const auto element = [&] {
+      return to_string(index_of(piece.box, begin / bytes_of(1, tensor.type)),
+                       tensor.shape.dimensions());
+    };
     data::Xxh3 hash;
     try {
-      for (std::size_t at = 0; at < length; at += step_bytes) {
-        const std::size_t part = std::min<std::size_t>(step_bytes, length - at);
+      for (std::size_t at = 0; at < bytes; at += step_bytes) {
+        const std::size_t part = std::min<std::size_t>(step_bytes, bytes - at);
         read_at(file, to + at, part, address + begin + static_cast<std::int64_t>(at));
         hash.update(to + at, part);
       }
     } catch (const Error& error) {
-      throw Error("{} (tensor {}, element offset {})", error.what(), tensor.name, element);
+      throw Error("{} (tensor {}, element {})", error.what(), tensor.name, element());
     }
     if (hash.value() != piece.blocks[static_cast<std::size_t>(index)]) {
       throw Error(
-          "{}: tensor {}, element offset {}: {} bytes at byte {} do not match their checksum; "
+          "{}: tensor {}, from element {} on: {} bytes at byte {} do not match their checksum; "
           "the file is damaged, use another checkpoint",
-          file.path().string(), tensor.name, element, length, address + begin);
+          file.path().string(), tensor.name, element(), bytes, address + begin);
     }
   }
 };
 
 }  // namespace
+
+struct Reader::Stored {
+  fs::path folder;
+  std::vector<FileRecord> files;
+  std::vector<Entry> tensors;
+  std::vector<PieceRecord> pieces;
+  std::vector<std::size_t> first_piece;           // by tensor; one more at the end
+  std::vector<std::vector<std::size_t>> members;  // pieces by file
+
+  std::mutex mutex;                     // of `located` and `addresses`
+  std::vector<bool> located;            // by file
+  std::vector<std::int64_t> addresses;  // by piece, where its file is located
+  RecentBlocks recent;
+
+  fs::path path_of(std::size_t p) const { return folder / files[pieces[p].file].name; }
+  std::int64_t address(std::size_t p);
+  void read_piece(std::size_t p, const Box& wanted, const Tensor& data);
+};
+
+/// Where piece `p` lies in its file, which is opened and checked the first time.
+std::int64_t Reader::Stored::address(std::size_t p) {
+  const std::size_t file = pieces[p].file;
+  const std::lock_guard lock(mutex);
+  if (!located[file]) {
+    std::vector<ExpectedDataset> expected;
+    for (const std::size_t i : members[file]) {
+      const Entry& tensor = tensors[pieces[i].tensor];
+      expected.push_back({pieces[i].dataset, tensor.name, pieces[i].box, tensor.type});
+    }
+    const auto found = locate_datasets(path_of(p), files[file].bytes, expected);
+    for (std::size_t i = 0; i < found.size(); ++i) addresses[members[file][i]] = found[i];
+    located[file] = true;
+  }
+  return addresses[p];
+}
 
 Reader::Reader(const fs::path& folder) : folder_(folder), stored_(std::make_shared<Stored>()) {
   Manifest manifest = read_manifest(folder);
@@ -99,12 +137,18 @@ Reader::Reader(const fs::path& folder) : folder_(folder), stored_(std::make_shar
   }
   state_ = std::move(manifest.state);
   tensors_ = std::move(manifest.tensors);
+  stored_->folder = folder;
+  stored_->tensors = tensors_;
   stored_->files = std::move(manifest.files);
   stored_->pieces = std::move(manifest.pieces);
   stored_->located.resize(stored_->files.size());
   stored_->addresses.resize(stored_->pieces.size());
   stored_->first_piece.resize(tensors_.size() + 1);
-  for (const PieceRecord& piece : stored_->pieces) ++stored_->first_piece[piece.tensor + 1];
+  stored_->members.resize(stored_->files.size());
+  for (std::size_t p = 0; p < stored_->pieces.size(); ++p) {
+    ++stored_->first_piece[stored_->pieces[p].tensor + 1];
+    stored_->members[stored_->pieces[p].file].push_back(p);
+  }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     stored_->first_piece[t + 1] += stored_->first_piece[t];
   }
@@ -117,86 +161,80 @@ const Reader::Entry* Reader::find(const std::string& name) const {
   return found != tensors_.end() && found->name == name ? &*found : nullptr;
 }
 
-void Reader::read(const std::string& name, std::int64_t offset, const Tensor& data) const {
+void Reader::read(const std::string& name, const Index& begin, const Tensor& data) const {
   const Entry* entry = find(name);
   if (entry == nullptr) throw Error("{}: has no tensor {}", folder_.string(), name);
   if (data.type() != entry->type) {
     throw Error("{}: tensor {}: is {}, {} is wanted", folder_.string(), name, name_of(entry->type),
                 name_of(data.type()));
   }
-  const std::int64_t wanted = data.elements();
-  const std::int64_t whole = entry->shape.elements();
-  if (offset < 0 || wanted > whole || offset > whole - wanted) {
-    throw Error("{}: tensor {}: {} elements from offset {} on are wanted of {}", folder_.string(),
-                name, wanted, offset, entry->shape.to_string());
+  const Box wanted{begin, data.shape()};
+  if (!fits(wanted, entry->shape)) {
+    throw Error("{}: tensor {}: {} from {} on is wanted of {}", folder_.string(), name,
+                data.shape().to_string(), to_string(begin, data.shape().dimensions()),
+                entry->shape.to_string());
   }
-  TRIREME_ASSERT(data.contiguous() && (data.data() != nullptr || wanted == 0), "read of {}", name);
-  if (wanted == 0) return;
+  if (wanted.elements() == 0) return;
+  TRIREME_ASSERT(data.data() != nullptr, "read of {}", name);
   const auto tensor = static_cast<std::size_t>(entry - tensors_.data());
-  const auto begin = stored_->pieces.begin();
-  // The last piece that begins at or before `offset`; with its successors it covers the rest.
-  auto piece = std::upper_bound(
-      begin + static_cast<std::ptrdiff_t>(stored_->first_piece[tensor]),
-      begin + static_cast<std::ptrdiff_t>(stored_->first_piece[tensor + 1]), offset,
-      [](std::int64_t key, const PieceRecord& each) { return key < each.offset; });
-  for (--piece;
-       piece != stored_->pieces.end() && piece->tensor == tensor && piece->offset < offset + wanted;
-       ++piece) {
-    const std::int64_t from = std::max(offset, piece->offset);
-    const std::int64_t to = std::min(offset + wanted, piece->offset + piece->elements);
-    read_piece(static_cast<std::size_t>(piece - begin), from - piece->offset, to - from,
-               static_cast<std::byte*>(data.data()) + bytes_of(from - offset, entry->type));
+  for (std::size_t p = stored_->first_piece[tensor]; p < stored_->first_piece[tensor + 1]; ++p) {
+    stored_->read_piece(p, wanted, data);
   }
 }
 
-// Blocks that are wanted whole go straight to their place, others through the kept block.
-void Reader::read_piece(std::size_t p, std::int64_t first, std::int64_t elements,
-                        std::byte* to) const {
-  const PieceRecord& piece = stored_->pieces[p];
-  const Entry& tensor = tensors_[piece.tensor];
-  const std::int64_t total = bytes_of(piece.elements, tensor.type);
-  const std::int64_t begin = bytes_of(first, tensor.type);
-  const std::int64_t end = begin + bytes_of(elements, tensor.type);
-  const fs::path path = folder_ / stored_->files[piece.file].name;
-  const std::int64_t address = stored_->address(p, path, tensors_);
+// Blocks that lie in one stretch of `data` go straight to their place, others by way of a copy.
+void Reader::Stored::read_piece(std::size_t p, const Box& wanted, const Tensor& data) {
+  const PieceRecord& piece = pieces[p];
+  const Box part = intersection(piece.box, wanted);
+  if (part.elements() == 0) return;
+  const Entry& tensor = tensors[piece.tensor];
+  const fs::path path = path_of(p);
+  const std::int64_t place = address(p);
   std::optional<InputFile> file;
-  const auto read_block = [&](std::int64_t index, std::byte* target) {
+  const auto open = [&] {
     if (!file) file.emplace(path, Links::refuse);
-    OpenPiece{piece, tensor, *file, address}.read_block(index, target);
+    return OpenPiece{piece, tensor, *file, place};
   };
-  for (std::int64_t index = begin / block_bytes; index * block_bytes < end; ++index) {
-    const std::int64_t block_begin = index * block_bytes;
-    const std::int64_t block_end = std::min(total, block_begin + block_bytes);
-    if (block_begin >= begin && block_end <= end) {
-      read_block(index, to + (block_begin - begin));
-      continue;
+  Block block;  // the last one looked at
+  std::int64_t block_index = -1;
+  const std::int64_t total = bytes_of(piece.box.elements(), tensor.type);
+  for_each_stretch(part, piece.box, wanted, data, [&](auto from, auto at, auto elements) {
+    auto* to = static_cast<std::byte*>(data.data()) + bytes_of(at, tensor.type);
+    const std::int64_t begin = bytes_of(from, tensor.type);
+    const std::int64_t end = begin + bytes_of(elements, tensor.type);
+    for (std::int64_t index = begin / block_bytes; index * block_bytes < end; ++index) {
+      const std::int64_t block_begin = index * block_bytes;
+      const std::int64_t block_end = std::min(total, block_begin + block_bytes);
+      if (block_begin >= begin && block_end <= end) {
+        open().read_block(index, to + (block_begin - begin));
+        continue;
+      }
+      if (block_index != index) {
+        block = recent.find(p, index);
+        block_index = index;
+      }
+      if (!block) {
+        const OpenPiece source = open();
+        const auto fresh = std::make_shared<std::vector<std::byte>>(source.length(index));
+        source.read_block(index, fresh->data());
+        block = fresh;
+        recent.add(p, index, block);  // only now that it is verified
+      }
+      const std::int64_t first = std::max(begin, block_begin);
+      std::memcpy(to + (first - begin), block->data() + (first - block_begin),
+                  static_cast<std::size_t>(std::min(end, block_end) - first));
     }
-    const std::lock_guard lock(stored_->mutex);
-    if (stored_->block_piece != p || stored_->block_index != index) {
-      stored_->block_piece = no_piece;  // until it is verified
-      stored_->block.resize(static_cast<std::size_t>(block_end - block_begin));
-      read_block(index, stored_->block.data());
-      stored_->block_piece = p;
-      stored_->block_index = index;
-    }
-    const std::int64_t from = std::max(begin, block_begin);
-    const std::int64_t until = std::min(end, block_end);
-    std::memcpy(to + (from - begin), stored_->block.data() + (from - block_begin),
-                static_cast<std::size_t>(until - from));
-  }
+  });
 }
 
 void Reader::verify() const {
   std::vector<std::byte> block;
   for (std::size_t p = 0; p < stored_->pieces.size(); ++p) {
     const PieceRecord& piece = stored_->pieces[p];
-    const Entry& tensor = tensors_[piece.tensor];
-    const fs::path path = folder_ / stored_->files[piece.file].name;
-    const std::int64_t address = stored_->address(p, path, tensors_);
-    const InputFile file(path, Links::refuse);
-    const OpenPiece open{piece, tensor, file, address};
-    block.resize(
-        static_cast<std::size_t>(std::min(block_bytes, bytes_of(piece.elements, tensor.type))));
+    const std::int64_t address = stored_->address(p);
+    const InputFile file(stored_->path_of(p), Links::refuse);
+    const OpenPiece open{piece, tensors_[piece.tensor], file, address};
+    block.resize(open.length(0));
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(piece.blocks.size()); ++i) {
       open.read_block(i, block.data());
     }

@@ -16,28 +16,29 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// Runs `work` on this rank, then tells every rank how all of them fared: returns what each rank's
-/// `work` returned, or, when any threw, runs `undo` (on every rank) and throws the same AgreedError
-/// on all. Collective.
+/// Runs `work` on this rank, then tells every rank how all of them fared. Rank 0 gets what each
+/// rank's `work` returned, the others nothing; when any threw, runs `undo` (on every rank) and
+/// throws the same AgreedError on all. Collective.
 std::vector<json> together(comm::Communicator& world, const std::function<json()>& work,
                            const std::function<void()>& undo) {
-  json mine;
+  std::string mine;  // '+' and a value, or '-' and the reason
   try {
-    mine["value"] = work();
+    mine = "+" + report::to_text(work());
   } catch (const std::exception& error) {
-    mine["error"] = error.what();
+    mine = std::string("-") + error.what();
   }
   std::vector<json> values;
   std::string first;
-  int failed = 0;
-  const std::string text = report::to_text(mine);
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(text.data());
-  for (const auto& each : world.all_gather_bytes({bytes, text.size()})) {
-    json theirs = json::parse(each.begin(), each.end());
-    if (theirs.contains("error") && ++failed == 1) {
-      first = fmt::format("rank {}: {}", values.size(), theirs["error"].get<std::string>());
+  int failed = 0, rank = -1;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(mine.data());
+  for (const auto& theirs : world.all_gather_bytes({bytes, mine.size()})) {
+    ++rank;
+    if (theirs[0] == '-') {
+      if (++failed > 1) continue;
+      first = fmt::format("rank {}: {}", rank, std::string(theirs.begin() + 1, theirs.end()));
+    } else if (world.rank() == 0 && failed == 0) {
+      values.push_back(json::parse(theirs.begin() + 1, theirs.end()));
     }
-    values.push_back(std::move(theirs["value"]));
   }
   if (failed == 0) return values;
   undo();
@@ -48,10 +49,8 @@ std::vector<json> together(comm::Communicator& world, const std::function<json()
   throw AgreedError("checkpoint not saved: {}{}", first, others);
 }
 
-json shape_to_json(const Shape& shape) {
-  json extents = json::array();
-  for (int d = 0; d < shape.dimensions(); ++d) extents.push_back(shape[d]);
-  return extents;
+Box box_of(const json& begin, const json& extent) {
+  return {make_index(begin), make_shape(extent)};
 }
 
 /// What this rank holds, for the others to check. Throws Error for what is wrong in itself.
@@ -66,20 +65,22 @@ json describe(const std::vector<Piece>& pieces) {
       throw Error("tensor {}: {} is no shape", piece.name, piece.shape.to_string());
     }
     const std::int64_t elements = piece.data.elements();
-    TRIREME_ASSERT(piece.data.contiguous(), "piece of {}", piece.name);
     TRIREME_ASSERT(piece.data.data() != nullptr || elements == 0, "piece of {}", piece.name);
-    if (piece.offset < 0 || elements > whole || piece.offset > whole - elements) {
-      throw Error("tensor {}: a piece of {} elements at offset {} does not fit into {}", piece.name,
-                  elements, piece.offset, piece.shape.to_string());
+    const Box box{piece.begin, piece.data.shape()};
+    const auto begin = list_of(piece.begin, piece.data.shape().dimensions());
+    if (!fits(box, piece.shape)) {
+      throw Error("tensor {}: a piece {} from {} on does not fit into {}", piece.name,
+                  box.extent.to_string(), to_string(piece.begin, box.extent.dimensions()),
+                  piece.shape.to_string());
     }
-    list.push_back({piece.name, name_of(piece.data.type()), shape_to_json(piece.shape),
-                    piece.offset, piece.write ? elements : 0});
+    list.push_back({piece.name, name_of(piece.data.type()), list_of(piece.shape), begin,
+                    list_of(box.extent), piece.write && elements > 0});
   }
   return list;
 }
 
-/// All ranks' descriptions, joined: the tensors, by name. Throws Error, the same on every rank,
-/// unless ranks agree on each tensor and the pieces to be written cover it exactly once.
+/// All ranks' descriptions, joined: the tensors, by name. Throws Error unless ranks agree on each
+/// tensor and the pieces to be written cover it exactly once.
 std::vector<Reader::Entry> join(const std::vector<json>& ranks) {
   std::map<std::string, Reader::Entry> by_name;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -110,7 +111,7 @@ std::vector<Reader::Entry> join(const std::vector<json>& ranks) {
   std::vector<PieceRecord> pieces;
   for (const json& rank : ranks) {
     for (const json& piece : rank) {
-      if (piece[4] != 0) pieces.push_back({index[piece[0]], piece[3], piece[4], 0, "", {}});
+      if (piece[5]) pieces.push_back({index[piece[0]], box_of(piece[3], piece[4]), 0, "", {}});
     }
   }
   sort_and_check_cover("pieces of all ranks", tensors, pieces);
@@ -130,8 +131,9 @@ json write_own(const fs::path& folder, const std::vector<Piece>& pieces, std::in
   const std::vector<PieceRecord> records = write_piece_file(folder / name, own, step, bytes);
   json list = json::array();
   for (std::size_t i = 0; i < own.size(); ++i) {
-    list.push_back({own[i]->name, records[i].offset, records[i].elements, records[i].dataset,
-                    records[i].blocks});
+    const Box& box = records[i].box;
+    list.push_back({own[i]->name, list_of(box.begin, box.extent.dimensions()), list_of(box.extent),
+                    records[i].dataset, records[i].blocks});
   }
   return {{"name", name}, {"bytes", bytes}, {"pieces", list}};
 }
@@ -153,8 +155,9 @@ void finish(const fs::path& temporary, const fs::path& final, Manifest manifest,
           (temporary / file.name).string());
     }
     for (const json& piece : rank["pieces"]) {
-      manifest.pieces.push_back({index.at(piece[0]), piece[1], piece[2], manifest.files.size(),
-                                 piece[3], piece[4].get<std::vector<std::uint64_t>>()});
+      manifest.pieces.push_back({index.at(piece[0]), box_of(piece[1], piece[2]),
+                                 manifest.files.size(), piece[3],
+                                 piece[4].get<std::vector<std::uint64_t>>()});
     }
     manifest.files.push_back(file);
   }
@@ -188,10 +191,17 @@ fs::path save(const fs::path& root, const State& state, const std::vector<Piece>
   Manifest manifest;
   const auto described = together(
       world, [&] { return describe(pieces); }, [] {});
+  // Rank 0 alone looks at them: at scale they are many, and its neighbours share its memory.
+  std::string fault;
   try {
-    manifest.tensors = join(described);
-  } catch (const Error& error) {  // from what all ranks know: all throw it
-    throw AgreedError("checkpoint not saved: {}", error.what());
+    if (first) manifest.tensors = join(described);
+  } catch (const Error& error) {
+    fault = error.what();
+  }
+  std::vector<std::uint8_t> verdict(fault.begin(), fault.end());
+  world.broadcast_bytes(verdict, 0);
+  if (!verdict.empty()) {
+    throw AgreedError("checkpoint not saved: {}", std::string(verdict.begin(), verdict.end()));
   }
   together(
       world,

@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
@@ -44,7 +45,8 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
                                  .threads = threads_of_rank(config.parallel, session)},
         grid, recorder, ledger);
     const state::ModelState& state = replica->state();
-    load_pieces(*reader, "parameters", state, state.parameters(), state.parameters_sharded());
+    checkpoint::load_pieces(*reader, "parameters", state, state.parameters(),
+                            state.parameters_sharded());
   });
   const parallel::LossSum sum =
       evaluate_split(*replica, *tokens, config.train.evaluate_samples, config.data.document_mask,

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/model/attention.hpp"
@@ -111,7 +112,8 @@ std::string generate(comm::Session& session, const RunConfig& config,
                                  .threads = threads_of_rank(config.parallel, session)},
         grid, recorder, ledger);
     const state::ModelState& state = replica->state();
-    load_pieces(reader, "parameters", state, state.parameters(), state.parameters_sharded());
+    checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
+                            state.parameters_sharded());
     continuation = std::make_unique<Continuation>(*replica, ledger);
   });
   const bool speaks = session.rank() == 0;

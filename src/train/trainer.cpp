@@ -4,11 +4,12 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/environment.hpp"
 #include "trireme/optim/schedule.hpp"
-#include "trireme/plan/memory.hpp"
 #include "trireme/parallel/placement.hpp"
+#include "trireme/plan/memory.hpp"
 #include "trireme/plan/peak.hpp"
 
 namespace trireme::train {
@@ -48,12 +49,12 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger&
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                 .watchdog = watchdog_.get()},
                grid, recorder_, ledger),
-      predicted_(plan::predict_memory(replica_.stage(),
-                                      {.optim = config_.optim,
-                                       .threads = threads_,
-                                       .shape = grid.shape(),
-                                       .rank = session.rank(),
-                                       .bucket_elements = bucket_elements(config_)})),
+      predicted_(
+          plan::predict_memory(replica_.stage(), {.optim = config_.optim,
+                                                  .threads = threads_,
+                                                  .shape = grid.shape(),
+                                                  .rank = session.rank(),
+                                                  .bucket_elements = bucket_elements(config_)})),
       begin_(Clock::now()) {}
 
 void Trainer::say(const std::string& line) {
@@ -72,9 +73,8 @@ void Trainer::run() {
   {
     const comm::Watchdog::Pause pause(*watchdog_);
     comm::require_same_environment(
-        grid_.world(),
-        {.instructions = ops::instruction_set(),
-         .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
+        grid_.world(), {.instructions = ops::instruction_set(),
+                        .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
     replica_.initialise();
     resume();
     peak_ = peak_of_world();
@@ -129,9 +129,10 @@ void Trainer::load(const std::filesystem::path& folder) {
         key, value.dump(), folder.string(), theirs.at(key).dump());
   }
   const state::ModelState& state = replica_.state();
-  load_pieces(reader, "parameters", state, state.parameters(), state.parameters_sharded());
+  checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
+                          state.parameters_sharded());
   for (const auto& kept : replica_.optimizer().states()) {
-    load_pieces(reader, kept.name, state, kept.flat, shards_state());
+    checkpoint::load_pieces(reader, kept.name, state, kept.flat, shards_state());
   }
   step_ = reader.state().step;
   if (reader.state().samples != step_ * config_.train.batch) {
@@ -252,10 +253,11 @@ void Trainer::evaluate() {
 std::vector<checkpoint::Piece> Trainer::pieces() const {
   std::vector<checkpoint::Piece> pieces;
   const state::ModelState& state = replica_.state();
-  append_pieces(pieces, "parameters", state, state.parameters(), state.parameters_sharded(),
-                Writers{data_group_.rank(), data_group_.size()});
+  const checkpoint::Writers writers{data_group_.rank(), data_group_.size()};
+  checkpoint::append_pieces(pieces, "parameters", state, state.parameters(),
+                            state.parameters_sharded(), writers);
   for (const auto& kept : replica_.optimizer().states()) {
-    append_pieces(pieces, kept.name, state, kept.flat, shards_state(), Writers{data_group_.rank(), data_group_.size()});
+    checkpoint::append_pieces(pieces, kept.name, state, kept.flat, shards_state(), writers);
   }
   return pieces;
 }

@@ -24,7 +24,7 @@ class CheckpointTest : public testing::Test {
   }
   fs::path save_step(std::int64_t step, std::uint64_t seed = 0) {
     Whole whole = make_whole("w", {5, 7}, DType::f32, seed + static_cast<std::uint64_t>(step));
-    return save_all({.step = step}, {piece_of(whole, 0, 35)});
+    return save_all({.step = step}, {piece_of(whole)});
   }
   const fs::path& root() const { return scratch_.path(); }
 
@@ -49,11 +49,10 @@ TEST_F(CheckpointTest, EveryTypeAndShapeComesBackFromRandomPieces) {
     std::vector<Whole> wholes = one_of_each_type();
     std::vector<Piece> pieces;
     for (Whole& whole : wholes) {
-      const auto cuts = random_cuts(whole.elements(), 1 + round % 4, random);
-      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-        pieces.push_back(piece_of(whole, cuts[i], cuts[i + 1]));
-        // A replica that another rank would hold: not written.
-        if (i % 2 == 0) pieces.push_back(piece_of(whole, cuts[i], cuts[i + 1], false));
+      for (const Region& region : random_regions(whole.shape, 1 + round % 6, random)) {
+        pieces.push_back(piece_of(whole, region));
+        // A copy that another rank would hold: not written.
+        if (random() % 2 == 0) pieces.push_back(piece_of(whole, region, false));
       }
     }
     std::shuffle(pieces.begin(), pieces.end(), random);
@@ -64,8 +63,8 @@ TEST_F(CheckpointTest, EveryTypeAndShapeComesBackFromRandomPieces) {
     reader.verify();
     for (const Whole& whole : wholes) {
       for (int slice = 0; slice < 10; ++slice) {
-        const auto cuts = random_cuts(whole.elements(), 3, random);
-        EXPECT_TRUE(slice_is_right(reader, whole, cuts[1], cuts[2])) << whole.name;
+        EXPECT_TRUE(slice_is_right(reader, whole, random_region(whole.shape, random), slice % 3))
+            << whole.name;
       }
     }
   }
@@ -93,7 +92,7 @@ TEST_F(CheckpointTest, StateComesBackToTheLastBit) {
 
 TEST_F(CheckpointTest, BlocksOfLargeTensorsAreCutAndJoinedRight) {
   // 40 MiB and a bit: two whole blocks of 16 MiB and a part, in two pieces that end off a block.
-  Whole whole = make_whole("big", {10, 1048577}, DType::f32, 9);
+  Whole whole = make_whole("big", {10'485'770}, DType::f32, 9);
   const std::int64_t cut = 5'000'001;
   const fs::path folder =
       save_all({.step = 1}, {piece_of(whole, cut, whole.elements()), piece_of(whole, 0, cut)});
@@ -108,19 +107,54 @@ TEST_F(CheckpointTest, BlocksOfLargeTensorsAreCutAndJoinedRight) {
       }
     }
   }
-  // Columns, in an order that changes pieces and blocks all the time, from several threads.
+}
+
+TEST_F(CheckpointTest, BlocksOfBoxesAreCutAndJoinedRight) {
+  // Two pieces side by side, of 22 and 18 MiB, whose rows lie apart in memory and in the tensor.
+  Whole whole = make_whole("big", {10, 1'048'577}, DType::f32, 9);
+  const std::int64_t cut = 576'717;
+  const Region left{{}, {10, cut}}, right{{0, cut}, {10, 1'048'577 - cut}};
+  const Reader reader(save_all({.step = 1}, {piece_of(whole, left), piece_of(whole, right)}));
+  EXPECT_TRUE(slice_is_right(reader, whole, region_of(whole.shape)));
+  EXPECT_TRUE(slice_is_right(reader, whole, {{2, cut - 5}, {6, 10}}));
+  // Row by row, in an order that changes pieces and blocks all the time, from several threads.
   std::vector<std::thread> threads;
   std::array<int, 3> wrong{};
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
       for (std::int64_t row = 0; row < 10; ++row) {
-        const std::int64_t begin = row * 1048577 + 1000 * t;
-        wrong[t] += slice_is_right(reader, whole, begin, begin + 500) ? 0 : 1;
+        wrong[static_cast<std::size_t>(t)] +=
+            slice_is_right(reader, whole, {{row, cut - 300 + 100 * t}, {1, 500}}) ? 0 : 1;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, (std::array<int, 3>{}));
+}
+
+// Found out by breaking the file behind the reader's back: what it kept it need not read again.
+TEST_F(CheckpointTest, NeighbouringRowsAreReadAndVerifiedOnce) {
+  Whole whole = make_whole("w", {100, 60}, DType::f32, 9);
+  Whole large = make_whole("x", {5 * (16 << 20)}, DType::u8, 9);
+  const fs::path folder = save_all(
+      {.step = 1},
+      {piece_of(whole, {{}, {100, 20}}), piece_of(whole, {{0, 20}, {100, 40}}), piece_of(large)});
+  const fs::path file = folder / "rank-00000.h5";
+  const auto data = read_text(file).find(
+      std::string(reinterpret_cast<const char*>(whole.bytes.data()), 20 * sizeof(float)));
+  ASSERT_NE(data, std::string::npos);
+  const Reader reader(folder);
+  EXPECT_TRUE(slice_is_right(reader, whole, 0, 1));
+  flip_bit(file, data, 0);
+  for (std::int64_t row = 0; row < 100; ++row) {
+    EXPECT_TRUE(slice_is_right(reader, whole, row, row + 1)) << row;
+  }
+  // What is kept is bounded: five blocks of 16 MiB drive the two small ones out.
+  for (int block = 0; block < 5; ++block) {
+    EXPECT_TRUE(slice_is_right(reader, large, block * (16 << 20), block * (16 << 20) + 1));
+  }
+  EXPECT_THAT(error_of([&] { slice_is_right(reader, whole, 5, 6); }),
+              HasSubstr("tensor w, from element [0, 0] on: 8000 bytes"));
 }
 
 // What h5dump, h5py and the like see: read with the HDF5 library alone.
@@ -129,41 +163,50 @@ TEST_F(CheckpointTest, OtherToolsFindTensorsByTheirNames) {
   std::vector<float> values(6 * 4);
   std::iota(values.begin(), values.end(), 0.5F);
   const Tensor all(values.data(), {6, 4});
+  const Tensor below = all.slice(0, 2, 6);
   const fs::path folder = save_all(
-      {.step = 7}, {{name, {6, 4}, 0, all.slice(0, 0, 2), true},
-                    {name, {6, 4}, 8, all.slice(0, 2, 6), true},
-                    {"parameters/whole", {6, 4}, 0, all, true},
-                    {"parameters/half", {3}, 0, Tensor(values.data(), DType::bf16, {3}), true}});
+      {.step = 7}, {{name, {6, 4}, {0, 0}, all.slice(0, 0, 2), true},
+                    {name, {6, 4}, {2, 0}, below.slice(1, 0, 1), true},
+                    {name, {6, 4}, {2, 1}, below.slice(1, 1, 4), true},
+                    {"parameters/whole", {6, 4}, {}, all, true},
+                    {"parameters/half", {3}, {}, Tensor(values.data(), DType::bf16, {3}), true}});
   const data::hdf5::Lock lock;
   const hid_t file = H5Fopen((folder / "rank-00000.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
   ASSERT_GE(file, 0);
-  const auto check = [&](const std::string& path, std::vector<hsize_t> extents,
-                         std::int64_t offset) {
+  const auto numbers = [](hid_t dataset, const char* attribute_name) {
+    std::array<std::int64_t, 2> found{};
+    const hid_t attribute = H5Aopen(dataset, attribute_name, H5P_DEFAULT);
+    EXPECT_GE(H5Aread(attribute, H5T_NATIVE_INT64, found.data()), 0) << attribute_name;
+    H5Aclose(attribute);
+    return found;
+  };
+  const auto check = [&](const std::string& path, std::array<hsize_t, 2> extents,
+                         std::array<std::int64_t, 2> offset) {
     const hid_t dataset = H5Dopen2(file, path.c_str(), H5P_DEFAULT);
     ASSERT_GE(dataset, 0) << path;
     const hid_t space = H5Dget_space(dataset);
-    std::vector<hsize_t> found(static_cast<std::size_t>(H5Sget_simple_extent_ndims(space)));
+    ASSERT_EQ(H5Sget_simple_extent_ndims(space), 2);
+    std::array<hsize_t, 2> found{};
     H5Sget_simple_extent_dims(space, found.data(), nullptr);
     EXPECT_EQ(found, extents);
     std::vector<float> got(extents[0] * extents[1]);
     EXPECT_GE(H5Dread(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, got.data()), 0);
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(got[i], values[static_cast<std::size_t>(offset) + i]);
+    for (std::size_t r = 0; r < extents[0]; ++r) {
+      for (std::size_t c = 0; c < extents[1]; ++c) {
+        EXPECT_EQ(got[r * extents[1] + c], values[(static_cast<std::size_t>(offset[0]) + r) * 4 +
+                                                  static_cast<std::size_t>(offset[1]) + c]);
+      }
     }
-    std::array<std::int64_t, 2> shape{};
-    const hid_t attribute = H5Aopen(dataset, "global_shape", H5P_DEFAULT);
-    EXPECT_GE(H5Aread(attribute, H5T_NATIVE_INT64, shape.data()), 0);
-    EXPECT_EQ(shape, (std::array<std::int64_t, 2>{6, 4}));
-    EXPECT_EQ(data::hdf5::read_number_attribute(dataset, "global_offset", path),
-              static_cast<std::uint64_t>(offset));
+    EXPECT_EQ(numbers(dataset, "global_shape"), (std::array<std::int64_t, 2>{6, 4}));
+    EXPECT_EQ(numbers(dataset, "global_offset"), offset);
     EXPECT_EQ(data::hdf5::read_text_attribute(dataset, "type", path), "fp32");
-    H5Aclose(attribute);
     H5Sclose(space);
     H5Dclose(dataset);
   };
-  check(name + "@0", {2, 4}, 0);
-  check(name + "@8", {4, 4}, 8);
-  check("parameters/whole", {6, 4}, 0);
+  check(name + "@0,0", {2, 4}, {0, 0});
+  check(name + "@2,0", {4, 1}, {2, 0});
+  check(name + "@2,1", {4, 3}, {2, 1});
+  check("parameters/whole", {6, 4}, {0, 0});
   EXPECT_EQ(data::hdf5::read_text_attribute(file, "format", "file"), "trireme checkpoint");
   EXPECT_EQ(data::hdf5::read_number_attribute(file, "step", "file"), 7U);
   H5Fclose(file);
@@ -257,19 +300,102 @@ TEST_F(CheckpointTest, PiecesThatDoNotCoverAreRefused) {
     return message;
   };
   EXPECT_THAT(fault({piece_of(w, 0, 4), piece_of(w, 5, 10)}),
-              HasSubstr("no piece holds element 4"));
-  EXPECT_THAT(fault({piece_of(w, 1, 10)}), HasSubstr("no piece holds element 0"));
-  EXPECT_THAT(fault({piece_of(w, 0, 9)}), HasSubstr("no piece holds element 9"));
-  EXPECT_THAT(fault({piece_of(w, 0, 10, false)}), HasSubstr("no piece holds element 0"));
+              HasSubstr("no piece holds element [4] of [10]"));
+  EXPECT_THAT(fault({piece_of(w, 1, 10)}), HasSubstr("no piece holds element [0]"));
+  EXPECT_THAT(fault({piece_of(w, 0, 9)}), HasSubstr("no piece holds element [9]"));
+  EXPECT_THAT(fault({piece_of(w, 0, 10, false)}), HasSubstr("no piece holds element [0]"));
   EXPECT_THAT(fault({piece_of(w, 0, 5), piece_of(w, 4, 10)}),
-              HasSubstr("two pieces hold element 4"));
+              HasSubstr("2 pieces hold element [4]"));
   EXPECT_THAT(fault({piece_of(w, 0, 10), piece_of(w, 0, 10)}),
-              HasSubstr("two pieces hold element 0"));
-  EXPECT_THAT(fault({piece_of(w, 0, 5), piece_of(other, 5, 10)}), HasSubstr("on another rank"));
+              HasSubstr("2 pieces hold element [0]"));
+  EXPECT_THAT(fault({piece_of(w, 0, 5), piece_of(other, 1, 2)}), HasSubstr("on another rank"));
   EXPECT_THAT(fault({piece_of(w, 0, 5), piece_of(half, 5, 10)}), HasSubstr("on another rank"));
   Piece late = piece_of(w, 0, 10);
-  late.offset = 1;
-  EXPECT_THAT(fault({late}), HasSubstr("10 elements at offset 1 does not fit into [10]"));
+  late.begin = {1};
+  EXPECT_THAT(fault({late}), HasSubstr("a piece [10] from [1] on does not fit into [10]"));
+  late.begin = {-1};
+  EXPECT_THAT(fault({late}), HasSubstr("a piece [10] from [-1] on does not fit"));
+  late.begin = {std::numeric_limits<std::int64_t>::max()};
+  EXPECT_THAT(fault({late}), HasSubstr("does not fit"));
+  Piece flat = piece_of(other, 0, 2);
+  flat.data = flat.data.reshape({10});
+  EXPECT_THAT(fault({flat}), HasSubstr("a piece [10] from [0] on does not fit into [2, 5]"));
+}
+
+// Any boxes against a count of each element's holders.
+TEST_F(CheckpointTest, TheFirstElementNotHeldOnceIsNamed) {
+  std::mt19937_64 random(23);
+  int refused = 0;
+  for (const Shape& shape : {Shape{12}, Shape{4, 5}, Shape{3, 4, 3}, Shape{2, 3, 2, 3}}) {
+    Whole whole = make_whole("w", shape, DType::u8, 1);
+    const int dimensions = shape.dimensions();
+    for (int round = 0; round < 150; ++round) {
+      std::vector<Region> regions =
+          random_regions(shape, 2 + static_cast<int>(random() % 8), random);
+      for (std::uint64_t change = random() % 3; change > 0; --change) {
+        Region& region = regions[random() % regions.size()];
+        const int d = static_cast<int>(random() % static_cast<unsigned>(dimensions));
+        auto& begin = region.begin[static_cast<std::size_t>(d)];
+        switch (random() % 4) {
+          case 0:
+            region.extent[d] = 0;
+            break;
+          case 1:
+            region = random_region(shape, random);
+            break;
+          case 2:
+            if (begin > 0) --begin, ++region.extent[d];
+            break;
+          default:
+            if (region.extent[d] > 0) --region.extent[d];
+            break;
+        }
+      }
+      std::vector<int> holders(static_cast<std::size_t>(shape.elements()));
+      std::vector<Piece> pieces;
+      for (const Region& region : regions) {
+        pieces.push_back(piece_of(whole, region));
+        // Its elements by what they are in row-major order of the whole.
+        for (std::size_t e = 0; e < holders.size(); ++e) {
+          auto left = static_cast<std::int64_t>(e);
+          bool inside = true;
+          for (int d = dimensions - 1; d >= 0; left /= shape[d], --d) {
+            const std::int64_t at = left % shape[d] - region.begin[static_cast<std::size_t>(d)];
+            inside = inside && at >= 0 && at < region.extent[d];
+          }
+          holders[e] += inside ? 1 : 0;
+        }
+      }
+      const auto wrong = std::find_if(holders.begin(), holders.end(), [](int n) { return n != 1; });
+      const std::string message = error_of([&] { save_all({.step = 1}, pieces); });
+      if (wrong == holders.end()) {
+        EXPECT_EQ(message, "");
+        continue;
+      }
+      ++refused;
+      std::string element;
+      auto left = static_cast<std::int64_t>(wrong - holders.begin());
+      for (int d = dimensions - 1; d >= 0; left /= shape[d], --d) {
+        element = std::to_string(left % shape[d]) + (element.empty() ? "" : ", ") + element;
+      }
+      const std::string who =
+          *wrong == 0 ? "no piece holds" : std::to_string(*wrong) + " pieces hold";
+      EXPECT_THAT(message, HasSubstr("tensor w: " + who + " element [" + element + "]"));
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
+// 512 ranks' worth of boxes: in seconds only where no box is compared with every other.
+TEST_F(CheckpointTest, ManyBoxesAreCheckedQuickly) {
+  Whole whole = make_whole("w", {400, 250}, DType::f32, 1);
+  std::vector<Piece> pieces;
+  for (std::int64_t r = 0; r < 400; ++r) {
+    for (std::int64_t c = 0; c < 250; ++c) pieces.push_back(piece_of(whole, {{r, c}, {1, 1}}));
+  }
+  pieces.pop_back();
+  EXPECT_THAT(error_of([&] { save_all({.step = 1}, pieces); }),
+              HasSubstr("no piece holds element [399, 249]"));
 }
 
 TEST_F(CheckpointTest, NamesThatHdf5OrPeopleWouldMisreadAreRefused) {
@@ -282,23 +408,27 @@ TEST_F(CheckpointTest, NamesThatHdf5OrPeopleWouldMisreadAreRefused) {
   Whole group = make_whole("a", {1}, DType::f32, 1);
   Whole member = make_whole("a/b/c", {1}, DType::f32, 1);
   EXPECT_THAT(error_of([&] {
-                save_all({.step = 1}, {piece_of(group, 0, 1), piece_of(member, 0, 1)});
+                save_all({.step = 1}, {piece_of(group), piece_of(member)});
               }),
               HasSubstr("tensor a/b/c: a part of its name is a tensor too"));
 }
 
 TEST_F(CheckpointTest, ReadsThatDoNotFitAreRefused) {
   const Reader reader(save_step(1));
-  std::vector<float> to(40);
-  const auto fault = [&](const std::string& name, std::int64_t offset, const Tensor& tensor) {
-    return error_of([&] { reader.read(name, offset, tensor); });
+  std::vector<float> to(42);
+  const auto fault = [&](const std::string& name, const Index& begin, const Shape& shape,
+                         DType type = DType::f32) {
+    return error_of([&] { reader.read(name, begin, Tensor(to.data(), type, shape)); });
   };
-  EXPECT_THAT(fault("v", 0, Tensor(to.data(), {1})), HasSubstr("has no tensor v"));
-  EXPECT_THAT(fault("w", 0, Tensor(to.data(), {36})), HasSubstr("36 elements from offset 0"));
-  EXPECT_THAT(fault("w", 35, Tensor(to.data(), {1})), HasSubstr("from offset 35"));
-  EXPECT_THAT(fault("w", -1, Tensor(to.data(), {1})), HasSubstr("from offset -1"));
-  EXPECT_THAT(fault("w", 0, Tensor(to.data(), DType::bf16, {1})), HasSubstr("is fp32, bf16"));
-  EXPECT_EQ(fault("w", 35, Tensor(to.data(), {0})), "");
+  EXPECT_THAT(fault("v", {}, {1, 1}), HasSubstr("has no tensor v"));
+  EXPECT_THAT(fault("w", {}, {6, 7}), HasSubstr("[6, 7] from [0, 0] on is wanted of [5, 7]"));
+  EXPECT_THAT(fault("w", {}, {35}), HasSubstr("[35] from [0] on is wanted of [5, 7]"));
+  EXPECT_THAT(fault("w", {5}, {1, 1}), HasSubstr("[1, 1] from [5, 0] on"));
+  EXPECT_THAT(fault("w", {0, 6}, {1, 2}), HasSubstr("[1, 2] from [0, 6] on"));
+  EXPECT_THAT(fault("w", {-1}, {1, 1}), HasSubstr("from [-1, 0] on"));
+  EXPECT_THAT(fault("w", {std::numeric_limits<std::int64_t>::max()}, {1, 1}), HasSubstr("wanted"));
+  EXPECT_THAT(fault("w", {}, {1, 1}, DType::bf16), HasSubstr("is fp32, bf16"));
+  EXPECT_EQ(fault("w", {5}, {0, 7}), "");
 }
 
 }  // namespace

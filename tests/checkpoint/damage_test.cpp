@@ -36,8 +36,8 @@ class DamageTest : public testing::Test {
                make_whole("n", {5}, DType::bf16, 3)};
     world_ = comm::make_self_communicator();
     folder_ = save(scratch_.path(), saved_state(),
-                   {piece_of(wholes_[0], 0, 9), piece_of(wholes_[1], 0, 10),
-                    piece_of(wholes_[1], 10, 24), piece_of(wholes_[2], 0, 5)},
+                   {piece_of(wholes_[0], 0, 9), piece_of(wholes_[1], {{}, {4, 2}}),
+                    piece_of(wholes_[1], {{0, 2}, {4, 4}}), piece_of(wholes_[2], 0, 5)},
                    *world_);
     manifest_ = manifest_of(folder_);
   }
@@ -86,7 +86,7 @@ TEST_F(DamageTest, AFlippedBitIsNamedWithFileTensorAndOffset) {
   EXPECT_TRUE(slice_is_right(reader, big, 0, 2 * block)) << "blocks that are whole can be read";
   EXPECT_TRUE(slice_is_right(reader, big, 3 * block, 3 * block + 1000));
   const auto named = AllOf(HasSubstr(file.string()), HasSubstr("tensor opt/moment"),
-                           HasSubstr(fmt::format("element offset {}", 2 * block)),
+                           HasSubstr(fmt::format("element [{}]", 2 * block)),
                            HasSubstr(fmt::format("at byte {}", data + 2 * block * 4)));
   EXPECT_THAT(error_of([&] { slice_is_right(reader, big, 3 * block - 1, 3 * block); }), named);
   EXPECT_THAT(error_of([&] { slice_is_right(reader, big, 0, 3 * block); }), named);
@@ -176,8 +176,10 @@ TEST_F(DamageTest, HostileManifestsAreRefused) {
       {"'step' is not an integer", [](json& m) { m["step"] = 1.5; }},
       {"'samples' is not an integer", [](json& m) { m["samples"] = std::uint64_t{1} << 63; }},
       {"'seed' is not an integer", [](json& m) { m["seed"] = "1"; }},
-      {"is not a trireme checkpoint of version 1", [](json& m) { m["format"] = "other"; }},
-      {"is not a trireme checkpoint of version 1", [](json& m) { m["version"] = 2; }},
+      {"is not a trireme checkpoint", [](json& m) { m["format"] = "other"; }},
+      {"is a trireme checkpoint of format 1, and this program reads format 2",
+       [](json& m) { m["version"] = 1; }},
+      {"of format 3, and", [](json& m) { m["version"] = 3; }},
       {"'block_bytes'", [](json& m) { m["block_bytes"] = 1; }},
       {"'pieces' is not a list", [](json& m) { m["pieces"] = 3; }},
       {"has no 'name'", [](json& m) { m["tensors"][0] = 3; }},
@@ -197,26 +199,68 @@ TEST_F(DamageTest, HostileManifestsAreRefused) {
          m["tensors"][0]["shape"] = {3LL << 61, 3};
        }},
       {"more than 2^63 bytes", [large](json& m) { m["tensors"][0]["shape"] = {large}; }},
-      {"no piece holds element 9", [](json& m) { m["tensors"][0]["shape"] = {10}; }},
-      {"more elements than tensor", [](json& m) { m["tensors"][0]["shape"] = {8}; }},
+      // An extent of 0 does not excuse the others.
+      {"more than 2^63 bytes",
+       [](json& m) {
+         m["tensors"][0]["shape"] = {1LL << 62, 1LL << 62, 0};
+       }},
+      {"no piece holds element [9]", [](json& m) { m["tensors"][0]["shape"] = {10}; }},
+      {"does not fit into tensor m/v [8]", [](json& m) { m["tensors"][0]["shape"] = {8}; }},
+      {"does not fit into tensor m/v [9, 1]",
+       [](json& m) {
+         m["tensors"][0]["shape"] = {9, 1};
+       }},
       {"out of order", [](json& m) { std::swap(m["tensors"][0], m["tensors"][1]); }},
       {"out of order", [](json& m) { m["tensors"][1]["name"] = "m/v"; }},
       {"the name of tensor 0", [](json& m) { m["tensors"][0]["name"] = "../v"; }},
       {"its tensor is not listed", [](json& m) { m["pieces"][0]["tensor"] = "q"; }},
       {"its file is not listed", [](json& m) { m["pieces"][0]["file"] = "q"; }},
-      {"no piece holds element 0", [](json& m) { m["pieces"].erase(0); }},
-      {"no piece holds element 10", [](json& m) { m["pieces"].erase(2); }},
+      {"no piece holds element [0]", [](json& m) { m["pieces"].erase(0); }},
+      {"no piece holds element [0, 2]", [](json& m) { m["pieces"].erase(2); }},
       {"holds another piece already", [](json& m) { m["pieces"].push_back(m["pieces"][0]); }},
-      {"two pieces hold element 9", [](json& m) { m["pieces"][2]["offset"] = 9; }},
-      {"no piece holds element 10", [](json& m) { m["pieces"][2]["offset"] = 11; }},
-      {"'offset' is not", [](json& m) { m["pieces"][2]["offset"] = -1; }},
-      {"does not fit", [](json& m) { m["pieces"][2]["elements"] = 15; }},
+      {"2 pieces hold element [0, 1]",
+       [](json& m) {
+         m["pieces"][2]["offset"] = {0, 1};
+       }},
+      {"does not fit into tensor m/w",
+       [](json& m) {
+         m["pieces"][2]["offset"] = {0, 3};
+       }},
+      {"does not fit into tensor m/w",
+       [](json& m) {
+         m["pieces"][2]["shape"] = {4, 5};
+       }},
+      {"does not fit into tensor m/w",
+       [large](json& m) {
+         m["pieces"][2]["offset"] = {0, large};
+       }},
+      {"does not fit into tensor m/w",
+       [large](json& m) {
+         m["pieces"][2]["shape"] = {large, large};
+       }},
+      {"an offset is not an integer",
+       [](json& m) {
+         m["pieces"][2]["offset"] = {0, -1};
+       }},
+      {"an offset is not an integer",
+       [](json& m) {
+         m["pieces"][2]["offset"] = {0, "2"};
+       }},
+      {"an extent is not an integer",
+       [](json& m) {
+         m["pieces"][2]["shape"] = {4, 1.5};
+       }},
+      {"'offset' is not a list", [](json& m) { m["pieces"][2]["offset"] = 2; }},
+      {"different lengths", [](json& m) { m["pieces"][2]["offset"] = {2}; }},
+      {"'shape' has more than 4 dimensions",
+       [](json& m) {
+         m["pieces"][2]["shape"] = {4, 4, 1, 1, 1};
+       }},
       {"does not fit",
        [](json& m) {
-         m["pieces"][0]["elements"] = 0;
+         m["pieces"][0]["shape"] = {0};
          m["pieces"][0]["xxh3"] = json::array();
        }},
-      {"more elements", [large](json& m) { m["pieces"][0]["elements"] = large; }},
       {"0 checksums for 72 bytes", [](json& m) { m["pieces"][0]["xxh3"] = json::array(); }},
       {"2 checksums for 72 bytes",
        [](json& m) { m["pieces"][0]["xxh3"].push_back("0123456789abcdef"); }},
@@ -257,7 +301,7 @@ TEST_F(DamageTest, AnyTypeThatReadsTheSameBytesIsNoOther) {
   // refused.
   const Reader reader(folder_);
   std::vector<std::uint16_t> to(5);
-  EXPECT_THAT(error_of([&] { reader.read("n", 0, Tensor(to.data(), DType::u16, {5})); }),
+  EXPECT_THAT(error_of([&] { reader.read("n", {}, Tensor(to.data(), DType::u16, {5})); }),
               HasSubstr("is bf16, uint16 is wanted"));
 }
 
@@ -398,16 +442,16 @@ TEST_F(ForgedFileTest, NeverAllocated) {
                                     H5P_DEFAULT));
                 H5Sclose(space);
               }),
-              HasSubstr("does not have 5 elements"));
+              HasSubstr("does not have [5] elements"));
 }
 
 TEST_F(ForgedFileTest, OtherTypesAndSizes) {
   EXPECT_THAT(fault_with([](hid_t file) { make_dataset(file, H5T_STD_U16BE, 5, [](hid_t) {}); }),
               HasSubstr("does not have the type bf16"));
   EXPECT_THAT(fault_with([](hid_t file) { make_dataset(file, H5T_STD_U16LE, 4, [](hid_t) {}); }),
-              HasSubstr("does not have 5 elements"));
+              HasSubstr("does not have [5] elements"));
   EXPECT_THAT(fault_with([](hid_t file) { make_dataset(file, H5T_STD_U16LE, 6, [](hid_t) {}); }),
-              HasSubstr("does not have 5 elements"));
+              HasSubstr("does not have [5] elements"));
   EXPECT_THAT(fault_with([](hid_t file) { make_dataset(file, H5T_STD_U16LE, 5, [](hid_t) {}); }),
               HasSubstr("do not match their checksum"))
       << "right in form, other data";

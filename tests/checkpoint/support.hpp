@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -50,30 +51,105 @@ inline Whole make_whole(const std::string& name, const Shape& shape, DType type,
   return whole;
 }
 
+/// Elements [begin, end) of the first dimension; of a scalar, its element.
 inline Piece piece_of(Whole& whole, std::int64_t begin, std::int64_t end, bool write = true) {
-  return {whole.name, whole.shape, begin,
-          Tensor(whole.bytes.data() + whole.at(begin), whole.type, {end - begin}), write};
+  const Tensor all(whole.bytes.data(), whole.type, whole.shape);
+  if (whole.shape.dimensions() == 0) return {whole.name, whole.shape, {}, all, write};
+  return {whole.name, whole.shape, {begin}, all.slice(0, begin, end), write};
+}
+inline Piece piece_of(Whole& whole) {
+  return piece_of(whole, 0, whole.shape.dimensions() == 0 ? 1 : whole.shape[0]);
 }
 
-/// Cuts of [0, elements): random, ascending, with both ends; some pieces may be empty.
-inline std::vector<std::int64_t> random_cuts(std::int64_t elements, int pieces,
-                                             std::mt19937_64& random) {
-  std::vector<std::int64_t> cuts{0, elements};
-  for (int i = 1; i < pieces; ++i) {
-    cuts.push_back(std::uniform_int_distribution<std::int64_t>(0, elements)(random));
+struct Region {
+  Index begin{};
+  Shape extent;
+};
+
+inline Region region_of(const Shape& shape) { return {{}, shape}; }
+
+/// A view of `whole`, strided as it lies there.
+inline Piece piece_of(Whole& whole, const Region& region, bool write = true) {
+  Tensor data(whole.bytes.data(), whole.type, whole.shape);
+  for (int d = 0; d < whole.shape.dimensions(); ++d) {
+    const std::int64_t begin = region.begin[static_cast<std::size_t>(d)];
+    data = data.slice(d, begin, begin + region.extent[d]);
   }
-  std::sort(cuts.begin(), cuts.end());
-  return cuts;
+  return {whole.name, whole.shape, region.begin, data, write};
 }
 
-/// Reads [begin, end) and compares with the oracle.
+/// Regions that cut `shape` up, each a random cut of an earlier one; some may be empty.
+inline std::vector<Region> random_regions(const Shape& shape, int count, std::mt19937_64& random) {
+  std::vector<Region> regions{region_of(shape)};
+  if (shape.dimensions() == 0) return regions;
+  while (static_cast<int>(regions.size()) < count) {
+    Region& first = regions[random() % regions.size()];
+    const auto d = static_cast<std::size_t>(random() % static_cast<unsigned>(shape.dimensions()));
+    const auto at = static_cast<std::int64_t>(
+        random() % static_cast<std::uint64_t>(first.extent[static_cast<int>(d)] + 1));
+    Region second = first;
+    first.extent[static_cast<int>(d)] = at;
+    second.begin[d] += at;
+    second.extent[static_cast<int>(d)] -= at;
+    regions.push_back(second);
+  }
+  return regions;
+}
+
+inline Region random_region(const Shape& shape, std::mt19937_64& random) {
+  return random_regions(shape, 1 + 2 * shape.dimensions(), random).back();
+}
+
+/// Reads a region into memory of its own whose rows lie `gap` elements apart, and compares with the
+/// oracle; nothing between the rows may change.
+inline bool slice_is_right(const Reader& reader, const Whole& whole, const Region& region,
+                           std::int64_t gap = 0) {
+  const int dimensions = whole.shape.dimensions();
+  std::array<std::int64_t, 4> strides{};
+  std::int64_t room = 1;
+  for (int d = dimensions - 1; d >= 0; --d) {
+    strides[static_cast<std::size_t>(d)] = room;
+    room *= region.extent[d];
+    if (d == dimensions - 1) room += gap;
+  }
+  constexpr std::byte untouched{0x5a};
+  std::vector<std::byte> got(whole.at(room) + 1, untouched), expected = got;  // never null
+  Tensor source(const_cast<std::byte*>(whole.bytes.data()), whole.type, whole.shape);
+  for (int d = 0; d < dimensions; ++d) {
+    const std::int64_t begin = region.begin[static_cast<std::size_t>(d)];
+    source = source.slice(d, begin, begin + region.extent[d]);
+  }
+  // The oracle: one element at a time, four dimensions however many there are.
+  std::array<std::int64_t, 4> n{1, 1, 1, 1};
+  for (int d = 0; d < dimensions; ++d) n[static_cast<std::size_t>(d)] = region.extent[d];
+  for (std::int64_t i = 0; i < n[0]; ++i) {
+    for (std::int64_t j = 0; j < n[1]; ++j) {
+      for (std::int64_t k = 0; k < n[2]; ++k) {
+        for (std::int64_t l = 0; l < n[3]; ++l) {
+          const std::array<std::int64_t, 4> at{i, j, k, l};
+          std::int64_t from = 0, to = 0;
+          for (int d = 0; d < dimensions; ++d) {
+            const auto u = static_cast<std::size_t>(d);
+            from += at[u] * source.stride(d);
+            to += at[u] * strides[u];
+          }
+          std::memcpy(expected.data() + whole.at(to),
+                      static_cast<const std::byte*>(source.data()) + whole.at(from),
+                      size_of(whole.type));
+        }
+      }
+    }
+  }
+  reader.read(whole.name, region.begin, Tensor(got.data(), whole.type, region.extent, strides));
+  return got == expected;
+}
+/// Elements [begin, end) of the first dimension.
 inline bool slice_is_right(const Reader& reader, const Whole& whole, std::int64_t begin,
                            std::int64_t end) {
-  std::vector<std::byte> got(whole.at(end - begin) + 1);  // never null
-  reader.read(whole.name, begin, Tensor(got.data(), whole.type, {end - begin}));
-  got.pop_back();
-  return std::equal(got.begin(), got.end(),
-                    whole.bytes.begin() + static_cast<std::ptrdiff_t>(whole.at(begin)));
+  Region region = region_of(whole.shape);
+  region.begin[0] = begin;
+  region.extent[0] = end - begin;
+  return slice_is_right(reader, whole, region);
 }
 
 inline void expect_all_right(const Reader& reader, const std::vector<Whole>& wholes) {
@@ -83,7 +159,7 @@ inline void expect_all_right(const Reader& reader, const std::vector<Whole>& who
     ASSERT_NE(entry, nullptr) << whole.name;
     EXPECT_EQ(entry->shape, whole.shape) << whole.name;
     EXPECT_EQ(entry->type, whole.type) << whole.name;
-    EXPECT_TRUE(slice_is_right(reader, whole, 0, whole.elements())) << whole.name;
+    EXPECT_TRUE(slice_is_right(reader, whole, region_of(whole.shape))) << whole.name;
   }
 }
 

@@ -4,9 +4,11 @@
 // crash at any point leaves the previous checkpoint whole.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,15 +20,17 @@
 
 namespace trireme::checkpoint {
 
-/// The part of a logical tensor that this rank holds: a stretch [offset, offset + data.elements())
-/// of its row-major elements. `replica` ranks hold the same stretch; exactly one of them, `owner`,
-/// is to write it.
+/// Where in a tensor: one number for each of its dimensions, the others 0.
+using Index = std::array<std::int64_t, Shape::max_dimensions>;
+
+/// A box of a logical tensor that this rank holds: the elements from `begin` on, as many in each
+/// dimension as `data` has. A tensor may have any number of boxes on any number of ranks.
 struct Piece {
   std::string name;  // "parameters/blocks.0.attention.qkv.weight", "adamw.moment1/…"
   Shape shape;       // of the whole logical tensor
-  std::int64_t offset = 0;
-  Tensor data;        // contiguous
-  bool write = true;  // this rank writes it (replicas: one rank does)
+  Index begin{};
+  Tensor data;        // as many dimensions as `shape`; may be strided
+  bool write = true;  // this rank writes it (of several that hold it, one does)
 };
 
 /// What is not a tensor: step, sample cursor, seed, configuration, versions. Numbers in the three
@@ -43,15 +47,16 @@ struct State {
 /// Collective over `world`. Writes root/step-%08d, in place of one that is there already, and
 /// returns its path; `root` is the same on every rank, on a file system that all share. `state` is
 /// rank 0's. Throws AgreedError (the same on every rank, naming rank, file and the system's reason)
-/// when any rank failed or the pieces do not cover each tensor exactly once; then nothing new is
-/// left and an older folder of this step is untouched.
+/// when any rank failed or the pieces that are written do not cover each tensor exactly once; then
+/// nothing new is left and an older folder of this step is untouched.
 std::filesystem::path save(const std::filesystem::path& root, const State& state,
                            const std::vector<Piece>& pieces, comm::Communicator& world);
 
 /// A checkpoint opened for reading. The manifest is checked at once, and that its files are there
 /// in full length; HDF5 files are opened when first read from. Nothing in a folder is trusted:
 /// every fault is an Error that names the file and, where it concerns one, the tensor and the
-/// element offset. May be used by several threads.
+/// element. May be used by several threads. Keeps up to 64 MiB of what it verified last, so that
+/// reading neighbouring parts one by one reads each block once.
 class Reader {
  public:
   /// `folder` is a step-… folder. Throws Error that names the file and what is wrong.
@@ -67,17 +72,15 @@ class Reader {
   const std::vector<Entry>& tensors() const { return tensors_; }
   /// The entry of that name, or null.
   const Entry* find(const std::string& name) const;
-  /// Fills `data` (contiguous, of the tensor's type) with elements [offset, offset +
-  /// data.elements()) of tensor `name`, from whichever pieces hold them; verifies the xxh3 of every
+  /// Fills `data` (of the tensor's type and number of dimensions; may be strided) with the elements
+  /// from `begin` on of tensor `name`, from whichever pieces hold them; verifies the xxh3 of every
   /// block it touches and reads no other. After an Error the content of `data` is undefined.
-  void read(const std::string& name, std::int64_t offset, const Tensor& data) const;
+  void read(const std::string& name, const Index& begin, const Tensor& data) const;
   /// Re-reads everything. Throws the first fault.
   void verify() const;
 
  private:
   struct Stored;
-  void read_piece(std::size_t piece, std::int64_t first, std::int64_t elements,
-                  std::byte* to) const;
   std::filesystem::path folder_;
   State state_;
   std::vector<Entry> tensors_;

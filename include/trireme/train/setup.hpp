@@ -14,7 +14,6 @@
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/train/config.hpp"
-#include "trireme/train/pieces.hpp"
 
 namespace trireme::train {
 
@@ -54,8 +53,8 @@ struct GridPlan {
 /// Collective over the session; errors are agreed on.
 GridPlan plan_grid(const RunConfig& config, comm::Session& session);
 
-/// What a rank of that layout does, but for its place; `config` is validated. `train` false: forward
-/// only, micro-batches of `sequences`.
+/// What a rank of that layout does, but for its place; `config` is validated. `train` false:
+/// forward only, micro-batches of `sequences`.
 parallel::StageOptions stage_options(const RunConfig& config, const comm::GridShape& shape,
                                      const LayoutFacts& facts);
 parallel::StageOptions forward_options(const RunConfig& config, std::int64_t sequences);

@@ -1,0 +1,35 @@
+// What a rank's flat buffers hold of the logical tensors, in any layout: boxes to save, boxes to
+// load.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/state/model_state.hpp"
+
+namespace trireme::checkpoint {
+
+/// How data ranks share out the writing of what several of them hold: what is whole on each is cut
+/// into as many shares; of sharded state the first shard group, which is the first data ranks,
+/// writes its own.
+struct Writers {
+  int data_rank = 0;
+  int data = 1;  // ranks on the data axis
+};
+
+/// Appends a piece named prefix/<row> for every box of a row that this rank is to write. Over all
+/// ranks of the grid that makes each element once: not the copies on further tensor ranks (rows
+/// that are not split, shared key/value heads), on further stages (tied rows) or data ranks.
+/// `flat` is a buffer of `state`'s layout: parameters or an optimiser's moment, either whole
+/// [layout.elements], or `sharded` [shards.elements]. The pieces are views of it.
+void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
+                   const state::ModelState& state, const Tensor& flat, bool sharded,
+                   const Writers& writers);
+
+/// The reverse: fills all that this rank holds, copies too, from a checkpoint of any layout, and
+/// the gaps between blocks with zeros. Not collective. Throws what Reader::read does.
+void load_pieces(const Reader& reader, const std::string& prefix, const state::ModelState& state,
+                 const Tensor& flat, bool sharded);
+
+}  // namespace trireme::checkpoint

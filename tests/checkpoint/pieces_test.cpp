@@ -1,0 +1,81 @@
+// Every layout's state saved and loaded into every other.
+#include "checkpoint/layouts.hpp"
+#include "checkpoint/support.hpp"
+
+namespace trireme::checkpoint::test {
+namespace {
+
+constexpr std::uint64_t seed = 31;
+
+class PiecesTest : public testing::TestWithParam<const char*> {
+ protected:
+  std::vector<Piece> pieces_of(const std::vector<std::unique_ptr<Rank>>& ranks) {
+    std::vector<Piece> pieces;
+    for (const auto& rank : ranks) {
+      rank->fill(seed);
+      rank->append(pieces);
+    }
+    return pieces;
+  }
+
+  params::ParameterTable table_ = make_table(GetParam());
+  Scratch scratch_;
+  std::unique_ptr<comm::Communicator> world_ = comm::make_self_communicator();
+};
+
+TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
+  std::vector<std::vector<std::unique_ptr<Rank>>> targets;
+  for (const Degrees& degrees : degrees_to_try()) targets.push_back(make_ranks(table_, degrees));
+  const params::Layout whole(table_, {{0, model_units}}, {});
+  std::vector<float> values(static_cast<std::size_t>(whole.elements()));
+  params::initialise(whole, seed, Tensor(values.data(), {whole.elements()}));
+  for (const Degrees& from : degrees_to_try()) {
+    SCOPED_TRACE("saved by " + from.text());
+    // One rank writes what all would: save refuses what does not cover each tensor exactly once.
+    const fs::path folder =
+        save(scratch_.path(), {.step = 1}, pieces_of(make_ranks(table_, from)), *world_);
+    const Reader reader(folder);
+    ASSERT_EQ(reader.tensors().size(), 2 * table_.rows().size());
+    for (const params::Block& block : whole.blocks()) {
+      const params::Parameter& row = table_.row(block.row);
+      const auto first = static_cast<std::size_t>(block.offset);
+      Whole logical{"parameters/" + row.name, row.shape, DType::f32, {}};
+      logical.bytes.resize(logical.at(row.shape.elements()));
+      std::memcpy(logical.bytes.data(), &values[first], logical.bytes.size());
+      EXPECT_TRUE(slice_is_right(reader, logical, region_of(row.shape))) << row.name;
+    }
+    for (std::size_t t = 0; t < targets.size(); ++t) {
+      for (std::size_t rank = 0; rank < targets[t].size(); ++rank) {
+        ASSERT_EQ(targets[t][rank]->load_and_compare(reader, seed), "")
+            << "loaded by rank " << rank << " of " << degrees_to_try()[t].text();
+      }
+    }
+  }
+}
+
+// That the layouts above do have the awkward boxes: parts of rows, also of rows split by columns.
+TEST_P(PiecesTest, TheseLayoutsCutInsideRows) {
+  int parts = 0, parts_of_split_rows = 0;
+  for (const Degrees& degrees : degrees_to_try()) {
+    const auto ranks = make_ranks(table_, degrees);
+    for (const Piece& piece : pieces_of(ranks)) {
+      if (piece.shape.dimensions() != 2) continue;
+      const std::int64_t width = piece.data.stride(0);  // of the rank's rows
+      if (piece.data.extent(1) == width) continue;
+      ++parts;
+      parts_of_split_rows += width < piece.shape[1] ? 1 : 0;
+    }
+  }
+  EXPECT_GT(parts, 0);
+  EXPECT_GT(parts_of_split_rows, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, PiecesTest, testing::Values("gpt", "llama-tied", "llama-untied"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace trireme::checkpoint::test
