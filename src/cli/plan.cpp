@@ -110,7 +110,8 @@ void check_given(const Options& options) {
   for (const auto& [flag, value] : {std::pair("--stages", options.stages),
                                     std::pair("--micro-batches", options.micro_batches)}) {
     if (value == 0)
-      throw UsageError("plan: {} is missing; only --schedule file:PATH and --ranks do without", flag);
+      throw UsageError("plan: {} is missing; only --schedule file:PATH and --ranks do without",
+                       flag);
   }
 }
 

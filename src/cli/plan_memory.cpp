@@ -1,11 +1,12 @@
 // trireme plan --ranks: what a run would hold in memory.
+#include "plan_memory.hpp"
+
 #include <algorithm>
 
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/run.hpp"
 
 #include "commands.hpp"
-#include "plan_memory.hpp"
 
 namespace trireme::cli {
 

@@ -206,8 +206,9 @@ void Watchdog::bark(std::size_t silent, double seconds) {
     std::fflush(stdout);
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
-    // Other nodes notice at the same time, and the one with the culprit may be among them.
-    if (session_.node_size() < session_.size()) ::usleep(300'000);
+    // Time for the launcher to pass the text on; and other nodes notice at the same time, of which
+    // one may have the culprit.
+    ::usleep(300'000);
   } else {
     // Another rank of this node is about to print and abort; ending first would cut it off.
     ::sleep(1);

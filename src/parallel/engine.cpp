@@ -333,8 +333,8 @@ void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValue
       model::UnitContext call = context(tokens, action, model::Mode::evaluate, 0);
       if (unit < caches.size() && !caches[unit].keys.empty()) call.cache = &caches[unit];
       const bool leaves = u + 1 == units.end;
-      const Tensor y = part(leaves ? memory_.message(Message::send_activation, 0)
-                                   : memory_.next_input(action));
+      const Tensor y =
+          part(leaves ? memory_.message(Message::send_activation, 0) : memory_.next_input(action));
       stage_.model().units()[unit]->forward(call, y, x, memory);
       x = y;
     }

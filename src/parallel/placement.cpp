@@ -71,11 +71,11 @@ std::vector<Fingerprint> of_data(const Replica& replica, bool sharded) {
   std::vector<Fingerprint> result;
   for (const Values& values : values_of(replica)) {
     if (values.sharded != sharded) continue;
-    for_each_part(replica.stage(), values,
-                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-                    result.push_back(
-                        {part_name(replica.stage(), values, block, part), hash_of(own)});
-                  });
+    for_each_part(
+        replica.stage(), values,
+        [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+          result.push_back({part_name(replica.stage(), values, block, part), hash_of(own)});
+        });
   }
   return result;
 }
@@ -86,12 +86,12 @@ std::vector<Fingerprint> of_tensor(const Replica& replica) {
   std::vector<Fingerprint> result;
   for (const Values& values : values_of(replica)) {
     if (values.sharded) continue;
-    for_each_part(replica.stage(), values,
-                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-                    if (!block.slices.empty()) return;
-                    result.push_back(
-                        {part_name(replica.stage(), values, block, part), hash_of(own)});
-                  });
+    for_each_part(
+        replica.stage(), values,
+        [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+          if (!block.slices.empty()) return;
+          result.push_back({part_name(replica.stage(), values, block, part), hash_of(own)});
+        });
   }
   return result;
 }

@@ -34,6 +34,11 @@ std::vector<params::Range> chunks_of(const model::Transformer& model, const Stag
   return chunks;
 }
 
+const StageOptions& checked(const StageOptions& options) {
+  check_layout(options);
+  return options;
+}
+
 model::Shares shares_of(const StageOptions& options) {
   const Place& place = options.place;
   model::Shares shares;
@@ -58,7 +63,7 @@ state::StateOptions Stage::state_options() const {
 
 Stage::Stage(const model::Transformer& model, const StageOptions& options)
     : model_(model),
-      options_(options),
+      options_(checked(options)),
       shares_(shares_of(options)),
       sets_(options.reproducible && options.train ? options.virtual_data / options.place.data : 1),
       chunks_(chunks_of(model, options)),

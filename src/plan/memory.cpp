@@ -40,11 +40,11 @@ std::size_t attention_workspace(const parallel::Stage& stage, int threads) {
     const std::int64_t heads =
         params::tile_of(config.heads, shares.tiles.first + i, shares.tiles.all).size();
     if (heads == 0) continue;
-    bytes = std::max(bytes, ops::cpu_attention_workspace(
-                                {stage.memory().leaves().rows / length, length, length, heads,
-                                 keys[static_cast<std::size_t>(i)] / config.head_size(),
-                                 config.head_size()},
-                                threads));
+    bytes = std::max(
+        bytes, ops::cpu_attention_workspace(
+                   {stage.memory().leaves().rows / length, length, length, heads,
+                    keys[static_cast<std::size_t>(i)] / config.head_size(), config.head_size()},
+                   threads));
   }
   return bytes;
 }
@@ -60,8 +60,8 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads) {
   }
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);
-    bytes = std::max(bytes, ops::cpu_square_sum_workspace(
-                                std::min(block.elements(), params::norm_block)));
+    bytes = std::max(bytes,
+                     ops::cpu_square_sum_workspace(std::min(block.elements(), params::norm_block)));
     if (row.shape.dimensions() != 1 || block.elements() == 0) continue;
     // Gains and biases: their gradients are sums over rows; a norm makes both of its at once.
     const bool norm = row.name.find("norm") != std::string::npos;
@@ -107,10 +107,9 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   bytes += added(place.tensor, largest_tensor_sum(stage));
   if (!stage.options().train) return bytes;
   bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()));
-  bytes += added(question.shape.size(),
-                 static_cast<std::size_t>(state::GradientNorm::partial_sums(
-                     layout.table(), stage.shares())) *
-                     sizeof(double));
+  bytes += added(question.shape.size(), static_cast<std::size_t>(state::GradientNorm::partial_sums(
+                                            layout.table(), stage.shares())) *
+                                            sizeof(double));
   std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
   if (stage.options().zero == 0) {
     for (const auto& bucket :
@@ -120,8 +119,9 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   }
   for (int g = 0; g < stage.shards().groups(); ++g) {
     const auto& counts = stage.shards().counts(g);
-    const bool shared = !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.back()) ||
-                        !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.front());
+    const bool shared =
+        !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.back()) ||
+        !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.front());
     const bool shards = stage.state_options().zero.gradients == state::Held::sharded &&
                         !stage.shares().reproducible;
     if (shared) {
@@ -136,8 +136,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
     return static_cast<std::size_t>(elements) * sizeof(float);
   };
   return bytes + added(place.data, floats(data)) + added(place.shard, floats(shard)) +
-         added(place.data / place.shard, floats(replica)) +
-         added(tied > 0 ? 2 : 1, floats(tied));
+         added(place.data / place.shard, floats(replica)) + added(tied > 0 ? 2 : 1, floats(tied));
 }
 
 }  // namespace
@@ -150,17 +149,16 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
   const std::int64_t optimizer =
       options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0;
-  return {{Use::parameters,
-           state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
-          {Use::gradients,
-           state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
-          {Use::optimizer, optimizer},
-          {Use::gathered, state::ModelState::room_bytes(stage.layout(), options)},
-          {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
-          {Use::workspace, static_cast<std::int64_t>(stage.memory().work_bytes() +
-                                                     ops_workspace(stage, question.threads))},
-          {Use::communication,
-           static_cast<std::int64_t>(communication_bytes(stage, question))}};
+  return {
+      {Use::parameters,
+       state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
+      {Use::gradients, state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
+      {Use::optimizer, optimizer},
+      {Use::gathered, state::ModelState::room_bytes(stage.layout(), options)},
+      {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
+      {Use::workspace, static_cast<std::int64_t>(stage.memory().work_bytes() +
+                                                 ops_workspace(stage, question.threads))},
+      {Use::communication, static_cast<std::int64_t>(communication_bytes(stage, question))}};
 }
 
 }  // namespace trireme::plan

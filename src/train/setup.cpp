@@ -84,8 +84,8 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
   if (group == "node") {
     // Data ranks of a node lie side by side where tensor groups fill less than a node.
     const int tensor = shape.of(comm::Axis::tensor);
-    return comm::shard_degree(shape, std::max(1, std::min(facts.node_size / tensor,
-                                                          shape.of(comm::Axis::data))));
+    return comm::shard_degree(
+        shape, std::max(1, std::min(facts.node_size / tensor, shape.of(comm::Axis::data))));
   }
   std::int64_t ranks = 0;
   const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), ranks);

@@ -70,8 +70,8 @@ plan --stages 2 --micro-batches 2 --costs costs.csv --latency 0.5
 has '^total +16$' # F 1, a message, F 2 and B 4 twice, a message, B 2
 has '^ideal +9 '
 
-refuses 2 'plan: --stages is missing; only --schedule file:PATH does without' --micro-batches 2
-refuses 2 'plan: --micro-batches is missing; only --schedule file:PATH does without' --stages 2
+refuses 2 'plan: --stages is missing; only --schedule file:PATH and --ranks do without' --micro-batches 2
+refuses 2 'plan: --micro-batches is missing; only --schedule file:PATH and --ranks do without' --stages 2
 refuses 2 'plan: --stage: is not a flag; did you mean --stages?' --stage 2
 refuses 1 '--stages = 0: must be at least 1; use 1 or more' --stages 0 --micro-batches 1
 refuses 1 'parallel.schedule = 1f1v: must be one of gpipe, 1f1b, interleaved, zero-bubble, file:PATH; did you mean 1f1b?' \
@@ -92,7 +92,7 @@ refuses 1 'schedule file:stuck.csv: its stages wait for each other: stage 0 wait
   --schedule file:stuck.csv
 refuses 1 'z.csv:1:1: the file is for 8 micro-batches, not 9; use a file for 9 micro-batches, or 8 micro-batches' \
   --schedule file:z.csv --micro-batches 9
-refuses 1 'none/z.svg: cannot be written: No such file or directory' --stages 2 --micro-batches 2 --svg none/z.svg
+refuses 1 'none/z.svg: cannot create: No such file or directory' --stages 2 --micro-batches 2 --svg none/z.svg
 
 [ "$failures" -eq 0 ] && echo "trireme plan: all as expected"
 exit "$((failures > 0))"

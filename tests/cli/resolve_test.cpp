@@ -196,9 +196,9 @@ TEST(Parse, Mistakes) {
             "usage: inspect: b: one argument too many; quote a value that has spaces");
   EXPECT_EQ(parse_error({"prepare", "--input", "x"}),
             "usage: prepare: --output is required; see `trireme prepare --help`");
-  EXPECT_EQ(
-      parse_error({"prepare", "--input", "x", "--output", "y", "--model.layers", "3"}),
-      "usage: --model.layers: prepare takes no configuration; train, evaluate, generate and plan do");
+  EXPECT_EQ(parse_error({"prepare", "--input", "x", "--output", "y", "--model.layers", "3"}),
+            "usage: --model.layers: prepare takes no configuration; train, evaluate, generate and "
+            "plan do");
   EXPECT_EQ(parse_error({"train", "--modle.layers", "3"}),
             "usage: --modle.layers: is not a configuration key; did you mean --model.layers?");
   EXPECT_EQ(parse_error({"generate", "--top-p", "0"}),

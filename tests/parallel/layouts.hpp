@@ -2,7 +2,11 @@
 // run and compare.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -44,25 +48,40 @@ struct RunSettings {
   int virtual_tensor = 8, virtual_data = 8;
 };
 
-/// What a run leaves: the same on all its ranks.
+/// What a run leaves: the same on all its ranks, but for `fault`.
 struct RunResult {
   std::vector<double> losses, norms;
+  /// By step, of each logical tensor: its gradient's hash, then its values' after the update.
+  std::vector<std::vector<std::uint64_t>> hashes;
   std::vector<std::string> names;             // of logical tensors
   std::vector<std::vector<float>> tensors;    // parameters, then each of the optimiser's states
   std::vector<std::vector<float>> gradients;  // of the first step
-  double evaluation = 0;
+  /// After the last step: of each sequence in reproducible mode, else of all together.
+  std::vector<double> evaluation;
+  std::string fault;  // of this rank: what it holds otherwise than planned
 };
 
-/// Every logical tensor of values that lie as `flat` does (whole, or own shards), on every rank.
+/// FNV-1a of a tensor's bits.
+inline std::uint64_t hash_of(const std::vector<float>& values) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (const float value : values) {
+    hash = (hash ^ std::bit_cast<std::uint32_t>(value)) * 1099511628211ULL;
+  }
+  return hash;
+}
+
+/// Every logical tensor of values that lie as `flat` does (whole, or own shards), on every rank,
+/// bit for bit. Each element has exactly one rank that speaks for it.
 inline std::vector<std::vector<float>> gather_logical(const Replica& replica, const Tensor& flat,
                                                       bool sharded, MPI_Comm world) {
   const Stage& stage = replica.stage();
   const params::Layout& layout = stage.layout();
   const Place& place = stage.options().place;
-  std::vector<std::vector<float>> result;
-  for (const params::Parameter& row : layout.table().rows()) {
-    result.emplace_back(static_cast<std::size_t>(row.shape.elements()), 0.0F);
-  }
+  const auto& rows = layout.table().rows();
+  std::vector<std::int64_t> first{0};
+  for (const params::Parameter& row : rows) first.push_back(first.back() + row.shape.elements());
+  std::vector<std::uint32_t> bits(static_cast<std::size_t>(first.back()), 0);
+  std::vector<std::int64_t> spoken(rows.size(), 0);
   // Whole state: data rank 0 speaks. Sharded: the first shard group.
   const bool speaks = sharded ? place.data_rank < place.shard : place.data_rank == 0;
   std::vector<params::FlatRange> ranges{{{0, layout.elements()}, 0}};
@@ -82,16 +101,28 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica, co
           if (!own) continue;
           for (const params::FlatRange& range : ranges) {
             if (at < range.elements.begin || at >= range.elements.end) continue;
-            result[static_cast<std::size_t>(block.row)][static_cast<std::size_t>(run.logical + i)] =
-                flat.as<float>()[range.offset + at - range.elements.begin];
+            const auto row = static_cast<std::size_t>(block.row);
+            bits[static_cast<std::size_t>(first[row] + run.logical + i)] =
+                std::bit_cast<std::uint32_t>(
+                    flat.as<float>()[range.offset + at - range.elements.begin]);
+            ++spoken[row];
           }
         }
       });
     }
   }
-  for (auto& tensor : result) {
-    MPI_Allreduce(MPI_IN_PLACE, tensor.data(), static_cast<int>(tensor.size()), MPI_FLOAT, MPI_SUM,
-                  world);
+  MPI_Allreduce(MPI_IN_PLACE, bits.data(), static_cast<int>(bits.size()), MPI_UINT32_T, MPI_BOR,
+                world);
+  MPI_Allreduce(MPI_IN_PLACE, spoken.data(), static_cast<int>(spoken.size()), MPI_INT64_T, MPI_SUM,
+                world);
+  std::vector<std::vector<float>> result;
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    TRIREME_ASSERT(spoken[row] == rows[row].shape.elements(), "{}: {} of {} elements",
+                   rows[row].name, spoken[row], rows[row].shape.elements());
+    std::vector<float>& values = result.emplace_back();
+    for (std::int64_t i = first[row]; i < first[row + 1]; ++i) {
+      values.push_back(std::bit_cast<float>(bits[static_cast<std::size_t>(i)]));
+    }
   }
   return result;
 }
@@ -184,6 +215,56 @@ struct LayoutRun {
   Replica replica;
 };
 
+/// Where this rank holds other bytes than planned; empty: nowhere.
+inline std::string memory_fault(LayoutRun& run) {
+  const Stage& stage = run.replica.stage();
+  const StageMemory& memory = run.replica.engine().memory();
+  const state::StateOptions options = stage.state_options();
+  std::string fault;
+  const auto expect = [&](const char* what, auto found, auto planned) {
+    if (static_cast<std::int64_t>(found) == static_cast<std::int64_t>(planned)) return;
+    fault += fmt::format("rank {} of {}: {} bytes of {}, {} planned; ", run.session.rank(),
+                         run.session.size(), found, what, planned);
+  };
+  expect("stash", memory.stash_high_water(), memory.plan().stash_bytes());
+  expect("work", memory.work_high_water(), memory.plan().work_bytes());
+  using device::Use;
+  using state::ModelState;
+  expect("parameters", run.ledger.held(Use::parameters),
+         ModelState::parameter_bytes(stage.layout(), stage.shards(), options));
+  expect("gradients", run.ledger.held(Use::gradients),
+         ModelState::gradient_bytes(stage.layout(), stage.shards(), options));
+  expect("rooms", run.ledger.held(Use::gathered), ModelState::room_bytes(stage.layout(), options));
+  expect("optimiser state", run.ledger.held(Use::optimizer),
+         2 * sizeof(float) * static_cast<std::size_t>(stage.shards().elements()));
+  return fault;
+}
+
+/// Losses of a batch by forward alone, on every rank.
+inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& config,
+                                    const RunSettings& settings) {
+  const int data_rank = run.grid.coordinate(comm::Axis::data);
+  std::vector<double> own;
+  for (const HostMicrobatch& batch :
+       make_batches(config, run.layout, data_rank, settings.steps, settings.global_batch)) {
+    for (const LossSum& leaf : run.replica.engine().evaluate(batch)) own.push_back(leaf.loss);
+  }
+  // Every rank of a replica knows the same; data ranks have neighbouring sequences.
+  const auto data = static_cast<std::size_t>(run.layout.data);
+  std::vector<double> all(own.size() * data, 0.0);
+  const bool speaks = run.grid.coordinate(comm::Axis::tensor) == 0 &&
+                      run.grid.coordinate(comm::Axis::pipeline) == 0;
+  const std::size_t first = own.size() * static_cast<std::size_t>(data_rank);
+  if (speaks) std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(first));
+  MPI_Allreduce(MPI_IN_PLACE, all.data(), static_cast<int>(all.size()), MPI_DOUBLE, MPI_SUM,
+                run.comm);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    TRIREME_ASSERT(all[first + i] == own[i], "ranks of a replica know other losses");
+  }
+  if (settings.reproducible) return all;
+  return {std::accumulate(all.begin(), all.end(), 0.0)};
+}
+
 /// Trains on the ranks of `comm`, as many as the layout has; collective over them.
 inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& layout,
                             const RunSettings& settings, MPI_Comm comm) {
@@ -192,16 +273,28 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
   replica.initialise();
   RunResult result;
   const int data_rank = run.grid.coordinate(comm::Axis::data);
+  const auto parameters = [&] {
+    return gather_logical(replica, replica.state().parameters(),
+                          replica.state().parameters_sharded(), comm);
+  };
   for (int step = 0; step < settings.steps; ++step) {
     const auto batches = make_batches(config, layout, data_rank, step, settings.global_batch);
     result.losses.push_back(replica.backward(batches).mean());
     result.norms.push_back(replica.gradient_norm());
-    if (step == 0) result.gradients = run.gradients();
+    std::vector<std::uint64_t> hashes;
+    if (step == 0 || settings.reproducible) {
+      auto gradients = run.gradients();
+      for (const auto& tensor : gradients) hashes.push_back(hash_of(tensor));
+      if (step == 0) result.gradients = std::move(gradients);
+    }
     replica.update(3e-3, step, optim::clip_factor(result.norms.back(), 1.0));
+    if (settings.reproducible) {
+      for (const auto& tensor : parameters()) hashes.push_back(hash_of(tensor));
+      result.hashes.push_back(std::move(hashes));
+    }
   }
   for (const params::Parameter& row : run.model.table().rows()) result.names.push_back(row.name);
-  result.tensors = gather_logical(replica, replica.state().parameters(),
-                                  replica.state().parameters_sharded(), comm);
+  result.tensors = parameters();
   for (const auto& state : replica.optimizer().states()) {
     for (auto& tensor : gather_logical(replica, state.flat, layout.zero > 0, comm)) {
       result.tensors.push_back(std::move(tensor));
@@ -210,7 +303,50 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
       result.names.push_back(state.name + "/" + row.name);
     }
   }
+  result.evaluation = evaluate(run, config, settings);
+  result.fault = memory_fault(run);
   return result;
+}
+
+/// Where two runs in reproducible mode first differ in bits: what, and in which step. Empty:
+/// nowhere.
+inline std::string first_difference(const RunResult& one, const RunResult& other) {
+  const std::size_t rows = one.gradients.size();
+  const auto element = [](const std::vector<float>& a, const std::vector<float>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (std::bit_cast<std::uint32_t>(a[i]) != std::bit_cast<std::uint32_t>(b[i])) {
+        return fmt::format("[{}]: {:.9g} and {:.9g}", i, a[i], b[i]);
+      }
+    }
+    return std::string(" differs");
+  };
+  for (std::size_t step = 0; step < one.losses.size(); ++step) {
+    if (one.losses[step] != other.losses[step]) {
+      return fmt::format("step {}: loss {:.17g} and {:.17g}", step, one.losses[step],
+                         other.losses[step]);
+    }
+    for (std::size_t t = 0; t < 2 * rows; ++t) {
+      if (t == rows && one.norms[step] != other.norms[step]) {
+        return fmt::format("step {}: gradient norm {:.17g} and {:.17g}", step, one.norms[step],
+                           other.norms[step]);
+      }
+      if (one.hashes[step][t] == other.hashes[step][t]) continue;
+      const std::string& name = one.names[t % rows];
+      if (t >= rows) return fmt::format("step {}: updated {}", step, name);
+      return fmt::format("step {}: gradient of {}{}", step, name,
+                         step == 0 ? element(one.gradients[t], other.gradients[t]) : "");
+    }
+  }
+  for (std::size_t t = 0; t < one.tensors.size(); ++t) {
+    if (hash_of(one.tensors[t]) == hash_of(other.tensors[t])) continue;
+    return fmt::format("at the end: {}{}", one.names[t], element(one.tensors[t], other.tensors[t]));
+  }
+  for (std::size_t i = 0; i < one.evaluation.size(); ++i) {
+    if (one.evaluation[i] == other.evaluation[i]) continue;
+    return fmt::format("evaluation of sequence {}: {:.17g} and {:.17g}", i, one.evaluation[i],
+                       other.evaluation[i]);
+  }
+  return {};
 }
 
 }  // namespace trireme::parallel::test

@@ -1,7 +1,5 @@
 // The whole model, its gradients and its optimiser against PyTorch (tests/reference), in every kind
 // of layout that the launch has ranks for.
-#include "support/reference.hpp"
-
 #include <algorithm>
 #include <cmath>
 
@@ -9,6 +7,7 @@
 #include <mpi.h>
 
 #include "layouts.hpp"
+#include "support/reference.hpp"
 
 namespace trireme::parallel::test {
 namespace {

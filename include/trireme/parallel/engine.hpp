@@ -38,7 +38,7 @@ struct EngineGroups {
 
 struct EngineOptions {
   std::int64_t bucket_elements = 2 << 20;
-  bool overlap = true;     // reduce while backward runs
+  bool overlap = true;                 // reduce while backward runs
   std::uint64_t seed = 0;              // of dropout
   comm::Watchdog* watchdog = nullptr;  // is told of every action, where there is one
 };

@@ -38,6 +38,11 @@ struct StageOptions {
   int virtual_tensor = 8, virtual_data = 8;
 };
 
+/// Refuses degrees, schedules and batches that do not go together; throws ConfigError that names
+/// the key, the rule and the nearest values that work. Whatever depends on the model too (units,
+/// the schedule's own rules) is refused where it is worked out.
+void check_layout(const StageOptions& options);
+
 class Stage {
  public:
   /// Throws ConfigError for what cannot be laid out. `model` must outlive the stage.
