@@ -29,7 +29,7 @@ json parse_strictly(const std::string& text, const std::string& where) {
     }
     return true;
   };
-  const json parsed = json::parse(text, watch, false);
+  json parsed = json::parse(text, watch, false);
   if (parsed.is_discarded()) refuse(where, "is not valid JSON");
   if (twice) refuse(where, "holds a key twice");
   return parsed;

@@ -15,14 +15,14 @@ using testing::HasSubstr;
 
 class CheckpointMpi : public testing::Test {
  protected:
-  CheckpointMpi() {
+  void SetUp() override {
     world_ = comm::make_mpi_communicator(MPI_COMM_WORLD, ledger_);
     std::string name = fmt::format("trireme_checkpoint_mpi_{}_{}", size(), ::getpid());
     std::vector<std::uint8_t> bytes(name.begin(), name.end());
     world_->broadcast_bytes(bytes, 0);  // rank 0's process number
     root_ = fs::path(testing::TempDir()) / std::string(bytes.begin(), bytes.end());
   }
-  ~CheckpointMpi() override {
+  void TearDown() override {
     world_->barrier();
     std::error_code ignored;
     if (rank() == 0) fs::remove_all(root_, ignored);

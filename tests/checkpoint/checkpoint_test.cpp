@@ -295,7 +295,7 @@ TEST_F(CheckpointTest, PiecesThatDoNotCoverAreRefused) {
   Whole other = make_whole("w", {2, 5}, DType::f32, 1);
   Whole half = make_whole("w", {10}, DType::bf16, 1);
   const auto fault = [&](const std::vector<Piece>& pieces) {
-    const std::string message = error_of([&] { save_all({.step = 1}, pieces); });
+    std::string message = error_of([&] { save_all({.step = 1}, pieces); });
     EXPECT_EQ(entries_below(root()), 0U);
     return message;
   };

@@ -10,8 +10,8 @@
 #include "checkpoint/support.hpp"
 
 // libhdf5 1.10.8 does not free what it had read of an object header that then proves damaged.
-extern "C" const char* __lsan_default_suppressions();  // NOLINT(bugprone-reserved-identifier)
-extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }  // NOLINT
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): LeakSanitizer's name
+extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 
 namespace trireme::checkpoint::test {
 namespace {
