@@ -188,11 +188,10 @@ void Reader::Stored::read_piece(std::size_t p, const Box& wanted, const Tensor& 
   const Box part = intersection(piece.box, wanted);
   if (part.elements() == 0) return;
   const Entry& tensor = tensors[piece.tensor];
-  const fs::path path = path_of(p);
   const std::int64_t place = address(p);
   std::optional<InputFile> file;
   const auto open = [&] {
-    if (!file) file.emplace(path, Links::refuse);
+    if (!file) file.emplace(path_of(p), Links::refuse);
     return OpenPiece{piece, tensor, *file, place};
   };
   Block block;  // the last one looked at

@@ -24,13 +24,15 @@ TEST(PiecesMpi, EveryLayoutOfTheseRanksLoadsEveryOther) {
   ASSERT_FALSE(here.empty());
   for (const Degrees& from : here) {
     Rank source(table, from, world->rank());
-    source.fill(7);
+    source.set_expected(7);
+    source.fill();
     std::vector<Piece> pieces;
     source.append(pieces);
     const Reader reader(save(root, {.step = 1}, pieces, *world));
     for (const Degrees& to : here) {
       Rank target(table, to, world->rank());
-      EXPECT_EQ(target.load_and_compare(reader, 7), "") << from.text() << " to " << to.text();
+      target.set_expected(7);
+      EXPECT_EQ(target.load_and_compare(reader), "") << from.text() << " to " << to.text();
     }
     world->barrier();  // before the next save replaces it
   }

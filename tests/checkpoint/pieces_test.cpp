@@ -11,10 +11,7 @@ class PiecesTest : public testing::TestWithParam<const char*> {
  protected:
   std::vector<Piece> pieces_of(const std::vector<std::unique_ptr<Rank>>& ranks) {
     std::vector<Piece> pieces;
-    for (const auto& rank : ranks) {
-      rank->fill(seed);
-      rank->append(pieces);
-    }
+    for (const auto& rank : ranks) rank->append(pieces);
     return pieces;
   }
 
@@ -24,16 +21,17 @@ class PiecesTest : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
-  std::vector<std::vector<std::unique_ptr<Rank>>> targets;
-  for (const Degrees& degrees : degrees_to_try()) targets.push_back(make_ranks(table_, degrees));
+  std::vector<std::vector<std::unique_ptr<Rank>>> worlds;
+  for (const Degrees& degrees : degrees_to_try()) {
+    worlds.push_back(make_ranks(table_, degrees, seed));
+  }
   const params::Layout whole(table_, {{0, model_units}}, {});
   std::vector<float> values(static_cast<std::size_t>(whole.elements()));
   params::initialise(whole, seed, Tensor(values.data(), {whole.elements()}));
-  for (const Degrees& from : degrees_to_try()) {
-    SCOPED_TRACE("saved by " + from.text());
+  for (std::size_t from = 0; from < worlds.size(); ++from) {
+    SCOPED_TRACE("saved by " + degrees_to_try()[from].text());
     // One rank writes what all would: save refuses what does not cover each tensor exactly once.
-    const fs::path folder =
-        save(scratch_.path(), {.step = 1}, pieces_of(make_ranks(table_, from)), *world_);
+    const fs::path folder = save(scratch_.path(), {.step = 1}, pieces_of(worlds[from]), *world_);
     const Reader reader(folder);
     ASSERT_EQ(reader.tensors().size(), 2 * table_.rows().size());
     for (const params::Block& block : whole.blocks()) {
@@ -44,9 +42,9 @@ TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
       std::memcpy(logical.bytes.data(), &values[first], logical.bytes.size());
       EXPECT_TRUE(slice_is_right(reader, logical, region_of(row.shape))) << row.name;
     }
-    for (std::size_t t = 0; t < targets.size(); ++t) {
-      for (std::size_t rank = 0; rank < targets[t].size(); ++rank) {
-        ASSERT_EQ(targets[t][rank]->load_and_compare(reader, seed), "")
+    for (std::size_t t = 0; t < worlds.size(); ++t) {
+      for (std::size_t rank = 0; rank < worlds[t].size(); ++rank) {
+        ASSERT_EQ(worlds[t][rank]->load_and_compare(reader), "")
             << "loaded by rank " << rank << " of " << degrees_to_try()[t].text();
       }
     }
@@ -57,7 +55,7 @@ TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
 TEST_P(PiecesTest, TheseLayoutsCutInsideRows) {
   int parts = 0, parts_of_split_rows = 0;
   for (const Degrees& degrees : degrees_to_try()) {
-    const auto ranks = make_ranks(table_, degrees);
+    const auto ranks = make_ranks(table_, degrees, seed);
     for (const Piece& piece : pieces_of(ranks)) {
       if (piece.shape.dimensions() != 2) continue;
       const std::int64_t width = piece.data.stride(0);  // of the rank's rows
