@@ -123,7 +123,7 @@ TEST(Volume, OfTensorParallelism) {
   model::ModelConfig config = deep_model();
   config.layers = 5;
   config.width = 64;
-  config.heads = 4;
+  config.heads = config.kv_heads = 4;
   config.hidden = 0;
   config.sequence = 48;
   config.resolve();
