@@ -2,7 +2,8 @@
 //   watchdog_program TIMEOUT RANK DEED
 // After the third step RANK does DEED: sleep (for ever), kill or stop (itself), pause (for two
 // timeouts, all ranks, under Pause), throw (leaves by an exception), agree (all ranks leave by an
-// exception and end in order), linger (is late at the end), none. Each rank prints its process
+// exception and end in order), linger (is late at the end), apart (stops
+// itself while the others go on without it), none. Each rank prints its process
 // number, and the first "done" when all is over.
 #include <chrono>
 #include <csignal>
@@ -25,9 +26,12 @@ using trireme::comm::Watchdog;
 void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 void misbehave(const std::string& deed) {
-  if (deed == "sleep") nap(1e6);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  std::printf("deed at %.3f\n", std::chrono::duration<double>(now).count());
+  std::fflush(stdout);
+  if (deed == "sleep" || deed == "linger") nap(1e6);
   if (deed == "kill") std::raise(SIGKILL);
-  if (deed == "stop") std::raise(SIGSTOP);
+  if (deed == "stop" || deed == "apart") std::raise(SIGSTOP);
   if (deed == "throw") throw std::runtime_error("thrown on purpose");
 }
 
@@ -35,9 +39,13 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
   Watchdog watchdog(session, timeout);
   for (int step = 0; step < 6; ++step) {
     watchdog.beat("forward of layer 7", step);
-    if (step == 3 && session.rank() == rank) {
+    if (step == 3 && session.rank() == rank && deed != "linger") {
       watchdog.beat("the last thing that rank did");
       misbehave(deed);
+    }
+    while (step == 3 && deed == "apart") {
+      watchdog.beat("work that needs nobody");
+      nap(timeout / 10);
     }
     if (step == 3 && deed == "agree") throw trireme::AgreedError("thrown by all");
     nap(timeout / 10);
@@ -51,7 +59,7 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
   }
   if (deed == "linger" && session.rank() == rank) {
     watchdog.beat("the last thing that rank did");
-    nap(1e6);
+    misbehave(deed);
   }
 }
 

@@ -11,41 +11,43 @@ fail() {
   cat "$out/text"
   exit 1
 }
-# Runs the program with arguments $@, leaves the exit code in $code and the seconds in $spent.
+# Runs the program with arguments $@ and leaves the exit code in $code.
 run() {
-  local begin=$EPOCHREALTIME
   code=0
-  timeout 60 "$TRIREME_MPIEXEC" ${options:-} -n "${ranks:-2}" "$program" "$@" >"$out/text" 2>&1 || code=$?
-  spent=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.2f", b - a }')
+  timeout 120 "$TRIREME_MPIEXEC" ${options:-} -n 2 "$program" "$@" >"$out/text" 2>&1 || code=$?
+  ended=$EPOCHREALTIME
 }
-within() { awk -v s="$spent" -v l="$1" 'BEGIN { exit !(s <= l) }' || fail "took $spent s, not $1 s"; }
 
-# Start, work and end without a fault: the time that does not belong to the watchdog.
+# Start, work and end without a fault.
 run 5 0 none
 [ "$code" -eq 0 ] || fail "a sound run ended with $code"
 grep -q '^done$' "$out/text" || fail "a sound run did not end"
 if grep -q watchdog "$out/text"; then fail "a sound run was complained of"; fi
-sound=$spent
 
 # Open MPI ends a job by itself when a rank dies, and only with recovery leaves that to us; MPICH's launcher likewise.
 survive=
 if "$TRIREME_MPIEXEC" --version 2>&1 | grep -q 'Open MPI\|OpenRTE\|open-mpi'; then survive=--enable-recovery; fi
-for deed in sleep stop ${survive:+kill} linger; do
+for deed in sleep stop ${survive:+kill} linger apart; do
   for rank in 0 1; do
     options=
     [ "$deed" = kill ] && options=$survive
-    run 1 "$rank" "$deed"
+    # One timeout of silence, and a second to end the job (Open MPI waits one before it kills). A machine that is
+    # busy with something else needs longer: so five seconds, and the best of three.
+    for attempt in 1 2 3; do
+      run 1 "$rank" "$deed"
+      took=$(awk -v b="$ended" '$1 == "deed" { printf "%.1f", b - $3 }' "$out/text")
+      awk -v t="$took" 'BEGIN { exit !(t > 0 && t <= 5) }' && break
+      [ "$attempt" -lt 3 ] || fail "$deed of rank $rank: the end took '$took' s"
+    done
+    echo "$deed of rank $rank: ended $took s later"
     # With recovery Open MPI's launcher takes any end for a good one.
     [ "$code" -ne 124 ] && { [ "$code" -ne 0 ] || [ "$deed" = kill ]; } || fail "$deed of rank $rank: exit code $code"
     if grep -q '^done$' "$out/text"; then fail "$deed of rank $rank: the run went on"; fi
-    # One timeout of silence, a second to end the job (Open MPI waits one before it kills), a second of slack, and
-    # as much again as a sound run takes, where the machine is busy.
-    within "$(awk -v s="$sound" 'BEGIN { print 2 * s + 3 }')"
-    grep -q "trireme: error: watchdog: rank [01] has not moved for 1\.[0-9] s: the limit is 1 s" "$out/text" ||
+    grep -q "trireme: error: watchdog: rank [01] has not moved for [1-9]\.[0-9] s: the limit is 1 s" "$out/text" ||
       fail "$deed of rank $rank: no complaint"
     case $deed in
       kill) state=' (dead)' ;;
-      stop) state=' (stopped)' ;;
+      stop | apart) state=' (stopped)' ;;
       *) state= ;;
     esac
     step=3
@@ -76,14 +78,20 @@ run 1 0 pause
 run 0 0 none
 [ "$code" -eq 0 ] || fail "no timeout: exit code $code"
 
-# The whole job suspended for two timeouts, and let go on.
-"$TRIREME_MPIEXEC" -n 2 "$program" 1.5 0 none >"$out/text" 2>&1 &
+# The whole job suspended for longer than the timeout, and let go on.
+"$TRIREME_MPIEXEC" -n 2 "$program" 3 0 none >"$out/text" 2>&1 &
 job=$!
-sleep 1
-children=$(awk '$1 == "process" { print $2 }' "$out/text")
-[ "$(wc -w <<<"$children")" -eq 2 ] || fail "suspension: no two ranks to be seen"
-kill -STOP $children  # unquoted: one word for each
-sleep 3
-kill -CONT $children
+for _ in {1..600}; do
+  [ "$(grep -c '^process' "$out/text")" -eq 2 ] && break
+  sleep 0.1
+done
+sleep 0.5
+mapfile -t ranks < <(awk '$1 == "process" { print $2 }' "$out/text")
+kill -STOP "${ranks[@]}"
+sleep 4.5
+# One after the other: the first finds that the second has not moved since long ago.
+kill -CONT "${ranks[0]}"
+sleep 0.7
+kill -CONT "${ranks[1]}"
 wait "$job" || fail "suspension: exit code $?"
 grep -q '^done$' "$out/text" || fail "suspension: the run did not end"
