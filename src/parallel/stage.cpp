@@ -28,7 +28,8 @@ std::vector<params::Range> chunks_of(const model::Transformer& model, const Stag
       schedule::split_units(model.unit_costs(), stages * options.virtual_stages);
   std::vector<params::Range> chunks;
   for (int chunk = 0; chunk < options.virtual_stages; ++chunk) {
-    const auto k = static_cast<std::size_t>(chunk * stages + options.place.stage);
+    const auto k = static_cast<std::size_t>(chunk) * static_cast<std::size_t>(stages) +
+                   static_cast<std::size_t>(options.place.stage);
     chunks.push_back({bounds[k], bounds[k + 1]});
   }
   return chunks;
