@@ -92,7 +92,7 @@ refuses 1 'schedule file:stuck.csv: its stages wait for each other: stage 0 wait
   --schedule file:stuck.csv
 refuses 1 'z.csv:1:1: the file is for 8 micro-batches, not 9; use a file for 9 micro-batches, or 8 micro-batches' \
   --schedule file:z.csv --micro-batches 9
-refuses 1 'none/z.svg: cannot create: No such file or directory' --stages 2 --micro-batches 2 --svg none/z.svg
+refuses 1 'none/z.svg: cannot create: No such file or directory; check the name or restore the file' --stages 2 --micro-batches 2 --svg none/z.svg
 
 [ "$failures" -eq 0 ] && echo "trireme plan: all as expected"
 exit "$((failures > 0))"
