@@ -88,4 +88,21 @@ void check_layout(const StageOptions& options) {
   if (options.train) check_sequences(options);
 }
 
+void check_forward_order(const schedule::Schedule& schedule) {
+  const int last = schedule.virtual_stages() - 1;
+  int before = -1;
+  for (const schedule::Action& action :
+       schedule.actions[static_cast<std::size_t>(last % schedule.stages)]) {
+    if (action.kind != schedule::Kind::forward || action.chunk != last / schedule.stages) continue;
+    if (action.micro_batch < before) {
+      throw ConfigError("parallel.schedule", schedule.name,
+                        fmt::format("forward of micro-batch {} follows that of {} on the last "
+                                    "virtual stage, which adds to sums in forward",
+                                    action.micro_batch, before),
+                        "put them in ascending order, or numerics.reproducible = false");
+    }
+    before = action.micro_batch;
+  }
+}
+
 }  // namespace trireme::parallel

@@ -74,7 +74,10 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   shards_ = std::make_unique<state::ShardMap>(*layout_, shards ? place.shard : 1,
                                               shards ? place.data_rank % place.shard : 0);
   const schedule::Schedule schedule = schedule_of(options);
-  if (options.reproducible) schedule::validate(schedule, schedule::WeightOrder::ascending);
+  if (options.reproducible) {
+    schedule::validate(schedule, schedule::WeightOrder::ascending);
+    check_forward_order(schedule);
+  }
   const state::StateOptions state = state_options();
   LoweringOptions lowering{
       .chunk_units = chunks_,

@@ -146,6 +146,16 @@ const std::vector<Refused>& refused() {
         })},
        "numerics.virtual_data = 8: ",
        "use a train.batch of 8, or numerics.virtual_data = 2"},
+      {"reproducible, forwards of the head out of order",
+       {.stage = stage([](auto& s) {
+          s.reproducible = true;
+          s.virtual_data = 1;
+          s.micro_batches = 2;
+          s.schedule = "file";
+          s.schedule_text = "0F1,0F0,0B0,0B1\n";
+        })},
+       "parallel.schedule = file:",
+       "ascending order"},
       {"empty micro-batch",
        {.stage = stage([](auto& s) { s.sequences = 0; })},
        "train.micro_batch = 0: ",

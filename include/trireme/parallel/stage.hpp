@@ -10,6 +10,7 @@
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/lowering.hpp"
 #include "trireme/parallel/stage_memory.hpp"
+#include "trireme/schedule/schedule.hpp"
 #include "trireme/state/model_state.hpp"
 #include "trireme/state/zero.hpp"
 
@@ -42,6 +43,9 @@ struct StageOptions {
 /// the key, the rule and the nearest values that work. Whatever depends on the model too (units,
 /// the schedule's own rules) is refused where it is worked out.
 void check_layout(const StageOptions& options);
+/// Reproducible mode: the last unit adds to the loss and to its gradients in forward, so its
+/// micro-batches must come in ascending order, as WeightOrder::ascending demands of weight parts.
+void check_forward_order(const schedule::Schedule& schedule);
 
 class Stage {
  public:
