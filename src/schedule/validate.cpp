@@ -25,10 +25,7 @@ class Validation {
     check_complete();
     index();
     check_order();
-    if (order == WeightOrder::ascending) {
-      check_ascent([](const Action& action) { return action.frees_stash(); });
-      check_ascent([](const Action& action) { return action.kind == Kind::forward; });
-    }
+    if (order == WeightOrder::ascending) check_weights_ascend();
     check_progress();
   }
 
@@ -149,15 +146,12 @@ class Validation {
     }
   }
 
-  /// Whether the actions that `counts` picks ascend on each chunk. Of forwards too: a model's last
-  /// unit adds to its gradient there.
-  template <class Counts>
-  void check_ascent(const Counts& counts) const {
+  void check_weights_ascend() const {
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       std::vector<Action> last(static_cast<std::size_t>(schedule_.chunks),
                                {Kind::forward, -1, 0});  // of each chunk
       for (const Action& action : list(stage)) {
-        if (!counts(action)) continue;
+        if (!action.frees_stash()) continue;
         Action& before = last[static_cast<std::size_t>(action.chunk)];
         if (action.micro_batch < before.micro_batch)
           fail(

@@ -86,8 +86,7 @@ std::string to_csv(const Schedule& schedule);
 /// What `validate` demands beyond a schedule that can run.
 enum class WeightOrder {
   any,
-  ascending,  // each chunk's forwards and weight parts by ascending micro-batch, as reproducible
-              // sums need
+  ascending,  // each chunk's weight parts by ascending micro-batch: reproducible sums need it
 };
 
 /// Checks that each (virtual stage, micro-batch) has exactly one F and either one B, or one I
