@@ -80,8 +80,9 @@ TEST(Csv, NamesLineColumnAndRule) {
       {"0F999999,0B999999,999999F0", "schedule file:s: stage 0: 0F0 is missing"},
       {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "schedule file:s: its stages wait for each other"},
   };
-  for (const auto& [text, words] : cases) {
-    EXPECT_THAT(error_of([&] { parse_schedule(text, "s"); }), HasSubstr(words)) << text;
+  for (const auto& given : cases) {
+    EXPECT_THAT(error_of([&] { parse_schedule(given.first, "s"); }), HasSubstr(given.second))
+        << given.first;
   }
 }
 

@@ -88,16 +88,24 @@ TEST(Messages, OfTwoStages) {
   const auto lists = add_messages(make_schedule("1f1b", 2, 2));
   ASSERT_EQ(lists.size(), 2U);
   const std::vector<Step> first{
-      {Kinds::compute, {F, 0}, -1, -1, -1, 0}, {Kinds::send_activation, {F, 0}, 1, 0},
-      {Kinds::receive_gradient, {B, 0}, 1, 0}, {Kinds::compute, {F, 1}, -1, -1, -1, 1},
-      {Kinds::send_activation, {F, 1}, 1, 1},  {Kinds::receive_gradient, {B, 1}, 1, 1},
-      {Kinds::compute, {B, 0}, -1, -1, 0, -1}, {Kinds::compute, {B, 1}, -1, -1, 1, -1},
+      {Kinds::compute, {forward, 0}, -1, -1, -1, 0},
+      {Kinds::send_activation, {forward, 0}, 1, 0},
+      {Kinds::receive_gradient, {backward, 0}, 1, 0},
+      {Kinds::compute, {forward, 1}, -1, -1, -1, 1},
+      {Kinds::send_activation, {forward, 1}, 1, 1},
+      {Kinds::receive_gradient, {backward, 1}, 1, 1},
+      {Kinds::compute, {backward, 0}, -1, -1, 0, -1},
+      {Kinds::compute, {backward, 1}, -1, -1, 1, -1},
   };
   const std::vector<Step> last{
-      {Kinds::receive_activation, {F, 0}, 0, 0}, {Kinds::compute, {F, 0}, -1, -1, 0, -1},
-      {Kinds::receive_activation, {F, 1}, 0, 0}, {Kinds::compute, {B, 0}, -1, -1, -1, 0},
-      {Kinds::send_gradient, {B, 0}, 0, 0},      {Kinds::compute, {F, 1}, -1, -1, 0, -1},
-      {Kinds::compute, {B, 1}, -1, -1, -1, 1},   {Kinds::send_gradient, {B, 1}, 0, 1},
+      {Kinds::receive_activation, {forward, 0}, 0, 0},
+      {Kinds::compute, {forward, 0}, -1, -1, 0, -1},
+      {Kinds::receive_activation, {forward, 1}, 0, 0},
+      {Kinds::compute, {backward, 0}, -1, -1, -1, 0},
+      {Kinds::send_gradient, {backward, 0}, 0, 0},
+      {Kinds::compute, {forward, 1}, -1, -1, 0, -1},
+      {Kinds::compute, {backward, 1}, -1, -1, -1, 1},
+      {Kinds::send_gradient, {backward, 1}, 0, 1},
   };
   EXPECT_EQ(lists[0].steps, first);
   EXPECT_EQ(lists[1].steps, last);
@@ -108,12 +116,12 @@ TEST(Messages, OfTwoStages) {
 }
 
 TEST(Messages, FollowTheSenderWhereTheReceiverHasAnotherOrder) {
-  const Schedule plan =
-      by_hand(2, {{{F, 0}, {F, 1}, {B, 0}, {B, 1}}, {{F, 1}, {B, 1}, {F, 0}, {B, 0}}});
+  const Schedule plan = by_hand(2, {{{forward, 0}, {forward, 1}, {backward, 0}, {backward, 1}},
+                                    {{forward, 1}, {backward, 1}, {forward, 0}, {backward, 0}}});
   const auto lists = add_messages(plan);
-  const std::vector<Step> begin{{Kinds::receive_activation, {F, 0}, 0, 0},
-                                {Kinds::receive_activation, {F, 1}, 0, 1},
-                                {Kinds::compute, {F, 1}, -1, -1, 1, -1}};
+  const std::vector<Step> begin{{Kinds::receive_activation, {forward, 0}, 0, 0},
+                                {Kinds::receive_activation, {forward, 1}, 0, 1},
+                                {Kinds::compute, {forward, 1}, -1, -1, 1, -1}};
   EXPECT_TRUE(std::equal(begin.begin(), begin.end(), lists[1].steps.begin()));
   check_messages(plan, lists);
   simulate(plan, lists, Costs::uniform(2, 1, 1, 1));

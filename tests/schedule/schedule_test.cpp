@@ -69,62 +69,62 @@ TEST(Validate, RefusesWhatBreaksARule) {
   const std::vector<Case> cases{
       {"1f1b",
        [](Schedule& s) {
-         std::erase(s.actions[1], Action{F, 1, 0});
+         std::erase(s.actions[1], Action{forward, 1, 0});
        },
        "1F1 is missing"},
       {"1f1b",
        [](Schedule& s) {
-         std::erase(s.actions[1], Action{B, 2, 0});
+         std::erase(s.actions[1], Action{backward, 2, 0});
        },
        "1B2 is missing"},
       {"zero-bubble",
        [](Schedule& s) {
-         std::erase(s.actions[1], Action{W, 2, 0});
+         std::erase(s.actions[1], Action{backward_weight, 2, 0});
        },
        "1W2 is missing"},
       {"zero-bubble",
        [](Schedule& s) {
-         std::erase(s.actions[0], Action{I, 0, 0});
+         std::erase(s.actions[0], Action{backward_input, 0, 0});
        },
        "0I0 is missing"},
       {"1f1b",
        [](Schedule& s) {
-         s.actions[0].push_back({F, 1, 0});
+         s.actions[0].push_back({forward, 1, 0});
        },
        "0F1 stands there 2 times"},
       {"zero-bubble",
        [](Schedule& s) {
-         s.actions[0].push_back({W, 1, 0});
+         s.actions[0].push_back({backward_weight, 1, 0});
        },
        "0W1 stands there 2 times"},
       {"1f1b",
        [](Schedule& s) {
-         s.actions[0].push_back({W, 1, 0});
+         s.actions[0].push_back({backward_weight, 1, 0});
        },
        "0B1 and 0W1 exclude"},
       {"1f1b",
        [](Schedule& s) {
-         s.actions[0].push_back({I, 1, 0});
+         s.actions[0].push_back({backward_input, 1, 0});
        },
        "0B1 and 0I1 exclude"},
       {"1f1b",
        [](Schedule& s) {
-         s.actions[0].push_back({F, 3, 0});
+         s.actions[0].push_back({forward, 3, 0});
        },
        "there are 3 micro-batches"},
       {"1f1b",
        [](Schedule& s) {
-         s.actions[0].push_back({F, -1, 0});
+         s.actions[0].push_back({forward, -1, 0});
        },
        "counted from 0"},
       {"1f1b",
        [](Schedule& s) {
-         s.actions[0].push_back({F, 0, 1});
+         s.actions[0].push_back({forward, 0, 1});
        },
        "chunk 1 does not exist"},
       {"1f1b",
        [](Schedule& s) {
-         s.actions[0].push_back({F, 0, -1});
+         s.actions[0].push_back({forward, 0, -1});
        },
        "chunk -1 does not exist"},
       {"1f1b", [](Schedule& s) { s.actions.pop_back(); }, "has lists for 1 stages; 2 are needed"},
@@ -145,8 +145,8 @@ TEST(Validate, RefusesWhatBreaksARule) {
 
 TEST(Validate, RefusesAnOrderThatWaitsForItself) {
   // Stage 0 wants a gradient before it has sent what stage 1 needs next.
-  const Schedule across =
-      by_hand(2, {{{F, 0}, {B, 0}, {F, 1}, {B, 1}}, {{F, 0}, {F, 1}, {B, 0}, {B, 1}}});
+  const Schedule across = by_hand(2, {{{forward, 0}, {backward, 0}, {forward, 1}, {backward, 1}},
+                                      {{forward, 0}, {forward, 1}, {backward, 0}, {backward, 1}}});
   EXPECT_EQ(error_of([&] { validate(across); }),
             "schedule by hand: its stages wait for each other: stage 0 waits at 0B0 for 1B0 of "
             "stage 1, stage 1 waits at 1F1 for 0F1 of stage 0; change the order");

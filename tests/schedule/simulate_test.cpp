@@ -147,7 +147,7 @@ void expect_causal(const Schedule& plan, const Timeline& timeline, double latenc
     for (const Span& span : timeline.spans[static_cast<std::size_t>(stage)]) {
       const std::size_t pair =
           index(plan.virtual_stage(stage, span.action.chunk), span.action.micro_batch);
-      if (span.action.kind == F) forward[pair] = span.end;
+      if (span.action.kind == Kind::forward) forward[pair] = span.end;
       if (span.action.makes_gradient()) backward[pair] = span.end;
     }
   }
@@ -158,7 +158,7 @@ void expect_causal(const Schedule& plan, const Timeline& timeline, double latenc
       free = span.end;
       const int here = plan.virtual_stage(stage, span.action.chunk);
       const int i = span.action.micro_batch;
-      if (span.action.kind == F && here > 0) {
+      if (span.action.kind == Kind::forward && here > 0) {
         EXPECT_GE(span.start, forward[index(here - 1, i)] + latency);
       }
       if (span.action.makes_gradient() && here + 1 < plan.virtual_stages()) {
@@ -167,7 +167,7 @@ void expect_causal(const Schedule& plan, const Timeline& timeline, double latenc
       if (span.action.makes_gradient()) {
         EXPECT_GE(span.start, forward[index(here, i)]);
       }
-      if (span.action.kind == W) {
+      if (span.action.kind == Kind::backward_weight) {
         EXPECT_GE(span.start, backward[index(here, i)]);
       }
     }

@@ -37,8 +37,7 @@ inline std::string error_of(const std::function<void()>& work) {
   return {};
 }
 
-constexpr Kind F = Kind::forward, B = Kind::backward, I = Kind::backward_input,
-               W = Kind::backward_weight;
+using enum Kind;
 
 /// One chunk per stage: lists of (kind, micro-batch).
 inline Schedule by_hand(int micro_batches, std::vector<std::vector<Action>> actions) {
