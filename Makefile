@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
-.PHONY: help deps configure build demo test test-long test-asan lint format bench reproduce-nanogpt install clean
+.PHONY: help deps configure build demo test test-long test-asan planted-bugs lint format bench bench-layouts reproduce-nanogpt install clean
 
 help:
 	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
@@ -17,8 +17,10 @@ help:
 	@echo 'make deps                     install the Debian packages that are missing, or print the command'
 	@echo 'make test-long                the tests and the slow sweeps'
 	@echo 'make test-asan                the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
 	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
 	@echo 'make bench                    whole-step and kernel benchmarks, beside the matrix-product peak'
+	@echo 'make bench-layouts            speed, memory and messages of one model in each kind of layout'
 	@echo 'make reproduce-nanogpt CORPUS=tinyshakespeare.txt'
 	@echo '                              a published validation loss, measured again'
 	@echo 'make clean                    remove build/'
@@ -54,6 +56,9 @@ test-asan: deps
 	@cmake --build build/asan --parallel $(JOBS)
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
 
+planted-bugs: deps
+	@scripts/planted-bugs.sh
+
 lint: configure
 	@scripts/deps.sh lint
 	@scripts/lint.sh $(BUILD)
@@ -65,6 +70,9 @@ format:
 bench: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)
 	@scripts/bench.sh $(BUILD)/bench
+
+bench-layouts: build
+	@bench/layouts.sh $(BUILD)/trireme $(JOBS)
 
 reproduce-nanogpt: build
 	@CORPUS='$(CORPUS)' scripts/reproduce-nanogpt.sh $(BUILD)/trireme

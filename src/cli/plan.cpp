@@ -29,7 +29,8 @@ struct Options {
   std::string costs = "1,1,1";
   double latency = 0;
   std::string svg, csv;
-  std::int64_t ranks = 0;  // memory is asked for
+  std::int64_t ranks = 0;           // memory is asked for
+  std::int64_t ranks_per_node = 0;  // 0: all on one node
   std::string file;
 };
 
@@ -45,8 +46,8 @@ schedule::Schedule schedule_of(const Options& options) {
   const int stages = narrowed("--stages", options.stages);
   const int micro_batches = narrowed("micro-batches", options.micro_batches);
   const int chunks = narrowed("--virtual-stages", options.virtual_stages);
-  if (options.schedule.starts_with("file:"))
-    return schedule::read_schedule(options.schedule.substr(5), {stages, micro_batches, chunks});
+  if (const auto path = schedule::path_of(options.schedule))
+    return schedule::read_schedule(*path, {stages, micro_batches, chunks});
   return schedule::make_schedule(options.schedule, stages, micro_batches, chunks == 0 ? 1 : chunks);
 }
 
@@ -106,7 +107,8 @@ std::string plan_schedule(const Options& options) {
 
 void check_given(const Options& options) {
   if (options.ranks > 0) return;
-  if (options.schedule.starts_with("file:")) return;
+  if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
+  if (schedule::path_of(options.schedule)) return;
   for (const auto& [flag, value] : {std::pair("--stages", options.stages),
                                     std::pair("--micro-batches", options.micro_batches)}) {
     if (value == 0)
@@ -137,6 +139,9 @@ void add_plan(CLI::App& app, Command& command) {
   plan->add_option("--csv", options->csv, "write the schedule as CSV")->type_name("FILE");
   add_value(*plan, "--ranks", options->ranks,
             "instead: memory of a run on so many\nranks, as configured", config::at_least(1));
+  add_value(*plan, "--ranks-per-node", options->ranks_per_node, "of them (for zero.group = node)",
+            config::at_least(1))
+      ->default_str("");
   plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   plan->footer(examples);
   plan->callback([options, &command] {
@@ -147,7 +152,13 @@ void add_plan(CLI::App& app, Command& command) {
       const std::string text = on_rank_zero(session, [&] {
         if (options->ranks == 0) return plan_schedule(*options);
         train::LayoutFacts facts = train::layout_facts(resolved.config, session);
-        facts.world = facts.node_size = narrowed("--ranks", options->ranks);
+        facts.world = narrowed("--ranks", options->ranks);
+        facts.node_of.clear();
+        if (const std::int64_t node = options->ranks_per_node; node > 0) {
+          for (int rank = 0; rank < facts.world; ++rank) {
+            facts.node_of.push_back(static_cast<int>(rank - rank % node));
+          }
+        }
         return plan_memory(resolved.config, facts);
       });
       if (session.rank() == 0) std::fputs(text.c_str(), stdout);

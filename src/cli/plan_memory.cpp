@@ -35,6 +35,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const comm::GridShape shape = train::grid_shape(config, facts);
   const int shard = train::shard_ranks(config, shape, facts);
   const model::Transformer model(config.model);
+  const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
   std::vector<Memory> stages;
   for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
     Memory most;
@@ -49,12 +50,11 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
                          .stage = stage,
                          .data_rank = data};
         const Memory memory = plan::predict_memory(
-            parallel::Stage(model, options),
-            {.optim = config.optim,
-             .threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads)),
-             .shape = shape,
-             .rank = shape.rank({tensor, 0, data, stage}),
-             .bucket_elements = train::bucket_elements(config)});
+            parallel::Stage(model, options), {.optim = config.optim,
+                                              .threads = threads,
+                                              .shape = shape,
+                                              .rank = shape.rank({tensor, 0, data, stage}),
+                                              .bucket_elements = train::bucket_elements(config)});
         if (total(memory) > total(most)) most = memory;
       }
     }
@@ -62,9 +62,11 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   }
   std::string text = fmt::format(
       "{} parameters on {} ranks: {}; batch {} sequences of {}, micro-batch {}\n"
-      "memory of the fullest rank of each pipeline stage, MiB\n\n{:<14}",
+      "memory of the fullest rank of each pipeline stage, MiB, with {} threads "
+      "(parallel.threads)\n\n"
+      "{:<14}",
       grouped(model.table().elements()), facts.world, shape.to_string(), config.train.batch,
-      config.model.sequence, config.train.micro_batch, "stage");
+      config.model.sequence, config.train.micro_batch, threads, "stage");
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     text += fmt::format(" | {:>12}", stage);
   }

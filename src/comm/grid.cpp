@@ -26,16 +26,6 @@ std::unique_ptr<Communicator> on(const std::shared_ptr<MpiHandle>& handle,
   return handle == nullptr ? make_self_communicator() : make_mpi_communicator(handle, ledger);
 }
 
-/// By world rank, the world rank of the first rank of its node.
-std::vector<int> find_nodes(const Session& session) {
-  int first = session.rank();
-  mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, session.node()), "MPI_Bcast");
-  std::vector<int> nodes(static_cast<std::size_t>(session.size()));
-  mpi_check(MPI_Allgather(&first, 1, MPI_INT, nodes.data(), 1, MPI_INT, session.world()),
-            "MPI_Allgather");
-  return nodes;
-}
-
 }  // namespace
 
 Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard)
@@ -43,8 +33,7 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
       shape_(shape),
       shard_(shard == 0 ? shape.of(Axis::data) : shard),
       coordinates_(shape.coordinates(session.rank())),
-      ledger_(ledger),
-      nodes_(find_nodes(session)) {
+      ledger_(ledger) {
   TRIREME_ASSERT(shape.size() == session.size(), "{} over {} ranks", shape.to_string(),
                  session.size());
   TRIREME_ASSERT(shard_ >= 1 && shape.of(Axis::data) % shard_ == 0, "shard groups of {} in {}",
@@ -80,7 +69,9 @@ std::unique_ptr<Communicator> Grid::make_group(Axes axes) {
   return on(split(session_, members(shape_, axes, session_.rank())), ledger_);
 }
 
-std::vector<std::string> Grid::warnings() const { return topology_warnings(shape_, nodes_); }
+std::vector<std::string> Grid::warnings() const {
+  return topology_warnings(shape_, session_.nodes());
+}
 
 std::vector<std::pair<std::string, TrafficByKind>> Grid::traffic() const {
   std::vector<std::pair<std::string, TrafficByKind>> result;

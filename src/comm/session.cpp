@@ -121,6 +121,10 @@ void Session::open() {
   MPI_Comm_set_errhandler(node_, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_rank(node_, &node_rank_), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(node_, &node_size_), "MPI_Comm_size");
+  int first = rank_;
+  mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, node_), "MPI_Bcast");
+  nodes_.resize(static_cast<std::size_t>(size_));
+  mpi_check(MPI_Allgather(&first, 1, MPI_INT, nodes_.data(), 1, MPI_INT, world_), "MPI_Allgather");
 
   void* base = nullptr;
   MPI_Aint bytes = node_rank_ == 0 ? MPI_Aint{sizeof(int)} : 0;

@@ -62,6 +62,7 @@ struct Watchdog::Slot {
   std::atomic<std::int64_t> rank{0}, step{-1}, beaten{0}, process{0};
   std::atomic<std::uint64_t> process_namespace{0};
   std::atomic<std::int64_t> pauses{0};  // watched while 0
+  std::atomic<bool> ended{false};       // its process may go
   std::array<std::atomic<std::uint64_t>, words> text{};
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -132,7 +133,7 @@ Watchdog::~Watchdog() {
     beat("waiting for all ranks to end");
     MPI_Barrier(session_.world());
   }
-  pause();  // for good
+  own_->ended = true;
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -166,6 +167,12 @@ void Watchdog::resume() {
 }
 
 void Watchdog::watch() {
+  const std::uint64_t ours = process_namespace();
+  // Who died is silent, also in what was to be left alone.
+  const auto watched = [&](const Slot& slot) {
+    if (slot.ended) return false;
+    return slot.pauses == 0 || (slot.process_namespace == ours && state_of(slot.process) == "dead");
+  };
   const auto period = std::chrono::duration<double>(std::clamp(timeout_ / 20, 0.005, 0.5));
   struct Seen {
     std::uint64_t sequence = 0;
@@ -181,7 +188,7 @@ void Watchdog::watch() {
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const std::uint64_t sequence = slots_[i]->sequence.load(std::memory_order_acquire);
       const bool moved = std::exchange(seen[i].sequence, sequence) != sequence;
-      seen[i].silence = moved || slots_[i]->pauses > 0 ? 0 : seen[i].silence + awake;
+      seen[i].silence = moved || !watched(*slots_[i]) ? 0 : seen[i].silence + awake;
       if (seen[i].silence < timeout_) continue;
       lock.unlock();
       bark(i, seen[i].silence);
@@ -197,7 +204,7 @@ void Watchdog::bark(std::size_t silent, double seconds) {
       ranks.push_back(slot->read());
       std::string& state = ranks.back().state;
       if (slot->process_namespace == ours) state = state_of(slot->process);
-      if (slot->pauses > 0) state += state.empty() ? "not watched" : ", not watched";
+      if (slot->pauses > 0 || slot->ended) state += state.empty() ? "not watched" : ", not watched";
     }
     const std::string text = fmt::format(
         "trireme: error: watchdog: rank {} has not moved for {:.1f} s: the limit is {} s, so the "

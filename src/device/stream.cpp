@@ -1,6 +1,7 @@
 #include "trireme/device/stream.hpp"
 
 #include <chrono>
+#include <exception>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,6 +46,11 @@ void Event::wait() const {
 }
 
 Stream::~Stream() {
+  if (std::uncaught_exceptions() > 0) {
+    const std::scoped_lock alone(poll_mutex_, queue_mutex_);
+    queue_.clear();
+    return;
+  }
   try {
     synchronise();
   } catch (...) {  // NOLINT(bugprone-empty-catch): the error belongs to whoever holds the event

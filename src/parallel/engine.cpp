@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "trireme/core/pairwise.hpp"
+
 namespace trireme::parallel {
 
 using Kind = UnitAction::Kind;
@@ -32,7 +34,8 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                 options.bucket_elements),
       losses_(static_cast<std::size_t>(stage.sets())),
       leaf_losses_(static_cast<std::size_t>(stage.memory().leaves().count)) {
-  std::vector<device::Stream*> streams{&exchange_.stream()};
+  std::vector<device::Stream*> streams;
+  if (options.overlap) streams.push_back(&exchange_.stream());
   for (std::size_t kind = 0; kind < message_kinds; ++kind) {
     message_streams_.push_back(std::make_unique<device::Stream>());
     streams.push_back(message_streams_.back().get());
@@ -48,8 +51,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
   }
   // Messages between stages must go on while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
-  const bool shares_state = groups.state.data.size() > 1;
-  if (messages || (shares_state && options.overlap)) {
+  if (messages || (groups.state.data.size() > 1 && options.overlap)) {
     progress_ = std::make_unique<comm::Progress>(streams);
   }
 }
@@ -106,13 +108,14 @@ void Engine::start_message(const UnitAction& action) {
 }
 
 void Engine::forward(const UnitAction& action, const HostMicrobatch& batch, model::Mode mode) {
-  const Section section(recorder_, "forward");
+  const bool train = mode == model::Mode::train;
+  const Section section(recorder_, train ? "forward" : "forward of evaluation");
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
   const Leaves& leaves = memory_.plan().leaves();
   const std::int64_t own = memory_.plan().own_rows();
   exchange_.need_values(action.unit);
   const bool last_unit = action.unit == stage_.last_unit();
-  if (mode == model::Mode::train && last_unit) exchange_.need_gradients(action.unit);
+  if (train && last_unit) exchange_.need_gradients(action.unit);
   Tensor x, y;
   if (action.unit > 0) x = memory_.input(action);
   if (action.input_slot >= 0) {
@@ -127,12 +130,12 @@ void Engine::forward(const UnitAction& action, const HostMicrobatch& batch, mode
   };
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
     const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
-    const int set = mode == model::Mode::train ? set_of(action.micro_batch, leaf) : 0;
+    const int set = train ? set_of(action.micro_batch, leaf) : 0;
     leaf_loss_ = 0;
     unit.forward(context(tokens, action, mode, set), part(y, leaf), part(x, leaf),
                  memory_.unit(action, leaf));
     leaf_losses_[static_cast<std::size_t>(leaf)] = leaf_loss_;
-    if (last_unit && mode == model::Mode::train) {
+    if (last_unit && train) {
       losses_[static_cast<std::size_t>(set)] += leaf_loss_;
     }
   }
@@ -217,9 +220,9 @@ void Engine::run(const UnitAction& action, const std::vector<HostMicrobatch>& ba
 
 double Engine::sum_sets(const std::vector<double>& sums) const {
   std::vector<double> tree = sums;
-  for (std::size_t step = 1; step < tree.size(); step *= 2) {
-    for (std::size_t i = 0; i + step < tree.size(); i += 2 * step) tree[i] += tree[i + step];
-  }
+  add_pairwise(static_cast<std::int64_t>(tree.size()), [&](std::int64_t to, std::int64_t from) {
+    tree[static_cast<std::size_t>(to)] += tree[static_cast<std::size_t>(from)];
+  });
   return groups_.state.data.all_reduce(tree.front(), comm::Reduction::sum);
 }
 

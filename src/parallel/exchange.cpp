@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "trireme/core/pairwise.hpp"
+
 namespace trireme::parallel {
 
 namespace {
@@ -119,20 +121,21 @@ void StateExchange::start_reduction(int group) {
   const auto started = [&] {
     stream_.enqueue(std::make_unique<Mark>([begin] { *begin = Recorder::Clock::now(); }));
   };
+  // The operation's own event is kept by whoever must know that it succeeded.
   const auto ended = [&] {
-    return stream_.enqueue(std::make_unique<Mark>([this, begin] {
+    pending_.push_back(stream_.enqueue(std::make_unique<Mark>([this, begin] {
       recorder_.add("reduce gradients (overlapped)", 1, *begin, Recorder::Clock::now());
-    }));
+    })));
   };
   const state::ZeroPolicy& zero = state_.options().zero;
   if (zero.optimizer == state::Held::whole) {
     for (const Bucket& bucket : buckets_) {
       if (bucket.group != group) continue;
       started();
-      groups_.data.all_reduce(
+      pending_.push_back(groups_.data.all_reduce(
           state_.gradients().slice(0, bucket.elements.begin, bucket.elements.end),
-          comm::Reduction::sum, stream_);
-      pending_.push_back(ended());
+          comm::Reduction::sum, stream_));
+      ended();
     }
     return;
   }
@@ -142,17 +145,18 @@ void StateExchange::start_reduction(int group) {
       own.begin - state_.layout().groups()[static_cast<std::size_t>(group)].elements.begin;
   const Tensor part = whole.slice(0, first, first + own.size());
   started();
-  groups_.shard.reduce_scatter_v(part, whole, state_.shards().counts(group), comm::Reduction::sum,
-                                 stream_);
+  const device::Event reduced = groups_.shard.reduce_scatter_v(
+      part, whole, state_.shards().counts(group), comm::Reduction::sum, stream_);
   if (state_.gradients_sharded()) {
     Collected& room = gradients_[static_cast<std::size_t>(state_.gradient_room(group))];
-    room.reduced = ended();
+    room.reduced = reduced;
     room.reducing = group;
     room.group = -1;
-    return;
+    return ended();
   }
-  groups_.replica.all_reduce(part, comm::Reduction::sum, stream_);
-  pending_.push_back(ended());
+  pending_.push_back(reduced);
+  pending_.push_back(groups_.replica.all_reduce(part, comm::Reduction::sum, stream_));
+  ended();
 }
 
 void StateExchange::reduce(int group) {
@@ -160,13 +164,10 @@ void StateExchange::reduce(int group) {
     const Section section(recorder_, "join gradients");
     join(group);
     // Sums over this rank's groups of sequences, as a tree that the one over ranks continues.
-    const int sets = state_.options().sets;
-    for (int step = 1; step < sets; step *= 2) {
-      for (int set = 0; set + step < sets; set += 2 * step) {
-        const Tensor sum = state_.group_gradient(group, set);
-        ops_.add(sum, sum, state_.group_gradient(group, set + step));
-      }
-    }
+    add_pairwise(state_.options().sets, [&](std::int64_t to, std::int64_t from) {
+      const Tensor sum = state_.group_gradient(group, static_cast<int>(to));
+      ops_.add(sum, sum, state_.group_gradient(group, static_cast<int>(from)));
+    });
   }
   start_reduction(group);
 }

@@ -3,28 +3,13 @@
 #include <algorithm>
 #include <map>
 
+#include "trireme/schedule/slots.hpp"
+
 namespace trireme::parallel {
 
 namespace {
 
 using Kind = UnitAction::Kind;
-
-/// Numbers that are in use; the lowest free one is taken next.
-class Slots {
- public:
-  int take() {
-    const auto free = std::find(used_.begin(), used_.end(), false);
-    const auto index = static_cast<int>(free - used_.begin());
-    if (free == used_.end()) used_.push_back(false);
-    used_[static_cast<std::size_t>(index)] = true;
-    return index;
-  }
-  void give_back(int index) { used_[static_cast<std::size_t>(index)] = false; }
-  int most() const { return static_cast<int>(used_.size()); }
-
- private:
-  std::vector<bool> used_;
-};
 
 /// Whether an action reads its unit's parameters.
 bool reads_values(Kind kind) {
@@ -56,7 +41,7 @@ class Computes {
         return;
       case Kind::backward:
         backward(step, UnitAction::Kind::backward);
-        stash_[chunk].give_back(stash_of_[key]);
+        stash_[chunk].release(stash_of_[key]);
         return;
       case Kind::backward_input:
         pending_of_[key] = pending_[chunk].take();
@@ -64,20 +49,19 @@ class Computes {
         return;
       case Kind::backward_weight:
         backward(step, UnitAction::Kind::backward_weight);
-        pending_[chunk].give_back(pending_of_[key]);
-        stash_[chunk].give_back(stash_of_[key]);
+        pending_[chunk].release(pending_of_[key]);
+        stash_[chunk].release(stash_of_[key]);
         return;
     }
   }
   void finish() {
-    for (const Slots& slots : stash_) program_.stash_slots.push_back(slots.most());
-    for (const Slots& slots : pending_) program_.pending_slots.push_back(slots.most());
+    for (const schedule::Slots& slots : stash_) program_.stash_slots.push_back(slots.count());
+    for (const schedule::Slots& slots : pending_) program_.pending_slots.push_back(slots.count());
   }
 
  private:
   UnitAction unit_action(const schedule::Step& step, UnitAction::Kind kind, std::int64_t unit) {
     const schedule::Action& action = step.action;
-    const params::Range& units = options_.chunk_units[static_cast<std::size_t>(action.chunk)];
     const std::pair key(action.chunk, action.micro_batch);
     UnitAction result{.kind = kind,
                       .micro_batch = action.micro_batch,
@@ -86,16 +70,14 @@ class Computes {
     result.stash = stash_of_.at(key);
     const auto pending = pending_of_.find(key);
     if (pending != pending_of_.end()) result.pending = pending->second;
-    result.first_of_chunk = unit == units.begin;
-    result.last_of_chunk = unit + 1 == units.end;
     return result;
   }
   void forward(const schedule::Step& step) {
     const params::Range& units = options_.chunk_units[static_cast<std::size_t>(step.action.chunk)];
     for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
       UnitAction action = unit_action(step, UnitAction::Kind::forward, unit);
-      if (action.first_of_chunk) action.input_slot = step.input_slot;
-      if (action.last_of_chunk) action.output_slot = step.output_slot;
+      if (unit == units.begin) action.input_slot = step.input_slot;
+      if (unit + 1 == units.end) action.output_slot = step.output_slot;
       program_.actions.push_back(action);
     }
   }
@@ -106,15 +88,15 @@ class Computes {
         program_.actions.push_back(unit_action(step, UnitAction::Kind::recompute, unit));
       }
       UnitAction action = unit_action(step, kind, unit);
-      if (action.last_of_chunk) action.input_slot = step.input_slot;
-      if (action.first_of_chunk) action.output_slot = step.output_slot;
+      if (unit + 1 == units.end) action.input_slot = step.input_slot;
+      if (unit == units.begin) action.output_slot = step.output_slot;
       program_.actions.push_back(action);
     }
   }
 
   const LoweringOptions& options_;
   Program& program_;
-  std::vector<Slots> stash_, pending_;
+  std::vector<schedule::Slots> stash_, pending_;
   std::map<std::pair<int, int>, int> stash_of_, pending_of_;
 };
 

@@ -1,6 +1,7 @@
 #include "trireme/parallel/placement.hpp"
 
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -80,18 +81,29 @@ std::vector<Fingerprint> of_data(const Replica& replica, bool sharded) {
   return result;
 }
 
-/// Rows that are not split. Shards of tensor ranks may be cut in different places, so that only
-/// whole values are compared.
+/// Rows that are not split, and key/value heads that several tiles hold. Shards of tensor ranks may
+/// be cut in different places, so that only whole values are compared.
 std::vector<Fingerprint> of_tensor(const Replica& replica) {
   std::vector<Fingerprint> result;
+  const Stage& stage = replica.stage();
   for (const Values& values : values_of(replica)) {
     if (values.sharded) continue;
-    for_each_part(
-        replica.stage(), values,
-        [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-          if (!block.slices.empty()) return;
-          result.push_back({part_name(replica.stage(), values, block, part), hash_of(own)});
-        });
+    for_each_part(stage, values,
+                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+                    if (block.slices.empty()) {
+                      result.push_back({part_name(stage, values, block, part), hash_of(own)});
+                      return;
+                    }
+                    const params::Parameter& row = stage.model().table().row(block.row);
+                    for (const params::SharedGrain& grain :
+                         params::shared_grains(row, stage.shares().tiles.all)) {
+                      const params::Range held = params::elements_of(row, block, grain);
+                      if (held.size() == 0) continue;
+                      result.push_back({fmt::format("{}{} rows [{}, {})", values.prefix, row.name,
+                                                    grain.along.begin, grain.along.end),
+                                        hash_of(own.slice(0, held.begin, held.end))});
+                    }
+                  });
   }
   return result;
 }
@@ -110,28 +122,36 @@ std::vector<Fingerprint> of_embedding(const Replica& replica) {
   return result;
 }
 
-/// Throws Error where two ranks of the group differ.
+/// Compares what goes by one name, on whatever ranks of the group hold it, with the first of them;
+/// the first that differs, in `complaint`, unless there is one.
 void compare(comm::Communicator& group, const std::vector<Fingerprint>& own, const char* axis,
              std::int64_t step, std::string& complaint) {
-  std::vector<std::uint64_t> hashes;
-  hashes.reserve(own.size());
-  for (const Fingerprint& print : own) hashes.push_back(print.hash);
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(hashes.data());
-  const auto all = group.all_gather_bytes({bytes, hashes.size() * sizeof(std::uint64_t)});
-  for (std::size_t rank = 1; rank < all.size() && complaint.empty(); ++rank) {
-    TRIREME_ASSERT(all[rank].size() == all[0].size(), "{} replicas on rank {} of the {} group",
-                   all[rank].size(), rank, axis);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const std::size_t at = i * sizeof(std::uint64_t);
-      if (std::memcmp(all[0].data() + at, all[rank].data() + at, sizeof(std::uint64_t)) == 0) {
-        continue;
-      }
+  struct Entry {
+    std::uint64_t name = 0, hash = 0;
+  };
+  std::vector<Entry> entries;
+  std::map<std::uint64_t, std::string> names;
+  for (const Fingerprint& print : own) {
+    data::Xxh3 hash;
+    hash.update(print.name.data(), print.name.size());
+    entries.push_back({hash.value(), print.hash});
+    names.emplace(entries.back().name, print.name);
+  }
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(entries.data());
+  const auto all = group.all_gather_bytes({bytes, entries.size() * sizeof(Entry)});
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::size_t>> first;  // hash, rank
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (std::size_t at = 0; at < all[rank].size(); at += sizeof(Entry)) {
+      Entry entry;
+      std::memcpy(&entry, all[rank].data() + at, sizeof entry);
+      const auto known = first.emplace(entry.name, std::pair(entry.hash, rank)).first;
+      const auto name = names.find(entry.name);  // ranks that do not hold it leave it to others
+      if (known->second.first == entry.hash || name == names.end() || !complaint.empty()) continue;
       complaint = fmt::format(
-          "step {}: replicas of {} differ on the {} axis between ranks 0 and {} of the group: "
+          "step {}: replicas of {} differ on the {} axis between ranks {} and {} of the group: "
           "memory or a message was damaged, or a reduction is missing; resume from the last "
           "checkpoint",
-          step, own[i].name, axis, rank);
-      break;
+          step, name->second, axis, known->second.second, rank);
     }
   }
 }

@@ -12,8 +12,8 @@ schedule::Schedule schedule_of(const StageOptions& options) {
     return schedule::make_schedule(options.virtual_stages > 1 ? "interleaved" : "1f1b",
                                    options.place.pipeline, 1, options.virtual_stages);
   }
-  if (options.schedule == "file") {
-    return schedule::parse_schedule(options.schedule_text, "parallel.schedule",
+  if (const auto path = schedule::path_of(options.schedule)) {
+    return schedule::parse_schedule(options.schedule_text, *path,
                                     {.stages = options.place.pipeline,
                                      .micro_batches = options.micro_batches,
                                      .chunks = options.virtual_stages});
@@ -79,13 +79,11 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
     check_forward_order(schedule);
   }
   const state::StateOptions state = state_options();
-  LoweringOptions lowering{
-      .chunk_units = chunks_,
-      .recompute = options.recompute != model::Recompute::none,
-      .gathers = state.zero.parameters == state::Held::sharded,
-      .reshard_after_forward = options.reshard_after_forward,
-      .reduces_each_micro_batch =
-          state.zero.gradients == state::Held::sharded && !options.reproducible};
+  LoweringOptions lowering{.chunk_units = chunks_,
+                           .recompute = options.recompute != model::Recompute::none,
+                           .gathers = state.zero.parameters == state::Held::sharded,
+                           .reshard_after_forward = options.reshard_after_forward,
+                           .reduces_each_micro_batch = state.gradients_sharded()};
   if (lowering.gathers) lowering.value_rooms = state::value_rooms(*layout_, state).room;
   const auto lists = schedule::add_messages(schedule);
   program_ = lower(lists[static_cast<std::size_t>(place.stage)], *layout_, lowering);

@@ -17,11 +17,13 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
   const auto count = static_cast<std::size_t>(leaves.count);
   const std::size_t activation = activation_bytes();
   std::size_t largest_rebuilt = 0, largest_delta = 0, largest_scratch = 0;
-  bool whole_backward = false;
+  // A chunk may do some micro-batches' backward whole and split that of others (schedule files).
+  const bool whole_backward = std::any_of(
+      program.actions.begin(), program.actions.end(),
+      [](const UnitAction& action) { return action.kind == UnitAction::Kind::backward; });
   for (std::size_t c = 0; c < chunks.size(); ++c) {
     Chunk chunk{.units = chunks[c]};
     chunk.pending_slots = program.pending_slots[c];
-    whole_backward = whole_backward || chunk.pending_slots == 0;
     for (std::int64_t unit = chunks[c].begin; unit < chunks[c].end; ++unit) {
       model::UnitPlan plan(leaves.rows, shares);
       model.units()[static_cast<std::size_t>(unit)]->plan(plan);

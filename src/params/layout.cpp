@@ -62,6 +62,33 @@ std::vector<Range> tile_slices(const Parameter& row, int v, int tiles) {
   return slices;
 }
 
+std::vector<SharedGrain> shared_grains(const Parameter& row, int tiles) {
+  std::vector<SharedGrain> result;
+  std::int64_t begin = 0;
+  for (std::size_t p = 0; p < row.parts.size(); begin += row.parts[p].extent, ++p) {
+    const Part& part = row.parts[p];
+    if (part.serves == 1) continue;
+    for (std::int64_t at = begin; at < begin + part.extent; at += part.grain) {
+      int holders = 0;
+      for (int v = 0; v < tiles; ++v) {
+        const Range slice = tile_slices(row, v, tiles)[p];
+        if (slice.begin <= at && at + part.grain <= slice.end) ++holders;
+      }
+      if (holders > 1) result.push_back({p, {at, at + part.grain}});
+    }
+  }
+  return result;
+}
+
+Range elements_of(const Parameter& row, const Block& block, const SharedGrain& grain) {
+  const Range& slice = block.slices[grain.part];
+  if (grain.along.begin < slice.begin || grain.along.end > slice.end) return {};
+  const std::int64_t width = row.shape.elements() / row.shape[0];
+  std::int64_t before = grain.along.begin - slice.begin;
+  for (std::size_t p = 0; p < grain.part; ++p) before += block.slices[p].size();
+  return {before * width, (before + grain.along.size()) * width};
+}
+
 bool Layout::has_unit(int unit) const {
   return std::any_of(units_.begin(), units_.end(),
                      [&](const Range& r) { return unit >= r.begin && unit < r.end; });
@@ -166,11 +193,19 @@ std::vector<std::int64_t> shard_bounds(const Layout& layout, const Group& group,
   std::vector<std::int64_t> cuts;  // from the group's beginning, ascending
   for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
     const Block& block = layout.blocks()[static_cast<std::size_t>(b)];
-    for (const Range& own : layout.owned(block)) {
-      for (std::int64_t at = own.begin; at < own.end; at += norm_block) {
+    const auto cut = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t at = begin; at < end; at += norm_block) {
         cuts.push_back(block.offset + at - group.elements.begin);
       }
+    };
+    // Norm blocks begin with each owned part; in between lies what lower tiles own.
+    std::int64_t done = 0;
+    for (const Range& own : layout.owned(block)) {
+      cut(done, own.begin);
+      cut(own.begin, own.end);
+      done = own.end;
     }
+    cut(done, block.elements());
   }
   std::vector<std::int64_t> bounds{0};
   for (int part = 1; part < parts; ++part) {

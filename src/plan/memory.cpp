@@ -63,9 +63,10 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads) {
     bytes = std::max(bytes,
                      ops::cpu_square_sum_workspace(std::min(block.elements(), params::norm_block)));
     if (row.shape.dimensions() != 1 || block.elements() == 0) continue;
-    // Gains and biases: their gradients are sums over rows; a norm makes both of its at once.
-    const bool norm = row.name.find("norm") != std::string::npos;
-    const int outputs = norm && config.layer_norm() && config.bias ? 2 : 1;
+    // Gains and biases: their gradients are sums over rows; a norm makes both of its at once, and
+    // gains are what begins as ones.
+    const bool gain = row.initialisation.kind == params::Initialisation::Kind::ones;
+    const int outputs = gain && config.layer_norm() && config.bias ? 2 : 1;
     const std::int64_t rows =
         block.slices.empty() ? rows_of_a_sum(stage) : stage.memory().leaves().rows;
     bytes = std::max(bytes, ops::cpu_row_sum_workspace(rows, block.elements(), outputs));
@@ -122,8 +123,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
     const bool shared =
         !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.back()) ||
         !layout.has_unit(layout.groups()[static_cast<std::size_t>(g)].units.front());
-    const bool shards = stage.state_options().zero.gradients == state::Held::sharded &&
-                        !stage.shares().reproducible;
+    const bool shards = stage.state_options().gradients_sharded();
     if (shared) {
       const std::int64_t whole = layout.groups()[static_cast<std::size_t>(g)].elements.size();
       tied = std::max(tied, shards ? stage.shards().own(g).size() : whole);

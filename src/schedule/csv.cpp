@@ -147,8 +147,16 @@ Schedule parse_schedule(std::string_view text, const std::string& source, Sizes 
 }
 
 Schedule read_schedule(const std::filesystem::path& path, Sizes expected) {
-  return parse_schedule(read_small_file(path), path.string(), expected);
+  return parse_schedule(read_schedule_text(path), path.string(), expected);
 }
+
+std::optional<std::string> path_of(std::string_view name) {
+  constexpr std::string_view prefix = "file:";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  return std::string(name.substr(prefix.size()));
+}
+
+std::string read_schedule_text(const std::filesystem::path& path) { return read_small_file(path); }
 
 std::string to_csv(const Schedule& schedule) {
   std::string text;

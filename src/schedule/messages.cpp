@@ -4,29 +4,14 @@
 #include <array>
 #include <limits>
 
+#include "trireme/schedule/slots.hpp"
+
 #include "edges.hpp"
 #include "walk.hpp"
 
 namespace trireme::schedule {
 
 namespace {
-
-/// Buffers of one sort on one stage: the lowest free one is taken.
-class Slots {
- public:
-  int take() {
-    const auto free = std::find(used_.begin(), used_.end(), false);
-    const int slot = static_cast<int>(free - used_.begin());
-    if (free == used_.end()) used_.push_back(true);
-    used_[at(slot)] = true;
-    return slot;
-  }
-  void release(int slot) { used_[at(slot)] = false; }
-  int count() const { return static_cast<int>(used_.size()); }
-
- private:
-  std::vector<bool> used_;
-};
 
 /// By stage and direction.
 using SendSlots = std::vector<std::array<int, 2>>;

@@ -156,7 +156,8 @@ class Validation {
         if (action.micro_batch < before.micro_batch)
           fail(
               "stage {}: {} stands after {}; weight gradients are summed in ascending order of "
-              "micro-batches where sums are reproducible",
+              "micro-batches where sums are reproducible: exchange them, or set "
+              "numerics.reproducible = false",
               stage, cell(stage, action), cell(stage, before));
         before = action;
       }

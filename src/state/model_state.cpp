@@ -58,10 +58,6 @@ Rooms gradient_rooms(const params::Layout& layout) {
 
 bool sharded(Held held) { return held == Held::sharded; }
 
-bool sharded_gradients(const StateOptions& options) {
-  return sharded(options.zero.gradients) && !options.shares.reproducible;
-}
-
 }  // namespace
 
 Rooms plan_rooms(const params::Layout& layout, const std::vector<bool>& apart) {
@@ -104,7 +100,7 @@ std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const Sha
 std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const ShardMap& shards,
                                         const StateOptions& options) {
   if (!options.train) return 0;
-  if (sharded_gradients(options)) return float_bytes * shards.elements();
+  if (options.gradients_sharded()) return float_bytes * shards.elements();
   const std::int64_t copies = model::gradient_copies(options.shares) - 1;
   return float_bytes * options.sets *
          (layout.elements() + copies * replicated_elements(layout) +
@@ -114,7 +110,7 @@ std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const Shar
 std::int64_t ModelState::room_bytes(const params::Layout& layout, const StateOptions& options) {
   std::int64_t elements = 0;
   if (sharded(options.zero.parameters)) elements += value_rooms(layout, options).elements;
-  if (options.train && sharded_gradients(options)) elements += gradient_rooms(layout).elements;
+  if (options.train && options.gradients_sharded()) elements += gradient_rooms(layout).elements;
   return float_bytes * elements;
 }
 

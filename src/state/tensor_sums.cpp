@@ -2,28 +2,18 @@
 
 #include <algorithm>
 
+#include "trireme/core/pairwise.hpp"
+
 namespace trireme::state {
 
 namespace {
 
-/// Whether more than one tile holds grain [begin, end) of part `part`.
-bool shared_grain(const params::Parameter& row, std::size_t part, const params::Range& grain,
-                  int tiles) {
-  int holders = 0;
-  for (int v = 0; v < tiles; ++v) {
-    const params::Range slice = params::tile_slices(row, v, tiles)[part];
-    if (slice.begin <= grain.begin && grain.end <= slice.end) ++holders;
-  }
-  return holders > 1;
-}
-
 /// Σ tensors[i] into the first, as a balanced tree.
 void add_tree(ops::Ops& ops, const std::vector<Tensor>& tensors) {
-  for (std::size_t step = 1; step < tensors.size(); step *= 2) {
-    for (std::size_t i = 0; i + step < tensors.size(); i += 2 * step) {
-      ops.add(tensors[i], tensors[i], tensors[i + step]);
-    }
-  }
+  add_pairwise(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t to, std::int64_t from) {
+    const Tensor& sum = tensors[static_cast<std::size_t>(to)];
+    ops.add(sum, sum, tensors[static_cast<std::size_t>(from)]);
+  });
 }
 
 }  // namespace
@@ -44,27 +34,16 @@ TensorSums::Pack TensorSums::plan(const params::Layout& layout, const params::Gr
     if (block.row == last_row) continue;  // the row's other tiles were seen to with its first
     last_row = block.row;
     const params::Parameter& row = layout.table().row(block.row);
-    std::int64_t part_begin = 0;
-    for (std::size_t p = 0; p < row.parts.size(); part_begin += row.parts[p].extent, ++p) {
-      const params::Part& part = row.parts[p];
-      if (part.serves == 1) continue;
-      const std::int64_t width = row.shape.elements() / row.shape[0];
-      for (std::int64_t at = part_begin; at < part_begin + part.extent; at += part.grain) {
-        const params::Range grain{at, at + part.grain};
-        if (!shared_grain(row, p, grain, shares.tiles.all)) continue;
-        for (int own : layout.blocks_of(block.row)) {
-          const params::Block& tile = layout.blocks()[static_cast<std::size_t>(own)];
-          std::int64_t before = 0;
-          for (std::size_t q = 0; q < p; ++q) before += tile.slices[q].size();
-          const params::Range& slice = tile.slices[p];
-          if (slice.begin > grain.begin || grain.end > slice.end) continue;
-          pack.pieces.push_back(
-              {tile.tile - shares.tiles.first,
-               tile.offset - group.elements.begin + (before + grain.begin - slice.begin) * width,
-               pack.elements, part.grain * width});
-        }
-        pack.elements += part.grain * width;
+    for (const params::SharedGrain& grain : params::shared_grains(row, shares.tiles.all)) {
+      for (int own : layout.blocks_of(block.row)) {
+        const params::Block& tile = layout.blocks()[static_cast<std::size_t>(own)];
+        const params::Range held = params::elements_of(row, tile, grain);
+        if (held.size() == 0) continue;
+        pack.pieces.push_back({tile.tile - shares.tiles.first,
+                               tile.offset - group.elements.begin + held.begin, pack.elements,
+                               held.size()});
       }
+      pack.elements += grain.along.size() * row.shape.elements() / row.shape[0];
     }
   }
   return pack;

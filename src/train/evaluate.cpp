@@ -12,12 +12,16 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
   Recorder recorder;
   const GridPlan plan = plan_grid(config, session);
   comm::Grid grid(session, plan.shape, ledger, plan.shard);
+  comm::Watchdog watchdog(session, config.train.watchdog);
   std::unique_ptr<checkpoint::Reader> reader;
   std::unique_ptr<data::TokenReader> tokens;
   std::unique_ptr<model::Transformer> model;
   std::unique_ptr<parallel::Replica> replica;
+  const std::string folder = comm::of_rank_zero(
+      grid.world(), [&] { return find_checkpoint(options.checkpoint).string(); });
+  auto loading = std::make_optional<comm::Watchdog::Pause>(watchdog);
   comm::agree(grid.world(), [&] {
-    reader = std::make_unique<checkpoint::Reader>(find_checkpoint(options.checkpoint));
+    reader = std::make_unique<checkpoint::Reader>(folder);
     model = std::make_unique<model::Transformer>(model_of(reader->state()));
     const std::string path = config.data.path.empty()
                                  ? reader->state().config.at("data").at("path").get<std::string>()
@@ -48,9 +52,10 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
     checkpoint::load_pieces(*reader, "parameters", state, state.parameters(),
                             state.parameters_sharded());
   });
+  loading.reset();
   const parallel::LossSum sum =
       evaluate_split(*replica, *tokens, config.train.evaluate_samples, config.data.document_mask,
-                     grid.group(comm::Axis::data));
+                     grid.group(comm::Axis::data), &watchdog);
   const double mean = sum.mean();
   if (session.rank() == 0) {
     fmt::print("checkpoint {}  step {}\n{} loss {:.6f}  perplexity {:.4f}  over {} tokens\n",

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <optional>
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
@@ -90,13 +91,17 @@ std::string generate(comm::Session& session, const RunConfig& config,
   Recorder recorder;
   const GridPlan plan = plan_grid(config, session);
   comm::Grid grid(session, plan.shape, ledger, plan.shard);
+  comm::Watchdog watchdog(session, config.train.watchdog);
   std::unique_ptr<data::Tokenizer> tokenizer;
   std::unique_ptr<model::Transformer> model;
   std::unique_ptr<parallel::Replica> replica;
   std::unique_ptr<Continuation> continuation;
   data::Manifest manifest;
+  const std::string folder = comm::of_rank_zero(
+      grid.world(), [&] { return find_checkpoint(options.checkpoint).string(); });
+  auto loading = std::make_optional<comm::Watchdog::Pause>(watchdog);
   comm::agree(grid.world(), [&] {
-    const checkpoint::Reader reader(find_checkpoint(options.checkpoint));
+    const checkpoint::Reader reader(folder);
     const std::string path = config.data.path.empty()
                                  ? reader.state().config.at("data").at("path").get<std::string>()
                                  : config.data.path;
@@ -116,6 +121,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
                             state.parameters_sharded());
     continuation = std::make_unique<Continuation>(*replica, ledger);
   });
+  loading.reset();
   const bool speaks = session.rank() == 0;
   const auto show = [&](std::string_view text) {
     if (!speaks) return;
@@ -130,6 +136,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
   const bool draws = replica->stage().holds_last_unit();
   std::vector<std::int32_t> made;
   for (std::int64_t i = 0; i < options.tokens; ++i) {
+    watchdog.beat("generate", i);
     const auto logits = continuation->feed(next);
     std::int64_t id = 0;
     if (draws) {

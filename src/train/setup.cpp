@@ -11,6 +11,7 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/comm/topology.hpp"
 #include "trireme/data/hdf5.hpp"
 #include "trireme/schedule/schedule.hpp"
 
@@ -51,11 +52,9 @@ model::ModelConfig model_of(const checkpoint::State& state) {
 }
 
 LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session) {
-  LayoutFacts facts{.world = session.size(), .node_size = session.node_size()};
-  constexpr std::string_view prefix = "file:";
-  if (config.parallel.schedule.starts_with(prefix)) {
-    facts.schedule_text =
-        schedule::to_csv(schedule::read_schedule(config.parallel.schedule.substr(prefix.size())));
+  LayoutFacts facts{.world = session.size(), .node_of = session.nodes()};
+  if (const auto path = schedule::path_of(config.parallel.schedule)) {
+    facts.schedule_text = schedule::read_schedule_text(*path);
   }
   return facts;
 }
@@ -63,9 +62,10 @@ LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session) 
 GridPlan plan_grid(const RunConfig& config, comm::Session& session) {
   device::MemoryLedger ledger;  // of an agreement that ends here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
-  GridPlan plan;
+  GridPlan plan{.facts = {.world = session.size(), .node_of = session.nodes()}};
+  plan.facts.schedule_text =
+      comm::of_rank_zero(*world, [&] { return layout_facts(config, session).schedule_text; });
   comm::agree(*world, [&] {
-    plan.facts = layout_facts(config, session);
     plan.shape = grid_shape(config, plan.facts);
     plan.shard = shard_ranks(config, plan.shape, plan.facts);
   });
@@ -82,10 +82,8 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
   const std::string& group = config.zero.group;
   if (group == "all") return comm::shard_degree(shape, 0);
   if (group == "node") {
-    // Data ranks of a node lie side by side where tensor groups fill less than a node.
-    const int tensor = shape.of(comm::Axis::tensor);
-    return comm::shard_degree(
-        shape, std::max(1, std::min(facts.node_size / tensor, shape.of(comm::Axis::data))));
+    return facts.node_of.empty() ? shape.of(comm::Axis::data)
+                                 : comm::shard_inside_node(shape, facts.node_of);
   }
   std::int64_t ranks = 0;
   const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), ranks);
@@ -108,9 +106,8 @@ model::Recompute recompute_of(const std::string& name) {
 parallel::StageOptions stage_options(const RunConfig& config, const comm::GridShape& shape,
                                      const LayoutFacts& facts) {
   const std::int64_t per_rank = config.train.batch / shape.of(comm::Axis::data);
-  const bool file = config.parallel.schedule.starts_with("file:");
   return {.place = {},
-          .schedule = file ? "file" : config.parallel.schedule,
+          .schedule = config.parallel.schedule,
           .schedule_text = facts.schedule_text,
           .virtual_stages = static_cast<int>(config.parallel.virtual_stages),
           .micro_batches = static_cast<int>(per_rank / config.train.micro_batch),
@@ -148,7 +145,7 @@ std::int64_t bucket_elements(const RunConfig& config) {
 
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask,
-                                 comm::Communicator& data_group) {
+                                 comm::Communicator& data_group, comm::Watchdog* watchdog) {
   const std::int64_t length = replica.stage().model().config().sequence;
   const std::int64_t micro_batch = replica.stage().options().sequences;
   const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
@@ -163,6 +160,7 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
   const auto leaves = static_cast<std::size_t>(replica.stage().memory().leaves().count);
   std::vector<parallel::LossSum> own;  // by round and leaf
   for (std::int64_t round = 0; round < rounds; ++round) {
+    if (watchdog != nullptr) watchdog->beat("evaluate");
     const std::int64_t number = round * data_group.size() + data_group.rank();
     std::vector<std::int64_t> numbers;
     for (std::int64_t i = 0; i < micro_batch; ++i) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <numeric>
 
@@ -26,6 +27,57 @@ std::int64_t resident_peak() {
     if (std::sscanf(line.c_str(), "VmHWM: %" SCNd64, &kilobytes) == 1) return kilobytes * 1024;
   }
   return 0;
+}
+
+/// What about the configuration costs more than a user may expect, one line each.
+std::vector<std::string> cost_notes(const RunConfig& config, const parallel::StageOptions& stage) {
+  std::vector<std::string> notes;
+  const std::int64_t zero = config.parallel.zero;
+  if (config.numerics.reproducible) {
+    notes.emplace_back("reproducible mode: sums in a fixed order, several times slower");
+    if (zero >= 2) {
+      notes.push_back(
+          fmt::format("parallel.zero = {}: reproducible mode keeps gradients whole on every rank, "
+                      "as zero 1 does",
+                      zero));
+    }
+    return notes;
+  }
+  const int sent = zero == 2   ? stage.micro_batches + 1
+                   : zero == 3 ? (stage.reshard_after_forward ? 3 : 2) * stage.micro_batches
+                               : 0;
+  if (sent > 3 && stage.place.data > 1) {
+    notes.push_back(fmt::format(
+        "parallel.zero = {} with {} micro-batches sends {} times the parameters in a step, zero 1 "
+        "twice: a larger train.micro_batch sends less, zero 1 least",
+        zero, stage.micro_batches, sent));
+  }
+  return notes;
+}
+
+/// Bytes of an arena: those planned, and the end of the last view that was made.
+struct HighWater {
+  std::size_t predicted = 0, measured = 0;
+};
+
+/// The marks of the rank that differs most from its plan; of the fullest, where none does.
+HighWater gather_high_water(const HighWater& own, comm::Communicator& world) {
+  const std::uint64_t both[] = {own.predicted, own.measured};
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(both);
+  HighWater worst;
+  const auto difference = [](const HighWater& mark) {
+    return mark.predicted > mark.measured ? mark.predicted - mark.measured
+                                          : mark.measured - mark.predicted;
+  };
+  for (const auto& theirs : world.all_gather_bytes({bytes, sizeof both})) {
+    std::uint64_t marks[2] = {};
+    std::memcpy(marks, theirs.data(), sizeof marks);
+    const HighWater mark{marks[0], marks[1]};
+    if (std::pair(difference(mark), mark.measured) > std::pair(difference(worst), worst.measured)) {
+      worst = mark;
+    }
+  }
+  return worst;
 }
 
 }  // namespace
@@ -55,6 +107,9 @@ void Trainer::begin_record() {
                   grid_.shape().to_string(), threads_, train.batch,
                   train.batch * config_.model.sequence, train.micro_batch));
   for (const std::string& warning : grid_.warnings()) say("warning: " + warning);
+  for (const std::string& note : cost_notes(config_, replica_.stage().options())) {
+    say("note: " + note);
+  }
   if (peak_ > 0) {
     say(fmt::format(
         "peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak_ / 1e9,
@@ -62,12 +117,22 @@ void Trainer::begin_record() {
   }
 }
 
+void Trainer::count_traffic() {
+  const auto now = grid_.traffic();
+  traffic_.resize(now.size());
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    traffic_[i].first = now[i].first;
+    traffic_[i].second += now[i].second.total();
+  }
+  grid_.reset_traffic();
+}
+
 nlohmann::json Trainer::gather_traffic() {
+  count_traffic();
   nlohmann::json json = nlohmann::json::object();
   const auto steps = static_cast<double>(std::max<std::size_t>(1, step_seconds_.size()));
-  for (const auto& [name, traffic] : grid_.traffic()) {
-    const comm::Traffic total = traffic.total();
-    comm::Communicator& world = grid_.world();
+  comm::Communicator& world = grid_.world();
+  for (const auto& [name, total] : traffic_) {
     const double bytes = world.all_reduce(static_cast<double>(total.bytes), comm::Reduction::max);
     const double seconds = world.all_reduce(total.seconds, comm::Reduction::max);
     if (bytes == 0) continue;
@@ -84,6 +149,11 @@ void Trainer::finish() {
   const auto sections = report::gather_sections(recorder_, grid_.world());
   const auto memory = report::gather_memory(ledger_, predicted_, grid_.world());
   const auto trace = report::gather_trace(recorder_, grid_.world());
+  const parallel::StageMemory& arenas = replica_.engine().memory();
+  const HighWater stash =
+      gather_high_water({arenas.plan().stash_bytes(), arenas.stash_high_water()}, grid_.world());
+  const HighWater work =
+      gather_high_water({arenas.plan().work_bytes(), arenas.work_high_water()}, grid_.world());
   if (progress_) progress_->finish();
   if (!speaks()) return;
   const double trained = std::accumulate(step_seconds_.begin(), step_seconds_.end(), 0.0);
@@ -91,9 +161,6 @@ void Trainer::finish() {
   nlohmann::json times;
   for (const auto& s : sections)
     times[s.name] = {{"min", s.minimum}, {"average", s.average}, {"max", s.maximum}};
-  const parallel::StageMemory& activations = replica_.engine().memory();
-  const std::size_t stash = activations.stash_high_water(), work = activations.work_high_water();
-  const parallel::StagePlan& layout = activations.plan();
   record_->write_trace(trace.spans_by_rank);
   record_->write_summary(
       {{"steps", step_},
@@ -107,8 +174,8 @@ void Trainer::finish() {
        {"communication", traffic},
        {"resident_peak", resident},
        {"high_water",
-        {{"stash", {{"predicted", layout.stash_bytes()}, {"measured", stash}}},
-         {"workspace", {{"predicted", layout.work_bytes()}, {"measured", work}}}}},
+        {{"stash", {{"predicted", stash.predicted}, {"measured", stash.measured}}},
+         {"workspace", {{"predicted", work.predicted}, {"measured", work.measured}}}}},
        {"figure_of_merit", speed}});
   if (!progress_) return;
   say("");
@@ -116,7 +183,7 @@ void Trainer::finish() {
   say(report::memory_table(memory));
   say(fmt::format(
       "arena high-water marks, predicted and measured: stash {} and {}, work space {} and {} bytes",
-      layout.stash_bytes(), stash, layout.work_bytes(), work));
+      stash.predicted, stash.measured, work.predicted, work.measured));
   if (resident > 0) {
     say(fmt::format("resident set at most, of any rank: {:.1f} MiB with program and libraries",
                     static_cast<double>(resident) / (1 << 20)));

@@ -62,6 +62,9 @@ void Trainer::say(const std::string& line) {
 }
 
 void Trainer::run() {
+  auto starting = std::make_optional<comm::Watchdog::Pause>(*watchdog_);
+  std::vector<std::string> broken;
+  const std::string folder = find_resume(broken);  // before anything is written
   comm::agree(grid_.world(), [&] {
     if (!speaks()) return;
     record_ = std::make_unique<report::RunRecord>(config_.train.output);
@@ -70,16 +73,15 @@ void Trainer::run() {
     progress_ = mode == "auto" ? std::make_unique<report::ProgressLine>()
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   });
-  {
-    const comm::Watchdog::Pause pause(*watchdog_);
-    comm::require_same_environment(
-        grid_.world(), {.instructions = ops::instruction_set(),
-                        .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
-    replica_.initialise();
-    resume();
-    peak_ = peak_of_world();
-    begin_record();
-  }
+  for (const std::string& line : broken) say("passed over: " + line);
+  comm::require_same_environment(
+      grid_.world(), {.instructions = ops::instruction_set(),
+                      .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
+  replica_.initialise();
+  if (!folder.empty()) resume(folder);
+  peak_ = peak_of_world();
+  begin_record();
+  starting.reset();
   recorder_.reset();
   grid_.reset_traffic();
   train_steps();
@@ -88,21 +90,17 @@ void Trainer::run() {
   finish();
 }
 
-void Trainer::resume() {
+std::string Trainer::find_resume(std::vector<std::string>& broken) {
   const std::string& resume = config_.checkpoint.resume;
-  if (resume == "never") return;
-  std::vector<std::string> broken;
-  std::string folder = resume;
-  comm::agree(grid_.world(), [&] {
-    if (resume == "auto") {
-      const auto newest = checkpoint::newest(config_.train.output, &broken);
-      folder = newest ? newest->string() : "";
-    } else {
-      folder = find_checkpoint(resume).string();
-    }
+  if (resume == "never") return {};
+  return comm::of_rank_zero(grid_.world(), [&] {
+    if (resume != "auto") return find_checkpoint(resume).string();
+    const auto newest = checkpoint::newest(config_.train.output, &broken);
+    return newest ? newest->string() : std::string();
   });
-  for (const std::string& line : broken) say("passed over: " + line);
-  if (folder.empty()) return;
+}
+
+void Trainer::resume(const std::string& folder) {
   comm::agree(grid_.world(), [&] { load(folder); });
   say(fmt::format("resumed from {}: step {}", folder, step_));
 }
@@ -232,7 +230,7 @@ void Trainer::show(const report::StepMetrics& metrics) {
 }
 
 void Trainer::evaluate() {
-  const comm::Watchdog::Pause pause(*watchdog_);
+  count_traffic();
   const Section section(recorder_, "evaluate");
   evaluated_step_ = step_;
   if (valid_reader_->tokens() <= config_.model.sequence) {
@@ -242,7 +240,8 @@ void Trainer::evaluate() {
   }
   const parallel::LossSum sum =
       evaluate_split(replica_, *valid_reader_, config_.train.evaluate_samples,
-                     config_.data.document_mask, data_group_);
+                     config_.data.document_mask, data_group_, watchdog_.get());
+  grid_.reset_traffic();  // the steps' alone is told
   last_evaluation_ = sum.mean();
   if (!speaks()) return;
   record_->write_evaluation(step_, sum.mean(), static_cast<std::int64_t>(sum.weight));
@@ -264,6 +263,7 @@ std::vector<checkpoint::Piece> Trainer::pieces() const {
 
 void Trainer::save() {
   const comm::Watchdog::Pause pause(*watchdog_);
+  count_traffic();
   const Section section(recorder_, "checkpoint");
   const checkpoint::State state{.step = step_,
                                 .samples = step_ * config_.train.batch,
@@ -272,6 +272,7 @@ void Trainer::save() {
                                 .versions = versions(),
                                 .extra = {}};
   const auto folder = checkpoint::save(config_.train.output, state, pieces(), grid_.world());
+  grid_.reset_traffic();
   saved_step_ = step_;
   if (speaks()) {
     checkpoint::prune(config_.train.output, config_.checkpoint.keep);

@@ -24,7 +24,9 @@ class Trainer {
 
  private:
   using Clock = Recorder::Clock;
-  void resume();
+  /// The step folder to go on from, "" for none; `broken` (rank 0): those passed over.
+  std::string find_resume(std::vector<std::string>& broken);
+  void resume(const std::string& folder);
   void load(const std::filesystem::path& folder);
   void train_steps();
   /// One optimiser step on the next global batch.
@@ -35,6 +37,8 @@ class Trainer {
   void begin_record();
   void finish();
   double peak_of_world();
+  /// Adds what the grid's groups have counted since the last reset to the steps' account.
+  void count_traffic();
   /// Bytes that a rank sent per step and seconds that took, by group: the most of any rank.
   nlohmann::json gather_traffic();
   bool speaks() const { return session_.rank() == 0; }
@@ -62,7 +66,8 @@ class Trainer {
   std::int64_t evaluated_step_ = -1;
   double peak_ = 0;  // operations per second of all ranks together
   std::int64_t attempt_tokens_ = 0;
-  std::vector<double> step_seconds_;  // of this attempt
+  std::vector<double> step_seconds_;                            // of this attempt
+  std::vector<std::pair<std::string, comm::Traffic>> traffic_;  // of the steps, by group
   double last_loss_ = 0, last_evaluation_ = 0;
   Clock::time_point begin_;
   std::unique_ptr<report::RunRecord> record_;       // rank 0

@@ -26,6 +26,11 @@ void check_batch(RunConfig& config, int data) {
                         nearest_multiples(train.batch_tokens, config.model.sequence));
     }
     train.batch = train.batch_tokens / config.model.sequence;
+    if (train.batch > most_sequences) {
+      throw ConfigError("train.batch_tokens", std::to_string(train.batch_tokens),
+                        fmt::format("must be at most {} sequences", most_sequences),
+                        "use fewer tokens");
+    }
   }
   if (train.batch % data != 0) {
     throw ConfigError("train.batch", std::to_string(train.batch),
@@ -78,7 +83,7 @@ void check_peak(const std::string& peak) {
   }
 }
 
-/// What else a layout can be wrong about, the last stage knows as well as any other.
+/// What else a layout can be wrong about (units, schedules), any stage finds when it is made.
 void check_stage(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
   const model::Transformer model(config.model);
   parallel::StageOptions options = stage_options(config, shape, facts);

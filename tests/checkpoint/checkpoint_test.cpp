@@ -5,6 +5,7 @@
 #include <limits>
 #include <thread>
 
+#include <fmt/format.h>
 #include <hdf5.h>
 #include <sys/wait.h>
 
@@ -376,11 +377,11 @@ TEST_F(CheckpointTest, TheFirstElementNotHeldOnceIsNamed) {
       std::string element;
       auto left = static_cast<std::int64_t>(wrong - holders.begin());
       for (int d = dimensions - 1; d >= 0; left /= shape[d], --d) {
-        element = std::to_string(left % shape[d]) + (element.empty() ? "" : ", ") + element;
+        element = fmt::format("{}{}{}", left % shape[d], element.empty() ? "" : ", ", element);
       }
       const std::string who =
           *wrong == 0 ? "no piece holds" : std::to_string(*wrong) + " pieces hold";
-      EXPECT_THAT(message, HasSubstr("tensor w: " + who + " element [" + element + "]"));
+      EXPECT_THAT(message, HasSubstr(fmt::format("tensor w: {} element [{}]", who, element)));
     }
   }
   EXPECT_GT(refused, 100);

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <ostream>
@@ -149,13 +150,14 @@ class Rank {
       std::fill_n(flat.as<float>(), flat.elements(), std::numeric_limits<float>::quiet_NaN());
       load_pieces(reader, name, state_, flat, sharded);
       for (std::size_t i = 0; i < right.size(); ++i) {
-        if (std::memcmp(&right[i], flat.as<float>() + i, sizeof(float)) != 0) {
+        if (std::bit_cast<std::uint32_t>(right[i]) !=
+            std::bit_cast<std::uint32_t>(flat.as<float>()[i])) {
           return fmt::format("{}: element {} of {}", name, i, right.size());
         }
       }
       return "";
     };
-    const std::string fault =
+    std::string fault =
         check("parameters", state_.parameters(), state_.parameters_sharded(), parameters_expected_);
     if (!fault.empty()) return fault;
     return check("adamw.moment1", moment(), moment_sharded(), moment_expected_);

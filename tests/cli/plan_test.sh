@@ -71,6 +71,7 @@ has '^total +16$' # F 1, a message, F 2 and B 4 twice, a message, B 2
 has '^ideal +9 '
 
 refuses 2 'plan: --stages is missing; only --schedule file:PATH and --ranks do without' --micro-batches 2
+refuses 2 'plan: --ranks-per-node belongs to --ranks' --ranks-per-node 2
 refuses 2 'plan: --micro-batches is missing; only --schedule file:PATH and --ranks do without' --stages 2
 refuses 2 'plan: --stage: is not a flag; did you mean --stages?' --stage 2
 refuses 1 '--stages = 0: must be at least 1; use 1 or more' --stages 0 --micro-batches 1

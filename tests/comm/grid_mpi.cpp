@@ -78,7 +78,7 @@ TEST(Grid, GroupsHoldTheirMembers) {
                     "rank {} of {}: pipeline {}, data {}, context {}, tensor {} on ",
                     session.rank(), session.size(), here[3], here[2], here[1], here[0])));
     // The tests run on one node.
-    EXPECT_EQ(grid.nodes(), std::vector<int>(session.size(), 0));
+    EXPECT_EQ(session.nodes(), std::vector<int>(session.size(), 0));
     EXPECT_TRUE(grid.warnings().empty());
   }
 }

@@ -1,9 +1,9 @@
 // Ranks that work in step under a watchdog, until one of them does what it is told:
 //   watchdog_program TIMEOUT RANK DEED
-// After the third step RANK does DEED: sleep (for ever), kill or stop (itself), pause (for two
-// timeouts, all ranks, under Pause), throw (leaves by an exception), agree (all ranks leave by an
-// exception and end in order), linger (is late at the end), apart (stops
-// itself while the others go on without it), none. Each rank prints its process
+// After the third step RANK does DEED: sleep (for ever), kill or stop (itself), vanish (kills
+// itself under Pause), pause (for two timeouts, all ranks, under Pause), throw (leaves by an
+// exception), agree (all ranks leave by an exception and end in order), linger (is late at the
+// end), apart (stops itself while the others go on without it), none. Each rank prints its process
 // number, and the first "done" when all is over.
 #include <chrono>
 #include <csignal>
@@ -41,6 +41,10 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
     watchdog.beat("forward of layer 7", step);
     if (step == 3 && session.rank() == rank && deed != "linger") {
       watchdog.beat("the last thing that rank did");
+      if (deed == "vanish") {
+        const Watchdog::Pause unwatched(watchdog);
+        misbehave("kill");
+      }
       misbehave(deed);
     }
     while (step == 3 && deed == "apart") {

@@ -131,7 +131,7 @@ TEST(Prepare, BadLinesOfJsonAreNamed) {
     options.inputs = {scratch / "in"};
     options.output = scratch / "out";
     options.documents = "jsonl:text";
-    const std::string error = error_of([&] { prepare(options, {}); });
+    std::string error = error_of([&] { prepare(options, {}); });
     expect_only(scratch.path(), {"in"});
     return error;
   };
@@ -186,7 +186,7 @@ TEST(Prepare, WrongOptionsAreExplained) {
     options.inputs = {scratch / "in"};
     options.output = scratch / "out";
     change(options);
-    const std::string error = error_of([&] { prepare(options, {}); });
+    std::string error = error_of([&] { prepare(options, {}); });
     expect_only(scratch.path(), {"in", "empty", "blank"});
     return error;
   };

@@ -65,7 +65,7 @@ std::string error_of(Call call) {
   try {
     call();
   } catch (const Error& error) {
-    const std::string message = error.what();
+    std::string message = error.what();
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     return message;
   }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -80,10 +81,26 @@ TEST(Stream, ErrorsReachTheWaitersOfThatEventAlone) {
       stream.enqueue(std::make_unique<Steps>(2, [] { throw std::logic_error("at test"); }));
   EXPECT_THROW(at_test.wait(), std::logic_error);
   EXPECT_NO_THROW(fine.wait());
+  // Events are handles: one that is copied stands for the same steps.
+  // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the copy is what is tested
   const Event copy = at_start;
   EXPECT_THROW(at_start.wait(), std::runtime_error);
   EXPECT_THROW(copy.wait(), std::runtime_error);
   EXPECT_TRUE(stream.idle());
+}
+
+// What is queued may be waiting for the very work that failed.
+TEST(Stream, AnExceptionOnItsWayDoesNotWaitForWhatIsQueued) {
+  const auto never = std::numeric_limits<int>::max();
+  EXPECT_THROW(
+      {
+        Stream stream;
+        stream.enqueue(std::make_unique<Steps>(never));
+        stream.poll();
+        stream.enqueue(std::make_unique<Steps>(never));
+        throw std::runtime_error("on its way");
+      },
+      std::runtime_error);
 }
 
 TEST(Stream, SynchroniseFinishesAllAndRethrowsTheFirst) {

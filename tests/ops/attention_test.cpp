@@ -181,7 +181,8 @@ void check_backward(const Problem& p, std::size_t step, const std::string& what)
     EXPECT_TRUE(gradient.gaps_untouched()) << what << ": " << name;
   };
   // A key gathers from all queries and heads of its group, with weights that sum to far less.
-  const double gathered = std::sqrt(static_cast<double>(s.queries * (s.heads / s.groups)));
+  const std::int64_t gathers = s.queries * (s.heads / s.groups);
+  const double gathered = std::sqrt(static_cast<double>(gathers));
   check(&Inputs::q, p.dq, 1, "dq");
   check(&Inputs::k, p.dk, gathered, "dk");
   check(&Inputs::v, p.dv, gathered, "dv");

@@ -26,6 +26,7 @@ struct LayoutCase {
   bool reshard = true;
   bool sequence_parallel = false;
   std::string schedule = "1f1b";
+  std::string schedule_text;  // of schedule "file:…"
   int virtual_stages = 1;
   int micro_batch = 1;
   int threads = 1;
@@ -150,7 +151,7 @@ inline std::vector<HostMicrobatch> make_batches(const model::ModelConfig& config
 inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& settings) {
   return {.place = {},
           .schedule = layout.schedule,
-          .schedule_text = {},
+          .schedule_text = layout.schedule_text,
           .virtual_stages = layout.virtual_stages,
           .micro_batches = settings.global_batch / layout.data / layout.micro_batch,
           .sequences = layout.micro_batch,

@@ -18,18 +18,24 @@ std::string complaint_of(LayoutRun& run) {
   return {};
 }
 
-/// Changes one bit of the first element of `row` on the last rank; the complaint of every rank.
-std::string complaint_after_damage(const LayoutCase& layout, const std::string& row) {
-  LayoutRun run(testing_support::odd_model(false), layout, stage_options(layout, {}),
+/// Changes one bit of the first (or last) element of `row` on the last rank; the complaint of every
+/// rank.
+std::string complaint_after_damage(const LayoutCase& layout, const std::string& row,
+                                   bool llama = false, bool last = false) {
+  LayoutRun run(testing_support::odd_model(llama), layout, stage_options(layout, {}),
                 MPI_COMM_WORLD);
   run.replica.initialise();
   EXPECT_EQ(complaint_of(run), "") << layout.to_string();
   const params::Layout& held = run.replica.stage().layout();
   const int index = *run.model.table().find(row);
   if (run.session.rank() + 1 == run.session.size() && held.holds(index)) {
-    const params::Block& block =
-        held.blocks()[static_cast<std::size_t>(held.blocks_of(index).front())];
-    run.replica.state().parameters().as<float>()[block.offset] += 1e-7F;
+    const auto& blocks = held.blocks_of(index);
+    const auto filled = std::find_if(blocks.begin(), blocks.end(), [&](int b) {
+      return held.blocks()[static_cast<std::size_t>(b)].elements() > 0;
+    });
+    const params::Block& block = held.blocks()[static_cast<std::size_t>(*filled)];
+    const std::int64_t element = block.offset + (last ? block.elements() - 1 : 0);
+    run.replica.state().parameters().as<float>()[element] += 1e-7F;
   }
   return complaint_of(run);
 }
@@ -51,6 +57,20 @@ TEST(Placement, DamagedReplicasAreNamed) {
   expect({.pipeline = 2}, "embedding.token.weight", "pipeline");
   expect({.tensor = 2, .data = 2}, "blocks.0.attention.out.bias", "data");
   expect({.data = 4, .zero = 1}, "blocks.0.norm2.bias", "data");
+}
+
+// A key/value head that two tensor ranks' queries need is on both; the value heads come last.
+TEST(Placement, SharedKeyValueHeadsAreCompared) {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (size < 2) return;
+  const std::string complaint =
+      complaint_after_damage({.tensor = size}, "blocks.0.attention.qkv.weight", true, true);
+  EXPECT_NE(complaint.find("replicas of blocks.0.attention.qkv.weight rows ["), std::string::npos)
+      << complaint;
+  EXPECT_NE(complaint.find("on the tensor axis"), std::string::npos) << complaint;
+  // Its queries are its own.
+  EXPECT_EQ(complaint_after_damage({.tensor = size}, "blocks.0.attention.qkv.weight", true), "");
 }
 
 // Weights that are split have no replica on the tensor axis: what one rank holds is its own.

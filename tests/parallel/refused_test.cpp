@@ -151,10 +151,10 @@ const std::vector<Refused>& refused() {
           s.reproducible = true;
           s.virtual_data = 1;
           s.micro_batches = 2;
-          s.schedule = "file";
+          s.schedule = "file:late.csv";
           s.schedule_text = "0F1,0F0,0B0,0B1\n";
         })},
-       "parallel.schedule = file:",
+       "parallel.schedule = file:late.csv: ",
        "ascending order"},
       {"empty micro-batch",
        {.stage = stage([](auto& s) { s.sequences = 0; })},

@@ -78,10 +78,11 @@ TEST_P(StateBytes, EqualTheFormula) {
           const Bytes own = held(stage);
           parameters = rank_parameters(stage.chunks().front(), tensor, tied);
           groups = static_cast<std::int64_t>(stage.layout().groups().size());
+          const int ranks = shard;  // structured bindings are not for lambdas
           // Cuts fall on norm blocks, at most half of one off at either end of a group's shard.
           const auto expect = [&](const char* what, std::int64_t bytes, std::int64_t each,
                                   bool sharded) {
-            const double ideal = static_cast<double>(each * parameters) / (sharded ? shard : 1);
+            const double ideal = static_cast<double>(each * parameters) / (sharded ? ranks : 1);
             const auto slack =
                 static_cast<double>(sharded ? each * groups * params::norm_block : 0);
             EXPECT_NEAR(static_cast<double>(bytes), ideal, slack)

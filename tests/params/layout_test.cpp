@@ -189,6 +189,27 @@ TEST(Layout, ShardsNeverCutANormBlock) {
   }
 }
 
+// Key/value heads that a lower tile owns too must not make one shard larger than the others.
+TEST(Layout, ShardsAreEvenAlsoWithinWhatLowerTilesOwn) {
+  ParameterTable table;
+  Parameter qkv = make("qkv", {128 * 10, 512}, 0, 0);
+  qkv.parts = {{"q", 128 * 8, 128, 1}, {"k", 128, 128, 8}, {"v", 128, 128, 8}};
+  table.add(qkv);
+  table.add(make("up", {2048, 512}, 0, 0));
+  for (const int rank : {0, 3, 7}) {
+    const Layout layout(table, {{0, 1}}, {8, rank, 1});
+    for (const int parts : {2, 8, 16}) {
+      const auto bounds = shard_bounds(layout, layout.groups()[0], parts);
+      for (int part = 0; part < parts; ++part) {
+        const auto p = static_cast<std::size_t>(part);
+        EXPECT_NEAR(static_cast<double>(bounds[p + 1] - bounds[p]),
+                    static_cast<double>(layout.elements()) / parts, norm_block)
+            << "tensor rank " << rank << ", part " << part << " of " << parts;
+      }
+    }
+  }
+}
+
 TEST(Initialise, NormalHasItsDeviation) {
   ParameterTable table;
   table.add(make("x", {100'000}, 0));

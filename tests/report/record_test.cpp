@@ -1,6 +1,8 @@
 // The files of a run's record, read back with an independent parser.
 #include "trireme/report/record.hpp"
 
+#include <bit>
+#include <cstdint>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -188,7 +190,7 @@ TEST(FiniteJson, OnlyNumbersThatAreNotFiniteBecomeStrings) {
   // Doubles come back to the last bit.
   for (const double value : {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, -0.0}) {
     const double back = json::parse(to_text(finite_number(value))).get<double>();
-    EXPECT_EQ(std::memcmp(&back, &value, sizeof value), 0) << value;
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(back), std::bit_cast<std::uint64_t>(value)) << value;
   }
 }
 

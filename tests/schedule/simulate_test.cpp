@@ -139,7 +139,8 @@ TEST(Peak, OfInterleavedIsItsWarmUpAndOne) {
 /// Every compute starts after those it needs, on whatever stage, and a stage does one at a time.
 void expect_causal(const Schedule& plan, const Timeline& timeline, double latency) {
   const auto index = [&](int virtual_stage, int micro_batch) {
-    return static_cast<std::size_t>(virtual_stage * plan.micro_batches + micro_batch);
+    return static_cast<std::size_t>(virtual_stage) * static_cast<std::size_t>(plan.micro_batches) +
+           static_cast<std::size_t>(micro_batch);
   };
   const std::size_t pairs = index(plan.virtual_stages(), 0);
   std::vector<double> forward(pairs), backward(pairs);

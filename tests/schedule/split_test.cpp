@@ -12,8 +12,6 @@
 namespace trireme::schedule {
 namespace {
 
-using testing::HasSubstr;
-
 /// All ways to cut, in ascending order of the numbers of units of the first, second, … run.
 void every_split(int units, int runs, std::vector<int> begun,
                  std::vector<std::vector<int>>& result) {

@@ -54,6 +54,11 @@ refused "batch that does not divide" "train.batch = 5: .*nearest" train data --t
 refused "micro-batch that does not divide" "train.micro_batch = 3" train data --train.batch 8 --train.micro_batch 3
 refused "vocabulary too small" "model.vocabulary = 100" train data --model.vocabulary 100
 refused "window longer than the text" "model.sequence = 1000000.*use at most" train data --model.sequence 1000000
+refused "missing checkpoint to resume" "checkpoint nowhere: .*name a run folder" train data --checkpoint.resume nowhere
+printf '0F0,0B0,\n1F0,1X0\n' >wrong.csv
+refused "fault in a schedule file" "wrong.csv:2:5: " train data --parallel.pipeline 2 --parallel.schedule file:wrong.csv
+refused "virtual stages past all bounds" "parallel.virtual_stages = 4294967297: .*from 1 to 1024" train data \
+  --parallel.pipeline 2 --parallel.virtual_stages 4294967297
 refused "unknown key" "modle.layers.*model.layers" train data --modle.layers 3
 refused "layout that does not fit" "parallel.data" train data --parallel.data 3
 : >file

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/error.hpp"
@@ -25,6 +26,20 @@ void agree(Communicator& world, Work&& work) {
   for (const auto& text : world.all_gather_bytes({bytes, message.size()})) {
     if (!text.empty()) throw AgreedError(std::string(text.begin(), text.end()));
   }
+}
+
+/// The text that `work` returns on rank 0, on every rank: what ranks might see differently (the
+/// newest checkpoint, a file of which nodes have copies) is looked at once. Collective; an Error is
+/// everybody's, as by agree.
+template <class Work>
+std::string of_rank_zero(Communicator& world, Work&& work) {
+  std::string text;
+  agree(world, [&] {
+    if (world.rank() == 0) text = work();
+  });
+  std::vector<std::uint8_t> bytes(text.begin(), text.end());
+  world.broadcast_bytes(bytes, 0);
+  return {bytes.begin(), bytes.end()};
 }
 
 }  // namespace trireme::comm

@@ -7,8 +7,9 @@
 // group's size alone and all ranks get the same. The tree over [lo, hi) splits at lo + the largest
 // power of two below hi − lo; a maximum is NaN where any contribution is.
 //
-// One communicator is used with one stream at a time, by all ranks in the same order; it outlives
-// what is enqueued. The blocking conveniences may be called beside that, from one thread at a time.
+// One communicator is used with one stream at a time, by all ranks in the same order (exchanges,
+// which need no scratch, may be on several); it outlives what is enqueued. The blocking
+// conveniences may be called beside that, from one thread at a time.
 #pragma once
 
 #include <cstdint>

@@ -52,8 +52,6 @@ class Grid {
   /// A further group over any set of axes; collective over the world.
   std::unique_ptr<Communicator> make_group(Axes axes);
 
-  /// By world rank, the world rank of the first rank that shares its memory.
-  const std::vector<int>& nodes() const { return nodes_; }
   /// What about this placement will cost speed, one line each; the same on every rank.
   std::vector<std::string> warnings() const;
   /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
@@ -71,7 +69,6 @@ class Grid {
   device::MemoryLedger& ledger_;
   std::array<std::unique_ptr<Communicator>, group_kinds> groups_;
   std::array<std::unique_ptr<Communicator>, 2> channels_;
-  std::vector<int> nodes_;
   std::string where_;
 };
 

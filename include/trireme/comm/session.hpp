@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <mpi.h>
 
@@ -42,6 +43,8 @@ class Session {
   MPI_Comm node() const { return node_; }  // ranks that share memory with this one
   int node_rank() const { return node_rank_; }
   int node_size() const { return node_size_; }
+  /// By world rank, the world rank of the first rank that shares its memory.
+  const std::vector<int>& nodes() const { return nodes_; }
 
   /// True for the first rank of a node that asks, false ever after: who may print the error line.
   bool claim_voice();
@@ -49,11 +52,12 @@ class Session {
   [[noreturn]] void abort(int code);
 
  private:
-  void open();         // node group and voice
+  void open();         // node group, map of nodes and voice
   bool owner_ = true;  // of MPI's start and end
   MPI_Comm world_ = MPI_COMM_WORLD;
   int rank_ = 0, size_ = 1, node_rank_ = 0, node_size_ = 1;
   MPI_Comm node_ = MPI_COMM_NULL;
+  std::vector<int> nodes_;
   MPI_Win voice_ = MPI_WIN_NULL;
   int* voice_flag_ = nullptr;
 };

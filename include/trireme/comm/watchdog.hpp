@@ -37,8 +37,8 @@ class Watchdog {
   /// The same in step `step`; later beats belong to it too.
   void beat(std::string_view operation, std::int64_t step);
 
-  /// While one lives this rank is not watched: around what takes long without a beat, such as a
-  /// checkpoint. They nest.
+  /// While one lives this rank is not watched, unless its process dies: around what takes long
+  /// without a beat, such as a checkpoint. They nest.
   class Pause {
    public:
     explicit Pause(Watchdog& watchdog) : watchdog_(watchdog) { watchdog_.pause(); }

@@ -48,7 +48,8 @@ class Stream {
   Stream() = default;
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  /// Waits for what is queued. Nobody else may use the stream any more (end a Progress first).
+  /// Waits for what is queued; while an exception is on its way drops it, since what it waits for
+  /// may be what failed. Nobody else may use the stream any more (end a Progress first).
   ~Stream();
 
   Event enqueue(std::unique_ptr<Operation> operation);

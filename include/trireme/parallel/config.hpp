@@ -32,7 +32,7 @@ struct ParallelConfig {
     fields.add("schedule", schedule,
                "pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble or file:SCHEDULE.csv");
     fields.add("virtual_stages", virtual_stages, "chunks of layers on each stage (interleaved)",
-               config::at_least(1));
+               config::in_range(1, 1024));
     fields.add("zero", zero,
                "what data ranks share out: 0 nothing, 1 optimiser state, 2 gradients too, 3 "
                "parameters too",
@@ -41,11 +41,13 @@ struct ParallelConfig {
                "what backward makes again instead of keeping: none, selective (attention and "
                "norms), full",
                config::one_of({"none", "selective", "full"}));
-    fields.add("bucket_mb", bucket_mb, "MB of gradients in one reduction", config::at_least(1));
+    fields.add("bucket_mb", bucket_mb,
+               "MB of gradients in one reduction (zero 0; else a reduction per layer)",
+               config::in_range(1, 1 << 20));
     fields.add("overlap", overlap, "reduce gradients while backward still runs");
     fields.add("threads", threads,
                "threads of a rank; 0: OMP_NUM_THREADS, else its share of the node's cores",
-               config::at_least(0));
+               config::in_range(0, 4096));
   }
 };
 
@@ -75,11 +77,11 @@ struct NumericsConfig {
     fields.add("virtual_data", virtual_data,
                "reproducible: sums over sequences are kept apart in so many groups, a power of two "
                "that data degrees divide",
-               config::at_least(1));
+               config::in_range(1, 65536));
     fields.add("virtual_tensor", virtual_tensor,
                "reproducible: matrices are cut into so many tiles, a power of two that tensor "
                "degrees divide",
-               config::at_least(1));
+               config::in_range(1, 1024));
   }
 };
 

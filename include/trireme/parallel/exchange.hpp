@@ -70,9 +70,9 @@ class StateExchange {
     device::Event ready;
   };
   struct Collected {
-    int group = -1;     // whose gradients the room collects
-    int reducing = -1;  // whose reduction is under way
-    device::Event reduced;
+    int group = -1;         // whose gradients the room collects
+    int reducing = -1;      // whose reduction is under way
+    device::Event reduced;  // carries the reduction's error, if it failed
   };
 
   const state::ModelState& state_;

@@ -38,7 +38,6 @@ struct UnitAction {
   /// First unit of a compute: the receive slot its input is in; last one: the send slot its output
   /// goes to. −1: none.
   int input_slot = -1, output_slot = -1;
-  bool first_of_chunk = false, last_of_chunk = false;
 };
 
 std::string to_string(const UnitAction& action);

@@ -25,8 +25,8 @@ struct Place {
 
 struct StageOptions {
   Place place;
-  std::string schedule = "1f1b";  // a name, or the text of a schedule file (see schedule_text)
-  std::string schedule_text;      // CSV, where `schedule` is "file"
+  std::string schedule = "1f1b";  // a name, or file:PATH
+  std::string schedule_text;      // of that file; read by one rank for all
   int virtual_stages = 1;
   int micro_batches = 1;       // of a replica in a step
   std::int64_t sequences = 1;  // of a micro-batch

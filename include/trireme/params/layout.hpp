@@ -58,6 +58,17 @@ struct Run {
   std::int64_t elements = 0;
 };
 
+/// A grain of a row (a key/value head) that more than one tile holds.
+struct SharedGrain {
+  std::size_t part = 0;
+  Range along;  // the split dimension
+};
+/// Those of `row` among `tiles` tiles, in the order of the row. Only parts that serve an earlier
+/// one have any.
+std::vector<SharedGrain> shared_grains(const Parameter& row, int tiles);
+/// The elements of `block`, one of `row`'s, that hold the grain; empty where it does not.
+Range elements_of(const Parameter& row, const Block& block, const SharedGrain& grain);
+
 /// Blocks that are gathered, reduced and sharded together: those of one unit, or one row that
 /// several units share (a tied weight), whose group has the same inner offsets on every stage.
 struct Group {

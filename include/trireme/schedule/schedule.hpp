@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -76,9 +77,13 @@ struct Sizes {
 /// "<source>:<line>:<column>: …" on the first fault.
 Schedule parse_schedule(std::string_view text, const std::string& source, Sizes expected = {});
 
-/// The same from a file. Only one rank should read: it sends to_csv of the result, which the others
-/// parse.
+/// The same from a file.
 Schedule read_schedule(const std::filesystem::path& path, Sizes expected = {});
+
+/// The file that a schedule's name "file:PATH" means; nothing where it is a built-in one's.
+std::optional<std::string> path_of(std::string_view name);
+/// That file's text: for a run one rank reads it and sends it to the others. Throws AgreedError.
+std::string read_schedule_text(const std::filesystem::path& path);
 
 /// The text that parse_schedule reads.
 std::string to_csv(const Schedule& schedule);

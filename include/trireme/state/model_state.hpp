@@ -22,6 +22,8 @@ struct StateOptions {
   int sets = 1;
   /// Sharded parameters stay gathered from forward to backward (reshard_after_forward = false).
   bool keeps_gathered = false;
+
+  bool gradients_sharded() const { return zero.gradients == Held::sharded && !shares.reproducible; }
 };
 
 /// Where a group's whole values lie while its state is sharded: groups of neighbouring units take
@@ -57,9 +59,7 @@ class ModelState {
   /// The same of gradients once they are reduced.
   const Tensor& gradients() const { return gradients_; }
   bool parameters_sharded() const { return options_.zero.parameters == Held::sharded; }
-  bool gradients_sharded() const {
-    return options_.zero.gradients == Held::sharded && !options_.shares.reproducible;
-  }
+  bool gradients_sharded() const { return options_.gradients_sharded(); }
 
   /// A group's whole values where units read them, and this rank's part of its storage.
   Tensor group_values(int group) const;

@@ -13,13 +13,15 @@
 
 namespace trireme::train {
 
+constexpr std::int64_t most_sequences = std::int64_t{1} << 30;  // of a global batch
+
 struct TrainConfig {
   std::string output = "run";     // run folder: attempts and checkpoints
   std::int64_t steps = 1000;      // last step, counted from the beginning of training
   std::int64_t stop_after = 0;    // steps of this start; 0: no limit
   std::int64_t batch = 32;        // sequences of a global batch
   std::int64_t batch_tokens = 0;  // the same in tokens; 0: use batch
-  std::int64_t micro_batch = 0;   // sequences of a rank's forward; 0: the largest divisor up to 16
+  std::int64_t micro_batch = 0;   // sequences of a rank's forward; 0: see choose_micro_batch
   std::int64_t seed = 1;
   std::int64_t evaluate_every = 0;    // steps; 0: only at the end
   std::int64_t evaluate_samples = 0;  // validation sequences; 0: the whole split
@@ -38,11 +40,11 @@ struct TrainConfig {
     fields.add("stop_after", stop_after, "steps of this start, then save and end; 0: no limit",
                config::at_least(0));
     fields.add("batch", batch, "sequences in a global batch, whatever the number of ranks",
-               config::at_least(1));
+               config::in_range(1, most_sequences));
     fields.add("batch_tokens", batch_tokens, "tokens in a global batch; 0: see batch",
                config::at_least(0));
     fields.add("micro_batch", micro_batch, "sequences of one forward on a rank; 0: chosen",
-               config::at_least(0));
+               config::in_range(0, most_sequences));
     fields.add("seed", seed, "seed of weights, dropout and sample order", config::at_least(0));
     fields.add("evaluate_every", evaluate_every,
                "steps between evaluations; 0: none before the end", config::at_least(0));

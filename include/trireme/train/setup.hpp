@@ -25,7 +25,8 @@ int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session&
 /// tokens stay within about 4,096.
 std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence);
 
-/// The step folder that `path` means: itself, or the newest one of a run folder. Throws Error.
+/// The step folder that `path` means: itself, or the newest one of a run folder. Throws Error. For
+/// one rank, which tells the others (comm::of_rank_zero): the newest may change meanwhile.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 /// The model section of a checkpoint, resolved.
@@ -34,7 +35,7 @@ model::ModelConfig model_of(const checkpoint::State& state);
 /// What the layout that `config` asks for needs to know of the machine and of files.
 struct LayoutFacts {
   int world = 1;              // ranks
-  int node_size = 1;          // ranks of this rank's node
+  std::vector<int> node_of;   // as comm::Session::nodes(); empty: all on one node
   std::string schedule_text;  // of the file that parallel.schedule names
 };
 /// Reads the schedule file, if there is one; throws Error.
@@ -62,10 +63,12 @@ parallel::StageOptions forward_options(const RunConfig& config, std::int64_t seq
 std::int64_t bucket_elements(const RunConfig& config);
 
 /// Sums over the first `samples` windows (0: all) of a split; collective over the grid, whose data
-/// ranks share out the windows. The same bits in every layout in reproducible mode.
+/// ranks share out the windows. The same bits in every layout in reproducible mode. `watchdog`,
+/// where there is one, hears of every round.
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask,
-                                 comm::Communicator& data_group);
+                                 comm::Communicator& data_group,
+                                 comm::Watchdog* watchdog = nullptr);
 
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();

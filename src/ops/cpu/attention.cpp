@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "trireme/core/pairwise.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 
 #include "attention_kernels.hpp"
@@ -178,13 +179,11 @@ std::int64_t parts_of(const Problem& p) {
 
 /// sum of `parts` matrices that lie `distance` apart, pairwise, into the first.
 void sum_parts(float* data, std::int64_t distance, std::int64_t parts, std::int64_t elements) {
-  for (std::int64_t step = 1; step < parts; step *= 2) {
-    for (std::int64_t part = 0; part + step < parts; part += 2 * step) {
-      float* to = data + part * distance;
-      const float* from = data + (part + step) * distance;
-      for (std::int64_t i = 0; i < elements; ++i) to[i] += from[i];
-    }
-  }
+  add_pairwise(parts, [&](std::int64_t first, std::int64_t second) {
+    float* to = data + first * distance;
+    const float* from = data + second * distance;
+    for (std::int64_t i = 0; i < elements; ++i) to[i] += from[i];
+  });
 }
 
 /// fp32 elements of scores that one thread works on: forward all keys at once, backward two chunks

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "trireme/core/pairwise.hpp"
+
 #include "cpu_ops.hpp"
 #include "threads.hpp"
 
@@ -37,11 +39,9 @@ void CpuOps::sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const
     }
   });
   parallel_ranges(threads_, width, 8192, 16, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t step = 1; step < tiles; step *= 2) {
-      for (std::int64_t tile = 0; tile + step < tiles; tile += 2 * step) {
-        accumulate_range(partial + tile * width, partial + (tile + step) * width, begin, end);
-      }
-    }
+    add_pairwise(tiles, [&](std::int64_t to, std::int64_t from) {
+      accumulate_range(partial + to * width, partial + from * width, begin, end);
+    });
   });
   for (int i = 0; i < outputs; ++i) accumulate_range(sums[i], partial + i * columns, 0, columns);
 }

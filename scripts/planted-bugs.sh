@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Plants each bug of tests/planted/bugs.txt in a scratch copy of the tree and sees the test named
+# for it fail: planted-bugs.sh [NAME...]; all without names. Exits 1 where one is not caught.
+# planted-bugs.sh --check only looks whether every edit still fits the sources.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+list=tests/planted/bugs.txt
+copy=build/planted
+
+# One line per bug: name, title, test, then file, find and plant of every edit; fields end in \x1f.
+entries() {
+  awk '
+    function value() { return substr($0, index($0, ": ") + 2) }
+    function finish() { if (name != "") printf "%s\x1f%s\x1f%s\x1f%s\n", name, title, test, edits }
+    /^#/ || /^$/ { next }
+    /^bug: / {
+      finish()
+      split(value(), part, ": ")
+      name = part[1]; title = substr(value(), length(name) + 3); edits = ""; test = ""; next
+    }
+    /^(file|find): / || /^plant:/ { edits = edits (/^plant: *$/ ? "" : value()) "\x1f"; next }
+    /^test: / { test = value(); next }
+    { print "line " FNR " of the list is not understood: " $0 > "/dev/stderr"; exit 1 }
+    END { finish() }' "$list"
+}
+
+# Replaces the one occurrence of $2 in file $1 by $3; without $3, only counts.
+edit() {
+  FIND=$2 PLANT=${3-} COUNT=${3+no} awk '
+    BEGIN { find = ENVIRON["FIND"]; plant = ENVIRON["PLANT"]; change = ENVIRON["COUNT"] == "no" }
+    {
+      at = index($0, find)
+      if (at > 0) {
+        ++found
+        rest = substr($0, at + length(find))
+        if (index(rest, find) > 0) ++found
+        if (change) $0 = substr($0, 1, at - 1) plant rest
+      }
+      if (change) print
+    }
+    END { if (found != 1) { print FILENAME ": found " found + 0 " times: " find > "/dev/stderr"; exit 1 } }' "$1"
+}
+
+# The build target that a test needs.
+target() {
+  case $1 in
+    parallel.layout_matrix.*) echo layout_matrix ;;
+    *.mpi[0-9]*) echo "${1%%.*}_mpi" ;;
+    *_test) echo trireme ;;
+    *) echo "${1%%.*}_test" ;;
+  esac
+}
+
+run_test() { ctest --test-dir $copy/build -R "^${1//./\\.}\$" --no-tests=error --timeout 150 > $copy/log 2>&1; }
+build() { cmake --build $copy/build --parallel "${JOBS:-$(nproc)}" --target "$@" > $copy/build.log 2>&1; }
+
+mapfile -t bugs < <(entries)
+[ "${#bugs[@]}" -gt 0 ]
+if [ "${1-}" = --check ]; then
+  wrong=0
+  for bug in "${bugs[@]}"; do
+    IFS=$'\x1f' read -r -a field <<< "$bug"
+    [ "$(( (${#field[@]} - 3 + 2) / 3 ))" -gt 0 ] && [ -n "${field[2]}" ] || { echo "${field[0]}: no edit or no test"; wrong=1; }
+    for ((i = 3; i + 1 < ${#field[@]}; i += 3)); do
+      edit "${field[i]}" "${field[i + 1]}" || { echo "planted bug ${field[0]} does not fit its source"; wrong=1; }
+    done
+  done
+  [ $wrong -eq 0 ] && echo "${#bugs[@]} planted bugs fit their sources"
+  exit $wrong
+fi
+
+# Files get new times, so that nothing built of an edit that was interrupted is taken for sound.
+rm -rf $copy/source
+mkdir -p $copy/source
+git ls-files -z --cached --others --exclude-standard |
+  tar --null --files-from=- --ignore-failed-read -cf - | tar -xmf - -C $copy/source
+launcher=()
+command -v ccache > /dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+cmake -S $copy/source -B $copy/build -G Ninja -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" > $copy/log 2>&1 || { tail -3 $copy/log; exit 1; }
+
+wanted() { [ $# -eq 1 ] && return 0; local name=$1 each; shift; for each in "$@"; do [ "$each" = "$name" ] && return 0; done; return 1; }
+declare -A sound
+missed=0 caught=0
+for bug in "${bugs[@]}"; do
+  IFS=$'\x1f' read -r -a field <<< "$bug"
+  name=${field[0]} test=${field[2]}
+  wanted "$name" "$@" || continue
+  if [ -z "${sound[$test]-}" ]; then
+    build "$(target "$test")" || { echo "the tree does not build: $copy/build.log"; exit 1; }
+    run_test "$test" || { echo "$test fails without any planted bug: $copy/log"; exit 1; }
+    sound[$test]=yes
+  fi
+  for ((i = 3; i + 1 < ${#field[@]}; i += 3)); do
+    file=$copy/source/${field[i]}
+    [ -e "$file.sound" ] || cp -p "$file" "$file.sound"
+    edit "$file" "${field[i + 1]}" "${field[i + 2]-}" > "$file.bug"
+    cp "$file.bug" "$file"
+  done
+  verdict=caught
+  build "$(target "$test")" || verdict="does not compile"
+  if [ "$verdict" = caught ] && run_test "$test"; then verdict=MISSED; fi
+  for ((i = 3; i + 1 < ${#field[@]}; i += 3)); do
+    file=$copy/source/${field[i]}
+    if [ -e "$file.sound" ]; then cp "$file.sound" "$file"; rm -f "$file.sound" "$file.bug"; fi
+  done
+  printf '%-24s %-8s %s\n' "$name" "$verdict" "$test"
+  if [ "$verdict" = caught ]; then caught=$((caught + 1)); else missed=$((missed + 1)); fi
+done
+echo "$caught caught, $missed not"
+[ $missed -eq 0 ]

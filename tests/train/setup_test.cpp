@@ -1,0 +1,64 @@
+// What a configuration asks for, given what the machine is like.
+#include "trireme/train/setup.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace trireme::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// The shard degree that zero.group = `group` comes to on `world` ranks, in nodes of the given
+/// sizes.
+int shard_on(const std::string& group, int world, const std::vector<int>& nodes, int tensor = 1) {
+  LayoutFacts facts{.world = world};
+  for (const int size : nodes) {
+    facts.node_of.insert(facts.node_of.end(), static_cast<std::size_t>(size),
+                         static_cast<int>(facts.node_of.size()));
+  }
+  RunConfig config;
+  config.zero.group = group;
+  config.parallel.tensor = tensor;
+  return shard_ranks(config, grid_shape(config, facts), facts);
+}
+
+TEST(ShardRanks, AllIsTheDataDegree) {
+  EXPECT_EQ(shard_on("all", 8, {4, 4}), 8);
+  EXPECT_EQ(shard_on("all", 8, {4, 4}, 2), 4);
+}
+
+TEST(ShardRanks, NodeStaysInsideEveryNode) {
+  EXPECT_EQ(shard_on("node", 8, {}), 8);
+  EXPECT_EQ(shard_on("node", 8, {8}), 8);
+  EXPECT_EQ(shard_on("node", 8, {4, 4}), 4);
+  EXPECT_EQ(shard_on("node", 8, {4, 4}, 2), 2);
+  EXPECT_EQ(shard_on("node", 8, {4, 4}, 8), 1);
+  // Every rank comes to the same, whatever its own node is like.
+  EXPECT_EQ(shard_on("node", 8, {6, 2}), 2);
+  EXPECT_EQ(shard_on("node", 12, {6, 6}), 6);
+  EXPECT_EQ(shard_on("node", 6, {5, 1}), 1);
+}
+
+TEST(ShardRanks, NumbersMustDivideTheDataDegree) {
+  EXPECT_EQ(shard_on("2", 8, {4, 4}), 2);
+  for (const char* group : {"3", "0", "-1", "16", "nodes", "2x", ""}) {
+    EXPECT_THROW(shard_on(group, 8, {4, 4}), ConfigError) << group;
+  }
+  try {
+    shard_on("3", 8, {8});
+    ADD_FAILURE() << "no Error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("use 2 or 4"));
+  }
+}
+
+TEST(ChooseMicroBatch, DividesTheShareAndHoldsAtMost4096Tokens) {
+  EXPECT_EQ(choose_micro_batch(12, 256), 12);
+  EXPECT_EQ(choose_micro_batch(12, 512), 6);
+  EXPECT_EQ(choose_micro_batch(7, 1024), 1);
+  EXPECT_EQ(choose_micro_batch(4, 8192), 1);
+}
+
+}  // namespace
+}  // namespace trireme::train
