@@ -67,9 +67,10 @@ TEST(Buffer, MovesItsEntryAlong) {
   first.data()[5] = std::byte{9};
   Buffer second(std::move(first));
   EXPECT_EQ(second.data()[5], std::byte{9});
-  // NOLINTNEXTLINE(bugprone-use-after-move,clang-analyzer-cplusplus.Move): what a move leaves
-  // behind is a contract
+  // What a move leaves behind is a contract.
+  // NOLINTBEGIN(bugprone-use-after-move,clang-analyzer-cplusplus.Move)
   EXPECT_EQ(first.data(), nullptr);
+  // NOLINTEND(bugprone-use-after-move,clang-analyzer-cplusplus.Move)
   EXPECT_EQ(ledger.held(Use::stash), 64);
   second = Buffer(ledger, Use::batch, 32);
   EXPECT_EQ(ledger.held(Use::stash), 0);

@@ -57,12 +57,18 @@ Bytes held(const Stage& stage) {
 class StateBytes : public testing::TestWithParam<int> {};  // the ZeRO stage
 
 // fp32 with AdamW: 4 + 4 + 8 bytes per parameter; each sharded part divided by the shard ranks.
+struct Degrees {
+  int tensor, pipeline, data, shard;
+};
+
 TEST_P(StateBytes, EqualTheFormula) {
   const int zero = GetParam();
   for (const bool tied : {true, false}) {
     const model::Transformer model(even_model(tied));
-    for (const auto& [tensor, pipeline, data, shard] :
-         {std::tuple{1, 1, 4, 4}, {4, 1, 2, 2}, {2, 2, 4, 4}, {2, 3, 8, 8}, {1, 1, 4, 2}}) {
+    for (const Degrees& degrees :
+         {Degrees{1, 1, 4, 4}, {4, 1, 2, 2}, {2, 2, 4, 4}, {2, 3, 8, 8}, {1, 1, 4, 2}}) {
+      const int tensor = degrees.tensor, pipeline = degrees.pipeline, data = degrees.data,
+                shard = degrees.shard;
       for (int stage_index = 0; stage_index < pipeline; ++stage_index) {
         Bytes sum;
         std::int64_t parameters = 0, groups = 0;
@@ -78,11 +84,10 @@ TEST_P(StateBytes, EqualTheFormula) {
           const Bytes own = held(stage);
           parameters = rank_parameters(stage.chunks().front(), tensor, tied);
           groups = static_cast<std::int64_t>(stage.layout().groups().size());
-          const int ranks = shard;  // structured bindings are not for lambdas
           // Cuts fall on norm blocks, at most half of one off at either end of a group's shard.
           const auto expect = [&](const char* what, std::int64_t bytes, std::int64_t each,
                                   bool sharded) {
-            const double ideal = static_cast<double>(each * parameters) / (sharded ? ranks : 1);
+            const double ideal = static_cast<double>(each * parameters) / (sharded ? shard : 1);
             const auto slack =
                 static_cast<double>(sharded ? each * groups * params::norm_block : 0);
             EXPECT_NEAR(static_cast<double>(bytes), ideal, slack)
