@@ -61,7 +61,11 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger&
       time_limit_(parse_duration(config_.train.time_limit)),
       faults_(parse_faults(config_.train.inject)),
       signals_(parse_signals(config_.train.signals)),
-      begin_(Clock::now()) {}
+      begin_(Clock::now()) {
+  if (config_.checkpoint.async) {
+    predicted_[device::Use::snapshot] = checkpoint::snapshot_bytes(pieces());
+  }
+}
 
 void Trainer::say(const std::string& line) {
   if (progress_) progress_->print(line);
@@ -185,10 +189,10 @@ void Trainer::train_steps() {
     stop_if_unhealthy();
     const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
     if (due(train.evaluate_every) && stop_ == 0) evaluate();
-    if (due(config_.checkpoint.every) || save_due_) {
-      save(config_.checkpoint.on_failure == "stop" ? Failure::stops : Failure::warns);
-    }
+    if (save_written_) settle_save(Failure::warns);
+    if (due(config_.checkpoint.every) || save_due_) save(Failure::warns);
   }
+  settle_save(Failure::warns);
   if (step_ == train.steps) stop_ = 0;  // nothing is left to do
 }
 
@@ -239,10 +243,12 @@ Verdict Trainer::agree_on_step(Verdict own) {
   // The most of any rank: of what ranks know apart from each other, and of what all should see
   // alike.
   double word[] = {static_cast<double>(own), static_cast<double>(stop_wanted()),
-                   static_cast<double>(minutes_over)};
-  grid_.world().all_reduce(Tensor(word, {3}), comm::Reduction::max, agreement_stream_).wait();
+                   static_cast<double>(minutes_over),
+                   pending_save_ && !pending_save_->written() ? 1.0 : 0.0};
+  grid_.world().all_reduce(Tensor(word, {4}), comm::Reduction::max, agreement_stream_).wait();
   stop_ = static_cast<int>(word[1]);
   save_due_ = word[2] > 0;
+  save_written_ = pending_save_ && word[3] == 0;
   return static_cast<Verdict>(word[0]);
 }
 
@@ -353,6 +359,7 @@ std::vector<checkpoint::Piece> Trainer::pieces() const {
 }
 
 void Trainer::save(Failure failure) {
+  settle_save(failure);  // one at a time
   const comm::Watchdog::Pause pause(*watchdog_);
   count_traffic();
   const Section section(recorder_, "checkpoint");
@@ -363,25 +370,47 @@ void Trainer::save(Failure failure) {
                                 .config = resolved_,
                                 .versions = versions(),
                                 .extra = {{"health", health_.to_json()}}};
-  std::string folder;
-  try {
-    folder = checkpoint::save(config_.train.output, state, pieces(), grid_.world()).string();
-  } catch (const AgreedError& error) {  // the same on every rank
-    if (failure == Failure::stops) throw;
-    if (speaks()) record_->write_event(step_, "save failed", error.what());
-    say(fmt::format("warning: {}; training goes on", error.what()));
-  }
+  const bool background = config_.checkpoint.async && failure == Failure::warns;
+  attempt_save(failure, [&] {
+    if (background) {
+      pending_save_ = std::make_unique<checkpoint::Save>(config_.train.output, state, pieces(),
+                                                         grid_.world(), ledger_);
+    } else {
+      note_saved(checkpoint::save(config_.train.output, state, pieces(), grid_.world()), step_);
+    }
+  });
   grid_.reset_traffic();
   saved_at_ = Clock::now();
   save_seconds_ = std::max(save_seconds_, seconds_since(begin));
-  if (folder.empty()) return;
-  saved_step_ = step_;
-  saved_folder_ = folder;
-  if (speaks()) {
-    checkpoint::prune(config_.train.output, config_.checkpoint.keep);
-    record_->write_event(step_, "save", folder);
-    say("saved " + folder);
+}
+
+void Trainer::settle_save(Failure failure) {
+  if (!pending_save_) return;
+  const comm::Watchdog::Pause pause(*watchdog_);
+  count_traffic();
+  const Section section(recorder_, "checkpoint");
+  const std::unique_ptr<checkpoint::Save> save = std::move(pending_save_);
+  attempt_save(failure, [&] { note_saved(save->finish(), save->step()); });
+  grid_.reset_traffic();
+}
+
+void Trainer::attempt_save(Failure failure, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const AgreedError& error) {  // the same on every rank
+    if (failure == Failure::stops || config_.checkpoint.on_failure == "stop") throw;
+    if (speaks()) record_->write_event(step_, "save failed", error.what());
+    say(fmt::format("warning: {}; training goes on", error.what()));
   }
+}
+
+void Trainer::note_saved(const std::filesystem::path& folder, std::int64_t step) {
+  saved_step_ = step;
+  saved_folder_ = folder.string();
+  if (!speaks()) return;
+  checkpoint::prune(config_.train.output, config_.checkpoint.keep);
+  record_->write_event(step_, "save", saved_folder_);
+  say("saved " + saved_folder_);
 }
 
 double Trainer::peak_of_world() {

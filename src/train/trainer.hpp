@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +40,10 @@ class Trainer {
   /// What a save that fails does: end the run, or leave it with a warning.
   enum class Failure : std::uint8_t { stops, warns };
   void save(Failure failure);
+  /// Makes the checkpoint exist that is being written in the background, if there is one.
+  void settle_save(Failure failure);
+  void attempt_save(Failure failure, const std::function<void()>& work);
+  void note_saved(const std::filesystem::path& folder, std::int64_t step);
   /// Throws AgreedError after too many skipped steps in a row.
   void stop_if_unhealthy();
   /// Why this rank would stop after this step: a signal's number, stop_for_time, or 0.
@@ -89,6 +94,8 @@ class Trainer {
   static constexpr int stop_for_time = 1 << 20;  // beyond all signals
   int stop_ = 0;                                 // as of stop_wanted, agreed on
   bool save_due_ = false;
+  bool save_written_ = false;  // the background save, by all ranks
+  std::unique_ptr<checkpoint::Save> pending_save_;
   double save_seconds_ = 0;  // the longest save so far
   Clock::time_point saved_at_;
   device::Stream agreement_stream_;

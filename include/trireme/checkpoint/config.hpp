@@ -12,6 +12,7 @@ struct CheckpointConfig {
   std::int64_t every = 0;               // steps; 0: only at the end
   double every_minutes = 0;             // 0: see every
   std::string on_failure = "continue";  // continue | stop
+  bool async = false;
   bool at_end = true;
   std::int64_t keep = 2;        // newest checkpoints kept
   std::string resume = "auto";  // auto | never | path of a step folder
@@ -24,6 +25,10 @@ struct CheckpointConfig {
     fields.add("on_failure", on_failure,
                "what a save that fails before the end does: continue (with a warning) or stop",
                config::one_of({"continue", "stop"}));
+    fields.add(
+        "async", async,
+        "copy the state to host memory and write it while training goes on; the last save is "
+        "never so");
     fields.add("at_end", at_end, "save after the last step");
     fields.add("keep", keep, "newest checkpoints kept", config::at_least(1));
     fields.add("resume", resume,
