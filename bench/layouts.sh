@@ -15,7 +15,7 @@ seq 1 200000 > text
 
 row() {
   awk -v layout="$1" '
-    /^total +\|/ && NF == 5 { memory = $5 }
+    /^total +\|/ && NF >= 5 { memory = $5 }  # of buffers: predicted, measured
     /^arena high-water/ { split($0, word, /[ ,]+/) }
     /^communication, / { sent += $4; axes = axes (axes == "" ? "" : ", ") $2 " " $4 }
     /^resident set/ { resident = $8 }
