@@ -35,8 +35,10 @@ std::string run_export(const ExportJob& job) {
   const auto files = checkpoint::export_safetensors(
       reader, train::model_of(reader.state()),
       {.output = job.output, .type = job.type, .file_bytes = job.file_megabytes * 1'000'000});
+  std::string names;
+  for (const std::string& file : files) names += (names.empty() ? "" : ", ") + file;
   return fmt::format("step {} of {} as {} in {}: {}\n", reader.state().step,
-                     reader.folder().string(), job.type, job.output, fmt::join(files, ", "));
+                     reader.folder().string(), job.type, job.output, names);
 }
 
 }  // namespace

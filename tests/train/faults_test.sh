@@ -102,10 +102,14 @@ run unknown --train.steps 1 --train.signals KILL
   ulimit -f 300
   run full --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false
   [ "$code" -eq 0 ] || fail "failed save: exit code $code"
+  run behind --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false --checkpoint.async true
+  [ "$code" -eq 0 ] || fail "failed save in the background: exit code $code"
 )
 grep -q '^warning: checkpoint not saved: .*; training goes on$' out || fail "failed save: no warning"
-[ "$(grep -c '"save failed"' full/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "failed save: not in the record"
-[ -z "$(ls -d full/step-* 2>/dev/null)" ] || fail "failed save: something was left"
+for folder in full behind; do
+  [ "$(grep -c '"save failed"' $folder/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "failed save ($folder): not in the record"
+done
+[ -z "$(ls -d full/step-* behind/step-* 2>/dev/null)" ] || fail "failed save: something was left"
 (
   ulimit -f 300
   run strict --train.steps 6 --checkpoint.every 2 --checkpoint.on_failure stop
