@@ -221,13 +221,20 @@ bool Trainer::fault_due(Fault::Kind kind) const {
   });
 }
 
-void Trainer::inject_into_gradients() {
-  const Tensor gradient = replica_.state().own_gradient(0);
-  if (gradient.elements() == 0) return;
+void Trainer::inject_into_batch(data::Batch& batch) const {
   if (fault_due(Fault::Kind::nan)) {
-    *gradient.as<float>() = std::numeric_limits<float>::quiet_NaN();
+    batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
   }
-  if (fault_due(Fault::Kind::spike)) replica_.ops().scale(gradient, 1e6F);
+}
+
+void Trainer::inject_into_gradients() {
+  const bool spikes = std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
+    return fault.kind == Fault::Kind::spike && fault.step == step_ + 1;
+  });
+  if (!spikes) return;
+  for (int group = 0; group < replica_.state().shards().groups(); ++group) {
+    replica_.ops().scale(replica_.state().own_gradient(group), 1e6F);
+  }
 }
 
 void Trainer::inject_into_weights() {
@@ -270,7 +277,11 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
   {
     const Section section(recorder_, "load data");
     const std::int64_t count = config_.train.batch / data_group_.size() / config_.train.micro_batch;
-    for (std::int64_t i = 0; i < count; ++i) batches.emplace_back(loader.next());
+    for (std::int64_t i = 0; i < count; ++i) {
+      data::Batch batch = loader.next();
+      inject_into_batch(batch);
+      batches.emplace_back(std::move(batch));
+    }
   }
   const parallel::LossSum sum = replica_.backward(batches);
   inject_into_gradients();
@@ -314,7 +325,7 @@ void Trainer::show(const report::StepMetrics& metrics) {
   record_->write_step(metrics);
   if (!progress_) return;
   const bool due = step_ % config_.train.log_every == 0 || step_ == config_.train.steps ||
-                   step_seconds_.size() == 1;
+                   step_seconds_.size() == 1 || !metrics.skipped.empty();
   if (!progress_->terminal() && !due) return;
   // The median of the last steps: the first one and a disturbed one do not count for much.
   const std::size_t window = std::min<std::size_t>(step_seconds_.size(), 25);

@@ -50,6 +50,7 @@ class Trainer {
   int stop_wanted() const;
   std::string reason(int stop) const;
   bool fault_due(Fault::Kind kind) const;  // made on purpose
+  void inject_into_batch(data::Batch& batch) const;
   void inject_into_gradients();
   void inject_into_weights();
   /// The gravest verdict of any rank. Also agrees on what else concerns the step's end: stop_ and

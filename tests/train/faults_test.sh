@@ -98,21 +98,21 @@ run unknown --train.steps 1 --train.signals KILL
 [ "$code" -eq 1 ] && [ ! -e unknown ] || fail "unknown signal: exit code $code"
 
 # A save that fails ahead of the end is told and survived, unless it must not be.
-(
-  ulimit -f 300
-  run full --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false
-  [ "$code" -eq 0 ] || fail "failed save: exit code $code"
-  run behind --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false --checkpoint.async true
-  [ "$code" -eq 0 ] || fail "failed save in the background: exit code $code"
-)
-grep -q '^warning: checkpoint not saved: .*; training goes on$' out || fail "failed save: no warning"
-for folder in full behind; do
-  [ "$(grep -c '"save failed"' $folder/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "failed save ($folder): not in the record"
-done
-[ -z "$(ls -d full/step-* behind/step-* 2>/dev/null)" ] || fail "failed save: something was left"
-(
-  ulimit -f 300
-  run strict --train.steps 6 --checkpoint.every 2 --checkpoint.on_failure stop
+mkdir disk
+if mount -t tmpfs -o size=600k tmpfs disk 2>/dev/null; then
+  trap 'umount "$work/disk"; rm -rf "$work"' EXIT
+  for async in false true; do
+    rm -rf disk/*
+    run disk/full --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false --checkpoint.async=$async
+    [ "$code" -eq 0 ] || fail "failed save, async $async: exit code $code"
+    [ "$(grep -c '^warning: checkpoint not saved: .*No space.*; training goes on$' out)" -eq 3 ] || fail "failed save, async $async: no warnings"
+    [ "$(grep -c '"save failed"' disk/full/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "failed save, async $async: not in the record"
+    [ -z "$(ls -d disk/full/step-* 2>/dev/null)" ] || fail "failed save, async $async: something was left"
+  done
+  rm -rf disk/*
+  run disk/strict --train.steps 6 --checkpoint.every 2 --checkpoint.on_failure stop
   [ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "failed save, strict: exit code $code"
-)
+else
+  echo "no tmpfs can be mounted here: saves that fail are left to the checkpoint module's tests"
+fi
 echo ok

@@ -10,8 +10,8 @@ namespace trireme::train {
 
 struct Fault {
   enum class Kind : std::uint8_t {
-    nan,    // one element of the rank's gradient is not a number
-    spike,  // the rank's gradient is a million times too large
+    nan,    // the weight of one of the rank's target tokens is not a number
+    spike,  // the gradient is a million times too large, on every rank
     flip    // one bit of the rank's weights is another one after the update
   };
   Kind kind = Kind::nan;
