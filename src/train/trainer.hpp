@@ -18,6 +18,10 @@
 
 namespace trireme::train {
 
+inline double seconds_since(Recorder::Clock::time_point begin) {
+  return std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
+}
+
 class Trainer {
  public:
   /// `config` is valid. Collective.

@@ -19,8 +19,8 @@ int main(int argc, char** argv) {
     const checkpoint::Reader reader(train::find_checkpoint(argv[1]));
     const model::Transformer model(train::model_of(reader.state()));
     train::RunConfig config;
-    parallel::Replica replica(
-        model, {.stage = train::forward_options(config, 1), .threads = 1}, grid, recorder, ledger);
+    parallel::Replica replica(model, {.stage = train::forward_options(config, 1), .threads = 1},
+                              grid, recorder, ledger);
     const state::ModelState& state = replica.state();
     checkpoint::load_pieces(reader, "parameters", state, state.parameters(), false);
 
@@ -36,9 +36,9 @@ int main(int argc, char** argv) {
     std::iota(batch.positions.begin(), batch.positions.end(), 0);
     batch.samples = {0};
     std::vector<float> logits(n * static_cast<std::size_t>(model.config().vocabulary));
-    replica.engine().logits(parallel::HostMicrobatch(std::move(batch)),
-                            Tensor(logits.data(), {static_cast<std::int64_t>(n),
-                                                   model.config().vocabulary}));
+    replica.engine().logits(
+        parallel::HostMicrobatch(std::move(batch)),
+        Tensor(logits.data(), {static_cast<std::int64_t>(n), model.config().vocabulary}));
     std::ofstream(argv[3], std::ios::binary)
         .write(reinterpret_cast<const char*>(logits.data()),
                static_cast<std::streamsize>(logits.size() * sizeof(float)));
