@@ -17,7 +17,7 @@ import subprocess, sys
 import numpy, torch, transformers
 program, checkpoint, folder = sys.argv[1:]
 model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-ids = [(i * 37 + 11) % model.config.vocab_size for i in range(24)]
+ids = [(i * 37 + 11) % model.config.vocab_size for i in range(model.config.max_position_embeddings)]
 with open("ids", "w") as f:
     print(*ids, file=f)
 subprocess.run([program, checkpoint, "ids", "logits"], check=True)
