@@ -1,5 +1,6 @@
 // The one place where exceptions become exit codes: 0 done, 1 an error, 2 a mistake on the command
-// line. A user sees one line on standard error, "trireme: error: …", from one rank.
+// line, 75 saved ahead of the end and to be started again. A user sees one line on standard error,
+// "trireme: error: …", from one rank.
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -48,11 +49,11 @@ int alone(Session& session, const std::string& message) {
 int conduct(Session& session, std::vector<std::string> arguments) {
   try {
     const trireme::cli::Command command = trireme::cli::parse(std::move(arguments));
-    command.run(session, command.settings);
+    const int code = command.run(session, command.settings);
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       throw trireme::Error("standard output: cannot be written; is its disk full?");
     }
-    return 0;
+    return code;
   } catch (const trireme::cli::UsageError& error) {
     return agreed(session, error.what(), 2);
   } catch (const trireme::AgreedError& error) {

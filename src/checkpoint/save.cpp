@@ -1,7 +1,11 @@
 #include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
 #include <functional>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "trireme/report/json.hpp"
 
@@ -176,54 +180,149 @@ void make_empty_folder(const fs::path& root, const fs::path& temporary) {
   if (error) throw_file_error(temporary, "create", error.value());
 }
 
+/// What every save does, in three parts; all but write() are collective.
+class Steps {
+ public:
+  Steps(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
+        comm::Communicator& world)
+      : world_(world), state_(state), final_(root / step_name(state.step)), temporary_(final_) {
+    temporary_ += ".tmp";
+    agree_on_cover(pieces);
+    together(
+        world_,
+        [&] {
+          if (first()) make_empty_folder(root, temporary_);
+          return json();
+        },
+        [&] { remove_leftovers(); });
+  }
+  const State& state() const { return state_; }
+
+  /// This rank's file; not collective. Throws Error.
+  json write(const std::vector<Piece>& pieces) const {
+    return write_own(temporary_, pieces, state_.step, world_.rank());
+  }
+  /// `own` gives what write returned, or throws what it threw.
+  fs::path finish(const std::function<json()>& own) {
+    const auto undo = [&] { remove_leftovers(); };
+    const auto written = together(world_, own, undo);
+    together(
+        world_,
+        [&] {
+          if (!first()) return json();
+          Manifest manifest;
+          manifest.tensors = std::move(tensors_);
+          manifest.state = state_;
+          checkpoint::finish(temporary_, final_, std::move(manifest), written);
+          return json();
+        },
+        undo);
+    return final_;
+  }
+
+ private:
+  bool first() const { return world_.rank() == 0; }
+  void remove_leftovers() const {
+    std::error_code ignored;
+    if (first()) fs::remove_all(temporary_, ignored);
+  }
+  void agree_on_cover(const std::vector<Piece>& pieces) {
+    const auto described = together(
+        world_, [&] { return describe(pieces); }, [] {});
+    // Rank 0 alone looks at them: at scale they are many, and its neighbours share its memory.
+    std::string fault;
+    try {
+      if (first()) tensors_ = join(described);
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    std::vector<std::uint8_t> verdict(fault.begin(), fault.end());
+    world_.broadcast_bytes(verdict, 0);
+    if (!verdict.empty()) {
+      throw AgreedError("checkpoint not saved: {}", std::string(verdict.begin(), verdict.end()));
+    }
+  }
+
+  comm::Communicator& world_;
+  State state_;
+  fs::path final_, temporary_;
+  std::vector<Reader::Entry> tensors_;  // rank 0
+};
+
 }  // namespace
 
 fs::path save(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
               comm::Communicator& world) {
-  const bool first = world.rank() == 0;
-  fs::path final = root / step_name(state.step);
-  fs::path temporary = final;
-  temporary += ".tmp";
-  const auto remove_leftovers = [&] {
-    std::error_code ignored;
-    if (first) fs::remove_all(temporary, ignored);
-  };
-  Manifest manifest;
-  const auto described = together(
-      world, [&] { return describe(pieces); }, [] {});
-  // Rank 0 alone looks at them: at scale they are many, and its neighbours share its memory.
-  std::string fault;
-  try {
-    if (first) manifest.tensors = join(described);
-  } catch (const Error& error) {
-    fault = error.what();
+  Steps steps(root, state, pieces, world);
+  return steps.finish([&] { return steps.write(pieces); });
+}
+
+std::int64_t snapshot_bytes(const std::vector<Piece>& pieces) {
+  std::int64_t bytes = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.write) bytes += bytes_of(piece.data.elements(), piece.data.type());
   }
-  std::vector<std::uint8_t> verdict(fault.begin(), fault.end());
-  world.broadcast_bytes(verdict, 0);
-  if (!verdict.empty()) {
-    throw AgreedError("checkpoint not saved: {}", std::string(verdict.begin(), verdict.end()));
+  return bytes;
+}
+
+struct Save::Writing {
+  Writing(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
+          comm::Communicator& world, device::MemoryLedger& ledger)
+      : steps(root, state, pieces, world),
+        copy(ledger, device::Use::snapshot, static_cast<std::size_t>(snapshot_bytes(pieces))) {
+    std::byte* to = copy.data();
+    for (const Piece& piece : pieces) {
+      if (!piece.write || piece.data.elements() == 0) continue;
+      copied.push_back(piece);
+      copied.back().data = Tensor(to, piece.data.type(), piece.data.shape());
+      const DType type = piece.data.type();
+      const auto* from = static_cast<const std::byte*>(piece.data.data());
+      const Box box{piece.begin, piece.data.shape()};
+      for_each_stretch(box, box, box, piece.data,
+                       [&](std::int64_t, std::int64_t at, std::int64_t elements) {
+                         const auto bytes = static_cast<std::size_t>(bytes_of(elements, type));
+                         std::memcpy(to, from + bytes_of(at, type), bytes);
+                         to += bytes;
+                       });
+    }
+    thread = std::thread([this] {
+      try {
+        result = steps.write(copied);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      done.store(true, std::memory_order_release);
+    });
   }
-  together(
-      world,
-      [&] {
-        if (first) make_empty_folder(root, temporary);
-        return json();
-      },
-      remove_leftovers);
-  const auto written = together(
-      world, [&] { return write_own(temporary, pieces, state.step, world.rank()); },
-      remove_leftovers);
-  together(
-      world,
-      [&] {
-        if (first) {
-          manifest.state = state;
-          finish(temporary, final, std::move(manifest), written);
-        }
-        return json();
-      },
-      remove_leftovers);
-  return final;
+  ~Writing() {
+    if (thread.joinable()) thread.join();
+  }
+
+  Steps steps;
+  device::Buffer copy;
+  std::vector<Piece> copied;
+  json result;
+  std::exception_ptr error;
+  std::atomic<bool> done{false};
+  std::thread thread;
+};
+
+Save::Save(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
+           comm::Communicator& world, device::MemoryLedger& ledger)
+    : writing_(std::make_unique<Writing>(root, state, pieces, world, ledger)) {}
+
+Save::~Save() = default;
+
+std::int64_t Save::step() const { return writing_->steps.state().step; }
+
+bool Save::written() const { return writing_->done.load(std::memory_order_acquire); }
+
+fs::path Save::finish() {
+  return writing_->steps.finish([&] {
+    writing_->thread.join();
+    if (writing_->error) std::rethrow_exception(writing_->error);
+    return writing_->result;
+  });
 }
 
 }  // namespace trireme::checkpoint

@@ -17,9 +17,10 @@ constexpr const char* examples = R"(Examples:
   trireme generate --checkpoint run --prompt "Once upon"
 `trireme SUBCOMMAND --help` says more.)";
 
-std::function<void(comm::Session&, const std::vector<Setting>&)> printing(std::string text) {
+std::function<int(comm::Session&, const std::vector<Setting>&)> printing(std::string text) {
   return [text = std::move(text)](comm::Session& session, const std::vector<Setting>&) {
     if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+    return 0;
   };
 }
 
@@ -89,7 +90,7 @@ Command parse(std::vector<std::string> arguments) {
   app.footer(examples);
   app.get_formatter()->column_width(32);
   for (const auto add : {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan,
-                         add_presets, add_info}) {
+                         add_export, add_import, add_presets, add_info}) {
     add(app, command);
   }
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back

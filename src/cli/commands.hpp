@@ -19,6 +19,8 @@ void add_train(CLI::App& app, Command& command);
 void add_evaluate(CLI::App& app, Command& command);
 void add_generate(CLI::App& app, Command& command);
 void add_plan(CLI::App& app, Command& command);
+void add_export(CLI::App& app, Command& command);
+void add_import(CLI::App& app, Command& command);
 void add_presets(CLI::App& app, Command& command);
 void add_info(CLI::App& app, Command& command);
 

@@ -44,6 +44,7 @@ void add_evaluate(CLI::App& app, Command& command) {
   evaluate->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {
       run_evaluate(session, *options, settings);
+      return 0;
     };
   });
 }

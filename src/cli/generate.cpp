@@ -62,6 +62,7 @@ void add_generate(CLI::App& app, Command& command) {
   generate->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {
       run_generate(session, *options, settings);
+      return 0;
     };
   });
 }

@@ -178,7 +178,10 @@ void add_info(CLI::App& app, Command& command) {
   CLI::App* info = app.add_subcommand("info", "Versions, processor, memory, ranks");
   info->footer(examples);
   info->callback([&command] {
-    command.run = [](comm::Session& session, const std::vector<Setting>&) { run_info(session); };
+    command.run = [](comm::Session& session, const std::vector<Setting>&) {
+      run_info(session);
+      return 0;
+    };
   });
 }
 

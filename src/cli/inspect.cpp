@@ -164,6 +164,7 @@ void add_inspect(CLI::App& app, Command& command) {
     command.run = [options](comm::Session& session, const std::vector<Setting>&) {
       const std::string text = on_rank_zero(session, [&] { return inspect(*options); });
       if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+      return 0;
     };
   });
 }

@@ -162,6 +162,7 @@ void add_plan(CLI::App& app, Command& command) {
         return plan_memory(resolved.config, facts);
       });
       if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+      return 0;
     };
   });
 }

@@ -111,6 +111,7 @@ void add_prepare(CLI::App& app, Command& command) {
   prepare->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>&) {
       run_prepare(session, *options);
+      return 0;
     };
   });
 }

@@ -46,7 +46,10 @@ void add_presets(CLI::App& app, Command& command) {
   CLI::App* presets = app.add_subcommand("presets", "Named models and their sizes");
   presets->footer(examples);
   presets->callback([&command] {
-    command.run = [](comm::Session& session, const std::vector<Setting>&) { run_presets(session); };
+    command.run = [](comm::Session& session, const std::vector<Setting>&) {
+      run_presets(session);
+      return 0;
+    };
   });
 }
 

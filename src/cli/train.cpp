@@ -18,6 +18,7 @@ Examples:
 
 struct Options {
   std::string file;
+  std::string resume;
   bool dry_run = false;
 };
 
@@ -31,18 +32,18 @@ std::string footer() {
          describe(fields) + examples;
 }
 
-void run_train(comm::Session& session, const Options& options,
-               const std::vector<Setting>& settings) {
+int run_train(comm::Session& session, const Options& options, std::vector<Setting> settings) {
+  if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
   ResolvedConfig resolved(options.file, settings, session);
   if (!options.dry_run) {
-    train::run(session, resolved.config, resolved.fields);
-    return;
+    return train::exit_code(train::run(session, resolved.config, resolved.fields));
   }
   const std::string text = on_rank_zero(session, [&] {
     train::validate(resolved.config, train::layout_facts(resolved.config, session));
     return resolved.fields.to_toml();
   });
   if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+  return 0;
 }
 
 }  // namespace
@@ -51,11 +52,13 @@ void add_train(CLI::App& app, Command& command) {
   CLI::App* train = app.add_subcommand("train", "Train a model; resumes where a run folder ends");
   auto options = std::make_shared<Options>();
   train->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
+  train->add_option("--resume", options->resume, "auto, never or PATH: as --checkpoint.resume")
+      ->type_name("TEXT");
   train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");
   train->footer(footer);
   train->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {
-      run_train(session, *options, settings);
+      return run_train(session, *options, settings);
     };
   });
 }

@@ -8,8 +8,9 @@
 namespace trireme::device {
 
 std::string_view name_of(Use use) {
-  constexpr std::string_view names[] = {"parameters", "gradients",     "optimizer", "stash",
-                                        "workspace",  "communication", "gathered",  "batch"};
+  constexpr std::string_view names[] = {"parameters", "gradients", "optimizer",
+                                        "stash",      "workspace", "communication",
+                                        "gathered",   "batch",     "snapshot"};
   const auto index = static_cast<std::size_t>(use);
   TRIREME_ASSERT(index < std::size(names), "memory use {}", index);
   return names[index];

@@ -21,6 +21,7 @@ std::string step_line(const StepMetrics& metrics, std::int64_t total_steps, doub
       fmt::format("step {:>{}}/{}  loss {:.4f}  norm {:.3f}  lr {:.1e}  {:.3f} s  {:.0f} tok/s",
                   metrics.step, total.size(), total, metrics.loss, metrics.gradient_norm,
                   metrics.learning_rate, metrics.seconds, metrics.tokens_per_second);
+  if (!metrics.skipped.empty()) line += "  SKIPPED: " + metrics.skipped;
   if (metrics.mfu != 0) line += fmt::format("  MFU {:.1f} %", 100 * metrics.mfu);
   if (const std::string left = duration_text(seconds_left); left != "-") line += "  eta " + left;
   return line;

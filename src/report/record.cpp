@@ -79,11 +79,16 @@ void RunRecord::write_step(const StepMetrics& metrics) {
             {"seconds", metrics.seconds},
             {"tokens_per_second", metrics.tokens_per_second}};
   if (metrics.mfu != 0) line["mfu"] = metrics.mfu;
+  if (!metrics.skipped.empty()) line["skipped"] = metrics.skipped;
   append(line);
 }
 
 void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t tokens) {
   append({{"type", "evaluation"}, {"step", step}, {"loss", loss}, {"tokens", tokens}});
+}
+
+void RunRecord::write_event(std::int64_t step, const std::string& event, const std::string& text) {
+  append({{"type", "event"}, {"step", step}, {"event", event}, {"text", text}});
 }
 
 // One write per line, so that a reader that follows the file sees whole lines, and a killed run

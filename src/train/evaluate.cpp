@@ -23,9 +23,7 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
   comm::agree(grid.world(), [&] {
     reader = std::make_unique<checkpoint::Reader>(folder);
     model = std::make_unique<model::Transformer>(model_of(reader->state()));
-    const std::string path = config.data.path.empty()
-                                 ? reader->state().config.at("data").at("path").get<std::string>()
-                                 : config.data.path;
+    const std::string path = dataset_of(config, reader->state());
     const data::Dataset dataset = data::Dataset::open(path);
     if (dataset.manifest().vocabulary > model->config().vocabulary) {
       throw Error(

@@ -102,9 +102,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
   auto loading = std::make_optional<comm::Watchdog::Pause>(watchdog);
   comm::agree(grid.world(), [&] {
     const checkpoint::Reader reader(folder);
-    const std::string path = config.data.path.empty()
-                                 ? reader.state().config.at("data").at("path").get<std::string>()
-                                 : config.data.path;
+    const std::string path = dataset_of(config, reader.state());
     const data::Dataset dataset = data::Dataset::open(path);
     manifest = dataset.manifest();
     tokenizer = data::load_tokenizer(dataset);

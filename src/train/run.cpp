@@ -6,12 +6,14 @@
 
 namespace trireme::train {
 
-void run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
+int exit_code(Ending ending) { return ending == Ending::done ? 0 : 75; }
+
+Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
   device::MemoryLedger ledger;
   const GridPlan plan = plan_grid(config, session);
   comm::Grid grid(session, plan.shape, ledger, plan.shard);
   comm::agree(grid.world(), [&] { validate(config, plan.facts); });
-  Trainer(session, grid, ledger, config, plan.facts, fields).run();
+  return Trainer(session, grid, ledger, config, plan.facts, fields).run();
 }
 
 }  // namespace trireme::train

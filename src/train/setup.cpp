@@ -42,6 +42,16 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path) {
               broken.empty() ? std::string("there is none here") : broken.front());
 }
 
+std::string dataset_of(const RunConfig& config, const checkpoint::State& state) {
+  if (!config.data.path.empty()) return config.data.path;
+  const nlohmann::json& saved = state.config;
+  if (saved.is_object() && saved.contains("data") && saved.at("data").is_object() &&
+      saved.at("data").contains("path") && saved.at("data").at("path").is_string()) {
+    return saved.at("data").at("path").get<std::string>();
+  }
+  throw Error("data.path: the checkpoint names no dataset; name one with --data.path");
+}
+
 model::ModelConfig model_of(const checkpoint::State& state) {
   model::ModelConfig config;
   config::Fields fields;

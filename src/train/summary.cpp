@@ -145,7 +145,7 @@ void Trainer::finish() {
   const comm::Watchdog::Pause pause(*watchdog_);
   const nlohmann::json traffic = gather_traffic();
   const std::int64_t resident = grid_.world().all_reduce(resident_peak(), comm::Reduction::max);
-  const double total = std::chrono::duration<double>(Clock::now() - begin_).count();
+  const double total = seconds_since(begin_);
   const auto sections = report::gather_sections(recorder_, grid_.world());
   const auto memory = report::gather_memory(ledger_, predicted_, grid_.world());
   const auto trace = report::gather_trace(recorder_, grid_.world());

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
-#include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/environment.hpp"
 #include "trireme/optim/schedule.hpp"
@@ -18,10 +18,6 @@ namespace {
 
 std::int64_t micro_batch_rows(const RunConfig& config) {
   return config.train.micro_batch * config.model.sequence;
-}
-
-double seconds_since(Recorder::Clock::time_point begin) {
-  return std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
 }
 
 }  // namespace
@@ -55,13 +51,21 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger&
                                                   .shape = grid.shape(),
                                                   .rank = session.rank(),
                                                   .bucket_elements = bucket_elements(config_)})),
-      begin_(Clock::now()) {}
+      health_(config_.train.outlier),
+      time_limit_(parse_duration(config_.train.time_limit)),
+      faults_(parse_faults(config_.train.inject)),
+      signals_(parse_signals(config_.train.signals)),
+      begin_(Clock::now()) {
+  if (config_.checkpoint.async) {
+    predicted_[device::Use::snapshot] = checkpoint::snapshot_bytes(pieces());
+  }
+}
 
 void Trainer::say(const std::string& line) {
   if (progress_) progress_->print(line);
 }
 
-void Trainer::run() {
+Ending Trainer::run() {
   auto starting = std::make_optional<comm::Watchdog::Pause>(*watchdog_);
   std::vector<std::string> broken;
   const std::string folder = find_resume(broken);  // before anything is written
@@ -84,62 +88,21 @@ void Trainer::run() {
   starting.reset();
   recorder_.reset();
   grid_.reset_traffic();
+  saved_at_ = Clock::now();
   train_steps();
+  if (stop_ != 0) {
+    if (saved_step_ != step_) save(Failure::stops);
+    const std::string why = reason(stop_);
+    if (speaks()) record_->write_event(step_, "stop", why);
+    finish();
+    say(fmt::format("stopped at step {} of {}: {}; saved: start again to go on (exit code {})",
+                    step_, config_.train.steps, why, exit_code(Ending::requeue)));
+    return Ending::requeue;
+  }
   if (config_.train.evaluate_at_end && evaluated_step_ != step_) evaluate();
-  if (config_.checkpoint.at_end && saved_step_ != step_) save();
+  if (config_.checkpoint.at_end && saved_step_ != step_) save(Failure::stops);
   finish();
-}
-
-std::string Trainer::find_resume(std::vector<std::string>& broken) {
-  const std::string& resume = config_.checkpoint.resume;
-  if (resume == "never") return {};
-  return comm::of_rank_zero(grid_.world(), [&] {
-    if (resume != "auto") return find_checkpoint(resume).string();
-    const auto newest = checkpoint::newest(config_.train.output, &broken);
-    return newest ? newest->string() : std::string();
-  });
-}
-
-void Trainer::resume(const std::string& folder) {
-  comm::agree(grid_.world(), [&] { load(folder); });
-  say(fmt::format("resumed from {}: step {}", folder, step_));
-}
-
-void Trainer::load(const std::filesystem::path& folder) {
-  const checkpoint::Reader reader(folder);
-  const model::ModelConfig saved = model_of(reader.state());
-  nlohmann::json theirs, ours;
-  {
-    model::ModelConfig copies[] = {saved, config_.model};
-    for (int i = 0; i < 2; ++i) {
-      config::Fields fields;
-      fields.section("model", copies[i]);
-      (i == 0 ? theirs : ours) = fields.to_json().at("model");
-    }
-  }
-  for (const auto& [key, value] : ours.items()) {
-    if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
-        theirs.at(key) == value)
-      continue;
-    throw Error(
-        "model.{} = {}: the checkpoint {} has {}; use that, or another train.output, or "
-        "checkpoint.resume = never",
-        key, value.dump(), folder.string(), theirs.at(key).dump());
-  }
-  const state::ModelState& state = replica_.state();
-  checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
-                          state.parameters_sharded());
-  for (const auto& kept : replica_.optimizer().states()) {
-    checkpoint::load_pieces(reader, kept.name, state, kept.flat, shards_state());
-  }
-  step_ = reader.state().step;
-  if (reader.state().samples != step_ * config_.train.batch) {
-    throw Error(
-        "train.batch = {}: the checkpoint {} counts {} samples in {} steps; use the batch it was "
-        "made with",
-        config_.train.batch, folder.string(), reader.state().samples, step_);
-  }
-  saved_step_ = step_;
+  return Ending::done;
 }
 
 void Trainer::train_steps() {
@@ -157,13 +120,91 @@ void Trainer::train_steps() {
                        .document_mask = config_.data.document_mask,
                        .prefetch = config_.data.prefetch},
                       train.batch, data_group_.rank(), data_group_.size(), step_);
-  while (step_ < last) {
+  while (step_ < last && stop_ == 0) {
     const report::StepMetrics metrics = step(loader);
     show(metrics);
+    stop_if_unhealthy();
     const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
-    if (due(train.evaluate_every)) evaluate();
-    if (due(config_.checkpoint.every)) save();
+    if (due(train.evaluate_every) && stop_ == 0) evaluate();
+    if (save_written_) settle_save(Failure::warns);
+    if (due(config_.checkpoint.every) || save_due_) save(Failure::warns);
   }
+  settle_save(Failure::warns);
+  if (step_ == train.steps) stop_ = 0;  // nothing is left to do
+}
+
+int Trainer::stop_wanted() const {
+  if (const int signal = signals_.caught(); signal != 0) return signal;
+  if (!speaks()) return 0;
+  std::optional<double> left = slurm_seconds_left();
+  if (time_limit_) {
+    const double own = *time_limit_ - seconds_since(begin_);
+    left = std::min(left.value_or(own), own);
+  }
+  const double longest =
+      step_seconds_.empty() ? 0 : *std::max_element(step_seconds_.begin(), step_seconds_.end());
+  // Steps and saves are not always as quick as they were.
+  const double needed = config_.train.time_margin + 1.5 * (longest + save_seconds_);
+  return left && *left < needed ? stop_for_time : 0;
+}
+
+std::string Trainer::reason(int stop) const {
+  return stop == stop_for_time ? "its time is up" : "signal " + signals_.name_of(stop);
+}
+
+bool Trainer::fault_due(Fault::Kind kind) const {
+  return std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
+    return fault.kind == kind && fault.step == step_ + 1 && fault.rank == session_.rank();
+  });
+}
+
+void Trainer::inject_into_batch(data::Batch& batch) const {
+  if (fault_due(Fault::Kind::nan)) {
+    batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
+void Trainer::inject_into_gradients() {
+  const bool spikes = std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
+    return fault.kind == Fault::Kind::spike && fault.step == step_ + 1;
+  });
+  if (!spikes) return;
+  for (int group = 0; group < replica_.state().shards().groups(); ++group) {
+    replica_.ops().scale(replica_.state().own_gradient(group), 1e6F);
+  }
+}
+
+void Trainer::inject_into_weights() {
+  if (!fault_due(Fault::Kind::flip)) return;
+  auto* bits = reinterpret_cast<std::uint32_t*>(replica_.state().parameters().data());
+  *bits ^= 1U << 20;
+}
+
+Verdict Trainer::agree_on_step(Verdict own) {
+  const std::int64_t minutes_over =
+      config_.checkpoint.every_minutes > 0 && speaks() &&
+      seconds_since(saved_at_) >= 60 * config_.checkpoint.every_minutes;
+  // The most of any rank: of what ranks know apart from each other, and of what all should see
+  // alike.
+  double word[] = {static_cast<double>(own), static_cast<double>(stop_wanted()),
+                   static_cast<double>(minutes_over),
+                   pending_save_ && !pending_save_->written() ? 1.0 : 0.0};
+  grid_.world().all_reduce(Tensor(word, {4}), comm::Reduction::max, agreement_stream_).wait();
+  stop_ = static_cast<int>(word[1]);
+  save_due_ = word[2] > 0;
+  save_written_ = pending_save_ && word[3] == 0;
+  return static_cast<Verdict>(word[0]);
+}
+
+void Trainer::stop_if_unhealthy() {
+  if (health_.skipped_in_a_row() < config_.train.skip_limit) return;
+  throw AgreedError(
+      "step {}: the last of {} steps in a row whose update was skipped (last loss {}, gradient "
+      "norm "
+      "{}); lower optim.learning_rate, set optim.clip or look at the data; {}",
+      step_, health_.skipped_in_a_row(), last_loss_, last_norm_,
+      saved_step_ >= 0 ? "the last good checkpoint is " + saved_folder_
+                       : std::string("there is no checkpoint yet"));
 }
 
 report::StepMetrics Trainer::step(data::Loader& loader) {
@@ -173,24 +214,26 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
   {
     const Section section(recorder_, "load data");
     const std::int64_t count = config_.train.batch / data_group_.size() / config_.train.micro_batch;
-    for (std::int64_t i = 0; i < count; ++i) batches.emplace_back(loader.next());
+    for (std::int64_t i = 0; i < count; ++i) {
+      data::Batch batch = loader.next();
+      inject_into_batch(batch);
+      batches.emplace_back(std::move(batch));
+    }
   }
   const parallel::LossSum sum = replica_.backward(batches);
+  inject_into_gradients();
 
   watchdog_->beat("optimizer");
   const Section section(recorder_, "optimizer");
   const double norm = replica_.gradient_norm();
-  if (!std::isfinite(sum.mean()) || !std::isfinite(norm)) {
-    throw AgreedError(
-        "step {}: loss {} and gradient norm {} must be finite; lower optim.learning_rate or set "
-        "optim.clip; {}",
-        step_ + 1, sum.mean(), norm,
-        saved_step_ >= 0 ? fmt::format("the last checkpoint is of step {}", saved_step_)
-                         : std::string("there is no checkpoint yet"));
-  }
+  const Verdict verdict = agree_on_step(health_.judge(sum.mean(), norm));
+  health_.note(verdict, sum.mean(), norm);
   const double rate = optim::learning_rate(config_.optim, step_, config_.train.steps);
-  replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip));
-  if (config_.train.check == "placement") {
+  if (verdict == Verdict::sound) {
+    replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip));
+    inject_into_weights();
+  }
+  if (config_.train.check == "placement" && (step_ + 1) % config_.train.check_every == 0) {
     watchdog_->beat("check placement");
     parallel::check_replicas(replica_, grid_, step_ + 1);
   }
@@ -201,6 +244,7 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
   attempt_tokens_ += tokens;
   step_seconds_.push_back(seconds);
   last_loss_ = sum.mean();
+  last_norm_ = norm;
   const double speed = static_cast<double>(tokens) / seconds;
   return {.step = step_,
           .tokens = step_ * tokens,
@@ -209,7 +253,8 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
           .learning_rate = rate,
           .seconds = seconds,
           .tokens_per_second = speed,
-          .mfu = peak_ > 0 ? speed * model_.flops_per_token() / peak_ : 0};
+          .mfu = peak_ > 0 ? speed * model_.flops_per_token() / peak_ : 0,
+          .skipped = verdict == Verdict::sound ? "" : std::string(name_of(verdict))};
 }
 
 void Trainer::show(const report::StepMetrics& metrics) {
@@ -217,7 +262,7 @@ void Trainer::show(const report::StepMetrics& metrics) {
   record_->write_step(metrics);
   if (!progress_) return;
   const bool due = step_ % config_.train.log_every == 0 || step_ == config_.train.steps ||
-                   step_seconds_.size() == 1;
+                   step_seconds_.size() == 1 || !metrics.skipped.empty();
   if (!progress_->terminal() && !due) return;
   // The median of the last steps: the first one and a disturbed one do not count for much.
   const std::size_t window = std::min<std::size_t>(step_seconds_.size(), 25);
@@ -247,37 +292,6 @@ void Trainer::evaluate() {
   record_->write_evaluation(step_, sum.mean(), static_cast<std::int64_t>(sum.weight));
   say(fmt::format("step {}  validation loss {:.4f} over {} tokens", step_, sum.mean(),
                   static_cast<std::int64_t>(sum.weight)));
-}
-
-std::vector<checkpoint::Piece> Trainer::pieces() const {
-  std::vector<checkpoint::Piece> pieces;
-  const state::ModelState& state = replica_.state();
-  const checkpoint::Writers writers{data_group_.rank(), data_group_.size()};
-  checkpoint::append_pieces(pieces, "parameters", state, state.parameters(),
-                            state.parameters_sharded(), writers);
-  for (const auto& kept : replica_.optimizer().states()) {
-    checkpoint::append_pieces(pieces, kept.name, state, kept.flat, shards_state(), writers);
-  }
-  return pieces;
-}
-
-void Trainer::save() {
-  const comm::Watchdog::Pause pause(*watchdog_);
-  count_traffic();
-  const Section section(recorder_, "checkpoint");
-  const checkpoint::State state{.step = step_,
-                                .samples = step_ * config_.train.batch,
-                                .seed = static_cast<std::uint64_t>(config_.train.seed),
-                                .config = resolved_,
-                                .versions = versions(),
-                                .extra = {}};
-  const auto folder = checkpoint::save(config_.train.output, state, pieces(), grid_.world());
-  grid_.reset_traffic();
-  saved_step_ = step_;
-  if (speaks()) {
-    checkpoint::prune(config_.train.output, config_.checkpoint.keep);
-    say("saved " + folder.string());
-  }
 }
 
 double Trainer::peak_of_world() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,10 +10,17 @@
 
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
+#include "trireme/train/health.hpp"
+#include "trireme/train/inject.hpp"
+#include "trireme/train/interrupts.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
+
+inline double seconds_since(Recorder::Clock::time_point begin) {
+  return std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
+}
 
 class Trainer {
  public:
@@ -20,7 +28,7 @@ class Trainer {
   Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger& ledger, RunConfig config,
           const LayoutFacts& facts, const config::Fields& fields);
   /// Resumes if there is something to resume, trains to the last step, evaluates, saves, sums up.
-  void run();
+  Ending run();
 
  private:
   using Clock = Recorder::Clock;
@@ -33,7 +41,25 @@ class Trainer {
   report::StepMetrics step(data::Loader& loader);
   void show(const report::StepMetrics& metrics);
   void evaluate();
-  void save();
+  /// What a save that fails does: end the run, or leave it with a warning.
+  enum class Failure : std::uint8_t { stops, warns };
+  void save(Failure failure);
+  /// Makes the checkpoint exist that is being written in the background, if there is one.
+  void settle_save(Failure failure);
+  void attempt_save(Failure failure, const std::function<void()>& work);
+  void note_saved(const std::filesystem::path& folder, std::int64_t step);
+  /// Throws AgreedError after too many skipped steps in a row.
+  void stop_if_unhealthy();
+  /// Why this rank would stop after this step: a signal's number, stop_for_time, or 0.
+  int stop_wanted() const;
+  std::string reason(int stop) const;
+  bool fault_due(Fault::Kind kind) const;  // made on purpose
+  void inject_into_batch(data::Batch& batch) const;
+  void inject_into_gradients();
+  void inject_into_weights();
+  /// The gravest verdict of any rank. Also agrees on what else concerns the step's end: stop_ and
+  /// save_due_. Collective.
+  Verdict agree_on_step(Verdict own);
   void begin_record();
   void finish();
   double peak_of_world();
@@ -63,12 +89,25 @@ class Trainer {
 
   std::int64_t step_ = 0;         // updates done
   std::int64_t saved_step_ = -1;  // of the newest checkpoint
+  std::string saved_folder_;
   std::int64_t evaluated_step_ = -1;
   double peak_ = 0;  // operations per second of all ranks together
   std::int64_t attempt_tokens_ = 0;
   std::vector<double> step_seconds_;                            // of this attempt
   std::vector<std::pair<std::string, comm::Traffic>> traffic_;  // of the steps, by group
-  double last_loss_ = 0, last_evaluation_ = 0;
+  double last_loss_ = 0, last_norm_ = 0, last_evaluation_ = 0;
+  static constexpr int stop_for_time = 1 << 20;  // beyond all signals
+  int stop_ = 0;                                 // as of stop_wanted, agreed on
+  bool save_due_ = false;
+  bool save_written_ = false;  // the background save, by all ranks
+  std::unique_ptr<checkpoint::Save> pending_save_;
+  double save_seconds_ = 0;  // the longest save so far
+  Clock::time_point saved_at_;
+  device::Stream agreement_stream_;
+  Health health_;
+  std::optional<double> time_limit_;  // seconds of this start
+  std::vector<Fault> faults_;
+  SignalWatch signals_;
   Clock::time_point begin_;
   std::unique_ptr<report::RunRecord> record_;       // rank 0
   std::unique_ptr<report::ProgressLine> progress_;  // rank 0

@@ -3,6 +3,8 @@
 
 #include "trireme/comm/grid.hpp"
 #include "trireme/data/dataset.hpp"
+#include "trireme/train/inject.hpp"
+#include "trireme/train/interrupts.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
 
@@ -101,6 +103,9 @@ void validate(RunConfig& config, const LayoutFacts& facts) {
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
   check_peak(config.train.peak);
+  parse_signals(config.train.signals);
+  parse_duration(config.train.time_limit);
+  parse_faults(config.train.inject);
   if (config.train.output.empty()) {
     throw ConfigError("train.output", "\"\"", "a run folder is needed", "use run");
   }

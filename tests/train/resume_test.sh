@@ -16,7 +16,7 @@ run() {  # ranks, run folder, further flags
     --train.batch 8 --train.micro_batch 2 --train.steps 20 --train.peak none --train.evaluate_at_end=false \
     --train.quiet "$@"
 }
-steps() { cat "$1"/attempts/*/metrics.jsonl | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
+steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
 
 for method in "adamw" "sgd --optim.learning_rate 0.05"; do
   for ranks in 1 2; do
@@ -33,6 +33,24 @@ for method in "adamw" "sgd --optim.learning_rate 0.05"; do
     grep -o '"samples": *160' halves/step-00000020/manifest.json
     echo "$method on $ranks ranks: identical"
   done
+done
+
+# In every layout, from a checkpoint that was written in the background while training went on; the start that wrote it
+# went two steps further and was then lost.
+for layout in "--parallel.zero 0" "--parallel.zero 1" "--parallel.zero 2" "--parallel.zero 3" "--parallel.tensor 2" \
+  "--parallel.tensor 2 --parallel.sequence true" "--parallel.pipeline 2" "--parallel.pipeline 2 --parallel.schedule zero-bubble"; do
+  rm -rf straight halves
+  run 2 straight $layout
+  run 2 halves $layout --train.stop_after 12 --checkpoint.every 10 --checkpoint.async true --checkpoint.at_end=false
+  [ -d halves/step-00000010 ] && [ ! -e halves/step-00000012 ]
+  rm -rf halves/attempts
+  run 2 halves $layout
+  [ "$(steps halves | wc -l)" -eq 10 ]
+  diff <(steps straight | tail -n 10) <(steps halves)
+  for file in straight/step-00000020/*.h5; do
+    cmp "$file" "halves/step-00000020/$(basename "$file")"
+  done
+  echo "$layout: identical"
 done
 
 # A checkpoint of 2 ranks goes on with 1 and with 4: other sums, the same run within 1e-5.

@@ -17,6 +17,7 @@
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/tensor.hpp"
+#include "trireme/device/memory.hpp"
 
 namespace trireme::checkpoint {
 
@@ -51,6 +52,32 @@ struct State {
 /// nothing new is left and an older folder of this step is untouched.
 std::filesystem::path save(const std::filesystem::path& root, const State& state,
                            const std::vector<Piece>& pieces, comm::Communicator& world);
+
+/// The same in two parts, so that training can go on while a background thread writes: the
+/// constructor agrees on what is to be written and copies it to memory of its own, finish() makes
+/// the checkpoint exist. Both are collective and throw what save throws; written() is asked in
+/// between.
+class Save {
+ public:
+  Save(const std::filesystem::path& root, const State& state, const std::vector<Piece>& pieces,
+       comm::Communicator& world, device::MemoryLedger& ledger);
+  Save(const Save&) = delete;
+  Save& operator=(const Save&) = delete;
+  /// Waits for this rank's thread; what is not finished stays a step-….tmp, which prune removes.
+  ~Save();
+  std::int64_t step() const;
+  /// This rank's file is written, or has failed. Never waits.
+  bool written() const;
+  /// Waits for the files of all ranks.
+  std::filesystem::path finish();
+
+ private:
+  struct Writing;
+  std::unique_ptr<Writing> writing_;
+};
+
+/// Bytes of the copy that a Save of these pieces makes.
+std::int64_t snapshot_bytes(const std::vector<Piece>& pieces);
 
 /// A checkpoint opened for reading. The manifest is checked at once, and that its files are there
 /// in full length; HDF5 files are opened when first read from. Nothing in a folder is trusted:

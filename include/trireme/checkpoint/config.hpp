@@ -9,7 +9,10 @@
 namespace trireme::checkpoint {
 
 struct CheckpointConfig {
-  std::int64_t every = 0;  // steps; 0: only at the end
+  std::int64_t every = 0;               // steps; 0: only at the end
+  double every_minutes = 0;             // 0: see every
+  std::string on_failure = "continue";  // continue | stop
+  bool async = false;
   bool at_end = true;
   std::int64_t keep = 2;        // newest checkpoints kept
   std::string resume = "auto";  // auto | never | path of a step folder
@@ -17,6 +20,15 @@ struct CheckpointConfig {
   void declare(config::Fields& fields) {
     fields.add("every", every, "steps between checkpoints; 0: none before the end",
                config::at_least(0));
+    fields.add("every_minutes", every_minutes, "minutes between checkpoints; 0: by steps alone",
+               config::non_negative());
+    fields.add("on_failure", on_failure,
+               "what a save that fails before the end does: continue (with a warning) or stop",
+               config::one_of({"continue", "stop"}));
+    fields.add(
+        "async", async,
+        "copy the state to host memory and write it while training goes on; the last save is "
+        "never so");
     fields.add("at_end", at_end, "save after the last step");
     fields.add("keep", keep, "newest checkpoints kept", config::at_least(1));
     fields.add("resume", resume,

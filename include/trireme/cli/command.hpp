@@ -20,8 +20,8 @@ class UsageError : public AgreedError {
 
 /// What the command line asks for.
 struct Command {
-  /// The job; collective over the session.
-  std::function<void(comm::Session&, const std::vector<Setting>&)> run;
+  /// The job; collective over the session. Returns the exit code, the same on every rank.
+  std::function<int(comm::Session&, const std::vector<Setting>&)> run;
   /// The --section.key flags, for subcommands that take a configuration.
   std::vector<Setting> settings;
 };

@@ -22,6 +22,7 @@ enum class Use : std::uint8_t {
   communication,
   gathered,  // whole parameters and gradients of units whose state is sharded
   batch,
+  snapshot,  // the copy that a background save writes
   count
 };
 std::string_view name_of(Use use);

@@ -29,7 +29,8 @@ struct StepMetrics {
   double learning_rate = 0;
   double seconds = 0;
   double tokens_per_second = 0;
-  double mfu = 0;  // share of the peak; 0 when no peak is known
+  double mfu = 0;       // share of the peak; 0 when no peak is known
+  std::string skipped;  // why the update was not made; empty: it was
 };
 
 /// The attempt folder of this start. Only rank 0 of the world makes one.
@@ -40,11 +41,13 @@ class RunRecord {
   const std::filesystem::path& folder() const { return folder_; }
   void write_run(const nlohmann::json& run);  // run.json, atomically
   /// One line of metrics.jsonl: {"type": "step", "step", "tokens", "loss", "gradient_norm",
-  /// "learning_rate", "seconds", "tokens_per_second", "mfu"}; "mfu" only where known. In the file
-  /// when this returns.
+  /// "learning_rate", "seconds", "tokens_per_second", "mfu", "skipped"}; "mfu" only where known,
+  /// "skipped" where the update was not made. In the file when this returns.
   void write_step(const StepMetrics& metrics);
   /// {"type": "evaluation", "step", "loss", "tokens"}.
   void write_evaluation(std::int64_t step, double loss, std::int64_t tokens);
+  /// {"type": "event", "step", "event", "text"}: "save", "save failed", "stop".
+  void write_event(std::int64_t step, const std::string& event, const std::string& text);
   /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.
   void write_trace(const std::vector<std::vector<Span>>& spans_by_rank);
   void write_summary(const nlohmann::json& summary);  // summary.json, at the end

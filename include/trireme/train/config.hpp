@@ -29,9 +29,16 @@ struct TrainConfig {
   std::int64_t log_every = 10;  // steps between lines in a log
   std::string progress = "auto";
   bool quiet = false;
-  std::string peak = "measured";  // measured | none | GFLOP/s of one rank
-  std::string check = "none";     // none | placement
-  double watchdog = 300;          // seconds; 0: none
+  std::string peak = "measured";           // measured | none | GFLOP/s of one rank
+  std::string check = "none";              // none | placement
+  std::int64_t check_every = 1;            // steps
+  double watchdog = 300;                   // seconds; 0: none
+  std::string signals = "TERM,USR1,USR2";  // that end the run with a checkpoint
+  std::string time_limit = "none";         // of this start, as parse_duration reads it
+  double time_margin = 60;                 // seconds before a limit, besides a step and a save
+  std::int64_t skip_limit = 3;             // steps in a row that are skipped before the run stops
+  std::string inject = "none";             // see parse_faults
+  double outlier = 0;                      // standard deviations; 0: none
 
   void declare(config::Fields& fields) {
     fields.add("output", output, "run folder, for the record and the checkpoints");
@@ -58,9 +65,30 @@ struct TrainConfig {
                config::one_of({"auto", "live", "log"}));
     fields.add("quiet", quiet, "no step lines");
     fields.add("peak", peak, "peak that MFU refers to: measured, none, or GFLOP/s of one rank");
-    fields.add("check", check,
-               "placement: compare by hash, after each step, whatever ranks hold as replicas",
+    fields.add("check", check, "placement: compare by hash whatever ranks hold as replicas",
                config::one_of({"none", "placement"}));
+    fields.add("check_every", check_every, "steps between two checks", config::at_least(1));
+    fields.add("signals", signals,
+               "signals on which the run saves and ends with exit code 75; none: leave them alone");
+    fields.add("time_limit", time_limit,
+               "time of this start after which it saves and ends with exit code 75: seconds, M:S, "
+               "H:M:S or D-H:M:S; none");
+    fields.add("time_margin", time_margin,
+               "seconds that must be left before time_limit, or the end of a Slurm job, besides a "
+               "step and a save",
+               config::non_negative());
+    fields.add(
+        "skip_limit", skip_limit,
+        "steps in a row whose loss or gradient norm is not finite, or an outlier, after which "
+        "the run stops; their updates are skipped",
+        config::at_least(1));
+    fields.add("inject", inject,
+               "faults made on purpose, for tests: nan@STEP, spike@STEP or flip@STEP, each perhaps "
+               "with /RANK");
+    fields.add("outlier", outlier,
+               "skip updates whose loss or gradient norm is so many standard deviations above the "
+               "last 128; 0: none",
+               config::non_negative());
     fields.add("watchdog", watchdog,
                "seconds of silence of a rank after which the job ends, with every rank's last "
                "operation; 0: never",

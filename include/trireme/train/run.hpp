@@ -19,9 +19,15 @@ void validate(RunConfig& config, const LayoutFacts& facts);
 /// The same as far as no dataset is needed: model, batch and layout.
 void validate_layout(RunConfig& config, const LayoutFacts& facts);
 
+/// How a run ended in order: all steps are done, or it saved ahead of that because it was told to
+/// (a signal, a limit of time) and is to be started again.
+enum class Ending : std::uint8_t { done, requeue };
+/// Exit codes: 0 for done, 75 for requeue (EX_TEMPFAIL of sysexits.h).
+int exit_code(Ending ending);
+
 /// Validates and trains; prints progress and the closing summary on rank 0. `fields` are bound to
 /// `config` and recorded in run.json and in checkpoints, with what validation derives.
-void run(comm::Session& session, RunConfig& config, const config::Fields& fields);
+Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields);
 
 struct EvaluateOptions {
   std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken

@@ -29,6 +29,9 @@ std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence);
 /// one rank, which tells the others (comm::of_rank_zero): the newest may change meanwhile.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
+/// data.path of the configuration, or else of a checkpoint. Throws Error where neither names one.
+std::string dataset_of(const RunConfig& config, const checkpoint::State& state);
+
 /// The model section of a checkpoint, resolved.
 model::ModelConfig model_of(const checkpoint::State& state);
 

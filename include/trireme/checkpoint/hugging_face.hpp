@@ -1,0 +1,60 @@
+// GPT-2 and Llama models as Hugging Face's transformers keep them: a folder with config.json and
+// one or more safetensors files. Rows of our table are cut and turned where theirs are laid out
+// otherwise: GPT-2's linear layers are stored [in, out], Llama's q, k, v and gate, up are matrices
+// of their own.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/comm/communicator.hpp"
+#include "trireme/model/config.hpp"
+#include "trireme/params/table.hpp"
+
+namespace trireme::checkpoint {
+
+/// One of their tensors as a part of one of our rows: its rows [begin, end) along dimension 0.
+struct ForeignTensor {
+  std::string name;  // "transformer.h.0.attn.c_attn.weight"
+  int row = 0;       // index in the parameter table
+  std::int64_t begin = 0, end = 0;
+  bool transposed = false;          // theirs is [in, out]
+  std::vector<std::int64_t> shape;  // theirs
+};
+
+/// All tensors of a model of that table. Throws Error for a model that is neither a GPT-2
+/// (layernorm, learned positions, gelu, biases) nor a Llama (rmsnorm, rotary, swiglu, no biases).
+std::vector<ForeignTensor> foreign_tensors(const model::ModelConfig& config,
+                                           const params::ParameterTable& table);
+
+/// config.json of a model, and back. `from` is resolved; what it does not say takes the default of
+/// transformers. Throws Error that begins with `source` for what we cannot compute alike.
+nlohmann::json to_foreign_config(const model::ModelConfig& config);
+model::ModelConfig from_foreign_config(const nlohmann::json& from, const std::string& source);
+
+struct ExportOptions {
+  std::filesystem::path output;
+  std::string type = "F32";                 // F32, BF16 or F16
+  std::int64_t file_bytes = 5'000'000'000;  // of data in one file; more take several and an index
+};
+/// Writes the weights of a checkpoint. The folder must not exist; it appears whole or not at all.
+/// One rank's work; takes memory for one block of rows. Returns the files' names.
+std::vector<std::string> export_safetensors(const Reader& reader, const model::ModelConfig& config,
+                                            const ExportOptions& options);
+
+/// Reads such a folder into the checkpoint root/step-00000000, without optimiser state. Collective:
+/// ranks share out the tensors. `model` receives the configuration. Returns the checkpoint's path.
+/// Throws AgreedError.
+std::filesystem::path import_safetensors(const std::filesystem::path& folder,
+                                         const std::filesystem::path& root,
+                                         comm::Communicator& world, nlohmann::json versions);
+
+/// The key of State::extra that says that a checkpoint has weights alone.
+inline constexpr const char* weights_only = "weights_only";
+
+}  // namespace trireme::checkpoint

@@ -1,0 +1,26 @@
+// Faults made on purpose, to see them found: train.inject = "nan@7, flip@12/1".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::train {
+
+struct Fault {
+  enum class Kind : std::uint8_t {
+    nan,    // the weight of one of the rank's target tokens is not a number
+    spike,  // the gradient is a million times too large, on every rank
+    flip    // one bit of the rank's weights is another one after the update
+  };
+  Kind kind = Kind::nan;
+  std::int64_t step = 0;  // 1-based, as in metrics.jsonl
+  int rank = 0;           // of the world
+};
+
+/// "KIND@STEP" (on rank 0) or "KIND@STEP/RANK", separated by commas; "none": none. Throws
+/// ConfigError.
+std::vector<Fault> parse_faults(std::string_view text);
+
+}  // namespace trireme::train

@@ -1,0 +1,94 @@
+// trireme export, trireme import
+#include <cstdio>
+
+#include "trireme/checkpoint/hugging_face.hpp"
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/train/setup.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* export_examples = R"(Examples:
+  trireme export --checkpoint run --output gpt2-mine
+  trireme export --checkpoint run/step-00001000 --output mine --type BF16
+The folder is what transformers loads: from_pretrained("gpt2-mine").)";
+
+constexpr const char* import_examples = R"(Examples:
+  trireme import --input gpt2 --output start
+  mpirun -n 8 trireme import --input llama-70b --output start
+  trireme train --checkpoint.resume start --data.path dataset --model.preset gpt2
+  trireme evaluate --checkpoint start --data.path dataset)";
+
+struct ExportJob {
+  std::string checkpoint, output;
+  std::string format = "safetensors";
+  std::string type = "F32";
+  std::int64_t file_megabytes = 5000;
+};
+
+std::string run_export(const ExportJob& job) {
+  const checkpoint::Reader reader(train::find_checkpoint(job.checkpoint));
+  const auto files = checkpoint::export_safetensors(
+      reader, train::model_of(reader.state()),
+      {.output = job.output, .type = job.type, .file_bytes = job.file_megabytes * 1'000'000});
+  std::string names;
+  for (const std::string& file : files) names += (names.empty() ? "" : ", ") + file;
+  return fmt::format("step {} of {} as {} in {}: {}\n", reader.state().step,
+                     reader.folder().string(), job.type, job.output, names);
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, Command& command) {
+  CLI::App* export_ = app.add_subcommand("export", "A checkpoint's weights for other programs");
+  auto job = std::make_shared<ExportJob>();
+  export_->add_option("--checkpoint", job->checkpoint, "run folder, or one of its step folders")
+      ->type_name("DIR")
+      ->required();
+  export_->add_option("--output", job->output, "folder to make")->type_name("DIR")->required();
+  add_value(*export_, "--format", job->format, "safetensors", config::one_of({"safetensors"}));
+  add_value(*export_, "--type", job->type, "F32, BF16 or F16",
+            config::one_of({"F32", "BF16", "F16"}));
+  add_value(*export_, "--file-megabytes", job->file_megabytes, "most data in one file",
+            config::in_range(1, 1 << 24));
+  export_->footer(export_examples);
+  export_->callback([job, &command] {
+    command.run = [job](comm::Session& session, const std::vector<Setting>&) {
+      const std::string text = on_rank_zero(session, [&] { return run_export(*job); });
+      if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+      return 0;
+    };
+  });
+}
+
+void add_import(CLI::App& app, Command& command) {
+  CLI::App* import = app.add_subcommand("import", "A transformers model into a checkpoint");
+  struct Job {
+    std::string input, output;
+  };
+  auto job = std::make_shared<Job>();
+  import->add_option("--input", job->input, "folder with config.json and safetensors")
+      ->type_name("DIR")
+      ->required();
+  import->add_option("--output", job->output, "run folder to put step-00000000 into")
+      ->type_name("DIR")
+      ->required();
+  import->footer(import_examples);
+  import->callback([job, &command] {
+    command.run = [job](comm::Session& session, const std::vector<Setting>&) {
+      device::MemoryLedger ledger;
+  const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  const auto folder =
+      checkpoint::import_safetensors(job->input, job->output, *world, train::versions());
+  if (session.rank() == 0) std::fputs((folder.string() + "\n").c_str(), stdout);
+  return 0;
+};
+}  // namespace trireme::cli
+);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,62 @@
+#include "trireme/train/inject.hpp"
+
+#include <charconv>
+
+#include "trireme/core/config.hpp"
+#include "trireme/core/error.hpp"
+
+namespace trireme::train {
+
+namespace {
+
+template <class Number>
+bool read(std::string_view text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0;
+}
+
+}  // namespace
+
+std::vector<Fault> parse_faults(std::string_view text) {
+  std::vector<Fault> faults;
+  if (text.empty() || text == "none") return faults;
+  const std::string all(text);
+  const auto refuse = [&](std::string_view word) {
+    return ConfigError(
+        "train.inject", all,
+        fmt::format("\"{}\" is not nan, spike or flip, @, a step and perhaps / and a "
+                    "rank",
+                    word),
+        "write for example nan@7 or flip@12/1");
+  };
+  while (!text.empty()) {
+    const std::size_t comma = text.find(',');
+    std::string_view word = text.substr(0, comma);
+    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
+    while (word.starts_with(' ')) word.remove_prefix(1);
+    while (word.ends_with(' ')) word.remove_suffix(1);
+    const std::size_t at = word.find('@');
+    if (at == std::string_view::npos) throw refuse(word);
+    Fault fault;
+    const std::string_view kind = word.substr(0, at);
+    if (kind == "nan") {
+      fault.kind = Fault::Kind::nan;
+    } else if (kind == "spike") {
+      fault.kind = Fault::Kind::spike;
+    } else if (kind == "flip") {
+      fault.kind = Fault::Kind::flip;
+    } else {
+      throw refuse(word);
+    }
+    const std::string_view place = word.substr(at + 1);
+    const std::size_t slash = place.find('/');
+    if (!read(place.substr(0, slash), fault.step) || fault.step == 0) throw refuse(word);
+    if (slash != std::string_view::npos && !read(place.substr(slash + 1), fault.rank)) {
+      throw refuse(word);
+    }
+    faults.push_back(fault);
+  }
+  return faults;
+}
+
+}  // namespace trireme::train

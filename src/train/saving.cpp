@@ -1,0 +1,136 @@
+// What a run goes on from, and what it leaves to be gone on from.
+#include <algorithm>
+
+#include "trireme/checkpoint/hugging_face.hpp"
+#include "trireme/checkpoint/pieces.hpp"
+#include "trireme/comm/agree.hpp"
+
+#include "trainer.hpp"
+
+namespace trireme::train {
+
+std::string Trainer::find_resume(std::vector<std::string>& broken) {
+  const std::string& resume = config_.checkpoint.resume;
+  if (resume == "never") return {};
+  return comm::of_rank_zero(grid_.world(), [&] {
+    if (resume != "auto") return find_checkpoint(resume).string();
+    const auto newest = checkpoint::newest(config_.train.output, &broken);
+    return newest ? newest->string() : std::string();
+  });
+}
+
+void Trainer::resume(const std::string& folder) {
+  comm::agree(grid_.world(), [&] { load(folder); });
+  say(fmt::format("resumed from {}: step {}", folder, step_));
+}
+
+void Trainer::load(const std::filesystem::path& folder) {
+  const checkpoint::Reader reader(folder);
+  const model::ModelConfig saved = model_of(reader.state());
+  nlohmann::json theirs, ours;
+  {
+    model::ModelConfig copies[] = {saved, config_.model};
+    for (int i = 0; i < 2; ++i) {
+      config::Fields fields;
+      fields.section("model", copies[i]);
+      (i == 0 ? theirs : ours) = fields.to_json().at("model");
+    }
+  }
+  for (const auto& [key, value] : ours.items()) {
+    if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
+        theirs.at(key) == value)
+      continue;
+    throw Error(
+        "model.{} = {}: the checkpoint {} has {}; use that, or another train.output, or "
+        "checkpoint.resume = never",
+        key, value.dump(), folder.string(), theirs.at(key).dump());
+  }
+  const state::ModelState& state = replica_.state();
+  checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
+                          state.parameters_sharded());
+  const nlohmann::json& extra = reader.state().extra;
+  const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
+  for (const auto& kept : replica_.optimizer().states()) {
+    if (imported) break;  // it begins at zero, as that of a new model
+    checkpoint::load_pieces(reader, kept.name, state, kept.flat, shards_state());
+  }
+  step_ = reader.state().step;
+  if (reader.state().samples != step_ * config_.train.batch) {
+    throw Error(
+        "train.batch = {}: the checkpoint {} counts {} samples in {} steps; use the batch it was "
+        "made with",
+        config_.train.batch, folder.string(), reader.state().samples, step_);
+  }
+  if (extra.is_object() && extra.contains("health")) health_.from_json(extra.at("health"));
+  saved_step_ = step_;
+  saved_folder_ = folder.string();
+}
+
+std::vector<checkpoint::Piece> Trainer::pieces() const {
+  std::vector<checkpoint::Piece> pieces;
+  const state::ModelState& state = replica_.state();
+  const checkpoint::Writers writers{data_group_.rank(), data_group_.size()};
+  checkpoint::append_pieces(pieces, "parameters", state, state.parameters(),
+                            state.parameters_sharded(), writers);
+  for (const auto& kept : replica_.optimizer().states()) {
+    checkpoint::append_pieces(pieces, kept.name, state, kept.flat, shards_state(), writers);
+  }
+  return pieces;
+}
+
+void Trainer::save(Failure failure) {
+  settle_save(failure);  // one at a time
+  const comm::Watchdog::Pause pause(*watchdog_);
+  count_traffic();
+  const Section section(recorder_, "checkpoint");
+  const auto begin = Clock::now();
+  const checkpoint::State state{.step = step_,
+                                .samples = step_ * config_.train.batch,
+                                .seed = static_cast<std::uint64_t>(config_.train.seed),
+                                .config = resolved_,
+                                .versions = versions(),
+                                .extra = {{"health", health_.to_json()}}};
+  const bool background = config_.checkpoint.async && failure == Failure::warns;
+  attempt_save(failure, [&] {
+    if (background) {
+      pending_save_ = std::make_unique<checkpoint::Save>(config_.train.output, state, pieces(),
+                                                         grid_.world(), ledger_);
+    } else {
+      note_saved(checkpoint::save(config_.train.output, state, pieces(), grid_.world()), step_);
+    }
+  });
+  grid_.reset_traffic();
+  saved_at_ = Clock::now();
+  save_seconds_ = std::max(save_seconds_, seconds_since(begin));
+}
+
+void Trainer::settle_save(Failure failure) {
+  if (!pending_save_) return;
+  const comm::Watchdog::Pause pause(*watchdog_);
+  count_traffic();
+  const Section section(recorder_, "checkpoint");
+  const std::unique_ptr<checkpoint::Save> save = std::move(pending_save_);
+  attempt_save(failure, [&] { note_saved(save->finish(), save->step()); });
+  grid_.reset_traffic();
+}
+
+void Trainer::attempt_save(Failure failure, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const AgreedError& error) {  // the same on every rank
+    if (failure == Failure::stops || config_.checkpoint.on_failure == "stop") throw;
+    if (speaks()) record_->write_event(step_, "save failed", error.what());
+    say(fmt::format("warning: {}; training goes on", error.what()));
+  }
+}
+
+void Trainer::note_saved(const std::filesystem::path& folder, std::int64_t step) {
+  saved_step_ = step;
+  saved_folder_ = folder.string();
+  if (!speaks()) return;
+  checkpoint::prune(config_.train.output, config_.checkpoint.keep);
+  record_->write_event(step_, "save", saved_folder_);
+  say("saved " + saved_folder_);
+}
+
+}  // namespace trireme::train

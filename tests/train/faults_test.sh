@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Faults in training: steps that must not count, damaged replicas, signals and limits of time, saves that fail.
+set -euo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+seq 1 9000 | tr '\n' ' ' >text
+"$TRIREME" prepare --input text --output data >/dev/null 2>&1
+fail() {
+  echo "FAILED: $*"
+  cat out err
+  exit 1
+}
+run() {  # run folder, further flags; the exit code in $code
+  local folder=$1
+  shift
+  code=0
+  timeout 100 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output "$folder" --model.layers 2 --model.width 48 \
+    --model.heads 4 --model.sequence 33 --model.dropout 0.1 --train.batch 8 --train.micro_batch 2 --train.peak none \
+    --train.evaluate_at_end=false "$@" >out 2>err || code=$?
+}
+errors() { grep -c '^trireme: error: ' err || true; }
+steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
+
+# A NaN on one rank: both skip the update and go on alike.
+for layout in "" "--parallel.zero 3" "--parallel.tensor 2" "--parallel.pipeline 2"; do
+  rm -rf nan
+  run nan --train.steps 8 --train.inject nan@5/1 --train.check placement $layout
+  [ "$code" -eq 0 ] || fail "nan ($layout): exit code $code"
+  [ "$(grep -c '"skipped": *"not finite"' nan/attempts/0001/metrics.jsonl)" -eq 1 ] || fail "nan ($layout): not skipped once"
+  [ "$(grep '"skipped"' nan/attempts/0001/metrics.jsonl | grep -c '"step": *5,')" -eq 1 ] || fail "nan ($layout): not step 5"
+  grep -q 'step *5/8 .*SKIPPED: not finite' out || fail "nan ($layout): not shown"
+done
+# Too many in a row: the run ends and names the checkpoint to go back to.
+run row --train.steps 8 --train.inject nan@5,nan@6/1,nan@7 --checkpoint.every 2 --train.skip_limit 3
+[ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "three in a row: exit code $code"
+grep -q 'error: step 7: the last of 3 steps in a row .*row/step-00000006' err || fail "three in a row: message"
+# One that is sound between them starts the count anew.
+run apart --train.steps 8 --train.inject nan@4,nan@5,nan@7,nan@8 --train.skip_limit 3
+[ "$code" -eq 0 ] || fail "two and two: exit code $code"
+
+# An outlier is skipped, and a run resumed in the middle knows the steps before it.
+run spike --train.steps 40 --train.inject spike@38/1 --train.outlier 6
+[ "$code" -eq 0 ] && grep '"skipped": *"outlier"' spike/attempts/0001/metrics.jsonl | grep -q '"step": *38,' || fail "spike"
+run halves --train.steps 40 --train.inject spike@38/1 --train.outlier 6 --train.stop_after 36
+run halves --train.steps 40 --train.inject spike@38/1 --train.outlier 6
+diff <(steps spike) <(steps halves) || fail "spike: the resumed run differs"
+
+# A bit that flipped in one replica's weights is found at the next check.
+run flip --train.steps 9 --train.inject flip@4/1 --train.check placement --train.check_every 3
+[ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "flip: exit code $code"
+grep -q 'error: step 6: replicas of embedding.token.weight.* data axis between ranks 0 and 1' err || fail "flip: message"
+
+# Signals: saved at the end of the step, exit code 75; the run that goes on is the one that was never stopped.
+run straight --train.steps 150 --train.quiet
+[ "$code" -eq 0 ] || fail "straight run"
+times=0
+for attempt in $(seq "${INTERRUPTIONS:-5}"); do
+  code=0
+  timeout 100 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output stopped --model.layers 2 --model.width 48 \
+    --model.heads 4 --model.sequence 33 --model.dropout 0.1 --train.batch 8 --train.micro_batch 2 --train.peak none \
+    --train.evaluate_at_end=false --train.steps 150 --train.progress log --train.log_every 1 >out 2>err &
+  job=$!
+  for _ in $(seq 400); do
+    grep -q '^step ' out && break
+    sleep 0.02
+  done
+  sleep "0.0$((RANDOM % 10))"
+  victim=$(pgrep -f "$TRIREME train .*--train.output stopped" | while read -r p; do
+    [ "$(readlink "/proc/$p/cwd")" = "$work" ] && tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null |
+      grep -qE '^(OMPI_COMM_WORLD_RANK|PMI_RANK)=1$' && echo "$p"
+  done | head -1 || true)
+  signals=(USR1 USR2 TERM)
+  [ -z "$victim" ] || kill "-${signals[attempt % 3]}" "$victim" 2>/dev/null || true
+  wait $job || code=$?
+  if [ "$code" -eq 0 ]; then
+    grep -q '^step *150/150' out || fail "signal: exit code 0 before the end"
+    break  # it was done before the signal came
+  fi
+  [ "$code" -eq 75 ] || fail "signal: exit code $code"
+  grep -q 'stopped at step .*signal SIG' out || fail "signal: not told"
+  times=$((times + 1))
+done
+[ "$times" -ge 1 ] || fail "no signal came in time"
+run stopped --train.steps 150 --train.quiet
+[ "$code" -eq 0 ] || fail "after $times signals: exit code $code"
+diff <(steps straight) <(steps stopped) || fail "after $times signals the run differs"
+for file in straight/step-00000150/*.h5; do cmp "$file" "stopped/step-00000150/$(basename "$file")"; done
+echo "$times times stopped by a signal, identical"
+
+# A limit of time does the same, by the clock of the run or by Slurm's.
+run limit --train.steps 1000000 --train.time_limit 2 --train.time_margin 0 --train.quiet
+[ "$code" -eq 75 ] || fail "time limit: exit code $code"
+[ -d "$(echo limit/step-*)" ] || fail "time limit: nothing saved"
+SLURM_JOB_END_TIME=$(($(date +%s) + 30)) run slurm --train.steps 1000000 --train.time_margin 27 --train.quiet
+[ "$code" -eq 75 ] || fail "end of a Slurm job: exit code $code"
+run unknown --train.steps 1 --train.signals KILL
+[ "$code" -eq 1 ] && [ ! -e unknown ] || fail "unknown signal: exit code $code"
+
+# A save that fails ahead of the end is told and survived, unless it must not be.
+mkdir disk
+if mount -t tmpfs -o size=600k tmpfs disk 2>/dev/null; then
+  trap 'umount "$work/disk"; rm -rf "$work"' EXIT
+  for async in false true; do
+    rm -rf disk/*
+    run disk/full --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false --checkpoint.async=$async
+    [ "$code" -eq 0 ] || fail "failed save, async $async: exit code $code"
+    [ "$(grep -c '^warning: checkpoint not saved: .*No space.*; training goes on$' out)" -eq 3 ] || fail "failed save, async $async: no warnings"
+    [ "$(grep -c '"save failed"' disk/full/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "failed save, async $async: not in the record"
+    [ -z "$(ls -d disk/full/step-* 2>/dev/null)" ] || fail "failed save, async $async: something was left"
+  done
+  rm -rf disk/*
+  run disk/strict --train.steps 6 --checkpoint.every 2 --checkpoint.on_failure stop
+  [ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "failed save, strict: exit code $code"
+else
+  echo "no tmpfs can be mounted here: saves that fail are left to the checkpoint module's tests"
+fi
+echo ok
