@@ -44,19 +44,21 @@ std::string run_export(const ExportJob& job) {
 }  // namespace
 
 void add_export(CLI::App& app, Command& command) {
-  CLI::App* export_ = app.add_subcommand("export", "A checkpoint's weights for other programs");
+  CLI::App* command_line =
+      app.add_subcommand("export", "A checkpoint's weights for other programs");
   auto job = std::make_shared<ExportJob>();
-  export_->add_option("--checkpoint", job->checkpoint, "run folder, or one of its step folders")
+  command_line
+      ->add_option("--checkpoint", job->checkpoint, "run folder, or one of its step folders")
       ->type_name("DIR")
       ->required();
-  export_->add_option("--output", job->output, "folder to make")->type_name("DIR")->required();
-  add_value(*export_, "--format", job->format, "safetensors", config::one_of({"safetensors"}));
-  add_value(*export_, "--type", job->type, "F32, BF16 or F16",
+  command_line->add_option("--output", job->output, "folder to make")->type_name("DIR")->required();
+  add_value(*command_line, "--format", job->format, "safetensors", config::one_of({"safetensors"}));
+  add_value(*command_line, "--type", job->type, "F32, BF16 or F16",
             config::one_of({"F32", "BF16", "F16"}));
-  add_value(*export_, "--file-megabytes", job->file_megabytes, "most data in one file",
+  add_value(*command_line, "--file-megabytes", job->file_megabytes, "most data in one file",
             config::in_range(1, 1 << 24));
-  export_->footer(export_examples);
-  export_->callback([job, &command] {
+  command_line->footer(export_examples);
+  command_line->callback([job, &command] {
     command.run = [job](comm::Session& session, const std::vector<Setting>&) {
       const std::string text = on_rank_zero(session, [&] { return run_export(*job); });
       if (session.rank() == 0) std::fputs(text.c_str(), stdout);
