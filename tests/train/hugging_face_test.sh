@@ -32,7 +32,7 @@ for model in gpt2 llama; do
   done
   "$TRIREME" evaluate --checkpoint start2 --data.path data >out 2>err || fail evaluate
   [ "$(grep -o 'loss [0-9.]*' out)" = "loss $found" ] || fail "$model: the loss after a round trip"
-  # In several files, in half the bytes.
+  # In half the bytes.
   "$TRIREME" export --checkpoint start --output halves --type BF16 >out 2>err || fail "export in BF16"
   rm -rf start3
   "$TRIREME" import --input halves --output start3 >out 2>err || fail "import BF16"

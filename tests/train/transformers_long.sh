@@ -37,11 +37,9 @@ for kind in gpt2 llama "llama --model.tied false"; do
   [ "${kind%% *}" = llama ] && flags="$llama ${kind#llama}"
   "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output run $flags --train.steps 30 --train.batch 8 \
     --optim.learning_rate 3e-3 --train.peak none --train.quiet >/dev/null
-  for megabytes in 5000; do
-    rm -rf "${kind%% *}"
-    "$TRIREME" export --checkpoint run --output "${kind%% *}" --file-megabytes $megabytes
-    "$python" compare.py "$PROGRAMS/logits_program" run "${kind%% *}"
-  done
+  rm -rf "${kind%% *}"
+  "$TRIREME" export --checkpoint run --output "${kind%% *}"
+  "$python" compare.py "$PROGRAMS/logits_program" run "${kind%% *}"
 done
 for model in gpt2 llama; do
   rm -rf start

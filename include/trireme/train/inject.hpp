@@ -10,7 +10,7 @@ namespace trireme::train {
 
 struct Fault {
   enum class Kind : std::uint8_t {
-    nan,    // the weight of one of the rank's target tokens is not a number
+    nan,    // in each of the rank's micro-batches one target's weight is not a number
     spike,  // the gradient is a million times too large, on every rank
     flip    // one bit of the rank's weights is another one after the update
   };
