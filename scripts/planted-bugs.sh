@@ -45,6 +45,8 @@ edit() {
 target() {
   case $1 in
     parallel.layout_matrix.*) echo layout_matrix ;;
+    train.reshard_grid) echo reshard_grid ;;
+    train.hugging_face_test) echo trireme logits_program ;;
     *.mpi[0-9]*) echo "${1%%.*}_mpi" ;;
     *_test) echo trireme ;;
     *) echo "${1%%.*}_test" ;;
@@ -86,7 +88,8 @@ for bug in "${bugs[@]}"; do
   name=${field[0]} test=${field[2]}
   wanted "$name" "$@" || continue
   if [ -z "${sound[$test]-}" ]; then
-    build "$(target "$test")" || { echo "the tree does not build: $copy/build.log"; exit 1; }
+    # shellcheck disable=SC2046
+    build $(target "$test") || { echo "the tree does not build: $copy/build.log"; exit 1; }
     run_test "$test" || { echo "$test fails without any planted bug: $copy/log"; exit 1; }
     sound[$test]=yes
   fi
@@ -97,7 +100,8 @@ for bug in "${bugs[@]}"; do
     cp "$file.bug" "$file"
   done
   verdict=caught
-  build "$(target "$test")" || verdict="does not compile"
+  # shellcheck disable=SC2046
+  build $(target "$test") || verdict="does not compile"
   if [ "$verdict" = caught ] && run_test "$test"; then verdict=MISSED; fi
   for ((i = 3; i + 1 < ${#field[@]}; i += 3)); do
     file=$copy/source/${field[i]}

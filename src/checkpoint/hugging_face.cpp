@@ -185,6 +185,11 @@ class Folder {
                     config::one_line(tensor), config::one_line(file.get<std::string>()));
       }
     }
+    for (const auto& [tensor, file] : where_) {
+      if (map->contains(tensor)) continue;
+      throw Error("{}: tensor '{}' of {} is not in the weight_map; restore the folder",
+                  index.string(), config::one_line(tensor), file->path().filename().string());
+    }
   }
   const json& config() const { return config_; }
   std::string config_path() const { return (folder_ / "config.json").string(); }

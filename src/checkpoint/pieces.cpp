@@ -125,31 +125,49 @@ void for_each_block(const params::Layout& layout, int group, const Range& held,
   }
 }
 
-}  // namespace
-
-void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
-                   const state::ModelState& state, const Tensor& flat, bool sharded,
-                   const Writers& writers) {
-  check_size(state, flat, sharded);
-  if (sharded && writers.data_rank != state.shards().index()) return;  // a later shard group
-  const params::Layout& layout = state.layout();
+/// Visits what this rank is to write: visit(block, elements of the block, displacement).
+template <class Visit>
+void for_each_own(const params::Layout& layout, const state::ShardMap& shards, bool sharded,
+                  const Writers& writers, const Visit& visit) {
+  if (sharded && writers.data_rank != shards.index()) return;  // a later shard group
   const state::ShardMap shares =
-      sharded ? state.shards() : state::ShardMap(layout, writers.data, writers.data_rank);
+      sharded ? shards : state::ShardMap(layout, writers.data, writers.data_rank);
   for (int g = 0; g < shares.groups(); ++g) {
     const params::Group& group = layout.groups()[static_cast<std::size_t>(g)];
     if (!layout.has_unit(group.units.front())) continue;  // an earlier stage writes a tied row
     const std::int64_t shift = displacement(shares, g, sharded);
     for_each_block(layout, g, shares.own(g), [&](const params::Block& block, const Range& held) {
       if (block.slices.empty() && layout.tiles().first > 0) return;  // tensor rank 0 writes it
-      const params::Parameter& row = layout.table().row(block.row);
-      for (const Range& own : layout.owned(block)) {
-        for_each_box(layout, block, overlap(own, held), flat, block.offset + shift,
+      for (const Range& own : layout.owned(block)) visit(block, overlap(own, held), shift);
+    });
+  }
+}
+
+}  // namespace
+
+void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
+                   const state::ModelState& state, const Tensor& flat, bool sharded,
+                   const Writers& writers) {
+  check_size(state, flat, sharded);
+  const params::Layout& layout = state.layout();
+  for_each_own(layout, state.shards(), sharded, writers,
+               [&](const params::Block& block, const Range& own, std::int64_t shift) {
+                 const params::Parameter& row = layout.table().row(block.row);
+                 for_each_box(
+                     layout, block, own, flat, block.offset + shift,
                      [&](const Index& begin, const Tensor& data) {
                        pieces.push_back({prefix + "/" + row.name, row.shape, begin, data, true});
                      });
-      }
-    });
-  }
+               });
+}
+
+std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap& shards,
+                            bool sharded, const Writers& writers) {
+  std::int64_t elements = 0;
+  for_each_own(
+      layout, shards, sharded, writers,
+      [&](const params::Block&, const Range& own, std::int64_t) { elements += own.size(); });
+  return elements;
 }
 
 void load_pieces(const Reader& reader, const std::string& prefix, const state::ModelState& state,

@@ -1,5 +1,9 @@
 // trireme export, trireme import
+#include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <cstdio>
+#include <map>
 
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/comm/agree.hpp"
@@ -15,6 +19,7 @@ namespace {
 constexpr const char* export_examples = R"(Examples:
   trireme export --checkpoint run --output gpt2-mine
   trireme export --checkpoint run/step-00001000 --output mine --type BF16
+  trireme export --checkpoint run --output mine --max-file-size 2GB
 The folder is what transformers loads: from_pretrained("gpt2-mine").)";
 
 constexpr const char* import_examples = R"(Examples:
@@ -27,18 +32,46 @@ struct ExportJob {
   std::string checkpoint, output;
   std::string format = "safetensors";
   std::string type = "F32";
-  std::int64_t file_megabytes = 5000;
+  std::string file_size = "5GB";
 };
+
+/// Bytes of "5GB", "700MB", "64KiB" or "123456".
+std::int64_t parse_size(const std::string& text) {
+  static const std::map<std::string, std::int64_t> units = {
+      {"", 1},          {"B", 1},         {"KB", 1'000},   {"MB", 1'000'000}, {"GB", 1'000'000'000},
+      {"KIB", 1 << 10}, {"MIB", 1 << 20}, {"GIB", 1 << 30}};
+  constexpr std::int64_t most = std::int64_t{1} << 50;
+  const char* end = text.data() + text.size();
+  std::int64_t number = 0;
+  const auto [unit, error] = std::from_chars(text.data(), end, number);
+  std::string name(unit, end);
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const auto found = units.find(name);
+  if (error != std::errc() || found == units.end() || number < 1 || number > most / found->second) {
+    throw ConfigError("--max-file-size", text, "must be a number of bytes, KB, MB or GB",
+                      "write for example 5GB");
+  }
+  return number * found->second;
+}
 
 std::string run_export(const ExportJob& job) {
   const checkpoint::Reader reader(train::find_checkpoint(job.checkpoint));
   const auto files = checkpoint::export_safetensors(
       reader, train::model_of(reader.state()),
-      {.output = job.output, .type = job.type, .file_bytes = job.file_megabytes * 1'000'000});
+      {.output = job.output, .type = job.type, .file_bytes = parse_size(job.file_size)});
   std::string names;
   for (const std::string& file : files) names += (names.empty() ? "" : ", ") + file;
   return fmt::format("step {} of {} as {} in {}: {}\n", reader.state().step,
                      reader.folder().string(), job.type, job.output, names);
+}
+
+int run_import(comm::Session& session, const std::string& input, const std::string& output) {
+  device::MemoryLedger ledger;
+  const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  const auto folder = checkpoint::import_safetensors(input, output, *world, train::versions());
+  if (session.rank() == 0) std::fputs((folder.string() + "\n").c_str(), stdout);
+  return 0;
 }
 
 }  // namespace
@@ -55,8 +88,8 @@ void add_export(CLI::App& app, Command& command) {
   add_value(*command_line, "--format", job->format, "safetensors", config::one_of({"safetensors"}));
   add_value(*command_line, "--type", job->type, "F32, BF16 or F16",
             config::one_of({"F32", "BF16", "F16"}));
-  add_value(*command_line, "--file-megabytes", job->file_megabytes, "most data in one file",
-            config::in_range(1, 1 << 24));
+  add_value(*command_line, "--max-file-size", job->file_size,
+            "most data in one file; more tensors take\nseveral files and an index");
   command_line->footer(export_examples);
   command_line->callback([job, &command] {
     command.run = [job](comm::Session& session, const std::vector<Setting>&) {
@@ -68,29 +101,23 @@ void add_export(CLI::App& app, Command& command) {
 }
 
 void add_import(CLI::App& app, Command& command) {
-  CLI::App* import = app.add_subcommand("import", "A transformers model into a checkpoint");
+  CLI::App* command_line = app.add_subcommand("import", "A transformers model into a checkpoint");
   struct Job {
     std::string input, output;
   };
   auto job = std::make_shared<Job>();
-  import->add_option("--input", job->input, "folder with config.json and safetensors")
+  command_line->add_option("--input", job->input, "folder with config.json and safetensors")
       ->type_name("DIR")
       ->required();
-  import->add_option("--output", job->output, "run folder to put step-00000000 into")
+  command_line->add_option("--output", job->output, "run folder to put step-00000000 into")
       ->type_name("DIR")
       ->required();
-  import->footer(import_examples);
-  import->callback([job, &command] {
+  command_line->footer(import_examples);
+  command_line->callback([job, &command] {
     command.run = [job](comm::Session& session, const std::vector<Setting>&) {
-      device::MemoryLedger ledger;
-  const auto world = comm::make_mpi_communicator(session.world(), ledger);
-  const auto folder =
-      checkpoint::import_safetensors(job->input, job->output, *world, train::versions());
-  if (session.rank() == 0) std::fputs((folder.string() + "\n").c_str(), stdout);
-  return 0;
-};
-}  // namespace trireme::cli
-);
+      return run_import(session, job->input, job->output);
+    };
+  });
 }
 
 }  // namespace trireme::cli

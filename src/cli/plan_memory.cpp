@@ -36,11 +36,15 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const int shard = train::shard_ranks(config, shape, facts);
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
+  // Data ranks that differ: they hold shards, or write shares of what all of them hold.
+  const int different = config.parallel.zero > 0            ? shard
+                        : config.checkpoint.in_background() ? shape.of(comm::Axis::data)
+                                                            : 1;
   std::vector<Memory> stages;
   for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
     Memory most;
     for (int tensor = 0; tensor < shape.of(comm::Axis::tensor); ++tensor) {
-      for (int data = 0; data < (config.parallel.zero > 0 ? shard : 1); ++data) {
+      for (int data = 0; data < different; ++data) {
         parallel::StageOptions options = train::stage_options(config, shape, facts);
         options.place = {.tensor = shape.of(comm::Axis::tensor),
                          .pipeline = shape.of(comm::Axis::pipeline),
@@ -54,7 +58,8 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
                                               .threads = threads,
                                               .shape = shape,
                                               .rank = shape.rank({tensor, 0, data, stage}),
-                                              .bucket_elements = train::bucket_elements(config)});
+                                              .bucket_elements = train::bucket_elements(config),
+                                              .snapshots = config.checkpoint.in_background()});
         if (total(memory) > total(most)) most = memory;
       }
     }

@@ -72,14 +72,14 @@ Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOption
 struct Loader::Implementation {
   Implementation(std::unique_ptr<TokenReader> source, const Sampler& order,
                  const LoaderOptions& settings, std::int64_t global, int data_rank, int data_size,
-                 std::int64_t first_step)
+                 std::int64_t first)
       : reader(std::move(source)),
         sampler(order),
         options(settings),
         global_batch(global),
         slice(global / data_size),
         slice_begin(data_rank * slice),
-        step(first_step),
+        start(first),
         thread([this] { run(); }) {}
 
   ~Implementation() {
@@ -93,11 +93,10 @@ struct Loader::Implementation {
 
   std::vector<std::int64_t> next_samples() {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(options.micro_batch));
-    std::iota(samples.begin(), samples.end(),
-              step * global_batch + slice_begin + micro * options.micro_batch);
+    std::iota(samples.begin(), samples.end(), start + slice_begin + micro * options.micro_batch);
     if (++micro == slice / options.micro_batch) {
       micro = 0;
-      ++step;
+      start += global_batch;
     }
     return samples;
   }
@@ -131,7 +130,7 @@ struct Loader::Implementation {
   const std::int64_t global_batch;
   const std::int64_t slice;        // samples of a step that are this rank's
   const std::int64_t slice_begin;  // their first, in the step
-  std::int64_t step;               // of the next micro-batch to read; the thread's
+  std::int64_t start;              // first sample of the step that is read; the thread's
   std::int64_t micro = 0;          // its number in the slice; the thread's
 
   std::mutex mutex;
@@ -144,15 +143,15 @@ struct Loader::Implementation {
 
 Loader::Loader(std::unique_ptr<TokenReader> reader, const Sampler& sampler,
                const LoaderOptions& options, std::int64_t global_batch, int data_rank,
-               int data_size, std::int64_t first_step) {
-  TRIREME_ASSERT(data_size >= 1 && data_rank >= 0 && data_rank < data_size && first_step >= 0,
-                 "data rank {} of {}, step {}", data_rank, data_size, first_step);
+               int data_size, std::int64_t first_sample) {
+  TRIREME_ASSERT(data_size >= 1 && data_rank >= 0 && data_rank < data_size && first_sample >= 0,
+                 "data rank {} of {}, sample {}", data_rank, data_size, first_sample);
   TRIREME_ASSERT(options.micro_batch >= 1 && options.length >= 1 && options.prefetch >= 1 &&
                      global_batch >= 1 && global_batch % (data_size * options.micro_batch) == 0,
                  "global batch {}, data size {}, micro-batch {}, length {}, prefetch {}",
                  global_batch, data_size, options.micro_batch, options.length, options.prefetch);
   implementation_ = std::make_unique<Implementation>(
-      std::move(reader), sampler, options, global_batch, data_rank, data_size, first_step);
+      std::move(reader), sampler, options, global_batch, data_rank, data_size, first_sample);
 }
 
 Loader::~Loader() = default;

@@ -1,11 +1,13 @@
 #include "trireme/parallel/placement.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "trireme/comm/agree.hpp"
+#include "trireme/core/random.hpp"
 #include "trireme/data/hash.hpp"
 
 namespace trireme::parallel {
@@ -122,49 +124,104 @@ std::vector<Fingerprint> of_embedding(const Replica& replica) {
   return result;
 }
 
-/// Compares what goes by one name, on whatever ranks of the group hold it, with the first of them;
-/// the first that differs, in `complaint`, unless there is one.
+/// What one rank, of the world, holds under a name.
+struct Held {
+  std::uint64_t hash = 0;
+  std::uint64_t rank = 0;
+};
+
+/// "between ranks 0 and 2 (rank 2 is alone with its values, 3 others agree)" of replicas that
+/// differ: a rank of the largest party, and the first outside it.
+std::string parties_of(const std::vector<Held>& replicas) {
+  const auto size_of = [&](const Held& held) {
+    return std::count_if(replicas.begin(), replicas.end(),
+                         [&](const Held& other) { return other.hash == held.hash; });
+  };
+  const Held& most =
+      *std::max_element(replicas.begin(), replicas.end(),
+                        [&](const Held& a, const Held& b) { return size_of(a) < size_of(b); });
+  const Held& odd = *std::find_if(replicas.begin(), replicas.end(),
+                                  [&](const Held& held) { return held.hash != most.hash; });
+  std::string text = fmt::format("between ranks {} and {}", std::min(most.rank, odd.rank),
+                                 std::max(most.rank, odd.rank));
+  const auto agree = static_cast<std::size_t>(size_of(most));
+  if (agree >= 2 && agree + 1 == replicas.size()) {
+    text += fmt::format(" (rank {} is alone with its values, {} others agree)", odd.rank, agree);
+  }
+  return text;
+}
+
+/// Compares what goes by one name on whatever ranks of the group hold it; the first that differs,
+/// in `complaint`, unless there is one.
 void compare(comm::Communicator& group, const std::vector<Fingerprint>& own, const char* axis,
-             std::int64_t step, std::string& complaint) {
+             int world_rank, std::int64_t step, std::string& complaint) {
   struct Entry {
-    std::uint64_t name = 0, hash = 0;
+    std::uint64_t name = 0;
+    Held held;
   };
   std::vector<Entry> entries;
   std::map<std::uint64_t, std::string> names;
   for (const Fingerprint& print : own) {
     data::Xxh3 hash;
     hash.update(print.name.data(), print.name.size());
-    entries.push_back({hash.value(), print.hash});
+    entries.push_back({hash.value(), {print.hash, static_cast<std::uint64_t>(world_rank)}});
     names.emplace(entries.back().name, print.name);
   }
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(entries.data());
   const auto all = group.all_gather_bytes({bytes, entries.size() * sizeof(Entry)});
-  std::map<std::uint64_t, std::pair<std::uint64_t, std::size_t>> first;  // hash, rank
+  std::map<std::uint64_t, std::vector<Held>> replicas;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t at = 0; at < all[rank].size(); at += sizeof(Entry)) {
       Entry entry;
       std::memcpy(&entry, all[rank].data() + at, sizeof entry);
-      const auto known = first.emplace(entry.name, std::pair(entry.hash, rank)).first;
-      const auto name = names.find(entry.name);  // ranks that do not hold it leave it to others
-      if (known->second.first == entry.hash || name == names.end() || !complaint.empty()) continue;
-      complaint = fmt::format(
-          "step {}: replicas of {} differ on the {} axis between ranks {} and {} of the group: "
-          "memory or a message was damaged, or a reduction is missing; resume from the last "
-          "checkpoint",
-          step, name->second, axis, known->second.second, rank);
+      // Ranks that do not hold it leave it to others.
+      if (names.contains(entry.name)) replicas[entry.name].push_back(entry.held);
     }
+  }
+  for (const auto& [name, held] : replicas) {
+    const bool alike = std::all_of(
+        held.begin(), held.end(), [&](const Held& each) { return each.hash == held.front().hash; });
+    if (alike || !complaint.empty()) continue;
+    complaint = fmt::format(
+        "step {}: replicas of {} differ on the {} axis {}: memory or a message was damaged, or a "
+        "reduction is missing; resume from the last checkpoint",
+        step, names.at(name), axis, parties_of(held));
   }
 }
 
 }  // namespace
 
+std::string Flip::to_string() const {
+  return fmt::format("bit {} of element {} of {}", bit, element, tensor);
+}
+
+Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number) {
+  std::vector<std::pair<std::string, Tensor>> parts;
+  for (const Values& values : values_of(replica)) {
+    for_each_part(replica.stage(), values,
+                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+                    parts.emplace_back(part_name(replica.stage(), values, block, part), own);
+                  });
+  }
+  if (parts.empty()) return {};
+  const auto drawn = random_block({seed, Purpose::fault, 0}, number);
+  const auto& [name, values] = parts[drawn[0] % parts.size()];
+  Flip flip{.tensor = name,
+            .element = static_cast<std::int64_t>(drawn[1]) % values.elements(),
+            .bit = static_cast<int>(drawn[2] % 32)};
+  flip.word = reinterpret_cast<std::uint32_t*>(values.as<float>()) + flip.element;
+  flip.apply();
+  return flip;
+}
+
 void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step) {
   std::string complaint;
-  compare(grid.group(comm::Axis::data), of_data(replica, false), "data", step, complaint);
-  compare(grid.replica_group(), of_data(replica, true), "data (replica)", step, complaint);
-  compare(grid.group(comm::Axis::tensor), of_tensor(replica), "tensor", step, complaint);
+  const int rank = grid.world().rank();
+  compare(grid.group(comm::Axis::data), of_data(replica, false), "data", rank, step, complaint);
+  compare(grid.replica_group(), of_data(replica, true), "data (replica)", rank, step, complaint);
+  compare(grid.group(comm::Axis::tensor), of_tensor(replica), "tensor", rank, step, complaint);
   if (grid.embedding_group().size() > 1) {
-    compare(grid.embedding_group(), of_embedding(replica), "pipeline", step, complaint);
+    compare(grid.embedding_group(), of_embedding(replica), "pipeline", rank, step, complaint);
   }
   comm::agree(grid.world(), [&] {
     if (!complaint.empty()) throw Error("{} ({})", complaint, grid.to_string());

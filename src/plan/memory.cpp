@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/model/attention.hpp"
@@ -139,6 +140,19 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
          added(place.data / place.shard, floats(replica)) + added(tied > 0 ? 2 : 1, floats(tied));
 }
 
+/// The copy of what this rank writes of parameters and `states` states of the optimiser.
+std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states) {
+  const parallel::Place& place = stage.options().place;
+  const state::ZeroPolicy& zero = stage.state_options().zero;
+  const checkpoint::Writers writers{place.data_rank, place.data};
+  const auto elements = [&](state::Held held) {
+    return checkpoint::piece_elements(stage.layout(), stage.shards(), held == state::Held::sharded,
+                                      writers);
+  };
+  return std::int64_t{sizeof(float)} *
+         (elements(zero.parameters) + states * elements(zero.optimizer));
+}
+
 }  // namespace
 
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
@@ -149,7 +163,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
   const std::int64_t optimizer =
       options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0;
-  return {
+  std::map<Use, std::int64_t> memory{
       {Use::parameters,
        state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
       {Use::gradients, state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
@@ -159,6 +173,8 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       {Use::workspace, static_cast<std::int64_t>(stage.memory().work_bytes() +
                                                  ops_workspace(stage, question.threads))},
       {Use::communication, static_cast<std::int64_t>(communication_bytes(stage, question))}};
+  if (question.snapshots) memory[Use::snapshot] = snapshot_bytes(stage, states);
+  return memory;
 }
 
 }  // namespace trireme::plan

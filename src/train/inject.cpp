@@ -22,12 +22,11 @@ std::vector<Fault> parse_faults(std::string_view text) {
   if (text.empty() || text == "none") return faults;
   const std::string all(text);
   const auto refuse = [&](std::string_view word) {
-    return ConfigError(
-        "train.inject", all,
-        fmt::format("\"{}\" is not nan, spike or flip, @, a step and perhaps / and a "
-                    "rank",
-                    word),
-        "write for example nan@7 or flip@12/1");
+    return ConfigError("train.inject", all,
+                       fmt::format("\"{}\" is not nan, inf, spike or flip, @, a step and perhaps / "
+                                   "and a rank",
+                                   word),
+                       "write for example nan@7 or flip@12/1");
   };
   while (!text.empty()) {
     const std::size_t comma = text.find(',');
@@ -41,6 +40,8 @@ std::vector<Fault> parse_faults(std::string_view text) {
     const std::string_view kind = word.substr(0, at);
     if (kind == "nan") {
       fault.kind = Fault::Kind::nan;
+    } else if (kind == "inf") {
+      fault.kind = Fault::Kind::inf;
     } else if (kind == "spike") {
       fault.kind = Fault::Kind::spike;
     } else if (kind == "flip") {

@@ -9,6 +9,18 @@
 
 namespace trireme::train {
 
+namespace {
+
+/// By their names alone, so that all ranks see the same.
+bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const auto plain = [](const std::filesystem::path& path) {
+    return (std::filesystem::absolute(path) / "").lexically_normal();
+  };
+  return plain(a) == plain(b);
+}
+
+}  // namespace
+
 std::string Trainer::find_resume(std::vector<std::string>& broken) {
   const std::string& resume = config_.checkpoint.resume;
   if (resume == "never") return {};
@@ -20,11 +32,13 @@ std::string Trainer::find_resume(std::vector<std::string>& broken) {
 }
 
 void Trainer::resume(const std::string& folder) {
-  comm::agree(grid_.world(), [&] { load(folder); });
+  std::vector<std::string> notes;
+  comm::agree(grid_.world(), [&] { notes = load(folder); });
   say(fmt::format("resumed from {}: step {}", folder, step_));
+  for (const std::string& note : notes) say("note: " + note);
 }
 
-void Trainer::load(const std::filesystem::path& folder) {
+std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   const checkpoint::Reader reader(folder);
   const model::ModelConfig saved = model_of(reader.state());
   nlohmann::json theirs, ours;
@@ -55,15 +69,25 @@ void Trainer::load(const std::filesystem::path& folder) {
     checkpoint::load_pieces(reader, kept.name, state, kept.flat, shards_state());
   }
   step_ = reader.state().step;
-  if (reader.state().samples != step_ * config_.train.batch) {
-    throw Error(
-        "train.batch = {}: the checkpoint {} counts {} samples in {} steps; use the batch it was "
-        "made with",
-        config_.train.batch, folder.string(), reader.state().samples, step_);
-  }
+  samples_ = reader.state().samples;
   if (extra.is_object() && extra.contains("health")) health_.from_json(extra.at("health"));
-  saved_step_ = step_;
+  // A checkpoint of another run folder is not this one's: it will have its own.
+  if (same_folder(folder.parent_path(), config_.train.output)) saved_step_ = step_;
   saved_folder_ = folder.string();
+  std::vector<std::string> notes;
+  if (samples_ != step_ * config_.train.batch) {
+    notes.push_back(
+        fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
+                    samples_, step_, config_.train.batch));
+  }
+  const auto seed = static_cast<std::uint64_t>(config_.train.seed);
+  if (!imported && reader.state().seed != seed) {
+    notes.push_back(
+        fmt::format("train.seed = {}, and {} before: sample order and dropout are other ones from "
+                    "the next step on",
+                    seed, reader.state().seed));
+  }
+  return notes;
 }
 
 std::vector<checkpoint::Piece> Trainer::pieces() const {
@@ -85,7 +109,7 @@ void Trainer::save(Failure failure) {
   const Section section(recorder_, "checkpoint");
   const auto begin = Clock::now();
   const checkpoint::State state{.step = step_,
-                                .samples = step_ * config_.train.batch,
+                                .samples = samples_,
                                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                                 .config = resolved_,
                                 .versions = versions(),

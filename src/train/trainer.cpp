@@ -45,21 +45,18 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger&
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                 .watchdog = watchdog_.get()},
                grid, recorder_, ledger),
-      predicted_(
-          plan::predict_memory(replica_.stage(), {.optim = config_.optim,
-                                                  .threads = threads_,
-                                                  .shape = grid.shape(),
-                                                  .rank = session.rank(),
-                                                  .bucket_elements = bucket_elements(config_)})),
+      predicted_(plan::predict_memory(replica_.stage(),
+                                      {.optim = config_.optim,
+                                       .threads = threads_,
+                                       .shape = grid.shape(),
+                                       .rank = session.rank(),
+                                       .bucket_elements = bucket_elements(config_),
+                                       .snapshots = config_.checkpoint.in_background()})),
       health_(config_.train.outlier),
       time_limit_(parse_duration(config_.train.time_limit)),
       faults_(parse_faults(config_.train.inject)),
       signals_(parse_signals(config_.train.signals)),
-      begin_(Clock::now()) {
-  if (config_.checkpoint.async) {
-    predicted_[device::Use::snapshot] = checkpoint::snapshot_bytes(pieces());
-  }
-}
+      begin_(Clock::now()) {}
 
 void Trainer::say(const std::string& line) {
   if (progress_) progress_->print(line);
@@ -119,7 +116,7 @@ void Trainer::train_steps() {
                        .length = config_.model.sequence,
                        .document_mask = config_.data.document_mask,
                        .prefetch = config_.data.prefetch},
-                      train.batch, data_group_.rank(), data_group_.size(), step_);
+                      train.batch, data_group_.rank(), data_group_.size(), samples_);
   while (step_ < last && stop_ == 0) {
     const report::StepMetrics metrics = step(loader);
     show(metrics);
@@ -168,16 +165,23 @@ void Trainer::inject_into_gradients() {
   const bool spikes = std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
     return fault.kind == Fault::Kind::spike && fault.step == step_ + 1;
   });
-  if (!spikes) return;
+  const bool infinite = fault_due(Fault::Kind::inf);
   for (int group = 0; group < replica_.state().shards().groups(); ++group) {
-    replica_.ops().scale(replica_.state().own_gradient(group), 1e6F);
+    const Tensor own = replica_.state().own_gradient(group);
+    if (spikes) replica_.ops().scale(own, 1e6F);
+    if (infinite) {
+      std::fill_n(own.as<float>(), own.elements(), std::numeric_limits<float>::infinity());
+    }
   }
 }
 
 void Trainer::inject_into_weights() {
   if (!fault_due(Fault::Kind::flip)) return;
-  auto* bits = reinterpret_cast<std::uint32_t*>(replica_.state().parameters().data());
-  *bits ^= 1U << 20;
+  const parallel::Flip flip =
+      parallel::flip_bit(replica_, static_cast<std::uint64_t>(config_.train.seed),
+                         static_cast<std::uint64_t>(step_ + 1));
+  fmt::print(stderr, "injected after step {}: rank {}: {}\n", step_ + 1, session_.rank(),
+             flip.to_string());
 }
 
 Verdict Trainer::agree_on_step(Verdict own) {
@@ -200,11 +204,10 @@ void Trainer::stop_if_unhealthy() {
   if (health_.skipped_in_a_row() < config_.train.skip_limit) return;
   throw AgreedError(
       "step {}: the last of {} steps in a row whose update was skipped (last loss {}, gradient "
-      "norm "
-      "{}); lower optim.learning_rate, set optim.clip or look at the data; {}",
+      "norm {}); lower optim.learning_rate, set optim.clip or look at the data; {}",
       step_, health_.skipped_in_a_row(), last_loss_, last_norm_,
-      saved_step_ >= 0 ? "the last good checkpoint is " + saved_folder_
-                       : std::string("there is no checkpoint yet"));
+      !saved_folder_.empty() ? "the last good checkpoint is " + saved_folder_
+                             : std::string("there is no checkpoint yet"));
 }
 
 report::StepMetrics Trainer::step(data::Loader& loader) {
@@ -238,6 +241,7 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
     parallel::check_replicas(replica_, grid_, step_ + 1);
   }
   ++step_;
+  samples_ += config_.train.batch;
 
   const std::int64_t tokens = config_.train.batch * config_.model.sequence;
   const double seconds = seconds_since(begin);
@@ -247,7 +251,7 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
   last_norm_ = norm;
   const double speed = static_cast<double>(tokens) / seconds;
   return {.step = step_,
-          .tokens = step_ * tokens,
+          .tokens = samples_ * config_.model.sequence,
           .loss = sum.mean(),
           .gradient_norm = norm,
           .learning_rate = rate,

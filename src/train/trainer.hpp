@@ -35,7 +35,8 @@ class Trainer {
   /// The step folder to go on from, "" for none; `broken` (rank 0): those passed over.
   std::string find_resume(std::vector<std::string>& broken);
   void resume(const std::string& folder);
-  void load(const std::filesystem::path& folder);
+  /// What is worth telling about it.
+  std::vector<std::string> load(const std::filesystem::path& folder);
   void train_steps();
   /// One optimiser step on the next global batch.
   report::StepMetrics step(data::Loader& loader);
@@ -88,8 +89,9 @@ class Trainer {
   std::map<device::Use, std::int64_t> predicted_;
 
   std::int64_t step_ = 0;         // updates done
-  std::int64_t saved_step_ = -1;  // of the newest checkpoint
-  std::string saved_folder_;
+  std::int64_t samples_ = 0;      // sequences trained on: where the next step begins
+  std::int64_t saved_step_ = -1;  // of the newest checkpoint of this run folder
+  std::string saved_folder_;      // the newest checkpoint, perhaps of another one
   std::int64_t evaluated_step_ = -1;
   double peak_ = 0;  // operations per second of all ranks together
   std::int64_t attempt_tokens_ = 0;

@@ -99,13 +99,13 @@ std::vector<std::int32_t> global_batch(std::vector<std::unique_ptr<Loader>>& loa
 }
 
 std::vector<std::unique_ptr<Loader>> loaders_of(const Dataset& dataset, int data_size,
-                                                std::int64_t micro_batch, std::int64_t first_step) {
+                                                std::int64_t micro_batch, std::int64_t first) {
   std::vector<std::unique_ptr<Loader>> loaders;
   for (int rank = 0; rank < data_size; ++rank) {
     auto reader = dataset.reader(SplitName::train);
     const Sampler sampler(reader->tokens(), 33, 4000, 5, true);
     loaders.push_back(std::make_unique<Loader>(
-        std::move(reader), sampler, options_of(micro_batch, 33), 12, rank, data_size, first_step));
+        std::move(reader), sampler, options_of(micro_batch, 33), 12, rank, data_size, first));
   }
   return loaders;
 }
@@ -129,7 +129,7 @@ TEST(Loader, TheSameGlobalBatchesForEveryDataSizeAndMicroBatch) {
     }
   }
   // A restart on another number of ranks continues where the first run stopped.
-  auto restarted = loaders_of(dataset, 2, 3, 17);
+  auto restarted = loaders_of(dataset, 2, 3, 17 * 12);
   for (std::size_t step = 17; step < expected.size(); ++step) {
     EXPECT_EQ(global_batch(restarted, 2), expected[step]) << step;
   }

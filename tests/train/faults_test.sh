@@ -30,7 +30,19 @@ for layout in "" "--parallel.zero 3" "--parallel.tensor 2" "--parallel.pipeline 
   [ "$(grep -c '"skipped": *"not finite"' nan/attempts/0001/metrics.jsonl)" -eq 1 ] || fail "nan ($layout): not skipped once"
   [ "$(grep '"skipped"' nan/attempts/0001/metrics.jsonl | grep -c '"step": *5,')" -eq 1 ] || fail "nan ($layout): not step 5"
   grep -q 'step *5/8 .*SKIPPED: not finite' out || fail "nan ($layout): not shown"
+  # A gradient norm that is not finite, of gradients that one rank alone holds, beside a loss that is.
+  rm -rf inf
+  run inf --train.steps 8 --train.inject inf@5/1 --train.check placement $layout
+  [ "$code" -eq 0 ] || fail "inf ($layout): exit code $code"
+  grep '"skipped": *"not finite"' inf/attempts/0001/metrics.jsonl | grep '"step": *5,' >skipped || fail "inf ($layout): not step 5"
+  grep -q '"loss": *[0-9]' skipped && grep -qE '"gradient_norm": *("inf"|"nan"|null)' skipped || fail "inf ($layout): $(cat skipped)"
+  [ "$(grep -c '"skipped"' inf/attempts/0001/metrics.jsonl)" -eq 1 ] || fail "inf ($layout): not skipped once"
 done
+# What was skipped has left no trace: until the next step these are the weights that the step before left.
+run before --train.steps 8 --train.stop_after 4
+run before --train.steps 8 --train.stop_after 1 --train.inject inf@5/1
+pieces() { grep '"xxh3"' "before/step-0000000$1/manifest.json"; }
+[ "$(pieces 4 | wc -l)" -gt 50 ] && diff <(pieces 4) <(pieces 5) || fail "a skipped update changed something"
 # Too many in a row: the run ends and names the checkpoint to go back to.
 run row --train.steps 8 --train.inject nan@5,nan@6/1,nan@7 --checkpoint.every 2 --train.skip_limit 3
 [ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "three in a row: exit code $code"
@@ -47,15 +59,21 @@ run halves --train.steps 40 --train.inject spike@38/1 --train.outlier 6
 diff <(steps spike) <(steps halves) || fail "spike: the resumed run differs"
 
 # A bit that flipped in one replica's weights is found at the next check.
-run flip --train.steps 9 --train.inject flip@4/1 --train.check placement --train.check_every 3
-[ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "flip: exit code $code"
-grep -q 'error: step 6: replicas of embedding.token.weight.* data axis between ranks 0 and 1' err || fail "flip: message"
+for seed in 1 2 3; do
+  rm -rf flip
+  run flip --train.steps 9 --train.inject flip@4/1 --train.check placement --train.check_every 3 --train.seed $seed
+  [ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "flip, seed $seed: exit code $code"
+  flipped=$(sed -nE 's/^injected after step 4: rank 1: bit [0-9]+ of element [0-9]+ of ([^ ]+).*/\1/p' err)
+  [ -n "$flipped" ] || fail "flip, seed $seed: not told what was flipped"
+  grep -q 'error: step 6: replicas of .* differ on the data axis between ranks 0 and 1' err || fail "flip, seed $seed: message"
+  echo "flip, seed $seed: $flipped: $(grep -o 'replicas of [^ ]*' err)"
+done
 
 # Signals: saved at the end of the step, exit code 75; the run that goes on is the one that was never stopped.
 run straight --train.steps 150 --train.quiet
 [ "$code" -eq 0 ] || fail "straight run"
 times=0
-for attempt in $(seq "${INTERRUPTIONS:-5}"); do
+for attempt in $(seq "${INTERRUPTIONS:-20}"); do
   code=0
   timeout 100 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output stopped --model.layers 2 --model.width 48 \
     --model.heads 4 --model.sequence 33 --model.dropout 0.1 --train.batch 8 --train.micro_batch 2 --train.peak none \

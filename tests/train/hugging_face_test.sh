@@ -12,6 +12,7 @@ fail() {
   exit 1
 }
 "$TRIREME" prepare --input "$golden/text.txt" --output data >out 2>err || fail prepare
+seq 0 23 | tr '\n' ' ' >ids
 for model in gpt2 llama; do
   want=$(grep -A1 "\"$model\"" "$golden/losses.json" | grep -o '"loss": *[0-9.]*' | grep -o '[0-9.]*$')
   for ranks in 1 3; do
@@ -39,6 +40,39 @@ for model in gpt2 llama; do
   "$TRIREME" evaluate --checkpoint start3 --data.path data >out 2>err || fail evaluate
   found=$(grep -o 'loss [0-9.]*' out | grep -o '[0-9.]*')
   awk -v a="$found" -v b="$want" 'BEGIN { d = a - b; exit !(d < 0.05 && d > -0.05 && d != 0) }' || fail "$model: BF16"
+  # In several files with an index, in each type: after one rounding nothing is lost any more, and the logits are the same bits.
+  for type in F32 F16 BF16; do
+    rm -rf parts parts2 start4 start5
+    "$TRIREME" export --checkpoint start --output parts --type $type --max-file-size 8KB >out 2>err || fail "export in parts"
+    files=$(ls parts/model-*-of-*.safetensors | wc -l)
+    [ "$files" -ge 4 ] && [ ! -e parts/model.safetensors ] || fail "$model, $type: $files files"
+    for file in parts/model-*; do
+      name=$(basename "$file")
+      # A file above the limit holds one tensor.
+      [ "$(stat -c %s "$file")" -le 12000 ] || [ "$(grep -c "\"$name\"" parts/model.safetensors.index.json)" -eq 1 ] || fail "$name is too large"
+    done
+    "$TRIREME_MPIEXEC" -n 3 "$TRIREME" import --input parts --output start4 >out 2>err || fail "import of parts"
+    if [ $type = F32 ]; then
+      for rank in 0 1 2; do
+        cmp start/step-00000000/rank-0000$rank.h5 start4/step-00000000/rank-0000$rank.h5 || fail "$model: another tensor after parts"
+      done
+      "$PROGRAMS/logits_program" start ids logits
+    else
+      rm -rf whole start6
+      "$TRIREME" export --checkpoint start --output whole --type $type >out 2>err || fail "export in $type"
+      "$TRIREME" import --input whole --output start6 >out 2>err || fail "import of $type"
+      "$PROGRAMS/logits_program" start6 ids logits
+    fi
+    "$PROGRAMS/logits_program" start4 ids logits4
+    cmp logits logits4 || fail "$model, $type: other logits"
+    "$TRIREME" export --checkpoint start4 --output parts2 --type $type --max-file-size 8KB >out 2>err || fail "export again"
+    for file in parts/model-*; do cmp "$file" "parts2/$(basename "$file")" || fail "$model, $type: another file after a round trip"; done
+    cmp parts/model.safetensors.index.json parts2/model.safetensors.index.json || fail "$model, $type: another index"
+    "$TRIREME" evaluate --checkpoint start4 --data.path data >out 2>err || fail evaluate
+    found=$(grep -o 'loss [0-9.]*' out | grep -o '[0-9.]*')
+    awk -v a="$found" -v b="$want" 'BEGIN { d = a - b; exit !(d < 0.05 && d > -0.05) }' || fail "$model, $type in parts: loss $found"
+    echo "$model, $type in $files files: loss $found"
+  done
   # Something is there already.
   if "$TRIREME" export --checkpoint start --output halves >out 2>err; then fail "overwrote a folder"; fi
   grep -q '^trireme: error: halves: exists already' err || fail "message of an existing folder"
@@ -77,4 +111,34 @@ copy && sed -i 's/"model_type": "gpt2"/"model_type": "opt"/' bad/config.json && 
 copy && echo '{' >bad/config.json && broken "no JSON" 'bad/config.json: is not valid JSON'
 copy && echo '{"weight_map": {"x": "../model.safetensors"}}' >bad/model.safetensors.index.json && broken "a way out" 'is not a plain file name'
 copy && echo '{"weight_map": {"x": "model.safetensors"}}' >bad/model.safetensors.index.json && broken "a wrong index" "tensor 'x' is not in model.safetensors"
+# An index and its files must tell the same, whichever of the two has more.
+parts() { "$TRIREME" export --checkpoint gpt2 --output bad --max-file-size 8KB >/dev/null; }
+"$TRIREME" import --input "$golden/gpt2" --output gpt2 >/dev/null
+index=bad/model.safetensors.index.json
+parts && sed -i '/"transformer.h.0.ln_1.bias"/d' $index && broken "a tensor that the index lacks" "index.json: tensor 'transformer.h.0.ln_1.bias' of model-0.* is not in the weight_map"
+parts && sed -i 's/"transformer.h.0.ln_1.bias": \(.*\)/&\n    "transformer.h.9.ln_1.bias": \1/' $index && broken "a tensor that no file has" "index.json: tensor 'transformer.h.9.ln_1.bias' is not in model-0"
+parts && other=$(sed -nE 's/.*"transformer.wte.weight": "(.*)".*/\1/p' $index) && sed -i "s/\(\"transformer.h.0.ln_1.bias\": \"\)[^\"]*/\1$other/" $index
+broken "a tensor in another file" "index.json: tensor 'transformer.h.0.ln_1.bias' is not in $other"
+parts && rm bad/model-00002-of-*.safetensors && broken "a file that is gone" 'bad/model-00002-of-.*: cannot open'
+parts && cp bad/model-00002-of-*.safetensors bad/more.safetensors && sed -i 's/"weight_map": {/&\n    "x": "more.safetensors",/' $index && broken "a tensor in two files" 'is in another file too'
+parts && echo '{"weight_map": 3}' >$index && broken "an index without a map" 'has no weight_map'
+parts && echo '{"weight_map": {"x": 3}}' >$index && broken "a number for a file" 'a file name is not a string'
+for size in 0 -1 5XB GB 5GBx 99999999999GB 1.5GB; do
+  if "$TRIREME" export --checkpoint gpt2 --output no "--max-file-size=$size" >out 2>err; then fail "size $size was taken"; fi
+  grep -q '^trireme: error: --max-file-size = .*must be a number of bytes, KB, MB or GB' err || fail "message of size $size"
+done
+
+# Llama-3's frequencies and a tied head come in and go out; other scalings are refused.
+cp -r "$golden/llama" bad && chmod -R u+w bad
+sed -i 's/"rope_scaling": null/"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}/' bad/config.json
+"$TRIREME" import --input bad --output scaled >out 2>err || fail "import of llama3 frequencies"
+"$TRIREME" export --checkpoint scaled --output scaled-out >out 2>err || fail "export of llama3 frequencies"
+for words in '"rope_type": "llama3"' '"factor": 4.0' '"original_max_position_embeddings": 16' '"rope_theta": 5000.0'; do
+  grep -q "$words" scaled-out/config.json || fail "llama3 frequencies: $words is lost"
+done
+"$PROGRAMS/logits_program" scaled ids scaled-logits && "$PROGRAMS/logits_program" start4 ids logits
+if cmp -s scaled-logits logits; then fail "llama3 frequencies change nothing"; fi
+sed -i 's/llama3/yarn/' bad/config.json && broken "another scaling" 'config.json: rope_scaling: rope_type = "yarn": only "llama3" is computed here'
+cp -r "$golden/llama" bad && chmod -R u+w bad && sed -i 's/"tie_word_embeddings": false/"tie_word_embeddings": true/' bad/config.json
+broken "a head that is not the embedding" 'lm_head.weight differs from the embedding that config.json ties it to'
 echo ok

@@ -43,6 +43,17 @@ for layout in "--parallel.zero 0" "--parallel.zero 1" "--parallel.zero 2" "--par
   run 2 straight $layout
   run 2 halves $layout --train.stop_after 12 --checkpoint.every 10 --checkpoint.async true --checkpoint.at_end=false
   [ -d halves/step-00000010 ] && [ ! -e halves/step-00000012 ]
+  # The copies took what was predicted, and `plan` predicts the same.
+  snapshot=$(tr -d ' \n' <halves/attempts/0001/summary.json | grep -o '"snapshot":{"measured":[0-9]*,"predicted":[0-9]*}')
+  read -r measured predicted < <(echo "$snapshot" | tr -c '0-9\n' ' ')
+  [ "$measured" -gt 100000 ] && [ "$measured" -eq "$predicted" ] || { echo "$layout: $snapshot"; exit 1; }
+  planned=$("$TRIREME" plan --ranks 2 --data.path data --model.layers 2 --model.width 48 --model.heads 4 --model.sequence 33 \
+    --train.batch 8 --train.micro_batch 2 --checkpoint.every 10 --checkpoint.async true $layout | grep '^snapshot' | tr -d '|')
+  # A row has the fullest rank of each stage, by its whole memory; of the stages the fullest is the one that was measured.
+  echo "$planned" | awk -v bytes="$measured" '{
+    for (i = 2; i <= NF; ++i) if ($i > most) most = $i
+    d = most - bytes / 1048576; exit !(d < 0.051 && d > -0.051)
+  }' || { echo "$layout: planned $planned MiB, measured $measured bytes"; exit 1; }
   rm -rf halves/attempts
   run 2 halves $layout
   [ "$(steps halves | wc -l)" -eq 10 ]
@@ -52,6 +63,27 @@ for layout in "--parallel.zero 0" "--parallel.zero 1" "--parallel.zero 2" "--par
   done
   echo "$layout: identical"
 done
+
+# Another batch goes on where the last sample was: with weights that stay as they are, the losses of ten steps of 4 after
+# five of 8 are those of steps 11 to 20 of 4.
+still="--optim.name sgd --optim.learning_rate 1e-30 --optim.weight_decay 0"
+rm -rf small other
+run 1 small $still --train.batch 4
+run 1 other $still --train.stop_after 5
+run 1 other $still --train.batch 4 --train.steps 15 --train.quiet=false >notes
+grep -q 'note: 40 samples in 5 steps so far, train.batch = 4 from the next one on' notes
+figures() { steps "$1" | grep -o '"gradient_norm": *[0-9.e-]*\|"loss": *[0-9.]*\|"tokens": *[0-9]*'; }
+diff <(figures small | tail -n 30) <(figures other | tail -n 30)
+[ "$(figures other | tail -n 30 | sort -u | wc -l)" -eq 30 ]
+grep -o '"samples": *80' other/step-00000015/manifest.json
+# Another seed is allowed, and told.
+run 1 other $still --train.batch 4 --train.steps 16 --train.seed 9 --train.quiet=false >notes
+grep -q 'note: train.seed = 9, and 1 before' notes
+
+# A checkpoint of another run folder, with no step left to do, is saved in the layout of this start.
+rm -rf copy
+run 1 copy $still --train.batch 4 --train.steps 15 --checkpoint.resume other/step-00000015
+[ -d copy/step-00000015 ]
 
 # A checkpoint of 2 ranks goes on with 1 and with 4: other sums, the same run within 1e-5.
 losses() { steps "$1" | grep -o '"loss": *[0-9.]*' | tr -dc '0-9.\n'; }

@@ -34,6 +34,20 @@ try() {
   seconds=$((($(date +%s%N) - begin) / 1000000000))
   [ "$status" -ne 0 ] || { echo "$1: the job ended well"; return 1; }
   [ "$seconds" -le 20 ] || { echo "$1: the job took $seconds s to end"; return 1; }
+  # No process is left behind, the stopped one no more than the others; the launcher's kill may take a moment.
+  for _ in $(seq 50); do
+    left=$(ours)
+    [ -z "$left" ] && break
+    sleep 0.1
+  done
+  [ -z "$left" ] || { echo "$1: left behind:"; ps -o pid,stat,args -p "$(echo $left | tr ' ' ,)"; return 1; }
+  echo "$1: ended after $seconds s, nothing left behind"
+}
+# Processes of this test: those that work in its folder.
+ours() {
+  for p in $(pgrep -f "$TRIREME train .*--train.output run" || true); do
+    [ "$(readlink "/proc/$p/cwd")" != "$work" ] || echo "$p"
+  done
 }
 
 try STOP

@@ -17,6 +17,9 @@ struct CheckpointConfig {
   std::int64_t keep = 2;        // newest checkpoints kept
   std::string resume = "auto";  // auto | never | path of a step folder
 
+  /// Whether some saves are written in the background; the last one never is.
+  bool in_background() const { return async && (every > 0 || every_minutes > 0); }
+
   void declare(config::Fields& fields) {
     fields.add("every", every, "steps between checkpoints; 0: none before the end",
                config::at_least(0));

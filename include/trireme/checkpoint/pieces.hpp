@@ -2,6 +2,7 @@
 // load.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,10 @@ struct Writers {
 void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
                    const state::ModelState& state, const Tensor& flat, bool sharded,
                    const Writers& writers);
+
+/// Elements of the pieces that append_pieces makes of one such buffer, from the layout alone.
+std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap& shards,
+                            bool sharded, const Writers& writers);
 
 /// The reverse: fills all that this rank holds, copies too, from a checkpoint of any layout, and
 /// the gaps between blocks with zeros. Not collective. Throws what Reader::read does.

@@ -16,6 +16,7 @@ enum class Purpose : std::uint32_t {
   sample_order = 3,
   window_offset = 4,
   generation = 5,
+  fault = 6,
 };
 
 /// One stream of numbers. `stream` tells apart users of one purpose (a parameter, a dropout site).

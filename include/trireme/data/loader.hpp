@@ -31,12 +31,13 @@ struct LoaderOptions {
 };
 
 /// Reads the samples first, first + 1, … of each step's slice. `slices` tells, for a step-local
-/// index i, nothing more than arithmetic: micro-batch m of step s holds samples s·global_batch +
-/// data_rank·(global_batch / data_size) + m·micro_batch + (0 … micro_batch − 1).
+/// index i, nothing more than arithmetic: micro-batch m of the loader's step s holds samples
+/// first_sample + s·global_batch + data_rank·(global_batch / data_size) + m·micro_batch + (0 …
+/// micro_batch − 1).
 class Loader {
  public:
   Loader(std::unique_ptr<TokenReader> reader, const Sampler& sampler, const LoaderOptions& options,
-         std::int64_t global_batch, int data_rank, int data_size, std::int64_t first_step);
+         std::int64_t global_batch, int data_rank, int data_size, std::int64_t first_sample);
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
   ~Loader();

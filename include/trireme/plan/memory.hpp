@@ -18,6 +18,7 @@ struct MemoryQuestion {
   comm::GridShape shape;  // of the world
   int rank = 0;           // in it
   std::int64_t bucket_elements = 0;
+  bool snapshots = false;  // some checkpoints are written in the background
 };
 
 /// Bytes at most, by use, from the parameter table and the lowered program.

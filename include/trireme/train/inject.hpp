@@ -12,7 +12,9 @@ struct Fault {
   enum class Kind : std::uint8_t {
     nan,    // in each of the rank's micro-batches one target's weight is not a number
     spike,  // the gradient is a million times too large, on every rank
-    flip    // one bit of the rank's weights is another one after the update
+    inf,    // the rank's reduced gradients are infinite
+    flip    // one bit of the rank's parameters or optimiser state is another one after the update,
+            // drawn from train.seed and the step
   };
   Kind kind = Kind::nan;
   std::int64_t step = 0;  // 1-based, as in metrics.jsonl
