@@ -69,41 +69,55 @@ for seed in 1 2 3; do
   echo "flip, seed $seed: $flipped: $(grep -o 'replicas of [^ ]*' err)"
 done
 
-# Signals: saved at the end of the step, exit code 75; the run that goes on is the one that was never stopped.
-run straight --train.steps 150 --train.quiet
+# Signals: saved at the end of the step, exit code 75; the run that goes on is the one that was never stopped. SIGUSR1
+# INTERRUPTIONS times, to one rank and the other in turn, the other two signals once.
+signaled=2400  # steps
+run straight --train.steps $signaled --train.quiet
 [ "$code" -eq 0 ] || fail "straight run"
+rank_of_ours() {  # rank: its process, once it is there
+  for _ in $(seq 400); do
+    for p in $(pgrep -f "$TRIREME train .*--train.output stopped" || true); do
+      [ "$(readlink "/proc/$p/cwd")" = "$work" ] && tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null |
+        grep -qE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$1\$" && echo "$p" && return
+    done
+    sleep 0.02
+  done
+}
 times=0
-for attempt in $(seq "${INTERRUPTIONS:-20}"); do
+interruptions=$((${INTERRUPTIONS:-20} + 2))
+for attempt in $(seq $interruptions); do
   code=0
   timeout 100 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output stopped --model.layers 2 --model.width 48 \
     --model.heads 4 --model.sequence 33 --model.dropout 0.1 --train.batch 8 --train.micro_batch 2 --train.peak none \
-    --train.evaluate_at_end=false --train.steps 150 --train.progress log --train.log_every 1 >out 2>err &
+    --train.evaluate_at_end=false --train.steps $signaled --train.progress log --train.log_every 1 >out 2>err &
   job=$!
-  for _ in $(seq 400); do
+  victim=$(rank_of_ours $((attempt % 2)))
+  for _ in $(seq 800); do
     grep -q '^step ' out && break
-    sleep 0.02
+    sleep 0.01
   done
   sleep "0.0$((RANDOM % 10))"
-  victim=$(pgrep -f "$TRIREME train .*--train.output stopped" | while read -r p; do
-    [ "$(readlink "/proc/$p/cwd")" = "$work" ] && tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null |
-      grep -qE '^(OMPI_COMM_WORLD_RANK|PMI_RANK)=1$' && echo "$p"
-  done | head -1 || true)
-  signals=(USR1 USR2 TERM)
-  [ -z "$victim" ] || kill "-${signals[attempt % 3]}" "$victim" 2>/dev/null || true
+  signal=USR1
+  [ "$attempt" -gt 1 ] || signal=USR2
+  [ "$attempt" -ne 2 ] || signal=TERM
+  [ -z "$victim" ] || kill "-$signal" "$victim" 2>/dev/null || true
   wait $job || code=$?
   if [ "$code" -eq 0 ]; then
-    grep -q '^step *150/150' out || fail "signal: exit code 0 before the end"
+    grep -q "^step *$signaled/$signaled" out || fail "signal: exit code 0 before the end"
     break  # it was done before the signal came
   fi
   [ "$code" -eq 75 ] || fail "signal: exit code $code"
-  grep -q 'stopped at step .*signal SIG' out || fail "signal: not told"
+  grep -q "stopped at step .*signal SIG$signal" out || fail "signal: not told"
+  at=$(sed -nE 's/^stopped at step ([0-9]+) .*/\1/p' out)
+  [ -e "$(printf 'stopped/step-%08d/manifest.json' "$at")" ] || fail "signal: no checkpoint of step $at"
   times=$((times + 1))
 done
-[ "$times" -ge 1 ] || fail "no signal came in time"
-run stopped --train.steps 150 --train.quiet
+[ "$times" -eq $interruptions ] || fail "only $times signals came in time"
+run stopped --train.steps $signaled --train.quiet
 [ "$code" -eq 0 ] || fail "after $times signals: exit code $code"
 diff <(steps straight) <(steps stopped) || fail "after $times signals the run differs"
-for file in straight/step-00000150/*.h5; do cmp "$file" "stopped/step-00000150/$(basename "$file")"; done
+last=$(printf 'step-%08d' $signaled)
+for file in straight/$last/*.h5; do cmp "$file" "stopped/$last/$(basename "$file")"; done
 echo "$times times stopped by a signal, identical"
 
 # A limit of time does the same, by the clock of the run or by Slurm's.

@@ -132,8 +132,8 @@ void train_on(int ranks, RunConfig config) {
 
 std::vector<std::uint8_t> values_of(const checkpoint::Reader& reader,
                                     const checkpoint::Reader::Entry& tensor) {
-  std::vector<std::uint8_t> bytes(
-      static_cast<std::size_t>(bytes_of(tensor.shape.elements(), tensor.type)));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tensor.shape.elements()) *
+                                  size_of(tensor.type));
   reader.read(tensor.name, {}, Tensor(bytes.data(), tensor.type, tensor.shape));
   return bytes;
 }
@@ -217,7 +217,9 @@ int walk(const MatrixModel& model, const std::vector<LayoutCase>& layouts, const
       config.train.steps = begin;  // nothing is left to do but to save
       config.checkpoint.resume = from.string();
       train_on(layout.ranks(), config);
-      if (world_rank() == 0) EXPECT_EQ(difference(from, copy / step_folder(begin)), "") << what;
+      if (world_rank() == 0) {
+        EXPECT_EQ(difference(from, copy / step_folder(begin)), "") << what;
+      }
       from = copy / step_folder(begin);
     }
     RunConfig config = config_of(model, layout, folder, moved);
