@@ -57,7 +57,8 @@ TEST(ForeignConfig, Llama3FrequenciesAndATiedHead) {
   EXPECT_EQ(ours.rope_theta, 500000);
   const json back = to_foreign_config(ours);
   EXPECT_EQ(back.at("rope_scaling"), config.at("rope_scaling"));
-  for (const auto& [key, value] : llama().items()) EXPECT_EQ(back.at(key), value) << key;
+  config.erase("rope_scaling");
+  for (const auto& [key, value] : config.items()) EXPECT_EQ(back.at(key), value) << key;
 }
 
 // transformers 5 keeps theta and scaling in one place.
@@ -80,9 +81,11 @@ TEST(ForeignConfig, WhatWouldBeComputedOtherwiseIsRefused) {
     for (const char* key : {"rope_type", "type"}) {
       json config = llama();
       config["rope_scaling"] = {{key, type}, {"factor", 2.0}};
-      EXPECT_THAT(error_of(config), HasSubstr(std::string("config.json: rope_scaling: rope_type = "
-                                                          "\"") +
-                                              type + "\": only \"llama3\" is computed here"));
+      EXPECT_THAT(
+          error_of(config),
+          HasSubstr(fmt::format(
+              "config.json: rope_scaling: rope_type = \"{}\": only \"llama3\" is computed here",
+              type)));
     }
   }
   const auto refused = [](const char* key, const json& value, const std::string& words) {

@@ -17,5 +17,5 @@ for layout in "$gpt2 --parallel.tensor 2 --parallel.sequence true" "$llama --par
     --model.dropout 0.1 --train.batch 4 --train.micro_batch 1 --train.steps "$steps" --train.peak none --train.quiet \
     --train.evaluate_at_end=false --checkpoint.at_end=false --train.check placement $layout
   [ "$(grep -c '"type": *"step"' run/attempts/0001/metrics.jsonl)" -eq "$steps" ]
-  echo "$layout: $steps steps, no alarm"
+  echo $layout: "$steps steps, no alarm"
 done
