@@ -21,7 +21,9 @@ constexpr const char* import_examples = R"(Examples:
   trireme import --input gpt2 --output start
   mpirun -n 8 trireme import --input llama-70b --output start
   trireme train --checkpoint.resume start --data.path dataset --model.preset gpt2
-  trireme evaluate --checkpoint start --data.path dataset)";
+  trireme evaluate --checkpoint start --data.path dataset
+A tokenizer.json of the folder comes along: trireme generate --checkpoint start, and
+  trireme prepare --input a.txt --output dataset --tokenizer huggingface:start/step-00000000)";
 
 struct ExportJob {
   std::string checkpoint, output;
@@ -84,8 +86,12 @@ void add_import(CLI::App& app, Command& command) {
     command.run = [job](comm::Session& session, const std::vector<Setting>&) {
       device::MemoryLedger ledger;
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  std::string warning;
   const auto folder =
-      checkpoint::import_safetensors(job->input, job->output, *world, train::versions());
+      checkpoint::import_safetensors(job->input, job->output, *world, train::versions(), &warning);
+  if (!warning.empty()) {
+    std::fputs(fmt::format("trireme: warning: without a tokenizer: {}\n", warning).c_str(), stderr);
+  }
   if (session.rank() == 0) std::fputs((folder.string() + "\n").c_str(), stdout);
   return 0;
 };

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/data/tokenizer.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/health.hpp"
@@ -36,6 +37,7 @@ class Trainer {
   std::string find_resume(std::vector<std::string>& broken);
   void resume(const std::string& folder);
   void load(const std::filesystem::path& folder);
+  void compare_tokenizers(const checkpoint::Reader& reader);
   void train_steps();
   /// One optimiser step on the next global batch.
   report::StepMetrics step(data::Loader& loader);
@@ -82,6 +84,7 @@ class Trainer {
   int threads_;
   std::unique_ptr<comm::Watchdog> watchdog_;
   data::Dataset dataset_;
+  data::StoredTokenizer tokenizer_;  // rank 0: what checkpoints keep
   std::unique_ptr<data::TokenReader> valid_reader_;
   model::Transformer model_;
   parallel::Replica replica_;
