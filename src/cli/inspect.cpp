@@ -45,8 +45,11 @@ std::string beginning(const data::Dataset& dataset, data::SplitName split) {
       static_cast<std::size_t>(std::min<std::int64_t>(reader->tokens(), 256)));
   reader->read(0, ids);
   if (dataset.manifest().tokenizer == "none") {
-    ids.resize(std::min<std::size_t>(ids.size(), 12));
-    return fmt::format("{}", fmt::join(ids, " "));
+    std::string numbers;
+    for (std::size_t i = 0; i < std::min<std::size_t>(ids.size(), 12); ++i) {
+      numbers += (i > 0 ? " " : "") + std::to_string(ids[i]);
+    }
+    return numbers;
   }
   return config::one_line(first_characters(data::load_tokenizer(dataset)->decode(ids), 60));
 }

@@ -333,6 +333,32 @@ TEST(HuggingFace, PartsThatAreNotComputedAreRefused) {
               HasSubstr("nested more than"));
 }
 
+TEST(HuggingFace, DamagedFilesAreRefusedOrStillGiveTextsBack) {
+  const std::string whole = read_text(golden / "llama3.json");
+  const std::string text =
+      "It's 12345 \xF0\x9F\x9A\xA3 oars\r\n\n  and\xFF<|eot_id|> \xE2\x80\x83 banks";
+  std::mt19937 random(11);
+  int refused = 0;
+  for (int i = 0; i < 400; ++i) {
+    std::string json = whole;
+    // Half of them in what is not vocabulary and merges, the smaller part by far.
+    const std::size_t at = i % 2 == 0 ? random() % 2400 : random() % json.size();
+    if (i % 10 == 9) {
+      json.resize(at);
+    } else {
+      json[at] = static_cast<char>(json[at] ^ 1 << random() % 8);
+    }
+    try {
+      const auto subject = hugging_face_tokenizer(json, "here").tokenizer;
+      EXPECT_EQ(subject->decode(subject->encode(text)), text) << "flip at " << at;
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
 TEST(HuggingFace, FilesOfOlderVersionsAreTaken) {
   // GPT-2's own has no model type and empty strings for no prefix.
   std::string json = read_text(golden / "gpt2.json");

@@ -260,6 +260,29 @@ TEST_F(TokenFiles, MegatronThatIsWrong) {
   EXPECT_THAT(refused({"m.bin"}), HasSubstr("m.idx: cannot open"));
 }
 
+TEST_F(TokenFiles, AFlippedBitIsRefusedOrChangesNoToken) {
+  const std::vector<std::int64_t> tokens = {1, 2, 3, 4, 5};
+  const std::string index =
+      Index{.lengths = {2, 3}, .offsets = {0, 4}, .documents = {0, 1, 2}}.text();
+  write("m.bin", elements(tokens, 2));
+  int refused = 0, taken = 0;
+  for (std::size_t bit = 0; bit < 8 * index.size(); ++bit) {
+    std::string changed = index;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ 1 << bit % 8);
+    write("m.idx", changed);
+    options.input_format = "megatron";
+    try {
+      EXPECT_EQ(all_tokens(prepared({"m.bin"}), SplitName::train), narrow(tokens)) << bit;
+      ++taken;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("m.idx: ")) << bit;
+      ++refused;
+    }
+  }
+  EXPECT_LE(taken, 1);  // document 1 may begin at sequence 0
+  EXPECT_EQ(refused + taken, 8 * static_cast<int>(index.size()));
+}
+
 TEST_F(TokenFiles, OptionsThatDoNotFit) {
   write("a.bin", llmc({1, 2, 3}));
   write("b.txt", "text");
