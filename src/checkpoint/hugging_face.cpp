@@ -6,6 +6,7 @@
 #include <set>
 
 #include "trireme/checkpoint/safetensors.hpp"
+#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
@@ -130,6 +131,14 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
     foreign["torch_dtype"] = options.type == "F32"    ? "float32"
                              : options.type == "BF16" ? "bfloat16"
                                                       : "float16";
+    if (const auto tokenizer = kept_tokenizer(reader)) {
+      if (tokenizer->tokenizer == "huggingface") {
+        const data::StoredTokenizer stored = data::stored_tokenizer(*tokenizer, reader.folder());
+        write_file(temporary / stored.file, stored.content);
+        names.push_back(stored.file);
+      }
+      if (tokenizer->end_of_document) foreign["eos_token_id"] = *tokenizer->end_of_document;
+    }
     write_file(temporary / "config.json", foreign.dump(2) + "\n");
     if (names.size() > 1) {
       const json index{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
@@ -311,10 +320,28 @@ void read_part(const SafeTensorsFile& file, const SafeTensor& tensor, const Fore
   }
 }
 
+/// Takes along the folder's tokenizer.json, if it has one that fits; else says why not.
+void import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& state,
+                      std::string* warning) {
+  const fs::path file = folder / data::tokenizer_json_file;
+  if (!fs::exists(file)) return;
+  try {
+    const data::StoredTokenizer stored = data::stored_hugging_face(file);
+    const auto ids = stored.description.at("vocabulary").get<std::int64_t>();
+    if (ids > vocabulary) {
+      throw Error("{}: has {} ids, the model {}; restore the folder", file.string(), ids,
+                  vocabulary);
+    }
+    keep_tokenizer(state, stored);
+  } catch (const Error& error) {
+    if (warning != nullptr) *warning = error.what();
+  }
+}
+
 }  // namespace
 
 fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::Communicator& world,
-                            json versions) {
+                            json versions, std::string* warning) {
   std::vector<std::vector<float>> storage;
   std::vector<Piece> pieces;
   State state;
@@ -364,6 +391,7 @@ fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::
     state.config = {{"model", fields.to_json().at("model")}};
     state.versions = std::move(versions);
     state.extra = {{weights_only, true}, {"imported_from", folder.string()}};
+    if (world.rank() == 0) import_tokenizer(folder, config.vocabulary, state, warning);
   });
   return save(root, state, pieces, world);
 }

@@ -167,6 +167,9 @@ void finish(const fs::path& temporary, const fs::path& final, Manifest manifest,
   }
   const std::string where = (temporary / "manifest.json").string();
   sort_and_check_cover(where, manifest.tensors, manifest.pieces);
+  for (const State::Attachment& each : manifest.state.attachments) {
+    write_file(temporary / each.name, each.content);
+  }
   write_file(temporary / "manifest.json", to_text(manifest));
   sync_path(temporary);
   commit(temporary, final);

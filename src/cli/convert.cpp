@@ -26,7 +26,9 @@ constexpr const char* import_examples = R"(Examples:
   trireme import --input gpt2 --output start
   mpirun -n 8 trireme import --input llama-70b --output start
   trireme train --checkpoint.resume start --data.path dataset --model.preset gpt2
-  trireme evaluate --checkpoint start --data.path dataset)";
+  trireme evaluate --checkpoint start --data.path dataset
+A tokenizer.json of the folder comes along: trireme generate --checkpoint start, and
+  trireme prepare --input a.txt --output dataset --tokenizer huggingface:start/step-00000000)";
 
 struct ExportJob {
   std::string checkpoint, output;
@@ -69,7 +71,12 @@ std::string run_export(const ExportJob& job) {
 int run_import(comm::Session& session, const std::string& input, const std::string& output) {
   device::MemoryLedger ledger;
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
-  const auto folder = checkpoint::import_safetensors(input, output, *world, train::versions());
+  std::string warning;
+  const auto folder =
+      checkpoint::import_safetensors(input, output, *world, train::versions(), &warning);
+  if (!warning.empty()) {
+    std::fputs(fmt::format("trireme: warning: without a tokenizer: {}\n", warning).c_str(), stderr);
+  }
   if (session.rank() == 0) std::fputs((folder.string() + "\n").c_str(), stdout);
   return 0;
 }

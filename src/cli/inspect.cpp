@@ -4,6 +4,7 @@
 #include <map>
 
 #include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/tokenizer.hpp"
 
@@ -43,6 +44,13 @@ std::string beginning(const data::Dataset& dataset, data::SplitName split) {
   std::vector<std::int32_t> ids(
       static_cast<std::size_t>(std::min<std::int64_t>(reader->tokens(), 256)));
   reader->read(0, ids);
+  if (dataset.manifest().tokenizer == "none") {
+    std::string numbers;
+    for (std::size_t i = 0; i < std::min<std::size_t>(ids.size(), 12); ++i) {
+      numbers += (i > 0 ? " " : "") + std::to_string(ids[i]);
+    }
+    return numbers;
+  }
   return config::one_line(first_characters(data::load_tokenizer(dataset)->decode(ids), 60));
 }
 
@@ -104,6 +112,11 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
                                                                     : version.dump()));
   }
   if (state.config.contains("model")) text += line("model", state.config.at("model").dump());
+  const auto tokenizer = checkpoint::kept_tokenizer(reader);
+  if (tokenizer) {
+    text += line("tokenizer", fmt::format("{}, vocabulary {}", tokenizer->tokenizer,
+                                          grouped(tokenizer->vocabulary)));
+  }
 
   struct Sum {
     std::int64_t tensors = 0, elements = 0, bytes = 0;
@@ -129,6 +142,7 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
   }
   if (options.verify) {
     reader.verify();
+    if (tokenizer) data::load_tokenizer(*tokenizer, reader.folder());
     text += "\nverified: every block's hash\n";
   }
   return text;

@@ -18,7 +18,12 @@ constexpr const char* examples = R"(Examples:
   trireme prepare --input book.txt --output dataset
   trireme prepare --input *.txt --output dataset --tokenizer sentencepiece:8000
   trireme prepare --input posts.jsonl --output dataset --documents jsonl:text
-  trireme prepare --input a.txt --output dataset --tokenizer sentencepiece:my.model)";
+  trireme prepare --input a.txt --output dataset --tokenizer sentencepiece:my.model
+  trireme prepare --input a.txt --output dataset --tokenizer huggingface:gpt2/tokenizer.json
+  trireme prepare --input fineweb_train_*.bin --output dataset --tokenizer huggingface:gpt2
+  trireme prepare --input data_text_document.bin --output dataset --vocabulary 50257
+  trireme prepare --input train.bin --output dataset --input-format nanogpt \
+                  --vocabulary 50257 --end-of-document 50256)";
 
 /// A bar on a terminal, a line at every tenth in a log.
 class ProgressBar {
@@ -92,13 +97,29 @@ void run_prepare(comm::Session& session, const data::PrepareOptions& options) {
 }  // namespace
 
 void add_prepare(CLI::App& app, Command& command) {
-  CLI::App* prepare = app.add_subcommand("prepare", "Text files to a dataset");
+  CLI::App* prepare = app.add_subcommand("prepare", "Text or token files to a dataset");
   auto options = std::make_shared<data::PrepareOptions>();
-  prepare->add_option("--input", options->inputs, "text files")->required()->type_name("FILE");
+  prepare->add_option("--input", options->inputs, "files of text, or of tokens")
+      ->required()
+      ->type_name("FILE");
   prepare->add_option("--output", options->output, "folder to make")->required()->type_name("DIR");
   prepare->add_option("--name", options->name, "default: the folder's name")->type_name("TEXT");
-  add_value(*prepare, "--tokenizer", options->tokenizer,
-            "bytes, characters, sentencepiece:VOCAB\n(train one) or sentencepiece:FILE (load one)");
+  add_value(
+      *prepare, "--input-format", options->input_format,
+      "text, llmc, nanogpt, megatron, or auto:\nllm.c and Megatron by their headers, else text",
+      config::one_of({"auto", "text", "llmc", "nanogpt", "megatron"}));
+  prepare
+      ->add_option("--tokenizer", options->tokenizer,
+                   "bytes (text's default), characters,\nsentencepiece:VOCAB (train one),\n"
+                   "sentencepiece:FILE or huggingface:FILE\n(load a model or a tokenizer.json)")
+      ->type_name("TEXT");
+  add_value(*prepare, "--vocabulary", options->vocabulary,
+            "of token files, where no tokenizer says it", config::at_least(0));
+  prepare
+      ->add_option("--end-of-document", options->end_of_document,
+                   "text or id of the token that ends documents, or\nnone; default: the "
+                   "tokenizer's usual one")
+      ->type_name("TOKEN");
   add_value(*prepare, "--documents", options->documents,
             "a document is: file, line or jsonl:FIELD");
   add_value(*prepare, "--valid-fraction", options->valid_fraction, "share kept for validation",

@@ -66,7 +66,7 @@ void Dataset::verify() const {
       }
     }
   }
-  load_tokenizer(*this);
+  if (manifest_.tokenizer != "none") load_tokenizer(*this);
 }
 
 }  // namespace trireme::data

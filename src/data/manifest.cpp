@@ -5,6 +5,9 @@
 #include <set>
 
 #include "trireme/core/error.hpp"
+#include "trireme/data/tokenizer.hpp"
+
+#include "strict_json.hpp"
 
 namespace trireme::data {
 namespace {
@@ -15,24 +18,6 @@ constexpr std::int64_t most_tokens = std::int64_t{1} << 56;  // of a split; far 
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
   throw Error("{}: {}; restore the file or prepare again", where, what);
-}
-
-/// nlohmann keeps the last of two equal keys without a word; here they are refused.
-json parse_strictly(const std::string& text, const std::string& where) {
-  std::vector<std::set<std::string>> keys;
-  bool twice = false;
-  const auto watch = [&](int, json::parse_event_t event, const json& parsed) {
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key) {
-      twice = twice || !keys.back().insert(parsed.get<std::string>()).second;
-    }
-    return true;
-  };
-  json parsed = json::parse(text, watch, false);
-  if (parsed.is_discarded()) refuse(where, "is not valid JSON");
-  if (twice) refuse(where, "holds a key twice");
-  return parsed;
 }
 
 void expect_keys(const json& object, const std::set<std::string>& keys, const std::string& where,
@@ -110,6 +95,22 @@ json to_json(const std::vector<ShardInfo>& shards) {
   return list;
 }
 
+void read_tokenizer(const json& object, std::int64_t most_ids, Manifest& manifest,
+                    const std::string& where) {
+  manifest.tokenizer = text_of(object, "tokenizer", where);
+  const std::set<std::string> kinds = {"bytes", "characters", "sentencepiece", "huggingface",
+                                       "none"};
+  if (!kinds.contains(manifest.tokenizer)) {
+    refuse(where, "\"tokenizer\" is none that this program knows");
+  }
+  manifest.tokenizer_details = object.at("tokenizer_details");
+  manifest.vocabulary = number_of(object, "vocabulary", 1, most_ids, where);
+  if (!object.at("end_of_document").is_null()) {
+    manifest.end_of_document =
+        number_of(object, "end_of_document", 0, manifest.vocabulary - 1, where);
+  }
+}
+
 }  // namespace
 
 std::string name_of(SplitName split) { return split == SplitName::train ? "train" : "valid"; }
@@ -143,7 +144,7 @@ std::string to_text(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {
-  const json root = parse_strictly(text, where);
+  const json root = parse_strict_json(text, where, "restore the file or prepare again");
   if (!root.is_object() || !root.contains("format") || root["format"] != format_name) {
     refuse(where, fmt::format("is not a dataset's (\"format\" is not \"{}\")", format_name));
   }
@@ -156,12 +157,6 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
               where, "the dataset");
   Manifest manifest;
   manifest.name = text_of(root, "name", where);
-  manifest.tokenizer = text_of(root, "tokenizer", where);
-  if (manifest.tokenizer != "bytes" && manifest.tokenizer != "characters" &&
-      manifest.tokenizer != "sentencepiece") {
-    refuse(where, "\"tokenizer\" is none that this program knows");
-  }
-  manifest.tokenizer_details = root["tokenizer_details"];
   manifest.element_type = text_of(root, "element_type", where);
   if (manifest.element_type != "uint16" && manifest.element_type != "uint32") {
     refuse(where, "\"element_type\" is neither uint16 nor uint32");
@@ -169,14 +164,18 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   const std::int64_t most_ids = manifest.element_type == "uint16"
                                     ? std::int64_t{1} << 16
                                     : std::numeric_limits<std::int32_t>::max();
-  manifest.vocabulary = number_of(root, "vocabulary", 1, most_ids, where);
-  if (!root["end_of_document"].is_null()) {
-    manifest.end_of_document =
-        number_of(root, "end_of_document", 0, manifest.vocabulary - 1, where);
-  }
+  read_tokenizer(root, most_ids, manifest, where);
   manifest.train = shards_from(root["train"], SplitName::train, where);
   manifest.valid = shards_from(root["valid"], SplitName::valid, where);
   if (manifest.train.empty()) refuse(where, "\"train\" is empty");
+  return manifest;
+}
+
+Manifest described_tokenizer(const json& description, const std::string& where) {
+  expect_keys(description, {"tokenizer", "tokenizer_details", "vocabulary", "end_of_document"},
+              where, "the tokenizer");
+  Manifest manifest;
+  read_tokenizer(description, std::numeric_limits<std::int32_t>::max(), manifest, where);
   return manifest;
 }
 

@@ -300,7 +300,7 @@ LoadedModel sentencepiece_tokenizer(const std::string& model, const std::string&
                                     bool end_of_document) {
   auto tokenizer = std::make_unique<SentencePiece>(model, where, end_of_document);
   const std::int64_t end = tokenizer->end_of_document();
-  return {std::move(tokenizer), end};
+  return {std::move(tokenizer), end, {}};
 }
 
 }  // namespace trireme::data

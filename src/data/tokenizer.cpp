@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
@@ -86,29 +87,58 @@ std::vector<std::uint8_t> symbols_from(const nlohmann::json& details, const std:
   return symbols;
 }
 
-LoadedModel model_from(const Manifest& manifest, const std::filesystem::path& folder,
+std::string file_of_kind(const std::string& kind) {
+  return kind == "huggingface" ? tokenizer_json_file : model_file;
+}
+
+/// The tokenizer's file, which must be the one that the manifest names.
+std::string model_from(const Manifest& manifest, const std::filesystem::path& folder,
                        const std::string& where) {
+  const std::string name = file_of_kind(manifest.tokenizer);
   const nlohmann::json& details = manifest.tokenizer_details;
   const bool right = details.is_object() && details.size() == 2 && details.contains("model") &&
-                     details["model"] == model_file && details.contains("xxh3") &&
+                     details["model"] == name && details.contains("xxh3") &&
                      details["xxh3"].is_string();
   if (!right) {
     throw Error("{}: \"tokenizer_details\" does not name {} and its hash; prepare again", where,
-                model_file);
+                name);
   }
-  const std::filesystem::path file = folder / model_file;
-  const std::string model = read_small_file(file, most_model_bytes);
+  const std::filesystem::path file = folder / name;
+  std::string model = read_small_file(file, most_model_bytes);
   Xxh3 hash;
   hash.update(model.data(), model.size());
   if (hash.hex() != details["xxh3"].get<std::string>()) {
-    throw Error(
-        "{}: its hash is {}, not the one in dataset.json; restore the file or prepare again",
-        file.string(), hash.hex());
+    throw Error("{}: its hash is {}, not the one that was noted; restore the file or prepare again",
+                file.string(), hash.hex());
   }
-  return sentencepiece_tokenizer(model, file.string(), manifest.end_of_document.has_value());
+  return model;
 }
 
 }  // namespace
+
+std::size_t Tokenizer::encode_stable(std::string_view text, std::vector<std::int32_t>& ids) const {
+  const std::size_t stable = stable_prefix(text);
+  const std::vector<std::int32_t> own = encode(text.substr(0, stable));
+  ids.insert(ids.end(), own.begin(), own.end());
+  return stable;
+}
+
+std::string read_model(const std::filesystem::path& path) {
+  InputFile file(path);
+  if (file.size() > most_model_bytes) {
+    throw Error("{}: has {} bytes, too many for a tokenizer; name another file", path.string(),
+                file.size());
+  }
+  std::string model(static_cast<std::size_t>(file.size()), '\0');
+  model.resize(file.read(model.data(), model.size()));
+  return model;
+}
+
+nlohmann::json details_of_model(const std::string& file, const std::string& content) {
+  Xxh3 hash;
+  hash.update(content.data(), content.size());
+  return {{"model", file}, {"xxh3", hash.hex()}};
+}
 
 std::unique_ptr<Tokenizer> bytes_tokenizer(bool end_of_document) {
   std::vector<std::uint8_t> all(256);
@@ -148,10 +178,20 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
                                           const std::filesystem::path& folder) {
   const std::string where = (folder / "dataset.json").string();
   const bool ends = manifest.end_of_document.has_value();
+  if (manifest.tokenizer == "none") {
+    throw Error(
+        "{}: has tokens and no tokenizer; prepare again with --tokenizer "
+        "huggingface:tokenizer.json",
+        folder.string());
+  }
   std::unique_ptr<Tokenizer> tokenizer;
-  std::int64_t end_of_document = -1;
-  if (manifest.tokenizer == "sentencepiece") {
-    LoadedModel loaded = model_from(manifest, folder, where);
+  std::optional<std::int64_t> end_of_document;  // where it is the tokenizer that says
+  if (manifest.tokenizer == "huggingface") {
+    const std::string model = model_from(manifest, folder, where);
+    tokenizer = hugging_face_tokenizer(model, (folder / tokenizer_json_file).string()).tokenizer;
+  } else if (manifest.tokenizer == "sentencepiece") {
+    const std::string model = model_from(manifest, folder, where);
+    LoadedModel loaded = sentencepiece_tokenizer(model, (folder / model_file).string(), ends);
     tokenizer = std::move(loaded.tokenizer);
     end_of_document = loaded.end_of_document;
   } else {
@@ -161,7 +201,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
     end_of_document = tokenizer->vocabulary() - 1;
   }
   if (tokenizer->vocabulary() != manifest.vocabulary ||
-      (ends && *manifest.end_of_document != end_of_document)) {
+      (ends && end_of_document && *manifest.end_of_document != *end_of_document)) {
     throw Error(
         "{}: \"vocabulary\" or \"end_of_document\" does not fit its tokenizer; prepare again",
         where);
@@ -171,6 +211,36 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
 
 std::unique_ptr<Tokenizer> load_tokenizer(const Dataset& dataset) {
   return load_tokenizer(dataset.manifest(), dataset.folder());
+}
+
+nlohmann::json description_of(const Manifest& manifest) {
+  nlohmann::json description = {{"tokenizer", manifest.tokenizer},
+                                {"tokenizer_details", manifest.tokenizer_details},
+                                {"vocabulary", manifest.vocabulary},
+                                {"end_of_document", nullptr}};
+  if (manifest.end_of_document) description["end_of_document"] = *manifest.end_of_document;
+  return description;
+}
+
+StoredTokenizer stored_tokenizer(const Manifest& manifest, const std::filesystem::path& folder) {
+  StoredTokenizer stored{description_of(manifest), {}, {}};
+  if (manifest.tokenizer == "huggingface" || manifest.tokenizer == "sentencepiece") {
+    stored.file = file_of_kind(manifest.tokenizer);
+    stored.content = model_from(manifest, folder, folder.string());
+  }
+  return stored;
+}
+
+StoredTokenizer stored_hugging_face(const std::filesystem::path& file) {
+  StoredTokenizer stored{{}, tokenizer_json_file, read_model(file)};
+  const LoadedModel loaded = hugging_face_tokenizer(stored.content, file.string());
+  Manifest manifest;
+  manifest.tokenizer = "huggingface";
+  manifest.vocabulary = loaded.tokenizer->vocabulary();
+  if (loaded.end_of_document >= 0) manifest.end_of_document = loaded.end_of_document;
+  manifest.tokenizer_details = details_of_model(stored.file, stored.content);
+  stored.description = description_of(manifest);
+  return stored;
 }
 
 }  // namespace trireme::data

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,7 +16,7 @@
 
 namespace trireme::data {
 
-inline constexpr const char* model_file = "tokenizer.model";
+inline constexpr const char* model_file = "tokenizer.model";  // SentencePiece
 inline constexpr std::int64_t most_model_bytes = std::int64_t{256} << 20;
 
 /// 256 ids, and 256 for the end of a document when there is one.
@@ -25,15 +26,27 @@ std::unique_ptr<Tokenizer> bytes_tokenizer(bool end_of_document);
 std::unique_ptr<Tokenizer> characters_tokenizer(std::vector<std::uint8_t> symbols,
                                                 bool end_of_document);
 
-/// A SentencePiece model's own ids, and one more for the end of a document when there is one and
-/// the model has no </s>. Throws Error that begins with `where` for a model that cannot give every
-/// byte string back.
 struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;
   std::int64_t end_of_document = -1;
+  std::map<std::string, std::int32_t> added;  // added tokens of a tokenizer.json
 };
+
+/// A SentencePiece model's own ids, and one more for the end of a document when there is one and
+/// the model has no </s>. Throws Error that begins with `where` for a model that cannot give every
+/// byte string back.
 LoadedModel sentencepiece_tokenizer(const std::string& model, const std::string& where,
                                     bool end_of_document);
+
+/// The ids of a tokenizer.json (tokenizer_json.hpp says of which kinds). Its end of a document is
+/// its added token <|endoftext|>, <|end_of_text|> or </s>, the first that it has, or -1.
+LoadedModel hugging_face_tokenizer(const std::string& json, const std::string& where);
+
+/// A tokenizer's file from anywhere; symbolic links are followed.
+std::string read_model(const std::filesystem::path& path);
+
+/// "tokenizer_details" of a tokenizer that is a file.
+nlohmann::json details_of_model(const std::string& file, const std::string& content);
 
 /// Trains a BPE model of `vocabulary` ids on at most `sample_sentences` lines of `documents`,
 /// chosen at random but the same each time; returns it serialised. `progress` receives bytes read.

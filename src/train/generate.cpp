@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "trireme/checkpoint/pieces.hpp"
+#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/model/attention.hpp"
@@ -102,10 +103,15 @@ std::string generate(comm::Session& session, const RunConfig& config,
   auto loading = std::make_optional<comm::Watchdog::Pause>(watchdog);
   comm::agree(grid.world(), [&] {
     const checkpoint::Reader reader(folder);
-    const std::string path = dataset_of(config, reader.state());
-    const data::Dataset dataset = data::Dataset::open(path);
-    manifest = dataset.manifest();
-    tokenizer = data::load_tokenizer(dataset);
+    const auto kept = checkpoint::kept_tokenizer(reader);
+    if (kept && config.data.path.empty()) {
+      manifest = *kept;
+      tokenizer = data::load_tokenizer(manifest, reader.folder());
+    } else {
+      const data::Dataset dataset = data::Dataset::open(dataset_of(config, reader.state()));
+      manifest = dataset.manifest();
+      tokenizer = data::load_tokenizer(dataset);
+    }
     model = std::make_unique<model::Transformer>(model_of(reader.state()));
     parallel::StageOptions stage = forward_options(config, 1);
     stage.sequence_parallel = false;  // one row at a time has nothing to share out

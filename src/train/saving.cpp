@@ -3,6 +3,7 @@
 
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/pieces.hpp"
+#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 
 #include "trainer.hpp"
@@ -87,7 +88,24 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
                     "the next step on",
                     seed, reader.state().seed));
   }
+  compare_tokenizers(reader, notes);
   return notes;
+}
+
+/// Tokens without a tokenizer take over the checkpoint's; another one is most likely a mistake.
+void Trainer::compare_tokenizers(const checkpoint::Reader& reader,
+                                 std::vector<std::string>& notes) {
+  const auto theirs = checkpoint::kept_tokenizer(reader);
+  const data::Manifest& ours = dataset_.manifest();
+  if (!theirs || !speaks()) return;
+  if (ours.tokenizer == "none") {
+    tokenizer_ = data::stored_tokenizer(*theirs, reader.folder());
+  } else if (ours.tokenizer != theirs->tokenizer ||
+             ours.tokenizer_details != theirs->tokenizer_details) {
+    notes.push_back(fmt::format(
+        "the dataset {} has another tokenizer ({}) than the checkpoint {} ({})",
+        dataset_.folder().string(), ours.tokenizer, reader.folder().string(), theirs->tokenizer));
+  }
 }
 
 std::vector<checkpoint::Piece> Trainer::pieces() const {
@@ -108,12 +126,13 @@ void Trainer::save(Failure failure) {
   count_traffic();
   const Section section(recorder_, "checkpoint");
   const auto begin = Clock::now();
-  const checkpoint::State state{.step = step_,
-                                .samples = samples_,
-                                .seed = static_cast<std::uint64_t>(config_.train.seed),
-                                .config = resolved_,
-                                .versions = versions(),
-                                .extra = {{"health", health_.to_json()}}};
+  checkpoint::State state{.step = step_,
+                          .samples = samples_,
+                          .seed = static_cast<std::uint64_t>(config_.train.seed),
+                          .config = resolved_,
+                          .versions = versions(),
+                          .extra = {{"health", health_.to_json()}}};
+  checkpoint::keep_tokenizer(state, tokenizer_);
   const bool background = config_.checkpoint.async && failure == Failure::warns;
   attempt_save(failure, [&] {
     if (background) {

@@ -68,6 +68,7 @@ Ending Trainer::run() {
   const std::string folder = find_resume(broken);  // before anything is written
   comm::agree(grid_.world(), [&] {
     if (!speaks()) return;
+    tokenizer_ = data::stored_tokenizer(dataset_.manifest(), dataset_.folder());
     record_ = std::make_unique<report::RunRecord>(config_.train.output);
     if (config_.train.quiet) return;
     const std::string& mode = config_.train.progress;

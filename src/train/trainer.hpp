@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/data/tokenizer.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/health.hpp"
@@ -37,6 +38,8 @@ class Trainer {
   void resume(const std::string& folder);
   /// What is worth telling about it.
   std::vector<std::string> load(const std::filesystem::path& folder);
+  /// Takes over the checkpoint's tokenizer where the dataset has none; notes where they differ.
+  void compare_tokenizers(const checkpoint::Reader& reader, std::vector<std::string>& notes);
   void train_steps();
   /// One optimiser step on the next global batch.
   report::StepMetrics step(data::Loader& loader);
@@ -83,6 +86,7 @@ class Trainer {
   int threads_;
   std::unique_ptr<comm::Watchdog> watchdog_;
   data::Dataset dataset_;
+  data::StoredTokenizer tokenizer_;  // rank 0: what checkpoints keep
   std::unique_ptr<data::TokenReader> valid_reader_;
   model::Transformer model_;
   parallel::Replica replica_;

@@ -259,6 +259,8 @@ TEST(Manifest, OnlyWhatTheWriterWrites) {
   refused("\"tokens\": ", "\"tokens\": 9000000000000000", "is not a whole number from 1 to");
   refused("\"documents\": ", "\"documents\": 1", "/document_ends: ");
   write_text(scratch / "set/dataset.json", std::string(100'000, '['));
+  EXPECT_THAT(error_of([&] { Dataset::open(scratch / "set"); }), HasSubstr("nested more than 64"));
+  write_text(scratch / "set/dataset.json", "{");
   EXPECT_THAT(error_of([&] { Dataset::open(scratch / "set"); }), HasSubstr("not valid JSON"));
 }
 

@@ -43,6 +43,11 @@ struct State {
   nlohmann::json config;
   nlohmann::json versions;
   nlohmann::json extra;  // anything else to keep, by name
+  struct Attachment {
+    std::string name, content;  // a plain file name, and bytes
+  };
+  /// Small files to lie beside the manifest. Who reads them checks them.
+  std::vector<Attachment> attachments;
 };
 
 /// Collective over `world`. Writes root/step-%08d, in place of one that is there already, and

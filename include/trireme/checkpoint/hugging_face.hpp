@@ -42,17 +42,20 @@ struct ExportOptions {
   std::string type = "F32";                 // F32, BF16 or F16
   std::int64_t file_bytes = 5'000'000'000;  // of data in one file; more take several and an index
 };
-/// Writes the weights of a checkpoint. The folder must not exist; it appears whole or not at all.
-/// One rank's work; takes memory for one block of rows. Returns the files' names.
+/// Writes the weights of a checkpoint, and its tokenizer.json if it has one. The folder must not
+/// exist; it appears whole or not at all. One rank's work; takes memory for one block of rows.
+/// Returns the files' names.
 std::vector<std::string> export_safetensors(const Reader& reader, const model::ModelConfig& config,
                                             const ExportOptions& options);
 
 /// Reads such a folder into the checkpoint root/step-00000000, without optimiser state. Collective:
-/// ranks share out the tensors. `model` receives the configuration. Returns the checkpoint's path.
-/// Throws AgreedError.
+/// ranks share out the tensors. A tokenizer.json of the folder is kept in the checkpoint; where
+/// that cannot be, rank 0's `warning` receives the reason. Returns the checkpoint's path. Throws
+/// AgreedError.
 std::filesystem::path import_safetensors(const std::filesystem::path& folder,
                                          const std::filesystem::path& root,
-                                         comm::Communicator& world, nlohmann::json versions);
+                                         comm::Communicator& world, nlohmann::json versions,
+                                         std::string* warning = nullptr);
 
 /// The key of State::extra that says that a checkpoint has weights alone.
 inline constexpr const char* weights_only = "weights_only";

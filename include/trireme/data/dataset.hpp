@@ -25,12 +25,12 @@ struct ShardInfo {
 /// The contents of dataset.json.
 struct Manifest {
   std::string name;
-  std::string tokenizer;        // "bytes", "characters", "sentencepiece"
+  std::string tokenizer;        // bytes, characters, sentencepiece, huggingface, or none
   std::int64_t vocabulary = 0;  // token ids are 0 … vocabulary − 1
   std::string element_type;     // "uint16" or "uint32"
   std::optional<std::int64_t> end_of_document;
   std::vector<ShardInfo> train, valid;
-  nlohmann::json tokenizer_details;  // character map; or model file's name and xxh3
+  nlohmann::json tokenizer_details;  // character map; or file's name and xxh3
 };
 
 enum class SplitName : std::uint8_t { train, valid };

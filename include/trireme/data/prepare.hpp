@@ -1,4 +1,4 @@
-// Text files to a dataset.
+// Text files, or token files of other trainers, to a dataset.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,16 @@ namespace trireme::data {
 
 struct PrepareOptions {
   std::vector<std::filesystem::path> inputs;
-  std::filesystem::path output;     // must not exist, or be empty
-  std::string name;                 // default: the output folder's name
-  std::string tokenizer = "bytes";  // bytes | characters | sentencepiece:VOCAB | sentencepiece:FILE
-  std::string documents = "file";   // file | line | jsonl:FIELD
-  double valid_fraction = 0.1;      // the last documents; a single document is cut at a token
+  std::filesystem::path output;       // must not exist, or be empty
+  std::string name;                   // default: the output folder's name
+  std::string input_format = "auto";  // auto | text | llmc | nanogpt | megatron
+  // bytes (the default for text) | characters | sentencepiece:VOCAB | sentencepiece:FILE |
+  // huggingface:FILE. For token files one of the last two, or "" and `vocabulary`.
+  std::string tokenizer;
+  std::int64_t vocabulary = 0;     // of token files without a tokenizer
+  std::string end_of_document;     // id or text of the token; none; "": the tokenizer's usual one
+  std::string documents = "file";  // text: file | line | jsonl:FIELD
+  double valid_fraction = 0.1;     // the last documents; a single document is cut at a token
   std::int64_t shard_tokens = 1LL << 27;      // tokens in one shard
   std::int64_t sample_sentences = 1'000'000;  // for training SentencePiece
 };

@@ -12,6 +12,8 @@
 
 namespace trireme::data {
 
+inline constexpr const char* tokenizer_json_file = "tokenizer.json";
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -19,17 +21,36 @@ class Tokenizer {
   virtual std::int64_t vocabulary() const = 0;  // with the end-of-document token, if any
   /// Throws Error for bytes that the tokenizer cannot express (`characters` only). Thread-safe.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  /// The end-of-document token and a model's control tokens stand for no bytes. Throws Error for an
-  /// id outside the vocabulary. Thread-safe.
+  /// The end-of-document token and a model's control tokens stand for no bytes, those of a
+  /// tokenizer.json for their own text. Throws Error for an id outside the vocabulary. Thread-safe.
   virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
   /// The longest k for which encode(text) = encode(text[0, k)) + encode(text[k, …)) whatever text
   /// follows: where a stream may be cut without changing its tokens. At least text.size() − 128 Ki.
   virtual std::size_t stable_prefix(std::string_view text) const { return text.size(); }
+  /// Appends the tokens of the stable prefix and returns its length.
+  virtual std::size_t encode_stable(std::string_view text, std::vector<std::int32_t>& ids) const;
 };
 
-/// The tokenizer that a dataset was made with, from the dataset's own files.
+/// The tokenizer that a dataset was made with, from the dataset's own files. Throws Error when it
+/// has none.
 std::unique_ptr<Tokenizer> load_tokenizer(const Dataset& dataset);
 std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
                                           const std::filesystem::path& folder);
+
+/// A tokenizer to be kept elsewhere than in a dataset: what dataset.json says of it, and its file.
+struct StoredTokenizer {
+  nlohmann::json description;  // tokenizer, tokenizer_details, vocabulary, end_of_document
+  std::string file, content;   // "" where the description is all
+};
+StoredTokenizer stored_tokenizer(const Manifest& manifest, const std::filesystem::path& folder);
+/// What dataset.json says of it.
+nlohmann::json description_of(const Manifest& manifest);
+
+/// A tokenizer.json of a GPT-2 or Llama-3 kind. Throws Error that names what is not supported.
+StoredTokenizer stored_hugging_face(const std::filesystem::path& file);
+
+/// A description as a manifest without shards, for load_tokenizer and the folder of its file.
+/// Throws Error that begins with `where`.
+Manifest described_tokenizer(const nlohmann::json& description, const std::string& where);
 
 }  // namespace trireme::data

@@ -1,0 +1,237 @@
+// A tokenizer.json behind the Tokenizer interface. Text goes through four steps, each of which must
+// know whether more text may follow: stretches of valid UTF-8, added tokens (two rounds), the
+// pattern's pre-tokens, byte pairs. Bytes that are not UTF-8 become the tokens of single bytes.
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include <xxhash.h>
+
+#include "trireme/core/error.hpp"
+
+#include "added_tokens.hpp"
+#include "byte_pairs.hpp"
+#include "split_pattern.hpp"
+#include "tokenizer_json.hpp"
+#include "tokenizers.hpp"
+
+namespace trireme::data {
+namespace {
+
+// A pre-token longer than this is cut, so that a stream needs no more of its text at once.
+constexpr std::size_t longest_window = std::size_t{64} << 10;
+
+/// The length of the valid UTF-8 at the front of `text`.
+std::size_t valid_length(std::string_view text) {
+  std::size_t at = 0;
+  while (at < text.size()) {
+    std::uint64_t eight = 0;
+    if (text.size() - at >= sizeof eight) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if ((eight & 0x8080808080808080U) == 0) {
+        at += sizeof eight;
+        continue;
+      }
+    }
+    const std::size_t length = utf8_length(text.substr(at, 4));
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
+}
+
+/// Whether some bytes behind `text` could make it a character.
+bool begins_character(std::string_view text) {
+  for (const std::string_view rest :
+       {"\x80", "\x80\x80", "\x80\x80\x80", "\xA0\x80", "\x90\x80\x80"}) {
+    const std::string whole = std::string(text) + std::string(rest);
+    if (utf8_length(whole) == whole.size()) return true;
+  }
+  return false;
+}
+
+/// Before the character that `at` lies in.
+std::size_t character_boundary(std::string_view text, std::size_t at) {
+  while (at > 0 && at < text.size() && (static_cast<std::uint8_t>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return XXH3_64bits(text.data(), text.size());
+  }
+};
+
+class HuggingFace : public Tokenizer {
+ public:
+  HuggingFace(TokenizerJson json, const std::string& where)
+      : tokens_(std::move(json.tokens)),
+        byte_ids_(json.byte_ids),
+        rounds_{AddedTokens(json.added, false), AddedTokens(json.added, true)},
+        pattern_(json.pattern, where + ": pre_tokenizer"),
+        pairs_(json.byte_ids, json.merges),
+        cache_(cache_slots) {
+    if (!json.ignore_merges) return;
+    for (std::size_t id = 0; id < tokens_.size(); ++id) {
+      if (json.in_model[id]) whole_.emplace(tokens_[id], static_cast<std::int32_t>(id));
+    }
+  }
+
+  std::string kind() const override { return "huggingface"; }
+  std::int64_t vocabulary() const override { return static_cast<std::int64_t>(tokens_.size()); }
+
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    std::vector<std::int32_t> ids;
+    ids.reserve(text.size() / 3);
+    const std::lock_guard guard(mutex_);
+    encode_bytes(text, true, ids);
+    return ids;
+  }
+
+  std::size_t encode_stable(std::string_view text, std::vector<std::int32_t>& ids) const override {
+    const std::lock_guard guard(mutex_);
+    return encode_bytes(text, false, ids);
+  }
+
+  std::size_t stable_prefix(std::string_view text) const override {
+    std::vector<std::int32_t> ids;
+    return encode_stable(text, ids);
+  }
+
+  std::string decode(const std::vector<std::int32_t>& ids) const override {
+    std::string text;
+    for (const std::int32_t id : ids) {
+      if (id < 0 || id >= vocabulary()) {
+        throw Error("token {}: is outside the vocabulary of {}; use the dataset's own tokens", id,
+                    vocabulary());
+      }
+      text += tokens_[static_cast<std::size_t>(id)];
+    }
+    return text;
+  }
+
+ private:
+  // Each of these takes a text and whether it ends there, and returns how much of it is certain and
+  // encoded: all of it if it ends.
+
+  std::size_t encode_bytes(std::string_view text, bool ends, std::vector<std::int32_t>& ids) const {
+    std::size_t at = 0;
+    while (at < text.size()) {
+      const std::size_t valid = valid_length(text.substr(at));
+      const std::string_view rest = text.substr(at + valid);
+      const bool open = !ends && (rest.empty() || (rest.size() < 4 && begins_character(rest)));
+      const std::size_t done = encode_round(0, text.substr(at, valid), !open, ids);
+      at += done;
+      if (open) break;
+      if (at < text.size()) ids.push_back(byte_ids_[static_cast<std::uint8_t>(text[at++])]);
+    }
+    return at;
+  }
+
+  /// Added tokens of round 0 and 1; what is between them goes on to the next step.
+  std::size_t encode_round(std::size_t round, std::string_view text, bool ends,
+                           std::vector<std::int32_t>& ids) const {
+    if (round == rounds_.size()) return encode_pieces(text, ends, ids);
+    const AddedTokens& added = rounds_[round];
+    // Where none can begin whose end is not there yet.
+    std::size_t limit = text.size();
+    if (!ends && added.longest() > 0) {
+      limit = character_boundary(text, limit - std::min(limit, added.longest() - 1));
+    }
+    std::size_t at = 0;
+    for (;;) {
+      const auto found = added.find(text, at, limit);
+      const std::size_t stop = found ? found->begin : std::max(at, limit);
+      const std::string_view gap = text.substr(at, stop - at);
+      const std::size_t done = encode_round(round + 1, gap, found || ends, ids);
+      if (!found) return at + done;
+      ids.push_back(found->id);
+      at = found->end;
+    }
+  }
+
+  std::size_t encode_pieces(std::string_view text, bool ends,
+                            std::vector<std::int32_t>& ids) const {
+    std::size_t at = 0;
+    while (at < text.size()) {
+      const std::string_view rest = text.substr(at);
+      const std::string_view window =
+          rest.substr(0, character_boundary(rest, std::min(rest.size(), longest_window)));
+      const bool all = window.size() == rest.size();
+      SplitPattern::Found found = pattern_.find(window, all && ends);
+      if (found.result == SplitPattern::Result::depends) {
+        if (all) return at;
+        found = pattern_.find(window, true);
+      }
+      if (found.result != SplitPattern::Result::match) found = {found.result, window.size(), 0};
+      if (found.begin > 0) encode_piece(window.substr(0, found.begin), ids);
+      if (found.end > 0) encode_piece(window.substr(found.begin, found.end - found.begin), ids);
+      at += std::max(found.begin, found.end);
+    }
+    return at;
+  }
+
+  void encode_piece(std::string_view piece, std::vector<std::int32_t>& ids) const {
+    if (piece.size() > Slot::most_bytes) return encode_new(piece, ids);
+    Slot& slot = cache_[XXH3_64bits(piece.data(), piece.size()) % cache_slots];
+    if (slot.bytes != piece.size() || std::memcmp(slot.text, piece.data(), piece.size()) != 0) {
+      fresh_.clear();
+      encode_new(piece, fresh_);
+      if (fresh_.size() > Slot::most_ids) {
+        ids.insert(ids.end(), fresh_.begin(), fresh_.end());
+        return;
+      }
+      slot.bytes = static_cast<std::uint8_t>(piece.size());
+      slot.count = static_cast<std::uint8_t>(fresh_.size());
+      std::memcpy(slot.text, piece.data(), piece.size());
+      std::copy(fresh_.begin(), fresh_.end(), slot.ids);
+    }
+    ids.insert(ids.end(), slot.ids, slot.ids + slot.count);
+  }
+
+  void encode_new(std::string_view piece, std::vector<std::int32_t>& ids) const {
+    const auto known = whole_.find(piece);
+    if (known == whole_.end()) return pairs_.encode(piece, ids);
+    ids.push_back(known->second);
+  }
+
+  /// Most pre-tokens have been seen before. One cache line each; a new one takes the place of
+  /// another.
+  struct alignas(64) Slot {
+    static constexpr std::size_t most_bytes = 30, most_ids = 8;
+    std::uint8_t bytes = 0, count = 0;
+    char text[most_bytes] = {};
+    std::int32_t ids[most_ids] = {};
+  };
+  static constexpr std::size_t cache_slots = std::size_t{1} << 17;
+
+  std::vector<std::string> tokens_;
+  std::array<std::int32_t, 256> byte_ids_;
+  std::array<AddedTokens, 2> rounds_;
+  std::unordered_map<std::string, std::int32_t, TextHash, std::equal_to<>> whole_;
+  mutable std::mutex mutex_;  // of what follows
+  mutable SplitPattern pattern_;
+  mutable BytePairs pairs_;
+  mutable std::vector<Slot> cache_;
+  mutable std::vector<std::int32_t> fresh_;
+};
+
+}  // namespace
+
+LoadedModel hugging_face_tokenizer(const std::string& json, const std::string& where) {
+  TokenizerJson read = parse_tokenizer_json(json, where);
+  LoadedModel loaded;
+  for (const AddedToken& token : read.added) loaded.added.emplace(token.content, token.id);
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
+    const auto found = loaded.added.find(name);
+    if (found == loaded.added.end()) continue;
+    loaded.end_of_document = found->second;
+    break;
+  }
+  loaded.tokenizer = std::make_unique<HuggingFace>(std::move(read), where);
+  return loaded;
+}
+
+}  // namespace trireme::data

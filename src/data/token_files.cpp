@@ -1,0 +1,298 @@
+#include "token_files.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+
+#include "trireme/core/error.hpp"
+
+#include "megatron.hpp"
+#include "range_reader.hpp"
+
+namespace trireme::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t llmc_header_bytes = 1024;
+constexpr std::size_t piece_tokens = std::size_t{1} << 17;
+
+/// The first bytes of a file, fewer if it is shorter.
+std::string beginning(const fs::path& path, std::size_t bytes) {
+  InputFile file(path);
+  std::string text(bytes, '\0');
+  text.resize(file.read(text.data(), bytes));
+  return text;
+}
+
+std::int32_t number_at(const std::string& bytes, std::size_t index) {
+  std::int32_t value = 0;
+  std::memcpy(&value, bytes.data() + index * sizeof value, sizeof value);
+  return value;
+}
+
+/// Version and element type by llm.c's two magic numbers (dev/data/data_common.py).
+struct Llmc {
+  std::int32_t magic, version;
+  TokenType type;
+};
+constexpr std::array<Llmc, 2> llmc_kinds = {
+    {{20240520, 1, TokenType::u16}, {20240801, 7, TokenType::u32}}};
+
+const Llmc* llmc_kind(const std::string& begin) {
+  if (begin.size() < 4) return nullptr;
+  for (const Llmc& kind : llmc_kinds) {
+    if (number_at(begin, 0) == kind.magic) return &kind;
+  }
+  return nullptr;
+}
+
+bool is_megatron_index(const fs::path& path) {
+  return beginning(path, 9) == std::string_view("MMIDIDX\0\0", 9);
+}
+
+fs::path with(fs::path path, const char* extension) { return path.replace_extension(extension); }
+
+std::optional<TokenFormat> recognised(const fs::path& path) {
+  if (llmc_kind(beginning(path, 4)) != nullptr) return TokenFormat::llmc;
+  const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
+  if (is_megatron_index(pair ? with(path, ".idx") : path)) return TokenFormat::megatron;
+  if (path.extension() == ".bin") {
+    throw Error(
+        "--input {}: says nothing of its format; add --input-format nanogpt (bare uint16 tokens) "
+        "or text",
+        path.string());
+  }
+  return std::nullopt;
+}
+
+TokenInput open_llmc(const fs::path& path) {
+  const InputFile file(path);
+  const std::string header = beginning(path, llmc_header_bytes);
+  const Llmc* kind = llmc_kind(header);
+  if (kind == nullptr || header.size() < llmc_header_bytes) {
+    throw Error("{}: does not begin with llm.c's header; name another --input-format",
+                path.string());
+  }
+  const std::int32_t version = number_at(header, 1), tokens = number_at(header, 2);
+  if (version != kind->version) {
+    throw Error("{}: is of version {}, only {} is read; write it again", path.string(), version,
+                kind->version);
+  }
+  TokenInput input{path, {}, llmc_header_bytes, tokens, kind->type};
+  if (tokens < 0 || file.size() != llmc_header_bytes + input.bytes()) {
+    throw Error("{}: has {} bytes, its header says {} tokens of {}; restore the file",
+                path.string(), file.size(), tokens, bytes_of(kind->type));
+  }
+  return input;
+}
+
+TokenInput open_nanogpt(const fs::path& path) {
+  const InputFile file(path);
+  if (file.size() % 2 != 0) {
+    throw Error("{}: has {} bytes, no whole number of uint16 tokens; restore the file",
+                path.string(), file.size());
+  }
+  return {path, {}, 0, file.size() / 2, TokenType::u16};
+}
+
+TokenInput open_megatron(const fs::path& path) {
+  const fs::path tokens = with(path, ".bin"), index = with(path, ".idx");
+  if (path.extension() != ".bin" && path.extension() != ".idx") {
+    throw Error("{}: is neither NAME.bin nor NAME.idx of a Megatron pair; name one of them",
+                path.string());
+  }
+  const MegatronIndex checked(index, InputFile(tokens).size());
+  return {tokens, index, 0, checked.tokens(), checked.type()};
+}
+
+/// Tokens of one input as int32, compared with the vocabulary.
+class TokenReaderOf {
+ public:
+  TokenReaderOf(const TokenInput& input, std::int64_t vocabulary)
+      : input_(input),
+        vocabulary_(vocabulary),
+        reader_(std::make_shared<InputFile>(input.file), input.offset, input.bytes()) {}
+
+  /// The next of them, or none at the end.
+  const std::vector<std::int32_t>& next() {
+    const auto width = static_cast<std::size_t>(bytes_of(input_.type));
+    raw_.resize(piece_tokens * width);
+    const std::size_t got = reader_.read(raw_.data(), raw_.size()) / width;
+    tokens_.resize(got);
+    switch (input_.type) {
+      case TokenType::u8:
+        convert<std::uint8_t>();
+        break;
+      case TokenType::i8:
+        convert<std::int8_t>();
+        break;
+      case TokenType::i16:
+        convert<std::int16_t>();
+        break;
+      case TokenType::u16:
+        convert<std::uint16_t>();
+        break;
+      case TokenType::i32:
+        convert<std::int32_t>();
+        break;
+      case TokenType::u32:
+        convert<std::uint32_t>();
+        break;
+      case TokenType::i64:
+        convert<std::int64_t>();
+        break;
+    }
+    done_ += static_cast<std::int64_t>(got);
+    return tokens_;
+  }
+  std::int64_t done() const { return done_; }
+
+ private:
+  template <class T>
+  void convert() {
+    for (std::size_t i = 0; i < tokens_.size(); ++i) {
+      T token{};
+      std::memcpy(&token, raw_.data() + i * sizeof token, sizeof token);
+      const auto value = static_cast<std::int64_t>(token);
+      if (value < 0 || value >= vocabulary_) {
+        throw Error(
+            "{}: token {} is {}, outside the vocabulary of {}; name the vocabulary it was made "
+            "with",
+            input_.file.string(), done_ + static_cast<std::int64_t>(i), value, vocabulary_);
+      }
+      tokens_[i] = static_cast<std::int32_t>(value);
+    }
+  }
+
+  const TokenInput& input_;
+  std::int64_t vocabulary_, done_ = 0;
+  RangeReader reader_;
+  std::vector<std::byte> raw_;
+  std::vector<std::int32_t> tokens_;
+};
+
+/// Ends documents in the spool, but empty ones.
+class Documents {
+ public:
+  explicit Documents(Spool& spool) : spool_(spool) {}
+  void end() {
+    if (spool_.tokens() > begin_) spool_.end_document();
+    begin_ = spool_.tokens();
+  }
+  std::int64_t begin() const { return begin_; }
+
+ private:
+  Spool& spool_;
+  std::int64_t begin_ = 0;
+};
+
+/// Appends, and ends documents behind `end` unless all of one so far are such tokens.
+void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& others, Spool& spool,
+                 Documents& documents) {
+  std::size_t done = 0;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] != end) {
+      others = true;
+      continue;
+    }
+    if (!others) continue;
+    spool.append(tokens.subspan(done, i + 1 - done));
+    documents.end();
+    others = false;
+    done = i + 1;
+  }
+  spool.append(tokens.subspan(done));
+}
+
+void append_indexed(std::span<const std::int32_t> tokens, std::int64_t before, MegatronIndex& index,
+                    std::int64_t& end, Spool& spool, Documents& documents) {
+  const auto size = static_cast<std::int64_t>(tokens.size());
+  std::int64_t done = 0;
+  while (end >= 0 && end <= before + size) {
+    const std::int64_t upto = end - before;
+    spool.append(
+        tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(upto - done)));
+    documents.end();
+    done = upto;
+    end = index.next_end();
+  }
+  spool.append(tokens.subspan(static_cast<std::size_t>(done)));
+}
+
+}  // namespace
+
+std::int64_t TokenInput::bytes() const { return tokens * bytes_of(type); }
+
+std::optional<TokenFormat> token_format(const std::string& wanted,
+                                        const std::vector<fs::path>& inputs) {
+  if (wanted == "text") return std::nullopt;
+  if (wanted == "llmc") return TokenFormat::llmc;
+  if (wanted == "nanogpt") return TokenFormat::nanogpt;
+  if (wanted == "megatron") return TokenFormat::megatron;
+  if (wanted != "auto") {
+    throw Error("--input-format {}: must be auto, text, llmc, nanogpt or megatron; use auto",
+                wanted);
+  }
+  std::optional<TokenFormat> format;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const std::optional<TokenFormat> found = recognised(inputs[i]);
+    if (i > 0 && found != format) {
+      throw Error("--input {}: is of another format than {}; prepare them one by one",
+                  inputs[i].string(), inputs[0].string());
+    }
+    format = found;
+  }
+  return format;
+}
+
+std::vector<TokenInput> open_token_files(TokenFormat format, const std::vector<fs::path>& inputs) {
+  if (inputs.empty()) throw Error("--input: names no file; name at least one token file");
+  std::vector<TokenInput> opened;
+  std::set<fs::path> pairs;
+  for (const fs::path& path : inputs) {
+    if (format == TokenFormat::megatron) {
+      if (pairs.insert(with(path, "")).second) opened.push_back(open_megatron(path));
+    } else {
+      opened.push_back(format == TokenFormat::llmc ? open_llmc(path) : open_nanogpt(path));
+    }
+  }
+  return opened;
+}
+
+void copy_tokens(const std::vector<TokenInput>& inputs, std::int64_t vocabulary,
+                 std::optional<std::int64_t> end_of_document, Spool& spool,
+                 const std::function<void(std::int64_t)>& progress) {
+  Documents documents(spool);
+  std::int64_t before = 0;  // bytes of the inputs that are done
+  bool others = false;      // the document that is open has a token other than its end
+  for (const TokenInput& input : inputs) {
+    TokenReaderOf reader(input, vocabulary);
+    std::optional<MegatronIndex> index;
+    std::int64_t end = -1;
+    if (!input.index.empty()) {
+      end = index.emplace(input.index, input.bytes()).next_end();
+    }
+    for (;;) {
+      const std::int64_t begin = reader.done();
+      const std::vector<std::int32_t>& tokens = reader.next();
+      if (tokens.empty()) break;
+      if (index) {
+        append_indexed(tokens, begin, *index, end, spool, documents);
+      } else if (end_of_document) {
+        append_flat(tokens, static_cast<std::int32_t>(*end_of_document), others, spool, documents);
+      } else {
+        spool.append(tokens);
+      }
+      progress(before + reader.done() * bytes_of(input.type));
+    }
+    while (end >= 0)
+      end = index->next_end();  // documents without tokens, and the rest of the index
+    before += input.bytes();
+    if (index || !end_of_document) documents.end();
+  }
+  documents.end();
+}
+
+}  // namespace trireme::data
