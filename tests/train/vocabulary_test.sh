@@ -41,7 +41,7 @@ run generate --checkpoint start --prompt "And" --tokens 5
 # Another tokenizer is most likely a mistake; tokens without one keep the checkpoint's.
 run prepare --input "$golden/hugging_face/text.txt" --output bytes
 run train $model --checkpoint.resume start --data.path bytes --train.output run2
-grep -q '^warning: the dataset bytes has another tokenizer (bytes) than the checkpoint start/step-00000000 (huggingface)' out ||
+grep -q '^note: the dataset bytes has another tokenizer (bytes) than the checkpoint start/step-00000000 (huggingface)' out ||
   fail "no word of another tokenizer"
 # The text's bytes as uint16, written by another program.
 od -An -v -tu1 -w1 "$golden/hugging_face/text.txt" | awk '{ printf "\\x%02x\\x00", $1 }' | xargs -0 printf >train.bin
