@@ -14,14 +14,23 @@ constexpr std::int64_t header_bytes = 9 + 8 + 1 + 8 + 8;
 constexpr const char* mend = "restore the file or write it again";
 
 TokenType type_of(std::uint8_t code, const std::string& where) {
-  constexpr std::array<TokenType, 9> types = {TokenType::u8,  TokenType::u8,  TokenType::i8,
-                                              TokenType::i16, TokenType::i32, TokenType::i64,
-                                              TokenType::u8,  TokenType::u8,  TokenType::u16};
-  if (code == 6 || code == 7) throw Error("{}: holds real numbers, not tokens; {}", where, mend);
-  if (code < 1 || code >= types.size()) {
-    throw Error("{}: element type {} is none of 1 to 8; {}", where, code, mend);
+  switch (code) {
+    case 1:
+      return TokenType::u8;
+    case 3:
+      return TokenType::i16;
+    case 4:
+      return TokenType::i32;
+    case 5:
+      return TokenType::i64;
+    case 8:
+      return TokenType::u16;
+    case 6:
+    case 7:
+      throw Error("{}: holds real numbers, not tokens; {}", where, mend);
+    default:
+      throw Error("{}: element type {} is none of 1, 3, 4, 5 and 8; {}", where, code, mend);
   }
-  return types[code];
 }
 
 template <class T>
@@ -37,7 +46,6 @@ T take(const char*& from) {
 std::int64_t bytes_of(TokenType type) {
   switch (type) {
     case TokenType::u8:
-    case TokenType::i8:
       return 1;
     case TokenType::i16:
     case TokenType::u16:

@@ -125,9 +125,6 @@ class TokenReaderOf {
       case TokenType::u8:
         convert<std::uint8_t>();
         break;
-      case TokenType::i8:
-        convert<std::int8_t>();
-        break;
       case TokenType::i16:
         convert<std::int16_t>();
         break;

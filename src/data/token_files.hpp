@@ -15,7 +15,7 @@ namespace trireme::data {
 
 enum class TokenFormat : std::uint8_t { llmc, nanogpt, megatron };
 
-enum class TokenType : std::uint8_t { u8, i8, i16, u16, i32, u32, i64 };
+enum class TokenType : std::uint8_t { u8, i16, u16, i32, u32, i64 };
 
 /// One run of tokens, checked but for the tokens themselves.
 struct TokenInput {

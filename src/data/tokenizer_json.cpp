@@ -39,7 +39,8 @@ class Part {
     throw Error("{}: {}; {}", where_, what, mend);
   }
   void keys(std::initializer_list<const char*> known) const {
-    for (const auto& [key, value] : value_.items()) {
+    for (const auto& entry : value_.items()) {
+      const std::string& key = entry.key();
       if (std::none_of(known.begin(), known.end(), [&](const char* k) { return key == k; })) {
         refuse(fmt::format("'{}' is not supported here", config::one_line(key)));
       }

@@ -144,9 +144,10 @@ def fnv1a(values):
 
 
 def classes():
-    """Runs of code points of equal class, as the package's regular expressions see them: 0 other, 1 \\p{L}, 2 \\p{N}, 3 \\s."""
-    split = pre_tokenizers.Split(Regex(r"\p{L}|\p{N}|\s"), "isolated")
-    kinds = [pre_tokenizers.Split(Regex(p), "isolated") for p in (r"\p{L}", r"\p{N}", r"\s")]
+    """Runs of code points of equal class, as the package's regular expressions see them: 0 other, 1 \\p{L}, 2 \\p{N}, 3 \\s,
+    4 unassigned."""
+    split = pre_tokenizers.Split(Regex(r"\p{L}|\p{N}|\s|\p{Cn}"), "isolated")
+    kinds = [pre_tokenizers.Split(Regex(p), "isolated") for p in (r"\p{L}", r"\p{N}", r"\s", r"\p{Cn}")]
     of = [0] * 0x110000
     for c in range(0x110000):
         if not valid(c) or len(split.pre_tokenize_str("\u0301" + chr(c) + "\u0301")) == 1:
@@ -183,7 +184,7 @@ def main():
     runs = classes()
     with open(out / "classes.bin", "wb") as file:
         for begin, kind in runs:
-            file.write(struct.pack("<I", begin << 2 | kind))
+            file.write(struct.pack("<I", begin << 3 | kind))
     print(len(runs), "runs of equal class; tokenizers", tokenizers.__version__, "Python", sys.version.split()[0])
 
 
