@@ -179,8 +179,9 @@ void compare(comm::Communicator& group, const std::vector<Fingerprint>& own, con
     }
   }
   for (const auto& [name, held] : replicas) {
-    const bool alike = std::all_of(
-        held.begin(), held.end(), [&](const Held& each) { return each.hash == held.front().hash; });
+    const std::uint64_t first = held.front().hash;
+    const bool alike =
+        std::all_of(held.begin(), held.end(), [&](const Held& each) { return each.hash == first; });
     if (alike || !complaint.empty()) continue;
     complaint = fmt::format(
         "step {}: replicas of {} differ on the {} axis {}: memory or a message was damaged, or a "
