@@ -81,6 +81,7 @@ int launcher_rank() {
 
 Session::Session(int* argc, char*** argv) {
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+  setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
   int running = 0;
   int provided = 0;
   MPI_Initialized(&running);
