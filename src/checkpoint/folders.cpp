@@ -87,9 +87,15 @@ void prune(const fs::path& root, std::int64_t keep) {
       last_step = folder.step;
     }
   }
+  // What is being removed has no final name: killed half-way, it is a leftover of the next time.
+  std::stable_partition(surplus.begin(), surplus.end(),
+                        [](const fs::path& path) { return path.extension() == ".tmp"; });
   for (const fs::path& path : surplus) {
+    fs::path doomed = path;
+    doomed.replace_extension(".tmp");
     std::error_code error;
-    fs::remove_all(path, error);
+    if (doomed != path) fs::rename(path, doomed, error);
+    if (!error) fs::remove_all(doomed, error);
     if (error) throw_file_error(path, "remove", error.value());
   }
 }

@@ -147,9 +147,7 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
     }
     names.emplace_back("config.json");
     sync_path(temporary);
-    fs::rename(temporary, options.output, error);
-    if (error) throw_file_error(options.output, "create", error.value());
-    sync_path(parent_of(options.output));
+    rename_for_good(temporary, options.output);
     return names;
   } catch (...) {
     fs::remove_all(temporary, error);
@@ -203,6 +201,12 @@ class Folder {
   const json& config() const { return config_; }
   std::string config_path() const { return (folder_ / "config.json").string(); }
   const std::map<std::string, const SafeTensorsFile*>& tensors() const { return where_; }
+  /// Checks the files' checksums, which ranks share out.
+  void verify(const comm::Communicator& world) const {
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (static_cast<int>(i) % world.size() == world.rank()) files_[i]->verify();
+    }
+  }
 
  private:
   json parse(const std::string& name) const {
@@ -347,6 +351,7 @@ fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::
   State state;
   comm::agree(world, [&] {
     const Folder theirs(folder);
+    theirs.verify(world);
     const model::ModelConfig config = from_foreign_config(theirs.config(), theirs.config_path());
     if (config.layers > static_cast<std::int64_t>(theirs.tensors().size())) {
       throw Error("{}: {} layers, and {} tensors in its files; restore the folder",

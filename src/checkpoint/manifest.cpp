@@ -149,7 +149,10 @@ std::string to_text(const Manifest& manifest) {
   list(
       "files", manifest.files.size(),
       [&](std::size_t i) {
-        return json{{"name", manifest.files[i].name}, {"bytes", manifest.files[i].bytes}};
+        const FileRecord& file = manifest.files[i];
+        json entry{{"name", file.name}, {"bytes", file.bytes}};
+        if (!file.folder.empty()) entry["folder"] = file.folder;
+        return entry;
       },
       false);
   list(

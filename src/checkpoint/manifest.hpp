@@ -19,8 +19,12 @@ constexpr int format_version = 2;  // 1 held stretches of row-major elements
 constexpr std::int64_t block_bytes = std::int64_t{16} << 20;  // what one xxh3 covers
 
 struct FileRecord {
-  std::string name;  // plain, in the step folder
+  std::string name;    // plain
+  std::string folder;  // "part-000" in the step folder, or "" for that itself
   std::int64_t bytes = 0;
+  std::filesystem::path below(const std::filesystem::path& step_folder) const {
+    return folder.empty() ? step_folder / name : step_folder / folder / name;
+  }
 };
 
 /// A stored box of a tensor: one dataset of one file.

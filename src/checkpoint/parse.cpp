@@ -67,6 +67,14 @@ bool plain(const std::string& name) {
          });
 }
 
+/// A sub-folder's name.
+bool is_part(const std::string& name) {
+  constexpr std::string_view prefix = "part-";
+  return name.size() >= prefix.size() + 3 && name.size() <= prefix.size() + 9 &&
+         name.starts_with(prefix) &&
+         name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+}
+
 std::uint64_t parse_hash(const json& value, const std::string& where) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
   const bool hexadecimal = text.size() == 16 && std::all_of(text.begin(), text.end(), [](char c) {
@@ -95,8 +103,15 @@ void parse_files(const json& root, const std::string& where, Manifest& manifest,
                  std::map<std::string, std::size_t>& index) {
   for (const json& each : Object{root, where}.list("files")) {
     const Object object{each, where};
-    FileRecord file{object.text("name"), object.integer("bytes")};
+    FileRecord file{object.text("name"), "", object.integer("bytes")};
     if (!plain(file.name)) throw Error("{}: a file name is not a plain name in the folder", where);
+    if (each.contains("folder")) {
+      file.folder = object.text("folder");
+      if (!is_part(file.folder)) {
+        throw Error("{}: the folder of file {} is not named part- and 3 to 9 digits", where,
+                    file.name);
+      }
+    }
     if (!index.emplace(file.name, manifest.files.size()).second) {
       throw Error("{}: file {} is listed twice", where, file.name);
     }

@@ -126,10 +126,10 @@ void make_groups(hid_t file, const std::string& dataset, std::set<std::string>& 
   }
 }
 
-std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& name,
+std::int64_t make_dataset(hid_t file, const PlannedPiece& piece, const std::string& name,
                           const std::string& what) {
-  const Handle type = file_type(piece.data.type());
-  const std::vector<hsize_t> extents = dataset_extents(piece.data.shape());
+  const Handle type = file_type(piece.type);
+  const std::vector<hsize_t> extents = dataset_extents(piece.box.extent);
   const Handle space =
       own(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose,
           "H5Screate_simple");
@@ -141,57 +141,30 @@ std::int64_t make_dataset(hid_t file, const Piece& piece, const std::string& nam
                                           creation.get(), H5P_DEFAULT),
                                what),
                        H5Dclose);
-  hdf5::write_attribute(dataset.get(), "type", std::string(name_of(piece.data.type())), what);
+  hdf5::write_attribute(dataset.get(), "type", std::string(name_of(piece.type)), what);
   write_numbers(dataset.get(), "global_shape", list_of(piece.shape), what);
-  write_numbers(dataset.get(), "global_offset", list_of(piece.begin, piece.shape.dimensions()),
+  write_numbers(dataset.get(), "global_offset", list_of(piece.box.begin, piece.shape.dimensions()),
                 what);
   const haddr_t address = H5Dget_offset(dataset.get());
   TRIREME_ASSERT(address != HADDR_UNDEF, "dataset {} has no place in {}", name, what);
   return static_cast<std::int64_t>(address);
 }
 
-std::string place_of(const Piece& piece) {
-  std::string text;
-  for (int d = 0; d < piece.shape.dimensions(); ++d) {
-    text += (d > 0 ? "," : "") + std::to_string(piece.begin[static_cast<std::size_t>(d)]);
-  }
-  return text;
-}
-
-/// A tensor of which this rank writes several pieces gets one dataset for each, "name@row,column".
-std::vector<std::string> dataset_names(const std::vector<const Piece*>& pieces) {
+/// A tensor of which the file has several pieces gets one dataset for each, "name@row,column".
+std::vector<std::string> dataset_names(const std::vector<PlannedPiece>& pieces) {
   std::map<std::string, int> count;
-  for (const Piece* piece : pieces) ++count[piece->name];
+  for (const PlannedPiece& piece : pieces) ++count[piece.name];
   std::vector<std::string> names;
   names.reserve(pieces.size());
-  for (const Piece* piece : pieces) {
-    names.push_back(count[piece->name] == 1 ? piece->name
-                                            : fmt::format("{}@{}", piece->name, place_of(*piece)));
+  for (const PlannedPiece& piece : pieces) {
+    names.push_back(piece.name);
+    if (count[piece.name] == 1) continue;
+    for (int d = 0; d < piece.shape.dimensions(); ++d) {
+      names.back() +=
+          (d > 0 ? "," : "@") + std::to_string(piece.box.begin[static_cast<std::size_t>(d)]);
+    }
   }
   return names;
-}
-
-/// Everything but the data. Returns the datasets' addresses.
-std::vector<std::int64_t> make_structure(const fs::path& path,
-                                         const std::vector<const Piece*>& pieces,
-                                         const std::vector<std::string>& names, std::int64_t step) {
-  const hdf5::Lock lock;
-  std::vector<std::int64_t> addresses;
-  const Handle access = access_list();
-  const Handle creation = untimed(H5P_FILE_CREATE);
-  const std::string what = path.string();
-  Handle file(written(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), what),
-              H5Fclose);
-  hdf5::write_attribute(file.get(), "format", std::string(format_name), what);
-  hdf5::write_attribute(file.get(), "version", std::uint64_t{format_version}, what);
-  hdf5::write_attribute(file.get(), "step", static_cast<std::uint64_t>(step), what);
-  std::set<std::string> groups;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    make_groups(file.get(), names[i], groups, what);
-    addresses.push_back(make_dataset(file.get(), *pieces[i], names[i], what));
-  }
-  written(file.close(), what);
-  return addresses;
 }
 
 /// Writes a dataset's bytes in order and sums each block as they pass.
@@ -265,7 +238,9 @@ void check_links(hid_t file, const std::string& dataset) {
   for (std::size_t end = dataset.find('/');; end = dataset.find('/', end + 1)) {
     const std::string path = dataset.substr(0, end);
     H5L_info_t link{};
-    if (H5Lget_info(file, path.c_str(), &link, H5P_DEFAULT) < 0) throw Error("is not in the file");
+    if (H5Lget_info(file, path.c_str(), &link, H5P_DEFAULT) < 0) {
+      throw Error("is not in the file ({})", hdf5::reason());
+    }
     if (link.type != H5L_TYPE_HARD) throw Error("is reached by a link, which is not allowed");
     if (end == dataset.npos) return;
   }
@@ -304,26 +279,41 @@ std::int64_t locate(hid_t file, std::int64_t file_bytes, const ExpectedDataset& 
 
 }  // namespace
 
-std::vector<PieceRecord> write_piece_file(const fs::path& path,
-                                          const std::vector<const Piece*>& pieces,
-                                          std::int64_t step, std::int64_t& bytes) {
+std::vector<Place> make_piece_file(const fs::path& path, const std::vector<PlannedPiece>& pieces,
+                                   std::int64_t step, std::int64_t& bytes) {
   const SizeLimitGuard guard;
-  const std::vector<std::string> names = dataset_names(pieces);
-  const std::vector<std::int64_t> addresses = make_structure(path, pieces, names, step);
+  const hdf5::Lock lock;
+  const Handle access = access_list();
+  const Handle creation = untimed(H5P_FILE_CREATE);
+  const std::string what = path.string();
+  Handle file(written(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), what),
+              H5Fclose);
+  hdf5::write_attribute(file.get(), "format", std::string(format_name), what);
+  hdf5::write_attribute(file.get(), "version", std::uint64_t{format_version}, what);
+  hdf5::write_attribute(file.get(), "step", static_cast<std::uint64_t>(step), what);
+  std::set<std::string> groups;
+  std::vector<Place> places;
+  for (const std::string& name : dataset_names(pieces)) {
+    make_groups(file.get(), name, groups, what);
+    places.push_back({name, make_dataset(file.get(), pieces[places.size()], name, what)});
+  }
+  written(file.close(), what);
+  bytes = InputFile(path, Links::refuse).size();
+  return places;
+}
+
+std::vector<std::vector<std::uint64_t>> write_pieces(const fs::path& path,
+                                                     const std::vector<const Piece*>& pieces,
+                                                     const std::vector<Place>& places) {
+  const SizeLimitGuard guard;
   Descriptor file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
   if (file.get() < 0) throw_file_error(path, "open", errno);
-  std::vector<PieceRecord> records;
+  std::vector<std::vector<std::uint64_t>> blocks;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& piece = *pieces[i];
-    records.push_back({0,
-                       {piece.begin, piece.data.shape()},
-                       0,
-                       names[i],
-                       write_blocks(file, path, piece, addresses[i])});
+    blocks.push_back(write_blocks(file, path, *pieces[i], places[i].address));
   }
   if (::fsync(file.get()) != 0 || file.close() != 0) throw_file_error(path, "write", errno);
-  bytes = static_cast<std::int64_t>(fs::file_size(path));
-  return records;
+  return blocks;
 }
 
 std::vector<std::int64_t> locate_datasets(const fs::path& path, std::int64_t bytes,

@@ -1,6 +1,7 @@
-// One rank's HDF5 file. The library makes and reads the structure (groups, datasets, attributes);
-// the contiguous data themselves are written and read at the datasets' addresses by plain system
-// calls: without the library's lock, and with the system's own reason when one fails.
+// One HDF5 file of a checkpoint. The library makes and reads the structure (groups, datasets,
+// attributes); the contiguous data themselves are written and read at the datasets' addresses by
+// plain system calls: without the library's lock, by several ranks at once, and with the system's
+// own reason when one fails.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,31 @@
 
 namespace trireme::checkpoint {
 
-/// Writes `pieces` to the new file `path` and fsyncs it. Returns one record per piece, in order,
-/// without tensor and file index; `bytes` receives the file's size. Throws Error.
-std::vector<PieceRecord> write_piece_file(const std::filesystem::path& path,
-                                          const std::vector<const Piece*>& pieces,
-                                          std::int64_t step, std::int64_t& bytes);
+/// A piece before it has data.
+struct PlannedPiece {
+  std::string name;  // of the tensor
+  DType type = DType::f32;
+  Shape shape;  // of the tensor
+  Box box;
+};
+
+/// Where a piece lies in its file.
+struct Place {
+  std::string dataset;
+  std::int64_t address = 0;  // bytes
+};
+
+/// Makes the new file `path`, of `bytes`, with a dataset for each piece, in order; data are yet to
+/// be written. Throws Error.
+std::vector<Place> make_piece_file(const std::filesystem::path& path,
+                                   const std::vector<PlannedPiece>& pieces, std::int64_t step,
+                                   std::int64_t& bytes);
+
+/// Writes the data of `pieces` to their places in the file and fsyncs it. Returns the xxh3 of each
+/// piece's blocks. Several ranks may do so at once. Throws Error.
+std::vector<std::vector<std::uint64_t>> write_pieces(const std::filesystem::path& path,
+                                                     const std::vector<const Piece*>& pieces,
+                                                     const std::vector<Place>& places);
 
 /// What the manifest expects of a dataset.
 struct ExpectedDataset {

@@ -3,6 +3,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "trireme/checkpoint/checkpoint.hpp"
 
@@ -108,7 +109,7 @@ struct Reader::Stored {
   std::vector<std::int64_t> addresses;  // by piece, where its file is located
   RecentBlocks recent;
 
-  fs::path path_of(std::size_t p) const { return folder / files[pieces[p].file].name; }
+  fs::path path_of(std::size_t p) const { return files[pieces[p].file].below(folder); }
   std::int64_t address(std::size_t p);
   void read_piece(std::size_t p, const Box& wanted, const Tensor& data);
 };
@@ -132,8 +133,13 @@ std::int64_t Reader::Stored::address(std::size_t p) {
 
 Reader::Reader(const fs::path& folder) : folder_(folder), stored_(std::make_shared<Stored>()) {
   Manifest manifest = read_manifest(folder);
+  std::set<std::string> parts;
   for (const FileRecord& file : manifest.files) {
-    expect_size(InputFile(folder / file.name, Links::refuse), file.bytes);
+    if (!file.folder.empty() && parts.insert(file.folder).second) {
+      expect_folder(folder / file.folder);
+    }
+    expect_size(InputFile(file.below(folder), Links::refuse), file.bytes);
+    files_.push_back({file.folder.empty() ? file.name : file.folder + "/" + file.name, file.bytes});
   }
   state_ = std::move(manifest.state);
   tensors_ = std::move(manifest.tensors);

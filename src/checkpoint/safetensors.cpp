@@ -14,6 +14,8 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/half.hpp"
 
+#include "safetensors_seal.hpp"
+
 namespace trireme::checkpoint {
 
 namespace fs = std::filesystem;
@@ -304,7 +306,8 @@ SafeTensorsWriter::SafeTensorsWriter(const fs::path& path, std::vector<Entry> en
     return left != right ? left > right : a.name < b.name;
   });
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header[std::string(metadata_key)] = metadata;
+  nlohmann::ordered_json& about = header[std::string(metadata_key)] = metadata;
+  about[seal_key] = no_seal;
   std::int64_t at = 0;
   for (const Entry& entry : entries_) {
     const SafeTensor tensor{entry.name, entry.type, entry.shape, 0, 0};
@@ -364,6 +367,7 @@ void SafeTensorsWriter::finish() {
   TRIREME_ASSERT(current_ == entries_.size(), "{} of {} tensors written", current_,
                  entries_.size());
   file_->finish();
+  seal_safetensors(temporary_);
   sync_path(temporary_);
   std::error_code error;
   fs::rename(temporary_, path_, error);

@@ -13,6 +13,7 @@
 #include "folders.hpp"
 #include "manifest.hpp"
 #include "piece_file.hpp"
+#include "plan.hpp"
 
 namespace trireme::checkpoint {
 namespace {
@@ -20,18 +21,21 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// Runs `work` on this rank, then tells every rank how all of them fared. Rank 0 gets what each
-/// rank's `work` returned, the others nothing; when any threw, runs `undo` (on every rank) and
-/// throws the same AgreedError on all. Collective.
+/// Whether this rank wants what `work` returned on that rank.
+using Wants = std::function<bool(int)>;
+
+/// Runs `work` on this rank, then tells every rank how all of them fared. Returns, by rank, what
+/// `work` returned where that is wanted; when any threw, runs `undo` (on every rank) and throws the
+/// same AgreedError on all. Collective.
 std::vector<json> together(comm::Communicator& world, const std::function<json()>& work,
-                           const std::function<void()>& undo) {
+                           const std::function<void()>& undo, const Wants& wants) {
   std::string mine;  // '+' and a value, or '-' and the reason
   try {
     mine = "+" + report::to_text(work());
   } catch (const std::exception& error) {
     mine = std::string("-") + error.what();
   }
-  std::vector<json> values;
+  std::vector<json> values(static_cast<std::size_t>(world.size()));
   std::string first;
   int failed = 0, rank = -1;
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(mine.data());
@@ -40,8 +44,8 @@ std::vector<json> together(comm::Communicator& world, const std::function<json()
     if (theirs[0] == '-') {
       if (++failed > 1) continue;
       first = fmt::format("rank {}: {}", rank, std::string(theirs.begin() + 1, theirs.end()));
-    } else if (world.rank() == 0 && failed == 0) {
-      values.push_back(json::parse(theirs.begin() + 1, theirs.end()));
+    } else if (failed == 0 && wants(rank)) {
+      values[static_cast<std::size_t>(rank)] = json::parse(theirs.begin() + 1, theirs.end());
     }
   }
   if (failed == 0) return values;
@@ -53,133 +57,83 @@ std::vector<json> together(comm::Communicator& world, const std::function<json()
   throw AgreedError("checkpoint not saved: {}{}", first, others);
 }
 
-Box box_of(const json& begin, const json& extent) {
-  return {make_index(begin), make_shape(extent)};
-}
-
-/// What this rank holds, for the others to check. Throws Error for what is wrong in itself.
-json describe(const std::vector<Piece>& pieces) {
-  json list = json::array();
-  for (const Piece& piece : pieces) {
-    if (const std::string fault = fault_of_name(piece.name); !fault.empty()) {
-      throw Error("tensor '{}': its name {}", piece.name, fault);
-    }
-    std::int64_t whole = 0;
-    if (!checked_elements(piece.shape, piece.data.type(), whole)) {
-      throw Error("tensor {}: {} is no shape", piece.name, piece.shape.to_string());
-    }
-    const std::int64_t elements = piece.data.elements();
-    TRIREME_ASSERT(piece.data.data() != nullptr || elements == 0, "piece of {}", piece.name);
-    const Box box{piece.begin, piece.data.shape()};
-    const auto begin = list_of(piece.begin, piece.data.shape().dimensions());
-    if (!fits(box, piece.shape)) {
-      throw Error("tensor {}: a piece {} from {} on does not fit into {}", piece.name,
-                  box.extent.to_string(), to_string(piece.begin, box.extent.dimensions()),
-                  piece.shape.to_string());
-    }
-    list.push_back({piece.name, name_of(piece.data.type()), list_of(piece.shape), begin,
-                    list_of(box.extent), piece.write && elements > 0});
-  }
-  return list;
-}
-
-/// All ranks' descriptions, joined: the tensors, by name. Throws Error unless ranks agree on each
-/// tensor and the pieces to be written cover it exactly once.
-std::vector<Reader::Entry> join(const std::vector<json>& ranks) {
-  std::map<std::string, Reader::Entry> by_name;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const json& piece : ranks[rank]) {
-      Reader::Entry entry{piece[0], make_shape(piece[2]),
-                          dtype_from_name(piece[1].get<std::string>())};
-      const auto [known, is_new] = by_name.emplace(entry.name, entry);
-      if (!is_new && (known->second.shape != entry.shape || known->second.type != entry.type)) {
-        throw Error("rank {}: tensor {}: is {} {} here and {} {} on another rank", rank, entry.name,
-                    name_of(entry.type), entry.shape.to_string(), name_of(known->second.type),
-                    known->second.shape.to_string());
-      }
-    }
-  }
-  std::vector<Reader::Entry> tensors;
-  std::map<std::string, std::size_t> index;
-  for (const auto& [name, entry] : by_name) {
-    // In HDF5 one name cannot be a group and a dataset.
-    for (std::size_t slash = name.find('/'); slash != name.npos;
-         slash = name.find('/', slash + 1)) {
-      if (by_name.count(name.substr(0, slash)) != 0) {
-        throw Error("tensor {}: a part of its name is a tensor too", name);
-      }
-    }
-    index.emplace(name, tensors.size());
-    tensors.push_back(entry);
-  }
-  std::vector<PieceRecord> pieces;
-  for (const json& rank : ranks) {
-    for (const json& piece : rank) {
-      if (piece[5]) pieces.push_back({index[piece[0]], box_of(piece[3], piece[4]), 0, "", {}});
-    }
-  }
-  sort_and_check_cover("pieces of all ranks", tensors, pieces);
-  return tensors;
-}
-
-/// Writes this rank's file, if it has anything to write, and says what is in it.
-json write_own(const fs::path& folder, const std::vector<Piece>& pieces, std::int64_t step,
-               int rank) {
+std::vector<const Piece*> written_of(const std::vector<Piece>& pieces) {
   std::vector<const Piece*> own;
   for (const Piece& piece : pieces) {
     if (piece.write && piece.data.elements() > 0) own.push_back(&piece);
   }
-  if (own.empty()) return {};
-  const std::string name = fmt::format("rank-{:05}.h5", rank);
+  return own;
+}
+
+/// A file that stands, without data.
+struct MadeFile {
   std::int64_t bytes = 0;
-  const std::vector<PieceRecord> records = write_piece_file(folder / name, own, step, bytes);
+  std::vector<Place> places;
+};
+
+/// What a rank has written, for the manifest.
+json report_of(const FileRecord& file, const MadeFile& made,
+               const std::vector<const Piece*>& pieces,
+               const std::vector<std::vector<std::uint64_t>>& blocks) {
   json list = json::array();
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    const Box& box = records[i].box;
-    list.push_back({own[i]->name, list_of(box.begin, box.extent.dimensions()), list_of(box.extent),
-                    records[i].dataset, records[i].blocks});
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    list.push_back({pieces[i]->name,
+                    list_of(pieces[i]->begin, pieces[i]->data.shape().dimensions()),
+                    list_of(pieces[i]->data.shape()), made.places[i].dataset, blocks[i]});
   }
-  return {{"name", name}, {"bytes", bytes}, {"pieces", list}};
+  return {{"name", file.name}, {"folder", file.folder}, {"bytes", made.bytes}, {"pieces", list}};
+}
+
+/// What a rank says of its file. Throws Error unless it is there in full.
+FileRecord checked_file(const fs::path& temporary, const json& report) {
+  FileRecord file{report["name"], report["folder"], report["bytes"]};
+  std::error_code error;
+  const auto bytes = fs::file_size(file.below(temporary), error);
+  if (error || static_cast<std::int64_t>(bytes) != file.bytes) {
+    throw Error(
+        "{}: is not what its writer wrote as rank 0 sees it; save to a file system that all "
+        "ranks share",
+        file.below(temporary).string());
+  }
+  return file;
 }
 
 /// Rank 0: the manifest, last, and the rename that makes the checkpoint exist.
 void finish(const fs::path& temporary, const fs::path& final, Manifest manifest,
-            const std::vector<json>& written) {
-  std::map<std::string, std::size_t> index;
+            const FilePlan& plan, const std::vector<json>& written) {
+  std::map<std::string, std::size_t> index, files;
   for (const Reader::Entry& tensor : manifest.tensors) index.emplace(tensor.name, index.size());
   for (const json& rank : written) {
     if (rank.is_null()) continue;
-    const FileRecord file{rank["name"], rank["bytes"]};
-    std::error_code error;
-    const auto bytes = fs::file_size(temporary / file.name, error);
-    if (error || static_cast<std::int64_t>(bytes) != file.bytes) {
-      throw Error(
-          "{}: is not what its writer wrote as rank 0 sees it; save to a file system that all "
-          "ranks share",
-          (temporary / file.name).string());
-    }
+    const auto [file, is_new] = files.emplace(rank["name"], manifest.files.size());
+    if (is_new) manifest.files.push_back(checked_file(temporary, rank));
     for (const json& piece : rank["pieces"]) {
-      manifest.pieces.push_back({index.at(piece[0]), box_of(piece[1], piece[2]),
-                                 manifest.files.size(), piece[3],
+      manifest.pieces.push_back({index.at(piece[0]),
+                                 {make_index(piece[1]), make_shape(piece[2])},
+                                 file->second,
+                                 piece[3],
                                  piece[4].get<std::vector<std::uint64_t>>()});
     }
-    manifest.files.push_back(file);
   }
   const std::string where = (temporary / "manifest.json").string();
   sort_and_check_cover(where, manifest.tensors, manifest.pieces);
   for (const State::Attachment& each : manifest.state.attachments) {
     write_file(temporary / each.name, each.content);
   }
+  for (const std::string& folder : plan.folders()) sync_path(temporary / folder);
   write_file(temporary / "manifest.json", to_text(manifest));
   sync_path(temporary);
   commit(temporary, final);
 }
 
-void make_empty_folder(const fs::path& root, const fs::path& temporary) {
+void make_empty_folder(const fs::path& root, const fs::path& temporary, const FilePlan& plan) {
   std::error_code error;
   fs::create_directories(root, error);
   if (!error) fs::remove_all(temporary, error);
   if (!error) fs::create_directory(temporary, error);
+  for (const std::string& folder : plan.folders()) {
+    if (!error) fs::create_directory(temporary / folder, error);
+  }
   if (error) throw_file_error(temporary, "create", error.value());
 }
 
@@ -187,28 +141,42 @@ void make_empty_folder(const fs::path& root, const fs::path& temporary) {
 class Steps {
  public:
   Steps(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
-        comm::Communicator& world)
-      : world_(world), state_(state), final_(root / step_name(state.step)), temporary_(final_) {
+        comm::Communicator& world, const FileLayout& layout)
+      : world_(world),
+        state_(state),
+        final_(root / step_name(state.step)),
+        temporary_(final_),
+        plan_(layout, world.size()) {
     temporary_ += ".tmp";
-    agree_on_cover(pieces);
+    const std::vector<json> described = agree_on_cover(pieces);
+    const auto undo = [&] { remove_leftovers(); };
     together(
         world_,
         [&] {
-          if (first()) make_empty_folder(root, temporary_);
+          if (first()) make_empty_folder(root, temporary_, plan_);
           return json();
         },
-        [&] { remove_leftovers(); });
+        undo, nobody);
+    if (plan_.shared()) make_shared_files(described);
   }
   const State& state() const { return state_; }
 
-  /// This rank's file; not collective. Throws Error.
+  /// This rank's data; not collective. Throws Error.
   json write(const std::vector<Piece>& pieces) const {
-    return write_own(temporary_, pieces, state_.step, world_.rank());
+    const std::vector<const Piece*> own = written_of(pieces);
+    if (own.empty()) return {};
+    const FileRecord file = plan_.file_of(world_.rank());
+    const fs::path path = file.below(temporary_);
+    MadeFile made = shared_;
+    if (!plan_.shared()) {
+      made.places = make_piece_file(path, planned_of(describe(pieces)), state_.step, made.bytes);
+    }
+    return report_of(file, made, own, write_pieces(path, own, made.places));
   }
   /// `own` gives what write returned, or throws what it threw.
   fs::path finish(const std::function<json()>& own) {
     const auto undo = [&] { remove_leftovers(); };
-    const auto written = together(world_, own, undo);
+    const auto written = together(world_, own, undo, [&](int) { return first(); });
     together(
         world_,
         [&] {
@@ -216,22 +184,27 @@ class Steps {
           Manifest manifest;
           manifest.tensors = std::move(tensors_);
           manifest.state = state_;
-          checkpoint::finish(temporary_, final_, std::move(manifest), written);
+          checkpoint::finish(temporary_, final_, std::move(manifest), plan_, written);
           return json();
         },
-        undo);
+        undo, nobody);
     return final_;
   }
 
  private:
+  static bool nobody(int) { return false; }
   bool first() const { return world_.rank() == 0; }
+  bool leads(int rank) const { return plan_.shared() && plan_.leader(rank) == world_.rank(); }
   void remove_leftovers() const {
     std::error_code ignored;
     if (first()) fs::remove_all(temporary_, ignored);
   }
-  void agree_on_cover(const std::vector<Piece>& pieces) {
-    const auto described = together(
-        world_, [&] { return describe(pieces); }, [] {});
+
+  /// Returns the descriptions that this rank has a use for, by rank.
+  std::vector<json> agree_on_cover(const std::vector<Piece>& pieces) {
+    std::vector<json> described = together(
+        world_, [&] { return describe(pieces); }, [] {},
+        [&](int rank) { return first() || leads(rank); });
     // Rank 0 alone looks at them: at scale they are many, and its neighbours share its memory.
     std::string fault;
     try {
@@ -244,19 +217,60 @@ class Steps {
     if (!verdict.empty()) {
       throw AgreedError("checkpoint not saved: {}", std::string(verdict.begin(), verdict.end()));
     }
+    return described;
+  }
+
+  /// A node's first rank makes the file of all, and tells each where its pieces lie: [bytes,
+  /// [dataset, address], …]. That is little beside the data, which each rank writes itself.
+  void make_shared_files(const std::vector<json>& described) {
+    const auto make = [&] {
+      std::vector<PlannedPiece> pieces;
+      std::vector<std::size_t> ends;
+      for (int rank = 0; rank < world_.size(); ++rank) {
+        if (leads(rank)) {
+          const auto theirs = planned_of(described[static_cast<std::size_t>(rank)]);
+          pieces.insert(pieces.end(), theirs.begin(), theirs.end());
+        }
+        ends.push_back(pieces.size());
+      }
+      json by_rank = json::array();
+      if (pieces.empty()) return by_rank;
+      std::int64_t bytes = 0;
+      const auto places = make_piece_file(plan_.file_of(world_.rank()).below(temporary_), pieces,
+                                          state_.step, bytes);
+      std::size_t at = 0;
+      for (const std::size_t end : ends) {
+        json list = json::array({bytes});
+        for (; at < end; ++at) list.push_back({places[at].dataset, places[at].address});
+        by_rank.push_back(list);
+      }
+      return by_rank;
+    };
+    const auto made = together(
+        world_, make, [&] { remove_leftovers(); },
+        [&](int rank) { return rank == plan_.leader(world_.rank()); });
+    const json& theirs = made[static_cast<std::size_t>(plan_.leader(world_.rank()))];
+    if (theirs.empty()) return;
+    const json& mine = theirs[static_cast<std::size_t>(world_.rank())];
+    shared_.bytes = mine[0];
+    for (std::size_t i = 1; i < mine.size(); ++i) {
+      shared_.places.push_back({mine[i][0], mine[i][1]});
+    }
   }
 
   comm::Communicator& world_;
   State state_;
   fs::path final_, temporary_;
+  FilePlan plan_;
+  MadeFile shared_;  // where the pieces of this rank lie, if others write there too
   std::vector<Reader::Entry> tensors_;  // rank 0
 };
 
 }  // namespace
 
 fs::path save(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
-              comm::Communicator& world) {
-  Steps steps(root, state, pieces, world);
+              comm::Communicator& world, const FileLayout& layout) {
+  Steps steps(root, state, pieces, world, layout);
   return steps.finish([&] { return steps.write(pieces); });
 }
 
@@ -270,8 +284,8 @@ std::int64_t snapshot_bytes(const std::vector<Piece>& pieces) {
 
 struct Save::Writing {
   Writing(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
-          comm::Communicator& world, device::MemoryLedger& ledger)
-      : steps(root, state, pieces, world),
+          comm::Communicator& world, device::MemoryLedger& ledger, const FileLayout& layout)
+      : steps(root, state, pieces, world, layout),
         copy(ledger, device::Use::snapshot, static_cast<std::size_t>(snapshot_bytes(pieces))) {
     std::byte* to = copy.data();
     for (const Piece& piece : pieces) {
@@ -311,8 +325,8 @@ struct Save::Writing {
 };
 
 Save::Save(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
-           comm::Communicator& world, device::MemoryLedger& ledger)
-    : writing_(std::make_unique<Writing>(root, state, pieces, world, ledger)) {}
+           comm::Communicator& world, device::MemoryLedger& ledger, const FileLayout& layout)
+    : writing_(std::make_unique<Writing>(root, state, pieces, world, ledger, layout)) {}
 
 Save::~Save() = default;
 

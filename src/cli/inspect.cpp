@@ -133,6 +133,13 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
     text += fmt::format("{:<24}{:>8}{:>18}{:>12}\n", part, grouped(sum.tensors),
                         grouped(sum.elements), bytes_text(sum.bytes));
   }
+  constexpr std::size_t shown = 16;
+  const auto& files = reader.files();
+  text += fmt::format("\n{:<40}{:>22}\n", "file", "bytes");
+  for (std::size_t i = 0; i < std::min(files.size(), shown); ++i) {
+    text += fmt::format("{:<40}{:>22}\n", files[i].name, bytes_text(files[i].bytes));
+  }
+  if (files.size() > shown) text += fmt::format("and {} more\n", files.size() - shown);
   if (options.tensors) {
     text += "\n";
     for (const auto& entry : reader.tensors()) {
@@ -151,10 +158,18 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
 std::string inspect(const Options& options) {
   const std::filesystem::path folder = options.folder;
   std::error_code error;
-  if (std::filesystem::exists(folder / "manifest.json", error))
+  const std::filesystem::path name = (folder / "").parent_path().filename();
+  if (std::filesystem::exists(folder / "manifest.json", error) ||
+      (name.string().starts_with("step-") && std::filesystem::is_directory(folder, error))) {
     return show_checkpoint(folder, options);
+  }
   if (!std::filesystem::exists(folder / "dataset.json", error)) {
-    if (const auto newest = checkpoint::newest(folder)) return show_checkpoint(*newest, options);
+    std::vector<std::string> broken;
+    const auto newest = checkpoint::newest(folder, &broken);
+    if (!broken.empty() && (options.verify || !newest)) throw Error(broken.front());
+    std::string text;
+    for (const std::string& each : broken) text += "passed over: " + each + "\n";
+    if (newest) return text + show_checkpoint(*newest, options);
   }
   if (options.tensors) {
     throw Error("{}: --tensors: holds no checkpoint; name a step folder or a run folder",

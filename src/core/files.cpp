@@ -201,4 +201,14 @@ void sync_path(const fs::path& path) {
   if (error != EINVAL || !fs::is_directory(path, ignored)) throw_file_error(path, "write", error);
 }
 
+void rename_for_good(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) throw_file_error(to, "create", errno);
+  try {
+    sync_path(parent_of(to));
+  } catch (const Error&) {
+    ::rename(to.c_str(), from.c_str());
+    throw;
+  }
+}
+
 }  // namespace trireme

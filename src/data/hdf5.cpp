@@ -50,11 +50,34 @@ herr_t note_reason(unsigned depth, const H5E_error2_t* entry, void* context) {
   return 0;
 }
 
+/// What to do where the library could not lock a file (flock(2)), or "".
+std::string_view mend_of_lock(const std::string& why) {
+  for (const int error : {EAGAIN, ENOLCK, ENOSYS, ENOTSUP}) {
+    if (why != std::generic_category().message(error)) continue;
+    return "it is locked, or its file system has no locks: set HDF5_USE_FILE_LOCKING=FALSE";
+  }
+  return "";
+}
+
 template <class Id>
 Id checked(Id result, const std::string& what, std::string_view verb) {
-  if (result < 0)
-    throw Error("{}: cannot {}: {}; restore the file or make it again", what, verb, reason());
-  return result;
+  if (result >= 0) return result;
+  const std::string why = reason();
+  const std::string_view mend = mend_of_lock(why);
+  throw Error("{}: cannot {}: {}; {}", what, verb, why,
+              mend.empty() ? "restore the file or make it again" : mend);
+}
+
+/// The format whose metadata carry checksums. No locks: finished files never change, others are
+/// written by one process under a name that no reader looks at, and many network file systems have
+/// none. HDF5_USE_FILE_LOCKING outdoes this in the library itself.
+Handle access_list() {
+  Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+#if H5_VERSION_GE(1, 10, 7) && !H5_VERSION_GE(1, 11, 0) || H5_VERSION_GE(1, 12, 1)
+  H5Pset_file_locking(access.get(), false, true);
+#endif
+  return access;
 }
 
 struct Names {
@@ -181,7 +204,8 @@ std::string reason() {
 
 void fail_to_write(const std::string& what) {
   const std::string why = reason();
-  std::string_view mend = mend_of(EIO);
+  std::string_view mend = mend_of_lock(why);
+  if (mend.empty()) mend = mend_of(EIO);
   for (const int error : {ENOSPC, EDQUOT, EFBIG, EACCES}) {
     if (why == std::generic_category().message(error)) mend = mend_of(error);
   }
@@ -207,12 +231,7 @@ Handle open_file(const std::filesystem::path& path) {
   const InputFile regular(path,
                           Links::refuse);  // the library would follow links and wait for pipes
   const Lock lock;
-  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
-#if H5_VERSION_GE(1, 10, 7) && !H5_VERSION_GE(1, 11, 0) || H5_VERSION_GE(1, 12, 1)
-  // Finished files never change, and many network file systems have no locks.
-  H5Pset_file_locking(access.get(), false, true);
-#endif
+  const Handle access = access_list();
   Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   checked(file.get(), path.string(), "open as HDF5");
   return file;
@@ -220,8 +239,7 @@ Handle open_file(const std::filesystem::path& path) {
 
 Handle create_file(const std::filesystem::path& path) {
   const Lock lock;
-  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+  const Handle access = access_list();
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // the same content makes the same bytes
   Handle file(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), H5Fclose);

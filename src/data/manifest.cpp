@@ -5,6 +5,7 @@
 #include <set>
 
 #include "trireme/core/error.hpp"
+#include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "strict_json.hpp"
@@ -84,6 +85,24 @@ std::vector<ShardInfo> shards_from(const json& list, SplitName split, const std:
   return shards;
 }
 
+constexpr const char* seal_key = "manifest_xxh3";
+
+/// `text`, a JSON object, with the xxh3 of all that follows the brace as its first value.
+std::string sealed(const std::string& text) {
+  Xxh3 hash;
+  hash.update(text.data() + 1, text.size() - 1);
+  return fmt::format("{{\n  \"{}\": \"{}\",{}", seal_key, hash.hex(), text.substr(1));
+}
+
+/// Checks and takes away the seal, which older manifests lack.
+void check_seal(json& root, const std::string& text, const std::string& where) {
+  if (!root.is_object() || root.erase(seal_key) == 0) return;
+  const std::size_t end = text.find(",\n");
+  if (end == std::string::npos || text != sealed("{" + text.substr(end + 1))) {
+    refuse(where, "does not match its own checksum; it is damaged or was edited");
+  }
+}
+
 json to_json(const std::vector<ShardInfo>& shards) {
   json list = json::array();
   for (const ShardInfo& shard : shards) {
@@ -140,11 +159,12 @@ std::string to_text(const Manifest& manifest) {
   if (manifest.end_of_document) text["end_of_document"] = *manifest.end_of_document;
   text["train"] = to_json(manifest.train);
   text["valid"] = to_json(manifest.valid);
-  return text.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return sealed(text.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {
-  const json root = parse_strict_json(text, where, "restore the file or prepare again");
+  json root = parse_strict_json(text, where, "restore the file or prepare again");
+  check_seal(root, text, where);
   if (!root.is_object() || !root.contains("format") || root["format"] != format_name) {
     refuse(where, fmt::format("is not a dataset's (\"format\" is not \"{}\")", format_name));
   }

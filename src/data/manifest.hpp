@@ -22,6 +22,7 @@ std::size_t element_bytes(const Manifest& manifest);
 
 const std::vector<ShardInfo>& shards_of(const Manifest& manifest, SplitName split);
 
+/// JSON whose first value is the xxh3 of all that follows it.
 std::string to_text(const Manifest& manifest);
 
 /// Throws Error that begins with `where` for anything but what `to_text` writes.

@@ -221,8 +221,11 @@ void ShardWriter::append_ends(std::span<const std::uint64_t> ends) {
 void ShardWriter::finish() {
   TRIREME_ASSERT(tokens_left_ == 0 && ends_left_ == 0, "{} tokens and {} documents missing",
                  tokens_left_, ends_left_);
-  tokens_.close();
-  ends_.close();
+  // What the library still holds is written here.
+  for (hdf5::Handle* dataset : {&tokens_, &ends_}) {
+    const Lock lock;
+    hdf5::written(dataset->close(), path_.string());
+  }
   hdf5::close_file(file_, path_.string());
   sync_path(path_);
 }

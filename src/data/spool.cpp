@@ -34,8 +34,11 @@ void Spool::finish() {
 }
 
 void Spool::remove() {
-  std::filesystem::remove(tokens_file_);
-  std::filesystem::remove(ends_file_);
+  for (const std::filesystem::path& file : {tokens_file_, ends_file_}) {
+    std::error_code error;
+    std::filesystem::remove(file, error);
+    if (error) throw_file_error(file, "remove", error.value());
+  }
 }
 
 std::int64_t EndReader::next() {

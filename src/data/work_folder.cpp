@@ -1,7 +1,5 @@
 #include "work_folder.hpp"
 
-#include <cerrno>
-#include <cstdio>
 #include <system_error>
 
 #include <unistd.h>
@@ -50,10 +48,9 @@ WorkFolder::~WorkFolder() {
 
 void WorkFolder::commit() {
   sync_path(path_);
-  if (std::rename(path_.c_str(), output_.c_str()) != 0) throw_file_error(output_, "create", errno);
-  committed_ = true;
-  sync_path(parent_of(output_));
   for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
+  rename_for_good(path_, output_);
+  committed_ = true;
 }
 
 void WorkFolder::discard() {

@@ -133,13 +133,16 @@ void Trainer::save(Failure failure) {
                           .versions = versions(),
                           .extra = {{"health", health_.to_json()}}};
   checkpoint::keep_tokenizer(state, tokenizer_);
+  checkpoint::FileLayout files;
+  if (config_.checkpoint.files == "node") files.nodes = session_.nodes();
   const bool background = config_.checkpoint.async && failure == Failure::warns;
   attempt_save(failure, [&] {
     if (background) {
       pending_save_ = std::make_unique<checkpoint::Save>(config_.train.output, state, pieces(),
-                                                         grid_.world(), ledger_);
+                                                         grid_.world(), ledger_, files);
     } else {
-      note_saved(checkpoint::save(config_.train.output, state, pieces(), grid_.world()), step_);
+      note_saved(checkpoint::save(config_.train.output, state, pieces(), grid_.world(), files),
+                 step_);
     }
   });
   grid_.reset_traffic();
@@ -171,9 +174,13 @@ void Trainer::note_saved(const std::filesystem::path& folder, std::int64_t step)
   saved_step_ = step;
   saved_folder_ = folder.string();
   if (!speaks()) return;
-  checkpoint::prune(config_.train.output, config_.checkpoint.keep);
   record_->write_event(step_, "save", saved_folder_);
   say("saved " + saved_folder_);
+  try {
+    checkpoint::prune(config_.train.output, config_.checkpoint.keep);
+  } catch (const Error& error) {  // of rank 0 alone, and nothing is lost by it
+    say(fmt::format("warning: {}; tried again after the next save", error.what()));
+  }
 }
 
 }  // namespace trireme::train

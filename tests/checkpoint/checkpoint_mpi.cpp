@@ -99,6 +99,56 @@ TEST_F(CheckpointMpi, AnyLayoutLoadsAnyLayout) {
   }
 }
 
+TEST_F(CheckpointMpi, AFileForEachNodeAndSubFolders) {
+  std::mt19937_64 shared(18);
+  std::vector<Whole> wholes = {make_whole("adamw.moment1/a", {30, 7}, DType::f32, 1),
+                               make_whole("parameters/a", {30, 7}, DType::f32, 2),
+                               make_whole("parameters/b", {65}, DType::bf16, 3)};
+  // Imagined nodes: one; two of neighbours; two that take turns; one for each rank.
+  for (const int kind : {0, 1, 2, 3}) {
+    for (const std::int64_t per_folder : {1, 2, 1000}) {
+      FileLayout layout{.per_folder = per_folder};
+      for (int rank = 0; rank < size(); ++rank) {
+        const int leaders[] = {0, rank / 2 * 2, rank % 2, rank};
+        layout.nodes.push_back(leaders[kind]);
+      }
+      for (const bool by_node : {true, false}) {
+        if (!by_node) layout.nodes.clear();
+        const std::vector<Piece> pieces = random_layout(wholes, size(), shared);
+        const auto step = static_cast<std::int64_t>(shared() % 1'000'000);
+        fs::path folder;
+        if (shared() % 2 == 0) {
+          folder = save(root_, {.step = step}, pieces, *world_, layout);
+        } else {
+          folder = Save(root_, {.step = step}, pieces, *world_, ledger_, layout).finish();
+        }
+        const Reader reader(folder);
+        reader.verify();
+        expect_all_right(reader, wholes);
+        const std::size_t nodes[] = {1, static_cast<std::size_t>(size() + 1) / 2,
+                                     static_cast<std::size_t>(std::min(size(), 2)),
+                                     static_cast<std::size_t>(size())};
+        const std::size_t files = by_node ? nodes[kind] : static_cast<std::size_t>(size());
+        EXPECT_LE(reader.files().size(), files);
+        std::size_t found = 0;
+        for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+          if (entry.path().extension() == ".h5") ++found;
+          if (!entry.is_directory()) continue;
+          EXPECT_GT(files, static_cast<std::size_t>(per_folder)) << entry.path();
+          EXPECT_LE(entries_below(entry.path()), static_cast<std::size_t>(per_folder));
+        }
+        EXPECT_EQ(found, reader.files().size());
+        // Beside the manifest: as many files, or folders of files, as are allowed.
+        EXPECT_LE(
+            entries_below(folder),
+            1 + std::max<std::size_t>(static_cast<std::size_t>(per_folder),
+                                      (files - 1) / static_cast<std::size_t>(per_folder) + 1));
+        world_->barrier();
+      }
+    }
+  }
+}
+
 TEST_F(CheckpointMpi, AFailureOfOneRankIsAgreedOnByAll) {
   Whole whole = make_whole("w", {size(), 5000}, DType::f32, 1);
   const std::vector<Piece> pieces = {piece_of(whole, rank(), rank() + 1)};

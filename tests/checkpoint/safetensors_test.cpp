@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cstring>
-#include <random>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -207,37 +206,6 @@ TEST_F(SafeTensorsTest, HostileHeadersAreRefused) {
     write(bytes);
     EXPECT_THAT(error_of_reading(), HasSubstr("by the first eight")) << length;
   }
-}
-
-// Of flipped bits and cuts, those in the header are found or change nothing that is read.
-TEST_F(SafeTensorsTest, DamageNeverCrashes) {
-  std::mt19937 generator(20261121);
-  std::vector<float> values(1000);
-  for (float& value : values) value = static_cast<float>(generator()) * 1e-9F;
-  SafeTensorsWriter writer(
-      path(), {{"a", "F32", {10, 20}}, {"b", "F32", {700}}, {"c", "BF16", {100}}}, {{"k", "v"}});
-  writer.write(values.data(), 1000);
-  writer.finish();
-  const std::string sound = read_text(path());
-  std::uint64_t header = 0;
-  std::memcpy(&header, sound.data(), sizeof header);
-  int refused = 0;
-  for (int i = 0; i < 1000; ++i) {
-    std::string bytes = sound;
-    if (i % 4 == 0) {
-      bytes.resize(generator() % bytes.size());
-    } else {
-      const std::size_t limit = i % 4 == 1 ? bytes.size() : 8 + header;
-      bytes[generator() % limit] ^= static_cast<char>(1U << (generator() % 8));
-    }
-    write(bytes);
-    const std::string message = error_of_reading();
-    if (!message.empty()) ++refused;
-    if (i % 4 == 0) {
-      EXPECT_NE(message, "") << "cut to " << bytes.size();
-    }
-  }
-  EXPECT_GT(refused, 500);
 }
 
 TEST_F(SafeTensorsTest, LinksAreRefusedUnlessAskedFor) {

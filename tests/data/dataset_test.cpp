@@ -229,6 +229,7 @@ void expect_refused(const Scratch& scratch, const std::string& from, const std::
 TEST(Manifest, OnlyWhatTheWriterWrites) {
   const Scratch scratch;
   lines_dataset(scratch, "set", 3000);
+  unseal(scratch / "set");
   const auto refused = [&](const std::string& from, const std::string& to,
                            const std::string& expected) {
     expect_refused(scratch, from, to, expected);
@@ -269,6 +270,7 @@ TEST(Manifest, CharacterMapsAreChecked) {
   PrepareOptions options;
   options.tokenizer = "characters";
   make_dataset(scratch, "set", "abcabcabcabc", options);
+  unseal(scratch / "set");
   const std::string original = read_text(scratch / "set/dataset.json");
   for (const char* map : {"[97, 97, 98]", "[98, 97]", "[97, 98, 256]", "[-1]", "{}", "[97.5]"}) {
     std::string text = original;

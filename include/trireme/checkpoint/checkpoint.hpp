@@ -1,7 +1,7 @@
 // Checkpoints of logical tensors: a folder step-00001000/ with manifest.json and one HDF5 file per
-// writing rank. Any layout can load one, because names, shapes and offsets are logical. Written as
-// step-….tmp, every file fsynced, manifest last, then renamed, and the parent folder fsynced: a
-// crash at any point leaves the previous checkpoint whole.
+// writing rank or node. Any layout can load one, because names, shapes and offsets are logical.
+// Written as step-….tmp, every file fsynced, manifest last, then renamed, and the parent folder
+// fsynced: a crash at any point leaves the previous checkpoint whole.
 #pragma once
 
 #include <array>
@@ -50,13 +50,23 @@ struct State {
   std::vector<Attachment> attachments;
 };
 
+/// Which files a checkpoint consists of.
+struct FileLayout {
+  /// By rank of `world`, the first rank of its node (comm::Session::nodes): the ranks of a node
+  /// write into one file. Empty: each rank into its own.
+  std::vector<int> nodes;
+  /// Files in a folder; more are spread over sub-folders part-000, part-001, …
+  std::int64_t per_folder = 1000;
+};
+
 /// Collective over `world`. Writes root/step-%08d, in place of one that is there already, and
 /// returns its path; `root` is the same on every rank, on a file system that all share. `state` is
 /// rank 0's. Throws AgreedError (the same on every rank, naming rank, file and the system's reason)
 /// when any rank failed or the pieces that are written do not cover each tensor exactly once; then
 /// nothing new is left and an older folder of this step is untouched.
 std::filesystem::path save(const std::filesystem::path& root, const State& state,
-                           const std::vector<Piece>& pieces, comm::Communicator& world);
+                           const std::vector<Piece>& pieces, comm::Communicator& world,
+                           const FileLayout& layout = {});
 
 /// The same in two parts, so that training can go on while a background thread writes: the
 /// constructor agrees on what is to be written and copies it to memory of its own, finish() makes
@@ -65,13 +75,13 @@ std::filesystem::path save(const std::filesystem::path& root, const State& state
 class Save {
  public:
   Save(const std::filesystem::path& root, const State& state, const std::vector<Piece>& pieces,
-       comm::Communicator& world, device::MemoryLedger& ledger);
+       comm::Communicator& world, device::MemoryLedger& ledger, const FileLayout& layout = {});
   Save(const Save&) = delete;
   Save& operator=(const Save&) = delete;
   /// Waits for this rank's thread; what is not finished stays a step-….tmp, which prune removes.
   ~Save();
   std::int64_t step() const;
-  /// This rank's file is written, or has failed. Never waits.
+  /// This rank has written its data, or failed. Never waits.
   bool written() const;
   /// Waits for the files of all ranks.
   std::filesystem::path finish();
@@ -104,6 +114,11 @@ class Reader {
   const std::vector<Entry>& tensors() const { return tensors_; }
   /// The entry of that name, or null.
   const Entry* find(const std::string& name) const;
+  struct File {
+    std::string name;  // "rank-00000.h5", or "part-000/rank-00000.h5"
+    std::int64_t bytes = 0;
+  };
+  const std::vector<File>& files() const { return files_; }
   /// Fills `data` (of the tensor's type and number of dimensions; may be strided) with the elements
   /// from `begin` on of tensor `name`, from whichever pieces hold them; verifies the xxh3 of every
   /// block it touches and reads no other. After an Error the content of `data` is undefined.
@@ -116,6 +131,7 @@ class Reader {
   std::filesystem::path folder_;
   State state_;
   std::vector<Entry> tensors_;
+  std::vector<File> files_;
   std::shared_ptr<Stored> stored_;  // shared by copies of this reader
 };
 

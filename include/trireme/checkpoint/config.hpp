@@ -15,6 +15,7 @@ struct CheckpointConfig {
   bool async = false;
   bool at_end = true;
   std::int64_t keep = 2;        // newest checkpoints kept
+  std::string files = "rank";   // rank | node
   std::string resume = "auto";  // auto | never | path of a step folder
 
   /// Whether some saves are written in the background; the last one never is.
@@ -34,6 +35,10 @@ struct CheckpointConfig {
         "never so");
     fields.add("at_end", at_end, "save after the last step");
     fields.add("keep", keep, "newest checkpoints kept", config::at_least(1));
+    fields.add("files", files,
+               "rank: a file for each rank that writes; node: one for all ranks of a node; above "
+               "1000 files, in sub-folders of 1000",
+               config::one_of({"rank", "node"}));
     fields.add("resume", resume,
                "auto: newest checkpoint of the run folder, if any; never; or the path of one");
   }

@@ -49,6 +49,9 @@ class SafeTensorsFile {
   const std::filesystem::path& path() const { return file_.path(); }
   /// The entry of that name, or null.
   const SafeTensor* find(const std::string& name) const;
+  /// Reads the whole file and throws Error unless it matches the checksum that SafeTensorsWriter
+  /// has put into its metadata; does nothing for a file of another program, which has none.
+  void verify() const;
   /// Elements [first, first + values.size()) of a tensor of type F32, BF16, F16 or F64 as fp32.
   /// Throws Error for other types and where the file does not give them.
   void read(const SafeTensor& tensor, std::int64_t first, std::vector<float>& values) const;
@@ -59,8 +62,9 @@ class SafeTensorsFile {
   std::int64_t data_begin_ = 0;
 };
 
-/// Writes one file: make it with all names, types and shapes, then write each tensor's bytes in the
-/// order of `order()`, then finish(). Until then the file has the name path + ".tmp".
+/// Writes one file, with a checksum of it in its metadata: make it with all names, types and
+/// shapes, then write each tensor's bytes in the order of `order()`, then finish(). Until then the
+/// file has the name path + ".tmp".
 class SafeTensorsWriter {
  public:
   struct Entry {

@@ -107,4 +107,7 @@ void replace_file(const std::filesystem::path& path, std::string_view text);
 /// through a crash of the machine. File systems that cannot fsync a folder are let pass.
 void sync_path(const std::filesystem::path& path);
 
+/// Renames `from` to `to` and makes that last; an Error leaves both names as they were.
+void rename_for_good(const std::filesystem::path& from, const std::filesystem::path& to);
+
 }  // namespace trireme
