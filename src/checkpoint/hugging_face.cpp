@@ -127,6 +127,7 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
       }
       writer.finish();
     }
+    std::vector<std::string> others = {"config.json"};
     json foreign = to_foreign_config(config);
     foreign["torch_dtype"] = options.type == "F32"    ? "float32"
                              : options.type == "BF16" ? "bfloat16"
@@ -135,7 +136,7 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
       if (tokenizer->tokenizer == "huggingface") {
         const data::StoredTokenizer stored = data::stored_tokenizer(*tokenizer, reader.folder());
         write_file(temporary / stored.file, stored.content);
-        names.push_back(stored.file);
+        others.push_back(stored.file);
       }
       if (tokenizer->end_of_document) foreign["eos_token_id"] = *tokenizer->end_of_document;
     }
@@ -145,7 +146,7 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
       write_file(temporary / "model.safetensors.index.json", index.dump(2) + "\n");
       names.emplace_back("model.safetensors.index.json");
     }
-    names.emplace_back("config.json");
+    names.insert(names.end(), others.begin(), others.end());
     sync_path(temporary);
     rename_for_good(temporary, options.output);
     return names;

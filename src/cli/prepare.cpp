@@ -19,9 +19,9 @@ constexpr const char* examples = R"(Examples:
   trireme prepare --input *.txt --output dataset --tokenizer sentencepiece:8000
   trireme prepare --input posts.jsonl --output dataset --documents jsonl:text
   trireme prepare --input a.txt --output dataset --tokenizer sentencepiece:my.model
-  trireme prepare --input a.txt --output dataset --tokenizer huggingface:gpt2/tokenizer.json
-  trireme prepare --input fineweb_train_*.bin --output dataset --tokenizer huggingface:gpt2
-  trireme prepare --input data_text_document.bin --output dataset --vocabulary 50257
+  trireme prepare --input a.txt --output dataset --tokenizer huggingface:gpt2
+  trireme prepare --input fineweb_*.bin --output data --tokenizer huggingface:gpt2
+  trireme prepare --input text_document.bin --output dataset --vocabulary 50257
   trireme prepare --input train.bin --output dataset --input-format nanogpt \
                   --vocabulary 50257 --end-of-document 50256)";
 

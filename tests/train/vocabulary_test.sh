@@ -62,6 +62,7 @@ model=${model/256/2004}
 run train $model --data.path data --train.output own
 run export --checkpoint own --output exported
 grep -q 'tokenizer.json' out || fail "export: does not name tokenizer.json"
+[ "$(ls exported | tr '\n' ' ')" = "config.json model.safetensors tokenizer.json " ] || fail "export: $(ls exported)"
 cmp exported/tokenizer.json "$gpt2" || fail "export: another tokenizer"
 grep -q '"eos_token_id": 0' exported/config.json || fail "export: no eos_token_id"
 run import --input exported --output again
