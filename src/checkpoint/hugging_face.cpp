@@ -9,6 +9,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/model/transformer.hpp"
 
 namespace trireme::checkpoint {
@@ -150,13 +151,31 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
 
 namespace {
 
+/// `path`, or what it points to where it is a symbolic link. Links may stay in their folder or
+/// lead, as in the cache of a hub, from snapshots/REVISION to the folder blobs beside snapshots.
+fs::path without_link(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) return path;
+  const fs::path target = fs::canonical(path, error);
+  const fs::path folder = error ? fs::path() : fs::canonical(parent_of(path), error);
+  const bool cached = folder.parent_path().filename() == "snapshots" &&
+                      target.parent_path() == folder.parent_path().parent_path() / "blobs";
+  if (error || (target.parent_path() != folder && !cached)) {
+    throw Error(
+        "{}: is a symbolic link out of its folder, which is not followed; put the file itself "
+        "there",
+        path.string());
+  }
+  return target;
+}
+
 /// A folder of theirs: which open file holds which tensor.
 class Folder {
  public:
   explicit Folder(const fs::path& folder) : folder_(folder) {
     config_ = parse("config.json");
     const fs::path index = folder / "model.safetensors.index.json";
-    if (!fs::exists(index)) {
+    if (!fs::exists(fs::symlink_status(index))) {
       open("model.safetensors");
       return;
     }
@@ -192,21 +211,11 @@ class Folder {
 
  private:
   json parse(const std::string& name) const {
-    const std::string text = read_small_file(folder_ / name, most_json_bytes);
-    // Depth is bounded before a recursive walk can run out of stack.
-    int depth = 0, deepest = 0;
-    for (const char c : text) {
-      if (c == '{' || c == '[') deepest = std::max(deepest, ++depth);
-      if (c == '}' || c == ']') --depth;
-    }
-    json values = deepest > 64 ? json() : json::parse(text, nullptr, false);
-    if (values.is_discarded() || deepest > 64) {
-      throw Error("{}: is not valid JSON; restore the file", (folder_ / name).string());
-    }
-    return values;
+    const fs::path path = folder_ / name;
+    return parse_json(read_small_file(without_link(path), most_json_bytes), path.string());
   }
   void open(const std::string& name) {
-    // Hubs keep the files of a snapshot as links: the user names the folder, so these are followed.
+    without_link(folder_ / name);
     files_.push_back(std::make_unique<SafeTensorsFile>(folder_ / name, Links::follow));
     for (const SafeTensor& tensor : files_.back()->header().tensors) {
       if (!where_.emplace(tensor.name, files_.back().get()).second) {

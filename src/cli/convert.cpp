@@ -33,7 +33,7 @@ struct ExportJob {
 std::string run_export(const ExportJob& job) {
   const checkpoint::Reader reader(train::find_checkpoint(job.checkpoint));
   const auto files = checkpoint::export_safetensors(
-      reader, train::model_of(reader.state()),
+      reader, train::model_of(reader),
       {.output = job.output, .type = job.type, .file_bytes = job.file_megabytes * 1'000'000});
   std::string names;
   for (const std::string& file : files) names += (names.empty() ? "" : ", ") + file;

@@ -8,6 +8,8 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 
+#include "hdf5_check.hpp"
+
 namespace trireme::data::hdf5 {
 namespace {
 
@@ -206,6 +208,7 @@ herr_t Handle::close() {
 Handle open_file(const std::filesystem::path& path) {
   const InputFile regular(path,
                           Links::refuse);  // the library would follow links and wait for pipes
+  check_structure(regular);
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);

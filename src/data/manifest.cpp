@@ -5,6 +5,7 @@
 #include <set>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/json.hpp"
 
 namespace trireme::data {
 namespace {
@@ -15,24 +16,6 @@ constexpr std::int64_t most_tokens = std::int64_t{1} << 56;  // of a split; far 
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
   throw Error("{}: {}; restore the file or prepare again", where, what);
-}
-
-/// nlohmann keeps the last of two equal keys without a word; here they are refused.
-json parse_strictly(const std::string& text, const std::string& where) {
-  std::vector<std::set<std::string>> keys;
-  bool twice = false;
-  const auto watch = [&](int, json::parse_event_t event, const json& parsed) {
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key) {
-      twice = twice || !keys.back().insert(parsed.get<std::string>()).second;
-    }
-    return true;
-  };
-  json parsed = json::parse(text, watch, false);
-  if (parsed.is_discarded()) refuse(where, "is not valid JSON");
-  if (twice) refuse(where, "holds a key twice");
-  return parsed;
 }
 
 void expect_keys(const json& object, const std::set<std::string>& keys, const std::string& where,
@@ -143,7 +126,7 @@ std::string to_text(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {
-  const json root = parse_strictly(text, where);
+  const json root = parse_json(text, where, "restore the file or prepare again");
   if (!root.is_object() || !root.contains("format") || root["format"] != format_name) {
     refuse(where, fmt::format("is not a dataset's (\"format\" is not \"{}\")", format_name));
   }

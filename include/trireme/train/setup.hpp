@@ -34,6 +34,9 @@ std::string dataset_of(const RunConfig& config, const checkpoint::State& state);
 
 /// The model section of a checkpoint, resolved.
 model::ModelConfig model_of(const checkpoint::State& state);
+/// The same, and the checkpoint has the tensors of that model: what is made from it needs no more
+/// memory than the checkpoint accounts for.
+model::ModelConfig model_of(const checkpoint::Reader& reader);
 
 /// What the layout that `config` asks for needs to know of the machine and of files.
 struct LayoutFacts {
