@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
-.PHONY: help deps configure build demo test test-long test-asan planted-bugs lint format bench bench-layouts reproduce-nanogpt install clean
+.PHONY: help deps configure build demo test test-long test-asan fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install clean
 
 help:
 	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
@@ -17,6 +17,7 @@ help:
 	@echo 'make deps                     install the Debian packages that are missing, or print the command'
 	@echo 'make test-long                the tests and the slow sweeps'
 	@echo 'make test-asan                the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make fuzz [SECONDS=60]        run each fuzz target for that long (clang, libFuzzer)'
 	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
 	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
 	@echo 'make bench                    whole-step and kernel benchmarks, beside the matrix-product peak'
@@ -55,6 +56,14 @@ test-asan: deps
 	@cmake --preset asan $(CMAKE_ARGS)
 	@cmake --build build/asan --parallel $(JOBS)
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
+
+# The time that bash counts in a variable of that name is not what is meant.
+FUZZ_SECONDS = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
+fuzz: deps
+	@scripts/deps.sh fuzz
+	@cmake --preset fuzz $(CMAKE_ARGS)
+	@cmake --build build/fuzz --parallel $(JOBS) --target fuzz_targets
+	@scripts/fuzz.sh build/fuzz $(FUZZ_SECONDS) $(JOBS) $(TARGETS)
 
 planted-bugs: deps
 	@scripts/planted-bugs.sh

@@ -17,10 +17,15 @@ target_compile_options(trireme_options INTERFACE
   -ffp-contract=off)
 if(TRIREME_SANITIZE)
   # GCC's documentation warns that its flow analysis gives false warnings in instrumented code.
-  target_compile_options(trireme_options INTERFACE -Wno-maybe-uninitialized
+  target_compile_options(trireme_options INTERFACE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
     -fsanitize=${TRIREME_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(trireme_options INTERFACE -fsanitize=${TRIREME_SANITIZE})
   add_library(trireme_keep_modules OBJECT "${PROJECT_SOURCE_DIR}/tests/support/keep_modules.cpp")
+endif()
+
+if(TRIREME_FUZZ)  # coverage for libFuzzer, whose main() only the targets link
+  target_compile_options(trireme_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
 find_program(TRIREME_CCACHE ccache)

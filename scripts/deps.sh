@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo].
+# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz].
 # With nothing missing it takes a few milliseconds. Without root rights it prints the command to run instead.
 # On systems without apt it leaves the libraries to the site: CMake names any that it cannot find.
 set -euo pipefail
@@ -9,6 +9,7 @@ build="cmake ninja-build ccache pkg-config g++ libopenmpi-dev openmpi-bin libhdf
   libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libhwloc-dev libhwy-dev"
 lint="clang-format clang-tidy libomp-dev"  # clang-tidy reads its own omp.h
 demo="bible-kjv"
+fuzz="clang libclang-rt-dev"
 
 wanted=
 for purpose in "${@:-build}"; do
@@ -17,7 +18,8 @@ for purpose in "${@:-build}"; do
     lint) wanted+=" $lint" ;;
     format) wanted+=" clang-format" ;;
     demo) wanted+=" $demo" ;;
-    *) echo "deps.sh: unknown purpose $purpose: build, lint, format or demo" >&2; exit 2 ;;
+    fuzz) wanted+=" $fuzz" ;;
+    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo or fuzz" >&2; exit 2 ;;
   esac
 done
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <set>
 
 #include "trireme/checkpoint/safetensors.hpp"
@@ -10,7 +9,10 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/model/transformer.hpp"
+
+#include "foreign_folder.hpp"
 
 namespace trireme::checkpoint {
 
@@ -19,7 +21,6 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::int64_t most_json_bytes = std::int64_t{64} << 20;
 constexpr std::int64_t block_elements = std::int64_t{4} << 20;  // passed on at once
 
 std::string prefixed(const params::Parameter& row) { return "parameters/" + row.name; }
@@ -158,89 +159,6 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
 
 namespace {
 
-/// A folder of theirs: which open file holds which tensor.
-class Folder {
- public:
-  explicit Folder(const fs::path& folder) : folder_(folder) {
-    config_ = parse("config.json");
-    const fs::path index = folder / "model.safetensors.index.json";
-    if (!fs::exists(index)) {
-      open("model.safetensors");
-      return;
-    }
-    const json values = parse("model.safetensors.index.json");
-    const auto map = values.is_object() ? values.find("weight_map") : values.end();
-    if (!values.is_object() || map == values.end() || !map->is_object()) {
-      throw Error("{}: has no weight_map; restore the file", index.string());
-    }
-    std::set<std::string> names;
-    for (const auto& [tensor, file] : map->items()) {
-      if (!file.is_string()) throw Error("{}: a file name is not a string", index.string());
-      names.insert(file.get<std::string>());
-    }
-    for (const std::string& name : names) {
-      if (name.empty() || name.front() == '.' || name.find('/') != name.npos ||
-          name.find('\0') != name.npos) {
-        throw Error("{}: '{}' is not a plain file name; restore the file", index.string(),
-                    config::one_line(name));
-      }
-      open(name);
-    }
-    for (const auto& [tensor, file] : map->items()) {
-      const auto found = where_.find(tensor);
-      if (found == where_.end() || found->second->path().filename() != file.get<std::string>()) {
-        throw Error("{}: tensor '{}' is not in {}; restore the folder", index.string(),
-                    config::one_line(tensor), config::one_line(file.get<std::string>()));
-      }
-    }
-    for (const auto& [tensor, file] : where_) {
-      if (map->contains(tensor)) continue;
-      throw Error("{}: tensor '{}' of {} is not in the weight_map; restore the folder",
-                  index.string(), config::one_line(tensor), file->path().filename().string());
-    }
-  }
-  const json& config() const { return config_; }
-  std::string config_path() const { return (folder_ / "config.json").string(); }
-  const std::map<std::string, const SafeTensorsFile*>& tensors() const { return where_; }
-  /// Checks the files' checksums, which ranks share out.
-  void verify(const comm::Communicator& world) const {
-    for (std::size_t i = 0; i < files_.size(); ++i) {
-      if (static_cast<int>(i) % world.size() == world.rank()) files_[i]->verify();
-    }
-  }
-
- private:
-  json parse(const std::string& name) const {
-    const std::string text = read_small_file(folder_ / name, most_json_bytes);
-    // Depth is bounded before a recursive walk can run out of stack.
-    int depth = 0, deepest = 0;
-    for (const char c : text) {
-      if (c == '{' || c == '[') deepest = std::max(deepest, ++depth);
-      if (c == '}' || c == ']') --depth;
-    }
-    json values = deepest > 64 ? json() : json::parse(text, nullptr, false);
-    if (values.is_discarded() || deepest > 64) {
-      throw Error("{}: is not valid JSON; restore the file", (folder_ / name).string());
-    }
-    return values;
-  }
-  void open(const std::string& name) {
-    // Hubs keep the files of a snapshot as links: the user names the folder, so these are followed.
-    files_.push_back(std::make_unique<SafeTensorsFile>(folder_ / name, Links::follow));
-    for (const SafeTensor& tensor : files_.back()->header().tensors) {
-      if (!where_.emplace(tensor.name, files_.back().get()).second) {
-        throw Error("{}: tensor '{}' is in another file too; restore the folder",
-                    files_.back()->path().string(), config::one_line(tensor.name));
-      }
-    }
-  }
-
-  fs::path folder_;
-  json config_;
-  std::vector<std::unique_ptr<SafeTensorsFile>> files_;
-  std::map<std::string, const SafeTensorsFile*> where_;
-};
-
 /// Tensors that some writers add and that are no parameters.
 bool is_buffer(const std::string& name) {
   for (const char* suffix : {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"}) {
@@ -258,7 +176,7 @@ std::string list_text(const std::vector<std::int64_t>& shape) {
 }
 
 /// Their tensor, found by its name with or without GPT-2's prefix, and of the right shape.
-std::pair<const SafeTensorsFile*, const SafeTensor*> find(const Folder& folder,
+std::pair<const SafeTensorsFile*, const SafeTensor*> find(const ForeignFolder& folder,
                                                           const ForeignTensor& wanted) {
   constexpr std::string_view prefix = "transformer.";
   std::string name = wanted.name;
@@ -280,7 +198,8 @@ std::pair<const SafeTensorsFile*, const SafeTensor*> find(const Folder& folder,
   return {found->second, tensor};
 }
 
-void check_tied(const Folder& folder, const SafeTensorsFile& head_file, const SafeTensor& head) {
+void check_tied(const ForeignFolder& folder, const SafeTensorsFile& head_file,
+                const SafeTensor& head) {
   for (const char* name : {"transformer.wte.weight", "wte.weight", "model.embed_tokens.weight"}) {
     const auto found = folder.tensors().find(name);
     if (found == folder.tensors().end()) continue;
@@ -351,7 +270,7 @@ fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::
   std::vector<Piece> pieces;
   State state;
   comm::agree(world, [&] {
-    const Folder theirs(folder);
+    const ForeignFolder theirs(folder);
     theirs.verify(world);
     const model::ModelConfig config = from_foreign_config(theirs.config(), theirs.config_path());
     if (config.layers > static_cast<std::int64_t>(theirs.tensors().size())) {

@@ -86,7 +86,10 @@ std::string to_text(const Manifest& manifest);
 /// Whether the first line of a manifest holds the xxh3 of the rest.
 bool is_sealed(std::string_view text);
 
-/// Reads folder/manifest.json. Throws Error that names it unless everything in it is consistent.
+/// Throws Error that begins with `where` unless everything in the text of a manifest is consistent.
+Manifest parse_manifest(const std::string& text, const std::string& where);
+
+/// The same for folder/manifest.json.
 Manifest read_manifest(const std::filesystem::path& folder);
 
 }  // namespace trireme::checkpoint

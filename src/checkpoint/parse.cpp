@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "trireme/core/json.hpp"
+
 #include "files.hpp"
 #include "manifest.hpp"
 
@@ -13,7 +15,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t largest_manifest = std::int64_t{1} << 30;
-constexpr int deepest_nesting = 64;  // what follows walks JSON recursively
 
 std::int64_t integer_of(const json& number, const std::string& what) {
   if (!number.is_number_unsigned() ||
@@ -82,21 +83,6 @@ std::uint64_t parse_hash(const json& value, const std::string& where) {
                            });
   if (!hexadecimal) throw Error("{}: an xxh3 is not 16 hexadecimal digits", where);
   return std::stoull(text, nullptr, 16);
-}
-
-json parse_json(const std::string& where, const std::string& text) {
-  const auto shallow = [&where](int depth, json::parse_event_t, json&) {
-    if (depth > deepest_nesting)
-      throw Error("{}: is nested more than {} deep", where, deepest_nesting);
-    return true;
-  };
-  try {
-    return json::parse(text, shallow);
-  } catch (const json::parse_error& error) {
-    throw Error("{}: is not JSON at byte {}", where, error.byte);
-  } catch (const json::exception&) {
-    throw Error("{}: is not JSON that can be read", where);
-  }
 }
 
 void parse_files(const json& root, const std::string& where, Manifest& manifest,
@@ -197,14 +183,11 @@ void parse_pieces(const json& root, const std::string& where, Manifest& manifest
 
 }  // namespace
 
-Manifest read_manifest(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "manifest.json";
-  const std::string where = path.string();
-  const std::string text = read_small_file(path, largest_manifest);
+Manifest parse_manifest(const std::string& text, const std::string& where) {
   if (!is_sealed(text)) {
     throw Error("{}: does not match its own checksum; the file is damaged or was edited", where);
   }
-  json root = parse_json(where, text);
+  const json root = parse_json(text, where, "use another checkpoint");
   const Object object{root, where};
   if (object.text("format") != format_name) throw Error("{}: is not a {}", where, format_name);
   if (const std::int64_t version = object.integer("version"); version != format_version) {
@@ -232,6 +215,11 @@ Manifest read_manifest(const std::filesystem::path& folder) {
   manifest.state.versions = object.at("versions");
   manifest.state.extra = object.at("extra");
   return manifest;
+}
+
+Manifest read_manifest(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "manifest.json";
+  return parse_manifest(read_small_file(path, largest_manifest), path.string());
 }
 
 }  // namespace trireme::checkpoint

@@ -263,13 +263,14 @@ SafeTensorsFile::SafeTensorsFile(const fs::path& path, Links links) : file_(path
   read_at(file_, prefix_bytes, json.data(), json.size());
   data_begin_ = prefix_bytes + static_cast<std::int64_t>(length);
   header_ = parse_safetensors_header(json, file_.size() - data_begin_, source);
+  for (std::size_t i = 0; i < header_.tensors.size(); ++i) {
+    by_name_.emplace(header_.tensors[i].name, i);
+  }
 }
 
 const SafeTensor* SafeTensorsFile::find(const std::string& name) const {
-  for (const SafeTensor& tensor : header_.tensors) {
-    if (tensor.name == name) return &tensor;
-  }
-  return nullptr;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
 }
 
 void SafeTensorsFile::read(const SafeTensor& tensor, std::int64_t first,

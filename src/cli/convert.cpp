@@ -60,7 +60,7 @@ std::int64_t parse_size(const std::string& text) {
 std::string run_export(const ExportJob& job) {
   const checkpoint::Reader reader(train::find_checkpoint(job.checkpoint));
   const auto files = checkpoint::export_safetensors(
-      reader, train::model_of(reader.state()),
+      reader, train::model_of(reader),
       {.output = job.output, .type = job.type, .file_bytes = parse_size(job.file_size)});
   std::string names;
   for (const std::string& file : files) names += (names.empty() ? "" : ", ") + file;

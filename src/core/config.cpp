@@ -16,6 +16,7 @@ namespace {
 
 // Beyond 2^53 a double no longer tells neighbouring integers apart.
 constexpr double exact_limit = 9007199254740992.0;
+constexpr std::size_t longest_key = 80;  // that is compared with ours to find what was meant
 
 std::string lower(std::string text) {
   for (char& c : text) {
@@ -155,7 +156,7 @@ std::string label(const Field& field, const std::string& where) {
   } else {
     rule = "must be text in UTF-8", mend = "in a file, put it in quotes";
   }
-  throw ConfigError(label(field, where), one_line(text), rule, mend);
+  throw ConfigError(label(field, where), one_line(shortened(text, 200)), rule, mend);
 }
 
 }  // namespace
@@ -190,7 +191,7 @@ void Field::set(const Value& given, Source from, const std::string& where) {
   const auto fitting = converted(*this, given);
   if (!fitting) wrong_type(*this, to_string(given), where);
   if (!rule.kept(*fitting)) {
-    throw ConfigError(label(*this, where), one_line(to_string(given)), rule.words,
+    throw ConfigError(label(*this, where), one_line(shortened(to_string(given), 200)), rule.words,
                       rule.suggest ? rule.suggest(*fitting) : rule.mend);
   }
   if (from < source) return;
@@ -241,7 +242,7 @@ Field& Fields::at(const std::string& key, const std::string& where) {
   if (Field* field = find(key)) return *field;
   const auto near = nearest_key(key);
   const std::string place = where.empty() || where == key ? "" : one_line(where) + ": ";
-  throw AgreedError("{}{}: is not a configuration key; {}", place, one_line(key),
+  throw AgreedError("{}{}: is not a configuration key; {}", place, one_line(shortened(key, 80)),
                     near ? "did you mean " + *near + "?" : "`trireme train --help` lists them");
 }
 
@@ -255,6 +256,7 @@ std::vector<std::string> Fields::sections() const {
 }
 
 std::optional<std::string> Fields::nearest_key(const std::string& key) const {
+  if (key.size() > longest_key) return std::nullopt;
   const auto leaf_of = [](const std::string& whole) { return whole.substr(whole.rfind('.') + 1); };
   const std::string leaf = leaf_of(key);
   std::optional<std::string> best;

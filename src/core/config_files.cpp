@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
+#include <system_error>
 
 #include <toml++/toml.h>
 
 #include "trireme/core/config.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::config {
 
@@ -24,9 +24,65 @@ bool is_section(const Fields& fields, const std::string& path) {
 
 [[noreturn]] void unknown_section(const Fields& fields, const std::string& path,
                                   const std::string& where) {
-  const auto near = nearest(path, fields.sections());
-  throw AgreedError("{}: {}: is not a section; {}", one_line(where), one_line(path),
+  const auto near = path.size() > 80 ? std::nullopt : nearest(path, fields.sections());
+  throw AgreedError("{}: {}: is not a section; {}", one_line(where), one_line(shortened(path, 80)),
                     near ? "did you mean " + *near + "?" : "`trireme train --help` lists them");
+}
+
+constexpr std::int64_t most_toml_bytes = std::int64_t{1} << 20;
+
+/// The place behind the string that begins at `at`; at an end of line where it is not closed, which
+/// is no TOML.
+std::size_t end_of_string(const std::string& text, std::size_t at) {
+  const char quote = text[at];
+  const bool escapes = quote == '"';
+  const std::string close(3, quote);
+  const bool lines = text.compare(at, 3, close) == 0;
+  for (at += lines ? 3 : 1; at < text.size(); ++at) {
+    if (escapes && text[at] == '\\') {
+      ++at;
+    } else if (lines && text.compare(at, 3, close) == 0) {
+      at += 3;
+      // Up to two more belong to the content.
+      for (int more = 0; more < 2 && at < text.size() && text[at] == quote; ++more) ++at;
+      return at;
+    } else if (!lines && text[at] == quote) {
+      return at + 1;
+    } else if (!lines && text[at] == '\n') {
+      return at;
+    }
+  }
+  return text.size();
+}
+
+/// Tables in tables are built, walked and freed recursively: a key of a hundred thousand parts
+/// would run out of stack. None of ours has more than three, and no value is a list.
+void refuse_nesting(const std::string& text, const std::string& name) {
+  constexpr int most_dots = 32, most_brackets = 32;
+  int line = 1, dots = 0, brackets = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const char c = text[at];
+    if (c == '"' || c == '\'') {
+      const std::size_t end = end_of_string(text, at);
+      line += static_cast<int>(std::count(text.begin() + static_cast<std::ptrdiff_t>(at),
+                                          text.begin() + static_cast<std::ptrdiff_t>(end), '\n'));
+      at = end;
+      continue;
+    }
+    if (c == '#') {
+      at = std::min(text.find('\n', at), text.size());
+      continue;
+    }
+    if (c == '\n') ++line, dots = 0;
+    if (c == '.') ++dots;
+    if (c == '[' || c == '{') ++brackets;
+    if ((c == ']' || c == '}') && brackets > 0) --brackets;
+    if (dots > most_dots || brackets > most_brackets) {
+      throw AgreedError("{}:{}: tables are nested too deep; write [section] and key = value",
+                        one_line(name), line);
+    }
+    ++at;
+  }
 }
 
 /// Walks a parsed file: tables are sections, everything else is a field's value.
@@ -138,19 +194,22 @@ void Fields::read_toml(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path, error)) {
     throw AgreedError("{}: is a folder; a configuration is a TOML file", one_line(path.string()));
   }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
+  if (!std::filesystem::exists(path, error)) {
     throw AgreedError("{}: cannot be read: {}; name an existing TOML file", one_line(path.string()),
-                      std::generic_category().message(errno));
+                      std::generic_category().message(error ? error.value() : ENOENT));
   }
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) {
-    throw AgreedError("{}: reading failed; try again or copy the file", one_line(path.string()));
+  InputFile file(path);
+  if (file.size() > most_toml_bytes) {
+    throw AgreedError("{}: is larger than {} KiB; is it a configuration?", one_line(path.string()),
+                      most_toml_bytes >> 10);
   }
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read(text.data(), text.size()));
   parse_toml(text, path.string());
 }
 
 void Fields::parse_toml(const std::string& text, const std::string& name) {
+  refuse_nesting(text, name);
   toml::table table;
   try {
     table = toml::parse(text, name);

@@ -145,6 +145,12 @@ std::optional<std::string> nearest(const std::string& word, const std::vector<st
   return best;
 }
 
+std::string shortened(const std::string& text, std::size_t bytes) {
+  if (text.size() <= bytes) return text;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0U) == 0x80U) --bytes;
+  return text.substr(0, bytes) + "…";
+}
+
 std::string one_line(const std::string& text) {
   std::string line;
   for (const char c : text) {

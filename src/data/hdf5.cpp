@@ -8,6 +8,8 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 
+#include "hdf5_check.hpp"
+
 namespace trireme::data::hdf5 {
 namespace {
 
@@ -230,6 +232,7 @@ herr_t Handle::close() {
 Handle open_file(const std::filesystem::path& path) {
   const InputFile regular(path,
                           Links::refuse);  // the library would follow links and wait for pipes
+  check_structure(regular);
   const Lock lock;
   const Handle access = access_list();
   Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);

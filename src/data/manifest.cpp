@@ -5,10 +5,9 @@
 #include <set>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
-
-#include "strict_json.hpp"
 
 namespace trireme::data {
 namespace {
@@ -163,7 +162,7 @@ std::string to_text(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {
-  json root = parse_strict_json(text, where, "restore the file or prepare again");
+  json root = parse_json(text, where, "restore the file or prepare again");
   check_seal(root, text, where);
   if (!root.is_object() || !root.contains("format") || root["format"] != format_name) {
     refuse(where, fmt::format("is not a dataset's (\"format\" is not \"{}\")", format_name));

@@ -10,8 +10,8 @@
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/core/json.hpp"
 
-#include "strict_json.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {
@@ -277,7 +277,7 @@ void check_model(const Part& model) {
 }  // namespace
 
 TokenizerJson parse_tokenizer_json(const std::string& text, const std::string& where) {
-  const json values = parse_strict_json(text, where, mend);
+  const json values = parse_json(text, where, mend);
   const Part root(values, where);
   check_outside(root);
   const Part model = root.part("model");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "trireme/core/error.hpp"
 
@@ -47,6 +48,18 @@ void ModelConfig::declare(config::Fields& fields) {
 }
 
 void ModelConfig::resolve() {
+  // Products of these stay far below 2^63, and the list of layers within memory.
+  constexpr std::int64_t most_layers = 65'536, most = std::int64_t{1} << 24;
+  for (const auto& [key, value, bound] :
+       {std::tuple{"layers", layers, most_layers}, std::tuple{"width", width, most},
+        std::tuple{"heads", heads, most}, std::tuple{"kv_heads", kv_heads, most},
+        std::tuple{"hidden", hidden, most}, std::tuple{"vocabulary", vocabulary, most},
+        std::tuple{"sequence", sequence, most}}) {
+    if (value > bound) {
+      throw ConfigError(std::string("model.") + key, std::to_string(value),
+                        fmt::format("must be at most {}", bound), "use a smaller model");
+    }
+  }
   if (width % heads != 0) {
     std::int64_t below = heads, above = heads;
     while (width % below != 0) --below;

@@ -12,6 +12,7 @@ namespace trireme::schedule {
 namespace {
 
 constexpr int most_digits = 6;  // of a virtual stage or a micro-batch
+constexpr std::size_t most_stages = 65'536;
 
 /// A cell as it is written.
 struct Cell {
@@ -33,6 +34,9 @@ class Parser {
     std::vector<std::vector<Cell>> lines;
     for (std::size_t begin = 0; begin <= text_.size();) {
       const std::size_t end = std::min(text_.find('\n', begin), text_.size());
+      if (lines.size() == most_stages)
+        fail(lines.size(), 0, fmt::format("has more than {} lines", most_stages),
+             "write one line per stage");
       lines.push_back(read_line(text_.substr(begin, end - begin), lines.size()));
       begin = end + 1;
     }

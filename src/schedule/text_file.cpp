@@ -1,17 +1,16 @@
 #include "text_file.hpp"
 
-#include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <system_error>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
 
 namespace trireme::schedule {
 
 namespace {
-constexpr std::size_t most_bytes = std::size_t{64} << 20;
+constexpr std::int64_t most_bytes = std::int64_t{64} << 20;
 }  // namespace
 
 std::string read_small_file(const std::filesystem::path& path) {
@@ -19,22 +18,14 @@ std::string read_small_file(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error))
     throw AgreedError("{}: is a folder; name a CSV file", shown);
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
+  if (!std::filesystem::exists(path, error))
     throw AgreedError("{}: cannot be read: {}; name an existing CSV file", shown,
-                      std::generic_category().message(errno));
-  std::string text(std::size_t{1} << 16, '\0');
-  std::size_t size = 0;
-  do {
-    if (size == text.size()) text.resize(2 * size);
-    file.read(text.data() + size, static_cast<std::streamsize>(text.size() - size));
-    size += static_cast<std::size_t>(file.gcount());
-    if (size > most_bytes)
-      throw AgreedError("{}: is larger than {} MiB; is it the right file?", shown,
-                        most_bytes >> 20);
-  } while (file);
-  if (file.bad()) throw AgreedError("{}: reading failed; try again or copy the file", shown);
-  text.resize(size);
+                      std::generic_category().message(error ? error.value() : ENOENT));
+  InputFile file(path);
+  if (file.size() > most_bytes)
+    throw AgreedError("{}: is larger than {} MiB; is it the right file?", shown, most_bytes >> 20);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read(text.data(), text.size()));
   return text;
 }
 

@@ -22,7 +22,7 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
   auto loading = std::make_optional<comm::Watchdog::Pause>(watchdog);
   comm::agree(grid.world(), [&] {
     reader = std::make_unique<checkpoint::Reader>(folder);
-    model = std::make_unique<model::Transformer>(model_of(reader->state()));
+    model = std::make_unique<model::Transformer>(model_of(*reader));
     const std::string path = dataset_of(config, reader->state());
     const data::Dataset dataset = data::Dataset::open(path);
     if (dataset.manifest().vocabulary > model->config().vocabulary) {

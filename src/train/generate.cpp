@@ -112,7 +112,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
       manifest = dataset.manifest();
       tokenizer = data::load_tokenizer(dataset);
     }
-    model = std::make_unique<model::Transformer>(model_of(reader.state()));
+    model = std::make_unique<model::Transformer>(model_of(reader));
     parallel::StageOptions stage = forward_options(config, 1);
     stage.sequence_parallel = false;  // one row at a time has nothing to share out
     replica = std::make_unique<parallel::Replica>(

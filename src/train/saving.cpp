@@ -41,7 +41,7 @@ void Trainer::resume(const std::string& folder) {
 
 std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   const checkpoint::Reader reader(folder);
-  const model::ModelConfig saved = model_of(reader.state());
+  const model::ModelConfig saved = model_of(reader);
   nlohmann::json theirs, ours;
   {
     model::ModelConfig copies[] = {saved, config_.model};

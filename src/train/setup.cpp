@@ -13,6 +13,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/topology.hpp"
 #include "trireme/data/hdf5.hpp"
+#include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
 
 namespace trireme::train {
@@ -52,12 +53,44 @@ std::string dataset_of(const RunConfig& config, const checkpoint::State& state) 
   throw Error("data.path: the checkpoint names no dataset; name one with --data.path");
 }
 
+namespace {
+
+/// The model section of a checkpoint, resolved.
 model::ModelConfig model_of(const checkpoint::State& state) {
   model::ModelConfig config;
   config::Fields fields;
   fields.section("model", config);
+  if (!state.config.is_object() || !state.config.contains("model")) {
+    throw Error("checkpoint: its configuration has no model; use another checkpoint");
+  }
   fields.from_json({{"model", state.config.at("model")}}, config::Source::file, "checkpoint");
   config.resolve();
+  if (config.vocabulary == 0) {
+    throw Error("checkpoint: model.vocabulary = 0: must be known; use another checkpoint");
+  }
+  return config;
+}
+
+}  // namespace
+
+model::ModelConfig model_of(const checkpoint::Reader& reader) {
+  model::ModelConfig config = model_of(reader.state());
+  const std::string where = reader.folder().string();
+  if (config.layers > static_cast<std::int64_t>(reader.tensors().size())) {
+    throw Error("{}: model.layers = {}, and it holds {} tensors; use another checkpoint", where,
+                config.layers, reader.tensors().size());
+  }
+  const model::Transformer model(config);
+  for (const params::Parameter& row : model.table().rows()) {
+    const checkpoint::Reader::Entry* entry = reader.find("parameters/" + row.name);
+    if (entry == nullptr || entry->shape != row.shape) {
+      throw Error(
+          "{}: tensor parameters/{}: {}, and its configuration means {}; use another "
+          "checkpoint",
+          where, row.name, entry == nullptr ? "is missing" : "is " + entry->shape.to_string(),
+          row.shape.to_string());
+    }
+  }
   return config;
 }
 

@@ -237,7 +237,7 @@ TEST(Manifest, OnlyWhatTheWriterWrites) {
   refused("{", "", "dataset.json: is not valid JSON");
   refused("trireme-tokens", "other", "\"format\" is not \"trireme-tokens\"");
   refused("\"version\": 1", "\"version\": 2", "\"version\" is not 1");
-  refused("\"version\": 1", "\"version\": 1, \"version\": 1", "holds a key twice");
+  refused("\"version\": 1", "\"version\": 1, \"version\": 1", "has the key \"version\" twice");
   refused("\"version\": 1", "\"version\": 1, \"extra\": 1",
           "a key that this program does not know");
   refused("\"vocabulary\": 257,", "", "lacks \"vocabulary\"");

@@ -133,7 +133,7 @@ TEST_F(Hostile, WrongTypesRanksAndSizes) {
   recipe = {};
   recipe.most = {H5S_UNLIMITED};
   make(recipe);
-  EXPECT_THAT(refusal(), HasSubstr("exactly 3000 elements"));
+  EXPECT_THAT(refusal(), HasSubstr("/tokens: is stored in another way"));
   recipe = {};
   recipe.extent = recipe.most = {hsize_t{1} << 60};  // declared, never written
   recipe.write = false;
@@ -336,8 +336,8 @@ TEST(Hdf5, ContiguousElementsElsewhereAreRefused) {
     EXPECT_TRUE(made);
     made.close();
     hdf5::close_file(file, path);
-    const Handle again = hdf5::open_file(path);
     return error_of([&] {
+      const Handle again = hdf5::open_file(path);
       hdf5::open_dataset(again.get(), "values", H5T_STD_U8LE, 100, hdf5::Storage::contiguous, 0,
                          path);
     });

@@ -320,7 +320,7 @@ TEST(HuggingFace, PartsThatAreNotComputedAreRefused) {
   expect(R"("id":2000)", R"("id":99999999)", "each once");
   expect(R"("id":2000)", R"("id":-1)", "id -1");
   expect(R"("id":0,)", R"("id":5,)", "in the vocabulary");
-  expect(R"("vocab":{)", R"("vocab":{"!":1,)", "holds a key twice");
+  expect(R"("vocab":{)", R"("vocab":{"!":1,)", "has the key \"!\" twice");
   expect(R"("vocab":{)", R"("vocab":{"":1,)", "an empty token");
   expect(R"("!":1,)", "", "");  // no token for the byte, and an id too few
   expect(R"("merges":[")", R"("merges":["q zz",")", "'zz' is not in the vocabulary");

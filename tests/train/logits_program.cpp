@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
     Recorder recorder;
     comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger, 1);
     const checkpoint::Reader reader(train::find_checkpoint(argv[1]));
-    const model::Transformer model(train::model_of(reader.state()));
+    const model::Transformer model(train::model_of(reader));
     train::RunConfig config;
     parallel::Replica replica(model, {.stage = train::forward_options(config, 1), .threads = 1},
                               grid, recorder, ledger);

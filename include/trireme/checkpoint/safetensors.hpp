@@ -59,6 +59,7 @@ class SafeTensorsFile {
  private:
   InputFile file_;
   SafeTensorsHeader header_;
+  std::map<std::string, std::size_t> by_name_;  // index into header_.tensors
   std::int64_t data_begin_ = 0;
 };
 

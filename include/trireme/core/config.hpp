@@ -138,6 +138,9 @@ std::size_t edit_distance(const std::string& a, const std::string& b);
 /// Whether so many edits of `word` still count as a slip of the pen.
 bool close_enough(std::size_t distance, const std::string& word);
 
+/// The first `bytes` of `text` or less, cut between characters, and "…" where that is not all.
+std::string shortened(const std::string& text, std::size_t bytes);
+
 /// `text` on one line: control characters are written as escapes, as in TOML's basic strings.
 std::string one_line(const std::string& text);
 

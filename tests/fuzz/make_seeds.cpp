@@ -1,0 +1,31 @@
+// make_seeds FOLDER: writes the checkpoint file that piece_file_fuzz starts from.
+#include <cstring>
+
+#include "checkpoint/piece_file.hpp"
+#include "fuzz.hpp"
+
+int main(int argc, char** argv) {
+  using namespace trireme;
+  using namespace trireme::checkpoint;
+  if (argc != 2) return 2;
+  std::vector<std::byte> memory(1024);
+  const auto data = [&](DType type, const Shape& shape) {
+    return Tensor(memory.data(), type, shape);
+  };
+  std::vector<Piece> pieces{{"a/v", {9}, {}, data(DType::i64, {9}), true},
+                            {"a/w", {4, 6}, {0, 2}, data(DType::f32, {4, 4}), true},
+                            {"a/w", {4, 6}, {0, 0}, data(DType::f32, {4, 2}), true},
+                            {"n", {5}, {}, data(DType::bf16, {5}), true},
+                            {"h", {3}, {}, data(DType::f16, {3}), true}};
+  for (int i = 0; i < 12; ++i) {
+    pieces.push_back({fmt::format("many/t{}", i), {2}, {}, data(DType::f32, {2}), true});
+  }
+  std::vector<const Piece*> all;
+  for (const Piece& piece : pieces) all.push_back(&piece);
+  std::int64_t bytes = 0;
+  const std::filesystem::path path = std::filesystem::path(argv[1]) / "sound";
+  std::filesystem::remove(path);
+  write_piece_file(path, all, 2, bytes);
+  std::printf("%s: %lld bytes\n", path.c_str(), static_cast<long long>(bytes));
+  return 0;
+}
