@@ -34,24 +34,6 @@ void set_up_library() {
   static_cast<void>(quiet);
 }
 
-struct Reason {
-  std::string system;  // inside "error message = '…'"
-  std::string first;   // of the innermost entry
-};
-
-herr_t note_reason(unsigned depth, const H5E_error2_t* entry, void* context) {
-  auto* found = static_cast<Reason*>(context);
-  const std::string_view text = entry->desc == nullptr ? "" : entry->desc;
-  if (depth == 0) found->first = text;
-  static constexpr std::string_view mark = "error message = '";
-  const std::size_t begin = text.find(mark);
-  if (begin != std::string_view::npos && found->system.empty()) {
-    const std::string_view rest = text.substr(begin + mark.size());
-    found->system = rest.substr(0, rest.find('\''));
-  }
-  return 0;
-}
-
 /// What to do where the library could not lock a file (flock(2)), or "".
 std::string_view mend_of_lock(const std::string& why) {
   for (const int error : {EAGAIN, ENOLCK, ENOSYS, ENOTSUP}) {
@@ -196,13 +178,6 @@ void for_each_piece(const Handle& dataset, hid_t type, std::uint64_t offset, std
 }  // namespace
 
 Lock::Lock() : lock_(library_mutex()) { set_up_library(); }
-
-std::string reason() {
-  Reason found;
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_reason, &found);
-  if (!found.system.empty()) return found.system;
-  return found.first.empty() ? "the HDF5 library gives no reason" : found.first;
-}
 
 void fail_to_write(const std::string& what) {
   const std::string why = reason();

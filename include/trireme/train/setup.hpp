@@ -32,8 +32,8 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 /// data.path of the configuration, or else of a checkpoint. Throws Error where neither names one.
 std::string dataset_of(const RunConfig& config, const checkpoint::State& state);
 
-/// The model section of a checkpoint, resolved. Throws Error unless the checkpoint has the tensors of
-/// that model: what is made from it needs no more memory than the checkpoint accounts for.
+/// The model section of a checkpoint, resolved. Throws Error unless the checkpoint has the tensors
+/// of that model: what is made from it needs no more memory than the checkpoint accounts for.
 model::ModelConfig model_of(const checkpoint::Reader& reader);
 
 /// What the layout that `config` asks for needs to know of the machine and of files.
