@@ -1,5 +1,6 @@
 #include "hdf5_check.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <set>
 
@@ -61,7 +62,7 @@ class Walk {
       open.pop_back();
       path_ = path;
       for (const auto& [name, target] : object(address).links) {
-        if (seen.insert(target).second) open.emplace_back(path + "/" + name, target);
+        if (seen.insert(target).second) open.emplace_back(fmt::format("{}/{}", path, name), target);
       }
     }
   }
@@ -134,7 +135,8 @@ class Walk {
     if (found.extents.size() != found.chunk.size()) damaged("chunks have another rank");
     std::uint64_t chunks = 1;
     for (std::size_t d = 0; d < found.chunk.size(); ++d) {
-      const std::uint64_t extent = found.extents[d], chunk = found.chunk[d];
+      const std::uint64_t extent = found.extents[d];
+      const std::uint64_t chunk = std::max<std::uint64_t>(found.chunk[d], 1);  // layout saw to it
       chunks = checked_product(chunks, extent / chunk + (extent % chunk == 0 ? 0 : 1));
     }
     if (entries != chunks || entry < 8 || entry > 20 || (found.filtered && entry < 13) ||
