@@ -1,6 +1,5 @@
 #include "hdf5_check.hpp"
 
-#include <algorithm>
 #include <cerrno>
 #include <set>
 
@@ -136,7 +135,8 @@ class Walk {
     std::uint64_t chunks = 1;
     for (std::size_t d = 0; d < found.chunk.size(); ++d) {
       const std::uint64_t extent = found.extents[d];
-      const std::uint64_t chunk = std::max<std::uint64_t>(found.chunk[d], 1);  // layout saw to it
+      const std::uint64_t chunk = found.chunk[d];
+      if (chunk == 0) damaged("a chunk is empty");
       chunks = checked_product(chunks, extent / chunk + (extent % chunk == 0 ? 0 : 1));
     }
     if (entries != chunks || entry < 8 || entry > 20 || (found.filtered && entry < 13) ||
