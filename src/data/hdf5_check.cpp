@@ -145,7 +145,7 @@ class Walk {
     }
     if (data == nowhere) return;
     const std::uint64_t page = std::uint64_t{1} << page_bits;
-    const std::uint64_t pages = entries > page ? (entries + page - 1) / page : 0;
+    const std::uint64_t pages = entries > page ? (entries + page - 1) >> page_bits : 0;
     // Checksums of each page, or one in all.
     const std::uint64_t bytes = checked_product(entries, entry) + 18 + (pages + 7) / 8 + 4 * pages;
     if (data > structures_.size() || bytes > structures_.size() - data)
