@@ -61,7 +61,7 @@ class Walk {
       open.pop_back();
       path_ = path;
       for (const auto& [name, target] : object(address).links) {
-        if (seen.insert(target).second) open.emplace_back(path + "/" + name, target);
+        if (seen.insert(target).second) open.emplace_back(fmt::format("{}/{}", path, name), target);
       }
     }
   }
@@ -134,7 +134,9 @@ class Walk {
     if (found.extents.size() != found.chunk.size()) damaged("chunks have another rank");
     std::uint64_t chunks = 1;
     for (std::size_t d = 0; d < found.chunk.size(); ++d) {
-      const std::uint64_t extent = found.extents[d], chunk = found.chunk[d];
+      const std::uint64_t extent = found.extents[d];
+      const std::uint64_t chunk = found.chunk[d];
+      if (chunk == 0) damaged("a chunk is empty");
       chunks = checked_product(chunks, extent / chunk + (extent % chunk == 0 ? 0 : 1));
     }
     if (entries != chunks || entry < 8 || entry > 20 || (found.filtered && entry < 13) ||
@@ -143,7 +145,7 @@ class Walk {
     }
     if (data == nowhere) return;
     const std::uint64_t page = std::uint64_t{1} << page_bits;
-    const std::uint64_t pages = entries > page ? (entries + page - 1) / page : 0;
+    const std::uint64_t pages = entries > page ? (entries + page - 1) >> page_bits : 0;
     // Checksums of each page, or one in all.
     const std::uint64_t bytes = checked_product(entries, entry) + 18 + (pages + 7) / 8 + 4 * pages;
     if (data > structures_.size() || bytes > structures_.size() - data)

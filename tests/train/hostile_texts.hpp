@@ -7,7 +7,13 @@
 
 namespace trireme::hostile {
 
-inline const std::string deep_json(const std::size_t depth) {
+inline std::string repeated(const std::string& part, std::size_t times) {
+  std::string text;
+  for (std::size_t i = 0; i < times; ++i) text += part;
+  return text;
+}
+
+inline std::string deep_json(std::size_t depth) {
   return std::string(depth, '[') + std::string(depth, ']');
 }
 
@@ -60,10 +66,11 @@ inline void add_datasets(Corpus& corpus) {
     const std::string message =
         what == "device" || what == "link" ? "is a symbolic link" : "is not a regular file";
     for (const char* each : {"dataset.json", "train-00000.h5"}) {
-      corpus.dataset(what + "-" + each, each + (": " + message), [&](const fs::path& folder) {
-        fs::remove(folder / each);
-        make(folder / each);
-      });
+      corpus.dataset(what + "-" + each, each + (": " + message),
+                     [each, &make = make](const fs::path& folder) {
+                       fs::remove(folder / each);
+                       make(folder / each);
+                     });
     }
   }
   corpus.dataset("cut", "train-00000.h5: ", [](const fs::path& folder) {
@@ -106,10 +113,11 @@ inline void add_checkpoints(Corpus& corpus) {
     const std::string message =
         what == "device" || what == "link" ? "is a symbolic link" : "is not a regular file";
     for (const char* each : {"manifest.json", "rank-00000.h5"}) {
-      corpus.checkpoint(what + "-" + each, each + (": " + message), [&](const fs::path& folder) {
-        fs::remove(folder / each);
-        make(folder / each);
-      });
+      corpus.checkpoint(what + "-" + each, each + (": " + message),
+                        [each, &make = make](const fs::path& folder) {
+                          fs::remove(folder / each);
+                          make(folder / each);
+                        });
     }
   }
   // A configuration for which the checkpoint has no tensors, and no machine the memory.
@@ -172,10 +180,11 @@ inline void add_safetensors(Corpus& corpus) {
     const std::string message =
         what == "device" || what == "link" ? "is a symbolic link out of" : "is not a regular file";
     for (const char* each : {"model.safetensors", "config.json", "model.safetensors.index.json"}) {
-      corpus.foreign(what + "-" + each, each + (": " + message), [&](const fs::path& folder) {
-        fs::remove(folder / each);
-        make(folder / each);
-      });
+      corpus.foreign(what + "-" + each, each + (": " + message),
+                     [each, &make = make](const fs::path& folder) {
+                       fs::remove(folder / each);
+                       make(folder / each);
+                     });
     }
   }
 }
@@ -257,7 +266,7 @@ inline void add_configurations(Corpus& corpus) {
 }
 
 inline void add_schedules(Corpus& corpus) {
-  corpus.schedule("stage", "is missing", "0F0,0B0,999999F0,999999B0\n");
+  corpus.schedule("stage", "virtual stage 999999 does not exist", "0F0,0B0,999999F0,999999B0\n");
   corpus.schedule("micro-batch", "micro-batch 999999 does not exist",
                   "0F0,0B0,0F999999,0B999999\n");
   corpus.schedule("digits", "is not virtual stage", "0F99999999999999999999\n");
@@ -266,13 +275,13 @@ inline void add_schedules(Corpus& corpus) {
   corpus.schedule("order", "stands before", "0B0,0F0\n");
   corpus.schedule("nul", "is not virtual stage", std::string("0F0,0\0B0\n", 9));
   corpus.schedule("empty", "holds no schedule", "");
-  corpus.schedule("long-line", "is not virtual stage", std::string(30'000'000, 'x'));
+  corpus.schedule("long-line", "is not virtual stage", repeated("x", 30'000'000));
   corpus.schedule("long-cells", "stands there", [](const fs::path& file) {
     std::string text;
     for (int i = 0; i < 2'000'000; ++i) text += "0F0,";
     write(file, text);
   });
-  corpus.schedule("lines", "has more than 65536 lines", std::string(30'000'000, '\n') + "0F0");
+  corpus.schedule("lines", "has more than 65536 lines", repeated("\n", 30'000'000) + "0F0");
   corpus.schedule("huge", "is larger than 64 MiB", [](const fs::path& file) {
     write(file, "");
     fs::resize_file(file, std::uintmax_t{1} << 40);
