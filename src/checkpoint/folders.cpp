@@ -53,9 +53,10 @@ std::string step_name(std::int64_t step) {
   return fmt::format("step-{:08}", step);
 }
 
-std::optional<fs::path> newest(const fs::path& root, std::vector<std::string>* passed_over) {
+std::optional<fs::path> newest(const fs::path& root, std::vector<std::string>* passed_over,
+                               std::int64_t last) {
   for (const Folder& folder : folders_below(root)) {
-    if (folder.suffix == ".tmp") continue;
+    if (folder.suffix == ".tmp" || folder.step > last) continue;
     try {
       const Reader reader(folder.path);
       if (reader.state().step == folder.step) return folder.path;
@@ -67,12 +68,13 @@ std::optional<fs::path> newest(const fs::path& root, std::vector<std::string>* p
   return std::nullopt;
 }
 
-void prune(const fs::path& root, std::int64_t keep) {
+void prune(const fs::path& root, std::int64_t keep, std::int64_t last) {
   TRIREME_ASSERT(keep >= 1, "{} checkpoints to keep", keep);
   std::int64_t kept = 0;
   std::int64_t last_step = -1;  // of the last whole folder
   std::vector<fs::path> surplus;
   for (const Folder& folder : folders_below(root)) {
+    if (folder.step > last && folder.suffix != ".tmp") continue;
     bool whole = false;
     if (folder.suffix != ".tmp") {
       try {

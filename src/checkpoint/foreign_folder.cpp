@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::int64_t most_json_bytes = std::int64_t{64} << 20;
 
-/// `path`, or what it points to where it is a symbolic link. Links may stay in their folder or
-/// lead, as in the cache of a hub, from snapshots/REVISION to the folder blobs beside snapshots.
+}  // namespace
+
 fs::path without_link(const fs::path& path) {
   std::error_code error;
   if (!fs::is_symlink(path, error)) return path;
@@ -32,8 +32,6 @@ fs::path without_link(const fs::path& path) {
   }
   return target;
 }
-
-}  // namespace
 
 ForeignFolder::ForeignFolder(const fs::path& folder) : folder_(folder) {
   config_ = parse("config.json");

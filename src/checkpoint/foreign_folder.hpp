@@ -14,6 +14,11 @@
 
 namespace trireme::checkpoint {
 
+/// `path`, or what it points to where it is a symbolic link. Links may stay in their folder or
+/// lead, as in the cache of a hub, from snapshots/REVISION to the folder blobs beside snapshots.
+/// Throws Error for others.
+std::filesystem::path without_link(const std::filesystem::path& path);
+
 /// Which open file of such a folder holds which tensor.
 class ForeignFolder {
  public:

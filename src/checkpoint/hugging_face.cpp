@@ -89,7 +89,7 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
   if (fs::exists(fs::symlink_status(options.output))) {
     throw Error("{}: exists already; name a new folder", options.output.string());
   }
-  fs::path temporary = options.output;
+  fs::path temporary = (options.output / "").parent_path();  // without a slash at its end
   temporary += ".tmp";
   std::error_code error;
   fs::remove_all(temporary, error);
@@ -250,7 +250,7 @@ void import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& st
   const fs::path file = folder / data::tokenizer_json_file;
   if (!fs::exists(file)) return;
   try {
-    const data::StoredTokenizer stored = data::stored_hugging_face(file);
+    const data::StoredTokenizer stored = data::stored_hugging_face(without_link(file));
     const auto ids = stored.description.at("vocabulary").get<std::int64_t>();
     if (ids > vocabulary) {
       throw Error("{}: has {} ids, the model {}; restore the folder", file.string(), ids,

@@ -108,7 +108,9 @@ Handle access_list() {
   require(H5Pset_libver_bounds(list.get(), H5F_LIBVER_V110, H5F_LIBVER_V110),
           "H5Pset_libver_bounds");
   require(H5Pset_alignment(list.get(), aligned_from, page), "H5Pset_alignment");
+#if H5_VERSION_GE(1, 10, 7) && !H5_VERSION_GE(1, 11, 0) || H5_VERSION_GE(1, 12, 1)
   require(H5Pset_file_locking(list.get(), 0, 1), "H5Pset_file_locking");
+#endif
   return list;
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include "trireme/report/json.hpp"
@@ -160,6 +161,16 @@ class Steps {
     if (plan_.shared()) make_shared_files(described);
   }
   const State& state() const { return state_; }
+  /// What else a rank needs before it writes; collective, and throws for what any rank's threw.
+  void prepare(const std::function<void()>& work) {
+    together(
+        world_,
+        [&] {
+          work();
+          return json();
+        },
+        [&] { remove_leftovers(); }, nobody);
+  }
 
   /// This rank's data; not collective. Throws Error.
   json write(const std::vector<Piece>& pieces) const {
@@ -285,8 +296,11 @@ std::int64_t snapshot_bytes(const std::vector<Piece>& pieces) {
 struct Save::Writing {
   Writing(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
           comm::Communicator& world, device::MemoryLedger& ledger, const FileLayout& layout)
-      : steps(root, state, pieces, world, layout),
-        copy(ledger, device::Use::snapshot, static_cast<std::size_t>(snapshot_bytes(pieces))) {
+      : steps(root, state, pieces, world, layout) {
+    steps.prepare([&] {
+      const auto bytes = static_cast<std::size_t>(snapshot_bytes(pieces));
+      copy = device::Buffer(ledger, device::Use::snapshot, bytes);
+    });
     std::byte* to = copy.data();
     for (const Piece& piece : pieces) {
       if (!piece.write || piece.data.elements() == 0) continue;
@@ -302,16 +316,22 @@ struct Save::Writing {
                          to += bytes;
                        });
     }
-    thread = std::thread([this] {
-      try {
-        result = steps.write(copied);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      done.store(true, std::memory_order_release);
-    });
+    try {
+      thread = std::thread([this] { write(); });
+    } catch (const std::system_error&) {  // no thread is left: then here
+      write();
+    }
   }
-  ~Writing() {
+  ~Writing() { wait(); }
+  void write() {
+    try {
+      result = steps.write(copied);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    done.store(true, std::memory_order_release);
+  }
+  void wait() {
     if (thread.joinable()) thread.join();
   }
 
@@ -336,7 +356,7 @@ bool Save::written() const { return writing_->done.load(std::memory_order_acquir
 
 fs::path Save::finish() {
   return writing_->steps.finish([&] {
-    writing_->thread.join();
+    writing_->wait();
     if (writing_->error) std::rethrow_exception(writing_->error);
     return writing_->result;
   });

@@ -81,7 +81,11 @@ int launcher_rank() {
 
 Session::Session(int* argc, char*** argv) {
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-  setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+  if (launched([](const char* name) { return std::getenv(name); }).variable == nullptr) {
+    // Alone, and several such programs may start at once: no daemon, no folder that they share.
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
+  }
   int running = 0;
   int provided = 0;
   MPI_Initialized(&running);

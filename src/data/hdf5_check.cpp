@@ -12,6 +12,10 @@
 
 namespace trireme::data::hdf5 {
 
+/// Of one structure. The largest that is written is an index of chunks, 12 bytes for each 64 Ki
+/// tokens.
+static constexpr std::uint64_t most_bytes = std::uint64_t{64} << 20;
+
 Structures::Structures(const InputFile& file)
     : file_(file),
       size_(static_cast<std::uint64_t>(file.size())),
@@ -19,6 +23,7 @@ Structures::Structures(const InputFile& file)
 
 Bytes Structures::read(std::uint64_t at, std::uint64_t size) {
   if (at > size_ || size > size_ - at) damaged("a structure lies outside of the file");
+  if (size > most_bytes) damaged("a structure is larger than any that this program writes");
   // Structures of a sound file hardly ever overlap.
   if (size > budget_) damaged("its structures lie one over another");
   budget_ -= size;
@@ -147,6 +152,7 @@ class Walk {
     const std::uint64_t page = std::uint64_t{1} << page_bits;
     const std::uint64_t pages = entries > page ? (entries + page - 1) >> page_bits : 0;
     // Checksums of each page, or one in all.
+    if (entries > structures_.size()) damaged("an index of chunks lies outside of the file");
     const std::uint64_t bytes = checked_product(entries, entry) + 18 + (pages + 7) / 8 + 4 * pages;
     if (data > structures_.size() || bytes > structures_.size() - data)
       damaged("an index of chunks lies outside of the file");

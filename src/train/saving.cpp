@@ -24,22 +24,49 @@ bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b)
 
 std::string Trainer::find_resume(std::vector<std::string>& broken) {
   const std::string& resume = config_.checkpoint.resume;
-  if (resume == "never") return {};
   return comm::of_rank_zero(grid_.world(), [&] {
-    if (resume != "auto") return find_checkpoint(resume).string();
     const auto newest = checkpoint::newest(config_.train.output, &broken);
-    return newest ? newest->string() : std::string();
+    const std::string own = newest ? newest->string() : std::string();
+    if (resume == "auto") return own;
+    const std::string mend = "name another train.output, or move its checkpoints away";
+    if (resume == "never") {
+      if (own.empty()) return own;
+      throw Error("checkpoint.resume = never: {} is there already; {}", own, mend);
+    }
+    const std::filesystem::path named = find_checkpoint(resume);
+    if (own.empty() || same_folder(named, own)) return named.string();
+    // The same command as the first time, of a run that began elsewhere and was stopped.
+    if (!same_folder(named.parent_path(), config_.train.output)) {
+      broken.push_back(fmt::format("{}: {} is there already", named.string(), own));
+      return own;
+    }
+    throw Error("checkpoint.resume = {}: {} is newer; {}", named.string(), own, mend);
   });
 }
 
-void Trainer::resume(const std::string& folder) {
+void Trainer::resume(std::string folder) {
   std::vector<std::string> notes;
-  comm::agree(grid_.world(), [&] { notes = load(folder); });
+  for (;;) {
+    comm::agree(grid_.world(), [&] { compare_models(folder); });
+    try {
+      comm::agree(grid_.world(), [&] { notes = load(folder); });
+      break;
+    } catch (const AgreedError& error) {  // its data are damaged
+      const std::string older = comm::of_rank_zero(grid_.world(), [&] {
+        const std::int64_t step = checkpoint::Reader(folder).state().step;
+        const auto found = checkpoint::newest(config_.train.output, nullptr, step - 1);
+        return found ? found->string() : std::string();
+      });
+      if (config_.checkpoint.resume != "auto" || older.empty()) throw;
+      say(fmt::format("passed over: {}", error.what()));
+      folder = older;
+    }
+  }
   say(fmt::format("resumed from {}: step {}", folder, step_));
   for (const std::string& note : notes) say("note: " + note);
 }
 
-std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
+void Trainer::compare_models(const std::filesystem::path& folder) const {
   const checkpoint::Reader reader(folder);
   const model::ModelConfig saved = model_of(reader);
   nlohmann::json theirs, ours;
@@ -55,11 +82,13 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
     if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
         theirs.at(key) == value)
       continue;
-    throw Error(
-        "model.{} = {}: the checkpoint {} has {}; use that, or another train.output, or "
-        "checkpoint.resume = never",
-        key, value.dump(), folder.string(), theirs.at(key).dump());
+    throw Error("model.{} = {}: the checkpoint {} has {}; use that, or another train.output", key,
+                value.dump(), folder.string(), theirs.at(key).dump());
   }
+}
+
+std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
+  const checkpoint::Reader reader(folder);
   const state::ModelState& state = replica_.state();
   checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
                           state.parameters_sharded());
@@ -122,6 +151,7 @@ std::vector<checkpoint::Piece> Trainer::pieces() const {
 
 void Trainer::save(Failure failure) {
   settle_save(failure);  // one at a time
+  check_placement();     // what is damaged must not become the good checkpoint
   const comm::Watchdog::Pause pause(*watchdog_);
   count_traffic();
   const Section section(recorder_, "checkpoint");
@@ -138,6 +168,7 @@ void Trainer::save(Failure failure) {
   const bool background = config_.checkpoint.async && failure == Failure::warns;
   attempt_save(failure, [&] {
     if (background) {
+      pending_since_ = begin;
       pending_save_ = std::make_unique<checkpoint::Save>(config_.train.output, state, pieces(),
                                                          grid_.world(), ledger_, files);
     } else {
@@ -157,6 +188,7 @@ void Trainer::settle_save(Failure failure) {
   const Section section(recorder_, "checkpoint");
   const std::unique_ptr<checkpoint::Save> save = std::move(pending_save_);
   attempt_save(failure, [&] { note_saved(save->finish(), save->step()); });
+  save_seconds_ = std::max(save_seconds_, seconds_since(pending_since_));
   grid_.reset_traffic();
 }
 
@@ -165,7 +197,7 @@ void Trainer::attempt_save(Failure failure, const std::function<void()>& work) {
     work();
   } catch (const AgreedError& error) {  // the same on every rank
     if (failure == Failure::stops || config_.checkpoint.on_failure == "stop") throw;
-    if (speaks()) record_->write_event(step_, "save failed", error.what());
+    record([&](report::RunRecord& run) { run.write_event(step_, "save failed", error.what()); });
     say(fmt::format("warning: {}; training goes on", error.what()));
   }
 }
@@ -174,10 +206,10 @@ void Trainer::note_saved(const std::filesystem::path& folder, std::int64_t step)
   saved_step_ = step;
   saved_folder_ = folder.string();
   if (!speaks()) return;
-  record_->write_event(step_, "save", saved_folder_);
+  record([&](report::RunRecord& run) { run.write_event(step_, "save", saved_folder_); });
   say("saved " + saved_folder_);
   try {
-    checkpoint::prune(config_.train.output, config_.checkpoint.keep);
+    checkpoint::prune(config_.train.output, config_.checkpoint.keep, step);
   } catch (const Error& error) {  // of rank 0 alone, and nothing is lost by it
     say(fmt::format("warning: {}; tried again after the next save", error.what()));
   }

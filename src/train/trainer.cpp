@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/environment.hpp"
@@ -91,10 +92,12 @@ Ending Trainer::run() {
   if (stop_ != 0) {
     if (saved_step_ != step_) save(Failure::stops);
     const std::string why = reason(stop_);
-    if (speaks()) record_->write_event(step_, "stop", why);
+    record([&](report::RunRecord& run) { run.write_event(step_, "stop", why); });
     finish();
-    say(fmt::format("stopped at step {} of {}: {}; saved: start again to go on (exit code {})",
-                    step_, config_.train.steps, why, exit_code(Ending::requeue)));
+    const bool never = config_.checkpoint.resume == "never";
+    say(fmt::format("stopped at step {} of {}: {}; saved: start again{} to go on (exit code {})",
+                    step_, config_.train.steps, why, never ? " with --resume auto" : "",
+                    exit_code(Ending::requeue)));
     return Ending::requeue;
   }
   if (config_.train.evaluate_at_end && evaluated_step_ != step_) evaluate();
@@ -203,6 +206,7 @@ Verdict Trainer::agree_on_step(Verdict own) {
 
 void Trainer::stop_if_unhealthy() {
   if (health_.skipped_in_a_row() < config_.train.skip_limit) return;
+  settle_save(Failure::warns);  // of a step before: as good as any
   throw AgreedError(
       "step {}: the last of {} steps in a row whose update was skipped (last loss {}, gradient "
       "norm {}); lower optim.learning_rate, set optim.clip or look at the data; {}",
@@ -237,11 +241,8 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
     replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip));
     inject_into_weights();
   }
-  if (config_.train.check == "placement" && (step_ + 1) % config_.train.check_every == 0) {
-    watchdog_->beat("check placement");
-    parallel::check_replicas(replica_, grid_, step_ + 1);
-  }
   ++step_;
+  if (step_ % config_.train.check_every == 0) check_placement();
   samples_ += config_.train.batch;
 
   const std::int64_t tokens = config_.train.batch * config_.model.sequence;
@@ -262,9 +263,28 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
           .skipped = verdict == Verdict::sound ? "" : std::string(name_of(verdict))};
 }
 
+void Trainer::check_placement() {
+  if (config_.train.check != "placement" || checked_step_ == step_) return;
+  watchdog_->beat("check placement");
+  parallel::check_replicas(replica_, grid_, step_);
+  checked_step_ = step_;
+}
+
+void Trainer::record(const std::function<void(report::RunRecord&)>& write) {
+  if (!speaks()) return;
+  try {
+    write(*record_);
+  } catch (const Error& error) {
+    if (!std::exchange(record_fails_, true)) {
+      say(fmt::format("warning: {}; training goes on, and its record lacks lines from here on",
+                      error.what()));
+    }
+  }
+}
+
 void Trainer::show(const report::StepMetrics& metrics) {
   if (!speaks()) return;
-  record_->write_step(metrics);
+  record([&](report::RunRecord& run) { run.write_step(metrics); });
   if (!progress_) return;
   const bool due = step_ % config_.train.log_every == 0 || step_ == config_.train.steps ||
                    step_seconds_.size() == 1 || !metrics.skipped.empty();
@@ -294,7 +314,9 @@ void Trainer::evaluate() {
   grid_.reset_traffic();  // the steps' alone is told
   last_evaluation_ = sum.mean();
   if (!speaks()) return;
-  record_->write_evaluation(step_, sum.mean(), static_cast<std::int64_t>(sum.weight));
+  record([&](report::RunRecord& run) {
+    run.write_evaluation(step_, sum.mean(), static_cast<std::int64_t>(sum.weight));
+  });
   say(fmt::format("step {}  validation loss {:.4f} over {} tokens", step_, sum.mean(),
                   static_cast<std::int64_t>(sum.weight)));
 }

@@ -35,7 +35,9 @@ class Trainer {
   using Clock = Recorder::Clock;
   /// The step folder to go on from, "" for none; `broken` (rank 0): those passed over.
   std::string find_resume(std::vector<std::string>& broken);
-  void resume(const std::string& folder);
+  void resume(std::string folder);
+  /// Throws Error where the checkpoint's model is not the configuration's.
+  void compare_models(const std::filesystem::path& folder) const;
   /// What is worth telling about it.
   std::vector<std::string> load(const std::filesystem::path& folder);
   /// Takes over the checkpoint's tokenizer where the dataset has none; notes where they differ.
@@ -43,6 +45,10 @@ class Trainer {
   void train_steps();
   /// One optimiser step on the next global batch.
   report::StepMetrics step(data::Loader& loader);
+  void check_placement();
+  /// Writes to the record, on the rank that has one. A record that cannot be written is told of
+  /// once and ends nothing.
+  void record(const std::function<void(report::RunRecord&)>& write);
   void show(const report::StepMetrics& metrics);
   void evaluate();
   /// What a save that fails does: end the run, or leave it with a warning.
@@ -97,6 +103,8 @@ class Trainer {
   std::int64_t saved_step_ = -1;  // of the newest checkpoint of this run folder
   std::string saved_folder_;      // the newest checkpoint, perhaps of another one
   std::int64_t evaluated_step_ = -1;
+  std::int64_t checked_step_ = -1;  // replicas compared after it
+  bool record_fails_ = false;
   double peak_ = 0;  // operations per second of all ranks together
   std::int64_t attempt_tokens_ = 0;
   std::vector<double> step_seconds_;                            // of this attempt
@@ -107,6 +115,7 @@ class Trainer {
   bool save_due_ = false;
   bool save_written_ = false;  // the background save, by all ranks
   std::unique_ptr<checkpoint::Save> pending_save_;
+  Clock::time_point pending_since_;
   double save_seconds_ = 0;  // the longest save so far
   Clock::time_point saved_at_;
   device::Stream agreement_stream_;

@@ -69,6 +69,11 @@ for seed in 1 2 3; do
   echo "flip, seed $seed: $flipped: $(grep -o 'replicas of [^ ]*' err)"
 done
 
+# A checkpoint between two checks is not made of it.
+rm -rf flip
+run flip --train.steps 9 --train.inject flip@4/1 --train.check placement --train.check_every 9 --checkpoint.every 5
+[ "$code" -eq 1 ] && grep -q 'error: step 5: replicas of .* differ' err && [ ! -e flip/step-00000005 ] || fail "flip: saved"
+
 # Signals: saved at the end of the step, exit code 75; the run that goes on is the one that was never stopped. SIGUSR1
 # INTERRUPTIONS times, to one rank and the other in turn, the other two signals once.
 signaled=2400  # steps

@@ -71,7 +71,10 @@ class Corpus {
   void manifest(const std::string& name, const std::string& message, const std::string& from,
                 const std::string& to) {
     dataset("manifest-" + name, message, [&](const fs::path& folder) {
-      write(folder / "dataset.json", replaced(read(folder / "dataset.json"), from, to));
+      std::string text = read(folder / "dataset.json");
+      const std::size_t seal = text.find("  \"manifest_xxh3\"");
+      text.erase(seal, text.find('\n', seal) + 1 - seal);  // as older manifests are
+      write(folder / "dataset.json", replaced(text, from, to));
     });
   }
   /// A copy of the checkpoint that `edit` gets the step folder of.

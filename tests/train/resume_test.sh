@@ -103,3 +103,27 @@ rm -rf other
 run 1 other --train.seed 2
 if cmp -s other/step-00000020/rank-00000.h5 straight/step-00000020/rank-00000.h5; then exit 1; fi
 if diff -q <(steps other) <(steps straight) >/dev/null; then exit 1; fi
+
+# Going back inside a run folder would mix two runs: refused. A command that began elsewhere and is given again goes on.
+fails() {  # words of the one line, then what run takes
+  local words=$1
+  shift
+  if run "$@" >out 2>&1; then echo "not refused: $words"; exit 1; fi
+  [ "$(grep -c '^trireme: error: ' out)" -eq 1 ] && grep -q "$words" out || { cat out; exit 1; }
+}
+rm -rf first second
+run 1 first --train.stop_after 4
+run 1 first --train.stop_after 4
+fails 'checkpoint.resume = never: first/step-00000008 is there already; name another train.output' 1 first --checkpoint.resume never
+fails 'checkpoint.resume = first/step-00000004: first/step-00000008 is newer; name another' 1 first --checkpoint.resume first/step-00000004
+run 1 second --checkpoint.resume first/step-00000004 --train.stop_after 2
+run 1 second --checkpoint.resume first/step-00000004 --train.stop_after 2 --train.quiet=false >out
+grep -q '^resumed from second/step-00000006: step 6' out || { cat out; exit 1; }
+
+# Data that are damaged under a whole manifest are passed over too, and stay; what is saved next is kept beside them.
+file=$(ls first/step-00000008/*.h5)
+printf '\xff' | dd of="$file" bs=1 seek=$(($(stat -c %s "$file") / 2)) conv=notrunc status=none
+run 1 first --train.stop_after 2 --checkpoint.keep 1 --train.quiet=false >out
+grep -q "^passed over: $file" out && grep -q '^resumed from first/step-00000004: step 4' out || { cat out; exit 1; }
+[ -d first/step-00000006 ] && [ -d first/step-00000008 ] && [ ! -e first/step-00000004 ] || { ls first; exit 1; }
+echo "damaged data: passed over"

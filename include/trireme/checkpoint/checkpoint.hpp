@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -135,14 +136,19 @@ class Reader {
   std::shared_ptr<Stored> stored_;  // shared by copies of this reader
 };
 
+/// Past every step.
+inline constexpr std::int64_t any_step = std::numeric_limits<std::int64_t>::max();
+
 /// The newest step-… folder below `root` whose manifest is whole, or nothing; `passed_over`
 /// receives a line for each newer one that is broken.
 std::optional<std::filesystem::path> newest(const std::filesystem::path& root,
-                                            std::vector<std::string>* passed_over = nullptr);
+                                            std::vector<std::string>* passed_over = nullptr,
+                                            std::int64_t last = any_step);
 
-/// Removes all but the newest `keep` checkpoints below `root` and leftovers of failed saves. Broken
+/// Removes all but the newest `keep` checkpoints below `root` that are not of a later step than
+/// `last`, and leftovers of failed saves. Those of later steps stay and do not count. Broken
 /// folders do not count as kept: those newer than the oldest kept one stay, for a person to look
 /// at. Not collective: one rank calls it, while none saves.
-void prune(const std::filesystem::path& root, std::int64_t keep);
+void prune(const std::filesystem::path& root, std::int64_t keep, std::int64_t last = any_step);
 
 }  // namespace trireme::checkpoint

@@ -24,10 +24,11 @@ int launcher_rank();
 
 /// Initialises MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalises it at the end of its
 /// life. Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI
-/// must not take a core from one that computes. So it does OMPI_MCA_ess_singleton_isolated=1: a
-/// program without a launcher needs no daemon of Open MPI's. Throws AgreedError when the launcher
-/// started n programs of one rank each; see launcher_complaint. Its end calls MPI_Finalize, which
-/// waits for all ranks: the catch that aborts must lie inside its life.
+/// must not take a core from one that computes. A program without a launcher is also spared Open
+/// MPI's daemon and session folder (OMPI_MCA_ess_singleton_isolated=1,
+/// OMPI_MCA_orte_create_session_dirs=0). Throws AgreedError when the launcher started n programs of
+/// one rank each; see launcher_complaint. Its end calls MPI_Finalize, which waits for all ranks:
+/// the catch that aborts must lie inside its life.
 class Session {
  public:
   Session(int* argc, char*** argv);
