@@ -6,7 +6,6 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 work=$(pwd -P)
-export OMPI_MCA_ess_singleton_isolated=1  # Open MPI starts no daemon for a lone process
 seq 1 9000 | tr '\n' ' ' >text
 fail() {
   echo "FAILED: $*"
