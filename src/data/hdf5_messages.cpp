@@ -67,7 +67,9 @@ void attribute(Bytes& body) {
     bytes = datatype(type);
   } catch (const Fault& fault) {
     if (!fault.known) throw;
-    throw Fault{fmt::format("attribute {} {}", config::shortened(name, 80), fault.text), true};
+    throw Fault{
+        fmt::format("attribute {} {}", config::one_line(config::shortened(name, 80)), fault.text),
+        true};
   }
   for (const std::uint64_t extent : dataspace(space)) bytes = checked_product(bytes, extent);
   body.skip(bytes);
