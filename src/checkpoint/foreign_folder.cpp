@@ -20,7 +20,7 @@ constexpr std::int64_t most_json_bytes = std::int64_t{64} << 20;
 fs::path without_link(const fs::path& path) {
   std::error_code error;
   if (!fs::is_symlink(path, error)) return path;
-  const fs::path target = fs::canonical(path, error);
+  fs::path target = fs::canonical(path, error);
   const fs::path folder = error ? fs::path() : fs::canonical(parent_of(path), error);
   const bool cached = folder.parent_path().filename() == "snapshots" &&
                       target.parent_path() == folder.parent_path().parent_path() / "blobs";

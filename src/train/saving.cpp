@@ -26,7 +26,7 @@ std::string Trainer::find_resume(std::vector<std::string>& broken) {
   const std::string& resume = config_.checkpoint.resume;
   return comm::of_rank_zero(grid_.world(), [&] {
     const auto newest = checkpoint::newest(config_.train.output, &broken);
-    const std::string own = newest ? newest->string() : std::string();
+    std::string own = newest ? newest->string() : std::string();
     if (resume == "auto") return own;
     const std::string mend = "name another train.output, or move its checkpoints away";
     if (resume == "never") {

@@ -66,7 +66,7 @@ class TokenFiles : public testing::Test {
     return Dataset::open(options.output);
   }
   std::string refused(const std::vector<std::string>& names) {
-    const std::string message = error_of([&] { prepared(names); });
+    std::string message = error_of([&] { prepared(names); });
     EXPECT_FALSE(fs::exists(options.output));
     return message;
   }

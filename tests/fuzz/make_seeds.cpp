@@ -20,12 +20,17 @@ int main(int argc, char** argv) {
   for (int i = 0; i < 12; ++i) {
     pieces.push_back({fmt::format("many/t{}", i), {2}, {}, data(DType::f32, {2}), true});
   }
+  std::vector<PlannedPiece> planned;
   std::vector<const Piece*> all;
-  for (const Piece& piece : pieces) all.push_back(&piece);
+  for (const Piece& piece : pieces) {
+    planned.push_back(
+        {piece.name, piece.data.type(), piece.shape, {piece.begin, piece.data.shape()}});
+    all.push_back(&piece);
+  }
   std::int64_t bytes = 0;
   const std::filesystem::path path = std::filesystem::path(argv[1]) / "sound";
   std::filesystem::remove(path);
-  write_piece_file(path, all, 2, bytes);
+  write_pieces(path, all, make_piece_file(path, planned, 2, bytes));
   std::printf("%s: %lld bytes\n", path.c_str(), static_cast<long long>(bytes));
   return 0;
 }
