@@ -52,7 +52,9 @@ void make_absolute(int folder, const char* path, char* to, std::size_t room) {
     std::snprintf(link.data(), link.size(), "/proc/self/fd/%d", folder);
     if (::readlink(link.data(), at.data(), at.size() - 1) < 0) at[0] = '\0';
   }
-  std::snprintf(to, room, "%s%s%s", at.data(), path[0] == '\0' ? "" : "/", path);
+  const char* between = path[0] == '\0' ? "" : "/";
+  const int length = std::snprintf(to, room, "%s%s%s", at.data(), between, path);
+  if (length < 0 || static_cast<std::size_t>(length) >= room) to[0] = '\0';  // too long to be ours
 }
 
 /// Whether the operation that is about to be done is the one. Sets errno if so.
