@@ -70,8 +70,9 @@ class Folder {
   /// Makes `bytes` the content of the file `name`.
   void put(const std::string& name, const std::uint8_t* bytes, std::size_t size) const {
     std::FILE* file = std::fopen((path_ / name).c_str(), "wb");
-    require(file != nullptr && std::fwrite(bytes, 1, size, file) == size && std::fclose(file) == 0,
-            "a file can be written: " + name);
+    const bool written =
+        file != nullptr && (size == 0 || std::fwrite(bytes, 1, size, file) == size);
+    require(written && std::fclose(file) == 0, "a file can be written: " + name);
   }
 
  private:
