@@ -79,6 +79,9 @@ std::map<int, std::string> parse_signals(std::string_view names) {
 
 SignalWatch::SignalWatch(std::map<int, std::string> signals) : signals_(std::move(signals)) {
   caught_signal = 0;
+  ::sigemptyset(&watched_);
+  for (const auto& [signal, name] : signals_) ::sigaddset(&watched_, signal);
+  ::pthread_sigmask(SIG_BLOCK, &watched_, &mask_before_);
   for (const auto& [signal, name] : signals_) {
     struct sigaction action {};
     action.sa_handler = note_signal;
@@ -86,10 +89,21 @@ SignalWatch::SignalWatch(std::map<int, std::string> signals) : signals_(std::mov
     ::sigemptyset(&action.sa_mask);
     ::sigaction(signal, &action, &before_[signal]);
   }
+  taker_ = std::thread([this] {
+    ::pthread_sigmask(SIG_UNBLOCK, &watched_, nullptr);
+    ends_.acquire();
+  });
 }
 
 SignalWatch::~SignalWatch() {
+  ends_.release();
+  taker_.join();
+  // One that nobody took would end the process once it is as before.
+  const timespec at_once{};
+  while (!signals_.empty() && ::sigtimedwait(&watched_, nullptr, &at_once) > 0) {
+  }
   for (const auto& [signal, action] : before_) ::sigaction(signal, &action, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
 int SignalWatch::caught() const { return caught_signal.load(std::memory_order_relaxed); }

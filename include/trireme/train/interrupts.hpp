@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <semaphore>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace trireme::train {
 
@@ -16,13 +18,15 @@ namespace trireme::train {
 std::map<int, std::string> parse_signals(std::string_view names);
 
 /// Catches signals while it lives: they no longer end the process, they are noted. One object at a
-/// time.
+/// time. A thread of its own takes them: the one that makes it, and threads that it starts from
+/// then on, are not interrupted. oneDNN's AVX-512 products use the stack pointer as a register
+/// (2.6.3), so that a signal's frame on the stack of a computing thread lands in the heap.
 class SignalWatch {
  public:
   explicit SignalWatch(std::map<int, std::string> signals);
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
-  /// What was set before is set again.
+  /// What was set before is set again. By the thread that made it.
   ~SignalWatch();
   /// The last one that came; 0: none.
   int caught() const;
@@ -32,6 +36,9 @@ class SignalWatch {
  private:
   std::map<int, std::string> signals_;
   std::map<int, struct sigaction> before_;
+  sigset_t watched_{}, mask_before_{};
+  std::binary_semaphore ends_{0};
+  std::thread taker_;
 };
 
 /// Seconds of "90", "15:30" (minutes, seconds), "2:00:00" or "1-12:00:00" (days), as schedulers
