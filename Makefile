@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
-.PHONY: help deps configure build demo test test-long test-asan fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install clean
+.PHONY: help deps configure build demo test test-long test-asan test-cuda bench-cuda gpu-bundle fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install clean
 
 help:
 	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
@@ -17,10 +17,13 @@ help:
 	@echo 'make deps                     install the Debian packages that are missing, or print the command'
 	@echo 'make test-long                the tests and the slow sweeps'
 	@echo 'make test-asan                the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make test-cuda                the CUDA backend beside the CPU one, on a machine with a GPU'
 	@echo 'make fuzz [SECONDS=60]        run each fuzz target for that long (clang, libFuzzer)'
 	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
 	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
 	@echo 'make bench                    whole-step and kernel benchmarks, beside the matrix-product peak'
+	@echo 'make bench-cuda               steps of GPT-2 and Llama models on a GPU beside its measured ceilings'
+	@echo 'make gpu-bundle [BUNDLE=...]  pack tests and benchmarks for a machine that has a GPU and little else'
 	@echo 'make bench-layouts            speed, memory and messages of one model in each kind of layout'
 	@echo 'make reproduce-nanogpt CORPUS=tinyshakespeare.txt'
 	@echo '                              a published validation loss, measured again'
@@ -57,6 +60,11 @@ test-asan: deps
 	@cmake --build build/asan --parallel $(JOBS)
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
 
+test-cuda: deps
+	@cmake --preset cuda $(CMAKE_ARGS)
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme_test_cuda
+	@build/cuda/tests/trireme_test_cuda
+
 # The time that bash counts in a variable of that name is not what is meant.
 FUZZ_SECONDS = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
 fuzz: deps
@@ -82,6 +90,20 @@ bench: configure
 
 bench-layouts: build
 	@bench/layouts.sh $(BUILD)/trireme $(JOBS)
+
+bench-cuda: deps
+	@cmake --preset cuda $(CMAKE_ARGS)
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme_bench_device
+	@build/cuda/bench/trireme_bench_device cuda
+
+# BUNDLER packs executables with their libraries: BUNDLER FOLDER EXECUTABLES.
+BUNDLER ?= ../shared/gpu/bundle
+BUNDLE ?= .gpu
+gpu-bundle: deps
+	@[ -x '$(BUNDLER)' ] || { echo 'make gpu-bundle: $(BUNDLER): is not there; name a packer with BUNDLER=' >&2; exit 1; }
+	@cmake --preset cuda $(CMAKE_ARGS)
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme trireme_test_cuda layouts_cuda trireme_bench_device
+	@'$(BUNDLER)' '$(BUNDLE)' build/cuda/trireme build/cuda/tests/trireme_test_cuda build/cuda/tests/layouts_cuda build/cuda/bench/trireme_bench_device
 
 reproduce-nanogpt: build
 	@CORPUS='$(CORPUS)' scripts/reproduce-nanogpt.sh $(BUILD)/trireme

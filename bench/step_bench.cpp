@@ -57,7 +57,7 @@ void training_step(benchmark::State& bench, const StepCase& c) {
     replica.update(1e-4, step++, optim::clip_factor(replica.gradient_norm(), 1.0));
   };
   const std::int64_t rows = c.batch * c.sequence;
-  double peak = plan::measure_peak(replica.ops(), model, rows);
+  double peak = plan::measure_peak(replica.ops(), device::host_device(), DType::f32, model, rows);
   train();  // caches and first touches
   double best = 1e30, total = 0;
   for (auto _ : bench) {
@@ -67,7 +67,8 @@ void training_step(benchmark::State& bench, const StepCase& c) {
     best = std::min(best, seconds);
     total += seconds;
   }
-  peak = std::max(peak, plan::measure_peak(replica.ops(), model, rows));
+  peak = std::max(
+      peak, plan::measure_peak(replica.ops(), device::host_device(), DType::f32, model, rows));
   const double operations = model.flops_per_token() * static_cast<double>(rows);
   const double mean = total / static_cast<double>(bench.iterations());
   bench.counters["tokens/s"] = static_cast<double>(rows) / mean;

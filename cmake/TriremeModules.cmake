@@ -1,9 +1,23 @@
 # trireme_module(name USES modules... LIBRARIES targets...)
-# One static library per module, from every source below src/<name>/.
+# One static library per module, from every source below src/<name>/. Folders named cuda are compiled
+# only where CUDA was found, files named without_cuda.cpp only where it was not; cudnn_*.cpp and
+# without_cudnn.cpp are the same for cuDNN and its frontend.
 function(trireme_module name)
   cmake_parse_arguments(arg "" "" "USES;LIBRARIES" ${ARGN})
   list(TRANSFORM arg_USES PREPEND trireme_)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp")
+  if(TRIREME_HAS_CUDA)
+    file(GLOB_RECURSE kernels CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cu")
+    list(APPEND sources ${kernels})
+    list(FILTER sources EXCLUDE REGEX "/without_cuda\\.cpp$")
+    if(TARGET trireme_cudnn_frontend)
+      list(FILTER sources EXCLUDE REGEX "/without_cudnn\\.cpp$")
+    else()
+      list(FILTER sources EXCLUDE REGEX "/cudnn_[a-z_]*\\.cpp$")
+    endif()
+  else()
+    list(FILTER sources EXCLUDE REGEX "/src/${name}/(.*/)?cuda/")
+  endif()
   if(sources)
     add_library(trireme_${name} STATIC ${sources})
     target_link_libraries(trireme_${name} PRIVATE trireme_options)

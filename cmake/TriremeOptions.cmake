@@ -6,7 +6,8 @@ endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O3")
 
 add_library(trireme_options INTERFACE)
-target_compile_options(trireme_options INTERFACE
+# Of C++ files only: nvcc hands what it does not know to nobody, and CUDA files are told their own.
+set(trireme_cxx_options
   -Wall -Wextra -Wpedantic
   # Designated initialisers name what differs; every member has a declared default.
   -Wno-missing-field-initializers
@@ -15,17 +16,29 @@ target_compile_options(trireme_options INTERFACE
   $<$<BOOL:${TRIREME_WERROR}>:-Werror>
   # One rounding per written operation, on every machine: initial weights depend on it.
   -ffp-contract=off)
+target_compile_options(trireme_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${trireme_cxx_options}>")
+# Kernels say themselves where a product must be rounded before it is added.
+set(trireme_cuda_options --expt-relaxed-constexpr
+  -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off
+  --display-error-number)
+if(TRIREME_WERROR)
+  list(APPEND trireme_cuda_options -Werror=cross-execution-space-call,deprecated-declarations
+       -Xcompiler=-Werror)
+endif()
+target_compile_options(trireme_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${trireme_cuda_options}>")
 if(TRIREME_SANITIZE)
   # GCC's documentation warns that its flow analysis gives false warnings in instrumented code.
-  target_compile_options(trireme_options INTERFACE
+  set(trireme_sanitize_options
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
     -fsanitize=${TRIREME_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(trireme_options INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:${trireme_sanitize_options}>")
   target_link_options(trireme_options INTERFACE -fsanitize=${TRIREME_SANITIZE})
   add_library(trireme_keep_modules OBJECT "${PROJECT_SOURCE_DIR}/tests/support/keep_modules.cpp")
 endif()
 
 if(TRIREME_FUZZ)  # coverage for libFuzzer, whose main() only the targets link
-  target_compile_options(trireme_options INTERFACE -fsanitize=fuzzer-no-link)
+  target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
 find_program(TRIREME_CCACHE ccache)

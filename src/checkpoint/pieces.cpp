@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "trireme/core/half.hpp"
+
 namespace trireme::checkpoint {
 namespace {
 
@@ -143,6 +145,24 @@ void for_each_own(const params::Layout& layout, const state::ShardMap& shards, b
   }
 }
 
+/// load_pieces into host memory.
+void load_into(const Reader& reader, const std::string& prefix, const state::ModelState& state,
+               const Tensor& flat, bool sharded) {
+  const params::Layout& layout = state.layout();
+  const state::ShardMap& shards = state.shards();
+  if (flat.elements() > 0) std::memset(flat.data(), 0, flat.bytes());
+  for (int g = 0; g < shards.groups(); ++g) {
+    const Range& held =
+        sharded ? shards.own(g) : layout.groups()[static_cast<std::size_t>(g)].elements;
+    const std::int64_t shift = displacement(shards, g, sharded);
+    for_each_block(layout, g, held, [&](const params::Block& block, const Range& part) {
+      const std::string name = prefix + "/" + layout.table().row(block.row).name;
+      for_each_box(layout, block, part, flat, block.offset + shift,
+                   [&](const Index& begin, const Tensor& data) { reader.read(name, begin, data); });
+    });
+  }
+}
+
 }  // namespace
 
 void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
@@ -173,19 +193,17 @@ std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap&
 void load_pieces(const Reader& reader, const std::string& prefix, const state::ModelState& state,
                  const Tensor& flat, bool sharded) {
   check_size(state, flat, sharded);
-  const params::Layout& layout = state.layout();
-  const state::ShardMap& shards = state.shards();
-  if (flat.elements() > 0) std::memset(flat.data(), 0, flat.bytes());
-  for (int g = 0; g < shards.groups(); ++g) {
-    const Range& held =
-        sharded ? shards.own(g) : layout.groups()[static_cast<std::size_t>(g)].elements;
-    const std::int64_t shift = displacement(shards, g, sharded);
-    for_each_block(layout, g, held, [&](const params::Block& block, const Range& part) {
-      const std::string name = prefix + "/" + layout.table().row(block.row).name;
-      for_each_box(layout, block, part, flat, block.offset + shift,
-                   [&](const Index& begin, const Tensor& data) { reader.read(name, begin, data); });
-    });
+  device::Device& device = state.device();
+  if (device.is_host() && flat.type() == DType::f32) {
+    return load_into(reader, prefix, state, flat, sharded);
   }
+  std::vector<float> host(static_cast<std::size_t>(flat.elements()));
+  load_into(reader, prefix, state, Tensor(host.data(), flat.shape()), sharded);
+  if (flat.type() == DType::f32) return device::write(device, flat, host.data());
+  std::vector<std::uint16_t> rounded(host.size());
+  std::transform(host.begin(), host.end(), rounded.begin(),
+                 flat.type() == DType::bf16 ? float_to_bf16 : float_to_fp16);
+  device::write(device, flat, rounded.data());
 }
 
 }  // namespace trireme::checkpoint

@@ -295,11 +295,12 @@ std::int64_t snapshot_bytes(const std::vector<Piece>& pieces) {
 
 struct Save::Writing {
   Writing(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
-          comm::Communicator& world, device::MemoryLedger& ledger, const FileLayout& layout)
+          device::Device& device, comm::Communicator& world, device::MemoryLedger& ledger,
+          const FileLayout& layout)
       : steps(root, state, pieces, world, layout) {
     steps.prepare([&] {
       const auto bytes = static_cast<std::size_t>(snapshot_bytes(pieces));
-      copy = device::Buffer(ledger, device::Use::snapshot, bytes);
+      copy = device::Buffer(ledger, device::Use::snapshot, bytes, device::host_device());
     });
     std::byte* to = copy.data();
     for (const Piece& piece : pieces) {
@@ -312,10 +313,11 @@ struct Save::Writing {
       for_each_stretch(box, box, box, piece.data,
                        [&](std::int64_t, std::int64_t at, std::int64_t elements) {
                          const auto bytes = static_cast<std::size_t>(bytes_of(elements, type));
-                         std::memcpy(to, from + bytes_of(at, type), bytes);
+                         device.copy(to, from + bytes_of(at, type), bytes);
                          to += bytes;
                        });
     }
+    device.synchronise();
     try {
       thread = std::thread([this] { write(); });
     } catch (const std::system_error&) {  // no thread is left: then here
@@ -345,8 +347,9 @@ struct Save::Writing {
 };
 
 Save::Save(const fs::path& root, const State& state, const std::vector<Piece>& pieces,
-           comm::Communicator& world, device::MemoryLedger& ledger, const FileLayout& layout)
-    : writing_(std::make_unique<Writing>(root, state, pieces, world, ledger, layout)) {}
+           device::Device& device, comm::Communicator& world, device::MemoryLedger& ledger,
+           const FileLayout& layout)
+    : writing_(std::make_unique<Writing>(root, state, pieces, device, world, ledger, layout)) {}
 
 Save::~Save() = default;
 

@@ -17,11 +17,11 @@ Examples:
   trireme evaluate --checkpoint run --data.path other --train.evaluate_samples 100)";
 
 struct Options {
-  std::string file, checkpoint, split = "valid";
+  std::string file, device, checkpoint, split = "valid";
 };
 
-void run_evaluate(comm::Session& session, const Options& options,
-                  const std::vector<Setting>& settings) {
+void run_evaluate(comm::Session& session, const Options& options, std::vector<Setting> settings) {
+  if (!options.device.empty()) settings.push_back({"device.type", options.device});
   refuse_settings_of_the_run(settings, "evaluate");
   const ResolvedConfig resolved(options.file, settings, session);
   const std::string checkpoint =
@@ -40,6 +40,8 @@ void add_evaluate(CLI::App& app, Command& command) {
   add_value(*evaluate, "--split", options->split, "valid or train",
             config::one_of({"valid", "train"}));
   evaluate->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
+  evaluate->add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
+      ->type_name("TEXT");
   evaluate->footer(examples);
   evaluate->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {

@@ -14,12 +14,12 @@ constexpr const char* examples = R"(Examples:
   trireme generate --checkpoint run --top-k 40 --top-p 0.95 --seed 7)";
 
 struct Options {
-  std::string file, checkpoint;
+  std::string file, device, checkpoint;
   train::GenerateOptions job;
 };
 
-void run_generate(comm::Session& session, const Options& options,
-                  const std::vector<Setting>& settings) {
+void run_generate(comm::Session& session, const Options& options, std::vector<Setting> settings) {
+  if (!options.device.empty()) settings.push_back({"device.type", options.device});
   refuse_settings_of_the_run(settings, "generate");
   const ResolvedConfig resolved(options.file, settings, session);
   train::GenerateOptions job = options.job;
@@ -58,6 +58,8 @@ void add_generate(CLI::App& app, Command& command) {
             probability());
   add_value(*generate, "--seed", job.seed, "same seed, same text", config::at_least(0));
   generate->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
+  generate->add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
+      ->type_name("TEXT");
   generate->footer(examples);
   generate->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {

@@ -10,6 +10,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "trireme/device/cuda.hpp"
+#include "trireme/ops/cuda_ops.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
@@ -58,6 +60,11 @@ std::string runtime_name(unsigned runtime) {
   }
 }
 
+std::string cuda_library_line() {
+  const std::string libraries = ops::cuda_libraries();
+  return libraries.empty() ? "" : line("  libraries", libraries);
+}
+
 std::string libraries() {
   const nlohmann::json versions = train::versions();
   hbool_t thread_safe = false;
@@ -72,7 +79,7 @@ std::string libraries() {
          line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
          line("  instructions", ops::instruction_set()) +
          line("hwloc", fmt::format("{}.{}.{}", hwloc >> 16U, hwloc >> 8U & 0xFFU, hwloc & 0xFFU)) +
-         line("CUDA", "not built in");
+         line("CUDA", device::cuda_description()) + cuda_library_line();
 }
 
 /// "key : value" of the first processor in /proc/cpuinfo; empty where there is none.

@@ -18,7 +18,7 @@ Examples:
 
 struct Options {
   std::string file;
-  std::string resume;
+  std::string resume, device;
   bool dry_run = false;
 };
 
@@ -34,6 +34,7 @@ std::string footer() {
 
 int run_train(comm::Session& session, const Options& options, std::vector<Setting> settings) {
   if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
+  if (!options.device.empty()) settings.push_back({"device.type", options.device});
   ResolvedConfig resolved(options.file, settings, session);
   if (!options.dry_run) {
     return train::exit_code(train::run(session, resolved.config, resolved.fields));
@@ -53,6 +54,8 @@ void add_train(CLI::App& app, Command& command) {
   auto options = std::make_shared<Options>();
   train->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   train->add_option("--resume", options->resume, "auto, never or PATH: as --checkpoint.resume")
+      ->type_name("TEXT");
+  train->add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
       ->type_name("TEXT");
   train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");
   train->footer(footer);

@@ -14,8 +14,11 @@ struct LocalCopy {
   const std::byte* from = nullptr;
   std::size_t bytes = 0;
 
-  void run() const {
+  void run() const {  // in host memory
     if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+  }
+  void run(device::Queue& queue) const {
+    if (bytes > 0 && to != from) queue.copy(to, from, bytes);
   }
 };
 

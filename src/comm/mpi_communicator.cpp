@@ -8,6 +8,7 @@
 #include "checks.hpp"
 #include "mpi_handle.hpp"
 #include "operations.hpp"
+#include "staging.hpp"
 
 namespace trireme::comm {
 namespace {
@@ -26,7 +27,7 @@ class MpiCommunicator : public Communicator {
   /// `scratch` bytes are taken at once; the rest when a reduction needs it.
   MpiCommunicator(std::shared_ptr<MpiHandle> handle, device::MemoryLedger& ledger,
                   std::size_t scratch)
-      : ledger_(ledger), handle_(std::move(handle)) {
+      : ledger_(ledger), handle_(std::move(handle)), pool_(std::make_shared<StagingPool>(ledger)) {
     group_.comm = handle_->comm();
     group_.rank = handle_->rank();
     group_.size = handle_->size();
@@ -35,7 +36,8 @@ class MpiCommunicator : public Communicator {
     group_.scratch = [this](std::size_t bytes) {
       if (scratch_.bytes() < bytes) {
         scratch_ = device::Buffer();  // never both at once
-        scratch_ = device::Buffer(ledger_, device::Use::communication, bytes);
+        scratch_ =
+            device::Buffer(ledger_, device::Use::communication, bytes, device::host_device());
       }
       return scratch_.data();
     };
@@ -81,6 +83,7 @@ class MpiCommunicator : public Communicator {
   device::MemoryLedger& ledger_;
   std::shared_ptr<MpiHandle> handle_;
   device::Buffer scratch_;
+  std::shared_ptr<StagingPool> pool_;  // where streams are those of a device
   Group group_;
   std::unique_ptr<MpiCommunicator> agreement_;
 };
@@ -88,16 +91,20 @@ class MpiCommunicator : public Communicator {
 device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reduction,
                                           device::Stream& stream) {
   checks::reducible(data);
+  Staging staging(pool_, stream);
+  const Tensor staged = staging.room(data);
+  staging.bring(staged, data);
+  staging.take_away(data, staged);
   ReduceOperation::Job job;
   job.type = data.type();
   job.reduction = reduction;
-  job.data = bytes_of(data);
+  job.data = bytes_of(staged);
   for (int r = 0; r <= size(); ++r) {
     job.begins.push_back(slice_begin(data.elements(), r, size()));
   }
   job.output = job.data + job.begins[rank()] * static_cast<std::int64_t>(size_of(data.type()));
   job.gather = true;
-  return stream.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
+  return staging.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
 }
 
 device::Event MpiCommunicator::reduce_scatter(const Tensor& output, const Tensor& input,
@@ -110,14 +117,18 @@ device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tens
                                                 std::span<const std::int64_t> counts,
                                                 Reduction reduction, device::Stream& stream) {
   checks::scatter(output, input, counts, *this);
+  Staging staging(pool_, stream);
+  const Tensor from = staging.room(input), to = staging.room(output);
+  staging.bring(from, input);
+  staging.take_away(output, to);
   ReduceOperation::Job job;
   job.type = input.type();
   job.reduction = reduction;
-  job.data = bytes_of(input);
+  job.data = bytes_of(from);
   job.begins = {0};
   for (const std::int64_t count : counts) job.begins.push_back(job.begins.back() + count);
-  job.output = bytes_of(output);
-  return stream.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
+  job.output = bytes_of(to);
+  return staging.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
 }
 
 device::Event MpiCommunicator::all_gather(const Tensor& output, const Tensor& input,
@@ -130,9 +141,13 @@ device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& 
                                             std::span<const std::int64_t> counts,
                                             device::Stream& stream) {
   checks::gather(output, input, counts, *this);
+  Staging staging(pool_, stream);
+  const Tensor to = staging.room(output), from = staging.room(input);
+  staging.bring(from, input);
+  staging.take_away(output, to);
   const std::size_t element = size_of(output.type());
   std::vector<std::byte*> places;
-  std::byte* place = bytes_of(output);
+  std::byte* place = bytes_of(to);
   for (const std::int64_t count : counts) {
     places.push_back(place);
     place += static_cast<std::size_t>(count) * element;
@@ -141,22 +156,33 @@ device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& 
   for_each_peer([&](int peer) {
     const std::size_t theirs = static_cast<std::size_t>(counts[peer]) * element;
     if (theirs > 0) parts.push_back({places[peer], theirs, peer, false});
-    if (input.bytes() > 0) parts.push_back({bytes_of(input), input.bytes(), peer, true});
+    if (from.bytes() > 0) parts.push_back({bytes_of(from), from.bytes(), peer, true});
   });
-  return stream.enqueue(std::make_unique<ExchangeOperation>(
+  return staging.enqueue(std::make_unique<ExchangeOperation>(
       group_, OperationKind::all_gather, std::move(parts),
-      std::vector<LocalCopy>{{places[rank()], bytes_of(input), input.bytes()}}));
+      std::vector<LocalCopy>{{places[rank()], bytes_of(from), from.bytes()}}));
 }
 
 device::Event MpiCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
   checks::dense(data);
   checks::peer(root, *this);
-  return stream.enqueue(std::make_unique<BroadcastOperation>(group_, data, root));
+  Staging staging(pool_, stream);
+  const Tensor staged = staging.room(data);
+  if (rank() == root) {
+    staging.bring(staged, data);
+  } else {
+    staging.take_away(data, staged);
+  }
+  return staging.enqueue(std::make_unique<BroadcastOperation>(group_, staged, root));
 }
 
 device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& input,
                                           device::Stream& stream) {
   checks::all_to_all(output, input, *this);
+  Staging staging(pool_, stream);
+  const Tensor to = staging.room(output), from = staging.room(input);
+  staging.bring(from, input);
+  staging.take_away(output, to);
   const std::size_t block = input.bytes() / static_cast<std::size_t>(size());
   const auto at = [&](const Tensor& tensor, int r) {
     return bytes_of(tensor) + static_cast<std::size_t>(r) * block;
@@ -164,25 +190,35 @@ device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& in
   std::vector<Part> parts;
   if (block > 0) {
     for_each_peer([&](int peer) {
-      parts.push_back({at(output, peer), block, peer, false});
-      parts.push_back({at(input, peer), block, peer, true});
+      parts.push_back({at(to, peer), block, peer, false});
+      parts.push_back({at(from, peer), block, peer, true});
     });
   }
-  return stream.enqueue(std::make_unique<ExchangeOperation>(
+  return staging.enqueue(std::make_unique<ExchangeOperation>(
       group_, OperationKind::all_to_all, std::move(parts),
-      std::vector<LocalCopy>{{at(output, rank()), at(input, rank()), block}}));
+      std::vector<LocalCopy>{{at(to, rank()), at(from, rank()), block}}));
 }
 
 device::Event MpiCommunicator::exchange(std::vector<Message> messages, device::Stream& stream) {
+  Staging staging(pool_, stream);
+  for (Message& message : messages) {
+    checks::dense(message.data);
+    checks::peer(message.peer, *this);
+    const Tensor staged = staging.room(message.data);
+    if (message.send) {
+      staging.bring(staged, message.data);
+    } else {
+      staging.take_away(message.data, staged);
+    }
+    message.data = staged;
+  }
   std::vector<LocalCopy> copies = take_own_messages(messages, rank());
   std::vector<Part> parts;
   for (const Message& message : messages) {
-    checks::dense(message.data);
-    checks::peer(message.peer, *this);
     parts.push_back({bytes_of(message.data), message.data.bytes(), message.peer, message.send});
   }
-  return stream.enqueue(std::make_unique<ExchangeOperation>(group_, OperationKind::exchange,
-                                                            std::move(parts), std::move(copies)));
+  return staging.enqueue(std::make_unique<ExchangeOperation>(group_, OperationKind::exchange,
+                                                             std::move(parts), std::move(copies)));
 }
 
 /// What the conveniences reduce: one number.

@@ -36,6 +36,7 @@ void Progress::run() {
   const auto idle = [](const device::Stream* stream) { return stream->idle(); };
   int fruitless = 0;
   microseconds pause = shortest;
+  for (device::Stream* stream : streams_) stream->device().enter_thread();
   std::unique_lock lock(mutex_);
   while (!stop_) {
     if (std::exchange(awake_, false)) {

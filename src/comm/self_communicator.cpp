@@ -8,14 +8,19 @@ namespace {
 
 class CopyOperation : public device::Operation {
  public:
-  explicit CopyOperation(std::vector<LocalCopy> copies) : copies_(std::move(copies)) {}
+  CopyOperation(std::vector<LocalCopy> copies, device::Queue& queue)
+      : copies_(std::move(copies)), queue_(queue) {}
+  bool queued() const override { return true; }
+  void come_after(device::Fence& fence) override { queue_.follow(fence); }
   void start() override {
-    for (const LocalCopy& copy : copies_) copy.run();
+    for (const LocalCopy& copy : copies_) copy.run(queue_);
   }
   bool test() override { return true; }
+  std::shared_ptr<device::Fence> end() override { return queue_.fence(); }
 
  private:
   std::vector<LocalCopy> copies_;
+  device::Queue& queue_;
 };
 
 class SelfCommunicator : public Communicator {
@@ -70,7 +75,7 @@ class SelfCommunicator : public Communicator {
              input.bytes()}};
   }
   static device::Event enqueue(std::vector<LocalCopy> copies, device::Stream& stream) {
-    return stream.enqueue(std::make_unique<CopyOperation>(std::move(copies)));
+    return stream.enqueue(std::make_unique<CopyOperation>(std::move(copies), stream.queue()));
   }
 };
 

@@ -1,7 +1,5 @@
 #include "trireme/device/memory.hpp"
 
-#include <cstdlib>
-#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -33,22 +31,20 @@ std::int64_t MemoryLedger::peak(Use use) const {
   return peak_[static_cast<std::size_t>(use)].load();
 }
 
-Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes)
-    : ledger_(&ledger), use_(use), bytes_(bytes) {
-  // At least one line, so that an empty buffer still gives tensors that are present.
-  const std::size_t allocated = aligned(bytes > 0 ? bytes : 1);
-  if (allocated >= bytes) data_ = static_cast<std::byte*>(std::aligned_alloc(64, allocated));
+Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device)
+    : ledger_(&ledger), device_(&device), use_(use), bytes_(bytes) {
+  // An empty buffer gives tensors that are present, too.
+  data_ = static_cast<std::byte*>(device.allocate(bytes > 0 ? bytes : 1));
   if (data_ == nullptr) {
-    throw Error(
-        "memory: {} bytes for {}: the system has not that much; use a smaller model or batch",
-        bytes, name_of(use));
+    throw Error("memory: {} bytes for {}: {} has not that much; use a smaller model or batch",
+                bytes, name_of(use), device.is_host() ? "the system" : device.name());
   }
-  std::memset(data_, 0, allocated);
   ledger.add(use, static_cast<std::int64_t>(bytes));
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
     : ledger_(std::exchange(other.ledger_, nullptr)),
+      device_(other.device_),
       use_(other.use_),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)) {}
@@ -56,6 +52,7 @@ Buffer::Buffer(Buffer&& other) noexcept
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer moved(std::move(other));
   std::swap(ledger_, moved.ledger_);
+  std::swap(device_, moved.device_);
   std::swap(use_, moved.use_);
   std::swap(data_, moved.data_);
   std::swap(bytes_, moved.bytes_);
@@ -64,7 +61,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
-  std::free(data_);
+  device_->release(data_);
   ledger_->add(use_, -static_cast<std::int64_t>(bytes_));
 }
 

@@ -30,20 +30,27 @@ class Backoff {
 }  // namespace
 
 bool Event::done() const {
-  return state_ == nullptr || state_->done.load(std::memory_order_acquire);
+  if (state_ == nullptr) return true;
+  return state_->done.load(std::memory_order_acquire) &&
+         (state_->end == nullptr || state_->end->reached());
 }
 
 void Event::wait() const {
+  if (state_ == nullptr) return;
   Backoff backoff;
-  while (!done()) {
+  const auto finished = [&] { return state_->done.load(std::memory_order_acquire); };
+  while (!finished()) {
     if (state_->stream->poll()) {
       backoff.reset();
-    } else if (!done()) {
+    } else if (!finished()) {
       backoff.pause();
     }
   }
-  if (state_ != nullptr && state_->error) std::rethrow_exception(state_->error);
+  if (state_->error) std::rethrow_exception(state_->error);
+  if (state_->end != nullptr) state_->stream->device_.follow(*state_->end);
 }
+
+Stream::Stream(Device& device) : device_(device), queue_of_device_(device.make_queue()) {}
 
 Stream::~Stream() {
   if (std::uncaught_exceptions() > 0) {
@@ -63,9 +70,25 @@ Event Stream::enqueue(std::unique_ptr<Operation> operation) {
   Event event;
   event.state_ = std::make_shared<Event::State>();
   event.state_->stream = this;
-  const std::lock_guard lock(queue_mutex_);
-  queue_.push_back({std::move(operation), event.state_});
+  const bool queued = operation->queued();
+  {
+    const std::lock_guard lock(queue_mutex_);
+    queue_.push_back({std::move(operation), event.state_, device_.fence()});
+  }
+  if (queued) poll();  // the device goes on by itself
   return event;
+}
+
+bool Stream::may_start(Entry& entry) {
+  if (entry.operation->queued()) {
+    if (entry.after) entry.operation->come_after(*entry.after);
+    if (last_end_) entry.operation->come_after(*last_end_);
+    return true;
+  }
+  if (entry.after && !entry.after->reached()) return false;
+  if (last_end_ && !last_end_->reached()) return false;
+  last_end_.reset();
+  return true;
 }
 
 bool Stream::poll() {
@@ -87,7 +110,11 @@ Stream::Advance Stream::advance() {
   bool finished = false;
   std::uint64_t before = 0;
   try {
-    if (!std::exchange(entry->started, true)) entry->operation->start();
+    if (!entry->started) {
+      if (!may_start(*entry)) return Advance::nothing;
+      entry->started = true;
+      entry->operation->start();
+    }
     before = entry->operation->steps();
     finished = entry->operation->test();
   } catch (...) {
@@ -95,6 +122,10 @@ Stream::Advance Stream::advance() {
     finished = true;
   }
   if (!finished) return entry->operation->steps() > before ? Advance::step : Advance::nothing;
+  if (entry->operation->queued() && !entry->state->error) {
+    last_end_ = entry->operation->end();
+    entry->state->end = last_end_;
+  }
   entry->operation.reset();
   const std::lock_guard lock(queue_mutex_);
   const std::shared_ptr<Event::State> state = std::move(entry->state);

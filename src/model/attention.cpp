@@ -10,8 +10,9 @@ namespace {
 Tensor heads_of(const Tensor& x, const Microbatch& batch, std::int64_t first, std::int64_t count,
                 std::int64_t head_size) {
   const std::int64_t row = x.stride(0);
-  return {x.as<float>() + first * head_size,
-          DType::f32,
+  const std::size_t offset = static_cast<std::size_t>(first * head_size) * size_of(x.type());
+  return {static_cast<std::byte*>(x.data()) + offset,
+          x.type(),
           {batch.sequences, batch.length, count, head_size},
           {batch.length * row, row, head_size, 1}};
 }
@@ -23,14 +24,13 @@ ops::AttentionMask causal_mask(const Microbatch& batch) {
 }  // namespace
 
 Attention::Attention(params::ParameterTable& table, int unit, const std::string& name,
-                     const ModelConfig& config, int layer, const Tensor& frequencies)
+                     const ModelConfig& config, int layer)
     : heads_(config.heads),
       kv_heads_(config.kv_heads),
       head_size_(config.head_size()),
       scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_size())))),
       rate_(static_cast<float>(config.attention_dropout)),
-      layer_(layer),
-      frequencies_(frequencies) {
+      layer_(layer) {
   const std::int64_t kv_width = kv_heads_ * head_size_, share = heads_ / kv_heads_;
   qkv_ = ColumnParallel(table, unit, name + ".qkv", config.width, config.qkv_width(),
                         {.bias = config.bias,
@@ -74,7 +74,7 @@ void Attention::plan(UnitPlan& plan) {
   }
   qkv_value_ = plan.keep_tiles(Remake::dear, plan.rows(), qkv);
   mixed_ = plan.keep_tiles(Remake::cheap, plan.rows(), mixed);
-  lse_ = plan.keep_tiles(Remake::cheap, plan.rows(), heads);
+  lse_ = plan.keep_tiles(Remake::cheap, plan.rows(), heads, DType::f32);
   dqkv_ = plan.add_tiles(Area::delta, plan.rows(), qkv);
   dmixed_ = plan.add_tiles(Area::scratch, plan.rows(), mixed);
   keeps_projection_ = plan.shares().recompute != Recompute::full;
@@ -94,12 +94,12 @@ ops::HeadSlice Attention::slice(const TileHeads& heads) const {
 
 void Attention::rotate(const UnitContext& context, const Tensor& qkv, const TileHeads& heads,
                        bool inverse) const {
-  if (!frequencies_) return;
+  if (!context.frequencies) return;
   const std::int64_t rows = qkv.extent(0);
-  const Tensor turned(qkv.data(), DType::f32,
+  const Tensor turned(qkv.data(), qkv.type(),
                       {rows, heads.query.size() + heads.key.size(), head_size_},
                       {qkv.stride(0), head_size_, 1, 0});
-  context.ops.rotary(turned, context.batch.positions.reshape({rows}), frequencies_, inverse);
+  context.ops.rotary(turned, context.batch.positions.reshape({rows}), context.frequencies, inverse);
 }
 
 ops::Dropout Attention::dropout(const UnitContext& context) const {
@@ -147,12 +147,12 @@ void Attention::attend_cached(const UnitContext& context, int tile, const Tensor
   const std::int64_t total = cache.length + fresh;
   const std::int64_t groups = heads.k.extent(2), width = groups * head_size_;
   const auto rows = [&](const Tensor& x) {
-    return Tensor(x.data(), DType::f32, {fresh, width}, {x.stride(1), 1, 0, 0});
+    return Tensor(x.data(), x.type(), {fresh, width}, {x.stride(1), 1, 0, 0});
   };
   context.ops.copy(keys.slice(0, cache.length, total), rows(heads.k));
   context.ops.copy(values.slice(0, cache.length, total), rows(heads.v));
   const auto all = [&](const Tensor& x) {
-    return Tensor(x.as<float>(), {1, total, groups, head_size_});
+    return Tensor(x.data(), x.type(), {1, total, groups, head_size_});
   };
   const ops::AttentionMask mask{
       true, context.batch.positions, cache.positions.slice(1, 0, total), {}, {}};

@@ -2,14 +2,13 @@
 
 namespace trireme::model {
 
-Block::Block(params::ParameterTable& table, int unit, const ModelConfig& config, int layer,
-             const Tensor& frequencies)
+Block::Block(params::ParameterTable& table, int unit, const ModelConfig& config, int layer)
     : name_("blocks." + std::to_string(layer)),
       width_(config.width),
       layer_(layer),
       rate_(static_cast<float>(config.dropout)),
       norm1_(table, unit, name_ + ".norm1", config),
-      attention_(table, unit, name_ + ".attention", config, layer, frequencies),
+      attention_(table, unit, name_ + ".attention", config, layer),
       norm2_(table, unit, name_ + ".norm2", config),
       mlp_(table, unit, name_ + ".mlp", config) {}
 

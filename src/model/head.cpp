@@ -46,12 +46,11 @@ void Head::plan(UnitPlan& plan) {
   dnormed_ = plan.keep(Remake::never, plan.local_rows(), width_);
   normed_ = plan.add(Area::scratch, plan.rows(), width_);
   partial_.plan(plan, width_);
-  factor_ = plan.add(Area::scratch, plan.rows(), 1);
-  maximum_ = plan.add(Area::scratch, block_, 1);
-  sums_ = plan.add(Area::scratch, 2 * block_, 1);
-  sum_levels_ =
-      plan.add_tiles(Area::scratch, 2 * block_,
-                     std::vector<std::int64_t>(static_cast<std::size_t>(tree_levels(tiles)), 1));
+  factor_ = plan.add(Area::scratch, plan.rows(), 1, DType::f32);
+  maximum_ = plan.add(Area::scratch, block_, 1, DType::f32);
+  sums_ = plan.add(Area::scratch, 2 * block_, 1, DType::f32);
+  const std::vector<std::int64_t> levels(static_cast<std::size_t>(tree_levels(tiles)), 1);
+  sum_levels_ = plan.add_tiles(Area::scratch, 2 * block_, levels, DType::f32);
   logits_.clear();
   for (int i = 0; i < tiles.count; ++i) {
     const params::Range own = params::tile_of(vocabulary_, tiles.first + i, tiles.all);
@@ -64,8 +63,7 @@ params::Range Head::tile(const UnitContext& context, int local) const {
   return params::tile_of(vocabulary_, tiles.first + local, tiles.all);
 }
 
-double Head::run(const UnitContext& context, const RowBlock& block,
-                 const UnitMemory& memory) const {
+void Head::run(const UnitContext& context, const RowBlock& block, const UnitMemory& memory) const {
   ops::Ops& ops = context.ops;
   const std::int64_t rows = block.normed.extent(0);
   const std::vector<Tensor> logits = memory.views(logits_, rows);  // [rows, Vv] each
@@ -92,8 +90,8 @@ double Head::run(const UnitContext& context, const RowBlock& block,
                            block.targets, tile(context, i).begin);
   });
   reduce_over_tensor(context, sums, comm::Reduction::sum);
-  const double loss = ops.weighted_loss(part(sums, 0), maximum, part(sums, 1), block.weights);
-  if (!block.dnormed) return loss;
+  ops.weighted_loss(context.loss, part(sums, 0), maximum, part(sums, 1), block.weights);
+  if (!block.dnormed) return;
 
   for (int i = 0; i < tiles; ++i) {
     if (!used(i)) continue;
@@ -107,7 +105,6 @@ double Head::run(const UnitContext& context, const RowBlock& block,
     if (!used(i)) return ops.fill(to, 0);
     ops.matmul(to, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {});
   });
-  return loss;
 }
 
 void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor& x,
@@ -122,21 +119,18 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
   Tensor own, partial;
   if (train) {
     context.ops.copy(factor.reshape({1, rows}), batch.weights.reshape({1, rows}));
-    context.ops.scale(factor, static_cast<float>(1.0 / context.denominator));
+    context.ops.scale(factor, static_cast<float>(context.loss_scale / context.denominator));
     own = memory.view(dnormed_, x.extent(0));
     partial = partial_.view(context, own, memory);
   }
-  double loss = 0;
   for (std::int64_t begin = 0; begin < rows; begin += block_) {
     const std::int64_t end = std::min(rows, begin + block_);
     const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
-    loss +=
-        run(context,
-            {part(normed), part(partial), part(batch.targets), part(batch.weights), part(factor)},
-            memory);
+    run(context,
+        {part(normed), part(partial), part(batch.targets), part(batch.weights), part(factor)},
+        memory);
   }
   if (train) enter_region_backward(context, own, partial);
-  *context.loss += loss;
 }
 
 void Head::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& /*dy*/,

@@ -42,13 +42,14 @@ std::vector<std::int64_t> ColumnParallel::widths(const params::Tiles& tiles) con
   return result;
 }
 
-void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor> y,
-                             const Tensor& x) const {
+void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x,
+                             std::span<const Tensor> before_gelu) const {
   for (std::size_t i = 0; i < y.size(); ++i) {
     if (y[i].elements() == 0) continue;
     const int tile = static_cast<int>(i);
     ops::MatmulOptions options{.transpose_b = true};
     if (bias_ >= 0) options.bias = context.values(bias_, tile);
+    if (!before_gelu.empty()) options.before_gelu = before_gelu[i];
     context.ops.matmul(y[i], x, context.values(weight_, tile), options);
   }
 }
@@ -68,9 +69,9 @@ void ColumnParallel::backward_weight(const UnitContext& context, std::span<const
   for (std::size_t i = 0; i < dy.size(); ++i) {
     if (dy[i].elements() == 0) continue;
     const int tile = static_cast<int>(i);
-    context.ops.matmul(context.gradients(weight_, tile), dy[i], x,
-                       {.transpose_a = true, .accumulate = true});
-    if (bias_ >= 0) context.ops.column_sum(context.gradients(bias_, tile), dy[i]);
+    ops::MatmulOptions options{.transpose_a = true, .accumulate = true};
+    if (bias_ >= 0) options.row_sum = context.gradients(bias_, tile);
+    context.ops.matmul(context.gradients(weight_, tile), dy[i], x, options);
   }
 }
 
@@ -96,10 +97,12 @@ void RowParallel::forward(const UnitContext& context, const Tensor& partial,
 }
 
 void RowParallel::backward_input(const UnitContext& context, std::span<const Tensor> dx,
-                                 const Tensor& dy) const {
+                                 const Tensor& dy, std::span<const Tensor> gelu_inputs) const {
   for (std::size_t i = 0; i < dx.size(); ++i) {
     if (dx[i].elements() == 0) continue;
-    context.ops.matmul(dx[i], dy, context.values(weight_, static_cast<int>(i)), {});
+    ops::MatmulOptions options;
+    if (!gelu_inputs.empty()) options.gelu_input = gelu_inputs[i];
+    context.ops.matmul(dx[i], dy, context.values(weight_, static_cast<int>(i)), options);
   }
 }
 
@@ -131,8 +134,8 @@ Norm::Norm(params::ParameterTable& table, int unit, const std::string& name,
 }
 
 void Norm::plan(UnitPlan& plan, Remake remake) {
-  if (centred_) mean_ = plan.keep(remake, plan.local_rows(), 1);
-  rstd_ = plan.keep(remake, plan.local_rows(), 1);
+  if (centred_) mean_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
+  rstd_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
 }
 
 Tensor Norm::statistic(const Slot& slot, const UnitMemory& memory, std::int64_t rows) const {

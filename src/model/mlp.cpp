@@ -26,21 +26,17 @@ void Mlp::plan(UnitPlan& plan) {
   up_value_ = plan.keep_tiles(Remake::dear, plan.rows(), up);
   active_ = plan.keep_tiles(Remake::dear, plan.rows(), hidden);
   dup_ = plan.add_tiles(Area::delta, plan.rows(), up);
-  dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
+  if (gated_) dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
 }
 
 void Mlp::recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
   const std::int64_t rows = x.extent(0);
   const std::vector<Tensor> up = memory.views(up_value_, rows);
   const std::vector<Tensor> active = memory.views(active_, rows);
+  if (!gated_) return up_.forward(context, active, x, up);
   up_.forward(context, up, x);
   for (std::size_t i = 0; i < up.size(); ++i) {
-    if (active[i].elements() == 0) continue;
-    if (gated_) {
-      context.ops.swiglu(active[i], up[i]);
-    } else {
-      context.ops.gelu(active[i], up[i]);
-    }
+    if (active[i].elements() > 0) context.ops.swiglu(active[i], up[i]);
   }
 }
 
@@ -55,15 +51,14 @@ void Mlp::backward_input(const UnitContext& context, const Tensor& partial, cons
   const std::int64_t rows = dy.extent(0);
   const std::vector<Tensor> up = memory.views(up_value_, rows);
   const std::vector<Tensor> dup = memory.views(dup_, rows);
-  const std::vector<Tensor> dactive = memory.views(dactive_, rows);
-  down_.backward_input(context, dactive, dy);
-  for (std::size_t i = 0; i < up.size(); ++i) {
-    if (dactive[i].elements() == 0) continue;
-    if (gated_) {
-      context.ops.swiglu_backward(dup[i], dactive[i], up[i]);
-    } else {
-      context.ops.gelu_backward(dup[i], dactive[i], up[i]);
+  if (gated_) {
+    const std::vector<Tensor> dactive = memory.views(dactive_, rows);
+    down_.backward_input(context, dactive, dy);
+    for (std::size_t i = 0; i < up.size(); ++i) {
+      if (dup[i].elements() > 0) context.ops.swiglu_backward(dup[i], dactive[i], up[i]);
     }
+  } else {
+    down_.backward_input(context, dup, dy, up);
   }
   up_.backward_input(context, partial, dup, levels);
 }

@@ -28,13 +28,17 @@ void gather_rows(const UnitContext& context, const Tensor& full) {
 }
 
 void sum_rows(const UnitContext& context, const Tensor& own, const Tensor& partial) {
+  Tensor sum = own_rows(context, partial);
   if (!context.shares.sequence_parallel) {
-    return reduce_over_tensor(context, partial, comm::Reduction::sum);
+    reduce_over_tensor(context, partial, comm::Reduction::sum);
+  } else {
+    if (partial.type() == own.type()) sum = own;
+    context.tensor.group
+        .reduce_scatter_v(flat(sum), flat(partial), row_counts(context, partial.extent(1)),
+                          comm::Reduction::sum, context.tensor.stream)
+        .wait();
   }
-  context.tensor.group
-      .reduce_scatter_v(flat(own), flat(partial), row_counts(context, partial.extent(1)),
-                        comm::Reduction::sum, context.tensor.stream)
-      .wait();
+  if (sum.data() != own.data()) context.ops.copy(own, sum);  // rounds
 }
 
 }  // namespace
@@ -75,15 +79,18 @@ int gradient_copies(const Shares& shares) {
 }
 
 void PartialSum::plan(UnitPlan& plan, std::int64_t width) {
-  if (plan.shares().sequence_parallel) partial_ = plan.add(Area::scratch, plan.rows(), width);
+  const Shares& shares = plan.shares();
+  const DType type = exact_ ? shares.compute : shares.partial();
+  apart_ = shares.sequence_parallel || type != shares.compute;
+  if (apart_) partial_ = plan.add(Area::scratch, plan.rows(), width, type);
   levels_ = plan.add_tiles(
       Area::scratch, plan.rows(),
-      std::vector<std::int64_t>(static_cast<std::size_t>(tree_levels(plan.shares().tiles)), width));
+      std::vector<std::int64_t>(static_cast<std::size_t>(tree_levels(shares.tiles)), width), type);
 }
 
 Tensor PartialSum::view(const UnitContext& context, const Tensor& own,
                         const UnitMemory& memory) const {
-  return context.shares.sequence_parallel ? memory.view(partial_, context.batch.tokens()) : own;
+  return apart_ ? memory.view(partial_, context.batch.tokens()) : own;
 }
 
 std::vector<Tensor> PartialSum::levels(const UnitContext& context, const UnitMemory& memory) const {
@@ -91,18 +98,18 @@ std::vector<Tensor> PartialSum::levels(const UnitContext& context, const UnitMem
 }
 
 std::vector<Slot> UnitPlan::add_tiles(Area area, std::int64_t rows,
-                                      const std::vector<std::int64_t>& widths) {
+                                      const std::vector<std::int64_t>& widths, DType type) {
   std::vector<Slot> slots;
   slots.reserve(widths.size());
-  for (const std::int64_t width : widths) slots.push_back(add(area, rows, width));
+  for (const std::int64_t width : widths) slots.push_back(add(area, rows, width, type));
   return slots;
 }
 
 std::vector<Slot> UnitPlan::keep_tiles(Remake remake, std::int64_t rows,
-                                       const std::vector<std::int64_t>& widths) {
+                                       const std::vector<std::int64_t>& widths, DType type) {
   std::vector<Slot> slots;
   slots.reserve(widths.size());
-  for (const std::int64_t width : widths) slots.push_back(keep(remake, rows, width));
+  for (const std::int64_t width : widths) slots.push_back(keep(remake, rows, width, type));
   return slots;
 }
 

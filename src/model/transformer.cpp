@@ -30,16 +30,16 @@ std::vector<float> rotary_frequencies(const ModelConfig& config) {
 Transformer::Transformer(const ModelConfig& config) : config_(config) {
   TRIREME_ASSERT(config.vocabulary > 0 && config.hidden > 0 && config.kv_heads > 0,
                  "unresolved model");
-  Tensor frequencies;
   if (config.rotary()) {
     frequencies_ = rotary_frequencies(config);
-    frequencies = Tensor(frequencies_.data(), {static_cast<std::int64_t>(frequencies_.size())});
+    frequencies_view_ =
+        Tensor(frequencies_.data(), {static_cast<std::int64_t>(frequencies_.size())});
   }
   auto embedding = std::make_unique<Embedding>(table_, 0, config);
   const int token_row = embedding->token_row();
   units_.push_back(std::move(embedding));
   for (int layer = 0; layer < config.layers; ++layer) {
-    units_.push_back(std::make_unique<Block>(table_, layer + 1, config, layer, frequencies));
+    units_.push_back(std::make_unique<Block>(table_, layer + 1, config, layer));
   }
   auto head =
       std::make_unique<Head>(table_, static_cast<int>(config.layers) + 1, config, token_row);

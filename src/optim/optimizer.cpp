@@ -38,11 +38,12 @@ void Optimizer::update(ops::Ops& ops, std::span<const UpdateRange> ranges, doubl
     const double decay = range.decay ? config_.weight_decay : 0.0;
     if (config_.name == "sgd") {
       ops.sgd(range.parameters, state(0), range.gradients, adamw.learning_rate,
-              static_cast<float>(config_.momentum), static_cast<float>(decay),
-              adamw.gradient_scale);
+              static_cast<float>(config_.momentum), static_cast<float>(decay), adamw.gradient_scale,
+              {.values = range.rounded});
     } else {
       adamw.weight_decay = static_cast<float>(decay);
-      ops.adamw(range.parameters, state(0), state(1), range.gradients, adamw);
+      ops.adamw(range.parameters, state(0), state(1), range.gradients, adamw,
+                {.values = range.rounded});
     }
   }
 }

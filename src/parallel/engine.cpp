@@ -7,7 +7,6 @@
 namespace trireme::parallel {
 
 using Kind = UnitAction::Kind;
-
 namespace {
 
 constexpr std::size_t message_kinds = 4;
@@ -19,25 +18,41 @@ bool is_send(StageMemory::Message kind) {
 
 }  // namespace
 
+std::size_t Engine::batch_bytes(const Stage& stage) {
+  return static_cast<std::size_t>(stage.options().micro_batches) *
+         static_cast<std::size_t>(stage.memory().leaves().count) * sizeof(double);
+}
+
 Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
                const EngineGroups& groups, Recorder& recorder, device::MemoryLedger& ledger,
                const EngineOptions& options)
     : stage_(stage),
       state_(state),
       ops_(ops),
+      device_(ledger.device()),
       groups_(groups),
       recorder_(recorder),
       options_(options),
       memory_(stage.memory(), ledger),
+      tensor_stream_(device_),
       tensor_{groups.tensor, tensor_stream_},
       exchange_(state, stage.program(), ops, groups.state, tensor_, recorder, ledger,
                 options.bucket_elements),
-      losses_(static_cast<std::size_t>(stage.sets())),
-      leaf_losses_(static_cast<std::size_t>(stage.memory().leaves().count)) {
+      batches_(stage.options().micro_batches, stage.options().sequences,
+               stage.model().config().sequence, ledger),
+      loss_buffer_(ledger, device::Use::batch, batch_bytes(stage)),
+      losses_(loss_buffer_.view(DType::f64,
+                                {stage.options().micro_batches, stage.memory().leaves().count})),
+      frequencies_(stage.model().frequencies()) {
+  if (frequencies_ && !device_.is_host()) {
+    frequency_buffer_ = device::Buffer(ledger, device::Use::workspace, frequencies_.bytes());
+    frequencies_ = frequency_buffer_.view(DType::f32, frequencies_.shape());
+    device::write(device_, frequencies_, stage.model().frequencies().data());
+  }
   std::vector<device::Stream*> streams;
   if (options.overlap) streams.push_back(&exchange_.stream());
   for (std::size_t kind = 0; kind < message_kinds; ++kind) {
-    message_streams_.push_back(std::make_unique<device::Stream>());
+    message_streams_.push_back(std::make_unique<device::Stream>(device_));
     streams.push_back(message_streams_.back().get());
   }
   const Program& program = stage.program();
@@ -76,7 +91,17 @@ model::UnitContext Engine::context(const model::Microbatch& leaf, const UnitActi
           .mode = mode,
           .seed = options_.seed,
           .denominator = denominator_,
-          .loss = &leaf_loss_};
+          .loss_scale = loss_scale_,
+          .frequencies = frequencies_};
+}
+
+void Engine::zero_losses() { ops_.fill(losses_.reshape({losses_.elements()}), 0); }
+
+std::vector<double> Engine::read_losses(int micro_batches) {
+  const Tensor taken = losses_.slice(0, 0, micro_batches);
+  std::vector<double> losses(static_cast<std::size_t>(taken.elements()));
+  device::read(device_, losses.data(), taken);
+  return losses;
 }
 
 device::Event& Engine::message_event(Message kind, int slot) {
@@ -107,7 +132,7 @@ void Engine::start_message(const UnitAction& action) {
   if (progress_) progress_->wake();
 }
 
-void Engine::forward(const UnitAction& action, const HostMicrobatch& batch, model::Mode mode) {
+void Engine::forward(const UnitAction& action, model::Mode mode) {
   const bool train = mode == model::Mode::train;
   const Section section(recorder_, train ? "forward" : "forward of evaluation");
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
@@ -129,15 +154,13 @@ void Engine::forward(const UnitAction& action, const HostMicrobatch& batch, mode
     return t ? t.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
   };
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
+    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves.count);
     const int set = train ? set_of(action.micro_batch, leaf) : 0;
-    leaf_loss_ = 0;
-    unit.forward(context(tokens, action, mode, set), part(y, leaf), part(x, leaf),
-                 memory_.unit(action, leaf));
-    leaf_losses_[static_cast<std::size_t>(leaf)] = leaf_loss_;
-    if (last_unit && train) {
-      losses_[static_cast<std::size_t>(set)] += leaf_loss_;
-    }
+    model::UnitContext call = context(tokens, action, mode, set);
+    call.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
+                    .slice(1, leaf, leaf + 1)
+                    .reshape({1});
+    unit.forward(call, part(y, leaf), part(x, leaf), memory_.unit(action, leaf));
   }
 }
 
@@ -154,7 +177,7 @@ void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& c
   if (whole || action.kind == Kind::backward_weight) unit.backward_weight(context, dy, x, memory);
 }
 
-void Engine::backward(const UnitAction& action, const HostMicrobatch& batch) {
+void Engine::backward(const UnitAction& action) {
   const Section section(recorder_, "backward");
   const Leaves& leaves = memory_.plan().leaves();
   const std::int64_t own = memory_.plan().own_rows();
@@ -185,14 +208,14 @@ void Engine::backward(const UnitAction& action, const HostMicrobatch& batch) {
     return t ? t.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
   };
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
+    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves.count);
     const int set = set_of(action.micro_batch, leaf);
     backward_leaf(action, context(tokens, action, model::Mode::train, set), leaf, part(dx, leaf),
                   part(dy, leaf), part(x, leaf));
   }
 }
 
-void Engine::run(const UnitAction& action, const std::vector<HostMicrobatch>& batches) {
+void Engine::run(const UnitAction& action) {
   switch (action.kind) {
     case Kind::receive:
     case Kind::send:
@@ -201,13 +224,12 @@ void Engine::run(const UnitAction& action, const std::vector<HostMicrobatch>& ba
       exchange_.gather(action.group);
       break;
     case Kind::forward:
-      return forward(action, batches[static_cast<std::size_t>(action.micro_batch)],
-                     model::Mode::train);
+      return forward(action, model::Mode::train);
     case Kind::backward:
     case Kind::recompute:
     case Kind::backward_input:
     case Kind::backward_weight:
-      return backward(action, batches[static_cast<std::size_t>(action.micro_batch)]);
+      return backward(action);
     case Kind::reduce:
       exchange_.reduce(action.group);
       break;
@@ -231,7 +253,8 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
                  "{} micro-batches for a program of {}", batches.size(),
                  stage_.options().micro_batches);
   const int leaves = memory_.plan().leaves().count;
-  std::vector<double> weights(losses_.size(), 0.0);
+  const auto sets = static_cast<std::size_t>(stage_.sets());
+  std::vector<double> weights(sets, 0.0), losses(sets, 0.0);
   for (std::size_t m = 0; m < batches.size(); ++m) {
     for (int leaf = 0; leaf < leaves; ++leaf) {
       weights[static_cast<std::size_t>(set_of(static_cast<int>(m), leaf))] +=
@@ -241,22 +264,30 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
   LossSum sum;
   sum.weight = sum_sets(weights);
   denominator_ = sum.weight;
-  std::fill(losses_.begin(), losses_.end(), 0.0);
   {
     const Section section(recorder_, "zero gradients");
+    batches_.take(batches);
+    zero_losses();
     exchange_.begin_step();
   }
   const std::vector<UnitAction>& actions = stage_.program().actions;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     if (options_.watchdog != nullptr) options_.watchdog->beat(labels_[i]);
-    run(actions[i], batches);
+    run(actions[i]);
   }
   if (options_.watchdog != nullptr) options_.watchdog->beat("wait for gradients");
   exchange_.finish();
   for (auto& events : message_events_) {
     for (device::Event& event : events) event.wait();
   }
-  const double own = sum_sets(losses_);  // zero but on the last stage
+  const std::vector<double> parts = read_losses(stage_.options().micro_batches);
+  for (std::size_t m = 0; m < batches.size(); ++m) {
+    for (int leaf = 0; leaf < leaves; ++leaf) {
+      const auto set = static_cast<std::size_t>(set_of(static_cast<int>(m), leaf));
+      losses[set] += parts[m * static_cast<std::size_t>(leaves) + static_cast<std::size_t>(leaf)];
+    }
+  }
+  const double own = sum_sets(losses);  // zero but on the last stage
   sum.loss = groups_.pipeline.all_reduce(own, comm::Reduction::sum);
   return sum;
 }
@@ -264,7 +295,8 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
 std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
   const int leaves = memory_.plan().leaves().count;
   const int last = stage_.options().place.pipeline * stage_.options().virtual_stages - 1;
-  std::vector<double> sums(static_cast<std::size_t>(leaves), 0.0);
+  batches_.take(batch);
+  zero_losses();
   for (int chunk = 0; chunk < static_cast<int>(stage_.chunks().size()); ++chunk) {
     const int stages = stage_.options().place.pipeline;
     const int k = chunk * stages + stage_.options().place.stage;
@@ -280,17 +312,17 @@ std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
                         .stash = 0};
       if (unit == units.begin && k > 0) action.input_slot = 0;
       if (unit + 1 == units.end && k < last) action.output_slot = 0;
-      if (state_.parameters_sharded()) {
+      if (state_.values_sharded()) {
         for (int g : state_.layout().groups_of(action.unit)) exchange_.gather(g);
       }
-      forward(action, batch, model::Mode::evaluate);
-      if (action.unit == stage_.last_unit()) sums = leaf_losses_;
+      forward(action, model::Mode::evaluate);
     }
     if (k < last) {
       start_message({.kind = Kind::send, .peer = stage_.stage_of(k + 1), .slot = 0});
       message_event(Message::send_activation, 0).wait();
     }
   }
+  const std::vector<double> sums = read_losses(1);  // zeros but on the last stage
   std::vector<LossSum> result;
   for (int leaf = 0; leaf < leaves; ++leaf) {
     result.push_back(
@@ -321,7 +353,7 @@ void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValue
                         .chunk = chunk,
                         .unit = static_cast<int>(u),
                         .stash = 0};
-      if (state_.parameters_sharded()) {
+      if (state_.values_sharded()) {
         for (int g : state_.layout().groups_of(action.unit)) exchange_.gather(g);
         exchange_.need_values(action.unit);
       }
@@ -347,8 +379,9 @@ void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValue
 
 void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
   TRIREME_ASSERT(stage_.options().place.pipeline == 1, "logits on one stage");
+  batches_.take(batch);
   for (int unit = 0; unit < stage_.last_unit(); ++unit) {
-    forward({.kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = unit, .stash = 0}, batch,
+    forward({.kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = unit, .stash = 0},
             model::Mode::evaluate);
   }
   const UnitAction head{
@@ -356,7 +389,7 @@ void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
   const Leaves& leaves = memory_.plan().leaves();
   const std::int64_t own = memory_.plan().own_rows();
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    const model::Microbatch tokens = batch.leaf(leaf, leaves.count);
+    const model::Microbatch tokens = leaf_of(batches_[0], leaf, leaves.count);
     stage_.model().head().logits(context(tokens, head, model::Mode::evaluate, 0),
                                  logits.slice(0, leaf * leaves.rows, (leaf + 1) * leaves.rows),
                                  memory_.input(head).slice(0, leaf * own, (leaf + 1) * own),

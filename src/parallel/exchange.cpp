@@ -51,8 +51,10 @@ StateExchange::StateExchange(const state::ModelState& state, const Program& prog
       groups_(groups),
       tensor_(tensor),
       recorder_(recorder),
+      times_(ledger.device().is_host()),
       sums_(state, ledger),
-      buckets_(plan_buckets(program, state.layout(), bucket_elements)) {
+      buckets_(plan_buckets(program, state.layout(), bucket_elements)),
+      stream_(ledger.device()) {
   for (int g = 0; g < state_.shards().groups(); ++g) {
     const auto rooms = [&](int room, auto& list) {
       if (room >= static_cast<int>(list.size())) list.resize(static_cast<std::size_t>(room) + 1);
@@ -75,7 +77,7 @@ void StateExchange::gather(int group) {
 }
 
 void StateExchange::need_values(int unit) {
-  if (!state_.parameters_sharded()) return;
+  if (!state_.values_sharded()) return;
   for (int g : state_.layout().groups_of(unit)) {
     const Gathered& room = values_[static_cast<std::size_t>(state_.value_room(g))];
     TRIREME_ASSERT(room.group == g, "unit {} reads group {} where {} is", unit, g, room.group);
@@ -119,10 +121,12 @@ void StateExchange::join(int group) {
 void StateExchange::start_reduction(int group) {
   const auto begin = std::make_shared<Recorder::Clock::time_point>();
   const auto started = [&] {
+    if (!times_) return;
     stream_.enqueue(std::make_unique<Mark>([begin] { *begin = Recorder::Clock::now(); }));
   };
   // The operation's own event is kept by whoever must know that it succeeded.
   const auto ended = [&] {
+    if (!times_) return;
     pending_.push_back(stream_.enqueue(std::make_unique<Mark>([this, begin] {
       recorder_.add("reduce gradients (overlapped)", 1, *begin, Recorder::Clock::now());
     })));

@@ -1,8 +1,27 @@
 #include "trireme/parallel/microbatch.hpp"
 
+#include <cstring>
 #include <numeric>
 
 namespace trireme::parallel {
+
+model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count) {
+  TRIREME_ASSERT(batch.sequences % count == 0, "{} leaves of {} sequences", count, batch.sequences);
+  const std::int64_t sequences = batch.sequences / count, rows = sequences * batch.length;
+  const std::int64_t first = leaf * sequences;
+  const auto part = [&](const Tensor& t, std::int64_t begin, std::int64_t size) {
+    return t ? t.slice(0, begin, begin + size) : Tensor();
+  };
+  return {.sequences = sequences,
+          .length = batch.length,
+          .inputs = part(batch.inputs, leaf * rows, rows),
+          .targets = part(batch.targets, leaf * rows, rows),
+          .weights = part(batch.weights, leaf * rows, rows),
+          .positions = part(batch.positions, first, sequences),
+          .documents = part(batch.documents, first, sequences),
+          .samples = part(batch.samples, first, sequences),
+          .rows = part(batch.rows, leaf * rows, rows)};
+}
 
 HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
   const std::int64_t sequences = batch_.sequences, length = batch_.length;
@@ -22,27 +41,73 @@ HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
   view_.rows = Tensor(rows_.data(), {rows});
 }
 
-model::Microbatch HostMicrobatch::leaf(int leaf, int count) const {
-  TRIREME_ASSERT(view_.sequences % count == 0, "{} leaves of {} sequences", count, view_.sequences);
-  const std::int64_t sequences = view_.sequences / count, rows = sequences * view_.length;
-  const std::int64_t first = leaf * sequences;
-  const auto part = [&](const Tensor& t, std::int64_t begin, std::int64_t size) {
-    return t ? t.slice(0, begin, begin + size) : Tensor();
-  };
-  return {.sequences = sequences,
-          .length = view_.length,
-          .inputs = part(view_.inputs, leaf * rows, rows),
-          .targets = part(view_.targets, leaf * rows, rows),
-          .weights = part(view_.weights, leaf * rows, rows),
-          .positions = part(view_.positions, first, sequences),
-          .documents = part(view_.documents, first, sequences),
-          .samples = part(view_.samples, first, sequences),
-          .rows = part(view_.rows, leaf * rows, rows)};
+double HostMicrobatch::weight(int leaf, int count) const {
+  const Tensor weights = leaf_of(view_, leaf, count).weights;
+  return std::accumulate(weights.as<float>(), weights.as<float>() + weights.elements(), 0.0);
 }
 
-double HostMicrobatch::weight(int leaf, int count) const {
-  const Tensor weights = this->leaf(leaf, count).weights;
-  return std::accumulate(weights.as<float>(), weights.as<float>() + weights.elements(), 0.0);
+namespace {
+
+/// Calls visit(member) for each tensor of a micro-batch.
+template <class Visit>
+void for_each_tensor(const Visit& visit) {
+  using model::Microbatch;
+  for (Tensor Microbatch::*member :
+       {&Microbatch::inputs, &Microbatch::targets, &Microbatch::weights, &Microbatch::positions,
+        &Microbatch::documents, &Microbatch::samples, &Microbatch::rows}) {
+    visit(member);
+  }
+}
+
+}  // namespace
+
+std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t length) {
+  const std::int64_t rows = sequences * length;
+  const auto room = [](std::int64_t elements, std::size_t size) {
+    return device::aligned(static_cast<std::size_t>(elements) * size);
+  };
+  // Inputs, targets, weights, positions, documents; rows; samples.
+  return static_cast<std::size_t>(count) *
+         (5 * room(rows, sizeof(std::int32_t)) + room(rows, sizeof(std::int64_t)) +
+          room(sequences, sizeof(std::int64_t)));
+}
+
+DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
+                             device::MemoryLedger& ledger)
+    : device_(ledger.device()) {
+  if (device_.is_host()) return;
+  room_ = bytes(1, sequences, length);
+  buffer_ = device::Buffer(ledger, device::Use::batch, static_cast<std::size_t>(count) * room_);
+  staging_ = static_cast<std::byte*>(device_.allocate_staging(buffer_.bytes()));
+  if (staging_ == nullptr) throw Error("memory: {} bytes to stage batches", buffer_.bytes());
+}
+
+DeviceBatches::~DeviceBatches() {
+  if (staging_ != nullptr) device_.release_staging(staging_);
+}
+
+void DeviceBatches::take(std::span<const HostMicrobatch> batches) {
+  views_.clear();
+  if (device_.is_host()) {
+    for (const HostMicrobatch& batch : batches) views_.push_back(batch.view());
+    return;
+  }
+  TRIREME_ASSERT(batches.size() * room_ <= buffer_.bytes(), "{} micro-batches", batches.size());
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    model::Microbatch view = batches[i].view();
+    std::size_t offset = i * room_;
+    for_each_tensor([&](Tensor model::Microbatch::*member) {
+      Tensor& tensor = view.*member;
+      if (!tensor) return;
+      std::memcpy(staging_ + offset, tensor.data(), tensor.bytes());
+      const std::size_t size = device::aligned(tensor.bytes());
+      TRIREME_ASSERT(offset + size <= (i + 1) * room_, "a batch of {} tokens", view.tokens());
+      tensor = buffer_.view(tensor.type(), tensor.shape(), offset);
+      offset += size;
+    });
+    views_.push_back(view);
+  }
+  device_.copy(buffer_.data(), staging_, batches.size() * room_);
 }
 
 }  // namespace trireme::parallel

@@ -20,9 +20,15 @@ struct Fingerprint {
   std::uint64_t hash = 0;
 };
 
-std::uint64_t hash_of(const Tensor& values) {
+std::uint64_t hash_of(device::Device& device, const Tensor& values) {
   data::Xxh3 hash;
-  hash.update(values.data(), values.bytes());
+  if (device.is_host()) {
+    hash.update(values.data(), values.bytes());
+  } else {
+    std::vector<std::byte> copy(values.bytes());
+    device::read(device, copy.data(), values);
+    hash.update(copy.data(), copy.size());
+  }
   return hash.value();
 }
 
@@ -74,11 +80,11 @@ std::vector<Fingerprint> of_data(const Replica& replica, bool sharded) {
   std::vector<Fingerprint> result;
   for (const Values& values : values_of(replica)) {
     if (values.sharded != sharded) continue;
-    for_each_part(
-        replica.stage(), values,
-        [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-          result.push_back({part_name(replica.stage(), values, block, part), hash_of(own)});
-        });
+    for_each_part(replica.stage(), values,
+                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+                    result.push_back({part_name(replica.stage(), values, block, part),
+                                      hash_of(replica.state().device(), own)});
+                  });
   }
   return result;
 }
@@ -88,24 +94,26 @@ std::vector<Fingerprint> of_data(const Replica& replica, bool sharded) {
 std::vector<Fingerprint> of_tensor(const Replica& replica) {
   std::vector<Fingerprint> result;
   const Stage& stage = replica.stage();
+  device::Device& device = replica.state().device();
   for (const Values& values : values_of(replica)) {
     if (values.sharded) continue;
-    for_each_part(stage, values,
-                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-                    if (block.slices.empty()) {
-                      result.push_back({part_name(stage, values, block, part), hash_of(own)});
-                      return;
-                    }
-                    const params::Parameter& row = stage.model().table().row(block.row);
-                    for (const params::SharedGrain& grain :
-                         params::shared_grains(row, stage.shares().tiles.all)) {
-                      const params::Range held = params::elements_of(row, block, grain);
-                      if (held.size() == 0) continue;
-                      result.push_back({fmt::format("{}{} rows [{}, {})", values.prefix, row.name,
-                                                    grain.along.begin, grain.along.end),
-                                        hash_of(own.slice(0, held.begin, held.end))});
-                    }
-                  });
+    for_each_part(
+        stage, values,
+        [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+          if (block.slices.empty()) {
+            result.push_back({part_name(stage, values, block, part), hash_of(device, own)});
+            return;
+          }
+          const params::Parameter& row = stage.model().table().row(block.row);
+          for (const params::SharedGrain& grain :
+               params::shared_grains(row, stage.shares().tiles.all)) {
+            const params::Range held = params::elements_of(row, block, grain);
+            if (held.size() == 0) continue;
+            result.push_back({fmt::format("{}{} rows [{}, {})", values.prefix, row.name,
+                                          grain.along.begin, grain.along.end),
+                              hash_of(device, own.slice(0, held.begin, held.end))});
+          }
+        });
   }
   return result;
 }
@@ -114,12 +122,12 @@ std::vector<Fingerprint> of_tensor(const Replica& replica) {
 std::vector<Fingerprint> of_embedding(const Replica& replica) {
   std::vector<Fingerprint> result;
   for (const Values& values : values_of(replica)) {
-    for_each_part(
-        replica.stage(), values,
-        [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-          if (replica.stage().model().table().row(block.row).units.size() < 2) return;
-          result.push_back({part_name(replica.stage(), values, block, part), hash_of(own)});
-        });
+    for_each_part(replica.stage(), values,
+                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+                    if (replica.stage().model().table().row(block.row).units.size() < 2) return;
+                    result.push_back({part_name(replica.stage(), values, block, part),
+                                      hash_of(replica.state().device(), own)});
+                  });
   }
   return result;
 }
@@ -196,6 +204,13 @@ std::string Flip::to_string() const {
   return fmt::format("bit {} of element {} of {}", bit, element, tensor);
 }
 
+void Flip::apply() const {
+  std::uint32_t value = 0;
+  device::read(*device, &value, word);
+  value ^= 1U << bit;
+  device::write(*device, word, &value);
+}
+
 Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number) {
   std::vector<std::pair<std::string, Tensor>> parts;
   for (const Values& values : values_of(replica)) {
@@ -210,7 +225,8 @@ Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number) 
   Flip flip{.tensor = name,
             .element = static_cast<std::int64_t>(drawn[1]) % values.elements(),
             .bit = static_cast<int>(drawn[2] % 32)};
-  flip.word = reinterpret_cast<std::uint32_t*>(values.as<float>()) + flip.element;
+  flip.word = values.slice(0, flip.element, flip.element + 1);
+  flip.device = &replica.state().device();
   flip.apply();
   return flip;
 }

@@ -1,5 +1,7 @@
 #include "trireme/parallel/replica.hpp"
 
+#include <algorithm>
+
 namespace trireme::parallel {
 
 namespace {
@@ -24,14 +26,16 @@ EngineGroups groups_of(comm::Grid& grid) {
 
 /// Gradients that all data ranks hold are read by all of them, each its share; those of shards by
 /// the first shard group.
-state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state) {
+state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
+                            device::MemoryLedger& ledger) {
   const Place& place = stage.options().place;
   const bool train = stage.options().train;
   if (stage.options().zero > 0) {
-    return state::GradientNorm(state, stage.shards(), train && place.data_rank < place.shard);
+    return state::GradientNorm(state, stage.shards(), train && place.data_rank < place.shard,
+                               ledger);
   }
   return state::GradientNorm(state, state::ShardMap(stage.layout(), place.data, place.data_rank),
-                             train);
+                             train, ledger);
 }
 
 }  // namespace
@@ -52,7 +56,9 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
     : options_(options),
       grid_(grid),
       recorder_(recorder),
-      ops_(ops::make_cpu_ops(options.threads, &ledger, options.stage.reproducible)),
+      ops_(options.make_ops
+               ? options.make_ops(ledger, options.threads, options.stage.reproducible)
+               : ops::make_cpu_ops(options.threads, &ledger, options.stage.reproducible)),
       stage_(model, placed(options.stage, grid)),
       state_(stage_.layout(), stage_.shards(), stage_.state_options(), ledger),
       optimizer_(options.optim, options.stage.train ? stage_.shards().elements() : 0, ledger),
@@ -61,17 +67,42 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                .overlap = options.overlap,
                .seed = options.seed,
                .watchdog = options.watchdog}),
-      norm_(norm_of(stage_, state_)),
+      norm_(norm_of(stage_, state_, ledger)),
       ranges_(options.stage.train ? state::update_ranges(state_)
-                                  : std::vector<optim::UpdateRange>()) {}
+                                  : std::vector<optim::UpdateRange>()),
+      norm_stream_(ledger.device()) {}
 
 void Replica::initialise() {
-  if (!state_.parameters_sharded()) {
-    params::initialise(stage_.layout(), options_.seed, state_.parameters());
-    return;
+  std::vector<params::FlatRange> ranges{{{0, stage_.layout().elements()}, 0}};
+  if (state_.parameters_sharded()) ranges = stage_.shards().own_ranges();
+  device::Device& device = state_.device();
+  if (device.is_host()) {
+    params::initialise(stage_.layout(), options_.seed, ranges, state_.parameters());
+    return refresh();
   }
-  params::initialise(stage_.layout(), options_.seed, stage_.shards().own_ranges(),
-                     state_.parameters());
+  // By way of the host, which makes the same values for every device.
+  constexpr std::int64_t most = 16 << 20;
+  std::vector<float> values;
+  for (const params::FlatRange& range : ranges) {
+    for (std::int64_t at = range.elements.begin; at < range.elements.end; at += most) {
+      const params::Range part{at, std::min(at + most, range.elements.end)};
+      values.resize(static_cast<std::size_t>(part.size()));
+      params::initialise(stage_.layout(), options_.seed, {{part, 0}},
+                         Tensor(values.data(), {part.size()}));
+      const std::int64_t first = range.offset + at - range.elements.begin;
+      device::write(device, state_.parameters().slice(0, first, first + part.size()),
+                    values.data());
+    }
+  }
+  refresh();
+}
+
+void Replica::refresh() {
+  if (!state_.has_masters()) return;
+  for (int g = 0; g < state_.shards().groups(); ++g) {
+    ops_->copy(state_.own_values(g), state_.own_parameters(g));
+  }
+  engine_.spread();
 }
 
 double Replica::gradient_norm() { return norm_.compute(*ops_, grid_.world(), norm_stream_); }

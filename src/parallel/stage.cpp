@@ -48,6 +48,7 @@ model::Shares shares_of(const StageOptions& options) {
   shares.tiles.first = shares.tiles.count * place.tensor_rank;
   shares.sequence_parallel = options.sequence_parallel;
   shares.reproducible = options.reproducible;
+  shares.compute = options.compute;
   shares.recompute = options.train ? options.recompute : model::Recompute::none;
   return shares;
 }

@@ -8,12 +8,15 @@ using model::Area;
 
 std::size_t StagePlan::activation_bytes() const {
   return device::aligned(static_cast<std::size_t>(leaves_.count * own_rows_ * width_) *
-                         size_of(DType::f32));
+                         size_of(type_));
 }
 
 StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
                      const model::Shares& shares, const Leaves& leaves, const Program& program)
-    : leaves_(leaves), own_rows_(shares.rows(leaves.rows).size()), width_(model.config().width) {
+    : leaves_(leaves),
+      own_rows_(shares.rows(leaves.rows).size()),
+      width_(model.config().width),
+      type_(shares.compute) {
   const auto count = static_cast<std::size_t>(leaves.count);
   const std::size_t activation = activation_bytes();
   std::size_t largest_rebuilt = 0, largest_delta = 0, largest_scratch = 0;
@@ -69,7 +72,7 @@ StageMemory::StageMemory(const StagePlan& plan, device::MemoryLedger& ledger)
       work_(ledger, device::Use::workspace, plan.work_bytes()) {}
 
 Tensor StageMemory::activation(device::Arena& arena, std::size_t offset) {
-  return arena.view(DType::f32, {plan_.leaves_.count * plan_.own_rows_, plan_.width_}, offset);
+  return arena.view(plan_.type_, {plan_.leaves_.count * plan_.own_rows_, plan_.width_}, offset);
 }
 
 const StagePlan::Chunk& StageMemory::chunk(const UnitAction& action) const {

@@ -9,7 +9,7 @@
 #include "trireme/model/head.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/exchange.hpp"
+#include "trireme/parallel/engine.hpp"
 #include "trireme/state/tensor_sums.hpp"
 #include "trireme/state/update.hpp"
 
@@ -61,8 +61,6 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads) {
   }
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);
-    bytes = std::max(bytes,
-                     ops::cpu_square_sum_workspace(std::min(block.elements(), params::norm_block)));
     if (row.shape.dimensions() != 1 || block.elements() == 0) continue;
     // Gains and biases: their gradients are sums over rows; a norm makes both of its at once, and
     // gains are what begins as ones.
@@ -80,7 +78,7 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
   const model::ModelConfig& config = stage.model().config();
   const std::int64_t rows = stage.memory().leaves().rows;
   params::Tiles tiles = stage.shares().tiles;
-  std::int64_t elements = rows * config.width;
+  std::int64_t activations = rows * config.width;
   if (stage.shares().sequence_parallel) {
     std::int64_t most = 0;
     const int ranks = tiles.all / tiles.count;
@@ -88,13 +86,14 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
       tiles.first = rank * tiles.count;
       most = std::max(most, tiles.of(rows).size() * config.width);
     }
-    elements = ranks * most;
+    activations = ranks * most;
   }
+  std::int64_t sums = state::TensorSums::largest_message(stage.layout(), stage.shares());
   if (stage.holds_last_unit()) {
-    elements = std::max(elements, 2 * model::Head::block_rows(rows, config.vocabulary));
+    sums = std::max(sums, 2 * model::Head::block_rows(rows, config.vocabulary));
   }
-  elements = std::max(elements, state::TensorSums::largest_message(stage.layout(), stage.shares()));
-  return static_cast<std::size_t>(elements) * sizeof(float);
+  return std::max(static_cast<std::size_t>(activations) * size_of(stage.shares().partial()),
+                  static_cast<std::size_t>(sums) * sizeof(float));
 }
 
 /// Bytes that reductions of one communicator add to its agreement's.
@@ -109,9 +108,10 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   bytes += added(place.tensor, largest_tensor_sum(stage));
   if (!stage.options().train) return bytes;
   bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()));
-  bytes += added(question.shape.size(), static_cast<std::size_t>(state::GradientNorm::partial_sums(
-                                            layout.table(), stage.shares())) *
-                                            sizeof(double));
+  const std::size_t squares =
+      static_cast<std::size_t>(state::GradientNorm::partial_sums(layout.table(), stage.shares())) *
+      sizeof(double);
+  bytes += squares + added(question.shape.size(), squares);
   std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
   if (stage.options().zero == 0) {
     for (const auto& bucket :
@@ -162,7 +162,8 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   const auto states =
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
   const std::int64_t optimizer =
-      options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0;
+      state::ModelState::master_bytes(stage.layout(), stage.shards(), options) +
+      (options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0);
   std::map<Use, std::int64_t> memory{
       {Use::parameters,
        state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
@@ -172,6 +173,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
       {Use::workspace, static_cast<std::int64_t>(stage.memory().work_bytes() +
                                                  ops_workspace(stage, question.threads))},
+      {Use::batch, static_cast<std::int64_t>(parallel::Engine::batch_bytes(stage))},
       {Use::communication, static_cast<std::int64_t>(communication_bytes(stage, question))}};
   if (question.snapshots) memory[Use::snapshot] = snapshot_bytes(stage, states);
   return memory;

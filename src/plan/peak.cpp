@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "trireme/core/random.hpp"
 #include "trireme/device/memory.hpp"
 
 namespace trireme::plan {
@@ -29,36 +30,69 @@ std::vector<ProductShape> largest_products(const model::Transformer& model, std:
   return shapes;
 }
 
-double measure_product(ops::Ops& ops, const ProductShape& shape) {
+namespace {
+
+/// Values as a layer's are: where all are alike, a device draws less power and may run faster than
+/// it ever will in training.
+void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger& ledger,
+                     const Tensor& x) {
+  const RandomKey key{1, Purpose::initialisation, 0};
+  std::vector<float> noise(static_cast<std::size_t>(std::min<std::int64_t>(x.elements(), 1 << 16)));
+  for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = uniform(key, i) - 0.5F;
+  const device::Buffer wide(ledger, device::Use::workspace, noise.size() * sizeof(float));
+  const auto count = static_cast<std::int64_t>(noise.size());
+  const Tensor part = wide.view(DType::f32, {1, count});
+  device::write(device, part, noise.data());
+  const Tensor flat = x.reshape({1, x.elements()});
+  for (std::int64_t at = 0; at < x.elements(); at += count) {
+    const std::int64_t end = std::min(at + count, x.elements());
+    ops.copy(flat.slice(1, at, end), part.slice(1, 0, end - at));
+  }
+  device.synchronise();
+}
+
+}  // namespace
+
+double measure_product(ops::Ops& ops, device::Device& device, DType type,
+                       const ProductShape& shape) {
   using Clock = std::chrono::steady_clock;
-  device::MemoryLedger ledger;  // measuring memory is given back at once and not the run's
-  const auto bytes = [](std::int64_t elements) {
-    return static_cast<std::size_t>(elements) * sizeof(float);
+  // Measuring memory is given back at once and not the run's.
+  device::MemoryLedger ledger(device);
+  const auto make = [&](std::int64_t elements) {
+    return device::Buffer(ledger, device::Use::workspace,
+                          static_cast<std::size_t>(elements) * size_of(type));
   };
-  const device::Buffer a(ledger, device::Use::workspace, bytes(shape.m * shape.k));
-  const device::Buffer b(ledger, device::Use::workspace, bytes(shape.n * shape.k));
-  const device::Buffer c(ledger, device::Use::workspace, bytes(shape.m * shape.n));
-  const Tensor x = a.view(DType::f32, {shape.m, shape.k}),
-               w = b.view(DType::f32, {shape.n, shape.k});
-  // Not zeros: some processors multiply those faster.
-  ops.fill(x, 0.5F);
-  ops.fill(w, 0.25F);
+  const device::Buffer a = make(shape.m * shape.k), b = make(shape.n * shape.k),
+                       c = make(shape.m * shape.n);
+  const Tensor x = a.view(type, {shape.m, shape.k}), w = b.view(type, {shape.n, shape.k}),
+               y = c.view(type, {shape.m, shape.n});
+  fill_with_noise(ops, device, ledger, x);
+  fill_with_noise(ops, device, ledger, w);
+  // A device is given enough work at once that launching it does not count.
+  const int calls = device.is_host() ? 1 : 16;
   double best = 0, spent = 0;
-  for (int call = 0; call < 2 || spent < 0.1; ++call) {
+  for (int round = 0; round < 2 || spent < 0.1; ++round) {
     const auto begin = Clock::now();
-    ops.matmul(c.view(DType::f32, {shape.m, shape.n}), x, w, {.transpose_b = true});
+    for (int i = 0; i < calls; ++i) ops.matmul(y, x, w, {.transpose_b = true});
+    device.synchronise();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     spent += seconds;
-    best = std::max(best, shape.operations() / seconds);
+    best = std::max(best, calls * shape.operations() / seconds);
   }
   return best;
 }
 
-double measure_peak(ops::Ops& ops, const model::Transformer& model, std::int64_t rows) {
+double measure_peak(ops::Ops& ops, device::Device& device, DType type,
+                    const model::Transformer& model, std::int64_t rows) {
   std::vector<ProductShape> shapes = largest_products(model, rows);
-  for (std::int64_t n : {1024, 2048, 4096}) shapes.push_back({n, n, n});
+  for (std::int64_t n : {1024, 2048, 4096, 8192}) {
+    if (n > 4096 && device.is_host()) continue;
+    shapes.push_back({n, n, n});
+  }
   double best = 0;
-  for (const ProductShape& shape : shapes) best = std::max(best, measure_product(ops, shape));
+  for (const ProductShape& shape : shapes) {
+    best = std::max(best, measure_product(ops, device, type, shape));
+  }
   return best;
 }
 

@@ -10,6 +10,11 @@ namespace {
 
 constexpr std::int64_t float_bytes = sizeof(float);
 
+/// Of an element that units read.
+std::int64_t value_bytes(const StateOptions& options) {
+  return static_cast<std::int64_t>(size_of(options.shares.compute));
+}
+
 /// Elements of one copy of all rows that are not split.
 std::int64_t replicated_elements(const params::Layout& layout) {
   std::int64_t elements = 0;
@@ -94,7 +99,14 @@ Rooms value_rooms(const params::Layout& layout, const StateOptions& options) {
 
 std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const ShardMap& shards,
                                          const StateOptions& options) {
-  return float_bytes * (sharded(options.zero.parameters) ? shards.elements() : layout.elements());
+  return value_bytes(options) *
+         (sharded(options.zero.parameters) ? shards.elements() : layout.elements());
+}
+
+std::int64_t ModelState::master_bytes(const params::Layout& layout, const ShardMap& shards,
+                                      const StateOptions& options) {
+  if (!options.train || !options.shares.narrow()) return 0;
+  return float_bytes * (sharded(options.zero.optimizer) ? shards.elements() : layout.elements());
 }
 
 std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const ShardMap& shards,
@@ -108,26 +120,36 @@ std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const Shar
 }
 
 std::int64_t ModelState::room_bytes(const params::Layout& layout, const StateOptions& options) {
-  std::int64_t elements = 0;
-  if (sharded(options.zero.parameters)) elements += value_rooms(layout, options).elements;
-  if (options.train && options.gradients_sharded()) elements += gradient_rooms(layout).elements;
-  return float_bytes * elements;
+  std::int64_t bytes = 0;
+  if (sharded(options.zero.parameters)) {
+    bytes += value_bytes(options) * value_rooms(layout, options).elements;
+  }
+  if (options.train && options.gradients_sharded()) {
+    bytes += float_bytes * gradient_rooms(layout).elements;
+  }
+  return bytes;
 }
 
 ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
                        const StateOptions& options, device::MemoryLedger& ledger)
-    : layout_(layout), shards_(shards), options_(options) {
+    : layout_(layout), device_(ledger.device()), shards_(shards), options_(options) {
   using device::Use;
-  const auto bytes = [](std::int64_t elements) {
-    return static_cast<std::size_t>(elements * float_bytes);
+  const DType type = options_.shares.compute;
+  const auto buffer = [&](Use use, std::int64_t bytes) {
+    return device::Buffer(ledger, use, static_cast<std::size_t>(bytes));
   };
-  const std::int64_t elements = parameters_sharded() ? shards_.elements() : layout_.elements();
-  parameter_buffer_ = device::Buffer(ledger, Use::parameters, bytes(elements));
-  parameters_ = parameter_buffer_.view(DType::f32, {elements});
-  if (parameters_sharded()) {
+  const std::int64_t elements = values_sharded() ? shards_.elements() : layout_.elements();
+  value_buffer_ = buffer(Use::parameters, parameter_bytes(layout_, shards_, options_));
+  stored_values_ = value_buffer_.view(type, {elements});
+  if (options_.train && options_.shares.narrow()) {
+    const std::int64_t bytes = master_bytes(layout_, shards_, options_);
+    master_buffer_ = buffer(Use::optimizer, bytes);
+    masters_ = master_buffer_.view(DType::f32, {bytes / float_bytes});
+  }
+  if (values_sharded()) {
     value_rooms_ = value_rooms(layout_, options_);
-    value_room_buffer_ = device::Buffer(ledger, Use::gathered, bytes(value_rooms_.elements));
-    value_room_ = value_room_buffer_.view(DType::f32, {value_rooms_.elements});
+    value_room_buffer_ = buffer(Use::gathered, value_bytes(options_) * value_rooms_.elements);
+    value_room_ = value_room_buffer_.view(type, {value_rooms_.elements});
   }
   std::vector<Tensor> groups;
   for (int g = 0; g < shards_.groups(); ++g) groups.push_back(group_values(g));
@@ -236,15 +258,23 @@ const model::ParameterViews& ModelState::gradients(int set, bool last_unit) cons
 
 Tensor ModelState::group_values(int group) const {
   const params::Range& elements = layout_.groups()[static_cast<std::size_t>(group)].elements;
-  if (!parameters_sharded()) return parameters_.slice(0, elements.begin, elements.end);
+  if (!values_sharded()) return stored_values_.slice(0, elements.begin, elements.end);
   const std::int64_t first = value_rooms_.first[static_cast<std::size_t>(group)];
   return value_room_.slice(0, first, first + elements.size());
 }
 
-Tensor ModelState::own_values(int group) const {
+Tensor ModelState::own_part(const Tensor& flat, int group, bool sharded) const {
   const params::Range& own = shards_.own(group);
-  if (!parameters_sharded()) return parameters_.slice(0, own.begin, own.end);
-  return parameters_.slice(0, shards_.offset(group), shards_.offset(group) + own.size());
+  if (!sharded) return flat.slice(0, own.begin, own.end);
+  return flat.slice(0, shards_.offset(group), shards_.offset(group) + own.size());
+}
+
+Tensor ModelState::own_values(int group) const {
+  return own_part(stored_values_, group, values_sharded());
+}
+
+Tensor ModelState::own_parameters(int group) const {
+  return own_part(parameters(), group, parameters_sharded());
 }
 
 Tensor ModelState::group_gradient(int group, int set) const {
@@ -256,13 +286,11 @@ Tensor ModelState::group_gradient(int group, int set) const {
 }
 
 Tensor ModelState::own_gradient(int group) const {
-  const params::Range& own = shards_.own(group);
-  if (!gradients_sharded()) return gradients_.slice(0, own.begin, own.end);
-  return gradients_.slice(0, shards_.offset(group), shards_.offset(group) + own.size());
+  return own_part(gradients_, group, gradients_sharded());
 }
 
 int ModelState::value_room(int group) const {
-  return parameters_sharded() ? value_rooms_.room[static_cast<std::size_t>(group)] : -1;
+  return values_sharded() ? value_rooms_.room[static_cast<std::size_t>(group)] : -1;
 }
 
 int ModelState::gradient_room(int group) const {

@@ -42,7 +42,13 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state) {
   for (int g = 0; g < state.shards().groups(); ++g) {
     const params::Group& group = layout.groups()[static_cast<std::size_t>(g)];
     const params::Range& own = state.shards().own(g);
-    const Tensor values = state.own_values(g), gradients = state.own_gradient(g);
+    const Tensor values = state.own_parameters(g), gradients = state.own_gradient(g);
+    const Tensor read = state.has_masters() ? state.own_values(g) : Tensor();
+    const auto range = [&](std::int64_t begin, std::int64_t end) {
+      return optim::UpdateRange{.parameters = values.slice(0, begin, end),
+                                .gradients = gradients.slice(0, begin, end),
+                                .rounded = read ? read.slice(0, begin, end) : Tensor()};
+    };
     for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
       const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
       const std::int64_t block_end = b + 1 < group.blocks.end
@@ -54,13 +60,14 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state) {
       const bool decay = layout.table().row(block.row).decay;
       const std::int64_t offset = state.shards().offset(g) + begin;
       if (begin > 0 && ranges.back().decay == decay) {
-        const std::int64_t first = ranges.back().offset - state.shards().offset(g);
-        ranges.back().parameters = values.slice(0, first, end);
-        ranges.back().gradients = gradients.slice(0, first, end);
+        const std::int64_t first = ranges.back().offset;
+        ranges.back() = range(first - state.shards().offset(g), end);
+        ranges.back().offset = first;
       } else {
-        ranges.push_back(
-            {values.slice(0, begin, end), gradients.slice(0, begin, end), offset, decay});
+        ranges.push_back(range(begin, end));
+        ranges.back().offset = offset;
       }
+      ranges.back().decay = decay;
     }
   }
   return ranges;
@@ -74,12 +81,16 @@ std::int64_t GradientNorm::partial_sums(const params::ParameterTable& table,
   return total;
 }
 
-GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bool counts)
-    : sums_(
-          static_cast<std::size_t>(partial_sums(state.layout().table(), state.options().shares))) {
-  if (!counts) return;
+GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bool counts,
+                           device::MemoryLedger& ledger)
+    : device_(ledger.device()) {
   const params::Layout& layout = state.layout();
   const model::Shares& shares = state.options().shares;
+  const std::int64_t count = partial_sums(layout.table(), shares);
+  buffer_ = device::Buffer(ledger, device::Use::communication,
+                           static_cast<std::size_t>(count) * sizeof(double));
+  sums_ = buffer_.view(DType::f64, {count});
+  if (!counts) return;
   std::int64_t total = 0;
   std::vector<std::vector<std::int64_t>> first;
   if (shares.reproducible) first = number_blocks(layout.table(), shares.tiles.all, total);
@@ -102,23 +113,45 @@ GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bo
           const std::int64_t place = shares.reproducible ? index++ : index;
           if (part.begin < own.begin || part.begin >= own.end) continue;
           TRIREME_ASSERT(part.end <= own.end, "a norm block across shards");
-          parts_.push_back(
-              {gradient.slice(0, part.begin - held.begin, part.end - held.begin), place});
+          add({part,
+               gradient.slice(0, part.begin - held.begin, part.end - held.begin),
+               {place, place + 1}});
         }
       }
     }
   }
 }
 
-double GradientNorm::compute(ops::Ops& ops, comm::Communicator& world, device::Stream& stream) {
-  std::fill(sums_.begin(), sums_.end(), 0.0);
-  for (const Part& part : parts_) {
-    sums_[static_cast<std::size_t>(part.index)] += ops.sum_of_squares(part.gradient);
+void GradientNorm::add(const Part& part) {
+  // Whole blocks that follow one another are one call: their sums are one, or follow one another.
+  if (!parts_.empty()) {
+    Part& last = parts_.back();
+    const bool neighbours = last.elements.end == part.elements.begin &&
+                            last.gradient.elements() % params::norm_block == 0;
+    const bool one_sum = last.sums.begin == part.sums.begin && last.sums.size() == 1;
+    const bool own_sums = last.sums.end == part.sums.begin &&
+                          last.sums.size() * params::norm_block == last.gradient.elements();
+    if (neighbours && (one_sum || own_sums)) {
+      last.gradient = Tensor(last.gradient.data(), last.gradient.type(),
+                             {last.gradient.elements() + part.gradient.elements()});
+      last.elements.end = part.elements.end;
+      last.sums.end = part.sums.end;
+      return;
+    }
   }
-  const auto count = static_cast<std::int64_t>(sums_.size());
-  world.all_reduce(Tensor(sums_.data(), {count}), comm::Reduction::sum, stream).wait();
+  parts_.push_back(part);
+}
+
+double GradientNorm::compute(ops::Ops& ops, comm::Communicator& world, device::Stream& stream) {
+  ops.fill(sums_, 0);
+  for (const Part& part : parts_) {
+    ops.add_squares(sums_.slice(0, part.sums.begin, part.sums.end), part.gradient);
+  }
+  world.all_reduce(sums_, comm::Reduction::sum, stream).wait();
+  std::vector<double> sums(static_cast<std::size_t>(sums_.elements()));
+  device::read(device_, sums.data(), sums_);
   double sum = 0;
-  for (const double square : sums_) sum += square;
+  for (const double square : sums) sum += square;
   return std::sqrt(sum);
 }
 

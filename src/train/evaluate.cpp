@@ -2,13 +2,15 @@
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
+#include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options) {
-  device::MemoryLedger ledger;
+  const ComputeDevice computes(config.device, session);
+  device::MemoryLedger ledger(computes.device());
   Recorder recorder;
   const GridPlan plan = plan_grid(config, session);
   comm::Grid grid(session, plan.shape, ledger, plan.shard);
@@ -41,11 +43,13 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
     const std::int64_t micro_batch = config.train.micro_batch > 0
                                          ? config.train.micro_batch
                                          : std::max<std::int64_t>(1, 4096 / length);
-    replica = std::make_unique<parallel::Replica>(
-        *model,
-        parallel::ReplicaOptions{.stage = forward_options(config, micro_batch),
-                                 .threads = threads_of_rank(config.parallel, session)},
-        grid, recorder, ledger);
+    parallel::ReplicaOptions options_of_replica;
+    options_of_replica.stage = forward_options(config, micro_batch);
+    options_of_replica.stage.compute = compute_type_of((*reader).state(), computes.device());
+    options_of_replica.threads = threads_of_rank(config.parallel, session);
+    options_of_replica.make_ops = computes.make_ops();
+    replica =
+        std::make_unique<parallel::Replica>(*model, options_of_replica, grid, recorder, ledger);
     const state::ModelState& state = replica->state();
     checkpoint::load_pieces(*reader, "parameters", state, state.parameters(),
                             state.parameters_sharded());

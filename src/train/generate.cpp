@@ -8,6 +8,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/model/attention.hpp"
+#include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/sample.hpp"
 #include "trireme/train/setup.hpp"
@@ -24,27 +25,38 @@ class Continuation {
       : replica_(replica),
         capacity_(replica.stage().model().config().sequence),
         caches_(replica.stage().model().units().size()),
-        positions_(static_cast<std::size_t>(capacity_)),
+        device_(ledger.device()),
         logits_(static_cast<std::size_t>(replica.stage().model().config().vocabulary)) {
-    std::iota(positions_.begin(), positions_.end(), 0);
+    const auto room = [&](std::size_t elements, std::size_t size) {
+      return device::Buffer(ledger, device::Use::batch, elements * size);
+    };
+    const auto capacity = static_cast<std::size_t>(capacity_);
+    tokens_ = room(capacity, sizeof(std::int32_t));
+    position_buffer_ = room(capacity, sizeof(std::int32_t));
+    logits_buffer_ = room(logits_.size(), sizeof(float));
+    positions_ = position_buffer_.view(DType::i32, {capacity_});
+    std::vector<std::int32_t> positions(capacity);
+    std::iota(positions.begin(), positions.end(), 0);
+    device::write(device_, positions_, positions.data());
     const parallel::Stage& stage = replica.stage();
     const std::vector<std::int64_t> widths =
         model::Attention::key_widths(stage.model().config(), stage.shares().tiles);
+    const DType type = stage.shares().compute;
     const std::int64_t width = std::accumulate(widths.begin(), widths.end(), std::int64_t{0});
     std::vector<std::size_t> blocks;
     for (int unit = 1; unit < stage.last_unit(); ++unit) {
       if (stage.layout().has_unit(unit)) blocks.push_back(static_cast<std::size_t>(unit));
     }
     const auto bytes = [&](std::int64_t elements) {
-      return static_cast<std::size_t>(capacity_ * elements) * sizeof(float);
+      return static_cast<std::size_t>(capacity_ * elements) * size_of(type);
     };
     cached_ = device::Buffer(ledger, device::Use::workspace, 2 * blocks.size() * bytes(width));
     std::size_t offset = 0;
     for (const std::size_t unit : blocks) {
-      caches_[unit].positions = Tensor(positions_.data(), {1, capacity_});
+      caches_[unit].positions = positions_.reshape({1, capacity_});
       for (const std::int64_t own : widths) {
         for (auto* list : {&caches_[unit].keys, &caches_[unit].values}) {
-          list->push_back(cached_.view(DType::f32, {capacity_, own}, offset));
+          list->push_back(cached_.view(type, {capacity_, own}, offset));
           offset += bytes(own);
         }
       }
@@ -63,14 +75,18 @@ class Continuation {
       length_ = 0;
       fresh = keep;
     }
-    std::vector<std::int32_t> taken(seen_.end() - fresh, seen_.end());
-    const model::Microbatch batch{.sequences = 1,
-                                  .length = fresh,
-                                  .inputs = Tensor(taken.data(), {fresh}),
-                                  .positions = Tensor(positions_.data() + length_, {1, fresh})};
+    const std::vector<std::int32_t> taken(seen_.end() - fresh, seen_.end());
+    const model::Microbatch batch{
+        .sequences = 1,
+        .length = fresh,
+        .inputs = tokens_.view(DType::i32, {fresh}),
+        .positions = positions_.slice(0, length_, length_ + fresh).reshape({1, fresh})};
+    device::write(device_, batch.inputs, taken.data());
     for (model::KeyValueCache& cache : caches_) cache.length = length_;
-    const Tensor logits(logits_.data(), {1, static_cast<std::int64_t>(logits_.size())});
+    const Tensor logits =
+        logits_buffer_.view(DType::f32, {1, static_cast<std::int64_t>(logits_.size())});
     replica_.engine().extend(batch, caches_, logits);
+    device::read(device_, logits_.data(), logits);
     length_ += fresh;
     return logits_;
   }
@@ -78,9 +94,11 @@ class Continuation {
  private:
   parallel::Replica& replica_;
   std::int64_t capacity_, length_ = 0;  // tokens that fit, tokens in the caches
-  device::Buffer cached_;
+  device::Buffer cached_, tokens_, position_buffer_, logits_buffer_;
   std::vector<model::KeyValueCache> caches_;  // by unit
-  std::vector<std::int32_t> positions_, seen_;
+  device::Device& device_;
+  Tensor positions_;  // i32 [capacity], 0, 1, 2, …
+  std::vector<std::int32_t> seen_;
   std::vector<float> logits_;
 };
 
@@ -88,7 +106,8 @@ class Continuation {
 
 std::string generate(comm::Session& session, const RunConfig& config,
                      const GenerateOptions& options) {
-  device::MemoryLedger ledger;
+  const ComputeDevice computes(config.device, session);
+  device::MemoryLedger ledger(computes.device());
   Recorder recorder;
   const GridPlan plan = plan_grid(config, session);
   comm::Grid grid(session, plan.shape, ledger, plan.shard);
@@ -113,13 +132,14 @@ std::string generate(comm::Session& session, const RunConfig& config,
       tokenizer = data::load_tokenizer(dataset);
     }
     model = std::make_unique<model::Transformer>(model_of(reader));
-    parallel::StageOptions stage = forward_options(config, 1);
-    stage.sequence_parallel = false;  // one row at a time has nothing to share out
-    replica = std::make_unique<parallel::Replica>(
-        *model,
-        parallel::ReplicaOptions{.stage = stage,
-                                 .threads = threads_of_rank(config.parallel, session)},
-        grid, recorder, ledger);
+    parallel::ReplicaOptions options_of_replica;
+    options_of_replica.stage = forward_options(config, 1);
+    options_of_replica.stage.sequence_parallel = false;  // one row has nothing to share out
+    options_of_replica.stage.compute = compute_type_of(reader.state(), computes.device());
+    options_of_replica.threads = threads_of_rank(config.parallel, session);
+    options_of_replica.make_ops = computes.make_ops();
+    replica =
+        std::make_unique<parallel::Replica>(*model, options_of_replica, grid, recorder, ledger);
     const state::ModelState& state = replica->state();
     checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
                             state.parameters_sharded());

@@ -26,11 +26,12 @@ void remember(std::deque<double>& past, double value) {
 }  // namespace
 
 std::string_view name_of(Verdict verdict) {
-  constexpr std::string_view names[] = {"sound", "not finite", "outlier"};
+  constexpr std::string_view names[] = {"sound", "overflow", "not finite", "outlier"};
   return names[static_cast<std::size_t>(verdict)];
 }
 
-Verdict Health::judge(double loss, double norm) const {
+Verdict Health::judge(double loss, double norm, bool scaled) const {
+  if (scaled && std::isfinite(loss) && !std::isfinite(norm)) return Verdict::overflow;
   if (!std::isfinite(loss) || !std::isfinite(norm)) return Verdict::not_finite;
   if (limit_ <= 0 || losses_.size() < least) return Verdict::sound;
   const bool far =
@@ -39,6 +40,7 @@ Verdict Health::judge(double loss, double norm) const {
 }
 
 void Health::note(Verdict verdict, double loss, double norm) {
+  if (verdict == Verdict::overflow) return;
   if (verdict != Verdict::sound) {
     ++skipped_;
     return;

@@ -1,6 +1,7 @@
 #include "trireme/train/run.hpp"
 
 #include "trireme/comm/agree.hpp"
+#include "trireme/train/compute_device.hpp"
 
 #include "trainer.hpp"
 
@@ -9,11 +10,15 @@ namespace trireme::train {
 int exit_code(Ending ending) { return ending == Ending::done ? 0 : 75; }
 
 Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
-  device::MemoryLedger ledger;
+  const ComputeDevice computes(config.device, session);
+  device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session);
   comm::Grid grid(session, plan.shape, ledger, plan.shard);
-  comm::agree(grid.world(), [&] { validate(config, plan.facts); });
-  return Trainer(session, grid, ledger, config, plan.facts, fields).run();
+  comm::agree(grid.world(), [&] {
+    check_precision(config.precision.compute, computes.device().is_host());
+    validate(config, plan.facts);
+  });
+  return Trainer(session, grid, computes, ledger, config, plan.facts, fields).run();
 }
 
 }  // namespace trireme::train

@@ -62,6 +62,7 @@ void Trainer::resume(std::string folder) {
       folder = older;
     }
   }
+  replica_.refresh();
   say(fmt::format("resumed from {}: step {}", folder, step_));
   for (const std::string& note : notes) say("note: " + note);
 }
@@ -101,6 +102,16 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   step_ = reader.state().step;
   samples_ = reader.state().samples;
   if (extra.is_object() && extra.contains("health")) health_.from_json(extra.at("health"));
+  if (extra.is_object() && extra.contains("loss_scale")) {
+    const nlohmann::json& scale = extra.at("loss_scale");
+    const bool whole = scale.is_object() && scale.contains("value") &&
+                       scale.contains("steps_since_change") && scale.at("value").is_number() &&
+                       scale.at("steps_since_change").is_number_integer();
+    if (!whole)
+      throw Error("{}: its loss_scale is damaged; use another checkpoint", folder.string());
+    loss_scale_.restore(scale.at("value").get<double>(),
+                        scale.at("steps_since_change").get<std::int64_t>());
+  }
   // A checkpoint of another run folder is not this one's: it will have its own.
   if (same_folder(folder.parent_path(), config_.train.output)) saved_step_ = step_;
   saved_folder_ = folder.string();
@@ -162,19 +173,26 @@ void Trainer::save(Failure failure) {
                           .config = resolved_,
                           .versions = versions(),
                           .extra = {{"health", health_.to_json()}}};
+  if (loss_scale_.dynamic()) {
+    state.extra["loss_scale"] = {{"value", loss_scale_.value()},
+                                 {"steps_since_change", loss_scale_.steps_since_change()}};
+  }
   checkpoint::keep_tokenizer(state, tokenizer_);
   checkpoint::FileLayout files;
   if (config_.checkpoint.files == "node") files.nodes = session_.nodes();
   const bool background = config_.checkpoint.async && failure == Failure::warns;
   attempt_save(failure, [&] {
-    if (background) {
-      pending_since_ = begin;
-      pending_save_ = std::make_unique<checkpoint::Save>(config_.train.output, state, pieces(),
-                                                         grid_.world(), ledger_, files);
-    } else {
+    device::Device& device = replica_.state().device();
+    if (!background && device.is_host()) {
       note_saved(checkpoint::save(config_.train.output, state, pieces(), grid_.world(), files),
                  step_);
+      return;
     }
+    auto save = std::make_unique<checkpoint::Save>(config_.train.output, state, pieces(), device,
+                                                   grid_.world(), ledger_, files);
+    if (!background) return note_saved(save->finish(), step_);
+    pending_since_ = begin;
+    pending_save_ = std::move(save);
   });
   grid_.reset_traffic();
   saved_at_ = Clock::now();

@@ -160,6 +160,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .reshard_after_forward = config.zero.reshard_after_forward,
           .sequence_parallel = config.parallel.sequence,
           .recompute = recompute_of(config.parallel.recompute),
+          .compute = dtype_from_name(config.precision.compute),
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data)};

@@ -107,6 +107,7 @@ void Trainer::begin_record() {
                   grid_.shape().to_string(), threads_, train.batch,
                   train.batch * config_.model.sequence, train.micro_batch));
   for (const std::string& warning : grid_.warnings()) say("warning: " + warning);
+  if (!computes_.warning().empty()) say("warning: " + computes_.warning());
   for (const std::string& note : cost_notes(config_, replica_.stage().options())) {
     say("note: " + note);
   }

@@ -23,11 +23,13 @@ std::int64_t micro_batch_rows(const RunConfig& config) {
 
 }  // namespace
 
-Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger& ledger,
-                 RunConfig config, const LayoutFacts& facts, const config::Fields& fields)
+Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& computes,
+                 device::MemoryLedger& ledger, RunConfig config, const LayoutFacts& facts,
+                 const config::Fields& fields)
     : session_(session),
       grid_(grid),
       data_group_(grid.group(comm::Axis::data)),
+      computes_(computes),
       ledger_(ledger),
       config_(std::move(config)),
       resolved_(fields.to_json()),
@@ -44,16 +46,19 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger&
                 .bucket_elements = bucket_elements(config_),
                 .overlap = config_.parallel.overlap,
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
-                .watchdog = watchdog_.get()},
+                .watchdog = watchdog_.get(),
+                .make_ops = computes.make_ops()},
                grid, recorder_, ledger),
-      predicted_(plan::predict_memory(replica_.stage(),
-                                      {.optim = config_.optim,
-                                       .threads = threads_,
-                                       .shape = grid.shape(),
-                                       .rank = session.rank(),
-                                       .bucket_elements = bucket_elements(config_),
-                                       .snapshots = config_.checkpoint.in_background()})),
+      predicted_(plan::predict_memory(
+          replica_.stage(),
+          {.optim = config_.optim,
+           .threads = threads_,
+           .shape = grid.shape(),
+           .rank = session.rank(),
+           .bucket_elements = bucket_elements(config_),
+           .snapshots = config_.checkpoint.in_background() || !computes.device().is_host()})),
       health_(config_.train.outlier),
+      loss_scale_(config_.precision.compute == "fp16"),
       time_limit_(parse_duration(config_.train.time_limit)),
       faults_(parse_faults(config_.train.inject)),
       signals_(parse_signals(config_.train.signals)),
@@ -174,7 +179,7 @@ void Trainer::inject_into_gradients() {
     const Tensor own = replica_.state().own_gradient(group);
     if (spikes) replica_.ops().scale(own, 1e6F);
     if (infinite) {
-      std::fill_n(own.as<float>(), own.elements(), std::numeric_limits<float>::infinity());
+      replica_.ops().fill(own, std::numeric_limits<float>::infinity());
     }
   }
 }
@@ -228,17 +233,20 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
       batches.emplace_back(std::move(batch));
     }
   }
+  replica_.engine().set_loss_scale(loss_scale_.value());
   const parallel::LossSum sum = replica_.backward(batches);
   inject_into_gradients();
 
   watchdog_->beat("optimizer");
   const Section section(recorder_, "optimizer");
-  const double norm = replica_.gradient_norm();
-  const Verdict verdict = agree_on_step(health_.judge(sum.mean(), norm));
+  const double scale = loss_scale_.value();
+  const double norm = replica_.gradient_norm() / scale;
+  const Verdict verdict = agree_on_step(health_.judge(sum.mean(), norm, loss_scale_.may_shrink()));
   health_.note(verdict, sum.mean(), norm);
+  if (verdict <= Verdict::overflow) loss_scale_.note(verdict == Verdict::overflow);
   const double rate = optim::learning_rate(config_.optim, step_, config_.train.steps);
   if (verdict == Verdict::sound) {
-    replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip));
+    replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip) / scale);
     inject_into_weights();
   }
   ++step_;
@@ -327,7 +335,9 @@ double Trainer::peak_of_world() {
   if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * session_.size();
   // All ranks at once, as they will train.
   grid_.world().barrier();
-  const double own = plan::measure_peak(replica_.ops(), model_, micro_batch_rows(config_));
+  const double own =
+      plan::measure_peak(replica_.ops(), replica_.state().device(),
+                         replica_.stage().options().compute, model_, micro_batch_rows(config_));
   return grid_.world().all_reduce(own, comm::Reduction::sum);
 }
 

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "trireme/data/tokenizer.hpp"
+#include "trireme/optim/loss_scale.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
+#include "trireme/train/compute_device.hpp"
 #include "trireme/train/health.hpp"
 #include "trireme/train/inject.hpp"
 #include "trireme/train/interrupts.hpp"
@@ -26,8 +28,9 @@ inline double seconds_since(Recorder::Clock::time_point begin) {
 class Trainer {
  public:
   /// `config` is valid. Collective.
-  Trainer(comm::Session& session, comm::Grid& grid, device::MemoryLedger& ledger, RunConfig config,
-          const LayoutFacts& facts, const config::Fields& fields);
+  Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& computes,
+          device::MemoryLedger& ledger, RunConfig config, const LayoutFacts& facts,
+          const config::Fields& fields);
   /// Resumes if there is something to resume, trains to the last step, evaluates, saves, sums up.
   Ending run();
 
@@ -85,6 +88,7 @@ class Trainer {
   comm::Session& session_;
   comm::Grid& grid_;
   comm::Communicator& data_group_;
+  const ComputeDevice& computes_;
   device::MemoryLedger& ledger_;
   RunConfig config_;
   nlohmann::json resolved_, provenance_;  // the configuration as recorded
@@ -120,6 +124,7 @@ class Trainer {
   Clock::time_point saved_at_;
   device::Stream agreement_stream_;
   Health health_;
+  optim::LossScale loss_scale_;
   std::optional<double> time_limit_;  // seconds of this start
   std::vector<Fault> faults_;
   SignalWatch signals_;

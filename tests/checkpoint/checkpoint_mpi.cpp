@@ -120,7 +120,9 @@ TEST_F(CheckpointMpi, AFileForEachNodeAndSubFolders) {
         if (shared() % 2 == 0) {
           folder = save(root_, {.step = step}, pieces, *world_, layout);
         } else {
-          folder = Save(root_, {.step = step}, pieces, *world_, ledger_, layout).finish();
+          folder =
+              Save(root_, {.step = step}, pieces, device::host_device(), *world_, ledger_, layout)
+                  .finish();
         }
         const Reader reader(folder);
         reader.verify();

@@ -82,7 +82,7 @@ class FileFaultsMpi : public testing::Test {
     const std::vector<Piece> pieces = {piece_of(whole, rank(), rank() + 1)};
     try {
       if (background) {
-        Save save(root_, {.step = step}, pieces, *world_, ledger_, layout);
+        Save save(root_, {.step = step}, pieces, device::host_device(), *world_, ledger_, layout);
         std::fill(whole.bytes.begin(), whole.bytes.end(), std::byte{0});  // training goes on
         save.finish();
       } else {

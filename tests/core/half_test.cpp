@@ -73,5 +73,20 @@ TEST(Half, KnownValues) {
   EXPECT_TRUE(std::isnan(fp16_to_float(float_to_fp16(std::bit_cast<float>(0x7f800001U)))));
 }
 
+TEST(Half, RoundingByAnAddendGoesUpAsOftenAsIsCutOff) {
+  const float value = std::bit_cast<float>(0x3f804000U);  // a quarter of the way between two
+  int up = 0;
+  for (std::uint32_t addend = 0; addend < 65536; ++addend) {
+    const std::uint16_t rounded = float_to_bf16_up_by(value, addend);
+    ASSERT_TRUE(rounded == 0x3f80 || rounded == 0x3f81);
+    up += rounded == 0x3f81;
+  }
+  EXPECT_EQ(up, 16384);
+  EXPECT_EQ(float_to_bf16_up_by(bf16_to_float(0xbf81), 65535), 0xbf81);  // nothing is cut off
+  EXPECT_EQ(float_to_bf16_up_by(infinity, 65535), 0x7f80);
+  EXPECT_TRUE(std::isnan(
+      bf16_to_float(float_to_bf16_up_by(std::numeric_limits<float>::quiet_NaN(), 65535))));
+}
+
 }  // namespace
 }  // namespace trireme

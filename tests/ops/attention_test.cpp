@@ -415,10 +415,7 @@ TEST(Workspace, IsWhatWasForetold) {
   }
   device::MemoryLedger ledger;
   const auto backend = make_cpu_ops(2, &ledger);
-  Array squares = random_array({50000}, 1), rows = random_array({700, 37}, 2), sum({37});
-  backend->sum_of_squares(squares);
-  EXPECT_EQ(static_cast<std::size_t>(ledger.held(device::Use::workspace)),
-            device::aligned(cpu_square_sum_workspace(50000)));
+  Array rows = random_array({700, 37}, 2), sum({37});
   backend->column_sum(sum, rows);
   EXPECT_EQ(static_cast<std::size_t>(ledger.held(device::Use::workspace)),
             device::aligned(cpu_row_sum_workspace(700, 37, 1)));

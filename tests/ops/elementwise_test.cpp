@@ -1,3 +1,5 @@
+#include "trireme/core/half.hpp"
+
 #include "support.hpp"
 
 namespace trireme::ops {
@@ -39,6 +41,36 @@ TEST_P(ElementwiseTest, StridedViewsAreRefusedWhereOpsNeedContiguousOnes) {
   Array x({3, 4}, 2), y({3, 4}, 2);
   EXPECT_ANY_THROW(ops->add(y, x, x));
   EXPECT_ANY_THROW(ops->gelu(y, x));
+}
+
+TEST_P(ElementwiseTest, CopyConverts) {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (const std::int64_t gap : {0, 3}) {
+      const std::int64_t rows = 70, columns = 301;
+      Array x = random_array({rows, columns}, 1, 3, gap), back({rows, columns}, gap);
+      std::vector<std::uint16_t> narrow(static_cast<std::size_t>(rows * (columns + gap)), 7);
+      const Tensor view(narrow.data(), type, {rows, columns}, {columns + gap, 1, 0, 0});
+      ops->copy(view, x);
+      ops->copy(back, view);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < columns + gap; ++c) {
+          const std::uint16_t bits = narrow[static_cast<std::size_t>(r * (columns + gap) + c)];
+          if (c >= columns) {
+            ASSERT_EQ(bits, 7) << "between rows";
+            continue;
+          }
+          const float value = x[r * columns + c];
+          const bool brain = type == DType::bf16;
+          ASSERT_EQ(bits, brain ? float_to_bf16(value) : float_to_fp16(value));
+          ASSERT_EQ(back[r * columns + c], brain ? bf16_to_float(bits) : fp16_to_float(bits));
+        }
+      }
+      EXPECT_TRUE(back.gaps_untouched());
+    }
+  }
+  Integers ids({4});
+  Array y({4});
+  EXPECT_ANY_THROW(ops->copy(y, ids));
 }
 
 TRIREME_FOR_INSTRUCTION_SETS(ElementwiseTest);

@@ -89,5 +89,47 @@ TEST(Matmul, WrongShapesAreRefused) {
   EXPECT_ANY_THROW(ops->matmul(c, a, b, {}));
 }
 
+/// What is fused into a product is what the operations say one after the other, in bits.
+TEST(Matmul, FusedEqualsTheSameApart) {
+  const auto ops = make_cpu_ops(2);
+  for (const std::int64_t gap : {0, 3}) {
+    const std::int64_t m = 9, n = 21, k = 13;
+    Array a = random_array({m, k}, 1, 1, gap), b = random_array({n, k}, 2),
+          bias = random_array({n}, 3);
+    Array apart({m, n}), gelu({m, n});
+    ops->matmul(apart, a, b, {.transpose_b = true, .bias = bias});
+    ops->gelu(gelu, apart);
+    Array c({m, n}, gap), before({m, n}, gap);
+    ops->matmul(c, a, b, {.transpose_b = true, .bias = bias, .before_gelu = before});
+    expect_same_bits(c, gelu, "gelu");
+    expect_same_bits(before, apart, "before gelu");
+    EXPECT_TRUE(c.gaps_untouched() && before.gaps_untouched());
+
+    Array input = random_array({m, n}, 4, 2, gap), dense = random_array({m, n}, 4, 2);
+    ops->matmul(apart, a, b, {.transpose_b = true});
+    ops->gelu_backward(gelu, apart, dense);
+    ops->matmul(c, a, b, {.transpose_b = true, .gelu_input = input});
+    expect_same_bits(c, gelu, "gelu backward");
+
+    Array dy = random_array({m, n}, 5, 1, gap), sum = random_array({n}, 6), expected = sum;
+    Array weight = random_array({n, k}, 7), expected_weight = weight;
+    ops->matmul(weight, dy, a, {.transpose_a = true, .accumulate = true, .row_sum = sum});
+    ops->matmul(expected_weight, dy, a, {.transpose_a = true, .accumulate = true});
+    ops->column_sum(expected, dy);
+    expect_same_bits(weight, expected_weight, "weight gradient");
+    expect_same_bits(sum, expected, "bias gradient");
+  }
+}
+
+TEST(Matmul, WhatWantsTheWholeIsNotAccumulated) {
+  const auto ops = make_cpu_ops(1);
+  Array a({2, 2}), b({2, 2}), c({2, 2}), other({2, 2}), bias({2});
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {.accumulate = true, .bias = bias}));
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {.accumulate = true, .before_gelu = other}));
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {.accumulate = true, .gelu_input = other}));
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {.before_gelu = other, .gelu_input = other}));
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {.row_sum = bias}));
+}
+
 }  // namespace
 }  // namespace trireme::ops

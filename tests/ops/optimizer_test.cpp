@@ -1,3 +1,5 @@
+#include "trireme/core/half.hpp"
+
 #include "support.hpp"
 
 namespace trireme::ops {
@@ -10,6 +12,7 @@ TEST_P(OptimizerTest, SumOfSquaresIsExactToTheLastBitOfItsOrder) {
     Array x = random_array({n}, 1);
     // Squares are exact in fp64; chains i mod 16 of a block, joined pairwise, then blocks in order.
     double expected = 0;
+    std::vector<double> blocks;
     for (std::int64_t begin = 0; begin < n; begin += 4096) {
       double chains[16] = {};
       for (std::int64_t i = begin; i < std::min(n, begin + 4096); ++i) {
@@ -19,8 +22,14 @@ TEST_P(OptimizerTest, SumOfSquaresIsExactToTheLastBitOfItsOrder) {
         for (int j = 0; j < 16; j += 2 * step) chains[j] += chains[j + step];
       }
       expected += chains[0];
+      blocks.push_back(1 + chains[0]);
     }
-    EXPECT_EQ(ops->sum_of_squares(x), expected) << n;
+    double sum = 2;
+    ops->add_squares(Tensor(&sum, {1}), x);
+    EXPECT_EQ(sum, 2 + expected) << n;
+    std::vector<double> apart(blocks.size(), 1.0);
+    ops->add_squares(Tensor(apart.data(), {static_cast<std::int64_t>(apart.size())}), x);
+    EXPECT_EQ(apart, blocks) << n;
   }
 }
 
@@ -69,6 +78,35 @@ TEST_P(OptimizerTest, SgdWithMomentum) {
   const auto count = static_cast<std::size_t>(n);
   expect_close(buffer, rb, std::vector<double>(count, 6 * roundoff), "buffer");
   expect_close(p, rp, std::vector<double>(count, 4 * roundoff), "p");
+}
+
+TEST_P(OptimizerTest, RoundedCopiesAreOfTheUpdatedParameters) {
+  const std::int64_t n = 20011;
+  Array p = random_array({n}, 1), m({n}), v({n}), g = random_array({n}, 2), buffer({n});
+  std::vector<std::uint16_t> near(static_cast<std::size_t>(n)), drawn(near), sgd(near);
+  const Tensor nearest(near.data(), DType::bf16, {n}), chance(drawn.data(), DType::bf16, {n});
+  AdamWStep step;
+  step.learning_rate = 0.01F;
+  Array q = p, qm({n}), qv({n}), s = p;
+  ops->adamw(p, m, v, g, step, {.values = nearest});
+  const RandomKey key{5, Purpose::rounding, 0};
+  ops->adamw(q, qm, qv, g, step, {.values = chance, .stochastic = true, .key = key, .first = 100});
+  expect_same_bits(p, q, "parameters");
+  ops->sgd(s, buffer, g, 0.1F, 0.9F, 0, 1, {.values = Tensor(sgd.data(), DType::f16, {n})});
+  double bias = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    ASSERT_EQ(near[at], float_to_bf16(p[i]));
+    ASSERT_EQ(sgd[at], float_to_fp16(s[i]));
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(p[i]);
+    const std::uint32_t noise = random_bits(key, static_cast<std::uint64_t>(100 + i)) & 0xffffU;
+    ASSERT_EQ(drawn[at], static_cast<std::uint16_t>((bits + noise) >> 16));
+    // In units of the last place kept: of variance below ¼ each.
+    const float below = bf16_to_float(static_cast<std::uint16_t>(bits >> 16));
+    const float above = bf16_to_float(static_cast<std::uint16_t>((bits >> 16) + 1));
+    bias += double{bf16_to_float(drawn[at]) - p[i]} / double{above - below};
+  }
+  EXPECT_LT(std::abs(bias), 5 * 0.5 * std::sqrt(static_cast<double>(n))) << "rounding is biased";
 }
 
 TRIREME_FOR_INSTRUCTION_SETS(OptimizerTest);

@@ -1,149 +1,41 @@
 // The layout matrix: a covering array of layouts, and some drawn anew in every run, against one
 // rank. Eight ranks; layouts of n ranks run 8/n at a time.
-#include <cstdlib>
-#include <ctime>
-
-#include <gtest/gtest.h>
-#include <mpi.h>
-
 #include "fast_bounds.hpp"
-#include "matrix.hpp"
+#include "matrix_runs.hpp"
 
 namespace trireme::parallel::test {
 namespace {
 
-int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-int world_size() {
-  int size = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
-RunSettings settings_of(int model, bool reproducible) {
-  const MatrixModel& chosen = matrix_models()[static_cast<std::size_t>(model)];
-  return {.steps = reproducible ? 10 : 20,
-          .global_batch = matrix_batch,
-          .reproducible = reproducible,
-          .virtual_tensor = chosen.virtual_tensor,
-          .virtual_data = chosen.virtual_data};
-}
-
-template <class T>
-void broadcast(std::vector<T>& values, int root) {
-  auto size = static_cast<std::int64_t>(values.size());
-  MPI_Bcast(&size, 1, MPI_INT64_T, root, MPI_COMM_WORLD);
-  values.resize(static_cast<std::size_t>(size));
-  if constexpr (std::is_arithmetic_v<T>) {
-    MPI_Bcast(values.data(), static_cast<int>(size * static_cast<std::int64_t>(sizeof(T))),
-              MPI_BYTE, root, MPI_COMM_WORLD);
-  } else {
-    for (T& each : values) broadcast(each, root);
-  }
-}
-void broadcast(std::vector<std::string>& values, int root) {
-  std::vector<std::vector<char>> texts;
-  for (const std::string& value : values) texts.emplace_back(value.begin(), value.end());
-  broadcast(texts, root);
-  values.clear();
-  for (const auto& text : texts) values.emplace_back(text.begin(), text.end());
-}
-
-/// One rank's results, by model.
-std::vector<RunResult> references(bool reproducible) {
-  const int models = static_cast<int>(matrix_models().size());
-  std::vector<RunResult> results(static_cast<std::size_t>(models));
-  for (int model = 0; model < models; ++model) {
-    if (model % world_size() != world_rank()) continue;
-    results[static_cast<std::size_t>(model)] =
-        run_layout(matrix_models()[static_cast<std::size_t>(model)].config, {.micro_batch = 4},
-                   settings_of(model, reproducible), MPI_COMM_SELF);
-  }
-  for (int model = 0; model < models; ++model) {
-    RunResult& result = results[static_cast<std::size_t>(model)];
-    const int root = model % world_size();
-    EXPECT_EQ(result.fault, "");
-    broadcast(result.losses, root);
-    broadcast(result.norms, root);
-    broadcast(result.hashes, root);
-    broadcast(result.names, root);
-    broadcast(result.tensors, root);
-    broadcast(result.gradients, root);
-    broadcast(result.evaluation, root);
-  }
-  return results;
-}
-
-/// The covering array, on every rank, made on the first.
-std::vector<Row> committed_rows() {
-  std::vector<Row> rows;
-  if (world_rank() == 0) rows = matrix_rows();
-  broadcast(rows, 0);
-  return rows;
-}
-
-/// Ten rows of a seed that is printed: TRIREME_LAYOUT_SEED, else the time.
-std::vector<Row> drawn_rows() {
-  std::int64_t seed = std::time(nullptr);
-  if (const char* given = std::getenv("TRIREME_LAYOUT_SEED")) seed = std::atoll(given);
-  MPI_Bcast(&seed, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
-  if (world_rank() == 0) fmt::print("ten more layouts: TRIREME_LAYOUT_SEED={}\n", seed);
-  return random_rows(static_cast<std::uint64_t>(seed), 10);
-}
-
-/// Runs `compare` on the result of each case, on all its ranks. An exception ends the launch: the
-/// case's other ranks would wait for ever.
-template <class Compare>
-void run_cases(const std::vector<MatrixCase>& cases, bool reproducible, const Compare& compare) {
-  for (int ranks = world_size(); ranks >= 1; ranks /= 2) {
-    MPI_Comm comm = MPI_COMM_NULL;
-    MPI_Comm_split(MPI_COMM_WORLD, world_rank() / ranks, world_rank(), &comm);
-    int number = 0;
-    for (const MatrixCase& each : cases) {
-      if (each.layout.ranks() != ranks) continue;
-      if (number++ % (world_size() / ranks) != world_rank() / ranks) continue;
-      const std::string what = each.to_string();
-      try {
-        const MatrixModel& model = matrix_models()[static_cast<std::size_t>(each.model)];
-        const RunResult result =
-            run_layout(model.config, each.layout, settings_of(each.model, reproducible), comm);
-        EXPECT_EQ(result.fault, "") << what;
-        compare(each, result, what);
-      } catch (const std::exception& error) {
-        fmt::print("{}\n{}\n", what, error.what());
-        std::fflush(stdout);
-        MPI_Abort(MPI_COMM_WORLD, 1);
-      }
-    }
-    MPI_Comm_free(&comm);
-  }
-}
-
-void compare_bits(const std::vector<MatrixCase>& cases) {
-  const std::vector<RunResult> one = references(true);
-  run_cases(
-      cases, true, [&](const MatrixCase& each, const RunResult& result, const std::string& what) {
-        EXPECT_EQ(first_difference(one[static_cast<std::size_t>(each.model)], result), "") << what;
-      });
+void compare_with_one_rank(const std::vector<MatrixCase>& cases, const MatrixRuns& runs) {
+  compare_bits(cases, runs, references(runs));
 }
 
 TEST(LayoutMatrix, ReproducibleEqualsOneRankBitForBit) {
   ASSERT_EQ(world_size(), 8);
-  compare_bits(cases_of(committed_rows()));
+  compare_with_one_rank(cases_of(committed_rows()), {});
 }
 
-TEST(LayoutMatrix, ReproducibleDrawn) { compare_bits(cases_of(drawn_rows())); }
+TEST(LayoutMatrix, ReproducibleDrawn) { compare_with_one_rank(cases_of(drawn_rows()), {}); }
+
+/// What is computed later, in memory that the host cannot touch, is the same: every wait is there.
+TEST(LayoutMatrix, DeviceEqualsHostBitForBit) {
+  compare_bits(cases_of(committed_rows()), {.steps = 2, .make_device = make_imaginary_device},
+               references({.steps = 2}));
+}
+
+TEST(LayoutMatrix, DeviceInBf16EqualsOneRankBitForBit) {
+  compare_with_one_rank(cases_of(committed_rows()),
+                        {.steps = 2, .make_device = make_imaginary_device, .compute = DType::bf16});
+}
 
 TEST(LayoutMatrix, FastStaysWithinItsBounds) {
-  const std::vector<RunResult> one = references(false);
+  const MatrixRuns fast{.reproducible = false, .steps = 20};
+  const std::vector<RunResult> one = references(fast);
   std::vector<MatrixCase> cases = cases_of(committed_rows());
   for (MatrixCase& each : cases_of(drawn_rows())) cases.push_back(std::move(each));
   BoundUse use;
   run_cases(
-      cases, false, [&](const MatrixCase& each, const RunResult& result, const std::string& what) {
+      cases, fast, [&](const MatrixCase& each, const RunResult& result, const std::string& what) {
         const auto model = static_cast<std::size_t>(each.model);
         const model::ModelConfig& config = matrix_models()[model].config;
         EXPECT_EQ(out_of_bounds(config, matrix_batch * config.sequence, one[model], result, use),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -16,6 +17,7 @@
 #include "trireme/parallel/replica.hpp"
 
 #include "support/batches.hpp"
+#include "support/imaginary_ops.hpp"
 
 namespace trireme::parallel::test {
 
@@ -42,11 +44,30 @@ struct LayoutCase {
   }
 };
 
+/// A device that is not the host, and its operations.
+struct TestDevice {
+  std::unique_ptr<device::Device> device;
+  MakeOps make_ops;
+};
+using MakeTestDevice = std::function<TestDevice(int rank)>;
+
+/// One whose memory the host cannot touch and whose work is done later.
+inline TestDevice make_imaginary_device(int rank) {
+  auto device = std::make_unique<testing_support::ImaginaryDevice>(static_cast<unsigned>(rank));
+  testing_support::ImaginaryDevice& own = *device;
+  return {std::move(device), [&own](device::MemoryLedger& ledger, int threads, bool reproducible) {
+            return std::make_unique<testing_support::ImaginaryOps>(
+                own, ops::make_cpu_ops(threads, &ledger, reproducible));
+          }};
+}
+
 struct RunSettings {
   int steps = 10;
   int global_batch = 8;
   bool reproducible = true;
   int virtual_tensor = 8, virtual_data = 8;
+  MakeTestDevice make_device;  // absent: the host
+  DType compute = DType::f32;
 };
 
 /// What a run leaves: the same on all its ranks, but for `fault`.
@@ -76,6 +97,8 @@ inline std::uint64_t hash_of(const std::vector<float>& values) {
 inline std::vector<std::vector<float>> gather_logical(const Replica& replica, const Tensor& flat,
                                                       bool sharded, MPI_Comm world) {
   const Stage& stage = replica.stage();
+  std::vector<float> values_here(static_cast<std::size_t>(flat.elements()));
+  device::read(replica.state().device(), values_here.data(), flat);
   const params::Layout& layout = stage.layout();
   const Place& place = stage.options().place;
   const auto& rows = layout.table().rows();
@@ -104,8 +127,8 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica, co
             if (at < range.elements.begin || at >= range.elements.end) continue;
             const auto row = static_cast<std::size_t>(block.row);
             bits[static_cast<std::size_t>(first[row] + run.logical + i)] =
-                std::bit_cast<std::uint32_t>(
-                    flat.as<float>()[range.offset + at - range.elements.begin]);
+                std::bit_cast<std::uint32_t>(values_here[static_cast<std::size_t>(
+                    range.offset + at - range.elements.begin)]);
             ++spoken[row];
           }
         }
@@ -160,6 +183,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .reshard_after_forward = layout.reshard,
           .sequence_parallel = layout.sequence_parallel,
           .recompute = layout.recompute,
+          .compute = settings.compute,
           .reproducible = settings.reproducible,
           .virtual_tensor = settings.virtual_tensor,
           .virtual_data = settings.virtual_data};
@@ -168,8 +192,11 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
 /// One rank of a model in some layout on the ranks of `comm`; collective over them.
 struct LayoutRun {
   LayoutRun(const model::ModelConfig& config, const LayoutCase& layout,
-            const StageOptions& stage_options, MPI_Comm comm)
-      : comm(comm),
+            const StageOptions& stage_options, MPI_Comm comm,
+            const MakeTestDevice& make_device = {})
+      : device(make_device ? make_device(comm_rank(comm)) : TestDevice()),
+        ledger(device.device ? *device.device : device::host_device()),
+        comm(comm),
         layout(layout),
         session(comm),
         shape(comm::make_grid_shape(
@@ -177,14 +204,8 @@ struct LayoutRun {
             {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data})),
         grid(session, shape, ledger, comm::shard_degree(shape, layout.shard)),
         model(config),
-        replica(model,
-                {.stage = stage_options,
-                 .optim = {.learning_rate = 3e-3},
-                 .threads = layout.threads,
-                 .bucket_elements = 1000,
-                 .overlap = true,
-                 .seed = 7},
-                grid, recorder, ledger) {}
+        replica(model, replica_options(layout, stage_options, device.make_ops), grid, recorder,
+                ledger) {}
 
   /// The gradients that the last step left, every logical tensor of them.
   std::vector<std::vector<float>> gradients() {
@@ -194,21 +215,39 @@ struct LayoutRun {
       return gather_logical(replica, state.gradients(), sharded, comm);
     }
     // Own gradients are the rank's part of the whole buffer.
-    device::MemoryLedger own_ledger;
-    const device::Buffer own(own_ledger, device::Use::batch,
+    const device::Buffer own(ledger, device::Use::batch,
                              static_cast<std::size_t>(state.shards().elements()) * sizeof(float));
     const Tensor flat = own.view(DType::f32, {state.shards().elements()});
     for (int g = 0; g < state.shards().groups(); ++g) {
       const Tensor part = state.own_gradient(g);
-      std::copy_n(part.as<float>(), part.elements(), flat.as<float>() + state.shards().offset(g));
+      const std::int64_t first = state.shards().offset(g);
+      replica.ops().copy(flat.slice(0, first, first + part.elements()), part);
     }
     return gather_logical(replica, flat, true, comm);
   }
 
+  static ReplicaOptions replica_options(const LayoutCase& layout, const StageOptions& stage_options,
+                                        const MakeOps& make_ops) {
+    ReplicaOptions options;
+    options.stage = stage_options;
+    options.optim.learning_rate = 3e-3;
+    options.threads = layout.threads;
+    options.bucket_elements = 1000;
+    options.seed = 7;
+    options.make_ops = make_ops;
+    return options;
+  }
+  static int comm_rank(MPI_Comm comm) {
+    int rank = 0;
+    MPI_Comm_rank(comm, &rank);
+    return rank;
+  }
+
+  TestDevice device;
+  device::MemoryLedger ledger;
   MPI_Comm comm;
   LayoutCase layout;
   comm::Session session;
-  device::MemoryLedger ledger;
   Recorder recorder;
   comm::GridShape shape;
   comm::Grid grid;
@@ -237,7 +276,8 @@ inline std::string memory_fault(LayoutRun& run) {
          ModelState::gradient_bytes(stage.layout(), stage.shards(), options));
   expect("rooms", run.ledger.held(Use::gathered), ModelState::room_bytes(stage.layout(), options));
   expect("optimiser state", run.ledger.held(Use::optimizer),
-         2 * sizeof(float) * static_cast<std::size_t>(stage.shards().elements()));
+         ModelState::master_bytes(stage.layout(), stage.shards(), options) +
+             2 * static_cast<std::int64_t>(sizeof(float)) * stage.shards().elements());
   return fault;
 }
 
@@ -269,7 +309,7 @@ inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& co
 /// Trains on the ranks of `comm`, as many as the layout has; collective over them.
 inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& layout,
                             const RunSettings& settings, MPI_Comm comm) {
-  LayoutRun run(config, layout, stage_options(layout, settings), comm);
+  LayoutRun run(config, layout, stage_options(layout, settings), comm, settings.make_device);
   Replica& replica = run.replica;
   replica.initialise();
   RunResult result;

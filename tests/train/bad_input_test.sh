@@ -55,6 +55,13 @@ refused "micro-batch that does not divide" "train.micro_batch = 3" train data --
 refused "vocabulary too small" "model.vocabulary = 100" train data --model.vocabulary 100
 refused "window longer than the text" "model.sequence = 1000000.*use at most" train data --model.sequence 1000000
 refused "missing checkpoint to resume" "checkpoint nowhere: .*name a run folder" train data --checkpoint.resume nowhere
+if CUDA_VISIBLE_DEVICES= "$TRIREME" info | grep -q '^CUDA.*cuda:0'; then
+  echo "a GPU in spite of CUDA_VISIBLE_DEVICES: not asked for one"
+else
+  export CUDA_VISIBLE_DEVICES=
+  refused "a GPU where there is none" "device.type = cuda: rank 0 sees no device .*use cpu" train data --device cuda
+fi
+refused "bf16 on a CPU" "precision.compute = bf16: .*fp32" train data --device cpu --precision.compute bf16
 printf '0F0,0B0,\n1F0,1X0\n' >wrong.csv
 refused "fault in a schedule file" "wrong.csv:2:5: " train data --parallel.pipeline 2 --parallel.schedule file:wrong.csv
 refused "virtual stages past all bounds" "parallel.virtual_stages = 4294967297: .*from 1 to 1024" train data \

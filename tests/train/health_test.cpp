@@ -91,5 +91,17 @@ TEST(Health, DamagedStateIsRefused) {
   }
 }
 
+TEST(Health, AnOverflowOfScaledGradientsIsNotAFailure) {
+  const double infinite = std::numeric_limits<double>::infinity();
+  Health health(0);
+  EXPECT_EQ(health.judge(1, infinite, true), Verdict::overflow);
+  EXPECT_EQ(health.judge(1, infinite, false), Verdict::not_finite);
+  EXPECT_EQ(health.judge(infinite, infinite, true), Verdict::not_finite);
+  EXPECT_EQ(health.judge(1, 1, true), Verdict::sound);
+  health.note(Verdict::not_finite, 1, infinite);
+  health.note(Verdict::overflow, 1, infinite);  // neither one more nor the end of the row
+  EXPECT_EQ(health.skipped_in_a_row(), 1);
+}
+
 }  // namespace
 }  // namespace trireme::train

@@ -60,23 +60,24 @@ struct FileLayout {
   std::int64_t per_folder = 1000;
 };
 
-/// Collective over `world`. Writes root/step-%08d, in place of one that is there already, and
-/// returns its path; `root` is the same on every rank, on a file system that all share. `state` is
-/// rank 0's. Throws AgreedError (the same on every rank, naming rank, file and the system's reason)
-/// when any rank failed or the pieces that are written do not cover each tensor exactly once; then
-/// nothing new is left and an older folder of this step is untouched.
+/// Collective over `world`. Writes what lies in host memory as root/step-%08d, in place of one that
+/// is there already, and returns its path; `root` is the same on every rank, on a file system that
+/// all share. `state` is rank 0's. Throws AgreedError (the same on every rank, naming rank, file
+/// and the system's reason) when any rank failed or the pieces that are written do not cover each
+/// tensor exactly once; then nothing new is left and an older folder of this step is untouched.
 std::filesystem::path save(const std::filesystem::path& root, const State& state,
                            const std::vector<Piece>& pieces, comm::Communicator& world,
                            const FileLayout& layout = {});
 
 /// The same in two parts, so that training can go on while a background thread writes: the
-/// constructor agrees on what is to be written and copies it to memory of its own, finish() makes
-/// the checkpoint exist. Both are collective and throw what save throws; written() is asked in
-/// between.
+/// constructor agrees on what is to be written and copies it from `device` to memory of its own, on
+/// the host, entered in `ledger`; finish() makes the checkpoint exist. Both are collective and
+/// throw what save throws; written() is asked in between.
 class Save {
  public:
   Save(const std::filesystem::path& root, const State& state, const std::vector<Piece>& pieces,
-       comm::Communicator& world, device::MemoryLedger& ledger, const FileLayout& layout = {});
+       device::Device& device, comm::Communicator& world, device::MemoryLedger& ledger,
+       const FileLayout& layout = {});
   Save(const Save&) = delete;
   Save& operator=(const Save&) = delete;
   /// Waits for this rank's thread; what is not finished stays a step-….tmp, which prune removes.

@@ -18,6 +18,14 @@ inline std::uint16_t float_to_bf16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
 
+/// Rounds by adding `addend`, of [0, 65536), to the bits that are cut off: up with the probability
+/// of the part cut off where it is drawn evenly. What is not finite is only cut.
+inline std::uint16_t float_to_bf16_up_by(float value, std::uint32_t addend) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7f800000U) == 0x7f800000U) return float_to_bf16(value);
+  return static_cast<std::uint16_t>((bits + addend) >> 16);
+}
+
 inline float fp16_to_float(std::uint16_t value) {
   const std::uint32_t sign = std::uint32_t{value & 0x8000U} << 16;
   const std::uint32_t magnitude = value & 0x7fffU;

@@ -17,6 +17,7 @@ enum class Purpose : std::uint32_t {
   window_offset = 4,
   generation = 5,
   fault = 6,
+  rounding = 7,
 };
 
 /// One stream of numbers. `stream` tells apart users of one purpose (a parameter, a dropout site).

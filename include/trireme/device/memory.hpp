@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "trireme/core/tensor.hpp"
+#include "trireme/device/device.hpp"
 
 namespace trireme::device {
 
@@ -27,22 +28,31 @@ enum class Use : std::uint8_t {
 };
 std::string_view name_of(Use use);
 
-/// Bytes held now and at most, by use. Thread-safe.
+/// Bytes that a rank holds now and at most, by use, and the device on which it computes.
+/// Thread-safe.
 class MemoryLedger {
  public:
+  explicit MemoryLedger(Device& device = host_device()) : device_(device) {}
+  MemoryLedger(const MemoryLedger&) = delete;
+  MemoryLedger& operator=(const MemoryLedger&) = delete;
+  Device& device() const { return device_; }
   void add(Use use, std::int64_t bytes);  // negative to release
   std::int64_t held(Use use) const;
   std::int64_t peak(Use use) const;
 
  private:
+  Device& device_;
   std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(Use::count)> held_{}, peak_{};
 };
 
-/// Owned, 64-byte aligned, zeroed host memory, entered in a ledger. Move-only.
+/// Owned, 64-byte aligned, zeroed memory, entered in a ledger. Move-only.
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(MemoryLedger& ledger, Use use, std::size_t bytes);
+  /// Memory of the ledger's device, or of another one.
+  Buffer(MemoryLedger& ledger, Use use, std::size_t bytes)
+      : Buffer(ledger, use, bytes, ledger.device()) {}
+  Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
@@ -55,6 +65,7 @@ class Buffer {
 
  private:
   MemoryLedger* ledger_ = nullptr;
+  Device* device_ = nullptr;
   Use use_ = Use::workspace;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;

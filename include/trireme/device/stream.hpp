@@ -1,5 +1,7 @@
-// Streams and events of the CPU: a stream is an in-order queue of resumable operations. Whoever has
-// time polls it: a progress thread (comm/progress.hpp), or a caller that needs the result.
+// Streams of communication and their events: a stream is an in-order queue of resumable operations
+// beside a device's queue of computation. Whoever has time polls it: a progress thread
+// (comm/progress.hpp), or a caller that needs the result. Each operation begins after the
+// computation that was queued before it; what is queued after a wait for its event comes after it.
 #pragma once
 
 #include <atomic>
@@ -9,9 +11,13 @@
 #include <memory>
 #include <mutex>
 
+#include "trireme/device/device.hpp"
+
 namespace trireme::device {
 
-/// Work that starts, then is tested until it is done. Both run under the stream's lock.
+/// Work that starts, then is tested until it is done. Both run under the stream's lock. Work that
+/// the host does may read and write when it starts; work that is *queued* on the device
+/// itself (NCCL) only says there what it waits for.
 class Operation {
  public:
   Operation() = default;
@@ -19,7 +25,11 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
   virtual void start() = 0;
-  virtual bool test() = 0;  // true once finished
+  virtual bool test() = 0;  // true once finished, or queued
+  virtual bool queued() const { return false; }
+  /// Of queued work, before start: what it must come after, and after test: where it ends.
+  virtual void come_after(Fence& fence) { static_cast<void>(fence); }
+  virtual std::shared_ptr<Fence> end() { return nullptr; }
   /// Steps taken so far; while it grows, pollers do not back off.
   virtual std::uint64_t steps() const { return 0; }
 };
@@ -30,7 +40,8 @@ class Stream;
 class Event {
  public:
   bool done() const;
-  /// Polls the stream until the operation has finished; rethrows what the operation threw.
+  /// Polls the stream until the operation has finished, or until computation that is queued from
+  /// now on comes after it; rethrows what the operation threw.
   void wait() const;
 
  private:
@@ -38,6 +49,7 @@ class Event {
   struct State {
     std::atomic<bool> done{false};
     std::exception_ptr error;
+    std::shared_ptr<Fence> end;  // of queued work
     Stream* stream = nullptr;
   };
   std::shared_ptr<State> state_;
@@ -45,12 +57,17 @@ class Event {
 
 class Stream {
  public:
-  Stream() = default;
+  /// Operations are given memory of `device`.
+  explicit Stream(Device& device = host_device());
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   /// Waits for what is queued; while an exception is on its way drops it, since what it waits for
   /// may be what failed. Nobody else may use the stream any more (end a Progress first).
   ~Stream();
+
+  Device& device() const { return device_; }
+  /// For what its operations queue on the device: beside computation, in their order.
+  Queue& queue() { return *queue_of_device_; }
 
   Event enqueue(std::unique_ptr<Operation> operation);
   /// Advances the operation at the front; true if it finished (then the next one has been started)
@@ -64,13 +81,19 @@ class Stream {
   struct Entry {
     std::unique_ptr<Operation> operation;
     std::shared_ptr<Event::State> state;
+    std::shared_ptr<Fence> after;  // what was to be computed before
     bool started = false;
   };
   enum class Advance : std::uint8_t { nothing, step, finished };
   Advance advance();  // under poll_mutex_
+  bool may_start(Entry& entry);
 
-  mutable std::mutex queue_mutex_;  // guards queue_
-  std::mutex poll_mutex_;           // held by the one thread that polls
+  friend class Event;
+  Device& device_;
+  std::unique_ptr<Queue> queue_of_device_;
+  std::shared_ptr<Fence> last_end_;  // of queued work; under poll_mutex_
+  mutable std::mutex queue_mutex_;   // guards queue_
+  std::mutex poll_mutex_;            // held by the one thread that polls
   std::deque<Entry> queue_;
 };
 

@@ -9,9 +9,8 @@ namespace trireme::model {
 
 class Attention {
  public:
-  /// `frequencies` [D/2] of rotary positions, absent for learned ones; must outlive the layer.
   Attention(params::ParameterTable& table, int unit, const std::string& name,
-            const ModelConfig& config, int layer, const Tensor& frequencies);
+            const ModelConfig& config, int layer);
   void plan(UnitPlan& plan);
   /// partial [R, C]: this rank's summand of the output, from all rows of x [R, C].
   void forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
@@ -53,7 +52,6 @@ class Attention {
   std::int64_t heads_, kv_heads_, head_size_;
   float scale_, rate_;
   int layer_;
-  Tensor frequencies_;
   ColumnParallel qkv_;
   RowParallel out_;
   std::vector<Slot> qkv_value_, mixed_, lse_;  // per tile [R, (Hv + 2Gv)·D], [R, Hv·D], [R, Hv]

@@ -10,8 +10,7 @@ namespace trireme::model {
 
 class Block final : public Unit {
  public:
-  Block(params::ParameterTable& table, int unit, const ModelConfig& config, int layer,
-        const Tensor& frequencies);
+  Block(params::ParameterTable& table, int unit, const ModelConfig& config, int layer);
   std::string name() const override { return name_; }
   void plan(UnitPlan& plan) override;
   void forward(const UnitContext& context, const Tensor& y, const Tensor& x,

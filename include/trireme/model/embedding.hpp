@@ -29,7 +29,7 @@ class Embedding final : public Unit {
   std::int64_t vocabulary_, width_;
   float rate_;
   int token_ = -1, position_ = -1;
-  PartialSum partial_;
+  PartialSum partial_{true};
   Slot delta_;  // [R, C], only with dropout or sequence parallelism
 };
 

@@ -32,7 +32,7 @@ class Head final : public Unit {
   struct RowBlock;
   params::Range tile(const UnitContext& context, int local) const;
   /// Σ weight·nll of the block; with its gradients when training.
-  double run(const UnitContext& context, const RowBlock& block, const UnitMemory& memory) const;
+  void run(const UnitContext& context, const RowBlock& block, const UnitMemory& memory) const;
 
   std::int64_t width_, vocabulary_, block_ = 0;
   int weight_ = -1;

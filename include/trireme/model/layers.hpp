@@ -28,8 +28,10 @@ class ColumnParallel {
                  std::int64_t out, const LinearOptions& options);
   /// Widths of the local tiles of y.
   std::vector<std::int64_t> widths(const params::Tiles& tiles) const;
-  /// y: one [R, out_v] for each local tile.
-  void forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x) const;
+  /// y: one [R, out_v] for each local tile. With `before_gelu`, as many of the same shape, those
+  /// get the map's values and y their gelu.
+  void forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x,
+               std::span<const Tensor> before_gelu = {}) const;
   /// partial [R, in]: this rank's summand of the gradient for x.
   void backward_input(const UnitContext& context, const Tensor& partial, std::span<const Tensor> dy,
                       std::span<const Tensor> levels) const;
@@ -51,9 +53,10 @@ class RowParallel {
   /// partial [R, out]: this rank's summand of y. x: one [R, in_v] for each local tile.
   void forward(const UnitContext& context, const Tensor& partial, std::span<const Tensor> x,
                std::span<const Tensor> levels) const;
-  /// dx: one [R, in_v] for each local tile, from all rows of dy [R, out].
-  void backward_input(const UnitContext& context, std::span<const Tensor> dx,
-                      const Tensor& dy) const;
+  /// dx: one [R, in_v] for each local tile, from all rows of dy [R, out]. With `gelu_inputs`, as
+  /// many of the same shape, dx is the gradient for what x is the gelu of.
+  void backward_input(const UnitContext& context, std::span<const Tensor> dx, const Tensor& dy,
+                      std::span<const Tensor> gelu_inputs = {}) const;
   void backward_weight(const UnitContext& context, const Tensor& dy,
                        std::span<const Tensor> x) const;
 

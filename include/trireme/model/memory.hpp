@@ -51,14 +51,21 @@ struct Shares {
   bool sequence_parallel = false;  // norms, dropout and residuals on the rank's rows only
   bool reproducible = false;
   Recompute recompute = Recompute::none;
+  /// Of activations and of the parameters that units read; narrower than fp32, the latter are
+  /// rounded copies of fp32 masters.
+  DType compute = DType::f32;
 
+  bool narrow() const { return compute != DType::f32; }
+  /// Of summands that lie apart: rounded once, after the sum, in reproducible mode.
+  DType partial() const { return reproducible ? DType::f32 : compute; }
   /// The rank's rows of a leaf of `rows` tokens outside the tensor-parallel regions.
   params::Range rows(std::int64_t all) const {
     return sequence_parallel ? tiles.of(all) : params::Range{0, all};
   }
 };
 
-/// Collects the slots of one unit for leaves of `rows` tokens.
+/// Collects the slots of one unit for leaves of `rows` tokens; of the compute type where no other
+/// is named.
 class UnitPlan {
  public:
   UnitPlan(std::int64_t rows, const Shares& shares) : rows_(rows), shares_(shares) {}
@@ -66,23 +73,37 @@ class UnitPlan {
   std::int64_t local_rows() const { return shares_.rows(rows_).size(); }
   const Shares& shares() const { return shares_; }
 
-  Slot add(Area area, std::int64_t rows, std::int64_t width, DType type = DType::f32) {
+  Slot add(Area area, std::int64_t rows, std::int64_t width) {
+    return add(area, rows, width, shares_.compute);
+  }
+  Slot add(Area area, std::int64_t rows, std::int64_t width, DType type) {
     std::size_t& end = bytes_[static_cast<std::size_t>(area)];
     const Slot slot{area, type, rows, width, end};
     end += device::aligned(static_cast<std::size_t>(rows * width) * size_of(type));
     return slot;
   }
   /// A value that backward needs: kept from forward, or made again.
-  Slot keep(Remake remake, std::int64_t rows, std::int64_t width, DType type = DType::f32) {
+  Slot keep(Remake remake, std::int64_t rows, std::int64_t width) {
+    return keep(remake, rows, width, shares_.compute);
+  }
+  Slot keep(Remake remake, std::int64_t rows, std::int64_t width, DType type) {
     const bool again = (remake != Remake::never && shares_.recompute == Recompute::full) ||
                        (remake == Remake::cheap && shares_.recompute == Recompute::selective);
     return add(again ? Area::rebuilt : Area::stash, rows, width, type);
   }
   /// One slot per local tile, widths[i] elements wide.
+  std::vector<Slot> add_tiles(Area area, std::int64_t rows, const std::vector<std::int64_t>& widths,
+                              DType type);
   std::vector<Slot> add_tiles(Area area, std::int64_t rows,
-                              const std::vector<std::int64_t>& widths);
+                              const std::vector<std::int64_t>& widths) {
+    return add_tiles(area, rows, widths, shares_.compute);
+  }
   std::vector<Slot> keep_tiles(Remake remake, std::int64_t rows,
-                               const std::vector<std::int64_t>& widths);
+                               const std::vector<std::int64_t>& widths, DType type);
+  std::vector<Slot> keep_tiles(Remake remake, std::int64_t rows,
+                               const std::vector<std::int64_t>& widths) {
+    return keep_tiles(remake, rows, widths, shares_.compute);
+  }
   std::size_t bytes(Area area) const { return bytes_[static_cast<std::size_t>(area)]; }
 
  private:

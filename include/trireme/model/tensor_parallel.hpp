@@ -17,7 +17,7 @@ Tensor own_rows(const UnitContext& context, const Tensor& full);
 /// f, or g with sequence parallelism: `full` [R, C], of which own_rows are written, becomes whole.
 void enter_region(const UnitContext& context, const Tensor& full);
 /// Its backward: `partial` [R, C] is one rank's summand; `own` [r, C] gets the rank's rows of the
-/// sum. Without sequence parallelism both are the same memory.
+/// sum. Without sequence parallelism both are the same memory where they are of one type.
 void enter_region_backward(const UnitContext& context, const Tensor& own, const Tensor& partial);
 
 /// g, or ḡ with sequence parallelism: as enter_region_backward, in forward.
@@ -26,15 +26,19 @@ void leave_region(const UnitContext& context, const Tensor& own, const Tensor& p
 void leave_region_backward(const UnitContext& context, const Tensor& full);
 
 /// Where a region's partial sums [R, C] go: `own` itself, or a place of their own with sequence
-/// parallelism, where `own` is shorter.
+/// parallelism, where `own` is shorter, and where summands are wider than what they add up to.
 class PartialSum {
  public:
+  PartialSum() = default;
+  /// `exact`: all summands of an element but one are zero.
+  explicit PartialSum(bool exact) : exact_(exact) {}
   void plan(UnitPlan& plan, std::int64_t width);
   Tensor view(const UnitContext& context, const Tensor& own, const UnitMemory& memory) const;
   /// Scratch for adding up the local tiles.
   std::vector<Tensor> levels(const UnitContext& context, const UnitMemory& memory) const;
 
  private:
+  bool exact_ = false, apart_ = false;
   Slot partial_;
   std::vector<Slot> levels_;
 };

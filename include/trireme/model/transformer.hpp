@@ -24,6 +24,8 @@ class Transformer {
   const params::ParameterTable& table() const { return table_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   const Head& head() const { return *head_; }
+  /// [D/2] fp32 in host memory; absent where positions are learned.
+  const Tensor& frequencies() const { return frequencies_view_; }
   /// Floating-point operations of training on one token: 6·N + 6·L·C·T (ARCHITECTURE: "A run's
   /// record").
   double flops_per_token() const;
@@ -34,6 +36,7 @@ class Transformer {
   ModelConfig config_;
   params::ParameterTable table_;
   std::vector<float> frequencies_;
+  Tensor frequencies_view_;
   std::vector<std::unique_ptr<Unit>> units_;
   Head* head_ = nullptr;
 };

@@ -73,7 +73,9 @@ struct UnitContext {
   Mode mode = Mode::train;
   std::uint64_t seed = 0;          // of dropout
   double denominator = 1;          // weighted target tokens in the global batch
-  double* loss = nullptr;          // receives Σ weight·nll of the leaf (head)
+  double loss_scale = 1;           // multiplies all gradients, against underflow in fp16
+  Tensor frequencies;              // [D/2] of rotary positions, absent for learned ones
+  Tensor loss;                     // f64 [1], to which the head adds Σ weight·nll of the leaf
   KeyValueCache* cache = nullptr;  // generation (block)
 
   params::Range rows() const { return shares.rows(batch.tokens()); }  // the rank's

@@ -17,7 +17,5 @@ struct AttentionShape {
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);
 /// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);
-/// sum_of_squares of so many elements.
-std::size_t cpu_square_sum_workspace(std::int64_t elements);
 
 }  // namespace trireme::ops

@@ -1,9 +1,13 @@
 // The whole mathematical vocabulary of Trireme. Each backend implements it in files of its own
 // (cpu/, cuda/); the CPU implementation is the oracle of the others. Shapes stand beside each
 // argument: R rows, C columns, B sequences, T tokens of a sequence, H query heads, G key/value
-// heads, D head size, V vocabulary rows. Tensors are fp32 unless a type is named; leading strides
-// are free where a comment says "strided"; elsewhere views are contiguous. Gradients of weights
-// always accumulate (+=).
+// heads, D head size, V vocabulary rows. Tensors named x, y, q, k, v, out, logits, tables, gains
+// and biases, and gradients of these, are of the compute type, one for all of a call: fp32, or on
+// backends that say so bf16 or fp16. Statistics (mean, rstd, lse, maximum, sum, factor, weights),
+// frequencies and what accumulates gradients of weights (always +=) are fp32, and all arithmetic
+// but the products' factors is. Leading strides are free where a comment says "strided"; elsewhere
+// views are contiguous. Work is done in the order of the calls, not before they return: results are
+// read by the host through device::Device.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +23,16 @@ class MemoryLedger;
 
 namespace trireme::ops {
 
+/// What a product does beside multiplying; the last four are not combined with one another, nor
+/// with accumulate (but `row_sum`).
 struct MatmulOptions {
   bool transpose_a = false;
   bool transpose_b = false;
-  bool accumulate = false;  // c += instead of c =
-  Tensor bias;              // [n], added to every row; not together with accumulate
+  bool accumulate = false;  // c += instead of c =; c may be fp32 where all others are narrower
+  Tensor bias;              // [n], added to every row
+  Tensor before_gelu;       // [m, n] out, strided: product + bias, of which c is the gelu
+  Tensor gelu_input;        // [m, n], strided: c = product·gelu'(gelu_input)
+  Tensor row_sum;           // fp32 [m] += Σ_k op(a): the bias gradient beside a weight gradient
 };
 
 /// Which keys a query sees: those at positions up to its own (causal) in its own document.
@@ -33,6 +42,9 @@ struct AttentionMask {
   Tensor key_positions;    // i32 [B, Tk]
   Tensor query_documents;  // i32 [B, Tq]; absent: one document
   Tensor key_documents;    // i32 [B, Tk]; absent: one document
+  /// The host knows that the mask is causal, Tq = Tk, both sides' positions are 0, 1, … of each
+  /// sequence and there is one document: what the tensors say may then go unread.
+  bool plain = false;
 };
 
 /// Inverted dropout: an element is kept when random_bits(key, index) ≥ rate·2^32 and then
@@ -66,6 +78,14 @@ struct AdamWStep {
   float gradient_scale = 1;  // clipping: multiplies each gradient as it is read
 };
 
+/// Parameters in the type that units read, written by the update of their fp32 masters.
+struct RoundedCopy {
+  Tensor values;            // [n]; absent: none
+  bool stochastic = false;  // round up with the probability of the part cut off, else to nearest
+  RandomKey key;            // of the bits that decide, element first + i
+  std::int64_t first = 0;
+};
+
 class Ops {
  public:
   Ops() = default;
@@ -74,8 +94,9 @@ class Ops {
   virtual ~Ops() = default;
 
   // Moving and filling
-  virtual void fill(const Tensor& y, float value) = 0;
-  virtual void copy(const Tensor& y, const Tensor& x) = 0;                  // [R, C] strided
+  virtual void fill(const Tensor& y, float value) = 0;  // any float type
+  /// [R, C] strided. Between float types it converts, rounding to nearest, ties to even.
+  virtual void copy(const Tensor& y, const Tensor& x) = 0;
   virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
   virtual void scale(const Tensor& y, float factor) = 0;
 
@@ -170,20 +191,22 @@ class Ops {
   virtual void cross_entropy_gradient(const Tensor& logits, const Tensor& maximum,
                                       const Tensor& sum, const Tensor& targets,
                                       const Tensor& factor, std::int64_t first) = 0;
-  /// Σ weights[r]·(log sum + maximum − target_logit), in fp64, in row order.
-  virtual double weighted_loss(const Tensor& sum, const Tensor& maximum, const Tensor& target_logit,
-                               const Tensor& weights) = 0;
+  /// total f64 [1] += Σ weights[r]·(log sum + maximum − target_logit), in fp64 and a fixed order.
+  virtual void weighted_loss(const Tensor& total, const Tensor& sum, const Tensor& maximum,
+                             const Tensor& target_logit, const Tensor& weights) = 0;
 
   // Optimiser
-  /// Σ x² in fp64 per block of 4,096 elements, blocks added in order.
-  virtual double sum_of_squares(const Tensor& x) = 0;
+  /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n], or where sums is [1] the
+  /// sum of all blocks, added in order.
+  virtual void add_squares(const Tensor& sums, const Tensor& x) = 0;
   /// One AdamW update of flat ranges, one pass. Loshchilov and Hutter (2019).
   virtual void adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
-                     const Tensor& gradients, const AdamWStep& step) = 0;
+                     const Tensor& gradients, const AdamWStep& step,
+                     const RoundedCopy& copy = {}) = 0;
   /// momentum_buffer = momentum·buffer + g + weight_decay·p; p −= learning_rate·buffer.
   virtual void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
-                   float learning_rate, float momentum, float weight_decay,
-                   float gradient_scale) = 0;
+                   float learning_rate, float momentum, float weight_decay, float gradient_scale,
+                   const RoundedCopy& copy = {}) = 0;
 };
 
 /// The CPU backend on `threads` OpenMP threads of this process (0: what OpenMP offers). Its work

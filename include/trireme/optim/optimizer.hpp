@@ -17,6 +17,7 @@ double clip_factor(double norm, double clip);
 /// A flat range that is updated under one rule.
 struct UpdateRange {
   Tensor parameters, gradients;  // [n]
+  Tensor rounded;                // [n], what units read of the parameters; absent: themselves
   std::int64_t offset = 0;       // of its state in the optimiser's buffers
   bool decay = false;
 };

@@ -85,19 +85,17 @@ struct NumericsConfig {
   }
 };
 
-/// What each kind of number is kept in; on CPUs fp32 throughout.
+/// What each kind of number is kept in. Gradients are added up and sent in fp32, and so are norms,
+/// softmax and loss computed; where products take a narrower type, the weights that they read are
+/// rounded copies of fp32 masters.
 struct PrecisionConfig {
   std::string compute = "fp32";
-  std::string parameters = "fp32";
-  std::string gradients = "fp32";
-  std::string reduce = "fp32";
 
   void declare(config::Fields& fields) {
-    const auto rule = config::one_of({"fp32"});
-    fields.add("compute", compute, "type of activations and matrix products", rule);
-    fields.add("parameters", parameters, "type of the weights that products read", rule);
-    fields.add("gradients", gradients, "type gradients are accumulated in", rule);
-    fields.add("reduce", reduce, "type gradients are sent in", rule);
+    fields.add("compute", compute,
+               "type of activations, matrix products and the weights they read: fp32, bf16 or "
+               "fp16 (with loss scaling); fp32 on CPUs",
+               config::one_of({"fp32", "bf16", "fp16"}));
   }
 };
 

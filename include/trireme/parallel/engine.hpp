@@ -57,6 +57,8 @@ class Engine {
   /// state are those of the mean loss over the global batch. Returns the sums over the global
   /// batch, the same on every rank.
   LossSum step(const std::vector<HostMicrobatch>& batches);
+  /// Multiplies all gradients of the steps that follow (1 at first), and no loss.
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
   /// After an update: parameters are whole again where they are kept whole.
   void spread() { exchange_.spread(); }
   /// Forward alone; the sums of each leaf of the micro-batch, on every rank of the replica.
@@ -64,21 +66,24 @@ class Engine {
 
   /// Forward of the next tokens of one sequence, whose earlier keys and values `caches` hold (by
   /// unit of the model; empty for units that are not here or are no blocks): logits [1, V] of the
-  /// last token, on every rank of the last stage. Without sequence parallelism.
+  /// last token, on every rank of the last stage. All in the device's memory. Without sequence
+  /// parallelism.
   void extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
               const Tensor& logits);
 
-  /// logits [R, V] of every token of the micro-batch, R·V fp32, where there is one stage: for
-  /// comparison with other programs.
+  /// logits [R, V] of every token of the micro-batch, R·V fp32 in the device's memory, where there
+  /// is one stage: for comparison with other programs.
   void logits(const HostMicrobatch& batch, const Tensor& logits);
 
   const StageMemory& memory() const { return memory_; }
+  /// What it enters in the ledger of a host as batch: a loss for each leaf of a step.
+  static std::size_t batch_bytes(const Stage& stage);
 
  private:
   using Message = StageMemory::Message;
-  void run(const UnitAction& action, const std::vector<HostMicrobatch>& batches);
-  void forward(const UnitAction& action, const HostMicrobatch& batch, model::Mode mode);
-  void backward(const UnitAction& action, const HostMicrobatch& batch);
+  void run(const UnitAction& action);
+  void forward(const UnitAction& action, model::Mode mode);
+  void backward(const UnitAction& action);
   void backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
                      const Tensor& dx, const Tensor& dy, const Tensor& x);
   void start_message(const UnitAction& action);
@@ -87,12 +92,15 @@ class Engine {
   Tensor outgoing(Message kind, int slot);
   model::UnitContext context(const model::Microbatch& leaf, const UnitAction& action,
                              model::Mode mode, int set);
+  std::vector<double> read_losses(int micro_batches);
+  void zero_losses();
   int set_of(int micro_batch, int leaf) const;
   double sum_sets(const std::vector<double>& sums) const;
 
   const Stage& stage_;
   const state::ModelState& state_;
   ops::Ops& ops_;
+  device::Device& device_;
   EngineGroups groups_;
   Recorder& recorder_;
   EngineOptions options_;
@@ -103,10 +111,11 @@ class Engine {
   // One stream for each kind of message: a send must not wait for a receive.
   std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
   std::vector<std::vector<device::Event>> message_events_;        // by Message and slot
-  std::vector<double> losses_;                                    // by set
-  std::vector<double> leaf_losses_;                               // of the last forward
-  double denominator_ = 1;
-  double leaf_loss_ = 0;
+  DeviceBatches batches_;
+  device::Buffer loss_buffer_, frequency_buffer_;
+  Tensor losses_;       // f64 [micro-batches, leaves]
+  Tensor frequencies_;  // [D/2], absent without rotary positions
+  double denominator_ = 1, loss_scale_ = 1;
   std::vector<std::string> labels_;  // of the program's actions, for the watchdog
   std::unique_ptr<comm::Progress> progress_;
 };

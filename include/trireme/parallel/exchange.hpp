@@ -80,6 +80,7 @@ class StateExchange {
   StateGroups groups_;
   model::TensorGroup tensor_;
   Recorder& recorder_;
+  bool times_;  // on the host; marks would hold up what a device queues
   state::TensorSums sums_;
   std::vector<Bucket> buckets_;
   std::vector<Gathered> values_;      // by room

@@ -1,15 +1,20 @@
-// A loaded batch as the units see it.
+// Loaded batches as the units see them.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "trireme/data/loader.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/model/unit.hpp"
 
 namespace trireme::parallel {
 
-/// Owns a batch and shows it as tensors.
+/// Leaf `leaf` of `count` equal ones of a micro-batch.
+model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count);
+
+/// Owns a batch and shows it as tensors in host memory.
 class HostMicrobatch {
  public:
   explicit HostMicrobatch(data::Batch batch);
@@ -19,8 +24,6 @@ class HostMicrobatch {
   HostMicrobatch(const HostMicrobatch&) = delete;
   HostMicrobatch& operator=(const HostMicrobatch&) = delete;
   const model::Microbatch& view() const { return view_; }
-  /// Leaf `leaf` of `count` equal ones.
-  model::Microbatch leaf(int leaf, int count) const;
   /// Σ weights of a leaf.
   double weight(int leaf = 0, int count = 1) const;
 
@@ -28,6 +31,32 @@ class HostMicrobatch {
   data::Batch batch_;
   std::vector<std::int64_t> rows_;
   model::Microbatch view_;
+};
+
+/// The micro-batches of a step where the device computes: the host's own views, or copies of them.
+class DeviceBatches {
+ public:
+  /// Room for `count` micro-batches of `sequences` of `length` tokens, with documents or without;
+  /// none where the device is the host.
+  DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
+                device::MemoryLedger& ledger);
+  DeviceBatches(const DeviceBatches&) = delete;
+  DeviceBatches& operator=(const DeviceBatches&) = delete;
+  ~DeviceBatches();
+  /// Queues copies. What was taken before is no longer needed, by the device either.
+  void take(std::span<const HostMicrobatch> batches);
+  void take(const HostMicrobatch& batch) { take({&batch, 1}); }
+  const model::Microbatch& operator[](int index) const {
+    return views_[static_cast<std::size_t>(index)];
+  }
+  static std::size_t bytes(int count, std::int64_t sequences, std::int64_t length);
+
+ private:
+  device::Device& device_;
+  std::size_t room_ = 0;  // bytes of one micro-batch
+  device::Buffer buffer_;
+  std::byte* staging_ = nullptr;
+  std::vector<model::Microbatch> views_;
 };
 
 }  // namespace trireme::parallel

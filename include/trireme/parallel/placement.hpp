@@ -22,9 +22,10 @@ struct Flip {
   std::string tensor;        // "" where the rank holds nothing; else as check_replicas names it
   std::int64_t element = 0;  // of the rank's part of the tensor
   int bit = 0;               // 0: the last of the fraction
-  std::uint32_t* word = nullptr;
+  Tensor word;               // fp32 [1], where it lies
+  device::Device* device = nullptr;
   /// Changes it; a second time, back.
-  void apply() const { *word ^= 1U << bit; }
+  void apply() const;
   std::string to_string() const;
 };
 /// Changes one: tensor, element and bit are functions of (seed, number) and of what this rank

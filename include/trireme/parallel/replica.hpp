@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -13,6 +14,10 @@
 
 namespace trireme::parallel {
 
+/// Makes the operations of a device for a rank of so many threads, with work space in the ledger.
+using MakeOps = std::function<std::unique_ptr<ops::Ops>(device::MemoryLedger& ledger, int threads,
+                                                        bool reproducible)>;
+
 struct ReplicaOptions {
   StageOptions stage;  // whose place the grid gives
   optim::OptimConfig optim;
@@ -21,17 +26,20 @@ struct ReplicaOptions {
   bool overlap = true;
   std::uint64_t seed = 0;  // of initial weights and dropout
   comm::Watchdog* watchdog = nullptr;
+  MakeOps make_ops;  // absent: those of the CPU
 };
 
 class Replica {
  public:
-  /// Collective over the grid. `model`, which serves one replica, `grid`, `recorder` and `ledger`
-  /// must outlive it.
+  /// Collective over the grid. `model`, which serves one replica, `grid`, `recorder` and `ledger`,
+  /// whose device holds the state and computes, must outlive it.
   Replica(const model::Transformer& model, const ReplicaOptions& options, comm::Grid& grid,
           Recorder& recorder, device::MemoryLedger& ledger);
 
-  /// Writes first values into the parameters.
+  /// Writes first values into the parameters. Collective.
   void initialise();
+  /// Makes what units read of parameters that were written otherwise than by an update. Collective.
+  void refresh();
   /// See Engine::step.
   LossSum backward(const std::vector<HostMicrobatch>& batches) { return engine_.step(batches); }
   /// Of the gradients that backward left; collective over the grid.

@@ -35,6 +35,7 @@ struct StageOptions {
   bool reshard_after_forward = true;
   bool sequence_parallel = false;
   model::Recompute recompute = model::Recompute::none;
+  DType compute = DType::f32;
   bool reproducible = false;
   int virtual_tensor = 8, virtual_data = 8;
 };

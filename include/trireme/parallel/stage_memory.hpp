@@ -49,6 +49,7 @@ class StagePlan {
   std::size_t activation_bytes() const;  // [leaves · own rows, C]
   Leaves leaves_;
   std::int64_t own_rows_ = 0, width_ = 0;
+  DType type_ = DType::f32;
   std::vector<Chunk> chunks_;
   std::size_t stash_bytes_ = 0, work_bytes_ = 0;
   std::size_t passing_ = 0, rebuilt_ = 0, delta_ = 0, scratch_ = 0;  // in the work arena

@@ -20,12 +20,14 @@ struct ProductShape {
 /// The three largest forward products of the model for micro-batches of `rows` tokens.
 std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows);
 
-/// Operations per second of one product, the best of at least two calls and about a tenth of a
-/// second.
-double measure_product(ops::Ops& ops, const ProductShape& shape);
+/// Operations per second of one product of `type` on the device of `ops`, the best of at least two
+/// rounds and about a tenth of a second.
+double measure_product(ops::Ops& ops, device::Device& device, DType type,
+                       const ProductShape& shape);
 
-/// The best over square products of 1024, 2048 and 4096 and the model's three largest, with the
-/// threads and type of `ops`. Takes a few seconds.
-double measure_peak(ops::Ops& ops, const model::Transformer& model, std::int64_t rows);
+/// The best over square products of 1024, 2048 and 4096 (on a device that is not the host 8192 too)
+/// and the model's three largest. Takes a few seconds on a CPU.
+double measure_peak(ops::Ops& ops, device::Device& device, DType type,
+                    const model::Transformer& model, std::int64_t rows);
 
 }  // namespace trireme::plan

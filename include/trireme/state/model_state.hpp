@@ -47,6 +47,8 @@ class ModelState {
   const params::Layout& layout() const { return layout_; }
   const ShardMap& shards() const { return shards_; }
   const StateOptions& options() const { return options_; }
+  /// Where all of it lies.
+  device::Device& device() const { return device_; }
 
   /// What units read: whole flat parameters, or rooms for gathered ones.
   const model::ParameterViews& values() const { return values_; }
@@ -54,16 +56,25 @@ class ModelState {
   /// weight whose units are all here, in reproducible mode.
   const model::ParameterViews& gradients(int set, bool last_unit) const;
 
-  /// Flat parameters [layout.elements], or this rank's shards of them [shards.elements].
-  const Tensor& parameters() const { return parameters_; }
+  /// What is updated, saved and loaded: flat parameters [layout.elements], or this rank's shards of
+  /// them [shards.elements]. Where units read a narrower type these are fp32 masters, held as the
+  /// optimiser's state is, or without training what units read itself.
+  const Tensor& parameters() const { return masters_ ? masters_ : stored_values_; }
+  bool parameters_sharded() const {
+    return (masters_ ? options_.zero.optimizer : options_.zero.parameters) == Held::sharded;
+  }
   /// The same of gradients once they are reduced.
   const Tensor& gradients() const { return gradients_; }
-  bool parameters_sharded() const { return options_.zero.parameters == Held::sharded; }
+  /// Whether units read values that are gathered for them.
+  bool values_sharded() const { return options_.zero.parameters == Held::sharded; }
+  bool has_masters() const { return bool(masters_); }
   bool gradients_sharded() const { return options_.gradients_sharded(); }
 
   /// A group's whole values where units read them, and this rank's part of its storage.
   Tensor group_values(int group) const;
   Tensor own_values(int group) const;
+  /// This rank's part of parameters(), the same elements as own_values.
+  Tensor own_parameters(int group) const;
   /// A group's whole gradient of set `set` where units add to it, and where its reduced share goes:
   /// the accumulated shard, or the rank's part of the whole buffer.
   Tensor group_gradient(int group, int set = 0) const;
@@ -83,6 +94,8 @@ class ModelState {
   /// Bytes by use that a state like this takes.
   static std::int64_t parameter_bytes(const params::Layout& layout, const ShardMap& shards,
                                       const StateOptions& options);
+  static std::int64_t master_bytes(const params::Layout& layout, const ShardMap& shards,
+                                   const StateOptions& options);
   static std::int64_t gradient_bytes(const params::Layout& layout, const ShardMap& shards,
                                      const StateOptions& options);
   /// Rooms to gather parameters and to collect gradients of sharded state.
@@ -96,17 +109,20 @@ class ModelState {
     model::ParameterViews views, last_views;
   };
   void make_gradients(device::MemoryLedger& ledger);
+  Tensor own_part(const Tensor& flat, int group, bool sharded) const;
   model::ParameterViews views_of(const std::function<Tensor(int)>& block_view) const;
 
   const params::Layout& layout_;
+  device::Device& device_;
   ShardMap shards_;
   StateOptions options_;
   int copies_ = 1;
   std::vector<std::int64_t> replicated_;  // by block: its place among rows not split, or −1
   std::vector<std::int64_t> tied_;        // by group: its place among tied sums, or −1
   Rooms value_rooms_, gradient_rooms_;
-  device::Buffer parameter_buffer_, value_room_buffer_, gradient_buffer_, gradient_room_buffer_;
-  Tensor parameters_, value_room_, gradients_;
+  device::Buffer value_buffer_, master_buffer_, value_room_buffer_, gradient_buffer_,
+      gradient_room_buffer_;
+  Tensor stored_values_, masters_, value_room_, gradients_;
   model::ParameterViews values_;
   std::vector<Set> sets_;
   std::vector<Tensor> sums_;

@@ -18,9 +18,11 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state);
 /// √Σ g² over every logical parameter once, whatever the layout.
 class GradientNorm {
  public:
-  /// `counting`: how the data axis shares out the work of reading gradients that several of its
-  /// ranks hold; `counts`: false for ranks whose like in another shard group counts.
-  GradientNorm(const ModelState& state, const ShardMap& counting, bool counts);
+  /// Partial sums are kept in `ledger`'s device. `counting`: how the data axis shares out the work
+  /// of reading gradients that several of its ranks hold; `counts`: false for ranks whose like in
+  /// another shard group counts.
+  GradientNorm(const ModelState& state, const ShardMap& counting, bool counts,
+               device::MemoryLedger& ledger);
   /// Collective over `world`, after the gradients are final; the same bits on every rank, and in
   /// every layout in reproducible mode.
   double compute(ops::Ops& ops, comm::Communicator& world, device::Stream& stream);
@@ -31,11 +33,15 @@ class GradientNorm {
 
  private:
   struct Part {
-    Tensor gradient;         // [n]
-    std::int64_t index = 0;  // among the partial sums
+    params::Range elements;  // of gradients in the whole flat buffer
+    Tensor gradient;         // [n], the same elements
+    params::Range sums;      // where their squares go: one, or one for each block
   };
+  void add(const Part& part);
+  device::Device& device_;
   std::vector<Part> parts_;
-  std::vector<double> sums_;
+  device::Buffer buffer_;
+  Tensor sums_;  // f64
 };
 
 }  // namespace trireme::state

@@ -7,6 +7,7 @@
 #include "trireme/checkpoint/config.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/data/config.hpp"
+#include "trireme/device/config.hpp"
 #include "trireme/model/config.hpp"
 #include "trireme/optim/config.hpp"
 #include "trireme/parallel/config.hpp"
@@ -107,6 +108,7 @@ struct RunConfig {
   parallel::ZeroConfig zero;
   parallel::NumericsConfig numerics;
   parallel::PrecisionConfig precision;
+  device::DeviceConfig device;
   checkpoint::CheckpointConfig checkpoint;
 
   void declare(config::Fields& fields) {
@@ -118,6 +120,7 @@ struct RunConfig {
     fields.section("zero", zero);
     fields.section("numerics", numerics);
     fields.section("precision", precision);
+    fields.section("device", device);
     fields.section("checkpoint", checkpoint);
   }
 };

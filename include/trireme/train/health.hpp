@@ -9,7 +9,9 @@
 
 namespace trireme::train {
 
-enum class Verdict : std::uint8_t { sound, not_finite, outlier };
+/// What is to be made of a step, the gravest last: overflow is of gradients that a loss scale made
+/// too large.
+enum class Verdict : std::uint8_t { sound, overflow, not_finite, outlier };
 std::string_view name_of(Verdict verdict);
 
 /// Judges a step by its loss and gradient norm: first whether both are finite (a NaN is neither
@@ -23,8 +25,10 @@ class Health {
 
   /// `limit` 0: no outliers.
   explicit Health(double limit) : limit_(limit) {}
-  Verdict judge(double loss, double norm) const;
-  /// Takes in what was judged: the values of a sound step, or one more in a row that is not.
+  /// `scaled`: gradients that are not finite while the loss is are an overflow.
+  Verdict judge(double loss, double norm, bool scaled = false) const;
+  /// Takes in what was judged: the values of a sound step, or one more in a row that is not; an
+  /// overflow, which mends itself, is neither.
   void note(Verdict verdict, double loss, double norm);
   std::int64_t skipped_in_a_row() const { return skipped_; }
 

@@ -18,17 +18,14 @@ CpuOps::CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible)
 std::byte* CpuOps::scratch_bytes(std::size_t bytes) {
   if (bytes > scratch_.bytes()) {
     scratch_ = device::Buffer();  // first, so that both are never held at once
-    scratch_ = device::Buffer(*ledger_, device::Use::workspace, device::aligned(bytes));
+    scratch_ = device::Buffer(*ledger_, device::Use::workspace, device::aligned(bytes),
+                              device::host_device());
   }
   return scratch_.data();
 }
 
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs) {
   return static_cast<std::size_t>(row_tiles(rows) * columns * outputs) * sizeof(float);
-}
-
-std::size_t cpu_square_sum_workspace(std::int64_t elements) {
-  return static_cast<std::size_t>(square_blocks(elements)) * sizeof(double);
 }
 
 std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger, bool reproducible) {

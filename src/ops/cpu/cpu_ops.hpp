@@ -72,14 +72,15 @@ class CpuOps final : public Ops {
   void cross_entropy_gradient(const Tensor& logits, const Tensor& maximum, const Tensor& sum,
                               const Tensor& targets, const Tensor& factor,
                               std::int64_t first) override;
-  double weighted_loss(const Tensor& sum, const Tensor& maximum, const Tensor& target_logit,
-                       const Tensor& weights) override;
+  void weighted_loss(const Tensor& total, const Tensor& sum, const Tensor& maximum,
+                     const Tensor& target_logit, const Tensor& weights) override;
 
-  double sum_of_squares(const Tensor& x) override;
+  void add_squares(const Tensor& sums, const Tensor& x) override;
   void adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
-             const Tensor& gradients, const AdamWStep& step) override;
+             const Tensor& gradients, const AdamWStep& step, const RoundedCopy& copy) override;
   void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
-           float learning_rate, float momentum, float weight_decay, float gradient_scale) override;
+           float learning_rate, float momentum, float weight_decay, float gradient_scale,
+           const RoundedCopy& copy) override;
 
  private:
   /// At least `bytes` of 64-byte aligned work space until the next call; grows, never shrinks.
@@ -88,6 +89,9 @@ class CpuOps final : public Ops {
     return reinterpret_cast<T*>(scratch_bytes(elements * sizeof(T)));
   }
   std::byte* scratch_bytes(std::size_t bytes);
+  void convert(const Tensor& y, const Tensor& x);
+  /// What `copy` asks for, of parameters just updated.
+  void round(const RoundedCopy& copy, const Tensor& parameters);
   /// sums[i] [C] += Σ over row tiles of their partial sums; kernel(begin, end, partial) fills
   /// `outputs`·C floats for rows [begin, end).
   template <class Kernel>

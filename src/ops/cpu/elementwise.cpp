@@ -1,5 +1,8 @@
 // Moving, filling, adding.
+#include <algorithm>
 #include <cstring>
+
+#include "trireme/core/half.hpp"
 
 #include "cpu_ops.hpp"
 #include "rows.hpp"
@@ -43,7 +46,40 @@ HWY_EXPORT(fill_range);
 HWY_EXPORT(add_range);
 HWY_EXPORT(scale_range);
 
+namespace {
+
+/// One row of a copy that converts.
+using ConvertRow = void (*)(std::int64_t n, std::byte* to, const std::byte* from);
+
+template <class To, class From, To (*convert)(From)>
+void convert_row(std::int64_t n, std::byte* to, const std::byte* from) {
+  auto* out = reinterpret_cast<To*>(to);
+  const auto* in = reinterpret_cast<const From*>(from);
+  for (std::int64_t i = 0; i < n; ++i) out[i] = convert(in[i]);
+}
+
+ConvertRow converter(DType to, DType from) {
+  if (to == DType::f32 && from == DType::bf16) {
+    return convert_row<float, std::uint16_t, bf16_to_float>;
+  }
+  if (to == DType::f32 && from == DType::f16) {
+    return convert_row<float, std::uint16_t, fp16_to_float>;
+  }
+  if (to == DType::bf16 && from == DType::f32) {
+    return convert_row<std::uint16_t, float, float_to_bf16>;
+  }
+  TRIREME_ASSERT(to == DType::f16 && from == DType::f32, "copy of {} into {}", name_of(from),
+                 name_of(to));
+  return convert_row<std::uint16_t, float, float_to_fp16>;
+}
+
+}  // namespace
+
 void CpuOps::fill(const Tensor& y, float value) {
+  if (y.type() == DType::f64) {
+    std::fill_n(flat<double>(y, y.elements()), y.elements(), double{value});
+    return;
+  }
   float* data = flat(y, y.elements());
   parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(fill_range)(static_cast<std::size_t>(end - begin), data + begin, value);
@@ -51,9 +87,9 @@ void CpuOps::fill(const Tensor& y, float value) {
 }
 
 void CpuOps::copy(const Tensor& y, const Tensor& x) {
-  TRIREME_ASSERT(y.shape() == x.shape() && y.type() == x.type(), "copy of {} {} into {} {}",
-                 name_of(x.type()), x.shape().to_string(), name_of(y.type()),
+  TRIREME_ASSERT(y.shape() == x.shape(), "copy of {} into {}", x.shape().to_string(),
                  y.shape().to_string());
+  if (y.type() != x.type()) return convert(y, x);
   const auto size = static_cast<std::int64_t>(size_of(x.type()));
   auto* to = static_cast<std::byte*>(y.data());
   const auto* from = static_cast<const std::byte*>(x.data());
@@ -69,6 +105,26 @@ void CpuOps::copy(const Tensor& y, const Tensor& x) {
   parallel_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       std::memcpy(to + r * y.stride(0) * size, from + r * x.stride(0) * size, bytes);
+    }
+  });
+}
+
+void CpuOps::convert(const Tensor& y, const Tensor& x) {
+  const ConvertRow row = converter(y.type(), x.type());
+  auto* to = static_cast<std::byte*>(y.data());
+  const auto* from = static_cast<const std::byte*>(x.data());
+  const auto to_size = static_cast<std::int64_t>(size_of(y.type()));
+  const auto from_size = static_cast<std::int64_t>(size_of(x.type()));
+  if (y.contiguous() && x.contiguous()) {
+    parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
+      row(end - begin, to + begin * to_size, from + begin * from_size);
+    });
+    return;
+  }
+  TRIREME_ASSERT(y.shape().dimensions() == 2, "strided copy of shape {}", y.shape().to_string());
+  parallel_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      row(y.extent(1), to + r * y.stride(0) * to_size, from + r * x.stride(0) * from_size);
     }
   });
 }

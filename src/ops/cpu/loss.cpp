@@ -103,8 +103,8 @@ void CpuOps::cross_entropy_gradient(const Tensor& logits, const Tensor& maximum,
   });
 }
 
-double CpuOps::weighted_loss(const Tensor& sum, const Tensor& maximum, const Tensor& target_logit,
-                             const Tensor& weights) {
+void CpuOps::weighted_loss(const Tensor& total, const Tensor& sum, const Tensor& maximum,
+                           const Tensor& target_logit, const Tensor& weights) {
   const std::int64_t rows = sum.elements();
   const float* sums = flat(sum, rows);
   const float* maxima = flat(maximum, rows);
@@ -115,7 +115,7 @@ double CpuOps::weighted_loss(const Tensor& sum, const Tensor& maximum, const Ten
     loss += double{weight[r]} *
             (std::log(double{sums[r]}) + (double{maxima[r]} - double{target_logits[r]}));
   }
-  return loss;
+  *flat<double>(total, 1) += loss;
 }
 
 }  // namespace trireme::ops

@@ -24,6 +24,19 @@ void sgemm(const GemmShape& shape, float alpha, const float* a, std::int64_t lda
                  static_cast<int>(status));
 }
 
+namespace {
+
+/// Calls visit(view of y, view of x) for the whole where both are contiguous, else for each row.
+template <class Visit>
+void for_each_row(const Tensor& y, const Tensor& x, const Visit& visit) {
+  TRIREME_ASSERT(y.shape() == x.shape(), "{} beside {}", y.shape().to_string(),
+                 x.shape().to_string());
+  if (y.contiguous() && x.contiguous()) return visit(y, x);
+  for (std::int64_t r = 0; r < y.extent(0); ++r) visit(y.slice(0, r, r + 1), x.slice(0, r, r + 1));
+}
+
+}  // namespace
+
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
   const Rows<float> out = rows_of(c), left = rows_of(a), right = rows_of(b);
@@ -35,7 +48,20 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                  "product of {}{} and {}{} into {}", a.shape().to_string(),
                  options.transpose_a ? " transposed" : "", b.shape().to_string(),
                  options.transpose_b ? " transposed" : "", c.shape().to_string());
-  TRIREME_ASSERT(!(options.bias && options.accumulate), "bias together with accumulate");
+  const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
+  TRIREME_ASSERT(!(options.accumulate && (options.bias || gelu || dgelu)) && !(gelu && dgelu),
+                 "accumulation into {} together with what wants the whole", c.shape().to_string());
+  if (options.row_sum) {
+    TRIREME_ASSERT(options.transpose_a, "row sums of a factor that is not transposed");
+    column_sum(options.row_sum, a);
+  }
+  if (gelu) {
+    MatmulOptions plain = options;
+    plain.before_gelu = plain.row_sum = {};
+    matmul(options.before_gelu, a, b, plain);
+    return for_each_row(c, options.before_gelu,
+                        [&](const Tensor& y, const Tensor& x) { this->gelu(y, x); });
+  }
   const float* bias = flat_or_null(options.bias, n);
   const bool fill = bias != nullptr || (k == 0 && !options.accumulate);
   if (fill) {
@@ -55,6 +81,10 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   const ThreadScope scope(product_threads_);
   sgemm({m, n, k, options.transpose_a, options.transpose_b}, 1.0F, left.data, left.stride,
         right.data, right.stride, fill || options.accumulate ? 1.0F : 0.0F, out.data, out.stride);
+  if (dgelu) {
+    for_each_row(c, options.gelu_input,
+                 [&](const Tensor& y, const Tensor& x) { gelu_backward(y, y, x); });
+  }
 }
 
 }  // namespace trireme::ops

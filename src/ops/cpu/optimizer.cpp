@@ -1,6 +1,8 @@
 // Optimiser updates and the gradient's norm.
 #include <cmath>
 
+#include "trireme/core/half.hpp"
+
 #include "cpu_ops.hpp"
 #include "row_sums.hpp"
 #include "rows.hpp"
@@ -91,26 +93,56 @@ HWY_EXPORT(squares_of_block);
 HWY_EXPORT(adamw_range);
 HWY_EXPORT(sgd_range);
 
-double CpuOps::sum_of_squares(const Tensor& x) {
-  constexpr std::int64_t block = square_block;
-  const std::int64_t elements = x.elements();
+void CpuOps::add_squares(const Tensor& sums, const Tensor& x) {
+  constexpr std::int64_t block = square_block, held = 512;
+  const std::int64_t elements = x.elements(), blocks = square_blocks(elements);
   const float* data = flat(x, elements);
-  const std::int64_t blocks = square_blocks(elements);
-  auto* sums = scratch<double>(static_cast<std::size_t>(blocks));
-  parallel_ranges(threads_, blocks, 8, 8, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(squares_of_block);
+  auto* out = flat<double>(sums, sums.elements());
+  const bool apart = sums.elements() == blocks;
+  TRIREME_ASSERT(apart || sums.elements() == 1, "squares of {} into {}", x.shape().to_string(),
+                 sums.shape().to_string());
+  double total = 0;
+  for (std::int64_t first = 0; first < blocks; first += held) {
+    double own[held] = {};
+    const std::int64_t count = std::min(held, blocks - first);
+    parallel_ranges(threads_, count, 8, 8, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = HWY_DYNAMIC_DISPATCH(squares_of_block);
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t at = (first + i) * block;
+        own[i] = kernel(static_cast<std::size_t>(std::min(block, elements - at)), data + at);
+      }
+    });
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (apart) {
+        out[first + i] += own[i];
+      } else {
+        total += own[i];
+      }
+    }
+  }
+  if (!apart) *out += total;
+}
+
+void CpuOps::round(const RoundedCopy& copy, const Tensor& parameters) {
+  if (!copy.values) return;
+  if (!copy.stochastic) return this->copy(copy.values, parameters);
+  TRIREME_ASSERT(copy.values.type() == DType::bf16, "stochastic rounding to {}",
+                 name_of(copy.values.type()));
+  const std::int64_t elements = parameters.elements();
+  const auto* from = flat(parameters, elements);
+  TRIREME_ASSERT(copy.values.contiguous() && copy.values.elements() == elements, "a copy of {}",
+                 copy.values.shape().to_string());
+  auto* to = static_cast<std::uint16_t*>(copy.values.data());
+  parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      sums[i] =
-          kernel(static_cast<std::size_t>(std::min(block, elements - i * block)), data + i * block);
+      const auto index = static_cast<std::uint64_t>(copy.first + i);
+      to[i] = float_to_bf16_up_by(from[i], random_bits(copy.key, index) & 0xffffU);
     }
   });
-  double total = 0;
-  for (std::int64_t i = 0; i < blocks; ++i) total += sums[i];
-  return total;
 }
 
 void CpuOps::adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
-                   const Tensor& gradients, const AdamWStep& step) {
+                   const Tensor& gradients, const AdamWStep& step, const RoundedCopy& copy) {
   const std::int64_t elements = parameters.elements();
   float* p = flat(parameters, elements);
   float* m = flat(moment1, elements);
@@ -120,10 +152,12 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& moment1, const Tensor
     HWY_DYNAMIC_DISPATCH(adamw_range)
     (static_cast<std::size_t>(end - begin), p + begin, m + begin, v + begin, g + begin, step);
   });
+  round(copy, parameters);
 }
 
 void CpuOps::sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
-                 float learning_rate, float momentum, float weight_decay, float gradient_scale) {
+                 float learning_rate, float momentum, float weight_decay, float gradient_scale,
+                 const RoundedCopy& copy) {
   const std::int64_t elements = parameters.elements();
   float* p = flat(parameters, elements);
   float* buffer = flat(momentum_buffer, elements);
@@ -133,6 +167,7 @@ void CpuOps::sgd(const Tensor& parameters, const Tensor& momentum_buffer, const 
     (static_cast<std::size_t>(end - begin), p + begin, buffer + begin, g + begin, learning_rate,
      momentum, weight_decay, gradient_scale);
   });
+  round(copy, parameters);
 }
 
 }  // namespace trireme::ops

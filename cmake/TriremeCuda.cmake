@@ -1,0 +1,92 @@
+# CUDA is found or not; without it nothing is missing but the GPU. Sets TRIREME_HAS_CUDA, and the
+# targets trireme_cudnn, trireme_cudnn_frontend and trireme_nccl where these libraries are there.
+set(TRIREME_CUDA "AUTO" CACHE STRING "Build for NVIDIA GPUs: AUTO (where CUDA is found), ON or OFF")
+set_property(CACHE TRIREME_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(TRIREME_HAS_CUDA OFF)
+
+if(TRIREME_CUDA STREQUAL "OFF")
+  message(STATUS "CUDA: off (TRIREME_CUDA=OFF)")
+  return()
+endif()
+
+set(trireme_cuda_why)
+find_package(CUDAToolkit 12.0 QUIET)
+if(NOT CUDAToolkit_FOUND)
+  set(trireme_cuda_why "no CUDA toolkit of version 12 or later")
+else()
+  if(NOT CMAKE_CUDA_COMPILER AND CUDAToolkit_NVCC_EXECUTABLE)
+    set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}")
+  endif()
+  # A100 (its instructions are all that the kernels use), and H100 with PTX for what comes after.
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "GPU architectures to compile for")
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(trireme_cuda_why "nvcc does not work with this C++ compiler")
+  elseif(NOT TARGET CUDA::cublasLt)
+    set(trireme_cuda_why "the toolkit has no cuBLASLt")
+  endif()
+endif()
+
+if(trireme_cuda_why)
+  if(TRIREME_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TRIREME_CUDA = ON: ${trireme_cuda_why}; install it, or name it in CUDAToolkit_ROOT")
+  endif()
+  message(STATUS "CUDA: skipped, ${trireme_cuda_why}")
+  return()
+endif()
+
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+# nvcc has C++20 since version 12, which CMake 3.25 does not know yet.
+foreach(kind STANDARD EXTENSION)
+  if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
+    set(CMAKE_CUDA20_${kind}_COMPILE_OPTION "-std=c++20")
+  endif()
+endforeach()
+set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
+set(TRIREME_HAS_CUDA ON)
+
+# One library of NVIDIA's beside the toolkit, by header and library: target trireme_<name>.
+function(trireme_nvidia_library name header library root)
+  find_path(TRIREME_${root}_INCLUDE ${header}
+            HINTS ${${root}_ROOT} ENV ${root}_ROOT ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+  find_library(TRIREME_${root}_LIBRARY ${library}
+               HINTS ${${root}_ROOT} ENV ${root}_ROOT ${CUDAToolkit_LIBRARY_DIR} "${CUDAToolkit_TARGET_DIR}/lib"
+               PATH_SUFFIXES lib lib64)
+  mark_as_advanced(TRIREME_${root}_INCLUDE TRIREME_${root}_LIBRARY)
+  if(TRIREME_${root}_INCLUDE AND TRIREME_${root}_LIBRARY)
+    add_library(trireme_${name} INTERFACE)
+    target_include_directories(trireme_${name} SYSTEM INTERFACE "${TRIREME_${root}_INCLUDE}")
+    target_link_libraries(trireme_${name} INTERFACE "${TRIREME_${root}_LIBRARY}" CUDA::cudart)
+  endif()
+endfunction()
+trireme_nvidia_library(cudnn cudnn.h cudnn CUDNN)
+trireme_nvidia_library(nccl nccl.h nccl NCCL)
+# cuDNN's graphs are built through its header-only frontend, which the Python package
+# nvidia-cudnn-frontend holds too.
+find_path(TRIREME_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h
+          HINTS ${CUDNN_FRONTEND_ROOT} ENV CUDNN_FRONTEND_ROOT ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+mark_as_advanced(TRIREME_CUDNN_FRONTEND_INCLUDE)
+if(TARGET trireme_cudnn AND TARGET CUDA::nvrtc AND TRIREME_CUDNN_FRONTEND_INCLUDE)
+  add_library(trireme_cudnn_frontend INTERFACE)
+  target_include_directories(trireme_cudnn_frontend SYSTEM INTERFACE "${TRIREME_CUDNN_FRONTEND_INCLUDE}")
+  # Its serialisation is not used, and brings a JSON library of its own.
+  target_compile_definitions(trireme_cudnn_frontend INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
+  # It compiles some graphs of its own at run time, and is all in headers, so it needs the compiler.
+  target_link_libraries(trireme_cudnn_frontend INTERFACE trireme_cudnn CUDA::nvrtc ${CMAKE_DL_LIBS})
+endif()
+
+set(trireme_cuda_found "CUDA: ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+foreach(name cudnn cudnn_frontend nccl)
+  if(TARGET trireme_${name})
+    string(APPEND trireme_cuda_found ", ${name}")
+  else()
+    string(APPEND trireme_cuda_found ", no ${name}")
+  endif()
+endforeach()
+message(STATUS "${trireme_cuda_found}")

@@ -1,0 +1,22 @@
+// Where a run computes.
+#pragma once
+
+#include <string>
+
+#include "trireme/core/config.hpp"
+
+namespace trireme::device {
+
+struct DeviceConfig {
+  std::string type = "auto";
+  bool tf32 = false;
+
+  void declare(config::Fields& fields) {
+    fields.add("type", type, "cpu, cuda, or auto: cuda where every rank sees a device",
+               config::one_of({"auto", "cpu", "cuda"}));
+    fields.add("tf32", tf32,
+               "CUDA: fp32 products on tensor cores, which keep 10 bits of each factor's fraction");
+  }
+};
+
+}  // namespace trireme::device

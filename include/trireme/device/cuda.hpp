@@ -1,0 +1,36 @@
+// Devices of NVIDIA's: memory, and one stream of computation each. Where Trireme was built without
+// CUDA there are none.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "trireme/device/device.hpp"
+
+struct CUstream_st;  // a cudaStream_t points to one
+
+namespace trireme::device {
+
+class CudaDevice : public Device {
+ public:
+  virtual int index() const = 0;            // among the devices that this process sees
+  virtual CUstream_st* stream() const = 0;  // of computation; libraries are told to use it
+};
+
+/// Devices that this process sees: 0 also where there is no driver, or where Trireme was built
+/// without CUDA.
+int cuda_device_count();
+
+/// Device `index` of those, for one rank; it becomes the calling thread's current one. Throws Error
+/// where there is none.
+std::unique_ptr<Device> make_cuda_device(int index);
+
+/// What device `index` is called on its node, alike in all processes however many they see each:
+/// "0000:19:00.0". Throws Error where there is none.
+std::string cuda_device_identity(int index);
+
+/// What a run's record says of CUDA, in one line: versions of runtime and driver, then each device
+/// with its memory and compute capability; or why there is none.
+std::string cuda_description();
+
+}  // namespace trireme::device

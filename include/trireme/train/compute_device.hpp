@@ -1,0 +1,40 @@
+// The device that a rank computes on, and its operations.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/comm/session.hpp"
+#include "trireme/device/config.hpp"
+#include "trireme/device/device.hpp"
+#include "trireme/parallel/replica.hpp"
+
+namespace trireme::train {
+
+class ComputeDevice {
+ public:
+  /// Takes the device that the configuration asks for: with cuda the node's rank n takes device n
+  /// modulo their number. Collective over the session; throws AgreedError, the same on every rank,
+  /// where one has none.
+  ComputeDevice(const device::DeviceConfig& config, const comm::Session& session);
+  device::Device& device() const { return own_ ? *own_ : device::host_device(); }
+  /// Makes the operations of this device, which must outlive them.
+  parallel::MakeOps make_ops() const;
+  /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
+  const std::string& warning() const { return warning_; }
+
+ private:
+  bool tf32_;
+  std::unique_ptr<device::Device> own_;  // absent: the host
+  std::string warning_;
+};
+
+/// The type that a checkpoint was trained in, where `device` computes in it, else fp32. Throws
+/// Error for a type that there is not.
+DType compute_type_of(const checkpoint::State& state, const device::Device& device);
+
+/// Throws ConfigError where `precision.compute` is a type that a CPU (`host`) does not compute in.
+void check_precision(const std::string& compute, bool host);
+
+}  // namespace trireme::train

@@ -1,0 +1,62 @@
+// Operations of the host on tensors of a device: they work on copies in host memory.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "trireme/device/memory.hpp"
+#include "trireme/device/stream.hpp"
+
+#include "local.hpp"
+
+namespace trireme::comm {
+
+/// Blocks of a device's staging memory that operations take and give back. It grows to what is in
+/// use at once and is entered in the ledger as communication. Thread-safe.
+class StagingPool {
+ public:
+  explicit StagingPool(device::MemoryLedger& ledger) : ledger_(ledger) {}
+  StagingPool(const StagingPool&) = delete;
+  StagingPool& operator=(const StagingPool&) = delete;
+  ~StagingPool();
+  /// `bytes` of staging memory of the ledger's device. Throws Error where there is not so much.
+  std::byte* take(std::size_t bytes);
+  void give_back(std::byte* block);
+
+ private:
+  device::MemoryLedger& ledger_;
+  std::mutex mutex_;
+  std::multimap<std::size_t, std::byte*> free_;  // by size
+  std::map<std::byte*, std::size_t> sizes_;      // of all blocks
+};
+
+/// The tensors of one operation, staged. Where the stream's device is the host, they are staged as
+/// themselves.
+class Staging {
+ public:
+  Staging(const std::shared_ptr<StagingPool>& pool, device::Stream& stream)
+      : pool_(pool), stream_(stream), direct_(stream.device().is_host()) {}
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  ~Staging();
+  /// Host memory for `tensor`, contiguous; nothing is copied yet.
+  Tensor room(const Tensor& tensor);
+  /// Before the operation, `from` is copied to `staged`, which is `from` itself or room.
+  void bring(const Tensor& staged, const Tensor& from);
+  /// After it, `staged` is copied to `to`.
+  void take_away(const Tensor& to, const Tensor& staged);
+  /// Enqueues the operation, on the staged tensors, between its copies.
+  device::Event enqueue(std::unique_ptr<device::Operation> operation);
+
+ private:
+  std::shared_ptr<StagingPool> pool_;
+  device::Stream& stream_;
+  bool direct_;
+  std::vector<std::byte*> blocks_;
+  std::vector<LocalCopy> in_, out_;
+};
+
+}  // namespace trireme::comm

@@ -1,0 +1,199 @@
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/device/cuda.hpp"
+#include "trireme/device/cuda_error.hpp"
+
+#define TRIREME_CUDA_CALL(call) ::trireme::device::check_cuda(static_cast<int>(call), #call)
+
+namespace trireme::device {
+namespace {
+
+/// Events are made once and used again: a fence is set for every message.
+class EventPool {
+ public:
+  EventPool() = default;
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+  ~EventPool() {
+    for (cudaEvent_t event : idle_) cudaEventDestroy(event);
+  }
+  cudaEvent_t take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        cudaEvent_t event = idle_.back();
+        idle_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    TRIREME_CUDA_CALL(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+  }
+  void give_back(cudaEvent_t event) noexcept {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(event);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> idle_;
+};
+
+class CudaFence final : public Fence {
+ public:
+  CudaFence(std::shared_ptr<EventPool> pool, cudaStream_t stream)
+      : pool_(std::move(pool)), event_(pool_->take()) {
+    const cudaError_t recorded = cudaEventRecord(event_, stream);
+    if (recorded != cudaSuccess) pool_->give_back(event_);  // the destructor will not run
+    TRIREME_CUDA_CALL(recorded);
+  }
+  CudaFence(const CudaFence&) = delete;
+  CudaFence& operator=(const CudaFence&) = delete;
+  ~CudaFence() override { pool_->give_back(event_); }
+  bool reached() override {
+    const cudaError_t state = cudaEventQuery(event_);
+    if (state == cudaErrorNotReady) return false;
+    check_cuda(static_cast<int>(state), "cudaEventQuery");
+    return true;
+  }
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  std::shared_ptr<EventPool> pool_;
+  cudaEvent_t event_;
+};
+
+bool is_pageable(const void* memory) {
+  cudaPointerAttributes attributes{};
+  TRIREME_CUDA_CALL(cudaPointerGetAttributes(&attributes, memory));
+  return attributes.type == cudaMemoryTypeUnregistered;
+}
+
+/// A stream, and copies and fences on it.
+class CudaQueue final : public Queue {
+ public:
+  CudaQueue(int device, std::shared_ptr<EventPool> events) : events_(std::move(events)) {
+    // Not ordered with the default stream, on which libraries may do work of their own.
+    TRIREME_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int reads = 0;
+    TRIREME_CUDA_CALL(cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, device));
+    reads_pageable_memory_ = reads != 0;
+  }
+  CudaQueue(const CudaQueue&) = delete;
+  CudaQueue& operator=(const CudaQueue&) = delete;
+  ~CudaQueue() override {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+  cudaStream_t stream() const { return stream_; }
+
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes == 0) return;
+    TRIREME_CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
+    // CUDA itself lets go of pageable memory before it returns, but where the device reads such
+    // memory directly: there it may be later.
+    if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) synchronise();
+  }
+  std::shared_ptr<Fence> fence() override { return std::make_shared<CudaFence>(events_, stream_); }
+  void follow(Fence& fence) override {
+    if (const auto* ours = dynamic_cast<CudaFence*>(&fence)) {
+      TRIREME_CUDA_CALL(cudaStreamWaitEvent(stream_, ours->event(), 0));
+      return;
+    }
+    while (!fence.reached()) std::this_thread::yield();
+  }
+  void synchronise() override { TRIREME_CUDA_CALL(cudaStreamSynchronize(stream_)); }
+
+ private:
+  std::shared_ptr<EventPool> events_;
+  cudaStream_t stream_ = nullptr;
+  bool reads_pageable_memory_ = false;
+};
+
+class Cuda final : public CudaDevice {
+ public:
+  explicit Cuda(int index) : index_(index) {
+    enter_thread();
+    cudaDeviceProp properties{};
+    TRIREME_CUDA_CALL(cudaGetDeviceProperties(&properties, index));
+    name_ = fmt::format("cuda:{} ({})", index, properties.name);
+    queue_ = std::make_unique<CudaQueue>(index, events_);
+  }
+
+  std::string name() const override { return name_; }
+  bool is_host() const override { return false; }
+  int index() const override { return index_; }
+  cudaStream_t stream() const override { return queue_->stream(); }
+
+  void* allocate(std::size_t bytes) override {
+    enter_thread();
+    // Whole 16-byte words, of which kernels may read the last one where a tensor ends inside it.
+    const std::size_t rounded = bytes + (256 - bytes % 256);
+    void* memory = nullptr;
+    if (!granted(cudaMalloc(&memory, rounded), "cudaMalloc")) return nullptr;
+    // By the default stream, which any thread may use; done before anyone knows the memory.
+    TRIREME_CUDA_CALL(cudaMemset(memory, 0, rounded));
+    TRIREME_CUDA_CALL(cudaStreamSynchronize(cudaStreamLegacy));
+    return memory;
+  }
+  void release(void* memory) noexcept override { cudaFree(memory); }  // waits for the device's work
+
+  void* allocate_staging(std::size_t bytes) override {
+    enter_thread();
+    const std::size_t rounded = bytes + (64 - bytes % 64);
+    void* memory = nullptr;
+    if (!granted(cudaMallocHost(&memory, rounded), "cudaMallocHost")) return nullptr;
+    std::memset(memory, 0, rounded);
+    return memory;
+  }
+  void release_staging(void* memory) noexcept override { cudaFreeHost(memory); }
+
+  std::unique_ptr<Queue> make_queue() override {
+    enter_thread();
+    return std::make_unique<CudaQueue>(index_, events_);
+  }
+  void enter_thread() override { TRIREME_CUDA_CALL(cudaSetDevice(index_)); }
+
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    queue_->copy(to, from, bytes);
+  }
+  std::shared_ptr<Fence> fence() override { return queue_->fence(); }
+  void follow(Fence& fence) override { queue_->follow(fence); }
+  void synchronise() override { queue_->synchronise(); }
+
+ private:
+  static bool granted(cudaError_t result, const char* call) {
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // forgets it
+      return false;
+    }
+    check_cuda(static_cast<int>(result), call);
+    return true;
+  }
+
+  int index_;
+  std::string name_;
+  std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+  std::unique_ptr<CudaQueue> queue_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cuda_device(int index) {
+  const int count = cuda_device_count();
+  if (index < 0 || index >= count) {
+    throw Error("device cuda:{}: this process sees {} such devices ({}); use --device cpu", index,
+                count, cuda_description());
+  }
+  return std::make_unique<Cuda>(index);
+}
+
+}  // namespace trireme::device

@@ -1,0 +1,61 @@
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/device/cuda.hpp"
+#include "trireme/device/cuda_error.hpp"
+
+namespace trireme::device {
+namespace {
+
+/// "13.0" of 13000.
+std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
+
+}  // namespace
+
+void check_cuda(int code, const char* call) {
+  const auto error = static_cast<cudaError_t>(code);
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // so that the next call does not report this one's
+  throw Error("{}: {}: {}", call, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+std::string cuda_device_identity(int index) {
+  char name[32] = {};
+  check_cuda(static_cast<int>(cudaDeviceGetPCIBusId(name, sizeof name, index)),
+             "cudaDeviceGetPCIBusId");
+  return name;
+}
+
+std::string cuda_description() {
+  int runtime = 0, driver = 0, count = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  std::string text = "CUDA " + version(runtime);
+  if (driver == 0) return text + ", no driver";
+  text += ", driver for " + version(driver);
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted != cudaSuccess) {
+    cudaGetLastError();
+    return text + ", no device: " + cudaGetErrorString(counted);
+  }
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    check_cuda(static_cast<int>(cudaGetDeviceProperties(&properties, i)),
+               "cudaGetDeviceProperties");
+    text += fmt::format("; cuda:{} {}, {:.1f} GiB, capability {}.{}", i, properties.name,
+                        static_cast<double>(properties.totalGlobalMem) / (1 << 30),
+                        properties.major, properties.minor);
+  }
+  return text;
+}
+
+}  // namespace trireme::device

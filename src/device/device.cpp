@@ -1,0 +1,64 @@
+#include "trireme/device/device.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "trireme/core/error.hpp"
+
+namespace trireme::device {
+
+namespace {
+
+/// The host's work is done before a call returns.
+template <class Base>
+class Immediate : public Base {
+ public:
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes > 0) std::memmove(to, from, bytes);
+  }
+  std::shared_ptr<Fence> fence() override { return nullptr; }
+  void follow(Fence& fence) override {
+    while (!fence.reached()) std::this_thread::yield();
+  }
+  void synchronise() override {}
+};
+
+class HostDevice final : public Immediate<Device> {
+ public:
+  std::string name() const override { return "cpu"; }
+  bool is_host() const override { return true; }
+
+  void* allocate(std::size_t bytes) override {
+    constexpr std::size_t line = 64;
+    const std::size_t lines = bytes / line + 1;  // at least one, so that no memory is null
+    if (lines > std::size_t(-1) / line) return nullptr;
+    void* memory = std::aligned_alloc(line, lines * line);
+    if (memory != nullptr) std::memset(memory, 0, lines * line);
+    return memory;
+  }
+  void release(void* memory) noexcept override { std::free(memory); }
+  void* allocate_staging(std::size_t bytes) override { return allocate(bytes); }
+  void release_staging(void* memory) noexcept override { release(memory); }
+  std::unique_ptr<Queue> make_queue() override { return std::make_unique<Immediate<Queue>>(); }
+};
+
+}  // namespace
+
+Device& host_device() {
+  static HostDevice device;  // without state
+  return device;
+}
+
+void read(Device& device, void* to, const Tensor& tensor) {
+  TRIREME_ASSERT(tensor.contiguous(), "a strided tensor {}", tensor.shape().to_string());
+  device.copy(to, tensor.data(), tensor.bytes());
+  device.synchronise();
+}
+
+void write(Device& device, const Tensor& tensor, const void* from) {
+  TRIREME_ASSERT(tensor.contiguous(), "a strided tensor {}", tensor.shape().to_string());
+  device.copy(tensor.data(), from, tensor.bytes());
+}
+
+}  // namespace trireme::device

@@ -1,0 +1,277 @@
+// Matrix products by cuBLASLt: descriptors, the choice of an algorithm and the plans that keep
+// both.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <vector>
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/device/cuda_error.hpp"
+#include "trireme/device/memory.hpp"
+
+#include "product.hpp"
+
+namespace trireme::ops {
+namespace {
+
+/// The same for every product: an algorithm's need for it is part of the choice.
+constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
+static_assert(sizeof(Algorithm::words) == sizeof(cublasLtMatmulAlgo_t));
+
+void check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error("{}: {}: {}", call, cublasLtGetStatusName(status), cublasLtGetStatusString(status));
+}
+#define TRIREME_CUBLAS_CALL(call) check(call, #call)
+#define TRIREME_CUDA_CALL(call) device::check_cuda(static_cast<int>(call), #call)
+
+/// Owns one of the library's descriptors.
+template <class Handle, cublasStatus_t (*destroy)(Handle)>
+class Owned {
+ public:
+  Owned() = default;
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (handle_ != nullptr) destroy(handle_);
+  }
+  Handle* place() { return &handle_; }
+  Handle get() const { return handle_; }
+
+ private:
+  Handle handle_ = nullptr;
+};
+
+cudaDataType_t data_type(Element type) {
+  return type == Element::f32 ? CUDA_R_32F : type == Element::bf16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+cublasLtEpilogue_t epilogue(Epilogue which) {
+  switch (which) {
+    case Epilogue::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::gelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::bias_gelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::gelu_slope:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::row_sum:
+      return CUBLASLT_EPILOGUE_BGRADB;
+    default:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+  }
+}
+
+/// Descriptors of one kind of product, and its algorithm.
+struct Plan {
+  Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> product;
+  Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> left, right, result;
+  Algorithm algorithm;
+  bool chosen = false;
+
+  template <class T>
+  void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
+    TRIREME_CUBLAS_CALL(
+        cublasLtMatmulDescSetAttribute(product.get(), attribute, &value, sizeof(value)));
+  }
+};
+
+void make_layout(cublasLtMatrixLayout_t* layout, Element type, const BlasMatrix& x) {
+  TRIREME_CUBLAS_CALL(cublasLtMatrixLayoutCreate(layout, data_type(type),
+                                                 static_cast<std::uint64_t>(x.rows),
+                                                 static_cast<std::uint64_t>(x.columns), x.leading));
+}
+
+void describe(Plan& plan, const ProductKey& key, bool tf32) {
+  const cublasComputeType_t compute =
+      key.factors == Element::f32 && tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  TRIREME_CUBLAS_CALL(cublasLtMatmulDescCreate(plan.product.place(), compute, CUDA_R_32F));
+  plan.set(CUBLASLT_MATMUL_DESC_TRANSA, key.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  plan.set(CUBLASLT_MATMUL_DESC_TRANSB, key.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue(key.epilogue));
+  if (key.epilogue == Epilogue::row_sum) {
+    plan.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+  } else if (key.epilogue == Epilogue::bias || key.epilogue == Epilogue::bias_gelu) {
+    plan.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.factors));
+  }
+  if (key.aux_leading > 0) {
+    plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.aux_leading);
+    plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, data_type(key.factors));
+  }
+  make_layout(plan.left.place(), key.factors, key.left);
+  make_layout(plan.right.place(), key.factors, key.right);
+  make_layout(plan.result.place(), key.results, key.result);
+}
+
+/// The pointers that a descriptor holds; their alignment enters the choice.
+void set_pointers(Plan& plan, const Product& p) {
+  if (p.row_sum != nullptr) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.row_sum);
+  if (p.bias != nullptr) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  const Matrix& aux = p.before_gelu.data != nullptr ? p.before_gelu : p.gelu_input;
+  if (aux.data != nullptr) plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.data);
+}
+
+using Candidates = std::vector<Algorithm>;
+
+Candidates candidates(cublasLtHandle_t handle, const Plan& plan, const ProductKey& key,
+                      bool reproducible, int most) {
+  Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> preference;
+  TRIREME_CUBLAS_CALL(cublasLtMatmulPreferenceCreate(preference.place()));
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    TRIREME_CUBLAS_CALL(
+        cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{workspace_bytes});
+  // Parts of a split sum are joined in fp32 and in order, or there are none. In place they would be
+  // added as they come.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      std::uint32_t{reproducible ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                 : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{key.left_alignment});
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::uint32_t{key.right_alignment});
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::uint32_t{key.result_alignment});
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::uint32_t{key.result_alignment});
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(most));
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle, plan.product.get(), plan.left.get(), plan.right.get(), plan.result.get(),
+      plan.result.get(), preference.get(), most, results.data(), &found);
+  Candidates all;
+  // Not supported, or an invalid combination of what is: ours to do otherwise.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return all;
+  check(status, "cublasLtMatmulAlgoGetHeuristic");
+  for (int i = 0; i < found; ++i) {
+    const cublasLtMatmulHeuristicResult_t& result = results[static_cast<std::size_t>(i)];
+    if (result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > workspace_bytes) continue;
+    Algorithm algorithm;
+    std::copy_n(result.algo.data, std::size(algorithm.words), algorithm.words);
+    algorithm.workspace = result.workspaceSize;
+    all.push_back(algorithm);
+  }
+  return all;
+}
+
+class CublasProducts final : public Products {
+ public:
+  CublasProducts(device::MemoryLedger& ledger, device::Device& device, cudaStream_t stream,
+                 const LibraryOptions& options)
+      : ledger_(ledger),
+        device_(device),
+        stream_(stream),
+        options_(options),
+        workspace_(ledger, device::Use::workspace, workspace_bytes, device) {
+    TRIREME_CUBLAS_CALL(cublasLtCreate(handle_.place()));
+  }
+
+  bool multiply(const Product& product) override {
+    Plan& plan = plan_of(product);
+    if (plan.algorithm.refused) return false;
+    set_pointers(plan, product);
+    queue(plan, product, plan.algorithm, product.c.data);
+    return true;
+  }
+
+  std::vector<std::byte> algorithms() const override {
+    std::vector<KeyedAlgorithm> all;
+    for (const auto& [key, plan] : plans_) all.push_back({key, plan.algorithm});
+    return pack_algorithms(cublasLtGetVersion(), all);
+  }
+
+  void use_algorithms(std::span<const std::byte> bytes) override {
+    for (const KeyedAlgorithm& each : unpack_algorithms(cublasLtGetVersion(), bytes)) {
+      Plan& plan = plans_[each.key];
+      if (plan.product.get() == nullptr) describe(plan, each.key, options_.tf32);
+      plan.algorithm = each.algorithm;
+      plan.chosen = true;
+    }
+  }
+
+ private:
+  Plan& plan_of(const Product& product) {
+    const ProductKey key = key_of(product);
+    Plan& plan = plans_[key];
+    if (plan.chosen) return plan;
+    describe(plan, key, options_.tf32);
+    set_pointers(plan, product);
+    constexpr int timed = 8;
+    const Candidates all = candidates(handle_.get(), plan, key, options_.reproducible,
+                                      options_.time_algorithms ? timed : 1);
+    plan.algorithm.refused = all.empty();
+    if (!all.empty()) plan.algorithm = all.size() == 1 ? all[0] : fastest(plan, product, all);
+    plan.chosen = true;
+    return plan;
+  }
+
+  void queue(const Plan& plan, const Product& product, const Algorithm& algorithm, void* result) {
+    const float one = 1, beta = product.accumulate ? 1.0F : 0.0F;
+    cublasLtMatmulAlgo_t chosen{};
+    std::copy_n(algorithm.words, std::size(algorithm.words), chosen.data);
+    TRIREME_CUBLAS_CALL(cublasLtMatmul(handle_.get(), plan.product.get(), &one, product.b.data,
+                                       plan.left.get(), product.a.data, plan.right.get(), &beta,
+                                       result, plan.result.get(), result, plan.result.get(),
+                                       &chosen, workspace_.data(), workspace_bytes, stream_));
+  }
+
+  /// The best of three runs of each, into memory that is thrown away; an aux matrix that is written
+  /// gets the same values each time.
+  Algorithm fastest(const Plan& plan, const Product& product, const Candidates& all) {
+    const std::int64_t elements = product.c.stride * (product.c.rows - 1) + product.c.columns;
+    const device::Buffer result(ledger_, device::Use::workspace,
+                                static_cast<std::size_t>(elements * bytes_of(product.c.type)),
+                                device_);
+    Owned<cudaEvent_t, destroy_event> begin, end;
+    TRIREME_CUDA_CALL(cudaEventCreate(begin.place()));
+    TRIREME_CUDA_CALL(cudaEventCreate(end.place()));
+    float best = 0;
+    std::size_t which = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      float own = 0;
+      for (int run = 0; run < 4; ++run) {  // the first one loads the kernel
+        TRIREME_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
+        queue(plan, product, all[i], result.data());
+        TRIREME_CUDA_CALL(cudaEventRecord(end.get(), stream_));
+        TRIREME_CUDA_CALL(cudaEventSynchronize(end.get()));
+        float time = 0;
+        TRIREME_CUDA_CALL(cudaEventElapsedTime(&time, begin.get(), end.get()));
+        if (run > 0) own = run == 1 ? time : std::min(own, time);
+      }
+      if (i == 0 || own < best) {
+        best = own;
+        which = i;
+      }
+    }
+    return all[which];
+  }
+
+  static cublasStatus_t destroy_event(cudaEvent_t event) {
+    cudaEventDestroy(event);
+    return CUBLAS_STATUS_SUCCESS;
+  }
+
+  device::MemoryLedger& ledger_;
+  device::Device& device_;
+  cudaStream_t stream_;
+  LibraryOptions options_;
+  device::Buffer workspace_;
+  Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
+  std::map<ProductKey, Plan> plans_;
+};
+
+}  // namespace
+
+std::unique_ptr<Products> make_library_products(device::MemoryLedger& ledger,
+                                                device::Device& device, CUstream_st* stream,
+                                                const LibraryOptions& options) {
+  return std::make_unique<CublasProducts>(ledger, device, stream, options);
+}
+
+std::string product_library() {
+  const std::size_t version = cublasLtGetVersion();
+  return fmt::format("cuBLASLt {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace trireme::ops

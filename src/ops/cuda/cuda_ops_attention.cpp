@@ -1,0 +1,95 @@
+// Attention: checks of shapes and masks, and the choice between a library's kernel and our own.
+#include "cuda_ops.hpp"
+#include "keep.hpp"
+#include "views.hpp"
+
+namespace trireme::ops {
+namespace {
+
+Heads heads_of(const Tensor& x, Element type, const Shape& expected) {
+  TRIREME_ASSERT(x.shape() == expected && element_of(x.type()) == type,
+                 "attention: {} {} where {} is needed", name_of(x.type()), x.shape().to_string(),
+                 expected.to_string());
+  return {x.data(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+}  // namespace
+
+Attention CudaOps::attention_of(const Tensor& out, const Tensor& lse, const Tensor& q,
+                                const Tensor& k, const Tensor& v, const AttentionMask& mask,
+                                float scale, const Dropout& dropout, const Tensor& samples,
+                                HeadSlice heads) const {
+  TRIREME_ASSERT(q.shape().dimensions() == 4 && k.shape().dimensions() == 4, "attention of {}, {}",
+                 q.shape().to_string(), k.shape().to_string());
+  if (heads.all == 0) heads = {0, q.extent(2), q.extent(2) / k.extent(2)};
+  TRIREME_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "rate {}", dropout.rate);
+  Attention p;
+  p.type = element_of(q.type());
+  p.batch = q.extent(0);
+  p.queries = q.extent(1);
+  p.keys = k.extent(1);
+  p.heads = q.extent(2);
+  p.groups = k.extent(2);
+  p.size = q.extent(3);
+  p.first_head = heads.first;
+  p.all_heads = heads.all;
+  p.share = heads.share;
+  p.scale = scale;
+  TRIREME_ASSERT(p.heads > 0 && p.share > 0 && p.first_head + p.heads <= p.all_heads &&
+                     p.all_heads % p.share == 0 && p.group_of(p.heads - 1) == p.groups - 1,
+                 "heads {} + {} of {} over {} groups", p.first_head, p.heads, p.all_heads,
+                 p.groups);
+  TRIREME_ASSERT(p.size > 0 && p.size <= largest_head, "head size {}", p.size);
+  const Shape of_queries{p.batch, p.queries, p.heads, p.size};
+  const Shape of_keys{p.batch, p.keys, p.groups, p.size};
+  p.q = heads_of(q, p.type, of_queries);
+  p.k = heads_of(k, p.type, of_keys);
+  p.v = heads_of(v, p.type, of_keys);
+  p.out = heads_of(out, p.type, of_queries);
+  p.lse = flat(lse, p.batch * p.heads * p.queries);
+  TRIREME_ASSERT(!mask.plain || (mask.causal && p.queries == p.keys), "a plain mask of {} by {}",
+                 p.queries, p.keys);
+  TRIREME_ASSERT(static_cast<bool>(mask.query_documents) == static_cast<bool>(mask.key_documents),
+                 "documents of queries and of keys come together");
+  p.causal = mask.causal;
+  if (mask.causal && !mask.plain) {
+    p.query_positions = flat<std::int32_t>(mask.query_positions, p.batch * p.queries);
+    p.key_positions = flat<std::int32_t>(mask.key_positions, p.batch * p.keys);
+  }
+  if (!mask.plain) {
+    p.query_documents = flat_or_null<std::int32_t>(mask.query_documents, p.batch * p.queries);
+    p.key_documents = flat_or_null<std::int32_t>(mask.key_documents, p.batch * p.keys);
+  }
+  if (dropout.rate > 0) {
+    p.samples = flat<std::int64_t>(samples, p.batch);
+    p.keep = keep_of(dropout);
+  }
+  return p;
+}
+
+void CudaOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const AttentionMask& mask, float scale,
+                        const Dropout& dropout, const Tensor& samples, const HeadSlice& heads) {
+  const Attention call = attention_of(out, lse, q, k, v, mask, scale, dropout, samples, heads);
+  if (parts_.attention != nullptr && can_fuse(call) && parts_.attention->forward(call)) return;
+  attention_forward(call, scratch(attention_workspace(call)), stream_);
+}
+
+void CudaOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                 const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                 const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const AttentionMask& mask, float scale, const Dropout& dropout,
+                                 const Tensor& samples, const HeadSlice& heads) {
+  const Attention call = attention_of(out, lse, q, k, v, mask, scale, dropout, samples, heads);
+  const Shape of_queries{call.batch, call.queries, call.heads, call.size};
+  const Shape of_keys{call.batch, call.keys, call.groups, call.size};
+  const AttentionGradients to{heads_of(dout, call.type, of_queries),
+                              heads_of(dq, call.type, of_queries), heads_of(dk, call.type, of_keys),
+                              heads_of(dv, call.type, of_keys)};
+  if (parts_.attention != nullptr && can_fuse(call, to) && parts_.attention->backward(call, to)) {
+    return;
+  }
+  ops::attention_backward(call, to, scratch(attention_backward_workspace(call)), stream_);
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,175 @@
+// Elements of the compute types in kernels: eight at a time as fp32.
+#pragma once
+
+#include "kernels.hpp"
+#include "language.cuh"
+
+namespace trireme::ops {
+
+struct Bf16 {
+  std::uint16_t bits;
+};
+struct Fp16 {
+  std::uint16_t bits;
+};
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(Bf16 x) { return bf16_bits_to_float(x.bits); }
+__device__ inline float to_float(Fp16 x) { return fp16_bits_to_float(x.bits); }
+
+__device__ inline void round_to(float& to, float x) { to = x; }
+__device__ inline void round_to(Bf16& to, float x) { to.bits = float_to_bf16_bits(x); }
+__device__ inline void round_to(Fp16& to, float x) { to.bits = float_to_fp16_bits(x); }
+template <class T>
+__device__ inline T rounded(float x) {
+  T result;
+  round_to(result, x);
+  return result;
+}
+
+/// Elements that a thread takes at a time: 16 bytes of the narrow types.
+inline constexpr int pack = 8;
+
+/// Two elements as a word, the first in the low half.
+__device__ inline std::uint32_t word_of(Bf16 low, Bf16 high) {
+  return low.bits | static_cast<std::uint32_t>(high.bits) << 16;
+}
+__device__ inline std::uint32_t word_of(Fp16 low, Fp16 high) {
+  return low.bits | static_cast<std::uint32_t>(high.bits) << 16;
+}
+
+__device__ inline void unpack(float (&x)[pack], const float* p) {
+  const uint4 a = *reinterpret_cast<const uint4*>(p), b = *reinterpret_cast<const uint4*>(p + 4);
+  const std::uint32_t words[pack] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+  for (int i = 0; i < pack; ++i) x[i] = float_of_bits(words[i]);
+}
+template <class T>
+__device__ inline void unpack_words(float (&x)[pack], const uint4& v) {
+  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = to_float(T{static_cast<std::uint16_t>(words[i] & 0xffffU)});
+    x[2 * i + 1] = to_float(T{static_cast<std::uint16_t>(words[i] >> 16)});
+  }
+}
+template <class T>
+__device__ inline void unpack(float (&x)[pack], const T* p) {
+  unpack_words<T>(x, *reinterpret_cast<const uint4*>(p));
+}
+
+__device__ inline void repack(float* p, const float (&x)[pack]) {
+  *reinterpret_cast<uint4*>(p) =
+      uint4{float_bits(x[0]), float_bits(x[1]), float_bits(x[2]), float_bits(x[3])};
+  *reinterpret_cast<uint4*>(p + 4) =
+      uint4{float_bits(x[4]), float_bits(x[5]), float_bits(x[6]), float_bits(x[7])};
+}
+template <class T>
+__device__ inline void repack(T* p, const float (&x)[pack]) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = word_of(rounded<T>(x[2 * i]), rounded<T>(x[2 * i + 1]));
+  *reinterpret_cast<uint4*>(p) = uint4{words[0], words[1], words[2], words[3]};
+}
+
+/// The `count` elements at p, and zeros after them. `aligned`: p is to 16 bytes, if count is 8.
+template <class T>
+__device__ inline void load(float (&x)[pack], const T* p, int count, bool aligned) {
+  if (aligned && count == pack) {
+    unpack(x, p);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < pack; ++i) x[i] = i < count ? to_float(p[i]) : 0.0F;
+}
+template <class T>
+__device__ inline void store(T* p, const float (&x)[pack], int count, bool aligned) {
+  if (aligned && count == pack) {
+    repack(p, x);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < pack; ++i) {
+    if (i < count) p[i] = rounded<T>(x[i]);
+  }
+}
+
+/// Rows of a matrix as a kernel sees them.
+template <class T>
+struct View {
+  T* data;
+  std::int64_t stride;
+  bool aligned;  // every row begins at a multiple of 16 bytes
+  __device__ T* at(std::int64_t r, std::int64_t c) const { return data + r * stride + c; }
+  __device__ void load(float (&x)[pack], std::int64_t r, std::int64_t c, int count) const {
+    ops::load(x, at(r, c), count, aligned);
+  }
+  __device__ void store(const float (&x)[pack], std::int64_t r, std::int64_t c, int count) const {
+    ops::store(at(r, c), x, count, aligned);
+  }
+};
+
+inline bool is_aligned(const void* data, std::int64_t row_bytes = 0) {
+  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(row_bytes)) % 16 ==
+         0;
+}
+
+template <class T>
+View<T> view(const Matrix& x) {
+  const auto size = static_cast<std::int64_t>(sizeof(T));
+  return {static_cast<T*>(x.data), x.stride, is_aligned(x.data, x.rows > 1 ? x.stride * size : 0)};
+}
+
+/// use(T{}) with the type that `type` names.
+template <class Use>
+void with_type(Element type, const Use& use) {
+  switch (type) {
+    case Element::f32:
+      return use(float{});
+    case Element::bf16:
+      return use(Bf16{});
+    case Element::f16:
+      return use(Fp16{});
+  }
+}
+
+/// body(r, c, count) for packs of columns [c, c + count) of row r.
+template <class Body>
+__global__ void for_packs_kernel(std::int64_t rows, std::int64_t columns, Body body) {
+  const std::int64_t packs = (columns + pack - 1) / pack;
+  const std::int64_t row_step = static_cast<std::int64_t>(gridDim.y) * blockDim.y;
+  const std::int64_t pack_step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; r < rows;
+       r += row_step) {
+    for (std::int64_t p = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+         p < packs; p += pack_step) {
+      const std::int64_t rest = columns - p * pack;
+      body(r, p * pack, rest < pack ? static_cast<int>(rest) : pack);
+    }
+  }
+}
+
+template <class Body>
+void for_packs(const char* name, std::int64_t rows, std::int64_t columns, CUstream_st* stream,
+               const Body& body) {
+  if (rows <= 0 || columns <= 0) return;
+  const std::int64_t packs = (columns + pack - 1) / pack;
+  unsigned width = 1;
+  while (width < 256 && width < packs) width *= 2;
+  const unsigned height = 256 / width;
+  const std::int64_t across = (packs + width - 1) / width, down = (rows + height - 1) / height;
+  const dim3 grid(static_cast<unsigned>(across < 65536 ? across : 65536),
+                  static_cast<unsigned>(down < 65535 ? down : 65535));
+  launch(name, for_packs_kernel<Body>, grid, dim3(width, height), 0, stream, rows, columns, body);
+}
+
+/// The same over elements where all the matrices are contiguous: as one row.
+template <class Body, class... Matrices>
+void for_elements(const char* name, CUstream_st* stream, const Body& body, const Matrix& first,
+                  const Matrices&... others) {
+  const bool flat = first.contiguous() && (others.contiguous() && ...);
+  for_packs(name, flat ? 1 : first.rows, flat ? first.rows * first.columns : first.columns, stream,
+            body);
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,193 @@
+// The kernels as plain functions: each queues its work on `stream` and returns. Pointers are to
+// device memory; what has no type beside it is of the type that ops.hpp says. Where nothing is to
+// be done nothing is launched. No header here includes fmt, which nvcc does not digest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace trireme::ops {
+
+enum class Element : std::uint8_t { f32, bf16, f16 };
+constexpr std::int64_t bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
+
+/// [rows, columns], rows `stride` elements apart.
+struct Matrix {
+  void* data = nullptr;
+  Element type = Element::f32;
+  std::int64_t rows = 0, columns = 0, stride = 0;
+  bool contiguous() const { return rows <= 1 || stride == columns; }
+};
+
+/// Dropout as kernels take it. A word below `threshold` drops its element.
+struct Keep {
+  std::uint64_t seed = 0;
+  std::uint32_t purpose = 0, stream = 0, threshold = 0;
+  float factor = 1;  // of those kept
+};
+
+// elementwise.cu
+void fill_bits(void* y, std::int64_t count, int size, std::uint64_t bits, CUstream_st* stream);
+/// Rows of `bytes` bytes.
+void copy_bytes(void* y, std::int64_t y_stride, const void* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t bytes, CUstream_st* stream);
+void convert(const Matrix& y, const Matrix& x, CUstream_st* stream);
+void add(const Matrix& y, const Matrix& a, const Matrix& b, CUstream_st* stream);
+void scale(const Matrix& y, float factor, CUstream_st* stream);
+
+// activation.cu
+void gelu(const Matrix& y, const Matrix& x, CUstream_st* stream);
+void gelu_backward(const Matrix& dx, const Matrix& dy, const Matrix& x, CUstream_st* stream);
+void swiglu(const Matrix& y, const Matrix& gate_up, CUstream_st* stream);
+void swiglu_backward(const Matrix& dgate_up, const Matrix& dy, const Matrix& gate_up,
+                     CUstream_st* stream);
+
+/// What a product's sums still have to go through; absent pointers are null. `bias` and
+/// `gelu_input` are of type `factors`.
+struct Finish {
+  Element factors = Element::f32;
+  const void* bias = nullptr;
+  Matrix before_gelu;  // written; c is its gelu
+  Matrix gelu_input;   // c = sums·gelu'(gelu_input)
+  bool accumulate = false;
+};
+/// c = what `finish` makes of fp32 sums; c may be the same memory.
+void finish_product(const Matrix& c, const Matrix& sums, const Finish& finish, CUstream_st* stream);
+
+// plain_product.cu
+/// c [m, n] = op(a)·op(b), finished, by fp32 arithmetic on any shape, stride and alignment.
+void plain_product(const Matrix& c, const Matrix& a, const Matrix& b, bool transpose_a,
+                   bool transpose_b, const Finish& finish, CUstream_st* stream);
+
+// norm.cu: rows of any length
+struct Norm {
+  Matrix x;
+  const void* gain = nullptr;  // of x's type
+  const void* bias = nullptr;
+  float* mean = nullptr;  // null: RMSNorm
+  float* rstd = nullptr;
+};
+void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream);
+void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, bool accumulate,
+                   CUstream_st* stream);
+
+// column_sums.cu: sum [columns] += Σ over rows, in an order that depends on the shape alone
+std::size_t column_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);  // bytes
+void column_sum(float* sum, const Matrix& x, float* workspace, CUstream_st* stream);
+/// dgain += Σ dy·(x − mean)·rstd; dbias += Σ dy where it is not null.
+void norm_weight_sums(float* dgain, float* dbias, const Matrix& dy, const Norm& norm,
+                      float* workspace, CUstream_st* stream);
+/// sum [rows] += Σ over columns.
+void row_sum(float* sum, const Matrix& x, CUstream_st* stream);
+
+// tokens.cu
+enum class LookupMode : std::uint8_t { write, fill_in, add };
+/// ids outside [0, all) end the kernel with an error.
+void embedding(const Matrix& y, const std::int32_t* ids, const Matrix& table, std::int64_t first,
+               std::int64_t all, LookupMode mode, CUstream_st* stream);
+std::size_t embedding_backward_workspace(std::int64_t rows, std::int64_t table_rows);
+void embedding_backward(const Matrix& dtable, const std::int32_t* ids, const Matrix& dy,
+                        std::int64_t first, std::int64_t all, void* workspace, CUstream_st* stream);
+/// Pairs (i, i + D/2) of x [rows, heads, D].
+struct RotaryShape {
+  std::int64_t rows = 0, heads = 0, pairs = 0, stride = 0, head_stride = 0;
+};
+void rotary(void* x, Element type, const RotaryShape& shape, const std::int32_t* positions,
+            const float* frequencies, bool inverse, CUstream_st* stream);
+void dropout(const Matrix& y, const Matrix& x, const std::int64_t* rows, const Keep& keep,
+             CUstream_st* stream);
+
+// sort.cu: pairs by ascending key, of `bits` bits, those of one key in their order
+std::size_t sort_workspace(std::int64_t count, int bits);
+void sort_pairs(std::uint32_t* keys_out, const std::uint32_t* keys, std::int32_t* values_out,
+                const std::int32_t* values, std::int64_t count, int bits, void* workspace,
+                std::size_t workspace_bytes, CUstream_st* stream);
+
+// loss.cu
+void row_maximum(float* maximum, const Matrix& logits, bool accumulate, CUstream_st* stream);
+void exp_sum_and_target(float* sum, float* target_logit, const Matrix& logits, const float* maximum,
+                        const std::int32_t* targets, std::int64_t first, CUstream_st* stream);
+void cross_entropy_gradient(const Matrix& logits, const float* maximum, const float* sum,
+                            const std::int32_t* targets, const float* factor, std::int64_t first,
+                            CUstream_st* stream);
+void weighted_loss(double* total, std::int64_t rows, const float* sum, const float* maximum,
+                   const float* target_logit, const float* weights, CUstream_st* stream);
+
+// optimizer.cu
+inline constexpr std::int64_t square_block = 4096;
+/// sums [⌈n / 4096⌉] += Σ x² of each block.
+void add_block_squares(double* sums, const void* x, Element type, std::int64_t count,
+                       CUstream_st* stream);
+/// total += the terms, from the first to the last.
+void add_in_order(double* total, const double* terms, std::int64_t count, CUstream_st* stream);
+/// The rounded copy that an update writes beside its masters.
+struct Rounding {
+  void* values = nullptr;  // null: none
+  Element type = Element::f32;
+  bool stochastic = false;
+  std::uint64_t seed = 0;
+  std::uint32_t purpose = 0, stream = 0;
+  std::uint64_t first = 0;
+};
+struct AdamWConstants {
+  float beta1, rest1, beta2, rest2, decay, rate, root2, epsilon, scale;
+};
+void adamw(float* parameters, float* moment1, float* moment2, const float* gradients,
+           std::int64_t count, const AdamWConstants& constants, const Rounding& copy,
+           CUstream_st* stream);
+struct SgdConstants {
+  float rate, momentum, decay, scale;
+};
+void sgd(float* parameters, float* momentum_buffer, const float* gradients, std::int64_t count,
+         const SgdConstants& constants, const Rounding& copy, CUstream_st* stream);
+
+// attention_forward.cu, attention_backward.cu
+/// [B, T, heads, D], strides in elements.
+struct Heads {
+  void* data = nullptr;
+  std::int64_t batch_stride = 0, stride = 0, head_stride = 0;
+};
+
+/// Least and greatest position and document of a block of queries or keys.
+struct Extent {
+  std::int32_t first_position, last_position, first_document, last_document;
+};
+
+/// One call of attention. Positions that are null are 0, 1, 2, …; documents that are null, one.
+struct Attention {
+  Element type = Element::f32;
+  std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
+  std::int64_t first_head = 0, all_heads = 0, share = 0;
+  float scale = 0;
+  bool causal = true;
+  const std::int32_t *query_positions = nullptr, *key_positions = nullptr;
+  const std::int32_t *query_documents = nullptr, *key_documents = nullptr;
+  const std::int64_t* samples = nullptr;  // null: no dropout
+  Keep keep;
+  Heads q, k, v, out;
+  float* lse = nullptr;  // [B, H, Tq]
+
+  constexpr std::int64_t group_of(std::int64_t head) const {
+    return (first_head + head) / share - first_head / share;
+  }
+  /// The first query head here that uses key/value head `group`; for the last group + 1, all.
+  constexpr std::int64_t first_head_of(std::int64_t group) const {
+    const std::int64_t first = (first_head / share + group) * share - first_head;
+    return first < 0 ? 0 : first > heads ? heads : first;
+  }
+};
+inline constexpr std::int64_t largest_head = 256;
+
+std::size_t attention_workspace(const Attention& call);
+void attention_forward(const Attention& call, void* workspace, CUstream_st* stream);
+
+struct AttentionGradients {
+  Heads dout, dq, dk, dv;
+};
+std::size_t attention_backward_workspace(const Attention& call);
+void attention_backward(const Attention& call, const AttentionGradients& gradients, void* workspace,
+                        CUstream_st* stream);
+
+}  // namespace trireme::ops

@@ -1,0 +1,202 @@
+// LayerNorm and RMSNorm, a row per group of threads. A row is read from device memory once: each
+// thread keeps its elements as fp32 in shared memory, where a row is not too long for that.
+#include "elements.cuh"
+#include "groups.cuh"
+
+namespace trireme::ops {
+namespace {
+
+struct Parameters {
+  float *mean, *rstd;
+  std::int64_t rows;
+  int columns;
+  bool gain_aligned, bias_aligned;
+};
+
+__device__ inline int count_at(int c, int columns) {
+  return columns - c < pack ? columns - c : pack;
+}
+
+/// A thread's part of a row: what it put there it alone reads, so no barrier is needed.
+template <bool Held>
+struct RowMemory {
+  float* row;  // columns rounded up to packs
+  __device__ void put(int c, const float (&x)[pack]) const {
+    if constexpr (Held) repack(row + c, x);
+  }
+  template <class T>
+  __device__ void get(float (&x)[pack], const View<T>& from, std::int64_t r, int c,
+                      int count) const {
+    if constexpr (Held) {
+      unpack(x, row + c);
+    } else {
+      from.load(x, r, c, count);
+    }
+  }
+};
+
+template <class T, bool Centred, bool Held, int Threads>
+__global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T* bias,
+                                    Parameters p, float epsilon) {
+  __shared__ float scratch[block_warps];
+  const int padded = (p.columns + pack - 1) / pack * pack, first = threadIdx.x * pack;
+  const RowMemory<Held> held{reinterpret_cast<float*>(dynamic_shared()) + threadIdx.y * padded};
+  const auto count_of_row = static_cast<float>(p.columns);
+  for (std::int64_t r = first_row(); r < p.rows; r += row_step()) {
+    float v[pack], sum = 0;
+    for (int c = first; c < p.columns; c += Threads * pack) {
+      x.load(v, r, c, count_at(c, p.columns));
+      held.put(c, v);
+      if constexpr (!Centred) {
+#pragma unroll
+        for (int i = 0; i < pack; ++i) v[i] *= v[i];
+      }
+      sum += pack_sum(v);
+    }
+    sum = group_reduce<Threads>(sum, scratch, Plus{});
+    float mean = 0, variance = sum / count_of_row;
+    if constexpr (Centred) {
+      mean = variance;
+      float squares = 0;
+      for (int c = first; c < p.columns; c += Threads * pack) {
+        const int count = count_at(c, p.columns);
+        held.get(v, x, r, c, count);
+#pragma unroll
+        for (int i = 0; i < pack; ++i) v[i] = i < count ? (v[i] - mean) * (v[i] - mean) : 0.0F;
+        squares += pack_sum(v);
+      }
+      variance = group_reduce<Threads>(squares, scratch, Plus{}) / count_of_row;
+    }
+    const float rstd = 1.0F / sqrtf(variance + epsilon);
+    if (threadIdx.x == 0) {
+      if constexpr (Centred) p.mean[r] = mean;
+      p.rstd[r] = rstd;
+    }
+    for (int c = first; c < p.columns; c += Threads * pack) {
+      const int count = count_at(c, p.columns);
+      float g[pack], b[pack] = {};
+      held.get(v, x, r, c, count);
+      load(g, gain + c, count, p.gain_aligned);
+      if (bias != nullptr) load(b, bias + c, count, p.bias_aligned);
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        const float normalised = (v[i] - mean) * rstd;
+        v[i] = bias == nullptr ? normalised * g[i] : fmaf(normalised, g[i], b[i]);
+      }
+      y.store(v, r, c, count);
+    }
+  }
+}
+
+/// With h = (x − mean)·rstd and g = dy·gain: dx = rstd·(g − mean(g) − h·mean(g·h)); RMSNorm has no
+/// mean(g), and mean 0.
+template <class T, bool Centred, bool Held, int Threads>
+__global__ void norm_backward_kernel(View<T> dx, View<T> dy, View<T> x, const T* gain, Parameters p,
+                                     bool accumulate) {
+  __shared__ float scratch[block_warps];
+  const int padded = (p.columns + pack - 1) / pack * pack, first = threadIdx.x * pack;
+  float* rows = reinterpret_cast<float*>(dynamic_shared()) + 2 * threadIdx.y * padded;
+  const RowMemory<Held> held_g{rows}, held_h{rows + padded};
+  const auto count_of_row = static_cast<float>(p.columns);
+  for (std::int64_t r = first_row(); r < p.rows; r += row_step()) {
+    const float mean = Centred ? p.mean[r] : 0.0F, rstd = p.rstd[r];
+    float g[pack], h[pack], w[pack], sum_g = 0, sum_gh = 0;
+    const auto read = [&](int c, int count) {
+      x.load(h, r, c, count);
+      dy.load(g, r, c, count);
+      load(w, gain + c, count, p.gain_aligned);
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        h[i] = (h[i] - mean) * rstd;
+        g[i] *= w[i];
+      }
+    };
+    for (int c = first; c < p.columns; c += Threads * pack) {
+      read(c, count_at(c, p.columns));  // g is 0 behind the row's end
+      held_g.put(c, g);
+      held_h.put(c, h);
+      if constexpr (Centred) sum_g += pack_sum(g);
+#pragma unroll
+      for (int i = 0; i < pack; ++i) w[i] = g[i] * h[i];
+      sum_gh += pack_sum(w);
+    }
+    const float mean_g =
+        Centred ? group_reduce<Threads>(sum_g, scratch, Plus{}) / count_of_row : 0.0F;
+    const float mean_gh = group_reduce<Threads>(sum_gh, scratch, Plus{}) / count_of_row;
+    for (int c = first; c < p.columns; c += Threads * pack) {
+      const int count = count_at(c, p.columns);
+      if constexpr (Held) {
+        held_g.get(g, dy, r, c, count);
+        held_h.get(h, x, r, c, count);
+      } else {
+        read(c, count);
+      }
+#pragma unroll
+      for (int i = 0; i < pack; ++i) g[i] = rstd * fmaf(-h[i], mean_gh, g[i] - mean_g);
+      if (accumulate) {
+        dx.load(w, r, c, count);
+#pragma unroll
+        for (int i = 0; i < pack; ++i) g[i] += w[i];
+      }
+      dx.store(g, r, c, count);
+    }
+  }
+}
+
+Parameters parameters_of(const Norm& norm) {
+  return {norm.mean,
+          norm.rstd,
+          norm.x.rows,
+          static_cast<int>(norm.x.columns),
+          is_aligned(norm.gain),
+          is_aligned(norm.bias)};
+}
+
+/// use(type, group, centred, held) as constants; `rows` rows of fp32 are to be kept for each row.
+template <class Use>
+void choose(const Norm& norm, int rows, const Use& use) {
+  with_type(norm.x.type, [&]<class T>(T type) {
+    with_group(norm.x.columns, [&]<class Group>(Group group) {
+      const std::int64_t padded = (norm.x.columns + pack - 1) / pack * pack;
+      const auto shared = static_cast<std::size_t>(padded * 4 * rows * Group::rows);
+      const auto with_held = [&](auto centred) {
+        if (shared <= usual_shared - 1024) {
+          use(type, group, centred, std::bool_constant<true>{}, shared);
+        } else {
+          use(type, group, centred, std::bool_constant<false>{}, std::size_t{0});
+        }
+      };
+      if (norm.mean != nullptr) {
+        with_held(std::bool_constant<true>{});
+      } else {
+        with_held(std::bool_constant<false>{});
+      }
+    });
+  });
+}
+
+}  // namespace
+
+void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream) {
+  if (norm.x.rows == 0 || norm.x.columns == 0) return;
+  choose(norm, 1, [&]<class T, class Group>(T, Group, auto centred, auto held, std::size_t shared) {
+    launch("norm_forward",
+           norm_forward_kernel<T, decltype(centred)::value, decltype(held)::value, Group::threads>,
+           Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(y), view<T>(norm.x),
+           static_cast<const T*>(norm.gain), static_cast<const T*>(norm.bias), parameters_of(norm),
+           epsilon);
+  });
+}
+
+void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, bool accumulate,
+                   CUstream_st* stream) {
+  if (norm.x.rows == 0 || norm.x.columns == 0) return;
+  choose(norm, 2, [&]<class T, class Group>(T, Group, auto centred, auto held, std::size_t shared) {
+    launch("norm_backward",
+           norm_backward_kernel<T, decltype(centred)::value, decltype(held)::value, Group::threads>,
+           Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(dx), view<T>(dy),
+           view<T>(norm.x), static_cast<const T*>(norm.gain), parameters_of(norm), accumulate);
+  });
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,175 @@
+// Optimiser updates and the gradient's norm.
+#include "elements.cuh"
+#include "groups.cuh"
+#include "philox.cuh"
+#include "tiles.hpp"
+
+namespace trireme::ops {
+namespace {
+
+/// One block of elements per block of threads. Squares of floats are exact in fp64.
+template <class T>
+__global__ void block_squares_kernel(double* sums, const T* x, std::int64_t count, bool aligned) {
+  __shared__ double scratch[block_warps];
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * square_block;
+  double own = 0;
+#pragma unroll
+  for (int i = 0; i < square_block / (block_threads * pack); ++i) {
+    const std::int64_t c = begin + (i * block_threads + threadIdx.x) * pack;
+    const std::int64_t rest = count - c;
+    if (rest <= 0) continue;
+    float v[pack];
+    load(v, x + c, rest < pack ? static_cast<int>(rest) : pack, aligned);
+#pragma unroll
+    for (int e = 0; e < pack; ++e) own += static_cast<double>(v[e]) * static_cast<double>(v[e]);
+  }
+  own = group_reduce<block_threads>(own, scratch, Plus{});
+  if (threadIdx.x == 0) sums[blockIdx.x] += own;
+}
+
+/// One thread adds what the others fetch.
+__global__ void add_in_order_kernel(double* total, const double* terms, std::int64_t count) {
+  constexpr int fetched = 4 * block_threads;
+  __shared__ double held[fetched];
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < count; begin += fetched) {
+    for (int i = threadIdx.x; i < fetched; i += block_threads) {
+      held[i] = begin + i < count ? terms[begin + i] : -0.0;  // which changes no sum
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll 16
+      for (int i = 0; i < fetched; ++i) sum += held[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *total += sum;
+}
+
+/// x rounded to one of its two neighbours, to the one farther from 0 with the probability of the
+/// part cut off; infinity and NaN as ever. Only bf16 is rounded so.
+__device__ inline Bf16 round_stochastically(Bf16, float x, std::uint32_t random) {
+  const std::uint32_t bits = float_bits(x);
+  if ((bits & 0x7f800000U) == 0x7f800000U) return rounded<Bf16>(x);
+  return {static_cast<std::uint16_t>((bits + (random & 0xffffU)) >> 16)};
+}
+template <class T>
+__device__ inline T round_stochastically(T, float x, std::uint32_t) {
+  return rounded<T>(x);
+}
+
+template <class T>
+struct CopyOut {
+  View<T> values;  // data null: none
+  Rounding how;
+  __device__ void write(float (&x)[pack], std::int64_t i, int count) const {
+    if (values.data == nullptr) return;
+    if (!how.stochastic) {
+      values.store(x, 0, i, count);
+      return;
+    }
+#pragma unroll 1
+    for (int e = 0; e < count; ++e) {
+      const std::uint64_t index = how.first + static_cast<std::uint64_t>(i + e);
+      const Words words = random_words(how.seed, how.purpose, how.stream, index / 4);
+      values.data[i + e] =
+          round_stochastically(T{}, x[e], words.pick(static_cast<unsigned>(index & 3U)));
+    }
+  }
+};
+
+template <class T>
+struct AdamW {
+  View<float> p, m, v, g;
+  AdamWConstants k;
+  CopyOut<T> copy;
+  __device__ void operator()(std::int64_t, std::int64_t i, int count) const {
+    float parameter[pack], first[pack], second[pack], gradient[pack];
+    p.load(parameter, 0, i, count);
+    m.load(first, 0, i, count);
+    v.load(second, 0, i, count);
+    g.load(gradient, 0, i, count);
+#pragma unroll
+    for (int e = 0; e < pack; ++e) {
+      const float scaled = rounded_product(gradient[e], k.scale);
+      first[e] = fmaf(k.rest1, scaled, rounded_product(k.beta1, first[e]));
+      second[e] =
+          fmaf(k.rest2, rounded_product(scaled, scaled), rounded_product(k.beta2, second[e]));
+      const float update =
+          rounded_product(k.rate, first[e]) / fmaf(sqrtf(second[e]), k.root2, k.epsilon);
+      parameter[e] = rounded_product(parameter[e], k.decay) - update;
+    }
+    p.store(parameter, 0, i, count);
+    m.store(first, 0, i, count);
+    v.store(second, 0, i, count);
+    copy.write(parameter, i, count);
+  }
+};
+
+template <class T>
+struct Sgd {
+  View<float> p, buffer, g;
+  SgdConstants k;
+  CopyOut<T> copy;
+  __device__ void operator()(std::int64_t, std::int64_t i, int count) const {
+    float parameter[pack], moved[pack], gradient[pack];
+    p.load(parameter, 0, i, count);
+    buffer.load(moved, 0, i, count);
+    g.load(gradient, 0, i, count);
+#pragma unroll
+    for (int e = 0; e < pack; ++e) {
+      const float all = fmaf(k.decay, parameter[e], rounded_product(gradient[e], k.scale));
+      moved[e] = fmaf(k.momentum, moved[e], all);
+      parameter[e] = fmaf(-k.rate, moved[e], parameter[e]);
+    }
+    p.store(parameter, 0, i, count);
+    buffer.store(moved, 0, i, count);
+    copy.write(parameter, i, count);
+  }
+};
+
+template <class T, class Data>
+View<T> flat_view(Data* data) {
+  return {reinterpret_cast<T*>(data), 0, is_aligned(data)};
+}
+View<float> flat_view(const float* data) { return {const_cast<float*>(data), 0, is_aligned(data)}; }
+
+}  // namespace
+
+void add_block_squares(double* sums, const void* x, Element type, std::int64_t count,
+                       CUstream_st* stream) {
+  if (count == 0) return;
+  with_type(type, [&]<class T>(T) {
+    launch("add_block_squares", block_squares_kernel<T>,
+           dim3(static_cast<unsigned>(ceil_div(count, square_block))), dim3(block_threads), 0,
+           stream, sums, static_cast<const T*>(x), count, is_aligned(x));
+  });
+}
+
+void add_in_order(double* total, const double* terms, std::int64_t count, CUstream_st* stream) {
+  if (count == 0) return;
+  launch("add_in_order", add_in_order_kernel, dim3(1), dim3(block_threads), 0, stream, total, terms,
+         count);
+}
+
+void adamw(float* parameters, float* moment1, float* moment2, const float* gradients,
+           std::int64_t count, const AdamWConstants& constants, const Rounding& copy,
+           CUstream_st* stream) {
+  with_type(copy.type, [&]<class T>(T) {
+    for_packs(
+        "adamw", 1, count, stream,
+        AdamW<T>{flat_view(parameters), flat_view(moment1), flat_view(moment2),
+                 flat_view(gradients), constants, CopyOut<T>{flat_view<T>(copy.values), copy}});
+  });
+}
+
+void sgd(float* parameters, float* momentum_buffer, const float* gradients, std::int64_t count,
+         const SgdConstants& constants, const Rounding& copy, CUstream_st* stream) {
+  with_type(copy.type, [&]<class T>(T) {
+    for_packs("sgd", 1, count, stream,
+              Sgd<T>{flat_view(parameters), flat_view(momentum_buffer), flat_view(gradients),
+                     constants, CopyOut<T>{flat_view<T>(copy.values), copy}});
+  });
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,99 @@
+// Matrix products of a library, and what can be known of them without one.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace trireme::device {
+class Device;
+class MemoryLedger;
+}  // namespace trireme::device
+
+namespace trireme::ops {
+
+/// c = op(a)·op(b), row-major; pointers and matrices that are absent are null.
+struct Product {
+  Matrix c, a, b;
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  const void* bias = nullptr;  // of a's type, as the next two
+  Matrix before_gelu, gelu_input;
+  float* row_sum = nullptr;  // [m] written: Σ_k op(a)
+  std::int64_t depth() const { return transpose_a ? a.rows : a.columns; }
+};
+
+/// What a library does with the sums of a product, in one pass.
+enum class Epilogue : std::uint8_t { none, bias, gelu, bias_gelu, gelu_slope, row_sum };
+
+/// A column-major matrix as BLAS describes it.
+struct BlasMatrix {
+  std::int64_t rows = 0, columns = 0, leading = 0;
+  bool transposed = false;
+  auto operator<=>(const BlasMatrix&) const = default;
+};
+
+/// All that the choice of an algorithm depends on. Row-major c = a·b is, column-major, cᵀ = bᵀ·aᵀ:
+/// `left` is our b and `right` our a, and no element is moved. Alignments are 16 bytes or the
+/// power of two below that.
+struct ProductKey {
+  BlasMatrix left, right, result;
+  std::int64_t aux_leading = 0;
+  Element factors = Element::f32, results = Element::f32;
+  Epilogue epilogue = Epilogue::none;
+  bool accumulate = false;
+  std::uint8_t left_alignment = 16, right_alignment = 16, result_alignment = 16;
+  auto operator<=>(const ProductKey&) const = default;
+};
+
+/// Whether one pass of the library can do it all, as far as its rules are known: the aux matrix in
+/// 16-byte steps, one epilogue, row sums beside fp32 results.
+bool can_fuse(const Product& product);
+ProductKey key_of(const Product& product);
+/// "2048x768x3072 bf16 -> bf16, bias_gelu"
+std::string describe(const ProductKey& key);
+
+/// An algorithm as the library's opaque 64 bytes; `refused` where it has none.
+struct Algorithm {
+  std::uint64_t words[8] = {};
+  std::uint64_t workspace = 0;
+  bool refused = false;
+};
+struct KeyedAlgorithm {
+  ProductKey key;
+  Algorithm algorithm;
+};
+/// Bytes for ranks of the same build; `version` is the library's.
+std::vector<std::byte> pack_algorithms(std::uint64_t version,
+                                       const std::vector<KeyedAlgorithm>& algorithms);
+/// Throws Error for bytes of another version or that are not such.
+std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
+                                              std::span<const std::byte> bytes);
+
+class Products {
+ public:
+  Products() = default;
+  Products(const Products&) = delete;
+  Products& operator=(const Products&) = delete;
+  virtual ~Products() = default;
+  /// Queues the product; false, and nothing queued, where the library has no algorithm for it.
+  virtual bool multiply(const Product& product) = 0;
+  virtual std::vector<std::byte> algorithms() const = 0;
+  virtual void use_algorithms(std::span<const std::byte> bytes) = 0;
+};
+
+struct LibraryOptions {
+  bool reproducible = false, tf32 = false, time_algorithms = false;
+};
+/// Products of cuBLASLt on `stream`; its work space, of a fixed size, is entered in the ledger.
+std::unique_ptr<Products> make_library_products(device::MemoryLedger& ledger,
+                                                device::Device& device, CUstream_st* stream,
+                                                const LibraryOptions& options);
+std::string product_library();  // its name and version
+
+}  // namespace trireme::ops

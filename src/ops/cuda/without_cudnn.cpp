@@ -1,0 +1,13 @@
+#include "trireme/device/memory.hpp"
+
+#include "fused_attention.hpp"
+
+namespace trireme::ops {
+
+std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger&, device::Device&,
+                                                     CUstream_st*, bool) {
+  return nullptr;
+}
+std::string attention_library() { return {}; }
+
+}  // namespace trireme::ops

@@ -1,0 +1,20 @@
+#include "trireme/core/error.hpp"
+#include "trireme/ops/cuda_ops.hpp"
+
+namespace trireme::ops {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(
+      "CUDA operations: this trireme was built without CUDA; use --device cpu, or build it where "
+      "CUDA is found (-DTRIREME_CUDA=ON)");
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> make_cuda_ops(device::Device&, const CudaOpsOptions&) { refuse(); }
+std::vector<std::byte> product_algorithms(const Ops&) { return {}; }
+void use_product_algorithms(Ops&, std::span<const std::byte>) { refuse(); }
+std::string cuda_libraries() { return {}; }
+
+}  // namespace trireme::ops

@@ -1,0 +1,74 @@
+#include "trireme/train/compute_device.hpp"
+
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/device/cuda.hpp"
+#include "trireme/ops/cuda_ops.hpp"
+
+namespace trireme::train {
+
+ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session)
+    : tf32_(config.tf32) {
+  if (config.type == "cpu") return;
+  device::MemoryLedger ledger;  // of agreements that end here
+  const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  const int count = device::cuda_device_count();
+  if (config.type == "auto" && !world->all_agree(count > 0)) return;
+  comm::agree(*world, [&] {
+    if (count == 0) {
+      throw Error(
+          "device.type = cuda: rank {} sees no device ({}); use cpu, or give every rank a device",
+          session.rank(), device::cuda_description());
+    }
+    own_ = device::make_cuda_device(session.node_rank() % count);
+  });
+  // Ranks that see one device each see it under the same number; what it is called tells them
+  // apart.
+  const std::string name = device::cuda_device_identity(session.node_rank() % count);
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(name.data());
+  const auto all = world->all_gather_bytes({bytes, name.size()});
+  const std::vector<int>& nodes = session.nodes();
+  int most = 1;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    int sharing = 0;
+    for (std::size_t other = 0; other < all.size(); ++other) {
+      sharing += nodes[rank] == nodes[other] && all[rank] == all[other] ? 1 : 0;
+    }
+    most = std::max(most, sharing);
+  }
+  if (most > 1) {
+    warning_ = fmt::format(
+        "up to {} ranks share one GPU: they take turns on it; give each rank a GPU of its own",
+        most);
+  }
+}
+
+parallel::MakeOps ComputeDevice::make_ops() const {
+  if (!own_) return {};
+  return [this](device::MemoryLedger& ledger, int /*threads*/, bool reproducible) {
+    return ops::make_cuda_ops(*own_,
+                              {.ledger = &ledger, .reproducible = reproducible, .tf32 = tf32_});
+  };
+}
+
+DType compute_type_of(const checkpoint::State& state, const device::Device& device) {
+  const nlohmann::json& saved = state.config;
+  if (device.is_host() || !saved.is_object() || !saved.contains("precision")) return DType::f32;
+  const nlohmann::json& precision = saved.at("precision");
+  if (!precision.is_object() || !precision.contains("compute")) return DType::f32;
+  const nlohmann::json& compute = precision.at("compute");
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    if (compute.is_string() && compute.get<std::string>() == name_of(type)) return type;
+  }
+  throw Error(
+      "checkpoint: precision.compute = {}: is no type to compute in; use another checkpoint",
+      compute.dump());
+}
+
+void check_precision(const std::string& compute, bool host) {
+  if (compute == "fp32" || !host) return;
+  throw ConfigError("precision.compute", compute, "on a CPU must be fp32",
+                    "use fp32, or device.type = cuda");
+}
+
+}  // namespace trireme::train

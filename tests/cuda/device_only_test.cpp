@@ -1,0 +1,131 @@
+// What only a device can show: its memory, queues and fences, and the libraries' choices.
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "trireme/core/error.hpp"
+#include "trireme/device/cuda.hpp"
+#include "trireme/device/memory.hpp"
+
+#include "harness.hpp"
+
+namespace trireme::ops {
+namespace {
+
+TEST(CudaDevice, MemoryIsZeroAndCopiesArrive) {
+  device::Device& device = tested_device();
+  device::MemoryLedger ledger(device);
+  constexpr std::size_t bytes = (std::size_t{1} << 20) + 13;
+  const device::Buffer there(ledger, device::Use::workspace, bytes);
+  std::vector<unsigned char> host(bytes, 1), back(bytes, 2);
+  device.copy(host.data(), there.data(), bytes);
+  EXPECT_EQ(host, std::vector<unsigned char>(bytes, 0));
+  for (std::size_t i = 0; i < bytes; ++i) host[i] = static_cast<unsigned char>(i * 7);
+  const std::vector<unsigned char> sent = host;
+  device.copy(there.data(), host.data(), bytes);
+  std::memset(host.data(), 0, bytes);  // pageable memory may be used again at once
+  device.copy(back.data(), there.data(), bytes);
+  EXPECT_EQ(back, sent);
+  EXPECT_EQ(ledger.held(device::Use::workspace), static_cast<std::int64_t>(bytes));
+}
+
+TEST(CudaDevice, TooMuchMemoryIsNull) {
+  EXPECT_EQ(tested_device().allocate(std::size_t{1} << 50), nullptr);
+  EXPECT_NE(tested_device().name().find("cuda:0"), std::string::npos);
+}
+
+TEST(CudaDevice, QueuesFollowFences) {
+  device::Device& device = tested_device();
+  const std::unique_ptr<device::Queue> other = device.make_queue();
+  constexpr std::size_t bytes = std::size_t{64} << 20;
+  auto* staging = static_cast<unsigned char*>(device.allocate_staging(bytes));
+  void* memory = device.allocate(bytes);
+  for (unsigned char round = 1; round < 20; ++round) {
+    std::memset(staging, round, bytes);
+    device.copy(memory, staging, bytes);
+    const std::shared_ptr<device::Fence> fence = device.fence();
+    if (fence) other->follow(*fence);
+    unsigned char last = 0;
+    other->copy(&last, static_cast<unsigned char*>(memory) + bytes - 1, 1);
+    EXPECT_EQ(last, round);
+    EXPECT_TRUE(!fence || fence->reached());
+  }
+  device.release_staging(staging);
+  device.release(memory);
+}
+
+TEST(CudaDevice, AnyThreadMayAsk) {
+  device::Device& device = tested_device();
+  const std::shared_ptr<device::Fence> fence = device.fence();
+  std::thread([&] {
+    device.enter_thread();
+    void* memory = device.allocate(1000);
+    EXPECT_NE(memory, nullptr);
+    while (fence && !fence->reached()) std::this_thread::yield();
+    device.release(memory);
+  }).join();
+}
+
+TEST(CudaDevice, RefusesIndicesThatAreNone) {
+  EXPECT_THROW(device::make_cuda_device(-1), Error);
+  EXPECT_THROW(device::make_cuda_device(10000), Error);
+}
+
+/// One product on two backends.
+std::vector<float> product(Ops& ops, DType type) {
+  constexpr std::int64_t m = 384, n = 512, k = 4096;
+  device::Device& device = tested_device();
+  device::MemoryLedger ledger(device);
+  const auto buffer = [&](std::int64_t elements) {
+    return device::Buffer(ledger, device::Use::workspace, static_cast<std::size_t>(elements) * 4);
+  };
+  const device::Buffer a = buffer(m * k), b = buffer(k * n), c = buffer(m * n);
+  const device::Buffer narrow_a = buffer(m * k), narrow_b = buffer(k * n);
+  std::vector<float> values(static_cast<std::size_t>(std::max(m, n) * k));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::sin(static_cast<float>(i % 10007));
+  }
+  device.copy(a.data(), values.data(), a.bytes());
+  device.copy(b.data(), values.data(), b.bytes());
+  ops.copy(narrow_a.view(type, {m, k}), a.view(DType::f32, {m, k}));
+  ops.copy(narrow_b.view(type, {k, n}), b.view(DType::f32, {k, n}));
+  ops.matmul(c.view(DType::f32, {m, n}), narrow_a.view(type, {m, k}), narrow_b.view(type, {k, n}),
+             {});
+  std::vector<float> result(static_cast<std::size_t>(m * n));
+  device.copy(result.data(), c.data(), c.bytes());
+  device.synchronise();
+  return result;
+}
+
+TEST(Libraries, AlgorithmsTravel) {
+  const std::unique_ptr<Ops> first = make_tested_ops({.time_algorithms = true});
+  const std::vector<float> expected = product(*first, DType::bf16);
+  const std::vector<std::byte> algorithms = product_algorithms(*first);
+  EXPECT_GT(algorithms.size(), 100U);
+  const std::unique_ptr<Ops> second = make_tested_ops({});
+  use_product_algorithms(*second, algorithms);
+  EXPECT_EQ(product_algorithms(*second), algorithms);
+  EXPECT_EQ(product(*second, DType::bf16), expected);
+  EXPECT_EQ(product_algorithms(*second), algorithms);
+  EXPECT_THROW(use_product_algorithms(*second, std::span(algorithms).first(30)), Error);
+}
+
+TEST(Libraries, ReproducibleBackendsAgree) {
+  const std::unique_ptr<Ops> first = make_tested_ops({.reproducible = true});
+  const std::unique_ptr<Ops> second = make_tested_ops({.reproducible = true});
+  EXPECT_EQ(product(*first, DType::f32), product(*second, DType::f32));
+  EXPECT_EQ(product(*first, DType::f16), product(*second, DType::f16));
+}
+
+TEST(Libraries, WorkSpaceIsInTheLedger) {
+  device::MemoryLedger ledger(tested_device());
+  {
+    const std::unique_ptr<Ops> ops = make_tested_ops({.ledger = &ledger});
+    product(*ops, DType::bf16);
+    EXPECT_GE(ledger.held(device::Use::workspace), std::int64_t{32} << 20);
+  }
+  EXPECT_EQ(ledger.held(device::Use::workspace), 0);
+}
+
+}  // namespace
+}  // namespace trireme::ops

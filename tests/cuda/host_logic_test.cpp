@@ -1,0 +1,243 @@
+// What the backend decides on the host: keys of products, bytes of algorithms, tiles, masks, which
+// attention is a library's. And the emulator itself.
+#include <algorithm>
+
+#include "trireme/core/error.hpp"
+
+#include "../../src/ops/cuda/fused_attention.hpp"
+#include "../../src/ops/cuda/product.hpp"
+#include "../../src/ops/cuda/tiles.hpp"
+#include "harness.hpp"
+#include "language.cuh"
+
+namespace trireme::ops {
+namespace {
+
+alignas(16) float memory[64];
+
+Product example() {
+  Product p;
+  p.c = {memory, Element::bf16, 5, 7, 16};
+  p.a = {memory, Element::bf16, 5, 3, 8};
+  p.b = {memory, Element::bf16, 3, 7, 24};
+  return p;
+}
+
+TEST(ProductKeys, SeeRowMajorAsTransposedColumnMajor) {
+  const ProductKey key = key_of(example());
+  EXPECT_EQ(key.left, (BlasMatrix{7, 3, 24, false}));    // bᵀ
+  EXPECT_EQ(key.right, (BlasMatrix{3, 5, 8, false}));    // aᵀ
+  EXPECT_EQ(key.result, (BlasMatrix{7, 5, 16, false}));  // cᵀ
+  Product p = example();
+  p.transpose_a = true;
+  std::swap(p.a.rows, p.a.columns);
+  EXPECT_EQ(key_of(p).right, (BlasMatrix{5, 3, 8, true}));
+  EXPECT_NE(key_of(p), key);
+}
+
+TEST(ProductKeys, TellApartWhatAnAlgorithmDependsOn) {
+  const ProductKey plain = key_of(example());
+  std::vector<ProductKey> keys = {plain};
+  const auto with = [&](auto change) {
+    Product p = example();
+    change(p);
+    keys.push_back(key_of(p));
+  };
+  with([](Product& p) { p.accumulate = true; });
+  with([](Product& p) { p.bias = memory; });
+  with([](Product& p) { p.before_gelu = p.c; });
+  with([](Product& p) { p.gelu_input = p.c; });
+  with([](Product& p) { p.row_sum = memory; });
+  with([](Product& p) { p.c.type = Element::f32; });
+  with([](Product& p) { p.c.stride = 17; });
+  with([](Product& p) { p.a.data = reinterpret_cast<char*>(memory) + 2; });
+  with([](Product& p) { p.a.type = p.b.type = Element::f16; });
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(keys[i], keys[j]) << i << " " << j;
+  }
+  // Where memory lies beyond 16 bytes does not matter.
+  Product p = example();
+  p.a.data = reinterpret_cast<char*>(memory) + 16;
+  EXPECT_EQ(key_of(p), plain);
+}
+
+TEST(ProductKeys, SayWhatLibrariesCannotFuse) {
+  const auto fuses = [](auto change) {
+    Product p = example();
+    change(p);
+    return can_fuse(p);
+  };
+  EXPECT_TRUE(fuses([](Product& p) { p.bias = memory; }));
+  EXPECT_TRUE(fuses([](Product& p) { p.before_gelu = p.c; }));
+  EXPECT_FALSE(fuses([](Product& p) {
+    p.before_gelu = p.c;
+    p.before_gelu.stride = 12;
+  }));
+  EXPECT_FALSE(fuses([](Product& p) {
+    p.gelu_input = p.c;
+    p.gelu_input.data = reinterpret_cast<char*>(memory) + 2;
+  }));
+  EXPECT_FALSE(fuses([](Product& p) { p.row_sum = memory; }));  // into bf16
+  EXPECT_TRUE(fuses([](Product& p) {
+    p.row_sum = memory;
+    p.c.type = Element::f32;
+    p.accumulate = true;
+  }));
+  EXPECT_FALSE(fuses([](Product& p) {
+    p.bias = memory;
+    p.c.type = Element::f32;
+  }));
+}
+
+TEST(Algorithms, SurviveTheirBytes) {
+  std::vector<KeyedAlgorithm> all;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    KeyedAlgorithm each;
+    each.key = key_of(example());
+    each.key.aux_leading = static_cast<std::int64_t>(i) << 40;
+    each.key.accumulate = i == 1;
+    each.algorithm.workspace = 77 * i;
+    each.algorithm.refused = i == 2;
+    for (std::uint64_t j = 0; j < 8; ++j) each.algorithm.words[j] = ~(i * 8 + j);
+    all.push_back(each);
+  }
+  const std::vector<std::byte> bytes = pack_algorithms(130000, all);
+  const std::vector<KeyedAlgorithm> back = unpack_algorithms(130000, bytes);
+  ASSERT_EQ(back.size(), all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(back[i].key, all[i].key);
+    EXPECT_TRUE(
+        std::equal(back[i].algorithm.words, back[i].algorithm.words + 8, all[i].algorithm.words));
+    EXPECT_EQ(back[i].algorithm.workspace, all[i].algorithm.workspace);
+    EXPECT_EQ(back[i].algorithm.refused, all[i].algorithm.refused);
+  }
+  EXPECT_THROW(unpack_algorithms(130001, bytes), Error);
+  for (const std::size_t length : {std::size_t{0}, std::size_t{3}, bytes.size() - 8}) {
+    EXPECT_THROW(unpack_algorithms(130000, std::span(bytes).first(length)), Error);
+  }
+  EXPECT_TRUE(unpack_algorithms(1, pack_algorithms(1, {})).empty());
+}
+
+TEST(Tiles, CoverAllRowsOnce) {
+  for (const std::int64_t rows : {1, 63, 64, 65, 127, 8191, 8192, 8193, 1000003}) {
+    const std::int64_t each = rows_of_chunk(rows), chunks = ceil_div(rows, each);
+    EXPECT_LE(chunks, sum_chunks(rows));
+    EXPECT_LE(sum_chunks(rows), 128);
+    EXPECT_GT(rows, (chunks - 1) * each);
+  }
+  EXPECT_EQ(key_bits(1), 1);
+  EXPECT_EQ(key_bits(255), 8);
+  EXPECT_EQ(key_bits(256), 9);
+  EXPECT_EQ(elements_to_boundary(32, 2), 0);
+  EXPECT_EQ(elements_to_boundary(34, 2), 7);
+  EXPECT_EQ(elements_to_boundary(36, 4), 3);
+}
+
+TEST(Tiles, NeverHideAPairThatIsSeen) {
+  // All masks of short ranges: what seen() says of blocks against what each pair says.
+  for (int trial = 0; trial < 2000; ++trial) {
+    const std::vector<double> numbers = random_integers(16, 6);
+    const auto range = [&](std::size_t i, std::size_t j) {
+      const auto [low, high] = std::minmax({numbers[i], numbers[j]});
+      return std::pair(static_cast<std::int32_t>(low), static_cast<std::int32_t>(high));
+    };
+    const auto [q0, q1] = range(0, 1);
+    const auto [k0, k1] = range(2, 3);
+    const auto [d0, d1] = range(4, 5);
+    const auto [e0, e1] = range(6, 7);
+    const bool causal = numbers[8] < 3;
+    bool some = false, all = true;
+    for (const std::int32_t q : {q0, q1}) {
+      for (const std::int32_t k : {k0, k1}) {
+        for (const std::int32_t d : {d0, d1}) {
+          for (const std::int32_t e : {e0, e1}) {
+            const bool sees = (!causal || k <= q) && d == e;
+            some |= sees;
+            all &= sees;
+          }
+        }
+      }
+    }
+    const Seen said = seen({q0, q1, d0, d1}, {k0, k1, e0, e1}, causal);
+    EXPECT_FALSE(said == Seen::none && some);
+    EXPECT_FALSE(said == Seen::all && !all);
+    EXPECT_TRUE(said == Seen::all || !(all && d0 == d1 && e0 == e1));
+  }
+}
+
+TEST(Tiles, FitSharedMemory) {
+  constexpr std::int64_t most = 227 << 10;  // of one block on Hopper
+  for (const std::int64_t size : {64, 128, 256}) {
+    const int padded = padded_head(size), rows = tile_rows(padded);
+    const std::int64_t tiles = (2 * own_rows + 2 * rows) * row_elements(padded, 4) * 4;
+    EXPECT_LE(tiles + 16 * rows + (padded == 256 ? 8 : 4) * 16 * (rows + 4) * 4, most);
+    EXPECT_EQ(row_elements(padded, 2) * 2 % 16, 0);
+    EXPECT_EQ(row_elements(padded, 2) * 2 / 4 % 32, 4);  // rows' banks
+  }
+}
+
+Attention plain_call() {
+  Attention call;
+  call.type = Element::bf16;
+  call.batch = 2;
+  call.queries = call.keys = 64;
+  call.heads = call.all_heads = 4;
+  call.groups = 2;
+  call.share = 2;
+  call.size = 64;
+  const Heads heads{memory, 64 * 256, 256, 64};
+  call.q = call.k = call.v = call.out = heads;
+  return call;
+}
+
+TEST(FusedAttention, TakesPlainCallsOnly) {
+  EXPECT_TRUE(can_fuse(plain_call()));
+  const auto fuses = [](auto change) {
+    Attention call = plain_call();
+    change(call);
+    return can_fuse(call);
+  };
+  const std::int32_t place = 0;
+  const std::int64_t sample = 0;
+  EXPECT_FALSE(fuses([](Attention& c) { c.type = Element::f32; }));
+  EXPECT_FALSE(fuses([](Attention& c) { c.causal = false; }));
+  EXPECT_FALSE(fuses([&](Attention& c) { c.query_positions = c.key_positions = &place; }));
+  EXPECT_FALSE(fuses([&](Attention& c) { c.query_documents = c.key_documents = &place; }));
+  EXPECT_FALSE(fuses([&](Attention& c) { c.samples = &sample; }));
+  EXPECT_FALSE(fuses([](Attention& c) { c.keys = 65; }));
+  EXPECT_FALSE(fuses([](Attention& c) { c.size = 60; }));
+  EXPECT_FALSE(fuses([](Attention& c) { c.size = 136; }));
+  EXPECT_FALSE(fuses([](Attention& c) { c.heads = 3; }));
+  EXPECT_FALSE(fuses([](Attention& c) { c.k.stride = 260; }));
+  EXPECT_FALSE(fuses([](Attention& c) { c.v.data = reinterpret_cast<char*>(memory) + 2; }));
+}
+
+__global__ void unmatched_kernel() {
+  if (threadIdx.x == 0) __syncwarp();
+  if (threadIdx.x != 0) __syncthreads();
+}
+__global__ void failing_kernel(int* to) {
+  if (threadIdx.x == 3) fail("three", 3, 4);
+  to[threadIdx.x] = 1;
+}
+
+TEST(Emulator, FindsThreadsThatWaitForever) {
+  EXPECT_THROW(launch("unmatched", unmatched_kernel, dim3(1), dim3(32), 0, nullptr), Error);
+}
+
+TEST(Emulator, ReportsFailures) {
+  int to[32] = {};
+  EXPECT_THROW(launch("failing", failing_kernel, dim3(1), dim3(32), 0, nullptr, to), Error);
+  EXPECT_EQ(to[3], 0);
+}
+
+TEST(Emulator, RefusesIdsOutsideTheTable) {
+  float table[8] = {}, y[4] = {};
+  for (std::int32_t id : {-1, 2}) {
+    EXPECT_THROW(tested_ops().embedding(Tensor(y, {1, 4}), Tensor(&id, {1}), Tensor(table, {2, 4})),
+                 Error);
+  }
+}
+
+}  // namespace
+}  // namespace trireme::ops

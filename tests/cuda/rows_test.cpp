@@ -1,0 +1,178 @@
+// Elementwise ops, activations, norms, sums over rows.
+#include "harness.hpp"
+
+namespace trireme::ops {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+TEST(Elementwise, FillsAnyFloatType) {
+  for (const std::int64_t n : {1, 7, 8, 333}) {
+    Case("fill").out({n}).within(0).narrow_within(0.01).check(
+        [](Ops& ops, const Tensors& t) { ops.fill(t[0], 0.3F); }, {DType::f32});
+    Case("fill f64")
+        .out({n}, 0, Kind::f64)
+        .within(0)
+        .check([](Ops& ops, const Tensors& t) { ops.fill(t[0], -2.5F); }, {DType::f32});
+  }
+}
+
+TEST(Elementwise, FillsNarrowTypes) {
+  // The oracle fills fp32 alone; through a conversion it fills all.
+  Case("fill through copy").out({41}).out({41}, 0, Kind::f32).check([](Ops& ops, const Tensors& t) {
+    ops.fill(t[0], 0.375F);
+    ops.copy(t[1], t[0]);
+  });
+}
+
+TEST(Elementwise, CopiesStridedRowsOfAnyWidth) {
+  for (const std::int64_t columns : {1, 5, 8, 64, 67}) {
+    for (const std::int64_t gap : {0, 1, 8}) {
+      Case("copy")
+          .in({9, columns}, 1, gap)
+          .out({9, columns}, 2 * gap)
+          .within(0)
+          .narrow_within(0)
+          .check([](Ops& ops, const Tensors& t) { ops.copy(t[1], t[0]); });
+    }
+  }
+  Case("copy i64")
+      .integers({77}, random_integers(77, 1000), Kind::i64)
+      .out({77}, 0, Kind::i64)
+      .within(0)
+      .check([](Ops& ops, const Tensors& t) { ops.copy(t[1], t[0]); }, {DType::f32});
+}
+
+TEST(Elementwise, CopiesBetweenTypes) {
+  for (const std::int64_t gap : {0, 3}) {
+    Case("widen and narrow")
+        .in({5, 43}, 100, gap)
+        .out({5, 43}, gap, Kind::f32)
+        .in({5, 43}, 1e-3, gap, Kind::f32)
+        .out({5, 43}, gap)
+        .within(0)
+        .check([](Ops& ops, const Tensors& t) {
+          ops.copy(t[1], t[0]);
+          ops.copy(t[3], t[2]);
+        });
+  }
+}
+
+TEST(Elementwise, AddsAndScales) {
+  Case("add").in({3, 171}).in({3, 171}).out({3, 171}).within(0).check(
+      [](Ops& ops, const Tensors& t) { ops.add(t[2], t[0], t[1]); });
+  Case("add in place").inout({512}).in({512}).within(0).check([](Ops& ops, const Tensors& t) {
+    ops.add(t[0], t[0], t[1]);
+  });
+  Case("scale").inout({1023}).within(0).check(
+      [](Ops& ops, const Tensors& t) { ops.scale(t[0], 0.37F); });
+  Case("nothing").inout({0}).check([](Ops& ops, const Tensors& t) { ops.scale(t[0], 2.0F); });
+}
+
+TEST(Activation, Gelu) {
+  Case("gelu").in({11, 67}, 8).out({11, 67}).check([](Ops& ops, const Tensors& t) {
+    ops.gelu(t[1], t[0]);
+  });
+  Case("gelu_backward")
+      .in({11, 67})
+      .in({11, 67}, 8)
+      .out({11, 67})
+      .check([](Ops& ops, const Tensors& t) { ops.gelu_backward(t[2], t[0], t[1]); });
+  Case("gelu_backward in place").inout({640}).in({640}, 40).check([](Ops& ops, const Tensors& t) {
+    ops.gelu_backward(t[0], t[0], t[1]);
+  });
+}
+
+TEST(Activation, Swiglu) {
+  for (const std::int64_t width : {8, 13, 96}) {
+    Case("swiglu").in({5, 2 * width}, 6).out({5, width}).check([](Ops& ops, const Tensors& t) {
+      ops.swiglu(t[1], t[0]);
+    });
+    Case("swiglu_backward")
+        .in({5, width})
+        .in({5, 2 * width}, 6)
+        .out({5, 2 * width})
+        .check([](Ops& ops, const Tensors& t) { ops.swiglu_backward(t[2], t[0], t[1]); });
+  }
+}
+
+struct Rows {
+  std::int64_t rows, columns, gap;
+};
+// One warp, several warps, a row too long to be kept, odd rows and strides.
+std::vector<Rows> row_shapes() {
+  return {{1, 1, 0}, {7, 13, 0}, {9, 64, 8}, {5, 1001, 3}, {3, 2048, 0}, {2, 13001, 1}, {0, 16, 0}};
+}
+
+TEST(Norm, LayerNorm) {
+  for (const Rows& s : row_shapes()) {
+    for (const bool bias : {true, false}) {
+      Case("layer_norm")
+          .in({s.rows, s.columns}, 3, s.gap)
+          .in({s.columns})
+          .in({s.columns})
+          .out({s.rows, s.columns}, s.gap)
+          .out({s.rows}, 0, Kind::f32)
+          .out({s.rows}, 0, Kind::f32)
+          .within(s.columns == 1 ? 1e-3 : 1e-5)  // of one column the result is its rounding errors
+          .check([&](Ops& ops, const Tensors& t) {
+            ops.layer_norm(t[3], t[4], t[5], t[0], t[1], bias ? t[2] : Tensor(), 1e-5F);
+          });
+    }
+  }
+}
+
+TEST(Norm, LayerNormBackward) {
+  for (const Rows& s : row_shapes()) {
+    if (s.columns == 1) continue;
+    for (const bool accumulate : {false, true}) {
+      Case("layer_norm_backward")
+          .in({s.rows, s.columns}, 3, s.gap)
+          .in({s.columns})
+          .in({s.rows, s.columns}, 1, s.gap)
+          .in({s.rows}, 1, 0, Kind::f32)
+          .in({s.rows}, 1, 0, Kind::f32)
+          .inout({s.rows, s.columns}, 1, s.gap)
+          .inout({s.columns}, 1, 0, Kind::f32)
+          .inout({s.columns}, 1, 0, Kind::f32)
+          .inout({s.columns}, 1, 0, Kind::f32)
+          .check([&](Ops& ops, const Tensors& t) {
+            ops.layer_norm_backward_input(t[5], t[2], t[0], t[1], t[3], t[4], accumulate);
+            ops.layer_norm_backward_weight(t[6], t[7], t[2], t[0], t[3], t[4]);
+            ops.layer_norm_backward_weight(t[8], Tensor(), t[2], t[0], t[3], t[4]);
+          });
+    }
+  }
+}
+
+TEST(Norm, RmsNorm) {
+  for (const Rows& s : row_shapes()) {
+    Case("rms_norm")
+        .in({s.rows, s.columns}, 3, s.gap)
+        .in({s.columns})
+        .in({s.rows, s.columns}, 1, s.gap)
+        .in({s.rows}, 1, 0, Kind::f32)
+        .out({s.rows, s.columns}, s.gap)
+        .out({s.rows}, 0, Kind::f32)
+        .out({s.rows, s.columns}, s.gap)
+        .inout({s.columns}, 1, 0, Kind::f32)
+        .check([&](Ops& ops, const Tensors& t) {
+          ops.rms_norm(t[4], t[5], t[0], t[1], 1e-6F);
+          ops.rms_norm_backward_input(t[6], t[2], t[0], t[1], t[3], false);
+          ops.rms_norm_backward_weight(t[7], t[2], t[0], t[3]);
+        });
+  }
+}
+
+TEST(ColumnSum, OfAnyNumberOfRows) {
+  for (const Rows& s :
+       {Rows{1, 5, 0}, Rows{63, 300, 4}, Rows{65, 8, 0}, Rows{777, 33, 1}, Rows{0, 9, 0}}) {
+    Case("column_sum")
+        .in({s.rows, s.columns}, 1, s.gap)
+        .inout({s.columns}, 1, 0, Kind::f32)
+        .check([](Ops& ops, const Tensors& t) { ops.column_sum(t[1], t[0]); });
+  }
+}
+
+}  // namespace
+}  // namespace trireme::ops

@@ -1,0 +1,54 @@
+// Training in narrow types beside fp32, on an imaginary device whose operations round as a real
+// one's would.
+#include <gtest/gtest.h>
+
+#include "matrix_runs.hpp"
+
+namespace trireme::parallel::test {
+namespace {
+
+RunResult run_alone(int model, DType compute) {
+  const MatrixRuns runs{
+      .reproducible = false, .steps = 20, .make_device = make_imaginary_device, .compute = compute};
+  return run_layout(matrix_models()[static_cast<std::size_t>(model)].config, {.micro_batch = 4},
+                    settings_of(model, runs), MPI_COMM_SELF);
+}
+
+TEST(Precision, LossesInBf16StayWithinOnePercent) {
+  const int models = static_cast<int>(matrix_models().size());
+  for (int model = world_rank(); model < models; model += world_size()) {
+    const RunResult wide = run_alone(model, DType::f32), narrow = run_alone(model, DType::bf16);
+    EXPECT_EQ(narrow.fault, "");
+    for (std::size_t step = 0; step < wide.losses.size(); ++step) {
+      EXPECT_NEAR(narrow.losses[step], wide.losses[step], 1e-2 * wide.losses[step])
+          << matrix_models()[static_cast<std::size_t>(model)].name << " step " << step;
+    }
+    EXPECT_NE(narrow.losses.front(), wide.losses.front()) << "nothing was rounded";
+  }
+}
+
+/// With masters a run follows the fp32 one where updates are too small for the narrow type itself.
+TEST(Precision, SmallUpdatesAreKeptInMasters) {
+  const MatrixModel& model = matrix_models().front();
+  const RunSettings settings = settings_of(
+      0, {.reproducible = false, .make_device = make_imaginary_device, .compute = DType::bf16});
+  LayoutRun run(model.config, {.micro_batch = 4}, stage_options({.micro_batch = 4}, settings),
+                MPI_COMM_SELF, settings.make_device);
+  run.replica.initialise();
+  const state::ModelState& state = run.replica.state();
+  const auto read = [&](const Tensor& tensor) {
+    std::vector<std::byte> bytes(tensor.bytes());
+    device::read(*run.device.device, bytes.data(), tensor);
+    return bytes;
+  };
+  const auto masters = read(state.parameters()), values = read(state.own_values(0));
+  ASSERT_EQ(state.parameters().type(), DType::f32);
+  ASSERT_EQ(state.own_values(0).type(), DType::bf16);
+  run.replica.backward(make_batches(model.config, {.micro_batch = 4}, 0, 0, matrix_batch));
+  run.replica.update(1e-9, 0, 1);
+  EXPECT_NE(read(state.parameters()), masters);
+  EXPECT_EQ(read(state.own_values(0)), values);
+}
+
+}  // namespace
+}  // namespace trireme::parallel::test

@@ -1,0 +1,265 @@
+// A device made up for tests: its memory cannot be touched by the host, and its work is done later,
+// by a thread of its own that takes turns between its queues at random. Whatever reads too early,
+// forgets to wait or uses the wrong memory shows, on machines without a real device.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/device/device.hpp"
+
+namespace trireme::testing_support {
+
+class ImaginaryDevice final : public device::Device {
+ public:
+  explicit ImaginaryDevice(unsigned seed) : random_(seed), worker_([this] { work(); }) {}
+  ~ImaginaryDevice() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    worker_.join();
+  }
+
+  std::string name() const override { return "imaginary"; }
+  bool is_host() const override { return false; }
+
+  void* allocate(std::size_t bytes) override {
+    const std::size_t size = pages(bytes);
+    const int file = memfd_create("imaginary", 0);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) return nullptr;
+    void* real = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void* seen = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    close(file);
+    TRIREME_ASSERT(real != MAP_FAILED && seen != MAP_FAILED, "no {} bytes to map", size);
+    const std::lock_guard lock(mutex_);
+    blocks_[static_cast<std::byte*>(seen)] = {static_cast<std::byte*>(real), size};
+    return seen;
+  }
+  void release(void* memory) noexcept override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return pending_ == 0; });
+    const auto block = blocks_.find(static_cast<std::byte*>(memory));
+    munmap(block->second.real, block->second.size);
+    munmap(memory, block->second.size);
+    blocks_.erase(block);
+  }
+  void* allocate_staging(std::size_t bytes) override {
+    auto memory = std::make_unique<std::byte[]>(std::max<std::size_t>(bytes, 1));
+    const std::lock_guard lock(mutex_);
+    std::byte* const at = memory.get();
+    staging_[at] = {std::move(memory), bytes};
+    return at;
+  }
+  void release_staging(void* memory) noexcept override {
+    const std::lock_guard lock(mutex_);
+    staging_.erase(static_cast<std::byte*>(memory));
+  }
+
+  std::unique_ptr<device::Queue> make_queue() override { return std::make_unique<Beside>(*this); }
+  void copy(void* to, const void* from, std::size_t bytes) override { copy_on(0, to, from, bytes); }
+  std::shared_ptr<device::Fence> fence() override { return fence_on(0); }
+  void follow(device::Fence& fence) override { follow_on(0, fence); }
+  void synchronise() override { synchronise_on(0); }
+
+  /// Queues `task` behind the computation so far.
+  void compute(std::function<void()> task) { push(0, {std::move(task), nullptr, 0}); }
+  /// Where the worker finds what the host knows as `memory`. Throws where it is not this device's.
+  template <class T>
+  T* real(T* memory) {
+    const auto* at = reinterpret_cast<const std::byte*>(memory);
+    const std::lock_guard lock(mutex_);
+    std::byte* found = find(at);
+    TRIREME_ASSERT(found != nullptr, "host memory given to the imaginary device");
+    return reinterpret_cast<T*>(found);
+  }
+
+ private:
+  struct Block {
+    std::byte* real = nullptr;
+    std::size_t size = 0;
+  };
+  struct Staged {
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t size = 0;
+  };
+  struct Task {
+    std::function<void()> run;
+    std::shared_ptr<std::uint64_t> after;  // a queue's count of tasks done
+    std::uint64_t ticket = 0;              // that it must reach
+  };
+  struct Lane {
+    std::deque<Task> tasks;
+    std::uint64_t pushed = 0;
+    std::shared_ptr<std::uint64_t> done = std::make_shared<std::uint64_t>(0);
+  };
+  class Ticket final : public device::Fence {
+   public:
+    Ticket(ImaginaryDevice& device, std::shared_ptr<std::uint64_t> done, std::uint64_t number)
+        : device_(device), done_(std::move(done)), number_(number) {}
+    bool reached() override {
+      const std::lock_guard lock(device_.mutex_);
+      return *done_ >= number_;
+    }
+
+   private:
+    friend class ImaginaryDevice;
+    ImaginaryDevice& device_;
+    std::shared_ptr<std::uint64_t> done_;
+    std::uint64_t number_;
+  };
+  class Beside final : public device::Queue {
+   public:
+    explicit Beside(ImaginaryDevice& device) : device_(device), lane_(device.add_lane()) {}
+    ~Beside() override { device_.wait_for(lane_); }
+    void copy(void* to, const void* from, std::size_t bytes) override {
+      device_.copy_on(lane_, to, from, bytes);
+    }
+    std::shared_ptr<device::Fence> fence() override { return device_.fence_on(lane_); }
+    void follow(device::Fence& fence) override { device_.follow_on(lane_, fence); }
+    void synchronise() override { device_.synchronise_on(lane_); }
+
+   private:
+    ImaginaryDevice& device_;
+    std::size_t lane_;
+  };
+
+  static std::size_t pages(std::size_t bytes) { return (bytes / 4096 + 1) * 4096; }
+  std::byte* find(const std::byte* at) {  // under mutex_
+    auto block = blocks_.upper_bound(const_cast<std::byte*>(at));
+    if (block == blocks_.begin()) return nullptr;
+    --block;
+    const auto offset = static_cast<std::size_t>(at - block->first);
+    return offset < block->second.size ? block->second.real + offset : nullptr;
+  }
+  bool staged(const std::byte* at) {  // under mutex_
+    auto block = staging_.upper_bound(const_cast<std::byte*>(at));
+    if (block == staging_.begin()) return false;
+    --block;
+    return static_cast<std::size_t>(at - block->first) <
+           std::max<std::size_t>(block->second.size, 1);
+  }
+  std::size_t add_lane() {
+    const std::lock_guard lock(mutex_);
+    lanes_.emplace_back();
+    return lanes_.size() - 1;
+  }
+  void push(std::size_t lane, Task task) {
+    {
+      const std::lock_guard lock(mutex_);
+      lanes_[lane].tasks.push_back(std::move(task));
+      ++lanes_[lane].pushed;
+      ++pending_;
+    }
+    changed_.notify_all();
+  }
+  void copy_on(std::size_t lane, void* to, const void* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    auto* target = static_cast<std::byte*>(to);
+    const auto* source = static_cast<const std::byte*>(from);
+    bool waits = false;
+    std::shared_ptr<std::vector<std::byte>> kept;
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::byte* real = find(source)) {
+        source = real;
+      } else if (!staged(source)) {
+        kept = std::make_shared<std::vector<std::byte>>(source, source + bytes);
+        source = kept->data();
+      }
+      if (std::byte* real = find(target)) {
+        target = real;
+      } else {
+        waits = !staged(target);
+      }
+    }
+    push(lane, {[=] {
+                  std::memcpy(target, source, bytes);
+                  static_cast<void>(kept);
+                },
+                nullptr, 0});
+    if (waits) wait_for(lane);
+  }
+  std::shared_ptr<device::Fence> fence_on(std::size_t lane) {
+    const std::lock_guard lock(mutex_);
+    return std::make_shared<Ticket>(*this, lanes_[lane].done, lanes_[lane].pushed);
+  }
+  void follow_on(std::size_t lane, device::Fence& fence) {
+    auto& ticket = dynamic_cast<Ticket&>(fence);
+    push(lane, {{}, ticket.done_, ticket.number_});
+  }
+  void wait_for(std::size_t lane) {
+    std::unique_lock lock(mutex_);
+    const std::uint64_t all = lanes_[lane].pushed;
+    changed_.wait(lock, [&] { return *lanes_[lane].done >= all; });
+  }
+  void synchronise_on(std::size_t lane) {
+    wait_for(lane);
+    const std::lock_guard lock(mutex_);
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      std::vector<Lane*> ready;
+      for (Lane& lane : lanes_) {
+        if (lane.tasks.empty()) continue;
+        const Task& next = lane.tasks.front();
+        if (!next.after || *next.after >= next.ticket) ready.push_back(&lane);
+      }
+      if (ready.empty()) {
+        if (stop_) return;
+        changed_.wait(lock);
+        continue;
+      }
+      Lane& lane = *ready[random_() % ready.size()];
+      const Task task = std::move(lane.tasks.front());
+      lane.tasks.pop_front();
+      const bool dawdles = random_() % 64 == 0;
+      lock.unlock();
+      if (dawdles) std::this_thread::sleep_for(std::chrono::microseconds(100));
+      std::exception_ptr error;
+      try {
+        if (task.run) task.run();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      if (error && !error_) error_ = error;
+      ++*lane.done;
+      --pending_;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::byte*, Block> blocks_;  // by what the host sees
+  std::map<std::byte*, Staged> staging_;
+  std::deque<Lane> lanes_{1};  // the first is the computation's
+  std::uint64_t pending_ = 0;
+  std::exception_ptr error_;
+  std::mt19937 random_;
+  bool stop_ = false;
+  std::thread worker_;
+};
+
+}  // namespace trireme::testing_support
