@@ -13,6 +13,7 @@
 #include "trireme/train/compute_device.hpp"
 
 #include "measured_ops.hpp"
+#include "random_batch.hpp"
 
 namespace trireme::bench {
 namespace {
@@ -36,23 +37,6 @@ Case parse_case(const std::string& text) {
   if (second != std::string::npos) result.sequence = std::atoll(text.c_str() + second + 1);
   if (result.batch < 1) throw Error("{}: PRESET:BATCH[:SEQUENCE], BATCH at least 1", text);
   return result;
-}
-
-parallel::HostMicrobatch random_batch(const model::ModelConfig& config, std::int64_t sequences) {
-  data::Batch batch{.sequences = sequences, .length = config.sequence};
-  const RandomKey key{1, Purpose::sample_order, 0};
-  for (std::int64_t i = 0; i < sequences * config.sequence; ++i) {
-    const auto token = [&](std::int64_t place) {
-      return static_cast<std::int32_t>(random_bits(key, static_cast<std::uint64_t>(place)) %
-                                       static_cast<std::uint64_t>(config.vocabulary));
-    };
-    batch.inputs.push_back(token(i));
-    batch.targets.push_back(token(i + 1));
-    batch.weights.push_back(1);
-    batch.positions.push_back(static_cast<std::int32_t>(i % config.sequence));
-  }
-  for (std::int64_t i = 0; i < sequences; ++i) batch.samples.push_back(i);
-  return parallel::HostMicrobatch(std::move(batch));
 }
 
 /// Bytes read and written per second by the best of some large copies inside the device.

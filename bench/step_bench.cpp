@@ -5,9 +5,10 @@
 
 #include <benchmark/benchmark.h>
 
-#include "trireme/core/random.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/plan/peak.hpp"
+
+#include "random_batch.hpp"
 
 namespace trireme {
 namespace {
@@ -16,24 +17,7 @@ struct StepCase {
   std::int64_t layers, width, heads, vocabulary, sequence, batch;
 };
 
-parallel::HostMicrobatch random_batch(const StepCase& c) {
-  data::Batch batch{.sequences = c.batch, .length = c.sequence};
-  const RandomKey key{1, Purpose::sample_order, 0};
-  for (std::int64_t i = 0; i < c.batch * c.sequence; ++i) {
-    const auto token = [&](std::int64_t place) {
-      return static_cast<std::int32_t>(random_bits(key, static_cast<std::uint64_t>(place)) %
-                                       static_cast<std::uint64_t>(c.vocabulary));
-    };
-    batch.inputs.push_back(token(i));
-    batch.targets.push_back(token(i + 1));
-    batch.weights.push_back(1);
-    batch.positions.push_back(static_cast<std::int32_t>(i % c.sequence));
-  }
-  for (std::int64_t i = 0; i < c.batch; ++i) batch.samples.push_back(i);
-  return parallel::HostMicrobatch(std::move(batch));
-}
-
-void training_step(benchmark::State& bench, const StepCase& c) {
+void training_step(benchmark::State& state, const StepCase& c) {
   model::ModelConfig config{.layers = c.layers,
                             .width = c.width,
                             .heads = c.heads,
@@ -49,7 +33,7 @@ void training_step(benchmark::State& bench, const StepCase& c) {
                             recorder, ledger);
   replica.initialise();
   std::vector<parallel::HostMicrobatch> batches;
-  batches.push_back(random_batch(c));
+  batches.push_back(bench::random_batch(config, c.batch));
 
   std::int64_t step = 0;
   const auto train = [&] {
@@ -60,7 +44,7 @@ void training_step(benchmark::State& bench, const StepCase& c) {
   double peak = plan::measure_peak(replica.ops(), device::host_device(), DType::f32, model, rows);
   train();  // caches and first touches
   double best = 1e30, total = 0;
-  for (auto _ : bench) {
+  for (auto _ : state) {
     const auto begin = Recorder::Clock::now();
     train();
     const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
@@ -70,17 +54,17 @@ void training_step(benchmark::State& bench, const StepCase& c) {
   peak = std::max(
       peak, plan::measure_peak(replica.ops(), device::host_device(), DType::f32, model, rows));
   const double operations = model.flops_per_token() * static_cast<double>(rows);
-  const double mean = total / static_cast<double>(bench.iterations());
-  bench.counters["tokens/s"] = static_cast<double>(rows) / mean;
-  bench.counters["GFLOP/s"] = operations / mean / 1e9;
-  bench.counters["peak_GFLOP/s"] = peak / 1e9;
-  bench.counters["share_of_peak"] = operations / mean / peak;
-  bench.counters["best_share"] = operations / best / peak;
+  const double mean = total / static_cast<double>(state.iterations());
+  state.counters["tokens/s"] = static_cast<double>(rows) / mean;
+  state.counters["GFLOP/s"] = operations / mean / 1e9;
+  state.counters["peak_GFLOP/s"] = peak / 1e9;
+  state.counters["share_of_peak"] = operations / mean / peak;
+  state.counters["best_share"] = operations / best / peak;
 }
 
-void BM_step_10M(benchmark::State& bench) { training_step(bench, {6, 384, 6, 256, 256, 12}); }
-void BM_step_gpt2_124M(benchmark::State& bench) {
-  training_step(bench, {12, 768, 12, 50257, 512, 2});
+void BM_step_10M(benchmark::State& state) { training_step(state, {6, 384, 6, 256, 256, 12}); }
+void BM_step_gpt2_124M(benchmark::State& state) {
+  training_step(state, {12, 768, 12, 50257, 512, 2});
 }
 
 BENCHMARK(BM_step_10M)->Unit(benchmark::kMillisecond)->Iterations(6);
