@@ -1,7 +1,8 @@
 # trireme_module(name USES modules... LIBRARIES targets...)
 # One static library per module, from every source below src/<name>/. Folders named cuda are compiled
 # only where CUDA was found, files named without_cuda.cpp only where it was not; cudnn_*.cpp and
-# without_cudnn.cpp are the same for cuDNN and its frontend.
+# without_cudnn.cpp are the same for cuDNN and its frontend, nccl_library.cpp and without_nccl.cpp for
+# NCCL.
 function(trireme_module name)
   cmake_parse_arguments(arg "" "" "USES;LIBRARIES" ${ARGN})
   list(TRANSFORM arg_USES PREPEND trireme_)
@@ -17,6 +18,11 @@ function(trireme_module name)
     endif()
   else()
     list(FILTER sources EXCLUDE REGEX "/src/${name}/(.*/)?cuda/")
+  endif()
+  if(TARGET trireme_nccl)
+    list(FILTER sources EXCLUDE REGEX "/without_nccl\\.cpp$")
+  else()
+    list(FILTER sources EXCLUDE REGEX "/nccl_library\\.cpp$")
   endif()
   if(sources)
     add_library(trireme_${name} STATIC ${sources})

@@ -10,6 +10,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "trireme/comm/backend.hpp"
+#include "trireme/comm/nccl.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/train/setup.hpp"
@@ -79,7 +81,9 @@ std::string libraries() {
          line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
          line("  instructions", ops::instruction_set()) +
          line("hwloc", fmt::format("{}.{}.{}", hwloc >> 16U, hwloc >> 8U & 0xFFU, hwloc & 0xFFU)) +
-         line("CUDA", device::cuda_description()) + cuda_library_line();
+         line("CUDA", device::cuda_description()) + cuda_library_line() +
+         line("  memory in messages", comm::describe_direct(comm::mpi_reads_cuda())) +
+         line("NCCL", comm::nccl_built_in() ? comm::nccl_library().version() : "not built in");
 }
 
 /// "key : value" of the first processor in /proc/cpuinfo; empty where there is none.

@@ -1,6 +1,8 @@
 #include "trireme/comm/grid.hpp"
 
+#include <algorithm>
 #include <map>
+#include <sstream>
 
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/topology.hpp"
@@ -22,18 +24,45 @@ std::shared_ptr<MpiHandle> split(const Session& session, const std::vector<int>&
 }
 
 std::unique_ptr<Communicator> on(const std::shared_ptr<MpiHandle>& handle,
-                                 device::MemoryLedger& ledger) {
-  return handle == nullptr ? make_self_communicator() : make_mpi_communicator(handle, ledger);
+                                 device::MemoryLedger& ledger, const DeviceMessages& messages) {
+  return handle == nullptr ? make_self_communicator()
+                           : make_mpi_communicator(handle, ledger, messages);
+}
+
+/// Every rank's text, in rank order.
+std::vector<std::string> gather_texts(Communicator& group, const std::string& own) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
+  std::vector<std::string> all;
+  for (const auto& text : group.all_gather_bytes({bytes, own.size()})) {
+    all.emplace_back(text.begin(), text.end());
+  }
+  return all;
+}
+
+/// How the device's memory gets to MPI. Ranks need not be alike in it.
+DeviceMessages device_messages(device::Device& device, const GridOptions& options) {
+  DeviceMessages messages{.direct = false, .address = options.address};
+  if (device.is_host()) return messages;
+  messages.direct = choose_direct(options.comm.staging, mpi_reads_cuda());
+  if (messages.direct && !message_arrives(device, messages)) {
+    throw Error(
+        "comm.staging = {}: a message in the memory of {} did not arrive as it was sent; use "
+        "comm.staging = yes",
+        options.comm.staging, device.name());
+  }
+  return messages;
 }
 
 }  // namespace
 
-Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard)
+Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard,
+           GridOptions options)
     : session_(session),
       shape_(shape),
       shard_(shard == 0 ? shape.of(Axis::data) : shard),
       coordinates_(shape.coordinates(session.rank())),
-      ledger_(ledger) {
+      ledger_(ledger),
+      messages_(device_messages(ledger.device(), options)) {
   TRIREME_ASSERT(shape.size() == session.size(), "{} over {} ranks", shape.to_string(),
                  session.size());
   TRIREME_ASSERT(shard_ >= 1 && shape.of(Axis::data) % shard_ == 0, "shard groups of {} in {}",
@@ -49,10 +78,12 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
       const auto own = members(shape_, kind, shard_, session.rank());
       known = handles.emplace(zero, zero.size() == 1 ? nullptr : split(session, own)).first;
     }
-    groups_[index] = on(known->second, ledger);
+    groups_[index] = on(known->second, ledger, messages_);
   }
   const auto pipeline = handles.at(members(shape_, GroupKind::pipeline, shard_, 0));
-  for (auto& channel : channels_) channel = on(pipeline, ledger);
+  for (auto& channel : channels_) channel = on(pipeline, ledger, messages_);
+  choose_backends(options);
+  use_nccl(options);
 
   char host[MPI_MAX_PROCESSOR_NAME + 1] = {};
   int length = 0;
@@ -65,8 +96,56 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
   where_ += fmt::format(" on {}", std::string_view(host, static_cast<std::size_t>(length)));
 }
 
+void Grid::choose_backends(const GridOptions& options) {
+  device::Device& device = ledger_.device();
+  BackendFacts facts{.device = device.name(),
+                     .is_host = device.is_host(),
+                     .nccl = options.nccl_api != nullptr || nccl_built_in()};
+  std::array<std::string, group_kinds> crowded;
+  if (!facts.is_host && facts.nccl) {
+    const std::vector<std::string> devices = gather_texts(world(), device.identity());
+    std::string own;  // a line for each kind
+    for (int index = 0; index < group_kinds; ++index) {
+      const auto group = members(shape_, static_cast<GroupKind>(index), shard_, session_.rank());
+      own += (group.size() > 1 ? crowded_device(group, devices) : std::string()) + '\n';
+    }
+    // What holds for one group of a kind holds for all, and everyone says the same.
+    for (const std::string& text : gather_texts(world(), own)) {
+      std::istringstream lines(text);
+      for (std::string& known : crowded) {
+        std::string line;
+        std::getline(lines, line);
+        if (known.empty()) known = line;
+      }
+    }
+  }
+  for (std::size_t kind = 0; kind < crowded.size(); ++kind) {
+    facts.crowded = crowded.at(kind);
+    backends_.at(kind) = choose_backend(options.comm, static_cast<GroupKind>(kind), facts);
+  }
+}
+
+/// Kind by kind in the same order everywhere, so that no two groups wait for each other.
+void Grid::use_nccl(const GridOptions& options) {
+  const auto uses = [this](GroupKind kind) { return backend(kind) == Backend::nccl; };
+  if (std::find(backends_.begin(), backends_.end(), Backend::nccl) == backends_.end()) return;
+  NcclOptions nccl = options.nccl;
+  nccl.library_sums = !options.reproducible;
+  nccl_ = std::make_unique<NcclRuntime>(
+      options.nccl_api != nullptr ? *options.nccl_api : nccl_library(), ledger_, nccl);
+  for (int index = 0; index < group_kinds; ++index) {
+    const auto kind = static_cast<GroupKind>(index);
+    auto& group = groups_[index];
+    if (uses(kind)) group = nccl_->make(std::move(group), std::string(name_of(kind)));
+  }
+  for (std::size_t i = 0; i < channels_.size(); ++i) {
+    if (!uses(GroupKind::pipeline)) continue;
+    channels_[i] = nccl_->make(std::move(channels_[i]), std::string(channel_names.at(i)));
+  }
+}
+
 std::unique_ptr<Communicator> Grid::make_group(Axes axes) {
-  return on(split(session_, members(shape_, axes, session_.rank())), ledger_);
+  return on(split(session_, members(shape_, axes, session_.rank())), ledger_, messages_);
 }
 
 std::vector<std::string> Grid::warnings() const {

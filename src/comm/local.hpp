@@ -1,7 +1,6 @@
 // What a rank does with its own part of a collective: copies.
 #pragma once
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -14,9 +13,6 @@ struct LocalCopy {
   const std::byte* from = nullptr;
   std::size_t bytes = 0;
 
-  void run() const {  // in host memory
-    if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-  }
   void run(device::Queue& queue) const {
     if (bytes > 0 && to != from) queue.copy(to, from, bytes);
   }

@@ -26,22 +26,23 @@ class MpiCommunicator : public Communicator {
  public:
   /// `scratch` bytes are taken at once; the rest when a reduction needs it.
   MpiCommunicator(std::shared_ptr<MpiHandle> handle, device::MemoryLedger& ledger,
-                  std::size_t scratch)
+                  std::size_t scratch, const DeviceMessages& messages)
       : ledger_(ledger), handle_(std::move(handle)), pool_(std::make_shared<StagingPool>(ledger)) {
     group_.comm = handle_->comm();
     group_.rank = handle_->rank();
     group_.size = handle_->size();
     group_.first_tag = handle_->take_channel();
     group_.traffic = &counter_;
-    group_.scratch = [this](std::size_t bytes) {
-      if (scratch_.bytes() < bytes) {
-        scratch_ = device::Buffer();  // never both at once
-        scratch_ =
-            device::Buffer(ledger_, device::Use::communication, bytes, device::host_device());
+    group_.messages = messages;
+    group_.scratch = [this](device::Device& device, std::size_t bytes) {
+      device::Buffer& room = device.is_host() ? scratch_ : device_scratch_;
+      if (room.bytes() < bytes) {
+        room = device::Buffer();  // never both at once
+        room = device::Buffer(ledger_, device::Use::communication, bytes, device);
       }
-      return scratch_.data();
+      return room.data();
     };
-    if (scratch > 0) group_.scratch(scratch);
+    if (scratch > 0) group_.scratch(device::host_device(), scratch);
   }
   void set_agreement(std::unique_ptr<MpiCommunicator> agreement) {
     agreement_ = std::move(agreement);
@@ -82,7 +83,7 @@ class MpiCommunicator : public Communicator {
 
   device::MemoryLedger& ledger_;
   std::shared_ptr<MpiHandle> handle_;
-  device::Buffer scratch_;
+  device::Buffer scratch_, device_scratch_;
   std::shared_ptr<StagingPool> pool_;  // where streams are those of a device
   Group group_;
   std::unique_ptr<MpiCommunicator> agreement_;
@@ -91,7 +92,7 @@ class MpiCommunicator : public Communicator {
 device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reduction,
                                           device::Stream& stream) {
   checks::reducible(data);
-  Staging staging(pool_, stream);
+  Staging staging(pool_, stream, group_.messages.direct);
   const Tensor staged = staging.room(data);
   staging.bring(staged, data);
   staging.take_away(data, staged);
@@ -104,7 +105,8 @@ device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reductio
   }
   job.output = job.data + job.begins[rank()] * static_cast<std::int64_t>(size_of(data.type()));
   job.gather = true;
-  return staging.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
+  return staging.enqueue(
+      std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
 }
 
 device::Event MpiCommunicator::reduce_scatter(const Tensor& output, const Tensor& input,
@@ -117,7 +119,7 @@ device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tens
                                                 std::span<const std::int64_t> counts,
                                                 Reduction reduction, device::Stream& stream) {
   checks::scatter(output, input, counts, *this);
-  Staging staging(pool_, stream);
+  Staging staging(pool_, stream, group_.messages.direct);
   const Tensor from = staging.room(input), to = staging.room(output);
   staging.bring(from, input);
   staging.take_away(output, to);
@@ -128,7 +130,8 @@ device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tens
   job.begins = {0};
   for (const std::int64_t count : counts) job.begins.push_back(job.begins.back() + count);
   job.output = bytes_of(to);
-  return staging.enqueue(std::make_unique<ReduceOperation>(group_, std::move(job)));
+  return staging.enqueue(
+      std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
 }
 
 device::Event MpiCommunicator::all_gather(const Tensor& output, const Tensor& input,
@@ -141,7 +144,7 @@ device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& 
                                             std::span<const std::int64_t> counts,
                                             device::Stream& stream) {
   checks::gather(output, input, counts, *this);
-  Staging staging(pool_, stream);
+  Staging staging(pool_, stream, group_.messages.direct);
   const Tensor to = staging.room(output), from = staging.room(input);
   staging.bring(from, input);
   staging.take_away(output, to);
@@ -159,27 +162,28 @@ device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& 
     if (from.bytes() > 0) parts.push_back({bytes_of(from), from.bytes(), peer, true});
   });
   return staging.enqueue(std::make_unique<ExchangeOperation>(
-      group_, OperationKind::all_gather, std::move(parts),
+      group_, staging.place(), OperationKind::all_gather, std::move(parts),
       std::vector<LocalCopy>{{places[rank()], bytes_of(from), from.bytes()}}));
 }
 
 device::Event MpiCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
   checks::dense(data);
   checks::peer(root, *this);
-  Staging staging(pool_, stream);
+  Staging staging(pool_, stream, group_.messages.direct);
   const Tensor staged = staging.room(data);
   if (rank() == root) {
     staging.bring(staged, data);
   } else {
     staging.take_away(data, staged);
   }
-  return staging.enqueue(std::make_unique<BroadcastOperation>(group_, staged, root));
+  return staging.enqueue(
+      std::make_unique<BroadcastOperation>(group_, staging.place(), staged, root));
 }
 
 device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& input,
                                           device::Stream& stream) {
   checks::all_to_all(output, input, *this);
-  Staging staging(pool_, stream);
+  Staging staging(pool_, stream, group_.messages.direct);
   const Tensor to = staging.room(output), from = staging.room(input);
   staging.bring(from, input);
   staging.take_away(output, to);
@@ -195,12 +199,12 @@ device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& in
     });
   }
   return staging.enqueue(std::make_unique<ExchangeOperation>(
-      group_, OperationKind::all_to_all, std::move(parts),
+      group_, staging.place(), OperationKind::all_to_all, std::move(parts),
       std::vector<LocalCopy>{{at(to, rank()), at(from, rank()), block}}));
 }
 
 device::Event MpiCommunicator::exchange(std::vector<Message> messages, device::Stream& stream) {
-  Staging staging(pool_, stream);
+  Staging staging(pool_, stream, group_.messages.direct);
   for (Message& message : messages) {
     checks::dense(message.data);
     checks::peer(message.peer, *this);
@@ -217,8 +221,8 @@ device::Event MpiCommunicator::exchange(std::vector<Message> messages, device::S
   for (const Message& message : messages) {
     parts.push_back({bytes_of(message.data), message.data.bytes(), message.peer, message.send});
   }
-  return staging.enqueue(std::make_unique<ExchangeOperation>(group_, OperationKind::exchange,
-                                                             std::move(parts), std::move(copies)));
+  return staging.enqueue(std::make_unique<ExchangeOperation>(
+      group_, staging.place(), OperationKind::exchange, std::move(parts), std::move(copies)));
 }
 
 /// What the conveniences reduce: one number.
@@ -233,21 +237,23 @@ std::size_t scratch_bytes(int size, std::size_t largest) {
 }
 
 std::unique_ptr<Communicator> make_mpi_communicator(const std::shared_ptr<MpiHandle>& handle,
-                                                    device::MemoryLedger& ledger) {
+                                                    device::MemoryLedger& ledger,
+                                                    const DeviceMessages& messages) {
   if (handle->size() == 1) return make_self_communicator();
-  auto result = std::make_unique<MpiCommunicator>(handle, ledger, 0);
-  result->set_agreement(
-      std::make_unique<MpiCommunicator>(handle, ledger, agreement_scratch(handle->size())));
+  auto result = std::make_unique<MpiCommunicator>(handle, ledger, 0, messages);
+  result->set_agreement(std::make_unique<MpiCommunicator>(
+      handle, ledger, agreement_scratch(handle->size()), DeviceMessages{}));
   return result;
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger) {
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger,
+                                                    const DeviceMessages& messages) {
   int size = 0;
   mpi_check(MPI_Comm_size(parent, &size), "MPI_Comm_size");
   if (size == 1) return make_self_communicator();
   MPI_Comm own = MPI_COMM_NULL;
   mpi_check(MPI_Comm_dup(parent, &own), "MPI_Comm_dup");
-  return make_mpi_communicator(std::make_shared<MpiHandle>(own), ledger);
+  return make_mpi_communicator(std::make_shared<MpiHandle>(own), ledger, messages);
 }
 
 }  // namespace trireme::comm

@@ -5,8 +5,7 @@
 
 #include <mpi.h>
 
-#include "trireme/comm/communicator.hpp"
-#include "trireme/device/memory.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
 
 namespace trireme::comm {
 
@@ -35,6 +34,7 @@ class MpiHandle {
 
 /// A communicator with two channels of `handle`: for streams and for agreement.
 std::unique_ptr<Communicator> make_mpi_communicator(const std::shared_ptr<MpiHandle>& handle,
-                                                    device::MemoryLedger& ledger);
+                                                    device::MemoryLedger& ledger,
+                                                    const DeviceMessages& messages = {});
 
 }  // namespace trireme::comm

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "trireme/comm/reduce_tree.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/device/memory.hpp"
 
@@ -42,9 +41,9 @@ bool WireOperation::test() {
   return true;
 }
 
-ExchangeOperation::ExchangeOperation(const Group& group, OperationKind kind,
+ExchangeOperation::ExchangeOperation(const Group& group, const Place& place, OperationKind kind,
                                      std::vector<Part> parts, std::vector<LocalCopy> copies)
-    : WireOperation(group, kind),
+    : WireOperation(group, place, kind),
       requests_(wire()),
       tag_(kind == OperationKind::all_gather   ? Tag::gathered
            : kind == OperationKind::all_to_all ? Tag::exchanged
@@ -59,11 +58,13 @@ void ExchangeOperation::begin() {
   for (const Part& part : parts_) {
     if (part.send) requests_.send(part.data, part.bytes, part.peer, tag_);
   }
-  for (const LocalCopy& copy : copies_) copy.run();
+  for (const LocalCopy& copy : copies_) copy.run(place_.queue);
+  copied_ = place_.queue.fence();
 }
 
-BroadcastOperation::BroadcastOperation(const Group& group, const Tensor& data, int root)
-    : WireOperation(group, OperationKind::broadcast),
+BroadcastOperation::BroadcastOperation(const Group& group, const Place& place, const Tensor& data,
+                                       int root)
+    : WireOperation(group, place, OperationKind::broadcast),
       data_(static_cast<std::byte*>(data.data())),
       bytes_(data.bytes()) {
   pieces_ = static_cast<std::int64_t>((bytes_ + largest_piece - 1) / largest_piece);
@@ -115,8 +116,9 @@ bool BroadcastOperation::advance() {
   return forwarded_ == pieces_ && leaving_.empty();
 }
 
-ReduceOperation::ReduceOperation(const Group& group, Job job)
-    : WireOperation(group, job.gather ? OperationKind::all_reduce : OperationKind::reduce_scatter),
+ReduceOperation::ReduceOperation(const Group& group, const Place& place, Job job)
+    : WireOperation(group, place,
+                    job.gather ? OperationKind::all_reduce : OperationKind::reduce_scatter),
       job_(std::move(job)),
       element_bytes_(static_cast<std::int64_t>(size_of(job_.type))) {}
 
@@ -157,6 +159,7 @@ void ReduceOperation::begin() {
     slots_.push_back({Requests(wire()), Requests(wire())});
   }
   scratch_ = group_.scratch(
+      place_.device,
       reduce_scratch_bytes(group_.size, static_cast<std::size_t>(longest * element_bytes_)));
 }
 
@@ -177,14 +180,21 @@ void ReduceOperation::post(std::int64_t piece) {
 
 void ReduceOperation::reduce(std::int64_t piece) {
   const Stretch own = stretch(group_.rank, piece);
+  adding_.emplace_back();
   if (own.count == 0) return;
   std::vector<const std::byte*> contributions(static_cast<std::size_t>(group_.size));
   for (int rank = 0; rank < group_.size; ++rank) {
     contributions[rank] = rank == group_.rank ? at(own.begin) : scratch(rank, piece);
   }
   std::byte* output = job_.output + piece * piece_elements_ * element_bytes_;
-  reduce_tree(job_.type, job_.reduction, contributions, output, own.count);
-  if (!job_.gather) return;
+  place_.queue.reduce(job_.type, job_.reduction, contributions, output, own.count);
+  adding_.back() = place_.queue.fence();
+}
+
+void ReduceOperation::publish(std::int64_t piece) {
+  const Stretch own = stretch(group_.rank, piece);
+  if (own.count == 0 || !job_.gather) return;
+  std::byte* output = job_.output + piece * piece_elements_ * element_bytes_;
   Requests& sends = results_.emplace_back(wire());
   for_each_peer(piece, [&](int peer, const Stretch&) {
     sends.send(output, static_cast<std::size_t>(own.count * element_bytes_), peer, Tag::result);
@@ -204,7 +214,7 @@ void ReduceOperation::open(std::int64_t piece) {
 bool ReduceOperation::step() {
   bool moved = false;
   const auto slots = static_cast<std::int64_t>(slots_.size());
-  while (posted_ < pieces_ && posted_ < std::min(reduced_, opened_) + slots) {
+  while (posted_ < pieces_ && posted_ < std::min(added_, opened_) + slots) {
     post(posted_++);
     moved = true;
   }
@@ -216,6 +226,11 @@ bool ReduceOperation::step() {
     reduce(reduced_++);
     moved = true;
   }
+  if (added_ < reduced_ && (!adding_.front() || adding_.front()->reached())) {
+    adding_.pop_front();
+    publish(added_++);
+    moved = true;
+  }
   while (!results_.empty() && results_.front().test()) {
     results_.pop_front();
     moved = true;
@@ -225,7 +240,7 @@ bool ReduceOperation::step() {
 
 bool ReduceOperation::advance() {
   while (step()) ++steps_;
-  return reduced_ == pieces_ && opened_ == pieces_ && results_.empty();
+  return added_ == pieces_ && opened_ == pieces_ && results_.empty();
 }
 
 }  // namespace trireme::comm

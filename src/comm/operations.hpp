@@ -17,14 +17,21 @@
 
 namespace trireme::comm {
 
-/// Where an operation stands, and scratch that grows when it must; the operations of a communicator
-/// run one after another, so they share it.
+/// Where an operation's tensors lie, and the queue of its own work on them.
+struct Place {
+  device::Device& device;
+  device::Queue& queue;
+};
+
+/// Where an operation stands, and scratch of a device that grows when it must; the operations of a
+/// communicator run one after another, so they share it.
 struct Group {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
   int first_tag = 0;
   TrafficCounter* traffic = nullptr;
-  std::function<std::byte*(std::size_t)> scratch;
+  std::function<std::byte*(device::Device&, std::size_t)> scratch;
+  DeviceMessages messages;
 };
 
 /// One for each kind of operation, so that ranks which enqueue different ones do not mix their
@@ -39,11 +46,16 @@ class WireOperation : public device::Operation {
   bool test() final;
 
  protected:
-  WireOperation(const Group& group, OperationKind kind) : group_(group), kind_(kind) {}
+  WireOperation(const Group& group, const Place& place, OperationKind kind)
+      : group_(group), place_(place), kind_(kind) {}
   virtual void begin() = 0;
   virtual bool advance() = 0;  // true once finished
-  Wire wire() { return {group_.comm, group_.first_tag, &sent_}; }
+  Wire wire() {
+    return {group_.comm, group_.first_tag, &sent_,
+            place_.device.is_host() ? nullptr : &group_.messages.address};
+  }
   const Group& group_;
+  const Place place_;
 
  private:
   OperationKind kind_;
@@ -61,14 +73,15 @@ class ExchangeOperation : public WireOperation {
     bool send = false;
   };
   /// `kind`: all_gather, all_to_all or exchange.
-  ExchangeOperation(const Group& group, OperationKind kind, std::vector<Part> parts,
-                    std::vector<LocalCopy> copies);
+  ExchangeOperation(const Group& group, const Place& place, OperationKind kind,
+                    std::vector<Part> parts, std::vector<LocalCopy> copies);
 
  private:
   void begin() override;
-  bool advance() override { return requests_.test(); }
+  bool advance() override { return requests_.test() && (!copied_ || copied_->reached()); }
 
   Requests requests_;
+  std::shared_ptr<device::Fence> copied_;
   Tag tag_;
   std::vector<Part> parts_;
   std::vector<LocalCopy> copies_;
@@ -77,7 +90,7 @@ class ExchangeOperation : public WireOperation {
 /// A binomial tree; pieces travel down it as they arrive, a few at once.
 class BroadcastOperation : public WireOperation {
  public:
-  BroadcastOperation(const Group& group, const Tensor& data, int root);
+  BroadcastOperation(const Group& group, const Place& place, const Tensor& data, int root);
   std::uint64_t steps() const override { return steps_; }
 
  private:
@@ -110,7 +123,7 @@ class ReduceOperation : public WireOperation {
     std::vector<std::int64_t> begins;  // of every slice in elements, and the end of the last
     bool gather = false;
   };
-  ReduceOperation(const Group& group, Job job);
+  ReduceOperation(const Group& group, const Place& place, Job job);
   std::uint64_t steps() const override { return steps_; }
 
  private:
@@ -130,6 +143,7 @@ class ReduceOperation : public WireOperation {
   void for_each_peer(std::int64_t piece, const Visit& visit) const;
   void post(std::int64_t piece);
   void reduce(std::int64_t piece);
+  void publish(std::int64_t piece);
   void open(std::int64_t piece);
   bool step();
 
@@ -139,9 +153,10 @@ class ReduceOperation : public WireOperation {
   std::byte* scratch_ = nullptr;
   std::vector<Slot> slots_;
   std::deque<Requests> results_;
-  // Pieces whose contributions are under way; are added; whose sends are over, so that results may
-  // arrive in their place. Each is passed in order.
-  std::int64_t posted_ = 0, reduced_ = 0, opened_ = 0;
+  std::deque<std::shared_ptr<device::Fence>> adding_;  // from piece added_ on
+  // Pieces whose contributions are under way; are being added; are added; whose sends are over, so
+  // that results may arrive in their place. Each is passed in order.
+  std::int64_t posted_ = 0, reduced_ = 0, added_ = 0, opened_ = 0;
   std::uint64_t steps_ = 0;
 };
 

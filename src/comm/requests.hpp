@@ -7,6 +7,8 @@
 
 #include <mpi.h>
 
+#include "trireme/comm/mpi_communicator.hpp"
+
 namespace trireme::comm {
 
 /// Where messages go, and who counts the bytes that are sent.
@@ -14,6 +16,7 @@ struct Wire {
   MPI_Comm comm = MPI_COMM_NULL;
   int first_tag = 0;
   std::int64_t* sent = nullptr;
+  const MessageAddress* address = nullptr;  // of what is sent and received; null: as it is
 };
 
 /// Messages of one operation, in bytes (MPI has no bf16), cut where they exceed 1 GiB, since counts
@@ -36,6 +39,7 @@ class Requests {
 
  private:
   static constexpr std::size_t largest = std::size_t{1} << 30;
+  void* known(const std::byte* memory) const;  // as MPI knows it
   void check_lengths() const;
 
   Wire wire_;

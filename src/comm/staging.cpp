@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <thread>
 #include <utility>
 
 #include "trireme/core/error.hpp"
@@ -24,6 +25,7 @@ class StagedOperation final : public device::Operation {
         blocks_(std::move(blocks)) {}
   ~StagedOperation() override {
     inner_.reset();
+    finish_copies();
     for (std::byte* block : blocks_) pool_->give_back(block);
   }
 
@@ -47,6 +49,13 @@ class StagedOperation final : public device::Operation {
 
  private:
   enum class Phase : std::uint8_t { in, inner, out };
+  /// Where the operation was dropped, the device may still be copying; it waits for nobody.
+  void finish_copies() noexcept {
+    try {
+      while (fence_ && !fence_->reached()) std::this_thread::yield();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a device that has failed copies no more
+    }
+  }
   void run(const std::vector<LocalCopy>& copies) {
     for (const LocalCopy& copy : copies) copy.run(queue_);
     fence_ = queue_.fence();

@@ -11,6 +11,7 @@
 #include "trireme/device/stream.hpp"
 
 #include "local.hpp"
+#include "operations.hpp"
 
 namespace trireme::comm {
 
@@ -33,15 +34,20 @@ class StagingPool {
   std::map<std::byte*, std::size_t> sizes_;      // of all blocks
 };
 
-/// The tensors of one operation, staged. Where the stream's device is the host, they are staged as
-/// themselves.
+/// The tensors of one operation, staged. Where the stream's device is the host, or MPI reads the
+/// device's memory itself (`direct`), they are staged as themselves.
 class Staging {
  public:
-  Staging(const std::shared_ptr<StagingPool>& pool, device::Stream& stream)
-      : pool_(pool), stream_(stream), direct_(stream.device().is_host()) {}
+  Staging(const std::shared_ptr<StagingPool>& pool, device::Stream& stream, bool direct)
+      : pool_(pool), stream_(stream), direct_(direct || stream.device().is_host()) {}
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   ~Staging();
+  /// Where the staged tensors are.
+  Place place() const {
+    if (direct_) return {stream_.device(), stream_.queue()};
+    return {device::host_device(), device::host_device()};
+  }
   /// Host memory for `tensor`, contiguous; nothing is copied yet.
   Tensor room(const Tensor& tensor);
   /// Before the operation, `from` is copied to `staged`, which is `from` itself or room.

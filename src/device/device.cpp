@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "trireme/core/error.hpp"
 
@@ -16,6 +17,10 @@ class Immediate : public Base {
  public:
   void copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes > 0) std::memmove(to, from, bytes);
+  }
+  void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
+              std::byte* out, std::int64_t elements) override {
+    reduce_tree(type, reduction, contributions, out, elements);
   }
   std::shared_ptr<Fence> fence() override { return nullptr; }
   void follow(Fence& fence) override {
@@ -45,8 +50,18 @@ class HostDevice final : public Immediate<Device> {
 
 }  // namespace
 
+void Device::fail(std::exception_ptr error) {
+  const std::lock_guard lock(failure_mutex_);
+  if (!failure_) failure_ = std::move(error);
+}
+
+void Device::check() const {
+  const std::lock_guard lock(failure_mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
 Device& host_device() {
-  static HostDevice device;  // without state
+  static HostDevice device;  // of which nothing fails later
   return device;
 }
 
@@ -54,6 +69,7 @@ void read(Device& device, void* to, const Tensor& tensor) {
   TRIREME_ASSERT(tensor.contiguous(), "a strided tensor {}", tensor.shape().to_string());
   device.copy(to, tensor.data(), tensor.bytes());
   device.synchronise();
+  device.check();
 }
 
 void write(Device& device, const Tensor& tensor, const void* from) {

@@ -47,7 +47,9 @@ void Event::wait() const {
     }
   }
   if (state_->error) std::rethrow_exception(state_->error);
-  if (state_->end != nullptr) state_->stream->device_.follow(*state_->end);
+  if (state_->end == nullptr) return;
+  state_->stream->device_.check();
+  state_->stream->device_.follow(*state_->end);
 }
 
 Stream::Stream(Device& device) : device_(device), queue_of_device_(device.make_queue()) {}
@@ -117,15 +119,15 @@ Stream::Advance Stream::advance() {
     }
     before = entry->operation->steps();
     finished = entry->operation->test();
+    if (finished && entry->operation->queued()) {
+      last_end_ = entry->operation->end();
+      entry->state->end = last_end_;
+    }
   } catch (...) {
     entry->state->error = std::current_exception();
     finished = true;
   }
   if (!finished) return entry->operation->steps() > before ? Advance::step : Advance::nothing;
-  if (entry->operation->queued() && !entry->state->error) {
-    last_end_ = entry->operation->end();
-    entry->state->end = last_end_;
-  }
   entry->operation.reset();
   const std::lock_guard lock(queue_mutex_);
   const std::shared_ptr<Event::State> state = std::move(entry->state);

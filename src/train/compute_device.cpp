@@ -24,15 +24,14 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
   });
   // Ranks that see one device each see it under the same number; what it is called tells them
   // apart.
-  const std::string name = device::cuda_device_identity(session.node_rank() % count);
+  const std::string name = own_->identity();
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(name.data());
   const auto all = world->all_gather_bytes({bytes, name.size()});
-  const std::vector<int>& nodes = session.nodes();
   int most = 1;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     int sharing = 0;
     for (std::size_t other = 0; other < all.size(); ++other) {
-      sharing += nodes[rank] == nodes[other] && all[rank] == all[other] ? 1 : 0;
+      sharing += all[rank] == all[other] ? 1 : 0;
     }
     most = std::max(most, sharing);
   }

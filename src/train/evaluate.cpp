@@ -13,7 +13,7 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
   device::MemoryLedger ledger(computes.device());
   Recorder recorder;
   const GridPlan plan = plan_grid(config, session);
-  comm::Grid grid(session, plan.shape, ledger, plan.shard);
+  comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
   comm::Watchdog watchdog(session, config.train.watchdog);
   std::unique_ptr<checkpoint::Reader> reader;
   std::unique_ptr<data::TokenReader> tokens;

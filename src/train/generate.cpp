@@ -110,7 +110,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
   device::MemoryLedger ledger(computes.device());
   Recorder recorder;
   const GridPlan plan = plan_grid(config, session);
-  comm::Grid grid(session, plan.shape, ledger, plan.shard);
+  comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
   comm::Watchdog watchdog(session, config.train.watchdog);
   std::unique_ptr<data::Tokenizer> tokenizer;
   std::unique_ptr<model::Transformer> model;

@@ -13,7 +13,7 @@ Ending run(comm::Session& session, RunConfig& config, const config::Fields& fiel
   const ComputeDevice computes(config.device, session);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session);
-  comm::Grid grid(session, plan.shape, ledger, plan.shard);
+  comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
   comm::agree(grid.world(), [&] {
     check_precision(config.precision.compute, computes.device().is_host());
     validate(config, plan.facts);

@@ -102,6 +102,10 @@ LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session) 
   return facts;
 }
 
+comm::GridOptions grid_options(const RunConfig& config) {
+  return {.comm = config.comm, .reproducible = config.numerics.reproducible};
+}
+
 GridPlan plan_grid(const RunConfig& config, comm::Session& session) {
   device::MemoryLedger ledger;  // of an agreement that ends here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);

@@ -6,12 +6,15 @@
 #include "trireme/comm/progress.hpp"
 
 #include "groups.hpp"
+#include "support/nccl_double.hpp"
 
 namespace trireme::comm::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using testing_support::ImaginaryDevice;
 
 struct Layout {
   GridShape shape;
@@ -150,6 +153,98 @@ TEST(Grid, PipelineChannelsAreSeparate) {
   for (const device::Event& event : events) event.wait();
   EXPECT_EQ(from_above, rank == 0 ? -1 : 100 + rank - 1);
   EXPECT_EQ(from_below, rank == last ? -1 : 200 + rank + 1);
+}
+
+/// An NCCL that is there, to which nobody comes.
+GridOptions with_nccl(testing_support::NcclDouble& nccl, const CommConfig& config) {
+  return {.comm = config, .reproducible = true, .nccl = {}, .nccl_api = &nccl, .address = {}};
+}
+
+TEST(GridBackends, AHostUsesMpiAndRefusesNccl) {
+  const Session session(nullptr, nullptr);
+  device::MemoryLedger ledger;
+  CommConfig config;
+  config.staging = "no";  // of no interest there
+  const Grid grid(session, {{1, 1, session.size(), 1}}, ledger, 0, {.comm = config});
+  for (int kind = 0; kind < group_kinds; ++kind) {
+    EXPECT_EQ(grid.backend(static_cast<GroupKind>(kind)), Backend::mpi);
+  }
+  EXPECT_FALSE(grid.direct());
+  config.pipeline = "nccl";
+  EXPECT_THROW(Grid(session, {{1, 1, session.size(), 1}}, ledger, 0, {.comm = config}),
+               ConfigError);
+}
+
+// Groups by NCCL where every rank has a device of its own, as the configuration says of each axis.
+TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
+  const Session session(nullptr, nullptr);
+  ImaginaryDevice device(3, fmt::format("device-{}", session.rank()));
+  device::MemoryLedger ledger(device);
+  testing_support::NcclDouble nccl(device);
+  CommConfig config;
+  config.world = "mpi";
+  {
+    Grid grid(session, {{1, 1, session.size(), 1}}, ledger, 0, with_nccl(nccl, config));
+    EXPECT_EQ(grid.backend(GroupKind::shard), Backend::nccl);
+    EXPECT_EQ(grid.backend(GroupKind::stage), Backend::mpi);
+    EXPECT_EQ(nccl.alive(), session.size() > 1 ? 2 : 0);  // data and shard
+    const device::Buffer buffer(ledger, device::Use::workspace, 8);
+    const Tensor number = buffer.view(DType::i64, {1});
+    device::Stream stream(device);
+    for (Communicator* group : {&grid.group(Axis::data), &grid.stage_group()}) {
+      std::int64_t value = session.rank() + 1;
+      device::write(device, number, &value);
+      group->all_reduce(number, Reduction::sum, stream).wait();
+      device::read(device, &value, number);
+      EXPECT_EQ(value, session.size() * (session.size() + 1) / 2);
+    }
+    EXPECT_EQ(nccl.calls("group_end") > 0, session.size() > 1);
+  }
+  EXPECT_EQ(nccl.alive(), 0);
+  // The channels are the pipeline's, and have one each.
+  const Grid grid(session, {{1, 1, 1, session.size()}}, ledger, 0, with_nccl(nccl, {}));
+  const bool at_an_end = session.rank() == 0 || session.rank() == session.size() - 1;
+  EXPECT_EQ(nccl.alive(), session.size() == 1 ? 0 : at_an_end ? 6 : 5);
+}
+
+TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {
+  const Session session(nullptr, nullptr);
+  if (session.size() == 1) return;
+  // The last two ranks.
+  ImaginaryDevice device(
+      3, fmt::format("device-{}", std::max(1, session.size() - 1 - session.rank())));
+  device::MemoryLedger ledger(device);
+  testing_support::NcclDouble nccl(device);
+  CommConfig config;
+  const GridShape shape{{1, 1, 1, session.size()}};
+  {
+    const Grid grid(session, shape, ledger, 0, with_nccl(nccl, config));
+    EXPECT_EQ(grid.backend(GroupKind::pipeline), Backend::mpi);
+  }
+  config.pipeline = "nccl";
+  try {
+    const Grid grid(session, shape, ledger, 0, with_nccl(nccl, config));
+    ADD_FAILURE() << "not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(StartsWith("comm.pipeline = nccl: "),
+                      HasSubstr(fmt::format("ranks {} and {} share device-1", session.size() - 2,
+                                            session.size() - 1))));
+  }
+}
+
+TEST(Direct, AMessageToItselfTellsWhetherItArrives) {
+  ImaginaryDevice device(3);
+  const auto real = [&](void* memory) {
+    return static_cast<void*>(device.real(static_cast<std::byte*>(memory)));
+  };
+  EXPECT_TRUE(message_arrives(device, {.direct = true, .address = real}));
+  std::vector<std::byte> elsewhere(1000);
+  EXPECT_FALSE(message_arrives(device, {.direct = true, .address = [&](void*) {
+                                          return static_cast<void*>(&elsewhere[0]);
+                                        }}));
+  // This machine's libraries know nothing of GPUs, or say so.
+  EXPECT_FALSE(mpi_reads_cuda().value_or(false));
 }
 
 TEST(Environment, AMixtureIsRefusedOnAllRanks) {

@@ -69,6 +69,9 @@ class Elements {
   Tensor tensor(std::int64_t begin, std::int64_t count) {
     return tensor().slice(0, begin, begin + count);
   }
+  /// With the spare element.
+  Tensor whole() { return {bytes_.data(), type_, {count_ + 1}}; }
+  bool same_bytes(const Elements& other) const { return bytes_ == other.bytes_; }
   std::int64_t count() const { return count_; }
   bool spare_untouched() const {
     for (std::size_t i = bytes_.size() - size_of(type_); i < bytes_.size(); ++i) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -28,7 +29,8 @@ namespace trireme::testing_support {
 
 class ImaginaryDevice final : public device::Device {
  public:
-  explicit ImaginaryDevice(unsigned seed) : random_(seed), worker_([this] { work(); }) {}
+  explicit ImaginaryDevice(unsigned seed, std::string identity = {})
+      : identity_(std::move(identity)), random_(seed), worker_([this] { work(); }) {}
   ~ImaginaryDevice() override {
     {
       const std::lock_guard lock(mutex_);
@@ -40,6 +42,7 @@ class ImaginaryDevice final : public device::Device {
 
   std::string name() const override { return "imaginary"; }
   bool is_host() const override { return false; }
+  std::string identity() const override { return identity_; }
 
   void* allocate(std::size_t bytes) override {
     const std::size_t size = pages(bytes);
@@ -75,12 +78,25 @@ class ImaginaryDevice final : public device::Device {
 
   std::unique_ptr<device::Queue> make_queue() override { return std::make_unique<Beside>(*this); }
   void copy(void* to, const void* from, std::size_t bytes) override { copy_on(0, to, from, bytes); }
+  void reduce(DType type, device::Reduction reduction,
+              std::span<const std::byte* const> contributions, std::byte* out,
+              std::int64_t elements) override {
+    reduce_on(0, type, reduction, contributions, out, elements);
+  }
   std::shared_ptr<device::Fence> fence() override { return fence_on(0); }
   void follow(device::Fence& fence) override { follow_on(0, fence); }
   void synchronise() override { synchronise_on(0); }
+  void* native() override { return native_of(0); }
 
   /// Queues `task` behind the computation so far.
-  void compute(std::function<void()> task) { push(0, {std::move(task), nullptr, 0}); }
+  void compute(std::function<void()> task) { push(0, {once(std::move(task)), nullptr, 0}); }
+  /// Queues behind what the queue of that `native` has so far a task that is called again and again
+  /// until it returns true; other queues go on meanwhile.
+  void repeat(void* native, std::function<bool()> task) {
+    std::size_t lane = 0;
+    while (native_of(lane) != native) ++lane;
+    push(lane, {std::move(task), nullptr, 0});
+  }
   /// Where the worker finds what the host knows as `memory`. Throws where it is not this device's.
   template <class T>
   T* real(T* memory) {
@@ -101,7 +117,7 @@ class ImaginaryDevice final : public device::Device {
     std::size_t size = 0;
   };
   struct Task {
-    std::function<void()> run;
+    std::function<bool()> run;             // true once done
     std::shared_ptr<std::uint64_t> after;  // a queue's count of tasks done
     std::uint64_t ticket = 0;              // that it must reach
   };
@@ -128,19 +144,31 @@ class ImaginaryDevice final : public device::Device {
   class Beside final : public device::Queue {
    public:
     explicit Beside(ImaginaryDevice& device) : device_(device), lane_(device.add_lane()) {}
-    ~Beside() override { device_.wait_for(lane_); }
+    ~Beside() override { device_.remove_lane(lane_); }
     void copy(void* to, const void* from, std::size_t bytes) override {
       device_.copy_on(lane_, to, from, bytes);
+    }
+    void reduce(DType type, device::Reduction reduction,
+                std::span<const std::byte* const> contributions, std::byte* out,
+                std::int64_t elements) override {
+      device_.reduce_on(lane_, type, reduction, contributions, out, elements);
     }
     std::shared_ptr<device::Fence> fence() override { return device_.fence_on(lane_); }
     void follow(device::Fence& fence) override { device_.follow_on(lane_, fence); }
     void synchronise() override { device_.synchronise_on(lane_); }
+    void* native() override { return device_.native_of(lane_); }
 
    private:
     ImaginaryDevice& device_;
     std::size_t lane_;
   };
 
+  static std::function<bool()> once(std::function<void()> task) {
+    return [task = std::move(task)] {
+      task();
+      return true;
+    };
+  }
   static std::size_t pages(std::size_t bytes) { return (bytes / 4096 + 1) * 4096; }
   std::byte* find(const std::byte* at) {  // under mutex_
     auto block = blocks_.upper_bound(const_cast<std::byte*>(at));
@@ -156,10 +184,24 @@ class ImaginaryDevice final : public device::Device {
     return static_cast<std::size_t>(at - block->first) <
            std::max<std::size_t>(block->second.size, 1);
   }
+  void* native_of(std::size_t lane) {
+    const std::lock_guard lock(mutex_);
+    return &lanes_.at(lane);
+  }
   std::size_t add_lane() {
     const std::lock_guard lock(mutex_);
+    if (!unused_lanes_.empty()) {
+      const std::size_t lane = unused_lanes_.back();
+      unused_lanes_.pop_back();
+      return lane;
+    }
     lanes_.emplace_back();
     return lanes_.size() - 1;
+  }
+  void remove_lane(std::size_t lane) {
+    wait_for(lane);
+    const std::lock_guard lock(mutex_);
+    unused_lanes_.push_back(lane);
   }
   void push(std::size_t lane, Task task) {
     {
@@ -190,12 +232,23 @@ class ImaginaryDevice final : public device::Device {
         waits = !staged(target);
       }
     }
-    push(lane, {[=] {
+    push(lane, {once([=] {
                   std::memcpy(target, source, bytes);
                   static_cast<void>(kept);
-                },
+                }),
                 nullptr, 0});
     if (waits) wait_for(lane);
+  }
+  void reduce_on(std::size_t lane, DType type, device::Reduction reduction,
+                 std::span<const std::byte* const> contributions, std::byte* out,
+                 std::int64_t elements) {
+    if (elements == 0) return;
+    std::vector<const std::byte*> sources;
+    for (const std::byte* each : contributions) sources.push_back(real(each));
+    push(lane, {once([=, target = real(out)] {
+                  device::reduce_tree(type, reduction, sources, target, elements);
+                }),
+                nullptr, 0});
   }
   std::shared_ptr<device::Fence> fence_on(std::size_t lane) {
     const std::lock_guard lock(mutex_);
@@ -212,6 +265,7 @@ class ImaginaryDevice final : public device::Device {
   }
   void synchronise_on(std::size_t lane) {
     wait_for(lane);
+    check();
     const std::lock_guard lock(mutex_);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
@@ -231,18 +285,25 @@ class ImaginaryDevice final : public device::Device {
         continue;
       }
       Lane& lane = *ready[random_() % ready.size()];
-      const Task task = std::move(lane.tasks.front());
+      Task task = std::move(lane.tasks.front());
       lane.tasks.pop_front();
       const bool dawdles = random_() % 64 == 0;
       lock.unlock();
       if (dawdles) std::this_thread::sleep_for(std::chrono::microseconds(100));
       std::exception_ptr error;
+      bool done = true;
       try {
-        if (task.run) task.run();
+        if (task.run) done = task.run();
       } catch (...) {
         error = std::current_exception();
       }
+      if (!done) std::this_thread::sleep_for(std::chrono::microseconds(ready.size() == 1 ? 50 : 5));
+      task.run = done ? nullptr : std::move(task.run);  // what it holds goes before it counts
       lock.lock();
+      if (!done) {
+        lane.tasks.push_front(std::move(task));
+        continue;
+      }
       if (error && !error_) error_ = error;
       ++*lane.done;
       --pending_;
@@ -255,7 +316,9 @@ class ImaginaryDevice final : public device::Device {
   std::map<std::byte*, Block> blocks_;  // by what the host sees
   std::map<std::byte*, Staged> staging_;
   std::deque<Lane> lanes_{1};  // the first is the computation's
+  std::vector<std::size_t> unused_lanes_;
   std::uint64_t pending_ = 0;
+  std::string identity_;
   std::exception_ptr error_;
   std::mt19937 random_;
   bool stop_ = false;

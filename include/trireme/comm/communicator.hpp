@@ -2,10 +2,11 @@
 // the buffers must stay as they are until it is done. A group of one rank is a communicator like
 // any other whose operations only copy, so that call sites never branch on size.
 //
-// Sums are never a library's: contributions are moved, then added locally as a balanced binary tree
-// over ranks in fp32 (fp64 and int64 in their own type), rounded once; so the bits depend on the
-// group's size alone and all ranks get the same. The tree over [lo, hi) splits at lo + the largest
-// power of two below hi − lo; a maximum is NaN where any contribution is.
+// Sums are not a library's (but NCCL's where comm/nccl.hpp's library_sums asks for it, which
+// reproducible mode never does): contributions are moved, then added locally as a balanced binary
+// tree over ranks in fp32 (fp64 and int64 in their own type), rounded once; so the bits depend on
+// the group's size alone and all ranks get the same. The tree is device/reduce_tree.hpp's; a
+// maximum is NaN where any contribution is.
 //
 // One communicator is used with one stream at a time, by all ranks in the same order (exchanges,
 // which need no scratch, may be on several); it outlives what is enqueued. The blocking
@@ -19,11 +20,12 @@
 
 #include "trireme/comm/traffic.hpp"
 #include "trireme/core/tensor.hpp"
+#include "trireme/device/reduce_tree.hpp"
 #include "trireme/device/stream.hpp"
 
 namespace trireme::comm {
 
-enum class Reduction { sum, max };
+using device::Reduction;
 
 class Communicator {
  public:
@@ -70,8 +72,8 @@ class Communicator {
 
   /// What this rank has sent by operations that were enqueued on streams and have finished, since
   /// the start or the last reset. A group of one rank counts nothing.
-  TrafficByKind traffic() const { return counter_.read(); }
-  void reset_traffic() { counter_.reset(); }
+  virtual TrafficByKind traffic() const { return counter_.read(); }
+  virtual void reset_traffic() { counter_.reset(); }
   /// The same of the conveniences below, which `traffic` leaves out.
   TrafficByKind agreement_traffic() { return agreement().traffic(); }
 
@@ -90,6 +92,7 @@ class Communicator {
  protected:
   /// The group that the conveniences use: other traffic than that of the streams.
   virtual Communicator& agreement() { return *this; }
+  static Communicator& agreement_of(Communicator& group) { return group.agreement(); }
   TrafficCounter counter_;
 };
 

@@ -8,7 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/comm/backend.hpp"
 #include "trireme/comm/communicator.hpp"
+#include "trireme/comm/config.hpp"
+#include "trireme/comm/nccl.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/comm/shape.hpp"
 #include "trireme/device/memory.hpp"
@@ -18,14 +21,29 @@ namespace trireme::comm {
 /// What travels between neighbouring pipeline stages.
 enum class Direction : std::uint8_t { activations, gradients };
 
+/// What carries a grid's messages; where the ledger's device is the host, nothing of it matters but
+/// what cannot be.
+struct GridOptions {
+  CommConfig comm{};
+  /// Sums are never NCCL's: numerics.reproducible.
+  bool reproducible = true;
+  NcclOptions nccl{};
+  /// For tests: instead of what is built in, and of addresses in device memory.
+  NcclApi* nccl_api = nullptr;
+  MessageAddress address{};
+};
+
 /// The groups of this rank, all made at the start by MPI_Comm_split, collectively. Groups of the
 /// same ranks share one MPI communicator and are told apart by message tags, so each of them may be
-/// used with a stream of its own.
+/// used with a stream of its own. On GPUs groups are NCCL's where GridOptions say so; each then has
+/// an NCCL communicator of its own.
 class Grid {
  public:
   /// `shard`: data ranks of a shard group, a divisor of the data degree (shard_degree checks what
   /// users ask for); 0: all of them.
-  Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard = 0);
+  /// Throws ConfigError where a group cannot be what `options` ask for, on all ranks.
+  Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard = 0,
+       GridOptions options = {});
   const GridShape& shape() const { return shape_; }
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
   int shard() const { return shard_; }
@@ -49,8 +67,12 @@ class Grid {
   Communicator& pipeline_channel(Direction direction) {
     return *channels_[static_cast<std::size_t>(direction)];
   }
-  /// A further group over any set of axes; collective over the world.
+  /// A further group over any set of axes, by MPI; collective over the world.
   std::unique_ptr<Communicator> make_group(Axes axes);
+
+  Backend backend(GroupKind kind) const { return backends_[static_cast<std::size_t>(kind)]; }
+  /// Whether MPI is given device memory as it is.
+  bool direct() const { return messages_.direct; }
 
   /// What about this placement will cost speed, one line each; the same on every rank.
   std::vector<std::string> warnings() const;
@@ -62,11 +84,16 @@ class Grid {
   void reset_traffic();
 
  private:
+  void choose_backends(const GridOptions& options);
+  void use_nccl(const GridOptions& options);
   const Session& session_;
   GridShape shape_;
   int shard_;
   std::array<int, axis_count> coordinates_{};
   device::MemoryLedger& ledger_;
+  DeviceMessages messages_;
+  std::array<Backend, group_kinds> backends_{};
+  std::unique_ptr<NcclRuntime> nccl_;  // outlives the groups
   std::array<std::unique_ptr<Communicator>, group_kinds> groups_;
   std::array<std::unique_ptr<Communicator>, 2> channels_;
   std::string where_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include <mpi.h>
@@ -13,9 +14,22 @@
 
 namespace trireme::comm {
 
+/// What MPI is to be told instead of an address in a device's memory: tests make devices up whose
+/// memory lies elsewhere.
+using MessageAddress = std::function<void*(void*)>;
+
+/// How tensors of a device other than the host get to MPI.
+struct DeviceMessages {
+  /// MPI reads and writes the device's memory itself, and sums are added on the device; otherwise
+  /// the host works on copies in staging memory. Ranks may differ: the messages are the same.
+  bool direct = false;
+  MessageAddress address{};  // where direct; empty: as it is
+};
+
 /// Duplicates `parent` (so that our traffic is ours alone); collective over it. Scratch memory is
 /// entered in `ledger` as communication. A communicator of size 1 is the self communicator.
-std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger);
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm parent, device::MemoryLedger& ledger,
+                                                    const DeviceMessages& messages = {});
 
 /// Bytes that such a communicator of `size` ranks enters in the ledger once it has reduced tensors
 /// of at most `largest` bytes (all_reduce's data, reduce_scatter's input; for reduce_scatter_v,

@@ -25,7 +25,9 @@ std::string_view name_of(OperationKind kind);
 /// an all-reduce of S bytes over n ranks sends 2(n−1)/n·S in all, a reduce-scatter or all-gather
 /// (n−1)/n·S, where slices are even. `seconds` run from an operation's start to the poll that found
 /// it finished: waiting for other ranks is part of it, and so is compute where nobody polled
-/// meanwhile.
+/// meanwhile. Operations that are queued on a device (NCCL) count when they are queued: their
+/// seconds are those the host took for that, and their bytes what the algorithm above needs,
+/// whatever NCCL makes of it.
 struct Traffic {
   std::int64_t bytes = 0, operations = 0;
   double seconds = 0;

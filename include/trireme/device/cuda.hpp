@@ -25,8 +25,8 @@ int cuda_device_count();
 /// where there is none.
 std::unique_ptr<Device> make_cuda_device(int index);
 
-/// What device `index` is called on its node, alike in all processes however many they see each:
-/// "0000:19:00.0". Throws Error where there is none.
+/// The UUID of device `index`, which tells it from every other one: "GPU-4f…". Throws Error where
+/// there is none.
 std::string cuda_device_identity(int index);
 
 /// What a run's record says of CUDA, in one line: versions of runtime and driver, then each device

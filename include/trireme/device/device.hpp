@@ -3,10 +3,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
 
 #include "trireme/core/tensor.hpp"
+#include "trireme/device/reduce_tree.hpp"
 
 namespace trireme::device {
 
@@ -32,12 +37,19 @@ class Queue {
   /// memory has been read, or written, when the call returns; staging memory once a later fence is
   /// reached.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  /// Queues what reduce_tree does, on memory of the device; the list of contributions has been read
+  /// when the call returns.
+  virtual void reduce(DType type, Reduction reduction,
+                      std::span<const std::byte* const> contributions, std::byte* out,
+                      std::int64_t elements) = 0;
   /// All work queued so far; null where it is done.
   virtual std::shared_ptr<Fence> fence() = 0;
   /// Work queued from now on is done after `fence`; the host does not wait.
   virtual void follow(Fence& fence) = 0;
   /// Waits for all work queued so far. Throws Error where some of it failed.
   virtual void synchronise() = 0;
+  /// What libraries know the queue as: a cudaStream_t. Null where there is no such thing.
+  virtual void* native() { return nullptr; }
 };
 
 /// A device as one rank uses it, and as a queue that of its computation.
@@ -46,10 +58,14 @@ class Device : public Queue {
   virtual std::string name() const = 0;  // "cpu", "cuda:0 (NVIDIA H200)"
   /// Whether the host reads and writes its memory like any other.
   virtual bool is_host() const = 0;
+  /// Tells it from every other device of the job, by whatever number processes see it (a GPU's
+  /// UUID). Empty: unknown, or the host.
+  virtual std::string identity() const { return {}; }
 
   // These may be called from any thread.
   /// `bytes` of zeroed memory, aligned to 64 bytes at least; null where there is not so much.
   virtual void* allocate(std::size_t bytes) = 0;
+  /// Waits for queued work first, since it may use the memory.
   virtual void release(void* memory) noexcept = 0;
   /// The same of host memory from and to which copies are queued without waiting (pinned).
   virtual void* allocate_staging(std::size_t bytes) = 0;
@@ -58,6 +74,16 @@ class Device : public Queue {
   virtual std::unique_ptr<Queue> make_queue() = 0;
   /// Called by each thread, other than the one that made the device, before it uses the device.
   virtual void enter_thread() {}
+
+  /// Some of its work failed in a way that it cannot know of (a communicator was aborted, so what
+  /// was to arrive did not): from now on `check` throws the first such error, and so do
+  /// synchronise, read, and waits for events of queued work. Any thread may tell, and ask.
+  void fail(std::exception_ptr error);
+  void check() const;
+
+ private:
+  mutable std::mutex failure_mutex_;
+  std::exception_ptr failure_;
 };
 
 /// The machine's own memory and processors.

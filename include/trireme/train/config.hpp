@@ -5,6 +5,7 @@
 #include <string>
 
 #include "trireme/checkpoint/config.hpp"
+#include "trireme/comm/config.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/data/config.hpp"
 #include "trireme/device/config.hpp"
@@ -109,6 +110,7 @@ struct RunConfig {
   parallel::NumericsConfig numerics;
   parallel::PrecisionConfig precision;
   device::DeviceConfig device;
+  comm::CommConfig comm;
   checkpoint::CheckpointConfig checkpoint;
 
   void declare(config::Fields& fields) {
@@ -121,6 +123,7 @@ struct RunConfig {
     fields.section("numerics", numerics);
     fields.section("precision", precision);
     fields.section("device", device);
+    fields.section("comm", comm);
     fields.section("checkpoint", checkpoint);
   }
 };

@@ -49,6 +49,9 @@ LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session);
 comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts);
 int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts);
 
+/// What carries the messages of a run's grid.
+comm::GridOptions grid_options(const RunConfig& config);
+
 /// The grid of a run.
 struct GridPlan {
   LayoutFacts facts;

@@ -10,6 +10,8 @@
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/cuda_error.hpp"
 
+#include "reduce.hpp"
+
 #define TRIREME_CUDA_CALL(call) ::trireme::device::check_cuda(static_cast<int>(call), #call)
 
 namespace trireme::device {
@@ -71,6 +73,22 @@ class CudaFence final : public Fence {
   cudaEvent_t event_;
 };
 
+ReducedType reduced_type(DType type) {
+  switch (type) {
+    case DType::f32:
+      return ReducedType::f32;
+    case DType::bf16:
+      return ReducedType::bf16;
+    case DType::f16:
+      return ReducedType::f16;
+    case DType::f64:
+      return ReducedType::f64;
+    default:
+      TRIREME_ASSERT(type == DType::i64, "no reduction of {}", trireme::name_of(type));
+      return ReducedType::i64;
+  }
+}
+
 bool is_pageable(const void* memory) {
   cudaPointerAttributes attributes{};
   TRIREME_CUDA_CALL(cudaPointerGetAttributes(&attributes, memory));
@@ -102,6 +120,13 @@ class CudaQueue final : public Queue {
     // memory directly: there it may be later.
     if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) synchronise();
   }
+  void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
+              std::byte* out, std::int64_t elements) override {
+    check_cuda(queue_reduce(reduced_type(type), reduction == Reduction::max, contributions.data(),
+                            static_cast<int>(contributions.size()), out, elements, stream_),
+               "queue_reduce");
+  }
+  void* native() override { return stream_; }
   std::shared_ptr<Fence> fence() override { return std::make_shared<CudaFence>(events_, stream_); }
   void follow(Fence& fence) override {
     if (const auto* ours = dynamic_cast<CudaFence*>(&fence)) {
@@ -131,6 +156,7 @@ class Cuda final : public CudaDevice {
   std::string name() const override { return name_; }
   bool is_host() const override { return false; }
   int index() const override { return index_; }
+  std::string identity() const override { return cuda_device_identity(index_); }
   cudaStream_t stream() const override { return queue_->stream(); }
 
   void* allocate(std::size_t bytes) override {
@@ -165,9 +191,17 @@ class Cuda final : public CudaDevice {
   void copy(void* to, const void* from, std::size_t bytes) override {
     queue_->copy(to, from, bytes);
   }
+  void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
+              std::byte* out, std::int64_t elements) override {
+    queue_->reduce(type, reduction, contributions, out, elements);
+  }
+  void* native() override { return queue_->native(); }
   std::shared_ptr<Fence> fence() override { return queue_->fence(); }
   void follow(Fence& fence) override { queue_->follow(fence); }
-  void synchronise() override { queue_->synchronise(); }
+  void synchronise() override {
+    queue_->synchronise();
+    check();
+  }
 
  private:
   static bool granted(cudaError_t result, const char* call) {

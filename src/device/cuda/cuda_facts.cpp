@@ -29,9 +29,13 @@ int cuda_device_count() {
 }
 
 std::string cuda_device_identity(int index) {
-  char name[32] = {};
-  check_cuda(static_cast<int>(cudaDeviceGetPCIBusId(name, sizeof name, index)),
-             "cudaDeviceGetPCIBusId");
+  cudaDeviceProp properties{};
+  check_cuda(static_cast<int>(cudaGetDeviceProperties(&properties, index)),
+             "cudaGetDeviceProperties");
+  std::string name = "GPU-";
+  for (const char byte : properties.uuid.bytes) {
+    name += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
   return name;
 }
 

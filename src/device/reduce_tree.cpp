@@ -1,11 +1,11 @@
-#include "trireme/comm/reduce_tree.hpp"
+#include "trireme/device/reduce_tree.hpp"
 
 #include <algorithm>
 #include <bit>
 
 #include "trireme/core/half.hpp"
 
-namespace trireme::comm {
+namespace trireme::device {
 namespace {
 
 // How a type is stored and what it is added in.
@@ -128,4 +128,4 @@ void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* con
   }
 }
 
-}  // namespace trireme::comm
+}  // namespace trireme::device

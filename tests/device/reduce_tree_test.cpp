@@ -1,4 +1,4 @@
-#include "trireme/comm/reduce_tree.hpp"
+#include "trireme/device/reduce_tree.hpp"
 
 #include <bit>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "trireme/core/half.hpp"
 #include "trireme/core/random.hpp"
 
-namespace trireme::comm {
+namespace trireme::device {
 namespace {
 
 template <class T>
@@ -133,4 +133,4 @@ TEST(ReduceTree, RefusesOtherTypes) {
 }
 
 }  // namespace
-}  // namespace trireme::comm
+}  // namespace trireme::device

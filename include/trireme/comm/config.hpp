@@ -1,0 +1,32 @@
+// The configuration section "comm": what carries the messages between GPUs.
+#pragma once
+
+#include <string>
+
+#include "trireme/core/config.hpp"
+
+namespace trireme::comm {
+
+struct CommConfig {
+  // Of the groups along an axis: tensor (and context); data with its shard and replica groups;
+  // pipeline with its channels and the embedding group; world with stage and model groups.
+  std::string tensor = "auto", data = "auto", pipeline = "auto", world = "auto";
+  std::string staging = "auto";
+
+  void declare(config::Fields& fields) {
+    const auto backend = config::one_of({"auto", "nccl", "mpi"});
+    fields.add("tensor", tensor,
+               "what carries tensors of GPUs between tensor ranks: nccl, mpi; auto: nccl where "
+               "every rank of a group has a GPU of its own",
+               backend);
+    fields.add("data", data, "the same between data ranks", backend);
+    fields.add("pipeline", pipeline, "the same between stages", backend);
+    fields.add("world", world, "the same in groups over several axes", backend);
+    fields.add("staging", staging,
+               "MPI messages of GPU memory: by way of host memory (yes), given to MPI as they are "
+               "(no); auto: as the MPI library says of itself",
+               config::one_of({"auto", "yes", "no"}));
+  }
+};
+
+}  // namespace trireme::comm

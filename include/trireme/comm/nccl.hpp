@@ -1,0 +1,116 @@
+// NCCL as a Communicator of GPUs. What is used of the library stands behind an interface, so that
+// tests can put a stand-in there; the library itself is behind nccl_library().
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "trireme/comm/communicator.hpp"
+#include "trireme/device/memory.hpp"
+
+namespace trireme::comm {
+
+/// The part of NCCL that is used. Every call returns at once; of communicators, `in_progress` means
+/// that nothing else may be asked of it but async_error until that says success. `queue` is a
+/// device::Queue's native(). Counts are of bytes, or of elements where there is a type.
+class NcclApi {
+ public:
+  enum class Result : int {  // NCCL's own numbers
+    success = 0,
+    unhandled_cuda_error = 1,
+    system_error = 2,
+    internal_error = 3,
+    invalid_argument = 4,
+    invalid_usage = 5,
+    remote_error = 6,
+    in_progress = 7
+  };
+  using UniqueId = std::array<char, 128>;
+  struct Opaque;
+  using Comm = Opaque*;  // an ncclComm_t
+
+  NcclApi() = default;
+  NcclApi(const NcclApi&) = delete;
+  NcclApi& operator=(const NcclApi&) = delete;
+  virtual ~NcclApi() = default;
+  virtual std::string version() = 0;  // "2.28.9"
+  /// NCCL's words for a result, and where it has them those on its last error.
+  virtual std::string words(Result result, Comm comm) = 0;
+
+  virtual Result get_unique_id(UniqueId& id) = 0;
+  virtual Result init(Comm& comm, int size, const UniqueId& id, int rank) = 0;
+  virtual Result async_error(Comm comm, Result& state) = 0;
+  virtual Result finalize(Comm comm) = 0;  // once all its work is done
+  virtual Result destroy(Comm comm) = 0;   // after finalize
+  virtual Result abort(Comm comm) = 0;     // ends its work wherever it is, and frees it
+
+  virtual Result group_start() = 0;
+  virtual Result group_end() = 0;
+  virtual Result send(const void* from, std::size_t bytes, int peer, Comm comm, void* queue) = 0;
+  virtual Result receive(void* to, std::size_t bytes, int peer, Comm comm, void* queue) = 0;
+  virtual Result all_gather(const void* from, void* to, std::size_t bytes_of_one, Comm comm,
+                            void* queue) = 0;
+  virtual Result broadcast(void* data, std::size_t bytes, int root, Comm comm, void* queue) = 0;
+  // Sums, in an order of the library's choice.
+  virtual Result all_reduce(void* data, std::size_t count, DType type, Comm comm, void* queue) = 0;
+  virtual Result reduce_scatter(const void* from, void* to, std::size_t count_of_one, DType type,
+                                Comm comm, void* queue) = 0;
+  virtual Result reduce(const void* from, void* to, std::size_t count, DType type, int root,
+                        Comm comm, void* queue) = 0;
+};
+
+/// Whether this program has NCCL, and NCCL itself. Throws Error where it has not.
+bool nccl_built_in();
+NcclApi& nccl_library();
+
+struct NcclOptions {
+  /// Sums of fp32, fp64 and int64 are the library's, in an order that is its own affair. Otherwise,
+  /// and for all else (16-bit types, which it would round at every step, and maxima, of which it
+  /// loses NaN), contributions are moved and added on the device in communicator.hpp's tree.
+  bool library_sums = false;
+  /// Device memory for contributions under way, of each group that adds itself.
+  std::size_t scratch = std::size_t{64} << 20;
+  /// How long a communicator may take to begin and to end, and between two looks at its errors.
+  std::chrono::milliseconds patience{300'000}, period{100};
+};
+
+class NcclWatch;
+
+/// What the NCCL communicators of one rank share: the library, the device of `ledger`, and a thread
+/// that looks for errors which come while nobody asks. Such an error, like one of a call, aborts
+/// the communicator, so that no work on the device hangs, and is told to the device
+/// (device::Device::fail): whoever next waits for the device, or uses that group, gets an Error
+/// that names rank, group, operation and NCCL's reason. Outlives the communicators.
+class NcclRuntime {
+ public:
+  NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclOptions& options = {});
+  NcclRuntime(const NcclRuntime&) = delete;
+  NcclRuntime& operator=(const NcclRuntime&) = delete;
+  ~NcclRuntime();
+
+  /// A communicator over the ranks of `mpi`, collective over them, which takes care of agreement
+  /// and of streams of the host; tensors of device streams go through NCCL, all of whose operations
+  /// are queued on the device. `name` is for errors. A group of one rank is `mpi` itself.
+  std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name);
+
+  NcclApi& api() const { return api_; }
+  device::MemoryLedger& ledger() const { return ledger_; }
+  const NcclOptions& options() const { return options_; }
+  NcclWatch& watch() const { return *watch_; }
+
+ private:
+  NcclApi& api_;
+  device::MemoryLedger& ledger_;
+  NcclOptions options_;
+  std::unique_ptr<NcclWatch> watch_;
+};
+
+/// Bytes of the device that a group of `size` ranks enters in the ledger once it has itself added
+/// tensors of at most `largest` bytes (as comm::scratch_bytes).
+std::size_t nccl_scratch_bytes(int size, std::size_t largest, const NcclOptions& options = {});
+
+}  // namespace trireme::comm

@@ -1,0 +1,124 @@
+#include "trireme/comm/backend.hpp"
+
+#include <map>
+#include <vector>
+
+#include <dlfcn.h>
+
+#include "trireme/comm/nccl.hpp"
+#include "trireme/comm/session.hpp"
+#include "trireme/core/error.hpp"
+
+#include "requests.hpp"
+
+namespace trireme::comm {
+namespace {
+
+struct Asked {
+  const char* key;
+  const std::string& value;
+};
+
+Asked asked(const CommConfig& config, GroupKind kind) {
+  switch (kind) {
+    case GroupKind::tensor:
+    case GroupKind::context:
+      return {"comm.tensor", config.tensor};
+    case GroupKind::data:
+    case GroupKind::shard:
+    case GroupKind::replica:
+      return {"comm.data", config.data};
+    case GroupKind::pipeline:
+    case GroupKind::embedding:
+      return {"comm.pipeline", config.pipeline};
+    default:
+      return {"comm.world", config.world};
+  }
+}
+
+}  // namespace
+
+Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFacts& facts) {
+  const auto [key, value] = asked(config, kind);
+  if (value == "mpi") return Backend::mpi;
+  const bool possible = !facts.is_host && facts.nccl && facts.crowded.empty();
+  if (value == "auto") return possible ? Backend::nccl : Backend::mpi;
+  if (facts.is_host) {
+    throw ConfigError(key, value,
+                      fmt::format("NCCL moves memory of GPUs, and the device is {}", facts.device),
+                      "use auto or mpi");
+  }
+  if (!facts.nccl) {
+    throw ConfigError(key, value, "this trireme was built without NCCL", "use auto or mpi");
+  }
+  if (!facts.crowded.empty()) {
+    throw ConfigError(key, value,
+                      fmt::format("NCCL needs a GPU for every rank, and of a {} group {}",
+                                  name_of(kind), facts.crowded),
+                      "start one rank per GPU, or use auto or mpi");
+  }
+  return Backend::nccl;
+}
+
+std::string crowded_device(std::span<const int> members, std::span<const std::string> devices) {
+  std::map<std::string, int> first;
+  for (const int rank : members) {
+    const std::string& device = devices[static_cast<std::size_t>(rank)];
+    if (device.empty()) return fmt::format("rank {} has a device without identity", rank);
+    const auto [known, is_new] = first.emplace(device, rank);
+    if (!is_new) return fmt::format("ranks {} and {} share {}", known->second, rank, device);
+  }
+  return {};
+}
+
+std::optional<bool> mpi_reads_cuda() {
+  // Where these are declared differs between libraries and their versions; their names do not.
+  if (void* symbol = dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support")) {
+    return reinterpret_cast<int (*)()>(symbol)() == 1;
+  }
+  if (void* symbol = dlsym(RTLD_DEFAULT, "MPIX_GPU_query_support")) {
+    constexpr int cuda = 0;  // MPICH's MPIX_GPU_SUPPORT_CUDA
+    int supported = 0;
+    const int code = reinterpret_cast<int (*)(int, int*)>(symbol)(cuda, &supported);
+    return code == MPI_SUCCESS && supported != 0;
+  }
+  return std::nullopt;
+}
+
+bool choose_direct(const std::string& staging, std::optional<bool> library) {
+  if (staging == "yes") return false;
+  if (staging == "auto") return library.value_or(false);
+  if (library == false) {
+    throw ConfigError("comm.staging", staging,
+                      "the MPI library says that it cannot read the memory of GPUs",
+                      "use auto or yes, or an MPI built with CUDA");
+  }
+  return true;
+}
+
+bool message_arrives(device::Device& device, const DeviceMessages& messages) {
+  constexpr std::size_t count = 1000;
+  device::MemoryLedger ledger(device);
+  const device::Buffer from(ledger, device::Use::communication, count);
+  const device::Buffer to(ledger, device::Use::communication, count);
+  std::vector<std::uint8_t> pattern(count), arrived(count);
+  for (std::size_t i = 0; i < count; ++i) pattern[i] = static_cast<std::uint8_t>(i * 7 + 1);
+  device::write(device, from.view(DType::u8, {count}), pattern.data());
+  device.synchronise();
+  std::int64_t sent = 0;
+  Requests requests({MPI_COMM_SELF, 0, &sent, &messages.address});
+  requests.receive(to.data(), count, 0, 0);
+  requests.send(from.data(), count, 0, 0);
+  while (!requests.test()) {
+  }
+  device::read(device, arrived.data(), to.view(DType::u8, {count}));
+  return arrived == pattern;
+}
+
+std::string describe_direct(std::optional<bool> library) {
+  if (!library) return "staged through host memory (the MPI library cannot be asked)";
+  return *library ? "given to MPI as it is (the MPI library says it can read it)"
+                  : "staged through host memory (the MPI library says it cannot read it)";
+}
+
+}  // namespace trireme::comm

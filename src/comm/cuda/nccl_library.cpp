@@ -1,0 +1,119 @@
+// NCCL itself. The only file that sees its header; non-blocking communicators need NCCL 2.14.
+#include <cstring>
+
+#include <nccl.h>
+
+#include "trireme/comm/nccl.hpp"
+#include "trireme/core/error.hpp"
+
+namespace trireme::comm {
+namespace {
+
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 0), "NCCL 2.14 or newer is needed");
+static_assert(sizeof(ncclUniqueId) == sizeof(NcclApi::UniqueId));
+static_assert(static_cast<int>(NcclApi::Result::success) == ncclSuccess);
+static_assert(static_cast<int>(NcclApi::Result::invalid_usage) == ncclInvalidUsage);
+static_assert(static_cast<int>(NcclApi::Result::remote_error) == ncclRemoteError);
+static_assert(static_cast<int>(NcclApi::Result::in_progress) == ncclInProgress);
+
+using Result = NcclApi::Result;
+Result result(ncclResult_t code) { return static_cast<Result>(code); }
+ncclComm_t native(NcclApi::Comm comm) { return reinterpret_cast<ncclComm_t>(comm); }
+cudaStream_t stream(void* queue) { return static_cast<cudaStream_t>(queue); }
+
+ncclDataType_t type_of(DType type) {
+  switch (type) {
+    case DType::f32:
+      return ncclFloat32;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::i64:
+      return ncclInt64;
+    default:
+      TRIREME_ASSERT(false, "no sum of {} by NCCL", name_of(type));
+  }
+  return ncclInt8;
+}
+
+class Library final : public NcclApi {
+ public:
+  std::string version() override {
+    int number = 0;
+    if (ncclGetVersion(&number) != ncclSuccess) return "unknown";
+    return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+  }
+  std::string words(Result code, Comm comm) override {
+    std::string text = ncclGetErrorString(static_cast<ncclResult_t>(static_cast<int>(code)));
+    const char* last = ncclGetLastError(native(comm));
+    if (last != nullptr && *last != '\0') text += fmt::format(" ({})", last);
+    for (char& c : text) c = c == '\n' ? ' ' : c;
+    return text;
+  }
+
+  Result get_unique_id(UniqueId& id) override {
+    ncclUniqueId own{};
+    const ncclResult_t code = ncclGetUniqueId(&own);
+    std::memcpy(id.data(), &own, sizeof own);
+    return result(code);
+  }
+  Result init(Comm& comm, int size, const UniqueId& id, int rank) override {
+    ncclUniqueId own{};
+    std::memcpy(&own, id.data(), sizeof own);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t made = nullptr;
+    const ncclResult_t code = ncclCommInitRankConfig(&made, size, own, rank, &config);
+    comm = reinterpret_cast<Comm>(made);
+    return result(code);
+  }
+  Result async_error(Comm comm, Result& state) override {
+    ncclResult_t found = ncclSuccess;
+    const ncclResult_t code = ncclCommGetAsyncError(native(comm), &found);
+    state = result(found);
+    return result(code);
+  }
+  Result finalize(Comm comm) override { return result(ncclCommFinalize(native(comm))); }
+  Result destroy(Comm comm) override { return result(ncclCommDestroy(native(comm))); }
+  Result abort(Comm comm) override { return result(ncclCommAbort(native(comm))); }
+
+  Result group_start() override { return result(ncclGroupStart()); }
+  Result group_end() override { return result(ncclGroupEnd()); }
+  Result send(const void* from, std::size_t bytes, int peer, Comm comm, void* queue) override {
+    return result(ncclSend(from, bytes, ncclInt8, peer, native(comm), stream(queue)));
+  }
+  Result receive(void* to, std::size_t bytes, int peer, Comm comm, void* queue) override {
+    return result(ncclRecv(to, bytes, ncclInt8, peer, native(comm), stream(queue)));
+  }
+  Result all_gather(const void* from, void* to, std::size_t bytes_of_one, Comm comm,
+                    void* queue) override {
+    return result(ncclAllGather(from, to, bytes_of_one, ncclInt8, native(comm), stream(queue)));
+  }
+  Result broadcast(void* data, std::size_t bytes, int root, Comm comm, void* queue) override {
+    return result(ncclBroadcast(data, data, bytes, ncclInt8, root, native(comm), stream(queue)));
+  }
+  Result all_reduce(void* data, std::size_t count, DType type, Comm comm, void* queue) override {
+    return result(
+        ncclAllReduce(data, data, count, type_of(type), ncclSum, native(comm), stream(queue)));
+  }
+  Result reduce_scatter(const void* from, void* to, std::size_t count_of_one, DType type, Comm comm,
+                        void* queue) override {
+    return result(ncclReduceScatter(from, to, count_of_one, type_of(type), ncclSum, native(comm),
+                                    stream(queue)));
+  }
+  Result reduce(const void* from, void* to, std::size_t count, DType type, int root, Comm comm,
+                void* queue) override {
+    return result(
+        ncclReduce(from, to, count, type_of(type), ncclSum, root, native(comm), stream(queue)));
+  }
+};
+
+}  // namespace
+
+bool nccl_built_in() { return true; }
+
+NcclApi& nccl_library() {
+  static Library library;  // without state
+  return library;
+}
+
+}  // namespace trireme::comm

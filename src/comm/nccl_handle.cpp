@@ -1,0 +1,167 @@
+#include "nccl_handle.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "trireme/comm/agree.hpp"
+
+namespace trireme::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Result = NcclApi::Result;
+
+/// A new group's id, as rank 0 gets it from NCCL.
+NcclApi::UniqueId agree_on_id(NcclApi& api, Communicator& mpi, const std::string& name) {
+  const std::string text = of_rank_zero(mpi, [&] {
+    NcclApi::UniqueId id{};
+    const Result result = api.get_unique_id(id);
+    if (result != Result::success) {
+      throw Error("nccl: group {}: no unique id: {}; comm.{} = mpi does without NCCL", name,
+                  api.words(result, nullptr), name);
+    }
+    return std::string(id.data(), id.size());
+  });
+  NcclApi::UniqueId id{};
+  TRIREME_ASSERT(text.size() == id.size(), "a unique id of {} bytes", text.size());
+  std::memcpy(id.data(), text.data(), id.size());
+  return id;
+}
+
+}  // namespace
+
+NcclHandle::NcclHandle(NcclRuntime& runtime, Communicator& mpi, std::string name)
+    : runtime_(runtime),
+      where_(fmt::format("rank {} of {} of group {}", mpi.rank(), mpi.size(), name)) {
+  const NcclApi::UniqueId id = agree_on_id(runtime_.api(), mpi, name);
+  const std::lock_guard lock(mutex_);
+  require(runtime_.api().init(comm_, mpi.size(), id, mpi.rank()), "init");
+  require(wait_for("init"), "init");
+  runtime_.watch().add(*this);
+}
+
+NcclHandle::~NcclHandle() {
+  runtime_.watch().remove(*this);
+  const std::lock_guard lock(mutex_);
+  if (comm_ == nullptr) return;
+  if (std::uncaught_exceptions() > 0) {
+    runtime_.api().abort(comm_);
+    return;
+  }
+  try {
+    end();
+  } catch (...) {  // NOLINT(bugprone-empty-catch): it was aborted; the device tells of it
+  }
+}
+
+void NcclHandle::end() {
+  require(runtime_.api().finalize(comm_), "finalize");
+  require(wait_for("finalize"), "finalize");
+  require(runtime_.api().destroy(comm_), "destroy");
+}
+
+void NcclHandle::issue(const char* operation, const Calls& calls) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+  require(calls(runtime_.api(), comm_), operation);
+}
+
+void NcclHandle::issue_group(const char* operation, const Calls& calls) {
+  issue(operation, [&](NcclApi& api, NcclApi::Comm comm) {
+    const Result started = api.group_start();
+    if (started != Result::success) return started;
+    const Result called = calls(api, comm);
+    // A group that was begun must be ended, whatever became of it.
+    const Result ended = api.group_end();
+    return called == Result::success || called == Result::in_progress ? ended : called;
+  });
+}
+
+bool NcclHandle::settled(const char* operation) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+  Result state = Result::success;
+  require(runtime_.api().async_error(comm_, state), operation);
+  require(state, operation);
+  return state != Result::in_progress;
+}
+
+void NcclHandle::look() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) return;
+  try {
+    Result state = Result::success;
+    require(runtime_.api().async_error(comm_, state), "work under way");
+    require(state, "work under way");
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): told to the device, and kept
+  }
+}
+
+void NcclHandle::require(Result result, const char* operation) {
+  if (result == Result::success || result == Result::in_progress) return;
+  fail(operation, runtime_.api().words(result, comm_));
+}
+
+void NcclHandle::fail(const std::string& operation, const std::string& reason) {
+  failure_ = std::make_exception_ptr(Error("nccl: {} on {}: {}", operation, where_, reason));
+  // Told first: whoever waits for the device's work is woken by the abort.
+  runtime_.ledger().device().fail(failure_);
+  if (comm_ != nullptr) runtime_.api().abort(std::exchange(comm_, nullptr));
+  std::rethrow_exception(failure_);
+}
+
+NcclApi::Result NcclHandle::wait_for(const char* operation) {
+  const auto end = Clock::now() + runtime_.options().patience;
+  while (true) {
+    Result state = Result::success;
+    require(runtime_.api().async_error(comm_, state), operation);
+    if (state != Result::in_progress) return state;
+    if (Clock::now() >= end) {
+      fail(operation, fmt::format("not done after {} s: another rank has not come this far",
+                                  runtime_.options().patience.count() / 1000.0));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+NcclWatch::NcclWatch(device::Device& device, std::chrono::milliseconds period)
+    : device_(device), period_(period), thread_([this] { run(); }) {}
+
+NcclWatch::~NcclWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  condition_.notify_one();
+  thread_.join();
+}
+
+void NcclWatch::add(NcclHandle& handle) {
+  {
+    const std::lock_guard lock(mutex_);
+    handles_.push_back(&handle);
+  }
+  condition_.notify_one();
+}
+
+void NcclWatch::remove(NcclHandle& handle) {
+  const std::lock_guard lock(mutex_);
+  std::erase(handles_, &handle);
+}
+
+void NcclWatch::run() {
+  device_.enter_thread();
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (handles_.empty()) {
+      condition_.wait(lock, [this] { return stop_ || !handles_.empty(); });
+    } else {
+      condition_.wait_for(lock, period_, [this] { return stop_; });
+    }
+    // Under the lock, so that none ends meanwhile.
+    for (NcclHandle* handle : handles_) handle->look();
+  }
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,72 @@
+// The life of one NCCL communicator, and the thread that looks after all of a rank's.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "trireme/comm/nccl.hpp"
+
+namespace trireme::comm {
+
+/// One NCCL communicator: made without blocking, asked for its errors, aborted on the first.
+class NcclHandle {
+ public:
+  using Result = NcclApi::Result;
+  using Calls = std::function<Result(NcclApi& api, NcclApi::Comm comm)>;
+
+  /// Collective over `mpi`, whose agreement carries the unique id.
+  NcclHandle(NcclRuntime& runtime, Communicator& mpi, std::string name);
+  NcclHandle(const NcclHandle&) = delete;
+  NcclHandle& operator=(const NcclHandle&) = delete;
+  /// Waits for the group's other ranks to end theirs; while an exception is on its way, aborts.
+  ~NcclHandle();
+
+  /// Makes calls for `operation`, which are settled before others are made. Throws Error.
+  void issue(const char* operation, const Calls& calls);
+  /// The same between group_start and group_end.
+  void issue_group(const char* operation, const Calls& calls);
+  /// Whether what was issued is in the device's queue. Throws Error.
+  bool settled(const char* operation);
+  /// For the watch: looks for errors, and deals with what it finds.
+  void look();
+
+ private:
+  void require(Result result, const char* operation);  // under mutex_
+  [[noreturn]] void fail(const std::string& operation, const std::string& reason);
+  Result wait_for(const char* operation);  // until it is no longer in progress
+  void end();
+
+  NcclRuntime& runtime_;
+  std::string where_;  // "rank 3 of 8 of group data"
+  std::mutex mutex_;   // the watch and the operations' thread
+  NcclApi::Comm comm_ = nullptr;
+  std::exception_ptr failure_;
+};
+
+/// One thread for all communicators of a rank; asleep where there are none.
+class NcclWatch {
+ public:
+  NcclWatch(device::Device& device, std::chrono::milliseconds period);
+  NcclWatch(const NcclWatch&) = delete;
+  NcclWatch& operator=(const NcclWatch&) = delete;
+  ~NcclWatch();
+  void add(NcclHandle& handle);
+  void remove(NcclHandle& handle);
+
+ private:
+  void run();
+  device::Device& device_;
+  std::chrono::milliseconds period_;
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  std::vector<NcclHandle*> handles_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace trireme::comm

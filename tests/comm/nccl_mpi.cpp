@@ -1,0 +1,278 @@
+// The NCCL communicator, on a stand-in for NCCL.
+#include <chrono>
+#include <stdexcept>
+
+#include <gmock/gmock.h>
+
+#include "device_groups.hpp"
+#include "support/nccl_double.hpp"
+
+namespace trireme::comm::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing_support::NcclDouble;
+using Result = NcclApi::Result;
+using namespace std::chrono_literals;
+
+class Nccl : public ::testing::Test {
+ protected:
+  explicit Nccl(NcclOptions options = {.scratch = 10'000, .period = 20ms}) : options_(options) {}
+  void make() {
+    groups_.make([this](const TestGroup& group) {
+      return runtime_.make(make_mpi_communicator(group.oracle, groups_.ledger), group.name);
+    });
+  }
+  void TearDown() override {
+    groups_.groups.clear();
+    EXPECT_EQ(double_.alive(), 0);
+  }
+  const DeviceGroups::Group& world() const { return groups_.groups[1]; }
+  static std::string what(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  }
+
+  NcclOptions options_;
+  DeviceGroups groups_{11};
+  NcclDouble double_{groups_.device};
+  NcclRuntime runtime_{double_, groups_.ledger, options_};
+};
+
+TEST_F(Nccl, EveryCollectiveGivesTheBitsOfMpi) {
+  make();
+  try_everything(groups_, 10'007);
+  for (const char* name : {"all_reduce", "reduce_scatter", "reduce"}) {
+    EXPECT_EQ(double_.calls(name), 0) << name;  // no sum is the library's
+  }
+  EXPECT_EQ(double_.calls("all_gather") > 0, world()->size() > 1);
+}
+
+class LibrarySums : public Nccl {
+ protected:
+  LibrarySums() : Nccl({.library_sums = true, .scratch = 10'000, .period = 20ms}) {}
+};
+
+TEST_F(LibrarySums, EveryCollectiveOfWholeNumbersGivesTheBitsOfMpi) {
+  make();
+  try_everything(groups_, 10'007, true);
+  for (const char* name : {"all_reduce", "reduce_scatter"}) {
+    EXPECT_EQ(double_.calls(name) > 0, world()->size() > 1) << name;
+  }
+}
+
+TEST_F(LibrarySums, MaximaAnd16BitSumsAreNotTheLibrarys) {
+  make();
+  const Trial trial{groups_, world()};
+  for (const DType type : {DType::bf16, DType::f16}) {
+    trial.expect_same(type, {1001}, [](Communicator& group, const Tensors& t, device::Stream& s) {
+      group.all_reduce(t[0], Reduction::sum, s).wait();
+    });
+  }
+  trial.expect_same(DType::f32, {1001},
+                    [](Communicator& group, const Tensors& t, device::Stream& s) {
+                      group.all_reduce(t[0], Reduction::max, s).wait();
+                    });
+  EXPECT_EQ(double_.calls("all_reduce"), 0);
+}
+
+TEST_F(Nccl, ANaNReachesEveryRank) {
+  make();
+  for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
+    OnDevice data(groups_, DType::f32, 3);
+    Elements values(DType::f32, 3);
+    for (int i = 0; i < 3; ++i) values.set(i, i);
+    if (world()->rank() == world()->size() - 1) values.set(1, std::nan(""));
+    data.put(values);
+    device::Stream stream(groups_.device);
+    world()->all_reduce(data.tensor(), reduction, stream).wait();
+    const Elements result = data.get();
+    EXPECT_FALSE(std::isnan(result.get(0)));
+    EXPECT_TRUE(std::isnan(result.get(1)));
+  }
+}
+
+// What it queues is in the device's hands: the host neither waits nor copies.
+TEST_F(Nccl, TheHostDoesNotWait) {
+  make();
+  if (world()->size() == 1) return;
+  OnDevice data(groups_, DType::f32, 1000);
+  device::Stream stream(groups_.device);
+  std::atomic<bool> open = false;
+  groups_.device.repeat(groups_.device.native(), [&] { return open.load(); });
+  const device::Event event = world()->all_reduce(data.tensor(), Reduction::sum, stream);
+  event.wait();
+  EXPECT_FALSE(event.done());
+  open = true;
+  groups_.device.synchronise();
+  EXPECT_TRUE(event.done());
+}
+
+TEST_F(Nccl, HostTensorsAndAgreementGoByMpi) {
+  make();
+  for (const DeviceGroups::Group& group : groups_.groups) {
+    std::vector<std::int64_t> values(100, group->rank());
+    device::Stream host;
+    const int before = double_.calls("group_end");
+    group->all_reduce(Tensor(values.data(), {100}), Reduction::max, host).wait();
+    EXPECT_EQ(values, std::vector<std::int64_t>(100, group->size() - 1));
+    EXPECT_EQ(group->all_reduce(std::int64_t{1}, Reduction::sum), group->size());
+    EXPECT_EQ(double_.calls("group_end"), before);
+    EXPECT_EQ(group->traffic().total().operations, group->size() > 1 ? 1 : 0);
+    group->reset_traffic();
+    EXPECT_EQ(group->traffic().total().operations, 0);
+  }
+}
+
+TEST_F(Nccl, TrafficIsThatOfMpi) {
+  make();
+  for (const DeviceGroups::Group& group : groups_.groups) {
+    group.host->reset_traffic();
+    const int n = group->size();
+    const int rank = group->rank();
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(n), 7);
+    counts.front() = 0;
+    Trial{groups_, group}.expect_same(
+        DType::bf16, {12 * n + 1, 12 * n, 12, 7 * (n - 1), rank == 0 ? 0 : 7, 12 * n},
+        [&](Communicator& each, const Tensors& t, device::Stream& stream) {
+          each.all_reduce(t[0], Reduction::sum, stream);
+          each.reduce_scatter(t[2], t[1], Reduction::sum, stream);
+          each.reduce_scatter_v(t[4], t[3], counts, Reduction::max, stream);
+          each.all_gather(t[1], t[2], stream);
+          each.all_gather_v(t[3], t[4], counts, stream);
+          each.all_to_all(t[5], t[1], stream);
+          each.exchange({{t[1].slice(0, 0, 3), (rank + 1) % n, true},
+                         {t[5].slice(0, 0, 3), (rank + n - 1) % n, false}},
+                        stream)
+              .wait();
+        });
+    const TrafficByKind own = group->traffic(), theirs = group.host->traffic();
+    for (std::size_t kind = 0; kind < operation_kinds; ++kind) {
+      const auto name = name_of(static_cast<OperationKind>(kind));
+      EXPECT_EQ(own.kinds[kind].bytes, theirs.kinds[kind].bytes) << name;
+      EXPECT_EQ(own.kinds[kind].operations, theirs.kinds[kind].operations) << name;
+      EXPECT_EQ(own.kinds[kind].seconds > 0, own.kinds[kind].operations > 0) << name;
+    }
+  }
+}
+
+TEST_F(Nccl, ScratchIsWhatWasPredicted) {
+  make();
+  const auto held = [&] { return groups_.ledger.held(device::Use::communication); };
+  const std::int64_t before = held();
+  OnDevice data(groups_, DType::f32, 200'000);
+  device::Stream stream(groups_.device);
+  for (const std::int64_t count : {10, 1000, 200'000}) {
+    world()->all_reduce(data.tensor(0, count), Reduction::max, stream).wait();
+    EXPECT_EQ(held() - before, static_cast<std::int64_t>(nccl_scratch_bytes(
+                                   world()->size(), static_cast<std::size_t>(count) * 4, options_)))
+        << count;
+  }
+  groups_.device.synchronise();
+}
+
+// On one rank, while the others wait for it: they learn of it as they would from a real network.
+TEST_F(Nccl, ARefusedCallEndsTheGroupEverywhere) {
+  make();
+  if (world()->size() == 1) return;
+  const int last = world()->size() - 1;
+  OnDevice data(groups_, DType::f32, 1000);
+  device::Stream stream(groups_.device);
+  world()->all_reduce(data.tensor(), Reduction::max, stream).wait();
+  groups_.device.synchronise();
+  world()->barrier();
+  if (world()->rank() == last) double_.refuse("group_end", Result::system_error);
+  const device::Event event = world()->all_reduce(data.tensor(), Reduction::max, stream);
+  if (world()->rank() == last) {
+    const auto expected = AllOf(HasSubstr("nccl: all_reduce on rank"), HasSubstr("of group world"),
+                                HasSubstr("NCCL's words for 2"));
+    EXPECT_THAT(what([&] { event.wait(); }), expected);
+    EXPECT_THAT(what([&] { groups_.device.synchronise(); }), expected);
+    // Nothing more is asked of NCCL.
+    const int calls = double_.calls("send");
+    EXPECT_THAT(what([&] { world()->broadcast(data.tensor(), 0, stream).wait(); }), expected);
+    EXPECT_EQ(double_.calls("send"), calls);
+    EXPECT_EQ(double_.calls("abort"), 1);
+  } else {
+    double_.break_links(Result::remote_error);
+    EXPECT_THAT(what([&] {
+                  event.wait();
+                  groups_.device.synchronise();
+                }),
+                AllOf(HasSubstr("of group "), HasSubstr("NCCL's words for 6")));
+  }
+  EXPECT_THROW(data.get(), Error);  // what was computed with it is nobody's
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+// The host waits for the device, the device for a rank that never comes.
+TEST_F(Nccl, AnErrorWhileNobodyAsksEndsTheWork) {
+  make();
+  if (world()->size() == 1) return;
+  OnDevice data(groups_, DType::f32, 1000);
+  device::Stream stream(groups_.device);
+  if (world()->rank() == 0) {
+    const device::Event event = world()->all_reduce(data.tensor(), Reduction::sum, stream);
+    // Several tests may go by until NCCL has queued it.
+    event.wait();
+    std::thread fault([&] {
+      std::this_thread::sleep_for(100ms);
+      double_.break_links(Result::remote_error);
+    });
+    EXPECT_THAT(what([&] { groups_.device.synchronise(); }),
+                AllOf(HasSubstr("nccl: work under way on rank 0"), HasSubstr("words for 6")));
+    fault.join();
+    EXPECT_THROW(event.wait(), Error);
+  }
+  if (world()->rank() != 0) double_.break_links(Result::remote_error);  // as a network would
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST_F(Nccl, WithoutAnIdAllRanksAreTold) {
+  const int root = groups_.hosts.world()->rank();
+  if (root == 0) double_.refuse("get_unique_id", Result::unhandled_cuda_error);
+  if (groups_.hosts.world()->size() == 1) return;
+  try {
+    runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "data");
+    ADD_FAILURE() << "made";
+  } catch (const AgreedError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("group data"), HasSubstr("NCCL's words for 1")));
+  }
+  EXPECT_EQ(double_.calls("init"), 0);
+}
+
+TEST_F(Nccl, ABeginningThatIsRefusedIsAnError) {
+  if (groups_.hosts.world()->size() == 1) return;
+  double_.refuse("init", Result::internal_error);
+  EXPECT_THAT(
+      what([&] { runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "tensor"); }),
+      AllOf(HasSubstr("nccl: init on rank"), HasSubstr("of group tensor"),
+            HasSubstr("words for 3")));
+  EXPECT_THROW(groups_.device.synchronise(), Error);
+  EXPECT_EQ(double_.alive(), 0);
+}
+
+// An exception on its way waits for no other rank.
+TEST_F(Nccl, AnExceptionOnItsWayAborts) {
+  if (groups_.hosts.world()->size() == 1) return;
+  const auto fails = [&] {
+    const auto own = runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "world");
+    OnDevice data(groups_, DType::f32, 1000);
+    device::Stream stream(groups_.device);
+    // What nobody sends.
+    own->exchange({{data.tensor(), (own->rank() + 1) % own->size(), false}}, stream);
+    double_.break_links(Result::remote_error);
+    throw std::runtime_error("on its way");
+  };
+  EXPECT_THROW(fails(), std::runtime_error);
+  EXPECT_EQ(double_.alive(), 0);
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+}  // namespace
+}  // namespace trireme::comm::testing

@@ -1,0 +1,241 @@
+// Operations that are queued on a device, and what else a Stream does beside one; on a device that
+// works later and in an order of its own.
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "trireme/core/random.hpp"
+#include "trireme/device/memory.hpp"
+#include "trireme/device/stream.hpp"
+
+#include "support/imaginary_device.hpp"
+
+namespace trireme::device {
+namespace {
+
+using testing_support::ImaginaryDevice;
+using namespace std::chrono_literals;
+
+/// Adds 1 to a number of the device `times`, on a queue.
+class Queued : public Operation {
+ public:
+  Queued(Queue& queue, std::function<void()> body, int tests = 1)
+      : queue_(queue), body_(std::move(body)), tests_(tests) {}
+  bool queued() const override { return true; }
+  void come_after(Fence& fence) override { queue_.follow(fence); }
+  void start() override {
+    if (tests_ == 0) throw std::runtime_error("refused");
+  }
+  bool test() override {
+    if (--tests_ > 0) return false;
+    body_();
+    return true;
+  }
+  std::shared_ptr<Fence> end() override { return queue_.fence(); }
+
+ private:
+  Queue& queue_;
+  std::function<void()> body_;
+  int tests_;
+};
+
+/// Work of the host.
+class OfHost : public Operation {
+ public:
+  explicit OfHost(std::function<void()> body) : body_(std::move(body)) {}
+  void start() override { body_(); }
+  bool test() override { return true; }
+
+ private:
+  std::function<void()> body_;
+};
+
+class QueuedWork : public ::testing::TestWithParam<unsigned> {
+ protected:
+  QueuedWork() : stream_(device_) {}
+  /// Notes `number` when the device comes to it, on the stream's queue.
+  std::unique_ptr<Operation> noting(int number, int tests = 1) {
+    return std::make_unique<Queued>(
+        stream_.queue(), [this, number] { device_.repeat(stream_.queue().native(), note(number)); },
+        tests);
+  }
+  std::function<bool()> note(int number) {
+    return [this, number] {
+      log_.push_back(number);  // by the device's one thread
+      return true;
+    };
+  }
+  std::function<bool()> gate() {
+    return [this] { return open_.load(); };
+  }
+
+  ImaginaryDevice device_{GetParam()};
+  Stream stream_;
+  std::vector<int> log_;
+  std::atomic<bool> open_ = false;
+};
+
+INSTANTIATE_TEST_SUITE_P(Seeds, QueuedWork, ::testing::Range(1U, 9U));
+
+TEST_P(QueuedWork, ComesAfterTheComputationBeforeItAndBeforeThatAfterAWait) {
+  device_.repeat(device_.native(), gate());
+  device_.compute([this] { log_.push_back(1); });
+  const Event event = stream_.enqueue(noting(2));
+  EXPECT_TRUE(stream_.idle());  // handed over
+  EXPECT_FALSE(event.done());   // and not yet done
+  event.wait();                 // nor is the host made to wait for it
+  EXPECT_FALSE(event.done());
+  device_.compute([this] { log_.push_back(3); });
+  open_ = true;
+  device_.synchronise();
+  EXPECT_TRUE(event.done());
+  EXPECT_EQ(log_, (std::vector<int>{1, 2, 3}));
+}
+
+// Without a wait, computation does not come after what is queued: that is what streams are for.
+TEST_P(QueuedWork, GoesOnBesideComputation) {
+  device_.repeat(stream_.queue().native(), gate());
+  const Event event = stream_.enqueue(noting(1));
+  device_.compute([this] { log_.push_back(2); });
+  device_.synchronise();
+  EXPECT_FALSE(event.done());
+  open_ = true;
+  event.wait();
+  device_.synchronise();
+  EXPECT_EQ(log_, (std::vector<int>{2, 1}));
+}
+
+TEST_P(QueuedWork, IsInOrderWithTheHostsOperations) {
+  device_.repeat(stream_.queue().native(), gate());
+  const Event first = stream_.enqueue(noting(1));
+  bool seen = false;
+  const Event second = stream_.enqueue(std::make_unique<OfHost>([&] {
+    EXPECT_EQ(log_, std::vector<int>{1});
+    seen = true;
+  }));
+  const Event third = stream_.enqueue(noting(2));
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(stream_.poll());
+  EXPECT_FALSE(seen);
+  open_ = true;
+  second.wait();
+  EXPECT_TRUE(seen);
+  EXPECT_TRUE(first.done());
+  third.wait();
+  device_.synchronise();
+  EXPECT_EQ(log_, (std::vector<int>{1, 2}));
+}
+
+TEST_P(QueuedWork, MayTakeSeveralTestsToQueue) {
+  const Event slow = stream_.enqueue(noting(1, 5));
+  const Event next = stream_.enqueue(noting(2));
+  EXPECT_FALSE(stream_.idle());
+  next.wait();
+  device_.synchronise();
+  EXPECT_TRUE(slow.done());
+  EXPECT_EQ(log_, (std::vector<int>{1, 2}));
+}
+
+TEST_P(QueuedWork, ErrorsReachTheirWaiterAndTheNextGoesOn) {
+  const Event refused = stream_.enqueue(noting(1, 0));
+  const Event next = stream_.enqueue(noting(2));
+  EXPECT_THROW(refused.wait(), std::runtime_error);
+  next.wait();
+  device_.synchronise();
+  EXPECT_EQ(log_, std::vector<int>{2});
+}
+
+/// Cannot say where it ends.
+class WithoutEnd : public Queued {
+ public:
+  using Queued::Queued;
+  std::shared_ptr<Fence> end() override { throw std::runtime_error("no end"); }
+};
+
+TEST_P(QueuedWork, AnEndThatFailsIsTheWaitersError) {
+  const Event event = stream_.enqueue(std::make_unique<WithoutEnd>(stream_.queue(), [] {}));
+  EXPECT_THROW(event.wait(), std::runtime_error);
+  EXPECT_TRUE(stream_.idle());
+}
+
+TEST_P(QueuedWork, TheStreamsEndIsNotTheDevices) {
+  Event event;
+  {
+    Stream other(device_);
+    device_.repeat(device_.native(), gate());
+    void* const native = other.queue().native();
+    event = other.enqueue(
+        std::make_unique<Queued>(other.queue(), [&] { device_.repeat(native, note(1)); }));
+    open_ = true;
+  }
+  EXPECT_EQ(log_, std::vector<int>{1});  // a queue ends when its work is done
+  device_.synchronise();
+}
+
+// What a communicator finds out of itself must not be computed with.
+TEST_P(QueuedWork, AFailureOfTheDeviceIsThrownWhereverItsWorkIsWaitedFor) {
+  MemoryLedger ledger(device_);
+  const Buffer buffer(ledger, Use::workspace, 8);
+  const Event event = stream_.enqueue(noting(1));
+  std::int64_t value = 0;
+  const Tensor tensor = buffer.view(DType::i64, {1});
+  EXPECT_NO_THROW(read(device_, &value, tensor));
+  std::thread([this] {
+    device_.fail(std::make_exception_ptr(Error("the link broke")));
+    device_.fail(std::make_exception_ptr(Error("and then something else")));
+  }).join();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(device_.synchronise(), Error);
+    EXPECT_THROW(event.wait(), Error);
+    try {
+      read(device_, &value, tensor);
+      ADD_FAILURE() << "read";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "the link broke");
+    }
+  }
+}
+
+TEST(QueueReduce, IsTheTreeOfTheHost) {
+  ImaginaryDevice device(5);
+  MemoryLedger ledger(device);
+  constexpr std::int64_t n = 3001;
+  for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64}) {
+    for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
+      for (std::size_t ranks = 1; ranks <= 7; ++ranks) {
+        const std::size_t bytes = static_cast<std::size_t>(n) * size_of(type);
+        std::vector<std::vector<std::byte>> values(ranks, std::vector<std::byte>(bytes));
+        std::vector<Buffer> buffers;
+        std::vector<const std::byte*> here, there;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          for (std::size_t i = 0; i < bytes; ++i) {
+            // High bytes of small variety: no NaN, whose bits are nobody's promise.
+            const auto bits = random_bits({4, Purpose::dropout, static_cast<std::uint32_t>(r)}, i);
+            values[r][i] = static_cast<std::byte>(i % size_of(type) + 1 == size_of(type)
+                                                      ? 0x3a + bits % 8 + bits / 8 % 2 * 128
+                                                      : bits % 256);
+          }
+          buffers.emplace_back(ledger, Use::workspace, bytes);
+          device.copy(buffers.back().data(), values[r].data(), bytes);
+          here.push_back(values[r].data());
+          there.push_back(buffers.back().data());
+        }
+        const std::size_t own = ranks / 2;  // in place
+        device.reduce(type, reduction, there, buffers[own].data(), n);
+        std::vector<std::byte> result(bytes), expected(bytes);
+        device.copy(result.data(), buffers[own].data(), bytes);
+        device.synchronise();
+        reduce_tree(type, reduction, here, expected.data(), n);
+        EXPECT_EQ(result, expected) << name_of(type) << " " << ranks;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::device
