@@ -44,7 +44,7 @@ for name in prepare inspect train evaluate generate plan presets info; do
   run "$TRIREME" "$name" --help
   [ "$code" -eq 0 ] && [ ! -s "$work/err" ] || fail "$name --help"
   [ "$(widest "$work/out")" -le 84 ] || fail "$name --help is wide"
-  tail -n 6 "$work/out" | grep -q "trireme $name" || fail "$name --help does not end with examples"
+  grep -q "trireme $name" <(tail -n 6 "$work/out") || fail "$name --help does not end with examples"
 done
 run "$TRIREME" train --help
 has '--model.layers=' "$work/out"

@@ -39,7 +39,7 @@ for file in data/train-00000.h5 run/step-00000001/rank-00000.h5; do
   HDF5_USE_FILE_LOCKING=TRUE "$TRIREME" inspect "${file%/*}" --verify >out 2>&1 || fail "$file: not locked any more"
 done
 
-if ldd "$TRIREME" | grep -q 'lib[at]san'; then
+if grep -q 'lib[at]san' <(ldd "$TRIREME"); then
   echo "skipped in part: a sanitizer wants to be preloaded alone"
   exit 0
 fi

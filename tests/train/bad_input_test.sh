@@ -55,7 +55,7 @@ refused "micro-batch that does not divide" "train.micro_batch = 3" train data --
 refused "vocabulary too small" "model.vocabulary = 100" train data --model.vocabulary 100
 refused "window longer than the text" "model.sequence = 1000000.*use at most" train data --model.sequence 1000000
 refused "missing checkpoint to resume" "checkpoint nowhere: .*name a run folder" train data --checkpoint.resume nowhere
-if CUDA_VISIBLE_DEVICES= "$TRIREME" info | grep -q '^CUDA.*cuda:0'; then
+if grep -q '^CUDA.*cuda:0' <(CUDA_VISIBLE_DEVICES= "$TRIREME" info); then
   echo "a GPU in spite of CUDA_VISIBLE_DEVICES: not asked for one"
 else
   export CUDA_VISIBLE_DEVICES=

@@ -3,7 +3,7 @@
 # the same end or stops, as checkpoint.on_failure says; with a file for each rank or one for the node, in the foreground or
 # background.
 set -euo pipefail
-if ldd "$TRIREME" | grep -q 'lib[at]san'; then
+if grep -q 'lib[at]san' <(ldd "$TRIREME"); then
   echo "skipped: a sanitizer wants to be preloaded alone"
   exit 0
 fi
@@ -73,6 +73,6 @@ END
 run "io_error 4 4 1" stopped --checkpoint.on_failure stop
 [ "$code" -eq 1 ] && [ "$(grep -c '^trireme: error: ' err)" -eq 1 ] || fail "stop: exit code $code"
 grep -q 'error: checkpoint not saved: rank 1: .*step-00000004.tmp.*Input/output error' err || fail "stop: message"
-"$TRIREME" inspect stopped --verify | grep -q '^step  *2$' || fail "stop: the previous checkpoint"
+grep -q '^step  *2$' <("$TRIREME" inspect stopped --verify) || fail "stop: the previous checkpoint"
 run "" stopped
 [ "$code" -eq 0 ] && same sound-rank stopped || fail "stop: going on"

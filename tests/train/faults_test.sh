@@ -53,7 +53,7 @@ run apart --train.steps 8 --train.inject nan@4,nan@5,nan@7,nan@8 --train.skip_li
 
 # An outlier is skipped, and a run resumed in the middle knows the steps before it.
 run spike --train.steps 40 --train.inject spike@38/1 --train.outlier 6
-[ "$code" -eq 0 ] && grep '"skipped": *"outlier"' spike/attempts/0001/metrics.jsonl | grep -q '"step": *38,' || fail "spike"
+[ "$code" -eq 0 ] && grep -q '"step": *38,' <(grep '"skipped": *"outlier"' spike/attempts/0001/metrics.jsonl) || fail "spike"
 run halves --train.steps 40 --train.inject spike@38/1 --train.outlier 6 --train.stop_after 36
 run halves --train.steps 40 --train.inject spike@38/1 --train.outlier 6
 diff <(steps spike) <(steps halves) || fail "spike: the resumed run differs"
@@ -82,8 +82,8 @@ run straight --train.steps $signaled --train.quiet
 rank_of_ours() {  # rank: its process, once it is there
   for _ in $(seq 400); do
     for p in $(pgrep -f "$TRIREME train .*--train.output stopped" || true); do
-      [ "$(readlink "/proc/$p/cwd")" = "$work" ] && tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null |
-        grep -qE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$1\$" && echo "$p" && return
+      [ "$(readlink "/proc/$p/cwd")" = "$work" ] &&
+        grep -qzE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$1\$" "/proc/$p/environ" 2>/dev/null && echo "$p" && return
     done
     sleep 0.02
   done

@@ -22,8 +22,7 @@ try() {
   done
   grep -q 'step *[1-9]' out || { cat out err; return 1; }
   victim=$(pgrep -f "$TRIREME train .*--train.output run" | while read -r p; do
-    tr '\0' '\n' < "/proc/$p/environ" 2> /dev/null |
-      grep -qE '^(OMPI_COMM_WORLD_RANK|PMI_RANK)=1$' && [ "$(readlink "/proc/$p/cwd")" = "$work" ] &&
+    grep -qzE '^(OMPI_COMM_WORLD_RANK|PMI_RANK)=1$' "/proc/$p/environ" 2> /dev/null && [ "$(readlink "/proc/$p/cwd")" = "$work" ] &&
       echo "$p"
   done | head -1 || true)
   [ -n "$victim" ] || { echo "no rank 1 found"; return 1; }

@@ -152,7 +152,7 @@ TRIREME_ON_DEVICE void add_stretch(const Source& from, int ranks, void* out, std
   Value partial[depth][width];
   int top = 0;
   const int count = fixed > 0 ? fixed : ranks;
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (int rank = 0; rank < count; ++rank) {
