@@ -10,14 +10,14 @@ for i in $(seq 400); do echo "line $i of a text to learn from, again and again";
 
 # $1: signal for the last rank once it trains. The last rank is found by its run's command line.
 try() {
-  rm -rf run
+  rm -rf run out err
   "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output run --model.layers 1 \
     --model.width 16 --model.heads 2 --model.sequence 16 --train.batch 4 --train.steps 1000000 \
     --train.peak none --train.log_every 1 --train.watchdog 2 \
     > out 2> err &
   echo $! > pid
   for _ in $(seq 100); do
-    grep -q 'step *[1-9]' out && break
+    grep -qs 'step *[1-9]' out && break
     sleep 0.1
   done
   grep -q 'step *[1-9]' out || { cat out err; return 1; }
