@@ -100,6 +100,7 @@ struct AttentionCase {
         samples(static_cast<std::size_t>(b)) {
     mask.query_positions = positions.view;
     mask.key_positions = positions.view;
+    mask.plain = true;
     std::iota(samples.begin(), samples.end(), 0);
     // Causal attention counts half of each [T, T] product.
     forward_flops = 2.0 * static_cast<double>(b * h * t * t * d);

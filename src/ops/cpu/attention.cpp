@@ -1,7 +1,7 @@
 // Attention, one block of queries of one head at a time: scores, softmax and the product with the
-// values run on one thread per block. Scratch per thread: forward one block of scores, 64 queries
-// by all keys; backward, which knows log Σ exp already, two blocks of 64 queries by at most 512
-// keys.
+// values run on one thread per block. Scratch per thread: forward one block of scores, query_block
+// queries by all keys, and a head's keys transposed; backward, which knows log Σ exp already, two
+// blocks of query_block queries by at most 512 keys, and as many keys and values transposed.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@
 #include "attention_kernels.hpp"
 #include "cpu_ops.hpp"
 #include "rows.hpp"
-#include "sgemm.hpp"
+#include "small_product.hpp"
 #include "threads.hpp"
 
 namespace trireme::ops {
@@ -100,33 +100,65 @@ void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::int64_t
   for (std::int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, columns, 0.0F);
 }
 
-/// scores = scale·x·yᵀ over the visible keys; x [rows, D] one block, y all keys of a head.
-void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows, float scale,
-                   const float* x, std::int64_t x_stride, const float* y, std::int64_t y_stride,
-                   float* scores) {
+/// scores = scale·x·yᵀ over the visible keys; x [rows, D] one block, of queries from `begin` on;
+/// transposed [D, keys from `first` on], strided as scores are.
+void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
+                   std::int64_t rows, float scale, const float* x, std::int64_t x_stride,
+                   const float* transposed, std::int64_t first, float* scores) {
   for (const KeyRun& run : visible.runs) {
-    sgemm({rows, run.end - run.begin, p.size, false, true}, scale, x, x_stride,
-          y + run.begin * y_stride, y_stride, 0.0F, scores + run.column, p.row());
+    small_product({.m = rows,
+                   .n = run.end - run.begin,
+                   .k = p.size,
+                   .a = x,
+                   .a_row = x_stride,
+                   .b = transposed + run.begin - first,
+                   .b_row = p.row(),
+                   .c = scores + run.column,
+                   .c_row = p.row(),
+                   .scale = scale,
+                   .triangle = p.visibility->plain() ? Triangle::result : Triangle::none,
+                   .reach = begin - run.begin + 1});
   }
 }
 
-/// out [rows, D] += weights·y over the visible keys.
-void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
-                      const float* weights, const float* y, std::int64_t y_stride, float* out,
-                      std::int64_t out_stride) {
+/// out [rows, D] = weights·y over the visible keys, or += where `accumulate`.
+void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
+                      std::int64_t rows, const float* weights, const float* y,
+                      std::int64_t y_stride, float* out, std::int64_t out_stride, bool accumulate) {
   for (const KeyRun& run : visible.runs) {
-    sgemm({rows, p.size, run.end - run.begin, false, false}, 1.0F, weights + run.column, p.row(),
-          y + run.begin * y_stride, y_stride, 1.0F, out, out_stride);
+    small_product({.m = rows,
+                   .n = p.size,
+                   .k = run.end - run.begin,
+                   .a = weights + run.column,
+                   .a_row = p.row(),
+                   .b = y + run.begin * y_stride,
+                   .b_row = y_stride,
+                   .c = out,
+                   .c_row = out_stride,
+                   .accumulate = accumulate || run.column > 0,
+                   .triangle = p.visibility->plain() ? Triangle::factor : Triangle::none,
+                   .reach = begin - run.begin + 1});
   }
 }
 
 /// y [Tk, D] += weightsᵀ·x over the visible keys; x [rows, D].
-void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
-                        const float* weights, const float* x, std::int64_t x_stride, float* y,
-                        std::int64_t y_stride) {
+void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
+                        std::int64_t rows, const float* weights, const float* x,
+                        std::int64_t x_stride, float* y, std::int64_t y_stride) {
   for (const KeyRun& run : visible.runs) {
-    sgemm({run.end - run.begin, p.size, rows, true, false}, 1.0F, weights + run.column, p.row(), x,
-          x_stride, 1.0F, y + run.begin * y_stride, y_stride);
+    small_product({.m = run.end - run.begin,
+                   .n = p.size,
+                   .k = rows,
+                   .a = weights + run.column,
+                   .a_row = 1,
+                   .a_column = p.row(),
+                   .b = x,
+                   .b_row = x_stride,
+                   .c = y + run.begin * y_stride,
+                   .c_row = y_stride,
+                   .accumulate = true,
+                   .triangle = p.visibility->plain() ? Triangle::transposed : Triangle::none,
+                   .reach = begin - run.begin + 1});
   }
 }
 
@@ -139,32 +171,33 @@ struct Gradients {
 /// Keys that backward takes at a time: two blocks of scores stay in a core's second-level cache.
 constexpr std::int64_t key_chunk = 512;
 
-/// dq of one block of queries of one head, and its share of the head's dk and dv [Tk, D].
+/// A thread's scratch in backward.
+struct BackwardScratch {
+  float *scores, *dscores;  // [query_block, keys of a chunk]
+  float *keys, *values;     // [D, keys of a chunk]
+};
+
+/// What the keys of one chunk give to dq of one block of queries of one head, and the block to the
+/// head's dk and dv [Tk, D]. `visible` are the chunk's, which starts at key `first`.
 void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
-                    std::int64_t begin, VisibleKeys& visible, float* scores, float* dk,
-                    std::int64_t dk_stride, float* dv, std::int64_t dv_stride) {
-  const std::int64_t group = p.group_of(h);
+                    std::int64_t begin, std::int64_t first, const VisibleKeys& visible,
+                    const BackwardScratch& scratch, float* dk, std::int64_t dk_stride, float* dv,
+                    std::int64_t dv_stride) {
   const std::int64_t rows = std::min(query_block, p.queries - begin);
-  float* dscores = scores + query_block * p.row();
   const float* dout = g.dout.at(b, begin, h);
   const float* q = g.q.at(b, begin, h);
-  const float* k = g.k.at(b, 0, group);
-  float* dq = g.dq.at(b, begin, h);
   float delta[query_block];
   row_dots(dout, g.dout.stride, g.out.at(b, begin, h), g.out.stride, rows, p.size, delta);
-  zero_rows(dq, g.dq.stride, rows, p.size);
-  for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
-    p.visibility->find(b, begin, begin + rows, first, std::min(first + key_chunk, p.keys), visible);
-    if (visible.columns == 0) continue;
-    score_product(p, visible, rows, p.scale, q, g.q.stride, k, g.k.stride, scores);
-    score_product(p, visible, rows, 1.0F, dout, g.dout.stride, g.v.at(b, 0, group), g.v.stride,
-                  dscores);
-    softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scores), dscores,
-                           g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
-    transposed_product(p, visible, rows, scores, dout, g.dout.stride, dv, dv_stride);
-    transposed_product(p, visible, rows, dscores, q, g.q.stride, dk, dk_stride);
-    weighted_product(p, visible, rows, dscores, k, g.k.stride, dq, g.dq.stride);
-  }
+  score_product(p, visible, begin, rows, p.scale, q, g.q.stride, scratch.keys, first,
+                scratch.scores);
+  score_product(p, visible, begin, rows, 1.0F, dout, g.dout.stride, scratch.values, first,
+                scratch.dscores);
+  softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scratch.scores), scratch.dscores,
+                         g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
+  transposed_product(p, visible, begin, rows, scratch.scores, dout, g.dout.stride, dv, dv_stride);
+  transposed_product(p, visible, begin, rows, scratch.dscores, q, g.q.stride, dk, dk_stride);
+  weighted_product(p, visible, begin, rows, scratch.dscores, g.k.at(b, 0, p.group_of(h)),
+                   g.k.stride, g.dq.at(b, begin, h), g.dq.stride, true);
 }
 
 /// Parts into which one KV head's blocks of queries are dealt out: enough for some sixteen tasks in
@@ -186,10 +219,10 @@ void sum_parts(float* data, std::int64_t distance, std::int64_t parts, std::int6
   });
 }
 
-/// fp32 elements of scores that one thread works on: forward all keys at once, backward two chunks
-/// of them.
-std::int64_t scores_of_thread(const Problem& p, bool backward) {
-  return (backward ? 2 : 1) * query_block * p.row();
+/// fp32 elements of scores and of transposed keys (in backward values too) that one thread works
+/// on: forward all keys at once, backward a chunk of them.
+std::int64_t scratch_of_thread(const Problem& p, bool backward) {
+  return (backward ? 2 : 1) * (query_block + p.size) * p.row();
 }
 
 /// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; none where each head has
@@ -204,9 +237,9 @@ std::int64_t partial_gradients(const Problem& p) {
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
   Problem p{shape};
   p.scores_width = p.keys;
-  const std::int64_t forward = threads * scores_of_thread(p, false);
+  const std::int64_t forward = threads * scratch_of_thread(p, false);
   p.scores_width = std::min(p.keys, key_chunk);
-  const std::int64_t backward = threads * scores_of_thread(p, true) + partial_gradients(p);
+  const std::int64_t backward = threads * scratch_of_thread(p, true) + partial_gradients(p);
   return static_cast<std::size_t>(std::max(forward, backward)) * sizeof(float);
 }
 
@@ -221,28 +254,34 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
   const Heads value = heads_of(v, p.batch, p.keys, p.groups, p.size);
   float* log_sums = flat(lse, p.batch * p.heads * p.queries);
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  const std::int64_t block_size = scores_of_thread(p, false);
+  const std::int64_t block_size = scratch_of_thread(p, false);
   auto* scores = scratch<float>(static_cast<std::size_t>(threads_ * block_size));
-  const std::int64_t blocks = p.blocks();
-  const ThreadScope scope(1);  // also where the tasks run on the calling thread
-  parallel_tasks(threads_, p.batch * p.heads * blocks, [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / (p.heads * blocks), h = task / blocks % p.heads;
-    // Late blocks see most under a causal mask: they come first, for an even end.
-    const std::int64_t begin = (blocks - 1 - task % blocks) * query_block;
-    const std::int64_t rows = std::min(query_block, p.queries - begin);
+  // Some eight tasks for each thread: whole heads where there are enough of them.
+  const std::int64_t heads = p.batch * p.heads, blocks = p.blocks();
+  const std::int64_t parts =
+      std::clamp<std::int64_t>((8 * threads_ + heads - 1) / std::max<std::int64_t>(1, heads), 1,
+                               std::max<std::int64_t>(1, blocks));
+  parallel_tasks(threads_, heads * parts, [&](std::int64_t task, int thread) {
+    const std::int64_t b = task / (p.heads * parts), h = task / parts % p.heads;
     const std::int64_t group = p.group_of(h);
     float* own = scores + thread * block_size;
+    float* keys = own + query_block * p.row();
+    transpose(keys, p.row(), key.at(b, 0, group), key.stride, p.keys, p.size);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
-    visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
-    score_product(p, visible, rows, p.scale, query.at(b, begin, h), query.stride,
-                  key.at(b, 0, group), key.stride, own);
-    float inverse[query_block];
-    softmax_block(p.score_block(b, h, begin, rows, visible, own),
-                  log_sums + (b * p.heads + h) * p.queries + begin, inverse);
-    zero_rows(to.at(b, begin, h), to.stride, rows, p.size);
-    weighted_product(p, visible, rows, own, value.at(b, 0, group), value.stride, to.at(b, begin, h),
-                     to.stride);
-    scale_rows(to.at(b, begin, h), to.stride, rows, p.size, inverse);
+    for (std::int64_t block = task % parts; block < blocks; block += parts) {
+      const std::int64_t begin = block * query_block;
+      const std::int64_t rows = std::min(query_block, p.queries - begin);
+      visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
+      score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride, keys, 0,
+                    own);
+      float inverse[query_block];
+      softmax_block(p.score_block(b, h, begin, rows, visible, own),
+                    log_sums + (b * p.heads + h) * p.queries + begin, inverse);
+      float* y = to.at(b, begin, h);
+      weighted_product(p, visible, begin, rows, own, value.at(b, 0, group), value.stride, y,
+                       to.stride, false);
+      scale_rows(y, to.stride, rows, p.size, inverse);
+    }
   });
 }
 
@@ -263,14 +302,13 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
                     of_queries(out), of_queries(dout), of_queries(dq),
                     of_keys(dk),     of_keys(dv),      flat(lse, p.batch * p.heads * p.queries)};
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  const std::int64_t block_size = scores_of_thread(p, true);
+  const std::int64_t block_size = scratch_of_thread(p, true);
   const std::int64_t parts = parts_of(p);
   const std::int64_t part_size = p.keys * p.size;  // of dk, and as much of dv
   const std::int64_t kv_heads = p.batch * p.groups;
   auto* scores =
       scratch<float>(static_cast<std::size_t>(threads_ * block_size + partial_gradients(p)));
   float* partial = scores + threads_ * block_size;  // [B·G, parts, dk|dv, Tk, D]
-  const ThreadScope scope(1);  // also where the tasks run on the calling thread
 
   parallel_tasks(threads_, kv_heads * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
@@ -280,12 +318,32 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
     const std::int64_t dv_stride = parts == 1 ? g.dv.stride : p.size;
     zero_rows(my_dk, dk_stride, p.keys, p.size);
     zero_rows(my_dv, dv_stride, p.keys, p.size);
+    float* own = scores + thread * block_size;
+    float* turned = own + 2 * query_block * p.row();
+    const BackwardScratch scratch{own, own + query_block * p.row(), turned,
+                                  turned + p.size * p.row()};
     const std::int64_t blocks = p.blocks();
-    const std::int64_t first = p.first_head(group), heads = p.first_head(group + 1) - first;
-    for (std::int64_t i = task % parts; i < heads * blocks; i += parts) {
-      backward_block(p, g, b, first + i / blocks, i % blocks * query_block,
-                     visible_[static_cast<std::size_t>(thread)], scores + thread * block_size,
-                     my_dk, dk_stride, my_dv, dv_stride);
+    const std::int64_t head = p.first_head(group), heads = p.first_head(group + 1) - head;
+    VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
+    for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
+      const std::int64_t last = std::min(first + key_chunk, p.keys);
+      bool ready = false;
+      for (std::int64_t i = task % parts; i < heads * blocks; i += parts) {
+        const std::int64_t h = head + i / blocks, begin = i % blocks * query_block;
+        const std::int64_t end = std::min(begin + query_block, p.queries);
+        if (first == 0) zero_rows(g.dq.at(b, begin, h), g.dq.stride, end - begin, p.size);
+        visibility_.find(b, begin, end, first, last, visible);
+        if (visible.columns == 0) continue;
+        if (!ready) {
+          transpose(scratch.keys, p.row(), g.k.at(b, first, group), g.k.stride, last - first,
+                    p.size);
+          transpose(scratch.values, p.row(), g.v.at(b, first, group), g.v.stride, last - first,
+                    p.size);
+          ready = true;
+        }
+        backward_block(p, g, b, h, begin, first, visible, scratch, my_dk, dk_stride, my_dv,
+                       dv_stride);
+      }
     }
   });
   if (parts == 1) return;

@@ -36,6 +36,7 @@ void append(std::vector<KeyRun>& runs, const KeyRun& run) {
 void Visibility::prepare(const AttentionMask& mask, std::int64_t batch, std::int64_t queries,
                          std::int64_t keys) {
   causal_ = mask.causal;
+  plain_ = mask.plain;
   queries_ = queries;
   keys_ = keys;
   query_positions_ = causal_ ? flat<std::int32_t>(mask.query_positions, batch * queries) : nullptr;

@@ -41,6 +41,8 @@ class Visibility {
             std::int64_t last, VisibleKeys& visible) const;
 
   bool causal() const { return causal_; }
+  /// Query i of a sequence sees keys 0 to i, and no others.
+  bool plain() const { return plain_; }
   // Rows of sequence b; null where the mask has none.
   const std::int32_t* query_positions(std::int64_t b) const {
     return at(query_positions_, b, queries_);
@@ -59,7 +61,7 @@ class Visibility {
   const std::int32_t* key_positions_ = nullptr;
   const std::int32_t* query_documents_ = nullptr;
   const std::int32_t* key_documents_ = nullptr;
-  bool causal_ = true;
+  bool causal_ = true, plain_ = false;
   std::int64_t queries_ = 0, keys_ = 0, blocks_ = 0;
   std::vector<Extent> extents_;  // [batch, key blocks]
 };
