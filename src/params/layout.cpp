@@ -1,6 +1,7 @@
 #include "trireme/params/layout.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "trireme/core/random.hpp"
@@ -35,10 +36,16 @@ void fill_initial(const Parameter& row, std::uint64_t seed, std::int64_t first, 
     case Initialisation::Kind::normal: {
       const RandomKey key{seed, Purpose::initialisation, stream_of(row.name)};
       const double deviation = row.initialisation.deviation;
-#pragma omp parallel for schedule(static) if (n > 4096)
-      for (std::int64_t i = 0; i < n; ++i) {
-        values[i] =
-            static_cast<float>(deviation * normal(key, static_cast<std::uint64_t>(first + i)));
+      constexpr std::int64_t chunk = 1024;
+#pragma omp parallel for schedule(static) if (n > 4 * chunk)
+      for (std::int64_t begin = 0; begin < n; begin += chunk) {
+        std::array<double, chunk> drawn;
+        const std::int64_t count = std::min(chunk, n - begin);
+        normals(key, static_cast<std::uint64_t>(first + begin),
+                {drawn.data(), static_cast<std::size_t>(count)});
+        for (std::int64_t i = 0; i < count; ++i) {
+          values[begin + i] = static_cast<float>(deviation * drawn[static_cast<std::size_t>(i)]);
+        }
       }
     }
   }

@@ -335,9 +335,9 @@ double Trainer::peak_of_world() {
   if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * session_.size();
   // All ranks at once, as they will train.
   grid_.world().barrier();
-  const double own =
-      plan::measure_peak(replica_.ops(), replica_.state().device(),
-                         replica_.stage().options().compute, model_, micro_batch_rows(config_));
+  const double own = plan::measure_peak(replica_.ops(), replica_.state().device(),
+                                        replica_.stage().options().compute, model_,
+                                        micro_batch_rows(config_), plan::PeakEffort::quick);
   return grid_.world().all_reduce(own, comm::Reduction::sum);
 }
 

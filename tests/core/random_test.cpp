@@ -109,6 +109,21 @@ TEST(Random, BitsNeverChange) {
   EXPECT_EQ(normal(key, 0), -0x1.824cf39dcd389p-1);
 }
 
+TEST(Random, ManyNormalsHaveTheBitsOfSingleOnes) {
+  const RandomKey key{0x123456789abcdefULL, Purpose::initialisation, 77};
+  for (const std::uint64_t first : {0ULL, 1ULL, 127ULL, (1ULL << 33) - 5}) {
+    for (const std::size_t count : {1U, 2U, 127U, 128U, 129U, 1000U}) {
+      std::vector<double> drawn(count, -99.0);
+      normals(key, first, drawn);
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(std::bit_cast<std::uint64_t>(drawn[i]),
+                  std::bit_cast<std::uint64_t>(normal(key, first + i)))
+            << first << " + " << i << " of " << count;
+      }
+    }
+  }
+}
+
 TEST(Permute, IsABijection) {
   std::vector<std::uint64_t> sizes = {100, 255, 256, 257, 1000, 4095, 4096, 4097, 65537};
   for (std::uint64_t size = 1; size <= 70; ++size) sizes.push_back(size);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 namespace trireme {
 
@@ -45,6 +46,9 @@ float uniform(const RandomKey& key, std::uint64_t index);
 /// are fixed polynomials in fp64 without contraction, so that the bits are the same on every
 /// machine.
 double normal(const RandomKey& key, std::uint64_t index);
+
+/// out[i] = normal(key, first + i), the same bits several times as fast.
+void normals(const RandomKey& key, std::uint64_t first, std::span<double> out);
 
 /// A keyed bijection of [0, size): the image of `index`. An eight-round balanced Feistel network
 /// over the smallest even number of bits that holds size, with cycle walking; with four rounds the

@@ -21,13 +21,18 @@ struct ProductShape {
 std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows);
 
 /// Operations per second of one product of `type` on the device of `ops`, the best of at least two
-/// rounds and about a tenth of a second.
-double measure_product(ops::Ops& ops, device::Device& device, DType type,
-                       const ProductShape& shape);
+/// rounds and `least_seconds`.
+double measure_product(ops::Ops& ops, device::Device& device, DType type, const ProductShape& shape,
+                       double least_seconds = 0.1);
 
-/// The best over square products of 1024, 2048 and 4096 (on a device that is not the host 8192 too)
-/// and the model's three largest. Takes a few seconds on a CPU.
+/// How much time the peak may take. Benchmarks measure all products; a run starts sooner without
+/// the squares above 1024 whose two rounds would take more than a tenth of a second.
+enum class PeakEffort : std::uint8_t { quick, thorough };
+
+/// The best over the model's three largest products and square products of 1024, 2048 and 4096 (on
+/// a device that is not the host 8192 too).
 double measure_peak(ops::Ops& ops, device::Device& device, DType type,
-                    const model::Transformer& model, std::int64_t rows);
+                    const model::Transformer& model, std::int64_t rows,
+                    PeakEffort effort = PeakEffort::thorough);
 
 }  // namespace trireme::plan
