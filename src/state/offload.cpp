@@ -115,8 +115,8 @@ Offload::~Offload() {
 void Offload::begin_step() {
   if (taken_.empty()) return;
   // The last one taken, since they are copied in order.
-  const auto& last = arrivals_[static_cast<std::size_t>(taken_.back())];
-  if (last) device_.follow(*last);
+  const auto last = static_cast<std::size_t>(taken_.back());
+  if (arrivals_[last]) device_.follow(*arrivals_[last]);
   taken_.clear();
 }
 
