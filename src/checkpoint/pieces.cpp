@@ -193,7 +193,7 @@ std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap&
 void load_pieces(const Reader& reader, const std::string& prefix, const state::ModelState& state,
                  const Tensor& flat, bool sharded) {
   check_size(state, flat, sharded);
-  device::Device& device = state.device();
+  device::Device& device = state.optimizer_device();
   if (device.is_host() && flat.type() == DType::f32) {
     return load_into(reader, prefix, state, flat, sharded);
   }

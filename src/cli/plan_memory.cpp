@@ -20,6 +20,12 @@ std::int64_t total(const Memory& memory) {
   return sum;
 }
 
+std::int64_t total_in_host_memory(const Memory& memory) {
+  std::int64_t sum = 0;
+  for (const auto& [use, bytes] : memory) sum += device::in_host_memory(use) ? bytes : 0;
+  return sum;
+}
+
 std::string row(const std::string& name, const std::vector<std::int64_t>& stages) {
   std::string text = fmt::format("{:<14}", name);
   for (const std::int64_t bytes : stages) {
@@ -81,9 +87,15 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
     for (const Memory& memory : stages) values.push_back(memory.at(use));
     text += row(std::string(device::name_of(use)), values);
   }
-  std::vector<std::int64_t> sums;
-  for (const Memory& memory : stages) sums.push_back(total(memory));
-  return text + row("total", sums);
+  std::vector<std::int64_t> sums, device, host;
+  for (const Memory& memory : stages) {
+    sums.push_back(total(memory));
+    host.push_back(total_in_host_memory(memory));
+    device.push_back(sums.back() - host.back());
+  }
+  text += row("total", sums);
+  if (config.zero.offload == "none") return text;
+  return text + row("  on the GPU", device) + row("  on the host", host);
 }
 
 }  // namespace trireme::cli

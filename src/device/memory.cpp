@@ -6,9 +6,9 @@
 namespace trireme::device {
 
 std::string_view name_of(Use use) {
-  constexpr std::string_view names[] = {"parameters", "gradients", "optimizer",
-                                        "stash",      "workspace", "communication",
-                                        "gathered",   "batch",     "snapshot"};
+  constexpr std::string_view names[] = {"parameters", "gradients",     "optimizer", "stash",
+                                        "workspace",  "communication", "gathered",  "batch",
+                                        "snapshot",   "offloaded"};
   const auto index = static_cast<std::size_t>(use);
   TRIREME_ASSERT(index < std::size(names), "memory use {}", index);
   return names[index];
@@ -32,12 +32,23 @@ std::int64_t MemoryLedger::peak(Use use) const {
 }
 
 Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device)
-    : ledger_(&ledger), device_(&device), use_(use), bytes_(bytes) {
+    : Buffer(ledger, use, bytes, device, false) {}
+
+Buffer Buffer::staging(MemoryLedger& ledger, Use use, std::size_t bytes) {
+  return {ledger, use, bytes, ledger.device(), true};
+}
+
+Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device, bool staging)
+    : ledger_(&ledger), device_(&device), staging_(staging), use_(use), bytes_(bytes) {
   // An empty buffer gives tensors that are present, too.
-  data_ = static_cast<std::byte*>(device.allocate(bytes > 0 ? bytes : 1));
+  const std::size_t taken = bytes > 0 ? bytes : 1;
+  data_ =
+      static_cast<std::byte*>(staging ? device.allocate_staging(taken) : device.allocate(taken));
   if (data_ == nullptr) {
-    throw Error("memory: {} bytes for {}: {} has not that much; use a smaller model or batch",
-                bytes, name_of(use), device.is_host() ? "the system" : device.name());
+    const bool of_system = staging || device.is_host();
+    throw Error("memory: {} bytes for {}: {} has not that much{}; use a smaller model or batch",
+                bytes, name_of(use), of_system ? "the system" : device.name(),
+                staging ? " that can be pinned" : "");
   }
   ledger.add(use, static_cast<std::int64_t>(bytes));
 }
@@ -45,6 +56,7 @@ Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device)
 Buffer::Buffer(Buffer&& other) noexcept
     : ledger_(std::exchange(other.ledger_, nullptr)),
       device_(other.device_),
+      staging_(other.staging_),
       use_(other.use_),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)) {}
@@ -53,6 +65,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer moved(std::move(other));
   std::swap(ledger_, moved.ledger_);
   std::swap(device_, moved.device_);
+  std::swap(staging_, moved.staging_);
   std::swap(use_, moved.use_);
   std::swap(data_, moved.data_);
   std::swap(bytes_, moved.bytes_);
@@ -61,7 +74,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
-  device_->release(data_);
+  staging_ ? device_->release_staging(data_) : device_->release(data_);
   ledger_->add(use_, -static_cast<std::int64_t>(bytes_));
 }
 

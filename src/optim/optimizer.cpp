@@ -11,11 +11,14 @@ std::vector<std::string> Optimizer::state_names(const OptimConfig& config) {
   return {"adamw.moment1", "adamw.moment2"};
 }
 
-Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger)
+Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger,
+                     bool offloaded)
     : config_(config) {
   const auto names = state_names(config);
   const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
-  buffer_ = device::Buffer(ledger, device::Use::optimizer, names.size() * bytes);
+  buffer_ =
+      device::Buffer(ledger, offloaded ? device::Use::offloaded : device::Use::optimizer,
+                     names.size() * bytes, offloaded ? device::host_device() : ledger.device());
   for (std::size_t i = 0; i < names.size(); ++i) {
     states_.push_back({names[i], buffer_.view(DType::f32, {elements}, i * bytes)});
   }

@@ -37,7 +37,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       tensor_stream_(device_),
       tensor_{groups.tensor, tensor_stream_},
       exchange_(state, stage.program(), ops, groups.state, tensor_, recorder, ledger,
-                options.bucket_elements),
+                options.bucket_elements, options.offload),
       batches_(stage.options().micro_batches, stage.options().sequences,
                stage.model().config().sequence, ledger),
       loss_buffer_(ledger, device::Use::batch, batch_bytes(stage)),

@@ -45,7 +45,7 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
 StateExchange::StateExchange(const state::ModelState& state, const Program& program, ops::Ops& ops,
                              const StateGroups& groups, const model::TensorGroup& tensor,
                              Recorder& recorder, device::MemoryLedger& ledger,
-                             std::int64_t bucket_elements)
+                             std::int64_t bucket_elements, state::Offload* offload)
     : state_(state),
       ops_(ops),
       groups_(groups),
@@ -53,8 +53,15 @@ StateExchange::StateExchange(const state::ModelState& state, const Program& prog
       recorder_(recorder),
       times_(ledger.device().is_host()),
       sums_(state, ledger),
+      offload_(offload),
       buckets_(plan_buckets(program, state.layout(), bucket_elements)),
+      reductions_(state.layout().groups().size(), 0),
       stream_(ledger.device()) {
+  for (const UnitAction& action : program.actions) {
+    const bool reduces = action.kind == UnitAction::Kind::reduce;
+    if (!reduces && action.kind != UnitAction::Kind::exchange) continue;
+    ++reductions_[static_cast<std::size_t>(action.group)];
+  }
   for (int g = 0; g < state_.shards().groups(); ++g) {
     const auto rooms = [&](int room, auto& list) {
       if (room >= static_cast<int>(list.size())) list.resize(static_cast<std::size_t>(room) + 1);
@@ -65,6 +72,8 @@ StateExchange::StateExchange(const state::ModelState& state, const Program& prog
 }
 
 void StateExchange::begin_step() {
+  if (offload_ != nullptr) offload_->begin_step();
+  left_ = reductions_;
   for (const Tensor& sum : state_.sums()) ops_.fill(sum, 0);
   for (Collected& room : gradients_) room = {};
 }
@@ -98,6 +107,20 @@ void StateExchange::settle(int number) {
   const Tensor sum = state_.own_gradient(group);
   ops_.add(sum, sum, part);
   room.reducing = -1;
+  conclude(group);
+}
+
+/// One of the reductions of a sharded gradient is done; after the last one its shard is this shard
+/// group's, and then the sum over all of them.
+void StateExchange::conclude(int group) {
+  if (--left_[static_cast<std::size_t>(group)] > 0) return;
+  const Tensor own = state_.own_gradient(group);
+  pending_.push_back(groups_.replica.all_reduce(own, comm::Reduction::sum, stream_));
+  take(group);
+}
+
+void StateExchange::take(int group) {
+  if (offload_ != nullptr) pending_.push_back(offload_->take(group, stream_));
 }
 
 void StateExchange::need_gradients(int unit) {
@@ -140,6 +163,11 @@ void StateExchange::start_reduction(int group) {
           state_.gradients().slice(0, bucket.elements.begin, bucket.elements.end),
           comm::Reduction::sum, stream_));
       ended();
+      for (int g = 0; g < state_.shards().groups(); ++g) {
+        const params::Range& own = state_.shards().own(g);
+        const bool inside = own.begin >= bucket.elements.begin && own.end <= bucket.elements.end;
+        if (inside) take(g);
+      }
     }
     return;
   }
@@ -161,6 +189,7 @@ void StateExchange::start_reduction(int group) {
   pending_.push_back(reduced);
   pending_.push_back(groups_.replica.all_reduce(part, comm::Reduction::sum, stream_));
   ended();
+  take(group);
 }
 
 void StateExchange::reduce(int group) {
@@ -181,7 +210,7 @@ void StateExchange::exchange(int group) {
     settle(state_.gradient_room(group));
     const Tensor own = state_.own_gradient(group);
     pending_.push_back(groups_.embedding.all_reduce(own, comm::Reduction::sum, stream_));
-    return;
+    return conclude(group);
   }
   const Section section(recorder_, "exchange tied gradients");
   for (int set = 0; set < state_.options().sets; ++set) {
@@ -194,13 +223,6 @@ void StateExchange::exchange(int group) {
 void StateExchange::finish() {
   const Section section(recorder_, "wait for gradients");
   for (std::size_t room = 0; room < gradients_.size(); ++room) settle(static_cast<int>(room));
-  for (const device::Event& event : pending_) event.wait();
-  pending_.clear();
-  if (!state_.gradients_sharded()) return;
-  for (int g = 0; g < state_.shards().groups(); ++g) {
-    pending_.push_back(
-        groups_.replica.all_reduce(state_.own_gradient(g), comm::Reduction::sum, stream_));
-  }
   for (const device::Event& event : pending_) event.wait();
   pending_.clear();
 }

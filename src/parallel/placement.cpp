@@ -83,7 +83,7 @@ std::vector<Fingerprint> of_data(const Replica& replica, bool sharded) {
     for_each_part(replica.stage(), values,
                   [&](const params::Block& block, const params::Range& part, const Tensor& own) {
                     result.push_back({part_name(replica.stage(), values, block, part),
-                                      hash_of(replica.state().device(), own)});
+                                      hash_of(replica.state().optimizer_device(), own)});
                   });
   }
   return result;
@@ -94,7 +94,7 @@ std::vector<Fingerprint> of_data(const Replica& replica, bool sharded) {
 std::vector<Fingerprint> of_tensor(const Replica& replica) {
   std::vector<Fingerprint> result;
   const Stage& stage = replica.stage();
-  device::Device& device = replica.state().device();
+  device::Device& device = replica.state().optimizer_device();
   for (const Values& values : values_of(replica)) {
     if (values.sharded) continue;
     for_each_part(
@@ -126,7 +126,7 @@ std::vector<Fingerprint> of_embedding(const Replica& replica) {
                   [&](const params::Block& block, const params::Range& part, const Tensor& own) {
                     if (replica.stage().model().table().row(block.row).units.size() < 2) return;
                     result.push_back({part_name(replica.stage(), values, block, part),
-                                      hash_of(replica.state().device(), own)});
+                                      hash_of(replica.state().optimizer_device(), own)});
                   });
   }
   return result;
@@ -226,7 +226,7 @@ Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number) 
             .element = static_cast<std::int64_t>(drawn[1]) % values.elements(),
             .bit = static_cast<int>(drawn[2] % 32)};
   flip.word = values.slice(0, flip.element, flip.element + 1);
-  flip.device = &replica.state().device();
+  flip.device = &replica.state().optimizer_device();
   flip.apply();
   return flip;
 }

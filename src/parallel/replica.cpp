@@ -61,12 +61,18 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                : ops::make_cpu_ops(options.threads, &ledger, options.stage.reproducible)),
       stage_(model, placed(options.stage, grid)),
       state_(stage_.layout(), stage_.shards(), stage_.state_options(), ledger),
-      optimizer_(options.optim, options.stage.train ? stage_.shards().elements() : 0, ledger),
+      optimizer_(options.optim, options.stage.train ? stage_.shards().elements() : 0, ledger,
+                 state_.options().offloaded()),
+      offload_(state_.options().offloaded()
+                   ? std::make_unique<state::Offload>(state_, options.threads,
+                                                      options.bucket_elements, ledger)
+                   : nullptr),
       engine_(stage_, state_, *ops_, groups_of(grid), recorder, ledger,
               {.bucket_elements = options.bucket_elements,
                .overlap = options.overlap,
                .seed = options.seed,
-               .watchdog = options.watchdog}),
+               .watchdog = options.watchdog,
+               .offload = offload_.get()}),
       norm_(norm_of(stage_, state_, ledger)),
       ranges_(options.stage.train ? state::update_ranges(state_)
                                   : std::vector<optim::UpdateRange>()),
@@ -75,7 +81,7 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
 void Replica::initialise() {
   std::vector<params::FlatRange> ranges{{{0, stage_.layout().elements()}, 0}};
   if (state_.parameters_sharded()) ranges = stage_.shards().own_ranges();
-  device::Device& device = state_.device();
+  device::Device& device = state_.optimizer_device();
   if (device.is_host()) {
     params::initialise(stage_.layout(), options_.seed, ranges, state_.parameters());
     return refresh();
@@ -99,16 +105,28 @@ void Replica::initialise() {
 
 void Replica::refresh() {
   if (!state_.has_masters()) return;
-  for (int g = 0; g < state_.shards().groups(); ++g) {
-    ops_->copy(state_.own_values(g), state_.own_parameters(g));
+  if (offload_) {
+    offload_->refresh();
+  } else {
+    for (int g = 0; g < state_.shards().groups(); ++g) {
+      ops_->copy(state_.own_values(g), state_.own_parameters(g));
+    }
   }
   engine_.spread();
 }
 
 double Replica::gradient_norm() { return norm_.compute(*ops_, grid_.world(), norm_stream_); }
 
+void Replica::gradients_changed() {
+  if (offload_) offload_->retake();
+}
+
 void Replica::update(double learning_rate, std::int64_t step, double gradient_scale) {
-  optimizer_.update(*ops_, ranges_, learning_rate, step, gradient_scale);
+  if (offload_) {
+    offload_->update(optimizer_, learning_rate, step, gradient_scale);
+  } else {
+    optimizer_.update(*ops_, ranges_, learning_rate, step, gradient_scale);
+  }
   engine_.spread();
 }
 

@@ -60,7 +60,8 @@ state::StateOptions Stage::state_options() const {
           .zero = state::zero_policy(options_.zero),
           .shares = shares_,
           .sets = sets_,
-          .keeps_gathered = !options_.reshard_after_forward};
+          .keeps_gathered = !options_.reshard_after_forward,
+          .offload = options_.offload};
 }
 
 Stage::Stage(const model::Transformer& model, const StageOptions& options)

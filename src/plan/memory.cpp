@@ -10,6 +10,7 @@
 #include "trireme/ops/cpu_workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
+#include "trireme/state/offload.hpp"
 #include "trireme/state/tensor_sums.hpp"
 #include "trireme/state/update.hpp"
 
@@ -149,8 +150,9 @@ std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states) {
     return checkpoint::piece_elements(stage.layout(), stage.shards(), held == state::Held::sharded,
                                       writers);
   };
+  const bool masters = stage.state_options().has_masters();
   return std::int64_t{sizeof(float)} *
-         (elements(zero.parameters) + states * elements(zero.optimizer));
+         (elements(masters ? zero.optimizer : zero.parameters) + states * elements(zero.optimizer));
 }
 
 }  // namespace
@@ -168,13 +170,18 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       {Use::parameters,
        state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
       {Use::gradients, state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
-      {Use::optimizer, optimizer},
       {Use::gathered, state::ModelState::room_bytes(stage.layout(), options)},
       {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
       {Use::workspace, static_cast<std::int64_t>(stage.memory().work_bytes() +
                                                  ops_workspace(stage, question.threads))},
       {Use::batch, static_cast<std::int64_t>(parallel::Engine::batch_bytes(stage))},
       {Use::communication, static_cast<std::int64_t>(communication_bytes(stage, question))}};
+  if (options.offloaded()) {
+    memory[Use::offloaded] =
+        optimizer + state::Offload::bytes(stage.shards(), options, question.bucket_elements);
+  } else {
+    memory[Use::optimizer] = optimizer;
+  }
   if (question.snapshots) memory[Use::snapshot] = snapshot_bytes(stage, states);
   return memory;
 }

@@ -105,7 +105,7 @@ std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const Sha
 
 std::int64_t ModelState::master_bytes(const params::Layout& layout, const ShardMap& shards,
                                       const StateOptions& options) {
-  if (!options.train || !options.shares.narrow()) return 0;
+  if (!options.has_masters()) return 0;
   return float_bytes * (sharded(options.zero.optimizer) ? shards.elements() : layout.elements());
 }
 
@@ -141,9 +141,10 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
   const std::int64_t elements = values_sharded() ? shards_.elements() : layout_.elements();
   value_buffer_ = buffer(Use::parameters, parameter_bytes(layout_, shards_, options_));
   stored_values_ = value_buffer_.view(type, {elements});
-  if (options_.train && options_.shares.narrow()) {
+  if (options_.has_masters()) {
     const std::int64_t bytes = master_bytes(layout_, shards_, options_);
-    master_buffer_ = buffer(Use::optimizer, bytes);
+    master_buffer_ = device::Buffer(ledger, options_.offloaded() ? Use::offloaded : Use::optimizer,
+                                    static_cast<std::size_t>(bytes), optimizer_device());
     masters_ = master_buffer_.view(DType::f32, {bytes / float_bytes});
   }
   if (values_sharded()) {

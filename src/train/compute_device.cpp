@@ -70,4 +70,11 @@ void check_precision(const std::string& compute, bool host) {
                     "use fp32, or device.type = cuda");
 }
 
+void check_offload(const std::string& offload, bool host) {
+  if (offload == "none" || !host) return;
+  throw ConfigError("zero.offload", offload,
+                    "on a CPU must be none: the optimiser's state is in host memory as it is",
+                    "use none, or device.type = cuda");
+}
+
 }  // namespace trireme::train

@@ -16,6 +16,7 @@ Ending run(comm::Session& session, RunConfig& config, const config::Fields& fiel
   comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
   comm::agree(grid.world(), [&] {
     check_precision(config.precision.compute, computes.device().is_host());
+    check_offload(config.zero.offload, computes.device().is_host());
     validate(config, plan.facts);
   });
   return Trainer(session, grid, computes, ledger, config, plan.facts, fields).run();

@@ -182,7 +182,7 @@ void Trainer::save(Failure failure) {
   if (config_.checkpoint.files == "node") files.nodes = session_.nodes();
   const bool background = config_.checkpoint.async && failure == Failure::warns;
   attempt_save(failure, [&] {
-    device::Device& device = replica_.state().device();
+    device::Device& device = replica_.state().optimizer_device();
     if (!background && device.is_host()) {
       note_saved(checkpoint::save(config_.train.output, state, pieces(), grid_.world(), files),
                  step_);

@@ -162,6 +162,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .train = true,
           .zero = static_cast<int>(config.parallel.zero),
           .reshard_after_forward = config.zero.reshard_after_forward,
+          .offload = config.zero.offload == "optimizer",
           .sequence_parallel = config.parallel.sequence,
           .recompute = recompute_of(config.parallel.recompute),
           .compute = dtype_from_name(config.precision.compute),

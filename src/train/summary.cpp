@@ -111,6 +111,12 @@ void Trainer::begin_record() {
   for (const std::string& note : cost_notes(config_, replica_.stage().options())) {
     say("note: " + note);
   }
+  if (const auto found = predicted_.find(device::Use::offloaded); found != predicted_.end()) {
+    say(fmt::format(
+        "note: zero.offload = {}: optimiser state and fp32 masters in host memory, {:.1f} "
+        "MiB on rank 0, updated there by {} threads",
+        config_.zero.offload, static_cast<double>(found->second) / (1 << 20), threads_));
+  }
   if (peak_ > 0) {
     say(fmt::format(
         "peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak_ / 1e9,

@@ -50,13 +50,13 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .make_ops = computes.make_ops()},
                grid, recorder_, ledger),
       predicted_(plan::predict_memory(
-          replica_.stage(),
-          {.optim = config_.optim,
-           .threads = threads_,
-           .shape = grid.shape(),
-           .rank = session.rank(),
-           .bucket_elements = bucket_elements(config_),
-           .snapshots = config_.checkpoint.in_background() || !computes.device().is_host()})),
+          replica_.stage(), {.optim = config_.optim,
+                             .threads = threads_,
+                             .shape = grid.shape(),
+                             .rank = session.rank(),
+                             .bucket_elements = bucket_elements(config_),
+                             .snapshots = config_.checkpoint.in_background() ||
+                                          !replica_.state().optimizer_device().is_host()})),
       health_(config_.train.outlier),
       loss_scale_(config_.precision.compute == "fp16"),
       time_limit_(parse_duration(config_.train.time_limit)),
@@ -182,6 +182,7 @@ void Trainer::inject_into_gradients() {
       replica_.ops().fill(own, std::numeric_limits<float>::infinity());
     }
   }
+  if (spikes || infinite) replica_.gradients_changed();
 }
 
 void Trainer::inject_into_weights() {

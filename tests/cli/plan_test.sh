@@ -70,6 +70,25 @@ plan --stages 2 --micro-batches 2 --costs costs.csv --latency 0.5
 has '^total +16$' # F 1, a message, F 2 and B 4 twice, a message, B 2
 has '^ideal +9 '
 
+# Offloaded AdamW in bf16: 2 + 4 bytes of state a parameter on the GPU, 16 and the room for results on the host.
+offloaded() {
+  plan --ranks 2 --model.layers 2 --model.width 64 --model.heads 4 --model.sequence 32 --model.vocabulary 256 --train.batch 4 \
+    --parallel.zero 1 --precision.compute bf16 "$@"
+}
+offloaded
+has '^optimizer '
+grep -qE 'offloaded|on the' out && fail "offloaded without being asked"
+offloaded --zero.offload optimizer
+grep -q '^optimizer ' out && fail "an optimiser on the GPU"
+awk -F'|' '
+  { name = $1; sub(/ +$/, "", name); sub(/^ +/, "", name); value[name] = $2 + 0 }
+  END {
+    d = value["on the host"] + value["on the GPU"] - value["total"]
+    h = value["on the host"] - value["offloaded"]
+    exit !(value["offloaded"] > 0 && d < 0.11 && d > -0.11 && h < 0.06 && h > -0.06)
+  }' out || fail "host and GPU do not add up"
+refuses 1 '--zero.offload = disk: must be one of none, optimizer; choose one of these' --ranks 1 --zero.offload disk
+
 refuses 2 'plan: --stages is missing; only --schedule file:PATH and --ranks do without' --micro-batches 2
 refuses 2 'plan: --ranks-per-node belongs to --ranks' --ranks-per-node 2
 refuses 2 'plan: --micro-batches is missing; only --schedule file:PATH and --ranks do without' --stages 2

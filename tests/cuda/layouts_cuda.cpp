@@ -64,6 +64,16 @@ TEST_F(CudaLayouts, ReproducibleEqualsOneRankBitForBit) {
   }
 }
 
+/// The CPU's update and the device's are written to round alike.
+TEST_F(CudaLayouts, OffloadedEqualsOneRankBitForBit) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    MatrixRuns runs{.steps = 3, .make_device = make_cuda, .compute = compute};
+    const std::vector<RunResult> one = references(runs);
+    runs.offload = true;
+    compare_bits(cases_of(committed_rows()), runs, one);
+  }
+}
+
 TEST_F(CudaLayouts, FastStaysWithinItsBounds) {
   const MatrixRuns fast{.reproducible = false, .steps = 5, .make_device = make_cuda};
   const std::vector<RunResult> one = references(fast);

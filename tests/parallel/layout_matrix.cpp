@@ -1,5 +1,7 @@
 // The layout matrix: a covering array of layouts, and some drawn anew in every run, against one
 // rank. Eight ranks; layouts of n ranks run 8/n at a time.
+#include <map>
+
 #include "fast_bounds.hpp"
 #include "matrix_runs.hpp"
 
@@ -26,6 +28,57 @@ TEST(LayoutMatrix, DeviceEqualsHostBitForBit) {
 TEST(LayoutMatrix, DeviceInBf16EqualsOneRankBitForBit) {
   compare_with_one_rank(cases_of(committed_rows()),
                         {.steps = 2, .make_device = make_imaginary_device, .compute = DType::bf16});
+}
+
+/// Every update of these runs clips.
+constexpr double low_clip = 0.1;
+void expect_clipping(const std::vector<RunResult>& one) {
+  for (const RunResult& result : one) {
+    for (const double norm : result.norms) EXPECT_GT(norm, low_clip);
+  }
+}
+
+TEST(LayoutMatrix, OffloadedEqualsHostBitForBit) {
+  const std::vector<RunResult> one = references({.steps = 2, .clip = low_clip});
+  expect_clipping(one);
+  compare_bits(
+      cases_of(committed_rows()),
+      {.steps = 2, .make_device = make_imaginary_device, .offload = true, .clip = low_clip}, one);
+}
+
+TEST(LayoutMatrix, OffloadedInBf16EqualsOneRankBitForBit) {
+  MatrixRuns runs{
+      .steps = 2, .make_device = make_imaginary_device, .compute = DType::bf16, .clip = low_clip};
+  const std::vector<RunResult> one = references(runs);
+  expect_clipping(one);
+  runs.offload = true;
+  compare_bits(cases_of(committed_rows()), runs, one);
+}
+
+/// Without reproducible mode gradients are sharded too, and final at other times: against the same
+/// layout without offloading.
+TEST(LayoutMatrix, OffloadedShardsOfGradientsBitForBit) {
+  std::vector<MatrixCase> cases;
+  for (MatrixCase& each : cases_of(committed_rows())) {
+    if (each.layout.zero >= 2) cases.push_back(std::move(each));
+  }
+  MatrixRuns runs{
+      .reproducible = false, .steps = 3, .make_device = make_imaginary_device, .clip = low_clip};
+  std::map<std::string, RunResult> here;
+  run_cases(cases, runs, [&](const MatrixCase&, const RunResult& result, const std::string& what) {
+    here[what] = result;
+  });
+  runs.offload = true;
+  run_cases(cases, runs, [&](const MatrixCase&, const RunResult& result, const std::string& what) {
+    const RunResult& other = here.at(what);
+    EXPECT_EQ(result.losses, other.losses) << what;
+    EXPECT_EQ(result.norms, other.norms) << what;
+    for (std::size_t t = 0; t < other.tensors.size(); ++t) {
+      EXPECT_EQ(hash_of(result.tensors[t]), hash_of(other.tensors[t]))
+          << what << ": " << other.names[t];
+    }
+  });
+  EXPECT_FALSE(here.empty());
 }
 
 TEST(LayoutMatrix, FastStaysWithinItsBounds) {

@@ -68,6 +68,8 @@ struct RunSettings {
   int virtual_tensor = 8, virtual_data = 8;
   MakeTestDevice make_device;  // absent: the host
   DType compute = DType::f32;
+  bool offload = false;
+  double clip = 1;  // of the gradient norm
 };
 
 /// What a run leaves: the same on all its ranks, but for `fault`.
@@ -92,13 +94,14 @@ inline std::uint64_t hash_of(const std::vector<float>& values) {
   return hash;
 }
 
-/// Every logical tensor of values that lie as `flat` does (whole, or own shards), on every rank,
-/// bit for bit. Each element has exactly one rank that speaks for it.
-inline std::vector<std::vector<float>> gather_logical(const Replica& replica, const Tensor& flat,
+/// Every logical tensor of values that lie as `flat` does (whole, or own shards) on `device`, on
+/// every rank, bit for bit. Each element has exactly one rank that speaks for it.
+inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
+                                                      device::Device& device, const Tensor& flat,
                                                       bool sharded, MPI_Comm world) {
   const Stage& stage = replica.stage();
   std::vector<float> values_here(static_cast<std::size_t>(flat.elements()));
-  device::read(replica.state().device(), values_here.data(), flat);
+  device::read(device, values_here.data(), flat);
   const params::Layout& layout = stage.layout();
   const Place& place = stage.options().place;
   const auto& rows = layout.table().rows();
@@ -181,6 +184,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .train = true,
           .zero = layout.zero,
           .reshard_after_forward = layout.reshard,
+          .offload = settings.offload,
           .sequence_parallel = layout.sequence_parallel,
           .recompute = layout.recompute,
           .compute = settings.compute,
@@ -212,7 +216,7 @@ struct LayoutRun {
     const state::ModelState& state = replica.state();
     const bool sharded = layout.zero > 0;
     if (!sharded || state.gradients_sharded()) {
-      return gather_logical(replica, state.gradients(), sharded, comm);
+      return gather_logical(replica, state.device(), state.gradients(), sharded, comm);
     }
     // Own gradients are the rank's part of the whole buffer.
     const device::Buffer own(ledger, device::Use::batch,
@@ -223,7 +227,7 @@ struct LayoutRun {
       const std::int64_t first = state.shards().offset(g);
       replica.ops().copy(flat.slice(0, first, first + part.elements()), part);
     }
-    return gather_logical(replica, flat, true, comm);
+    return gather_logical(replica, state.device(), flat, true, comm);
   }
 
   static ReplicaOptions replica_options(const LayoutCase& layout, const StageOptions& stage_options,
@@ -232,11 +236,12 @@ struct LayoutRun {
     options.stage = stage_options;
     options.optim.learning_rate = 3e-3;
     options.threads = layout.threads;
-    options.bucket_elements = 1000;
+    options.bucket_elements = bucket_elements;
     options.seed = 7;
     options.make_ops = make_ops;
     return options;
   }
+  static constexpr std::int64_t bucket_elements = 1000;
   static int comm_rank(MPI_Comm comm) {
     int rank = 0;
     MPI_Comm_rank(comm, &rank);
@@ -275,9 +280,14 @@ inline std::string memory_fault(LayoutRun& run) {
   expect("gradients", run.ledger.held(Use::gradients),
          ModelState::gradient_bytes(stage.layout(), stage.shards(), options));
   expect("rooms", run.ledger.held(Use::gathered), ModelState::room_bytes(stage.layout(), options));
-  expect("optimiser state", run.ledger.held(Use::optimizer),
-         ModelState::master_bytes(stage.layout(), stage.shards(), options) +
-             2 * static_cast<std::int64_t>(sizeof(float)) * stage.shards().elements());
+  const std::int64_t kept =
+      ModelState::master_bytes(stage.layout(), stage.shards(), options) +
+      2 * static_cast<std::int64_t>(sizeof(float)) * stage.shards().elements();
+  const bool offload = options.offloaded();
+  expect("optimiser state", run.ledger.held(Use::optimizer), offload ? 0 : kept);
+  const std::int64_t staged =
+      state::Offload::bytes(stage.shards(), options, LayoutRun::bucket_elements);
+  expect("offloaded state", run.ledger.held(Use::offloaded), offload ? kept + staged : 0);
   return fault;
 }
 
@@ -314,8 +324,9 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
   replica.initialise();
   RunResult result;
   const int data_rank = run.grid.coordinate(comm::Axis::data);
+  device::Device& keeps = replica.state().optimizer_device();
   const auto parameters = [&] {
-    return gather_logical(replica, replica.state().parameters(),
+    return gather_logical(replica, keeps, replica.state().parameters(),
                           replica.state().parameters_sharded(), comm);
   };
   for (int step = 0; step < settings.steps; ++step) {
@@ -328,7 +339,7 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
       for (const auto& tensor : gradients) hashes.push_back(hash_of(tensor));
       if (step == 0) result.gradients = std::move(gradients);
     }
-    replica.update(3e-3, step, optim::clip_factor(result.norms.back(), 1.0));
+    replica.update(3e-3, step, optim::clip_factor(result.norms.back(), settings.clip));
     if (settings.reproducible) {
       for (const auto& tensor : parameters()) hashes.push_back(hash_of(tensor));
       result.hashes.push_back(std::move(hashes));
@@ -337,7 +348,7 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
   for (const params::Parameter& row : run.model.table().rows()) result.names.push_back(row.name);
   result.tensors = parameters();
   for (const auto& state : replica.optimizer().states()) {
-    for (auto& tensor : gather_logical(replica, state.flat, layout.zero > 0, comm)) {
+    for (auto& tensor : gather_logical(replica, keeps, state.flat, layout.zero > 0, comm)) {
       result.tensors.push_back(std::move(tensor));
     }
     for (const params::Parameter& row : run.model.table().rows()) {

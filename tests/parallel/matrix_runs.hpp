@@ -30,6 +30,8 @@ struct MatrixRuns {
   int steps = 10;
   MakeTestDevice make_device;  // absent: the host
   DType compute = DType::f32;
+  bool offload = false;
+  double clip = 1;
 };
 
 inline RunSettings settings_of(int model, const MatrixRuns& runs) {
@@ -40,7 +42,9 @@ inline RunSettings settings_of(int model, const MatrixRuns& runs) {
           .virtual_tensor = chosen.virtual_tensor,
           .virtual_data = chosen.virtual_data,
           .make_device = runs.make_device,
-          .compute = runs.compute};
+          .compute = runs.compute,
+          .offload = runs.offload,
+          .clip = runs.clip};
 }
 
 template <class T>

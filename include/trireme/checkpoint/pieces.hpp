@@ -33,8 +33,8 @@ std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap&
                             bool sharded, const Writers& writers);
 
 /// The reverse: fills all that this rank holds, copies too, from a checkpoint of any layout, and
-/// the gaps between blocks with zeros; `flat` is on the state's device, of fp32 or rounded to its
-/// type. Not collective. Throws what Reader::read does.
+/// the gaps between blocks with zeros; `flat` is where the state's parameters() are, of fp32 or
+/// rounded to its type. Not collective. Throws what Reader::read does.
 void load_pieces(const Reader& reader, const std::string& prefix, const state::ModelState& state,
                  const Tensor& flat, bool sharded);
 

@@ -23,10 +23,13 @@ enum class Use : std::uint8_t {
   communication,
   gathered,  // whole parameters and gradients of units whose state is sharded
   batch,
-  snapshot,  // the copy that a background save writes
+  snapshot,   // the copy that a background save writes
+  offloaded,  // optimiser state and what its update on the host needs
   count
 };
 std::string_view name_of(Use use);
+/// Whether it is the host's memory wherever a run computes.
+constexpr bool in_host_memory(Use use) { return use == Use::snapshot || use == Use::offloaded; }
 
 /// Bytes that a rank holds now and at most, by use, and the device on which it computes.
 /// Thread-safe.
@@ -53,6 +56,8 @@ class Buffer {
   Buffer(MemoryLedger& ledger, Use use, std::size_t bytes)
       : Buffer(ledger, use, bytes, ledger.device()) {}
   Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device);
+  /// Staging memory of the ledger's device; nothing queued may use it when it is released.
+  static Buffer staging(MemoryLedger& ledger, Use use, std::size_t bytes);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
@@ -64,8 +69,10 @@ class Buffer {
   Tensor view(DType type, const Shape& shape, std::size_t offset = 0) const;
 
  private:
+  Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device, bool staging);
   MemoryLedger* ledger_ = nullptr;
   Device* device_ = nullptr;
+  bool staging_ = false;
   Use use_ = Use::workspace;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;

@@ -25,8 +25,10 @@ struct UpdateRange {
 /// AdamW, or SGD with momentum. State: as many flat fp32 buffers as the method keeps.
 class Optimizer {
  public:
-  /// `elements`: of each buffer.
-  Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger);
+  /// `elements`: of each buffer. `offloaded`: its state lies in host memory, and it is given ranges
+  /// there and the operations of the CPU.
+  Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger,
+            bool offloaded = false);
   /// Update number `step` (from 0). `gradient_scale` multiplies the gradients as they are read.
   void update(ops::Ops& ops, std::span<const UpdateRange> ranges, double learning_rate,
               std::int64_t step, double gradient_scale);

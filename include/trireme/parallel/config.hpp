@@ -17,7 +17,7 @@ struct ParallelConfig {
   std::int64_t virtual_stages = 1;
   std::int64_t zero = 0;
   std::string recompute = "none";
-  std::int64_t bucket_mb = 8;  // gradients reduced together
+  std::int64_t bucket_mb = 8;  // gradients reduced, or read by an offloaded update, together
   bool overlap = true;         // reduce while backward runs
   std::int64_t threads = 0;    // OpenMP threads of a rank; 0: cores of the node / ranks of the node
 
@@ -41,9 +41,11 @@ struct ParallelConfig {
                "what backward makes again instead of keeping: none, selective (attention and "
                "norms), full",
                config::one_of({"none", "selective", "full"}));
-    fields.add("bucket_mb", bucket_mb,
-               "MB of gradients in one reduction (zero 0; else a reduction per layer)",
-               config::in_range(1, 1 << 20));
+    fields.add(
+        "bucket_mb", bucket_mb,
+        "MB of gradients in one reduction (zero 0; else a reduction per layer), and in one update "
+        "of an offloaded optimiser",
+        config::in_range(1, 1 << 20));
     fields.add("overlap", overlap, "reduce gradients while backward still runs");
     fields.add("threads", threads,
                "threads of a rank; 0: OMP_NUM_THREADS, else its share of the node's cores",
@@ -51,10 +53,12 @@ struct ParallelConfig {
   }
 };
 
-/// Sharding of state over the data axis, where parallel.zero asks for it.
+/// Sharding of state over the data axis, where parallel.zero asks for it, and where shares are
+/// kept.
 struct ZeroConfig {
   std::string group = "all";  // all | node | a number of data ranks
   bool reshard_after_forward = true;
+  std::string offload = "none";
 
   void declare(config::Fields& fields) {
     fields.add("group", group,
@@ -63,6 +67,10 @@ struct ZeroConfig {
     fields.add("reshard_after_forward", reshard_after_forward,
                "zero 3: free a layer's parameters after forward and gather them again for "
                "backward");
+    fields.add("offload", offload,
+               "optimizer: a GPU's share of optimiser state and fp32 masters is kept in host "
+               "memory and updated by the CPU; none",
+               config::one_of({"none", "optimizer"}));
   }
 };
 

@@ -41,6 +41,7 @@ struct EngineOptions {
   bool overlap = true;                 // reduce while backward runs
   std::uint64_t seed = 0;              // of dropout
   comm::Watchdog* watchdog = nullptr;  // is told of every action, where there is one
+  state::Offload* offload = nullptr;   // takes final gradients, where there is one
 };
 
 class Engine {

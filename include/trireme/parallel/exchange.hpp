@@ -12,6 +12,7 @@
 #include "trireme/ops/ops.hpp"
 #include "trireme/parallel/lowering.hpp"
 #include "trireme/state/model_state.hpp"
+#include "trireme/state/offload.hpp"
 #include "trireme/state/tensor_sums.hpp"
 
 namespace trireme::parallel {
@@ -37,9 +38,11 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
 
 class StateExchange {
  public:
+  /// `offload`, where there is one, is given every gradient as soon as it is final.
   StateExchange(const state::ModelState& state, const Program& program, ops::Ops& ops,
                 const StateGroups& groups, const model::TensorGroup& tensor, Recorder& recorder,
-                device::MemoryLedger& ledger, std::int64_t bucket_elements);
+                device::MemoryLedger& ledger, std::int64_t bucket_elements,
+                state::Offload* offload = nullptr);
 
   /// Zeroes all gradient sums.
   void begin_step();
@@ -65,6 +68,8 @@ class StateExchange {
   void join(int group);
   void start_reduction(int group);
   void settle(int room);
+  void conclude(int group);
+  void take(int group);
   struct Gathered {
     int group = -1;
     device::Event ready;
@@ -82,7 +87,10 @@ class StateExchange {
   Recorder& recorder_;
   bool times_;  // on the host; marks would hold up what a device queues
   state::TensorSums sums_;
+  state::Offload* offload_;
   std::vector<Bucket> buckets_;
+  std::vector<int> reductions_;       // by group, of a step
+  std::vector<int> left_;             // by group, those still to come
   std::vector<Gathered> values_;      // by room
   std::vector<Collected> gradients_;  // by room
   std::vector<device::Event> pending_;

@@ -10,6 +10,7 @@
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
 #include "trireme/parallel/stage.hpp"
+#include "trireme/state/offload.hpp"
 #include "trireme/state/update.hpp"
 
 namespace trireme::parallel {
@@ -22,7 +23,7 @@ struct ReplicaOptions {
   StageOptions stage;  // whose place the grid gives
   optim::OptimConfig optim;
   int threads = 1;
-  std::int64_t bucket_elements = 2 << 20;
+  std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimiser updates at once
   bool overlap = true;
   std::uint64_t seed = 0;  // of initial weights and dropout
   comm::Watchdog* watchdog = nullptr;
@@ -44,6 +45,8 @@ class Replica {
   LossSum backward(const std::vector<HostMicrobatch>& batches) { return engine_.step(batches); }
   /// Of the gradients that backward left; collective over the grid.
   double gradient_norm();
+  /// After other computation than backward has changed own gradients.
+  void gradients_changed();
   /// Update number `step` (from 0); collective.
   void update(double learning_rate, std::int64_t step, double gradient_scale);
 
@@ -62,6 +65,7 @@ class Replica {
   Stage stage_;
   state::ModelState state_;
   optim::Optimizer optimizer_;
+  std::unique_ptr<state::Offload> offload_;  // absent: the device updates
   Engine engine_;
   state::GradientNorm norm_;
   std::vector<optim::UpdateRange> ranges_;

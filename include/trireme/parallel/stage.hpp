@@ -33,6 +33,7 @@ struct StageOptions {
   bool train = true;
   int zero = 0;
   bool reshard_after_forward = true;
+  bool offload = false;  // of the optimiser's state; see state::StateOptions
   bool sequence_parallel = false;
   model::Recompute recompute = model::Recompute::none;
   DType compute = DType::f32;

@@ -21,7 +21,8 @@ struct MemoryQuestion {
   bool snapshots = false;  // some checkpoints are written in the background
 };
 
-/// Bytes at most, by use, from the parameter table and the lowered program.
+/// Bytes at most, by use, from the parameter table and the lowered program. What the device and
+/// what the host holds of them, device::in_host_memory tells.
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
                                                    const MemoryQuestion& question);
 

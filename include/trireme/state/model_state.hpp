@@ -22,7 +22,11 @@ struct StateOptions {
   int sets = 1;
   /// Sharded parameters stay gathered from forward to backward (reshard_after_forward = false).
   bool keeps_gathered = false;
+  /// Optimiser state and fp32 masters lie in host memory, whatever type units read (see Offload).
+  bool offload = false;
 
+  bool offloaded() const { return train && offload; }
+  bool has_masters() const { return train && (offload || shares.narrow()); }
   bool gradients_sharded() const { return zero.gradients == Held::sharded && !shares.reproducible; }
 };
 
@@ -47,8 +51,12 @@ class ModelState {
   const params::Layout& layout() const { return layout_; }
   const ShardMap& shards() const { return shards_; }
   const StateOptions& options() const { return options_; }
-  /// Where all of it lies.
+  /// Where all of it lies but for offloaded parameters().
   device::Device& device() const { return device_; }
+  /// Where parameters() and the optimiser's state lie: the host, where they are offloaded.
+  device::Device& optimizer_device() const {
+    return options_.offloaded() ? device::host_device() : device_;
+  }
 
   /// What units read: whole flat parameters, or rooms for gathered ones.
   const model::ParameterViews& values() const { return values_; }
@@ -57,8 +65,8 @@ class ModelState {
   const model::ParameterViews& gradients(int set, bool last_unit) const;
 
   /// What is updated, saved and loaded: flat parameters [layout.elements], or this rank's shards of
-  /// them [shards.elements]. Where units read a narrower type these are fp32 masters, held as the
-  /// optimiser's state is, or without training what units read itself.
+  /// them [shards.elements]. Where units read a narrower type, or the optimiser is offloaded,
+  /// these are fp32 masters, held as the optimiser's state is; without training what units read.
   const Tensor& parameters() const { return masters_ ? masters_ : stored_values_; }
   bool parameters_sharded() const {
     return (masters_ ? options_.zero.optimizer : options_.zero.parameters) == Held::sharded;

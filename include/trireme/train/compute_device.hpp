@@ -37,4 +37,7 @@ DType compute_type_of(const checkpoint::State& state, const device::Device& devi
 /// Throws ConfigError where `precision.compute` is a type that a CPU (`host`) does not compute in.
 void check_precision(const std::string& compute, bool host);
 
+/// Throws ConfigError where `zero.offload` asks for what a CPU (`host`) has no device for.
+void check_offload(const std::string& offload, bool host);
+
 }  // namespace trireme::train

@@ -1,0 +1,252 @@
+// The update on the host of what a device computes with, beside one of the same values that knows
+// no device; and every wait between the two, with one side held back on purpose.
+#include "trireme/state/offload.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "trireme/core/half.hpp"
+#include "trireme/model/transformer.hpp"
+#include "trireme/state/update.hpp"
+
+#include "support/imaginary_device.hpp"
+
+namespace trireme::state {
+namespace {
+
+using testing_support::ImaginaryDevice;
+
+model::ModelConfig small_config() {
+  model::ModelConfig config;
+  config.layers = 2;
+  config.width = 24;
+  config.heads = 4;
+  config.hidden = 49;
+  config.vocabulary = 53;
+  config.sequence = 11;
+  config.resolve();
+  return config;
+}
+
+std::vector<float> drawn(std::int64_t elements, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(elements));
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+/// Opens after a while, or when told to.
+class Gate {
+ public:
+  ~Gate() { open(); }
+  std::function<bool()> check() const {
+    return [is_open = is_open_] { return is_open->load(); };
+  }
+  void open_after(std::chrono::milliseconds wait) {
+    thread_ = std::thread([is_open = is_open_, wait] {
+      std::this_thread::sleep_for(wait);
+      *is_open = true;
+    });
+  }
+  void open() {
+    *is_open_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> is_open_ = std::make_shared<std::atomic<bool>>(false);
+  std::thread thread_;
+};
+
+constexpr std::chrono::milliseconds held{50};
+
+/// One rank of two that share the optimiser's state, offloaded; and the same values on the host.
+class Sides {
+ public:
+  Sides(DType compute, std::int64_t chunk)
+      : model_(small_config()),
+        layout_(model_.table(), {{0, static_cast<std::int64_t>(model_.units().size())}},
+                model::Shares().tiles),
+        shards_(layout_, 2, 1),
+        ledger_(device_),
+        state_(layout_, shards_, options(compute, true), ledger_),
+        offload_(state_, 2, chunk, ledger_),
+        optimizer_({}, shards_.elements(), ledger_, true),
+        stream_(device_),
+        host_state_(layout_, shards_, options(DType::f32, false), host_ledger_),
+        host_optimizer_({}, shards_.elements(), host_ledger_),
+        cpu_(ops::make_cpu_ops(1)) {
+    // Gaps between blocks are zeros.
+    for (const optim::UpdateRange& range : update_ranges(state_)) {
+      const auto values = drawn(range.parameters.elements(), ++seed_);
+      std::memcpy(range.parameters.data(), values.data(), range.parameters.bytes());
+    }
+    for (int g = 0; g < shards_.groups(); ++g) {
+      const Tensor from = state_.own_parameters(g), to = host_state_.own_parameters(g);
+      std::memcpy(to.data(), from.data(), to.bytes());
+    }
+  }
+  /// Other gradients on both sides.
+  void make_gradients() {
+    for (int g = 0; g < shards_.groups(); ++g) {
+      const Tensor there = host_state_.own_gradient(g);
+      const auto values = drawn(there.elements(), ++seed_);
+      std::memcpy(there.data(), values.data(), there.bytes());
+      device::write(device_, state_.own_gradient(g), values.data());
+    }
+  }
+  void take() {
+    offload_.begin_step();
+    for (int g = shards_.groups() - 1; g >= 0; --g) events_.push_back(offload_.take(g, stream_));
+  }
+  void update(std::int64_t step) {
+    for (const device::Event& event : events_) event.wait();
+    events_.clear();
+    offload_.update(optimizer_, 1e-2, step, 0.5);
+    host_optimizer_.update(*cpu_, update_ranges(host_state_), 1e-2, step, 0.5);
+  }
+  /// Where the sides differ in bits; empty: nowhere.
+  std::string difference() {
+    for (int g = 0; g < shards_.groups(); ++g) {
+      const Tensor ours = state_.own_parameters(g), theirs = host_state_.own_parameters(g);
+      if (!same(ours, theirs)) return fmt::format("masters of group {}", g);
+      const Tensor values = state_.own_values(g);
+      std::vector<std::byte> read(values.bytes()), rounded(values.bytes());
+      device::read(device_, read.data(), values);
+      cpu_->copy(Tensor(rounded.data(), values.type(), values.shape()), theirs);
+      if (read != rounded) return fmt::format("values of group {}", g);
+    }
+    for (std::size_t i = 0; i < optimizer_.states().size(); ++i) {
+      if (!same(optimizer_.states()[i].flat, host_optimizer_.states()[i].flat)) {
+        return optimizer_.states()[i].name;
+      }
+    }
+    return {};
+  }
+  ImaginaryDevice& device() { return device_; }
+  device::Stream& stream() { return stream_; }
+  Offload& offload() { return offload_; }
+  const ModelState& state() const { return state_; }
+  const device::MemoryLedger& ledger() const { return ledger_; }
+
+ private:
+  static StateOptions options(DType compute, bool offload) {
+    StateOptions options{.zero = zero_policy(1), .offload = offload};
+    options.shares.compute = compute;
+    return options;
+  }
+  static bool same(const Tensor& a, const Tensor& b) {
+    return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+  }
+
+  ImaginaryDevice device_{3};
+  model::Transformer model_;
+  params::Layout layout_;
+  ShardMap shards_;
+  device::MemoryLedger ledger_, host_ledger_;
+  ModelState state_;
+  Offload offload_;
+  optim::Optimizer optimizer_;
+  device::Stream stream_;
+  ModelState host_state_;
+  optim::Optimizer host_optimizer_;
+  std::unique_ptr<ops::Ops> cpu_;
+  std::vector<device::Event> events_;
+  unsigned seed_ = 0;
+};
+
+TEST(Offload, UpdatesAsTheHostDoesWhateverTheChunk) {
+  for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
+    for (const std::int64_t chunk : {37, 1000, 1 << 20}) {
+      Sides sides(compute, chunk);
+      sides.offload().refresh();
+      EXPECT_EQ(sides.difference(), "") << name_of(compute) << " " << chunk;
+      for (int step = 0; step < 3; ++step) {
+        sides.make_gradients();
+        sides.take();
+        sides.update(step);
+        EXPECT_EQ(sides.difference(), "") << name_of(compute) << " " << chunk;
+      }
+    }
+  }
+}
+
+TEST(Offload, HoldsWhatItSays) {
+  const Sides sides(DType::bf16, 37);
+  const std::int64_t elements = sides.state().shards().elements();
+  using device::Use;
+  // Masters, two moments and gradients; room for two chunks, on cache lines of elements.
+  EXPECT_EQ(sides.ledger().held(Use::offloaded), 16 * elements + 2 * 64 * 2);
+  EXPECT_EQ(sides.ledger().held(Use::optimizer), 0);
+  EXPECT_TRUE(sides.state().optimizer_device().is_host());
+  EXPECT_FALSE(sides.state().device().is_host());
+}
+
+TEST(Offload, UpdateWaitsForGradients) {
+  Sides sides(DType::bf16, 1 << 20);
+  Gate gate;
+  sides.make_gradients();
+  sides.device().repeat(sides.stream().queue().native(), gate.check());
+  sides.take();
+  gate.open_after(held);
+  sides.update(0);
+  EXPECT_EQ(sides.difference(), "");
+}
+
+TEST(Offload, GradientsAreTakenOnceTheyAreComputed) {
+  Sides sides(DType::f32, 1000);
+  Gate gate;
+  sides.device().repeat(sides.device().native(), gate.check());
+  sides.make_gradients();  // behind it
+  sides.take();
+  gate.open_after(held);
+  sides.update(0);
+  EXPECT_EQ(sides.difference(), "");
+}
+
+TEST(Offload, ChunksWaitForTheirRoom) {
+  Sides sides(DType::f32, 1000);
+  sides.make_gradients();
+  sides.take();
+  sides.device().synchronise();
+  Gate gate;
+  sides.device().repeat(sides.device().native(), gate.check());  // nothing goes back
+  gate.open_after(held);
+  sides.update(0);
+  EXPECT_EQ(sides.difference(), "");
+}
+
+TEST(Offload, NextStepWaitsForCopiesOfGradients) {
+  Sides sides(DType::f32, 1000);
+  Gate gate;
+  sides.make_gradients();
+  sides.device().synchronise();
+  sides.device().repeat(sides.stream().queue().native(), gate.check());
+  sides.take();
+  sides.offload().begin_step();
+  const auto zeroed = sides.device().fence();
+  std::this_thread::sleep_for(held);
+  EXPECT_FALSE(zeroed->reached()) << "gradients may be overwritten before they are copied";
+  gate.open();
+  sides.device().synchronise();
+  EXPECT_TRUE(zeroed->reached());
+}
+
+TEST(Offload, GradientsThatChangeAreTakenAgain) {
+  Sides sides(DType::f32, 1000);
+  sides.make_gradients();
+  sides.take();
+  sides.device().synchronise();
+  sides.make_gradients();
+  sides.offload().retake();
+  sides.update(0);
+  EXPECT_EQ(sides.difference(), "");
+}
+
+}  // namespace
+}  // namespace trireme::state
