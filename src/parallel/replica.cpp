@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "trireme/device/range.hpp"
+
 namespace trireme::parallel {
 
 namespace {
@@ -56,9 +58,8 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
     : options_(options),
       grid_(grid),
       recorder_(recorder),
-      ops_(options.make_ops
-               ? options.make_ops(ledger, options.threads, options.stage.reproducible)
-               : ops::make_cpu_ops(options.threads, &ledger, options.stage.reproducible)),
+      device_(ledger.device()),
+      ops_(make_ops(ledger)),
       stage_(model, placed(options.stage, grid)),
       state_(stage_.layout(), stage_.shards(), stage_.state_options(), ledger),
       optimizer_(options.optim, options.stage.train ? stage_.shards().elements() : 0, ledger),
@@ -69,8 +70,18 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                .watchdog = options.watchdog}),
       norm_(norm_of(stage_, state_, ledger)),
       ranges_(options.stage.train ? state::update_ranges(state_)
-                                  : std::vector<optim::UpdateRange>()),
-      norm_stream_(ledger.device()) {}
+                                  : std::vector<optim::UpdateRange>()) {}
+
+std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
+  const bool reproducible = options_.stage.reproducible;
+  std::unique_ptr<ops::Ops> own = options_.make_ops
+                                      ? options_.make_ops(ledger, options_.threads, reproducible)
+                                      : ops::make_cpu_ops(options_.threads, &ledger, reproducible);
+  if (!options_.trace) return own;
+  auto traced = std::make_unique<ops::TracedOps>(std::move(own), device_, recorder_);
+  traced_ = traced.get();
+  return traced;
+}
 
 void Replica::initialise() {
   std::vector<params::FlatRange> ranges{{{0, stage_.layout().elements()}, 0}};
@@ -105,9 +116,27 @@ void Replica::refresh() {
   engine_.spread();
 }
 
-double Replica::gradient_norm() { return norm_.compute(*ops_, grid_.world(), norm_stream_); }
+StepSums Replica::finish() {
+  {
+    const device::Range range("gradient norm");
+    norm_.start(*ops_);
+  }
+  wait();
+  const LossSum loss = engine_.step_sums();
+  return {loss, norm_.finish(grid_.world())};
+}
+
+void Replica::wait() {
+  if (traced_ != nullptr) traced_->before_wait();
+  if (!device_.is_host()) {
+    const Section section(recorder_, "wait for the device");
+    device::wait_for(device_);
+  }
+  if (traced_ != nullptr) traced_->after_wait();
+}
 
 void Replica::update(double learning_rate, std::int64_t step, double gradient_scale) {
+  const device::Range range("optimizer");
   optimizer_.update(*ops_, ranges_, learning_rate, step, gradient_scale);
   engine_.spread();
 }
