@@ -77,6 +77,7 @@ std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   std::unique_ptr<ops::Ops> own = options_.make_ops
                                       ? options_.make_ops(ledger, options_.threads, reproducible)
                                       : ops::make_cpu_ops(options_.threads, &ledger, reproducible);
+  choosing_ = dynamic_cast<ops::Choosing*>(own.get());
   if (!options_.trace) return own;
   auto traced = std::make_unique<ops::TracedOps>(std::move(own), device_, recorder_);
   traced_ = traced.get();
@@ -114,6 +115,35 @@ void Replica::refresh() {
     ops_->copy(state_.own_values(g), state_.own_parameters(g));
   }
   engine_.spread();
+}
+
+void Replica::settle_choices() {
+  if (choosing_ == nullptr) return;
+  const Section section(recorder_, "settle choices");
+  const StageOptions& stage = stage_.options();
+  const std::int64_t length = stage_.model().config().sequence;
+  std::vector<HostMicrobatch> batches;
+  for (int m = 0; m < stage.micro_batches; ++m) {
+    data::Batch batch{.sequences = stage.sequences, .length = length};
+    const auto tokens = static_cast<std::size_t>(stage.sequences * length);
+    batch.inputs.resize(tokens);
+    batch.targets.resize(tokens);
+    batch.weights.assign(tokens, 1.0F);
+    for (std::size_t i = 0; i < tokens; ++i) {
+      batch.positions.push_back(static_cast<std::int32_t>(i % static_cast<std::size_t>(length)));
+    }
+    batch.samples.resize(static_cast<std::size_t>(stage.sequences));
+    batches.emplace_back(std::move(batch));
+  }
+  backward(batches);
+  const std::vector<std::byte> own = choosing_->choices();
+  const auto all = grid_.world().all_gather_bytes(
+      {reinterpret_cast<const std::uint8_t*>(own.data()), own.size()});
+  // The first rank last: what it chose stays.
+  for (auto theirs = all.rbegin(); theirs != all.rend(); ++theirs) {
+    if (theirs->empty()) continue;
+    choosing_->use_choices({reinterpret_cast<const std::byte*>(theirs->data()), theirs->size()});
+  }
 }
 
 StepSums Replica::finish() {

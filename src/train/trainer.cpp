@@ -47,7 +47,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .overlap = config_.parallel.overlap,
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                 .watchdog = watchdog_.get(),
-                .make_ops = computes.make_ops(),
+                .make_ops = computes.make_ops(config_.device.time_products),
                 .trace = config_.train.trace},
                grid, recorder_, ledger),
       predicted_(plan::predict_memory(
@@ -89,6 +89,7 @@ Ending Trainer::run() {
   replica_.initialise();
   if (!folder.empty()) resume(folder);
   peak_ = peak_of_world();
+  replica_.settle_choices();
   begin_record();
   starting.reset();
   recorder_.reset();

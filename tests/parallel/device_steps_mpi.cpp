@@ -1,5 +1,8 @@
-// Steps on a device that computes later: how often the host waits for it and what a trace shows of
-// it.
+// Steps on a device that computes later: how often the host waits for it, what a trace shows of it,
+// and that ranks agree on what their backends chose.
+#include <map>
+#include <sstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -135,6 +138,89 @@ TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
   ops.after_wait();
   EXPECT_EQ(recorder.spans().size(), ops::TracedOps::most);
   EXPECT_EQ(value, static_cast<float>(ops::TracedOps::most + 9));
+}
+
+/// Operations of the CPU that "choose" for each shape of a product a number of this rank's own.
+class ChoosingOps final : public ops::ForwardingOps<ChoosingOps>, public ops::Choosing {
+ public:
+  ChoosingOps(std::unique_ptr<ops::Ops> inner, int rank)
+      : inner_(std::move(inner)), next_(1000 * rank) {}
+  template <class... Parameters, class... Arguments>
+  void forward(const char* /*name*/, void (Ops::*operation)(Parameters...),
+               const Arguments&... arguments) {
+    note(arguments...);
+    ((*inner_).*operation)(arguments...);
+  }
+  std::vector<std::byte> choices() const override {
+    std::string text;
+    for (const auto& [shape, choice] : chosen_) text += fmt::format("{} {}\n", shape, choice);
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    return {bytes, bytes + text.size()};
+  }
+  void use_choices(std::span<const std::byte> choices) override {
+    std::istringstream text({reinterpret_cast<const char*>(choices.data()), choices.size()});
+    std::string shape;
+    for (int choice = 0; text >> shape >> choice;) chosen_[shape] = choice;
+  }
+  std::map<std::string, int> chosen_;
+
+ private:
+  template <class... T>
+  void note(const T&...) {}
+  void note(const Tensor& c, const Tensor& a, const Tensor&, const ops::MatmulOptions&) {
+    const std::string shape =
+        fmt::format("{}x{}x{}", c.extent(0), c.extent(1), a.elements() / c.extent(0));
+    if (!chosen_.contains(shape)) chosen_[shape] = next_++;
+  }
+  std::unique_ptr<ops::Ops> inner_;
+  int next_;
+};
+
+TEST(DeviceSteps, RanksSettleOnTheSameChoices) {
+  for (const LayoutCase& layout : layouts_of_world()) {
+    ChoosingOps* own = nullptr;
+    const MakeTestDevice make = [&](int rank) {
+      return TestDevice{nullptr, [&own, rank](device::MemoryLedger& ledger, int threads, bool) {
+                          auto ops = std::make_unique<ChoosingOps>(
+                              ops::make_cpu_ops(threads, &ledger), rank);
+                          own = ops.get();
+                          return ops;
+                        }};
+    };
+    // Traced or not: who stands between does not hide it.
+    Steps chosen(layout, {.reproducible = false, .make_device = make}, true);
+    Steps plain(layout, {.reproducible = false}, false);
+    EXPECT_TRUE(own->chosen_.empty());
+    chosen.run.replica.settle_choices();
+    plain.run.replica.settle_choices();
+    EXPECT_FALSE(plain.run.recorder.seconds().contains("settle choices"));
+    const auto settled = own->chosen_;
+    // Every rank knows every shape, and the same of it.
+    const std::vector<std::byte> mine = own->choices();
+    for (const auto& theirs : chosen.run.grid.world().all_gather_bytes(
+             {reinterpret_cast<const std::uint8_t*>(mine.data()), mine.size()})) {
+      EXPECT_TRUE(std::equal(theirs.begin(), theirs.end(),
+                             reinterpret_cast<const std::uint8_t*>(mine.data()),
+                             reinterpret_cast<const std::uint8_t*>(mine.data()) + mine.size()));
+    }
+    // The first rank that met a shape chose for all.
+    int of_rank_zero = 0;
+    for (const auto& [shape, choice] : settled) of_rank_zero += choice < 1000 ? 1 : 0;
+    EXPECT_FALSE(settled.empty());
+    if (layout.pipeline == 1) {
+      EXPECT_GT(of_rank_zero, 0);
+    }
+    if (layout.data == world_size()) {
+      EXPECT_EQ(of_rank_zero, static_cast<int>(settled.size()));
+    }
+    // Training meets no other shapes, and is what it is without.
+    for (int i = 0; i < 2; ++i) {
+      const StepSums with = chosen.step(), without = plain.step();
+      EXPECT_EQ(with.loss.loss, without.loss.loss);
+      EXPECT_EQ(with.gradient_norm, without.gradient_norm);
+    }
+    EXPECT_EQ(own->chosen_, settled);
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trireme/comm/grid.hpp"
+#include "trireme/ops/choosing.hpp"
 #include "trireme/ops/traced.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
@@ -48,6 +49,10 @@ class Replica {
   void initialise();
   /// Makes what units read of parameters that were written otherwise than by an update. Collective.
   void refresh();
+  /// Where the backend chooses among algorithms (ops::Choosing), a step on made-up tokens lets it
+  /// meet its shapes; then all ranks use the same: for each shape the choice of the first rank that
+  /// met it. Leaves gradients that mean nothing. Collective over the grid, before the first step.
+  void settle_choices();
   /// Queues forward and backward of a step: see Engine::start_step.
   void start(const std::vector<HostMicrobatch>& batches) { engine_.start_step(batches); }
   /// Queues the norm of the gradients that it leaves, waits for the device, the only time in a
@@ -78,8 +83,9 @@ class Replica {
   comm::Grid& grid_;
   Recorder& recorder_;
   device::Device& device_;
-  // Before ops_, whose making sets it.
-  ops::TracedOps* traced_ = nullptr;  // itself, where it is traced
+  // Before ops_, whose making sets them.
+  ops::Choosing* choosing_ = nullptr;  // what of it chooses
+  ops::TracedOps* traced_ = nullptr;   // itself, where it is traced
   std::unique_ptr<ops::Ops> ops_;
   Stage stage_;
   state::ModelState state_;
