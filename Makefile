@@ -22,7 +22,7 @@ help:
 	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
 	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
 	@echo 'make bench                    whole-step and kernel benchmarks, beside the matrix-product peak'
-	@echo 'make bench-cuda               steps of GPT-2 and Llama models on a GPU beside its measured ceilings'
+	@echo 'make bench-cuda               steps of GPT-2 and Llama models on a GPU beside its measured ceilings, and PyTorch'
 	@echo 'make gpu-bundle [BUNDLE=...]  pack tests and benchmarks for a machine that has a GPU and little else'
 	@echo 'make bench-layouts            speed, memory and messages of one model in each kind of layout'
 	@echo 'make reproduce-nanogpt CORPUS=tinyshakespeare.txt'
@@ -91,10 +91,13 @@ bench: configure
 bench-layouts: build
 	@bench/layouts.sh $(BUILD)/trireme $(JOBS)
 
+PYTHON ?= python3
 bench-cuda: deps
 	@cmake --preset cuda $(CMAKE_ARGS)
 	@cmake --build build/cuda --parallel $(JOBS) --target trireme_bench_device
-	@build/cuda/bench/trireme_bench_device cuda
+	@rm -f build/cuda/bench/results.json
+	@build/cuda/bench/trireme_bench_device --results build/cuda/bench/results.json cuda; code=$$?; \
+	  $(PYTHON) bench/peers/torch_gpu.py build/cuda/bench/results.json && exit $$code
 
 # BUNDLER packs executables with their libraries: BUNDLER FOLDER EXECUTABLES.
 BUNDLER ?= ../shared/gpu/bundle

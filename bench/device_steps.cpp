@@ -1,17 +1,20 @@
-// Whole training steps on a device: its measured ceilings, then for each model tokens/s, MFU and
-// memory, and where the time goes op by op beside the ceiling that bounds each op.
-//   trireme_bench_device [cuda|cpu] [COMPUTE] [PRESET:BATCH[:SEQUENCE] …]
+// Whole training steps on a device: its measured ceilings, then for each model tokens/s, MFU
+// against the nominal and the measured peak, the most memory held, the time by group of operations,
+// and op by op what share of the ceiling that bounds it was reached.
+//   trireme_bench_device [--results FILE] [--nominal TFLOPS] [cuda|cpu] [COMPUTE]
+//                        [PRESET:BATCH[:SEQUENCE] …]
+// FILE gets the same as JSON, for bench/peers/torch_gpu.py.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
 
+#include "trireme/core/files.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/plan/peak.hpp"
-#include "trireme/train/compute_device.hpp"
+#include "trireme/report/json.hpp"
 
+#include "ceilings.hpp"
 #include "measured_ops.hpp"
 #include "random_batch.hpp"
 
@@ -19,6 +22,7 @@ namespace trireme::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using nlohmann::json;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -39,48 +43,81 @@ Case parse_case(const std::string& text) {
   return result;
 }
 
-/// Bytes read and written per second by the best of some large copies inside the device.
-double measure_copy(device::Device& device) {
-  device::MemoryLedger ledger(device);
-  const std::size_t bytes = std::size_t{1} << (device.is_host() ? 28 : 30);
-  const device::Buffer from(ledger, device::Use::workspace, bytes);
-  const device::Buffer to(ledger, device::Use::workspace, bytes);
-  double best = 0;
-  for (int round = 0; round < 5; ++round) {
-    const auto begin = Clock::now();
-    const int copies = device.is_host() ? 1 : 10;
-    for (int i = 0; i < copies; ++i) device.copy(to.data(), from.data(), bytes);
-    device.synchronise();
-    best = std::max(best, 2.0 * copies * static_cast<double>(bytes) / seconds_since(begin));
-  }
-  return best;
-}
-
-struct Ceilings {
-  double products = 0;  // operations per second
-  double copies = 0;    // bytes per second
+struct Arguments {
+  std::string results, device = "auto", compute;
+  double nominal = 0;  // operations per second
+  std::vector<Case> cases;
 };
 
-void print_ops(const MeasuredOps& ops, const Ceilings& ceilings) {
-  double all = 0;
-  for (const auto& [name, work] : ops.work()) all += work.seconds;
-  std::vector<std::pair<std::string, OpWork>> sorted(ops.work().begin(), ops.work().end());
-  std::sort(sorted.begin(), sorted.end(),
-            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-  fmt::print("  {:<28}{:>7}{:>11}{:>8}{:>12}{:>11}{:>9}\n", "op, each waited for", "calls", "ms",
-             "share", "TFLOP/s", "GB/s", "ceiling");
-  for (const auto& [name, work] : sorted) {
-    // The ceiling that takes longer is the one that bounds it.
-    const double least =
-        std::max(work.operations / ceilings.products, work.bytes / ceilings.copies);
-    fmt::print("  {:<28}{:>7}{:>11.3f}{:>8.3f}{:>12.1f}{:>11.1f}{:>9.2f}\n", name, work.calls,
-               1e3 * work.seconds, work.seconds / all, work.operations / work.seconds / 1e12,
-               work.bytes / work.seconds / 1e9, least / work.seconds);
+Arguments parse(const std::vector<std::string>& words) {
+  Arguments parsed;
+  int place = 0;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const bool named = words[i] == "--results" || words[i] == "--nominal";
+    if (named && i + 1 == words.size()) throw Error("{}: wants a value", words[i]);
+    if (words[i] == "--results") {
+      parsed.results = words[++i];
+    } else if (words[i] == "--nominal") {
+      parsed.nominal = std::atof(words[++i].c_str()) * 1e12;
+    } else if (place == 0) {
+      parsed.device = words[i];
+      ++place;
+    } else if (place == 1) {
+      parsed.compute = words[i];
+      ++place;
+    } else {
+      parsed.cases.push_back(parse_case(words[i]));
+    }
   }
+  if (parsed.cases.empty()) parsed.cases = {{"gpt2", 32}, {"gpt2-xl", 8}, {"llama-1b", 4, 4096}};
+  return parsed;
 }
 
-void run_case(comm::Session& session, const train::ComputeDevice& computes, DType compute,
-              const Case& each, const Ceilings& ceilings) {
+using Work = std::map<std::string, OpWork>;
+
+json print_groups(const Work& work, double step_seconds) {
+  std::map<std::string, double> groups;
+  double busy = 0;
+  for (const auto& [name, own] : work) {
+    groups[group_of(name)] += own.seconds;
+    busy += own.seconds;
+  }
+  groups["between operations"] = std::max(0.0, step_seconds - busy);
+  std::vector<std::pair<std::string, double>> sorted(groups.begin(), groups.end());
+  std::sort(sorted.begin(), sorted.end(),
+            [](const auto& a, const auto& b) { return a.second > b.second; });
+  fmt::print("  {:<28}{:>11}{:>8}\n", "group of operations", "ms", "share");
+  json result;
+  for (const auto& [name, seconds] : sorted) {
+    fmt::print("  {:<28}{:>11.3f}{:>8.3f}\n", name, 1e3 * seconds, seconds / step_seconds);
+    result[name] = seconds;
+  }
+  return result;
+}
+
+json print_ops(const Work& work, const Ceilings& ceilings, double step_seconds) {
+  std::vector<std::pair<std::string, OpWork>> sorted(work.begin(), work.end());
+  std::sort(sorted.begin(), sorted.end(),
+            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  fmt::print("  {:<28}{:>7}{:>11}{:>8}{:>12}{:>11}{:>10}  {}\n", "op", "calls", "ms", "share",
+             "TFLOP/s", "GB/s", "achieved", "of");
+  json result;
+  for (const auto& [name, own] : sorted) {
+    // The ceiling that takes longer is the one that bounds it.
+    const double by_products = own.operations / ceilings.products;
+    const double by_copies = own.bytes / ceilings.copies;
+    const double achieved = std::max(by_products, by_copies) / own.seconds;
+    const char* bound = by_products > by_copies ? "products" : "copies";
+    fmt::print("  {:<28}{:>7}{:>11.3f}{:>8.3f}{:>12.1f}{:>11.1f}{:>10.2f}  {}\n", name, own.calls,
+               1e3 * own.seconds, own.seconds / step_seconds, own.operations / own.seconds / 1e12,
+               own.bytes / own.seconds / 1e9, achieved, bound);
+    result[name] = {{"calls", own.calls}, {"seconds", own.seconds}, {"operations", own.operations},
+                    {"bytes", own.bytes}, {"achieved", achieved},   {"of", bound}};
+  }
+  return result;
+}
+
+model::ModelConfig model_of(const Case& each) {
   model::ModelConfig config;
   config::Fields fields;
   fields.section("model", config);
@@ -89,6 +126,30 @@ void run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   if (each.sequence > 0) config.sequence = each.sequence;
   if (config.vocabulary == 0) config.vocabulary = 256;
   config.resolve();
+  return config;
+}
+
+/// The model's shape, for those who build it elsewhere.
+json to_json(const model::ModelConfig& config) {
+  return {{"layers", config.layers},
+          {"width", config.width},
+          {"heads", config.heads},
+          {"kv_heads", config.kv_heads},
+          {"hidden", config.hidden},
+          {"vocabulary", config.vocabulary},
+          {"sequence", config.sequence},
+          {"norm", config.norm},
+          {"epsilon", config.epsilon},
+          {"position", config.position},
+          {"rope_theta", config.rope_theta},
+          {"activation", config.activation},
+          {"bias", config.bias},
+          {"tied", config.tied}};
+}
+
+json run_case(comm::Session& session, const train::ComputeDevice& computes, DType compute,
+              const Case& each, const Ceilings& ceilings) {
+  const model::ModelConfig config = model_of(each);
   device::Device& device = computes.device();
   device::MemoryLedger ledger(device);
   Recorder recorder;
@@ -100,7 +161,7 @@ void run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   options.threads = 0;
   options.seed = 1;
   options.make_ops = [&](device::MemoryLedger& memory, int threads, bool reproducible) {
-    const parallel::MakeOps make = computes.make_ops();
+    const parallel::MakeOps make = computes.make_ops(true);
     auto own = std::make_unique<MeasuredOps>(
         make ? make(memory, threads, reproducible) : ops::make_cpu_ops(threads, &memory), device);
     measured = own.get();
@@ -108,23 +169,23 @@ void run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   };
   parallel::Replica replica(model, options, grid, recorder, ledger);
   replica.initialise();
+  replica.settle_choices();
   std::vector<parallel::HostMicrobatch> batches;
   batches.push_back(random_batch(config, each.batch));
   std::int64_t step = 0;
+  // The host waits inside, for the gradients; the update goes on meanwhile, into the next step.
   const auto train = [&] {
-    const double loss = replica.backward(batches).mean();
-    replica.update(1e-4, step++, optim::clip_factor(replica.gradient_norm(), 1.0));
-    return loss;
+    const parallel::StepSums sums = replica.backward(batches);
+    replica.update(1e-4, step++, optim::clip_factor(sums.gradient_norm, 1.0));
+    return sums.loss.mean();
   };
   double loss = 0;
   for (int i = 0; i < 3; ++i) loss = train();
-  device.synchronise();
   std::vector<double> seconds;
   const auto begin = Clock::now();
   while (seconds.size() < 5 || (seconds.size() < 50 && seconds_since(begin) < 8)) {
     const auto start = Clock::now();
     loss = train();
-    device.synchronise();
     seconds.push_back(seconds_since(start));
   }
   std::sort(seconds.begin(), seconds.end());
@@ -137,55 +198,78 @@ void run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   }
   fmt::print(
       "{} ({} parameters, {}, batch {} x {}): {:.2f} ms (best {:.2f}, worst {:.2f}), {:.0f} "
-      "tokens/s, {:.1f} TFLOP/s, {:.3f} of the measured peak, {:.2f} GiB, loss {:.3f}\n",
+      "tokens/s, {:.1f} TFLOP/s, MFU {} of the nominal and {:.3f} of the measured peak, {:.2f} GiB "
+      "at most, loss {:.3f}\n",
       each.preset, model.table().elements(), name_of(compute), each.batch, config.sequence,
       1e3 * median, 1e3 * seconds.front(), 1e3 * seconds.back(), tokens / median, rate / 1e12,
+      ceilings.nominal > 0 ? fmt::format("{:.3f}", rate / ceilings.nominal) : "(unknown)",
       rate / ceilings.products, static_cast<double>(memory) / (1 << 30), loss);
-  measured->measure(true);
+  device::wait_for(device);
+  measured->start();
+  const auto start = Clock::now();
   train();
-  measured->measure(false);
-  print_ops(*measured, ceilings);
+  const Work work = measured->finish();
+  const double traced = seconds_since(start);
+  json result{{"preset", each.preset},
+              {"model", to_json(config)},
+              {"parameters", model.table().elements()},
+              {"batch", each.batch},
+              {"sequence", config.sequence},
+              {"compute", name_of(compute)},
+              {"flops_per_token", model.flops_per_token()},
+              {"step_seconds", median},
+              {"tokens_per_second", tokens / median},
+              {"mfu_of_measured", rate / ceilings.products},
+              {"memory_bytes", memory},
+              {"loss", loss}};
+  if (ceilings.nominal > 0) result["mfu_of_nominal"] = rate / ceilings.nominal;
+  result["groups"] = print_groups(work, traced);
+  result["operations"] = print_ops(work, ceilings, traced);
+  return result;
 }
 
 int run(int argc, char** argv) {
   comm::Session session(&argc, &argv);
-  std::vector<std::string> arguments(argv + 1, argv + argc);
+  const Arguments arguments = parse({argv + 1, argv + argc});
   device::DeviceConfig config;
-  config.type = arguments.empty() ? "auto" : arguments.front();
+  config.type = arguments.device;
   const train::ComputeDevice computes(config, session);
   device::Device& device = computes.device();
-  const DType compute = arguments.size() > 1 ? dtype_from_name(arguments[1])
-                        : device.is_host()   ? DType::f32
-                                             : DType::bf16;
+  const DType compute = !arguments.compute.empty() ? dtype_from_name(arguments.compute)
+                        : device.is_host()         ? DType::f32
+                                                   : DType::bf16;
   train::check_precision(std::string(name_of(compute)), device.is_host());
-  std::vector<Case> cases;
-  for (std::size_t i = 2; i < arguments.size(); ++i) cases.push_back(parse_case(arguments[i]));
-  if (cases.empty()) cases = {{"gpt2", 32}, {"gpt2-xl", 8}, {"llama-1b", 4, 4096}};
-
-  Ceilings ceilings;
-  ceilings.copies = measure_copy(device);
-  {
-    const parallel::MakeOps make = computes.make_ops();
-    device::MemoryLedger ledger(device);
-    const auto ops = make ? make(ledger, 0, false) : ops::make_cpu_ops(0, &ledger);
-    for (const std::int64_t n : {2048, 4096, 8192}) {
-      if (device.is_host() && n > 2048) continue;
-      ceilings.products =
-          std::max(ceilings.products, plan::measure_product(*ops, device, compute, {n, n, n}));
-    }
-  }
   fmt::print("{}; {}\n", device.name(), device::cuda_description());
-  fmt::print("measured ceilings: {} products {:.1f} TFLOP/s, copies {:.0f} GB/s read and written\n",
-             name_of(compute), ceilings.products / 1e12, ceilings.copies / 1e9);
-  for (const Case& each : cases) {
+  const Ceilings ceilings = measure_ceilings(computes, compute, arguments.nominal);
+  fmt::print(
+      "measured ceilings: {} products {:.1f} TFLOP/s (nominal: {}), copies {:.0f} GB/s read and "
+      "written\n",
+      name_of(compute), ceilings.products / 1e12,
+      ceilings.nominal > 0 ? fmt::format("{:.1f}", ceilings.nominal / 1e12)
+                           : "not known, name it with --nominal",
+      ceilings.copies / 1e9);
+  json all{{"device", device.name()},
+           {"description", device::cuda_description()},
+           {"libraries", ops::cuda_libraries()},
+           {"ceilings",
+            {{"products", ceilings.products},
+             {"nominal", ceilings.nominal},
+             {"copies", ceilings.copies}}},
+           {"cases", json::array()}};
+  bool whole = true;
+  for (const Case& each : arguments.cases) {
     try {
-      run_case(session, computes, compute, each, ceilings);
+      all["cases"].push_back(run_case(session, computes, compute, each, ceilings));
     } catch (const Error& error) {
+      whole = false;
       fmt::print("{}: {}\n", each.preset, error.what());
     }
     std::fflush(stdout);
   }
-  return 0;
+  if (!arguments.results.empty()) {
+    replace_file(arguments.results, report::to_text(all, 2) + "\n");
+  }
+  return whole ? 0 : 1;
 }
 
 }  // namespace

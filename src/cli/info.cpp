@@ -62,9 +62,46 @@ std::string runtime_name(unsigned runtime) {
   }
 }
 
-std::string cuda_library_line() {
+/// The version of NVIDIA's kernel module; "none" where it is not loaded.
+std::string kernel_driver() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string word;
+  while (file >> word) {
+    if (word.find_first_not_of("0123456789.") == std::string::npos && word.find('.') < word.size())
+      return word;
+  }
+  return "none";
+}
+
+/// What this process sees of CUDA: the toolkit, and below it its libraries, the driver and each
+/// device in a line of its own.
+std::string cuda_lines() {
+  std::istringstream parts(device::cuda_description());
+  std::string part;
+  std::getline(parts, part, ';');
+  const bool numbered = part.starts_with("CUDA ");
+  std::string text = line("CUDA", numbered ? part.substr(5) : part);
   const std::string libraries = ops::cuda_libraries();
-  return libraries.empty() ? "" : line("  libraries", libraries);
+  if (!libraries.empty()) text += line("  libraries", libraries);
+  text += line("  kernel driver", kernel_driver());
+  for (int index = 0; std::getline(parts, part, ';'); ++index) {
+    text += line("  device", part.substr(part.find_first_not_of(' ')) + ", " +
+                                 device::cuda_device_identity(index));
+  }
+  return text;
+}
+
+/// How many devices ranks see: what `--device auto` goes by.
+std::string devices_of_ranks(comm::Session& session) {
+  const int own = device::cuda_device_count();
+  std::array<int, 2> mine{own, -own}, most{};
+  comm::mpi_check(MPI_Allreduce(mine.data(), most.data(), 2, MPI_INT, MPI_MAX, session.world()),
+                  "MPI_Allreduce");
+  const int least = -most[1];
+  if (most[0] == 0) return "none: --device auto is cpu";
+  return fmt::format("{}{}: --device auto is {}", least,
+                     least == most[0] ? "" : fmt::format(" to {}", most[0]),
+                     least > 0 ? "cuda" : "cpu");
 }
 
 std::string libraries() {
@@ -81,8 +118,7 @@ std::string libraries() {
          line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
          line("  instructions", ops::instruction_set()) +
          line("hwloc", fmt::format("{}.{}.{}", hwloc >> 16U, hwloc >> 8U & 0xFFU, hwloc & 0xFFU)) +
-         line("CUDA", device::cuda_description()) + cuda_library_line() +
-         line("  memory in messages", comm::describe_direct(comm::mpi_reads_cuda())) +
+         cuda_lines() + line("  GPU messages", comm::describe_direct(comm::mpi_reads_cuda())) +
          line("NCCL", comm::nccl_built_in() ? comm::nccl_library().version() : "not built in");
 }
 
@@ -165,6 +201,7 @@ void run_info(comm::Session& session) {
                   "MPI_Allreduce");
   comm::mpi_check(MPI_Allreduce(&mine[1], most.data(), 2, MPI_INT, MPI_MAX, session.world()),
                   "MPI_Allreduce");
+  const std::string devices = devices_of_ranks(session);
   if (session.rank() != 0) return;
   const int threads = train::threads_of_rank({}, session);
   const std::string per_node =
@@ -179,7 +216,7 @@ void run_info(comm::Session& session) {
       machine() +
       line("ranks", fmt::format("{} on {} node{}, {} per node", session.size(), nodes,
                                 nodes == 1 ? "" : "s", per_node)) +
-      line("threads per rank", std::to_string(threads));
+      line("GPUs per rank", devices) + line("threads per rank", std::to_string(threads));
   std::fputs(text.c_str(), stdout);
 }
 

@@ -19,7 +19,7 @@ Examples:
 struct Options {
   std::string file;
   std::string resume, device;
-  bool dry_run = false;
+  bool dry_run = false, trace = false;
 };
 
 std::string footer() {
@@ -35,6 +35,7 @@ std::string footer() {
 int run_train(comm::Session& session, const Options& options, std::vector<Setting> settings) {
   if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
   if (!options.device.empty()) settings.push_back({"device.type", options.device});
+  if (options.trace) settings.push_back({"train.trace", "true"});
   ResolvedConfig resolved(options.file, settings, session);
   if (!options.dry_run) {
     return train::exit_code(train::run(session, resolved.config, resolved.fields));
@@ -57,6 +58,8 @@ void add_train(CLI::App& app, Command& command) {
       ->type_name("TEXT");
   train->add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
       ->type_name("TEXT");
+  train->add_flag("--trace", options->trace,
+                  "the device's operations in trace.json: --train.trace");
   train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");
   train->footer(footer);
   train->callback([options, &command] {

@@ -6,13 +6,20 @@ Recorder::Recorder() : origin_(Clock::now()) {}
 
 void Recorder::add(const char* section, int stream, Clock::time_point begin,
                    Clock::time_point end) {
-  using Microseconds = std::chrono::duration<double, std::micro>;
-  const double duration_us = Microseconds(end - begin).count();
-  const std::lock_guard lock(mutex_);
-  seconds_[section] += duration_us * 1e-6;
-  if (spans_.size() < trace_capacity) {
-    spans_.push_back({section, stream, Microseconds(begin - origin_).count(), duration_us});
+  {
+    const std::lock_guard lock(mutex_);
+    seconds_[section] += std::chrono::duration<double>(end - begin).count();
   }
+  add_span(section, stream, begin, end);
+}
+
+void Recorder::add_span(const char* name, int stream, Clock::time_point begin,
+                        Clock::time_point end) {
+  using Microseconds = std::chrono::duration<double, std::micro>;
+  const std::lock_guard lock(mutex_);
+  if (spans_.size() >= trace_capacity) return;
+  spans_.push_back(
+      {name, stream, Microseconds(begin - origin_).count(), Microseconds(end - begin).count()});
 }
 
 void Recorder::count(const char* counter, double amount) {

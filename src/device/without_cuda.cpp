@@ -1,5 +1,6 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
+#include "trireme/device/range.hpp"
 
 namespace trireme::device {
 namespace {
@@ -20,5 +21,8 @@ std::unique_ptr<Device> make_cuda_device(int index) { refuse(index); }
 std::string cuda_device_identity(int index) { refuse(index); }
 
 std::string cuda_description() { return "built without CUDA"; }
+
+Range::Range(const char* /*name*/) {}
+Range::~Range() = default;
 
 }  // namespace trireme::device

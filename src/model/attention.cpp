@@ -18,7 +18,12 @@ Tensor heads_of(const Tensor& x, const Microbatch& batch, std::int64_t first, st
 }
 
 ops::AttentionMask causal_mask(const Microbatch& batch) {
-  return {true, batch.positions, batch.positions, batch.documents, batch.documents};
+  return {.causal = true,
+          .query_positions = batch.positions,
+          .key_positions = batch.positions,
+          .query_documents = batch.documents,
+          .key_documents = batch.documents,
+          .plain = batch.plain};
 }
 
 }  // namespace

@@ -13,8 +13,6 @@ namespace {
 }  // namespace
 
 std::unique_ptr<Ops> make_cuda_ops(device::Device&, const CudaOpsOptions&) { refuse(); }
-std::vector<std::byte> product_algorithms(const Ops&) { return {}; }
-void use_product_algorithms(Ops&, std::span<const std::byte>) { refuse(); }
 std::string cuda_libraries() { return {}; }
 
 }  // namespace trireme::ops

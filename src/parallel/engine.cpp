@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/core/pairwise.hpp"
+#include "trireme/device/range.hpp"
 
 namespace trireme::parallel {
 
@@ -43,6 +44,8 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       loss_buffer_(ledger, device::Use::batch, batch_bytes(stage)),
       losses_(loss_buffer_.view(DType::f64,
                                 {stage.options().micro_batches, stage.memory().leaves().count})),
+      losses_read_(device_, losses_),
+      set_sums_(static_cast<std::size_t>(stage.sets())),
       frequencies_(stage.model().frequencies()) {
   if (frequencies_ && !device_.is_host()) {
     frequency_buffer_ = device::Buffer(ledger, device::Use::workspace, frequencies_.bytes());
@@ -63,6 +66,10 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       std::vector<device::Event>(static_cast<std::size_t>(program.send_gradient_slots))};
   if (options.watchdog != nullptr) {
     for (const UnitAction& action : program.actions) labels_.push_back(to_string(action));
+  }
+  for (const auto& unit : stage.model().units()) {
+    forward_names_.push_back("forward " + unit->name());
+    backward_names_.push_back("backward " + unit->name());
   }
   // Messages between stages must go on while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
@@ -97,13 +104,6 @@ model::UnitContext Engine::context(const model::Microbatch& leaf, const UnitActi
 
 void Engine::zero_losses() { ops_.fill(losses_.reshape({losses_.elements()}), 0); }
 
-std::vector<double> Engine::read_losses(int micro_batches) {
-  const Tensor taken = losses_.slice(0, 0, micro_batches);
-  std::vector<double> losses(static_cast<std::size_t>(taken.elements()));
-  device::read(device_, losses.data(), taken);
-  return losses;
-}
-
 device::Event& Engine::message_event(Message kind, int slot) {
   return message_events_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(slot)];
 }
@@ -135,6 +135,7 @@ void Engine::start_message(const UnitAction& action) {
 void Engine::forward(const UnitAction& action, model::Mode mode) {
   const bool train = mode == model::Mode::train;
   const Section section(recorder_, train ? "forward" : "forward of evaluation");
+  const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
   const Leaves& leaves = memory_.plan().leaves();
   const std::int64_t own = memory_.plan().own_rows();
@@ -179,6 +180,7 @@ void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& c
 
 void Engine::backward(const UnitAction& action) {
   const Section section(recorder_, "backward");
+  const device::Range range(backward_names_[static_cast<std::size_t>(action.unit)]);
   const Leaves& leaves = memory_.plan().leaves();
   const std::int64_t own = memory_.plan().own_rows();
   const bool weight = action.kind == Kind::backward || action.kind == Kind::backward_weight;
@@ -220,9 +222,11 @@ void Engine::run(const UnitAction& action) {
     case Kind::receive:
     case Kind::send:
       return start_message(action);
-    case Kind::gather:
+    case Kind::gather: {
+      const device::Range range("gather parameters");
       exchange_.gather(action.group);
       break;
+    }
     case Kind::forward:
       return forward(action, model::Mode::train);
     case Kind::backward:
@@ -230,39 +234,41 @@ void Engine::run(const UnitAction& action) {
     case Kind::backward_input:
     case Kind::backward_weight:
       return backward(action);
-    case Kind::reduce:
+    case Kind::reduce: {
+      const device::Range range("reduce gradients");
       exchange_.reduce(action.group);
       break;
-    case Kind::exchange:
+    }
+    case Kind::exchange: {
+      const device::Range range("exchange tied gradients");
       exchange_.exchange(action.group);
       break;
+    }
   }
   if (progress_) progress_->wake();
 }
 
-double Engine::sum_sets(const std::vector<double>& sums) const {
-  std::vector<double> tree = sums;
-  add_pairwise(static_cast<std::int64_t>(tree.size()), [&](std::int64_t to, std::int64_t from) {
-    tree[static_cast<std::size_t>(to)] += tree[static_cast<std::size_t>(from)];
-  });
-  return groups_.state.data.all_reduce(tree.front(), comm::Reduction::sum);
+double Engine::sum_sets() {
+  add_pairwise(
+      static_cast<std::int64_t>(set_sums_.size()), [&](std::int64_t to, std::int64_t from) {
+        set_sums_[static_cast<std::size_t>(to)] += set_sums_[static_cast<std::size_t>(from)];
+      });
+  return groups_.state.data.all_reduce(set_sums_.front(), comm::Reduction::sum);
 }
 
-LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
+void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
   TRIREME_ASSERT(static_cast<int>(batches.size()) == stage_.options().micro_batches,
                  "{} micro-batches for a program of {}", batches.size(),
                  stage_.options().micro_batches);
   const int leaves = memory_.plan().leaves().count;
-  const auto sets = static_cast<std::size_t>(stage_.sets());
-  std::vector<double> weights(sets, 0.0), losses(sets, 0.0);
+  std::fill(set_sums_.begin(), set_sums_.end(), 0.0);
   for (std::size_t m = 0; m < batches.size(); ++m) {
     for (int leaf = 0; leaf < leaves; ++leaf) {
-      weights[static_cast<std::size_t>(set_of(static_cast<int>(m), leaf))] +=
+      set_sums_[static_cast<std::size_t>(set_of(static_cast<int>(m), leaf))] +=
           batches[m].weight(leaf, leaves);
     }
   }
-  LossSum sum;
-  sum.weight = sum_sets(weights);
+  const LossSum sum{.weight = sum_sets()};
   denominator_ = sum.weight;
   {
     const Section section(recorder_, "zero gradients");
@@ -276,125 +282,27 @@ LossSum Engine::step(const std::vector<HostMicrobatch>& batches) {
     run(actions[i]);
   }
   if (options_.watchdog != nullptr) options_.watchdog->beat("wait for gradients");
-  exchange_.finish();
+  {
+    const device::Range range("wait for gradients");
+    exchange_.finish();
+  }
   for (auto& events : message_events_) {
     for (device::Event& event : events) event.wait();
   }
-  const std::vector<double> parts = read_losses(stage_.options().micro_batches);
-  for (std::size_t m = 0; m < batches.size(); ++m) {
-    for (int leaf = 0; leaf < leaves; ++leaf) {
-      const auto set = static_cast<std::size_t>(set_of(static_cast<int>(m), leaf));
-      losses[set] += parts[m * static_cast<std::size_t>(leaves) + static_cast<std::size_t>(leaf)];
-    }
-  }
-  const double own = sum_sets(losses);  // zero but on the last stage
-  sum.loss = groups_.pipeline.all_reduce(own, comm::Reduction::sum);
-  return sum;
+  losses_read_.queue();
 }
 
-std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
+LossSum Engine::step_sums() {
   const int leaves = memory_.plan().leaves().count;
-  const int last = stage_.options().place.pipeline * stage_.options().virtual_stages - 1;
-  batches_.take(batch);
-  zero_losses();
-  for (int chunk = 0; chunk < static_cast<int>(stage_.chunks().size()); ++chunk) {
-    const int stages = stage_.options().place.pipeline;
-    const int k = chunk * stages + stage_.options().place.stage;
-    if (k > 0) {
-      start_message({.kind = Kind::receive, .peer = stage_.stage_of(k - 1), .slot = 0});
-    }
-    const params::Range& units = stage_.chunks()[static_cast<std::size_t>(chunk)];
-    for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
-      UnitAction action{.kind = Kind::forward,
-                        .micro_batch = 0,
-                        .chunk = chunk,
-                        .unit = static_cast<int>(unit),
-                        .stash = 0};
-      if (unit == units.begin && k > 0) action.input_slot = 0;
-      if (unit + 1 == units.end && k < last) action.output_slot = 0;
-      if (state_.values_sharded()) {
-        for (int g : state_.layout().groups_of(action.unit)) exchange_.gather(g);
-      }
-      forward(action, model::Mode::evaluate);
-    }
-    if (k < last) {
-      start_message({.kind = Kind::send, .peer = stage_.stage_of(k + 1), .slot = 0});
-      message_event(Message::send_activation, 0).wait();
+  const auto* parts = losses_read_.values().as<double>();
+  std::fill(set_sums_.begin(), set_sums_.end(), 0.0);
+  for (int m = 0; m < stage_.options().micro_batches; ++m) {
+    for (int leaf = 0; leaf < leaves; ++leaf) {
+      set_sums_[static_cast<std::size_t>(set_of(m, leaf))] += parts[m * leaves + leaf];
     }
   }
-  const std::vector<double> sums = read_losses(1);  // zeros but on the last stage
-  std::vector<LossSum> result;
-  for (int leaf = 0; leaf < leaves; ++leaf) {
-    result.push_back(
-        {groups_.pipeline.all_reduce(sums[static_cast<std::size_t>(leaf)], comm::Reduction::sum),
-         batch.weight(leaf, leaves)});
-  }
-  return result;
-}
-
-void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
-                    const Tensor& logits) {
-  TRIREME_ASSERT(!stage_.shares().sequence_parallel, "generation with sequence parallelism");
-  const std::int64_t rows = tokens.tokens();
-  const int stages = stage_.options().place.pipeline;
-  const auto part = [&](const Tensor& t) { return t.slice(0, 0, rows); };
-  for (int chunk = 0; chunk < static_cast<int>(stage_.chunks().size()); ++chunk) {
-    const int k = chunk * stages + stage_.options().place.stage;
-    const params::Range& units = stage_.chunks()[static_cast<std::size_t>(chunk)];
-    Tensor x;
-    if (k > 0) {
-      x = part(memory_.message(Message::receive_activation, 0));
-      groups_.activations.exchange({{x, stage_.stage_of(k - 1), false}}, tensor_stream_).wait();
-    }
-    for (std::int64_t u = units.begin; u < units.end; ++u) {
-      const auto unit = static_cast<std::size_t>(u);
-      UnitAction action{.kind = Kind::forward,
-                        .micro_batch = 0,
-                        .chunk = chunk,
-                        .unit = static_cast<int>(u),
-                        .stash = 0};
-      if (state_.values_sharded()) {
-        for (int g : state_.layout().groups_of(action.unit)) exchange_.gather(g);
-        exchange_.need_values(action.unit);
-      }
-      const model::UnitMemory memory = memory_.unit(action, 0);
-      if (action.unit == stage_.last_unit()) {
-        model::Microbatch last = tokens;
-        last.length = 1;
-        stage_.model().head().logits(context(last, action, model::Mode::evaluate, 0), logits,
-                                     x.slice(0, rows - 1, rows), memory);
-        return;
-      }
-      model::UnitContext call = context(tokens, action, model::Mode::evaluate, 0);
-      if (unit < caches.size() && !caches[unit].keys.empty()) call.cache = &caches[unit];
-      const bool leaves = u + 1 == units.end;
-      const Tensor y =
-          part(leaves ? memory_.message(Message::send_activation, 0) : memory_.next_input(action));
-      stage_.model().units()[unit]->forward(call, y, x, memory);
-      x = y;
-    }
-    groups_.activations.exchange({{x, stage_.stage_of(k + 1), true}}, tensor_stream_).wait();
-  }
-}
-
-void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
-  TRIREME_ASSERT(stage_.options().place.pipeline == 1, "logits on one stage");
-  batches_.take(batch);
-  for (int unit = 0; unit < stage_.last_unit(); ++unit) {
-    forward({.kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = unit, .stash = 0},
-            model::Mode::evaluate);
-  }
-  const UnitAction head{
-      .kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = stage_.last_unit(), .stash = 0};
-  const Leaves& leaves = memory_.plan().leaves();
-  const std::int64_t own = memory_.plan().own_rows();
-  for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    const model::Microbatch tokens = leaf_of(batches_[0], leaf, leaves.count);
-    stage_.model().head().logits(context(tokens, head, model::Mode::evaluate, 0),
-                                 logits.slice(0, leaf * leaves.rows, (leaf + 1) * leaves.rows),
-                                 memory_.input(head).slice(0, leaf * own, (leaf + 1) * own),
-                                 memory_.unit(head, leaf));
-  }
+  const double own = sum_sets();  // zero but on the last stage
+  return {groups_.pipeline.all_reduce(own, comm::Reduction::sum), denominator_};
 }
 
 }  // namespace trireme::parallel

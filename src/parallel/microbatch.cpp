@@ -20,8 +20,23 @@ model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count) {
           .positions = part(batch.positions, first, sequences),
           .documents = part(batch.documents, first, sequences),
           .samples = part(batch.samples, first, sequences),
-          .rows = part(batch.rows, leaf * rows, rows)};
+          .rows = part(batch.rows, leaf * rows, rows),
+          .plain = batch.plain};
 }
+
+namespace {
+
+/// Whether positions are 0, 1, … in every sequence. A window that documents divide, or a later part
+/// of one, has others.
+bool counts_from_zero(const data::Batch& batch) {
+  const auto length = static_cast<std::size_t>(batch.length);
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    if (batch.positions[i] != static_cast<std::int32_t>(i % length)) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
   const std::int64_t sequences = batch_.sequences, length = batch_.length;
@@ -39,6 +54,9 @@ HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
     view_.documents = Tensor(batch_.documents.data(), {sequences, length});
   view_.samples = Tensor(batch_.samples.data(), {sequences});
   view_.rows = Tensor(rows_.data(), {rows});
+  // With a document mask never, even where a window lies inside one document: which kernel computes
+  // a sequence must not depend on what shares its micro-batch.
+  view_.plain = batch_.documents.empty() && counts_from_zero(batch_);
 }
 
 double HostMicrobatch::weight(int leaf, int count) const {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "trireme/device/range.hpp"
+
 namespace trireme::parallel {
 
 namespace {
@@ -56,9 +58,8 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
     : options_(options),
       grid_(grid),
       recorder_(recorder),
-      ops_(options.make_ops
-               ? options.make_ops(ledger, options.threads, options.stage.reproducible)
-               : ops::make_cpu_ops(options.threads, &ledger, options.stage.reproducible)),
+      device_(ledger.device()),
+      ops_(make_ops(ledger)),
       stage_(model, placed(options.stage, grid)),
       state_(stage_.layout(), stage_.shards(), stage_.state_options(), ledger),
       optimizer_(options.optim, options.stage.train ? stage_.shards().elements() : 0, ledger,
@@ -75,8 +76,19 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                .offload = offload_.get()}),
       norm_(norm_of(stage_, state_, ledger)),
       ranges_(options.stage.train ? state::update_ranges(state_)
-                                  : std::vector<optim::UpdateRange>()),
-      norm_stream_(ledger.device()) {}
+                                  : std::vector<optim::UpdateRange>()) {}
+
+std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
+  const bool reproducible = options_.stage.reproducible;
+  std::unique_ptr<ops::Ops> own = options_.make_ops
+                                      ? options_.make_ops(ledger, options_.threads, reproducible)
+                                      : ops::make_cpu_ops(options_.threads, &ledger, reproducible);
+  choosing_ = dynamic_cast<ops::Choosing*>(own.get());
+  if (!options_.trace) return own;
+  auto traced = std::make_unique<ops::TracedOps>(std::move(own), device_, recorder_);
+  traced_ = traced.get();
+  return traced;
+}
 
 void Replica::initialise() {
   std::vector<params::FlatRange> ranges{{{0, stage_.layout().elements()}, 0}};
@@ -115,13 +127,60 @@ void Replica::refresh() {
   engine_.spread();
 }
 
-double Replica::gradient_norm() { return norm_.compute(*ops_, grid_.world(), norm_stream_); }
+void Replica::settle_choices() {
+  if (choosing_ == nullptr) return;
+  const Section section(recorder_, "settle choices");
+  const StageOptions& stage = stage_.options();
+  const std::int64_t length = stage_.model().config().sequence;
+  std::vector<HostMicrobatch> batches;
+  for (int m = 0; m < stage.micro_batches; ++m) {
+    data::Batch batch{.sequences = stage.sequences, .length = length};
+    const auto tokens = static_cast<std::size_t>(stage.sequences * length);
+    batch.inputs.resize(tokens);
+    batch.targets.resize(tokens);
+    batch.weights.assign(tokens, 1.0F);
+    for (std::size_t i = 0; i < tokens; ++i) {
+      batch.positions.push_back(static_cast<std::int32_t>(i % static_cast<std::size_t>(length)));
+    }
+    batch.samples.resize(static_cast<std::size_t>(stage.sequences));
+    batches.emplace_back(std::move(batch));
+  }
+  backward(batches);
+  const std::vector<std::byte> own = choosing_->choices();
+  const auto all = grid_.world().all_gather_bytes(
+      {reinterpret_cast<const std::uint8_t*>(own.data()), own.size()});
+  // The first rank last: what it chose stays.
+  for (auto theirs = all.rbegin(); theirs != all.rend(); ++theirs) {
+    if (theirs->empty()) continue;
+    choosing_->use_choices({reinterpret_cast<const std::byte*>(theirs->data()), theirs->size()});
+  }
+}
+
+StepSums Replica::finish() {
+  {
+    const device::Range range("gradient norm");
+    norm_.start(*ops_);
+  }
+  wait();
+  const LossSum loss = engine_.step_sums();
+  return {loss, norm_.finish(grid_.world())};
+}
+
+void Replica::wait() {
+  if (traced_ != nullptr) traced_->before_wait();
+  if (!device_.is_host()) {
+    const Section section(recorder_, "wait for the device");
+    device::wait_for(device_);
+  }
+  if (traced_ != nullptr) traced_->after_wait();
+}
 
 void Replica::gradients_changed() {
   if (offload_) offload_->retake();
 }
 
 void Replica::update(double learning_rate, std::int64_t step, double gradient_scale) {
+  const device::Range range("optimizer");
   if (offload_) {
     offload_->update(optimizer_, learning_rate, step, gradient_scale);
   } else {

@@ -52,6 +52,8 @@ const char* stream_name(int stream) {
       return "communication";
     case 2:
       return "loader";
+    case 3:
+      return "device";
     default:
       return "stream";
   }
@@ -122,7 +124,7 @@ void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank)
     std::set<int> streams;
     for (const Span& span : spans_by_rank[rank]) streams.insert(span.stream);
     for (const int stream : streams) {
-      const bool named = stream >= 0 && stream <= 2;
+      const bool named = stream >= 0 && stream <= 3;
       label("thread_name", stream,
             named ? stream_name(stream) : fmt::format("{} {}", stream_name(stream), stream));
     }

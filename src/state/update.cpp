@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace trireme::state {
 
@@ -83,14 +84,16 @@ std::int64_t GradientNorm::partial_sums(const params::ParameterTable& table,
 
 GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bool counts,
                            device::MemoryLedger& ledger)
-    : device_(ledger.device()) {
+    : buffer_(
+          ledger, device::Use::communication,
+          static_cast<std::size_t>(partial_sums(state.layout().table(), state.options().shares)) *
+              sizeof(double)),
+      sums_(
+          buffer_.view(DType::f64, {partial_sums(state.layout().table(), state.options().shares)})),
+      read_(ledger.device(), sums_) {
+  if (!counts) return;
   const params::Layout& layout = state.layout();
   const model::Shares& shares = state.options().shares;
-  const std::int64_t count = partial_sums(layout.table(), shares);
-  buffer_ = device::Buffer(ledger, device::Use::communication,
-                           static_cast<std::size_t>(count) * sizeof(double));
-  sums_ = buffer_.view(DType::f64, {count});
-  if (!counts) return;
   std::int64_t total = 0;
   std::vector<std::vector<std::int64_t>> first;
   if (shares.reproducible) first = number_blocks(layout.table(), shares.tiles.all, total);
@@ -142,17 +145,19 @@ void GradientNorm::add(const Part& part) {
   parts_.push_back(part);
 }
 
-double GradientNorm::compute(ops::Ops& ops, comm::Communicator& world, device::Stream& stream) {
+void GradientNorm::start(ops::Ops& ops) {
   ops.fill(sums_, 0);
   for (const Part& part : parts_) {
     ops.add_squares(sums_.slice(0, part.sums.begin, part.sums.end), part.gradient);
   }
-  world.all_reduce(sums_, comm::Reduction::sum, stream).wait();
-  std::vector<double> sums(static_cast<std::size_t>(sums_.elements()));
-  device::read(device_, sums.data(), sums_);
-  double sum = 0;
-  for (const double square : sums) sum += square;
-  return std::sqrt(sum);
+  read_.queue();
+}
+
+double GradientNorm::finish(comm::Communicator& world) {
+  const Tensor& sums = read_.values();
+  world.all_reduce(sums, comm::Reduction::sum, stream_).wait();
+  const auto* squares = sums.as<double>();
+  return std::sqrt(std::accumulate(squares, squares + sums.elements(), 0.0));
 }
 
 }  // namespace trireme::state

@@ -42,11 +42,13 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
   }
 }
 
-parallel::MakeOps ComputeDevice::make_ops() const {
+parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
   if (!own_) return {};
-  return [this](device::MemoryLedger& ledger, int /*threads*/, bool reproducible) {
-    return ops::make_cuda_ops(*own_,
-                              {.ledger = &ledger, .reproducible = reproducible, .tf32 = tf32_});
+  return [this, time_products](device::MemoryLedger& ledger, int /*threads*/, bool reproducible) {
+    return ops::make_cuda_ops(*own_, {.ledger = &ledger,
+                                      .reproducible = reproducible,
+                                      .tf32 = tf32_,
+                                      .time_algorithms = time_products && !reproducible});
   };
 }
 

@@ -150,6 +150,7 @@ nlohmann::json Trainer::gather_traffic() {
 
 void Trainer::finish() {
   const comm::Watchdog::Pause pause(*watchdog_);
+  replica_.wait();  // the last update, which the trace should hold
   const nlohmann::json traffic = gather_traffic();
   const std::int64_t resident = grid_.world().all_reduce(resident_peak(), comm::Reduction::max);
   const double total = seconds_since(begin_);

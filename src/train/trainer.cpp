@@ -47,7 +47,8 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .overlap = config_.parallel.overlap,
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                 .watchdog = watchdog_.get(),
-                .make_ops = computes.make_ops()},
+                .make_ops = computes.make_ops(config_.device.time_products),
+                .trace = config_.train.trace},
                grid, recorder_, ledger),
       predicted_(plan::predict_memory(
           replica_.stage(), {.optim = config_.optim,
@@ -88,6 +89,7 @@ Ending Trainer::run() {
   replica_.initialise();
   if (!folder.empty()) resume(folder);
   peak_ = peak_of_world();
+  replica_.settle_choices();
   begin_record();
   starting.reset();
   recorder_.reset();
@@ -235,13 +237,17 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
     }
   }
   replica_.engine().set_loss_scale(loss_scale_.value());
-  const parallel::LossSum sum = replica_.backward(batches);
+  replica_.start(batches);
   inject_into_gradients();
 
   watchdog_->beat("optimizer");
   const Section section(recorder_, "optimizer");
   const double scale = loss_scale_.value();
-  const double norm = replica_.gradient_norm() / scale;
+  // The step's one wait for the device. The host decides here whether the step counts: a loss or a
+  // norm that is not finite, and in fp16 an overflow, must not reach the weights.
+  const parallel::StepSums sums = replica_.finish();
+  const parallel::LossSum& sum = sums.loss;
+  const double norm = sums.gradient_norm / scale;
   const Verdict verdict = agree_on_step(health_.judge(sum.mean(), norm, loss_scale_.may_shrink()));
   health_.note(verdict, sum.mean(), norm);
   if (verdict <= Verdict::overflow) loss_scale_.note(verdict == Verdict::overflow);

@@ -6,6 +6,8 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/device/timeline.hpp"
+#include "trireme/ops/choosing.hpp"
 
 #include "harness.hpp"
 
@@ -66,6 +68,32 @@ TEST(CudaDevice, AnyThreadMayAsk) {
   }).join();
 }
 
+TEST(CudaDevice, MarksComeInOrderAndWithinTheHostsTimes) {
+  using Clock = device::Timeline::Clock;
+  device::Device& device = tested_device();
+  const std::unique_ptr<device::Timeline> timeline = device::make_timeline(device);
+  constexpr std::size_t bytes = std::size_t{64} << 20;
+  void* memory = device.allocate(2 * bytes);
+  for (int round = 0; round < 2; ++round) {
+    device.synchronise();
+    const Clock::time_point begin = Clock::now();
+    timeline->mark();
+    for (int i = 0; i < 3; ++i) {
+      device.copy(memory, static_cast<char*>(memory) + bytes, bytes);
+      timeline->mark();
+    }
+    device.synchronise();
+    const std::vector<Clock::time_point> times = timeline->read();
+    const Clock::time_point end = Clock::now();
+    ASSERT_EQ(times.size(), 4U);
+    // The last mark is taken to be the time of reading, so all may be late by the wait's end.
+    EXPECT_GE(times.front(), begin);
+    EXPECT_LE(times.back(), end);
+    for (std::size_t i = 1; i < times.size(); ++i) EXPECT_LT(times[i - 1], times[i]);
+  }
+  device.release(memory);
+}
+
 TEST(CudaDevice, RefusesIndicesThatAreNone) {
   EXPECT_THROW(device::make_cuda_device(-1), Error);
   EXPECT_THROW(device::make_cuda_device(10000), Error);
@@ -97,17 +125,19 @@ std::vector<float> product(Ops& ops, DType type) {
   return result;
 }
 
+Choosing& choosing(Ops& ops) { return dynamic_cast<Choosing&>(ops); }
+
 TEST(Libraries, AlgorithmsTravel) {
   const std::unique_ptr<Ops> first = make_tested_ops({.time_algorithms = true});
   const std::vector<float> expected = product(*first, DType::bf16);
-  const std::vector<std::byte> algorithms = product_algorithms(*first);
+  const std::vector<std::byte> algorithms = choosing(*first).choices();
   EXPECT_GT(algorithms.size(), 100U);
   const std::unique_ptr<Ops> second = make_tested_ops({});
-  use_product_algorithms(*second, algorithms);
-  EXPECT_EQ(product_algorithms(*second), algorithms);
+  choosing(*second).use_choices(algorithms);
+  EXPECT_EQ(choosing(*second).choices(), algorithms);
   EXPECT_EQ(product(*second, DType::bf16), expected);
-  EXPECT_EQ(product_algorithms(*second), algorithms);
-  EXPECT_THROW(use_product_algorithms(*second, std::span(algorithms).first(30)), Error);
+  EXPECT_EQ(choosing(*second).choices(), algorithms);
+  EXPECT_THROW(choosing(*second).use_choices(std::span(algorithms).first(30)), Error);
 }
 
 TEST(Libraries, ReproducibleBackendsAgree) {

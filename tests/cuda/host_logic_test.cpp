@@ -4,6 +4,7 @@
 
 #include "trireme/core/error.hpp"
 
+#include "../../src/ops/cuda/cuda_ops.hpp"
 #include "../../src/ops/cuda/fused_attention.hpp"
 #include "../../src/ops/cuda/product.hpp"
 #include "../../src/ops/cuda/tiles.hpp"
@@ -116,6 +117,35 @@ TEST(Algorithms, SurviveTheirBytes) {
     EXPECT_THROW(unpack_algorithms(130000, std::span(bytes).first(length)), Error);
   }
   EXPECT_TRUE(unpack_algorithms(1, pack_algorithms(1, {})).empty());
+}
+
+/// A library that remembers what it is told.
+class RememberingProducts final : public Products {
+ public:
+  explicit RememberingProducts(std::vector<std::byte>& used) : used_(used) {}
+  bool multiply(const Product&) override { return false; }
+  std::vector<std::byte> algorithms() const override { return {std::byte{7}, std::byte{8}}; }
+  void use_algorithms(std::span<const std::byte> bytes) override {
+    used_.assign(bytes.begin(), bytes.end());
+  }
+
+ private:
+  std::vector<std::byte>& used_;
+};
+
+TEST(Algorithms, AreWhatTheBackendChooses) {
+  std::vector<std::byte> used;
+  CudaParts parts;
+  parts.device = &tested_device();
+  parts.products = std::make_unique<RememberingProducts>(used);
+  CudaOps with(std::move(parts));
+  auto& choosing = dynamic_cast<Choosing&>(static_cast<Ops&>(with));
+  const std::vector<std::byte> chosen = choosing.choices();
+  EXPECT_EQ(chosen.size(), 2U);
+  choosing.use_choices(chosen);
+  EXPECT_EQ(used, chosen);
+  // Our own kernels leave nothing to choose.
+  EXPECT_TRUE(dynamic_cast<Choosing&>(tested_ops()).choices().empty());
 }
 
 TEST(Tiles, CoverAllRowsOnce) {

@@ -197,7 +197,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
 struct LayoutRun {
   LayoutRun(const model::ModelConfig& config, const LayoutCase& layout,
             const StageOptions& stage_options, MPI_Comm comm,
-            const MakeTestDevice& make_device = {})
+            const MakeTestDevice& make_device = {}, bool trace = false)
       : device(make_device ? make_device(comm_rank(comm)) : TestDevice()),
         ledger(device.device ? *device.device : device::host_device()),
         comm(comm),
@@ -208,8 +208,8 @@ struct LayoutRun {
             {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data})),
         grid(session, shape, ledger, comm::shard_degree(shape, layout.shard)),
         model(config),
-        replica(model, replica_options(layout, stage_options, device.make_ops), grid, recorder,
-                ledger) {}
+        replica(model, replica_options(layout, stage_options, device.make_ops, trace), grid,
+                recorder, ledger) {}
 
   /// The gradients that the last step left, every logical tensor of them.
   std::vector<std::vector<float>> gradients() {
@@ -231,7 +231,7 @@ struct LayoutRun {
   }
 
   static ReplicaOptions replica_options(const LayoutCase& layout, const StageOptions& stage_options,
-                                        const MakeOps& make_ops) {
+                                        const MakeOps& make_ops, bool trace) {
     ReplicaOptions options;
     options.stage = stage_options;
     options.optim.learning_rate = 3e-3;
@@ -239,6 +239,7 @@ struct LayoutRun {
     options.bucket_elements = bucket_elements;
     options.seed = 7;
     options.make_ops = make_ops;
+    options.trace = trace;
     return options;
   }
   static constexpr std::int64_t bucket_elements = 1000;
@@ -331,8 +332,9 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
   };
   for (int step = 0; step < settings.steps; ++step) {
     const auto batches = make_batches(config, layout, data_rank, step, settings.global_batch);
-    result.losses.push_back(replica.backward(batches).mean());
-    result.norms.push_back(replica.gradient_norm());
+    const StepSums sums = replica.backward(batches);
+    result.losses.push_back(sums.loss.mean());
+    result.norms.push_back(sums.gradient_norm);
     std::vector<std::uint64_t> hashes;
     if (step == 0 || settings.reproducible) {
       auto gradients = run.gradients();

@@ -27,9 +27,10 @@ std::vector<std::vector<float>> train_with_overflow(const LayoutCase& layout, bo
   for (int step = 0; step < 3; ++step) {
     const double scale = step == 1 ? 1e30 : 256;
     replica.engine().set_loss_scale(scale);
-    replica.backward(make_batches(matrix_models().front().config, layout,
-                                  run->grid.coordinate(comm::Axis::data), step, matrix_batch));
-    const double norm = replica.gradient_norm() / scale;
+    const StepSums sums =
+        replica.backward(make_batches(matrix_models().front().config, layout,
+                                      run->grid.coordinate(comm::Axis::data), step, matrix_batch));
+    const double norm = sums.gradient_norm / scale;
     EXPECT_EQ(std::isfinite(norm), step != 1);
     if (step != 1) replica.update(3e-3, step, optim::clip_factor(norm, 1.0) / scale);
   }

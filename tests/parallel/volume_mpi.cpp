@@ -46,10 +46,9 @@ Counted count(const model::ModelConfig& config, const LayoutCase& layout, int gl
   for (int step = 0; step < 2; ++step) {
     MPI_Barrier(MPI_COMM_WORLD);
     run.grid.reset_traffic();
-    run.replica.backward(
+    const StepSums sums = run.replica.backward(
         make_batches(config, layout, run.grid.coordinate(comm::Axis::data), step, global_batch));
-    const double norm = run.replica.gradient_norm();
-    run.replica.update(1e-3, step, optim::clip_factor(norm, 1.0));
+    run.replica.update(1e-3, step, optim::clip_factor(sums.gradient_norm, 1.0));
   }
   for (const auto& [name, traffic] : run.grid.traffic()) {
     auto own = static_cast<double>(traffic.total().bytes);

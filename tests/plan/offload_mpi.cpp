@@ -75,9 +75,10 @@ class Training {
   void steps(int first, int last) {
     for (int step = first; step < last; ++step) {
       parallel::Replica& replica = run_.replica;
-      replica.backward(make_batches(matrix_models().front().config, run_.layout,
-                                    run_.grid.coordinate(comm::Axis::data), step, matrix_batch));
-      replica.update(3e-3, step, optim::clip_factor(replica.gradient_norm(), 1.0));
+      const parallel::StepSums sums = replica.backward(
+          make_batches(matrix_models().front().config, run_.layout,
+                       run_.grid.coordinate(comm::Axis::data), step, matrix_batch));
+      replica.update(3e-3, step, optim::clip_factor(sums.gradient_norm, 1.0));
     }
   }
   fs::path save(const fs::path& root) {

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -23,11 +24,11 @@
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/device/device.hpp"
+#include "trireme/device/timeline.hpp"
 
 namespace trireme::testing_support {
 
-class ImaginaryDevice final : public device::Device {
+class ImaginaryDevice final : public device::Device, public device::Timed {
  public:
   explicit ImaginaryDevice(unsigned seed, std::string identity = {})
       : identity_(std::move(identity)), random_(seed), worker_([this] { work(); }) {}
@@ -58,6 +59,7 @@ class ImaginaryDevice final : public device::Device {
   }
   void release(void* memory) noexcept override {
     std::unique_lock lock(mutex_);
+    ++waits_;
     changed_.wait(lock, [this] { return pending_ == 0; });
     const auto block = blocks_.find(static_cast<std::byte*>(memory));
     munmap(block->second.real, block->second.size);
@@ -87,6 +89,16 @@ class ImaginaryDevice final : public device::Device {
   void follow(device::Fence& fence) override { follow_on(0, fence); }
   void synchronise() override { synchronise_on(0); }
   void* native() override { return native_of(0); }
+
+  /// How often the host has waited for it: in synchronise, for a copy from or to memory that is not
+  /// staging memory, or in giving memory back. Fences that are asked for do not count.
+  std::uint64_t waits() {
+    const std::lock_guard lock(mutex_);
+    return waits_;
+  }
+  std::unique_ptr<device::Timeline> make_timeline() override {
+    return std::make_unique<Marks>(*this);
+  }
 
   /// Queues `task` behind the computation so far.
   void compute(std::function<void()> task) { push(0, {once(std::move(task)), nullptr, 0}); }
@@ -140,6 +152,28 @@ class ImaginaryDevice final : public device::Device {
     ImaginaryDevice& device_;
     std::shared_ptr<std::uint64_t> done_;
     std::uint64_t number_;
+  };
+  class Marks final : public device::Timeline {
+   public:
+    explicit Marks(ImaginaryDevice& device) : device_(device) {}
+    void mark() override {
+      auto& time = times_.emplace_back(std::make_shared<std::optional<Clock::time_point>>());
+      device_.compute([time] { *time = Clock::now(); });
+    }
+    std::vector<Clock::time_point> read() override {
+      std::vector<Clock::time_point> result;
+      const std::lock_guard lock(device_.mutex_);
+      for (const auto& time : times_) {
+        TRIREME_ASSERT(time->has_value(), "a mark is read that was not waited for");
+        result.push_back(**time);
+      }
+      times_.clear();
+      return result;
+    }
+
+   private:
+    ImaginaryDevice& device_;
+    std::vector<std::shared_ptr<std::optional<Clock::time_point>>> times_;
   };
   class Beside final : public device::Queue {
    public:
@@ -260,6 +294,7 @@ class ImaginaryDevice final : public device::Device {
   }
   void wait_for(std::size_t lane) {
     std::unique_lock lock(mutex_);
+    ++waits_;
     const std::uint64_t all = lanes_[lane].pushed;
     changed_.wait(lock, [&] { return *lanes_[lane].done >= all; });
   }
@@ -318,6 +353,7 @@ class ImaginaryDevice final : public device::Device {
   std::deque<Lane> lanes_{1};  // the first is the computation's
   std::vector<std::size_t> unused_lanes_;
   std::uint64_t pending_ = 0;
+  std::uint64_t waits_ = 0;
   std::string identity_;
   std::exception_ptr error_;
   std::mt19937 random_;

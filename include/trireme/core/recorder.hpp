@@ -14,7 +14,7 @@ namespace trireme {
 /// One finished span, for traces. Times are microseconds since the recorder was made.
 struct Span {
   const char* name = "";  // a string literal
-  int stream = 0;         // 0 compute, 1 communication, 2 loader
+  int stream = 0;         // 0 compute, 1 communication, 2 loader, 3 the device's operations
   double begin_us = 0;
   double duration_us = 0;
 };
@@ -25,6 +25,8 @@ class Recorder {
   using Clock = std::chrono::steady_clock;
   Recorder();
   void add(const char* section, int stream, Clock::time_point begin, Clock::time_point end);
+  /// A span alone, of no section: what a device did, which the host's sections hold already.
+  void add_span(const char* name, int stream, Clock::time_point begin, Clock::time_point end);
   void count(const char* counter, double amount);
   /// Seconds by section since the start or the last `reset`.
   std::map<std::string, double> seconds() const;

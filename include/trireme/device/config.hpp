@@ -10,12 +10,16 @@ namespace trireme::device {
 struct DeviceConfig {
   std::string type = "auto";
   bool tf32 = false;
+  bool time_products = true;
 
   void declare(config::Fields& fields) {
     fields.add("type", type, "cpu, cuda, or auto: cuda where every rank sees a device",
                config::one_of({"auto", "cpu", "cuda"}));
     fields.add("tf32", tf32,
                "CUDA: fp32 products on tensor cores, which keep 10 bits of each factor's fraction");
+    fields.add("time_products", time_products,
+               "CUDA: choose the algorithms of products by time before training, for all ranks "
+               "alike; else, and in reproducible mode, by the library's heuristics");
   }
 };
 

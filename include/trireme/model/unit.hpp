@@ -27,6 +27,9 @@ struct Microbatch {
   Tensor documents;            // i32 [B, T], absent: one document
   Tensor samples;              // i64 [B], sample numbers
   Tensor rows;                 // i64 [R], sample·T + t: the logical index of a token, for dropout
+  /// The host knows that there are no documents and that positions are 0, 1, … T − 1 in every
+  /// sequence: attention of these tokens to themselves is plainly causal (AttentionMask::plain).
+  bool plain = false;
   std::int64_t tokens() const { return sequences * length; }
 };
 

@@ -7,11 +7,8 @@
 // with a printed line, and the next Device::synchronise throws.
 #pragma once
 
-#include <cstddef>
 #include <memory>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "trireme/device/device.hpp"
 #include "trireme/ops/ops.hpp"
@@ -32,15 +29,9 @@ struct CudaOpsOptions {
   bool hasty_attention = false;
 };
 
-/// `device` is one of make_cuda_device, and outlives what is made. Throws Error where Trireme was
-/// built without CUDA.
+/// `device` is one of make_cuda_device, and outlives what is made, which is Choosing too. Throws
+/// Error where Trireme was built without CUDA.
 std::unique_ptr<Ops> make_cuda_ops(device::Device& device, const CudaOpsOptions& options = {});
-
-/// The algorithms that the products met so far were given, as bytes for ranks with the same library
-/// and device: one rank chooses, all compute the same bits.
-std::vector<std::byte> product_algorithms(const Ops& ops);
-/// Uses them from now on. Throws Error for those of another version of the library.
-void use_product_algorithms(Ops& ops, std::span<const std::byte> algorithms);
 
 /// Versions of the libraries that the backend uses, in words; empty without CUDA.
 std::string cuda_libraries();

@@ -11,6 +11,7 @@
 #include "trireme/comm/progress.hpp"
 #include "trireme/comm/watchdog.hpp"
 #include "trireme/core/recorder.hpp"
+#include "trireme/device/readback.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/exchange.hpp"
 #include "trireme/parallel/microbatch.hpp"
@@ -54,10 +55,13 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  /// Forward and backward of all micro-batches of this replica. Afterwards the own gradients of the
-  /// state are those of the mean loss over the global batch. Returns the sums over the global
-  /// batch, the same on every rank.
-  LossSum step(const std::vector<HostMicrobatch>& batches);
+  /// Queues forward and backward of all micro-batches of this replica, and waits for nothing but
+  /// messages. Afterwards the own gradients of the state are those of the mean loss over the global
+  /// batch. On the host `batches` are read until then.
+  void start_step(const std::vector<HostMicrobatch>& batches);
+  /// The sums over the global batch of the step that was started last, the same on every rank, once
+  /// the device's work has been waited for (device::wait_for). Collective.
+  LossSum step_sums();
   /// Multiplies all gradients of the steps that follow (1 at first), and no loss.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
   /// After an update: parameters are whole again where they are kept whole.
@@ -93,10 +97,10 @@ class Engine {
   Tensor outgoing(Message kind, int slot);
   model::UnitContext context(const model::Microbatch& leaf, const UnitAction& action,
                              model::Mode mode, int set);
-  std::vector<double> read_losses(int micro_batches);
   void zero_losses();
   int set_of(int micro_batch, int leaf) const;
-  double sum_sets(const std::vector<double>& sums) const;
+  /// Adds up set_sums_, over the data ranks too.
+  double sum_sets();
 
   const Stage& stage_;
   const state::ModelState& state_;
@@ -114,10 +118,14 @@ class Engine {
   std::vector<std::vector<device::Event>> message_events_;        // by Message and slot
   DeviceBatches batches_;
   device::Buffer loss_buffer_, frequency_buffer_;
-  Tensor losses_;       // f64 [micro-batches, leaves]
-  Tensor frequencies_;  // [D/2], absent without rotary positions
+  Tensor losses_;  // f64 [micro-batches, leaves]
+  device::Readback losses_read_;
+  std::vector<double> set_sums_;  // of weights, then of losses, by set
+  Tensor frequencies_;            // [D/2], absent without rotary positions
   double denominator_ = 1, loss_scale_ = 1;
   std::vector<std::string> labels_;  // of the program's actions, for the watchdog
+  /// What profilers call the work of each unit of the model.
+  std::vector<std::string> forward_names_, backward_names_;
   std::unique_ptr<comm::Progress> progress_;
 };
 

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "trireme/comm/grid.hpp"
+#include "trireme/ops/choosing.hpp"
+#include "trireme/ops/traced.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
 #include "trireme/parallel/stage.hpp"
@@ -27,7 +29,14 @@ struct ReplicaOptions {
   bool overlap = true;
   std::uint64_t seed = 0;  // of initial weights and dropout
   comm::Watchdog* watchdog = nullptr;
-  MakeOps make_ops;  // absent: those of the CPU
+  MakeOps make_ops;    // absent: those of the CPU
+  bool trace = false;  // every operation of the device becomes a span of the recorder's
+};
+
+/// What the host learns of a step's gradients.
+struct StepSums {
+  LossSum loss;
+  double gradient_norm = 0;
 };
 
 class Replica {
@@ -41,14 +50,28 @@ class Replica {
   void initialise();
   /// Makes what units read of parameters that were written otherwise than by an update. Collective.
   void refresh();
-  /// See Engine::step.
-  LossSum backward(const std::vector<HostMicrobatch>& batches) { return engine_.step(batches); }
-  /// Of the gradients that backward left; collective over the grid.
-  double gradient_norm();
+  /// Where the backend chooses among algorithms (ops::Choosing), a step on made-up tokens lets it
+  /// meet its shapes; then all ranks use the same: for each shape the choice of the first rank that
+  /// met it. Leaves gradients that mean nothing. Collective over the grid, before the first step.
+  void settle_choices();
+  /// Queues forward and backward of a step: see Engine::start_step.
+  void start(const std::vector<HostMicrobatch>& batches) { engine_.start_step(batches); }
+  /// Queues the norm of the gradients that it leaves, waits for the device, the only time in a
+  /// step, and returns what came of both, the same on every rank. Collective over the grid.
+  StepSums finish();
+  /// Both, for one who does nothing between them.
+  StepSums backward(const std::vector<HostMicrobatch>& batches) {
+    start(batches);
+    return finish();
+  }
   /// After other computation than backward has changed own gradients.
   void gradients_changed();
-  /// Update number `step` (from 0); collective.
+  /// Update number `step` (from 0); collective. Queued: the next wait is that of the next step,
+  /// unless the optimiser is offloaded, which waits for gradients to come to the host.
   void update(double learning_rate, std::int64_t step, double gradient_scale);
+  /// Waits for the device, and with ReplicaOptions::trace puts what it did since the last wait into
+  /// the recorder.
+  void wait();
 
   const Stage& stage() const { return stage_; }
   const state::ModelState& state() const { return state_; }
@@ -58,9 +81,15 @@ class Replica {
   ops::Ops& ops() { return *ops_; }
 
  private:
+  std::unique_ptr<ops::Ops> make_ops(device::MemoryLedger& ledger);
+
   ReplicaOptions options_;
   comm::Grid& grid_;
   Recorder& recorder_;
+  device::Device& device_;
+  // Before ops_, whose making sets them.
+  ops::Choosing* choosing_ = nullptr;  // what of it chooses
+  ops::TracedOps* traced_ = nullptr;   // itself, where it is traced
   std::unique_ptr<ops::Ops> ops_;
   Stage stage_;
   state::ModelState state_;
@@ -69,7 +98,6 @@ class Replica {
   Engine engine_;
   state::GradientNorm norm_;
   std::vector<optim::UpdateRange> ranges_;
-  device::Stream norm_stream_;
 };
 
 /// The place of this rank in a grid.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
+#include "trireme/device/readback.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/state/model_state.hpp"
@@ -23,9 +24,11 @@ class GradientNorm {
   /// another shard group counts.
   GradientNorm(const ModelState& state, const ShardMap& counting, bool counts,
                device::MemoryLedger& ledger);
-  /// Collective over `world`, after the gradients are final; the same bits on every rank, and in
-  /// every layout in reproducible mode.
-  double compute(ops::Ops& ops, comm::Communicator& world, device::Stream& stream);
+  /// Queues this rank's partial sums, after the gradients are final.
+  void start(ops::Ops& ops);
+  /// The norm, once the device's work has been waited for (device::wait_for). Collective over
+  /// `world`; the same bits on every rank, and in every layout in reproducible mode.
+  double finish(comm::Communicator& world);
   /// Partial sums that the ranks exchange: one per row of the table, or in reproducible mode one
   /// per params::norm_block elements of every tile.
   static std::int64_t partial_sums(const params::ParameterTable& table,
@@ -38,10 +41,11 @@ class GradientNorm {
     params::Range sums;      // where their squares go: one, or one for each block
   };
   void add(const Part& part);
-  device::Device& device_;
   std::vector<Part> parts_;
   device::Buffer buffer_;
-  Tensor sums_;  // f64
+  Tensor sums_;            // f64
+  device::Readback read_;  // of them, where the ranks add them up: the host waits for it anyway
+  device::Stream stream_;  // of the host
 };
 
 }  // namespace trireme::state

@@ -19,8 +19,10 @@ class ComputeDevice {
   /// where one has none.
   ComputeDevice(const device::DeviceConfig& config, const comm::Session& session);
   device::Device& device() const { return own_ ? *own_ : device::host_device(); }
-  /// Makes the operations of this device, which must outlive them.
-  parallel::MakeOps make_ops() const;
+  /// Makes the operations of this device, which must outlive them. With `time_products`, but not in
+  /// reproducible mode, the algorithm of a product is chosen by time where its shape is first met:
+  /// for those who have the ranks agree on them (Replica::settle_choices).
+  parallel::MakeOps make_ops(bool time_products = false) const;
   /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
   const std::string& warning() const { return warning_; }
 

@@ -41,6 +41,7 @@ struct TrainConfig {
   std::int64_t skip_limit = 3;             // steps in a row that are skipped before the run stops
   std::string inject = "none";             // see parse_faults
   double outlier = 0;                      // standard deviations; 0: none
+  bool trace = false;                      // operations of the device in trace.json
 
   void declare(config::Fields& fields) {
     fields.add("output", output, "run folder, for the record and the checkpoints");
@@ -92,6 +93,8 @@ struct TrainConfig {
                "skip updates whose loss or gradient norm is so many standard deviations above the "
                "last 128; 0: none",
                config::non_negative());
+    fields.add("trace", trace,
+               "put every operation of the device into trace.json, beside the host's sections");
     fields.add("watchdog", watchdog,
                "seconds of silence of a rank after which the job ends, with every rank's last "
                "operation; 0: never",

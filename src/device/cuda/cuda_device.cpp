@@ -9,6 +9,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/cuda_error.hpp"
+#include "trireme/device/timeline.hpp"
 
 #include "reduce.hpp"
 
@@ -143,7 +144,43 @@ class CudaQueue final : public Queue {
   bool reads_pageable_memory_ = false;
 };
 
-class Cuda final : public CudaDevice {
+/// Events with times, made once and used again.
+class CudaTimeline final : public Timeline {
+ public:
+  explicit CudaTimeline(cudaStream_t stream) : stream_(stream) {}
+  ~CudaTimeline() override {
+    for (cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  void mark() override {
+    if (used_ == events_.size()) {
+      cudaEvent_t event = nullptr;
+      TRIREME_CUDA_CALL(cudaEventCreate(&event));
+      events_.push_back(event);
+    }
+    TRIREME_CUDA_CALL(cudaEventRecord(events_[used_], stream_));
+    ++used_;
+  }
+  std::vector<Clock::time_point> read() override {
+    const Clock::time_point now = Clock::now();
+    std::vector<Clock::time_point> times;
+    times.reserve(used_);
+    for (std::size_t i = 0; i < used_; ++i) {
+      float earlier = 0;  // milliseconds
+      TRIREME_CUDA_CALL(cudaEventElapsedTime(&earlier, events_[i], events_[used_ - 1]));
+      times.push_back(now - std::chrono::duration_cast<Clock::duration>(
+                                std::chrono::duration<float, std::milli>(earlier)));
+    }
+    used_ = 0;
+    return times;
+  }
+
+ private:
+  cudaStream_t stream_;
+  std::vector<cudaEvent_t> events_;
+  std::size_t used_ = 0;
+};
+
+class Cuda final : public CudaDevice, public Timed {
  public:
   explicit Cuda(int index) : index_(index) {
     enter_thread();
@@ -201,6 +238,9 @@ class Cuda final : public CudaDevice {
   void synchronise() override {
     queue_->synchronise();
     check();
+  }
+  std::unique_ptr<Timeline> make_timeline() override {
+    return std::make_unique<CudaTimeline>(queue_->stream());
   }
 
  private:

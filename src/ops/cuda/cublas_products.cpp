@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include <cublasLt.h>
@@ -159,12 +160,16 @@ class CublasProducts final : public Products {
  public:
   CublasProducts(device::MemoryLedger& ledger, device::Device& device, cudaStream_t stream,
                  const LibraryOptions& options)
-      : ledger_(ledger),
-        device_(device),
+      : device_(device),
         stream_(stream),
         options_(options),
         workspace_(ledger, device::Use::workspace, workspace_bytes, device) {
     TRIREME_CUBLAS_CALL(cublasLtCreate(handle_.place()));
+    int index = 0, major = 0, minor = 0;
+    TRIREME_CUDA_CALL(cudaGetDevice(&index));
+    TRIREME_CUDA_CALL(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
+    TRIREME_CUDA_CALL(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
+    version_ = cublasLtGetVersion() * 1000 + static_cast<std::size_t>(10 * major + minor);
   }
 
   bool multiply(const Product& product) override {
@@ -178,16 +183,17 @@ class CublasProducts final : public Products {
   std::vector<std::byte> algorithms() const override {
     std::vector<KeyedAlgorithm> all;
     for (const auto& [key, plan] : plans_) all.push_back({key, plan.algorithm});
-    return pack_algorithms(cublasLtGetVersion(), all);
+    return pack_algorithms(version_, all);
   }
 
   void use_algorithms(std::span<const std::byte> bytes) override {
-    for (const KeyedAlgorithm& each : unpack_algorithms(cublasLtGetVersion(), bytes)) {
+    for (const KeyedAlgorithm& each : unpack_algorithms(version_, bytes)) {
       Plan& plan = plans_[each.key];
       if (plan.product.get() == nullptr) describe(plan, each.key, options_.tf32);
       plan.algorithm = each.algorithm;
       plan.chosen = true;
     }
+    options_.time_algorithms = false;
   }
 
  private:
@@ -216,13 +222,15 @@ class CublasProducts final : public Products {
                                        &chosen, workspace_.data(), workspace_bytes, stream_));
   }
 
-  /// The best of three runs of each, into memory that is thrown away; an aux matrix that is written
-  /// gets the same values each time.
+  /// The best of three runs of each, into memory that is given back at once and not the run's; an
+  /// aux matrix that is written gets the same values each time. Where there is no such memory, the
+  /// library's first.
   Algorithm fastest(const Plan& plan, const Product& product, const Candidates& all) {
     const std::int64_t elements = product.c.stride * (product.c.rows - 1) + product.c.columns;
-    const device::Buffer result(ledger_, device::Use::workspace,
-                                static_cast<std::size_t>(elements * bytes_of(product.c.type)),
-                                device_);
+    const auto release = [this](void* memory) { device_.release(memory); };
+    const std::unique_ptr<void, decltype(release)> result(
+        device_.allocate(static_cast<std::size_t>(elements * bytes_of(product.c.type))), release);
+    if (result == nullptr) return all[0];
     Owned<cudaEvent_t, destroy_event> begin, end;
     TRIREME_CUDA_CALL(cudaEventCreate(begin.place()));
     TRIREME_CUDA_CALL(cudaEventCreate(end.place()));
@@ -232,7 +240,7 @@ class CublasProducts final : public Products {
       float own = 0;
       for (int run = 0; run < 4; ++run) {  // the first one loads the kernel
         TRIREME_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
-        queue(plan, product, all[i], result.data());
+        queue(plan, product, all[i], result.get());
         TRIREME_CUDA_CALL(cudaEventRecord(end.get(), stream_));
         TRIREME_CUDA_CALL(cudaEventSynchronize(end.get()));
         float time = 0;
@@ -252,10 +260,10 @@ class CublasProducts final : public Products {
     return CUBLAS_STATUS_SUCCESS;
   }
 
-  device::MemoryLedger& ledger_;
   device::Device& device_;
   cudaStream_t stream_;
   LibraryOptions options_;
+  std::size_t version_ = 0;  // of library and device
   device::Buffer workspace_;
   Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
   std::map<ProductKey, Plan> plans_;

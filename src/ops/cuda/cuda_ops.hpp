@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "trireme/device/memory.hpp"
+#include "trireme/ops/choosing.hpp"
 #include "trireme/ops/ops.hpp"
 
 #include "fused_attention.hpp"
@@ -26,7 +27,7 @@ struct CudaParts {
   bool reproducible = false;
 };
 
-class CudaOps final : public Ops {
+class CudaOps final : public Ops, public Choosing {
  public:
   /// `complete` may add parts that need the ledger.
   explicit CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complete = {});
@@ -96,7 +97,8 @@ class CudaOps final : public Ops {
            float learning_rate, float momentum, float weight_decay, float gradient_scale,
            const RoundedCopy& copy) override;
 
-  Products* products() const { return parts_.products.get(); }
+  std::vector<std::byte> choices() const override;
+  void use_choices(std::span<const std::byte> choices) override;
 
  private:
   /// At least `bytes` of work space until the next call; grows, never shrinks. Memory given back is

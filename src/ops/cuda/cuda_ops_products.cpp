@@ -29,6 +29,14 @@ Matrix aux_of(const Tensor& x, const Matrix& c, Element factors) {
 
 }  // namespace
 
+std::vector<std::byte> CudaOps::choices() const {
+  return parts_.products == nullptr ? std::vector<std::byte>() : parts_.products->algorithms();
+}
+
+void CudaOps::use_choices(std::span<const std::byte> choices) {
+  if (parts_.products != nullptr) parts_.products->use_algorithms(choices);
+}
+
 void CudaOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                      const MatmulOptions& options) {
   Product p;

@@ -227,7 +227,9 @@ std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledge
 
 std::string attention_library() {
   const std::size_t version = cudnnGetVersion();
-  return fmt::format("cuDNN {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return fmt::format("cuDNN {}.{}.{} through cudnn-frontend {}.{}.{}", version / 10000,
+                     version / 100 % 100, version % 100, CUDNN_FRONTEND_MAJOR_VERSION,
+                     CUDNN_FRONTEND_MINOR_VERSION, CUDNN_FRONTEND_PATCH_VERSION);
 }
 
 }  // namespace trireme::ops

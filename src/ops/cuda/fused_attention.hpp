@@ -35,6 +35,6 @@ class FusedAttention {
 std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledger,
                                                      device::Device& device, CUstream_st* stream,
                                                      bool deterministic);
-std::string attention_library();  // its name and version, empty where there is none
+std::string attention_library();  // its name and version, or that there is none
 
 }  // namespace trireme::ops

@@ -29,23 +29,6 @@ std::unique_ptr<Ops> make_cuda_ops(device::Device& device, const CudaOpsOptions&
   });
 }
 
-std::vector<std::byte> product_algorithms(const Ops& ops) {
-  const auto* cuda = dynamic_cast<const CudaOps*>(&ops);
-  return cuda == nullptr || cuda->products() == nullptr ? std::vector<std::byte>()
-                                                        : cuda->products()->algorithms();
-}
-
-void use_product_algorithms(Ops& ops, std::span<const std::byte> algorithms) {
-  const auto* cuda = dynamic_cast<const CudaOps*>(&ops);
-  if (cuda == nullptr || cuda->products() == nullptr) {
-    throw Error("algorithms of products: these are for a CUDA backend with a library");
-  }
-  cuda->products()->use_algorithms(algorithms);
-}
-
-std::string cuda_libraries() {
-  const std::string attention = attention_library();
-  return attention.empty() ? product_library() : product_library() + ", " + attention;
-}
+std::string cuda_libraries() { return product_library() + ", " + attention_library(); }
 
 }  // namespace trireme::ops

@@ -68,7 +68,7 @@ struct KeyedAlgorithm {
   ProductKey key;
   Algorithm algorithm;
 };
-/// Bytes for ranks of the same build; `version` is the library's.
+/// Bytes for ranks of the same build; `version` is that of library and device together.
 std::vector<std::byte> pack_algorithms(std::uint64_t version,
                                        const std::vector<KeyedAlgorithm>& algorithms);
 /// Throws Error for bytes of another version or that are not such.
@@ -83,6 +83,7 @@ class Products {
   virtual ~Products() = default;
   /// Queues the product; false, and nothing queued, where the library has no algorithm for it.
   virtual bool multiply(const Product& product) = 0;
+  /// See Choosing.
   virtual std::vector<std::byte> algorithms() const = 0;
   virtual void use_algorithms(std::span<const std::byte> bytes) = 0;
 };

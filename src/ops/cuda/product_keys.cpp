@@ -150,8 +150,9 @@ std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
   }
   if (words[1] != version) {
     throw Error(
-        "algorithms of products: chosen by version {} of the library, this is {}; use one version "
-        "on all ranks",
+        "algorithms of products: chosen for library and device {}, here they are {} (cuBLASLt's "
+        "version, then the device's capability in three digits); use one version and one kind of "
+        "GPU on all ranks",
         words[1], version);
   }
   std::vector<KeyedAlgorithm> algorithms;

@@ -8,6 +8,8 @@ std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger&, devi
                                                      CUstream_st*, bool) {
   return nullptr;
 }
-std::string attention_library() { return {}; }
+std::string attention_library() {
+  return "no cuDNN attention (built without cuDNN or cudnn-frontend)";
+}
 
 }  // namespace trireme::ops

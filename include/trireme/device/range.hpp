@@ -1,0 +1,20 @@
+// Names for what a thread does, for NVIDIA's profilers.
+#pragma once
+
+#include <string>
+
+namespace trireme::device {
+
+/// A range of NVTX, of the domain "trireme", from its construction to its end, in the thread that
+/// makes it; ranges nest. Next to nothing where no profiler looks on, nothing where Trireme was
+/// built without CUDA.
+class Range {
+ public:
+  explicit Range(const char* name);
+  explicit Range(const std::string& name) : Range(name.c_str()) {}
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+  ~Range();
+};
+
+}  // namespace trireme::device

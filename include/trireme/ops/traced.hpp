@@ -1,0 +1,50 @@
+// Operations whose time on the device enters a run's trace, without a wait of the host's.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "trireme/core/recorder.hpp"
+#include "trireme/device/timeline.hpp"
+#include "trireme/ops/forwarding.hpp"
+
+namespace trireme::ops {
+
+/// Has the device note when it begins and ends each operation (all its kernels together), and hands
+/// the call on. Notes are read where the host waits for the device anyway.
+class TracedOps final : public ForwardingOps<TracedOps> {
+ public:
+  /// `device` is that of `inner`; it and `recorder` must outlive this. Throws Error where the
+  /// device keeps no time.
+  TracedOps(std::unique_ptr<Ops> inner, device::Device& device, Recorder& recorder)
+      : inner_(std::move(inner)), timeline_(device::make_timeline(device)), recorder_(recorder) {}
+
+  /// To be called last before a wait for the device, and first after it: the operations since the
+  /// wait before become spans of stream `device_stream`.
+  void before_wait();
+  void after_wait();
+
+  static constexpr int device_stream = 3;
+  /// Spans that are recorded; later operations go untraced, so that the host's own find room.
+  static constexpr std::size_t most = Recorder::trace_capacity / 2;
+
+  template <class... Parameters, class... Arguments>
+  void forward(const char* name, void (Ops::*operation)(Parameters...),
+               const Arguments&... arguments) {
+    if (recorded_ + names_.size() >= most) return ((*inner_).*operation)(arguments...);
+    timeline_->mark();
+    ((*inner_).*operation)(arguments...);
+    timeline_->mark();
+    names_.push_back(name);
+  }
+
+ private:
+  std::unique_ptr<Ops> inner_;
+  std::unique_ptr<device::Timeline> timeline_;
+  Recorder& recorder_;
+  std::vector<const char*> names_;  // of operations since the last wait
+  std::size_t recorded_ = 0;
+};
+
+}  // namespace trireme::ops

@@ -1,0 +1,21 @@
+#include "trireme/ops/traced.hpp"
+
+#include "trireme/core/error.hpp"
+
+namespace trireme::ops {
+
+// Where a device's clock is not the host's, the last mark is the one that both know the time of.
+void TracedOps::before_wait() { timeline_->mark(); }
+
+void TracedOps::after_wait() {
+  const auto times = timeline_->read();
+  TRIREME_ASSERT(times.size() == 2 * names_.size() + 1, "{} marks of {} operations", times.size(),
+                 names_.size());
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    recorder_.add_span(names_[i], device_stream, times[2 * i], times[2 * i + 1]);
+  }
+  recorded_ += names_.size();
+  names_.clear();
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,227 @@
+// Steps on a device that computes later: how often the host waits for it, what a trace shows of it,
+// and that ranks agree on what their backends chose.
+#include <map>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "matrix_runs.hpp"
+
+namespace trireme::parallel::test {
+namespace {
+
+using testing::Contains;
+using testing_support::ImaginaryDevice;
+
+std::vector<LayoutCase> layouts_of_world() {
+  std::vector<LayoutCase> layouts(5);
+  layouts[0].data = layouts[1].data = layouts[2].tensor = layouts[3].tensor = layouts[4].pipeline =
+      world_size();
+  layouts[1].zero = 3;
+  layouts[3].sequence_parallel = true;
+  return layouts;
+}
+
+/// One rank of a small model, ready to train.
+struct Steps {
+  Steps(const LayoutCase& layout, const RunSettings& settings, bool trace,
+        MPI_Comm comm = MPI_COMM_WORLD)
+      : config(testing_support::odd_model(true)),
+        settings(settings),
+        run(config, layout, stage_options(layout, settings), comm, settings.make_device, trace) {
+    run.replica.initialise();
+  }
+  StepSums step() {
+    const auto batches = make_batches(config, run.layout, run.grid.coordinate(comm::Axis::data),
+                                      number, settings.global_batch);
+    const StepSums sums = run.replica.backward(batches);
+    run.replica.update(1e-3, number++, optim::clip_factor(sums.gradient_norm, 1.0));
+    return sums;
+  }
+  std::vector<Span> device_spans() const {
+    std::vector<Span> spans;
+    for (const Span& span : run.recorder.spans()) {
+      if (span.stream == ops::TracedOps::device_stream) spans.push_back(span);
+    }
+    return spans;
+  }
+  model::ModelConfig config;
+  RunSettings settings;
+  LayoutRun run;
+  std::int64_t number = 0;
+};
+
+TEST(DeviceSteps, TheHostWaitsOnceInAStep) {
+  for (const LayoutCase& layout : layouts_of_world()) {
+    for (const bool trace : {false, true}) {
+      for (const DType compute : {DType::f32, DType::bf16}) {
+        Steps steps(
+            layout,
+            {.reproducible = false, .make_device = make_imaginary_device, .compute = compute},
+            trace);
+        auto& device = dynamic_cast<ImaginaryDevice&>(*steps.run.device.device);
+        steps.step();  // rooms grow
+        for (int i = 0; i < 3; ++i) {
+          const std::uint64_t before = device.waits();
+          steps.step();
+          EXPECT_EQ(device.waits() - before, 1U) << layout.to_string() << " trace " << trace;
+        }
+      }
+    }
+  }
+}
+
+TEST(DeviceSteps, WaitingOnceChangesNoBits) {
+  for (const LayoutCase& layout : layouts_of_world()) {
+    Steps device(layout, {.make_device = make_imaginary_device}, true), host(layout, {}, false);
+    for (int i = 0; i < 3; ++i) {
+      const StepSums later = device.step(), at_once = host.step();
+      EXPECT_EQ(later.loss.loss, at_once.loss.loss) << layout.to_string();
+      EXPECT_EQ(later.gradient_norm, at_once.gradient_norm) << layout.to_string();
+    }
+  }
+}
+
+TEST(DeviceSteps, SpansAreOrderedAndWithinTheStep) {
+  std::vector<std::string> names_on_host;
+  for (const MakeTestDevice& make : {MakeTestDevice(), MakeTestDevice(make_imaginary_device)}) {
+    Steps steps({}, {.reproducible = false, .make_device = make}, true, MPI_COMM_SELF);
+    steps.run.replica.wait();
+    const std::size_t earlier = steps.device_spans().size();
+    const auto begin = Recorder::Clock::now();
+    steps.step();
+    steps.run.replica.wait();
+    steps.run.recorder.add_span("step", 0, begin, Recorder::Clock::now());
+    const Span step = steps.run.recorder.spans().back();
+    std::vector<Span> spans = steps.device_spans();
+    spans.erase(spans.begin(), spans.begin() + static_cast<std::ptrdiff_t>(earlier));
+    std::vector<std::string> names;
+    double end = step.begin_us;
+    for (const Span& span : spans) {
+      names.emplace_back(span.name);
+      EXPECT_GE(span.begin_us, end) << span.name;
+      EXPECT_GE(span.duration_us, 0) << span.name;
+      end = span.begin_us + span.duration_us;
+    }
+    EXPECT_LE(end, step.begin_us + step.duration_us);
+    for (const char* name : {"embedding", "matmul", "attention", "attention_backward", "rms_norm",
+                             "weighted_loss", "add_squares", "adamw"}) {
+      EXPECT_THAT(names, Contains(name));
+    }
+    if (!make) {
+      names_on_host = names;
+    } else {
+      EXPECT_EQ(names, names_on_host);
+    }
+  }
+}
+
+TEST(DeviceSteps, UntracedStepsLeaveNoSpansOfTheDevice) {
+  Steps steps({}, {.make_device = make_imaginary_device}, false, MPI_COMM_SELF);
+  steps.step();
+  steps.run.replica.wait();
+  EXPECT_TRUE(steps.device_spans().empty());
+}
+
+TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
+  Recorder recorder;
+  float value = 0;
+  ops::TracedOps ops(ops::make_cpu_ops(1), device::host_device(), recorder);
+  for (std::size_t i = 0; i < ops::TracedOps::most + 10; ++i) {
+    ops.fill(Tensor(&value, {1}), static_cast<float>(i));
+    if (i % 1000 != 0) continue;
+    ops.before_wait();
+    ops.after_wait();
+  }
+  ops.before_wait();
+  ops.after_wait();
+  EXPECT_EQ(recorder.spans().size(), ops::TracedOps::most);
+  EXPECT_EQ(value, static_cast<float>(ops::TracedOps::most + 9));
+}
+
+/// Operations of the CPU that "choose" for each shape of a product a number of this rank's own.
+class ChoosingOps final : public ops::ForwardingOps<ChoosingOps>, public ops::Choosing {
+ public:
+  ChoosingOps(std::unique_ptr<ops::Ops> inner, int rank)
+      : inner_(std::move(inner)), next_(1000 * rank) {}
+  template <class... Parameters, class... Arguments>
+  void forward(const char* /*name*/, void (Ops::*operation)(Parameters...),
+               const Arguments&... arguments) {
+    note(arguments...);
+    ((*inner_).*operation)(arguments...);
+  }
+  std::vector<std::byte> choices() const override {
+    std::string text;
+    for (const auto& [shape, choice] : chosen_) text += fmt::format("{} {}\n", shape, choice);
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    return {bytes, bytes + text.size()};
+  }
+  void use_choices(std::span<const std::byte> choices) override {
+    std::istringstream text({reinterpret_cast<const char*>(choices.data()), choices.size()});
+    std::string shape;
+    for (int choice = 0; text >> shape >> choice;) chosen_[shape] = choice;
+  }
+  std::map<std::string, int> chosen_;
+
+ private:
+  template <class... T>
+  void note(const T&...) {}
+  void note(const Tensor& c, const Tensor& a, const Tensor&, const ops::MatmulOptions&) {
+    const std::string shape =
+        fmt::format("{}x{}x{}", c.extent(0), c.extent(1), a.elements() / c.extent(0));
+    if (!chosen_.contains(shape)) chosen_[shape] = next_++;
+  }
+  std::unique_ptr<ops::Ops> inner_;
+  int next_;
+};
+
+TEST(DeviceSteps, RanksSettleOnTheSameChoices) {
+  for (const LayoutCase& layout : layouts_of_world()) {
+    ChoosingOps* own = nullptr;
+    const MakeTestDevice make = [&](int rank) {
+      return TestDevice{nullptr, [&own, rank](device::MemoryLedger& ledger, int threads, bool) {
+                          auto ops = std::make_unique<ChoosingOps>(
+                              ops::make_cpu_ops(threads, &ledger), rank);
+                          own = ops.get();
+                          return ops;
+                        }};
+    };
+    // Traced or not: who stands between does not hide it.
+    Steps chosen(layout, {.reproducible = false, .make_device = make}, true);
+    Steps plain(layout, {.reproducible = false}, false);
+    EXPECT_TRUE(own->chosen_.empty());
+    chosen.run.replica.settle_choices();
+    plain.run.replica.settle_choices();
+    EXPECT_FALSE(plain.run.recorder.seconds().contains("settle choices"));
+    const auto settled = own->chosen_;
+    // Every rank knows every shape, and the same of it.
+    const std::vector<std::byte> mine = own->choices();
+    for (const auto& theirs : chosen.run.grid.world().all_gather_bytes(
+             {reinterpret_cast<const std::uint8_t*>(mine.data()), mine.size()})) {
+      EXPECT_TRUE(std::equal(theirs.begin(), theirs.end(),
+                             reinterpret_cast<const std::uint8_t*>(mine.data()),
+                             reinterpret_cast<const std::uint8_t*>(mine.data()) + mine.size()));
+    }
+    // The first rank that met a shape chose for all.
+    int of_rank_zero = 0;
+    for (const auto& [shape, choice] : settled) of_rank_zero += choice < 1000 ? 1 : 0;
+    EXPECT_FALSE(settled.empty());
+    if (layout.pipeline == 1) {
+      EXPECT_GT(of_rank_zero, 0);
+    }
+    if (layout.data == world_size()) {
+      EXPECT_EQ(of_rank_zero, static_cast<int>(settled.size()));
+    }
+    // Training meets no other shapes, and is what it is without.
+    for (int i = 0; i < 2; ++i) {
+      const StepSums with = chosen.step(), without = plain.step();
+      EXPECT_EQ(with.loss.loss, without.loss.loss);
+      EXPECT_EQ(with.gradient_norm, without.gradient_norm);
+    }
+    EXPECT_EQ(own->chosen_, settled);
+  }
+}
+
+}  // namespace
+}  // namespace trireme::parallel::test

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# `train --trace` puts the device's operations into trace.json, those of the last update too, and
+# changes nothing of what is trained; without it none are there.
+set -euo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mpiexec=${TRIREME_MPIEXEC:-mpirun}
+steps=3
+
+yes 'Words follow one another in a text that is long enough to be learned from.' | head -n 200 >"$work/text.txt" || true
+"$TRIREME" prepare --input "$work/text.txt" --output "$work/data" >/dev/null 2>&1
+train() {  # train FOLDER FLAGS...
+  local folder=$1
+  shift
+  "$mpiexec" -n 2 "$TRIREME" train --model.preset nano --data.path "$work/data" --train.output "$work/$folder" \
+    --train.steps $steps --train.batch 4 --train.peak none --train.quiet=true \
+    --train.evaluate_at_end=false "$@" >"$work/$folder.log" 2>&1 || {
+    cat "$work/$folder.log"
+    exit 1
+  }
+}
+train traced --trace
+train plain
+# events FOLDER NAME RANK: spans of the device with that name
+events() {
+  grep -E "\"name\": ?\"$2\"" "$work/$1/attempts/0001/trace.json" | grep -E '"ph": ?"X"' |
+    grep -E '"tid": ?3[,}]' | grep -cE "\"pid\": ?$3[,}]" || true
+}
+failures=0
+fail() { echo "FAILED: $1"; failures=1; }
+for rank in 0 1; do
+  for name in embedding matmul layer_norm attention attention_backward weighted_loss add_squares adamw; do
+    found=$(events traced $name $rank)
+    [ "$found" -gt 0 ] || fail "rank $rank: no $name in the trace"
+    [ $((found % steps)) -eq 0 ] || fail "rank $rank: $found times $name in $steps steps"
+    [ "$(events plain $name $rank)" -eq 0 ] || fail "rank $rank: $name without --trace"
+  done
+done
+grep -qE '"args": ?\{"name": ?"device"\}' "$work/traced/attempts/0001/trace.json" || fail "no row called device"
+losses() { grep -oE '"(loss|gradient_norm)": ?[^,}]*' "$work/$1/attempts/0001/metrics.jsonl"; }
+[ "$(losses traced)" = "$(losses plain)" ] || fail "a trace changes what is trained"
+exit $failures
