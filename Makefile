@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PRESET ?= release
 BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
+PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
@@ -21,7 +22,7 @@ help:
 	@echo 'make fuzz [SECONDS=60]        run each fuzz target for that long (clang, libFuzzer)'
 	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
 	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
-	@echo 'make bench                    whole-step and kernel benchmarks, beside the matrix-product peak'
+	@echo 'make bench                    operations and whole steps, beside what bounds them, the peak and PyTorch'
 	@echo 'make bench-cuda               steps of GPT-2 and Llama models on a GPU beside its measured ceilings, and PyTorch'
 	@echo 'make gpu-bundle [BUNDLE=...]  pack tests and benchmarks for a machine that has a GPU and little else'
 	@echo 'make bench-layouts            speed, memory and messages of one model in each kind of layout'
@@ -86,18 +87,17 @@ format:
 
 bench: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)
-	@scripts/bench.sh $(BUILD)/bench
+	@PYTHON=$(PYTHON) scripts/bench.sh $(BUILD)
 
 bench-layouts: build
 	@bench/layouts.sh $(BUILD)/trireme $(JOBS)
 
-PYTHON ?= python3
 bench-cuda: deps
 	@cmake --preset cuda $(CMAKE_ARGS)
-	@cmake --build build/cuda --parallel $(JOBS) --target trireme_bench_device
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme_bench_steps
 	@rm -f build/cuda/bench/results.json
-	@build/cuda/bench/trireme_bench_device --results build/cuda/bench/results.json cuda; code=$$?; \
-	  $(PYTHON) bench/peers/torch_gpu.py build/cuda/bench/results.json && exit $$code
+	@build/cuda/bench/trireme_bench_steps --results build/cuda/bench/results.json cuda; code=$$?; \
+	  $(PYTHON) bench/peers/torch_steps.py build/cuda/bench/results.json && exit $$code
 
 # BUNDLER packs executables with their libraries: BUNDLER FOLDER EXECUTABLES.
 BUNDLER ?= ../shared/gpu/bundle
@@ -105,8 +105,8 @@ BUNDLE ?= .gpu
 gpu-bundle: deps
 	@[ -x '$(BUNDLER)' ] || { echo 'make gpu-bundle: $(BUNDLER): is not there; name a packer with BUNDLER=' >&2; exit 1; }
 	@cmake --preset cuda $(CMAKE_ARGS)
-	@cmake --build build/cuda --parallel $(JOBS) --target trireme trireme_test_cuda layouts_cuda trireme_bench_device
-	@'$(BUNDLER)' '$(BUNDLE)' build/cuda/trireme build/cuda/tests/trireme_test_cuda build/cuda/tests/layouts_cuda build/cuda/bench/trireme_bench_device
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme trireme_test_cuda layouts_cuda trireme_bench_steps
+	@'$(BUNDLER)' '$(BUNDLE)' build/cuda/trireme build/cuda/tests/trireme_test_cuda build/cuda/tests/layouts_cuda build/cuda/bench/trireme_bench_steps
 
 reproduce-nanogpt: build
 	@CORPUS='$(CORPUS)' scripts/reproduce-nanogpt.sh $(BUILD)/trireme

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Runs every benchmark program in a folder, each on as many threads as the machine has cores:
-# bench.sh BUILD/bench [Google Benchmark flags].
+# bench.sh BUILD [Google Benchmark flags]: operations one by one, whole steps with each operation beside the
+# ceiling that bounds it, and whole steps beside the matrix-product peak and PyTorch. Figures also as JSON in
+# BUILD/bench. ROUNDS, TYPES and CASES reach bench/compare.py.
 set -euo pipefail
-folder=$1
+build=$1
 shift
+here=$(cd "$(dirname "$0")/.." && pwd)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} OMP_PROC_BIND=${OMP_PROC_BIND:-true}
 if [ "$(id -u)" -eq 0 ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-ran=0
-for program in "$folder"/*_bench; do
-  [ -x "$program" ] || continue
+for program in "$build"/bench/*_bench; do
+  [ -x "$program" ] || { echo "bench.sh: no benchmark programs in $build/bench" >&2; exit 1; }
   echo "== $(basename "$program")"
-  "$program" "$@"
-  ran=1
+  "$program" --benchmark_out="$program.json" --benchmark_out_format=json "$@"
 done
-[ "$ran" -eq 1 ] || { echo "bench.sh: no benchmark programs in $folder" >&2; exit 1; }
+echo '== whole steps, operation by operation'
+"$build/bench/trireme_bench_steps" cpu fp32 small:12 gpt2:4:1024
+echo '== whole steps beside the peak and PyTorch'
+"${PYTHON:-python3}" "$here/bench/compare.py" "$build/bench/trireme_bench_steps" --json "$build/bench/compare.json" \
+  --rounds "${ROUNDS:-3}" ${TYPES:+--types "$TYPES"} ${CASES:+--cases "$CASES"}

@@ -1,12 +1,16 @@
-// Whole training steps on a device: its measured ceilings, then for each model tokens/s, MFU
-// against the nominal and the measured peak, the most memory held, the time by group of operations,
-// and op by op what share of the ceiling that bounds it was reached.
-//   trireme_bench_device [--results FILE] [--nominal TFLOPS] [cuda|cpu] [COMPUTE]
-//                        [PRESET:BATCH[:SEQUENCE] …]
-// FILE gets the same as JSON, for bench/peers/torch_gpu.py.
+// Whole training steps on a device: for each model tokens/s, MFU against the nominal and the
+// measured peak, the most memory held, the time by group of operations, and op by op what share of
+// the ceiling that bounds it was reached.
+//   trireme_bench_steps [--results FILE] [--nominal TFLOPS] [cuda|cpu] [COMPUTE]
+//                       [PRESET:BATCH[:SEQUENCE] …]
+// BATCH is each rank's. FILE gets the same as JSON, for bench/compare.py and
+// bench/peers/torch_steps.py. The peak of a GPU is measured before its first steps; that of CPUs,
+// as ARCHITECTURE.md's "A run's record" says, after each model's steps, since measuring takes
+// memory that does not belong to the steps.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 
 #include "trireme/core/files.hpp"
 #include "trireme/device/cuda.hpp"
@@ -147,8 +151,18 @@ json to_json(const model::ModelConfig& config) {
           {"tied", config.tied}};
 }
 
+/// The most memory of the process so far in bytes; 0 where the system does not say.
+std::int64_t resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    std::int64_t kibibytes = 0;
+    if (word == "VmHWM:" && status >> kibibytes) return 1024 * kibibytes;
+  }
+  return 0;
+}
+
 json run_case(comm::Session& session, const train::ComputeDevice& computes, DType compute,
-              const Case& each, const Ceilings& ceilings) {
+              const Case& each, Ceilings ceilings) {
   const model::ModelConfig config = model_of(each);
   device::Device& device = computes.device();
   device::MemoryLedger ledger(device);
@@ -188,10 +202,28 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
     loss = train();
     seconds.push_back(seconds_since(start));
   }
+  const std::int64_t resident = resident_bytes();
+  const std::vector<double> in_order = seconds;
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];
-  const double tokens = static_cast<double>(each.batch * config.sequence);
+  const double tokens = static_cast<double>(session.size() * each.batch * config.sequence);
   const double rate = model.flops_per_token() * tokens / median;
+  device::wait_for(device);
+  measured->start();
+  const auto start = Clock::now();
+  train();
+  const Work work = measured->finish();
+  const double traced = seconds_since(start);
+  if (device.is_host()) {
+    grid.world().barrier();  // all ranks at once, as they train
+    ceilings = measure_ceilings(computes, compute, ceilings.nominal);
+    const double own = std::max(
+        ceilings.products,
+        plan::measure_peak(replica.ops(), device, compute, model, each.batch * config.sequence));
+    ceilings.products = grid.world().all_reduce(own, comm::Reduction::sum);
+    ceilings.copies = grid.world().all_reduce(ceilings.copies, comm::Reduction::sum);
+  }
+  if (session.rank() > 0) return {};
   std::int64_t memory = 0;
   for (int use = 0; use < static_cast<int>(device::Use::count); ++use) {
     memory += ledger.peak(static_cast<device::Use>(use));
@@ -204,12 +236,13 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
       1e3 * median, 1e3 * seconds.front(), 1e3 * seconds.back(), tokens / median, rate / 1e12,
       ceilings.nominal > 0 ? fmt::format("{:.3f}", rate / ceilings.nominal) : "(unknown)",
       rate / ceilings.products, static_cast<double>(memory) / (1 << 30), loss);
-  device::wait_for(device);
-  measured->start();
-  const auto start = Clock::now();
-  train();
-  const Work work = measured->finish();
-  const double traced = seconds_since(start);
+  fmt::print("  peak {:.3f} TFLOP/s, copies {:.1f} GB/s read and written, the process {:.2f} GiB\n",
+             ceilings.products / 1e12, ceilings.copies / 1e9,
+             static_cast<double>(resident) / (1 << 30));
+  const double peak = ceilings.products;
+  // Of rank 0's own work, where there are several ranks.
+  ceilings.products /= session.size();
+  ceilings.copies /= session.size();
   json result{{"preset", each.preset},
               {"model", to_json(config)},
               {"parameters", model.table().elements()},
@@ -217,9 +250,13 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
               {"sequence", config.sequence},
               {"compute", name_of(compute)},
               {"flops_per_token", model.flops_per_token()},
+              {"ranks", session.size()},
               {"step_seconds", median},
+              {"all_step_seconds", in_order},
+              {"peak", peak},
+              {"resident_bytes", resident},
               {"tokens_per_second", tokens / median},
-              {"mfu_of_measured", rate / ceilings.products},
+              {"mfu_of_measured", rate / peak},
               {"memory_bytes", memory},
               {"loss", loss}};
   if (ceilings.nominal > 0) result["mfu_of_nominal"] = rate / ceilings.nominal;
@@ -239,15 +276,21 @@ int run(int argc, char** argv) {
                         : device.is_host()         ? DType::f32
                                                    : DType::bf16;
   train::check_precision(std::string(name_of(compute)), device.is_host());
-  fmt::print("{}; {}\n", device.name(), device::cuda_description());
-  const Ceilings ceilings = measure_ceilings(computes, compute, arguments.nominal);
-  fmt::print(
-      "measured ceilings: {} products {:.1f} TFLOP/s (nominal: {}), copies {:.0f} GB/s read and "
-      "written\n",
-      name_of(compute), ceilings.products / 1e12,
-      ceilings.nominal > 0 ? fmt::format("{:.1f}", ceilings.nominal / 1e12)
-                           : "not known, name it with --nominal",
-      ceilings.copies / 1e9);
+  const bool speaks = session.rank() == 0;
+  if (speaks) fmt::print("{}; {}\n", device.name(), device::cuda_description());
+  Ceilings ceilings{.nominal = arguments.nominal};
+  if (!device.is_host()) {
+    ceilings = measure_ceilings(computes, compute, arguments.nominal);
+    if (speaks) {
+      fmt::print(
+          "measured ceilings: {} products {:.1f} TFLOP/s (nominal: {}), copies {:.0f} GB/s read "
+          "and written\n",
+          name_of(compute), ceilings.products / 1e12,
+          ceilings.nominal > 0 ? fmt::format("{:.1f}", ceilings.nominal / 1e12)
+                               : "not known, name it with --nominal",
+          ceilings.copies / 1e9);
+    }
+  }
   json all{{"device", device.name()},
            {"description", device::cuda_description()},
            {"libraries", ops::cuda_libraries()},
@@ -266,7 +309,7 @@ int run(int argc, char** argv) {
     }
     std::fflush(stdout);
   }
-  if (!arguments.results.empty()) {
+  if (speaks && !arguments.results.empty()) {
     replace_file(arguments.results, report::to_text(all, 2) + "\n");
   }
   return whole ? 0 : 1;
@@ -279,7 +322,7 @@ int main(int argc, char** argv) {
   try {
     return trireme::bench::run(argc, argv);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "trireme_bench_device: {}\n", error.what());
+    fmt::print(stderr, "trireme_bench_steps: {}\n", error.what());
     return 1;
   }
 }

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The models of trireme_bench_device in PyTorch, on the same device, in the same run.
+"""The models of trireme_bench_steps in PyTorch, on the same device, in the same run.
 
-    torch_gpu.py RESULTS [--device cuda|cpu] [--seconds 8] [--no-compile]
+    torch_steps.py RESULTS [--device cuda|cpu] [--seconds 8] [--no-compile] [--json FILE]
 
-RESULTS is what trireme_bench_device --results wrote. Each of its cases is built anew: the same shapes,
+RESULTS is what trireme_bench_steps --results wrote. Each of its cases is built anew: the same shapes,
 batch and sequence, weights in fp32 with autocast to bf16, torch.compile, scaled_dot_product_attention
 (cuDNN's or flash), cross-entropy, clipping to norm 1 and fused AdamW; Llama's
 rotary frequencies are those before its stretching, which is as much work. Printed are the times of both and
-their ratio. Where a batch does not fit it is cut into micro-batches, and the line says so. Without
+their ratio; FILE gets PyTorch's as JSON, with the process's peak resident memory, for bench/compare.py.
+Where a batch does not fit it is cut into micro-batches, and the line says so. Without
 PyTorch, or without a GPU where one is asked for, one line says what is skipped, and the exit code is 0.
 """
 import argparse
@@ -137,8 +138,20 @@ def wait(device):
         torch.cuda.synchronize(device)
 
 
+def resident_bytes():
+    """The most memory of this process so far; 0 where the system does not say."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith("VmHWM"):
+                    return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
 def time_steps(case, device, options, parts):
-    """Median seconds of a step whose batch is cut into `parts`, its loss, and the most bytes held."""
+    """Seconds of each step whose batch is cut into `parts`, its loss, and the most bytes held."""
     torch.manual_seed(1)
     model = Transformer(case["model"]).to(device)
     count = parameters_of(model)
@@ -181,24 +194,25 @@ def time_steps(case, device, options, parts):
         seconds.append(time.perf_counter() - start)
     wait(device)
     held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return statistics.median(seconds), loss, held
+    return seconds, loss, held
 
 
 def compare(case, device, options):
     parts = 1
     while True:
         try:
-            seconds, loss, held = time_steps(case, device, options, parts)
+            all_seconds, loss, held = time_steps(case, device, options, parts)
             break
         except torch.OutOfMemoryError as error:
             if case["batch"] % (2 * parts) != 0:
                 print(f"{case['preset']}: PyTorch: {str(error).splitlines()[0]}")
-                return
+                return None
         torch.cuda.empty_cache()  # outside the handler, which keeps what failed alive
         parts *= 2
     if not math.isfinite(loss):
         print(f"{case['preset']}: PyTorch: its loss is {loss}: no figure")
-        return
+        return None
+    seconds = statistics.median(all_seconds)
     tokens = case["batch"] * case["sequence"]
     own = case["step_seconds"]
     cut = f" in {parts} micro-batches" if parts > 1 else ""
@@ -208,14 +222,24 @@ def compare(case, device, options):
         f"most, loss {loss:.3f}; Trireme {1e3 * own:.2f} ms, {tokens / own:.0f} tokens/s, "
         f"{case['memory_bytes'] / 2**30:.2f} GiB; Trireme/PyTorch {seconds / own:.3f} of the speed"
     )
+    return {
+        "preset": case["preset"],
+        "compute": case["compute"],
+        "step_seconds": seconds,
+        "all_step_seconds": all_seconds,
+        "resident_bytes": resident_bytes(),
+        "device_bytes": held,
+        "loss": loss,
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", help="what trireme_bench_device --results wrote")
+    parser.add_argument("results", help="what trireme_bench_steps --results wrote")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seconds", type=float, default=8, help="of timed steps per model")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--json", metavar="FILE", help="where PyTorch's figures go")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         skip(f"PyTorch {torch.__version__} sees no GPU")
@@ -223,18 +247,22 @@ def main():
         with open(options.results, encoding="utf-8") as file:
             results = json.load(file)
     except (OSError, ValueError) as error:
-        sys.exit(f"torch_gpu.py: {options.results}: {error}; make it with trireme_bench_device --results")
+        sys.exit(f"torch_steps.py: {options.results}: {error}; make it with trireme_bench_steps --results")
     device = torch.device(options.device)
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     compiled = "compiled" if options.compile else "not compiled"
     print(f"PyTorch {torch.__version__} on {what}, {compiled}; Trireme on {results['device']}")
     if device.type == "cuda" and what not in results["device"]:
-        sys.exit("torch_gpu.py: these are two devices; run both on the same one")
+        sys.exit("torch_steps.py: these are two devices; run both on the same one")
     torch.set_float32_matmul_precision("highest")
+    cases = []
     for case in results["cases"]:
-        compare(case, device, options)
+        cases.append(compare(case, device, options))
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"torch": torch.__version__, "compiled": options.compile, "cases": cases}, file)
 
 
 if __name__ == "__main__":
