@@ -7,10 +7,10 @@
 #include <dnnl.h>
 #include <hdf5.h>
 #include <hwloc.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include "trireme/comm/backend.hpp"
+#include "trireme/comm/cores.hpp"
 #include "trireme/comm/nccl.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
@@ -176,18 +176,17 @@ std::string topology() {
   return text;
 }
 
-std::string machine() {
+std::string machine(const comm::Cores& cores) {
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
   std::string model = cpuinfo("model name");
   if (model.empty()) model = "unknown";
-  cpu_set_t usable;
-  CPU_ZERO(&usable);
-  const bool known = ::sched_getaffinity(0, sizeof usable, &usable) == 0;
   return line("host", name) + line("CPU", model) + line("  features", cpu_features()) +
          line("  topology", topology()) +
-         line("  usable by rank 0", known ? fmt::format("{} hardware threads", CPU_COUNT(&usable))
-                                          : std::string("unknown")) +
+         line("  usable by rank 0",
+              fmt::format("{} core{}, {}", cores.usable, cores.usable == 1 ? "" : "s",
+                          cores.ranks == 1 ? std::string("by no other rank")
+                                           : fmt::format("by {} ranks in all", cores.ranks))) +
          line("memory", memory("MemTotal") + ", " + memory("MemAvailable") + " available");
 }
 
@@ -202,8 +201,9 @@ void run_info(comm::Session& session) {
   comm::mpi_check(MPI_Allreduce(&mine[1], most.data(), 2, MPI_INT, MPI_MAX, session.world()),
                   "MPI_Allreduce");
   const std::string devices = devices_of_ranks(session);
-  if (session.rank() != 0) return;
   const int threads = train::threads_of_rank({}, session);
+  const std::string warning = comm::core_warning(session, threads);
+  if (session.rank() != 0) return;
   const std::string per_node =
       -most[1] == most[0] ? std::to_string(most[0]) : fmt::format("{} to {}", -most[1], most[0]);
   const nlohmann::json versions = train::versions();
@@ -213,10 +213,11 @@ void run_info(comm::Session& session) {
   const std::string text =
       line("trireme", versions.at("trireme").get<std::string>()) +
       line("compiler", fmt::format("{}, C++{}", compiler, __cplusplus / 100 % 100)) + libraries() +
-      machine() +
+      machine(session.cores()) +
       line("ranks", fmt::format("{} on {} node{}, {} per node", session.size(), nodes,
                                 nodes == 1 ? "" : "s", per_node)) +
-      line("GPUs per rank", devices) + line("threads per rank", std::to_string(threads));
+      line("GPUs per rank", devices) + line("threads per rank", std::to_string(threads)) +
+      (warning.empty() ? "" : line("warning", warning));
   std::fputs(text.c_str(), stdout);
 }
 

@@ -126,6 +126,7 @@ void Session::open() {
   MPI_Comm_set_errhandler(node_, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_rank(node_, &node_rank_), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(node_, &node_size_), "MPI_Comm_size");
+  cores_ = find_cores(node_);
   int first = rank_;
   mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, node_), "MPI_Bcast");
   nodes_.resize(static_cast<std::size_t>(size_));

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include <dnnl.h>
 #include <hdf5.h>
@@ -23,8 +22,7 @@ int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session&
   if (const char* threads = std::getenv("OMP_NUM_THREADS")) {
     if (const int n = std::atoi(threads); n > 0) return n;
   }
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / session.node_size());
+  return std::max(1, session.cores().usable / session.cores().ranks);
 }
 
 std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence) {

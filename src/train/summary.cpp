@@ -6,6 +6,8 @@
 #include <fstream>
 #include <numeric>
 
+#include "trireme/comm/cores.hpp"
+
 #include "trainer.hpp"
 
 namespace trireme::train {
@@ -108,6 +110,8 @@ void Trainer::begin_record() {
                   train.batch * config_.model.sequence, train.micro_batch));
   for (const std::string& warning : grid_.warnings()) say("warning: " + warning);
   if (!computes_.warning().empty()) say("warning: " + computes_.warning());
+  const std::string cores = comm::core_warning(session_, threads_);
+  if (!cores.empty()) say("warning: " + cores);
   for (const std::string& note : cost_notes(config_, replica_.stage().options())) {
     say("note: " + note);
   }

@@ -22,6 +22,15 @@ std::string launcher_complaint(int world, const std::function<const char*(const 
 /// several unconnected processes is to print the complaint.
 int launcher_rank();
 
+/// Physical cores that a rank may run on, and how many ranks of its node, itself counted, may run
+/// on some of them. At least one each.
+struct Cores {
+  int usable = 1, ranks = 1;
+};
+
+/// This process's; collective over the ranks of its node.
+Cores find_cores(MPI_Comm node);
+
 /// Initialises MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalises it at the end of its
 /// life. Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI
 /// must not take a core from one that computes. A program without a launcher is also spared Open
@@ -45,6 +54,8 @@ class Session {
   MPI_Comm node() const { return node_; }  // ranks that share memory with this one
   int node_rank() const { return node_rank_; }
   int node_size() const { return node_size_; }
+  /// Of this rank, when the session began.
+  const Cores& cores() const { return cores_; }
   /// By world rank, the world rank of the first rank that shares its memory.
   const std::vector<int>& nodes() const { return nodes_; }
 
@@ -59,6 +70,7 @@ class Session {
   MPI_Comm world_ = MPI_COMM_WORLD;
   int rank_ = 0, size_ = 1, node_rank_ = 0, node_size_ = 1;
   MPI_Comm node_ = MPI_COMM_NULL;
+  Cores cores_;
   std::vector<int> nodes_;
   MPI_Win voice_ = MPI_WIN_NULL;
   int* voice_flag_ = nullptr;

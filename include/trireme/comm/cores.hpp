@@ -1,0 +1,17 @@
+// The processor cores that ranks of a node may use, by the masks that launchers and schedulers set.
+#pragma once
+
+#include <string>
+
+#include <mpi.h>
+
+#include "trireme/comm/session.hpp"
+
+namespace trireme::comm {
+
+/// One line where some rank's `threads` threads, together with those of the ranks that may use the
+/// same cores, are more than these cores, with its mend; empty where no rank's are. The same on
+/// every rank; collective over the session.
+std::string core_warning(const Session& session, int threads);
+
+}  // namespace trireme::comm

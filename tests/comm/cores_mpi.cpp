@@ -1,0 +1,64 @@
+// Who shares cores with whom, with masks that the test sets itself.
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include "trireme/comm/cores.hpp"
+
+namespace trireme::comm {
+namespace {
+
+/// This process's mask, which comes back at the end.
+class Mask {
+ public:
+  Mask() { EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0); }
+  Mask(const Mask&) = delete;
+  Mask& operator=(const Mask&) = delete;
+  ~Mask() { ::sched_setaffinity(0, sizeof before_, &before_); }
+  int cpus() const { return CPU_COUNT(&before_); }
+  /// Leaves only the n-th processor of the mask.
+  void leave(int n) const {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &before_) && n-- == 0) CPU_SET(cpu, &one);
+    }
+    ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  }
+
+ private:
+  cpu_set_t before_;
+};
+
+int smallest_mask(int own) {
+  int least = own;
+  MPI_Allreduce(&own, &least, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  return least;
+}
+
+TEST(Cores, RanksOnOneCoreShareIt) {
+  const Mask mask;
+  mask.leave(0);
+  const Session session(MPI_COMM_WORLD);
+  EXPECT_EQ(session.cores().usable, 1);
+  EXPECT_GE(session.cores().ranks, 1);
+  const std::string warning = core_warning(session, 2);
+  EXPECT_NE(warning.find("ranks share cores"), std::string::npos) << warning;
+  EXPECT_NE(warning.find("of 2 threads each on 1 core "), std::string::npos) << warning;
+}
+
+TEST(Cores, RanksOnCoresOfTheirOwnShareNone) {
+  const Mask mask;
+  int ranks = 0, rank = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (smallest_mask(mask.cpus()) < ranks) GTEST_SKIP() << "fewer cores than ranks";
+  mask.leave(rank);
+  const Session session(MPI_COMM_WORLD);
+  EXPECT_EQ(session.cores().usable, 1);
+  EXPECT_EQ(session.cores().ranks, 1);
+  EXPECT_EQ(core_warning(session, 1), "");
+  EXPECT_NE(core_warning(session, 2), "");
+}
+
+}  // namespace
+}  // namespace trireme::comm
