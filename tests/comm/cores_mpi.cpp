@@ -1,4 +1,6 @@
 // Who shares cores with whom, with masks that the test sets itself.
+#include <cstring>
+
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -10,23 +12,29 @@ namespace {
 /// This process's mask, which comes back at the end.
 class Mask {
  public:
-  Mask() { EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0); }
+  Mask() {
+    EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0);
+    // All that the system grants, whatever the launcher left.
+    std::memset(&all_, 0xff, sizeof all_);
+    EXPECT_EQ(::sched_setaffinity(0, sizeof all_, &all_), 0);
+    EXPECT_EQ(::sched_getaffinity(0, sizeof all_, &all_), 0);
+  }
   Mask(const Mask&) = delete;
   Mask& operator=(const Mask&) = delete;
   ~Mask() { ::sched_setaffinity(0, sizeof before_, &before_); }
-  int cpus() const { return CPU_COUNT(&before_); }
-  /// Leaves only the n-th processor of the mask.
+  int cpus() const { return CPU_COUNT(&all_); }
+  /// Leaves only the n-th processor.
   void leave(int n) const {
     cpu_set_t one;
     CPU_ZERO(&one);
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &before_) && n-- == 0) CPU_SET(cpu, &one);
+      if (CPU_ISSET(cpu, &all_) && n-- == 0) CPU_SET(cpu, &one);
     }
     ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
   }
 
  private:
-  cpu_set_t before_;
+  cpu_set_t before_, all_;
 };
 
 int smallest_mask(int own) {
