@@ -8,13 +8,14 @@
 
 namespace trireme::plan {
 
-std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows) {
+std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
+                                           DType type) {
   std::vector<ProductShape> shapes;
   for (const params::Parameter& row : model.table().rows()) {
     if (!row.in_products) continue;
     // The head works through the tokens block by block.
     const bool head = row.shape[0] == model.config().vocabulary;
-    const std::int64_t m = head ? model::Head::block_rows(rows, row.shape[0]) : rows;
+    const std::int64_t m = head ? model::Head::block_rows(rows, row.shape[0], type) : rows;
     shapes.push_back({m, row.shape[0], row.shape[1]});
   }
   const auto order = [](const ProductShape& p) {
@@ -84,7 +85,7 @@ double measure_product(ops::Ops& ops, device::Device& device, DType type,
 
 double measure_peak(ops::Ops& ops, device::Device& device, DType type,
                     const model::Transformer& model, std::int64_t rows) {
-  std::vector<ProductShape> shapes = largest_products(model, rows);
+  std::vector<ProductShape> shapes = largest_products(model, rows, type);
   for (std::int64_t n : {1024, 2048, 4096, 8192}) {
     if (n > 4096 && device.is_host()) continue;
     shapes.push_back({n, n, n});
