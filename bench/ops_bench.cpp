@@ -13,6 +13,7 @@
 
 namespace {
 
+using trireme::DType;
 using trireme::Shape;
 using trireme::Tensor;
 using trireme::ops::AttentionMask;
@@ -21,13 +22,20 @@ using trireme::ops::Ops;
 
 /// A tensor that owns its memory, filled with a smooth pattern between −1 and 1.
 struct Owned {
-  explicit Owned(const Shape& shape) : memory(static_cast<std::size_t>(shape.elements())) {
+  explicit Owned(const Shape& shape, DType type = DType::f32)
+      : memory(static_cast<std::size_t>(shape.elements())) {
     for (std::size_t i = 0; i < memory.size(); ++i) {
       memory[i] = std::sin(0.37F * static_cast<float>(i % 10007));
     }
     view = Tensor(memory.data(), shape);
+    if (type == DType::f32) return;
+    narrow.resize(memory.size());
+    const Tensor rounded(narrow.data(), type, shape);
+    trireme::ops::make_cpu_ops(1)->copy(rounded, view);
+    view = rounded;
   }
   std::vector<float> memory;
+  std::vector<std::uint16_t> narrow;
   Tensor view;
 };
 
@@ -60,41 +68,51 @@ void count_elements(benchmark::State& state, double elements) {
       elements * 1e-9, benchmark::Counter::kIsIterationInvariantRate, benchmark::Counter::kIs1000);
 }
 
-/// m, n, k, form: 0 NN, 1 NT, 2 TN (accumulating), 3 NT with bias.
+/// The type that the last argument of a benchmark stands for.
+DType type_of(benchmark::State& state, int argument) {
+  return state.range(static_cast<std::size_t>(argument)) == 16 ? DType::bf16 : DType::f32;
+}
+
+/// m, n, k, form: 0 NN, 1 NT, 2 TN (accumulating in fp32), 3 NT with bias; bits of the factors.
 void BM_matmul(benchmark::State& state) {
   const auto ops = backend();
   const std::int64_t m = state.range(0), n = state.range(1), k = state.range(2);
   const std::int64_t form = state.range(3);
+  const DType type = type_of(state, 4);
   trireme::ops::MatmulOptions options;
   options.transpose_a = form == 2;
   options.transpose_b = form == 1 || form == 3;
   options.accumulate = form == 2;
-  const Owned a(form == 2 ? Shape{k, m} : Shape{m, k});
-  const Owned b(options.transpose_b ? Shape{n, k} : Shape{k, n});
-  const Owned c({m, n}), bias({n});
+  const Owned a(form == 2 ? Shape{k, m} : Shape{m, k}, type);
+  const Owned b(options.transpose_b ? Shape{n, k} : Shape{k, n}, type);
+  const Owned c({m, n}, form == 2 ? DType::f32 : type), bias({n}, type);
   if (form == 3) options.bias = bias.view;
   for (auto _ : state) ops->matmul(c.view, a.view, b.view, options);
   count_flops(state, 2.0 * static_cast<double>(m * n * k));
 }
-BENCHMARK(BM_matmul)
-    ->ArgNames({"m", "n", "k", "form"})
-    ->Args({1024, 1024, 1024, 0})
-    ->Args({2048, 2048, 2048, 0})
-    ->Args({2048, 2048, 2048, 2})
-    ->Args({3072, 1536, 384, 1})
-    ->Args({3072, 1536, 384, 3})
-    ->Args({3072, 384, 1536, 1})
-    ->Args({1536, 384, 3072, 2})
-    ->Args({384, 384, 3072, 2})
-    ->Args({3072, 768, 1024, 2})
-    ->UseRealTime();
+void product_cases(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"m", "n", "k", "form", "bits"});
+  const std::vector<std::vector<std::int64_t>> cases = {
+      {1024, 1024, 1024, 0}, {2048, 2048, 2048, 0}, {2048, 2048, 2048, 1}, {2048, 2048, 2048, 2},
+      {3072, 1536, 384, 1},  {3072, 1536, 384, 3},  {3072, 384, 1536, 1},  {3072, 384, 1536, 0},
+      {1536, 384, 3072, 2},  {384, 1536, 3072, 2},  {384, 384, 3072, 2},   {3072, 768, 1024, 2},
+      {166, 50257, 768, 1},  {166, 768, 50257, 0},  {50257, 768, 166, 2}};
+  for (const std::int64_t bits : {32, 16}) {
+    for (std::vector<std::int64_t> each : cases) {
+      each.push_back(bits);
+      b->Args(each);
+    }
+  }
+  b->UseRealTime();
+}
+BENCHMARK(BM_matmul)->Apply(product_cases);
 
 struct AttentionCase {
-  AttentionCase(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t d)
-      : qkv({b, t, 3 * h, d}),
-        dqkv({b, t, 3 * h, d}),
-        out({b, t, h, d}),
-        dout({b, t, h, d}),
+  AttentionCase(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t d, DType type)
+      : qkv({b, t, 3 * h, d}, type),
+        dqkv({b, t, 3 * h, d}, type),
+        out({b, t, h, d}, type),
+        dout({b, t, h, d}, type),
         lse({b, h, t}),
         positions({b, t}, static_cast<std::int32_t>(t)),
         samples(static_cast<std::size_t>(b)) {
@@ -116,10 +134,11 @@ struct AttentionCase {
   double forward_flops;
 };
 
-/// B, H, T, D, dropout in percent.
+/// B, H, T, D, dropout in percent, bits.
 void BM_attention(benchmark::State& state) {
   const auto ops = backend();
-  AttentionCase c(state.range(0), state.range(1), state.range(2), state.range(3));
+  AttentionCase c(state.range(0), state.range(1), state.range(2), state.range(3),
+                  type_of(state, 5));
   const Dropout dropout{static_cast<float>(state.range(4)) / 100.0F, {}};
   const Tensor samples(c.samples.data(), Shape{state.range(0)});
   for (auto _ : state) {
@@ -131,7 +150,8 @@ void BM_attention(benchmark::State& state) {
 
 void BM_attention_backward(benchmark::State& state) {
   const auto ops = backend();
-  AttentionCase c(state.range(0), state.range(1), state.range(2), state.range(3));
+  AttentionCase c(state.range(0), state.range(1), state.range(2), state.range(3),
+                  type_of(state, 5));
   const Dropout dropout{static_cast<float>(state.range(4)) / 100.0F, {}};
   const Tensor samples(c.samples.data(), Shape{state.range(0)});
   const Tensor q = c.part(c.qkv, 0), k = c.part(c.qkv, 1), v = c.part(c.qkv, 2);
@@ -144,9 +164,11 @@ void BM_attention_backward(benchmark::State& state) {
 }
 
 void attention_cases(benchmark::internal::Benchmark* b) {
-  b->ArgNames({"B", "H", "T", "D", "dropout"});
-  b->Args({12, 6, 256, 64, 0})->Args({12, 6, 256, 64, 20});
-  b->Args({2, 12, 512, 64, 0})->Args({1, 12, 2048, 64, 0});
+  b->ArgNames({"B", "H", "T", "D", "dropout", "bits"});
+  for (const std::int64_t bits : {32, 16}) {
+    b->Args({12, 6, 256, 64, 0, bits})->Args({12, 6, 256, 64, 20, bits});
+    b->Args({2, 12, 512, 64, 0, bits})->Args({4, 12, 1024, 64, 0, bits});
+  }
   b->UseRealTime();
 }
 BENCHMARK(BM_attention)->Apply(attention_cases);

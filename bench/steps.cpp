@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/core/files.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
@@ -270,12 +271,17 @@ int run(int argc, char** argv) {
   const Arguments arguments = parse({argv + 1, argv + argc});
   device::DeviceConfig config;
   config.type = arguments.device;
-  const train::ComputeDevice computes(config, session);
+  train::ComputeDevice computes(config, session);
   device::Device& device = computes.device();
   const DType compute = !arguments.compute.empty() ? dtype_from_name(arguments.compute)
                         : device.is_host()         ? DType::f32
                                                    : DType::bf16;
-  train::check_precision(std::string(name_of(compute)), device.is_host());
+  std::string held(name_of(compute));
+  {
+    device::MemoryLedger ledger;
+    computes.settle_precision(held, *comm::make_mpi_communicator(session.world(), ledger));
+  }
+  if (held != name_of(compute)) throw Error("{}: {}", name_of(compute), computes.warning());
   const bool speaks = session.rank() == 0;
   if (speaks) fmt::print("{}; {}\n", device.name(), device::cuda_description());
   Ceilings ceilings{.nominal = arguments.nominal};

@@ -13,7 +13,9 @@
 #include "trireme/comm/cores.hpp"
 #include "trireme/comm/nccl.hpp"
 #include "trireme/device/cuda.hpp"
+#include "trireme/ops/cpu_products.hpp"
 #include "trireme/ops/cuda_ops.hpp"
+#include "trireme/plan/peak.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
@@ -117,6 +119,7 @@ std::string libraries() {
          line("oneDNN", versions.at("onednn").get<std::string>()) +
          line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
          line("  instructions", ops::instruction_set()) +
+         line("  bf16 products", ops::cpu_bf16_products()) +
          line("hwloc", fmt::format("{}.{}.{}", hwloc >> 16U, hwloc >> 8U & 0xFFU, hwloc & 0xFFU)) +
          cuda_lines() + line("  GPU messages", comm::describe_direct(comm::mpi_reads_cuda())) +
          line("NCCL", comm::nccl_built_in() ? comm::nccl_library().version() : "not built in");
@@ -190,6 +193,16 @@ std::string machine(const comm::Cores& cores) {
          line("memory", memory("MemTotal") + ", " + memory("MemAvailable") + " available");
 }
 
+/// Square products on the host, by one rank alone.
+std::string product_speed(int threads) {
+  const auto ops = ops::make_cpu_ops(threads);
+  const auto speed = [&](DType type) {
+    return plan::measure_product(*ops, device::host_device(), type, {2048, 2048, 2048}) / 1e9;
+  };
+  const double wide = speed(DType::f32), narrow = speed(DType::bf16);
+  return fmt::format("{:.0f} GFLOP/s in fp32, {:.0f} in bf16 (2048 cubed)", wide, narrow);
+}
+
 void run_info(comm::Session& session) {
   // Each node's first rank counts for its node.
   std::array<int, 3> mine{session.node_rank() == 0 ? 1 : 0, session.node_size(),
@@ -217,6 +230,7 @@ void run_info(comm::Session& session) {
       line("ranks", fmt::format("{} on {} node{}, {} per node", session.size(), nodes,
                                 nodes == 1 ? "" : "s", per_node)) +
       line("GPUs per rank", devices) + line("threads per rank", std::to_string(threads)) +
+      line("products on CPU", product_speed(threads)) +
       (warning.empty() ? "" : line("warning", warning));
   std::fputs(text.c_str(), stdout);
 }

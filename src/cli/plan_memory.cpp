@@ -62,6 +62,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
         const Memory memory = plan::predict_memory(
             parallel::Stage(model, options), {.optim = config.optim,
                                               .threads = threads,
+                                              .host = config.device.type != "cuda",
                                               .shape = shape,
                                               .rank = shape.rank({tensor, 0, data, stage}),
                                               .bucket_elements = train::bucket_elements(config),

@@ -7,8 +7,8 @@ namespace trireme::model {
 
 namespace {
 
-/// Logits held at once, in elements: 32 MB of fp32, past which larger products gain nothing.
-constexpr std::int64_t logits_held = std::int64_t{8} << 20;
+/// Bytes of logits held at once, past which larger products gain nothing.
+constexpr std::int64_t logits_held = std::int64_t{32} << 20;
 
 }  // namespace
 
@@ -17,8 +17,9 @@ struct Head::RowBlock {
   Tensor targets, weights, factor;  // [rows]
 };
 
-std::int64_t Head::block_rows(std::int64_t rows, std::int64_t vocabulary) {
-  return std::min(rows, std::max<std::int64_t>(64, logits_held / vocabulary));
+std::int64_t Head::block_rows(std::int64_t rows, std::int64_t vocabulary, DType type) {
+  const auto element = static_cast<std::int64_t>(size_of(type));
+  return std::min(rows, std::max<std::int64_t>(64, logits_held / element / vocabulary));
 }
 
 Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, int token_row)
@@ -41,7 +42,7 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
 
 void Head::plan(UnitPlan& plan) {
   const params::Tiles& tiles = plan.shares().tiles;
-  block_ = block_rows(plan.rows(), vocabulary_);
+  block_ = block_rows(plan.rows(), vocabulary_, plan.shares().compute);
   norm_.plan(plan, Remake::never);
   dnormed_ = plan.keep(Remake::never, plan.local_rows(), width_);
   normed_ = plan.add(Area::scratch, plan.rows(), width_);

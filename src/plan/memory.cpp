@@ -32,7 +32,7 @@ std::int64_t rows_of_a_sum(const parallel::Stage& stage) {
   return most;
 }
 
-std::size_t attention_workspace(const parallel::Stage& stage, int threads) {
+std::size_t attention_workspace(const parallel::Stage& stage, int threads, bool narrow_on_host) {
   const model::ModelConfig& config = stage.model().config();
   const std::int64_t length = config.sequence;
   const model::Shares& shares = stage.shares();
@@ -42,23 +42,54 @@ std::size_t attention_workspace(const parallel::Stage& stage, int threads) {
     const std::int64_t heads =
         params::tile_of(config.heads, shares.tiles.first + i, shares.tiles.all).size();
     if (heads == 0) continue;
-    bytes = std::max(
-        bytes, ops::cpu_attention_workspace(
-                   {stage.memory().leaves().rows / length, length, length, heads,
-                    keys[static_cast<std::size_t>(i)] / config.head_size(), config.head_size()},
-                   threads));
+    const ops::AttentionShape shape{stage.memory().leaves().rows / length,
+                                    length,
+                                    length,
+                                    heads,
+                                    keys[static_cast<std::size_t>(i)] / config.head_size(),
+                                    config.head_size()};
+    bytes = std::max(bytes, narrow_on_host ? ops::cpu_narrow_attention_workspace(shape, threads)
+                                           : ops::cpu_attention_workspace(shape, threads));
+  }
+  return bytes;
+}
+
+/// Products of bf16 with the stage's weights: forward, gradients for inputs and for weights.
+std::size_t product_workspace(const parallel::Stage& stage, int threads) {
+  const model::ModelConfig& config = stage.model().config();
+  const params::Layout& layout = stage.layout();
+  const std::int64_t all = stage.memory().leaves().rows;
+  std::size_t bytes = 0;
+  const auto count = [&](std::int64_t rows, std::int64_t out, std::int64_t in) {
+    for (const bool wide : {false, true}) {
+      bytes = std::max({bytes, ops::cpu_product_workspace(rows, out, in, false, wide, threads),
+                        ops::cpu_product_workspace(rows, in, out, false, wide, threads)});
+    }
+    bytes = std::max(bytes, ops::cpu_product_workspace(out, in, rows, true, true, threads));
+  };
+  for (const params::Block& block : layout.blocks()) {
+    const params::Parameter& row = layout.table().row(block.row);
+    if (!row.in_products || block.elements() == 0) continue;
+    const bool head = row.units.back() == stage.last_unit();
+    if (head && !stage.holds_last_unit()) continue;  // looked up alone
+    const std::int64_t most =
+        head ? model::Head::block_rows(all, config.vocabulary, stage.shares().compute) : all;
+    count(most, block.shape[0], block.shape[1]);
+    count(all % most, block.shape[0], block.shape[1]);
   }
   return bytes;
 }
 
 /// What the CPU backend's most demanding call takes.
-std::size_t ops_workspace(const parallel::Stage& stage, int threads) {
+std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) {
+  const bool narrow_on_host = host && stage.shares().compute == DType::bf16;
   const model::ModelConfig& config = stage.model().config();
   const params::Layout& layout = stage.layout();
   const int last = stage.last_unit();
-  std::size_t bytes = 0;
+  std::size_t bytes = narrow_on_host ? product_workspace(stage, threads) : 0;
   for (int unit = 1; unit < last; ++unit) {
-    if (layout.has_unit(unit)) bytes = std::max(bytes, attention_workspace(stage, threads));
+    if (!layout.has_unit(unit)) continue;
+    bytes = std::max(bytes, attention_workspace(stage, threads, narrow_on_host));
   }
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);
@@ -91,7 +122,8 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
   }
   std::int64_t sums = state::TensorSums::largest_message(stage.layout(), stage.shares());
   if (stage.holds_last_unit()) {
-    sums = std::max(sums, 2 * model::Head::block_rows(rows, config.vocabulary));
+    sums = std::max(sums,
+                    2 * model::Head::block_rows(rows, config.vocabulary, stage.shares().compute));
   }
   return std::max(static_cast<std::size_t>(activations) * size_of(stage.shares().partial()),
                   static_cast<std::size_t>(sums) * sizeof(float));
@@ -172,8 +204,9 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       {Use::gradients, state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
       {Use::gathered, state::ModelState::room_bytes(stage.layout(), options)},
       {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
-      {Use::workspace, static_cast<std::int64_t>(stage.memory().work_bytes() +
-                                                 ops_workspace(stage, question.threads))},
+      {Use::workspace,
+       static_cast<std::int64_t>(stage.memory().work_bytes() +
+                                 ops_workspace(stage, question.threads, question.host))},
       {Use::batch, static_cast<std::int64_t>(parallel::Engine::batch_bytes(stage))},
       {Use::communication, static_cast<std::int64_t>(communication_bytes(stage, question))}};
   if (options.offloaded()) {

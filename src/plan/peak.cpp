@@ -8,13 +8,14 @@
 
 namespace trireme::plan {
 
-std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows) {
+std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
+                                           DType type) {
   std::vector<ProductShape> shapes;
   for (const params::Parameter& row : model.table().rows()) {
     if (!row.in_products) continue;
     // The head works through the tokens block by block.
     const bool head = row.shape[0] == model.config().vocabulary;
-    const std::int64_t m = head ? model::Head::block_rows(rows, row.shape[0]) : rows;
+    const std::int64_t m = head ? model::Head::block_rows(rows, row.shape[0], type) : rows;
     shapes.push_back({m, row.shape[0], row.shape[1]});
   }
   const auto order = [](const ProductShape& p) {
@@ -87,7 +88,7 @@ double measure_peak(ops::Ops& ops, device::Device& device, DType type,
   const bool quick = effort == PeakEffort::quick;
   const double least = quick ? 0.03 : 0.1;
   double best = 0;
-  for (const ProductShape& shape : largest_products(model, rows)) {
+  for (const ProductShape& shape : largest_products(model, rows, type)) {
     best = std::max(best, measure_product(ops, device, type, shape, least));
   }
   for (std::int64_t n : {1024, 2048, 4096, 8192}) {

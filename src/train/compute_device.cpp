@@ -3,6 +3,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/device/cuda.hpp"
+#include "trireme/ops/cpu_products.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 
 namespace trireme::train {
@@ -52,14 +53,27 @@ parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
   };
 }
 
+void ComputeDevice::settle_precision(std::string& compute, comm::Communicator& world) {
+  comm::agree(world, [&] { check_precision(compute, device().is_host()); });
+  if (!device().is_host() || compute != "bf16" || world.all_agree(ops::cpu_multiplies_bf16())) {
+    return;
+  }
+  compute = "fp32";
+  warning_ =
+      "precision.compute = bf16: not every rank's processor has AVX512_BF16 (or ONEDNN_MAX_CPU_ISA "
+      "forbids it), so this run computes in fp32; precision.compute = fp32 says so itself";
+}
+
 DType compute_type_of(const checkpoint::State& state, const device::Device& device) {
   const nlohmann::json& saved = state.config;
-  if (device.is_host() || !saved.is_object() || !saved.contains("precision")) return DType::f32;
+  if (!saved.is_object() || !saved.contains("precision")) return DType::f32;
   const nlohmann::json& precision = saved.at("precision");
   if (!precision.is_object() || !precision.contains("compute")) return DType::f32;
   const nlohmann::json& compute = precision.at("compute");
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-    if (compute.is_string() && compute.get<std::string>() == name_of(type)) return type;
+    if (!compute.is_string() || compute.get<std::string>() != name_of(type)) continue;
+    const bool here = !device.is_host() || (type == DType::bf16 && ops::cpu_multiplies_bf16());
+    return here ? type : DType::f32;
   }
   throw Error(
       "checkpoint: precision.compute = {}: is no type to compute in; use another checkpoint",
@@ -67,9 +81,9 @@ DType compute_type_of(const checkpoint::State& state, const device::Device& devi
 }
 
 void check_precision(const std::string& compute, bool host) {
-  if (compute == "fp32" || !host) return;
-  throw ConfigError("precision.compute", compute, "on a CPU must be fp32",
-                    "use fp32, or device.type = cuda");
+  if (compute != "fp16" || !host) return;
+  throw ConfigError("precision.compute", compute, "on a CPU must be fp32 or bf16",
+                    "use bf16, or device.type = cuda");
 }
 
 void check_offload(const std::string& offload, bool host) {

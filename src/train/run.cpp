@@ -10,12 +10,12 @@ namespace trireme::train {
 int exit_code(Ending ending) { return ending == Ending::done ? 0 : 75; }
 
 Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
-  const ComputeDevice computes(config.device, session);
+  ComputeDevice computes(config.device, session);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session);
   comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
+  computes.settle_precision(config.precision.compute, grid.world());
   comm::agree(grid.world(), [&] {
-    check_precision(config.precision.compute, computes.device().is_host());
     check_offload(config.zero.offload, computes.device().is_host());
     validate(config, plan.facts);
   });

@@ -96,7 +96,8 @@ void Trainer::begin_record() {
   run["parameters"] = model_.table().elements();
   run["flops_per_token"] = model_.flops_per_token();
   run["peak"] = {{"operations_per_second", peak_},
-                 {"kind", train.peak == "measured" ? "measured" : "nominal"}};
+                 {"kind", train.peak == "measured" ? "measured" : "nominal"},
+                 {"type", config_.precision.compute}};
   run["predicted_memory"] = predicted;
   run["first_step"] = step_;
   comm::Communicator& world = grid_.world();
@@ -122,9 +123,10 @@ void Trainer::begin_record() {
         config_.zero.offload, static_cast<double>(found->second) / (1 << 20), threads_));
   }
   if (peak_ > 0) {
-    say(fmt::format(
-        "peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak_ / 1e9,
-        train.peak == "measured" ? "measured: best matrix product" : "nominal: train.peak"));
+    say(fmt::format("peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak_ / 1e9,
+                    train.peak == "measured"
+                        ? fmt::format("measured: best {} matrix product", config_.precision.compute)
+                        : "nominal: train.peak"));
   }
 }
 
@@ -206,9 +208,10 @@ void Trainer::finish() {
                     1e3 * axis.at("seconds_per_step").get<double>()));
   }
   if (speed > 0 && peak_ > 0) {
-    say(fmt::format("MFU {:.1f} % of the {} peak of {:.1f} GFLOP/s",
+    say(fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s",
                     100 * speed * model_.flops_per_token() / peak_,
-                    config_.train.peak == "measured" ? "measured" : "nominal", peak_ / 1e9));
+                    config_.train.peak == "measured" ? "measured" : "nominal",
+                    config_.precision.compute, peak_ / 1e9));
   }
   say("record: " + record_->folder().string());
   if (speed > 0) say(report::figure_of_merit(speed));

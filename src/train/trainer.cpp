@@ -53,6 +53,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
       predicted_(plan::predict_memory(
           replica_.stage(), {.optim = config_.optim,
                              .threads = threads_,
+                             .host = computes.device().is_host(),
                              .shape = grid.shape(),
                              .rank = session.rank(),
                              .bucket_elements = bucket_elements(config_),

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include "trireme/core/random.hpp"
 #include "trireme/ops/ops.hpp"
 
+#include "../../src/ops/cpu/storage.hpp"
 #include "../../src/ops/cpu/targets.hpp"
 
 namespace trireme::ops {
@@ -38,7 +40,14 @@ class ArrayOf {
     memory_.assign(static_cast<std::size_t>(stride), sentinel());
     for (std::int64_t i = 0; i < elements(); ++i) (*this)[i] = T{};
   }
-  static T sentinel() { return static_cast<T>(-77); }
+  static T sentinel() {
+    if constexpr (std::is_same_v<T, Bf16>) {
+      return {0xffb3};  // a NaN
+    } else {
+      return static_cast<T>(-77);
+    }
+  }
+  const Shape& shape() const { return shape_; }
   std::int64_t elements() const { return shape_.elements(); }
   std::int64_t extent(int dimension) const { return shape_[dimension]; }
   /// The i-th element in row-major order.

@@ -17,6 +17,11 @@ TEST(LayoutMatrix, ReproducibleEqualsOneRankBitForBit) {
   compare_with_one_rank(cases_of(committed_rows()), {});
 }
 
+/// The CPU's own bf16, and the memory it is planned to take.
+TEST(LayoutMatrix, ReproducibleInBf16EqualsOneRankBitForBit) {
+  compare_with_one_rank(cases_of(committed_rows()), {.steps = 2, .compute = DType::bf16});
+}
+
 TEST(LayoutMatrix, ReproducibleDrawn) { compare_with_one_rank(cases_of(drawn_rows()), {}); }
 
 /// What is computed later, in memory that the host cannot touch, is the same: every wait is there.

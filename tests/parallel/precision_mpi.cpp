@@ -1,5 +1,5 @@
 // Training in narrow types beside fp32, on an imaginary device whose operations round as a real
-// one's would.
+// one's would, and on the host's own.
 #include <gtest/gtest.h>
 
 #include "matrix_runs.hpp"
@@ -7,17 +7,18 @@
 namespace trireme::parallel::test {
 namespace {
 
-RunResult run_alone(int model, DType compute) {
+RunResult run_alone(int model, DType compute, const MakeTestDevice& make_device) {
   const MatrixRuns runs{
-      .reproducible = false, .steps = 20, .make_device = make_imaginary_device, .compute = compute};
+      .reproducible = false, .steps = 20, .make_device = make_device, .compute = compute};
   return run_layout(matrix_models()[static_cast<std::size_t>(model)].config, {.micro_batch = 4},
                     settings_of(model, runs), MPI_COMM_SELF);
 }
 
-TEST(Precision, LossesInBf16StayWithinOnePercent) {
+void compare_losses(const MakeTestDevice& make_device) {
   const int models = static_cast<int>(matrix_models().size());
   for (int model = world_rank(); model < models; model += world_size()) {
-    const RunResult wide = run_alone(model, DType::f32), narrow = run_alone(model, DType::bf16);
+    const RunResult wide = run_alone(model, DType::f32, make_device);
+    const RunResult narrow = run_alone(model, DType::bf16, make_device);
     EXPECT_EQ(narrow.fault, "");
     for (std::size_t step = 0; step < wide.losses.size(); ++step) {
       EXPECT_NEAR(narrow.losses[step], wide.losses[step], 1e-2 * wide.losses[step])
@@ -26,6 +27,10 @@ TEST(Precision, LossesInBf16StayWithinOnePercent) {
     EXPECT_NE(narrow.losses.front(), wide.losses.front()) << "nothing was rounded";
   }
 }
+
+TEST(Precision, LossesInBf16StayWithinOnePercent) { compare_losses(make_imaginary_device); }
+
+TEST(Precision, LossesInBf16OnTheHostStayWithinOnePercent) { compare_losses({}); }
 
 /// With masters a run follows the fp32 one where updates are too small for the narrow type itself.
 TEST(Precision, SmallUpdatesAreKeptInMasters) {

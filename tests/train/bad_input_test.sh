@@ -61,9 +61,9 @@ else
   export CUDA_VISIBLE_DEVICES=
   refused "a GPU where there is none" "device.type = cuda: rank 0 sees no device .*use cpu" train data --device cuda
 fi
-refused "bf16 on a CPU" "precision.compute = bf16: .*fp32" train data --device cpu --precision.compute bf16
 refused "an optimiser offloaded from a CPU" "zero.offload = optimizer: on a CPU must be none: .*use none" train data --device cpu \
   --zero.offload optimizer
+refused "fp16 on a CPU" "precision.compute = fp16: .*bf16" train data --device cpu --precision.compute fp16
 printf '0F0,0B0,\n1F0,1X0\n' >wrong.csv
 refused "fault in a schedule file" "wrong.csv:2:5: " train data --parallel.pipeline 2 --parallel.schedule file:wrong.csv
 refused "virtual stages past all bounds" "parallel.virtual_stages = 4294967297: .*from 1 to 1024" train data \

@@ -25,7 +25,7 @@ class Head final : public Unit {
               const UnitMemory& memory) const;
 
   /// Rows whose logits exist at once.
-  static std::int64_t block_rows(std::int64_t rows, std::int64_t vocabulary);
+  static std::int64_t block_rows(std::int64_t rows, std::int64_t vocabulary, DType type);
 
  private:
   /// One block of rows at work.

@@ -15,6 +15,13 @@ struct AttentionShape {
 
 /// `attention` and `attention_backward`, the larger, on `threads` threads.
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);
+/// The same of bf16.
+std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads);
+/// A product [m, k]·[k, n] of bf16 factors, the first of them transposed or not, into bf16 or
+/// (`wide`) fp32; those of fp32 take none, and none that a ledger knows where oneDNN makes them
+/// (AMX).
+std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed,
+                                  bool wide, int threads);
 /// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);
 

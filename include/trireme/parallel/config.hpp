@@ -102,7 +102,7 @@ struct PrecisionConfig {
   void declare(config::Fields& fields) {
     fields.add("compute", compute,
                "type of activations, matrix products and the weights they read: fp32, bf16 or "
-               "fp16 (with loss scaling); fp32 on CPUs",
+               "fp16 (with loss scaling, on GPUs); bf16 on CPUs with AVX512_BF16",
                config::one_of({"fp32", "bf16", "fp16"}));
   }
 };

@@ -15,6 +15,7 @@ namespace trireme::plan {
 struct MemoryQuestion {
   optim::OptimConfig optim;
   int threads = 1;        // of the rank
+  bool host = true;       // computes on CPUs
   comm::GridShape shape;  // of the world
   int rank = 0;           // in it
   std::int64_t bucket_elements = 0;

@@ -17,8 +17,10 @@ struct ProductShape {
   }
 };
 
-/// The three largest forward products of the model for micro-batches of `rows` tokens.
-std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows);
+/// The three largest forward products of the model, computing in `type`, for micro-batches of
+/// `rows` tokens.
+std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
+                                           DType type);
 
 /// Operations per second of one product of `type` on the device of `ops`, the best of at least two
 /// rounds and `least_seconds`.

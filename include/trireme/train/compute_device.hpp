@@ -5,6 +5,7 @@
 #include <string>
 
 #include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/comm/communicator.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/device/config.hpp"
 #include "trireme/device/device.hpp"
@@ -25,6 +26,10 @@ class ComputeDevice {
   parallel::MakeOps make_ops(bool time_products = false) const;
   /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
   const std::string& warning() const { return warning_; }
+  /// Holds `precision.compute` to what the device computes in. bf16 becomes fp32 where the
+  /// processor of some rank does not multiply bf16, and `warning` says so. Throws ConfigError for
+  /// what a CPU never computes in. Collective over `world`.
+  void settle_precision(std::string& compute, comm::Communicator& world);
 
  private:
   bool tf32_;
@@ -36,7 +41,7 @@ class ComputeDevice {
 /// Error for a type that there is not.
 DType compute_type_of(const checkpoint::State& state, const device::Device& device);
 
-/// Throws ConfigError where `precision.compute` is a type that a CPU (`host`) does not compute in.
+/// Throws ConfigError where `precision.compute` is a type that a CPU (`host`) never computes in.
 void check_precision(const std::string& compute, bool host);
 
 /// Throws ConfigError where `zero.offload` asks for what a CPU (`host`) has no device for.

@@ -1,4 +1,6 @@
 // GELU and SwiGLU, through the logistic function.
+#include "activation.hpp"
+
 #include <algorithm>
 
 #include "cpu_ops.hpp"
@@ -62,24 +64,30 @@ HWY_INLINE Floats gelu_slope(Floats x) {
   return hn::IfThenElse(hn::IsNaN(x), x, slope);  // the clamp has lost a NaN
 }
 
-void gelu_range(std::size_t n, float* y, const float* x) {
+template <class T>
+void gelu_range(std::size_t n, T* y, const T* x) {
   map(
       n, y, [](Floats v) HWY_ATTR { return gelu_value(v); }, x);
 }
+TRIREME_INSTANCES(gelu_range);
 
-void gelu_backward_range(std::size_t n, float* dx, const float* dy, const float* x) {
+template <class T>
+void gelu_backward_range(std::size_t n, T* dx, const T* dy, const T* x) {
   map(
       n, dx, [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope(v)); }, dy, x);
 }
+TRIREME_INSTANCES(gelu_backward_range);
 
-void swiglu_row(std::size_t n, float* y, const float* gate, const float* up) {
+template <class T>
+void swiglu_row(std::size_t n, T* y, const T* gate, const T* up) {
   map(
       n, y, [](Floats g, Floats u) HWY_ATTR { return hn::Mul(hn::Mul(g, logistic(g)), u); }, gate,
       up);
 }
+TRIREME_INSTANCES(swiglu_row);
 
-void swiglu_backward_row(std::size_t n, float* dgate, float* dup, const float* dy,
-                         const float* gate, const float* up) {
+template <class T>
+void swiglu_backward_row(std::size_t n, T* dgate, T* dup, const T* dy, const T* gate, const T* up) {
   const FloatTag d;
   for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
     const Floats gradient = access.load(d, dy + i);
@@ -90,6 +98,7 @@ void swiglu_backward_row(std::size_t n, float* dgate, float* dup, const float* d
     access.store(hn::Mul(gradient, hn::Mul(g, s.value)), d, dup + i);
   });
 }
+TRIREME_INSTANCES(swiglu_backward_row);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace trireme::ops
@@ -98,58 +107,73 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-HWY_EXPORT(gelu_range);
-HWY_EXPORT(gelu_backward_range);
-HWY_EXPORT(swiglu_row);
-HWY_EXPORT(swiglu_backward_row);
+TRIREME_EXPORT(gelu_range);
+TRIREME_EXPORT(gelu_backward_range);
+TRIREME_EXPORT(swiglu_row);
+TRIREME_EXPORT(swiglu_backward_row);
+
+void gelu_row(std::int64_t n, Bf16* y, const Bf16* x) {
+  TRIREME_KERNEL(gelu_range, Bf16)(static_cast<std::size_t>(n), y, x);
+}
+
+void gelu_backward_row(std::int64_t n, Bf16* dx, const Bf16* dy, const Bf16* x) {
+  TRIREME_KERNEL(gelu_backward_range, Bf16)(static_cast<std::size_t>(n), dx, dy, x);
+}
 
 void CpuOps::gelu(const Tensor& y, const Tensor& x) {
   const std::int64_t elements = y.elements();
-  float* py = flat(y, elements);
-  const float* px = flat(x, elements);
-  parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(gelu_range)
-    (static_cast<std::size_t>(end - begin), py + begin, px + begin);
+  with_storage(x.type(), [&]<class T>(T) {
+    T* py = flat<T>(y, elements);
+    const T* px = flat<T>(x, elements);
+    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
+      TRIREME_KERNEL(gelu_range, T)(static_cast<std::size_t>(end - begin), py + begin, px + begin);
+    });
   });
 }
 
 void CpuOps::gelu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) {
   const std::int64_t elements = dx.elements();
-  float* pdx = flat(dx, elements);
-  const float* pdy = flat(dy, elements);
-  const float* px = flat(x, elements);
-  parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(gelu_backward_range)
-    (static_cast<std::size_t>(end - begin), pdx + begin, pdy + begin, px + begin);
+  with_storage(x.type(), [&]<class T>(T) {
+    T* pdx = flat<T>(dx, elements);
+    const T* pdy = flat<T>(dy, elements);
+    const T* px = flat<T>(x, elements);
+    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
+      TRIREME_KERNEL(gelu_backward_range, T)
+      (static_cast<std::size_t>(end - begin), pdx + begin, pdy + begin, px + begin);
+    });
   });
 }
 
 void CpuOps::swiglu(const Tensor& y, const Tensor& gate_up) {
-  const Rows<float> out = rows_of(y), in = rows_of(gate_up);
-  TRIREME_ASSERT(in.rows == out.rows && in.columns == 2 * out.columns, "swiglu of {} into {}",
-                 gate_up.shape().to_string(), y.shape().to_string());
-  const auto n = static_cast<std::size_t>(out.columns);
-  parallel_rows(threads_, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(swiglu_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(n, out.row(r), in.row(r), in.row(r) + out.columns);
-    }
+  with_storage(y.type(), [&]<class T>(T) {
+    const Rows<T> out = rows_of<T>(y), in = rows_of<T>(gate_up);
+    TRIREME_ASSERT(in.rows == out.rows && in.columns == 2 * out.columns, "swiglu of {} into {}",
+                   gate_up.shape().to_string(), y.shape().to_string());
+    const auto n = static_cast<std::size_t>(out.columns);
+    parallel_rows(threads_, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(swiglu_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        kernel(n, out.row(r), in.row(r), in.row(r) + out.columns);
+      }
+    });
   });
 }
 
 void CpuOps::swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
-  const Rows<float> dx = rows_of(dgate_up), gradient = rows_of(dy), x = rows_of(gate_up);
-  const std::int64_t columns = gradient.columns;
-  TRIREME_ASSERT(dx.rows == x.rows && x.rows == gradient.rows && dx.columns == 2 * columns &&
-                     x.columns == 2 * columns,
-                 "swiglu_backward of {} into {}", dy.shape().to_string(),
-                 dgate_up.shape().to_string());
-  const auto n = static_cast<std::size_t>(columns);
-  parallel_rows(threads_, x.rows, columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(swiglu_backward_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(n, dx.row(r), dx.row(r) + columns, gradient.row(r), x.row(r), x.row(r) + columns);
-    }
+  with_storage(dy.type(), [&]<class T>(T) {
+    const Rows<T> dx = rows_of<T>(dgate_up), gradient = rows_of<T>(dy), x = rows_of<T>(gate_up);
+    const std::int64_t columns = gradient.columns;
+    TRIREME_ASSERT(dx.rows == x.rows && x.rows == gradient.rows && dx.columns == 2 * columns &&
+                       x.columns == 2 * columns,
+                   "swiglu_backward of {} into {}", dy.shape().to_string(),
+                   dgate_up.shape().to_string());
+    const auto n = static_cast<std::size_t>(columns);
+    parallel_rows(threads_, x.rows, columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(swiglu_backward_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        kernel(n, dx.row(r), dx.row(r) + columns, gradient.row(r), x.row(r), x.row(r) + columns);
+      }
+    });
   });
 }
 

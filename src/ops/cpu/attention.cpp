@@ -5,100 +5,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "trireme/core/pairwise.hpp"
-#include "trireme/ops/cpu_workspace.hpp"
-
-#include "attention_kernels.hpp"
+#include "attention_problem.hpp"
 #include "cpu_ops.hpp"
-#include "rows.hpp"
 #include "small_product.hpp"
 #include "threads.hpp"
 
 namespace trireme::ops {
 namespace {
-
-/// Heads of one tensor [B, T, heads, D].
-struct Heads {
-  float* data = nullptr;
-  std::int64_t batch_stride = 0, stride = 0, head_stride = 0;
-  float* at(std::int64_t b, std::int64_t t, std::int64_t h) const {
-    return data + b * batch_stride + t * stride + h * head_stride;
-  }
-};
-
-/// What the tasks of one call share.
-struct Problem : AttentionShape {
-  float scale = 0;
-  const Dropout* dropout = nullptr;  // null: none
-  const std::int64_t* samples = nullptr;
-  const Visibility* visibility = nullptr;
-  HeadSlice slice;  // resolved: all and share are not 0
-
-  std::int64_t scores_width = 0;  // most columns of a block of scores
-
-  std::int64_t blocks() const { return (queries + query_block - 1) / query_block; }
-  std::int64_t group_of(std::int64_t head) const {
-    return (slice.first + head) / slice.share - slice.first / slice.share;
-  }
-  /// The first query head here that uses key/value head `group`.
-  std::int64_t first_head(std::int64_t group) const {
-    const std::int64_t first = (slice.first / slice.share + group) * slice.share - slice.first;
-    return std::clamp<std::int64_t>(first, 0, heads);
-  }
-  /// Columns of a row of scores: a cache line more than needed, so that the rows of a power
-  /// of two do not meet in the same cache sets.
-  std::int64_t row() const { return (scores_width + 15) / 16 * 16 + 16; }
-  /// The kernels' view of `rows` queries from `begin` on.
-  ScoreBlock score_block(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t rows,
-                         const VisibleKeys& visible, float* scores) const {
-    const auto from = [](const std::int32_t* p, std::int64_t i) {
-      return p == nullptr ? nullptr : p + i;
-    };
-    const std::int64_t sample = dropout == nullptr ? 0 : samples[b];
-    return {scores,
-            row(),
-            rows,
-            &visible,
-            from(visibility->query_positions(b), begin),
-            visibility->key_positions(b),
-            from(visibility->query_documents(b), begin),
-            visibility->key_documents(b),
-            dropout,
-            static_cast<std::uint64_t>(((sample * slice.all + slice.first + h) * queries + begin) *
-                                       keys),
-            static_cast<std::uint64_t>(keys)};
-  }
-};
-
-Heads heads_of(const Tensor& x, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
-               std::int64_t size) {
-  const Shape expected{batch, tokens, heads, size};
-  TRIREME_ASSERT(x.shape() == expected, "attention: {} where {} is needed", x.shape().to_string(),
-                 expected.to_string());
-  return {x.as<float>(), x.stride(0), x.stride(1), x.stride(2)};
-}
-
-Problem problem_of(const Tensor& q, const Tensor& k, float scale, const Dropout& dropout,
-                   const Tensor& samples, const Visibility& visibility, HeadSlice slice) {
-  TRIREME_ASSERT(q.shape().dimensions() == 4 && k.shape().dimensions() == 4, "attention of {}, {}",
-                 q.shape().to_string(), k.shape().to_string());
-  if (slice.all == 0) slice = {0, q.extent(2), q.extent(2) / k.extent(2)};
-  const Problem p{{q.extent(0), q.extent(1), k.extent(1), q.extent(2), k.extent(2), q.extent(3)},
-                  scale,
-                  dropout.rate > 0 ? &dropout : nullptr,
-                  dropout.rate > 0 ? flat<std::int64_t>(samples, q.extent(0)) : nullptr,
-                  &visibility,
-                  slice};
-  TRIREME_ASSERT(p.heads > 0 && slice.share > 0 && slice.first + p.heads <= slice.all &&
-                     slice.all % slice.share == 0 && p.group_of(p.heads - 1) == p.groups - 1,
-                 "heads {} + {} of {} over {} groups", slice.first, p.heads, slice.all, p.groups);
-  TRIREME_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "rate {}", dropout.rate);
-  return p;
-}
-
-void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
-  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, columns, 0.0F);
-}
 
 /// scores = scale·x·yᵀ over the visible keys; x [rows, D] one block, of queries from `begin` on;
 /// transposed [D, keys from `first` on], strided as scores are.
@@ -168,9 +81,6 @@ struct Gradients {
   const float* lse;
 };
 
-/// Keys that backward takes at a time: two blocks of scores stay in a core's second-level cache.
-constexpr std::int64_t key_chunk = 512;
-
 /// A thread's scratch in backward.
 struct BackwardScratch {
   float *scores, *dscores;  // [query_block, keys of a chunk]
@@ -200,36 +110,10 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
                    g.k.stride, g.dq.at(b, begin, h), g.dq.stride, true);
 }
 
-/// Parts into which one KV head's blocks of queries are dealt out: enough for some sixteen tasks in
-/// all; a function of the problem alone, so that sums keep their order whatever the threads.
-std::int64_t parts_of(const Problem& p) {
-  constexpr std::int64_t enough = 16;
-  const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
-  return std::clamp<std::int64_t>(
-      (enough + heads - 1) / heads, 1,
-      std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups)));
-}
-
-/// sum of `parts` matrices that lie `distance` apart, pairwise, into the first.
-void sum_parts(float* data, std::int64_t distance, std::int64_t parts, std::int64_t elements) {
-  add_pairwise(parts, [&](std::int64_t first, std::int64_t second) {
-    float* to = data + first * distance;
-    const float* from = data + second * distance;
-    for (std::int64_t i = 0; i < elements; ++i) to[i] += from[i];
-  });
-}
-
 /// fp32 elements of scores and of transposed keys (in backward values too) that one thread works
 /// on: forward all keys at once, backward a chunk of them.
 std::int64_t scratch_of_thread(const Problem& p, bool backward) {
   return (backward ? 2 : 1) * (query_block + p.size) * p.row();
-}
-
-/// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; none where each head has
-/// one part.
-std::int64_t partial_gradients(const Problem& p) {
-  const std::int64_t parts = parts_of(p);
-  return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;
 }
 
 }  // namespace
@@ -246,6 +130,9 @@ std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                        const Tensor& v, const AttentionMask& mask, float scale,
                        const Dropout& dropout, const Tensor& samples, const HeadSlice& slice) {
+  if (q.type() == DType::bf16) {
+    return narrow_attention(out, lse, q, k, v, mask, scale, dropout, samples, slice);
+  }
   Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
   p.scores_width = p.keys;
   const Heads to = heads_of(out, p.batch, p.queries, p.heads, p.size);
@@ -290,6 +177,10 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
                                 const Tensor& q, const Tensor& k, const Tensor& v,
                                 const AttentionMask& mask, float scale, const Dropout& dropout,
                                 const Tensor& samples, const HeadSlice& slice) {
+  if (q.type() == DType::bf16) {
+    return narrow_attention_backward(dq, dk, dv, dout, out, lse, q, k, v, mask, scale, dropout,
+                                     samples, slice);
+  }
   Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
   p.scores_width = std::min(p.keys, key_chunk);
   const auto of_queries = [&](const Tensor& x) {

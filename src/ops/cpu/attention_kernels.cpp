@@ -68,48 +68,58 @@ float maximum_of_row(std::size_t n, const float* x) {
   return hn::GetLane(hn::MaxOfLanes(d, maximum));
 }
 
-/// x ← exp(x − maximum); their sum.
-float exponentials_of_row(std::size_t n, float* x, float maximum) {
+/// y ← exp(x − maximum); their sum before any rounding. y may begin where x does.
+template <class T>
+HWY_ATTR float exponentials_of_row(std::size_t n, T* y, const float* x, float maximum) {
   const FloatTag d;
   const Floats m = hn::Set(d, maximum);
   return sum_of(n, [&](std::size_t i, auto access) HWY_ATTR {
     const Floats e = exponential(d, hn::Sub(access.load(d, x + i), m));
-    access.store(e, d, x + i);
+    access.store(e, d, y + i);
     return e;
   });
 }
 
-void zero_row(std::size_t n, float* x) {
+template <class T>
+HWY_ATTR void zero_row(std::size_t n, T* x) {
   const FloatTag d;
   for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR { access.store(hn::Zero(d), d, x + i); });
 }
 
-void softmax_block(const ScoreBlock& block, float* lse, float* inverse) {
+/// Probabilities as T from where each row begins: a row's never reach scores not yet read.
+template <class T>
+void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
   const FloatTag d;
   const auto columns = static_cast<std::size_t>(block.visible->columns);
   for (std::int64_t r = 0; r < block.rows; ++r) {
     float* row = block.scores + r * block.stride;
+    T* probabilities = reinterpret_cast<T*>(row);
     if (!mask_row(block, r)) {
-      zero_row(columns, row);
+      zero_row(columns, probabilities);
       lse[r] = -std::numeric_limits<float>::infinity();
       inverse[r] = 0;
       continue;
     }
     const float maximum = maximum_of_row(columns, row);
-    const float sum = exponentials_of_row(columns, row, maximum);
+    const float sum = block.dropout == nullptr
+                          ? exponentials_of_row(columns, probabilities, row, maximum)
+                          : exponentials_of_row(columns, row, row, maximum);
     lse[r] = maximum + std::log(sum);
     inverse[r] = 1.0F / sum;
     if (block.dropout == nullptr) continue;
     const std::uint64_t index = block.index + static_cast<std::uint64_t>(r) * block.index_stride;
     for (const KeyRun& run : block.visible->runs) {
-      float* p = row + run.column;
+      const float* from = row + run.column;
+      T* to = probabilities + run.column;
       for_dropout(*block.dropout, index + static_cast<std::uint64_t>(run.begin),
                   static_cast<std::size_t>(run.end - run.begin),
-                  [&](std::size_t i, auto access, Floats factor)
-                      HWY_ATTR { access.store(hn::Mul(access.load(d, p + i), factor), d, p + i); });
+                  [&](std::size_t i, auto access, Floats factor) HWY_ATTR {
+                    access.store(hn::Mul(access.load(d, from + i), factor), d, to + i);
+                  });
     }
   }
 }
+TRIREME_INSTANCES(softmax_block_as);
 
 void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                 const float* factor) {
@@ -126,29 +136,47 @@ void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t
   }
 }
 
-void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
-              std::int64_t rows, std::int64_t columns, float* delta) {
+void round_scaled_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                       std::int64_t rows, std::int64_t columns, const float* factor) {
   const FloatTag d;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const float* pa = a + r * a_stride;
-    const float* pb = b + r * b_stride;
+    const bool zero = factor != nullptr && factor[r] == 0;
+    const Floats f = hn::Set(d, factor == nullptr ? 1.0F : factor[r]);
+    map(
+        static_cast<std::size_t>(columns), out + r * out_stride,
+        [&](Floats v) HWY_ATTR { return zero ? hn::Zero(d) : hn::Mul(v, f); }, x + r * x_stride);
+  }
+}
+
+template <class T>
+void dots(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, std::int64_t rows,
+          std::int64_t columns, float* delta) {
+  const FloatTag d;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* pa = a + r * a_stride;
+    const T* pb = b + r * b_stride;
     delta[r] = sum_of(static_cast<std::size_t>(columns), [&](std::size_t i, auto access) HWY_ATTR {
       return hn::Mul(access.load(d, pa + i), access.load(d, pb + i));
     });
   }
 }
+TRIREME_INSTANCES(dots);
 
-void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
-                            const float* delta, float scale) {
+/// Both as T from where each row begins.
+template <class T>
+void softmax_gradient_block_as(const ScoreBlock& block, float* dprobabilities, const float* lse,
+                               const float* delta, float scale) {
   const FloatTag d;
   const Floats vscale = hn::Set(d, scale);
   const auto columns = static_cast<std::size_t>(block.visible->columns);
   for (std::int64_t r = 0; r < block.rows; ++r) {
     float* row = block.scores + r * block.stride;
     float* gradient = dprobabilities + r * block.stride;
+    T* probabilities = reinterpret_cast<T*>(row);
+    T* to = reinterpret_cast<T*>(gradient);
     if (!mask_row(block, r)) {
-      zero_row(columns, row);
-      zero_row(columns, gradient);
+      zero_row(columns, probabilities);
+      zero_row(columns, to);
       continue;
     }
     const Floats vlse = hn::Set(d, lse[r]), vdelta = hn::Set(d, delta[r]);
@@ -158,26 +186,29 @@ void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, cons
       for_vectors(columns, [&](std::size_t i, auto access) HWY_ATTR {
         const Floats p = probability(access.load(d, row + i));
         const Floats centred = hn::Sub(access.load(d, gradient + i), vdelta);
-        access.store(p, d, row + i);
-        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, gradient + i);
+        access.store(p, d, probabilities + i);
+        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, to + i);
       });
       continue;
     }
     const std::uint64_t index = block.index + static_cast<std::uint64_t>(r) * block.index_stride;
     for (const KeyRun& run : block.visible->runs) {
-      float* x = row + run.column;
-      float* dx = gradient + run.column;
+      const float* x = row + run.column;
+      const float* dx = gradient + run.column;
+      T* px = probabilities + run.column;
+      T* pdx = to + run.column;
       for_dropout(*block.dropout, index + static_cast<std::uint64_t>(run.begin),
                   static_cast<std::size_t>(run.end - run.begin),
                   [&](std::size_t i, auto access, Floats factor) HWY_ATTR {
                     const Floats p = probability(access.load(d, x + i));
                     const Floats centred = hn::MulSub(access.load(d, dx + i), factor, vdelta);
-                    access.store(hn::Mul(p, factor), d, x + i);
-                    access.store(hn::Mul(hn::Mul(p, vscale), centred), d, dx + i);
+                    access.store(hn::Mul(p, factor), d, px + i);
+                    access.store(hn::Mul(hn::Mul(p, vscale), centred), d, pdx + i);
                   });
     }
   }
 }
+TRIREME_INSTANCES(softmax_gradient_block_as);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace trireme::ops
@@ -186,29 +217,48 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-HWY_EXPORT(softmax_block);
+TRIREME_EXPORT(softmax_block_as);
 HWY_EXPORT(scale_rows);
-HWY_EXPORT(row_dots);
-HWY_EXPORT(softmax_gradient_block);
+HWY_EXPORT(round_scaled_rows);
+TRIREME_EXPORT(dots);
+TRIREME_EXPORT(softmax_gradient_block_as);
 
+template <class T>
 void softmax_block(const ScoreBlock& block, float* lse, float* inverse) {
-  HWY_DYNAMIC_DISPATCH(softmax_block)(block, lse, inverse);
+  TRIREME_KERNEL(softmax_block_as, T)(block, lse, inverse);
 }
+template void softmax_block<float>(const ScoreBlock&, float*, float*);
+template void softmax_block<Bf16>(const ScoreBlock&, float*, float*);
 
 void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                 const float* factor) {
   HWY_DYNAMIC_DISPATCH(scale_rows)(out, stride, rows, columns, factor);
 }
 
-void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
-              std::int64_t rows, std::int64_t columns, float* delta) {
-  HWY_DYNAMIC_DISPATCH(row_dots)(a, a_stride, b, b_stride, rows, columns, delta);
+void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t columns, const float* factor) {
+  HWY_DYNAMIC_DISPATCH(round_scaled_rows)(out, out_stride, x, x_stride, rows, columns, factor);
 }
 
+void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta) {
+  TRIREME_KERNEL(dots, float)(a, a_stride, b, b_stride, rows, columns, delta);
+}
+
+void row_dots(const Bf16* a, std::int64_t a_stride, const Bf16* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta) {
+  TRIREME_KERNEL(dots, Bf16)(a, a_stride, b, b_stride, rows, columns, delta);
+}
+
+template <class T>
 void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
                             const float* delta, float scale) {
-  HWY_DYNAMIC_DISPATCH(softmax_gradient_block)(block, dprobabilities, lse, delta, scale);
+  TRIREME_KERNEL(softmax_gradient_block_as, T)(block, dprobabilities, lse, delta, scale);
 }
+template void softmax_gradient_block<float>(const ScoreBlock&, float*, const float*, const float*,
+                                            float);
+template void softmax_gradient_block<Bf16>(const ScoreBlock&, float*, const float*, const float*,
+                                           float);
 
 }  // namespace trireme::ops
 #endif  // HWY_ONCE

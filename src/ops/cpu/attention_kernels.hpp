@@ -6,6 +6,7 @@
 #include "trireme/ops/ops.hpp"
 
 #include "attention_mask.hpp"
+#include "storage.hpp"
 
 namespace trireme::ops {
 
@@ -23,19 +24,30 @@ struct ScoreBlock {
 };
 
 /// scores ← exp(scores − row maximum), with dropout applied; lse [rows] = log Σ exp(scores);
-/// inverse [rows] = 1 / Σ exp(scores − maximum), 0 for a query that sees nothing.
+/// inverse [rows] = 1 / Σ exp(scores − maximum), 0 for a query that sees nothing. Results are
+/// stored as T (float or Bf16): a row's lie from where its scores did, rows 2·stride Bf16 apart.
+template <class T = float>
 void softmax_block(const ScoreBlock& block, float* lse, float* inverse);
 
 /// row r of out [rows, columns] ×= factor[r]; zeros where the factor is 0, whatever was there.
 void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                 const float* factor);
 
+/// out [rows, columns] = factor[r]·x, rounded; zeros where the factor is 0, whatever was there. No
+/// factors: all 1.
+void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t columns, const float* factor);
+
 /// delta [rows] = Σ_columns a∘b.
 void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta);
+void row_dots(const Bf16* a, std::int64_t a_stride, const Bf16* b, std::int64_t b_stride,
               std::int64_t rows, std::int64_t columns, float* delta);
 
 /// From scores and dprobabilities = dout·vᵀ: scores ← the probabilities that met v (with dropout),
 /// dprobabilities ← scale·P∘(dP − delta), the gradient of q·kᵀ.
+/// Stored as softmax_block's.
+template <class T = float>
 void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
                             const float* delta, float scale);
 

@@ -10,6 +10,7 @@
 #include "trireme/ops/ops.hpp"
 
 #include "attention_mask.hpp"
+#include "bf16_onednn.hpp"
 
 namespace trireme::ops {
 
@@ -90,6 +91,18 @@ class CpuOps final : public Ops {
   }
   std::byte* scratch_bytes(std::size_t bytes);
   void convert(const Tensor& y, const Tensor& x);
+  /// matmul of bf16 factors.
+  void narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
+                     const MatmulOptions& options);
+  /// Attention of bf16.
+  void narrow_attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const AttentionMask& mask, float scale,
+                        const Dropout& dropout, const Tensor& samples, const HeadSlice& slice);
+  void narrow_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                 const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                 const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const AttentionMask& mask, float scale, const Dropout& dropout,
+                                 const Tensor& samples, const HeadSlice& slice);
   /// What `copy` asks for, of parameters just updated.
   void round(const RoundedCopy& copy, const Tensor& parameters);
   /// sums[i] [C] += Σ over row tiles of their partial sums; kernel(begin, end, partial) fills
@@ -104,6 +117,7 @@ class CpuOps final : public Ops {
   device::Buffer scratch_;
   Visibility visibility_;
   std::vector<VisibleKeys> visible_;  // one per thread
+  OnednnProducts onednn_;
 };
 
 }  // namespace trireme::ops

@@ -19,20 +19,36 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
-void fill_range(std::size_t n, float* y, float value) {
+template <class T>
+void fill_range(std::size_t n, T* y, float value) {
   const Floats v = hn::Set(FloatTag(), value);
   map(n, y, [&]() HWY_ATTR { return v; });
 }
+TRIREME_INSTANCES(fill_range);
 
-void add_range(std::size_t n, float* y, const float* a, const float* b) {
+template <class T>
+void add_range(std::size_t n, T* y, const T* a, const T* b) {
   map(
       n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, a, b);
 }
+TRIREME_INSTANCES(add_range);
 
-void scale_range(std::size_t n, float* y, float factor) {
+template <class T>
+void scale_range(std::size_t n, T* y, float factor) {
   const Floats f = hn::Set(FloatTag(), factor);
   map(
       n, y, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, y);
+}
+TRIREME_INSTANCES(scale_range);
+
+void widen_range(std::size_t n, float* y, const Bf16* x) {
+  map(
+      n, y, [](Floats v) HWY_ATTR { return v; }, x);
+}
+
+void round_range(std::size_t n, Bf16* y, const float* x) {
+  map(
+      n, y, [](Floats v) HWY_ATTR { return v; }, x);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -42,9 +58,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-HWY_EXPORT(fill_range);
-HWY_EXPORT(add_range);
-HWY_EXPORT(scale_range);
+TRIREME_EXPORT(fill_range);
+TRIREME_EXPORT(add_range);
+TRIREME_EXPORT(scale_range);
+HWY_EXPORT(widen_range);
+HWY_EXPORT(round_range);
 
 namespace {
 
@@ -58,15 +76,21 @@ void convert_row(std::int64_t n, std::byte* to, const std::byte* from) {
   for (std::int64_t i = 0; i < n; ++i) out[i] = convert(in[i]);
 }
 
+void widen_row(std::int64_t n, std::byte* to, const std::byte* from) {
+  HWY_DYNAMIC_DISPATCH(widen_range)
+  (static_cast<std::size_t>(n), reinterpret_cast<float*>(to), reinterpret_cast<const Bf16*>(from));
+}
+
+void round_row(std::int64_t n, std::byte* to, const std::byte* from) {
+  HWY_DYNAMIC_DISPATCH(round_range)
+  (static_cast<std::size_t>(n), reinterpret_cast<Bf16*>(to), reinterpret_cast<const float*>(from));
+}
+
 ConvertRow converter(DType to, DType from) {
-  if (to == DType::f32 && from == DType::bf16) {
-    return convert_row<float, std::uint16_t, bf16_to_float>;
-  }
+  if (to == DType::f32 && from == DType::bf16) return widen_row;
+  if (to == DType::bf16 && from == DType::f32) return round_row;
   if (to == DType::f32 && from == DType::f16) {
     return convert_row<float, std::uint16_t, fp16_to_float>;
-  }
-  if (to == DType::bf16 && from == DType::f32) {
-    return convert_row<std::uint16_t, float, float_to_bf16>;
   }
   TRIREME_ASSERT(to == DType::f16 && from == DType::f32, "copy of {} into {}", name_of(from),
                  name_of(to));
@@ -80,9 +104,11 @@ void CpuOps::fill(const Tensor& y, float value) {
     std::fill_n(flat<double>(y, y.elements()), y.elements(), double{value});
     return;
   }
-  float* data = flat(y, y.elements());
-  parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(fill_range)(static_cast<std::size_t>(end - begin), data + begin, value);
+  with_storage(y.type(), [&]<class T>(T) {
+    T* data = flat<T>(y, y.elements());
+    parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
+      TRIREME_KERNEL(fill_range, T)(static_cast<std::size_t>(end - begin), data + begin, value);
+    });
   });
 }
 
@@ -131,19 +157,23 @@ void CpuOps::convert(const Tensor& y, const Tensor& x) {
 
 void CpuOps::add(const Tensor& y, const Tensor& a, const Tensor& b) {
   const std::int64_t elements = y.elements();
-  float* py = flat(y, elements);
-  const float* pa = flat(a, elements);
-  const float* pb = flat(b, elements);
-  parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(add_range)
-    (static_cast<std::size_t>(end - begin), py + begin, pa + begin, pb + begin);
+  with_storage(y.type(), [&]<class T>(T) {
+    T* py = flat<T>(y, elements);
+    const T* pa = flat<T>(a, elements);
+    const T* pb = flat<T>(b, elements);
+    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
+      TRIREME_KERNEL(add_range, T)
+      (static_cast<std::size_t>(end - begin), py + begin, pa + begin, pb + begin);
+    });
   });
 }
 
 void CpuOps::scale(const Tensor& y, float factor) {
-  float* data = flat(y, y.elements());
-  parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(scale_range)(static_cast<std::size_t>(end - begin), data + begin, factor);
+  with_storage(y.type(), [&]<class T>(T) {
+    T* data = flat<T>(y, y.elements());
+    parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
+      TRIREME_KERNEL(scale_range, T)(static_cast<std::size_t>(end - begin), data + begin, factor);
+    });
   });
 }
 

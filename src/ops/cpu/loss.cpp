@@ -19,7 +19,8 @@ namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
 /// NaN may be lost here; exp_sum_row brings it back.
-float maximum_of(std::size_t n, const float* x) {
+template <class T>
+float maximum_of(std::size_t n, const T* x) {
   const FloatTag d;
   const Floats lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   const Floats maximum = reduce(
@@ -27,20 +28,25 @@ float maximum_of(std::size_t n, const float* x) {
       [&](std::size_t i, auto access) HWY_ATTR { return access.load(d, x + i); });
   return hn::GetLane(hn::MaxOfLanes(d, maximum));
 }
+TRIREME_INSTANCES(maximum_of);
 
-float exp_sum_row(std::size_t n, const float* x, float maximum) {
+template <class T>
+float exp_sum_row(std::size_t n, const T* x, float maximum) {
   const FloatTag d;
   const Floats m = hn::Set(d, maximum);
   return sum_of(n, [&](std::size_t i, auto access)
                        HWY_ATTR { return exponential(d, hn::Sub(access.load(d, x + i), m)); });
 }
+TRIREME_INSTANCES(exp_sum_row);
 
-void softmax_gradient_row(std::size_t n, float* x, float maximum, float factor) {
+template <class T>
+void softmax_gradient_row(std::size_t n, T* x, float maximum, float factor) {
   const FloatTag d;
   const Floats m = hn::Set(d, maximum), f = hn::Set(d, factor);
   map(
       n, x, [&](Floats v) HWY_ATTR { return hn::Mul(exponential(d, hn::Sub(v, m)), f); }, x);
 }
+TRIREME_INSTANCES(softmax_gradient_row);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace trireme::ops
@@ -49,57 +55,69 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-HWY_EXPORT(maximum_of);
-HWY_EXPORT(exp_sum_row);
-HWY_EXPORT(softmax_gradient_row);
+TRIREME_EXPORT(maximum_of);
+TRIREME_EXPORT(exp_sum_row);
+TRIREME_EXPORT(softmax_gradient_row);
 
 void CpuOps::row_maximum(const Tensor& maximum, const Tensor& logits, bool accumulate) {
-  const Rows<float> x = rows_of(logits);
-  float* out = flat(maximum, x.rows);
-  const auto n = static_cast<std::size_t>(x.columns);
-  parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(maximum_of);
-    for (std::int64_t r = begin; r < end; ++r) {
-      const float own = kernel(n, x.row(r));
-      out[r] = accumulate ? std::max(out[r], own) : own;
-    }
+  with_storage(logits.type(), [&]<class T>(T) {
+    const Rows<T> x = rows_of<T>(logits);
+    float* out = flat(maximum, x.rows);
+    const auto n = static_cast<std::size_t>(x.columns);
+    parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(maximum_of, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        const float own = kernel(n, x.row(r));
+        out[r] = accumulate ? std::max(out[r], own) : own;
+      }
+    });
   });
 }
 
 void CpuOps::exp_sum_and_target(const Tensor& sum, const Tensor& target_logit, const Tensor& logits,
                                 const Tensor& maximum, const Tensor& targets, std::int64_t first) {
-  const Rows<float> x = rows_of(logits);
-  float* sums = flat(sum, x.rows);
-  float* target_logits = flat(target_logit, x.rows);
-  const float* maxima = flat(maximum, x.rows);
-  const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
-  const auto n = static_cast<std::size_t>(x.columns);
-  parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(exp_sum_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      sums[r] = kernel(n, x.row(r), maxima[r]);
-      const std::int64_t column = target[r] - first;
-      target_logits[r] = column >= 0 && column < x.columns ? x.row(r)[column] : 0.0F;
-    }
+  with_storage(logits.type(), [&]<class T>(T) {
+    const Rows<T> x = rows_of<T>(logits);
+    float* sums = flat(sum, x.rows);
+    float* target_logits = flat(target_logit, x.rows);
+    const float* maxima = flat(maximum, x.rows);
+    const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
+    const auto n = static_cast<std::size_t>(x.columns);
+    parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(exp_sum_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        sums[r] = kernel(n, x.row(r), maxima[r]);
+        const std::int64_t column = target[r] - first;
+        const bool here = column >= 0 && column < x.columns;
+        target_logits[r] = here ? widened(x.row(r)[column]) : 0.0F;
+      }
+    });
   });
 }
 
 void CpuOps::cross_entropy_gradient(const Tensor& logits, const Tensor& maximum, const Tensor& sum,
                                     const Tensor& targets, const Tensor& factor,
                                     std::int64_t first) {
-  const Rows<float> x = rows_of(logits);
-  const float* maxima = flat(maximum, x.rows);
-  const float* sums = flat(sum, x.rows);
-  const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
-  const float* factors = flat(factor, x.rows);
-  const auto n = static_cast<std::size_t>(x.columns);
-  parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(softmax_gradient_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(n, x.row(r), maxima[r], factors[r] / sums[r]);
-      const std::int64_t column = target[r] - first;
-      if (column >= 0 && column < x.columns) x.row(r)[column] -= factors[r];
-    }
+  with_storage(logits.type(), [&]<class T>(T) {
+    const Rows<T> x = rows_of<T>(logits);
+    const float* maxima = flat(maximum, x.rows);
+    const float* sums = flat(sum, x.rows);
+    const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
+    const float* factors = flat(factor, x.rows);
+    const auto n = static_cast<std::size_t>(x.columns);
+    parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(softmax_gradient_row, T);
+      const auto wide = TRIREME_KERNEL(softmax_gradient_row, float);
+      for (std::int64_t r = begin; r < end; ++r) {
+        const std::int64_t column = target[r] - first;
+        const bool here = column >= 0 && column < x.columns;
+        // The target's own in fp32, to be rounded once.
+        float own = here ? widened(x.row(r)[column]) : 0.0F;
+        if (here) wide(1, &own, maxima[r], factors[r] / sums[r]);
+        kernel(n, x.row(r), maxima[r], factors[r] / sums[r]);
+        if (here) narrow(own - factors[r], x.row(r)[column]);
+      }
+    });
   });
 }
 

@@ -24,21 +24,9 @@ void sgemm(const GemmShape& shape, float alpha, const float* a, std::int64_t lda
                  static_cast<int>(status));
 }
 
-namespace {
-
-/// Calls visit(view of y, view of x) for the whole where both are contiguous, else for each row.
-template <class Visit>
-void for_each_row(const Tensor& y, const Tensor& x, const Visit& visit) {
-  TRIREME_ASSERT(y.shape() == x.shape(), "{} beside {}", y.shape().to_string(),
-                 x.shape().to_string());
-  if (y.contiguous() && x.contiguous()) return visit(y, x);
-  for (std::int64_t r = 0; r < y.extent(0); ++r) visit(y.slice(0, r, r + 1), x.slice(0, r, r + 1));
-}
-
-}  // namespace
-
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
+  if (a.type() == DType::bf16) return narrow_matmul(c, a, b, options);
   const Rows<float> out = rows_of(c), left = rows_of(a), right = rows_of(b);
   const std::int64_t m = out.rows, n = out.columns;
   const std::int64_t k = options.transpose_a ? left.rows : left.columns;

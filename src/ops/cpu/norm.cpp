@@ -17,8 +17,9 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
-void layer_norm_row(std::size_t n, float* y, float* mean, float* rstd, const float* x,
-                    const float* gain, const float* bias, float epsilon) {
+template <class T>
+void layer_norm_row(std::size_t n, T* y, float* mean, float* rstd, const T* x, const T* gain,
+                    const T* bias, float epsilon) {
   const FloatTag d;
   const float count = static_cast<float>(n);
   const float m =
@@ -46,12 +47,13 @@ void layer_norm_row(std::size_t n, float* y, float* mean, float* rstd, const flo
         x, gain);
   }
 }
+TRIREME_INSTANCES(layer_norm_row);
 
 /// With h = (x − mean)·rstd and g = dy·gain: dx = rstd·(g − centred·mean(g) − h·mean(g·h));
 /// `centred` is 1 for LayerNorm and 0 for RMSNorm, whose mean is 0.
-template <bool centred>
-HWY_INLINE void norm_backward_row(std::size_t n, float* dx, const float* dy, const float* x,
-                                  const float* gain, float mean, float rstd, bool accumulate) {
+template <bool centred, class T>
+HWY_INLINE void norm_backward_row(std::size_t n, T* dx, const T* dy, const T* x, const T* gain,
+                                  float mean, float rstd, bool accumulate) {
   const FloatTag d;
   const Floats vm = hn::Set(d, mean), vr = hn::Set(d, rstd);
   const auto normalised = [&](Floats v) HWY_ATTR {
@@ -85,13 +87,15 @@ HWY_INLINE void norm_backward_row(std::size_t n, float* dx, const float* dy, con
   });
 }
 
-void layer_norm_backward_row(std::size_t n, float* dx, const float* dy, const float* x,
-                             const float* gain, float mean, float rstd, bool accumulate) {
+template <class T>
+void layer_norm_backward_row(std::size_t n, T* dx, const T* dy, const T* x, const T* gain,
+                             float mean, float rstd, bool accumulate) {
   norm_backward_row<true>(n, dx, dy, x, gain, mean, rstd, accumulate);
 }
+TRIREME_INSTANCES(layer_norm_backward_row);
 
-void rms_norm_row(std::size_t n, float* y, float* rstd, const float* x, const float* gain,
-                  float epsilon) {
+template <class T>
+void rms_norm_row(std::size_t n, T* y, float* rstd, const T* x, const T* gain, float epsilon) {
   const FloatTag d;
   const float square = sum_of(n, [&](std::size_t i, auto access) HWY_ATTR {
     const Floats v = access.load(d, x + i);
@@ -103,21 +107,25 @@ void rms_norm_row(std::size_t n, float* y, float* rstd, const float* x, const fl
   map(
       n, y, [&](Floats v, Floats g) HWY_ATTR { return hn::Mul(hn::Mul(v, vr), g); }, x, gain);
 }
+TRIREME_INSTANCES(rms_norm_row);
 
-void rms_norm_backward_row(std::size_t n, float* dx, const float* dy, const float* x,
-                           const float* gain, float rstd, bool accumulate) {
+template <class T>
+void rms_norm_backward_row(std::size_t n, T* dx, const T* dy, const T* x, const T* gain, float rstd,
+                           bool accumulate) {
   norm_backward_row<false>(n, dx, dy, x, gain, 0.0F, rstd, accumulate);
 }
+TRIREME_INSTANCES(rms_norm_backward_row);
 
 /// partial [C] = Σ over `rows` rows of x.
-void column_sum_tile(std::size_t n, std::int64_t rows, float* partial, const float* x,
+template <class T>
+void column_sum_tile(std::size_t n, std::int64_t rows, float* partial, const T* x,
                      std::int64_t stride) {
   const FloatTag d;
   for_vectors(
       n, [&](std::size_t i, auto access) HWY_ATTR { access.store(hn::Zero(d), d, partial + i); });
   std::int64_t r = 0;
   for (; r + 8 <= rows; r += 8) {
-    const float* p = x + r * stride;
+    const T* p = x + r * stride;
     for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
       const auto row = [&](int j) HWY_ATTR { return access.load(d, p + j * stride + i); };
       const Floats low = hn::Add(hn::Add(row(0), row(1)), hn::Add(row(2), row(3)));
@@ -131,11 +139,13 @@ void column_sum_tile(std::size_t n, std::int64_t rows, float* partial, const flo
         x + r * stride);
   }
 }
+TRIREME_INSTANCES(column_sum_tile);
 
 /// partial [C] = Σ dy·(x − mean)·rstd, and, where `bias`, partial [C, 2C) = Σ dy. mean may be null.
-void norm_weight_tile(std::size_t n, std::int64_t rows, float* partial, const float* dy,
-                      std::int64_t dy_stride, const float* x, std::int64_t x_stride,
-                      const float* mean, const float* rstd, bool bias) {
+template <class T>
+void norm_weight_tile(std::size_t n, std::int64_t rows, float* partial, const T* dy,
+                      std::int64_t dy_stride, const T* x, std::int64_t x_stride, const float* mean,
+                      const float* rstd, bool bias) {
   const FloatTag d;
   for_vectors(bias ? 2 * n : n, [&](std::size_t i, auto access)
                                     HWY_ATTR { access.store(hn::Zero(d), d, partial + i); });
@@ -163,6 +173,7 @@ void norm_weight_tile(std::size_t n, std::int64_t rows, float* partial, const fl
   for (; r + 4 <= rows; r += 4) add_rows(r, std::integral_constant<int, 4>());
   for (; r < rows; ++r) add_rows(r, std::integral_constant<int, 1>());
 }
+TRIREME_INSTANCES(norm_weight_tile);
 
 void accumulate(std::size_t n, float* y, const float* x) {
   map(
@@ -176,17 +187,18 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-HWY_EXPORT(layer_norm_row);
-HWY_EXPORT(layer_norm_backward_row);
-HWY_EXPORT(rms_norm_row);
-HWY_EXPORT(rms_norm_backward_row);
-HWY_EXPORT(column_sum_tile);
-HWY_EXPORT(norm_weight_tile);
+TRIREME_EXPORT(layer_norm_row);
+TRIREME_EXPORT(layer_norm_backward_row);
+TRIREME_EXPORT(rms_norm_row);
+TRIREME_EXPORT(rms_norm_backward_row);
+TRIREME_EXPORT(column_sum_tile);
+TRIREME_EXPORT(norm_weight_tile);
 HWY_EXPORT(accumulate);
 
 namespace {
 
-void check_same_rows(const Rows<float>& a, const Rows<float>& b, const char* op) {
+template <class T>
+void check_same_rows(const Rows<T>& a, const Rows<T>& b, const char* op) {
   TRIREME_ASSERT(a.rows == b.rows && a.columns == b.columns, "{}: [{}, {}] and [{}, {}]", op,
                  a.rows, a.columns, b.rows, b.columns);
 }
@@ -199,108 +211,122 @@ void accumulate_range(float* y, const float* x, std::int64_t begin, std::int64_t
 
 void CpuOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                         const Tensor& gain, const Tensor& bias, float epsilon) {
-  const Rows<float> out = rows_of(y), in = rows_of(x);
-  check_same_rows(out, in, "layer_norm");
-  float* means = flat(mean, in.rows);
-  float* rstds = flat(rstd, in.rows);
-  const float* gains = flat(gain, in.columns);
-  const float* biases = flat_or_null(bias, in.columns);
-  const auto n = static_cast<std::size_t>(in.columns);
-  parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(layer_norm_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(n, out.row(r), means + r, rstds + r, in.row(r), gains, biases, epsilon);
-    }
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> out = rows_of<T>(y), in = rows_of<T>(x);
+    check_same_rows(out, in, "layer_norm");
+    float* means = flat(mean, in.rows);
+    float* rstds = flat(rstd, in.rows);
+    const T* gains = flat<T>(gain, in.columns);
+    const T* biases = flat_or_null<T>(bias, in.columns);
+    const auto n = static_cast<std::size_t>(in.columns);
+    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(layer_norm_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        kernel(n, out.row(r), means + r, rstds + r, in.row(r), gains, biases, epsilon);
+      }
+    });
   });
 }
 
 void CpuOps::layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
                                        const Tensor& gain, const Tensor& mean, const Tensor& rstd,
                                        bool accumulate) {
-  const Rows<float> to = rows_of(dx), from = rows_of(dy), in = rows_of(x);
-  check_same_rows(to, in, "layer_norm_backward_input");
-  check_same_rows(from, in, "layer_norm_backward_input");
-  const float* means = flat(mean, in.rows);
-  const float* rstds = flat(rstd, in.rows);
-  const float* gains = flat(gain, in.columns);
-  const auto n = static_cast<std::size_t>(in.columns);
-  parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(layer_norm_backward_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(n, to.row(r), from.row(r), in.row(r), gains, means[r], rstds[r], accumulate);
-    }
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> to = rows_of<T>(dx), from = rows_of<T>(dy), in = rows_of<T>(x);
+    check_same_rows(to, in, "layer_norm_backward_input");
+    check_same_rows(from, in, "layer_norm_backward_input");
+    const float* means = flat(mean, in.rows);
+    const float* rstds = flat(rstd, in.rows);
+    const T* gains = flat<T>(gain, in.columns);
+    const auto n = static_cast<std::size_t>(in.columns);
+    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(layer_norm_backward_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        kernel(n, to.row(r), from.row(r), in.row(r), gains, means[r], rstds[r], accumulate);
+      }
+    });
   });
 }
 
 void CpuOps::layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
                                         const Tensor& x, const Tensor& mean, const Tensor& rstd) {
-  const Rows<float> from = rows_of(dy), in = rows_of(x);
-  check_same_rows(from, in, "layer_norm_backward_weight");
-  const float* means = flat(mean, in.rows);
-  const float* rstds = flat(rstd, in.rows);
-  float* const sums[] = {flat(dgain, in.columns), flat_or_null(dbias, in.columns)};
-  const bool bias = sums[1] != nullptr;
-  sum_row_tiles(in.rows, in.columns, sums, bias ? 2 : 1,
-                [&](std::int64_t begin, std::int64_t end, float* partial) {
-                  HWY_DYNAMIC_DISPATCH(norm_weight_tile)
-                  (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
-                   from.stride, in.row(begin), in.stride, means + begin, rstds + begin, bias);
-                });
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> from = rows_of<T>(dy), in = rows_of<T>(x);
+    check_same_rows(from, in, "layer_norm_backward_weight");
+    const float* means = flat(mean, in.rows);
+    const float* rstds = flat(rstd, in.rows);
+    float* const sums[] = {flat(dgain, in.columns), flat_or_null(dbias, in.columns)};
+    const bool bias = sums[1] != nullptr;
+    sum_row_tiles(in.rows, in.columns, sums, bias ? 2 : 1,
+                  [&](std::int64_t begin, std::int64_t end, float* partial) {
+                    TRIREME_KERNEL(norm_weight_tile, T)
+                    (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
+                     from.stride, in.row(begin), in.stride, means + begin, rstds + begin, bias);
+                  });
+  });
 }
 
 void CpuOps::rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
                       float epsilon) {
-  const Rows<float> out = rows_of(y), in = rows_of(x);
-  check_same_rows(out, in, "rms_norm");
-  float* rstds = flat(rstd, in.rows);
-  const float* gains = flat(gain, in.columns);
-  const auto n = static_cast<std::size_t>(in.columns);
-  parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(rms_norm_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(n, out.row(r), rstds + r, in.row(r), gains, epsilon);
-    }
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> out = rows_of<T>(y), in = rows_of<T>(x);
+    check_same_rows(out, in, "rms_norm");
+    float* rstds = flat(rstd, in.rows);
+    const T* gains = flat<T>(gain, in.columns);
+    const auto n = static_cast<std::size_t>(in.columns);
+    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(rms_norm_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        kernel(n, out.row(r), rstds + r, in.row(r), gains, epsilon);
+      }
+    });
   });
 }
 
 void CpuOps::rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
                                      const Tensor& gain, const Tensor& rstd, bool accumulate) {
-  const Rows<float> to = rows_of(dx), from = rows_of(dy), in = rows_of(x);
-  check_same_rows(to, in, "rms_norm_backward_input");
-  check_same_rows(from, in, "rms_norm_backward_input");
-  const float* rstds = flat(rstd, in.rows);
-  const float* gains = flat(gain, in.columns);
-  const auto n = static_cast<std::size_t>(in.columns);
-  parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(rms_norm_backward_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(n, to.row(r), from.row(r), in.row(r), gains, rstds[r], accumulate);
-    }
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> to = rows_of<T>(dx), from = rows_of<T>(dy), in = rows_of<T>(x);
+    check_same_rows(to, in, "rms_norm_backward_input");
+    check_same_rows(from, in, "rms_norm_backward_input");
+    const float* rstds = flat(rstd, in.rows);
+    const T* gains = flat<T>(gain, in.columns);
+    const auto n = static_cast<std::size_t>(in.columns);
+    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(rms_norm_backward_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        kernel(n, to.row(r), from.row(r), in.row(r), gains, rstds[r], accumulate);
+      }
+    });
   });
 }
 
 void CpuOps::rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
                                       const Tensor& rstd) {
-  const Rows<float> from = rows_of(dy), in = rows_of(x);
-  check_same_rows(from, in, "rms_norm_backward_weight");
-  const float* rstds = flat(rstd, in.rows);
-  float* const sums[] = {flat(dgain, in.columns)};
-  sum_row_tiles(in.rows, in.columns, sums, 1,
-                [&](std::int64_t begin, std::int64_t end, float* partial) {
-                  HWY_DYNAMIC_DISPATCH(norm_weight_tile)
-                  (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
-                   from.stride, in.row(begin), in.stride, nullptr, rstds + begin, false);
-                });
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> from = rows_of<T>(dy), in = rows_of<T>(x);
+    check_same_rows(from, in, "rms_norm_backward_weight");
+    const float* rstds = flat(rstd, in.rows);
+    float* const sums[] = {flat(dgain, in.columns)};
+    sum_row_tiles(in.rows, in.columns, sums, 1,
+                  [&](std::int64_t begin, std::int64_t end, float* partial) {
+                    TRIREME_KERNEL(norm_weight_tile, T)
+                    (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
+                     from.stride, in.row(begin), in.stride, nullptr, rstds + begin, false);
+                  });
+  });
 }
 
 void CpuOps::column_sum(const Tensor& sum, const Tensor& x) {
-  const Rows<float> in = rows_of(x);
-  float* const sums[] = {flat(sum, in.columns)};
-  sum_row_tiles(
-      in.rows, in.columns, sums, 1, [&](std::int64_t begin, std::int64_t end, float* partial) {
-        HWY_DYNAMIC_DISPATCH(column_sum_tile)
-        (static_cast<std::size_t>(in.columns), end - begin, partial, in.row(begin), in.stride);
-      });
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> in = rows_of<T>(x);
+    float* const sums[] = {flat(sum, in.columns)};
+    sum_row_tiles(
+        in.rows, in.columns, sums, 1, [&](std::int64_t begin, std::int64_t end, float* partial) {
+          TRIREME_KERNEL(column_sum_tile, T)
+          (static_cast<std::size_t>(in.columns), end - begin, partial, in.row(begin), in.stride);
+        });
+  });
 }
 
 }  // namespace trireme::ops

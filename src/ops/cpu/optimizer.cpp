@@ -46,8 +46,9 @@ double squares_of_block(std::size_t n, const float* x) {
   return sums[0];
 }
 
-void adamw_range(std::size_t n, float* p, float* m, float* v, const float* g,
-                 const AdamWStep& step) {
+/// `rounded` may be null.
+void adamw_range(std::size_t n, float* p, float* m, float* v, const float* g, const AdamWStep& step,
+                 Bf16* rounded) {
   const FloatTag d;
   const Floats beta1 = hn::Set(d, step.beta1), rest1 = hn::Set(d, 1.0F - step.beta1);
   const Floats beta2 = hn::Set(d, step.beta2), rest2 = hn::Set(d, 1.0F - step.beta2);
@@ -62,7 +63,9 @@ void adamw_range(std::size_t n, float* p, float* m, float* v, const float* g,
         hn::MulAdd(rest2, hn::Mul(gradient, gradient), hn::Mul(beta2, access.load(d, v + i)));
     const Floats denominator = hn::MulAdd(hn::Sqrt(second), root2, epsilon);
     const Floats update = hn::Div(hn::Mul(rate, first), denominator);
-    access.store(hn::Sub(hn::Mul(access.load(d, p + i), decay), update), d, p + i);
+    const Floats value = hn::Sub(hn::Mul(access.load(d, p + i), decay), update);
+    access.store(value, d, p + i);
+    if (rounded != nullptr) access.store(value, d, rounded + i);
     access.store(first, d, m + i);
     access.store(second, d, v + i);
   });
@@ -148,11 +151,15 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& moment1, const Tensor
   float* m = flat(moment1, elements);
   float* v = flat(moment2, elements);
   const float* g = flat(gradients, elements);
+  // A copy to nearest is written in the same pass.
+  const bool fused = copy.values && copy.values.type() == DType::bf16 && !copy.stochastic;
+  Bf16* rounded = fused ? flat<Bf16>(copy.values, elements) : nullptr;
   parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(adamw_range)
-    (static_cast<std::size_t>(end - begin), p + begin, m + begin, v + begin, g + begin, step);
+    (static_cast<std::size_t>(end - begin), p + begin, m + begin, v + begin, g + begin, step,
+     fused ? rounded + begin : nullptr);
   });
-  round(copy, parameters);
+  if (!fused) round(copy, parameters);
 }
 
 void CpuOps::sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,

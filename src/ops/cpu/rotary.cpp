@@ -38,7 +38,8 @@ HWY_INLINE void reduced_angles(std::size_t pairs, double position, const float* 
 }
 
 /// Rotates `heads` heads of one token; `sign` −1 turns back.
-void rotary_row(std::size_t pairs, std::int64_t heads, float* x, std::int64_t head_stride,
+template <class T>
+void rotary_row(std::size_t pairs, std::int64_t heads, T* x, std::int64_t head_stride,
                 std::int32_t position, const float* frequencies, float sign) {
   const FloatTag d;
   HWY_ALIGN float cosines[most_pairs];
@@ -51,8 +52,8 @@ void rotary_row(std::size_t pairs, std::int64_t heads, float* x, std::int64_t he
     access.store(hn::Cos(d, angle), d, cosines + i);
   });
   for (std::int64_t h = 0; h < heads; ++h) {
-    float* low = x + h * head_stride;
-    float* high = low + pairs;
+    T* low = x + h * head_stride;
+    T* high = low + pairs;
     for_vectors(pairs, [&](std::size_t i, auto access) HWY_ATTR {
       const Floats a = access.load(d, low + i), b = access.load(d, high + i);
       const Floats cosine = access.load(d, cosines + i), sine = access.load(d, sines + i);
@@ -61,6 +62,7 @@ void rotary_row(std::size_t pairs, std::int64_t heads, float* x, std::int64_t he
     });
   }
 }
+TRIREME_INSTANCES(rotary_row);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace trireme::ops
@@ -69,7 +71,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-HWY_EXPORT(rotary_row);
+TRIREME_EXPORT(rotary_row);
 
 void CpuOps::rotary(const Tensor& x, const Tensor& positions, const Tensor& frequencies,
                     bool inverse) {
@@ -78,15 +80,17 @@ void CpuOps::rotary(const Tensor& x, const Tensor& positions, const Tensor& freq
   const std::int64_t rows = x.extent(0), heads = x.extent(1);
   const auto pairs = static_cast<std::size_t>(x.extent(2) / 2);
   TRIREME_ASSERT(pairs <= HWY_NAMESPACE::most_pairs, "head size {}", 2 * pairs);
-  auto* data = x.as<float>();
   const std::int32_t* position = flat<std::int32_t>(positions, rows);
   const float* frequency = flat(frequencies, x.extent(2) / 2);
-  parallel_rows(threads_, rows, heads * x.extent(2), [&](std::int64_t begin, std::int64_t end) {
-    const auto kernel = HWY_DYNAMIC_DISPATCH(rotary_row);
-    for (std::int64_t r = begin; r < end; ++r) {
-      kernel(pairs, heads, data + r * x.stride(0), x.stride(1), position[r], frequency,
-             inverse ? -1.0F : 1.0F);
-    }
+  with_storage(x.type(), [&]<class T>(T) {
+    T* data = x.as<T>();
+    parallel_rows(threads_, rows, heads * x.extent(2), [&](std::int64_t begin, std::int64_t end) {
+      const auto kernel = TRIREME_KERNEL(rotary_row, T);
+      for (std::int64_t r = begin; r < end; ++r) {
+        kernel(pairs, heads, data + r * x.stride(0), x.stride(1), position[r], frequency,
+               inverse ? -1.0F : 1.0F);
+      }
+    });
   });
 }
 

@@ -45,4 +45,13 @@ T* flat_or_null(const Tensor& x, std::int64_t elements) {
   return x ? flat<T>(x, elements) : nullptr;
 }
 
+/// Calls visit(view of y, view of x) for the whole where both are contiguous, else for each row.
+template <class Visit>
+void for_each_row(const Tensor& y, const Tensor& x, const Visit& visit) {
+  TRIREME_ASSERT(y.shape() == x.shape(), "{} beside {}", y.shape().to_string(),
+                 x.shape().to_string());
+  if (y.contiguous() && x.contiguous()) return visit(y, x);
+  for (std::int64_t r = 0; r < y.extent(0); ++r) visit(y.slice(0, r, r + 1), x.slice(0, r, r + 1));
+}
+
 }  // namespace trireme::ops

@@ -14,6 +14,8 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
+#include "storage.hpp"
+
 // Whether masked loads and stores of 32-bit lanes leave masked-off memory untouched.
 #undef TRIREME_OPS_MASKED_MEMORY
 #if HWY_TARGET == HWY_AVX2 || !HWY_MEM_OPS_MIGHT_FAULT
@@ -29,6 +31,27 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using FloatTag = hn::ScalableTag<float>;
 using Floats = hn::Vec<FloatTag>;
+using HalvesTag = hn::Rebind<std::uint16_t, FloatTag>;
+using Halves = hn::Vec<HalvesTag>;
+
+/// fp32 of bf16's bits.
+HWY_INLINE Floats widen_bf16(Halves bits) {
+  const hn::RebindToUnsigned<FloatTag> words;
+  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(words, bits)));
+}
+
+/// bf16's bits of fp32, to nearest even; NaN stays NaN: float_to_bf16 on vectors.
+HWY_INLINE Halves round_bf16(Floats v) {
+  const hn::RebindToUnsigned<FloatTag> words;
+  const auto bits = hn::BitCast(words, v);
+  const auto high = hn::ShiftRight<16>(bits);
+  const auto odd = hn::And(high, hn::Set(words, 1U));
+  const auto rounded =
+      hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(words, std::uint32_t{0x7fffU}))));
+  const auto quiet = hn::Or(high, hn::Set(words, std::uint32_t{0x40U}));
+  const auto nan = hn::RebindMask(words, hn::IsNaN(v));
+  return hn::TruncateTo(HalvesTag(), hn::IfThenElse(nan, quiet, rounded));
+}
 
 /// Access to a whole vector of memory.
 struct Whole {
@@ -39,6 +62,12 @@ struct Whole {
   template <class D>
   HWY_INLINE void store(hn::Vec<D> v, D d, hn::TFromD<D>* p) const {
     hn::StoreU(v, d, p);
+  }
+  HWY_INLINE Floats load(FloatTag, const Bf16* p) const {
+    return widen_bf16(hn::LoadU(HalvesTag(), reinterpret_cast<const std::uint16_t*>(p)));
+  }
+  HWY_INLINE void store(Floats v, FloatTag, Bf16* p) const {
+    hn::StoreU(round_bf16(v), HalvesTag(), reinterpret_cast<std::uint16_t*>(p));
   }
   /// `v` where the lane exists, else `other`.
   template <class D>
@@ -70,6 +99,16 @@ struct Part {
     std::memcpy(p, padded, count * sizeof(padded[0]));
 #endif
   }
+  HWY_INLINE Floats load(FloatTag, const Bf16* p) const {
+    HWY_ALIGN std::uint16_t padded[hn::MaxLanes(HalvesTag())] = {};
+    std::memcpy(padded, p, count * sizeof(padded[0]));
+    return widen_bf16(hn::Load(HalvesTag(), padded));
+  }
+  HWY_INLINE void store(Floats v, FloatTag, Bf16* p) const {
+    HWY_ALIGN std::uint16_t padded[hn::MaxLanes(HalvesTag())];
+    hn::Store(round_bf16(v), HalvesTag(), padded);
+    std::memcpy(p, padded, count * sizeof(padded[0]));
+  }
   template <class D>
   HWY_INLINE hn::Vec<D> keep(D d, hn::Vec<D> v, hn::Vec<D> other) const {
     return hn::IfThenElse(hn::FirstN(d, count), v, other);
@@ -87,8 +126,8 @@ HWY_INLINE void for_vectors(std::size_t n, const Body& body) {
 }
 
 /// y[i] = body(inputs[i]...).
-template <class Body, class... Inputs>
-HWY_INLINE void map(std::size_t n, float* y, const Body& body, const Inputs*... inputs) {
+template <class T, class Body, class... Inputs>
+HWY_INLINE void map(std::size_t n, T* y, const Body& body, const Inputs*... inputs) {
   const FloatTag d;
   for_vectors(n, [&](std::size_t i, auto access)
                      HWY_ATTR { access.store(body(access.load(d, inputs + i)...), d, y + i); });

@@ -1,0 +1,294 @@
+// Attention of bf16: products of bf16 with fp32 sums, scores and softmax in fp32, probabilities and
+// their gradients rounded to bf16 for the products that take them. A task is some blocks of queries
+// of one head: its keys and values are packed once and stay in the core's cache.
+#include "attention_problem.hpp"
+#include "bf16_tiles.hpp"
+#include "cpu_ops.hpp"
+#include "threads.hpp"
+
+namespace trireme::ops {
+namespace {
+
+using NarrowHeads = HeadsOf<Bf16>;
+
+/// Hands out a thread's work space, or counts it where there is none.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t elements) {
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += device::aligned(static_cast<std::size_t>(elements) * sizeof(T));
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+/// What one thread works on; `backward` tells how much of it there is.
+struct Work {
+  float* scores;                        // [64, row], as bf16 once it is rounded
+  std::uint32_t *keys_turned, *values;  // packed: kᵀ; v, or in backward vᵀ
+  float* sums;                          // [64, D] of out or dq
+  // Backward alone
+  float* gradients;                // of scores
+  std::uint32_t* keys;             // packed: k
+  std::uint32_t *queries, *douts;  // packed: one block of q and of dout
+  std::uint32_t* weights;          // packed: scores or their gradients, of one chunk of keys
+  float *dk, *dv;                  // [Tk, D], where a head is one part
+
+  Work(const Problem& p, bool backward, Carver& from) {
+    const std::int64_t chunk = std::min(p.keys, key_chunk);
+    scores = from.take<float>(query_block * p.row());
+    keys_turned = from.take<std::uint32_t>(packed_words(p.size, p.keys));
+    values = from.take<std::uint32_t>(backward ? packed_words(p.size, p.keys)
+                                               : packed_words(p.keys, p.size));
+    sums = from.take<float>(query_block * p.size);
+    gradients = from.take<float>(backward ? query_block * p.row() : 0);
+    keys = from.take<std::uint32_t>(backward ? packed_words(p.keys, p.size) : 0);
+    queries = from.take<std::uint32_t>(backward ? packed_words(query_block, p.size) : 0);
+    douts = from.take<std::uint32_t>(backward ? packed_words(query_block, p.size) : 0);
+    weights = from.take<std::uint32_t>(backward ? packed_words(query_block, chunk) : 0);
+    const bool own = backward && parts_of(p) == 1;
+    dk = from.take<float>(own ? p.keys * p.size : 0);
+    dv = from.take<float>(own ? p.keys * p.size : 0);
+  }
+};
+
+std::size_t work_bytes(const Problem& p, bool backward) {
+  Carver counter(nullptr);
+  const Work work(p, backward, counter);
+  return counter.bytes();
+}
+
+/// Tasks that each head's blocks of queries are dealt out to.
+std::int64_t forward_parts(const Problem& p) {
+  constexpr std::int64_t enough = 16;
+  const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads);
+  return std::clamp<std::int64_t>((enough + heads - 1) / heads, 1,
+                                  std::max<std::int64_t>(1, p.blocks()));
+}
+
+/// body(first, last) for [begin, end) cut such that only the first piece may begin inside a panel.
+template <class Body>
+void for_panels(std::int64_t begin, std::int64_t end, const Body& body) {
+  const std::int64_t inside = begin % panel_columns;
+  const std::int64_t cut = inside == 0 ? begin : std::min(end, begin + panel_columns - inside);
+  if (begin < cut) body(begin, cut);
+  if (cut < end) body(cut, end);
+}
+
+/// scores [rows, visible] = factor·x [rows, D] · what was packed of all keys, turned.
+void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows, float factor,
+                   const Bf16* x, std::int64_t stride, const std::uint32_t* words, float* scores) {
+  for (const KeyRun& run : visible.runs) {
+    for_panels(run.begin, run.end, [&](std::int64_t first, std::int64_t last) {
+      TileResult result;
+      result.wide = scores + run.column + first - run.begin;
+      result.stride = p.row();
+      result.factor = factor;
+      bf16_tiles().multiply(
+          rows, last - first, p.size, x, stride,
+          words + first / panel_columns * panel_words(p.size) + first % panel_columns, result);
+    });
+  }
+}
+
+/// sums [rows, D] = (or += where `add`) weights [rows, visible] · what was packed of all keys'
+/// rows.
+void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
+                      const float* weights, const std::uint32_t* words, bool add, float* sums) {
+  const Bf16Tiles& tiles = bf16_tiles();
+  const auto* narrow = reinterpret_cast<const Bf16*>(weights);
+  for (const KeyRun& run : visible.runs) {
+    for (std::int64_t column = 0; column < p.size; column += panel_columns) {
+      TileResult result;
+      result.wide = sums + column;
+      result.stride = p.size;
+      result.accumulate = add;
+      tiles.multiply(
+          rows, std::min(panel_columns, p.size - column), run.end - run.begin, narrow + run.column,
+          2 * p.row(),
+          words + column / panel_columns * panel_words(p.keys) + run.begin / 2 * panel_columns,
+          result);
+    }
+    add = true;
+  }
+}
+
+/// y [Tk, D] += weightsᵀ · what was packed of `rows` rows.
+void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
+                        const float* weights, const std::uint32_t* words, std::uint32_t* packed,
+                        float* y) {
+  const Bf16Tiles& tiles = bf16_tiles();
+  tiles.pack(rows, visible.columns, false, reinterpret_cast<const Bf16*>(weights), 2 * p.row(),
+             packed);
+  for (const KeyRun& run : visible.runs) {
+    for_panels(run.column, run.column + run.end - run.begin,
+               [&](std::int64_t first, std::int64_t last) {
+                 TileResult result;
+                 result.wide = y + (run.begin + first - run.column) * p.size;
+                 result.stride = p.size;
+                 result.accumulate = true;
+                 tiles.multiply_packed(
+                     last - first, p.size, rows,
+                     packed + first / panel_columns * panel_words(rows) + first % panel_columns,
+                     words, result);
+               });
+  }
+}
+
+struct Gradients {
+  NarrowHeads q, k, v, out, dout, dq, dk, dv;
+  const float* lse;
+};
+
+/// dq of one block of queries of one head, and its share of the head's dk and dv [Tk, D].
+void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
+                    std::int64_t begin, VisibleKeys& visible, const Work& work, float* dk,
+                    float* dv) {
+  const Bf16Tiles& tiles = bf16_tiles();
+  const std::int64_t rows = std::min(query_block, p.queries - begin);
+  const Bf16* dout = g.dout.at(b, begin, h);
+  const Bf16* q = g.q.at(b, begin, h);
+  float delta[query_block];
+  row_dots(dout, g.dout.stride, g.out.at(b, begin, h), g.out.stride, rows, p.size, delta);
+  tiles.pack(rows, p.size, false, q, g.q.stride, work.queries);
+  tiles.pack(rows, p.size, false, dout, g.dout.stride, work.douts);
+  bool any = false;
+  for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
+    p.visibility->find(b, begin, begin + rows, first, std::min(first + key_chunk, p.keys), visible);
+    if (visible.columns == 0) continue;
+    score_product(p, visible, rows, p.scale, q, g.q.stride, work.keys_turned, work.scores);
+    score_product(p, visible, rows, 1.0F, dout, g.dout.stride, work.values, work.gradients);
+    softmax_gradient_block<Bf16>(p.score_block(b, h, begin, rows, visible, work.scores),
+                                 work.gradients, g.lse + (b * p.heads + h) * p.queries + begin,
+                                 delta, p.scale);
+    transposed_product(p, visible, rows, work.scores, work.douts, work.weights, dv);
+    transposed_product(p, visible, rows, work.gradients, work.queries, work.weights, dk);
+    weighted_product(p, visible, rows, work.gradients, work.keys, any, work.sums);
+    any = true;
+  }
+  if (!any) std::fill_n(work.sums, rows * p.size, 0.0F);
+  scale_rows(g.dq.at(b, begin, h), g.dq.stride, work.sums, p.size, rows, p.size, nullptr);
+}
+
+}  // namespace
+
+std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads) {
+  Problem p{shape};
+  p.scores_width = p.keys;
+  const std::size_t forward = work_bytes(p, false);
+  p.scores_width = std::min(p.keys, key_chunk);
+  const std::size_t backward = work_bytes(p, true);
+  const auto count = static_cast<std::size_t>(threads);
+  return std::max(
+      count * forward,
+      count * backward + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
+}
+
+void CpuOps::narrow_attention(const Tensor& out, const Tensor& lse, const Tensor& q,
+                              const Tensor& k, const Tensor& v, const AttentionMask& mask,
+                              float scale, const Dropout& dropout, const Tensor& samples,
+                              const HeadSlice& slice) {
+  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
+  p.scores_width = p.keys;
+  const NarrowHeads to = heads_of<Bf16>(out, p.batch, p.queries, p.heads, p.size);
+  const NarrowHeads query = heads_of<Bf16>(q, p.batch, p.queries, p.heads, p.size);
+  const NarrowHeads key = heads_of<Bf16>(k, p.batch, p.keys, p.groups, p.size);
+  const NarrowHeads value = heads_of<Bf16>(v, p.batch, p.keys, p.groups, p.size);
+  float* log_sums = flat(lse, p.batch * p.heads * p.queries);
+  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+  const std::size_t own = work_bytes(p, false);
+  auto* scratch_of_all = scratch<std::byte>(static_cast<std::size_t>(threads_) * own);
+  const std::int64_t parts = forward_parts(p);
+  parallel_tasks(threads_, p.batch * p.heads * parts, [&](std::int64_t task, int thread) {
+    const std::int64_t b = task / parts / p.heads, h = task / parts % p.heads;
+    const std::int64_t group = p.group_of(h);
+    Carver carver(scratch_of_all + static_cast<std::size_t>(thread) * own);
+    const Work work(p, false, carver);
+    VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
+    const Bf16Tiles& tiles = bf16_tiles();
+    tiles.pack(p.size, p.keys, true, key.at(b, 0, group), key.stride, work.keys_turned);
+    tiles.pack(p.keys, p.size, false, value.at(b, 0, group), value.stride, work.values);
+    for (std::int64_t block = task % parts; block < p.blocks(); block += parts) {
+      const std::int64_t begin = block * query_block;
+      const std::int64_t rows = std::min(query_block, p.queries - begin);
+      visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
+      score_product(p, visible, rows, p.scale, query.at(b, begin, h), query.stride,
+                    work.keys_turned, work.scores);
+      float inverse[query_block];
+      softmax_block<Bf16>(p.score_block(b, h, begin, rows, visible, work.scores),
+                          log_sums + (b * p.heads + h) * p.queries + begin, inverse);
+      weighted_product(p, visible, rows, work.scores, work.values, false, work.sums);
+      scale_rows(to.at(b, begin, h), to.stride, work.sums, p.size, rows, p.size, inverse);
+    }
+  });
+}
+
+void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                       const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                       const Tensor& q, const Tensor& k, const Tensor& v,
+                                       const AttentionMask& mask, float scale,
+                                       const Dropout& dropout, const Tensor& samples,
+                                       const HeadSlice& slice) {
+  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
+  p.scores_width = std::min(p.keys, key_chunk);
+  const auto of_queries = [&](const Tensor& x) {
+    return heads_of<Bf16>(x, p.batch, p.queries, p.heads, p.size);
+  };
+  const auto of_keys = [&](const Tensor& x) {
+    return heads_of<Bf16>(x, p.batch, p.keys, p.groups, p.size);
+  };
+  const Gradients g{of_queries(q),   of_keys(k),       of_keys(v),
+                    of_queries(out), of_queries(dout), of_queries(dq),
+                    of_keys(dk),     of_keys(dv),      flat(lse, p.batch * p.heads * p.queries)};
+  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+  const std::int64_t parts = parts_of(p), part_size = p.keys * p.size;
+  const std::int64_t kv_heads = p.batch * p.groups;
+  const std::size_t own = work_bytes(p, true), all = static_cast<std::size_t>(threads_) * own;
+  auto* work_of_all =
+      scratch<std::byte>(all + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
+  auto* partial = reinterpret_cast<float*>(work_of_all + all);  // [B·G, parts, dk|dv, Tk, D]
+
+  parallel_tasks(threads_, kv_heads * parts, [&](std::int64_t task, int thread) {
+    const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
+    Carver carver(work_of_all + static_cast<std::size_t>(thread) * own);
+    const Work work(p, true, carver);
+    float* my_dk = parts == 1 ? work.dk : partial + 2 * task * part_size;
+    float* my_dv = parts == 1 ? work.dv : my_dk + part_size;
+    std::fill_n(my_dk, part_size, 0.0F);
+    std::fill_n(my_dv, part_size, 0.0F);
+    const Bf16Tiles& tiles = bf16_tiles();
+    tiles.pack(p.size, p.keys, true, g.k.at(b, 0, group), g.k.stride, work.keys_turned);
+    tiles.pack(p.size, p.keys, true, g.v.at(b, 0, group), g.v.stride, work.values);
+    tiles.pack(p.keys, p.size, false, g.k.at(b, 0, group), g.k.stride, work.keys);
+    const std::int64_t blocks = p.blocks();
+    const std::int64_t first = p.first_head(group), heads = p.first_head(group + 1) - first;
+    for (std::int64_t i = task % parts; i < heads * blocks; i += parts) {
+      backward_block(p, g, b, first + i / blocks, i % blocks * query_block,
+                     visible_[static_cast<std::size_t>(thread)], work, my_dk, my_dv);
+    }
+    if (parts > 1) return;
+    scale_rows(g.dk.at(b, 0, group), g.dk.stride, my_dk, p.size, p.keys, p.size, nullptr);
+    scale_rows(g.dv.at(b, 0, group), g.dv.stride, my_dv, p.size, p.keys, p.size, nullptr);
+  });
+  if (parts == 1) return;
+  // Each task joins the parts of some rows of one head's dk or dv.
+  const std::int64_t chunks = (p.keys + key_chunk - 1) / key_chunk;
+  parallel_tasks(threads_, kv_heads * 2 * chunks, [&](std::int64_t task, int) {
+    const std::int64_t head = task / chunks / 2, begin = task % chunks * key_chunk;
+    const std::int64_t end = std::min(begin + key_chunk, p.keys);
+    const bool of_v = task / chunks % 2 == 1;
+    const NarrowHeads& to = of_v ? g.dv : g.dk;
+    float* sums = partial + (2 * head * parts + (of_v ? 1 : 0)) * part_size + begin * p.size;
+    sum_parts(sums, 2 * part_size, parts, (end - begin) * p.size);
+    scale_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, end - begin,
+               p.size, nullptr);
+  });
+}
+
+}  // namespace trireme::ops

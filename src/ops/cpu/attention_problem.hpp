@@ -1,0 +1,131 @@
+// What a call of attention is, in either storage type: shapes, heads, blocks of queries, tasks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "trireme/core/pairwise.hpp"
+#include "trireme/ops/cpu_workspace.hpp"
+
+#include "attention_kernels.hpp"
+#include "rows.hpp"
+
+namespace trireme::ops {
+
+/// Heads of one tensor [B, T, heads, D].
+template <class T>
+struct HeadsOf {
+  T* data = nullptr;
+  std::int64_t batch_stride = 0, stride = 0, head_stride = 0;
+  T* at(std::int64_t b, std::int64_t t, std::int64_t h) const {
+    return data + b * batch_stride + t * stride + h * head_stride;
+  }
+};
+using Heads = HeadsOf<float>;
+
+/// What the tasks of one call share.
+struct Problem : AttentionShape {
+  float scale = 0;
+  const Dropout* dropout = nullptr;  // null: none
+  const std::int64_t* samples = nullptr;
+  const Visibility* visibility = nullptr;
+  HeadSlice slice;  // resolved: all and share are not 0
+
+  std::int64_t scores_width = 0;  // most columns of a block of scores
+
+  std::int64_t blocks() const { return (queries + query_block - 1) / query_block; }
+  std::int64_t group_of(std::int64_t head) const {
+    return (slice.first + head) / slice.share - slice.first / slice.share;
+  }
+  /// The first query head here that uses key/value head `group`.
+  std::int64_t first_head(std::int64_t group) const {
+    const std::int64_t first = (slice.first / slice.share + group) * slice.share - slice.first;
+    return std::clamp<std::int64_t>(first, 0, heads);
+  }
+  /// Columns of a row of scores: a cache line more than needed, so that the rows of a power
+  /// of two do not meet in the same cache sets.
+  std::int64_t row() const { return (scores_width + 15) / 16 * 16 + 16; }
+  /// The kernels' view of `rows` queries from `begin` on.
+  ScoreBlock score_block(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t rows,
+                         const VisibleKeys& visible, float* scores) const {
+    const auto from = [](const std::int32_t* p, std::int64_t i) {
+      return p == nullptr ? nullptr : p + i;
+    };
+    const std::int64_t sample = dropout == nullptr ? 0 : samples[b];
+    return {scores,
+            row(),
+            rows,
+            &visible,
+            from(visibility->query_positions(b), begin),
+            visibility->key_positions(b),
+            from(visibility->query_documents(b), begin),
+            visibility->key_documents(b),
+            dropout,
+            static_cast<std::uint64_t>(((sample * slice.all + slice.first + h) * queries + begin) *
+                                       keys),
+            static_cast<std::uint64_t>(keys)};
+  }
+};
+
+template <class T = float>
+HeadsOf<T> heads_of(const Tensor& x, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
+                    std::int64_t size) {
+  const Shape expected{batch, tokens, heads, size};
+  TRIREME_ASSERT(x.shape() == expected, "attention: {} where {} is needed", x.shape().to_string(),
+                 expected.to_string());
+  return {x.as<T>(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+inline Problem problem_of(const Tensor& q, const Tensor& k, float scale, const Dropout& dropout,
+                          const Tensor& samples, const Visibility& visibility, HeadSlice slice) {
+  TRIREME_ASSERT(q.shape().dimensions() == 4 && k.shape().dimensions() == 4, "attention of {}, {}",
+                 q.shape().to_string(), k.shape().to_string());
+  if (slice.all == 0) slice = {0, q.extent(2), q.extent(2) / k.extent(2)};
+  const Problem p{{q.extent(0), q.extent(1), k.extent(1), q.extent(2), k.extent(2), q.extent(3)},
+                  scale,
+                  dropout.rate > 0 ? &dropout : nullptr,
+                  dropout.rate > 0 ? flat<std::int64_t>(samples, q.extent(0)) : nullptr,
+                  &visibility,
+                  slice};
+  TRIREME_ASSERT(p.heads > 0 && slice.share > 0 && slice.first + p.heads <= slice.all &&
+                     slice.all % slice.share == 0 && p.group_of(p.heads - 1) == p.groups - 1,
+                 "heads {} + {} of {} over {} groups", slice.first, p.heads, slice.all, p.groups);
+  TRIREME_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "rate {}", dropout.rate);
+  return p;
+}
+
+inline void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, columns, 0.0F);
+}
+
+/// Keys that backward takes at a time: two blocks of scores stay in a core's second-level cache.
+inline constexpr std::int64_t key_chunk = 512;
+
+/// Parts into which one KV head's blocks of queries are dealt out: enough for some sixteen tasks in
+/// all; a function of the problem alone, so that sums keep their order whatever the threads.
+inline std::int64_t parts_of(const Problem& p) {
+  constexpr std::int64_t enough = 16;
+  const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
+  return std::clamp<std::int64_t>(
+      (enough + heads - 1) / heads, 1,
+      std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups)));
+}
+
+/// sum of `parts` matrices that lie `distance` apart, pairwise, into the first.
+inline void sum_parts(float* data, std::int64_t distance, std::int64_t parts,
+                      std::int64_t elements) {
+  add_pairwise(parts, [&](std::int64_t first, std::int64_t second) {
+    float* to = data + first * distance;
+    const float* from = data + second * distance;
+    for (std::int64_t i = 0; i < elements; ++i) to[i] += from[i];
+  });
+}
+
+/// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; none where each head has
+/// one part.
+inline std::int64_t partial_gradients(const Problem& p) {
+  const std::int64_t parts = parts_of(p);
+  return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,243 @@
+// Matrix products of bf16 factors, by oneDNN where the processor has AMX, else by our tiles: tasks
+// of a block of columns by a section of rows, each of which packs its part of the right factor and,
+// where that is transposed, of the left one. No bits depend on the number of threads: an element's
+// sum is cut by the inner dimension's extent alone (and by whether the left factor is transposed).
+#include <algorithm>
+
+#include "trireme/ops/cpu_workspace.hpp"
+
+#include "activation.hpp"
+#include "bf16_tiles.hpp"
+#include "cpu_ops.hpp"
+#include "rows.hpp"
+#include "threads.hpp"
+
+namespace trireme::ops {
+namespace {
+
+std::int64_t parts(std::int64_t all, std::int64_t each) { return (all + each - 1) / each; }
+
+/// Near-equal blocks of [0, all), multiples of `unit` but for the last.
+struct Blocks {
+  std::int64_t all = 0, each = 1;
+  Blocks(std::int64_t all, std::int64_t count, std::int64_t unit)
+      : all(all), each(std::max<std::int64_t>(1, parts(parts(all, unit), count)) * unit) {}
+  std::int64_t count() const { return parts(all, each); }
+  std::int64_t most() const { return std::min(all, each); }
+  std::int64_t begin(std::int64_t i) const { return i * each; }
+  std::int64_t end(std::int64_t i) const { return std::min(all, (i + 1) * each); }
+};
+
+/// How a product is cut; a function of its shape and the threads, so that its work space is known
+/// ahead.
+struct Cut {
+  std::int64_t k, inner;  // extent, and the most of it that is summed in one go
+  bool packs_left;
+  std::int64_t rows;  // of the left factor that stay in a core's cache
+  Blocks columns, sections;
+
+  Cut(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed, int threads)
+      : k(k),
+        inner(std::clamp<std::int64_t>(k, 1, transposed ? 1024 : 4096)),
+        packs_left(transposed),
+        rows(transposed ? 4 * panel_columns
+                        : std::max<std::int64_t>(1, (std::int64_t{1} << 15) / inner / tile_rows) *
+                              tile_rows),
+        columns(n, column_blocks(n, transposed, threads), panel_columns),
+        sections(m, section_count(m, threads), transposed ? panel_columns : tile_rows) {}
+  std::int64_t tasks() const { return columns.count() * sections.count(); }
+  std::size_t words() const {
+    return static_cast<std::size_t>(packed_words(inner, columns.most()));
+  }
+  std::size_t left_words() const {
+    if (!packs_left) return 0;
+    return static_cast<std::size_t>(packed_words(inner, std::min(rows, sections.most())));
+  }
+  /// fp32 sums over the inner blocks but the last.
+  std::size_t sums_bytes(bool wide) const {
+    if (wide || k <= inner) return 0;
+    return device::aligned(static_cast<std::size_t>(sections.most() * columns.most()) *
+                           sizeof(float));
+  }
+  std::size_t bytes_of_thread(bool wide) const {
+    return (words() + left_words()) * sizeof(std::uint32_t) + sums_bytes(wide);
+  }
+
+ private:
+  std::int64_t column_blocks(std::int64_t n, bool transposed, int threads) const {
+    // A packed block of 1 MB; of 2 MB where each more of them packs the left factor again.
+    const std::int64_t most = std::max<std::int64_t>(
+        1, (std::int64_t{3} << (transposed ? 18 : 17)) / inner / panel_columns);
+    const std::int64_t panels = parts(n, panel_columns);
+    const std::int64_t wanted = transposed ? 1 : std::min<std::int64_t>(panels, threads);
+    return std::max({std::int64_t{1}, parts(panels, most), wanted});
+  }
+  std::int64_t section_count(std::int64_t m, int threads) const {
+    constexpr std::int64_t least = 192;  // rows for which a block is worth packing
+    if (threads == 1) return 1;
+    const std::int64_t wanted =
+        parts(4 * std::int64_t{threads}, std::max<std::int64_t>(1, columns.count()));
+    return std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, m / least));
+  }
+};
+
+/// One product and where it goes.
+struct Product {
+  Rows<Bf16> left, right;
+  bool transpose_left, transpose_right;
+  Rows<float> wide = {};
+  Rows<Bf16> narrow = {};  // one of the two
+  bool accumulate;
+  const Bf16* bias = nullptr;
+  Rows<Bf16> gelu = {};        // [m, n] = gelu(product); absent: none
+  Rows<Bf16> gelu_input = {};  // [m, n], whose slopes multiply the product; absent: none
+};
+
+/// What follows the product, on rows and columns of it that are still in the core's cache.
+void activate(const Product& p, std::int64_t row, std::int64_t rows, std::int64_t column,
+              std::int64_t columns) {
+  for (std::int64_t r = row; r < row + rows; ++r) {
+    Bf16* value = p.narrow.row(r) + column;
+    if (p.gelu.data != nullptr) gelu_row(columns, p.gelu.row(r) + column, value);
+    if (p.gelu_input.data != nullptr) {
+      gelu_backward_row(columns, value, value, p.gelu_input.row(r) + column);
+    }
+  }
+}
+
+/// What a task of rows [row, …) and columns [column, …) does with its sums up to `to` of k.
+TileResult result_of(const Product& p, const Cut& cut, std::int64_t row, std::int64_t column,
+                     std::int64_t from, std::int64_t to, float* sums) {
+  TileResult result;
+  const bool ends = to == cut.k;
+  if (p.wide.data != nullptr) {
+    result.wide = p.wide.row(row) + column;
+    result.stride = p.wide.stride;
+    result.accumulate = p.accumulate || from > 0;
+  } else if (ends) {
+    result.narrow = p.narrow.row(row) + column;
+    result.stride = p.narrow.stride;
+    result.accumulate = p.accumulate;
+    result.before = from > 0 ? sums : nullptr;
+    result.before_stride = cut.columns.most();
+  } else {
+    result.wide = sums;
+    result.stride = cut.columns.most();
+    result.accumulate = from > 0;
+  }
+  if (ends && p.bias != nullptr) result.bias = p.bias + column;
+  return result;
+}
+
+/// The same, `rows` further down.
+TileResult lower(TileResult result, std::int64_t rows) {
+  if (result.wide != nullptr) result.wide += rows * result.stride;
+  if (result.narrow != nullptr) result.narrow += rows * result.stride;
+  if (result.before != nullptr) result.before += rows * result.before_stride;
+  return result;
+}
+
+void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* scratch) {
+  const Bf16Tiles& tiles = bf16_tiles();
+  auto* words = reinterpret_cast<std::uint32_t*>(scratch);
+  std::uint32_t* left = words + cut.words();
+  auto* sums = reinterpret_cast<float*>(left + cut.left_words());
+  // Neighbouring tasks share a block of columns.
+  const std::int64_t block = task / cut.sections.count(), section = task % cut.sections.count();
+  const std::int64_t column = cut.columns.begin(block), n = cut.columns.end(block) - column;
+  const std::int64_t first = cut.sections.begin(section), last = cut.sections.end(section);
+  for (std::int64_t from = 0; from == 0 || from < cut.k; from += cut.inner) {
+    const std::int64_t to = std::min(cut.k, from + cut.inner), k = to - from;
+    tiles.pack(k, n, p.transpose_right,
+               p.transpose_right ? p.right.row(column) + from : p.right.row(from) + column,
+               p.right.stride, words);
+    const TileResult result = result_of(p, cut, first, column, from, to, sums);
+    for (std::int64_t row = first; row < last; row += cut.rows) {
+      const std::int64_t m = std::min(cut.rows, last - row);
+      const TileResult part = lower(result, row - first);
+      if (p.transpose_left) {
+        tiles.pack(k, m, false, p.left.row(from) + row, p.left.stride, left);
+        tiles.multiply_packed(m, n, k, left, words, part);
+      } else {
+        tiles.multiply(m, n, k, p.left.row(row) + from, p.left.stride, words, part);
+      }
+      if (to == cut.k && p.narrow.data != nullptr) activate(p, row, m, column, n);
+    }
+  }
+}
+
+/// Products too small for a second thread to be worth waking.
+int threads_of(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
+  return m * n * std::max<std::int64_t>(k, 1) < (1 << 18) ? 1 : threads;
+}
+
+}  // namespace
+
+std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed,
+                                  bool wide, int threads) {
+  if (m == 0 || n == 0 || (k > 0 && OnednnProducts::preferred())) return 0;
+  threads = threads_of(m, n, k, threads);
+  return static_cast<std::size_t>(threads) *
+         Cut(m, n, k, transposed, threads).bytes_of_thread(wide);
+}
+
+void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
+                           const MatmulOptions& options) {
+  const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
+  const Tensor& product = gelu ? options.before_gelu : c;
+  const bool wide = product.type() == DType::f32;
+  Product p{.left = rows_of<Bf16>(a),
+            .right = rows_of<Bf16>(b),
+            .transpose_left = options.transpose_a,
+            .transpose_right = options.transpose_b,
+            .accumulate = options.accumulate};
+  if (wide) {
+    p.wide = rows_of<float>(product);
+  } else {
+    p.narrow = rows_of<Bf16>(product);
+  }
+  if (gelu) p.gelu = rows_of<Bf16>(c);
+  if (dgelu) p.gelu_input = rows_of<Bf16>(options.gelu_input);
+  const std::int64_t m = wide ? p.wide.rows : p.narrow.rows;
+  const std::int64_t n = wide ? p.wide.columns : p.narrow.columns;
+  const std::int64_t k = options.transpose_a ? p.left.rows : p.left.columns;
+  TRIREME_ASSERT((options.transpose_a ? p.left.columns : p.left.rows) == m &&
+                     (options.transpose_b ? p.right.columns : p.right.rows) == k &&
+                     (options.transpose_b ? p.right.rows : p.right.columns) == n,
+                 "product of {}{} and {}{} into {}", a.shape().to_string(),
+                 options.transpose_a ? " transposed" : "", b.shape().to_string(),
+                 options.transpose_b ? " transposed" : "", c.shape().to_string());
+  TRIREME_ASSERT(!(options.accumulate && (options.bias || gelu || dgelu)) && !(gelu && dgelu),
+                 "accumulation into {} together with what wants the whole", c.shape().to_string());
+  TRIREME_ASSERT(!(gelu || dgelu) || (!wide && (!gelu || c.shape() == product.shape()) &&
+                                      (!dgelu || options.gelu_input.shape() == c.shape())),
+                 "an activation beside a product into {}", c.shape().to_string());
+  if (options.row_sum) {
+    TRIREME_ASSERT(options.transpose_a, "row sums of a factor that is not transposed");
+    column_sum(options.row_sum, a);
+  }
+  if (m == 0 || n == 0) return;
+  p.bias = flat_or_null<Bf16>(options.bias, n);
+  if (OnednnProducts::preferred() && k > 0) {
+    onednn_.run({m, n, k, options.transpose_a, options.transpose_b, p.left.stride, p.right.stride,
+                 wide ? p.wide.stride : p.narrow.stride, wide, options.accumulate,
+                 p.bias != nullptr, product_threads_},
+                p.left.data, p.right.data, wide ? static_cast<void*>(p.wide.data) : p.narrow.data,
+                p.bias);
+    if (gelu || dgelu) {
+      parallel_rows(threads_, m, n, [&](std::int64_t begin, std::int64_t end) {
+        activate(p, begin, end - begin, 0, n);
+      });
+    }
+    return;
+  }
+  const int threads = threads_of(m, n, k, threads_);
+  const Cut cut(m, n, k, options.transpose_a, threads);
+  const std::size_t own = cut.bytes_of_thread(wide);
+  auto* work = scratch<std::byte>(static_cast<std::size_t>(threads) * own);
+  parallel_tasks(threads, cut.tasks(), [&](std::int64_t task, int thread) {
+    run_task(p, cut, task, work + static_cast<std::size_t>(thread) * own);
+  });
+}
+
+}  // namespace trireme::ops

@@ -1,0 +1,327 @@
+// Tiles of bf16 products with AVX512_BF16. Highway 1.0.3 has no such target: these functions name
+// theirs themselves.
+#include "bf16_tiles.hpp"
+
+#if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
+
+#include <cstring>
+
+#include <immintrin.h>
+
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined vectors inside its own intrinsics for a mistake (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#define TRIREME_BF16_TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")))
+#define TRIREME_BF16_INLINE TRIREME_BF16_TARGET inline __attribute__((always_inline))
+
+namespace trireme::ops {
+namespace {
+
+/// Rows of a matrix, of which a pair of elements at a time is read as one word.
+struct InPlace {
+  const Bf16* rows;
+  std::int64_t stride;
+  TRIREME_BF16_INLINE __m512i pair(int row, std::int64_t i) const {
+    std::int32_t word = 0;
+    std::memcpy(&word, rows + row * stride + i, sizeof word);
+    return _mm512_set1_epi32(word);
+  }
+  /// The last element of an odd number.
+  TRIREME_BF16_INLINE __m512i single(int row, std::int64_t i) const {
+    return _mm512_set1_epi32(rows[row * stride + i].bits);
+  }
+};
+
+/// Columns of a panel.
+struct Packed {
+  const std::uint32_t* words;
+  TRIREME_BF16_INLINE __m512i pair(int row, std::int64_t i) const {
+    return _mm512_set1_epi32(static_cast<int>(words[i / 2 * panel_columns + row]));
+  }
+  TRIREME_BF16_INLINE __m512i single(int row, std::int64_t i) const { return pair(row, i); }
+};
+
+TRIREME_BF16_INLINE __mmask16 first_lanes(std::int64_t count) {
+  return count >= 16 ? __mmask16(0xffff) : static_cast<__mmask16>((1U << count) - 1);
+}
+
+TRIREME_BF16_INLINE __m512 widen(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+/// Stores the lanes of a row's sums that exist.
+TRIREME_BF16_INLINE void finish(__m512 sum, const TileResult& result, std::int64_t row,
+                                std::int64_t column, __mmask16 lanes) {
+  const std::int64_t at = row * result.stride + column;
+  if (result.factor != 1) sum = _mm512_mul_ps(sum, _mm512_set1_ps(result.factor));
+  if (result.before != nullptr) {
+    const float* before = result.before + row * result.before_stride + column;
+    sum = _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, before), sum);
+  }
+  if (result.bias != nullptr) {
+    sum = _mm512_add_ps(sum, widen(_mm256_maskz_loadu_epi16(lanes, result.bias + column)));
+  }
+  if (result.wide != nullptr) {
+    if (result.accumulate) {
+      sum = _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, result.wide + at), sum);
+    }
+    _mm512_mask_storeu_ps(result.wide + at, lanes, sum);
+    return;
+  }
+  if (result.accumulate) {
+    sum = _mm512_add_ps(widen(_mm256_maskz_loadu_epi16(lanes, result.narrow + at)), sum);
+  }
+  const __m256bh rounded = _mm512_cvtneps_pbh(sum);
+  __m256i bits;
+  std::memcpy(&bits, &rounded, sizeof bits);
+  _mm256_mask_storeu_epi16(result.narrow + at, lanes, bits);
+}
+
+template <int rows, int vectors>
+struct Sums {
+  __m512 of[rows][vectors];
+};
+
+/// One pair of the inner dimension.
+template <int rows, int vectors>
+TRIREME_BF16_INLINE void add_pair(Sums<rows, vectors>& sums, const __m512i* left,
+                                  const std::uint32_t* words) {
+  __m512i right[vectors];
+  for (int v = 0; v < vectors; ++v) right[v] = _mm512_loadu_si512(words + 16 * v);
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v) {
+      sums.of[r][v] = _mm512_dpbf16_ps(sums.of[r][v], reinterpret_cast<__m512bh>(left[r]),
+                                       reinterpret_cast<__m512bh>(right[v]));
+    }
+  }
+}
+
+// The same of what most tiles are: whole vectors, nothing but a bias or what was there to be added.
+template <int rows, int vectors>
+TRIREME_BF16_INLINE void finish_wide(const Sums<rows, vectors>& sums, const TileResult& result,
+                                     std::int64_t row, std::int64_t column) {
+  for (int r = 0; r < rows; ++r) {
+    float* to = result.wide + (row + r) * result.stride + column;
+    for (int v = 0; v < vectors; ++v) {
+      const __m512 sum = sums.of[r][v];
+      _mm512_storeu_ps(to + 16 * v,
+                       result.accumulate ? _mm512_add_ps(_mm512_loadu_ps(to + 16 * v), sum) : sum);
+    }
+  }
+}
+template <int rows, int vectors>
+TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const TileResult& result,
+                                       std::int64_t row, std::int64_t column) {
+  for (int v = 0; v < vectors; v += 2) {
+    const std::int64_t first = column + 16 * v;
+    const bool biased = result.bias != nullptr;
+    __m512 low = _mm512_setzero_ps(), high = low;
+    if (biased) {
+      low = widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(result.bias + first)));
+      high = widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(result.bias + first + 16)));
+    }
+    for (int r = 0; r < rows; ++r) {
+      const __m512 left = sums.of[r][v], right = sums.of[r][v + 1];
+      const __m512bh rounded = _mm512_cvtne2ps_pbh(biased ? _mm512_add_ps(right, high) : right,
+                                                   biased ? _mm512_add_ps(left, low) : left);
+      std::memcpy(result.narrow + (row + r) * result.stride + first, &rounded, sizeof rounded);
+    }
+  }
+}
+
+/// rows × 16·vectors sums over k, `columns` of which exist.
+template <class Left, int rows, int vectors>
+TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
+                              const std::uint32_t* words, const TileResult& result,
+                              std::int64_t row, std::int64_t column) {
+  Sums<rows, vectors> sums;
+  for (auto& of_row : sums.of) {
+    for (auto& sum : of_row) sum = _mm512_setzero_ps();
+  }
+  if (result.wide != nullptr && result.accumulate) {  // is there when the sums are
+    const float* to = result.wide + row * result.stride + column;
+    for (int r = 0; r < rows; ++r) {
+      for (int v = 0; v < vectors; ++v) {
+        __builtin_prefetch(to + r * result.stride + 16 * v, 1, 3);
+      }
+    }
+  }
+  __m512i pairs[rows];
+  const std::int64_t even = k - k % 2;
+  for (std::int64_t i = 0; i < even; i += 2, words += panel_columns) {
+    for (int r = 0; r < rows; ++r) pairs[r] = left.pair(r, i);
+    add_pair(sums, pairs, words);
+  }
+  if (even < k) {
+    for (int r = 0; r < rows; ++r) pairs[r] = left.single(r, even);
+    add_pair(sums, pairs, words);
+  }
+  const bool plain = columns == 16 * vectors && result.factor == 1 && result.before == nullptr;
+  if (plain && result.wide != nullptr && result.bias == nullptr) {
+    return finish_wide(sums, result, row, column);
+  }
+  if constexpr (vectors % 2 == 0) {
+    if (plain && result.narrow != nullptr && !result.accumulate) {
+      return finish_narrow(sums, result, row, column);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v) {
+      finish(sums.of[r][v], result, row + r, column + 16 * v, first_lanes(columns - 16 * v));
+    }
+  }
+}
+
+template <class Left>
+using Tile = void (*)(std::int64_t, std::int64_t, Left, const std::uint32_t*, const TileResult&,
+                      std::int64_t, std::int64_t);
+template <class Left, int rows>
+constexpr Tile<Left> of_rows[4] = {tile<Left, rows, 1>, tile<Left, rows, 2>, tile<Left, rows, 3>,
+                                   tile<Left, rows, 4>};
+template <class Left>
+constexpr const Tile<Left>* tiles[tile_rows] = {of_rows<Left, 1>, of_rows<Left, 2>,
+                                                of_rows<Left, 3>, of_rows<Left, 4>,
+                                                of_rows<Left, 5>, of_rows<Left, 6>};
+
+std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+// Some rows by all panels before the next rows: the left factor's stay in the first-level cache,
+// and the result is written where it lies together. The panels come from the second level either
+// way.
+void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std::int64_t stride,
+              const std::uint32_t* words, const TileResult& result) {
+  for (std::int64_t row = 0; row < m; row += tile_rows) {
+    const std::int64_t rows = least(m - row, tile_rows);
+    const std::uint32_t* panel = words;
+    for (std::int64_t column = 0; column < n; column += panel_columns, panel += panel_words(k)) {
+      const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
+      tiles<InPlace>[rows - 1][vectors - 1](columns, k, {a + row * stride, stride}, panel, result,
+                                            row, column);
+    }
+  }
+}
+
+void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
+                     const std::uint32_t* right, const TileResult& result) {
+  for (std::int64_t row = 0; row < m;) {
+    const std::int64_t inside = row % panel_columns;
+    const std::int64_t rows = least(least(m - row, tile_rows), panel_columns - inside);
+    const Packed packed{left + row / panel_columns * panel_words(k) + inside};
+    const std::uint32_t* panel = right;
+    for (std::int64_t column = 0; column < n; column += panel_columns, panel += panel_words(k)) {
+      const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
+      tiles<Packed>[rows - 1][vectors - 1](columns, k, packed, panel, result, row, column);
+    }
+    row += rows;
+  }
+}
+
+/// Sixteen rows of sixteen words, turned.
+TRIREME_BF16_INLINE void turn(__m512i (&x)[16]) {
+  __m512i y[16];
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+    y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+    y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+    y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+    x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+    x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
+    x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
+  }
+}
+
+TRIREME_BF16_INLINE __mmask32 first_halves(std::int64_t count) {
+  return count >= 32 ? ~__mmask32(0) : (__mmask32(1) << count) - 1;
+}
+
+/// b [n, k]: a column of the product is a row here, its pairs lie side by side.
+TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const Bf16* b,
+                                     std::int64_t stride, std::uint32_t* words) {
+  for (std::int64_t column = 0; column < n; column += 16) {
+    std::uint32_t* to = words + column / panel_columns * panel_words(k) + column % panel_columns;
+    for (std::int64_t pair = 0; 2 * pair < k; pair += 16) {
+      const __mmask32 lanes = first_halves(k - 2 * pair);
+      __m512i x[16];
+      for (int i = 0; i < 16; ++i) {
+        x[i] = column + i < n
+                   ? _mm512_maskz_loadu_epi16(lanes, b + (column + i) * stride + 2 * pair)
+                   : _mm512_setzero_si512();
+      }
+      turn(x);
+      for (int i = 0; i < 16 && 2 * (pair + i) < k; ++i) {
+        _mm512_storeu_si512(to + (pair + i) * panel_columns, x[i]);
+      }
+    }
+  }
+}
+
+/// The elements of two rows, by turns: columns 0 to 15 and 16 to 31.
+struct Interleaved {
+  __m512i low, high;
+};
+TRIREME_BF16_INLINE Interleaved interleave(__m512i even, __m512i odd) {
+  alignas(64) static constexpr std::uint16_t first[32] = {
+      0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(first);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  return {_mm512_permutex2var_epi16(even, low, odd), _mm512_permutex2var_epi16(even, high, odd)};
+}
+
+/// b [k, n], row by row: rows are long and lie far apart.
+TRIREME_BF16_TARGET void pack_straight(std::int64_t k, std::int64_t n, const Bf16* b,
+                                       std::int64_t stride, std::uint32_t* words) {
+  for (std::int64_t row = 0; row < k; row += 2, b += 2 * stride, words += panel_columns) {
+    for (std::int64_t column = 0; column < n; column += 32) {
+      std::uint32_t* to = words + column / panel_columns * panel_words(k) + column % panel_columns;
+      const __mmask32 lanes = first_halves(n - column);
+      const __m512i even = _mm512_maskz_loadu_epi16(lanes, b + column);
+      const __m512i odd = row + 1 < k ? _mm512_maskz_loadu_epi16(lanes, b + stride + column)
+                                      : _mm512_setzero_si512();
+      const Interleaved both = interleave(even, odd);
+      _mm512_storeu_si512(to, both.low);
+      _mm512_storeu_si512(to + 16, both.high);
+    }
+  }
+}
+
+void pack(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::int64_t stride,
+          std::uint32_t* words) {
+  transpose ? pack_turned(k, n, b, stride, words) : pack_straight(k, n, b, stride, words);
+}
+
+}  // namespace
+
+const Bf16Tiles* native_bf16_tiles() {
+  static const Bf16Tiles functions{pack, multiply, multiply_packed};
+  return __builtin_cpu_supports("avx512bf16") ? &functions : nullptr;
+}
+
+}  // namespace trireme::ops
+
+#else
+
+namespace trireme::ops {
+
+const Bf16Tiles* native_bf16_tiles() { return nullptr; }
+
+}  // namespace trireme::ops
+
+#endif

@@ -1,0 +1,59 @@
+// What tensors of the compute type are stored as, and kernels that are made for each of these.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "trireme/core/half.hpp"
+#include "trireme/core/tensor.hpp"
+
+namespace trireme {
+
+/// A stored bf16: kernels load it as fp32 and round to nearest even where they store.
+struct Bf16 {
+  std::uint16_t bits;
+  bool operator==(const Bf16&) const = default;  // of bits
+};
+template <>
+struct DTypeOf<Bf16> {
+  static constexpr DType value = DType::bf16;
+};
+
+namespace ops {
+
+inline float widened(float value) { return value; }
+inline float widened(Bf16 value) { return bf16_to_float(value.bits); }
+
+inline void narrow(float value, float& to) { to = value; }
+inline void narrow(float value, Bf16& to) { to.bits = float_to_bf16(value); }
+
+/// body(T()) where T is what `type` is stored as.
+template <class Body>
+void with_storage(DType type, const Body& body) {
+  if (type == DType::bf16) return body(Bf16{});
+  TRIREME_ASSERT(type == DType::f32, "the CPU computes in fp32 and bf16, not in {}", name_of(type));
+  body(float{});
+}
+
+template <class T, class OfFloat, class OfBf16>
+auto* kernel_for(OfFloat& of_float, OfBf16& of_bf16) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    return &of_bf16;
+  } else {
+    return &of_float;
+  }
+}
+
+}  // namespace ops
+}  // namespace trireme
+
+// Highway's tables hold functions, not templates. In each instruction set's namespace, the two
+// instances of the kernel template `name`; beside HWY_ONCE, their tables; and the one for T.
+#define TRIREME_INSTANCES(name)             \
+  constexpr auto& name##_f32 = name<float>; \
+  constexpr auto& name##_bf16 = name<Bf16>
+#define TRIREME_EXPORT(name) \
+  HWY_EXPORT(name##_f32);    \
+  HWY_EXPORT(name##_bf16)
+#define TRIREME_KERNEL(name, T) \
+  kernel_for<T>(HWY_DYNAMIC_DISPATCH(name##_f32), HWY_DYNAMIC_DISPATCH(name##_bf16))

@@ -1,0 +1,400 @@
+// Products and attention of bf16, on this machine's instructions and on widened elements.
+#include <numeric>
+
+#include "trireme/device/memory.hpp"
+#include "trireme/ops/cpu_workspace.hpp"
+
+#include "../../src/ops/cpu/bf16_onednn.hpp"
+#include "../../src/ops/cpu/bf16_tiles.hpp"
+#include "bf16_support.hpp"
+
+namespace trireme::ops {
+namespace {
+
+class NarrowProductTest : public OpsTest {};
+TRIREME_FOR_INSTRUCTION_SETS(NarrowProductTest);
+
+struct Case {
+  std::int64_t m, n, k;
+  bool transpose_a, transpose_b, accumulate, bias, wide;
+};
+
+/// Products of two bf16 are exact in fp32; their sum in any order, two at a time, is off by at most
+/// (k + 2)·2u·Σ|a||b| (u doubled: AVX512_BF16 may round each half of a pair; subnormal sums count
+/// as zero, which 2⁻¹²⁰ covers), with 2 more for c or the bias. Then it is rounded once.
+void check_product(Ops& ops, const Case& t, std::int64_t gap) {
+  Both a(t.transpose_a ? Shape{t.k, t.m} : Shape{t.m, t.k}, 1, 1, gap);
+  Both b(t.transpose_b ? Shape{t.n, t.k} : Shape{t.k, t.n}, 2, 1, gap), bias({t.n}, 4);
+  Both before({t.m, t.n}, 3, 1, gap);
+  std::vector<double> expected, bound;
+  for (std::int64_t i = 0; i < t.m; ++i) {
+    for (std::int64_t j = 0; j < t.n; ++j) {
+      double sum =
+          (t.accumulate ? before.wide[i * t.n + j] : 0.0F) + (t.bias ? bias.wide[j] : 0.0F);
+      double size = std::abs(sum);
+      for (std::int64_t l = 0; l < t.k; ++l) {
+        const double term = double{t.transpose_a ? a.wide[l * t.m + i] : a.wide[i * t.k + l]} *
+                            double{t.transpose_b ? b.wide[j * t.k + l] : b.wide[l * t.n + j]};
+        sum += term;
+        size += std::abs(term);
+      }
+      expected.push_back(sum);
+      bound.push_back(2 * static_cast<double>(t.k + 4) * roundoff * size + std::ldexp(1.0, -120));
+    }
+  }
+  MatmulOptions options;
+  options.transpose_a = t.transpose_a;
+  options.transpose_b = t.transpose_b;
+  options.accumulate = t.accumulate;
+  if (t.bias) options.bias = bias.narrow;
+  const std::string what = "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k " +
+                           std::to_string(t.k) + (t.transpose_a ? " T" : " N") +
+                           (t.transpose_b ? "T" : "N") + (t.accumulate ? " accumulated" : "") +
+                           (t.bias ? " with bias" : "") + (t.wide ? " into fp32" : "");
+  if (t.wide) {
+    Array c({t.m, t.n}, gap);
+    const float poison = std::numeric_limits<float>::quiet_NaN();
+    for (std::int64_t i = 0; i < c.elements(); ++i) c[i] = t.accumulate ? before.wide[i] : poison;
+    ops.matmul(c, a.narrow, b.narrow, options);
+    return expect_close(c, expected, bound, what);
+  }
+  Narrow c = t.accumulate ? before.narrow : poisoned({t.m, t.n}, gap);
+  ops.matmul(c, a.narrow, b.narrow, options);
+  Array rounded({t.m, t.n});
+  for (std::int64_t i = 0; i < c.elements(); ++i) {
+    rounded[i] = static_cast<float>(expected[static_cast<std::size_t>(i)]);
+  }
+  expect_rounded(c, rounded, what, 1, bound);
+}
+
+TEST_P(NarrowProductTest, EveryFormAgreesWithFp64) {
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+           {7, 37, 11}, {37, 101, 48}, {1, 5, 3}, {5, 1, 1}, {1, 1, 64}, {130, 70, 257}}) {
+    for (int form = 0; form < 4; ++form) {
+      for (const std::int64_t gap : {0, 5}) {
+        const bool ta = form & 1, tb = form & 2;
+        for (const bool wide : {false, true}) {
+          check_product(*ops, {m, n, k, ta, tb, false, false, wide}, gap);
+          check_product(*ops, {m, n, k, ta, tb, true, false, wide}, gap);
+          check_product(*ops, {m, n, k, ta, tb, false, true, wide}, gap);
+        }
+      }
+    }
+  }
+}
+
+/// Inner dimensions that are summed block by block, and more columns than are packed at once.
+TEST_P(NarrowProductTest, LargeExtentsAreCut) {
+  check_product(*ops, {3, 5, 9001, false, false, false, true, false}, 0);
+  check_product(*ops, {3, 5, 9001, false, true, true, false, false}, 3);
+  check_product(*ops, {3, 5, 9001, true, false, true, false, true}, 0);
+  check_product(*ops, {3, 70, 2500, true, false, false, true, false}, 1);
+  check_product(*ops, {400, 1500, 33, false, true, false, true, false}, 0);
+  check_product(*ops, {500, 90, 40, true, true, true, false, true}, 0);
+}
+
+TEST_P(NarrowProductTest, AnEmptyInnerDimensionGivesZerosOrTheBias) {
+  for (const bool wide : {false, true}) {
+    check_product(*ops, {3, 4, 0, false, false, false, false, wide}, 0);
+    check_product(*ops, {3, 4, 0, false, false, true, false, wide}, 0);
+    check_product(*ops, {3, 4, 0, false, false, false, true, wide}, 0);
+    check_product(*ops, {0, 4, 3, false, false, false, true, wide}, 0);
+  }
+}
+
+/// Threads cut rows and columns elsewhere; the sums are the same.
+TEST_P(NarrowProductTest, BitsDoNotDependOnThreads) {
+  for (int form = 0; form < 4; ++form) {
+    MatmulOptions options;
+    options.transpose_a = form & 1;
+    options.transpose_b = form & 2;
+    const std::int64_t m = 801, n = 203, k = 1150;
+    Both a(options.transpose_a ? Shape{k, m} : Shape{m, k}, 1);
+    Both b(options.transpose_b ? Shape{n, k} : Shape{k, n}, 2);
+    Narrow first = poisoned({m, n});
+    make_cpu_ops(1)->matmul(first, a.narrow, b.narrow, options);
+    for (const int threads : {2, 3}) {
+      Narrow second = poisoned({m, n});
+      make_cpu_ops(threads)->matmul(second, a.narrow, b.narrow, options);
+      expect_same(first, second, std::to_string(threads) + " threads");
+    }
+  }
+}
+
+TEST_P(NarrowProductTest, FusedEqualsTheSameApart) {
+  for (const std::int64_t gap : {0, 3}) {
+    const std::int64_t m = 9, n = 21, k = 13;
+    Both a({m, k}, 1, 1, gap), b({n, k}, 2), bias({n}, 3);
+    Narrow apart({m, n}), gelu({m, n});
+    ops->matmul(apart, a.narrow, b.narrow, {.transpose_b = true, .bias = bias.narrow});
+    ops->gelu(gelu, apart);
+    Narrow c = poisoned({m, n}, gap), before = poisoned({m, n}, gap);
+    ops->matmul(c, a.narrow, b.narrow,
+                {.transpose_b = true, .bias = bias.narrow, .before_gelu = before});
+    expect_same(c, gelu, "gelu");
+    expect_same(before, apart, "before gelu");
+    EXPECT_TRUE(c.gaps_untouched() && before.gaps_untouched());
+
+    // The product in fp32 is not rounded before it meets the slope, apart it is: one rounding more.
+    Both input({m, n}, 4, 2, gap);
+    Array product({m, n}), expected({m, n});
+    ops->matmul(product, a.narrow, b.narrow, {.transpose_b = true});
+    ops->gelu_backward(expected, product, input.wide);
+    ops->matmul(c, a.narrow, b.narrow, {.transpose_b = true, .gelu_input = input.narrow});
+    expect_rounded(c, expected, "gelu backward", 2.01);
+
+    Both dy({m, n}, 5, 1, gap);
+    Array sum = random_array({n}, 6), expected_sum = sum;
+    Array weight = random_array({n, k}, 7), expected_weight = weight;
+    ops->matmul(weight, dy.narrow, a.narrow,
+                {.transpose_a = true, .accumulate = true, .row_sum = sum});
+    ops->matmul(expected_weight, dy.narrow, a.narrow, {.transpose_a = true, .accumulate = true});
+    ops->column_sum(expected_sum, dy.narrow);
+    expect_same_bits(weight, expected_weight, "weight gradient");
+    expect_same_bits(sum, expected_sum, "bias gradient");
+  }
+}
+
+TEST(NarrowWorkspace, IsWhatWasForetold) {
+  if (OnednnProducts::preferred()) GTEST_SKIP() << "oneDNN keeps its own work space";
+  for (const int threads : {1, 3}) {
+    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+             {3, 5, 7}, {500, 700, 90}, {20, 70, 9001}, {1000, 64, 2500}}) {
+      for (const bool transposed : {false, true}) {
+        for (const bool wide : {false, true}) {
+          device::MemoryLedger ledger;
+          const auto backend = make_cpu_ops(threads, &ledger);
+          Narrow a(transposed ? Shape{k, m} : Shape{m, k}), b({k, n});
+          Narrow narrow({m, n});
+          Array sums({m, n});
+          backend->matmul(wide ? sums.view() : narrow.view(), a, b, {.transpose_a = transposed});
+          EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
+                    device::aligned(cpu_product_workspace(m, n, k, transposed, wide, threads)))
+              << m << " " << n << " " << k;
+        }
+      }
+    }
+    for (const AttentionShape& s : std::vector<AttentionShape>{
+             {1, 200, 200, 6, 2, 8}, {9, 70, 70, 4, 2, 8}, {1, 3, 1300, 16, 16, 4}}) {
+      device::MemoryLedger ledger;
+      const auto backend = make_cpu_ops(threads, &ledger);
+      const Shape of_queries{s.batch, s.queries, s.heads, s.size};
+      const Shape of_keys{s.batch, s.keys, s.groups, s.size};
+      Narrow q(of_queries), k(of_keys), v(of_keys), out(of_queries), dq(of_queries), dk(of_keys),
+          dv(of_keys);
+      Array lse({s.batch, s.heads, s.queries});
+      const AttentionMask mask{.causal = false};
+      backend->attention(out, lse, q, k, v, mask, 1, {}, {});
+      backend->attention_backward(dq, dk, dv, out, out, lse, q, k, v, mask, 1, {}, {});
+      EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
+                device::aligned(cpu_narrow_attention_workspace(s, threads)));
+    }
+  }
+}
+
+TEST_P(NarrowProductTest, WrongShapesAndTypesAreRefused) {
+  Narrow a({3, 4}), b({5, 6}), c({3, 6}), good({4, 6});
+  EXPECT_ANY_THROW(ops->matmul(c, a, b, {}));
+  Array wide({4, 6});
+  EXPECT_ANY_THROW(ops->matmul(c, a, wide, {}));
+}
+
+/// Both kinds of tiles read the same panels: what one packs the other multiplies.
+TEST(Bf16Tiles, AgreeOnPanels) {
+  const Bf16Tiles* native = native_bf16_tiles();
+  if (native == nullptr) GTEST_SKIP() << "this processor has no AVX512_BF16";
+  const Bf16Tiles& portable = portable_bf16_tiles();
+  for (const auto& [k, n] :
+       std::vector<std::array<std::int64_t, 2>>{{1, 1}, {7, 65}, {33, 64}, {64, 130}, {40, 31}}) {
+    for (const bool transposed : {false, true}) {
+      Narrow b = narrowed(random_array(transposed ? Shape{n, k} : Shape{k, n}, 1), 3);
+      const auto words = static_cast<std::size_t>(packed_words(k, n));
+      std::vector<std::uint32_t> one(words), two(words);
+      const std::int64_t stride = b.view().stride(0);
+      native->pack(k, n, transposed, &b[0], stride, one.data());
+      portable.pack(k, n, transposed, &b[0], stride, two.data());
+      // Columns that the last panel lacks are never read.
+      for (std::size_t i = 0; i < words; ++i) {
+        const auto panel = static_cast<std::int64_t>(i) / panel_words(k);
+        if (panel * panel_columns + static_cast<std::int64_t>(i) % panel_columns >= n) continue;
+        ASSERT_EQ(one[i], two[i]) << k << " " << n << " word " << i;
+      }
+    }
+  }
+}
+
+/// What processors with AMX use, here with whatever oneDNN has for bf16.
+TEST(OnednnProducts, EveryFormAgreesWithTheTiles) {
+  OnednnProducts onednn;
+  const auto ops = make_cpu_ops(1);
+  const std::int64_t m = 37, n = 66, k = 45;
+  for (int form = 0; form < 16; ++form) {
+    const bool ta = form & 1, tb = form & 2, wide = form & 4, more = form & 8;
+    Both a(ta ? Shape{k, m} : Shape{m, k}, 1, 1, 3), b(tb ? Shape{n, k} : Shape{k, n}, 2, 1, 5);
+    Both bias({n}, 3), before({m, n}, 4, 1, 2);
+    Array sums({m, n});
+    MatmulOptions options{.transpose_a = ta, .transpose_b = tb};
+    options.accumulate = more;
+    if (!more) options.bias = bias.narrow;
+    for (std::int64_t i = 0; i < sums.elements(); ++i) sums[i] = before.wide[i];
+    ops->matmul(sums, a.narrow, b.narrow, options);
+    Array to_wide({m, n}, 2);
+    for (std::int64_t i = 0; i < sums.elements(); ++i) to_wide[i] = before.wide[i];
+    Narrow to_narrow = before.narrow;
+    const OnednnProduct product{
+        m,     n,    k,    ta,    tb, a.narrow.view().stride(0), b.narrow.view().stride(0),
+        n + 2, wide, more, !more, 1};
+    try {
+      onednn.implementation(product);
+    } catch (const std::exception& error) {
+      GTEST_SKIP() << "oneDNN has no products of bf16 here: " << error.what();
+    }
+    onednn.run(product, &a.narrow[0], &b.narrow[0],
+               wide ? static_cast<void*>(&to_wide[0]) : &to_narrow[0],
+               more ? nullptr : &bias.narrow[0]);
+    // Two sums of k + 2 terms below 1, each off by (k + 2)·2u of their sizes.
+    const std::vector<double> bound(static_cast<std::size_t>(m * n), 4.0 * (k + 2) * roundoff * k);
+    const std::string what = std::to_string(form) + " by " + onednn.implementation(product);
+    if (wide) {
+      expect_close(to_wide, widen(sums), bound, what);
+    } else {
+      expect_rounded(to_narrow, sums, what, 1, bound);
+    }
+  }
+}
+
+struct AttentionCase {
+  std::int64_t batch, queries, keys, heads, groups, size;
+  bool causal;
+  float dropout;
+  bool documents;
+};
+
+class NarrowAttentionTest : public OpsTest {
+ protected:
+  void check(const AttentionCase& c);
+};
+TRIREME_FOR_INSTRUCTION_SETS(NarrowAttentionTest);
+
+/// The same call in fp32 differs by the rounding of what bf16 products take and give:
+/// probabilities P (u each), gradients of scores dS (u each), and the results. With absolute values
+/// |out − wide| ≤ u·(P·|v| + |wide|), |dv − wide| ≤ u·(Pᵀ·|dout| + |wide|), and so on; P and dS
+/// are those of fp64 loops, and fp32's own errors are 2⁻¹⁰ of the bound.
+void NarrowAttentionTest::check(const AttentionCase& c) {
+  const Shape of_queries{c.batch, c.queries, c.heads, c.size};
+  const Shape of_keys{c.batch, c.keys, c.groups, c.size};
+  const float scale = 1.0F / std::sqrt(static_cast<float>(c.size));
+  Both q(of_queries, 1, 2), k(of_keys, 2, 2), v(of_keys, 3), dout(of_queries, 4);
+  Integers query_positions({c.batch, c.queries}), key_positions({c.batch, c.keys});
+  Integers query_documents({c.batch, c.queries}), key_documents({c.batch, c.keys});
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    for (std::int64_t i = 0; i < c.queries; ++i) {
+      query_positions[b * c.queries + i] = static_cast<std::int32_t>(c.keys - c.queries + i);
+      query_documents[b * c.queries + i] = static_cast<std::int32_t>((c.keys - c.queries + i) / 45);
+    }
+    for (std::int64_t i = 0; i < c.keys; ++i) {
+      key_positions[b * c.keys + i] = static_cast<std::int32_t>(i);
+      key_documents[b * c.keys + i] = static_cast<std::int32_t>(i / 45);
+    }
+  }
+  AttentionMask mask{
+      .causal = c.causal, .query_positions = query_positions, .key_positions = key_positions};
+  if (c.documents) {
+    mask.query_documents = query_documents;
+    mask.key_documents = key_documents;
+  }
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(c.batch));
+  std::iota(samples.begin(), samples.end(), 5);
+  const Tensor sample(samples.data(), {c.batch});
+  const Dropout dropout{c.dropout, {3, Purpose::dropout, 2}};
+
+  Narrow out = poisoned(of_queries);
+  Array wide(of_queries), lse({c.batch, c.heads, c.queries}), wide_lse = lse;
+  ops->attention(out, lse, q.narrow, k.narrow, v.narrow, mask, scale, dropout, sample);
+  ops->attention(wide, wide_lse, q.wide, k.wide, v.wide, mask, scale, dropout, sample);
+  // A score of D terms of at most 4, and the logarithm's own few roundings.
+  const double of_lse =
+      4 * roundoff *
+      (4 * std::sqrt(static_cast<double>(c.size)) * static_cast<double>(c.size) + 32);
+  for (std::int64_t i = 0; i < lse.elements(); ++i) {
+    if (lse[i] == wide_lse[i]) continue;  // −∞
+    ASSERT_NEAR(lse[i], wide_lse[i], of_lse) << i;
+  }
+  // The same out and lse for both backwards.
+  Array same_out = widened(out);
+  Narrow dq = poisoned(of_queries), dk = poisoned(of_keys), dv = poisoned(of_keys);
+  Array wide_dq(of_queries), wide_dk(of_keys), wide_dv(of_keys);
+  ops->attention_backward(dq, dk, dv, dout.narrow, out, lse, q.narrow, k.narrow, v.narrow, mask,
+                          scale, dropout, sample);
+  ops->attention_backward(wide_dq, wide_dk, wide_dv, dout.wide, same_out, lse, q.wide, k.wide,
+                          v.wide, mask, scale, dropout, sample);
+
+  // Bounds, with the largest dropout factor throughout.
+  const double factor = 1 / (1 - double{c.dropout}), u = narrow_roundoff * factor * (1 + 1.0 / 256);
+  std::vector<double> of_out(static_cast<std::size_t>(out.elements())), of_dq = of_out;
+  std::vector<double> of_dk(static_cast<std::size_t>(dk.elements())), of_dv = of_dk;
+  const auto at = [&](std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t tokens,
+                      std::int64_t heads) { return ((b * tokens + t) * heads + h) * c.size; };
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    for (std::int64_t h = 0; h < c.heads; ++h) {
+      const std::int64_t group = h / (c.heads / c.groups);
+      for (std::int64_t i = 0; i < c.queries; ++i) {
+        const std::int64_t qi = at(b, i, h, c.queries, c.heads);
+        double delta = 0;
+        for (std::int64_t d = 0; d < c.size; ++d)
+          delta += double{dout.wide[qi + d]} * same_out[qi + d];
+        for (std::int64_t j = 0; j < c.keys; ++j) {
+          if (c.causal && key_positions[b * c.keys + j] > query_positions[b * c.queries + i])
+            continue;
+          if (c.documents && key_documents[b * c.keys + j] != query_documents[b * c.queries + i]) {
+            continue;
+          }
+          const std::int64_t kj = at(b, j, group, c.keys, c.groups);
+          double score = 0, dp = 0;
+          for (std::int64_t d = 0; d < c.size; ++d) {
+            score += double{q.wide[qi + d]} * k.wide[kj + d];
+            dp += std::abs(double{dout.wide[qi + d]} * v.wide[kj + d]);
+          }
+          const double p = std::exp(scale * score - lse[(b * c.heads + h) * c.queries + i]);
+          const double ds = p * scale * (dp + std::abs(delta) / factor);
+          for (std::int64_t d = 0; d < c.size; ++d) {
+            of_out[static_cast<std::size_t>(qi + d)] += u * p * std::abs(v.wide[kj + d]);
+            of_dq[static_cast<std::size_t>(qi + d)] += u * ds * std::abs(k.wide[kj + d]);
+            of_dk[static_cast<std::size_t>(kj + d)] += u * ds * std::abs(q.wide[qi + d]);
+            of_dv[static_cast<std::size_t>(kj + d)] += u * p * std::abs(dout.wide[qi + d]);
+          }
+        }
+      }
+    }
+  }
+  expect_rounded(out, wide, "out", 1, of_out);
+  expect_rounded(dq, wide_dq, "dq", 1, of_dq);
+  expect_rounded(dk, wide_dk, "dk", 1, of_dk);
+  expect_rounded(dv, wide_dv, "dv", 1, of_dv);
+
+  const auto alone = make_cpu_ops(1);
+  Narrow out1 = poisoned(of_queries), dq1 = poisoned(of_queries), dk1 = poisoned(of_keys),
+         dv1 = poisoned(of_keys);
+  Array lse1 = wide_lse;
+  alone->attention(out1, lse1, q.narrow, k.narrow, v.narrow, mask, scale, dropout, sample);
+  alone->attention_backward(dq1, dk1, dv1, dout.narrow, out1, lse1, q.narrow, k.narrow, v.narrow,
+                            mask, scale, dropout, sample);
+  expect_same(out, out1, "out on one thread");
+  expect_same(dq, dq1, "dq on one thread");
+  expect_same(dk, dk1, "dk on one thread");
+  expect_same(dv, dv1, "dv on one thread");
+}
+
+TEST_P(NarrowAttentionTest, StaysWithinTheRoundingOfItsFactors) {
+  check({2, 37, 37, 3, 3, 6, true, 0, false});
+  check({1, 130, 130, 2, 1, 64, true, 0, false});
+  check({1, 150, 150, 2, 2, 16, true, 0, true});
+  check({1, 9, 100, 4, 2, 5, true, 0, false});
+  check({3, 20, 41, 2, 2, 70, false, 0, false});
+  check({2, 70, 70, 2, 1, 32, true, 0.25F, false});
+  check({1, 620, 620, 1, 1, 8, true, 0, true});
+  check({20, 3, 3, 1, 1, 4, true, 0, false});
+}
+
+}  // namespace
+}  // namespace trireme::ops

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# bf16 on CPUs as a user meets it: losses beside fp32's, the prediction of memory, checkpoints that go from bf16 to fp32
+# and back, and what happens where the processor does not multiply bf16.
+set -euo pipefail
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+seq 1 9000 | tr '\n' ' ' >text
+"$TRIREME" prepare --input text --output data >/dev/null 2>&1
+
+run() {  # ranks, run folder, type, further flags
+  local ranks=$1 out=$2 type=$3
+  shift 3
+  "$TRIREME_MPIEXEC" -n "$ranks" "$TRIREME" train --data.path data --train.output "$out" --device cpu \
+    --precision.compute "$type" --model.layers 2 --model.width 48 --model.heads 4 --model.sequence 33 --train.batch 8 \
+    --train.micro_batch 2 --train.steps 20 --train.peak none --train.log_every 10 --optim.warmup_steps 5 "$@"
+}
+losses() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | grep -o '"loss": *[0-9.]*' | tr -dc '0-9.\n'; }
+near() {  # two run folders: 20 losses each, within 1 %
+  paste <(losses "$1") <(losses "$2") | awk -v what="$1 and $2" '{
+    e = ($1 - $2) / $1; if (e < 0) e = -e; if (e > worst) worst = e
+  } END { printf "%s: largest relative difference %.2g\n", what, worst; exit !(NR == 20 && worst <= 0.01) }'
+}
+
+run 1 wide fp32 >out-wide
+if "$TRIREME" info | grep -q '^ *bf16 products *AVX512_BF16'; then
+  run 1 narrow bf16 >out-narrow
+  near wide narrow
+  if cmp -s <(losses wide) <(losses narrow); then
+    echo "bf16 gave fp32's losses"
+    exit 1
+  fi
+  for layout in "--parallel.zero 1" "--parallel.tensor 2" "--parallel.tensor 2 --numerics.reproducible true" "--parallel.pipeline 2"; do
+    rm -rf ranks2
+    run 2 ranks2 bf16 $layout >out-ranks2
+    near wide ranks2
+    cat out-ranks2 >>out-narrow
+  done
+  if grep -n 'differs by' out-narrow; then
+    cat out-narrow
+    exit 1
+  fi
+
+  # Checkpoints hold the masters: bf16 resumed is bf16 that never stopped, and either type goes on from the other's.
+  run 1 halves bf16 --train.stop_after 10 >/dev/null
+  cp -r halves to-wide
+  run 1 halves bf16 >/dev/null
+  diff <(losses narrow) <(losses halves)
+  run 1 to-wide fp32 >/dev/null
+  near wide to-wide
+  run 1 to-narrow fp32 --train.stop_after 10 >/dev/null
+  run 1 to-narrow bf16 >/dev/null
+  near wide to-narrow
+  cmp <(losses wide | head -10) <(losses to-narrow | head -10)
+  [ "$(losses wide | tail -1)" != "$(losses to-narrow | tail -1)" ]
+else
+  echo "skipped: this processor has no AVX512_BF16; runs in bf16 are runs in fp32 here"
+fi
+
+# Without the instructions: one warning, and fp32 bit for bit, which the record says.
+export ONEDNN_MAX_CPU_ISA=AVX2
+run 1 without-wide fp32 >out-without-wide
+run 1 without bf16 >out-without
+[ "$(grep -c '^warning: precision.compute = bf16: .*computes in fp32' out-without)" -eq 1 ]
+! grep '^warning' out-without-wide
+diff <(losses without-wide) <(losses without)
+tr -d ' \n' <without/attempts/0001/run.json | grep -q '"compute":"fp32"'
+"$TRIREME" info | grep '^ *bf16 products *widened'
