@@ -17,8 +17,8 @@
 
 namespace trireme::train {
 
-/// Threads of this rank: parallel.threads, else OMP_NUM_THREADS, else the cores that it may use over
-/// the ranks that may use them.
+/// Threads of this rank: parallel.threads, else OMP_NUM_THREADS, else the cores that it may use
+/// over the ranks that may use them.
 int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session& session);
 
 /// Sequences of one forward on a rank that has `per_rank` in a step: the largest divisor whose
