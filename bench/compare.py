@@ -25,6 +25,7 @@ MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
 
 
@@ -33,13 +34,18 @@ def cores():
 
 
 def environment(threads):
-    return {**os.environ, **MPI, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true"}
+    # Several processes that bind would all take the first cores.
+    bind = "true" if threads == cores() else "false"
+    return {**os.environ, **MPI, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": bind}
 
 
 def run(command, threads):
-    return subprocess.run(
-        command, env=environment(threads), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
-    )
+    try:
+        return subprocess.run(
+            command, env=environment(threads), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+        )
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", f"{error}; install it or name another")
 
 
 def failed(what, result):
@@ -49,7 +55,7 @@ def failed(what, result):
 
 def trireme(options, folder, kind, case, ranks):
     """The case's figures on so many ranks, which share its batch and the cores; None where it fails."""
-    preset, batch, *rest = case.split(":")
+    preset, batch, *rest = (case if ":" in case else case + ":1").split(":")
     if ranks > 1:
         if int(batch) % ranks != 0 or cores() < ranks:
             return None
@@ -86,7 +92,7 @@ def torch(options, folder, compiled):
 
 def has_torch(python):
     probe = "import torch; print(torch.__version__)"
-    result = subprocess.run([python, "-c", probe], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    result = run([python, "-c", probe], cores())
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
@@ -135,7 +141,7 @@ def round_of(options, folder, kind, case):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("steps", metavar="STEPS", help="the program trireme_bench_steps")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, choices=range(1, 1001), metavar="N")
     parser.add_argument("--types", default="fp32,bf16")
     parser.add_argument("--cases", default="small:12,gpt2:4:1024")
     parser.add_argument("--python", default="")

@@ -218,12 +218,13 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   if (device.is_host()) {
     grid.world().barrier();  // all ranks at once, as they train
     ceilings = measure_ceilings(computes, compute, ceilings.nominal);
-    const double own = std::max(
+    ceilings.products = std::max(
         ceilings.products,
         plan::measure_peak(replica.ops(), device, compute, model, each.batch * config.sequence));
-    ceilings.products = grid.world().all_reduce(own, comm::Reduction::sum);
-    ceilings.copies = grid.world().all_reduce(ceilings.copies, comm::Reduction::sum);
   }
+  ceilings.products = grid.world().all_reduce(ceilings.products, comm::Reduction::sum);
+  ceilings.copies = grid.world().all_reduce(ceilings.copies, comm::Reduction::sum);
+  ceilings.nominal *= session.size();
   if (session.rank() > 0) return {};
   std::int64_t memory = 0;
   for (int use = 0; use < static_cast<int>(device::Use::count); ++use) {
@@ -281,7 +282,8 @@ int run(int argc, char** argv) {
     device::MemoryLedger ledger;
     computes.settle_precision(held, *comm::make_mpi_communicator(session.world(), ledger));
   }
-  if (held != name_of(compute)) throw Error("{}: {}", name_of(compute), computes.warning());
+  if (held != name_of(compute))
+    throw Error("{}: this processor does not multiply it; measure fp32", name_of(compute));
   const bool speaks = session.rank() == 0;
   if (speaks) fmt::print("{}; {}\n", device.name(), device::cuda_description());
   Ceilings ceilings{.nominal = arguments.nominal};

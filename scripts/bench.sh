@@ -10,8 +10,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} OMP_PROC_BIND=${OMP_PROC_BIN
 if [ "$(id -u)" -eq 0 ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-for program in "$build"/bench/*_bench; do
-  [ -x "$program" ] || { echo "bench.sh: no benchmark programs in $build/bench" >&2; exit 1; }
+for program in "$build"/bench/{ops,progress}_bench; do
+  [ -x "$program" ] || { echo "bench.sh: $program is not built; make bench builds it" >&2; exit 1; }
   echo "== $(basename "$program")"
   "$program" --benchmark_out="$program.json" --benchmark_out_format=json "$@"
 done

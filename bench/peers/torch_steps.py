@@ -31,7 +31,9 @@ try:
     from torch.nn import functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
-    skip(f"it is not here ({error})")
+    skip(f"it is not here, or older than 2.5 ({error})")
+if not hasattr(torch, "OutOfMemoryError"):
+    skip(f"PyTorch {torch.__version__} is older than 2.5")
 
 
 # Refused rather than replaced by something slower.

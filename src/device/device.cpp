@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include <sys/mman.h>
+
 #include "trireme/core/error.hpp"
 
 namespace trireme::device {
@@ -35,11 +37,19 @@ class HostDevice final : public Immediate<Device> {
   bool is_host() const override { return true; }
 
   void* allocate(std::size_t bytes) override {
-    constexpr std::size_t line = 64;
+    constexpr std::size_t line = 64, large_page = std::size_t{2} << 20;
     const std::size_t lines = bytes / line + 1;  // at least one, so that no memory is null
     if (lines > std::size_t(-1) / line) return nullptr;
-    void* memory = std::aligned_alloc(line, lines * line);
-    if (memory != nullptr) std::memset(memory, 0, lines * line);
+    const std::size_t size = lines * line;
+    const bool large = size >= 2 * large_page;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, large ? large_page : line, size) != 0) return nullptr;
+#ifdef MADV_HUGEPAGE
+    // Whole large pages: fewer faults now, fewer misses of addresses in every step. Where the
+    // system has none to give it goes on with small ones.
+    if (large) ::madvise(memory, size / large_page * large_page, MADV_HUGEPAGE);
+#endif
+    std::memset(memory, 0, size);
     return memory;
   }
   void release(void* memory) noexcept override { std::free(memory); }

@@ -94,7 +94,7 @@ double measure_peak(ops::Ops& ops, device::Device& device, DType type,
   for (std::int64_t n : {1024, 2048, 4096, 8192}) {
     if (n > 4096 && device.is_host()) continue;
     const ProductShape square{n, n, n};
-    // Two rounds of it, as fast as the best so far.
+    // Two of it, as fast as the best so far.
     if (quick && n > 1024 && 2 * square.operations() > 0.1 * best) continue;
     best = std::max(best, measure_product(ops, device, type, square, least));
   }

@@ -10,9 +10,10 @@ namespace trireme::train {
 
 ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session)
     : tf32_(config.tf32) {
-  if (config.type == "cpu") return;
   device::MemoryLedger ledger;  // of agreements that end here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  cpu_bf16_ = world->all_agree(ops::cpu_multiplies_bf16());
+  if (config.type == "cpu") return;
   const int count = device::cuda_device_count();
   if (config.type == "auto" && !world->all_agree(count > 0)) return;
   comm::agree(*world, [&] {
@@ -55,16 +56,18 @@ parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
 
 void ComputeDevice::settle_precision(std::string& compute, comm::Communicator& world) {
   comm::agree(world, [&] { check_precision(compute, device().is_host()); });
-  if (!device().is_host() || compute != "bf16" || world.all_agree(ops::cpu_multiplies_bf16())) {
-    return;
-  }
+  if (compute != "bf16" || computes_in(DType::bf16)) return;
   compute = "fp32";
   warning_ =
-      "precision.compute = bf16: not every rank's processor has AVX512_BF16 (or ONEDNN_MAX_CPU_ISA "
+      "precision.compute = bf16: the processors have no AVX512_BF16 (or ONEDNN_MAX_CPU_ISA "
       "forbids it), so this run computes in fp32; precision.compute = fp32 says so itself";
 }
 
-DType compute_type_of(const checkpoint::State& state, const device::Device& device) {
+bool ComputeDevice::computes_in(DType type) const {
+  return type == DType::f32 || own_ != nullptr || (type == DType::bf16 && cpu_bf16_);
+}
+
+DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes) {
   const nlohmann::json& saved = state.config;
   if (!saved.is_object() || !saved.contains("precision")) return DType::f32;
   const nlohmann::json& precision = saved.at("precision");
@@ -72,8 +75,7 @@ DType compute_type_of(const checkpoint::State& state, const device::Device& devi
   const nlohmann::json& compute = precision.at("compute");
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     if (!compute.is_string() || compute.get<std::string>() != name_of(type)) continue;
-    const bool here = !device.is_host() || (type == DType::bf16 && ops::cpu_multiplies_bf16());
-    return here ? type : DType::f32;
+    return computes.computes_in(type) ? type : DType::f32;
   }
   throw Error(
       "checkpoint: precision.compute = {}: is no type to compute in; use another checkpoint",

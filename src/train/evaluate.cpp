@@ -45,7 +45,7 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
                                          : std::max<std::int64_t>(1, 4096 / length);
     parallel::ReplicaOptions options_of_replica;
     options_of_replica.stage = forward_options(config, micro_batch);
-    options_of_replica.stage.compute = compute_type_of((*reader).state(), computes.device());
+    options_of_replica.stage.compute = compute_type_of((*reader).state(), computes);
     options_of_replica.threads = threads_of_rank(config.parallel, session);
     options_of_replica.make_ops = computes.make_ops();
     replica =

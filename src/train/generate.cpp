@@ -135,7 +135,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
     parallel::ReplicaOptions options_of_replica;
     options_of_replica.stage = forward_options(config, 1);
     options_of_replica.stage.sequence_parallel = false;  // one row has nothing to share out
-    options_of_replica.stage.compute = compute_type_of(reader.state(), computes.device());
+    options_of_replica.stage.compute = compute_type_of(reader.state(), computes);
     options_of_replica.threads = threads_of_rank(config.parallel, session);
     options_of_replica.make_ops = computes.make_ops();
     replica =

@@ -28,7 +28,7 @@ double measure_product(ops::Ops& ops, device::Device& device, DType type, const 
                        double least_seconds = 0.1);
 
 /// How much time the peak may take. Benchmarks measure all products; a run starts sooner without
-/// the squares above 1024 whose two rounds would take more than a tenth of a second.
+/// the squares above 1024 of which two products would take more than a tenth of a second.
 enum class PeakEffort : std::uint8_t { quick, thorough };
 
 /// The best over the model's three largest products and square products of 1024, 2048 and 4096 (on

@@ -26,20 +26,22 @@ class ComputeDevice {
   parallel::MakeOps make_ops(bool time_products = false) const;
   /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
   const std::string& warning() const { return warning_; }
-  /// Holds `precision.compute` to what the device computes in. bf16 becomes fp32 where the
-  /// processor of some rank does not multiply bf16, and `warning` says so. Throws ConfigError for
+  /// Whether every rank's device computes in `type`; the same on every rank.
+  bool computes_in(DType type) const;
+  /// Holds `precision.compute` to what the device computes in. bf16 becomes fp32 where processors
+  /// do not multiply bf16, and `warning` says so. Throws ConfigError for
   /// what a CPU never computes in. Collective over `world`.
   void settle_precision(std::string& compute, comm::Communicator& world);
 
  private:
-  bool tf32_;
+  bool tf32_, cpu_bf16_ = false;
   std::unique_ptr<device::Device> own_;  // absent: the host
   std::string warning_;
 };
 
-/// The type that a checkpoint was trained in, where `device` computes in it, else fp32. Throws
+/// The type that a checkpoint was trained in, where the devices compute in it, else fp32. Throws
 /// Error for a type that there is not.
-DType compute_type_of(const checkpoint::State& state, const device::Device& device);
+DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes);
 
 /// Throws ConfigError where `precision.compute` is a type that a CPU (`host`) never computes in.
 void check_precision(const std::string& compute, bool host);

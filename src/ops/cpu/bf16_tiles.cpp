@@ -67,7 +67,7 @@ void widened_tile(std::int64_t rows, std::int64_t k, const Bf16* a, std::int64_t
 
 /// Where Highway is held to a lesser instruction set, these are too.
 const Bf16Tiles* tiles_of_target() {
-#if HWY_TARGET == HWY_AVX3
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // later sets of Highway's contain it
   return native_bf16_tiles();
 #else
   return nullptr;

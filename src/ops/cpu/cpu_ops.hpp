@@ -1,6 +1,6 @@
 // The CPU backend: oneDNN for matrix products, Highway vectors for the rest, OpenMP threads.
-// Results do not depend on the number of threads, except those of matmul, which oneDNN cuts up by
-// threads unless the backend is reproducible. Not thread-safe: one object per computing thread.
+// Results do not depend on the number of threads, except fp32 products, which are cut up by threads
+// unless the backend is reproducible. Not thread-safe: one object per computing thread.
 #pragma once
 
 #include <cstddef>
