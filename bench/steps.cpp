@@ -301,7 +301,7 @@ int run(int argc, char** argv) {
   }
   json all{{"device", device.name()},
            {"description", device::cuda_description()},
-           {"libraries", ops::cuda_libraries()},
+           {"libraries", device.is_host() ? "" : ops::cuda_libraries()},
            {"ceilings",
             {{"products", ceilings.products},
              {"nominal", ceilings.nominal},
