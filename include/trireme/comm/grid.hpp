@@ -63,7 +63,8 @@ class Grid {
   /// First and last pipeline stage at equal other coordinates, for tied embeddings; this rank alone
   /// where there is one stage, and in the stages between.
   Communicator& embedding_group() { return group(GroupKind::embedding); }
-  /// The ranks of group(Axis::pipeline), once for each direction.
+  /// The ranks of group(Axis::pipeline), once for each direction. Always MPI's: sends and receives
+  /// are under way at once there, which one NCCL communicator would do one after another.
   Communicator& pipeline_channel(Direction direction) {
     return *channels_[static_cast<std::size_t>(direction)];
   }
