@@ -137,8 +137,12 @@ void Grid::use_nccl(const GridOptions& options) {
     const auto kind = static_cast<GroupKind>(index);
     auto& group = groups_[index];
     if (!uses(kind)) continue;
-    group = nccl_->make(std::move(group), std::string(name_of(kind)));
+    group = nccl_->make(std::move(group), std::string(name_of(kind)), backend_key(kind));
   }
+}
+
+void Grid::abandon(const std::exception_ptr& why) noexcept {
+  if (nccl_) nccl_->abandon(why);
 }
 
 std::unique_ptr<Communicator> Grid::make_group(Axes axes) {

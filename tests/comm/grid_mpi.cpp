@@ -239,6 +239,34 @@ TEST(GridBackends, AChannelSendsWhileItWaits) {
   EXPECT_EQ(end[0], previous);
 }
 
+// What is under way when an error comes waits for no other rank, and the streams' ends not for it.
+TEST(GridBackends, AnErrorAbandonsWhatIsUnderWay) {
+  const Session session(nullptr, nullptr);
+  const int size = session.size();
+  ImaginaryDevice device(3, fmt::format("device-{}", session.rank()));
+  device::MemoryLedger ledger(device);
+  testing_support::NcclDouble nccl(device);
+  {
+    Grid grid(session, {{1, 1, size, 1}}, ledger, 0, with_nccl(nccl, {}));
+    EXPECT_EQ(or_abandon(grid, [] { return 7; }), 7);
+    device.check();
+    const device::Buffer buffer(ledger, device::Use::workspace, 16);
+    device::Stream stream(device);
+    const auto fails = [&] {
+      if (size > 1) {  // what nobody sends
+        const Tensor all = buffer.view(DType::u8, {16});
+        grid.group(Axis::data).exchange({{all, (session.rank() + 1) % size, false}}, stream).wait();
+      }
+      throw Error("the loader's own");
+    };
+    EXPECT_THROW(or_abandon(grid, fails), Error);
+    EXPECT_EQ(nccl.alive(), 0);
+    EXPECT_THROW(size > 1 ? device.check() : fails(), Error);
+    EXPECT_EQ(grid.world().all_reduce(std::int64_t{1}, Reduction::sum), size);  // agreement goes on
+  }
+  EXPECT_EQ(nccl.calls("finalize"), 0);
+}
+
 TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {
   const Session session(nullptr, nullptr);
   if (session.size() == 1) return;
