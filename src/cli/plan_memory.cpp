@@ -42,10 +42,13 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const int shard = train::shard_ranks(config, shape, facts);
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
+  // As Trainer: what a checkpoint holds is copied first where it is a GPU's.
+  const bool on_gpu = config.device.type == "cuda" && config.zero.offload == "none";
+  const bool snapshots = config.checkpoint.in_background() || on_gpu;
   // Data ranks that differ: they hold shards, or write shares of what all of them hold.
-  const int different = config.parallel.zero > 0            ? shard
-                        : config.checkpoint.in_background() ? shape.of(comm::Axis::data)
-                                                            : 1;
+  const int different = config.parallel.zero > 0 ? shard
+                        : snapshots              ? shape.of(comm::Axis::data)
+                                                 : 1;
   std::vector<Memory> stages;
   for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
     Memory most;
@@ -66,7 +69,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
                                               .shape = shape,
                                               .rank = shape.rank({tensor, 0, data, stage}),
                                               .bucket_elements = train::bucket_elements(config),
-                                              .snapshots = config.checkpoint.in_background()});
+                                              .snapshots = snapshots});
         if (total(memory) > total(most)) most = memory;
       }
     }

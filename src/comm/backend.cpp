@@ -36,13 +36,25 @@ Asked asked(const CommConfig& config, GroupKind kind) {
   }
 }
 
+/// Whether Trireme has tensors of a device pass there. Those of pipeline channels, which NCCL's
+/// order would bring to a standstill, are MPI's always.
+bool carries_tensors(GroupKind kind) {
+  return kind != GroupKind::pipeline && kind != GroupKind::world && kind != GroupKind::stage &&
+         kind != GroupKind::model;
+}
+
 }  // namespace
+
+std::string backend_key(GroupKind kind) {
+  static const CommConfig any;
+  return asked(any, kind).key;
+}
 
 Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFacts& facts) {
   const auto [key, value] = asked(config, kind);
   if (value == "mpi") return Backend::mpi;
   const bool possible = !facts.is_host && facts.nccl && facts.crowded.empty();
-  if (value == "auto") return possible ? Backend::nccl : Backend::mpi;
+  if (value == "auto") return possible && carries_tensors(kind) ? Backend::nccl : Backend::mpi;
   if (facts.is_host) {
     throw ConfigError(key, value,
                       fmt::format("NCCL moves memory of GPUs, and the device is {}", facts.device),

@@ -136,12 +136,13 @@ void Grid::use_nccl(const GridOptions& options) {
   for (int index = 0; index < group_kinds; ++index) {
     const auto kind = static_cast<GroupKind>(index);
     auto& group = groups_[index];
-    if (uses(kind)) group = nccl_->make(std::move(group), std::string(name_of(kind)));
+    if (!uses(kind)) continue;
+    group = nccl_->make(std::move(group), std::string(name_of(kind)), backend_key(kind));
   }
-  for (std::size_t i = 0; i < channels_.size(); ++i) {
-    if (!uses(GroupKind::pipeline)) continue;
-    channels_[i] = nccl_->make(std::move(channels_[i]), std::string(channel_names.at(i)));
-  }
+}
+
+void Grid::abandon(const std::exception_ptr& why) noexcept {
+  if (nccl_) nccl_->abandon(why);
 }
 
 std::unique_ptr<Communicator> Grid::make_group(Axes axes) {

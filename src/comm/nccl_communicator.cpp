@@ -28,10 +28,19 @@ std::int64_t lane(std::int64_t piece, std::int64_t element) {
   return static_cast<std::int64_t>(device::aligned(static_cast<std::size_t>(piece * element)));
 }
 
+/// A step of copies within this rank's memory.
+std::function<bool()> copied(std::vector<LocalCopy> copies, device::Queue& queue) {
+  return [copies = std::move(copies), &queue] {
+    for (const LocalCopy& copy : copies) copy.run(queue);
+    return true;
+  };
+}
+
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(NcclRuntime& runtime, std::unique_ptr<Communicator> mpi, const std::string& name)
-      : runtime_(runtime), mpi_(std::move(mpi)), handle_(runtime, *mpi_, name) {}
+  NcclCommunicator(NcclRuntime& runtime, std::unique_ptr<Communicator> mpi, const std::string& name,
+                   const std::string& key)
+      : runtime_(runtime), mpi_(std::move(mpi)), handle_(runtime, *mpi_, name, key) {}
 
   int rank() const override { return mpi_->rank(); }
   int size() const override { return mpi_->size(); }
@@ -107,7 +116,7 @@ class NcclCommunicator final : public Communicator {
   Steps own_sum(const Sum& sum, device::Queue& queue);
   Steps library_scatter(const Sum& sum, device::Queue& queue);
   std::int64_t sent_by(const Sum& sum) const;
-  void gather_slices(const Sum& sum, device::Queue& queue);
+  bool gather_slices(const Sum& sum, device::Queue& queue);
   std::byte* scratch(std::size_t bytes);
   /// Parts that bring every rank's `own` to its place in everyone's memory.
   std::vector<NcclPart> spread(const std::vector<NcclPart>& places, const NcclPart& own) const;
@@ -158,7 +167,7 @@ Steps NcclCommunicator::own_sum(const Sum& sum, device::Queue& queue) {
         parts.push_back({sum.at(sum.begins[peer] + done),
                          static_cast<std::size_t>(part_of(peer) * element), peer, true});
       });
-      issue_parts(handle_, name, parts, queue);
+      return issue_parts(handle_, name, parts, queue);
     });
     if (own == 0) continue;
     steps.emplace_back([=, this, &queue] {
@@ -168,9 +177,10 @@ Steps NcclCommunicator::own_sum(const Sum& sum, device::Queue& queue) {
       }
       queue.reduce(sum.data.type(), sum.reduction, contributions,
                    bytes_of(sum.output) + done * element, own);
+      return true;
     });
   }
-  if (sum.gather) steps.emplace_back([=, this, &queue] { gather_slices(sum, queue); });
+  if (sum.gather) steps.emplace_back([=, this, &queue] { return gather_slices(sum, queue); });
   return steps;
 }
 
@@ -184,13 +194,13 @@ std::vector<NcclPart> NcclCommunicator::spread(const std::vector<NcclPart>& plac
   return parts;
 }
 
-void NcclCommunicator::gather_slices(const Sum& sum, device::Queue& queue) {
+bool NcclCommunicator::gather_slices(const Sum& sum, device::Queue& queue) {
   std::vector<NcclPart> places;
   for (int r = 0; r < size(); ++r) {
     places.push_back(
         {sum.at(sum.begins[r]), static_cast<std::size_t>(sum.count(r) * sum.element())});
   }
-  issue_parts(handle_, "all_reduce", spread(places, places[rank()]), queue);
+  return issue_parts(handle_, "all_reduce", spread(places, places[rank()]), queue);
 }
 
 device::Event NcclCommunicator::all_reduce(const Tensor& data, Reduction reduction,
@@ -211,7 +221,7 @@ device::Event NcclCommunicator::all_reduce(const Tensor& data, Reduction reducti
         if (!by_library) return own_sum(sum, queue);
         if (data.elements() == 0) return {};
         return {[=, this, &queue] {
-          handle_.issue("all_reduce", [&](NcclApi& api, NcclApi::Comm comm) {
+          return handle_.issue("all_reduce", [&](NcclApi& api, NcclApi::Comm comm) {
             return api.all_reduce(data.data(), static_cast<std::size_t>(data.elements()),
                                   data.type(), comm, queue.native());
           });
@@ -227,14 +237,14 @@ Steps NcclCommunicator::library_scatter(const Sum& sum, device::Queue& queue) {
   if (sum.data.elements() == 0) return {};
   if (even) {
     return {[=, this, &queue] {
-      handle_.issue("reduce_scatter", [&](NcclApi& api, NcclApi::Comm comm) {
+      return handle_.issue("reduce_scatter", [&](NcclApi& api, NcclApi::Comm comm) {
         return api.reduce_scatter(sum.data.data(), sum.output.data(), elements(0), sum.data.type(),
                                   comm, queue.native());
       });
     }};
   }
   return {[=, this, &queue] {
-    handle_.issue_group("reduce_scatter", [&](NcclApi& api, NcclApi::Comm comm) {
+    return handle_.issue_group("reduce_scatter", [&](NcclApi& api, NcclApi::Comm comm) {
       for (int r = 0; r < size(); ++r) {
         if (elements(r) == 0) continue;
         const NcclApi::Result result =
@@ -286,15 +296,15 @@ device::Event NcclCommunicator::all_gather_v(const Tensor& output, const Tensor&
       [=, this, &stream]() -> Steps {
         device::Queue& queue = stream.queue();
         if (even && own.bytes == 0) return {};
+        if (!even) {
+          return {copied({copy}, queue), [=, this, &queue] {
+                    return issue_parts(handle_, "all_gather", spread(places, own), queue);
+                  }};
+        }
         return {[=, this, &queue] {
-          if (even) {
-            handle_.issue("all_gather", [&](NcclApi& api, NcclApi::Comm comm) {
-              return api.all_gather(own.data, places[0].data, own.bytes, comm, queue.native());
-            });
-            return;
-          }
-          copy.run(queue);
-          issue_parts(handle_, "all_gather", spread(places, own), queue);
+          return handle_.issue("all_gather", [&](NcclApi& api, NcclApi::Comm comm) {
+            return api.all_gather(own.data, places[0].data, own.bytes, comm, queue.native());
+          });
         }};
       },
       stream);
@@ -312,7 +322,7 @@ device::Event NcclCommunicator::broadcast(const Tensor& data, int root, device::
       [=, this, &stream]() -> Steps {
         if (data.bytes() == 0) return {};
         return {[=, this, &queue = stream.queue()] {
-          handle_.issue("broadcast", [&](NcclApi& api, NcclApi::Comm comm) {
+          return handle_.issue("broadcast", [&](NcclApi& api, NcclApi::Comm comm) {
             return api.broadcast(data.data(), data.bytes(), root, comm, queue.native());
           });
         }};
@@ -337,10 +347,9 @@ device::Event NcclCommunicator::all_to_all(const Tensor& output, const Tensor& i
   return enqueue(
       OperationKind::all_to_all, static_cast<std::int64_t>(block) * (size() - 1),
       [=, this, &stream]() -> Steps {
-        return {[=, this, &queue = stream.queue()] {
-          copy.run(queue);
-          issue_parts(handle_, "all_to_all", parts, queue);
-        }};
+        device::Queue& queue = stream.queue();
+        return {copied({copy}, queue),
+                [=, this, &queue] { return issue_parts(handle_, "all_to_all", parts, queue); }};
       },
       stream);
 }
@@ -361,28 +370,19 @@ device::Event NcclCommunicator::exchange(std::vector<Message> messages, device::
   return enqueue(
       OperationKind::exchange, sent,
       [=, this, &stream]() -> Steps {
-        return {[=, this, &queue = stream.queue()] {
-          for (const LocalCopy& copy : copies) copy.run(queue);
-          issue_parts(handle_, "exchange", parts, queue);
-        }};
+        device::Queue& queue = stream.queue();
+        return {copied(copies, queue),
+                [=, this, &queue] { return issue_parts(handle_, "exchange", parts, queue); }};
       },
       stream);
 }
 
 }  // namespace
 
-NcclRuntime::NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclOptions& options)
-    : api_(api),
-      ledger_(ledger),
-      options_(options),
-      watch_(std::make_unique<NcclWatch>(ledger.device(), options.period)) {}
-
-NcclRuntime::~NcclRuntime() = default;
-
 std::unique_ptr<Communicator> NcclRuntime::make(std::unique_ptr<Communicator> mpi,
-                                                const std::string& name) {
+                                                const std::string& name, const std::string& key) {
   if (mpi->size() == 1) return mpi;
-  return std::make_unique<NcclCommunicator>(*this, std::move(mpi), name);
+  return std::make_unique<NcclCommunicator>(*this, std::move(mpi), name, key);
 }
 
 std::size_t nccl_scratch_bytes(int size, std::size_t largest, const NcclOptions& options) {

@@ -13,13 +13,14 @@ using Clock = std::chrono::steady_clock;
 using Result = NcclApi::Result;
 
 /// A new group's id, as rank 0 gets it from NCCL.
-NcclApi::UniqueId agree_on_id(NcclApi& api, Communicator& mpi, const std::string& name) {
+NcclApi::UniqueId agree_on_id(NcclApi& api, Communicator& mpi, const std::string& name,
+                              const std::string& key) {
   const std::string text = of_rank_zero(mpi, [&] {
     NcclApi::UniqueId id{};
     const Result result = api.get_unique_id(id);
     if (result != Result::success) {
-      throw Error("nccl: group {}: no unique id: {}; comm.{} = mpi does without NCCL", name,
-                  api.words(result, nullptr), name);
+      throw Error("nccl: group {}: no unique id: {}; {} = mpi does without NCCL", name,
+                  api.words(result, nullptr), key);
     }
     return std::string(id.data(), id.size());
   });
@@ -31,10 +32,12 @@ NcclApi::UniqueId agree_on_id(NcclApi& api, Communicator& mpi, const std::string
 
 }  // namespace
 
-NcclHandle::NcclHandle(NcclRuntime& runtime, Communicator& mpi, std::string name)
+NcclHandle::NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::string& name,
+                       std::string key)
     : runtime_(runtime),
-      where_(fmt::format("rank {} of {} of group {}", mpi.rank(), mpi.size(), name)) {
-  const NcclApi::UniqueId id = agree_on_id(runtime_.api(), mpi, name);
+      where_(fmt::format("rank {} of {} of group {}", mpi.rank(), mpi.size(), name)),
+      key_(std::move(key)) {
+  const NcclApi::UniqueId id = agree_on_id(runtime_.api(), mpi, name, key_);
   const std::lock_guard lock(mutex_);
   require(runtime_.api().init(comm_, mpi.size(), id, mpi.rank()), "init");
   require(wait_for("init"), "init");
@@ -61,14 +64,19 @@ void NcclHandle::end() {
   require(runtime_.api().destroy(comm_), "destroy");
 }
 
-void NcclHandle::issue(const char* operation, const Calls& calls) {
+bool NcclHandle::issue(const char* operation, const Calls& calls) {
   const std::lock_guard lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
-  require(calls(runtime_.api(), comm_), operation);
+  if (!ready(operation)) return false;
+  const auto called = [&] {
+    const std::lock_guard alone(runtime_.issuing());
+    return calls(runtime_.api(), comm_);
+  };
+  require(called(), operation);
+  return true;
 }
 
-void NcclHandle::issue_group(const char* operation, const Calls& calls) {
-  issue(operation, [&](NcclApi& api, NcclApi::Comm comm) {
+bool NcclHandle::issue_group(const char* operation, const Calls& calls) {
+  return issue(operation, [&](NcclApi& api, NcclApi::Comm comm) {
     const Result started = api.group_start();
     if (started != Result::success) return started;
     const Result called = calls(api, comm);
@@ -80,6 +88,10 @@ void NcclHandle::issue_group(const char* operation, const Calls& calls) {
 
 bool NcclHandle::settled(const char* operation) {
   const std::lock_guard lock(mutex_);
+  return ready(operation);
+}
+
+bool NcclHandle::ready(const char* operation) {
   if (failure_) std::rethrow_exception(failure_);
   Result state = Result::success;
   require(runtime_.api().async_error(comm_, state), operation);
@@ -104,11 +116,22 @@ void NcclHandle::require(Result result, const char* operation) {
 }
 
 void NcclHandle::fail(const std::string& operation, const std::string& reason) {
-  failure_ = std::make_exception_ptr(Error("nccl: {} on {}: {}", operation, where_, reason));
+  give_up(std::make_exception_ptr(
+      Error("nccl: {} on {}: {}; NCCL_DEBUG=WARN tells more, {} = mpi does without NCCL", operation,
+            where_, reason, key_)));
+  std::rethrow_exception(failure_);
+}
+
+void NcclHandle::give_up(const std::exception_ptr& why) {
+  failure_ = why;
   // Told first: whoever waits for the device's work is woken by the abort.
   runtime_.ledger().device().fail(failure_);
   if (comm_ != nullptr) runtime_.api().abort(std::exchange(comm_, nullptr));
-  std::rethrow_exception(failure_);
+}
+
+void NcclHandle::abandon(const std::exception_ptr& why) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) give_up(why);
 }
 
 NcclApi::Result NcclHandle::wait_for(const char* operation) {
@@ -150,6 +173,11 @@ void NcclWatch::remove(NcclHandle& handle) {
   std::erase(handles_, &handle);
 }
 
+void NcclWatch::abandon(const std::exception_ptr& why) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (NcclHandle* handle : handles_) handle->abandon(why);
+}
+
 void NcclWatch::run() {
   device_.enter_thread();
   std::unique_lock lock(mutex_);
@@ -163,5 +191,15 @@ void NcclWatch::run() {
     for (NcclHandle* handle : handles_) handle->look();
   }
 }
+
+NcclRuntime::NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclOptions& options)
+    : api_(api),
+      ledger_(ledger),
+      options_(options),
+      watch_(std::make_unique<NcclWatch>(ledger.device(), options.period)) {}
+
+NcclRuntime::~NcclRuntime() = default;
+
+void NcclRuntime::abandon(const std::exception_ptr& why) noexcept { watch_->abandon(why); }
 
 }  // namespace trireme::comm

@@ -19,31 +19,38 @@ class NcclHandle {
   using Result = NcclApi::Result;
   using Calls = std::function<Result(NcclApi& api, NcclApi::Comm comm)>;
 
-  /// Collective over `mpi`, whose agreement carries the unique id.
-  NcclHandle(NcclRuntime& runtime, Communicator& mpi, std::string name);
+  /// Collective over `mpi`, whose agreement carries the unique id. `key` of the configuration says
+  /// what carries the group.
+  NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::string& name, std::string key);
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
   /// Waits for the group's other ranks to end theirs; while an exception is on its way, aborts.
   ~NcclHandle();
 
-  /// Makes calls for `operation`, which are settled before others are made. Throws Error.
-  void issue(const char* operation, const Calls& calls);
+  /// Makes calls for `operation`, but for where earlier ones are in progress: then none, and
+  /// returns false. Any thread may try. Throws Error.
+  bool issue(const char* operation, const Calls& calls);
   /// The same between group_start and group_end.
-  void issue_group(const char* operation, const Calls& calls);
-  /// Whether what was issued is in the device's queue. Throws Error.
+  bool issue_group(const char* operation, const Calls& calls);
+  /// Whether all that was issued is in the device's queue. Throws Error.
   bool settled(const char* operation);
   /// For the watch: looks for errors, and deals with what it finds.
   void look();
+  /// Ends its work wherever it is, and itself: `why` is what its users get from now on.
+  void abandon(const std::exception_ptr& why) noexcept;
 
  private:
-  void require(Result result, const char* operation);  // under mutex_
+  bool ready(const char* operation);  // under mutex_, as is what follows
+  void require(Result result, const char* operation);
   [[noreturn]] void fail(const std::string& operation, const std::string& reason);
+  void give_up(const std::exception_ptr& why);
   Result wait_for(const char* operation);  // until it is no longer in progress
   void end();
 
   NcclRuntime& runtime_;
   std::string where_;  // "rank 3 of 8 of group data"
-  std::mutex mutex_;   // the watch and the operations' thread
+  std::string key_;    // "comm.data"
+  std::mutex mutex_;   // the watch and whoever polls the streams
   NcclApi::Comm comm_ = nullptr;
   std::exception_ptr failure_;
 };
@@ -57,6 +64,7 @@ class NcclWatch {
   ~NcclWatch();
   void add(NcclHandle& handle);
   void remove(NcclHandle& handle);
+  void abandon(const std::exception_ptr& why) noexcept;  // all of them
 
  private:
   void run();

@@ -12,17 +12,18 @@ bool NcclOperation::test() {
       traffic_.add(job_.kind, {.bytes = job_.sent, .operations = 1, .seconds = spent.count()});
       return true;
     }
-    steps_[next_++]();
+    if (!steps_[next_]()) return false;  // another stream's operation came between
+    ++next_;
   }
   return false;
 }
 
-void issue_parts(NcclHandle& handle, const char* operation, const std::vector<NcclPart>& parts,
+bool issue_parts(NcclHandle& handle, const char* operation, const std::vector<NcclPart>& parts,
                  device::Queue& queue) {
   const auto empty = [](const NcclPart& part) { return part.bytes == 0; };
-  if (std::all_of(parts.begin(), parts.end(), empty)) return;
+  if (std::all_of(parts.begin(), parts.end(), empty)) return true;
   void* const native = queue.native();
-  handle.issue_group(operation, [&](NcclApi& api, NcclApi::Comm comm) {
+  return handle.issue_group(operation, [&](NcclApi& api, NcclApi::Comm comm) {
     for (const NcclPart& part : parts) {
       if (part.bytes == 0) continue;
       const NcclApi::Result result =

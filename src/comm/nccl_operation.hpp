@@ -14,8 +14,9 @@ namespace trireme::comm {
 
 class NcclOperation final : public device::Operation {
  public:
-  /// Each queues something, at most one NCCL group; the next begins once NCCL has done that.
-  using Steps = std::vector<std::function<void()>>;
+  /// Each queues something, at most one NCCL group, and returns true; or NCCL is not ready for it,
+  /// and it is called again. The next begins once NCCL has queued what this one issued.
+  using Steps = std::vector<std::function<bool()>>;
   struct Job {
     OperationKind kind = OperationKind::count;
     std::int64_t sent = 0;  // bytes for other ranks
@@ -53,8 +54,8 @@ struct NcclPart {
   bool send = false;
 };
 
-/// Queues all parts as one group; those without bytes are left out, by both sides alike.
-void issue_parts(NcclHandle& handle, const char* operation, const std::vector<NcclPart>& parts,
+/// A step: all parts as one group. Those without bytes are left out, by both sides alike.
+bool issue_parts(NcclHandle& handle, const char* operation, const std::vector<NcclPart>& parts,
                  device::Queue& queue);
 
 }  // namespace trireme::comm

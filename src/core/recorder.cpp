@@ -46,6 +46,7 @@ void Recorder::reset() {
   const std::lock_guard lock(mutex_);
   seconds_.clear();
   counters_.clear();
+  spans_.clear();
 }
 
 }  // namespace trireme

@@ -10,7 +10,10 @@ Readback::Readback(Device& device, const Tensor& source)
   if (device.is_host()) return;
   staging_ = device.allocate_staging(source.bytes());
   if (staging_ == nullptr) {
-    throw Error("memory: {} bytes to read results: the system has not that much", source.bytes());
+    throw Error(
+        "memory: {} bytes to read results: the system has not that much that can be pinned; start "
+        "fewer ranks on a node, or use a smaller batch",
+        source.bytes());
   }
   values_ = Tensor(staging_, source.type(), source.shape());
 }

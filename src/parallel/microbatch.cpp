@@ -97,7 +97,12 @@ DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t len
   room_ = bytes(1, sequences, length);
   buffer_ = device::Buffer(ledger, device::Use::batch, static_cast<std::size_t>(count) * room_);
   staging_ = static_cast<std::byte*>(device_.allocate_staging(buffer_.bytes()));
-  if (staging_ == nullptr) throw Error("memory: {} bytes to stage batches", buffer_.bytes());
+  if (staging_ == nullptr) {
+    throw Error(
+        "memory: {} bytes to stage batches: the system has not that much that can be pinned; start "
+        "fewer ranks on a node, or use a smaller batch",
+        buffer_.bytes());
+  }
 }
 
 DeviceBatches::~DeviceBatches() {

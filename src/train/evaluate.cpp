@@ -55,9 +55,10 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
                             state.parameters_sharded());
   });
   loading.reset();
-  const parallel::LossSum sum =
-      evaluate_split(*replica, *tokens, config.train.evaluate_samples, config.data.document_mask,
-                     grid.group(comm::Axis::data), &watchdog);
+  const parallel::LossSum sum = comm::or_abandon(grid, [&] {
+    return evaluate_split(*replica, *tokens, config.train.evaluate_samples,
+                          config.data.document_mask, grid.group(comm::Axis::data), &watchdog);
+  });
   const double mean = sum.mean();
   if (session.rank() == 0) {
     fmt::print("checkpoint {}  step {}\n{} loss {:.6f}  perplexity {:.4f}  over {} tokens\n",

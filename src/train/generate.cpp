@@ -161,7 +161,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
   std::vector<std::int32_t> made;
   for (std::int64_t i = 0; i < options.tokens; ++i) {
     watchdog.beat("generate", i);
-    const auto logits = continuation->feed(next);
+    const auto logits = comm::or_abandon(grid, [&] { return continuation->feed(next); });
     std::int64_t id = 0;
     if (draws) {
       // Ids that the tokenizer does not know (a model's vocabulary may be rounded up) are never

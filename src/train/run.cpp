@@ -19,7 +19,8 @@ Ending run(comm::Session& session, RunConfig& config, const config::Fields& fiel
     check_offload(config.zero.offload, computes.device().is_host());
     validate(config, plan.facts);
   });
-  return Trainer(session, grid, computes, ledger, config, plan.facts, fields).run();
+  Trainer trainer(session, grid, computes, ledger, config, plan.facts, fields);
+  return comm::or_abandon(grid, [&] { return trainer.run(); });
 }
 
 }  // namespace trireme::train

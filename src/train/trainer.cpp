@@ -94,6 +94,7 @@ Ending Trainer::run() {
   begin_record();
   starting.reset();
   recorder_.reset();
+  replica_.begin_trace();
   grid_.reset_traffic();
   saved_at_ = Clock::now();
   train_steps();

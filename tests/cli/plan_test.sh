@@ -87,6 +87,12 @@ awk -F'|' '
     h = value["on the host"] - value["offloaded"]
     exit !(value["offloaded"] > 0 && d < 0.11 && d > -0.11 && h < 0.06 && h > -0.06)
   }' out || fail "host and GPU do not add up"
+# A GPU's checkpoint is copied to the host first, also where none is written in the background.
+grep -q '^snapshot ' out && fail "a snapshot of what is in host memory"
+offloaded --device.type cuda --zero.offload optimizer
+grep -q '^snapshot ' out && fail "a snapshot of what is in host memory, of a GPU"
+offloaded --device.type cuda
+has '^snapshot +\| +[0-9.]*[1-9]'
 refuses 1 '--zero.offload = disk: must be one of none, optimizer; choose one of these' --ranks 1 --zero.offload disk
 
 refuses 2 'plan: --stages is missing; only --schedule file:PATH and --ranks do without' --micro-batches 2

@@ -41,7 +41,9 @@ TEST(Backend, EachAxisHasItsOwnGroups) {
   for (int axis = 0; axis < 4; ++axis) {
     CommConfig config;
     std::string* const values[] = {&config.tensor, &config.data, &config.pipeline, &config.world};
+    for (std::string* value : values) *value = "nccl";
     *values[axis] = "mpi";
+    const char* const keys[] = {"comm.tensor", "comm.data", "comm.pipeline", "comm.world"};
     const std::vector<GroupKind> own[] = {{GroupKind::tensor, GroupKind::context},
                                           {GroupKind::data, GroupKind::shard, GroupKind::replica},
                                           {GroupKind::pipeline, GroupKind::embedding},
@@ -51,7 +53,18 @@ TEST(Backend, EachAxisHasItsOwnGroups) {
       const bool is_own = std::find(own[axis].begin(), own[axis].end(), kind) != own[axis].end();
       EXPECT_EQ(choose_backend(config, kind, gpus), is_own ? Backend::mpi : Backend::nccl)
           << name_of(kind);
+      EXPECT_EQ(backend_key(kind) == keys[axis], is_own) << name_of(kind);
     }
+  }
+}
+
+TEST(Backend, AutoLeavesGroupsThatCarryNoTensorsToMpi) {
+  using enum GroupKind;
+  for (const GroupKind kind : {tensor, context, data, shard, replica, embedding}) {
+    EXPECT_EQ(choose_backend({}, kind, gpus), Backend::nccl) << name_of(kind);
+  }
+  for (const GroupKind kind : {pipeline, world, stage, model}) {
+    EXPECT_EQ(choose_backend({}, kind, gpus), Backend::mpi) << name_of(kind);
   }
 }
 

@@ -201,10 +201,70 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
     EXPECT_EQ(nccl.calls("group_end") > 0, session.size() > 1);
   }
   EXPECT_EQ(nccl.alive(), 0);
-  // The channels are the pipeline's, and have one each.
-  const Grid grid(session, {{1, 1, 1, session.size()}}, ledger, 0, with_nccl(nccl, {}));
+  // Of a pipeline, those who have embeddings in common; the group of all when it is asked for.
   const bool at_an_end = session.rank() == 0 || session.rank() == session.size() - 1;
-  EXPECT_EQ(nccl.alive(), session.size() == 1 ? 0 : at_an_end ? 6 : 5);
+  config = {};
+  for (const int more : {0, 1}) {
+    if (more == 1) config.pipeline = "nccl";
+    const Grid grid(session, {{1, 1, 1, session.size()}}, ledger, 0, with_nccl(nccl, config));
+    EXPECT_EQ(nccl.alive(), session.size() == 1 ? 0 : (at_an_end ? 1 : 0) + more);
+  }
+}
+
+// Neighbours that both receive first, as schedules that interleave have them do.
+TEST(GridBackends, AChannelSendsWhileItWaits) {
+  const Session session(nullptr, nullptr);
+  const int size = session.size();
+  ImaginaryDevice device(3, fmt::format("device-{}", session.rank()));
+  device::MemoryLedger ledger(device);
+  testing_support::NcclDouble nccl(device);
+  CommConfig config;
+  config.pipeline = "nccl";
+  Grid grid(session, {{1, 1, 1, size}}, ledger, 0, with_nccl(nccl, config));
+  if (size == 1) return;
+  Communicator& channel = grid.pipeline_channel(Direction::activations);
+  const device::Buffer buffer(ledger, device::Use::workspace, 16);
+  const Tensor numbers = buffer.view(DType::i64, {2});
+  const std::int64_t begin[] = {-1, session.rank()};
+  device::write(device, numbers, begin);
+  device::Stream receives(device), sends(device);
+  const int previous = (session.rank() + size - 1) % size;
+  const device::Event arrival =
+      channel.exchange({{numbers.slice(0, 0, 1), previous, false}}, receives);
+  channel.exchange({{numbers.slice(0, 1, 2), (session.rank() + 1) % size, true}}, sends).wait();
+  ASSERT_EQ(nccl.calls("receive"), 0);
+  arrival.wait();
+  std::int64_t end[2] = {};
+  device::read(device, end, numbers);
+  EXPECT_EQ(end[0], previous);
+}
+
+// What is under way when an error comes waits for no other rank, and the streams' ends not for it.
+TEST(GridBackends, AnErrorAbandonsWhatIsUnderWay) {
+  const Session session(nullptr, nullptr);
+  const int size = session.size();
+  ImaginaryDevice device(3, fmt::format("device-{}", session.rank()));
+  device::MemoryLedger ledger(device);
+  testing_support::NcclDouble nccl(device);
+  {
+    Grid grid(session, {{1, 1, size, 1}}, ledger, 0, with_nccl(nccl, {}));
+    EXPECT_EQ(or_abandon(grid, [] { return 7; }), 7);
+    device.check();
+    const device::Buffer buffer(ledger, device::Use::workspace, 16);
+    device::Stream stream(device);
+    const auto fails = [&] {
+      if (size > 1) {  // what nobody sends
+        const Tensor all = buffer.view(DType::u8, {16});
+        grid.group(Axis::data).exchange({{all, (session.rank() + 1) % size, false}}, stream).wait();
+      }
+      throw Error("the loader's own");
+    };
+    EXPECT_THROW(or_abandon(grid, fails), Error);
+    EXPECT_EQ(nccl.alive(), 0);
+    EXPECT_THROW(size > 1 ? device.check() : fails(), Error);
+    EXPECT_EQ(grid.world().all_reduce(std::int64_t{1}, Reduction::sum), size);  // agreement goes on
+  }
+  EXPECT_EQ(nccl.calls("finalize"), 0);
 }
 
 TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {

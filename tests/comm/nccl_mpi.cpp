@@ -1,6 +1,6 @@
 // The NCCL communicator, on a stand-in for NCCL.
 #include <chrono>
-#include <stdexcept>
+#include <exception>
 
 #include <gmock/gmock.h>
 
@@ -21,7 +21,8 @@ class Nccl : public ::testing::Test {
   explicit Nccl(NcclOptions options = {.scratch = 10'000, .period = 20ms}) : options_(options) {}
   void make() {
     groups_.make([this](const TestGroup& group) {
-      return runtime_.make(make_mpi_communicator(group.oracle, groups_.ledger), group.name);
+      return runtime_.make(make_mpi_communicator(group.oracle, groups_.ledger), group.name,
+                           "comm.data");
     });
   }
   void TearDown() override {
@@ -238,10 +239,11 @@ TEST_F(Nccl, WithoutAnIdAllRanksAreTold) {
   if (root == 0) double_.refuse("get_unique_id", Result::unhandled_cuda_error);
   if (groups_.hosts.world()->size() == 1) return;
   try {
-    runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "data");
+    runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "shard", "comm.data");
     ADD_FAILURE() << "made";
   } catch (const AgreedError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("group data"), HasSubstr("NCCL's words for 1")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("group shard"), HasSubstr("NCCL's words for 1"),
+                                    HasSubstr("; comm.data = mpi does without")));
   }
   EXPECT_EQ(double_.calls("init"), 0);
 }
@@ -250,28 +252,94 @@ TEST_F(Nccl, ABeginningThatIsRefusedIsAnError) {
   if (groups_.hosts.world()->size() == 1) return;
   double_.refuse("init", Result::internal_error);
   EXPECT_THAT(
-      what([&] { runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "tensor"); }),
-      AllOf(HasSubstr("nccl: init on rank"), HasSubstr("of group tensor"),
-            HasSubstr("words for 3")));
+      what([&] {
+        runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "context",
+                      "comm.tensor");
+      }),
+      AllOf(HasSubstr("nccl: init on rank"), HasSubstr("of group context"),
+            HasSubstr("words for 3"),
+            HasSubstr("; NCCL_DEBUG=WARN tells more, comm.tensor = mpi does without NCCL")));
   EXPECT_THROW(groups_.device.synchronise(), Error);
   EXPECT_EQ(double_.alive(), 0);
 }
 
-// An exception on its way waits for no other rank.
+// An exception on its way waits for no other rank, nor for what the device waits for.
 TEST_F(Nccl, AnExceptionOnItsWayAborts) {
   if (groups_.hosts.world()->size() == 1) return;
   const auto fails = [&] {
-    const auto own = runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "world");
+    const auto own =
+        runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "world", "comm.world");
     OnDevice data(groups_, DType::f32, 1000);
     device::Stream stream(groups_.device);
-    // What nobody sends.
-    own->exchange({{data.tensor(), (own->rank() + 1) % own->size(), false}}, stream);
-    double_.break_links(Result::remote_error);
-    throw std::runtime_error("on its way");
+    try {
+      // What nobody sends.
+      own->exchange({{data.tensor(), (own->rank() + 1) % own->size(), false}}, stream).wait();
+      throw Error("on its way");
+    } catch (...) {
+      runtime_.abandon(std::current_exception());
+      EXPECT_EQ(double_.alive(), 0);
+      throw;
+    }
   };
-  EXPECT_THROW(fails(), std::runtime_error);
-  EXPECT_EQ(double_.alive(), 0);
+  EXPECT_EQ(what(fails), "on its way");
+  EXPECT_EQ(what([&] { groups_.device.synchronise(); }), "on its way");
+  EXPECT_EQ(double_.calls("abort"), 1);
   MPI_Barrier(MPI_COMM_WORLD);
+}
+
+// As NCCL does, and why one communicator cannot serve as a pipeline's channel: a send waits for the
+// receive that was called before it, on whatever stream.
+TEST_F(Nccl, OperationsOfOneGroupAreDoneInOrderOnAllStreams) {
+  make();
+  const int size = world()->size();
+  if (size == 1) return;
+  OnDevice data(groups_, DType::f32, 10);
+  device::Stream first(groups_.device), second(groups_.device);
+  // Not Event::wait, after which computation, and so the next exchange, would come after it.
+  const auto queue_all = [](device::Stream& stream) {
+    while (!stream.idle()) stream.poll();
+  };
+  const int next = (world()->rank() + 1) % size;
+  const int previous = (world()->rank() + size - 1) % size;
+  world()->exchange({{data.tensor(0, 5), previous, false}}, first);
+  queue_all(first);
+  const device::Event sent = world()->exchange({{data.tensor(5, 5), next, true}}, second);
+  queue_all(second);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_FALSE(sent.done());
+  runtime_.abandon(std::make_exception_ptr(Error("enough")));
+  EXPECT_EQ(what([&] { groups_.device.synchronise(); }), "enough");
+  world()->barrier();
+}
+
+// Two threads poll streams of one group: neither calls while the other's call is in progress.
+TEST_F(Nccl, ThreadsTakeTurnsWithAGroup) {
+  make();
+  if (world()->size() == 1) return;
+  const bool sends = world()->rank() == 0;
+  OnDevice data(groups_, DType::f32, 4);
+  device::Stream streams[2] = {device::Stream(groups_.device), device::Stream(groups_.device)};
+  std::string ends[2] = {"done", "done"};
+  const auto poll = [&](int own) {
+    ends[own] = what([&] {
+      // One rank only sends and one only receives: the order of the two threads is no matter.
+      for (int i = 0; i < 300; ++i) {
+        world()->exchange({{data.tensor(2 * own, 2), sends ? 1 : 0, sends}}, streams[own]);
+      }
+      streams[own].synchronise();
+      throw Error("done");
+    });
+  };
+  if (world()->rank() < 2) {
+    std::thread thread([&] { poll(1); });
+    poll(0);
+    thread.join();
+  }
+  EXPECT_EQ(ends[0], "done");
+  EXPECT_EQ(ends[1], "done");
+  if (!world()->all_agree(ends[0] == ends[1])) {
+    runtime_.abandon(std::make_exception_ptr(Error("the other thread's")));
+  }
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ TEST(Recorder, AddsSectionsAndCounters) {
   recorder.reset();
   EXPECT_TRUE(recorder.seconds().empty());
   EXPECT_TRUE(recorder.counters().empty());
+  EXPECT_TRUE(recorder.spans().empty());
 }
 
 TEST(Recorder, NestedSectionsCountInBoth) {

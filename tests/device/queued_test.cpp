@@ -12,6 +12,7 @@
 
 #include "trireme/core/random.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/device/readback.hpp"
 #include "trireme/device/stream.hpp"
 
 #include "support/imaginary_device.hpp"
@@ -198,6 +199,20 @@ TEST_P(QueuedWork, AFailureOfTheDeviceIsThrownWhereverItsWorkIsWaitedFor) {
     } catch (const Error& error) {
       EXPECT_STREQ(error.what(), "the link broke");
     }
+  }
+}
+
+TEST(Readback, SaysWhatToDoWhereNothingCanBePinned) {
+  ImaginaryDevice device(1);
+  device.refuse_staging();
+  float value = 0;
+  try {
+    const Readback read(device, Tensor(&value, {1}));
+    ADD_FAILURE() << "made";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "memory: 4 bytes to read results: the system has not that much that can be "
+                 "pinned; start fewer ranks on a node, or use a smaller batch");
   }
 }
 

@@ -31,6 +31,7 @@ struct Steps {
         settings(settings),
         run(config, layout, stage_options(layout, settings), comm, settings.make_device, trace) {
     run.replica.initialise();
+    run.replica.begin_trace();
   }
   StepSums step() {
     const auto batches = make_batches(config, run.layout, run.grid.coordinate(comm::Axis::data),
@@ -124,10 +125,21 @@ TEST(DeviceSteps, UntracedStepsLeaveNoSpansOfTheDevice) {
   EXPECT_TRUE(steps.device_spans().empty());
 }
 
+TEST(DeviceSteps, ATraceHoldsNothingBeforeItBegins) {
+  // Values are rounded where it is made ready.
+  Steps steps({}, {.make_device = make_imaginary_device, .compute = DType::bf16}, true,
+              MPI_COMM_SELF);
+  steps.run.replica.wait();
+  EXPECT_TRUE(steps.device_spans().empty());
+  steps.step();
+  EXPECT_FALSE(steps.device_spans().empty());
+}
+
 TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
   Recorder recorder;
   float value = 0;
   ops::TracedOps ops(ops::make_cpu_ops(1), device::host_device(), recorder);
+  ops.begin();
   for (std::size_t i = 0; i < ops::TracedOps::most + 10; ++i) {
     ops.fill(Tensor(&value, {1}), static_cast<float>(i));
     if (i % 1000 != 0) continue;
@@ -138,6 +150,19 @@ TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
   ops.after_wait();
   EXPECT_EQ(recorder.spans().size(), ops::TracedOps::most);
   EXPECT_EQ(value, static_cast<float>(ops::TracedOps::most + 9));
+}
+
+TEST(DeviceSteps, BatchesThatCannotBeStagedSayWhatToDo) {
+  ImaginaryDevice device(1);
+  device::MemoryLedger ledger(device);
+  device.refuse_staging();
+  try {
+    const DeviceBatches batches(2, 1, 8, ledger);
+    ADD_FAILURE() << "made";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::EndsWith("that can be pinned; start fewer ranks on a node, "
+                                                "or use a smaller batch"));
+  }
 }
 
 /// Operations of the CPU that "choose" for each shape of a product a number of this rank's own.

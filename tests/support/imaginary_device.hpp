@@ -66,7 +66,10 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
     munmap(memory, block->second.size);
     blocks_.erase(block);
   }
+  /// From now on there is no staging memory.
+  void refuse_staging() { refuses_staging_ = true; }
   void* allocate_staging(std::size_t bytes) override {
+    if (refuses_staging_) return nullptr;
     auto memory = std::make_unique<std::byte[]>(std::max<std::size_t>(bytes, 1));
     const std::lock_guard lock(mutex_);
     std::byte* const at = memory.get();
@@ -357,7 +360,7 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
   std::string identity_;
   std::exception_ptr error_;
   std::mt19937 random_;
-  bool stop_ = false;
+  bool stop_ = false, refuses_staging_ = false;
   std::thread worker_;
 };
 

@@ -1,6 +1,6 @@
 // A stand-in for NCCL between imaginary devices, by MPI: work is queued and done later by the
-// device, communicators are in progress for a while after each call and then take no other, and
-// faults can be ordered.
+// device, that of one communicator in the order of the calls whatever the queue; communicators are
+// in progress for a while after each call and then take no other, and faults can be ordered.
 #pragma once
 
 #include <algorithm>
@@ -199,6 +199,8 @@ class NcclDouble final : public comm::NcclApi {
     bool ending = false, gone = false;
     std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<std::atomic<int>> under_way = std::make_shared<std::atomic<int>>(0);
+    int submitted = 0;
+    std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(0);
     std::vector<std::pair<void*, std::function<bool()>>> held;  // until then
     int size() const { return static_cast<int>(members.size()); }
   };
@@ -340,12 +342,14 @@ class NcclDouble final : public comm::NcclApi {
     work->calls = std::move(calls);
     work->world = world_;
     ++*group.under_way;
-    group.held.emplace_back(queue, [work, aborted = group.aborted, under_way = group.under_way] {
+    group.held.emplace_back(queue, [work, aborted = group.aborted, under_way = group.under_way,
+                                    number = group.submitted++, done = group.done] {
       if (*aborted) {
         work->drop();
-      } else if (!work->step()) {
+      } else if (*done != number || !work->step()) {
         return false;
       }
+      ++*done;
       --*under_way;
       return true;
     });

@@ -24,8 +24,12 @@ struct BackendFacts {
   std::string crowded;
 };
 
-/// The backend of the groups of `kind`. Throws ConfigError that names comm.tensor, comm.data,
-/// comm.pipeline or comm.world where what is asked for cannot be.
+/// "comm.data": the configuration's key for groups of `kind`.
+std::string backend_key(GroupKind kind);
+
+/// The backend of the groups of `kind`; by auto never NCCL where tensors of GPUs do not pass
+/// (pipeline, whose channels are MPI's; world, stage and model groups). Throws ConfigError that
+/// names comm.tensor, comm.data, comm.pipeline or comm.world where what is asked for cannot be.
 Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFacts& facts);
 
 /// The first two ranks of `members` whose devices (Device::identity(), by world rank) are the same

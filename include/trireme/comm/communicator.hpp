@@ -8,9 +8,9 @@
 // the group's size alone and all ranks get the same. The tree is device/reduce_tree.hpp's; a
 // maximum is NaN where any contribution is.
 //
-// One communicator is used with one stream at a time, by all ranks in the same order (exchanges,
-// which need no scratch, may be on several); it outlives what is enqueued. The blocking
-// conveniences may be called beside that, from one thread at a time.
+// One communicator is used with one stream at a time, by all ranks in the same order (exchanges by
+// MPI, which need no scratch, may be on several; NCCL does its own one after another); it outlives
+// what is enqueued. The blocking conveniences may be called beside that, from one thread at a time.
 #pragma once
 
 #include <cstdint>

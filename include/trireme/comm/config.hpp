@@ -9,7 +9,9 @@ namespace trireme::comm {
 
 struct CommConfig {
   // Of the groups along an axis: tensor (and context); data with its shard and replica groups;
-  // pipeline with its channels and the embedding group; world with stage and model groups.
+  // pipeline with the embedding group; world with stage and model groups. Pipeline channels are
+  // always MPI's; NCCL would do their sends and receives one after another, and hang. So `pipeline`
+  // is in effect the embedding group's.
   std::string tensor = "auto", data = "auto", pipeline = "auto", world = "auto";
   std::string staging = "auto";
 
@@ -20,8 +22,14 @@ struct CommConfig {
                "every rank of a group has a GPU of its own",
                backend);
     fields.add("data", data, "the same between data ranks", backend);
-    fields.add("pipeline", pipeline, "the same between stages", backend);
-    fields.add("world", world, "the same in groups over several axes", backend);
+    fields.add("pipeline", pipeline,
+               "the same of tied embeddings' gradients between first and last stage; messages "
+               "between neighbouring stages always go by MPI",
+               backend);
+    fields.add("world", world,
+               "the same in groups over several axes, through which no tensors of GPUs pass: auto "
+               "is mpi",
+               backend);
     fields.add("staging", staging,
                "MPI messages of GPU memory: by way of host memory (yes), given to MPI as they are "
                "(no); auto: as the MPI library says of itself",

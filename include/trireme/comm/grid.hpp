@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -63,7 +64,8 @@ class Grid {
   /// First and last pipeline stage at equal other coordinates, for tied embeddings; this rank alone
   /// where there is one stage, and in the stages between.
   Communicator& embedding_group() { return group(GroupKind::embedding); }
-  /// The ranks of group(Axis::pipeline), once for each direction.
+  /// The ranks of group(Axis::pipeline), once for each direction. Always MPI's: sends and receives
+  /// are under way at once there, which one NCCL communicator would do one after another.
   Communicator& pipeline_channel(Direction direction) {
     return *channels_[static_cast<std::size_t>(direction)];
   }
@@ -73,6 +75,10 @@ class Grid {
   Backend backend(GroupKind kind) const { return backends_[static_cast<std::size_t>(kind)]; }
   /// Whether MPI is given device memory as it is.
   bool direct() const { return messages_.direct; }
+  /// To be called where an exception is caught that will end the job's work, before streams and
+  /// memory are given up, which wait for the device: ends what NCCL has under way, wherever it is.
+  /// Only agreement may follow.
+  void abandon(const std::exception_ptr& why) noexcept;
 
   /// What about this placement will cost speed, one line each; the same on every rank.
   std::vector<std::string> warnings() const;
@@ -98,6 +104,17 @@ class Grid {
   std::array<std::unique_ptr<Communicator>, 2> channels_;
   std::string where_;
 };
+
+/// What `work` returns; where it throws, the grid is abandoned before the exception goes on.
+template <class Work>
+auto or_abandon(Grid& grid, const Work& work) {
+  try {
+    return work();
+  } catch (...) {
+    grid.abandon(std::current_exception());
+    throw;
+  }
+}
 
 /// Bytes that a Grid of this shape enters in the ledger of `rank` when it is made: the scratch of
 /// all its groups' conveniences. What reductions add is scratch_bytes(size, largest) −

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "trireme/comm/communicator.hpp"
@@ -94,18 +96,27 @@ class NcclRuntime {
 
   /// A communicator over the ranks of `mpi`, collective over them, which takes care of agreement
   /// and of streams of the host; tensors of device streams go through NCCL, all of whose operations
-  /// are queued on the device. `name` is for errors. A group of one rank is `mpi` itself.
-  std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name);
+  /// are queued on the device, one after another on whatever streams they are: a rank that waits in
+  /// one for what another rank does in a later one waits forever. `name` ("data") and `key`, the
+  /// configuration's ("comm.data"), are for errors. A group of one rank is `mpi` itself.
+  std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name,
+                                     const std::string& key);
+
+  /// Aborts all communicators, whose work on the device then ends wherever it is, and tells the
+  /// device `why`. For an exception on its way: what it destroys waits for the device.
+  void abandon(const std::exception_ptr& why) noexcept;
 
   NcclApi& api() const { return api_; }
   device::MemoryLedger& ledger() const { return ledger_; }
   const NcclOptions& options() const { return options_; }
   NcclWatch& watch() const { return *watch_; }
+  std::mutex& issuing() { return issuing_; }  // held around calls: one thread at a time makes them
 
  private:
   NcclApi& api_;
   device::MemoryLedger& ledger_;
   NcclOptions options_;
+  std::mutex issuing_;
   std::unique_ptr<NcclWatch> watch_;
 };
 

@@ -31,7 +31,7 @@ class Recorder {
   /// Seconds by section since the start or the last `reset`.
   std::map<std::string, double> seconds() const;
   std::map<std::string, double> counters() const;
-  /// The first `trace_capacity` spans recorded.
+  /// The first `trace_capacity` spans recorded since the start or the last `reset`.
   std::vector<Span> spans() const;
   void reset();
 

@@ -20,6 +20,8 @@ class TracedOps final : public ForwardingOps<TracedOps> {
   TracedOps(std::unique_ptr<Ops> inner, device::Device& device, Recorder& recorder)
       : inner_(std::move(inner)), timeline_(device::make_timeline(device)), recorder_(recorder) {}
 
+  /// Operations from now on are traced; none were so far.
+  void begin() { begun_ = true; }
   /// To be called last before a wait for the device, and first after it: the operations since the
   /// wait before become spans of stream `device_stream`.
   void before_wait();
@@ -32,7 +34,7 @@ class TracedOps final : public ForwardingOps<TracedOps> {
   template <class... Parameters, class... Arguments>
   void forward(const char* name, void (Ops::*operation)(Parameters...),
                const Arguments&... arguments) {
-    if (recorded_ + names_.size() >= most) return ((*inner_).*operation)(arguments...);
+    if (!begun_ || recorded_ + names_.size() >= most) return ((*inner_).*operation)(arguments...);
     timeline_->mark();
     ((*inner_).*operation)(arguments...);
     timeline_->mark();
@@ -45,6 +47,7 @@ class TracedOps final : public ForwardingOps<TracedOps> {
   Recorder& recorder_;
   std::vector<const char*> names_;  // of operations since the last wait
   std::size_t recorded_ = 0;
+  bool begun_ = false;
 };
 
 }  // namespace trireme::ops

@@ -30,7 +30,7 @@ struct ReplicaOptions {
   std::uint64_t seed = 0;  // of initial weights and dropout
   comm::Watchdog* watchdog = nullptr;
   MakeOps make_ops;    // absent: those of the CPU
-  bool trace = false;  // every operation of the device becomes a span of the recorder's
+  bool trace = false;  // operations of the device become spans of the recorder's: begin_trace
 };
 
 /// What the host learns of a step's gradients.
@@ -54,6 +54,10 @@ class Replica {
   /// meet its shapes; then all ranks use the same: for each shape the choice of the first rank that
   /// met it. Leaves gradients that mean nothing. Collective over the grid, before the first step.
   void settle_choices();
+  /// With ReplicaOptions::trace operations are traced from now on: what came before is no step.
+  void begin_trace() {
+    if (traced_ != nullptr) traced_->begin();
+  }
   /// Queues forward and backward of a step: see Engine::start_step.
   void start(const std::vector<HostMicrobatch>& batches) { engine_.start_step(batches); }
   /// Queues the norm of the gradients that it leaves, waits for the device, the only time in a
