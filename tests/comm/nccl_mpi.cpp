@@ -323,9 +323,11 @@ TEST_F(Nccl, ThreadsTakeTurnsWithAGroup) {
   const auto poll = [&](int own) {
     ends[own] = what([&] {
       // One rank only sends and one only receives: the order of the two threads is no matter.
-      for (int i = 0; i < 300; ++i) {
-        world()->exchange({{data.tensor(2 * own, 2), sends ? 1 : 0, sends}}, streams[own]);
-      }
+      // Many empty messages, so that it takes a while from a look at the group to the calls.
+      const int peer = sends ? 1 : 0;
+      std::vector<Communicator::Message> messages(20'000, {data.tensor(0, 0), peer, sends});
+      messages.push_back({data.tensor(2 * own, 2), peer, sends});
+      for (int i = 0; i < 40; ++i) world()->exchange(messages, streams[own]);
       streams[own].synchronise();
       throw Error("done");
     });
