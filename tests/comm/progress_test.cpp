@@ -93,7 +93,9 @@ TEST(Progress, CostsLittleWhileSomethingIsOutstanding) {
   const auto begin = Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const std::chrono::duration<double> passed = Clock::now() - begin;
-  EXPECT_LT((cpu_seconds() - before) / passed.count(), 0.02);
+  // 0.004 on a quiet machine (bench/progress_bench), several times that on a crowded one; a poller
+  // that never slept would use all of it.
+  EXPECT_LT((cpu_seconds() - before) / passed.count(), 0.1);
   arrived = true;
   event.wait();
 }
