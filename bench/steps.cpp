@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/core/files.hpp"
@@ -18,6 +17,7 @@
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/report/json.hpp"
+#include "trireme/train/setup.hpp"
 
 #include "ceilings.hpp"
 #include "measured_ops.hpp"
@@ -152,16 +152,6 @@ json to_json(const model::ModelConfig& config) {
           {"tied", config.tied}};
 }
 
-/// The most memory of the process so far in bytes; 0 where the system does not say.
-std::int64_t resident_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    std::int64_t kibibytes = 0;
-    if (word == "VmHWM:" && status >> kibibytes) return 1024 * kibibytes;
-  }
-  return 0;
-}
-
 json run_case(comm::Session& session, const train::ComputeDevice& computes, DType compute,
               const Case& each, Ceilings ceilings) {
   const model::ModelConfig config = model_of(each);
@@ -203,7 +193,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
     loss = train();
     seconds.push_back(seconds_since(start));
   }
-  const std::int64_t resident = resident_bytes();
+  const std::int64_t resident = train::resident_peak();
   const std::vector<double> in_order = seconds;
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];

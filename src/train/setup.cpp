@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include <dnnl.h>
 #include <hdf5.h>
@@ -23,6 +26,15 @@ int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session&
     if (const int n = std::atoi(threads); n > 0) return n;
   }
   return std::max(1, session.cores().usable / session.cores().ranks);
+}
+
+std::int64_t resident_peak() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    std::int64_t kilobytes = 0;
+    if (std::sscanf(line.c_str(), "VmHWM: %" SCNd64, &kilobytes) == 1) return kilobytes * 1024;
+  }
+  return 0;
 }
 
 std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence) {

@@ -1,9 +1,7 @@
 // The record that a run begins with and the summary that it ends with.
 #include <algorithm>
-#include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <numeric>
 
 #include "trireme/comm/cores.hpp"
@@ -19,16 +17,6 @@ nlohmann::json memory_json(const std::vector<report::MemoryRow>& rows) {
   for (const auto& row : rows)
     json[row.name] = {{"predicted", row.predicted}, {"measured", row.measured}};
   return json;
-}
-
-/// The most memory this process ever had resident, in bytes; 0 where the system does not say.
-std::int64_t resident_peak() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    std::int64_t kilobytes = 0;
-    if (std::sscanf(line.c_str(), "VmHWM: %" SCNd64, &kilobytes) == 1) return kilobytes * 1024;
-  }
-  return 0;
 }
 
 /// What about the configuration costs more than a user may expect, one line each.

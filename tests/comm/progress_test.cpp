@@ -76,26 +76,34 @@ double cpu_seconds() {
 TEST(Progress, CostsLittleWhileSomethingIsOutstanding) {
   device::Stream stream;
   std::atomic<bool> arrived = false;
+  std::atomic<int> polls = 0;
   class Outstanding : public device::Operation {
    public:
-    explicit Outstanding(const std::atomic<bool>& arrived) : arrived_(arrived) {}
+    Outstanding(const std::atomic<bool>& arrived, std::atomic<int>& polls)
+        : arrived_(arrived), polls_(polls) {}
     void start() override {}
-    bool test() override { return arrived_; }
+    bool test() override {
+      ++polls_;
+      return arrived_;
+    }
 
    private:
     const std::atomic<bool>& arrived_;
+    std::atomic<int>& polls_;
   };
   Progress progress({&stream});
-  const device::Event event = stream.enqueue(std::make_unique<Outstanding>(arrived));
+  const device::Event event = stream.enqueue(std::make_unique<Outstanding>(arrived, polls));
   progress.wake();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it backs off
-  const double before = cpu_seconds();
+  const int before = polls;
   const auto begin = Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  const std::chrono::duration<double> passed = Clock::now() - begin;
-  // 0.004 on a quiet machine (bench/progress_bench), several times that on a crowded one; a poller
-  // that never slept would use all of it.
-  EXPECT_LT((cpu_seconds() - before) / passed.count(), 0.1);
+  const int polled = polls - before;
+  const std::chrono::duration<double, std::milli> passed = Clock::now() - begin;
+  // A pause of 1 ms lies between two looks, whatever the machine does: what they cost is measured
+  // by bench/progress_bench.
+  EXPECT_GT(polled, 0);
+  EXPECT_LE(polled, passed.count() + 2);
   arrived = true;
   event.wait();
 }

@@ -238,19 +238,15 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
     }
   });
   if (parts == 1) return;
-  // [B·G, parts, dk|dv, Tk, D]: each task joins the parts of some rows of one head's dk or dv.
-  const std::int64_t chunks = (p.keys + key_chunk - 1) / key_chunk;
-  parallel_tasks(threads_, kv_heads * 2 * chunks, [&](std::int64_t task, int) {
-    const std::int64_t head = task / chunks / 2, begin = task % chunks * key_chunk;
-    const std::int64_t end = std::min(begin + key_chunk, p.keys);
-    const bool of_v = task / chunks % 2 == 1;
-    const Heads& to = of_v ? g.dv : g.dk;
-    float* sums = partial + (2 * head * parts + (of_v ? 1 : 0)) * part_size + begin * p.size;
-    sum_parts(sums, 2 * part_size, parts, (end - begin) * p.size);
-    for (std::int64_t t = begin; t < end; ++t) {
-      std::copy_n(sums + (t - begin) * p.size, p.size, to.at(head / p.groups, t, head % p.groups));
-    }
-  });
+  join_parts(
+      threads_, p, partial,
+      [&](bool of_v, std::int64_t head, std::int64_t begin, std::int64_t rows, const float* sums) {
+        const Heads& to = of_v ? g.dv : g.dk;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          std::copy_n(sums + r * p.size, p.size,
+                      to.at(head / p.groups, begin + r, head % p.groups));
+        }
+      });
 }
 
 }  // namespace trireme::ops

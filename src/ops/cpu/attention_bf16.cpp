@@ -277,18 +277,13 @@ void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const
     scale_rows(g.dv.at(b, 0, group), g.dv.stride, my_dv, p.size, p.keys, p.size, nullptr);
   });
   if (parts == 1) return;
-  // Each task joins the parts of some rows of one head's dk or dv.
-  const std::int64_t chunks = (p.keys + key_chunk - 1) / key_chunk;
-  parallel_tasks(threads_, kv_heads * 2 * chunks, [&](std::int64_t task, int) {
-    const std::int64_t head = task / chunks / 2, begin = task % chunks * key_chunk;
-    const std::int64_t end = std::min(begin + key_chunk, p.keys);
-    const bool of_v = task / chunks % 2 == 1;
-    const NarrowHeads& to = of_v ? g.dv : g.dk;
-    float* sums = partial + (2 * head * parts + (of_v ? 1 : 0)) * part_size + begin * p.size;
-    sum_parts(sums, 2 * part_size, parts, (end - begin) * p.size);
-    scale_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, end - begin,
-               p.size, nullptr);
-  });
+  join_parts(
+      threads_, p, partial,
+      [&](bool of_v, std::int64_t head, std::int64_t begin, std::int64_t rows, const float* sums) {
+        const NarrowHeads& to = of_v ? g.dv : g.dk;
+        scale_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, rows,
+                   p.size, nullptr);
+      });
 }
 
 }  // namespace trireme::ops

@@ -9,6 +9,7 @@
 
 #include "attention_kernels.hpp"
 #include "rows.hpp"
+#include "threads.hpp"
 
 namespace trireme::ops {
 
@@ -118,6 +119,22 @@ inline void sum_parts(float* data, std::int64_t distance, std::int64_t parts,
     float* to = data + first * distance;
     const float* from = data + second * distance;
     for (std::int64_t i = 0; i < elements; ++i) to[i] += from[i];
+  });
+}
+
+/// Joins the parts of dk and dv, partial [B·G, parts, dk|dv, Tk, D], in tasks of some rows of one
+/// head each: write(of_v, head of B·G, first row, rows, sums [rows, D]).
+template <class Write>
+void join_parts(int threads, const Problem& p, float* partial, const Write& write) {
+  const std::int64_t parts = parts_of(p), size = p.keys * p.size;
+  const std::int64_t chunks = (p.keys + key_chunk - 1) / key_chunk;
+  parallel_tasks(threads, p.batch * p.groups * 2 * chunks, [&](std::int64_t task, int) {
+    const std::int64_t head = task / chunks / 2, begin = task % chunks * key_chunk;
+    const std::int64_t rows = std::min(key_chunk, p.keys - begin);
+    const bool of_v = task / chunks % 2 == 1;
+    float* sums = partial + (2 * head * parts + (of_v ? 1 : 0)) * size + begin * p.size;
+    sum_parts(sums, 2 * size, parts, rows * p.size);
+    write(of_v, head, begin, rows, sums);
   });
 }
 

@@ -6,23 +6,28 @@
 
 #include "cpu_ops.hpp"
 #include "rows.hpp"
-#include "sgemm.hpp"
 #include "threads.hpp"
 
 namespace trireme::ops {
 
-void sgemm(const GemmShape& shape, float alpha, const float* a, std::int64_t lda, const float* b,
-           std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
-  // A view of one row may have any stride; oneDNN wants leading dimensions of at least the width.
-  const auto [m, n, k, transpose_a, transpose_b] = shape;
+namespace {
+
+/// c [m, n] = op(a)·op(b), or += where `accumulate`; leading dimensions in elements. On one thread
+/// inside a parallel region, else on as many as OpenMP offers.
+void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, bool transpose_b,
+           const float* a, std::int64_t lda, const float* b, std::int64_t ldb, bool accumulate,
+           float* c, std::int64_t ldc) {
   if (m == 0 || n == 0) return;
+  // A view of one row may have any stride; oneDNN wants leading dimensions of at least the width.
   const dnnl_status_t status =
-      dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, alpha, a,
-                 std::max(lda, transpose_a ? m : k), b, std::max(ldb, transpose_b ? k : n), beta, c,
-                 std::max(ldc, n));
+      dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0F, a,
+                 std::max(lda, transpose_a ? m : k), b, std::max(ldb, transpose_b ? k : n),
+                 accumulate ? 1.0F : 0.0F, c, std::max(ldc, n));
   TRIREME_ASSERT(status == dnnl_success, "dnnl_sgemm of {} x {} x {} returned {}", m, n, k,
                  static_cast<int>(status));
 }
+
+}  // namespace
 
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
@@ -63,9 +68,9 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
       }
     }
     if (k == 0) return;
-    sgemm({end - begin, n, k, options.transpose_a, options.transpose_b}, 1.0F,
+    sgemm(end - begin, n, k, options.transpose_a, options.transpose_b,
           left.data + begin * (options.transpose_a ? 1 : left.stride), left.stride, right.data,
-          right.stride, fill || options.accumulate ? 1.0F : 0.0F, out.row(begin), out.stride);
+          right.stride, fill || options.accumulate, out.row(begin), out.stride);
   };
   // Each thread its rows: up to 1.2 times as fast as oneDNN's own division among threads.
   constexpr std::int64_t enough_rows = 96;
