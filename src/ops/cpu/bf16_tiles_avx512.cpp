@@ -16,6 +16,8 @@
 
 #define TRIREME_BF16_TARGET \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")))
+#define TRIREME_BF16_LAMBDA \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma"), always_inline))
 #define TRIREME_BF16_INLINE TRIREME_BF16_TARGET inline __attribute__((always_inline))
 
 namespace trireme::ops {
@@ -133,11 +135,18 @@ TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const Ti
   }
 }
 
+/// What is wanted in the cache for the next tiles: two rows of k elements of the left factor, a
+/// line of each while sixteen pairs are added.
+struct Next {
+  const Bf16* rows[2];
+};
+constexpr std::int64_t line_pairs = 16;
+
 /// rows × 16·vectors sums over k, `columns` of which exist.
 template <class Left, int rows, int vectors>
 TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
                               const std::uint32_t* words, const TileResult& result,
-                              std::int64_t row, std::int64_t column) {
+                              std::int64_t row, std::int64_t column, const Next& next) {
   Sums<rows, vectors> sums;
   for (auto& of_row : sums.of) {
     for (auto& sum : of_row) sum = _mm512_setzero_ps();
@@ -152,10 +161,19 @@ TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
   }
   __m512i pairs[rows];
   const std::int64_t even = k - k % 2;
-  for (std::int64_t i = 0; i < even; i += 2, words += panel_columns) {
-    for (int r = 0; r < rows; ++r) pairs[r] = left.pair(r, i);
-    add_pair(sums, pairs, words);
+  std::int64_t i = 0;
+  const auto add_to = [&](std::int64_t end) TRIREME_BF16_LAMBDA {
+    for (; i < end; i += 2, words += panel_columns) {
+      for (int r = 0; r < rows; ++r) pairs[r] = left.pair(r, i);
+      add_pair(sums, pairs, words);
+    }
+  };
+  while (i + 2 * line_pairs <= even) {
+    _mm_prefetch(reinterpret_cast<const char*>(next.rows[0] + i), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(next.rows[1] + i), _MM_HINT_T0);
+    add_to(i + 2 * line_pairs);
   }
+  add_to(even);
   if (even < k) {
     for (int r = 0; r < rows; ++r) pairs[r] = left.single(r, even);
     add_pair(sums, pairs, words);
@@ -178,7 +196,7 @@ TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
 
 template <class Left>
 using Tile = void (*)(std::int64_t, std::int64_t, Left, const std::uint32_t*, const TileResult&,
-                      std::int64_t, std::int64_t);
+                      std::int64_t, std::int64_t, const Next&);
 template <class Left, int rows>
 constexpr Tile<Left> of_rows[4] = {tile<Left, rows, 1>, tile<Left, rows, 2>, tile<Left, rows, 3>,
                                    tile<Left, rows, 4>};
@@ -194,13 +212,21 @@ std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 // way.
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std::int64_t stride,
               const std::uint32_t* words, const TileResult& result) {
+  const std::int64_t panels = (n + panel_columns - 1) / panel_columns;
   for (std::int64_t row = 0; row < m; row += tile_rows) {
     const std::int64_t rows = least(m - row, tile_rows);
-    const std::uint32_t* panel = words;
-    for (std::int64_t column = 0; column < n; column += panel_columns, panel += panel_words(k)) {
+    const Bf16* here = a + row * stride;
+    const std::int64_t following = least(m - row - rows, tile_rows);
+    for (std::int64_t p = 0; p < panels; ++p) {
+      const std::int64_t column = p * panel_columns;
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
-      tiles<InPlace>[rows - 1][vectors - 1](columns, k, {a + row * stride, stride}, panel, result,
-                                            row, column);
+      // The next rows, each while another panel is gone through.
+      Next next{{here, here}};
+      for (int i = 0; i < 2; ++i) {
+        if (p + i * panels < following) next.rows[i] += (rows + p + i * panels) * stride;
+      }
+      tiles<InPlace>[rows - 1][vectors - 1](columns, k, {here, stride}, words + p * panel_words(k),
+                                            result, row, column, next);
     }
   }
 }
@@ -214,7 +240,9 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
     const std::uint32_t* panel = right;
     for (std::int64_t column = 0; column < n; column += panel_columns, panel += panel_words(k)) {
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
-      tiles<Packed>[rows - 1][vectors - 1](columns, k, packed, panel, result, row, column);
+      const auto* here = reinterpret_cast<const Bf16*>(packed.words);
+      tiles<Packed>[rows - 1][vectors - 1](columns, k, packed, panel, result, row, column,
+                                           {{here, here}});
     }
     row += rows;
   }
