@@ -157,7 +157,12 @@ void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* sc
       const TileResult part = lower(result, row - first);
       if (p.transpose_left) {
         tiles.pack(k, m, false, p.left.row(from) + row, p.left.stride, left);
-        tiles.multiply_packed(m, n, k, left, words, part);
+        Ahead ahead;
+        if (row + m < last) {
+          ahead = {p.left.row(from) + row + m, k, std::min(cut.rows, last - row - m),
+                   p.left.stride};
+        }
+        tiles.multiply_packed(m, n, k, left, words, part, ahead);
       } else {
         tiles.multiply(m, n, k, p.left.row(row) + from, p.left.stride, words, part);
       }

@@ -35,6 +35,13 @@ struct TileResult {
   std::int64_t before_stride = 0;
 };
 
+/// What of a matrix is packed next, [rows, columns]: tiles ask for a line of it now and then, so
+/// that it comes into the second-level cache while they multiply.
+struct Ahead {
+  const Bf16* first = nullptr;
+  std::int64_t rows = 0, columns = 0, stride = 0;
+};
+
 /// What these tiles are made of on this machine. Both read the same panels.
 struct Bf16Tiles {
   /// words ← op(b) [k, n], of leading dimension `stride`, with zeros behind its end.
@@ -45,7 +52,7 @@ struct Bf16Tiles {
                    std::int64_t stride, const std::uint32_t* words, const TileResult& result);
   /// result [m, n] = leftᵀ · right, both packed, of k rows each.
   void (*multiply_packed)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                          const std::uint32_t* right, const TileResult& result);
+                          const std::uint32_t* right, const TileResult& result, const Ahead& ahead);
 };
 
 /// Those of AVX512_BF16 where the processor has it (and ONEDNN_MAX_CPU_ISA lets it be used), else

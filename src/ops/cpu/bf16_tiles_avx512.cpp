@@ -135,10 +135,10 @@ TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const Ti
   }
 }
 
-/// What is wanted in the cache for the next tiles: two rows of k elements of the left factor, a
-/// line of each while sixteen pairs are added.
+/// What is wanted in the cache soon: two series of lines, one of each while sixteen pairs are added.
 struct Next {
-  const Bf16* rows[2];
+  const Bf16* lines[2];
+  std::int64_t step;  // elements from line to line
 };
 constexpr std::int64_t line_pairs = 16;
 
@@ -168,9 +168,10 @@ TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
       add_pair(sums, pairs, words);
     }
   };
-  while (i + 2 * line_pairs <= even) {
-    _mm_prefetch(reinterpret_cast<const char*>(next.rows[0] + i), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(next.rows[1] + i), _MM_HINT_T0);
+  const Bf16 *line0 = next.lines[0], *line1 = next.lines[1];
+  for (; i + 2 * line_pairs <= even; line0 += next.step, line1 += next.step) {
+    _mm_prefetch(reinterpret_cast<const char*>(line0), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(line1), _MM_HINT_T0);
     add_to(i + 2 * line_pairs);
   }
   add_to(even);
@@ -221,9 +222,9 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
       const std::int64_t column = p * panel_columns;
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
       // The next rows, each while another panel is gone through.
-      Next next{{here, here}};
+      Next next{{here, here}, 2 * line_pairs};
       for (int i = 0; i < 2; ++i) {
-        if (p + i * panels < following) next.rows[i] += (rows + p + i * panels) * stride;
+        if (p + i * panels < following) next.lines[i] += (rows + p + i * panels) * stride;
       }
       tiles<InPlace>[rows - 1][vectors - 1](columns, k, {here, stride}, words + p * panel_words(k),
                                             result, row, column, next);
@@ -232,7 +233,11 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
 }
 
 void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                     const std::uint32_t* right, const TileResult& result) {
+                     const std::uint32_t* right, const TileResult& result, const Ahead& ahead) {
+  // Tile by tile, two columns of lines of as many rows as the tile asks for lines.
+  const std::int64_t rows_at_once = k / (2 * line_pairs);
+  const std::int64_t line_columns = (ahead.columns + 2 * line_pairs - 1) / (2 * line_pairs);
+  std::int64_t line_column = 0, line_row = 0;
   for (std::int64_t row = 0; row < m;) {
     const std::int64_t inside = row % panel_columns;
     const std::int64_t rows = least(least(m - row, tile_rows), panel_columns - inside);
@@ -241,8 +246,20 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
     for (std::int64_t column = 0; column < n; column += panel_columns, panel += panel_words(k)) {
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
       const auto* here = reinterpret_cast<const Bf16*>(packed.words);
-      tiles<Packed>[rows - 1][vectors - 1](columns, k, packed, panel, result, row, column,
-                                           {{here, here}});
+      Next next{{here, here}, 0};
+      if (rows_at_once > 0 && line_row + rows_at_once <= ahead.rows) {
+        next.step = ahead.stride;
+        for (int i = 0; i < 2; ++i) {
+          const std::int64_t at = least(line_column + i, line_columns - 1);
+          next.lines[i] = ahead.first + line_row * ahead.stride + at * 2 * line_pairs;
+        }
+        line_column += 2;
+        if (line_column >= line_columns) {
+          line_column = 0;
+          line_row += rows_at_once;
+        }
+      }
+      tiles<Packed>[rows - 1][vectors - 1](columns, k, packed, panel, result, row, column, next);
     }
     row += rows;
   }
