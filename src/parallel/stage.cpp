@@ -49,11 +49,16 @@ model::Shares shares_of(const StageOptions& options) {
   shares.sequence_parallel = options.sequence_parallel;
   shares.reproducible = options.reproducible;
   shares.compute = options.compute;
+  shares.exact_gelu = options.exact_gelu;
   shares.recompute = options.train ? options.recompute : model::Recompute::none;
   return shares;
 }
 
 }  // namespace
+
+model::Recompute usual_recompute(bool host) {
+  return host ? model::Recompute::cheap : model::Recompute::none;
+}
 
 state::StateOptions Stage::state_options() const {
   return {.train = options_.train,
@@ -92,7 +97,10 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   const std::int64_t length = model.config().sequence;
   const Leaves leaves = options.reproducible ? Leaves{length, static_cast<int>(options.sequences)}
                                              : Leaves{length * options.sequences, 1};
-  memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_);
+  // One flat sum of gradients that nobody else reads between two steps.
+  const bool lends = options.train && sets_ == 1 && !state.gradients_sharded() && !state.offload;
+  memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_,
+                                        lends ? layout_.get() : nullptr);
 }
 
 }  // namespace trireme::parallel

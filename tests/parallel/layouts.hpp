@@ -35,7 +35,7 @@ struct LayoutCase {
   model::Recompute recompute = model::Recompute::none;
   int ranks() const { return tensor * pipeline * data; }
   std::string to_string() const {
-    static constexpr const char* recomputes[] = {"none", "selective", "full"};
+    static constexpr const char* recomputes[] = {"none", "cheap", "selective", "full"};
     return fmt::format(
         "tensor {} pipeline {} data {} zero {} shard {} reshard {} sequence {} {} x{} "
         "micro-batch {} threads {} recompute {}",
