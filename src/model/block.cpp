@@ -14,9 +14,10 @@ Block::Block(params::ParameterTable& table, int unit, const ModelConfig& config,
 
 void Block::plan(UnitPlan& plan) {
   const std::int64_t all = plan.rows(), own = plan.local_rows();
-  // A norm's output that has to be gathered is not cheap.
-  const Remake gathered = plan.shares().sequence_parallel ? Remake::fair : Remake::cheap;
   const bool copies = copies_gradient(plan.shares()), splits = plan.between() == Area::delta;
+  // A norm's output that has to be gathered is not cheap; and backward for weights, apart, has no
+  // parameters to make it from.
+  const Remake norm = plan.shares().sequence_parallel || splits ? Remake::fair : Remake::cheap;
   middle_ = plan.keep(Remake::dear, own, width_);
   if (splits) dmiddle_ = plan.add(Area::delta, own, width_);
   partial_.plan(plan, width_);
@@ -25,8 +26,7 @@ void Block::plan(UnitPlan& plan) {
   const auto half = [&](auto& branch, Slot& normed, Slot& dnormed, Slot& dbranch) {
     if (copies) dbranch = plan.add(plan.between(), all, width_);
     branch.plan(plan);
-    plan.overlay([&] { branch.plan_inside(plan); },
-                 [&] { normed = plan.keep(gathered, all, width_); },
+    plan.overlay([&] { branch.plan_inside(plan); }, [&] { normed = plan.keep(norm, all, width_); },
                  [&] { dnormed = plan.add(plan.between(), own, width_); });
   };
   plan.overlay([&] { half(attention_, normed1_, dnormed1_, dattention_); },

@@ -59,8 +59,7 @@ void Mlp::make_hidden(const UnitContext& context, const Tensor& x, const UnitMem
 }
 
 void Mlp::recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
-  if (recomputes_from_input()) return make_hidden(context, x, memory);
-  if (area(active_) == Area::rebuilt) activate(context, memory, x.extent(0));
+  if (recomputes_from_input()) make_hidden(context, x, memory);
 }
 
 void Mlp::forward(const UnitContext& context, const Tensor& partial, const Tensor& x,

@@ -87,7 +87,7 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   }
   const state::StateOptions state = state_options();
   LoweringOptions lowering{.chunk_units = chunks_,
-                           .recompute = options.recompute != model::Recompute::none,
+                           .recompute = options.recompute > model::Recompute::cheap,
                            .gathers = state.zero.parameters == state::Held::sharded,
                            .reshard_after_forward = options.reshard_after_forward,
                            .reduces_each_micro_batch = state.gradients_sharded()};

@@ -108,9 +108,8 @@ class UnitPlan {
     (alternative(plans), ...);
     end = farthest;
   }
-  /// A value that backward needs: kept from forward, or made again. What is cheap to make is
-  /// scratch then, and made where it is read; but where backward is split it is rebuilt with all
-  /// else, since the part for weights has no parameters to make it from.
+  /// A value that backward needs: kept from forward, or made again; what is cheap to make, into
+  /// scratch where it is read.
   Slot keep(Remake remake, std::int64_t rows, std::int64_t width) {
     return keep(remake, rows, width, shares_.compute);
   }
@@ -143,8 +142,7 @@ class UnitPlan {
       case Remake::fair:
         return policy >= Recompute::selective ? Area::rebuilt : Area::stash;
       case Remake::cheap:
-        if (policy < Recompute::cheap) return Area::stash;
-        return splits_ ? Area::rebuilt : Area::scratch;
+        return policy >= Recompute::cheap ? Area::scratch : Area::stash;
     }
     return Area::stash;
   }

@@ -18,8 +18,8 @@ class Mlp {
   void recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
   /// Whether recompute reads x.
   bool recomputes_from_input() const { return area(up_value_) == Area::rebuilt; }
-  /// Backward's four parts, this one and the second in any order; dy [R, C], all rows. Where the
-  /// plan's scratch holds what is made again, this comes first and spoils nothing but scratch.
+  /// Backward's four parts, this one and the second in any order, but one's scratch may be the
+  /// other's result where backward is whole: then this comes first. dy [R, C], all rows.
   void backward_output_weight(const UnitContext& context, const Tensor& dy,
                               const UnitMemory& memory) const;
   /// The gradient for what x was multiplied to.
