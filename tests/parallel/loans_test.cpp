@@ -62,6 +62,10 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Loans& l
   };
   for (const UnitAction& action : stage.program().actions) {
     if (action.unit < 0) continue;
+    // Room is made before the action reads anything.
+    const bool adds = action.kind == Kind::backward || action.kind == Kind::backward_weight ||
+                      (action.kind == Kind::forward && action.unit == last);
+    if (adds) add(action.unit);
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const StashPart& part = parts[p];
       if (loans.places[p] < 0 || part.chunk != action.chunk || part.slot != action.stash) continue;
@@ -74,9 +78,7 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Loans& l
             << "part " << p << " at " << to_string(action);
       }
     }
-    const bool adds = action.kind == Kind::backward || action.kind == Kind::backward_weight ||
-                      (action.kind == Kind::forward && action.unit == last);
-    if (adds) add(action.unit);
+    if (adds) add(action.unit);  // and nothing was written over it
   }
   EXPECT_EQ(std::count(given.begin(), given.end(), true), 0) << "a gradient that was never zeroed";
   return static_cast<int>(std::count_if(loans.places.begin(), loans.places.end(),
