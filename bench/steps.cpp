@@ -1,9 +1,10 @@
 // Whole training steps on a device: for each model tokens/s, MFU against the nominal and the
 // measured peak, the most memory held, the time by group of operations, and op by op what share of
 // the ceiling that bounds it was reached.
-//   trireme_bench_steps [--results FILE] [--nominal TFLOPS] [cuda|cpu] [COMPUTE]
+//   trireme_bench_steps [--results FILE] [--nominal TFLOPS] [--steps LEAST] [cuda|cpu] [COMPUTE]
 //                       [PRESET:BATCH[:SEQUENCE] …]
-// BATCH is each rank's. FILE gets the same as JSON, for bench/compare.py and
+// BATCH is each rank's. At least LEAST steps (5) are timed, after three others; with 1 after one
+// other, where only memory is asked for. FILE gets the same as JSON, for bench/compare.py and
 // bench/peers/torch_steps.py. The peak of a GPU is measured before its first steps; that of CPUs,
 // as ARCHITECTURE.md's "A run's record" says, after each model's steps, since measuring takes
 // memory that does not belong to the steps.
@@ -51,6 +52,7 @@ Case parse_case(const std::string& text) {
 struct Arguments {
   std::string results, device = "auto", compute;
   double nominal = 0;  // operations per second
+  std::size_t steps = 5;
   std::vector<Case> cases;
 };
 
@@ -58,12 +60,14 @@ Arguments parse(const std::vector<std::string>& words) {
   Arguments parsed;
   int place = 0;
   for (std::size_t i = 0; i < words.size(); ++i) {
-    const bool named = words[i] == "--results" || words[i] == "--nominal";
+    const bool named = words[i] == "--results" || words[i] == "--nominal" || words[i] == "--steps";
     if (named && i + 1 == words.size()) throw Error("{}: wants a value", words[i]);
     if (words[i] == "--results") {
       parsed.results = words[++i];
     } else if (words[i] == "--nominal") {
       parsed.nominal = std::atof(words[++i].c_str()) * 1e12;
+    } else if (words[i] == "--steps") {
+      parsed.steps = static_cast<std::size_t>(std::max(1, std::atoi(words[++i].c_str())));
     } else if (place == 0) {
       parsed.device = words[i];
       ++place;
@@ -153,7 +157,7 @@ json to_json(const model::ModelConfig& config) {
 }
 
 json run_case(comm::Session& session, const train::ComputeDevice& computes, DType compute,
-              const Case& each, Ceilings ceilings) {
+              const Case& each, std::size_t steps, Ceilings ceilings) {
   const model::ModelConfig config = model_of(each);
   device::Device& device = computes.device();
   device::MemoryLedger ledger(device);
@@ -162,7 +166,10 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
   MeasuredOps* measured = nullptr;
   parallel::ReplicaOptions options;
-  options.stage = {.sequences = each.batch, .compute = compute};
+  options.stage = {.sequences = each.batch,
+                   .recompute = parallel::usual_recompute(device.is_host()),
+                   .exact_gelu = device.is_host(),
+                   .compute = compute};
   options.threads = 0;
   options.seed = 1;
   options.make_ops = [&](device::MemoryLedger& memory, int threads, bool reproducible) {
@@ -185,10 +192,10 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
     return sums.loss.mean();
   };
   double loss = 0;
-  for (int i = 0; i < 3; ++i) loss = train();
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, steps); ++i) loss = train();
   std::vector<double> seconds;
   const auto begin = Clock::now();
-  while (seconds.size() < 5 || (seconds.size() < 50 && seconds_since(begin) < 8)) {
+  while (seconds.size() < steps || (steps > 1 && seconds.size() < 50 && seconds_since(begin) < 8)) {
     const auto start = Clock::now();
     loss = train();
     seconds.push_back(seconds_since(start));
@@ -300,7 +307,7 @@ int run(int argc, char** argv) {
   bool whole = true;
   for (const Case& each : arguments.cases) {
     try {
-      all["cases"].push_back(run_case(session, computes, compute, each, ceilings));
+      all["cases"].push_back(run_case(session, computes, compute, each, arguments.steps, ceilings));
     } catch (const Error& error) {
       whole = false;
       fmt::print("{}: {}\n", each.preset, error.what());

@@ -78,11 +78,15 @@ void Attention::plan(UnitPlan& plan) {
     mixed.push_back(heads.back() * head_size_);
   }
   qkv_value_ = plan.keep_tiles(Remake::dear, plan.rows(), qkv);
-  mixed_ = plan.keep_tiles(Remake::cheap, plan.rows(), mixed);
-  lse_ = plan.keep_tiles(Remake::cheap, plan.rows(), heads, DType::f32);
-  dqkv_ = plan.add_tiles(Area::delta, plan.rows(), qkv);
+  mixed_ = plan.keep_tiles(Remake::fair, plan.rows(), mixed);
+  lse_ = plan.keep_tiles(Remake::fair, plan.rows(), heads, DType::f32);
+  dqkv_ = plan.add_tiles(plan.between(), plan.rows(), qkv);
+}
+
+void Attention::plan_inside(UnitPlan& plan) {
+  std::vector<std::int64_t> mixed;
+  for (const Slot& slot : mixed_) mixed.push_back(slot.width);
   dmixed_ = plan.add_tiles(Area::scratch, plan.rows(), mixed);
-  keeps_projection_ = plan.shares().recompute != Recompute::full;
 }
 
 Attention::Heads Attention::split(const Tensor& qkv, const Microbatch& batch,
@@ -166,8 +170,8 @@ void Attention::attend_cached(const UnitContext& context, int tile, const Tensor
 
 void Attention::recompute(const UnitContext& context, const Tensor& x,
                           const UnitMemory& memory) const {
-  if (!keeps_projection_) project_in(context, x, memory);
-  attend(context, memory);
+  if (recomputes_from_input()) project_in(context, x, memory);
+  if (mixed_.front().area == Area::rebuilt) attend(context, memory);
 }
 
 void Attention::project(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
@@ -182,8 +186,13 @@ void Attention::forward(const UnitContext& context, const Tensor& partial, const
   project(context, partial, memory, levels);
 }
 
-void Attention::backward_input(const UnitContext& context, const Tensor& partial, const Tensor& dy,
-                               const UnitMemory& memory, std::span<const Tensor> levels) const {
+void Attention::backward_output_weight(const UnitContext& context, const Tensor& dy,
+                                       const UnitMemory& memory) const {
+  out_.backward_weight(context, dy, memory.views(mixed_, dy.extent(0)));
+}
+
+void Attention::backward_inside(const UnitContext& context, const Tensor& dy,
+                                const UnitMemory& memory) const {
   const Microbatch& batch = context.batch;
   const std::int64_t rows = dy.extent(0);
   const std::vector<Tensor> dmixed = memory.views(dmixed_, rows);
@@ -205,14 +214,16 @@ void Attention::backward_input(const UnitContext& context, const Tensor& partial
         heads.k, heads.v, causal_mask(batch), scale_, dropout(context), batch.samples, slice(own));
     rotate(context, dqkv[i], own, true);
   }
-  qkv_.backward_input(context, partial, dqkv, levels);
 }
 
-void Attention::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
-                                const UnitMemory& memory) const {
-  const std::int64_t rows = dy.extent(0);
-  out_.backward_weight(context, dy, memory.views(mixed_, rows));
-  qkv_.backward_weight(context, memory.views(dqkv_, rows), x);
+void Attention::backward_input_weight(const UnitContext& context, const Tensor& x,
+                                      const UnitMemory& memory) const {
+  qkv_.backward_weight(context, memory.views(dqkv_, x.extent(0)), x);
+}
+
+void Attention::backward_input(const UnitContext& context, const Tensor& partial,
+                               const UnitMemory& memory, std::span<const Tensor> levels) const {
+  qkv_.backward_input(context, partial, memory.views(dqkv_, partial.extent(0)), levels);
 }
 
 }  // namespace trireme::model

@@ -26,7 +26,7 @@ Embedding::Embedding(params::ParameterTable& table, int unit, const ModelConfig&
 void Embedding::plan(UnitPlan& plan) {
   partial_.plan(plan, width_);
   if (rate_ > 0 || plan.shares().sequence_parallel) {
-    delta_ = plan.add(Area::delta, plan.rows(), width_);
+    delta_ = plan.add(plan.between(), plan.rows(), width_);
   }
 }
 

@@ -24,50 +24,78 @@ void Mlp::plan(UnitPlan& plan) {
     for (std::int64_t& width : hidden) width /= 2;
   }
   up_value_ = plan.keep_tiles(Remake::dear, plan.rows(), up);
-  active_ = plan.keep_tiles(Remake::dear, plan.rows(), hidden);
-  dup_ = plan.add_tiles(Area::delta, plan.rows(), up);
-  if (gated_) dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
+  const bool again = gated_ || plan.shares().exact_gelu;
+  plan.overlay(
+      [&] { active_ = plan.keep_tiles(again ? Remake::cheap : Remake::dear, plan.rows(), hidden); },
+      [&] { dup_ = plan.add_tiles(plan.between(), plan.rows(), up); });
+}
+
+void Mlp::plan_inside(UnitPlan& plan) {
+  if (!gated_) return;
+  std::vector<std::int64_t> hidden = up_.widths(plan.shares().tiles);
+  for (std::int64_t& width : hidden) width /= 2;
+  dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
+}
+
+void Mlp::activate(const UnitContext& context, const UnitMemory& memory, std::int64_t rows) const {
+  const std::vector<Tensor> up = memory.views(up_value_, rows);
+  const std::vector<Tensor> active = memory.views(active_, rows);
+  for (std::size_t i = 0; i < up.size(); ++i) {
+    if (active[i].elements() == 0) continue;
+    if (gated_) {
+      context.ops.swiglu(active[i], up[i]);
+    } else {
+      context.ops.gelu(active[i], up[i]);
+    }
+  }
+}
+
+void Mlp::make_hidden(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
+  const std::int64_t rows = x.extent(0);
+  const std::vector<Tensor> up = memory.views(up_value_, rows);
+  if (!gated_) return up_.forward(context, memory.views(active_, rows), x, up);
+  up_.forward(context, up, x);
+  activate(context, memory, rows);
 }
 
 void Mlp::recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
-  const std::int64_t rows = x.extent(0);
-  const std::vector<Tensor> up = memory.views(up_value_, rows);
-  const std::vector<Tensor> active = memory.views(active_, rows);
-  if (!gated_) return up_.forward(context, active, x, up);
-  up_.forward(context, up, x);
-  for (std::size_t i = 0; i < up.size(); ++i) {
-    if (active[i].elements() > 0) context.ops.swiglu(active[i], up[i]);
-  }
+  if (recomputes_from_input()) make_hidden(context, x, memory);
 }
 
 void Mlp::forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
                   const UnitMemory& memory, std::span<const Tensor> levels) const {
-  recompute(context, x, memory);
+  make_hidden(context, x, memory);
   down_.forward(context, partial, memory.views(active_, x.extent(0)), levels);
 }
 
-void Mlp::backward_input(const UnitContext& context, const Tensor& partial, const Tensor& dy,
-                         const UnitMemory& memory, std::span<const Tensor> levels) const {
+void Mlp::backward_output_weight(const UnitContext& context, const Tensor& dy,
+                                 const UnitMemory& memory) const {
+  const std::int64_t rows = dy.extent(0);
+  if (area(active_) == Area::scratch) activate(context, memory, rows);
+  down_.backward_weight(context, dy, memory.views(active_, rows));
+}
+
+void Mlp::backward_inside(const UnitContext& context, const Tensor& dy,
+                          const UnitMemory& memory) const {
   const std::int64_t rows = dy.extent(0);
   const std::vector<Tensor> up = memory.views(up_value_, rows);
   const std::vector<Tensor> dup = memory.views(dup_, rows);
-  if (gated_) {
-    const std::vector<Tensor> dactive = memory.views(dactive_, rows);
-    down_.backward_input(context, dactive, dy);
-    for (std::size_t i = 0; i < up.size(); ++i) {
-      if (dup[i].elements() > 0) context.ops.swiglu_backward(dup[i], dactive[i], up[i]);
-    }
-  } else {
-    down_.backward_input(context, dup, dy, up);
+  if (!gated_) return down_.backward_input(context, dup, dy, up);
+  const std::vector<Tensor> dactive = memory.views(dactive_, rows);
+  down_.backward_input(context, dactive, dy);
+  for (std::size_t i = 0; i < up.size(); ++i) {
+    if (dup[i].elements() > 0) context.ops.swiglu_backward(dup[i], dactive[i], up[i]);
   }
-  up_.backward_input(context, partial, dup, levels);
 }
 
-void Mlp::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
-                          const UnitMemory& memory) const {
-  const std::int64_t rows = dy.extent(0);
-  down_.backward_weight(context, dy, memory.views(active_, rows));
-  up_.backward_weight(context, memory.views(dup_, rows), x);
+void Mlp::backward_input_weight(const UnitContext& context, const Tensor& x,
+                                const UnitMemory& memory) const {
+  up_.backward_weight(context, memory.views(dup_, x.extent(0)), x);
+}
+
+void Mlp::backward_input(const UnitContext& context, const Tensor& partial,
+                         const UnitMemory& memory, std::span<const Tensor> levels) const {
+  up_.backward_input(context, partial, memory.views(dup_, partial.extent(0)), levels);
 }
 
 }  // namespace trireme::model

@@ -34,11 +34,11 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       groups_(groups),
       recorder_(recorder),
       options_(options),
-      memory_(stage.memory(), ledger),
+      memory_(stage.memory(), state.gradients(), ledger),
       tensor_stream_(device_),
       tensor_{groups.tensor, tensor_stream_},
       exchange_(state, stage.program(), ops, groups.state, tensor_, recorder, ledger,
-                options.bucket_elements, options.offload),
+                options.bucket_elements, options.offload, stage.memory().lent()),
       batches_(stage.options().micro_batches, stage.options().sequences,
                stage.model().config().sequence, ledger),
       loss_buffer_(ledger, device::Use::batch, batch_bytes(stage)),
@@ -169,13 +169,16 @@ void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& c
                            const Tensor& dx, const Tensor& dy, const Tensor& x) {
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
   const model::UnitMemory memory = memory_.unit(action, leaf);
-  const bool whole = action.kind == Kind::backward;
-  const bool again = stage_.shares().recompute != model::Recompute::none;
-  if (action.kind == Kind::recompute || (whole && again)) unit.recompute(context, x, memory);
-  if (whole || action.kind == Kind::backward_input) {
-    unit.backward_input(context, dx, dy, x, memory);
+  switch (action.kind) {
+    case Kind::backward:
+      return unit.backward(context, dx, dy, x, memory);
+    case Kind::recompute:
+      return unit.recompute(context, x, memory);
+    case Kind::backward_input:
+      return unit.backward_input(context, dx, dy, x, memory);
+    default:
+      return unit.backward_weight(context, dy, x, memory);
   }
-  if (whole || action.kind == Kind::backward_weight) unit.backward_weight(context, dy, x, memory);
 }
 
 void Engine::backward(const UnitAction& action) {

@@ -45,7 +45,8 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
 StateExchange::StateExchange(const state::ModelState& state, const Program& program, ops::Ops& ops,
                              const StateGroups& groups, const model::TensorGroup& tensor,
                              Recorder& recorder, device::MemoryLedger& ledger,
-                             std::int64_t bucket_elements, state::Offload* offload)
+                             std::int64_t bucket_elements, state::Offload* offload,
+                             const std::vector<bool>& lent)
     : state_(state),
       ops_(ops),
       groups_(groups),
@@ -54,6 +55,7 @@ StateExchange::StateExchange(const state::ModelState& state, const Program& prog
       times_(ledger.device().is_host()),
       sums_(state, ledger),
       offload_(offload),
+      lent_(lent),
       buckets_(plan_buckets(program, state.layout(), bucket_elements)),
       reductions_(state.layout().groups().size(), 0),
       stream_(ledger.device()) {
@@ -74,7 +76,13 @@ StateExchange::StateExchange(const state::ModelState& state, const Program& prog
 void StateExchange::begin_step() {
   if (offload_ != nullptr) offload_->begin_step();
   left_ = reductions_;
-  for (const Tensor& sum : state_.sums()) ops_.fill(sum, 0);
+  given_ = lent_;
+  for (const Tensor& sum : state_.sums()) {
+    if (lent_.empty() || sum.data() != state_.gradients().data()) ops_.fill(sum, 0);
+  }
+  for (std::size_t g = 0; g < lent_.size(); ++g) {
+    if (!lent_[g]) ops_.fill(state_.group_gradient(static_cast<int>(g)), 0);
+  }
   for (Collected& room : gradients_) room = {};
 }
 
@@ -124,7 +132,14 @@ void StateExchange::take(int group) {
 }
 
 void StateExchange::need_gradients(int unit) {
-  if (!state_.gradients_sharded()) return;
+  if (!state_.gradients_sharded()) {
+    for (int g : state_.layout().groups_of(unit)) {
+      if (given_.empty() || !given_[static_cast<std::size_t>(g)]) continue;
+      ops_.fill(state_.group_gradient(g), 0);
+      given_[static_cast<std::size_t>(g)] = false;
+    }
+    return;
+  }
   for (int g : state_.layout().groups_of(unit)) {
     const int number = state_.gradient_room(g);
     Collected& room = gradients_[static_cast<std::size_t>(number)];

@@ -49,11 +49,16 @@ model::Shares shares_of(const StageOptions& options) {
   shares.sequence_parallel = options.sequence_parallel;
   shares.reproducible = options.reproducible;
   shares.compute = options.compute;
+  shares.exact_gelu = options.exact_gelu;
   shares.recompute = options.train ? options.recompute : model::Recompute::none;
   return shares;
 }
 
 }  // namespace
+
+model::Recompute usual_recompute(bool host) {
+  return host ? model::Recompute::cheap : model::Recompute::none;
+}
 
 state::StateOptions Stage::state_options() const {
   return {.train = options_.train,
@@ -82,7 +87,7 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   }
   const state::StateOptions state = state_options();
   LoweringOptions lowering{.chunk_units = chunks_,
-                           .recompute = options.recompute != model::Recompute::none,
+                           .recompute = options.recompute > model::Recompute::cheap,
                            .gathers = state.zero.parameters == state::Held::sharded,
                            .reshard_after_forward = options.reshard_after_forward,
                            .reduces_each_micro_batch = state.gradients_sharded()};
@@ -92,7 +97,10 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   const std::int64_t length = model.config().sequence;
   const Leaves leaves = options.reproducible ? Leaves{length, static_cast<int>(options.sequences)}
                                              : Leaves{length * options.sequences, 1};
-  memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_);
+  // One flat sum of gradients that nobody else reads between two steps.
+  const bool lends = options.train && sets_ == 1 && !state.gradients_sharded() && !state.offload;
+  memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_,
+                                        lends ? layout_.get() : nullptr);
 }
 
 }  // namespace trireme::parallel

@@ -12,7 +12,8 @@ std::size_t StagePlan::activation_bytes() const {
 }
 
 StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
-                     const model::Shares& shares, const Leaves& leaves, const Program& program)
+                     const model::Shares& shares, const Leaves& leaves, const Program& program,
+                     const params::Layout* lender)
     : leaves_(leaves),
       own_rows_(shares.rows(leaves.rows).size()),
       width_(model.config().width),
@@ -28,14 +29,10 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
     Chunk chunk{.units = chunks[c]};
     chunk.pending_slots = program.pending_slots[c];
     for (std::int64_t unit = chunks[c].begin; unit < chunks[c].end; ++unit) {
-      model::UnitPlan plan(leaves.rows, shares);
+      model::UnitPlan plan(leaves.rows, shares, chunk.pending_slots > 0);
       model.units()[static_cast<std::size_t>(unit)]->plan(plan);
       UnitSizes sizes{plan.bytes(Area::stash), plan.bytes(Area::rebuilt), plan.bytes(Area::delta),
                       plan.bytes(Area::scratch)};
-      sizes.input_offset = chunk.slot_bytes;
-      if (unit > 0) chunk.slot_bytes += activation;
-      sizes.stash_offset = chunk.slot_bytes;
-      chunk.slot_bytes += count * sizes.stash;
       // Between I and W a unit keeps its output's gradient, what it rebuilt and its deltas.
       sizes.pending_offset = chunk.pending_bytes;
       chunk.pending_bytes += activation + count * (sizes.rebuilt + sizes.delta);
@@ -44,10 +41,9 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
       largest_scratch = std::max(largest_scratch, sizes.scratch);
       chunk.sizes.push_back(sizes);
     }
-    chunk.stash_begin = stash_bytes_;
-    stash_bytes_ += chunk.slot_bytes * static_cast<std::size_t>(program.stash_slots[c]);
     chunks_.push_back(std::move(chunk));
   }
+  place_stash(program, lender, static_cast<int>(model.units().size()) - 1);
   const auto take = [&](std::size_t& place, std::size_t bytes) {
     place = work_bytes_;
     work_bytes_ += bytes;
@@ -66,9 +62,45 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
   take(scratch_, largest_scratch);
 }
 
-StageMemory::StageMemory(const StagePlan& plan, device::MemoryLedger& ledger)
+void StagePlan::place_stash(const Program& program, const params::Layout* lender, int last_unit) {
+  std::vector<StashPart> parts;
+  for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    const Chunk& chunk = chunks_[c];
+    for (int slot = 0; slot < program.stash_slots[c]; ++slot) {
+      for (std::int64_t unit = chunk.units.begin; unit < chunk.units.end; ++unit) {
+        const UnitSizes& sizes = chunk.sizes[static_cast<std::size_t>(unit - chunk.units.begin)];
+        StashPart part{static_cast<int>(c), slot, static_cast<int>(unit),
+                       unit > 0 ? activation_bytes() : 0};
+        parts.push_back(part);
+        part.bytes = static_cast<std::size_t>(leaves_.count) * sizes.stash;
+        parts.push_back(part);
+      }
+    }
+  }
+  Loans loans;
+  if (lender != nullptr) {
+    loans = plan_loans(program, *lender, last_unit, parts);
+    lent_ = loans.lent;
+  }
+  const auto place = [&](std::size_t part) {
+    const bool lent = lender != nullptr && loans.places[part] >= 0;
+    if (lent) return Place{true, static_cast<std::size_t>(loans.places[part])};
+    const Place own{false, stash_bytes_};
+    stash_bytes_ += parts[part].bytes;
+    return own;
+  };
+  for (std::size_t part = 0; part < parts.size(); part += 2) {
+    std::vector<Kept>& kept = chunks_[static_cast<std::size_t>(parts[part].chunk)].kept;
+    const Place input = place(part);
+    kept.push_back({input, place(part + 1)});
+  }
+}
+
+StageMemory::StageMemory(const StagePlan& plan, const Tensor& gradients,
+                         device::MemoryLedger& ledger)
     : plan_(plan),
       stash_(ledger, device::Use::stash, plan.stash_bytes()),
+      lent_(gradients),
       work_(ledger, device::Use::workspace, plan.work_bytes()) {}
 
 Tensor StageMemory::activation(device::Arena& arena, std::size_t offset) {
@@ -83,6 +115,13 @@ const StagePlan::UnitSizes& StageMemory::sizes(const UnitAction& action) const {
   return chunk(action).sizes[static_cast<std::size_t>(action.unit - chunk(action).units.begin)];
 }
 
+const StagePlan::Kept& StageMemory::kept(const UnitAction& action) const {
+  const StagePlan::Chunk& own = chunk(action);
+  const auto slot = static_cast<std::size_t>(action.stash);
+  return own
+      .kept[slot * own.sizes.size() + static_cast<std::size_t>(action.unit - own.units.begin)];
+}
+
 Tensor StageMemory::message(Message kind, int slot) {
   const std::size_t begin[] = {plan_.receive_activation_, plan_.receive_gradient_,
                                plan_.send_activation_, plan_.send_gradient_};
@@ -91,10 +130,8 @@ Tensor StageMemory::message(Message kind, int slot) {
 }
 
 Tensor StageMemory::input(const UnitAction& action) {
-  const StagePlan::Chunk& own = chunk(action);
-  return activation(stash_, own.stash_begin +
-                                static_cast<std::size_t>(action.stash) * own.slot_bytes +
-                                sizes(action).input_offset);
+  const StagePlan::Place& place = kept(action).input;
+  return activation(arena(place), place.offset);
 }
 
 Tensor StageMemory::next_input(const UnitAction& action) {
@@ -128,17 +165,17 @@ model::UnitMemory StageMemory::unit(const UnitAction& action, int leaf) {
   const StagePlan::Chunk& own = chunk(action);
   const StagePlan::UnitSizes& size = sizes(action);
   const auto l = static_cast<std::size_t>(leaf);
-  const std::size_t stash = own.stash_begin +
-                            static_cast<std::size_t>(action.stash) * own.slot_bytes +
-                            size.stash_offset + l * size.stash;
+  const StagePlan::Place& stash = kept(action).stash;
   std::size_t rebuilt = plan_.rebuilt_, delta = plan_.delta_;
   if (action.pending >= 0 && action.kind != UnitAction::Kind::forward) {
     rebuilt = own.pending_begin + static_cast<std::size_t>(action.pending) * own.pending_bytes +
               size.pending_offset + plan_.activation_bytes() + l * (size.rebuilt + size.delta);
     delta = rebuilt + size.rebuilt;
   }
-  return model::UnitMemory(
-      {{{&stash_, stash}, {&work_, rebuilt}, {&work_, delta}, {&work_, plan_.scratch_}}});
+  return model::UnitMemory({{{&arena(stash), stash.offset + l * size.stash},
+                             {&work_, rebuilt},
+                             {&work_, delta},
+                             {&work_, plan_.scratch_}}});
 }
 
 }  // namespace trireme::parallel

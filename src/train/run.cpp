@@ -12,7 +12,7 @@ int exit_code(Ending ending) { return ending == Ending::done ? 0 : 75; }
 Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
   ComputeDevice computes(config.device, session);
   device::MemoryLedger ledger(computes.device());
-  const GridPlan plan = plan_grid(config, session);
+  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
   comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
   computes.settle_precision(config.precision.compute, grid.world());
   comm::agree(grid.world(), [&] {

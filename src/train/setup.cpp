@@ -106,6 +106,7 @@ model::ModelConfig model_of(const checkpoint::Reader& reader) {
 
 LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session) {
   LayoutFacts facts{.world = session.size(), .node_of = session.nodes()};
+  facts.host = config.device.type != "cuda";
   if (const auto path = schedule::path_of(config.parallel.schedule)) {
     facts.schedule_text = schedule::read_schedule_text(*path);
   }
@@ -116,10 +117,11 @@ comm::GridOptions grid_options(const RunConfig& config) {
   return {.comm = config.comm, .reproducible = config.numerics.reproducible};
 }
 
-GridPlan plan_grid(const RunConfig& config, comm::Session& session) {
+GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host) {
   device::MemoryLedger ledger;  // of an agreement that ends here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
   GridPlan plan{.facts = {.world = session.size(), .node_of = session.nodes()}};
+  plan.facts.host = host;
   plan.facts.schedule_text =
       comm::of_rank_zero(*world, [&] { return layout_facts(config, session).schedule_text; });
   comm::agree(*world, [&] {
@@ -153,9 +155,12 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
 
 namespace {
 
-model::Recompute recompute_of(const std::string& name) {
-  if (name == "full") return model::Recompute::full;
-  return name == "selective" ? model::Recompute::selective : model::Recompute::none;
+model::Recompute recompute_of(const std::string& name, bool host) {
+  using model::Recompute;
+  if (name == "auto") return parallel::usual_recompute(host);
+  if (name == "full") return Recompute::full;
+  if (name == "selective") return Recompute::selective;
+  return name == "cheap" ? Recompute::cheap : Recompute::none;
 }
 
 }  // namespace
@@ -174,7 +179,8 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .reshard_after_forward = config.zero.reshard_after_forward,
           .offload = config.zero.offload == "optimizer",
           .sequence_parallel = config.parallel.sequence,
-          .recompute = recompute_of(config.parallel.recompute),
+          .recompute = recompute_of(config.parallel.recompute, facts.host),
+          .exact_gelu = facts.host,
           .compute = dtype_from_name(config.precision.compute),
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),

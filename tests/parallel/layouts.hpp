@@ -33,14 +33,16 @@ struct LayoutCase {
   int micro_batch = 1;
   int threads = 1;
   model::Recompute recompute = model::Recompute::none;
+  bool exact_gelu = true;
   int ranks() const { return tensor * pipeline * data; }
   std::string to_string() const {
-    static constexpr const char* recomputes[] = {"none", "selective", "full"};
+    static constexpr const char* recomputes[] = {"none", "cheap", "selective", "full"};
     return fmt::format(
         "tensor {} pipeline {} data {} zero {} shard {} reshard {} sequence {} {} x{} "
-        "micro-batch {} threads {} recompute {}",
+        "micro-batch {} threads {} recompute {}{}",
         tensor, pipeline, data, zero, shard, reshard, sequence_parallel, schedule, virtual_stages,
-        micro_batch, threads, recomputes[static_cast<int>(recompute)]);
+        micro_batch, threads, recomputes[static_cast<int>(recompute)],
+        exact_gelu ? "" : " GELU kept");
   }
 };
 
@@ -187,6 +189,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .offload = settings.offload,
           .sequence_parallel = layout.sequence_parallel,
           .recompute = layout.recompute,
+          .exact_gelu = layout.exact_gelu,
           .compute = settings.compute,
           .reproducible = settings.reproducible,
           .virtual_tensor = settings.virtual_tensor,

@@ -23,10 +23,14 @@ TEST(Layouts, EqualOneRankBitForBit) {
   std::vector<LayoutCase> cases = {
       {.micro_batch = 2},
       {.micro_batch = 4, .threads = 2},
+      {.micro_batch = 2, .recompute = model::Recompute::cheap},
+      {.micro_batch = 2, .recompute = model::Recompute::selective, .exact_gelu = false},
+      {.recompute = model::Recompute::full, .exact_gelu = false},
       {.micro_batch = 2, .recompute = model::Recompute::selective},
       {.micro_batch = 2, .recompute = model::Recompute::full},
       {.schedule = "gpipe"},
       {.schedule = "zero-bubble"},
+      {.schedule = "zero-bubble", .recompute = model::Recompute::cheap},
       // Files may split the backward of some micro-batches and do that of others whole.
       {.schedule = "file:mixed", .schedule_text = "0F0,0B0,0F1,0I1,0W1", .micro_batch = 4},
       {.pipeline = 2,
@@ -37,9 +41,11 @@ TEST(Layouts, EqualOneRankBitForBit) {
        .sequence_parallel = true,
        .schedule = "file:mixed",
        .schedule_text = "0F0,0B0,0F1,0I1,0W1",
-       .micro_batch = 4},
+       .micro_batch = 4,
+       .recompute = model::Recompute::cheap},
       {.tensor = 2},
       {.tensor = 2, .sequence_parallel = true, .micro_batch = 2},
+      {.tensor = 2, .sequence_parallel = true, .recompute = model::Recompute::selective},
       {.tensor = 4},
       {.tensor = 4, .sequence_parallel = true},
       {.pipeline = 2},
@@ -51,11 +57,15 @@ TEST(Layouts, EqualOneRankBitForBit) {
       {.data = 2, .zero = 1},
       {.data = 2, .zero = 2},
       {.data = 2, .zero = 3},
-      {.data = 4, .zero = 3, .reshard = false},
+      {.data = 4, .zero = 3, .reshard = false, .recompute = model::Recompute::cheap},
       {.data = 4, .shard = 2, .zero = 2},
       {.tensor = 2, .pipeline = 2, .zero = 1, .sequence_parallel = true},
       {.tensor = 2, .data = 2, .zero = 3},
-      {.pipeline = 2, .data = 2, .zero = 3, .schedule = "zero-bubble"},
+      {.pipeline = 2,
+       .data = 2,
+       .zero = 3,
+       .schedule = "zero-bubble",
+       .recompute = model::Recompute::cheap},
   };
   for (const bool llama : {false, true}) {
     const model::ModelConfig config = quick_model(llama);
@@ -71,6 +81,49 @@ TEST(Layouts, EqualOneRankBitForBit) {
           << (llama ? "llama: " : "gpt2: ") << layout.to_string();
       EXPECT_EQ(found.fault, "") << layout.to_string();
       MPI_Comm_free(&sub);
+    }
+  }
+}
+
+// With one group of sequences on each data rank, gradients lend their memory to what forward keeps
+// of the only micro-batch; with several micro-batches or groups they do not.
+TEST(Layouts, LentGradientsChangeNoBit) {
+  int rank = 0, size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  for (const bool llama : {false, true}) {
+    const model::ModelConfig config = quick_model(llama);
+    for (const int groups : {1, 2}) {
+      RunSettings settings{.steps = 3, .virtual_data = groups};
+      const RunResult one = run_layout(config, {}, settings, MPI_COMM_SELF);
+      for (LayoutCase layout :
+           {LayoutCase{.micro_batch = 8 / groups},
+            LayoutCase{.micro_batch = 8 / groups, .recompute = model::Recompute::cheap},
+            LayoutCase{.schedule = "zero-bubble", .micro_batch = 8 / groups},
+            LayoutCase{.tensor = 2, .sequence_parallel = true, .micro_batch = 8 / groups},
+            LayoutCase{.pipeline = 2, .micro_batch = 8 / groups},
+            LayoutCase{.zero = 1, .micro_batch = 8 / groups}}) {
+        layout.data = groups;
+        if (layout.ranks() > size) continue;
+        for (const bool imaginary : {false, true}) {
+          if (imaginary && (llama || layout.recompute == model::Recompute::none)) continue;
+          settings.make_device = imaginary ? make_imaginary_device : MakeTestDevice();
+          MPI_Comm sub = MPI_COMM_NULL;
+          MPI_Comm_split(MPI_COMM_WORLD, rank < layout.ranks() ? 0 : MPI_UNDEFINED, rank, &sub);
+          if (sub == MPI_COMM_NULL) continue;
+          StageOptions options = stage_options(layout, settings);
+          options.place.tensor = layout.tensor;
+          options.place.pipeline = layout.pipeline;
+          options.place.data = layout.data;
+          const model::Transformer model(config);
+          const std::vector<bool> lent = Stage(model, options).memory().lent();
+          EXPECT_NE(std::count(lent.begin(), lent.end(), true), 0) << layout.to_string();
+          const RunResult found = run_layout(config, layout, settings, sub);
+          EXPECT_EQ(first_difference(one, found), "") << layout.to_string();
+          EXPECT_EQ(found.fault, "") << layout.to_string();
+          MPI_Comm_free(&sub);
+        }
+      }
     }
   }
 }

@@ -98,7 +98,7 @@ inline MatrixCase matrix_case(const Row& row) {
 /// All layouts that eight ranks can have and that mean something.
 inline Space matrix_space() {
   Space space;
-  space.values = {3, 3, 3, 4, 8, 2, 3, 3, 2, static_cast<int>(matrix_models().size())};
+  space.values = {3, 3, 3, 4, 8, 2, 4, 3, 2, static_cast<int>(matrix_models().size())};
   space.feasible = [](const Row& row) {
     const MatrixCase each = matrix_case(row);
     const LayoutCase& layout = each.layout;

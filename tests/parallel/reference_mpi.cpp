@@ -33,6 +33,7 @@ std::vector<Setting> settings() {
       {"micro_batches", {.micro_batch = 1}},
       {"threads", {.micro_batch = 3, .threads = 2}},
       {"reproducible", {.micro_batch = 3}, true},
+      {"cheap_recomputation", {.micro_batch = 3, .recompute = model::Recompute::cheap}},
       {"full_recomputation", {.micro_batch = 3, .recompute = model::Recompute::full}},
       {"zero_bubble", {.schedule = "zero-bubble"}},
       {"tensor", {.tensor = 2, .micro_batch = 3}},

@@ -99,7 +99,7 @@ RunConfig config_of(const MatrixModel& model, const LayoutCase& layout, const Fo
   config.parallel.schedule = layout.schedule;
   config.parallel.virtual_stages = layout.virtual_stages;
   config.parallel.zero = layout.zero;
-  static constexpr const char* recomputes[] = {"none", "selective", "full"};
+  static constexpr const char* recomputes[] = {"none", "cheap", "selective", "full"};
   config.parallel.recompute = recomputes[static_cast<int>(layout.recompute)];
   config.parallel.threads = layout.threads;
   config.zero.reshard_after_forward = layout.reshard;

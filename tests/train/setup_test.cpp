@@ -53,6 +53,26 @@ TEST(ShardRanks, NumbersMustDivideTheDataDegree) {
   }
 }
 
+TEST(Recompute, AutoIsCheapOnCpusAndNothingOnGpus) {
+  const auto policy = [](const std::string& name, bool host) {
+    RunConfig config;
+    config.parallel.recompute = name;
+    config.train.batch = config.train.micro_batch = 1;
+    const LayoutFacts facts{.host = host};
+    return stage_options(config, grid_shape(config, facts), facts).recompute;
+  };
+  using model::Recompute;
+  EXPECT_EQ(RunConfig().parallel.recompute, "auto");
+  EXPECT_EQ(policy("auto", true), Recompute::cheap);
+  EXPECT_EQ(policy("auto", false), Recompute::none);
+  for (const bool host : {false, true}) {
+    EXPECT_EQ(policy("none", host), Recompute::none);
+    EXPECT_EQ(policy("cheap", host), Recompute::cheap);
+    EXPECT_EQ(policy("selective", host), Recompute::selective);
+    EXPECT_EQ(policy("full", host), Recompute::full);
+  }
+}
+
 TEST(ChooseMicroBatch, DividesTheShareAndHoldsAtMost4096Tokens) {
   EXPECT_EQ(choose_micro_batch(12, 256), 12);
   EXPECT_EQ(choose_micro_batch(12, 512), 6);

@@ -12,19 +12,29 @@ class Attention {
   Attention(params::ParameterTable& table, int unit, const std::string& name,
             const ModelConfig& config, int layer);
   void plan(UnitPlan& plan);
+  /// Adds what backward needs before it has the gradient for x and no longer then.
+  void plan_inside(UnitPlan& plan);
   /// partial [R, C]: this rank's summand of the output, from all rows of x [R, C].
   void forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
                const UnitMemory& memory, std::span<const Tensor> levels) const;
-  /// Makes again what the plan did not keep.
+  /// Makes again what the plan rebuilds; x as in forward.
   void recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
+  /// Whether recompute reads x.
+  bool recomputes_from_input() const { return qkv_value_.front().area == Area::rebuilt; }
   /// The output alone, from heads that forward or recompute has mixed.
   void project(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
                std::span<const Tensor> levels) const;
-  /// partial [R, C]: this rank's summand of the gradient for x, from all rows of dy [R, C].
-  void backward_input(const UnitContext& context, const Tensor& partial, const Tensor& dy,
-                      const UnitMemory& memory, std::span<const Tensor> levels) const;
-  void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
+  /// Backward's four parts, this one and the second in any order; dy [R, C], all rows.
+  void backward_output_weight(const UnitContext& context, const Tensor& dy,
+                              const UnitMemory& memory) const;
+  /// The gradient for what x was multiplied to.
+  void backward_inside(const UnitContext& context, const Tensor& dy,
                        const UnitMemory& memory) const;
+  void backward_input_weight(const UnitContext& context, const Tensor& x,
+                             const UnitMemory& memory) const;
+  /// partial [R, C]: this rank's summand of the gradient for x.
+  void backward_input(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
+                      std::span<const Tensor> levels) const;
 
   /// Width [Gv·D] of each local tile's keys.
   static std::vector<std::int64_t> key_widths(const ModelConfig& config,
@@ -56,7 +66,6 @@ class Attention {
   RowParallel out_;
   std::vector<Slot> qkv_value_, mixed_, lse_;  // per tile [R, (Hv + 2Gv)·D], [R, Hv·D], [R, Hv]
   std::vector<Slot> dqkv_, dmixed_;
-  bool keeps_projection_ = true;  // q|k|v stay from forward to backward
 };
 
 }  // namespace trireme::model

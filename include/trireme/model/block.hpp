@@ -21,6 +21,9 @@ class Block final : public Unit {
                       const Tensor& x, const UnitMemory& memory) const override;
   void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                        const UnitMemory& memory) const override;
+  /// One half after the other, each weight's gradient as soon as its factors are there.
+  void backward(const UnitContext& context, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                const UnitMemory& memory) const override;
 
  private:
   enum class Site : std::uint32_t { attention = 2, mlp = 3 };
@@ -39,20 +42,25 @@ class Block final : public Unit {
   /// The same, already made.
   Tensor branch_gradient(const UnitContext& context, const Tensor& dy, const Slot& slot,
                          const UnitMemory& memory) const;
+  /// Backward of a half: of `branch` behind `norm`, of which x is the input and `into` the gradient
+  /// for the output; the gradient for x is added to dx.
+  template <class Branch>
+  void backward_half(const UnitContext& context, const Branch& branch, const Norm& norm,
+                     const Slot& normed_slot, const Slot& dnormed_slot, const Tensor& dx,
+                     const Tensor& into, const Tensor& x, const UnitMemory& memory) const;
   bool copies_gradient(const Shares& shares) const { return rate_ > 0 || shares.sequence_parallel; }
 
   std::string name_;
   std::int64_t width_;
   int layer_;
   float rate_;
-  bool rebuilds_middle_ = false;
   Norm norm1_;
   Attention attention_;
   Norm norm2_;
   Mlp mlp_;
   PartialSum partial_;
   Slot normed1_, middle_, normed2_;     // [R, C], [r, C], [R, C]
-  Slot dnormed1_, dmiddle_, dnormed2_;  // [r, C] each
+  Slot dnormed1_, dmiddle_, dnormed2_;  // [r, C] each; dmiddle only where backward is split
   Slot dattention_, dmlp_;              // [R, C], only with dropout or sequence parallelism
 };
 

@@ -2,6 +2,7 @@
 // each of its areas a place in an arena; so activation memory is known before training.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -15,7 +16,7 @@ namespace trireme::model {
 enum class Area : std::uint8_t {
   stash,    // from forward until the last backward of the same micro-batch
   rebuilt,  // from recomputation (or forward) until the unit's last backward
-  delta,    // from backward for inputs until backward for weights
+  delta,    // from backward for inputs until backward for weights, where these are two calls
   scratch,  // within one call
   count
 };
@@ -23,17 +24,20 @@ constexpr std::size_t area_count = static_cast<std::size_t>(Area::count);
 
 /// What backward makes again instead of keeping it. Korthikanti et al., "Reducing activation
 /// recomputation in large transformer models" (2022).
+/// Each policy makes again what those before it do.
 enum class Recompute : std::uint8_t {
   none,
-  selective,  // attention and norms
+  cheap,      // what one pass over kept values gives: norms, activation functions
+  selective,  // attention too
   full        // everything but each unit's input
 };
 
-/// What it costs to make a value again, which decides under which policy it is kept.
+/// What it costs to make a value again, which decides under which policies it is not kept.
 enum class Remake : std::uint8_t {
   never,  // kept under every policy
   dear,   // made again under `full`
-  cheap   // made again under `selective` and `full`
+  fair,   // made again under `selective` and `full`
+  cheap   // made again under all but `none`
 };
 
 /// A value of `width` elements for each of `rows` rows at most.
@@ -51,6 +55,9 @@ struct Shares {
   bool sequence_parallel = false;  // norms, dropout and residuals on the rank's rows only
   bool reproducible = false;
   Recompute recompute = Recompute::none;
+  /// The GELU that a product leaves has the bits of a pass over what the product kept, so that such
+  /// a pass makes it again.
+  bool exact_gelu = true;
   /// Of activations and of the parameters that units read; narrower than fp32, the latter are
   /// rounded copies of fp32 masters.
   DType compute = DType::f32;
@@ -65,10 +72,12 @@ struct Shares {
 };
 
 /// Collects the slots of one unit for leaves of `rows` tokens; of the compute type where no other
-/// is named.
+/// is named. `splits`: backward for inputs and for weights are two calls, between which other units
+/// and micro-batches have theirs.
 class UnitPlan {
  public:
-  UnitPlan(std::int64_t rows, const Shares& shares) : rows_(rows), shares_(shares) {}
+  UnitPlan(std::int64_t rows, const Shares& shares, bool splits)
+      : rows_(rows), shares_(shares), splits_(splits) {}
   std::int64_t rows() const { return rows_; }
   std::int64_t local_rows() const { return shares_.rows(rows_).size(); }
   const Shares& shares() const { return shares_; }
@@ -82,14 +91,30 @@ class UnitPlan {
     end += device::aligned(static_cast<std::size_t>(rows * width) * size_of(type));
     return slot;
   }
-  /// A value that backward needs: kept from forward, or made again.
+  /// Of gradients that backward for weights needs after backward for inputs has made them.
+  Area between() const { return splits_ ? Area::delta : Area::scratch; }
+  /// Alternatives of which one at a time is in use: the scratch that each call of `plans` adds may
+  /// be the same memory. What is added afterwards lies behind the largest.
+  template <class... Plans>
+  void overlay(const Plans&... plans) {
+    std::size_t& end = bytes_[static_cast<std::size_t>(Area::scratch)];
+    const std::size_t begin = end;
+    std::size_t farthest = begin;
+    const auto alternative = [&](const auto& plan) {
+      end = begin;
+      plan();
+      farthest = std::max(farthest, end);
+    };
+    (alternative(plans), ...);
+    end = farthest;
+  }
+  /// A value that backward needs: kept from forward, or made again; what is cheap to make, into
+  /// scratch where it is read.
   Slot keep(Remake remake, std::int64_t rows, std::int64_t width) {
     return keep(remake, rows, width, shares_.compute);
   }
   Slot keep(Remake remake, std::int64_t rows, std::int64_t width, DType type) {
-    const bool again = (remake != Remake::never && shares_.recompute == Recompute::full) ||
-                       (remake == Remake::cheap && shares_.recompute == Recompute::selective);
-    return add(again ? Area::rebuilt : Area::stash, rows, width, type);
+    return add(area_of(remake), rows, width, type);
   }
   /// One slot per local tile, widths[i] elements wide.
   std::vector<Slot> add_tiles(Area area, std::int64_t rows, const std::vector<std::int64_t>& widths,
@@ -107,8 +132,24 @@ class UnitPlan {
   std::size_t bytes(Area area) const { return bytes_[static_cast<std::size_t>(area)]; }
 
  private:
+  Area area_of(Remake remake) const {
+    const Recompute policy = shares_.recompute;
+    switch (remake) {
+      case Remake::never:
+        return Area::stash;
+      case Remake::dear:
+        return policy >= Recompute::full ? Area::rebuilt : Area::stash;
+      case Remake::fair:
+        return policy >= Recompute::selective ? Area::rebuilt : Area::stash;
+      case Remake::cheap:
+        return policy >= Recompute::cheap ? Area::scratch : Area::stash;
+    }
+    return Area::stash;
+  }
+
   std::int64_t rows_;
   Shares shares_;
+  bool splits_;
   std::array<std::size_t, area_count> bytes_{};
 };
 

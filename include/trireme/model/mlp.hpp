@@ -9,18 +9,33 @@ class Mlp {
  public:
   Mlp(params::ParameterTable& table, int unit, const std::string& name, const ModelConfig& config);
   void plan(UnitPlan& plan);
+  /// Adds what backward needs before it has the gradient for x and no longer then.
+  void plan_inside(UnitPlan& plan);
   /// partial [R, C]: this rank's summand of the output, from all rows of x [R, C].
   void forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
                const UnitMemory& memory, std::span<const Tensor> levels) const;
-  /// Makes the hidden values again.
+  /// Makes again what the plan rebuilds; x as in forward.
   void recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
-  /// partial [R, C]: this rank's summand of the gradient for x, from all rows of dy [R, C].
-  void backward_input(const UnitContext& context, const Tensor& partial, const Tensor& dy,
-                      const UnitMemory& memory, std::span<const Tensor> levels) const;
-  void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
+  /// Whether recompute reads x.
+  bool recomputes_from_input() const { return area(up_value_) == Area::rebuilt; }
+  /// Backward's four parts, this one and the second in any order, but one's scratch may be the
+  /// other's result where backward is whole: then this comes first. dy [R, C], all rows.
+  void backward_output_weight(const UnitContext& context, const Tensor& dy,
+                              const UnitMemory& memory) const;
+  /// The gradient for what x was multiplied to.
+  void backward_inside(const UnitContext& context, const Tensor& dy,
                        const UnitMemory& memory) const;
+  void backward_input_weight(const UnitContext& context, const Tensor& x,
+                             const UnitMemory& memory) const;
+  /// partial [R, C]: this rank's summand of the gradient for x.
+  void backward_input(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
+                      std::span<const Tensor> levels) const;
 
  private:
+  static Area area(const std::vector<Slot>& slots) { return slots.front().area; }
+  void make_hidden(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
+  void activate(const UnitContext& context, const UnitMemory& memory, std::int64_t rows) const;
+
   bool gated_;
   ColumnParallel up_;
   RowParallel down_;

@@ -110,6 +110,13 @@ class Unit {
   /// Adds to the gradients of the unit's parameters. dy and x as before, after backward_input.
   virtual void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                                const UnitMemory& memory) const = 0;
+  /// recompute, backward_input and backward_weight as one, in whatever order needs least memory.
+  virtual void backward(const UnitContext& context, const Tensor& dx, const Tensor& dy,
+                        const Tensor& x, const UnitMemory& memory) const {
+    recompute(context, x, memory);
+    backward_input(context, dx, dy, x, memory);
+    backward_weight(context, dy, x, memory);
+  }
 };
 
 }  // namespace trireme::model

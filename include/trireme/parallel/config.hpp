@@ -16,7 +16,7 @@ struct ParallelConfig {
   std::string schedule = "1f1b";
   std::int64_t virtual_stages = 1;
   std::int64_t zero = 0;
-  std::string recompute = "none";
+  std::string recompute = "auto";
   std::int64_t bucket_mb = 8;  // gradients reduced, or read by an offloaded update, together
   bool overlap = true;         // reduce while backward runs
   std::int64_t threads = 0;    // OpenMP threads of a rank; 0: cores of the node / ranks of the node
@@ -38,9 +38,9 @@ struct ParallelConfig {
                "parameters too",
                config::in_range(0, 3));
     fields.add("recompute", recompute,
-               "what backward makes again instead of keeping: none, selective (attention and "
-               "norms), full",
-               config::one_of({"none", "selective", "full"}));
+               "what backward makes again instead of keeping: none, cheap (norms and activation "
+               "functions), selective (attention too), full; auto: cheap on CPUs, none on GPUs",
+               config::one_of({"auto", "none", "cheap", "selective", "full"}));
     fields.add(
         "bucket_mb", bucket_mb,
         "MB of gradients in one reduction (zero 0; else a reduction per layer), and in one update "

@@ -38,19 +38,20 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
 
 class StateExchange {
  public:
-  /// `offload`, where there is one, is given every gradient as soon as it is final.
+  /// `offload`, where there is one, is given every gradient as soon as it is final. `lent`: by
+  /// group, whose gradients hold something else until they are needed; see StagePlan.
   StateExchange(const state::ModelState& state, const Program& program, ops::Ops& ops,
                 const StateGroups& groups, const model::TensorGroup& tensor, Recorder& recorder,
                 device::MemoryLedger& ledger, std::int64_t bucket_elements,
-                state::Offload* offload = nullptr);
+                state::Offload* offload = nullptr, const std::vector<bool>& lent = {});
 
-  /// Zeroes all gradient sums.
+  /// Zeroes all gradient sums but those that are lent.
   void begin_step();
   /// Starts to make a group's parameters whole.
   void gather(int group);
   /// Waits until the parameters of a unit are there.
   void need_values(int unit);
-  /// Makes room for the gradients of a unit.
+  /// Makes room for the gradients of a unit, zeroed where nothing was added yet.
   void need_gradients(int unit);
   /// Starts to reduce a group's gradient, which this rank has finished (of this micro-batch, where
   /// gradients are sharded).
@@ -88,6 +89,8 @@ class StateExchange {
   bool times_;  // on the host; marks would hold up what a device queues
   state::TensorSums sums_;
   state::Offload* offload_;
+  std::vector<bool> lent_;   // by group; empty: none
+  std::vector<bool> given_;  // by group: lent, and not back yet in this step
   std::vector<Bucket> buckets_;
   std::vector<int> reductions_;       // by group, of a step
   std::vector<int> left_;             // by group, those still to come

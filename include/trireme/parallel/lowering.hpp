@@ -44,11 +44,11 @@ std::string to_string(const UnitAction& action);
 
 struct LoweringOptions {
   std::vector<params::Range> chunk_units;  // of this stage, by chunk
-  bool recompute = false;
-  bool gathers = false;                   // parameters are sharded
-  bool reshard_after_forward = true;      // gather again for backward
-  bool reduces_each_micro_batch = false;  // gradients are sharded
-  std::vector<int> value_rooms;           // by group; see state::Rooms; −1: always there
+  bool recompute = false;                  // something is rebuilt before backward
+  bool gathers = false;                    // parameters are sharded
+  bool reshard_after_forward = true;       // gather again for backward
+  bool reduces_each_micro_batch = false;   // gradients are sharded
+  std::vector<int> value_rooms;            // by group; see state::Rooms; −1: always there
 };
 
 struct Program {

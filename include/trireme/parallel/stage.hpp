@@ -36,10 +36,15 @@ struct StageOptions {
   bool offload = false;  // of the optimiser's state; see state::StateOptions
   bool sequence_parallel = false;
   model::Recompute recompute = model::Recompute::none;
+  bool exact_gelu = true;  // see model::Shares; not where libraries for GPUs make it in a product
   DType compute = DType::f32;
   bool reproducible = false;
   int virtual_tensor = 8, virtual_data = 8;
 };
+
+/// What is made again where nothing is said: on CPUs what costs a step 1 % or less; on GPUs, whose
+/// memory is slower beside their products, nothing.
+model::Recompute usual_recompute(bool host);
 
 /// Refuses degrees, schedules and batches that do not go together; throws ConfigError that names
 /// the key, the rule and the nearest values that work. Whatever depends on the model too (units,

@@ -7,6 +7,7 @@
 
 #include "trireme/device/arena.hpp"
 #include "trireme/model/transformer.hpp"
+#include "trireme/parallel/loans.hpp"
 #include "trireme/parallel/lowering.hpp"
 
 namespace trireme::parallel {
@@ -19,14 +20,20 @@ struct Leaves {
 };
 
 /// Offsets of a stage's activations in two arenas: *stash*, what lives from forward to backward,
-/// and *work*, everything else.
+/// and *work*, everything else. Part of the stash may be lent by the gradients.
 class StagePlan {
  public:
-  /// Plans the units of `chunks`, which then know their slots.
+  /// Plans the units of `chunks`, which then know their slots. `lender`: whose flat gradients may
+  /// hold part of the stash; null: none.
   StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
-            const model::Shares& shares, const Leaves& leaves, const Program& program);
+            const model::Shares& shares, const Leaves& leaves, const Program& program,
+            const params::Layout* lender);
 
+  /// Beside what is lent.
   std::size_t stash_bytes() const { return stash_bytes_; }
+  /// By group of the layout: its gradient lends memory, and is to be zeroed only when it is first
+  /// added to; empty: none does.
+  const std::vector<bool>& lent() const { return lent_; }
   std::size_t work_bytes() const { return work_bytes_; }
   const Leaves& leaves() const { return leaves_; }
   std::int64_t own_rows() const { return own_rows_; }  // of a leaf
@@ -36,21 +43,30 @@ class StagePlan {
   friend class StageMemory;
   struct UnitSizes {
     std::size_t stash = 0, rebuilt = 0, delta = 0, scratch = 0;  // of one leaf
-    std::size_t input_offset = 0, stash_offset = 0;              // within a stash slot, of leaf 0
     std::size_t pending_offset = 0;                              // within a pending slot, of leaf 0
+  };
+  struct Place {
+    bool lent = false;  // in the gradients, else in the stash arena
+    std::size_t offset = 0;
+  };
+  /// What a stash slot holds of one unit: its input, and what it keeps for backward of each leaf.
+  struct Kept {
+    Place input, stash;
   };
   struct Chunk {
     params::Range units;
     std::vector<UnitSizes> sizes;
-    std::size_t stash_begin = 0, slot_bytes = 0;       // in the stash arena
+    std::vector<Kept> kept;                            // slot by slot, unit by unit
     std::size_t pending_begin = 0, pending_bytes = 0;  // in the work arena
     int pending_slots = 0;
   };
   std::size_t activation_bytes() const;  // [leaves · own rows, C]
+  void place_stash(const Program& program, const params::Layout* lender, int last_unit);
   Leaves leaves_;
   std::int64_t own_rows_ = 0, width_ = 0;
   DType type_ = DType::f32;
   std::vector<Chunk> chunks_;
+  std::vector<bool> lent_;
   std::size_t stash_bytes_ = 0, work_bytes_ = 0;
   std::size_t passing_ = 0, rebuilt_ = 0, delta_ = 0, scratch_ = 0;  // in the work arena
   std::size_t receive_activation_ = 0, receive_gradient_ = 0;
@@ -60,7 +76,8 @@ class StagePlan {
 /// The arenas themselves and the views that a program's actions need.
 class StageMemory {
  public:
-  StageMemory(const StagePlan& plan, device::MemoryLedger& ledger);
+  /// `gradients`: the flat ones of the plan's lender.
+  StageMemory(const StagePlan& plan, const Tensor& gradients, device::MemoryLedger& ledger);
   const StagePlan& plan() const { return plan_; }
   enum class Message : std::uint8_t {
     receive_activation,
@@ -85,11 +102,13 @@ class StageMemory {
 
  private:
   Tensor activation(device::Arena& arena, std::size_t offset);
+  device::Arena& arena(const StagePlan::Place& place) { return place.lent ? lent_ : stash_; }
+  const StagePlan::Kept& kept(const UnitAction& action) const;
   const StagePlan::Chunk& chunk(const UnitAction& action) const;
   const StagePlan::UnitSizes& sizes(const UnitAction& action) const;
   Tensor passing(const UnitAction& action, int unit);
   StagePlan plan_;
-  device::Arena stash_, work_;
+  device::Arena stash_, lent_, work_;
 };
 
 }  // namespace trireme::parallel

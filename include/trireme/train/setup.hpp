@@ -44,8 +44,10 @@ struct LayoutFacts {
   int world = 1;              // ranks
   std::vector<int> node_of;   // as comm::Session::nodes(); empty: all on one node
   std::string schedule_text;  // of the file that parallel.schedule names
+  bool host = true;           // computes on CPUs
 };
-/// Reads the schedule file, if there is one; throws Error.
+/// Reads the schedule file, if there is one; throws Error. Computes on CPUs unless `config` names
+/// GPUs.
 LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session);
 
 /// The grid's shape and the data ranks that share state. Throws ConfigError.
@@ -62,7 +64,7 @@ struct GridPlan {
   int shard = 1;
 };
 /// Collective over the session; errors are agreed on.
-GridPlan plan_grid(const RunConfig& config, comm::Session& session);
+GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host);
 
 /// What a rank of that layout does, but for its place; `config` is validated. `train` false:
 /// forward only, micro-batches of `sequences`.
