@@ -1,6 +1,5 @@
 #include "attention_kernels.hpp"
 
-#include <cmath>
 #include <limits>
 
 #include "targets.hpp"
@@ -86,6 +85,23 @@ HWY_ATTR void zero_row(std::size_t n, T* x) {
   for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR { access.store(hn::Zero(d), d, x + i); });
 }
 
+/// From each row's maximum and its sum of exponentials, 0 where it has none: log Σ exp, and the
+/// sum's inverse. A sum of exponentials is at least 1 or NaN.
+HWY_ATTR void finish_sums(std::size_t rows, float* maximum, float* sum) {
+  const FloatTag d;
+  const Floats one = hn::Set(d, 1.0F);
+  const Floats nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for_vectors(rows, [&](std::size_t i, auto access) HWY_ATTR {
+    const Floats s = access.load(d, sum + i);
+    const auto none = hn::Eq(s, hn::Zero(d));
+    const Floats known = hn::Max(s, one);  // what a logarithm is asked for
+    const Floats log = hn::Add(access.load(d, maximum + i), hn::Log(d, known));
+    access.store(hn::IfThenElse(none, nothing, hn::IfThenElse(hn::IsNaN(s), s, log)), d,
+                 maximum + i);
+    access.store(hn::IfThenZeroElse(none, hn::Div(one, s)), d, sum + i);
+  });
+}
+
 /// Probabilities as T from where each row begins: a row's never reach scores not yet read.
 template <class T>
 void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
@@ -96,16 +112,12 @@ void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
     T* probabilities = reinterpret_cast<T*>(row);
     if (!mask_row(block, r)) {
       zero_row(columns, probabilities);
-      lse[r] = -std::numeric_limits<float>::infinity();
       inverse[r] = 0;
       continue;
     }
-    const float maximum = maximum_of_row(columns, row);
-    const float sum = block.dropout == nullptr
-                          ? exponentials_of_row(columns, probabilities, row, maximum)
-                          : exponentials_of_row(columns, row, row, maximum);
-    lse[r] = maximum + std::log(sum);
-    inverse[r] = 1.0F / sum;
+    lse[r] = maximum_of_row(columns, row);
+    inverse[r] = block.dropout == nullptr ? exponentials_of_row(columns, probabilities, row, lse[r])
+                                          : exponentials_of_row(columns, row, row, lse[r]);
     if (block.dropout == nullptr) continue;
     const std::uint64_t index = block.index + static_cast<std::uint64_t>(r) * block.index_stride;
     for (const KeyRun& run : block.visible->runs) {
@@ -118,26 +130,13 @@ void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
                   });
     }
   }
+  finish_sums(static_cast<std::size_t>(block.rows), lse, inverse);
 }
 TRIREME_INSTANCES(softmax_block_as);
 
-void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
-                const float* factor) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* row = out + r * stride;
-    const auto n = static_cast<std::size_t>(columns);
-    if (factor[r] == 0) {
-      zero_row(n, row);
-    } else {
-      const Floats f = hn::Set(FloatTag(), factor[r]);
-      map(
-          n, row, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, row);
-    }
-  }
-}
-
-void round_scaled_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
-                       std::int64_t rows, std::int64_t columns, const float* factor) {
+template <class T>
+void scaled_rows(T* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                 std::int64_t rows, std::int64_t columns, const float* factor) {
   const FloatTag d;
   for (std::int64_t r = 0; r < rows; ++r) {
     const bool zero = factor != nullptr && factor[r] == 0;
@@ -147,6 +146,7 @@ void round_scaled_rows(Bf16* out, std::int64_t out_stride, const float* x, std::
         [&](Floats v) HWY_ATTR { return zero ? hn::Zero(d) : hn::Mul(v, f); }, x + r * x_stride);
   }
 }
+TRIREME_INSTANCES(scaled_rows);
 
 template <class T>
 void dots(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, std::int64_t rows,
@@ -218,8 +218,7 @@ HWY_AFTER_NAMESPACE();
 namespace trireme::ops {
 
 TRIREME_EXPORT(softmax_block_as);
-HWY_EXPORT(scale_rows);
-HWY_EXPORT(round_scaled_rows);
+TRIREME_EXPORT(scaled_rows);
 TRIREME_EXPORT(dots);
 TRIREME_EXPORT(softmax_gradient_block_as);
 
@@ -230,14 +229,14 @@ void softmax_block(const ScoreBlock& block, float* lse, float* inverse) {
 template void softmax_block<float>(const ScoreBlock&, float*, float*);
 template void softmax_block<Bf16>(const ScoreBlock&, float*, float*);
 
-void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
-                const float* factor) {
-  HWY_DYNAMIC_DISPATCH(scale_rows)(out, stride, rows, columns, factor);
+void scale_rows(float* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t columns, const float* factor) {
+  TRIREME_KERNEL(scaled_rows, float)(out, out_stride, x, x_stride, rows, columns, factor);
 }
 
 void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
                 std::int64_t rows, std::int64_t columns, const float* factor) {
-  HWY_DYNAMIC_DISPATCH(round_scaled_rows)(out, out_stride, x, x_stride, rows, columns, factor);
+  TRIREME_KERNEL(scaled_rows, Bf16)(out, out_stride, x, x_stride, rows, columns, factor);
 }
 
 void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,

@@ -169,7 +169,7 @@ HWY_INLINE float sum_of(std::size_t n, const Body& body) {
 template <class D>
 HWY_INLINE hn::Vec<D> exponential(D d, hn::Vec<D> x) {
   const hn::RebindToUnsigned<D> bits;
-  const auto rounder = hn::Set(d, 12582912.0F);  // 1.5·2²³: its sum's low bits are n
+  const auto rounder = hn::Set(d, 12583039.0F);  // 1.5·2²³ + 127: its sum's low bits are n + 127
   const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504F), rounder);
   const auto n = hn::Sub(shifted, rounder);
   // ln 2 in two parts; n times the first, of 15 bits, is exact.
@@ -180,8 +180,7 @@ HWY_INLINE hn::Vec<D> exponential(D d, hn::Vec<D> x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.166665211F));
   p = hn::MulAdd(p, r, hn::Set(d, 0.499999940F));
   const auto mantissa = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0F));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(bits, shifted));
-  const auto power = hn::Add(exponent, hn::Set(bits, std::uint32_t{127} << 23));
+  const auto power = hn::ShiftLeft<23>(hn::BitCast(bits, shifted));
   const auto value = hn::Mul(mantissa, hn::BitCast(d, power));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), value);
 }
