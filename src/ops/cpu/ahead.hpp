@@ -2,11 +2,15 @@
 // between other work: rows of one head lie too far apart for the hardware to see them coming.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 namespace trireme::ops {
+
+/// Addresses to be fetched: `first`, `first` + `step`, and so on.
+struct AheadLines {
+  const char* first = nullptr;
+  std::int64_t step = 0;
+};
 
 class Ahead {
  public:
@@ -19,30 +23,37 @@ class Ahead {
     spans_[end_++] = {reinterpret_cast<const char*>(first), stride * element, columns * element,
                       rows};
   }
-  /// The next `lines` of them.
+  /// The next `lines` of them, one below the other: where fewer are left, the rest lies behind
+  /// the rows. None at all: steps of 0.
+  AheadLines take(std::int64_t lines) {
+    if (next_ == end_) return {};
+    const Span& span = spans_[next_];
+    const AheadLines taken{span.first + row_ * span.stride + offset_, span.stride};
+    row_ += lines;
+    if (row_ < span.rows) return taken;
+    row_ = 0;
+    offset_ += line;
+    if (offset_ < span.bytes) return taken;
+    offset_ = 0;
+    ++next_;
+    return taken;
+  }
   void fetch(std::int64_t lines) {
-    while (lines > 0 && next_ < end_) {
-      Span& span = spans_[next_];
-      const std::int64_t end = std::min(span.bytes, offset_ + lines * line);
-      lines -= (end - offset_ + line - 1) / line;
-      for (; offset_ < end; offset_ += line) __builtin_prefetch(span.row + offset_, 0, 2);
-      if (offset_ < span.bytes) return;
-      offset_ = 0;
-      span.row += span.stride;
-      if (--span.rows == 0) ++next_;
-    }
+    AheadLines at = take(lines);
+    if (at.step == 0) return;
+    for (; lines > 0; --lines, at.first += at.step) __builtin_prefetch(at.first, 0, 2);
   }
 
  private:
   static constexpr std::int64_t line = 64;
   static constexpr int most = 8;
   struct Span {
-    const char* row;
+    const char* first;
     std::int64_t stride, bytes, rows;
   };
   Span spans_[most];
   int next_ = 0, end_ = 0;
-  std::int64_t offset_ = 0;
+  std::int64_t row_ = 0, offset_ = 0;
 };
 
 }  // namespace trireme::ops

@@ -34,6 +34,7 @@ struct Tile {
   std::int64_t c_row;
   float scale;
   bool accumulate;
+  AheadLines ahead;  // one for each of k; with steps of 0 anything that is near
 };
 
 /// `rows` rows of `vectors` vectors, the last of which is reached through `last`.
@@ -48,7 +49,9 @@ HWY_INLINE void tile_product(const Tile& t, const Last& last) {
   }
   const float* a = t.a;
   const float* b = t.b;
+  const char* ahead = t.ahead.first;
   for (std::int64_t p = 0; p < t.k; ++p) {
+    __builtin_prefetch(ahead, 0, 2);
     Floats row[vectors];
     for (int j = 0; j < full; ++j) row[j] = hn::LoadU(d, b + j * lanes);
     row[full] = last.load(d, b + full * lanes);
@@ -58,6 +61,7 @@ HWY_INLINE void tile_product(const Tile& t, const Last& last) {
     }
     a += t.a_column;
     b += t.b_row;
+    ahead += t.ahead.step;
   }
   const Floats scale = hn::Set(d, t.scale);
   for (int i = 0; i < rows; ++i) {
@@ -144,14 +148,14 @@ HWY_INLINE void tile(const SmallProduct& x, std::int64_t begin, std::int64_t end
     depth -= skipped;
     if (depth == 0 && x.accumulate) return;
   }
+  AheadLines ahead;
+  if (x.ahead != nullptr && columns == tile_vectors * lanes) ahead = x.ahead->take(depth);
+  if (ahead.step == 0) ahead.first = reinterpret_cast<const char*>(x.a);
   tile_of_columns(rows, columns,
                   {depth, x.a + begin * x.a_row + first * x.a_column, x.a_row, x.a_column,
                    x.b + first * x.b_row + column, x.b_row, x.c + begin * x.c_row + column, x.c_row,
-                   x.scale, x.accumulate});
+                   x.scale, x.accumulate, ahead});
 }
-
-/// Multiplications beside which one cache line is fetched ahead: at some 5 GB/s.
-constexpr std::int64_t work_of_line = 1024;
 
 void product(const SmallProduct& x) {
   const std::int64_t width = tile_vectors * static_cast<std::int64_t>(hn::Lanes(FloatTag()));
@@ -163,9 +167,7 @@ void product(const SmallProduct& x) {
     for (std::int64_t column = 0; column < x.n; column += width) {
       const std::int64_t columns = std::min(width, x.n - column);
       for (std::int64_t i = 0; i < tiles; ++i) {
-        const std::int64_t begin = x.m * i / tiles, end = x.m * (i + 1) / tiles;
-        tile(part, begin, end, column, columns, first, depth);
-        if (x.ahead != nullptr) x.ahead->fetch((end - begin) * columns * depth / work_of_line);
+        tile(part, x.m * i / tiles, x.m * (i + 1) / tiles, column, columns, first, depth);
       }
     }
   }
