@@ -72,11 +72,27 @@ template <class T>
 HWY_ATTR float exponentials_of_row(std::size_t n, T* y, const float* x, float maximum) {
   const FloatTag d;
   const Floats m = hn::Set(d, maximum);
-  return sum_of(n, [&](std::size_t i, auto access) HWY_ATTR {
-    const Floats e = exponential(d, hn::Sub(access.load(d, x + i), m));
-    access.store(e, d, y + i);
+  const auto of = [&](Floats v) HWY_ATTR { return exponential(d, hn::Sub(v, m)); };
+  std::size_t i = 0;
+  Floats first = hn::Zero(d), second = hn::Zero(d);
+#if TRIREME_OPS_PAIRS
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const std::size_t lanes = hn::Lanes(d);
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const Floats e0 = of(hn::LoadU(d, x + i)), e1 = of(hn::LoadU(d, x + i + lanes));
+      first = hn::Add(first, e0);
+      second = hn::Add(second, e1);
+      store_two(e0, e1, y + i);
+    }
+  }
+#endif
+  const std::size_t rest = i;
+  const float last = sum_of(n - rest, [&](std::size_t j, auto access) HWY_ATTR {
+    const Floats e = of(access.load(d, x + rest + j));
+    access.store(e, d, y + rest + j);
     return e;
   });
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(first, second))) + last;
 }
 
 template <class T>
@@ -183,11 +199,27 @@ void softmax_gradient_block_as(const ScoreBlock& block, float* dprobabilities, c
     const auto probability = [&](Floats score)
                                  HWY_ATTR { return exponential(d, hn::Sub(score, vlse)); };
     if (block.dropout == nullptr) {
-      for_vectors(columns, [&](std::size_t i, auto access) HWY_ATTR {
-        const Floats p = probability(access.load(d, row + i));
-        const Floats centred = hn::Sub(access.load(d, gradient + i), vdelta);
-        access.store(p, d, probabilities + i);
-        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, to + i);
+      std::size_t i = 0;
+#if TRIREME_OPS_PAIRS
+      if constexpr (std::is_same_v<T, Bf16>) {
+        const std::size_t lanes = hn::Lanes(d);
+        for (; i + 2 * lanes <= columns; i += 2 * lanes) {
+          const Floats p0 = probability(hn::LoadU(d, row + i));
+          const Floats p1 = probability(hn::LoadU(d, row + i + lanes));
+          const Floats centred0 = hn::Sub(hn::LoadU(d, gradient + i), vdelta);
+          const Floats centred1 = hn::Sub(hn::LoadU(d, gradient + i + lanes), vdelta);
+          store_two(p0, p1, probabilities + i);
+          store_two(hn::Mul(hn::Mul(p0, vscale), centred0), hn::Mul(hn::Mul(p1, vscale), centred1),
+                    to + i);
+        }
+      }
+#endif
+      const std::size_t rest = i;
+      for_vectors(columns - rest, [&](std::size_t j, auto access) HWY_ATTR {
+        const Floats p = probability(access.load(d, row + rest + j));
+        const Floats centred = hn::Sub(access.load(d, gradient + rest + j), vdelta);
+        access.store(p, d, probabilities + rest + j);
+        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, to + rest + j);
       });
       continue;
     }
