@@ -94,19 +94,7 @@ void move_rows(float* to, std::int64_t to_stride, const float* from, std::int64_
   }
 }
 
-/// Rows of a head that are worth fetching ahead: more would drive out what is being worked on.
-constexpr std::int64_t rows_ahead = 256;
-
-void expect(Ahead& ahead, const Problem& p, const Heads& x, std::int64_t b, std::int64_t h,
-            std::int64_t rows) {
-  ahead.expect(x.at(b, 0, h), x.stride, std::min(rows, rows_ahead), p.size);
-}
-
-/// Everything one call of backward reads and writes.
-struct Gradients {
-  Heads q, k, v, out, dout, dq, dk, dv;
-  const float* lse;
-};
+using Gradients = GradientsOf<float>;
 
 /// A thread's scratch; without memory, its size.
 struct Scratch {
@@ -203,26 +191,6 @@ void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::i
   }
 }
 
-/// What the task after next will ask for, and where this one's results go.
-Ahead ahead_of_backward(const Problem& p, const Gradients& g, std::int64_t head,
-                        std::int64_t next) {
-  Ahead ahead;
-  const std::int64_t b = head / p.groups, group = head % p.groups;
-  expect(ahead, p, g.dq, b, p.first_head(group), p.queries);
-  if (next < p.batch * p.groups) {
-    const std::int64_t next_b = next / p.groups, next_group = next % p.groups;
-    const std::int64_t next_head = p.first_head(next_group);
-    expect(ahead, p, g.k, next_b, next_group, p.keys);
-    expect(ahead, p, g.v, next_b, next_group, p.keys);
-    expect(ahead, p, g.q, next_b, next_head, p.queries);
-    expect(ahead, p, g.dout, next_b, next_head, p.queries);
-    expect(ahead, p, g.out, next_b, next_head, p.queries);
-  }
-  expect(ahead, p, g.dk, b, group, p.keys);
-  expect(ahead, p, g.dv, b, group, p.keys);
-  return ahead;
-}
-
 }  // namespace
 
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
@@ -260,13 +228,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
     const std::int64_t group = p.group_of(h);
     const Scratch own(p, false, scratch_of_all + thread * scratch_size);
     Ahead ahead;
-    expect(ahead, p, to, b, h, p.queries);
-    if (const std::int64_t next = task + threads_; next < heads * parts && parts == 1) {
-      const std::int64_t next_b = next / p.heads, next_h = next % p.heads;
-      expect(ahead, p, key, next_b, p.group_of(next_h), p.keys);
-      expect(ahead, p, value, next_b, p.group_of(next_h), p.keys);
-      expect(ahead, p, query, next_b, next_h, p.queries);
-    }
+    if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
     transpose(own.turned, p.row(), key.at(b, 0, group), key.stride, p.keys, p.size);
     move_rows(own.rows, p.size, value.at(b, 0, group), value.stride, p.keys, p.size);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
