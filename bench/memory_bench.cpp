@@ -5,7 +5,7 @@
 // that is written, once; one that is updated in place twice. What a processor reads of a line only
 // because it is about to be overwritten counts for nothing, in the copy neither (which writes past
 // the caches). Every time of an operation stands between two of a copy, since what memory gives
-// changes while others use it: `achieved` is the median of the ratios to the better of the two.
+// changes while others use it: `achieved` is the median of the ratios to the mean of the two.
 // Threads: OMP_NUM_THREADS.
 #include <algorithm>
 #include <chrono>
@@ -189,8 +189,8 @@ int run(const std::vector<std::string>& words) {
     for (Row& row : rows) {
       row.seconds.push_back(seconds_of(row.work));
       copies.push_back(copy());
-      const double best = std::max(copies.back(), copies[copies.size() - 2]);
-      row.achieved.push_back(row.bytes / row.seconds.back() / best);
+      const double beside = (copies.back() + copies[copies.size() - 2]) / 2;
+      row.achieved.push_back(row.bytes / row.seconds.back() / beside);
     }
   }
   fmt::print("{} MiB, {} threads; copies, GB/s read and written: median {:.1f}, best {:.1f}\n",
