@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# bench.sh BUILD [Google Benchmark flags]: operations one by one, whole steps with each operation beside the
-# ceiling that bounds it, and whole steps beside the matrix-product peak and PyTorch. Figures also as JSON in
-# BUILD/bench. ROUNDS, TYPES and CASES reach bench/compare.py.
+# bench.sh BUILD [Google Benchmark flags]: operations one by one, and on tensors that no cache holds; whole steps
+# with each operation beside the ceiling that bounds it, and whole steps beside the matrix-product peak and
+# PyTorch. Figures also as JSON in BUILD/bench. ROUNDS, TYPES and CASES reach bench/compare.py.
 set -euo pipefail
 build=$1
 shift
@@ -15,6 +15,8 @@ for program in "$build"/bench/{ops,progress}_bench; do
   echo "== $(basename "$program")"
   "$program" --benchmark_out="$program.json" --benchmark_out_format=json "$@"
 done
+echo '== operations beyond the caches'
+"$build/bench/memory_bench" --results "$build/bench/memory_bench.json"
 echo '== whole steps, operation by operation'
 "$build/bench/trireme_bench_steps" cpu fp32 small:12 gpt2:4:1024
 echo '== whole steps beside the peak and PyTorch'

@@ -361,12 +361,14 @@ TEST_P(AttentionTest, WorkSpaceIsBoundedAndEntered) {
   p.forward(*backend);
   const std::int64_t forward = ledger.held(device::Use::workspace);
   // Per thread one block of 64 queries and a head's 8 columns, by the keys rounded up to a cache
-  // line and one more.
+  // line and one more; the head's values; the block's results.
+  const std::int64_t scores = (64 + 8) * (304 + 16), rows = 304 * 8, block = 64 * 8;
   EXPECT_GT(forward, 0);
-  EXPECT_LE(forward, 2 * (64 + 8) * (304 + 16) * 4 + 64);
+  EXPECT_LE(forward, 2 * (scores + rows + block) * 4 + 64);
   p.backward(*backend);
   const std::int64_t backward = ledger.held(device::Use::workspace);
-  EXPECT_LE(backward, 2 * forward + 64);
+  // The same of dout·vᵀ, the gradients of keys and values, the block's queries and dout.
+  EXPECT_LE(backward, 2 * (2 * scores + 3 * rows + 3 * block) * 4 + 64);
   p.forward(*backend);
   p.backward(*backend);
   EXPECT_EQ(ledger.held(device::Use::workspace), backward);  // nothing more in steady state

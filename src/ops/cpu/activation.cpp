@@ -64,38 +64,131 @@ HWY_INLINE Floats gelu_slope(Floats x) {
   return hn::IfThenElse(hn::IsNaN(x), x, slope);  // the clamp has lost a NaN
 }
 
+/// 2ᵗ for results in bf16, within 2e-7 of itself; t is kept between −126, where 2ᵗ no longer counts
+/// beside 1, and 128, which gives +∞. 2^f for |f| ≤ ½ is 1 + f·p(f) of least relative error.
+HWY_INLINE Floats narrow_power(Floats t) {
+  const FloatTag d;
+  const WordsTag words;
+  t = hn::Max(hn::Min(t, hn::Set(d, 128.0F)), hn::Set(d, -126.0F));
+  const Floats rounder = hn::Set(d, 12583039.0F);  // as in `exponential`
+  const Floats shifted = hn::Add(t, rounder);
+  const Floats f = hn::Sub(t, hn::Sub(shifted, rounder));
+  Floats p = hn::MulAdd(hn::Set(d, 0.00132647273F), f, hn::Set(d, 0.00967151299F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.0555073358F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.240222424F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.693147004F));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0F));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(words, shifted))));
+}
+
+// The same for results in bf16, with fewer steps: x/(1 + 2ᵗ), t = −2u·log₂ e.
+constexpr float narrow_gelu_a = -1.4426950408889634F * gelu_a;
+constexpr float narrow_gelu_b = -1.4426950408889634F * gelu_b;
+
+HWY_INLINE Floats narrow_gelu_value(Floats x) {
+  const FloatTag d;
+  const Floats inner =
+      hn::MulAdd(hn::Set(d, narrow_gelu_b), hn::Mul(x, x), hn::Set(d, narrow_gelu_a));
+  const Floats value = hn::Div(x, hn::Add(hn::Set(d, 1.0F), narrow_power(hn::Mul(x, inner))));
+  return value;
+}
+
+HWY_INLINE Floats narrow_gelu_slope(Floats x) {
+  const FloatTag d;
+  const Floats limit = hn::Set(d, gelu_limit), one = hn::Set(d, 1.0F);
+  const Floats c = hn::Max(hn::Neg(limit), hn::Min(x, limit));
+  const Floats square = hn::Mul(c, c);
+  const Floats inner = hn::MulAdd(hn::Set(d, narrow_gelu_b), square, hn::Set(d, narrow_gelu_a));
+  // Finite, so that its product with an inverse of 0 is 0.
+  const Floats e = hn::Min(narrow_power(hn::Mul(c, inner)), hn::Set(d, 1e38F));
+  const Floats r = hn::Div(one, hn::Add(one, e));
+  const Floats inner_slope = hn::MulAdd(hn::Set(d, 3 * gelu_b), square, hn::Set(d, gelu_a));
+  const Floats slope = hn::MulAdd(hn::Mul(c, inner_slope), hn::Mul(hn::Mul(e, r), r), r);
+  return hn::IfThenElse(hn::IsNaN(x), x, slope);  // the clamp has lost a NaN
+}
+
 template <class T>
-void gelu_range(std::size_t n, T* y, const T* x) {
-  map(
-      n, y, [](Floats v) HWY_ATTR { return gelu_value(v); }, x);
+void gelu_range(std::size_t n, T* y, const T* x, bool streamed) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    map_out(
+        streamed, n, y, [](Floats v) HWY_ATTR { return narrow_gelu_value(v); }, x);
+  } else {
+    map_out(
+        streamed, n, y, [](Floats v) HWY_ATTR { return gelu_value(v); }, x);
+  }
 }
 TRIREME_INSTANCES(gelu_range);
 
 template <class T>
-void gelu_backward_range(std::size_t n, T* dx, const T* dy, const T* x) {
-  map(
-      n, dx, [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope(v)); }, dy, x);
+void gelu_backward_range(std::size_t n, T* dx, const T* dy, const T* x, bool streamed) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    map_out(
+        streamed, n, dx,
+        [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, narrow_gelu_slope(v)); }, dy, x);
+  } else {
+    map_out(
+        streamed, n, dx, [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope(v)); }, dy,
+        x);
+  }
 }
 TRIREME_INSTANCES(gelu_backward_range);
 
 template <class T>
-void swiglu_row(std::size_t n, T* y, const T* gate, const T* up) {
-  map(
-      n, y, [](Floats g, Floats u) HWY_ATTR { return hn::Mul(hn::Mul(g, logistic(g)), u); }, gate,
-      up);
+void swiglu_row(std::size_t n, T* y, const T* gate, const T* up, bool streamed) {
+  map_out(
+      streamed, n, y,
+      [](Floats g, Floats u) HWY_ATTR { return hn::Mul(hn::Mul(g, logistic(g)), u); }, gate, up);
 }
 TRIREME_INSTANCES(swiglu_row);
 
+struct GateGradients {
+  Floats gate, up;
+};
+HWY_INLINE GateGradients gate_gradients(Floats gradient, Floats g, Floats u) {
+  const Sigmoid s = sigmoid(g);
+  return {hn::Mul(hn::Mul(gradient, u), hn::MulAdd(g, s.slope, s.value)),
+          hn::Mul(gradient, hn::Mul(g, s.value))};
+}
+
 template <class T>
-void swiglu_backward_row(std::size_t n, T* dgate, T* dup, const T* dy, const T* gate, const T* up) {
+void swiglu_backward_row(std::size_t n, T* dgate, T* dup, const T* dy, const T* gate, const T* up,
+                         bool streamed) {
   const FloatTag d;
-  for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
-    const Floats gradient = access.load(d, dy + i);
-    const Floats g = access.load(d, gate + i);
-    const Sigmoid s = sigmoid(g);
-    const Floats u = access.load(d, up + i);
-    access.store(hn::Mul(hn::Mul(gradient, u), hn::MulAdd(g, s.slope, s.value)), d, dgate + i);
-    access.store(hn::Mul(gradient, hn::Mul(g, s.value)), d, dup + i);
+  const std::size_t lanes = hn::Lanes(d), vector = lanes * sizeof(float);
+  streamed = streamed && reinterpret_cast<std::uintptr_t>(dgate) % vector == 0 &&
+             reinterpret_cast<std::uintptr_t>(dup) % vector == 0;
+  std::size_t i = 0;
+#if TRIREME_OPS_PAIRS
+  if constexpr (std::is_same_v<T, Bf16>) {
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const FloatPair vdy = load_pair(dy + i), g = load_pair(gate + i), u = load_pair(up + i);
+      const GateGradients even = gate_gradients(vdy.even, g.even, u.even);
+      const GateGradients odd = gate_gradients(vdy.odd, g.odd, u.odd);
+      if (streamed) {
+        store_pair<true>({even.gate, odd.gate}, dgate + i);
+        store_pair<true>({even.up, odd.up}, dup + i);
+      } else {
+        store_pair<false>({even.gate, odd.gate}, dgate + i);
+        store_pair<false>({even.up, odd.up}, dup + i);
+      }
+    }
+  }
+#endif
+  if constexpr (std::is_same_v<T, float>) {
+    for (; streamed && i + lanes <= n; i += lanes) {
+      const GateGradients v =
+          gate_gradients(hn::LoadU(d, dy + i), hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
+      hn::Stream(v.gate, d, dgate + i);
+      hn::Stream(v.up, d, dup + i);
+    }
+  }
+  const std::size_t rest = i;
+  for_vectors(n - rest, [&](std::size_t j, auto access) HWY_ATTR {
+    const std::size_t at = rest + j;
+    const GateGradients v =
+        gate_gradients(access.load(d, dy + at), access.load(d, gate + at), access.load(d, up + at));
+    access.store(v.gate, d, dgate + at);
+    access.store(v.up, d, dup + at);
   });
 }
 TRIREME_INSTANCES(swiglu_backward_row);
@@ -113,11 +206,11 @@ TRIREME_EXPORT(swiglu_row);
 TRIREME_EXPORT(swiglu_backward_row);
 
 void gelu_row(std::int64_t n, Bf16* y, const Bf16* x) {
-  TRIREME_KERNEL(gelu_range, Bf16)(static_cast<std::size_t>(n), y, x);
+  TRIREME_KERNEL(gelu_range, Bf16)(static_cast<std::size_t>(n), y, x, false);
 }
 
 void gelu_backward_row(std::int64_t n, Bf16* dx, const Bf16* dy, const Bf16* x) {
-  TRIREME_KERNEL(gelu_backward_range, Bf16)(static_cast<std::size_t>(n), dx, dy, x);
+  TRIREME_KERNEL(gelu_backward_range, Bf16)(static_cast<std::size_t>(n), dx, dy, x, false);
 }
 
 void CpuOps::gelu(const Tensor& y, const Tensor& x) {
@@ -125,8 +218,11 @@ void CpuOps::gelu(const Tensor& y, const Tensor& x) {
   with_storage(x.type(), [&]<class T>(T) {
     T* py = flat<T>(y, elements);
     const T* px = flat<T>(x, elements);
+    const bool streamed = writes_apart(py, elements, px);
     parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-      TRIREME_KERNEL(gelu_range, T)(static_cast<std::size_t>(end - begin), py + begin, px + begin);
+      TRIREME_KERNEL(gelu_range, T)
+      (static_cast<std::size_t>(end - begin), py + begin, px + begin, streamed);
+      end_stream(streamed);
     });
   });
 }
@@ -137,9 +233,11 @@ void CpuOps::gelu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) 
     T* pdx = flat<T>(dx, elements);
     const T* pdy = flat<T>(dy, elements);
     const T* px = flat<T>(x, elements);
+    const bool streamed = writes_apart(pdx, elements, pdy, px);
     parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
       TRIREME_KERNEL(gelu_backward_range, T)
-      (static_cast<std::size_t>(end - begin), pdx + begin, pdy + begin, px + begin);
+      (static_cast<std::size_t>(end - begin), pdx + begin, pdy + begin, px + begin, streamed);
+      end_stream(streamed);
     });
   });
 }
@@ -150,11 +248,13 @@ void CpuOps::swiglu(const Tensor& y, const Tensor& gate_up) {
     TRIREME_ASSERT(in.rows == out.rows && in.columns == 2 * out.columns, "swiglu of {} into {}",
                    gate_up.shape().to_string(), y.shape().to_string());
     const auto n = static_cast<std::size_t>(out.columns);
+    const bool streamed = writes_apart(out.data, out.rows * out.columns, in.data);
     parallel_rows(threads_, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(swiglu_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, out.row(r), in.row(r), in.row(r) + out.columns);
+        kernel(n, out.row(r), in.row(r), in.row(r) + out.columns, streamed);
       }
+      end_stream(streamed);
     });
   });
 }
@@ -168,11 +268,14 @@ void CpuOps::swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Ten
                    "swiglu_backward of {} into {}", dy.shape().to_string(),
                    dgate_up.shape().to_string());
     const auto n = static_cast<std::size_t>(columns);
+    const bool streamed = writes_apart(dx.data, x.rows * 2 * columns, gradient.data, x.data);
     parallel_rows(threads_, x.rows, columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(swiglu_backward_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, dx.row(r), dx.row(r) + columns, gradient.row(r), x.row(r), x.row(r) + columns);
+        kernel(n, dx.row(r), dx.row(r) + columns, gradient.row(r), x.row(r), x.row(r) + columns,
+               streamed);
       }
+      end_stream(streamed);
     });
   });
 }

@@ -1,7 +1,9 @@
 // Attention, one block of queries of one head at a time: scores, softmax and the product with the
 // values run on one thread per block. Scratch per thread: forward one block of scores, query_block
-// queries by all keys, and a head's keys transposed; backward, which knows log Σ exp already, two
-// blocks of query_block queries by at most 512 keys, and as many keys and values transposed.
+// queries by all keys, and a head's keys (transposed) and values; backward, which knows log Σ exp
+// already, two blocks of query_block queries by at most 512 keys, and as many keys, values and
+// their gradients. What a product goes through again and again is copied there first: rows of a
+// head that lie a power of two apart would drive each other out of the first-level cache.
 #include <algorithm>
 #include <cstring>
 
@@ -17,7 +19,7 @@ namespace {
 /// transposed [D, keys from `first` on], strided as scores are.
 void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                    std::int64_t rows, float scale, const float* x, std::int64_t x_stride,
-                   const float* transposed, std::int64_t first, float* scores) {
+                   const float* transposed, std::int64_t first, float* scores, Ahead* ahead) {
   for (const KeyRun& run : visible.runs) {
     small_product({.m = rows,
                    .n = run.end - run.begin,
@@ -30,34 +32,38 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t be
                    .c_row = p.row(),
                    .scale = scale,
                    .triangle = p.visibility->plain() ? Triangle::result : Triangle::none,
-                   .reach = begin - run.begin + 1});
+                   .reach = begin - run.begin + 1,
+                   .ahead = ahead});
   }
 }
 
-/// out [rows, D] = weights·y over the visible keys, or += where `accumulate`.
+/// out [rows, D] = weights·y over the visible keys; y [keys from `first` on, D]. All contiguous but
+/// weights.
 void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
-                      std::int64_t rows, const float* weights, const float* y,
-                      std::int64_t y_stride, float* out, std::int64_t out_stride, bool accumulate) {
+                      std::int64_t rows, const float* weights, const float* y, std::int64_t first,
+                      float* out, Ahead* ahead) {
   for (const KeyRun& run : visible.runs) {
     small_product({.m = rows,
                    .n = p.size,
                    .k = run.end - run.begin,
                    .a = weights + run.column,
                    .a_row = p.row(),
-                   .b = y + run.begin * y_stride,
-                   .b_row = y_stride,
+                   .b = y + (run.begin - first) * p.size,
+                   .b_row = p.size,
                    .c = out,
-                   .c_row = out_stride,
-                   .accumulate = accumulate || run.column > 0,
+                   .c_row = p.size,
+                   .accumulate = run.column > 0,
                    .triangle = p.visibility->plain() ? Triangle::factor : Triangle::none,
-                   .reach = begin - run.begin + 1});
+                   .reach = begin - run.begin + 1,
+                   .ahead = ahead});
   }
+  if (visible.runs.empty()) zero_rows(out, p.size, rows, p.size);
 }
 
-/// y [Tk, D] += weightsᵀ·x over the visible keys; x [rows, D].
+/// y [keys from `first` on, D] += weightsᵀ·x over the visible keys; x [rows, D].
 void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
-                        std::int64_t rows, const float* weights, const float* x,
-                        std::int64_t x_stride, float* y, std::int64_t y_stride) {
+                        std::int64_t rows, const float* weights, const float* x, float* y,
+                        std::int64_t first, Ahead* ahead) {
   for (const KeyRun& run : visible.runs) {
     small_product({.m = run.end - run.begin,
                    .n = p.size,
@@ -66,54 +72,123 @@ void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64
                    .a_row = 1,
                    .a_column = p.row(),
                    .b = x,
-                   .b_row = x_stride,
-                   .c = y + run.begin * y_stride,
-                   .c_row = y_stride,
+                   .b_row = p.size,
+                   .c = y + (run.begin - first) * p.size,
+                   .c_row = p.size,
                    .accumulate = true,
                    .triangle = p.visibility->plain() ? Triangle::transposed : Triangle::none,
-                   .reach = begin - run.begin + 1});
+                   .reach = begin - run.begin + 1,
+                   .ahead = ahead});
   }
 }
 
-/// Everything one call of backward reads and writes.
-struct Gradients {
-  Heads q, k, v, out, dout, dq, dk, dv;
-  const float* lse;
-};
-
-/// A thread's scratch in backward.
-struct BackwardScratch {
-  float *scores, *dscores;  // [query_block, keys of a chunk]
-  float *keys, *values;     // [D, keys of a chunk]
-};
-
-/// What the keys of one chunk give to dq of one block of queries of one head, and the block to the
-/// head's dk and dv [Tk, D]. `visible` are the chunk's, which starts at key `first`.
-void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
-                    std::int64_t begin, std::int64_t first, const VisibleKeys& visible,
-                    const BackwardScratch& scratch, float* dk, std::int64_t dk_stride, float* dv,
-                    std::int64_t dv_stride) {
-  const std::int64_t rows = std::min(query_block, p.queries - begin);
-  const float* dout = g.dout.at(b, begin, h);
-  const float* q = g.q.at(b, begin, h);
-  float delta[query_block];
-  row_dots(dout, g.dout.stride, g.out.at(b, begin, h), g.out.stride, rows, p.size, delta);
-  score_product(p, visible, begin, rows, p.scale, q, g.q.stride, scratch.keys, first,
-                scratch.scores);
-  score_product(p, visible, begin, rows, 1.0F, dout, g.dout.stride, scratch.values, first,
-                scratch.dscores);
-  softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scratch.scores), scratch.dscores,
-                         g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
-  transposed_product(p, visible, begin, rows, scratch.scores, dout, g.dout.stride, dv, dv_stride);
-  transposed_product(p, visible, begin, rows, scratch.dscores, q, g.q.stride, dk, dk_stride);
-  weighted_product(p, visible, begin, rows, scratch.dscores, g.k.at(b, 0, p.group_of(h)),
-                   g.k.stride, g.dq.at(b, begin, h), g.dq.stride, true);
+/// to [rows, columns] = from, or += where `add`.
+void move_rows(float* to, std::int64_t to_stride, const float* from, std::int64_t from_stride,
+               std::int64_t rows, std::int64_t columns, bool add = false) {
+  for (std::int64_t r = 0; r < rows; ++r, to += to_stride, from += from_stride) {
+    if (add) {
+      for (std::int64_t i = 0; i < columns; ++i) to[i] += from[i];
+    } else {
+      std::copy_n(from, columns, to);
+    }
+  }
 }
 
-/// fp32 elements of scores and of transposed keys (in backward values too) that one thread works
-/// on: forward all keys at once, backward a chunk of them.
-std::int64_t scratch_of_thread(const Problem& p, bool backward) {
-  return (backward ? 2 : 1) * (query_block + p.size) * p.row();
+using Gradients = GradientsOf<float>;
+
+/// A thread's scratch; without memory, its size.
+struct Scratch {
+  float* scores;  // [query_block, keys]
+  float* turned;  // [D, keys]: keys
+  float* rows;    // [keys, D]: forward values, backward keys
+  float* sums;    // [query_block, D] of out or dq
+  // Backward alone, where `keys` are those of a chunk
+  float* dscores;          // [query_block, keys]
+  float* turned_values;    // [D, keys]
+  float *queries, *douts;  // [query_block, D]
+  float *dk, *dv;          // [keys, D]
+  std::int64_t size = 0;
+
+  Scratch(const Problem& p, bool backward, float* memory) {
+    const auto take = [&](std::int64_t elements) {
+      float* at = memory == nullptr ? nullptr : memory + size;
+      size += (elements + 15) / 16 * 16;
+      return at;
+    };
+    scores = take(query_block * p.row());
+    turned = take(p.size * p.row());
+    rows = take(p.scores_width * p.size);
+    sums = take(query_block * p.size);
+    if (!backward) return;
+    dscores = take(query_block * p.row());
+    turned_values = take(p.size * p.row());
+    queries = take(query_block * p.size);
+    douts = take(query_block * p.size);
+    dk = take(p.scores_width * p.size);
+    dv = take(p.scores_width * p.size);
+  }
+};
+
+/// Keys [first, last) of one head, for backward.
+struct Chunk {
+  std::int64_t first, last;
+  float *dk, *dv;      // [last − first, D]
+  bool ready = false;  // in scratch
+};
+
+/// What the keys of a chunk give to dq of one block of queries of one head, and the block to the
+/// chunk's dk and dv. `visible` are the chunk's.
+void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
+                    std::int64_t begin, const Chunk& chunk, const VisibleKeys& visible,
+                    const Scratch& scratch, Ahead* ahead) {
+  const std::int64_t rows = std::min(query_block, p.queries - begin);
+  const float* dout = g.dout.at(b, begin, h);
+  float delta[query_block];
+  row_dots(dout, g.dout.stride, g.out.at(b, begin, h), g.out.stride, rows, p.size, delta);
+  move_rows(scratch.douts, p.size, dout, g.dout.stride, rows, p.size);
+  move_rows(scratch.queries, p.size, g.q.at(b, begin, h), g.q.stride, rows, p.size);
+  score_product(p, visible, begin, rows, p.scale, scratch.queries, p.size, scratch.turned,
+                chunk.first, scratch.scores, ahead);
+  score_product(p, visible, begin, rows, 1.0F, scratch.douts, p.size, scratch.turned_values,
+                chunk.first, scratch.dscores, ahead);
+  softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scratch.scores), scratch.dscores,
+                         g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
+  transposed_product(p, visible, begin, rows, scratch.scores, scratch.douts, chunk.dv, chunk.first,
+                     ahead);
+  transposed_product(p, visible, begin, rows, scratch.dscores, scratch.queries, chunk.dk,
+                     chunk.first, ahead);
+  weighted_product(p, visible, begin, rows, scratch.dscores, scratch.rows, chunk.first,
+                   scratch.sums, ahead);
+  move_rows(g.dq.at(b, begin, h), g.dq.stride, scratch.sums, p.size, rows, p.size, chunk.first > 0);
+}
+
+/// The blocks of queries of all heads of a group, every `parts`-th from `part` on, against one
+/// chunk of its keys.
+void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t group,
+                    std::int64_t part, std::int64_t parts, Chunk chunk, VisibleKeys& visible,
+                    const Scratch& scratch, Ahead* ahead) {
+  const std::int64_t keys = chunk.last - chunk.first, blocks = p.blocks();
+  const std::int64_t head = p.first_head(group), heads = p.first_head(group + 1) - head;
+  std::fill_n(chunk.dk, keys * p.size, 0.0F);
+  std::fill_n(chunk.dv, keys * p.size, 0.0F);
+  for (std::int64_t i = part; i < heads * blocks; i += parts) {
+    const std::int64_t h = head + i / blocks, begin = i % blocks * query_block;
+    const std::int64_t end = std::min(begin + query_block, p.queries);
+    p.visibility->find(b, begin, end, chunk.first, chunk.last, visible);
+    if (visible.columns == 0) {
+      if (chunk.first == 0) zero_rows(g.dq.at(b, begin, h), g.dq.stride, end - begin, p.size);
+      continue;
+    }
+    if (!chunk.ready) {
+      const float* k = g.k.at(b, chunk.first, group);
+      transpose(scratch.turned, p.row(), k, g.k.stride, keys, p.size);
+      transpose(scratch.turned_values, p.row(), g.v.at(b, chunk.first, group), g.v.stride, keys,
+                p.size);
+      move_rows(scratch.rows, p.size, k, g.k.stride, keys, p.size);
+      chunk.ready = true;
+    }
+    backward_block(p, g, b, h, begin, chunk, visible, scratch, ahead);
+  }
 }
 
 }  // namespace
@@ -121,9 +196,9 @@ std::int64_t scratch_of_thread(const Problem& p, bool backward) {
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
   Problem p{shape};
   p.scores_width = p.keys;
-  const std::int64_t forward = threads * scratch_of_thread(p, false);
+  const std::int64_t forward = threads * Scratch(p, false, nullptr).size;
   p.scores_width = std::min(p.keys, key_chunk);
-  const std::int64_t backward = threads * scratch_of_thread(p, true) + partial_gradients(p);
+  const std::int64_t backward = threads * Scratch(p, true, nullptr).size + partial_gradients(p);
   return static_cast<std::size_t>(std::max(forward, backward)) * sizeof(float);
 }
 
@@ -141,8 +216,8 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
   const Heads value = heads_of(v, p.batch, p.keys, p.groups, p.size);
   float* log_sums = flat(lse, p.batch * p.heads * p.queries);
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  const std::int64_t block_size = scratch_of_thread(p, false);
-  auto* scores = scratch<float>(static_cast<std::size_t>(threads_ * block_size));
+  const std::int64_t scratch_size = Scratch(p, false, nullptr).size;
+  auto* scratch_of_all = scratch<float>(static_cast<std::size_t>(threads_ * scratch_size));
   // Some eight tasks for each thread: whole heads where there are enough of them.
   const std::int64_t heads = p.batch * p.heads, blocks = p.blocks();
   const std::int64_t parts =
@@ -151,23 +226,23 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
   parallel_tasks(threads_, heads * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / (p.heads * parts), h = task / parts % p.heads;
     const std::int64_t group = p.group_of(h);
-    float* own = scores + thread * block_size;
-    float* keys = own + query_block * p.row();
-    transpose(keys, p.row(), key.at(b, 0, group), key.stride, p.keys, p.size);
+    const Scratch own(p, false, scratch_of_all + thread * scratch_size);
+    Ahead ahead;
+    if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
+    transpose(own.turned, p.row(), key.at(b, 0, group), key.stride, p.keys, p.size);
+    move_rows(own.rows, p.size, value.at(b, 0, group), value.stride, p.keys, p.size);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     for (std::int64_t block = task % parts; block < blocks; block += parts) {
       const std::int64_t begin = block * query_block;
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
-      score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride, keys, 0,
-                    own);
+      score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride,
+                    own.turned, 0, own.scores, &ahead);
       float inverse[query_block];
-      softmax_block(p.score_block(b, h, begin, rows, visible, own),
+      softmax_block(p.score_block(b, h, begin, rows, visible, own.scores),
                     log_sums + (b * p.heads + h) * p.queries + begin, inverse);
-      float* y = to.at(b, begin, h);
-      weighted_product(p, visible, begin, rows, own, value.at(b, 0, group), value.stride, y,
-                       to.stride, false);
-      scale_rows(y, to.stride, rows, p.size, inverse);
+      weighted_product(p, visible, begin, rows, own.scores, own.rows, 0, own.sums, &ahead);
+      scale_rows(to.at(b, begin, h), to.stride, own.sums, p.size, rows, p.size, inverse);
     }
   });
 }
@@ -193,48 +268,30 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
                     of_queries(out), of_queries(dout), of_queries(dq),
                     of_keys(dk),     of_keys(dv),      flat(lse, p.batch * p.heads * p.queries)};
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
-  const std::int64_t block_size = scratch_of_thread(p, true);
+  const std::int64_t scratch_size = Scratch(p, true, nullptr).size;
   const std::int64_t parts = parts_of(p);
   const std::int64_t part_size = p.keys * p.size;  // of dk, and as much of dv
-  const std::int64_t kv_heads = p.batch * p.groups;
-  auto* scores =
-      scratch<float>(static_cast<std::size_t>(threads_ * block_size + partial_gradients(p)));
-  float* partial = scores + threads_ * block_size;  // [B·G, parts, dk|dv, Tk, D]
+  auto* scratch_of_all =
+      scratch<float>(static_cast<std::size_t>(threads_ * scratch_size + partial_gradients(p)));
+  float* partial = scratch_of_all + threads_ * scratch_size;  // [B·G, parts, dk|dv, Tk, D]
 
-  parallel_tasks(threads_, kv_heads * parts, [&](std::int64_t task, int thread) {
+  parallel_tasks(threads_, p.batch * p.groups * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
-    float* my_dk = parts == 1 ? g.dk.at(b, 0, group) : partial + 2 * task * part_size;
-    float* my_dv = parts == 1 ? g.dv.at(b, 0, group) : my_dk + part_size;
-    const std::int64_t dk_stride = parts == 1 ? g.dk.stride : p.size;
-    const std::int64_t dv_stride = parts == 1 ? g.dv.stride : p.size;
-    zero_rows(my_dk, dk_stride, p.keys, p.size);
-    zero_rows(my_dv, dv_stride, p.keys, p.size);
-    float* own = scores + thread * block_size;
-    float* turned = own + 2 * query_block * p.row();
-    const BackwardScratch scratch{own, own + query_block * p.row(), turned,
-                                  turned + p.size * p.row()};
-    const std::int64_t blocks = p.blocks();
-    const std::int64_t head = p.first_head(group), heads = p.first_head(group + 1) - head;
-    VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
+    const Scratch own(p, true, scratch_of_all + thread * scratch_size);
+    Ahead ahead;
+    if (parts == 1) ahead = ahead_of_backward(p, g, task, task + threads_);
     for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
-      const std::int64_t last = std::min(first + key_chunk, p.keys);
-      bool ready = false;
-      for (std::int64_t i = task % parts; i < heads * blocks; i += parts) {
-        const std::int64_t h = head + i / blocks, begin = i % blocks * query_block;
-        const std::int64_t end = std::min(begin + query_block, p.queries);
-        if (first == 0) zero_rows(g.dq.at(b, begin, h), g.dq.stride, end - begin, p.size);
-        visibility_.find(b, begin, end, first, last, visible);
-        if (visible.columns == 0) continue;
-        if (!ready) {
-          transpose(scratch.keys, p.row(), g.k.at(b, first, group), g.k.stride, last - first,
-                    p.size);
-          transpose(scratch.values, p.row(), g.v.at(b, first, group), g.v.stride, last - first,
-                    p.size);
-          ready = true;
-        }
-        backward_block(p, g, b, h, begin, first, visible, scratch, my_dk, dk_stride, my_dv,
-                       dv_stride);
+      Chunk chunk{first, std::min(first + key_chunk, p.keys), own.dk, own.dv};
+      if (parts > 1) {
+        chunk.dk = partial + 2 * task * part_size + first * p.size;
+        chunk.dv = chunk.dk + part_size;
       }
+      backward_chunk(p, g, b, group, task % parts, parts, chunk,
+                     visible_[static_cast<std::size_t>(thread)], own, &ahead);
+      if (parts > 1) continue;
+      const std::int64_t keys = chunk.last - first;
+      move_rows(g.dk.at(b, first, group), g.dk.stride, own.dk, p.size, keys, p.size);
+      move_rows(g.dv.at(b, first, group), g.dv.stride, own.dv, p.size, keys, p.size);
     }
   });
   if (parts == 1) return;
@@ -242,10 +299,8 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
       threads_, p, partial,
       [&](bool of_v, std::int64_t head, std::int64_t begin, std::int64_t rows, const float* sums) {
         const Heads& to = of_v ? g.dv : g.dk;
-        for (std::int64_t r = 0; r < rows; ++r) {
-          std::copy_n(sums + r * p.size, p.size,
-                      to.at(head / p.groups, begin + r, head % p.groups));
-        }
+        move_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, rows,
+                  p.size);
       });
 }
 

@@ -81,39 +81,71 @@ void for_panels(std::int64_t begin, std::int64_t end, const Body& body) {
   if (cut < end) body(cut, end);
 }
 
-/// scores [rows, visible] = factor·x [rows, D] · what was packed of all keys, turned.
-void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows, float factor,
-                   const Bf16* x, std::int64_t stride, const std::uint32_t* words, float* scores) {
-  for (const KeyRun& run : visible.runs) {
-    for_panels(run.begin, run.end, [&](std::int64_t first, std::int64_t last) {
+/// Rows that are multiplied at a time: between them memory is fetched ahead, and where the mask is
+/// plain, keys behind the last of them are left out.
+constexpr std::int64_t row_step = 2 * tile_rows;
+constexpr std::int64_t lines_of_step = 28;
+
+/// One past the last key that rows [row, row + count) of a block from `begin` on see.
+std::int64_t reach_of(const Problem& p, std::int64_t begin, std::int64_t row, std::int64_t count) {
+  return p.visibility->plain() ? begin + row + count : p.keys;
+}
+
+/// scores [rows, visible] = factor·x [rows, D] · what was packed of all keys, turned; 0 where the
+/// mask is known to hide what a whole step of rows would give.
+void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
+                   std::int64_t rows, float factor, const Bf16* x, std::int64_t stride,
+                   const std::uint32_t* words, float* scores, Ahead& ahead) {
+  const auto of_panel = [&](const KeyRun& run, std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = 0; row < rows; row += row_step) {
+      const std::int64_t count = std::min(row_step, rows - row);
+      const std::int64_t wanted =
+          std::clamp<std::int64_t>(reach_of(p, begin, row, count) - first, 0, last - first);
+      const std::int64_t columns = std::min(last - first, (wanted + 15) / 16 * 16);
       TileResult result;
-      result.wide = scores + run.column + first - run.begin;
+      result.wide = scores + row * p.row() + run.column + first - run.begin;
       result.stride = p.row();
       result.factor = factor;
+      for (std::int64_t r = 0; r < count && columns < last - first; ++r) {
+        std::fill_n(result.wide + r * p.row() + columns, last - first - columns, 0.0F);
+      }
+      if (columns == 0) continue;
       bf16_tiles().multiply(
-          rows, last - first, p.size, x, stride,
+          count, columns, p.size, x + row * stride, stride,
           words + first / panel_columns * panel_words(p.size) + first % panel_columns, result);
-    });
+      ahead.fetch(lines_of_step);
+    }
+  };
+  for (const KeyRun& run : visible.runs) {
+    for_panels(run.begin, run.end,
+               [&](std::int64_t first, std::int64_t last) { of_panel(run, first, last); });
   }
 }
 
 /// sums [rows, D] = (or += where `add`) weights [rows, visible] · what was packed of all keys'
 /// rows.
-void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
-                      const float* weights, const std::uint32_t* words, bool add, float* sums) {
+void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
+                      std::int64_t rows, const float* weights, const std::uint32_t* words, bool add,
+                      float* sums, Ahead& ahead) {
   const Bf16Tiles& tiles = bf16_tiles();
   const auto* narrow = reinterpret_cast<const Bf16*>(weights);
   for (const KeyRun& run : visible.runs) {
-    for (std::int64_t column = 0; column < p.size; column += panel_columns) {
-      TileResult result;
-      result.wide = sums + column;
-      result.stride = p.size;
-      result.accumulate = add;
-      tiles.multiply(
-          rows, std::min(panel_columns, p.size - column), run.end - run.begin, narrow + run.column,
-          2 * p.row(),
-          words + column / panel_columns * panel_words(p.keys) + run.begin / 2 * panel_columns,
-          result);
+    for (std::int64_t row = 0; row < rows; row += row_step) {
+      const std::int64_t count = std::min(row_step, rows - row);
+      const std::int64_t keys = std::clamp<std::int64_t>(reach_of(p, begin, row, count) - run.begin,
+                                                         0, run.end - run.begin);
+      for (std::int64_t column = 0; column < p.size; column += panel_columns) {
+        TileResult result;
+        result.wide = sums + row * p.size + column;
+        result.stride = p.size;
+        result.accumulate = add;
+        tiles.multiply(
+            count, std::min(panel_columns, p.size - column), keys,
+            narrow + row * 2 * p.row() + run.column, 2 * p.row(),
+            words + column / panel_columns * panel_words(p.keys) + run.begin / 2 * panel_columns,
+            result);
+      }
+      ahead.fetch(lines_of_step);
     }
     add = true;
   }
@@ -141,15 +173,12 @@ void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64
   }
 }
 
-struct Gradients {
-  NarrowHeads q, k, v, out, dout, dq, dk, dv;
-  const float* lse;
-};
+using Gradients = GradientsOf<Bf16>;
 
 /// dq of one block of queries of one head, and its share of the head's dk and dv [Tk, D].
 void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
                     std::int64_t begin, VisibleKeys& visible, const Work& work, float* dk,
-                    float* dv) {
+                    float* dv, Ahead& ahead) {
   const Bf16Tiles& tiles = bf16_tiles();
   const std::int64_t rows = std::min(query_block, p.queries - begin);
   const Bf16* dout = g.dout.at(b, begin, h);
@@ -162,14 +191,16 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
   for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
     p.visibility->find(b, begin, begin + rows, first, std::min(first + key_chunk, p.keys), visible);
     if (visible.columns == 0) continue;
-    score_product(p, visible, rows, p.scale, q, g.q.stride, work.keys_turned, work.scores);
-    score_product(p, visible, rows, 1.0F, dout, g.dout.stride, work.values, work.gradients);
+    score_product(p, visible, begin, rows, p.scale, q, g.q.stride, work.keys_turned, work.scores,
+                  ahead);
+    score_product(p, visible, begin, rows, 1.0F, dout, g.dout.stride, work.values, work.gradients,
+                  ahead);
     softmax_gradient_block<Bf16>(p.score_block(b, h, begin, rows, visible, work.scores),
                                  work.gradients, g.lse + (b * p.heads + h) * p.queries + begin,
                                  delta, p.scale);
     transposed_product(p, visible, rows, work.scores, work.douts, work.weights, dv);
     transposed_product(p, visible, rows, work.gradients, work.queries, work.weights, dk);
-    weighted_product(p, visible, rows, work.gradients, work.keys, any, work.sums);
+    weighted_product(p, visible, begin, rows, work.gradients, work.keys, any, work.sums, ahead);
     any = true;
   }
   if (!any) std::fill_n(work.sums, rows * p.size, 0.0F);
@@ -210,6 +241,8 @@ void CpuOps::narrow_attention(const Tensor& out, const Tensor& lse, const Tensor
     const std::int64_t group = p.group_of(h);
     Carver carver(scratch_of_all + static_cast<std::size_t>(thread) * own);
     const Work work(p, false, carver);
+    Ahead ahead;
+    if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     const Bf16Tiles& tiles = bf16_tiles();
     tiles.pack(p.size, p.keys, true, key.at(b, 0, group), key.stride, work.keys_turned);
@@ -218,12 +251,12 @@ void CpuOps::narrow_attention(const Tensor& out, const Tensor& lse, const Tensor
       const std::int64_t begin = block * query_block;
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
-      score_product(p, visible, rows, p.scale, query.at(b, begin, h), query.stride,
-                    work.keys_turned, work.scores);
+      score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride,
+                    work.keys_turned, work.scores, ahead);
       float inverse[query_block];
       softmax_block<Bf16>(p.score_block(b, h, begin, rows, visible, work.scores),
                           log_sums + (b * p.heads + h) * p.queries + begin, inverse);
-      weighted_product(p, visible, rows, work.scores, work.values, false, work.sums);
+      weighted_product(p, visible, begin, rows, work.scores, work.values, false, work.sums, ahead);
       scale_rows(to.at(b, begin, h), to.stride, work.sums, p.size, rows, p.size, inverse);
     }
   });
@@ -258,6 +291,8 @@ void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const
     const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
     Carver carver(work_of_all + static_cast<std::size_t>(thread) * own);
     const Work work(p, true, carver);
+    Ahead ahead;
+    if (parts == 1) ahead = ahead_of_backward(p, g, task, task + threads_);
     float* my_dk = parts == 1 ? work.dk : partial + 2 * task * part_size;
     float* my_dv = parts == 1 ? work.dv : my_dk + part_size;
     std::fill_n(my_dk, part_size, 0.0F);
@@ -270,7 +305,7 @@ void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const
     const std::int64_t first = p.first_head(group), heads = p.first_head(group + 1) - first;
     for (std::int64_t i = task % parts; i < heads * blocks; i += parts) {
       backward_block(p, g, b, first + i / blocks, i % blocks * query_block,
-                     visible_[static_cast<std::size_t>(thread)], work, my_dk, my_dv);
+                     visible_[static_cast<std::size_t>(thread)], work, my_dk, my_dv, ahead);
     }
     if (parts > 1) return;
     scale_rows(g.dk.at(b, 0, group), g.dk.stride, my_dk, p.size, p.keys, p.size, nullptr);

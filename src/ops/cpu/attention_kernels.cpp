@@ -1,6 +1,5 @@
 #include "attention_kernels.hpp"
 
-#include <cmath>
 #include <limits>
 
 #include "targets.hpp"
@@ -73,17 +72,50 @@ template <class T>
 HWY_ATTR float exponentials_of_row(std::size_t n, T* y, const float* x, float maximum) {
   const FloatTag d;
   const Floats m = hn::Set(d, maximum);
-  return sum_of(n, [&](std::size_t i, auto access) HWY_ATTR {
-    const Floats e = exponential(d, hn::Sub(access.load(d, x + i), m));
-    access.store(e, d, y + i);
+  const auto of = [&](Floats v) HWY_ATTR { return exponential(d, hn::Sub(v, m)); };
+  std::size_t i = 0;
+  Floats first = hn::Zero(d), second = hn::Zero(d);
+#if TRIREME_OPS_PAIRS
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const std::size_t lanes = hn::Lanes(d);
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const Floats e0 = of(hn::LoadU(d, x + i)), e1 = of(hn::LoadU(d, x + i + lanes));
+      first = hn::Add(first, e0);
+      second = hn::Add(second, e1);
+      store_two(e0, e1, y + i);
+    }
+  }
+#endif
+  const std::size_t rest = i;
+  const float last = sum_of(n - rest, [&](std::size_t j, auto access) HWY_ATTR {
+    const Floats e = of(access.load(d, x + rest + j));
+    access.store(e, d, y + rest + j);
     return e;
   });
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(first, second))) + last;
 }
 
 template <class T>
 HWY_ATTR void zero_row(std::size_t n, T* x) {
   const FloatTag d;
   for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR { access.store(hn::Zero(d), d, x + i); });
+}
+
+/// From each row's maximum and its sum of exponentials, 0 where it has none: log Σ exp, and the
+/// sum's inverse. A sum of exponentials is at least 1 or NaN.
+HWY_ATTR void finish_sums(std::size_t rows, float* maximum, float* sum) {
+  const FloatTag d;
+  const Floats one = hn::Set(d, 1.0F);
+  const Floats nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for_vectors(rows, [&](std::size_t i, auto access) HWY_ATTR {
+    const Floats s = access.load(d, sum + i);
+    const auto none = hn::Eq(s, hn::Zero(d));
+    const Floats known = hn::Max(s, one);  // what a logarithm is asked for
+    const Floats log = hn::Add(access.load(d, maximum + i), hn::Log(d, known));
+    access.store(hn::IfThenElse(none, nothing, hn::IfThenElse(hn::IsNaN(s), s, log)), d,
+                 maximum + i);
+    access.store(hn::IfThenZeroElse(none, hn::Div(one, s)), d, sum + i);
+  });
 }
 
 /// Probabilities as T from where each row begins: a row's never reach scores not yet read.
@@ -96,16 +128,12 @@ void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
     T* probabilities = reinterpret_cast<T*>(row);
     if (!mask_row(block, r)) {
       zero_row(columns, probabilities);
-      lse[r] = -std::numeric_limits<float>::infinity();
       inverse[r] = 0;
       continue;
     }
-    const float maximum = maximum_of_row(columns, row);
-    const float sum = block.dropout == nullptr
-                          ? exponentials_of_row(columns, probabilities, row, maximum)
-                          : exponentials_of_row(columns, row, row, maximum);
-    lse[r] = maximum + std::log(sum);
-    inverse[r] = 1.0F / sum;
+    lse[r] = maximum_of_row(columns, row);
+    inverse[r] = block.dropout == nullptr ? exponentials_of_row(columns, probabilities, row, lse[r])
+                                          : exponentials_of_row(columns, row, row, lse[r]);
     if (block.dropout == nullptr) continue;
     const std::uint64_t index = block.index + static_cast<std::uint64_t>(r) * block.index_stride;
     for (const KeyRun& run : block.visible->runs) {
@@ -118,26 +146,13 @@ void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
                   });
     }
   }
+  finish_sums(static_cast<std::size_t>(block.rows), lse, inverse);
 }
 TRIREME_INSTANCES(softmax_block_as);
 
-void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
-                const float* factor) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* row = out + r * stride;
-    const auto n = static_cast<std::size_t>(columns);
-    if (factor[r] == 0) {
-      zero_row(n, row);
-    } else {
-      const Floats f = hn::Set(FloatTag(), factor[r]);
-      map(
-          n, row, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, row);
-    }
-  }
-}
-
-void round_scaled_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
-                       std::int64_t rows, std::int64_t columns, const float* factor) {
+template <class T>
+void scaled_rows(T* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                 std::int64_t rows, std::int64_t columns, const float* factor) {
   const FloatTag d;
   for (std::int64_t r = 0; r < rows; ++r) {
     const bool zero = factor != nullptr && factor[r] == 0;
@@ -147,6 +162,7 @@ void round_scaled_rows(Bf16* out, std::int64_t out_stride, const float* x, std::
         [&](Floats v) HWY_ATTR { return zero ? hn::Zero(d) : hn::Mul(v, f); }, x + r * x_stride);
   }
 }
+TRIREME_INSTANCES(scaled_rows);
 
 template <class T>
 void dots(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, std::int64_t rows,
@@ -183,11 +199,27 @@ void softmax_gradient_block_as(const ScoreBlock& block, float* dprobabilities, c
     const auto probability = [&](Floats score)
                                  HWY_ATTR { return exponential(d, hn::Sub(score, vlse)); };
     if (block.dropout == nullptr) {
-      for_vectors(columns, [&](std::size_t i, auto access) HWY_ATTR {
-        const Floats p = probability(access.load(d, row + i));
-        const Floats centred = hn::Sub(access.load(d, gradient + i), vdelta);
-        access.store(p, d, probabilities + i);
-        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, to + i);
+      std::size_t i = 0;
+#if TRIREME_OPS_PAIRS
+      if constexpr (std::is_same_v<T, Bf16>) {
+        const std::size_t lanes = hn::Lanes(d);
+        for (; i + 2 * lanes <= columns; i += 2 * lanes) {
+          const Floats p0 = probability(hn::LoadU(d, row + i));
+          const Floats p1 = probability(hn::LoadU(d, row + i + lanes));
+          const Floats centred0 = hn::Sub(hn::LoadU(d, gradient + i), vdelta);
+          const Floats centred1 = hn::Sub(hn::LoadU(d, gradient + i + lanes), vdelta);
+          store_two(p0, p1, probabilities + i);
+          store_two(hn::Mul(hn::Mul(p0, vscale), centred0), hn::Mul(hn::Mul(p1, vscale), centred1),
+                    to + i);
+        }
+      }
+#endif
+      const std::size_t rest = i;
+      for_vectors(columns - rest, [&](std::size_t j, auto access) HWY_ATTR {
+        const Floats p = probability(access.load(d, row + rest + j));
+        const Floats centred = hn::Sub(access.load(d, gradient + rest + j), vdelta);
+        access.store(p, d, probabilities + rest + j);
+        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, to + rest + j);
       });
       continue;
     }
@@ -218,8 +250,7 @@ HWY_AFTER_NAMESPACE();
 namespace trireme::ops {
 
 TRIREME_EXPORT(softmax_block_as);
-HWY_EXPORT(scale_rows);
-HWY_EXPORT(round_scaled_rows);
+TRIREME_EXPORT(scaled_rows);
 TRIREME_EXPORT(dots);
 TRIREME_EXPORT(softmax_gradient_block_as);
 
@@ -230,14 +261,14 @@ void softmax_block(const ScoreBlock& block, float* lse, float* inverse) {
 template void softmax_block<float>(const ScoreBlock&, float*, float*);
 template void softmax_block<Bf16>(const ScoreBlock&, float*, float*);
 
-void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
-                const float* factor) {
-  HWY_DYNAMIC_DISPATCH(scale_rows)(out, stride, rows, columns, factor);
+void scale_rows(float* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t columns, const float* factor) {
+  TRIREME_KERNEL(scaled_rows, float)(out, out_stride, x, x_stride, rows, columns, factor);
 }
 
 void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
                 std::int64_t rows, std::int64_t columns, const float* factor) {
-  HWY_DYNAMIC_DISPATCH(round_scaled_rows)(out, out_stride, x, x_stride, rows, columns, factor);
+  TRIREME_KERNEL(scaled_rows, Bf16)(out, out_stride, x, x_stride, rows, columns, factor);
 }
 
 void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,

@@ -29,12 +29,10 @@ struct ScoreBlock {
 template <class T = float>
 void softmax_block(const ScoreBlock& block, float* lse, float* inverse);
 
-/// row r of out [rows, columns] ×= factor[r]; zeros where the factor is 0, whatever was there.
-void scale_rows(float* out, std::int64_t stride, std::int64_t rows, std::int64_t columns,
-                const float* factor);
-
 /// out [rows, columns] = factor[r]·x, rounded; zeros where the factor is 0, whatever was there. No
 /// factors: all 1.
+void scale_rows(float* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t columns, const float* factor);
 void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
                 std::int64_t rows, std::int64_t columns, const float* factor);
 

@@ -7,6 +7,7 @@
 #include "trireme/core/pairwise.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 
+#include "ahead.hpp"
 #include "attention_kernels.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
@@ -93,6 +94,58 @@ inline Problem problem_of(const Tensor& q, const Tensor& k, float scale, const D
                  "heads {} + {} of {} over {} groups", slice.first, p.heads, slice.all, p.groups);
   TRIREME_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "rate {}", dropout.rate);
   return p;
+}
+
+/// Everything one call of backward reads and writes.
+template <class T>
+struct GradientsOf {
+  HeadsOf<T> q, k, v, out, dout, dq, dk, dv;
+  const float* lse;
+};
+
+/// Rows of a head that are worth fetching ahead: more would drive out what is being worked on.
+inline constexpr std::int64_t rows_ahead = 256;
+
+template <class T>
+void expect(Ahead& ahead, const Problem& p, const HeadsOf<T>& x, std::int64_t b, std::int64_t h,
+            std::int64_t rows) {
+  ahead.expect(x.at(b, 0, h), x.stride, std::min(rows, rows_ahead), p.size);
+}
+
+/// Where the results of query head `head` of B·H go, and what head `next` reads, if there is one.
+template <class T>
+Ahead ahead_of_forward(const Problem& p, const HeadsOf<T>& out, const HeadsOf<T>& q,
+                       const HeadsOf<T>& k, const HeadsOf<T>& v, std::int64_t head,
+                       std::int64_t next) {
+  Ahead ahead;
+  expect(ahead, p, out, head / p.heads, head % p.heads, p.queries);
+  if (next >= p.batch * p.heads) return ahead;
+  const std::int64_t b = next / p.heads, h = next % p.heads;
+  expect(ahead, p, k, b, p.group_of(h), p.keys);
+  expect(ahead, p, v, b, p.group_of(h), p.keys);
+  expect(ahead, p, q, b, h, p.queries);
+  return ahead;
+}
+
+/// The same of backward, where `head` and `next` are of B·G.
+template <class T>
+Ahead ahead_of_backward(const Problem& p, const GradientsOf<T>& g, std::int64_t head,
+                        std::int64_t next) {
+  Ahead ahead;
+  const std::int64_t b = head / p.groups, group = head % p.groups;
+  expect(ahead, p, g.dq, b, p.first_head(group), p.queries);
+  if (next < p.batch * p.groups) {
+    const std::int64_t next_b = next / p.groups, next_group = next % p.groups;
+    const std::int64_t next_head = p.first_head(next_group);
+    expect(ahead, p, g.k, next_b, next_group, p.keys);
+    expect(ahead, p, g.v, next_b, next_group, p.keys);
+    expect(ahead, p, g.q, next_b, next_head, p.queries);
+    expect(ahead, p, g.dout, next_b, next_head, p.queries);
+    expect(ahead, p, g.out, next_b, next_head, p.queries);
+  }
+  expect(ahead, p, g.dk, b, group, p.keys);
+  expect(ahead, p, g.dv, b, group, p.keys);
+  return ahead;
 }
 
 inline void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns) {

@@ -11,6 +11,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../src/ops/cpu/elementwise.cpp"  // from the include folder
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 
 #include "simd-inl.hpp"
@@ -27,9 +28,9 @@ void fill_range(std::size_t n, T* y, float value) {
 TRIREME_INSTANCES(fill_range);
 
 template <class T>
-void add_range(std::size_t n, T* y, const T* a, const T* b) {
-  map(
-      n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, a, b);
+void add_range(std::size_t n, T* y, const T* a, const T* b, bool streamed) {
+  map_out(
+      streamed, n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, a, b);
 }
 TRIREME_INSTANCES(add_range);
 
@@ -40,6 +41,15 @@ void scale_range(std::size_t n, T* y, float factor) {
       n, y, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, y);
 }
 TRIREME_INSTANCES(scale_range);
+
+/// Past the caches; y is aligned to a cache line.
+void copy_range(std::size_t bytes, std::uint8_t* y, const std::uint8_t* x) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= bytes; i += lanes) hn::Stream(hn::LoadU(d, x + i), d, y + i);
+  std::memcpy(y + i, x + i, bytes - i);
+}
 
 void widen_range(std::size_t n, float* y, const Bf16* x) {
   map(
@@ -61,6 +71,7 @@ namespace trireme::ops {
 TRIREME_EXPORT(fill_range);
 TRIREME_EXPORT(add_range);
 TRIREME_EXPORT(scale_range);
+HWY_EXPORT(copy_range);
 HWY_EXPORT(widen_range);
 HWY_EXPORT(round_range);
 
@@ -99,6 +110,10 @@ ConvertRow converter(DType to, DType from) {
 
 }  // namespace
 
+void end_stream(bool streamed) {
+  if (streamed) hwy::FlushStream();
+}
+
 void CpuOps::fill(const Tensor& y, float value) {
   if (y.type() == DType::f64) {
     std::fill_n(flat<double>(y, y.elements()), y.elements(), double{value});
@@ -120,9 +135,19 @@ void CpuOps::copy(const Tensor& y, const Tensor& x) {
   auto* to = static_cast<std::byte*>(y.data());
   const auto* from = static_cast<const std::byte*>(x.data());
   if (y.contiguous() && x.contiguous()) {
+    const bool streamed =
+        beyond_caches(y.elements() * size) && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
     parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
-      std::memcpy(to + begin * size, from + begin * size,
-                  static_cast<std::size_t>((end - begin) * size));
+      const auto bytes = static_cast<std::size_t>((end - begin) * size);
+      if (streamed) {
+        // Ranges begin at multiples of 16 elements, so at half a cache line at least.
+        HWY_DYNAMIC_DISPATCH(copy_range)
+        (bytes, reinterpret_cast<std::uint8_t*>(to + begin * size),
+         reinterpret_cast<const std::uint8_t*>(from + begin * size));
+        end_stream(true);
+      } else {
+        std::memcpy(to + begin * size, from + begin * size, bytes);
+      }
     });
     return;
   }
@@ -161,9 +186,11 @@ void CpuOps::add(const Tensor& y, const Tensor& a, const Tensor& b) {
     T* py = flat<T>(y, elements);
     const T* pa = flat<T>(a, elements);
     const T* pb = flat<T>(b, elements);
+    const bool streamed = writes_apart(py, elements, pa, pb);
     parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
       TRIREME_KERNEL(add_range, T)
-      (static_cast<std::size_t>(end - begin), py + begin, pa + begin, pb + begin);
+      (static_cast<std::size_t>(end - begin), py + begin, pa + begin, pb + begin, streamed);
+      end_stream(streamed);
     });
   });
 }

@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 
 template <class T>
 void layer_norm_row(std::size_t n, T* y, float* mean, float* rstd, const T* x, const T* gain,
-                    const T* bias, float epsilon) {
+                    const T* bias, float epsilon, bool streamed) {
   const FloatTag d;
   const float count = static_cast<float>(n);
   const float m =
@@ -36,15 +36,16 @@ void layer_norm_row(std::size_t n, T* y, float* mean, float* rstd, const T* x, c
   *rstd = r;
   const Floats vr = hn::Set(d, r);
   if (bias != nullptr) {
-    map(
-        n, y,
+    map_out(
+        streamed, n, y,
         [&](Floats v, Floats g, Floats b)
             HWY_ATTR { return hn::MulAdd(hn::Mul(hn::Sub(v, vm), vr), g, b); },
         x, gain, bias);
   } else {
-    map(
-        n, y, [&](Floats v, Floats g) HWY_ATTR { return hn::Mul(hn::Mul(hn::Sub(v, vm), vr), g); },
-        x, gain);
+    map_out(
+        streamed, n, y,
+        [&](Floats v, Floats g) HWY_ATTR { return hn::Mul(hn::Mul(hn::Sub(v, vm), vr), g); }, x,
+        gain);
   }
 }
 TRIREME_INSTANCES(layer_norm_row);
@@ -53,7 +54,7 @@ TRIREME_INSTANCES(layer_norm_row);
 /// `centred` is 1 for LayerNorm and 0 for RMSNorm, whose mean is 0.
 template <bool centred, class T>
 HWY_INLINE void norm_backward_row(std::size_t n, T* dx, const T* dy, const T* x, const T* gain,
-                                  float mean, float rstd, bool accumulate) {
+                                  float mean, float rstd, bool accumulate, bool streamed) {
   const FloatTag d;
   const Floats vm = hn::Set(d, mean), vr = hn::Set(d, rstd);
   const auto normalised = [&](Floats v) HWY_ATTR {
@@ -77,25 +78,32 @@ HWY_INLINE void norm_backward_row(std::size_t n, T* dx, const T* dy, const T* x,
                                }) /
                         count;
   const Floats vmg = hn::Set(d, mean_g), vmgh = hn::Set(d, mean_gh);
-  for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
-    Floats g = hn::Mul(access.load(d, dy + i), access.load(d, gain + i));
+  const auto gradient = [&](Floats vdy, Floats vx, Floats vgain) HWY_ATTR {
+    Floats g = hn::Mul(vdy, vgain);
     if (centred) g = hn::Sub(g, vmg);
-    const Floats h = normalised(access.load(d, x + i));
-    Floats gradient = hn::Mul(vr, hn::NegMulAdd(h, vmgh, g));
-    if (accumulate) gradient = hn::Add(gradient, access.load(d, dx + i));
-    access.store(gradient, d, dx + i);
-  });
+    return hn::Mul(vr, hn::NegMulAdd(normalised(vx), vmgh, g));
+  };
+  if (accumulate) {
+    map(
+        n, dx,
+        [&](Floats vdy, Floats vx, Floats vgain, Floats before)
+            HWY_ATTR { return hn::Add(gradient(vdy, vx, vgain), before); },
+        dy, x, gain, dx);
+  } else {
+    map_out(streamed, n, dx, gradient, dy, x, gain);
+  }
 }
 
 template <class T>
 void layer_norm_backward_row(std::size_t n, T* dx, const T* dy, const T* x, const T* gain,
-                             float mean, float rstd, bool accumulate) {
-  norm_backward_row<true>(n, dx, dy, x, gain, mean, rstd, accumulate);
+                             float mean, float rstd, bool accumulate, bool streamed) {
+  norm_backward_row<true>(n, dx, dy, x, gain, mean, rstd, accumulate, streamed);
 }
 TRIREME_INSTANCES(layer_norm_backward_row);
 
 template <class T>
-void rms_norm_row(std::size_t n, T* y, float* rstd, const T* x, const T* gain, float epsilon) {
+void rms_norm_row(std::size_t n, T* y, float* rstd, const T* x, const T* gain, float epsilon,
+                  bool streamed) {
   const FloatTag d;
   const float square = sum_of(n, [&](std::size_t i, auto access) HWY_ATTR {
     const Floats v = access.load(d, x + i);
@@ -104,15 +112,16 @@ void rms_norm_row(std::size_t n, T* y, float* rstd, const T* x, const T* gain, f
   const float r = 1.0F / std::sqrt(square / static_cast<float>(n) + epsilon);
   *rstd = r;
   const Floats vr = hn::Set(d, r);
-  map(
-      n, y, [&](Floats v, Floats g) HWY_ATTR { return hn::Mul(hn::Mul(v, vr), g); }, x, gain);
+  map_out(
+      streamed, n, y, [&](Floats v, Floats g) HWY_ATTR { return hn::Mul(hn::Mul(v, vr), g); }, x,
+      gain);
 }
 TRIREME_INSTANCES(rms_norm_row);
 
 template <class T>
 void rms_norm_backward_row(std::size_t n, T* dx, const T* dy, const T* x, const T* gain, float rstd,
-                           bool accumulate) {
-  norm_backward_row<false>(n, dx, dy, x, gain, 0.0F, rstd, accumulate);
+                           bool accumulate, bool streamed) {
+  norm_backward_row<false>(n, dx, dy, x, gain, 0.0F, rstd, accumulate, streamed);
 }
 TRIREME_INSTANCES(rms_norm_backward_row);
 
@@ -219,11 +228,13 @@ void CpuOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd,
     const T* gains = flat<T>(gain, in.columns);
     const T* biases = flat_or_null<T>(bias, in.columns);
     const auto n = static_cast<std::size_t>(in.columns);
+    const bool streamed = writes_apart(out.data, in.rows * in.columns, in.data);
     parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(layer_norm_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, out.row(r), means + r, rstds + r, in.row(r), gains, biases, epsilon);
+        kernel(n, out.row(r), means + r, rstds + r, in.row(r), gains, biases, epsilon, streamed);
       }
+      end_stream(streamed);
     });
   });
 }
@@ -239,11 +250,15 @@ void CpuOps::layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const
     const float* rstds = flat(rstd, in.rows);
     const T* gains = flat<T>(gain, in.columns);
     const auto n = static_cast<std::size_t>(in.columns);
+    const bool streamed =
+        !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);
     parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(layer_norm_backward_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, to.row(r), from.row(r), in.row(r), gains, means[r], rstds[r], accumulate);
+        kernel(n, to.row(r), from.row(r), in.row(r), gains, means[r], rstds[r], accumulate,
+               streamed);
       }
+      end_stream(streamed);
     });
   });
 }
@@ -274,11 +289,13 @@ void CpuOps::rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, cons
     float* rstds = flat(rstd, in.rows);
     const T* gains = flat<T>(gain, in.columns);
     const auto n = static_cast<std::size_t>(in.columns);
+    const bool streamed = writes_apart(out.data, in.rows * in.columns, in.data);
     parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(rms_norm_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, out.row(r), rstds + r, in.row(r), gains, epsilon);
+        kernel(n, out.row(r), rstds + r, in.row(r), gains, epsilon, streamed);
       }
+      end_stream(streamed);
     });
   });
 }
@@ -292,11 +309,14 @@ void CpuOps::rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const T
     const float* rstds = flat(rstd, in.rows);
     const T* gains = flat<T>(gain, in.columns);
     const auto n = static_cast<std::size_t>(in.columns);
+    const bool streamed =
+        !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);
     parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(rms_norm_backward_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, to.row(r), from.row(r), in.row(r), gains, rstds[r], accumulate);
+        kernel(n, to.row(r), from.row(r), in.row(r), gains, rstds[r], accumulate, streamed);
       }
+      end_stream(streamed);
     });
   });
 }

@@ -8,6 +8,20 @@
 
 namespace trireme::ops {
 
+/// Whether a result of so many bytes is written past the caches: it could not stay there, and its
+/// lines need not be read before they are overwritten. Twice the usual last level of a core
+/// complex.
+inline bool beyond_caches(std::int64_t bytes) { return bytes >= std::int64_t{64} << 20; }
+/// After the last of a thread's stores past the caches.
+void end_stream(bool streamed);
+
+/// The same of a result that is none of the inputs: what is updated in place was read already.
+template <class T, class... Inputs>
+bool writes_apart(const T* y, std::int64_t elements, const Inputs*... inputs) {
+  return beyond_caches(elements * static_cast<std::int64_t>(sizeof(T))) &&
+         (true && ... && (static_cast<const void*>(y) != static_cast<const void*>(inputs)));
+}
+
 template <class T>
 struct Rows {
   T* data = nullptr;

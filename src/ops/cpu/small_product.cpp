@@ -34,6 +34,7 @@ struct Tile {
   std::int64_t c_row;
   float scale;
   bool accumulate;
+  AheadLines ahead;  // one for each of k; with steps of 0 anything that is near
 };
 
 /// `rows` rows of `vectors` vectors, the last of which is reached through `last`.
@@ -48,7 +49,9 @@ HWY_INLINE void tile_product(const Tile& t, const Last& last) {
   }
   const float* a = t.a;
   const float* b = t.b;
+  const char* ahead = t.ahead.first;
   for (std::int64_t p = 0; p < t.k; ++p) {
+    __builtin_prefetch(ahead, 0, 2);
     Floats row[vectors];
     for (int j = 0; j < full; ++j) row[j] = hn::LoadU(d, b + j * lanes);
     row[full] = last.load(d, b + full * lanes);
@@ -58,6 +61,7 @@ HWY_INLINE void tile_product(const Tile& t, const Last& last) {
     }
     a += t.a_column;
     b += t.b_row;
+    ahead += t.ahead.step;
   }
   const Floats scale = hn::Set(d, t.scale);
   for (int i = 0; i < rows; ++i) {
@@ -144,10 +148,13 @@ HWY_INLINE void tile(const SmallProduct& x, std::int64_t begin, std::int64_t end
     depth -= skipped;
     if (depth == 0 && x.accumulate) return;
   }
+  AheadLines ahead;
+  if (x.ahead != nullptr && columns == tile_vectors * lanes) ahead = x.ahead->take(depth);
+  if (ahead.step == 0) ahead.first = reinterpret_cast<const char*>(x.a);
   tile_of_columns(rows, columns,
                   {depth, x.a + begin * x.a_row + first * x.a_column, x.a_row, x.a_column,
                    x.b + first * x.b_row + column, x.b_row, x.c + begin * x.c_row + column, x.c_row,
-                   x.scale, x.accumulate});
+                   x.scale, x.accumulate, ahead});
 }
 
 void product(const SmallProduct& x) {
@@ -166,44 +173,66 @@ void product(const SmallProduct& x) {
   }
 }
 
-/// Four by four at a time within vectors of 16 bytes, which every instruction set shuffles alike.
+#if HWY_TARGET != HWY_SCALAR
+/// Four elements of each row r, r + 4, … of x, side by side.
+template <class D>
+HWY_INLINE hn::Vec<D> blocks_of_rows(D d, const float* x, std::int64_t x_row) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return hn::LoadU(d, x);
+  } else {
+    const hn::Half<D> half;
+    const auto rows = static_cast<std::int64_t>(hn::Lanes(half));
+    return hn::Combine(d, blocks_of_rows(half, x + rows * x_row, x_row),
+                       blocks_of_rows(half, x, x_row));
+  }
+}
+
+/// A vector of rows by four columns: four by four within vectors of 16 bytes, which every
+/// instruction set shuffles alike.
+template <class D>
+HWY_INLINE void turn_four_columns(D d, float* out, std::int64_t out_row, const float* x,
+                                  std::int64_t x_row) {
+  const hn::Repartition<double, D> pairs;
+  const auto row0 = blocks_of_rows(d, x, x_row), row1 = blocks_of_rows(d, x + x_row, x_row);
+  const auto row2 = blocks_of_rows(d, x + 2 * x_row, x_row);
+  const auto row3 = blocks_of_rows(d, x + 3 * x_row, x_row);
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row0, row1));   // 00 10 01 11
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row0, row1));  // 02 12 03 13
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row2, row3));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row2, row3));
+  const auto store = [&](auto column, int c)
+                         HWY_ATTR { hn::StoreU(hn::BitCast(d, column), d, out + c * out_row); };
+  store(hn::InterleaveLower(pairs, low01, low23), 0);
+  store(hn::InterleaveUpper(pairs, low01, low23), 1);
+  store(hn::InterleaveLower(pairs, high01, high23), 2);
+  store(hn::InterleaveUpper(pairs, high01, high23), 3);
+}
+
+/// The whole vectors of rows from `first` on; the first row that is left.
+template <class D>
+HWY_INLINE std::int64_t turn_rows(D d, float* out, std::int64_t out_row, const float* x,
+                                  std::int64_t x_row, std::int64_t first, std::int64_t rows,
+                                  std::int64_t columns) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (; first + lanes <= rows; first += lanes) {
+    std::int64_t c = 0;
+    for (; c + 4 <= columns; c += 4) {
+      turn_four_columns(d, out + c * out_row + first, out_row, x + first * x_row + c, x_row);
+    }
+    for (; c < columns; ++c) {
+      for (std::int64_t r = first; r < first + lanes; ++r) out[c * out_row + r] = x[r * x_row + c];
+    }
+  }
+  return first;
+}
+#endif
+
 void transposed(float* out, std::int64_t out_row, const float* x, std::int64_t x_row,
                 std::int64_t rows, std::int64_t columns) {
   std::int64_t r = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const hn::FixedTag<float, 4> d;
-  const hn::FixedTag<double, 2> pairs;
-  const auto joined = [&](auto low, auto high, auto join) HWY_ATTR {
-    return hn::BitCast(d, join(hn::BitCast(pairs, low), hn::BitCast(pairs, high)));
-  };
-  const auto lower = [&](auto a, auto b) HWY_ATTR { return hn::InterleaveLower(pairs, a, b); };
-  const auto upper = [&](auto a, auto b) HWY_ATTR { return hn::InterleaveUpper(pairs, a, b); };
-  // Sixteen rows at a time, so that a cache line of `out` is written at once.
-  const auto four = [&](std::int64_t row, std::int64_t c) HWY_ATTR {
-    const float* from = x + row * x_row + c;
-    const auto row0 = hn::LoadU(d, from), row1 = hn::LoadU(d, from + x_row);
-    const auto row2 = hn::LoadU(d, from + 2 * x_row), row3 = hn::LoadU(d, from + 3 * x_row);
-    const auto low01 = hn::InterleaveLower(d, row0, row1);   // 00 10 01 11
-    const auto high01 = hn::InterleaveUpper(d, row0, row1);  // 02 12 03 13
-    const auto low23 = hn::InterleaveLower(d, row2, row3);
-    const auto high23 = hn::InterleaveUpper(d, row2, row3);
-    float* to = out + c * out_row + row;
-    hn::StoreU(joined(low01, low23, lower), d, to);
-    hn::StoreU(joined(low01, low23, upper), d, to + out_row);
-    hn::StoreU(joined(high01, high23, lower), d, to + 2 * out_row);
-    hn::StoreU(joined(high01, high23, upper), d, to + 3 * out_row);
-  };
-  const std::int64_t fours = columns / 4 * 4;
-  while (r + 4 <= rows) {
-    const std::int64_t end = std::min(r + 16, rows / 4 * 4);
-    for (std::int64_t c = 0; c < fours; c += 4) {
-      for (std::int64_t i = r; i < end; i += 4) four(i, c);
-    }
-    for (std::int64_t c = fours; c < columns; ++c) {
-      for (std::int64_t i = r; i < end; ++i) out[c * out_row + i] = x[i * x_row + c];
-    }
-    r = end;
-  }
+  r = turn_rows(FloatTag(), out, out_row, x, x_row, r, rows, columns);
+  r = turn_rows(hn::FixedTag<float, 4>(), out, out_row, x, x_row, r, rows, columns);
 #endif
   for (; r < rows; ++r) {
     for (std::int64_t c = 0; c < columns; ++c) out[c * out_row + r] = x[r * x_row + c];

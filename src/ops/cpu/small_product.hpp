@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ahead.hpp"
+
 namespace trireme::ops {
 
 /// Where a factor or the result is a triangle, the rest is not worked out: `reach` counts the
@@ -32,6 +34,7 @@ struct SmallProduct {
   bool accumulate = false;  // not together with Triangle::result
   Triangle triangle = Triangle::none;
   std::int64_t reach = 0;
+  Ahead* ahead = nullptr;  // where not null, memory to be fetched meanwhile
 };
 
 /// Rows of b that are gone through at once: with 64 columns they fill two thirds of a first-level
