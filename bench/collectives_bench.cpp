@@ -1,12 +1,12 @@
 // Collectives of ranks of one node by messages and through shared memory, turn by turn, so that the
 // ratio means something on a busy machine; and a reduction of gradients beside products, as a step
 // of training has it. Ranks are started by the launcher, each with one thread:
-//   mpirun -n 2 collectives_bench [ROUNDS]
+//   mpirun -n 2 collectives_bench [ROUNDS] [collectives|products]
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include <fmt/core.h>
@@ -153,7 +153,8 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 9;
   device::MemoryLedger ledger;
   Ways ways(session, ledger);
-  collectives(ways, rounds, session.rank() == 0);
-  beside_products(ways, rounds, session.rank() == 0);
+  const std::string part = argc > 2 ? argv[2] : "";
+  if (part != "products") collectives(ways, rounds, session.rank() == 0);
+  if (part != "collectives") beside_products(ways, rounds, session.rank() == 0);
   return 0;
 }
