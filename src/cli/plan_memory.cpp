@@ -40,10 +40,10 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   train::validate_layout(config, facts);
   const comm::GridShape shape = train::grid_shape(config, facts);
   const int shard = train::shard_ranks(config, shape, facts);
-  const bool host = config.device.type != "cuda";
+  const bool on_host = config.device.type != "cuda";
   const comm::Backends backends =
-      host ? comm::choose_host_backends(config.comm, shape, shard, facts.node_of)
-           : comm::Backends{};
+      on_host ? comm::choose_host_backends(config.comm, shape, shard, facts.node_of)
+              : comm::Backends{};
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
   // As Trainer: what a checkpoint holds is copied first where it is a GPU's.
@@ -69,7 +69,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
         const Memory memory = plan::predict_memory(
             parallel::Stage(model, options), {.optim = config.optim,
                                               .threads = threads,
-                                              .host = host,
+                                              .host = on_host,
                                               .shape = shape,
                                               .rank = shape.rank({tensor, 0, data, stage}),
                                               .backends = backends,

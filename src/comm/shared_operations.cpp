@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "trireme/comm/session.hpp"
 #include "trireme/core/error.hpp"
 #include "trireme/device/reduce_tree.hpp"
 
@@ -41,6 +42,13 @@ std::vector<std::int64_t> numbers_of(const ReduceOperation::Job& job) {
   numbers.push_back(static_cast<std::int64_t>(job.type));
   numbers.push_back(static_cast<std::int64_t>(job.reduction));
   return numbers;
+}
+
+/// Messages that this process has under way elsewhere progress while it is inside MPI, and a rank
+/// that waits here may be what another one, for which we wait, waits for.
+void let_messages_move() {
+  int there = 0;
+  mpi_check(MPI_Iprobe(0, MPI_ANY_TAG, MPI_COMM_SELF, &there, MPI_STATUS_IGNORE), "MPI_Iprobe");
 }
 
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
@@ -115,8 +123,12 @@ bool SharedOperation::step() {
 }
 
 bool SharedOperation::test() {
+  const std::uint64_t before = steps_;
   while (step()) ++steps_;
-  if (drained_ < rounds_) return false;
+  if (drained_ < rounds_) {
+    if (steps_ == before) let_messages_move();
+    return false;
+  }
   group_.rounds = first_ + static_cast<std::uint64_t>(rounds_);
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
   group_.traffic->add(kind_, {.bytes = sent_, .operations = 1, .seconds = spent.count()});

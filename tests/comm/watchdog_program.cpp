@@ -39,11 +39,11 @@ void misbehave(const std::string& deed) {
 }
 
 void work(Session& session, double timeout, int rank, const std::string& deed) {
-  Watchdog watchdog(session, timeout);
   trireme::device::MemoryLedger ledger;
   trireme::comm::Grid grid(session, {{1, 1, session.size(), 1}}, ledger);
   trireme::device::Stream stream;
   std::vector<float> gradients(1 << 20, 1.0F);
+  Watchdog watchdog(session, timeout);
   for (int step = 0; step < 6; ++step) {
     watchdog.beat("forward of layer 7", step);
     if (step == 3 && session.rank() == rank && deed != "linger") {
