@@ -1,7 +1,8 @@
 // Collectives of ranks of one node by messages and through shared memory, turn by turn, so that the
-// ratio means something on a busy machine; and a reduction of gradients beside products, as a step
-// of training has it. Ranks are started by the launcher, each with one thread:
-//   mpirun -n 2 collectives_bench [ROUNDS] [collectives|products]
+// ratio means something on a busy machine; a reduction of gradients beside products, as a step of
+// training has it; and whole steps of a model of 10.8 M parameters, two replicas in one process.
+// Ranks are started by the launcher, each with one thread:
+//   mpirun -n 2 collectives_bench [ROUNDS] [collectives|products|steps]
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -13,7 +14,11 @@
 
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/progress.hpp"
+#include "trireme/model/transformer.hpp"
 #include "trireme/ops/ops.hpp"
+#include "trireme/parallel/replica.hpp"
+
+#include "random_batch.hpp"
 
 namespace {
 
@@ -29,18 +34,19 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// The data group by messages, and through shared memory.
+/// A grid whose tensors go by messages, and one where they pass through shared memory.
 struct Ways {
   comm::Grid messages, shared;
-  Ways(const comm::Session& session, device::MemoryLedger& ledger)
-      : messages(session, {{1, 1, session.size(), 1}}, ledger, 0, options("mpi")),
-        shared(session, {{1, 1, session.size(), 1}}, ledger, 0, options("shared")) {}
-  static comm::GridOptions options(const char* data) {
+  Ways(const comm::Session& session, const comm::GridShape& shape, device::MemoryLedger& ledger)
+      : messages(session, shape, ledger, 0, options("mpi")),
+        shared(session, shape, ledger, 0, options("shared")) {}
+  static comm::GridOptions options(const char* way) {
     comm::GridOptions result;
-    result.comm.data = data;
+    result.comm.data = result.comm.tensor = way;
     return result;
   }
-  comm::Communicator& of(int way) { return (way == 0 ? messages : shared).group(comm::Axis::data); }
+  comm::Grid& grid(int way) { return way == 0 ? messages : shared; }
+  comm::Communicator& of(int way) { return grid(way).group(comm::Axis::data); }
 };
 
 /// Milliseconds of `work(group)` by each way, medians over `rounds` of the slowest rank.
@@ -146,15 +152,75 @@ void beside_products(Ways& ways, int rounds, bool speaks) {
   }
 }
 
+/// One replica of a model by each way; their steps take turns.
+void steps(const comm::Session& session, int rounds) {
+  model::ModelConfig config;
+  config.layers = 6;
+  config.width = 384;
+  config.heads = 6;
+  config.vocabulary = 256;
+  config.sequence = 256;
+  config.resolve();
+  const bool speaks = session.rank() == 0;
+  if (speaks) {
+    fmt::print(
+        "\nsteps of 4 sequences of 256\n"
+        "| layout | by messages, ms | shared, ms | ratio |\n|---|---|---|---|\n");
+  }
+  struct Case {
+    const char* name;
+    comm::GridShape shape;
+    int zero = 0;
+  };
+  const int ranks = session.size();
+  for (const Case& each :
+       {Case{"data", {{1, 1, ranks, 1}}}, Case{"data, ZeRO 3", {{1, 1, ranks, 1}}, 3},
+        Case{"tensor", {{ranks, 1, 1, 1}}}}) {
+    device::MemoryLedger ledger;
+    Recorder recorder;
+    Ways ways(session, each.shape, ledger);
+    parallel::ReplicaOptions options;
+    options.stage.sequences = 4 / each.shape.of(comm::Axis::data);
+    options.stage.zero = each.zero;
+    const model::Transformer models[] = {model::Transformer(config), model::Transformer(config)};
+    std::vector<std::unique_ptr<parallel::Replica>> replicas;
+    for (int way = 0; way < 2; ++way) {
+      replicas.push_back(std::make_unique<parallel::Replica>(models[way], options, ways.grid(way),
+                                                             recorder, ledger));
+      replicas.back()->initialise();
+    }
+    std::vector<parallel::HostMicrobatch> batches;
+    batches.push_back(bench::random_batch(config, options.stage.sequences));
+    std::vector<std::vector<double>> times(2);
+    for (int round = -2; round < 2 * rounds; ++round) {
+      for (int turn = 0; turn < 2; ++turn) {
+        const int way = (turn + round + 2) % 2;  // either way first
+        ways.messages.world().barrier();
+        const auto begin = Clock::now();
+        replicas[way]->backward(batches);
+        replicas[way]->update(1e-4, round + 2, 1);
+        if (round >= 0) times[way].push_back(milliseconds_since(begin));
+      }
+    }
+    if (speaks) {
+      const double by_messages = median(times[0]), shared = median(times[1]);
+      fmt::print("| {} | {:.1f} | {:.1f} | {:.3f} |\n", each.name, by_messages, shared,
+                 shared / by_messages);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   comm::Session session(&argc, &argv);
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 9;
   device::MemoryLedger ledger;
-  Ways ways(session, ledger);
+  Ways ways(session, {{1, 1, session.size(), 1}}, ledger);
   const std::string part = argc > 2 ? argv[2] : "";
-  if (part != "products") collectives(ways, rounds, session.rank() == 0);
-  if (part != "collectives") beside_products(ways, rounds, session.rank() == 0);
+  const auto is_asked = [&](const char* name) { return part.empty() || part == name; };
+  if (is_asked("collectives")) collectives(ways, rounds, session.rank() == 0);
+  if (is_asked("products")) beside_products(ways, rounds, session.rank() == 0);
+  if (is_asked("steps")) steps(session, rounds);
   return 0;
 }
