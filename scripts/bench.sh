@@ -17,6 +17,8 @@ for program in "$build"/bench/{ops,progress}_bench; do
 done
 echo '== operations beyond the caches'
 "$build/bench/memory_bench" --results "$build/bench/memory_bench.json"
+echo '== collectives of two ranks by messages and through shared memory'
+OMP_NUM_THREADS=1 OMP_PROC_BIND=false "${TRIREME_MPIEXEC:-mpirun}" -n 2 "$build/bench/collectives_bench"
 echo '== whole steps, operation by operation'
 "$build/bench/trireme_bench_steps" cpu fp32 small:12 gpt2:4:1024
 echo '== whole steps beside the peak and PyTorch'

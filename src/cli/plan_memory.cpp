@@ -40,6 +40,10 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   train::validate_layout(config, facts);
   const comm::GridShape shape = train::grid_shape(config, facts);
   const int shard = train::shard_ranks(config, shape, facts);
+  const bool on_host = config.device.type != "cuda";
+  const comm::Backends backends =
+      on_host ? comm::choose_host_backends(config.comm, shape, shard, facts.node_of)
+              : comm::Backends{};
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
   // As Trainer: what a checkpoint holds is copied first where it is a GPU's.
@@ -65,9 +69,10 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
         const Memory memory = plan::predict_memory(
             parallel::Stage(model, options), {.optim = config.optim,
                                               .threads = threads,
-                                              .host = config.device.type != "cuda",
+                                              .host = on_host,
                                               .shape = shape,
                                               .rank = shape.rank({tensor, 0, data, stage}),
+                                              .backends = backends,
                                               .bucket_elements = train::bucket_elements(config),
                                               .snapshots = snapshots});
         if (total(memory) > total(most)) most = memory;

@@ -36,11 +36,30 @@ Asked asked(const CommConfig& config, GroupKind kind) {
   }
 }
 
-/// Whether Trireme has tensors of a device pass there. Those of pipeline channels, which NCCL's
-/// order would bring to a standstill, are MPI's always.
+/// Whether Trireme has tensors pass there that are worth it. Those of pipeline channels, which
+/// NCCL's order would bring to a standstill, are MPI's always.
 bool carries_tensors(GroupKind kind) {
   return kind != GroupKind::pipeline && kind != GroupKind::world && kind != GroupKind::stage &&
          kind != GroupKind::model;
+}
+
+/// Throws where `kind` is asked to use shared memory and cannot.
+void refuse_shared(const char* key, GroupKind kind, const BackendFacts& facts) {
+  if (!facts.is_host) {
+    throw ConfigError(
+        key, "shared",
+        fmt::format("ranks share memory of the host, and the device is {}", facts.device),
+        "use auto, nccl or mpi");
+  }
+  if (!facts.apart.empty()) {
+    throw ConfigError(key, "shared",
+                      fmt::format("memory is shared inside a node, and of a {} group {}",
+                                  name_of(kind), facts.apart),
+                      "use auto or mpi");
+  }
+  if (!facts.no_room.empty()) {
+    throw ConfigError(key, "shared", facts.no_room, "make room there, or use auto or mpi");
+  }
 }
 
 }  // namespace
@@ -53,12 +72,21 @@ std::string backend_key(GroupKind kind) {
 Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFacts& facts) {
   const auto [key, value] = asked(config, kind);
   if (value == "mpi") return Backend::mpi;
-  const bool possible = !facts.is_host && facts.nccl && facts.crowded.empty();
-  if (value == "auto") return possible && carries_tensors(kind) ? Backend::nccl : Backend::mpi;
+  if (value == "auto") {
+    if (!carries_tensors(kind)) return Backend::mpi;
+    if (facts.is_host) {
+      return facts.apart.empty() && facts.no_room.empty() ? Backend::shared : Backend::mpi;
+    }
+    return facts.nccl && facts.crowded.empty() ? Backend::nccl : Backend::mpi;
+  }
+  if (value == "shared") {
+    refuse_shared(key, kind, facts);
+    return Backend::shared;
+  }
   if (facts.is_host) {
     throw ConfigError(key, value,
                       fmt::format("NCCL moves memory of GPUs, and the device is {}", facts.device),
-                      "use auto or mpi");
+                      "use auto, shared or mpi");
   }
   if (!facts.nccl) {
     throw ConfigError(key, value, "this trireme was built without NCCL", "use auto or mpi");
@@ -70,6 +98,34 @@ Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFa
                       "start one rank per GPU, or use auto or mpi");
   }
   return Backend::nccl;
+}
+
+std::string scattered_ranks(const GridShape& shape, GroupKind kind, int shard,
+                            std::span<const int> node_of) {
+  const auto node = [&](int rank) { return node_of[static_cast<std::size_t>(rank)]; };
+  std::vector<bool> seen(node_of.size());
+  for (int rank = 0; rank < static_cast<int>(node_of.size()); ++rank) {
+    if (seen[static_cast<std::size_t>(rank)]) continue;
+    const std::vector<int> group = members(shape, kind, shard, rank);
+    for (const int member : group) {
+      seen[static_cast<std::size_t>(member)] = true;
+      if (node(member) == node(group.front())) continue;
+      return fmt::format("ranks {} and {} are on different nodes", group.front(), member);
+    }
+  }
+  return {};
+}
+
+Backends choose_host_backends(const CommConfig& config, const GridShape& shape, int shard,
+                              std::span<const int> node_of, const std::string& no_room) {
+  Backends backends{};
+  for (int index = 0; index < group_kinds; ++index) {
+    const auto kind = static_cast<GroupKind>(index);
+    const BackendFacts facts{.apart = scattered_ranks(shape, kind, shard, node_of),
+                             .no_room = no_room};
+    backends.at(static_cast<std::size_t>(index)) = choose_backend(config, kind, facts);
+  }
+  return backends;
 }
 
 std::string crowded_device(std::span<const int> members, std::span<const std::string> devices) {

@@ -53,6 +53,25 @@ DeviceMessages device_messages(device::Device& device, const GridOptions& option
   return messages;
 }
 
+bool shares(const Backends& backends, int kind) {
+  return backends.at(static_cast<std::size_t>(kind)) == Backend::shared;
+}
+
+/// Where the areas of `rank` in a window of shared memory begin, by kind, and where the last ends.
+std::vector<std::size_t> shared_areas(const GridShape& shape, int shard, int rank,
+                                      const Backends& backends) {
+  std::vector<std::size_t> begins = {0};
+  for (int kind = 0; kind < group_kinds; ++kind) {
+    std::size_t bytes = 0;
+    if (shares(backends, kind)) {
+      const auto group = members(shape, static_cast<GroupKind>(kind), shard, rank);
+      bytes = shared_area_bytes(static_cast<int>(group.size()));
+    }
+    begins.push_back(begins.back() + bytes);
+  }
+  return begins;
+}
+
 }  // namespace
 
 Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard,
@@ -84,6 +103,7 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
   for (auto& channel : channels_) channel = on(pipeline, ledger, messages_);
   choose_backends(options);
   use_nccl(options);
+  use_shared(options);
 
   char host[MPI_MAX_PROCESSOR_NAME + 1] = {};
   int length = 0;
@@ -98,11 +118,15 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
 
 void Grid::choose_backends(const GridOptions& options) {
   device::Device& device = ledger_.device();
+  if (device.is_host()) {
+    backends_ = choose_host_backends(options.comm, shape_, shard_, session_.nodes());
+    return;
+  }
   BackendFacts facts{.device = device.name(),
-                     .is_host = device.is_host(),
+                     .is_host = false,
                      .nccl = options.nccl_api != nullptr || nccl_built_in()};
   std::array<std::string, group_kinds> crowded;
-  if (!facts.is_host && facts.nccl) {
+  if (facts.nccl) {
     const std::vector<std::string> devices = gather_texts(world(), device.identity());
     std::string own;  // a line for each kind
     for (int index = 0; index < group_kinds; ++index) {
@@ -141,6 +165,43 @@ void Grid::use_nccl(const GridOptions& options) {
   }
 }
 
+/// One window for all groups of all ranks of the node.
+void Grid::use_shared(const GridOptions& options) {
+  bool any = false;  // the same on all ranks: rank 0 has every kind of group that anyone has
+  for (int kind = 0; kind < group_kinds; ++kind) {
+    any = any || (shares(backends_, kind) &&
+                  members(shape_, static_cast<GroupKind>(kind), shard_, 0).size() > 1);
+  }
+  if (!any) return;
+  const auto areas_of = [this](int rank) { return shared_areas(shape_, shard_, rank, backends_); };
+  std::string why;
+  window_ = SharedWindow::make(session_.node(), areas_of(session_.rank()).back(), ledger_, why,
+                               options.shared_room);
+  if (!world().all_agree(window_ != nullptr)) {
+    window_.reset();
+    for (const std::string& reason : gather_texts(world(), why)) {
+      if (why.empty()) why = reason;
+    }
+    backends_ = choose_host_backends(options.comm, shape_, shard_, session_.nodes(), why);
+    warnings_.push_back(why + ": ranks of a node send messages instead");
+    return;
+  }
+  const std::vector<int>& nodes = session_.nodes();
+  const auto place_in_node = [&](int rank) {
+    return static_cast<int>(
+        std::count(nodes.begin(), nodes.begin() + rank, nodes[static_cast<std::size_t>(rank)]));
+  };
+  for (int index = 0; index < group_kinds; ++index) {
+    if (!shares(backends_, index) || groups_[index]->size() == 1) continue;
+    std::vector<std::byte*> areas;
+    for (const int rank : members(shape_, static_cast<GroupKind>(index), shard_, session_.rank())) {
+      areas.push_back(window_->segment(place_in_node(rank)) +
+                      areas_of(rank)[static_cast<std::size_t>(index)]);
+    }
+    groups_[index] = make_shared_communicator(std::move(groups_[index]), areas);
+  }
+}
+
 void Grid::abandon(const std::exception_ptr& why) noexcept {
   if (nccl_) nccl_->abandon(why);
 }
@@ -150,7 +211,9 @@ std::unique_ptr<Communicator> Grid::make_group(Axes axes) {
 }
 
 std::vector<std::string> Grid::warnings() const {
-  return topology_warnings(shape_, session_.nodes());
+  std::vector<std::string> all = topology_warnings(shape_, session_.nodes());
+  all.insert(all.end(), warnings_.begin(), warnings_.end());
+  return all;
 }
 
 std::vector<std::pair<std::string, TrafficByKind>> Grid::traffic() const {
@@ -169,8 +232,8 @@ void Grid::reset_traffic() {
   for (const auto& channel : channels_) channel->reset_traffic();
 }
 
-std::size_t grid_bytes(const GridShape& shape, int shard, int rank) {
-  std::size_t bytes = 0;
+std::size_t grid_bytes(const GridShape& shape, int shard, int rank, const Backends& backends) {
+  std::size_t bytes = shared_areas(shape, shard, rank, backends).back();
   for (int index = 0; index < group_kinds; ++index) {
     const auto kind = static_cast<GroupKind>(index);
     const auto size = static_cast<int>(members(shape, kind, shard, rank).size());

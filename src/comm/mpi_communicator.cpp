@@ -8,6 +8,7 @@
 #include "checks.hpp"
 #include "mpi_handle.hpp"
 #include "operations.hpp"
+#include "slices.hpp"
 #include "staging.hpp"
 
 namespace trireme::comm {
@@ -16,11 +17,6 @@ namespace {
 using Part = ExchangeOperation::Part;
 
 std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data()); }
-
-/// Element at which slice `rank` of `elements` begins, when cut as evenly as they go.
-std::int64_t slice_begin(std::int64_t elements, int rank, int size) {
-  return elements / size * rank + elements % size * rank / size;
-}
 
 class MpiCommunicator : public Communicator {
  public:
@@ -100,9 +96,7 @@ device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reductio
   job.type = data.type();
   job.reduction = reduction;
   job.data = bytes_of(staged);
-  for (int r = 0; r <= size(); ++r) {
-    job.begins.push_back(slice_begin(data.elements(), r, size()));
-  }
+  job.begins = even_slices(data.elements(), size());
   job.output = job.data + job.begins[rank()] * static_cast<std::int64_t>(size_of(data.type()));
   job.gather = true;
   return staging.enqueue(
@@ -127,8 +121,7 @@ device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tens
   job.type = input.type();
   job.reduction = reduction;
   job.data = bytes_of(from);
-  job.begins = {0};
-  for (const std::int64_t count : counts) job.begins.push_back(job.begins.back() + count);
+  job.begins = slices_of(counts);
   job.output = bytes_of(to);
   return staging.enqueue(
       std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));

@@ -7,6 +7,7 @@
 #include "checks.hpp"
 #include "local.hpp"
 #include "nccl_operation.hpp"
+#include "slices.hpp"
 
 namespace trireme::comm {
 namespace {
@@ -207,11 +208,11 @@ device::Event NcclCommunicator::all_reduce(const Tensor& data, Reduction reducti
                                            device::Stream& stream) {
   if (of_host(stream)) return mpi_->all_reduce(data, reduction, stream);
   checks::reducible(data);
-  Sum sum{.data = data, .output = {}, .begins = {}, .reduction = reduction, .gather = true};
-  // Slices as even as they go.
-  const std::int64_t each = data.elements() / size();
-  const std::int64_t rest = data.elements() % size();
-  for (int r = 0; r <= size(); ++r) sum.begins.push_back(each * r + rest * r / size());
+  Sum sum{.data = data,
+          .output = {},
+          .begins = even_slices(data.elements(), size()),
+          .reduction = reduction,
+          .gather = true};
   sum.output = {sum.at(sum.begins[rank()]), data.type(), {sum.count(rank())}};
   const bool by_library = library_sum(data, reduction);
   return enqueue(
@@ -264,8 +265,7 @@ device::Event NcclCommunicator::reduce_scatter_v(const Tensor& output, const Ten
                                                  Reduction reduction, device::Stream& stream) {
   if (of_host(stream)) return mpi_->reduce_scatter_v(output, input, counts, reduction, stream);
   checks::scatter(output, input, counts, *this);
-  Sum sum{.data = input, .output = output, .begins = {0}, .reduction = reduction};
-  for (const std::int64_t count : counts) sum.begins.push_back(sum.begins.back() + count);
+  Sum sum{.data = input, .output = output, .begins = slices_of(counts), .reduction = reduction};
   const bool by_library = library_sum(input, reduction);
   return enqueue(
       OperationKind::reduce_scatter, sent_by(sum),

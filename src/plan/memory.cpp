@@ -129,22 +129,25 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
                   static_cast<std::size_t>(sums) * sizeof(float));
 }
 
-/// Bytes that reductions of one communicator add to its agreement's.
-std::size_t added(int ranks, std::size_t largest) {
-  return comm::scratch_bytes(ranks, largest) - comm::scratch_bytes(ranks, 0);
-}
-
 std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuestion& question) {
   const parallel::Place& place = stage.options().place;
   const params::Layout& layout = stage.layout();
-  std::size_t bytes = comm::grid_bytes(question.shape, place.shard, question.rank);
-  bytes += added(place.tensor, largest_tensor_sum(stage));
+  using Kind = comm::GroupKind;
+  // Bytes that reductions of one communicator add to its agreement's.
+  const auto added = [&](Kind kind, int ranks, std::size_t most) -> std::size_t {
+    const bool messages =
+        question.backends.at(static_cast<std::size_t>(kind)) != comm::Backend::shared;
+    return messages ? comm::scratch_bytes(ranks, most) - comm::scratch_bytes(ranks, 0) : 0;
+  };
+  std::size_t bytes =
+      comm::grid_bytes(question.shape, place.shard, question.rank, question.backends);
+  bytes += added(Kind::tensor, place.tensor, largest_tensor_sum(stage));
   if (!stage.options().train) return bytes;
   bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()));
   const std::size_t squares =
       static_cast<std::size_t>(state::GradientNorm::partial_sums(layout.table(), stage.shares())) *
       sizeof(double);
-  bytes += squares + added(question.shape.size(), squares);
+  bytes += squares + added(Kind::world, question.shape.size(), squares);
   std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
   if (stage.options().zero == 0) {
     for (const auto& bucket :
@@ -169,8 +172,10 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   const auto floats = [](std::int64_t elements) {
     return static_cast<std::size_t>(elements) * sizeof(float);
   };
-  return bytes + added(place.data, floats(data)) + added(place.shard, floats(shard)) +
-         added(place.data / place.shard, floats(replica)) + added(tied > 0 ? 2 : 1, floats(tied));
+  return bytes + added(Kind::data, place.data, floats(data)) +
+         added(Kind::shard, place.shard, floats(shard)) +
+         added(Kind::replica, place.data / place.shard, floats(replica)) +
+         added(Kind::embedding, tied > 0 ? 2 : 1, floats(tied));
 }
 
 /// The copy of what this rank writes of parameters and `states` states of the optimiser.

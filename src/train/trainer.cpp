@@ -56,6 +56,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                              .host = computes.device().is_host(),
                              .shape = grid.shape(),
                              .rank = session.rank(),
+                             .backends = grid.backends(),
                              .bucket_elements = bucket_elements(config_),
                              .snapshots = config_.checkpoint.in_background() ||
                                           !replica_.state().optimizer_device().is_host()})),

@@ -34,7 +34,47 @@ TEST(Backend, AutoTakesNcclWhereverItCan) {
   facts = gpus;
   facts.nccl = false;
   EXPECT_EQ(choose_backend({}, GroupKind::data, facts), Backend::mpi);
-  EXPECT_EQ(choose_backend({}, GroupKind::data, {}), Backend::mpi);
+}
+
+TEST(Backend, AutoSharesMemoryInsideANode) {
+  BackendFacts facts;
+  using enum GroupKind;
+  for (const GroupKind kind : {tensor, context, data, shard, replica, embedding}) {
+    EXPECT_EQ(choose_backend({}, kind, facts), Backend::shared) << name_of(kind);
+  }
+  for (const GroupKind kind : {pipeline, world, stage, model}) {
+    EXPECT_EQ(choose_backend({}, kind, facts), Backend::mpi) << name_of(kind);
+  }
+  facts.apart = "ranks 0 and 2 are on different nodes";
+  EXPECT_EQ(choose_backend({}, data, facts), Backend::mpi);
+  CommConfig config;
+  config.data = "shared";
+  EXPECT_THAT(refusal(config, data, facts),
+              AllOf(StartsWith("comm.data = shared: "),
+                    HasSubstr("of a data group ranks 0 and 2 are on different nodes; use auto")));
+  facts.apart.clear();
+  facts.no_room = "/dev/shm is full";
+  EXPECT_EQ(choose_backend({}, data, facts), Backend::mpi);
+  EXPECT_THAT(refusal(config, replica, facts), HasSubstr("/dev/shm is full; make room"));
+  EXPECT_THAT(refusal(config, data, gpus), HasSubstr("the device is cuda:0"));
+}
+
+// Four ranks on two nodes: tensor groups lie inside, data groups reach across.
+TEST(Backend, GroupsThatReachAcrossNodesSendMessages) {
+  const GridShape shape{{2, 1, 2, 1}};
+  const std::vector<int> nodes = {0, 0, 2, 2};
+  EXPECT_EQ(scattered_ranks(shape, GroupKind::tensor, 2, nodes), "");
+  EXPECT_EQ(scattered_ranks(shape, GroupKind::data, 2, nodes),
+            "ranks 0 and 2 are on different nodes");
+  const Backends backends = choose_host_backends({}, shape, 2, nodes);
+  const auto of = [&](GroupKind kind) { return backends.at(static_cast<std::size_t>(kind)); };
+  EXPECT_EQ(of(GroupKind::tensor), Backend::shared);
+  EXPECT_EQ(of(GroupKind::data), Backend::mpi);
+  EXPECT_EQ(of(GroupKind::shard), Backend::mpi);
+  for (const GroupKind kind : {GroupKind::data, GroupKind::shard, GroupKind::tensor}) {
+    EXPECT_EQ(choose_host_backends({}, shape, 2, {}).at(static_cast<std::size_t>(kind)),
+              Backend::shared);
+  }
 }
 
 TEST(Backend, EachAxisHasItsOwnGroups) {

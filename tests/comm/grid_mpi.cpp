@@ -50,7 +50,8 @@ TEST(Grid, GroupsHoldTheirMembers) {
     device::MemoryLedger ledger;
     Grid grid(session, shape, ledger, shard);
     EXPECT_EQ(ledger.held(device::Use::communication),
-              static_cast<std::int64_t>(grid_bytes(shape, grid.shard(), session.rank())));
+              static_cast<std::int64_t>(
+                  grid_bytes(shape, grid.shard(), session.rank(), grid.backends())));
     const auto here = shape.coordinates(session.rank());
     for (int index = 0; index < group_kinds; ++index) {
       const auto kind = static_cast<GroupKind>(index);
@@ -155,19 +156,63 @@ TEST(Grid, PipelineChannelsAreSeparate) {
   EXPECT_EQ(from_below, rank == last ? -1 : 200 + rank + 1);
 }
 
+// Where a window has no room, messages take its place with a word about it, unless it was asked for
+// by name.
+TEST(GridBackends, WithoutRoomForAWindowMessagesDo) {
+  const Session session(nullptr, nullptr);
+  const GridShape shape{{1, 1, session.size(), 1}};
+  device::MemoryLedger ledger;
+  GridOptions options{.shared_room = 1000};
+  const bool alone = session.size() == 1;
+  {
+    Grid grid(session, shape, ledger, 0, options);
+    EXPECT_EQ(grid.backend(GroupKind::data), alone ? Backend::shared : Backend::mpi);
+    EXPECT_EQ(ledger.held(device::Use::communication),
+              static_cast<std::int64_t>(grid_bytes(shape, grid.shard(), session.rank())));
+    ASSERT_EQ(grid.warnings().size(), alone ? 0U : 1U);
+    if (!alone) {
+      EXPECT_THAT(grid.warnings().front(),
+                  AllOf(StartsWith("/dev/shm has 0.0 MiB free, "), HasSubstr("send messages")));
+    }
+    std::int64_t value = session.rank();
+    device::Stream stream;
+    grid.group(Axis::data).all_reduce(Tensor(&value, {1}), Reduction::sum, stream).wait();
+    EXPECT_EQ(value, session.size() * (session.size() - 1) / 2);
+  }
+  options.comm.data = "shared";
+  if (alone) return;
+  try {
+    const Grid grid(session, shape, ledger, 0, options);
+    ADD_FAILURE() << "not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(StartsWith("comm.data = shared: /dev/shm has 0.0 MiB free"),
+                                    HasSubstr("use auto or mpi")));
+  }
+  options.comm.data = "mpi";  // and tensor, shard … as they can
+  const Grid grid(session, shape, ledger, 0, {.comm = options.comm});
+  EXPECT_EQ(grid.backend(GroupKind::data), Backend::mpi);
+  EXPECT_EQ(grid.backend(GroupKind::shard), Backend::mpi);
+  EXPECT_EQ(grid.backend(GroupKind::tensor), Backend::shared);
+  EXPECT_TRUE(grid.warnings().empty());
+}
+
 /// An NCCL that is there, to which nobody comes.
 GridOptions with_nccl(testing_support::NcclDouble& nccl, const CommConfig& config) {
   return {.comm = config, .reproducible = true, .nccl = {}, .nccl_api = &nccl, .address = {}};
 }
 
-TEST(GridBackends, AHostUsesMpiAndRefusesNccl) {
+TEST(GridBackends, AHostSharesMemoryAndRefusesNccl) {
   const Session session(nullptr, nullptr);
   device::MemoryLedger ledger;
   CommConfig config;
   config.staging = "no";  // of no interest there
   const Grid grid(session, {{1, 1, session.size(), 1}}, ledger, 0, {.comm = config});
-  for (int kind = 0; kind < group_kinds; ++kind) {
-    EXPECT_EQ(grid.backend(static_cast<GroupKind>(kind)), Backend::mpi);
+  using enum GroupKind;
+  for (const GroupKind kind : {tensor, context, data, shard, replica, embedding}) {
+    EXPECT_EQ(grid.backend(kind), Backend::shared) << name_of(kind);
+  }
+  for (const GroupKind kind : {pipeline, world, stage, model}) {
+    EXPECT_EQ(grid.backend(kind), Backend::mpi) << name_of(kind);
   }
   EXPECT_FALSE(grid.direct());
   config.pipeline = "nccl";

@@ -10,6 +10,7 @@
 
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/comm/shared.hpp"
 #include "trireme/core/half.hpp"
 
 namespace trireme::comm::testing {
@@ -25,7 +26,25 @@ struct TestGroup {
   Communicator* operator->() const { return communicator.get(); }
 };
 
-/// This rank alone; the world; and in a world of four also groups of three and one.
+/// A group that passes through a window of its own, over all ranks of `comm`, which share a node.
+inline std::unique_ptr<Communicator> make_shared_group(
+    MPI_Comm comm, device::MemoryLedger& ledger,
+    std::vector<std::unique_ptr<SharedWindow>>& windows) {
+  auto messages = make_mpi_communicator(comm, ledger);
+  std::string why;
+  auto window = SharedWindow::make(comm, shared_area_bytes(messages->size()), ledger, why);
+  if (window == nullptr) {
+    ADD_FAILURE() << why;
+    return messages;
+  }
+  std::vector<std::byte*> areas;
+  for (int rank = 0; rank < messages->size(); ++rank) areas.push_back(window->segment(rank));
+  windows.push_back(std::move(window));
+  return make_shared_communicator(std::move(messages), areas);
+}
+
+/// This rank alone; the world; and in a world of four also groups of three and one. Groups of more
+/// than one rank by messages and through shared memory.
 class Groups {
  public:
   Groups() {
@@ -39,10 +58,16 @@ class Groups {
       // In reverse order of world ranks, so that group and world ranks cannot be mistaken.
       MPI_Comm_split(MPI_COMM_WORLD, rank_ == 1 ? 1 : 0, -rank_, &split_);
       groups_.push_back({"split", make_mpi_communicator(split_, ledger), split_});
+      groups_.push_back({"shared split", make_shared_group(split_, ledger, windows_), split_});
+    }
+    if (size_ > 1) {
+      groups_.push_back(
+          {"shared world", make_shared_group(MPI_COMM_WORLD, ledger, windows_), MPI_COMM_WORLD});
     }
   }
   ~Groups() {
     groups_.clear();
+    windows_.clear();
     if (split_ != MPI_COMM_NULL) MPI_Comm_free(&split_);
   }
   Groups(const Groups&) = delete;
@@ -55,6 +80,7 @@ class Groups {
  private:
   int rank_ = 0, size_ = 1;
   MPI_Comm split_ = MPI_COMM_NULL;
+  std::vector<std::unique_ptr<SharedWindow>> windows_;
   std::vector<TestGroup> groups_;
 };
 

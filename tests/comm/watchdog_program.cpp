@@ -3,8 +3,9 @@
 // After the third step RANK does DEED: sleep (for ever), kill or stop (itself), vanish (kills
 // itself under Pause), pause (for two timeouts, all ranks, under Pause), throw (leaves by an
 // exception), agree (all ranks leave by an exception and end in order), linger (is late at the
-// end), apart (stops itself while the others go on without it), none. Each rank prints its process
-// number, and the first "done" when all is over.
+// end), apart (stops itself while the others go on without it), absent (sleeps while the others
+// wait for it in an all-reduce through shared memory), none. Each rank prints its process number,
+// and the first "done" when all is over.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -12,9 +13,11 @@
 #include <exception>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <unistd.h>
 
+#include "trireme/comm/grid.hpp"
 #include "trireme/comm/watchdog.hpp"
 #include "trireme/core/error.hpp"
 
@@ -29,13 +32,17 @@ void misbehave(const std::string& deed) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   std::printf("deed at %.3f\n", std::chrono::duration<double>(now).count());
   std::fflush(stdout);
-  if (deed == "sleep" || deed == "linger") nap(1e6);
+  if (deed == "sleep" || deed == "linger" || deed == "absent") nap(1e6);
   if (deed == "kill") std::raise(SIGKILL);
   if (deed == "stop" || deed == "apart") std::raise(SIGSTOP);
   if (deed == "throw") throw std::runtime_error("thrown on purpose");
 }
 
 void work(Session& session, double timeout, int rank, const std::string& deed) {
+  trireme::device::MemoryLedger ledger;
+  trireme::comm::Grid grid(session, {{1, 1, session.size(), 1}}, ledger);
+  trireme::device::Stream stream;
+  std::vector<float> gradients(1 << 20, 1.0F);
   Watchdog watchdog(session, timeout);
   for (int step = 0; step < 6; ++step) {
     watchdog.beat("forward of layer 7", step);
@@ -59,7 +66,14 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
       nap(2 * timeout);
     }
     watchdog.beat("all-reduce of gradients");
-    MPI_Barrier(session.world());
+    if (deed != "absent") MPI_Barrier(session.world());
+    if (grid.backend(trireme::comm::GroupKind::data) != trireme::comm::Backend::shared) {
+      throw trireme::Error("the ranks do not share memory");
+    }
+    grid.group(trireme::comm::Axis::data)
+        .all_reduce(trireme::Tensor(gradients.data(), {1 << 20}), trireme::comm::Reduction::max,
+                    stream)
+        .wait();
   }
   if (deed == "linger" && session.rank() == rank) {
     watchdog.beat("the last thing that rank did");

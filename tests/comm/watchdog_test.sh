@@ -27,7 +27,7 @@ if grep -q watchdog "$out/text"; then fail "a sound run was complained of"; fi
 # Open MPI ends a job by itself when a rank dies, and only with recovery leaves that to us; MPICH's launcher likewise.
 survive=
 if grep -q 'Open MPI\|OpenRTE\|open-mpi' <("$TRIREME_MPIEXEC" --version 2>&1); then survive=--enable-recovery; fi
-for deed in sleep stop ${survive:+kill vanish} linger apart; do
+for deed in sleep stop ${survive:+kill vanish} linger apart absent; do
   for rank in 0 1; do
     options=
     case $deed in kill | vanish) options=$survive ;; esac

@@ -2,6 +2,7 @@
 // group is made, from the configuration and from what is there.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,7 +13,8 @@
 
 namespace trireme::comm {
 
-enum class Backend : std::uint8_t { mpi, nccl };
+enum class Backend : std::uint8_t { mpi, nccl, shared };
+using Backends = std::array<Backend, group_kinds>;  // by GroupKind
 
 /// What there is; the same on all ranks.
 struct BackendFacts {
@@ -22,15 +24,28 @@ struct BackendFacts {
   /// Two ranks of one group of this kind that share a device, or have one that cannot be told
   /// from others: their names; empty where there are none. Asked for kinds of more than one rank.
   std::string crowded;
+  /// Two ranks of one group of this kind that do not share memory; empty where there are none.
+  std::string apart;
+  /// Why there is no shared memory to be had; empty: as far as is known there is.
+  std::string no_room;
 };
 
 /// "comm.data": the configuration's key for groups of `kind`.
 std::string backend_key(GroupKind kind);
 
-/// The backend of the groups of `kind`; by auto never NCCL where tensors of GPUs do not pass
-/// (pipeline, whose channels are MPI's; world, stage and model groups). Throws ConfigError that
-/// names comm.tensor, comm.data, comm.pipeline or comm.world where what is asked for cannot be.
+/// The backend of the groups of `kind`; by auto MPI where tensors do not pass (pipeline, whose
+/// channels are MPI's; world, stage and model groups). Throws ConfigError that names comm.tensor,
+/// comm.data, comm.pipeline or comm.world where what is asked for cannot be.
 Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFacts& facts);
+
+/// Of all kinds, where the host computes; pure. `node_of` as Session::nodes(); empty: one node.
+Backends choose_host_backends(const CommConfig& config, const GridShape& shape, int shard,
+                              std::span<const int> node_of, const std::string& no_room = {});
+
+/// The first two ranks of a group of `kind` that are on different nodes: "ranks 0 and 2 are on
+/// different nodes"; else empty.
+std::string scattered_ranks(const GridShape& shape, GroupKind kind, int shard,
+                            std::span<const int> node_of);
 
 /// The first two ranks of `members` whose devices (Device::identity(), by world rank) are the same
 /// one, or a rank whose device has no identity: "ranks 0 and 2 share GPU-4f…"; else empty.

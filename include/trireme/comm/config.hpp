@@ -1,4 +1,4 @@
-// The configuration section "comm": what carries the messages between GPUs.
+// The configuration section "comm": what carries the messages of each axis.
 #pragma once
 
 #include <string>
@@ -16,20 +16,21 @@ struct CommConfig {
   std::string staging = "auto";
 
   void declare(config::Fields& fields) {
-    const auto backend = config::one_of({"auto", "nccl", "mpi"});
-    fields.add("tensor", tensor,
-               "what carries tensors of GPUs between tensor ranks: nccl, mpi; auto: nccl where "
-               "every rank of a group has a GPU of its own",
-               backend);
+    const auto backend = config::one_of({"auto", "nccl", "shared", "mpi"});
+    fields.add(
+        "tensor", tensor,
+        "what carries tensors between tensor ranks: nccl, shared memory, mpi; auto: nccl where "
+        "every rank of a group has a GPU of its own, shared where CPUs of one node compute",
+        backend);
     fields.add("data", data, "the same between data ranks", backend);
     fields.add("pipeline", pipeline,
                "the same of tied embeddings' gradients between first and last stage; messages "
                "between neighbouring stages always go by MPI",
                backend);
-    fields.add("world", world,
-               "the same in groups over several axes, through which no tensors of GPUs pass: auto "
-               "is mpi",
-               backend);
+    fields.add(
+        "world", world,
+        "the same in groups over several axes, through which hardly anything passes: auto is mpi",
+        backend);
     fields.add("staging", staging,
                "MPI messages of GPU memory: by way of host memory (yes), given to MPI as they are "
                "(no); auto: as the MPI library says of itself",

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "trireme/comm/nccl.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/comm/shape.hpp"
+#include "trireme/comm/shared.hpp"
 #include "trireme/device/memory.hpp"
 
 namespace trireme::comm {
@@ -22,8 +24,7 @@ namespace trireme::comm {
 /// What travels between neighbouring pipeline stages.
 enum class Direction : std::uint8_t { activations, gradients };
 
-/// What carries a grid's messages; where the ledger's device is the host, nothing of it matters but
-/// what cannot be.
+/// What carries a grid's messages.
 struct GridOptions {
   CommConfig comm{};
   /// Sums are never NCCL's: numerics.reproducible.
@@ -32,12 +33,14 @@ struct GridOptions {
   /// For tests: instead of what is built in, and of addresses in device memory.
   NcclApi* nccl_api = nullptr;
   MessageAddress address{};
+  std::optional<std::size_t> shared_room{};  // as SharedWindow::make's
 };
 
 /// The groups of this rank, all made at the start by MPI_Comm_split, collectively. Groups of the
 /// same ranks share one MPI communicator and are told apart by message tags, so each of them may be
 /// used with a stream of its own. On GPUs groups are NCCL's where GridOptions say so; each then has
-/// an NCCL communicator of its own.
+/// an NCCL communicator of its own. On CPUs groups inside a node pass through shared memory; where
+/// there is no room for that, and nobody asked for it by name, by messages, and a warning says so.
 class Grid {
  public:
   /// `shard`: data ranks of a shard group, a divisor of the data degree (shard_degree checks what
@@ -73,6 +76,7 @@ class Grid {
   std::unique_ptr<Communicator> make_group(Axes axes);
 
   Backend backend(GroupKind kind) const { return backends_[static_cast<std::size_t>(kind)]; }
+  const Backends& backends() const { return backends_; }
   /// Whether MPI is given device memory as it is.
   bool direct() const { return messages_.direct; }
   /// To be called where an exception is caught that will end the job's work, before streams and
@@ -80,7 +84,8 @@ class Grid {
   /// Only agreement may follow.
   void abandon(const std::exception_ptr& why) noexcept;
 
-  /// What about this placement will cost speed, one line each; the same on every rank.
+  /// What about this placement and its backends will cost speed, one line each; the same on every
+  /// rank.
   std::vector<std::string> warnings() const;
   /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
   std::string to_string() const { return where_; }
@@ -92,14 +97,17 @@ class Grid {
  private:
   void choose_backends(const GridOptions& options);
   void use_nccl(const GridOptions& options);
+  void use_shared(const GridOptions& options);
   const Session& session_;
   GridShape shape_;
   int shard_;
   std::array<int, axis_count> coordinates_{};
   device::MemoryLedger& ledger_;
   DeviceMessages messages_;
-  std::array<Backend, group_kinds> backends_{};
-  std::unique_ptr<NcclRuntime> nccl_;  // outlives the groups
+  Backends backends_{};
+  std::vector<std::string> warnings_;
+  std::unique_ptr<NcclRuntime> nccl_;     // outlives the groups
+  std::unique_ptr<SharedWindow> window_;  // likewise
   std::array<std::unique_ptr<Communicator>, group_kinds> groups_;
   std::array<std::unique_ptr<Communicator>, 2> channels_;
   std::string where_;
@@ -117,8 +125,9 @@ auto or_abandon(Grid& grid, const Work& work) {
 }
 
 /// Bytes that a Grid of this shape enters in the ledger of `rank` when it is made: the scratch of
-/// all its groups' conveniences. What reductions add is scratch_bytes(size, largest) −
-/// scratch_bytes(size, 0) for each group used.
-std::size_t grid_bytes(const GridShape& shape, int shard, int rank);
+/// all its groups' conveniences, and its part of a window where groups share memory. What
+/// reductions add is scratch_bytes(size, largest) − scratch_bytes(size, 0) for each group used by
+/// messages, and nothing for the others.
+std::size_t grid_bytes(const GridShape& shape, int shard, int rank, const Backends& backends = {});
 
 }  // namespace trireme::comm

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 
+#include "trireme/comm/backend.hpp"
 #include "trireme/comm/shape.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/optim/config.hpp"
@@ -14,10 +15,11 @@ namespace trireme::plan {
 /// What the prediction depends on beside the rank's stage.
 struct MemoryQuestion {
   optim::OptimConfig optim;
-  int threads = 1;        // of the rank
-  bool host = true;       // computes on CPUs
-  comm::GridShape shape;  // of the world
-  int rank = 0;           // in it
+  int threads = 1;            // of the rank
+  bool host = true;           // computes on CPUs
+  comm::GridShape shape;      // of the world
+  int rank = 0;               // in it
+  comm::Backends backends{};  // of its groups
   std::int64_t bucket_elements = 0;
   bool snapshots = false;  // some checkpoints are written in the background
 };

@@ -1,0 +1,62 @@
+// Groups whose ranks share memory: collectives on tensors of the host pass through a window
+// (MPI_Win_allocate_shared) instead of messages. Every rank has a ring of slots that it alone fills
+// and the others read; whoever reduces reads all contributions where they lie and adds them in the
+// tree of device/reduce_tree.hpp, so the bits are those of messages. Nobody waits inside a call:
+// operations look at counters in the window when they are polled, and go on from there.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <mpi.h>
+
+#include "trireme/comm/communicator.hpp"
+#include "trireme/device/memory.hpp"
+
+namespace trireme::comm {
+
+/// Memory of which each rank of a node has a segment that all of them see.
+class SharedWindow {
+ public:
+  /// Collective over `node`, whose ranks share memory; `bytes` (a multiple of 64, possibly 0) of
+  /// this rank's, zeroed, entered in `ledger` as communication. Null on all ranks where there is
+  /// not so much, with the reason in `why`: "/dev/shm has 64.0 MiB free, …". `room`: bytes that are
+  /// taken to be free, for tests; otherwise those of /dev/shm, where MPI libraries keep windows.
+  static std::unique_ptr<SharedWindow> make(MPI_Comm node, std::size_t bytes,
+                                            device::MemoryLedger& ledger, std::string& why,
+                                            std::optional<std::size_t> room = {});
+  SharedWindow(const SharedWindow&) = delete;
+  SharedWindow& operator=(const SharedWindow&) = delete;
+  /// Collective, except while an exception is on its way: then the window is left to the end of the
+  /// process (its file has no name any more).
+  ~SharedWindow();
+  /// Of a rank of `node`, aligned to 64 bytes.
+  std::byte* segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  SharedWindow(MPI_Comm node, std::size_t bytes, device::MemoryLedger& ledger);
+  bool populate();
+
+  device::MemoryLedger& ledger_;
+  std::size_t bytes_;
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::byte* own_ = nullptr;
+  std::vector<std::byte*> segments_;
+};
+
+/// Bytes of shared memory that each rank of a group of `size` takes; 0 for one rank.
+std::size_t shared_area_bytes(int size);
+
+/// A communicator of the ranks of `mpi`, of whose areas in a window, shared_area_bytes each and
+/// zeroed, `areas` are the addresses by rank of the group. All-to-all, exchanges, agreement and
+/// tensors of other devices are left to `mpi`. Traffic is counted as messages would be.
+/// A rank that finds another one in a different operation, or in one of another size, gets an
+/// Error.
+std::unique_ptr<Communicator> make_shared_communicator(std::unique_ptr<Communicator> mpi,
+                                                       std::span<std::byte* const> areas);
+
+}  // namespace trireme::comm
