@@ -135,7 +135,8 @@ TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const Ti
   }
 }
 
-/// What is wanted in the cache soon: two series of lines, one of each while sixteen pairs are added.
+/// What is wanted in the cache soon: two series of lines, one of each while sixteen pairs are
+/// added.
 struct Next {
   const Bf16* lines[2];
   std::int64_t step;  // elements from line to line
