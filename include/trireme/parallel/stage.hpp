@@ -42,7 +42,7 @@ struct StageOptions {
   int virtual_tensor = 8, virtual_data = 8;
 };
 
-/// What is made again where nothing is said: on CPUs what costs a step 1 % or less; on GPUs, whose
+/// What is made again where nothing is said: on CPUs one pass over kept values; on GPUs, whose
 /// memory is slower beside their products, nothing.
 model::Recompute usual_recompute(bool host);
 
