@@ -168,7 +168,7 @@ void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64
                  tiles.multiply_packed(
                      last - first, p.size, rows,
                      packed + first / panel_columns * panel_words(rows) + first % panel_columns,
-                     words, result, {});
+                     words, result, nullptr);
                });
   }
 }

@@ -159,10 +159,10 @@ void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* sc
         tiles.pack(k, m, false, p.left.row(from) + row, p.left.stride, left);
         Ahead ahead;
         if (row + m < last) {
-          ahead = {p.left.row(from) + row + m, k, std::min(cut.rows, last - row - m),
-                   p.left.stride};
+          ahead.expect(p.left.row(from) + row + m, p.left.stride, k,
+                       std::min(cut.rows, last - row - m));
         }
-        tiles.multiply_packed(m, n, k, left, words, part, ahead);
+        tiles.multiply_packed(m, n, k, left, words, part, &ahead);
       } else {
         tiles.multiply(m, n, k, p.left.row(row) + from, p.left.stride, words, part);
       }

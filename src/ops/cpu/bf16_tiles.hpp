@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ahead.hpp"
 #include "storage.hpp"
 
 namespace trireme::ops {
@@ -35,13 +36,6 @@ struct TileResult {
   std::int64_t before_stride = 0;
 };
 
-/// What of a matrix is packed next, [rows, columns]: tiles ask for a line of it now and then, so
-/// that it comes into the second-level cache while they multiply.
-struct Ahead {
-  const Bf16* first = nullptr;
-  std::int64_t rows = 0, columns = 0, stride = 0;
-};
-
 /// What these tiles are made of on this machine. Both read the same panels.
 struct Bf16Tiles {
   /// words ← op(b) [k, n], of leading dimension `stride`, with zeros behind its end.
@@ -50,9 +44,10 @@ struct Bf16Tiles {
   /// result [m, n] = a [m, k] · what was packed.
   void (*multiply)(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a,
                    std::int64_t stride, const std::uint32_t* words, const TileResult& result);
-  /// result [m, n] = leftᵀ · right, both packed, of k rows each.
+  /// result [m, n] = leftᵀ · right, both packed, of k rows each. Meanwhile lines of `ahead` are
+  /// fetched; null: of nothing.
   void (*multiply_packed)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                          const std::uint32_t* right, const TileResult& result, const Ahead& ahead);
+                          const std::uint32_t* right, const TileResult& result, Ahead* ahead);
 };
 
 /// Those of AVX512_BF16 where the processor has it (and ONEDNN_MAX_CPU_ISA lets it be used), else

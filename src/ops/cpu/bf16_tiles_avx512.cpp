@@ -138,8 +138,7 @@ TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const Ti
 /// What is wanted in the cache soon: two series of lines, one of each while sixteen pairs are
 /// added.
 struct Next {
-  const Bf16* lines[2];
-  std::int64_t step;  // elements from line to line
+  AheadLines lines[2];
 };
 constexpr std::int64_t line_pairs = 16;
 
@@ -169,10 +168,10 @@ TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
       add_pair(sums, pairs, words);
     }
   };
-  const Bf16 *line0 = next.lines[0], *line1 = next.lines[1];
-  for (; i + 2 * line_pairs <= even; line0 += next.step, line1 += next.step) {
-    _mm_prefetch(reinterpret_cast<const char*>(line0), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(line1), _MM_HINT_T0);
+  AheadLines line0 = next.lines[0], line1 = next.lines[1];
+  for (; i + 2 * line_pairs <= even; line0.first += line0.step, line1.first += line1.step) {
+    _mm_prefetch(line0.first, _MM_HINT_T0);
+    _mm_prefetch(line1.first, _MM_HINT_T0);
     add_to(i + 2 * line_pairs);
   }
   add_to(even);
@@ -223,9 +222,11 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
       const std::int64_t column = p * panel_columns;
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
       // The next rows, each while another panel is gone through.
-      Next next{{here, here}, 2 * line_pairs};
+      Next next{};
       for (int i = 0; i < 2; ++i) {
-        if (p + i * panels < following) next.lines[i] += (rows + p + i * panels) * stride;
+        const std::int64_t r = p + i * panels;
+        next.lines[i] = {
+            reinterpret_cast<const char*>(here + (r < following ? rows + r : 0) * stride), 64};
       }
       tiles<InPlace>[rows - 1][vectors - 1](columns, k, {here, stride}, words + p * panel_words(k),
                                             result, row, column, next);
@@ -234,11 +235,8 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
 }
 
 void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                     const std::uint32_t* right, const TileResult& result, const Ahead& ahead) {
-  // Tile by tile, two columns of lines of as many rows as the tile asks for lines.
-  const std::int64_t rows_at_once = k / (2 * line_pairs);
-  const std::int64_t line_columns = (ahead.columns + 2 * line_pairs - 1) / (2 * line_pairs);
-  std::int64_t line_column = 0, line_row = 0;
+                     const std::uint32_t* right, const TileResult& result, Ahead* ahead) {
+  const std::int64_t lines = k / (2 * line_pairs);
   for (std::int64_t row = 0; row < m;) {
     const std::int64_t inside = row % panel_columns;
     const std::int64_t rows = least(least(m - row, tile_rows), panel_columns - inside);
@@ -246,19 +244,10 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
     const std::uint32_t* panel = right;
     for (std::int64_t column = 0; column < n; column += panel_columns, panel += panel_words(k)) {
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
-      const auto* here = reinterpret_cast<const Bf16*>(packed.words);
-      Next next{{here, here}, 0};
-      if (rows_at_once > 0 && line_row + rows_at_once <= ahead.rows) {
-        next.step = ahead.stride;
-        for (int i = 0; i < 2; ++i) {
-          const std::int64_t at = least(line_column + i, line_columns - 1);
-          next.lines[i] = ahead.first + line_row * ahead.stride + at * 2 * line_pairs;
-        }
-        line_column += 2;
-        if (line_column >= line_columns) {
-          line_column = 0;
-          line_row += rows_at_once;
-        }
+      Next next{};
+      for (AheadLines& series : next.lines) {
+        if (ahead != nullptr && lines > 0) series = ahead->take(lines);
+        if (series.step == 0) series.first = reinterpret_cast<const char*>(packed.words);
       }
       tiles<Packed>[rows - 1][vectors - 1](columns, k, packed, panel, result, row, column, next);
     }
