@@ -90,7 +90,7 @@ Command parse(std::vector<std::string> arguments) {
   app.footer(examples);
   app.get_formatter()->column_width(32);
   for (const auto add : {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan,
-                         add_export, add_import, add_presets, add_info}) {
+                         add_export, add_import, add_presets, add_report, add_info}) {
     add(app, command);
   }
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "trireme/report/runs.hpp"
+
+namespace trireme::report {
+
+/// Adds to `run.faults` what makes its figures worthless, and to `run.notes` what a reader should
+/// know. Throws Error where the record is damaged.
+void find_faults(Run& run, const ReadOptions& options);
+
+}  // namespace trireme::report
