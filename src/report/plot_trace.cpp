@@ -184,9 +184,10 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
                     draws.empty() ? "" : ", ", k, kinds()[k].colour, gnuplot_text(kinds()[k].name));
   }
   plot.script += fmt::format(
-      "set ytics ({})\nset yrange [{}:-0.6] noreverse\nset xrange [0:{:.6g}]\nset grid noytics "
+      "set ytics scale 0 ({})\nset yrange [{}:-0.6] noreverse\nset xrange [0:{:.6g}]\nset grid "
+      "noytics "
       "xtics\n"
-      "set xlabel 'ms'\nset style fill solid 1.0 noborder\n"
+      "set xlabel \"ms\\n \"\nset style fill solid 1.0 noborder\n"
       "set key outside bottom center horizontal maxcols 3 reverse Left samplen 2\nplot {}\n",
       tics, static_cast<double>(row) - 0.4, (window.second - window.first) / 1e3, draws);
   plot.height = 150 + 30 * static_cast<int>(row);

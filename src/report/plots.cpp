@@ -19,6 +19,36 @@ constexpr std::array<const char*, 7> colours = {"#0072b2", "#d55e00", "#009e73",
                                                 "#e69f00", "#56b4e9", "#444444"};
 const char* colour(std::size_t i) { return colours[i % colours.size()]; }
 
+/// Tics at 1, 2 and 5 times powers of ten over the values of `lines`: "20k".
+std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
+  double low = HUGE_VAL, high = 0;
+  for (const ScalingLine& line : lines) {
+    if (line.kind != kind) continue;
+    const ScalingPoint &first = line.points.front(), &last = line.points.back();
+    high = std::max(high, first.tokens_per_second.median / first.ranks * last.ranks);
+    for (const ScalingPoint& point : line.points) {
+      low = std::min(low, point.tokens_per_second.low);
+      high = std::max(high, point.tokens_per_second.high);
+    }
+  }
+  const bool wide = high > 300 * low;
+  std::string tics;
+  for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
+    for (const double times : {1.0, 2.0, 5.0}) {
+      if (wide && times != 1.0) continue;
+      const double value = times * power;
+      const double scale = value >= 1e6 ? 1e6 : value >= 1e3 ? 1e3 : 1;
+      tics += fmt::format("{}'{:.4g}{}' {:.6g}", tics.empty() ? "" : ", ", value / scale,
+                          scale == 1e6   ? "M"
+                          : scale == 1e3 ? "k"
+                                         : "",
+                          value);
+    }
+  }
+  return fmt::format("set logscale y 10\nset ytics ({})\nset yrange [{:.6g}:{:.6g}]\n", tics,
+                     low * 0.85, high * 1.15);
+}
+
 /// The key below the picture, one entry a line, and room for it.
 constexpr int key_line = 20;
 constexpr const char* key_below =
@@ -38,8 +68,9 @@ std::string rank_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
   }
   std::string tics;
   for (const int each : ranks) tics += fmt::format("{}{}", tics.empty() ? "" : ", ", each);
-  return fmt::format("set xlabel 'ranks'\nset logscale x 2\nset xtics ({})\nset xrange [{}:{}]\n",
-                     tics, *ranks.begin() * 0.9, *ranks.rbegin() * 1.1);
+  return fmt::format(
+      "set xlabel \"ranks\\n \"\nset logscale x 2\nset xtics ({})\nset xrange [{}:{}]\n", tics,
+      *ranks.begin() * 0.9, *ranks.rbegin() * 1.1);
 }
 
 std::string rows_of(const ScalingLine& line, Estimate ScalingPoint::*value, double scale) {
@@ -69,16 +100,18 @@ Plot scaling_plot(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
                            first.tokens_per_second.median / first.ranks, colour(count));
     }
     draws +=
-        fmt::format("${} using 1:2:3:4 with yerrorlines pt 7 ps 0.6 lw 2 lc rgb '{}' title {}, ",
-                    name, colour(count), gnuplot_text(line.label + " [" + line.fingerprint + "]"));
+        fmt::format("${} using 1:2:3:4 with yerrorlines pt {} ps 0.7 lw 1.8 lc rgb '{}' title {}, ",
+                    name, 5 + 2 * (count % 5), colour(count),
+                    gnuplot_text(line.label + " [" + line.fingerprint + "]"));
     ++count;
   }
   plot.script = data + rank_axis(lines, kind) + key_below;
   if (efficiency) {
-    plot.script += "set ylabel 'efficiency, %'\nset yrange [0:*]\n";
+    plot.script +=
+        "set ylabel 'efficiency, %'\nset yrange [0:*]\nset offsets graph 0, 0, 0.06, 0\n";
     draws += "100 with lines dt 2 lw 1 lc rgb '#888888' title 'ideal'";
   } else {
-    plot.script += "set ylabel 'tokens/s'\nset logscale y 2\nset format y '%.3s%c'\n";
+    plot.script += "set ylabel 'tokens/s'\n" + speed_axis(lines, kind);
     draws += "NaN with lines dt 2 lw 1 lc rgb '#888888' title 'ideal: the first point times ranks'";
   }
   plot.script += "plot " + draws + "\n";
@@ -113,9 +146,10 @@ std::string bars(const std::vector<Bar>& rows, const std::vector<std::string>& s
     tics += fmt::format("{}{} {}", i == 0 ? "" : ", ", gnuplot_text(rows[i].name), i);
   }
   script += fmt::format(
-      "set ytics ({})\nset yrange [{}:-0.6] noreverse\nset xrange [0:*]\nset grid noytics xtics\n"
-      "set xlabel {}\nset style fill solid 1.0 noborder\n{}",
-      tics, static_cast<double>(rows.size()) - 0.4, gnuplot_text(axis),
+      "set ytics scale 0 ({})\nset yrange [{}:-0.6] noreverse\nset xrange [0:*]\nset grid noytics "
+      "xtics\n"
+      "set xlabel \"{}\\n \"\nset style fill solid 1.0 noborder\n{}",
+      tics, static_cast<double>(rows.size()) - 0.4, axis,
       series.size() > 1 ? "set key outside bottom center horizontal reverse Left samplen 2\n"
                         : "set key off\n");
   script += "plot ";
@@ -173,7 +207,7 @@ Plot plot_losses(const std::vector<const Run*>& runs) {
   }
   if (draws.empty()) return plot;
   plot.script += std::string(key_below) +
-                 "set xlabel 'step'\nset ylabel 'loss, nats per token'\nplot " + draws + "\n";
+                 "set xlabel \"step\\n \"\nset ylabel 'loss, nats per token'\nplot " + draws + "\n";
   plot.height = 330 + key_line * static_cast<int>(std::min(runs.size(), most_named));
   plot.caption = "Lines: training loss of the global batch. Circles: validation.";
   return plot;

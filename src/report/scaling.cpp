@@ -140,15 +140,14 @@ void add_lines(ScalingKind kind, const std::string& work, const std::vector<cons
     }
   }
   std::set<int> ranks;
-  for (const Measured* each : runs) ranks.insert(each->run->facts.ranks);
-  const bool covered = std::any_of(lines.begin() + static_cast<std::ptrdiff_t>(before), lines.end(),
-                                   [&](const ScalingLine& line) {
-                                     std::set<const Run*> on;
-                                     for (const ScalingPoint& point : line.points) {
-                                       on.insert(point.runs.begin(), point.runs.end());
-                                     }
-                                     return on.size() == runs.size();
-                                   });
+  std::set<Degrees> layouts;
+  for (const Measured* each : runs) {
+    ranks.insert(each->run->facts.ranks);
+    layouts.insert(degrees_of(*each->run));
+  }
+  const bool covered =
+      std::any_of(lines.begin() + static_cast<std::ptrdiff_t>(before), lines.end(),
+                  [&](const ScalingLine& line) { return line.points.size() == layouts.size(); });
   if (covered || ranks.size() < 2) return;
   add_line(kind, work + "; the fastest layout at each number of ranks", runs, lines);
   if (lines.size() > before && lines.back().label.ends_with("number of ranks")) {

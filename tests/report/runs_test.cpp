@@ -17,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using OneRun = Run;  // testing::Test has a Run of its own
 using test::FakeRun;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -26,12 +27,12 @@ using trireme::test::write_text;
 
 class RunsTest : public testing::Test {
  protected:
-  Run read(const FakeRun& fake, const ReadOptions& options = {}) {
+  OneRun read(const FakeRun& fake, const ReadOptions& options = {}) {
     return read_run(fake.write(scratch_ / fmt::format("run{}", ++count_)), options);
   }
   /// The only fault of a run.
   std::string fault(const FakeRun& fake, const ReadOptions& options = {}) {
-    const Run run = read(fake, options);
+    const OneRun run = read(fake, options);
     return run.faults.size() == 1 ? run.faults.front()
                                   : fmt::format("{} faults", run.faults.size());
   }
@@ -41,7 +42,7 @@ class RunsTest : public testing::Test {
 
 TEST_F(RunsTest, AWholeRunIsReadAndCounted) {
   // 12 steps: a quarter is warm-up, and slower.
-  const Run run = read({.seconds = {9, 9, 9, 0.5, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1}});
+  const OneRun run = read({.seconds = {9, 9, 9, 0.5, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1}});
   EXPECT_THAT(run.faults, IsEmpty());
   EXPECT_EQ(run.facts.layout(), "tensor 1 × pipeline 1 × data 1");
   const Figures figures = figures_of(run, {});
@@ -68,7 +69,7 @@ TEST_F(RunsTest, ALaterAttemptsStepsWin) {
   const fs::path folder = scratch_ / "run";
   (void)FakeRun{.loss = 5, .whole = false}.write(folder, 1);
   (void)FakeRun{.first = 9, .loss = 3}.write(folder, 2);
-  const Run run = read_run(folder);
+  const OneRun run = read_run(folder);
   EXPECT_THAT(run.faults, IsEmpty());
   ASSERT_EQ(run.steps.size(), 20U);
   for (std::size_t i = 0; i < 20; ++i) {
@@ -86,7 +87,7 @@ TEST_F(RunsTest, StepsOfAnotherLayoutGiveNoFigure) {
   const fs::path folder = scratch_ / "run";
   (void)FakeRun{.seconds = {7}}.write(folder, 1);
   (void)FakeRun{.data = 2, .first = 13, .seconds = {0.5}}.write(folder, 2);
-  const Run run = read_run(folder);
+  const OneRun run = read_run(folder);
   EXPECT_THAT(run.faults, IsEmpty());
   EXPECT_EQ(run.steps.size(), 24U);
   EXPECT_EQ(figures_of(run, {}).seconds.n, 9);
@@ -133,7 +134,7 @@ TEST_F(RunsTest, DamageIsToldByFileAndLine) {
   const auto told = [&](const std::string& inserted) {
     write_text(here / "metrics.jsonl",
                metrics.substr(0, third) + inserted + "\n" + metrics.substr(third));
-    const Run run = read_run(folder);
+    const OneRun run = read_run(folder);
     return run.faults.size() == 1 ? run.faults.front() : "no single fault";
   };
   const std::string line3 = (here / "metrics.jsonl:3: ").string();
@@ -159,7 +160,7 @@ TEST_F(RunsTest, DamageIsToldByFileAndLine) {
     const std::string whole = read_text(here / file);
     for (std::size_t size = 0; size + 3 < whole.size(); size += 11) {
       write_text(here / file, whole.substr(0, size));
-      const Run run = read_run(folder);
+      const OneRun run = read_run(folder);
       ASSERT_EQ(run.faults.size(), 1U) << file << " cut to " << size;
       EXPECT_THAT(run.faults.front(), HasSubstr((here / file).string()));
     }
@@ -205,13 +206,13 @@ class ScalingTest : public RunsTest {
     runs_.clear();
     for (const FakeRun& fake : fakes) runs_.push_back(read(fake));
     std::vector<Measured> measured;
-    for (const Run& run : runs_) {
+    for (const OneRun& run : runs_) {
       EXPECT_THAT(run.faults, IsEmpty());
       measured.push_back({&run, figures_of(run, {})});
     }
     return scaling_lines(measured);
   }
-  std::vector<Run> runs_;
+  std::vector<OneRun> runs_;
 };
 
 TEST_F(ScalingTest, StrongAndWeak) {
@@ -281,7 +282,7 @@ TEST_F(ScalingTest, RepeatsAreOnePoint) {
 class DiagnosisTest : public RunsTest {
  protected:
   std::vector<std::string> rules(const FakeRun& fake) {
-    const Run run = read(fake);
+    const OneRun run = read(fake);
     EXPECT_THAT(run.faults, IsEmpty());
     std::vector<std::string> names;
     text_.clear();

@@ -1,6 +1,7 @@
 #include "trireme/report/statistics.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include <gtest/gtest.h>
