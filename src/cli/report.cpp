@@ -15,7 +15,7 @@ constexpr const char* examples = R"(Examples:
   trireme report run                              one run, all its attempts
   trireme report study --html study.html          every run below a folder
   trireme report a b --csv runs.csv --json runs.json
-A run whose checks failed is INVALID and gives no figure. docs/reports.md says how figures are made.)";
+A run whose checks failed is INVALID and gives no figure: docs/reports.md.)";
 
 struct Options {
   std::vector<std::string> runs;
@@ -69,7 +69,7 @@ void add_report(CLI::App& app, Command& command) {
   auto options = std::make_shared<Options>();
   sub->add_option("runs", options->runs, "run folders, attempts, or folders that\nhold runs")
       ->required()
-      ->type_name("RUNS...");
+      ->type_name("RUN");
   sub->add_option("--csv", options->csv, "write a row per run")->type_name("FILE");
   sub->add_option("--json", options->json, "write everything")->type_name("FILE");
   sub->add_option("--html", options->html, "write one page with plots (gnuplot)")

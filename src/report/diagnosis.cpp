@@ -7,6 +7,8 @@
 #include "trireme/core/error.hpp"
 #include "trireme/schedule/simulate.hpp"
 
+#include "faults.hpp"
+
 namespace trireme::report {
 namespace {
 
@@ -49,7 +51,7 @@ class Doctor {
       volumes();
     }
     for (const std::string& note : run_.notes) {
-      if (note.starts_with("ranks share cores")) add("shared-cores", 1, note);
+      if (note.starts_with(shared_cores_text)) add("shared-cores", 1, note);
     }
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Finding& a, const Finding& b) { return a.share > b.share; });

@@ -85,7 +85,9 @@ void check_circumstances(Run& run, const ReadOptions& options) {
   if (told.contains("cores_shared")) {
     const std::string shared = text_at(told, "cores_shared", file);
     if (!shared.empty()) {
-      (options.shared_cores ? run.notes : run.faults).push_back("ranks share cores: " + shared);
+      const std::string text =
+          shared.starts_with(shared_cores_text) ? shared : shared_cores_text + (": " + shared);
+      (options.shared_cores ? run.notes : run.faults).push_back(text);
     }
   }
   const json& train = object_at(object_at(told, "config", file), "train", file);

@@ -152,6 +152,10 @@ json report_json(const Report& report) {
     entry.update(facts_json(run));
     entry["figures"] = figures_json(report.measured[next].figures);
     entry["communication"] = communication_json(run);
+    const json& summary = run.attempt().summary;
+    for (const char* key : {"sections", "memory"}) {
+      if (summary.is_object() && summary.contains(key)) entry[key] = summary.at(key);
+    }
     json findings = json::array();
     for (const Finding& finding : report.findings[next]) {
       findings.push_back(

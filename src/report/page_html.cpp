@@ -6,6 +6,7 @@
 #include "trireme/report/page.hpp"
 #include "trireme/report/plots.hpp"
 
+#include "faults.hpp"
 #include "method.hpp"
 #include "quoting.hpp"
 
@@ -153,7 +154,7 @@ void add_details(const Report& report, std::size_t i, Page& page) {
   std::vector<std::string> lines;
   for (const Finding& finding : report.findings[i]) lines.push_back(finding.text);
   for (const std::string& note : run.notes) {
-    if (!note.starts_with("ranks share cores")) lines.push_back("note: " + note);
+    if (!note.starts_with(shared_cores_text)) lines.push_back("note: " + note);
   }
   page.list(lines);
   page.figure(plot_sections(run));

@@ -4,6 +4,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/report/page.hpp"
 
+#include "faults.hpp"
 #include "method.hpp"
 
 namespace trireme::report {
@@ -72,7 +73,7 @@ std::string findings_text(const Report& report) {
     text += "\n" + run.name + "\n";
     for (const Finding& finding : report.findings[i]) text += "  - " + finding.text + "\n";
     for (const std::string& note : run.notes) {
-      if (!note.starts_with("ranks share cores")) text += "  note: " + note + "\n";
+      if (!note.starts_with(shared_cores_text)) text += "  note: " + note + "\n";
     }
   }
   return text.empty() ? text : "\nfindings" + text;

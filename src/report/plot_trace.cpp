@@ -190,10 +190,10 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
       "set xlabel \"ms\\n \"\nset style fill solid 1.0 noborder\n"
       "set key outside bottom center horizontal maxcols 3 reverse Left samplen 2\nplot {}\n",
       tics, static_cast<double>(row) - 0.4, (window.second - window.first) / 1e3, draws);
-  plot.height = 150 + 30 * static_cast<int>(row);
+  plot.height = 185 + 34 * static_cast<int>(row);
   plot.caption = fmt::format(
       "The step of median length among those in trace.json after warm-up, as the host saw it{}. "
-      "Ranks' clocks count from a barrier.",
+      "White: in no section, such as agreements between ranks. Clocks count from a barrier.",
       trace.size() > most_rows ? fmt::format("; the first {} of {} ranks", most_rows, trace.size())
                                : std::string());
   return plot;

@@ -19,7 +19,7 @@ constexpr std::array<const char*, 7> colours = {"#0072b2", "#d55e00", "#009e73",
                                                 "#e69f00", "#56b4e9", "#444444"};
 const char* colour(std::size_t i) { return colours[i % colours.size()]; }
 
-/// Tics at 1, 2 and 5 times powers of ten over the values of `lines`: "20k".
+/// Tics at few round values over those of `lines`: "20k".
 std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
   double low = HUGE_VAL, high = 0;
   for (const ScalingLine& line : lines) {
@@ -31,11 +31,13 @@ std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) 
       high = std::max(high, point.tokens_per_second.high);
     }
   }
-  const bool wide = high > 300 * low;
+  const std::vector<double> marks = high > 300 * low ? std::vector<double>{1}
+                                    : high > 6 * low
+                                        ? std::vector<double>{1, 2, 5}
+                                        : std::vector<double>{1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8};
   std::string tics;
   for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
-    for (const double times : {1.0, 2.0, 5.0}) {
-      if (wide && times != 1.0) continue;
+    for (const double times : marks) {
       const double value = times * power;
       const double scale = value >= 1e6 ? 1e6 : value >= 1e3 ? 1e3 : 1;
       tics += fmt::format("{}'{:.4g}{}' {:.6g}", tics.empty() ? "" : ", ", value / scale,
@@ -240,9 +242,11 @@ Plot plot_sections(const Run& run) {
   if (rows.empty()) return plot;
   plot.height = height_of(rows, 26);
   plot.script = bars(rows, {"average"}, "ms of a step");
-  plot.caption =
-      "Bars: average over ranks; whiskers: least and greatest of a rank. All steps of the attempt, "
-      "warm-up too. Sections nest: waits are inside what waits.";
+  plot.caption = fmt::format(
+      "Bars: average over {} ranks; whiskers: least and greatest of a rank. Sums over all {} steps "
+      "of "
+      "the attempt, warm-up too. Sections nest: waits are inside what waits.",
+      run.ranks.size(), run.attempt().steps.size());
   return plot;
 }
 
@@ -264,7 +268,9 @@ Plot plot_communication(const Run& run) {
   if (rows.empty()) return plot;
   plot.height = height_of(rows, 40);
   plot.script = bars(rows, {"sent", "least possible"}, "MB per step and rank");
-  plot.caption = "Means over ranks; agreements on a few numbers (under 1 kB) are left out.";
+  plot.caption = fmt::format(
+      "Means over {} ranks and {} steps; agreements on a few numbers (under 1 kB) are left out.",
+      run.ranks.size(), run.attempt().steps.size());
   return plot;
 }
 

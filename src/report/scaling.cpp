@@ -149,11 +149,21 @@ void add_lines(ScalingKind kind, const std::string& work, const std::vector<cons
       std::any_of(lines.begin() + static_cast<std::ptrdiff_t>(before), lines.end(),
                   [&](const ScalingLine& line) { return line.points.size() == layouts.size(); });
   if (covered || ranks.size() < 2) return;
-  add_line(kind, work + "; the fastest layout at each number of ranks", runs, lines);
-  if (lines.size() > before && lines.back().label.ends_with("number of ranks")) {
-    lines.back().notes.insert(lines.back().notes.begin(),
-                              "unlike: the layout changes along the line");
-  }
+  std::vector<ScalingLine> fastest;
+  add_line(kind, work + "; the fastest layout at each number of ranks", runs, fastest);
+  if (fastest.empty()) return;
+  const auto runs_of = [](const ScalingLine& line) {
+    std::set<const Run*> on;
+    for (const ScalingPoint& point : line.points) on.insert(point.runs.begin(), point.runs.end());
+    return on;
+  };
+  const bool known = std::any_of(
+      lines.begin() + static_cast<std::ptrdiff_t>(before), lines.end(),
+      [&](const ScalingLine& line) { return runs_of(line) == runs_of(fastest.front()); });
+  if (known) return;
+  fastest.front().notes.insert(fastest.front().notes.begin(),
+                               "unlike: the layout changes along the line");
+  lines.push_back(std::move(fastest.front()));
 }
 
 void flatten(const json& value, const std::string& key, std::map<std::string, json>& flat) {

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
+#include "trireme/report/plots.hpp"
 
 #include "fake_run.hpp"
 
@@ -187,6 +188,25 @@ TEST_F(PageTest, HtmlStandsAlone) {
     ++pictures;
   EXPECT_EQ(pictures, 3U + 2 * 2 + 2);
   EXPECT_EQ(malformed("<!DOCTYPE html><a><b></a>"), "closes /a in b");
+}
+
+TEST_F(PageTest, ADamagedTraceIsToldByFileAndLine) {
+  const fs::path folder = FakeRun{.data = 2}.write(scratch_ / "run");
+  const fs::path trace = folder / "attempts/0001/trace.json";
+  write_trace(folder / "attempts/0001");
+  EXPECT_TRUE(plot_trace(read_run(folder), {}).has_value());
+  std::string text = trireme::test::read_text(trace);
+  text.insert(text.find('\n') + 1, "{\"ph\": \"X\"},\n");
+  trireme::test::write_text(trace, text);
+  try {
+    (void)plot_trace(read_run(folder), {});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(trace.string() + ":2: name is missing"));
+  }
+  // Without a whole step after warm-up there is no picture.
+  trireme::test::write_text(trace, "{\"traceEvents\": [\n]}\n");
+  EXPECT_FALSE(plot_trace(read_run(folder), {}).has_value());
 }
 
 TEST_F(PageTest, WithoutGnuplotThePageIsRefused) {
