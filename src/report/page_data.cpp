@@ -39,6 +39,7 @@ json facts_json(const Run& run) {
           {"schedule", facts.schedule},
           {"virtual_stages", facts.virtual_stages},
           {"precision", facts.precision},
+          {"peak_kind", facts.peak_kind},
           {"device", facts.device},
           {"processor", facts.processor},
           {"versions", facts.versions},

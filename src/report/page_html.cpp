@@ -105,11 +105,14 @@ void add_runs(const Report& report, Page& page) {
   for (const Measured& each : report.measured) {
     const RunFacts& facts = each.run->facts;
     const Figures& figures = each.figures;
-    html += row(
-        "td", {each.run->name, fingerprint(*each.run), std::to_string(facts.ranks), facts.layout(),
-               std::to_string(facts.batch), std::to_string(facts.micro_batch),
-               estimate_text(figures.seconds, 1e3), estimate_text(figures.tokens_per_second),
-               estimate_text(figures.mfu, 100), loss(figures.loss), loss(figures.validation_loss)});
+    html +=
+        row("td", {each.run->name, fingerprint(*each.run), std::to_string(facts.ranks),
+                   facts.layout(), std::to_string(facts.batch), std::to_string(facts.micro_batch),
+                   estimate_text(figures.seconds, 1e3), estimate_text(figures.tokens_per_second),
+                   figures.mfu.n == 0
+                       ? "-"
+                       : estimate_text(figures.mfu, 100) + " of the " + facts.peak_kind + " peak",
+                   loss(figures.loss), loss(figures.validation_loss)});
   }
   page.add("<table>\n" + html + "</table>\n");
   page.list(comparison_notes(report));

@@ -20,27 +20,38 @@ std::string invalid_text(const Report& report) {
   return text.empty() ? text : "\n" + text;
 }
 
+/// "61.2 m": of the measured peak, or n, of a nominal one.
+std::string mfu_text(const Run& run, const Figures& figures) {
+  if (figures.mfu.n == 0) return "-";
+  return fmt::format("{:.1f} {}", 100 * figures.mfu.median,
+                     run.facts.peak_kind == "measured" ? 'm' : 'n');
+}
+
+/// "2.3456 v": the last validation's, or t, the last step's.
+std::string loss_text(const Figures& figures) {
+  if (std::isfinite(figures.validation_loss))
+    return fmt::format("{:.4f} v", figures.validation_loss);
+  return fmt::format("{:.4f} t", figures.loss);
+}
+
 std::string runs_text(const Report& report) {
   if (report.measured.empty()) return "";
   std::size_t width = 3;
   for (const Measured& each : report.measured) width = std::max(width, each.run->name.size());
   std::string text = fmt::format(
       "{:<{}} | group    | ranks |  t   p   d | batch | step, ms {:>21}| "
-      "tokens/s {:>21}| MFU % | loss\n",
+      "tokens/s {:>21}|  MFU % | loss\n",
       "run", width, "", "");
   text += std::string(width + 1, '-') + "+----------+-------+-------------+-------+" +
-          std::string(31, '-') + "+" + std::string(31, '-') + "+-------+-------\n";
+          std::string(31, '-') + "+" + std::string(31, '-') + "+--------+-------\n";
   for (const Measured& each : report.measured) {
     const RunFacts& facts = each.run->facts;
     const Figures& figures = each.figures;
-    const double loss =
-        std::isfinite(figures.validation_loss) ? figures.validation_loss : figures.loss;
     text += fmt::format(
-        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>5} | {:.4f}\n",
+        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}\n",
         each.run->name, width, fingerprint(*each.run), facts.ranks, facts.tensor, facts.pipeline,
         facts.data, facts.batch, estimate_text(figures.seconds, 1e3),
-        estimate_text(figures.tokens_per_second),
-        figures.mfu.n > 0 ? fmt::format("{:.1f}", 100 * figures.mfu.median) : "-", loss);
+        estimate_text(figures.tokens_per_second), mfu_text(*each.run, figures), loss_text(figures));
   }
   return text;
 }
@@ -144,7 +155,8 @@ std::string method_text(const Report& report) {
       "Medians over steps of n counted steps (or, on lines, over the medians of n runs); {}. "
       "[low, high]: nonparametric 95 % interval of the median, from 6 values on; (least to "
       "greatest) "
-      "of fewer, which is no interval.",
+      "of fewer, which is no interval. MFU is of the peak in the record: m measured, n nominal. "
+      "Loss: v of the last validation, t of the last step.",
       warm_up);
 }
 

@@ -122,7 +122,9 @@ RunFacts facts_of(const json& run, const std::string& where) {
                       (version.is_string() ? version.get<std::string>() : version.dump());
   }
   facts.flops_per_token = number_at(run, "flops_per_token", where);
-  facts.peak = number_at(object_at(run, "peak", where), "operations_per_second", where);
+  const json& peak = object_at(run, "peak", where);
+  facts.peak = number_at(peak, "operations_per_second", where);
+  facts.peak_kind = text_at(peak, "kind", where);
   return facts;
 }
 

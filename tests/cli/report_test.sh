@@ -86,6 +86,13 @@ report study --shared-cores --html none.html --json after.json
 PATH=$mpi_path
 [ "$code" -eq 1 ] && [ ! -e none.html ] && [ -s after.json ] || fail "without gnuplot"
 has '^trireme: error: none.html: gnuplot is not here' err
+# What the checks of a run find is the reason that its report gives.
+"$mpiexec" -n 2 "$TRIREME" train --model.layers 2 --model.width 32 --model.heads 2 --model.sequence 32 --data.path data \
+  --train.output flipped --train.steps 12 --train.batch 8 --train.peak none --train.quiet=true --train.check placement \
+  --train.inject flip@5/1 >out 2>err && fail "replicas that differ end no run"
+report flipped --shared-cores
+has '^ +attempt 0001: failed after step 5: .*replicas of .* differ'
+has 'faults were made on purpose: train.inject'
 sed -i '3s/.*/{"type":/' study/one/attempts/0001/metrics.jsonl
 report study/one
 has 'metrics.jsonl:3: is not valid JSON'

@@ -60,7 +60,8 @@ struct RunFacts {
   int zero = 0, virtual_stages = 1;
   std::string schedule, precision, device, processor, versions, start;
   double flops_per_token = 0;
-  double peak = 0;  // operations per second of all ranks; 0: unknown
+  double peak = 0;        // operations per second of all ranks; 0: unknown
+  std::string peak_kind;  // measured or nominal
   std::int64_t micro_batches() const { return micro_batch > 0 ? batch / data / micro_batch : 0; }
   /// "tensor 2 × pipeline 1 × data 4".
   std::string layout() const;
