@@ -11,11 +11,10 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* examples = R"(Examples (`trireme SUBCOMMAND --help` says more):
   trireme prepare --input book.txt --output dataset
   mpirun -n 4 trireme train --model.preset tiny --data.path dataset
-  trireme generate --checkpoint run --prompt "Once upon"
-`trireme SUBCOMMAND --help` says more.)";
+  trireme generate --checkpoint run --prompt "Once upon")";
 
 std::function<int(comm::Session&, const std::vector<Setting>&)> printing(std::string text) {
   return [text = std::move(text)](comm::Session& session, const std::vector<Setting>&) {
@@ -90,7 +89,7 @@ Command parse(std::vector<std::string> arguments) {
   app.footer(examples);
   app.get_formatter()->column_width(32);
   for (const auto add : {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan,
-                         add_export, add_import, add_presets, add_info}) {
+                         add_export, add_import, add_presets, add_report, add_info}) {
     add(app, command);
   }
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back

@@ -44,6 +44,7 @@ std::vector<Span> Recorder::spans() const {
 
 void Recorder::reset() {
   const std::lock_guard lock(mutex_);
+  origin_ = Clock::now();
   seconds_.clear();
   counters_.clear();
   spans_.clear();

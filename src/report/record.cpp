@@ -61,14 +61,24 @@ const char* stream_name(int stream) {
 
 }  // namespace
 
-RunRecord::RunRecord(const fs::path& run_folder) : folder_(make_attempt(run_folder)) {}
-
-void RunRecord::write_run(const json& run) {
-  replace_file(folder_ / "run.json", to_text(run, 2) + "\n");
+RunRecord::RunRecord(const fs::path& run_folder, const ReportConfig& config)
+    : folder_(make_attempt(run_folder)) {
+  if (config.mllog) mllog_ = std::make_unique<MlLog>(folder_ / "mllog.txt", config);
+  if (config.tensorboard) events_ = std::make_unique<EventFile>(folder_);
 }
 
-void RunRecord::write_summary(const json& summary) {
+void RunRecord::write_run(json run) {
+  run["format"] = record_format;
+  replace_file(folder_ / "run.json", to_text(run, 2) + "\n");
+  if (mllog_) mllog_->begin_run(run);
+}
+
+void RunRecord::write_summary(json summary, bool whole) {
+  summary["format"] = record_format;
   replace_file(folder_ / "summary.json", to_text(summary, 2) + "\n");
+  if (mllog_) {
+    mllog_->end_run(summary.value("steps", std::int64_t{0}), whole ? "success" : "aborted");
+  }
 }
 
 void RunRecord::write_step(const StepMetrics& metrics) {
@@ -83,10 +93,25 @@ void RunRecord::write_step(const StepMetrics& metrics) {
   if (metrics.mfu != 0) line["mfu"] = metrics.mfu;
   if (!metrics.skipped.empty()) line["skipped"] = metrics.skipped;
   append(line);
+  if (mllog_) mllog_->loss(metrics.step, metrics.loss);
+  if (!events_) return;
+  Scalars scalars{{"train/loss", metrics.loss},
+                  {"train/gradient_norm", metrics.gradient_norm},
+                  {"train/learning_rate", metrics.learning_rate},
+                  {"speed/seconds_per_step", metrics.seconds},
+                  {"speed/tokens_per_second", metrics.tokens_per_second}};
+  if (metrics.mfu != 0) scalars.emplace_back("speed/mfu", metrics.mfu);
+  events_->write(metrics.step, scalars);
+}
+
+void RunRecord::begin_evaluation(std::int64_t step) {
+  if (mllog_) mllog_->begin_evaluation(step);
 }
 
 void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t tokens) {
   append({{"type", "evaluation"}, {"step", step}, {"loss", loss}, {"tokens", tokens}});
+  if (mllog_) mllog_->end_evaluation(step, loss);
+  if (events_) events_->write(step, {{"validation/loss", loss}});
 }
 
 void RunRecord::write_event(std::int64_t step, const std::string& event, const std::string& text) {

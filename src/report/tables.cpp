@@ -11,23 +11,23 @@ namespace {
 
 using nlohmann::json;
 
-/// Every rank's `value`, in rank order, on every rank. CBOR keeps the bits of doubles.
-std::vector<json> gather(const json& value, comm::Communicator& world) {
-  std::vector<json> all;
-  for (const auto& bytes : world.all_gather_bytes(json::to_cbor(value))) {
-    all.push_back(json::from_cbor(bytes));
-  }
-  return all;
-}
-
 std::string mebibytes(std::int64_t bytes) {
   return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20));
 }
 
 }  // namespace
 
+// CBOR keeps the bits of doubles.
+std::vector<json> gather_json(const json& own, comm::Communicator& world) {
+  std::vector<json> all;
+  for (const auto& bytes : world.all_gather_bytes(json::to_cbor(own))) {
+    all.push_back(json::from_cbor(bytes));
+  }
+  return all;
+}
+
 std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world) {
-  const std::vector<json> ranks = gather(recorder.seconds(), world);
+  const std::vector<json> ranks = gather_json(recorder.seconds(), world);
   std::set<std::string> names;
   for (const json& rank : ranks) {
     for (const auto& [name, seconds] : rank.items()) names.insert(name);

@@ -20,7 +20,14 @@ Ending run(comm::Session& session, RunConfig& config, const config::Fields& fiel
     validate(config, plan.facts);
   });
   Trainer trainer(session, grid, computes, ledger, config, plan.facts, fields);
-  return comm::or_abandon(grid, [&] { return trainer.run(); });
+  return comm::or_abandon(grid, [&] {
+    try {
+      return trainer.run();
+    } catch (const std::exception& error) {
+      trainer.record_failure(error.what());
+      throw;
+    }
+  });
 }
 
 }  // namespace trireme::train

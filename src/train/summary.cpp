@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "trireme/comm/cores.hpp"
+#include "trireme/train/traffic.hpp"
 
 #include "trainer.hpp"
 
@@ -45,6 +46,48 @@ std::vector<std::string> cost_notes(const RunConfig& config, const parallel::Sta
   return notes;
 }
 
+/// Tokens of both splits and the samples in them that one epoch, and one evaluation, sees.
+nlohmann::json dataset_json(const data::Dataset& dataset, const RunConfig& config) {
+  nlohmann::json json{{"name", dataset.manifest().name}};
+  const auto samples = [&](data::SplitName split, const char* tokens_key, const char* key) {
+    const std::int64_t tokens = dataset.reader(split)->tokens();
+    json[tokens_key] = tokens;
+    json[key] = std::max<std::int64_t>(0, (tokens - 1) / config.model.sequence);
+  };
+  samples(data::SplitName::train, "train_tokens", "train_samples");
+  samples(data::SplitName::valid, "eval_tokens", "eval_samples");
+  if (const std::int64_t most = config.train.evaluate_samples; most > 0) {
+    json["eval_samples"] = std::min(most, json["eval_samples"].get<std::int64_t>());
+  }
+  return json;
+}
+
+/// By group: the most that a rank sent per step and the least that one had to, in bytes, the means
+/// over ranks of both, and the most seconds of a rank; each where some rank sent anything.
+nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks) {
+  nlohmann::json json = nlohmann::json::object();
+  const auto n = static_cast<double>(ranks.size());
+  for (const nlohmann::json& rank : ranks) {
+    for (const auto& [name, own] : rank.at("communication").items()) {
+      nlohmann::json& all = json[name];
+      if (all.is_null()) all = nlohmann::json::object();
+      const auto most = [&](const char* key) {
+        all[key] = std::max(all.value(key, 0.0), own.at(key).get<double>());
+      };
+      const auto mean = [&](const char* key, const char* of) {
+        all[key] = all.value(key, 0.0) + own.at(of).get<double>() / n;
+      };
+      most("bytes_per_step");
+      most("seconds_per_step");
+      most("least_bytes_per_step");
+      mean("mean_bytes_per_step", "bytes_per_step");
+      mean("mean_seconds_per_step", "seconds_per_step");
+      mean("mean_least_bytes_per_step", "least_bytes_per_step");
+    }
+  }
+  return json;
+}
+
 /// Bytes of an arena: those planned, and the end of the last view that was made.
 struct HighWater {
   std::size_t predicted = 0, measured = 0;
@@ -80,6 +123,11 @@ void Trainer::begin_record() {
   run["config"] = resolved_;
   run["config_provenance"] = provenance_;
   run["layout"] = grid_.shape().to_string();
+  run["place"] = {{"tensor", grid_.shape().of(comm::Axis::tensor)},
+                  {"pipeline", grid_.shape().of(comm::Axis::pipeline)},
+                  {"data", grid_.shape().of(comm::Axis::data)}};
+  run["device"] = computes_.device().name();
+  run["dataset"] = dataset_json(dataset_, config_);
   run["threads_per_rank"] = threads_;
   run["parameters"] = model_.table().elements();
   run["flops_per_token"] = model_.flops_per_token();
@@ -88,6 +136,8 @@ void Trainer::begin_record() {
                  {"type", config_.precision.compute}};
   run["predicted_memory"] = predicted;
   run["first_step"] = step_;
+  const std::string cores = comm::core_warning(session_, threads_);
+  run["cores_shared"] = cores;
   comm::Communicator& world = grid_.world();
   if (speaks()) record_->write_run(run);
   world.barrier();
@@ -99,7 +149,6 @@ void Trainer::begin_record() {
                   train.batch * config_.model.sequence, train.micro_batch));
   for (const std::string& warning : grid_.warnings()) say("warning: " + warning);
   if (!computes_.warning().empty()) say("warning: " + computes_.warning());
-  const std::string cores = comm::core_warning(session_, threads_);
   if (!cores.empty()) say("warning: " + cores);
   for (const std::string& note : cost_notes(config_, replica_.stage().options())) {
     say("note: " + note);
@@ -128,24 +177,46 @@ void Trainer::count_traffic() {
   grid_.reset_traffic();
 }
 
-nlohmann::json Trainer::gather_traffic() {
-  count_traffic();
-  nlohmann::json json = nlohmann::json::object();
+nlohmann::json Trainer::account() const {
   const auto steps = static_cast<double>(std::max<std::size_t>(1, step_seconds_.size()));
-  comm::Communicator& world = grid_.world();
-  for (const auto& [name, total] : traffic_) {
-    const double bytes = world.all_reduce(static_cast<double>(total.bytes), comm::Reduction::max);
-    const double seconds = world.all_reduce(total.seconds, comm::Reduction::max);
-    if (bytes == 0) continue;
-    json[name] = {{"bytes_per_step", bytes / steps}, {"seconds_per_step", seconds / steps}};
+  nlohmann::json sections = nlohmann::json::object(), traffic = nlohmann::json::object();
+  for (const auto& [name, seconds] : recorder_.seconds()) {
+    const auto found = evaluating_.find(name);
+    const double outside = found == evaluating_.end() ? 0 : found->second;
+    if (seconds > outside) sections[name] = seconds - outside;
   }
-  return json;
+  const auto least = least_traffic(replica_.stage());
+  for (const auto& [name, total] : traffic_) {
+    const auto found = least.find(name);
+    const double needed = found == least.end() ? 0 : found->second;
+    if (total.bytes == 0 && needed == 0) continue;
+    traffic[name] = {{"bytes_per_step", static_cast<double>(total.bytes) / steps},
+                     {"seconds_per_step", total.seconds / steps},
+                     {"least_bytes_per_step", needed}};
+  }
+  return {{"rank", session_.rank()},
+          {"tensor", grid_.coordinate(comm::Axis::tensor)},
+          {"pipeline", grid_.coordinate(comm::Axis::pipeline)},
+          {"data", grid_.coordinate(comm::Axis::data)},
+          {"sections", sections},
+          {"communication", traffic}};
+}
+
+void Trainer::record_failure(const std::string& why) noexcept {
+  if (!record_) return;
+  try {
+    record_->write_event(step_, "failed", why);
+  } catch (const std::exception&) {
+    return;  // the error that ends the run is the one to tell
+  }
 }
 
 void Trainer::finish() {
   const comm::Watchdog::Pause pause(*watchdog_);
   replica_.wait();  // the last update, which the trace should hold
-  const nlohmann::json traffic = gather_traffic();
+  count_traffic();
+  const std::vector<nlohmann::json> ranks = report::gather_json(account(), grid_.world());
+  const nlohmann::json traffic = communication_of(ranks);
   const std::int64_t resident = grid_.world().all_reduce(resident_peak(), comm::Reduction::max);
   const double total = seconds_since(begin_);
   const auto sections = report::gather_sections(recorder_, grid_.world());
@@ -174,11 +245,13 @@ void Trainer::finish() {
        {"sections", times},
        {"memory", memory_json(memory)},
        {"communication", traffic},
+       {"ranks", ranks},
        {"resident_peak", resident},
        {"high_water",
         {{"stash", {{"predicted", stash.predicted}, {"measured", stash.measured}}},
          {"workspace", {{"predicted", work.predicted}, {"measured", work.measured}}}}},
-       {"figure_of_merit", speed}});
+       {"figure_of_merit", speed}},
+      step_ == config_.train.steps);
   if (!progress_) return;
   say("");
   say(report::timing_table(sections, total));

@@ -78,7 +78,7 @@ Ending Trainer::run() {
   comm::agree(grid_.world(), [&] {
     if (!speaks()) return;
     tokenizer_ = data::stored_tokenizer(dataset_.manifest(), dataset_.folder());
-    record_ = std::make_unique<report::RunRecord>(config_.train.output);
+    record_ = std::make_unique<report::RunRecord>(config_.train.output, config_.report);
     if (config_.train.quiet) return;
     const std::string& mode = config_.train.progress;
     progress_ = mode == "auto" ? std::make_unique<report::ProgressLine>()
@@ -94,6 +94,7 @@ Ending Trainer::run() {
   replica_.settle_choices();
   begin_record();
   starting.reset();
+  grid_.world().barrier();  // from which the traces of all ranks count their time
   recorder_.reset();
   replica_.begin_trace();
   grid_.reset_traffic();
@@ -326,10 +327,16 @@ void Trainer::evaluate() {
                     valid_reader_->tokens(), config_.model.sequence + 1));
     return;
   }
+  record([&](report::RunRecord& run) { run.begin_evaluation(step_); });
+  const auto before = recorder_.seconds();
   const parallel::LossSum sum =
       evaluate_split(replica_, *valid_reader_, config_.train.evaluate_samples,
                      config_.data.document_mask, data_group_, watchdog_.get());
   grid_.reset_traffic();  // the steps' alone is told
+  for (const auto& [name, seconds] : recorder_.seconds()) {
+    const auto earlier = before.find(name);
+    evaluating_[name] += seconds - (earlier == before.end() ? 0 : earlier->second);
+  }
   last_evaluation_ = sum.mean();
   if (!speaks()) return;
   record([&](report::RunRecord& run) {

@@ -33,6 +33,8 @@ class Trainer {
           const config::Fields& fields);
   /// Resumes if there is something to resume, trains to the last step, evaluates, saves, sums up.
   Ending run();
+  /// Leaves in the record why the run ends with an exception, where this rank has one.
+  void record_failure(const std::string& why) noexcept;
 
  private:
   using Clock = Recorder::Clock;
@@ -74,12 +76,12 @@ class Trainer {
   /// save_due_. Collective.
   Verdict agree_on_step(Verdict own);
   void begin_record();
+  /// What this rank did in its steps: place, seconds of sections, communication.
+  nlohmann::json account() const;
   void finish();
   double peak_of_world();
   /// Adds what the grid's groups have counted since the last reset to the steps' account.
   void count_traffic();
-  /// Bytes that a rank sent per step and seconds that took, by group: the most of any rank.
-  nlohmann::json gather_traffic();
   bool speaks() const { return session_.rank() == 0; }
   void say(const std::string& line);
   std::vector<checkpoint::Piece> pieces() const;
@@ -113,6 +115,7 @@ class Trainer {
   std::int64_t attempt_tokens_ = 0;
   std::vector<double> step_seconds_;                            // of this attempt
   std::vector<std::pair<std::string, comm::Traffic>> traffic_;  // of the steps, by group
+  std::map<std::string, double> evaluating_;                    // seconds of sections, in no step
   double last_loss_ = 0, last_norm_ = 0, last_evaluation_ = 0;
   static constexpr int stop_for_time = 1 << 20;  // beyond all signals
   int stop_ = 0;                                 // as of stop_wanted, agreed on

@@ -25,6 +25,7 @@ using testing::HasSubstr;
 using trireme::test::read_text;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+const ReportConfig plain{.tensorboard = false, .mllog = false};  // the record alone
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 class RecordTest : public testing::Test {
@@ -47,19 +48,19 @@ class RecordTest : public testing::Test {
 };
 
 TEST_F(RecordTest, EveryStartGetsTheNextAttempt) {
-  EXPECT_EQ(RunRecord(run_).folder(), run_ / "attempts/0001");
-  EXPECT_EQ(RunRecord(run_).folder(), run_ / "attempts/0002");
+  EXPECT_EQ(RunRecord(run_, plain).folder(), run_ / "attempts/0001");
+  EXPECT_EQ(RunRecord(run_, plain).folder(), run_ / "attempts/0002");
   fs::create_directory(run_ / "attempts/0041");
   fs::create_directory(run_ / "attempts/notes");
   fs::remove(run_ / "attempts/0002");
-  EXPECT_EQ(RunRecord(run_).folder(), run_ / "attempts/0042");
+  EXPECT_EQ(RunRecord(run_, plain).folder(), run_ / "attempts/0042");
 }
 
 TEST_F(RecordTest, StartsAtTheSameTimeDoNotShareAnAttempt) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([this] {
-      for (int i = 0; i < 5; ++i) RunRecord(run_).write_run({{"a", 1}});
+      for (int i = 0; i < 5; ++i) RunRecord(run_, plain).write_run({{"a", 1}});
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -69,7 +70,7 @@ TEST_F(RecordTest, StartsAtTheSameTimeDoNotShareAnAttempt) {
 TEST_F(RecordTest, AFolderThatCannotBeMadeIsNamed) {
   std::ofstream(run_) << "a file";
   try {
-    const RunRecord record(run_);
+    const RunRecord record(run_, plain);
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr((run_ / "attempts").string()));
@@ -78,7 +79,7 @@ TEST_F(RecordTest, AFolderThatCannotBeMadeIsNamed) {
 }
 
 TEST_F(RecordTest, StepsAndEvaluationsAreLinesAtOnce) {
-  RunRecord record(run_);
+  RunRecord record(run_, plain);
   const fs::path path = record.folder() / "metrics.jsonl";
   record.write_step({.step = 1,
                      .tokens = 4096,
@@ -114,7 +115,7 @@ TEST_F(RecordTest, StepsAndEvaluationsAreLinesAtOnce) {
 }
 
 TEST_F(RecordTest, AFullDiskIsAnError) {
-  RunRecord record(run_);
+  RunRecord record(run_, plain);
   record.write_run({{"old", true}});
   std::optional<trireme::test::FileSizeLimit> limit(5);
   std::vector<std::string> messages;
@@ -132,13 +133,14 @@ TEST_F(RecordTest, AFullDiskIsAnError) {
   ASSERT_EQ(messages.size(), 2U);
   EXPECT_THAT(messages[0], HasSubstr("metrics.jsonl: cannot write: File too large; raise"));
   EXPECT_THAT(messages[1], HasSubstr("run.json.tmp: cannot write: File too large; raise"));
-  EXPECT_EQ(json::parse(read_text(record.folder() / "run.json")), (json{{"old", true}}));
+  EXPECT_EQ(json::parse(read_text(record.folder() / "run.json")),
+            (json{{"old", true}, {"format", record_format}}));
   EXPECT_THAT(names_in(record.folder()),
               testing::UnorderedElementsAre("run.json", "metrics.jsonl"));
 }
 
 TEST_F(RecordTest, RunAndSummaryAreWholeJson) {
-  RunRecord record(run_);
+  RunRecord record(run_, plain);
   record.write_run(
       {{"config", {{"loss", {1.0, nan, {{"deep", -infinity}}}}}}, {"bytes", "\xff\xfe ok"}});
   record.write_summary({{"tokens_per_second", 12.5}});
@@ -152,7 +154,7 @@ TEST_F(RecordTest, RunAndSummaryAreWholeJson) {
 // The format as Chrome and Perfetto document it: an object with "traceEvents", complete events "X"
 // in microseconds, metadata events "M" that name processes and threads.
 TEST_F(RecordTest, TheTraceHasOneRowPerRankAndStream) {
-  RunRecord record(run_);
+  RunRecord record(run_, plain);
   record.write_trace({{{"forward", 0, 10.5, 100}, {"all \"reduce\"", 1, 20, 50}},
                       {{"forward", 0, 11, 99}, {"other", 7, 1, 2}}});
   const json trace = json::parse(read_text(record.folder() / "trace.json"));

@@ -11,7 +11,7 @@
 
 namespace trireme {
 
-/// One finished span, for traces. Times are microseconds since the recorder was made.
+/// One finished span, for traces. Times are microseconds since the recorder was made or reset.
 struct Span {
   const char* name = "";  // a string literal
   int stream = 0;         // 0 compute, 1 communication, 2 loader, 3 the device's operations
@@ -33,6 +33,7 @@ class Recorder {
   std::map<std::string, double> counters() const;
   /// The first `trace_capacity` spans recorded since the start or the last `reset`.
   std::vector<Span> spans() const;
+  /// Forgets everything and begins to count anew.
   void reset();
 
   static constexpr std::size_t trace_capacity = 100'000;

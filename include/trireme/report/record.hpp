@@ -1,6 +1,7 @@
-// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json},
-// written by rank 0, one attempt per start, never changed afterwards. Numbers that are not finite
-// are written as the strings "nan", "inf" and "-inf" (json.hpp).
+// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json,
+// and as ReportConfig says mllog.txt and an event file}, written by rank 0, one attempt per start,
+// never changed afterwards. Numbers that are not finite are written as the strings "nan", "inf" and
+// "-inf" (json.hpp). docs/reports.md describes every key.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,15 @@
 #include "trireme/core/files.hpp"
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/report/config.hpp"
+#include "trireme/report/mllog.hpp"
+#include "trireme/report/tensorboard.hpp"
 
 namespace trireme::report {
+
+/// Of run.json and summary.json, as the key "format". 1 (where there is no such key) had no times
+/// of single ranks, no least traffic and no warnings.
+constexpr int record_format = 2;
 
 /// One training step, as metrics.jsonl and the step line show it.
 struct StepMetrics {
@@ -37,25 +45,29 @@ struct StepMetrics {
 class RunRecord {
  public:
   /// Makes `run_folder`/attempts/NNNN, the next number. Throws Error when it cannot be written.
-  explicit RunRecord(const std::filesystem::path& run_folder);
+  explicit RunRecord(const std::filesystem::path& run_folder, const ReportConfig& config = {});
   const std::filesystem::path& folder() const { return folder_; }
-  void write_run(const nlohmann::json& run);  // run.json, atomically
+  void write_run(nlohmann::json run);  // run.json, atomically; adds "format"
   /// One line of metrics.jsonl: {"type": "step", "step", "tokens", "loss", "gradient_norm",
   /// "learning_rate", "seconds", "tokens_per_second", "mfu", "skipped"}; "mfu" only where known,
   /// "skipped" where the update was not made. In the file when this returns.
   void write_step(const StepMetrics& metrics);
+  void begin_evaluation(std::int64_t step);
   /// {"type": "evaluation", "step", "loss", "tokens"}.
   void write_evaluation(std::int64_t step, double loss, std::int64_t tokens);
-  /// {"type": "event", "step", "event", "text"}: "save", "save failed", "stop".
+  /// {"type": "event", "step", "event", "text"}: "save", "save failed", "stop", "failed".
   void write_event(std::int64_t step, const std::string& event, const std::string& text);
   /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.
   void write_trace(const std::vector<std::vector<Span>>& spans_by_rank);
-  void write_summary(const nlohmann::json& summary);  // summary.json, at the end
+  /// summary.json, at the end; adds "format". `whole`: nothing of the configured run is left to do.
+  void write_summary(nlohmann::json summary, bool whole = true);
 
  private:
   void append(const nlohmann::json& line);
   std::filesystem::path folder_;
   Descriptor metrics_;
+  std::unique_ptr<MlLog> mllog_;
+  std::unique_ptr<EventFile> events_;
 };
 
 /// Spans of all ranks, with the names they point to.
@@ -64,8 +76,7 @@ struct Trace {
   std::shared_ptr<std::set<std::string>> names;
 };
 /// Collective; rank 0 gets the first spans of each rank, about `limit` in all, the others an empty
-/// Trace. Times count from each rank's own recorder, made at about the same moment after MPI's
-/// start.
+/// Trace. Times count from each rank's own recorder, which a run resets after a barrier.
 Trace gather_trace(const Recorder& recorder, comm::Communicator& world,
                    std::int64_t limit = 1'000'000);
 
@@ -76,6 +87,9 @@ struct SectionTimes {
 };
 /// Collective; every rank gets the table, sorted by average, largest first.
 std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world);
+/// What one rank tells of its steps, as JSON, of every rank in rank order. Collective; every rank
+/// gets all of it.
+std::vector<nlohmann::json> gather_json(const nlohmann::json& own, comm::Communicator& world);
 /// The table as text: section, min, average, max seconds, share of `total` seconds. Sections may
 /// nest, so shares need not add up to 100 %.
 std::string timing_table(const std::vector<SectionTimes>& sections, double total);

@@ -12,6 +12,7 @@
 #include "trireme/model/config.hpp"
 #include "trireme/optim/config.hpp"
 #include "trireme/parallel/config.hpp"
+#include "trireme/report/config.hpp"
 
 namespace trireme::train {
 
@@ -115,6 +116,7 @@ struct RunConfig {
   device::DeviceConfig device;
   comm::CommConfig comm;
   checkpoint::CheckpointConfig checkpoint;
+  report::ReportConfig report;
 
   void declare(config::Fields& fields) {
     fields.section("model", model);
@@ -128,6 +130,7 @@ struct RunConfig {
     fields.section("device", device);
     fields.section("comm", comm);
     fields.section("checkpoint", checkpoint);
+    fields.section("report", report);
   }
 };
 

@@ -1,0 +1,122 @@
+// Records of runs read back: attempts of a run merged, and why its figures are not to be trusted
+// where they are not.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/report/statistics.hpp"
+
+namespace trireme::report {
+
+/// A line of metrics.jsonl; see StepMetrics.
+struct RecordedStep {
+  std::int64_t step = 0, tokens = 0;
+  double loss = 0, gradient_norm = 0, seconds = 0;
+  std::string skipped;
+  int attempt = 0;         // its number
+  std::int64_t place = 0;  // how many-th of its attempt, from 1
+};
+struct RecordedEvaluation {
+  std::int64_t step = 0;
+  double loss = 0;
+};
+struct RecordedEvent {
+  std::int64_t step = 0;
+  std::string event, text;
+};
+
+/// Bytes and seconds of a rank's step over one axis, and the least bytes that it must send.
+struct Volume {
+  double bytes = 0, least = 0, seconds = 0;
+};
+/// One rank's steps: seconds of sections, summed over the attempt.
+struct RankAccount {
+  int rank = 0, tensor = 0, pipeline = 0, data = 0;
+  std::map<std::string, double> sections;
+  std::map<std::string, Volume> communication;
+};
+
+struct Attempt {
+  int number = 0;
+  std::filesystem::path folder;
+  nlohmann::json run, summary;  // null where the file is not there
+  std::vector<RecordedStep> steps;
+  std::vector<RecordedEvaluation> evaluations;
+  std::vector<RecordedEvent> events;
+  bool cut = false;  // the last line of metrics.jsonl has no end
+};
+
+/// What figures depend on, as run.json says it.
+struct RunFacts {
+  int ranks = 0, tensor = 1, pipeline = 1, data = 1, threads = 1, nodes = 1;
+  std::int64_t batch = 0, micro_batch = 0, sequence = 0, layers = 0, parameters = 0;
+  std::int64_t steps = 0;  // configured
+  int zero = 0, virtual_stages = 1;
+  std::string schedule, precision, device, processor, versions, start;
+  double flops_per_token = 0;
+  double peak = 0;        // operations per second of all ranks; 0: unknown
+  std::string peak_kind;  // measured or nominal
+  std::int64_t micro_batches() const { return micro_batch > 0 ? batch / data / micro_batch : 0; }
+  /// "tensor 2 × pipeline 1 × data 4".
+  std::string layout() const;
+};
+
+/// A run whose `faults` are not empty is INVALID: nothing below may become a figure.
+struct Run {
+  std::string name;  // as the user named it, or found below what he named
+  std::filesystem::path folder;
+  std::vector<Attempt> attempts;
+  std::size_t told = 0;  // the last attempt that made steps: whose facts these are
+  RunFacts facts;
+  /// Of all attempts: where an attempt goes on from an earlier step, what others made after it is
+  /// dropped.
+  std::vector<RecordedStep> steps;
+  std::vector<RecordedEvaluation> evaluations;
+  std::vector<RankAccount> ranks;  // of the attempt that is told; empty in records of format 1
+  std::vector<std::string> faults, notes;
+  bool valid() const { return faults.empty(); }
+  const Attempt& attempt() const { return attempts[told]; }
+};
+
+/// Run folders (with attempts/) and attempt folders among `paths` and, at most four levels deep,
+/// below them, in order of name, each once. Throws Error for a path that has none.
+std::vector<std::filesystem::path> find_runs(const std::vector<std::string>& paths);
+
+struct ReadOptions {
+  std::int64_t warm_up = -1;  // steps of each attempt that count for no figure; -1: warm_up_steps
+  bool shared_cores = false;  // ranks may share cores
+};
+
+/// The default: the first 5 steps of an attempt, or a quarter of it, rounded up, where it has fewer
+/// than 20.
+std::int64_t warm_up_steps(std::int64_t steps_of_attempt);
+
+/// Never throws for what a record holds: what is damaged makes the run INVALID, with the file and
+/// the line.
+Run read_run(const std::filesystem::path& folder, const ReadOptions& options = {});
+
+/// One attempt's files; throws Error "FILE:LINE: …" for what is damaged.
+Attempt read_attempt(const std::filesystem::path& folder);
+
+/// Steps of the attempts that were laid out as the one that is told, without warm-up and without
+/// those whose update was skipped.
+std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options);
+
+/// Figures of one valid run over its counted steps.
+struct Figures {
+  Estimate seconds;            // of a step
+  Estimate tokens_per_second;  // the figure of merit
+  Estimate mfu;                // n = 0 where no peak is known
+  std::int64_t left_out = 0;   // steps recorded and not counted
+  /// Of the last evaluation, and of the last step; NaN where there is none.
+  double validation_loss = 0, loss = 0;
+};
+Figures figures_of(const Run& run, const ReadOptions& options);
+
+}  // namespace trireme::report

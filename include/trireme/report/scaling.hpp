@@ -1,0 +1,56 @@
+// Runs put beside each other: which may be compared, and how speed grows with ranks.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trireme/report/runs.hpp"
+
+namespace trireme::report {
+
+/// A valid run with its figures.
+struct Measured {
+  const Run* run = nullptr;
+  Figures figures;
+};
+
+/// What must be equal in runs that stand on one line: model, optimiser, precision, numerics, data,
+/// sequence, parallel.* and zero.* but the degrees, comm, device, processor, threads of a rank,
+/// versions. Not the batch, the micro-batch and the degrees. As JSON.
+nlohmann::json essentials(const Run& run);
+/// Eight hexadecimal digits: CRC-32C of the text of essentials(run).
+std::string fingerprint(const Run& run);
+/// The keys in which the essentials of two runs differ, "model.width", ….
+std::vector<std::string> differences(const Run& a, const Run& b);
+
+enum class ScalingKind : std::uint8_t {
+  strong,  // the same global batch
+  weak     // the same batch per rank
+};
+
+/// Runs of one layout, or several of which the fastest is shown.
+struct ScalingPoint {
+  int ranks = 0;
+  std::string layout;
+  std::int64_t micro_batch = 0;
+  std::vector<const Run*> runs;  // repeats
+  /// Over the medians of repeats; of one run, over its steps.
+  Estimate tokens_per_second;
+  /// Speed per rank over that of the line's first point. Its interval is the quotient of the ends
+  /// of both intervals, hence wide; none where either has none.
+  Estimate efficiency;
+};
+struct ScalingLine {
+  ScalingKind kind = ScalingKind::strong;
+  std::string fingerprint;
+  std::string label;                 // what grows, what is held
+  std::vector<ScalingPoint> points;  // by ranks, two at least
+  std::vector<std::string> notes;    // what on it is unlike
+};
+
+/// Lines of runs of equal essentials and equal batch (weak: equal batch per rank), in which one
+/// degree grows and the others are held; and, where several degrees change, one line of the fastest
+/// layout at each number of ranks, which says so.
+std::vector<ScalingLine> scaling_lines(const std::vector<Measured>& runs);
+
+}  // namespace trireme::report

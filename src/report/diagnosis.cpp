@@ -1,0 +1,279 @@
+#include "trireme/report/diagnosis.hpp"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "trireme/core/error.hpp"
+#include "trireme/schedule/simulate.hpp"
+
+#include "faults.hpp"
+
+namespace trireme::report {
+namespace {
+
+double section(const RankAccount& rank, const char* name) {
+  const auto found = rank.sections.find(name);
+  return found == rank.sections.end() ? 0 : found->second;
+}
+
+/// Seconds of all steps of the attempt that is told, warm-up too, as sections are.
+double step_seconds(const Run& run) {
+  double sum = 0;
+  for (const RecordedStep& step : run.attempt().steps) sum += step.seconds;
+  return sum;
+}
+
+template <class Value>
+double mean_over_ranks(const Run& run, const Value& value) {
+  double sum = 0;
+  for (const RankAccount& rank : run.ranks) sum += value(rank);
+  return run.ranks.empty() ? 0 : sum / static_cast<double>(run.ranks.size());
+}
+
+double percent(double share) { return 100 * share; }
+
+class Doctor {
+ public:
+  Doctor(const Run& run, const ReadOptions& options)
+      : run_(run), options_(options), facts_(run.facts), total_(step_seconds(run)) {}
+
+  std::vector<Finding> findings() {
+    loader();
+    checkpoints();
+    steadiness();
+    const bool host = facts_.device == "cpu";
+    if (host && !run_.ranks.empty() && total_ > 0) {
+      pipeline();
+      gradients();
+      tensor();
+      stragglers();
+      volumes();
+    }
+    for (const std::string& note : run_.notes) {
+      if (note.starts_with(shared_cores_text)) add("shared-cores", 1, note);
+    }
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Finding& a, const Finding& b) { return a.share > b.share; });
+    return std::move(found_);
+  }
+
+ private:
+  void add(const char* rule, double share, std::string text) {
+    found_.push_back({rule, share, std::move(text)});
+  }
+  double share(const char* name) const {
+    return mean_over_ranks(run_, [&](const RankAccount& rank) { return section(rank, name); }) /
+           total_;
+  }
+
+  /// The share of a step that stages idle at best; 0 where the schedule is not one by name.
+  static double idle(const std::string& schedule, int stages, std::int64_t micro_batches,
+                     int virtual_stages) {
+    try {
+      const auto made = schedule::make_schedule(schedule, stages, static_cast<int>(micro_batches),
+                                                virtual_stages);
+      const double bubble =
+          simulate(made, schedule::Costs::uniform(stages * virtual_stages, 1, 1, 1)).bubble;
+      return bubble / (1 + bubble);
+    } catch (const Error&) {
+      return 0;
+    }
+  }
+
+  void pipeline() {
+    const double waits = share("wait for pipeline");
+    if (facts_.pipeline < 2 || waits < 0.10) return;
+    const std::int64_t m = facts_.micro_batches();
+    std::string text =
+        fmt::format("{:.0f} % of the step is waiting for the pipeline", percent(waits));
+    const double best = idle(facts_.schedule, facts_.pipeline, m, facts_.virtual_stages);
+    if (best > 0) {
+      text +=
+          fmt::format(" (bubble of {} with {} stages and {} micro-batches, equal stages: {:.0f} %)",
+                      facts_.schedule, facts_.pipeline, m, percent(best));
+    }
+    const std::string mend = pipeline_mend(m, best);
+    add("pipeline-bubble", waits, text + (mend.empty() ? "" : ": " + mend));
+  }
+
+  /// Of what lowers the bubble: more micro-batches of the same batch, and interleaving.
+  std::string pipeline_mend(std::int64_t m, double best) const {
+    std::string mend;
+    const std::int64_t sequences = facts_.batch / facts_.data;  // of a replica
+    std::int64_t more = 0;
+    double then = best;
+    for (std::int64_t candidate = m + 1; candidate <= std::min<std::int64_t>(sequences, 512);
+         ++candidate) {
+      if (sequences % candidate != 0 || then < 0.10) continue;
+      more = candidate;
+      then = idle(facts_.schedule, facts_.pipeline, candidate, facts_.virtual_stages);
+    }
+    if (more > 0 && best > 0) {
+      mend = fmt::format("use {} micro-batches (train.micro_batch = {}; {:.0f} %)", more,
+                         sequences / more, percent(then));
+    } else {
+      mend = "use a larger train.batch, and with it more micro-batches";
+    }
+    const bool fits = facts_.virtual_stages == 1 && m % facts_.pipeline == 0 &&
+                      facts_.layers >= 2 * facts_.pipeline;
+    const double interleaved = fits ? idle("interleaved", facts_.pipeline, m, 2) : 0;
+    if (interleaved > 0 && interleaved < best) {
+      mend += fmt::format(
+          ", or parallel.schedule = interleaved with parallel.virtual_stages = 2 ({:.0f} %)",
+          percent(interleaved));
+    }
+    return mend;
+  }
+
+  void gradients() {
+    const double waits = share("wait for gradients") + share("gather parameters");
+    if (facts_.data < 2 || waits < 0.05) return;
+    const double reductions = share("reduce gradients (overlapped)");
+    std::string text = fmt::format(
+        "data-parallel communication is not hidden: {:.0f} % of the step waits for gradients and "
+        "parameters, while reductions take {:.0f} %",
+        percent(waits), percent(reductions));
+    const nlohmann::json config = run_.attempt().run.value("config", nlohmann::json::object());
+    const nlohmann::json parallel = config.value("parallel", nlohmann::json::object());
+    const bool overlaps = parallel.value("overlap", true);
+    add("exposed-gradients", waits,
+        text + (overlaps
+                    ? ": use a larger train.batch (more work per exchange), fewer data ranks or "
+                      "threads instead of ranks"
+                    : ": set parallel.overlap = true"));
+  }
+
+  void tensor() {
+    const double seconds = mean_over_ranks(run_, [](const RankAccount& rank) {
+      const auto found = rank.communication.find("tensor");
+      return found == rank.communication.end() ? 0 : found->second.seconds;
+    });
+    const double taken = seconds * static_cast<double>(run_.attempt().steps.size()) / total_;
+    if (facts_.tensor < 2 || taken < 0.15) return;
+    add("tensor-communication", taken,
+        fmt::format("{:.0f} % of the step is sums over {} tensor ranks, which nothing hides: use a "
+                    "lower parallel.tensor, or keep its ranks on one node",
+                    percent(taken), facts_.tensor));
+  }
+
+  /// Ranks of one stage do equal work; stages should.
+  void stragglers() {
+    std::map<int, std::vector<std::pair<double, int>>> stages;  // seconds, rank
+    for (const RankAccount& rank : run_.ranks) {
+      stages[rank.pipeline].emplace_back(compute_seconds(run_, rank), rank.rank);
+    }
+    std::vector<std::pair<double, int>> medians;
+    for (auto& [stage, ranks] : stages) {
+      std::sort(ranks.begin(), ranks.end());
+      const double median = ranks[(ranks.size() - 1) / 2].first;
+      medians.emplace_back(median, stage);
+      const double excess = median > 0 ? ranks.back().first / median - 1 : 0;
+      if (ranks.size() < 2 || excess < 0.10) continue;
+      add("slow-rank", excess,
+          fmt::format(
+              "rank {} computes {:.0f} % longer than the median of its stage's {} ranks "
+              "({:.2f} s and {:.2f} s): look at its host, its cores and what else runs there",
+              ranks.back().second, percent(excess), ranks.size(), ranks.back().first, median));
+    }
+    double mean = 0;
+    for (const auto& [seconds, stage] : medians)
+      mean += seconds / static_cast<double>(medians.size());
+    const auto slowest = std::max_element(medians.begin(), medians.end());
+    const double excess = mean > 0 ? slowest->first / mean - 1 : 0;
+    if (medians.size() < 2 || excess < 0.10) return;
+    add("uneven-stages", excess,
+        fmt::format(
+            "stage {} computes {:.0f} % longer than the mean stage ({:.2f} s and {:.2f} s): "
+            "fewer stages, or virtual stages, cut the layers more evenly",
+            slowest->second, percent(excess), slowest->first, mean));
+  }
+
+  void volumes() {
+    std::map<std::string, Volume> axes;
+    for (const RankAccount& rank : run_.ranks) {
+      for (const auto& [name, volume] : rank.communication) {
+        axes[name].bytes += volume.bytes;
+        axes[name].least += volume.least;
+        axes[name].seconds += volume.seconds / static_cast<double>(run_.ranks.size());
+      }
+    }
+    for (const auto& [name, volume] : axes) {
+      const double times = volume.least > 0 ? volume.bytes / volume.least : 0;
+      const double taken =
+          volume.seconds * static_cast<double>(run_.attempt().steps.size()) / total_;
+      if (times < 1.2 || taken < 0.02) continue;
+      add("more-than-least", taken,
+          fmt::format(
+              "the {} axis sends {:.2f} times the least that this layout needs, in {:.0f} % "
+              "of the step{}",
+              name, times, percent(taken),
+              name == "tensor" ? ": recomputation repeats sums; parallel.recompute = selective "
+                                 "repeats fewer"
+                               : ""));
+    }
+  }
+
+  void loader() {
+    if (run_.ranks.empty() || total_ <= 0) return;
+    const double waits = share("load data");
+    if (waits < 0.03) return;
+    add("loader", waits,
+        fmt::format(
+            "{:.0f} % of the step waits for data: raise data.prefetch, or put the dataset on "
+            "a faster file system",
+            percent(waits)));
+  }
+
+  void checkpoints() {
+    const nlohmann::json& summary = run_.attempt().summary;
+    if (!summary.is_object() || run_.ranks.empty() || total_ <= 0) return;
+    const double saves =
+        mean_over_ranks(run_, [](const RankAccount& rank) { return section(rank, "checkpoint"); });
+    const double part = saves / (saves + total_);
+    if (part < 0.10 || run_.attempt().steps.size() < 20) return;
+    add("checkpoints", part,
+        fmt::format(
+            "checkpoints take {:.1f} s beside {:.1f} s of steps: set checkpoint.async = true, or "
+            "save less often",
+            saves, total_));
+  }
+
+  void steadiness() {
+    std::vector<double> seconds;
+    for (const RecordedStep* step : counted_steps(run_, options_)) seconds.push_back(step->seconds);
+    if (static_cast<std::int64_t>(seconds.size()) < least_for_interval) return;
+    const double low = quantile(seconds, 0.1), high = quantile(seconds, 0.9);
+    const double spread = (high - low) / quantile(seconds, 0.5);
+    if (spread < 0.25) return;
+    add("unsteady", spread,
+        fmt::format(
+            "steps take from {:.4g} to {:.4g} s (tenth and ninetieth percentile, {:.0f} % of "
+            "the median apart): something else uses the machine, or it changes its clock",
+            low, high, percent(spread)));
+  }
+
+  const Run& run_;
+  const ReadOptions& options_;
+  const RunFacts& facts_;
+  double total_;
+  std::vector<Finding> found_;
+};
+
+}  // namespace
+
+double compute_seconds(const Run& run, const RankAccount& rank) {
+  const auto tensor = rank.communication.find("tensor");
+  const double sums =
+      tensor == rank.communication.end()
+          ? 0
+          : tensor->second.seconds * static_cast<double>(run.attempt().steps.size());
+  return std::max(0.0, section(rank, "forward") + section(rank, "backward") -
+                           section(rank, "wait for pipeline") - sums);
+}
+
+std::vector<Finding> diagnose(const Run& run, const ReadOptions& options) {
+  return Doctor(run, options).findings();
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,116 @@
+#include "faults.hpp"
+
+#include <cmath>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/json.hpp"
+
+#include "values.hpp"
+
+namespace trireme::report {
+namespace {
+
+using nlohmann::json;
+
+std::string where(const Attempt& attempt) { return fmt::format("attempt {:04}", attempt.number); }
+
+void check_memory(const Attempt& attempt, Run& run) {
+  const std::string file = (attempt.folder / "summary.json").string();
+  for (const auto& [use, bytes] : object_at(attempt.summary, "memory", file).items()) {
+    if (!bytes.is_object()) throw Error("{}: memory is damaged; restore the file", file);
+    const std::int64_t predicted = integer_at(bytes, "predicted", file);
+    const std::int64_t measured = integer_at(bytes, "measured", file);
+    if (predicted == measured) continue;
+    run.faults.push_back(fmt::format("{}: memory of {}: {} bytes predicted, {} measured",
+                                     where(attempt), use, predicted, measured));
+  }
+}
+
+void check_end(Run& run) {
+  for (std::size_t i = 0; i < run.attempts.size(); ++i) {
+    const Attempt& attempt = run.attempts[i];
+    const bool last = i + 1 == run.attempts.size();
+    std::string fault;
+    if (!attempt.run.is_object()) {
+      fault = where(attempt) + ": there is no run.json: it ended before its first step";
+    } else if (!attempt.summary.is_object()) {
+      fault = fmt::format(
+          "{}: incomplete: there is no summary.json: it was killed, by a crash, the "
+          "watchdog or a scheduler",
+          where(attempt));
+    }
+    for (const RecordedEvent& event : attempt.events) {
+      if (event.event == "failed") {
+        fault = fmt::format("{}: failed after step {}: {}", where(attempt), event.step, event.text);
+      }
+    }
+    if (fault.empty()) continue;
+    (last ? run.faults : run.notes).push_back(fault);
+  }
+  const std::int64_t last = run.steps.empty() ? 0 : run.steps.back().step;
+  if (!run.steps.empty() && last < run.facts.steps) {
+    run.notes.push_back(fmt::format("unfinished: step {} of {}", last, run.facts.steps));
+  }
+}
+
+void check_steps(Run& run) {
+  for (std::size_t i = 1; i < run.steps.size(); ++i) {
+    const std::int64_t before = run.steps[i - 1].step, step = run.steps[i].step;
+    if (step != before + 1) {
+      run.faults.push_back(fmt::format("steps {} to {} are missing", before + 1, step - 1));
+    }
+  }
+  std::int64_t skipped = 0;
+  for (const RecordedStep& step : run.steps) {
+    skipped += static_cast<std::int64_t>(!step.skipped.empty());
+    if (std::isfinite(step.loss)) continue;
+    run.faults.push_back(fmt::format("the loss of step {} is not finite", step.step));
+    break;
+  }
+  if (skipped > 0) {
+    run.notes.push_back(
+        fmt::format("{} steps whose update was skipped count for no figure", skipped));
+  }
+  for (const RecordedEvaluation& evaluation : run.evaluations) {
+    if (std::isfinite(evaluation.loss)) continue;
+    run.faults.push_back(
+        fmt::format("the validation loss after step {} is not finite", evaluation.step));
+    break;
+  }
+}
+
+void check_circumstances(Run& run, const ReadOptions& options) {
+  const json& told = run.attempt().run;
+  const std::string file = (run.attempt().folder / "run.json").string();
+  if (told.contains("cores_shared")) {
+    const std::string shared = text_at(told, "cores_shared", file);
+    if (!shared.empty()) {
+      const std::string text =
+          shared.starts_with(shared_cores_text) ? shared : shared_cores_text + (": " + shared);
+      (options.shared_cores ? run.notes : run.faults).push_back(text);
+    }
+  }
+  const json& train = object_at(object_at(told, "config", file), "train", file);
+  if (train.contains("inject") && train.at("inject") != "none") {
+    run.faults.push_back(
+        fmt::format("faults were made on purpose: train.inject = {}", train.at("inject").dump()));
+  }
+  if (counted_steps(run, options).empty()) {
+    run.faults.push_back(fmt::format("too short: {} steps, none after warm-up", run.steps.size()));
+  }
+}
+
+}  // namespace
+
+void find_faults(Run& run, const ReadOptions& options) {
+  for (const Attempt& attempt : run.attempts) {
+    if (attempt.summary.is_object()) check_memory(attempt, run);
+    if (attempt.cut)
+      run.notes.push_back(where(attempt) + ": the last line of metrics.jsonl is cut");
+  }
+  check_end(run);
+  check_steps(run);
+  check_circumstances(run, options);
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,152 @@
+#include "trireme/report/mllog.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+
+#include <fcntl.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/json.hpp"
+
+namespace trireme::report {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* point = "POINT_IN_TIME";
+constexpr const char* start = "INTERVAL_START";
+constexpr const char* end = "INTERVAL_END";
+
+/// The value at a path of keys, null where there is none.
+json at(const json& object, std::initializer_list<const char*> keys) {
+  const json* value = &object;
+  for (const char* key : keys) {
+    if (!value->is_object() || !value->contains(key)) return nullptr;
+    value = &value->at(key);
+  }
+  return *value;
+}
+
+std::string platform_of(const json& run) {
+  const json hosts = at(run, {"hosts"});
+  if (!hosts.is_array() || hosts.empty()) return "unknown";
+  return fmt::format("{} x {}", hosts.size(), hosts.front().value("cpu", "unknown"));
+}
+
+}  // namespace
+
+MlLog::MlLog(const std::filesystem::path& file, ReportConfig config)
+    : path_(file),
+      config_(std::move(config)),
+      file_(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+  if (file_.get() < 0) throw_file_error(path_, "create", errno);
+  // The key is required. The truth is that nobody but root can clear a machine's caches.
+  event(point, "cache_clear", false, __LINE__);
+  event(start, "init_start", nullptr, __LINE__);
+}
+
+MlLog::~MlLog() {
+  try {
+    if (running_) end_run(last_step_, "aborted");
+  } catch (const std::exception&) {
+    // The file says as much by lacking its last line.
+    running_ = false;
+  }
+}
+
+// One write per line, so that a killed run leaves whole ones.
+void MlLog::event(const char* type, const char* key, const json& value, int line, json metadata) {
+  using std::chrono::milliseconds;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  last_ms_ =
+      std::max<std::int64_t>(last_ms_, std::chrono::duration_cast<milliseconds>(now).count());
+  metadata["file"] = "mllog.cpp";
+  metadata["lineno"] = line;
+  const nlohmann::ordered_json record{{"namespace", ""},        {"time_ms", last_ms_},
+                                      {"event_type", type},     {"key", key},
+                                      {"value", finite(value)}, {"metadata", finite(metadata)}};
+  const std::string text =
+      record.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  write_all(file_, path_, ":::MLLOG " + text + "\n");
+}
+
+json MlLog::samples(std::int64_t step) const {
+  return {{"samples_count", step * batch_}, {"step_num", step}};
+}
+
+void MlLog::begin_run(const json& run) {
+  const auto say = [&](const char* key, const json& value) { event(point, key, value, __LINE__); };
+  say("submission_benchmark", config_.benchmark);
+  say("submission_org", config_.organization);
+  say("submission_division", config_.division);
+  say("submission_status", "research");
+  say("submission_platform", config_.platform == "auto" ? platform_of(run) : config_.platform);
+  const json config = at(run, {"config"});
+  const json batch = at(config, {"train", "batch"});
+  batch_ = batch.is_number_integer() ? batch.get<std::int64_t>() : 0;
+  const json micro_batch = at(config, {"train", "micro_batch"});
+  const json data = at(run, {"place", "data"});
+  say("global_batch_size", batch);
+  say("micro_batch_size", micro_batch);
+  if (micro_batch.is_number_integer() && micro_batch > 0 && data.is_number_integer() && data > 0) {
+    say("gradient_accumulation_steps",
+        batch_ / micro_batch.get<std::int64_t>() / data.get<std::int64_t>());
+  }
+  say("max_sequence_length", at(config, {"model", "sequence"}));
+  say("seed", at(config, {"train", "seed"}));
+  say("train_samples", at(run, {"dataset", "train_samples"}));
+  say("eval_samples", at(run, {"dataset", "eval_samples"}));
+  say("tensor_parallelism", at(run, {"place", "tensor"}));
+  say("pipeline_parallelism", at(run, {"place", "pipeline"}));
+  for (const char* key :
+       {"lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"}) {
+    say(key, at(config, {"precision", "compute"}));
+  }
+  say("lowest_numerical_precision_in_comm", at(config, {"precision", "compute"}));
+  const json optim = at(config, {"optim"});
+  say("opt_name", at(optim, {"name"}));
+  say("opt_base_learning_rate", at(optim, {"learning_rate"}));
+  say("opt_learning_rate_warmup_steps", at(optim, {"warmup_steps"}));
+  say("opt_learning_rate_decay_schedule", at(optim, {"schedule"}));
+  say("opt_gradient_clip_norm", at(optim, {"clip"}));
+  say("opt_weight_decay", at(optim, {"weight_decay"}));
+  if (at(optim, {"name"}) == "adamw") {
+    say("opt_adamw_beta_1", at(optim, {"beta1"}));
+    say("opt_adamw_beta_2", at(optim, {"beta2"}));
+    say("opt_adamw_epsilon", at(optim, {"epsilon"}));
+  }
+  event(end, "init_stop", nullptr, __LINE__);
+  last_step_ = run.value("first_step", std::int64_t{0});
+  running_ = true;
+  event(start, "run_start", nullptr, __LINE__);
+  event(start, "block_start", nullptr, __LINE__, samples(last_step_));
+}
+
+void MlLog::loss(std::int64_t step, double loss) {
+  last_step_ = step;
+  event(point, "train_loss", loss, __LINE__, samples(step));
+}
+
+void MlLog::begin_evaluation(std::int64_t step) {
+  evaluating_ = true;
+  event(start, "eval_start", nullptr, __LINE__, samples(step));
+}
+
+void MlLog::end_evaluation(std::int64_t step, double loss) {
+  if (!evaluating_) return;
+  evaluating_ = false;
+  event(point, "eval_accuracy", loss, __LINE__, samples(step));
+  event(end, "eval_stop", nullptr, __LINE__, samples(step));
+}
+
+void MlLog::end_run(std::int64_t step, const std::string& status) {
+  if (!running_) return;
+  running_ = false;
+  event(end, "block_stop", nullptr, __LINE__, samples(step));
+  json metadata = samples(step);
+  metadata["status"] = status;
+  event(end, "run_stop", nullptr, __LINE__, metadata);
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,218 @@
+// The report for other programs: CSV, JSON, Google Benchmark's JSON.
+#include <cmath>
+#include <map>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/json.hpp"
+#include "trireme/report/page.hpp"
+
+#include "method.hpp"
+#include "quoting.hpp"
+
+namespace trireme::report {
+namespace {
+
+using nlohmann::json;
+
+json estimate_json(const Estimate& estimate) {
+  if (estimate.n == 0) return nullptr;
+  json result{{"n", estimate.n}, {"median", estimate.median}};
+  const bool interval = estimate.spread == Spread::interval;
+  result[interval ? "interval_low" : "least"] = estimate.low;
+  result[interval ? "interval_high" : "greatest"] = estimate.high;
+  return result;
+}
+
+json facts_json(const Run& run) {
+  const RunFacts& facts = run.facts;
+  return {{"ranks", facts.ranks},
+          {"tensor", facts.tensor},
+          {"pipeline", facts.pipeline},
+          {"data", facts.data},
+          {"nodes", facts.nodes},
+          {"threads_per_rank", facts.threads},
+          {"batch", facts.batch},
+          {"micro_batch", facts.micro_batch},
+          {"sequence", facts.sequence},
+          {"parameters", facts.parameters},
+          {"zero", facts.zero},
+          {"schedule", facts.schedule},
+          {"virtual_stages", facts.virtual_stages},
+          {"precision", facts.precision},
+          {"peak_kind", facts.peak_kind},
+          {"device", facts.device},
+          {"processor", facts.processor},
+          {"versions", facts.versions},
+          {"start", facts.start},
+          {"fingerprint", fingerprint(run)}};
+}
+
+json communication_json(const Run& run) {
+  json all = json::object();
+  const auto ranks = static_cast<double>(run.ranks.size());
+  for (const RankAccount& rank : run.ranks) {
+    for (const auto& [name, volume] : rank.communication) {
+      json& axis = all[name];
+      if (axis.is_null()) axis = json::object();
+      axis["mean_bytes_per_step"] = axis.value("mean_bytes_per_step", 0.0) + volume.bytes / ranks;
+      axis["mean_least_bytes_per_step"] =
+          axis.value("mean_least_bytes_per_step", 0.0) + volume.least / ranks;
+      axis["mean_seconds_per_step"] =
+          axis.value("mean_seconds_per_step", 0.0) + volume.seconds / ranks;
+    }
+  }
+  return all;
+}
+
+json figures_json(const Figures& figures) {
+  return {{"seconds_per_step", estimate_json(figures.seconds)},
+          {"tokens_per_second", estimate_json(figures.tokens_per_second)},
+          {"mfu", estimate_json(figures.mfu)},
+          {"steps_left_out", figures.left_out},
+          {"loss", std::isnan(figures.loss) ? json() : json(figures.loss)},
+          {"validation_loss",
+           std::isnan(figures.validation_loss) ? json() : json(figures.validation_loss)}};
+}
+
+json line_json(const ScalingLine& line) {
+  json points = json::array();
+  for (const ScalingPoint& point : line.points) {
+    json runs = json::array();
+    for (const Run* run : point.runs) runs.push_back(run->name);
+    points.push_back({{"ranks", point.ranks},
+                      {"layout", point.layout},
+                      {"micro_batch", point.micro_batch},
+                      {"runs", runs},
+                      {"tokens_per_second", estimate_json(point.tokens_per_second)},
+                      {"efficiency", estimate_json(point.efficiency)}});
+  }
+  return {{"kind", line.kind == ScalingKind::strong ? "strong" : "weak"},
+          {"fingerprint", line.fingerprint},
+          {"label", line.label},
+          {"points", points},
+          {"notes", line.notes}};
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : "; ") + part;
+  return text;
+}
+
+/// Empty cells where there is no figure; bounds of an interval only where it is one.
+std::string cells(const Estimate& estimate) {
+  if (estimate.n == 0) return ",,,";
+  if (estimate.spread != Spread::interval) {
+    return fmt::format("{},{:.9g},,", estimate.n, estimate.median);
+  }
+  return fmt::format("{},{:.9g},{:.9g},{:.9g}", estimate.n, estimate.median, estimate.low,
+                     estimate.high);
+}
+
+}  // namespace
+
+std::string report_csv(const Report& report) {
+  std::string text =
+      "run,valid,reason,fingerprint,ranks,tensor,pipeline,data,nodes,threads_per_rank,batch,"
+      "micro_batch,sequence,precision,n,seconds_per_step,seconds_low,seconds_high,n_speed,"
+      "tokens_per_second,tokens_per_second_low,tokens_per_second_high,n_mfu,mfu,mfu_low,mfu_high,"
+      "loss,validation_loss\n";
+  std::size_t next = 0;
+  for (const Run& run : report.runs) {
+    text += fmt::format("{},{},{},", csv_text(run.name), run.valid() ? "yes" : "no",
+                        csv_text(joined(run.faults)));
+    if (!run.valid()) {
+      text += std::string(24, ',') + "\n";
+      continue;
+    }
+    const RunFacts& facts = run.facts;
+    const Figures& figures = report.measured[next++].figures;
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},", fingerprint(run), facts.ranks,
+                        facts.tensor, facts.pipeline, facts.data, facts.nodes, facts.threads,
+                        facts.batch, facts.micro_batch, facts.sequence, csv_text(facts.precision));
+    text += cells(figures.seconds) + "," + cells(figures.tokens_per_second) + "," +
+            cells(figures.mfu) + ",";
+    const auto loss = [](double value) {
+      return std::isnan(value) ? std::string() : fmt::format("{:.9g}", value);
+    };
+    text += loss(figures.loss) + "," + loss(figures.validation_loss) + "\n";
+  }
+  return text;
+}
+
+json report_json(const Report& report) {
+  json runs = json::array();
+  std::size_t next = 0;
+  for (const Run& run : report.runs) {
+    json entry{{"run", run.name}, {"valid", run.valid()}, {"notes", run.notes}};
+    if (!run.valid()) {
+      entry["faults"] = run.faults;
+      runs.push_back(std::move(entry));
+      continue;
+    }
+    entry.update(facts_json(run));
+    entry["figures"] = figures_json(report.measured[next].figures);
+    entry["communication"] = communication_json(run);
+    const json& summary = run.attempt().summary;
+    for (const char* key : {"sections", "memory"}) {
+      if (summary.is_object() && summary.contains(key)) entry[key] = summary.at(key);
+    }
+    json findings = json::array();
+    for (const Finding& finding : report.findings[next]) {
+      findings.push_back(
+          {{"rule", finding.rule}, {"share", finding.share}, {"text", finding.text}});
+    }
+    entry["findings"] = std::move(findings);
+    runs.push_back(std::move(entry));
+    ++next;
+  }
+  json lines = json::array();
+  for (const ScalingLine& line : report.lines) lines.push_back(line_json(line));
+  return {{"format", 1},
+          {"method", method_text(report)},
+          {"runs", std::move(runs)},
+          {"comparison", comparison_notes(report)},
+          {"scaling", std::move(lines)}};
+}
+
+json benchmark_json(const Report& report) {
+  json benchmarks = json::array();
+  json context = json::object();
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < report.runs.size(); ++i) {
+    const Run& run = report.runs[i];
+    json entry{{"name", run.name},        {"run_name", run.name},
+               {"family_index", i},       {"per_family_instance_index", 0},
+               {"run_type", "iteration"}, {"repetitions", 1},
+               {"repetition_index", 0},   {"threads", run.valid() ? run.facts.threads : 1}};
+    if (!run.valid()) {
+      entry["error_occurred"] = true;
+      entry["error_message"] = "INVALID: " + joined(run.faults);
+      benchmarks.push_back(std::move(entry));
+      continue;
+    }
+    const Figures& figures = report.measured[next++].figures;
+    entry["iterations"] = figures.seconds.n;
+    entry["real_time"] = 1e3 * figures.seconds.median;
+    entry["cpu_time"] = 1e3 * figures.seconds.median;  // the record has no processor time
+    entry["time_unit"] = "ms";
+    entry["items_per_second"] = figures.tokens_per_second.median;  // tokens
+    entry["ranks"] = run.facts.ranks;
+    entry["batch"] = run.facts.batch;
+    if (figures.mfu.n > 0) entry["mfu"] = figures.mfu.median;
+    if (context.empty()) {
+      const json host = run.attempt().run.at("hosts").front();
+      context = {{"date", run.facts.start},
+                 {"host_name", host.at("name")},
+                 {"executable", "trireme"},
+                 {"num_cpus", host.contains("cores") ? host.at("cores") : json(0)},
+                 {"library_build_type", "release"},
+                 {"processor", run.facts.processor},
+                 {"versions", run.facts.versions}};
+    }
+    benchmarks.push_back(std::move(entry));
+  }
+  return {{"context", std::move(context)}, {"benchmarks", std::move(benchmarks)}};
+}
+
+}  // namespace trireme::report

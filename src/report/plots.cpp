@@ -1,0 +1,295 @@
+#include "trireme/report/plots.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "trireme/core/error.hpp"
+
+#include "quoting.hpp"
+#include "values.hpp"
+
+namespace trireme::report {
+namespace {
+
+// Okabe and Ito (2008): told apart by colour-blind readers too.
+constexpr std::array<const char*, 7> colours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                                "#e69f00", "#56b4e9", "#444444"};
+const char* colour(std::size_t i) { return colours[i % colours.size()]; }
+
+/// Tics at few round values over those of `lines`: "20k".
+std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
+  double low = HUGE_VAL, high = 0;
+  for (const ScalingLine& line : lines) {
+    if (line.kind != kind) continue;
+    const ScalingPoint &first = line.points.front(), &last = line.points.back();
+    high = std::max(high, first.tokens_per_second.median / first.ranks * last.ranks);
+    for (const ScalingPoint& point : line.points) {
+      low = std::min(low, point.tokens_per_second.low);
+      high = std::max(high, point.tokens_per_second.high);
+    }
+  }
+  const std::vector<double> marks = high > 300 * low ? std::vector<double>{1}
+                                    : high > 6 * low
+                                        ? std::vector<double>{1, 2, 5}
+                                        : std::vector<double>{1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8};
+  std::string tics;
+  for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
+    for (const double times : marks) {
+      const double value = times * power;
+      const double scale = value >= 1e6 ? 1e6 : value >= 1e3 ? 1e3 : 1;
+      tics += fmt::format("{}'{:.4g}{}' {:.6g}", tics.empty() ? "" : ", ", value / scale,
+                          scale == 1e6   ? "M"
+                          : scale == 1e3 ? "k"
+                                         : "",
+                          value);
+    }
+  }
+  return fmt::format("set logscale y 10\nset ytics ({})\nset yrange [{:.6g}:{:.6g}]\n", tics,
+                     low * 0.85, high * 1.15);
+}
+
+/// The key below the picture, one entry a line, and room for it.
+constexpr int key_line = 20;
+constexpr const char* key_below =
+    "set key bmargin left vertical maxcols 1 reverse Left samplen 2 width 1\n";
+
+/// A named block of data of the script.
+std::string block(const std::string& name, const std::string& rows) {
+  return fmt::format("${} << EOD\n{}EOD\n", name, rows);
+}
+
+/// Tics at `ranks` and nowhere else, on a scale that doubles.
+std::string rank_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
+  std::set<int> ranks;
+  for (const ScalingLine& line : lines) {
+    if (line.kind != kind) continue;
+    for (const ScalingPoint& point : line.points) ranks.insert(point.ranks);
+  }
+  std::string tics;
+  for (const int each : ranks) tics += fmt::format("{}{}", tics.empty() ? "" : ", ", each);
+  return fmt::format(
+      "set xlabel \"ranks\\n \"\nset logscale x 2\nset xtics ({})\nset xrange [{}:{}]\n", tics,
+      *ranks.begin() * 0.9, *ranks.rbegin() * 1.1);
+}
+
+std::string rows_of(const ScalingLine& line, Estimate ScalingPoint::*value, double scale) {
+  std::string rows;
+  for (const ScalingPoint& point : line.points) {
+    const Estimate& own = point.*value;
+    rows += fmt::format("{} {:.9g} {:.9g} {:.9g}\n", point.ranks, scale * own.median,
+                        scale * own.low, scale * own.high);
+  }
+  return rows;
+}
+
+Plot scaling_plot(const std::vector<ScalingLine>& lines, ScalingKind kind, bool efficiency) {
+  Plot plot;
+  const char* word = kind == ScalingKind::strong ? "Strong" : "Weak";
+  plot.title = fmt::format("{} scaling: {}", word, efficiency ? "efficiency" : "speed");
+  std::string data, draws;
+  std::size_t count = 0;
+  for (const ScalingLine& line : lines) {
+    if (line.kind != kind) continue;
+    const std::string name = fmt::format("line{}", count);
+    data += block(name, efficiency ? rows_of(line, &ScalingPoint::efficiency, 100)
+                                   : rows_of(line, &ScalingPoint::tokens_per_second, 1));
+    const ScalingPoint& first = line.points.front();
+    if (!efficiency) {
+      draws += fmt::format("{:.9g} * x with lines dt 2 lw 1 lc rgb '{}' notitle, ",
+                           first.tokens_per_second.median / first.ranks, colour(count));
+    }
+    draws +=
+        fmt::format("${} using 1:2:3:4 with yerrorlines pt {} ps 0.7 lw 1.8 lc rgb '{}' title {}, ",
+                    name, 5 + 2 * (count % 5), colour(count),
+                    gnuplot_text(line.label + " [" + line.fingerprint + "]"));
+    ++count;
+  }
+  plot.script = data + rank_axis(lines, kind) + key_below;
+  if (efficiency) {
+    plot.script +=
+        "set ylabel 'efficiency, %'\nset yrange [0:*]\nset offsets graph 0, 0, 0.06, 0\n";
+    draws += "100 with lines dt 2 lw 1 lc rgb '#888888' title 'ideal'";
+  } else {
+    plot.script += "set ylabel 'tokens/s'\n" + speed_axis(lines, kind);
+    draws += "NaN with lines dt 2 lw 1 lc rgb '#888888' title 'ideal: the first point times ranks'";
+  }
+  plot.script += "plot " + draws + "\n";
+  plot.height = 340 + key_line * static_cast<int>(count + 1);
+  plot.caption =
+      "Points: medians; bars: 95 % intervals where six values or more make one, else least and "
+      "greatest (see the table).";
+  return plot;
+}
+
+struct Bar {
+  std::string name;
+  std::array<double, 2> value{};  // the second is drawn where there are two
+  double low = 0, high = 0;       // whisker of the first, where they differ
+};
+
+/// Horizontal bars from the top down.
+std::string bars(const std::vector<Bar>& rows, const std::vector<std::string>& series,
+                 const std::string& axis) {
+  std::string script, tics;
+  const double half = series.size() == 1 ? 0.32 : 0.2;
+  for (std::size_t s = 0; s < series.size(); ++s) {
+    std::string data;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const double y = static_cast<double>(i) + (series.size() == 1 ? 0 : (s == 0 ? -half : half));
+      data += fmt::format("{:.9g} {:.3f} {:.3f} {:.9g} {:.9g} {:.3f}\n", rows[i].value.at(s),
+                          y - half, y + half, rows[i].low, rows[i].high, y);
+    }
+    script += block(fmt::format("series{}", s), data);
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    tics += fmt::format("{}{} {}", i == 0 ? "" : ", ", gnuplot_text(rows[i].name), i);
+  }
+  script += fmt::format(
+      "set ytics scale 0 ({})\nset yrange [{}:-0.6] noreverse\nset xrange [0:*]\nset grid noytics "
+      "xtics\n"
+      "set xlabel \"{}\\n \"\nset style fill solid 1.0 noborder\n{}",
+      tics, static_cast<double>(rows.size()) - 0.4, axis,
+      series.size() > 1 ? "set key outside bottom center horizontal reverse Left samplen 2\n"
+                        : "set key off\n");
+  script += "plot ";
+  for (std::size_t s = 0; s < series.size(); ++s) {
+    script +=
+        fmt::format("{}$series{} using 1:6:(0):1:2:3 with boxxyerror lc rgb '{}' title {}",
+                    s == 0 ? "" : ", ", s, s == 0 ? "#56b4e9" : "#e69f00", gnuplot_text(series[s]));
+  }
+  if (series.size() == 1) {
+    script +=
+        ", $series0 using 1:6:4:5 with xerrorbars pt 7 ps 0.3 lw 1.2 lc rgb '#222222' notitle";
+  }
+  return script + "\n";
+}
+
+int height_of(const std::vector<Bar>& rows, int each) {
+  return 100 + each * static_cast<int>(std::max<std::size_t>(rows.size(), 2));
+}
+
+}  // namespace
+
+Plot plot_scaling_speed(const std::vector<ScalingLine>& lines, ScalingKind kind) {
+  return scaling_plot(lines, kind, false);
+}
+Plot plot_efficiency(const std::vector<ScalingLine>& lines, ScalingKind kind) {
+  return scaling_plot(lines, kind, true);
+}
+
+Plot plot_losses(const std::vector<const Run*>& runs) {
+  constexpr std::size_t most_named = 14, most_points = 1000;
+  Plot plot{.title = "Loss"};
+  std::string draws;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Run& run = *runs[i];
+    const std::size_t every = run.steps.size() / most_points + 1;
+    std::string rows, points;
+    for (std::size_t s = 0; s < run.steps.size(); ++s) {
+      if (s % every != 0 && s + 1 != run.steps.size()) continue;
+      if (!std::isfinite(run.steps[s].loss)) continue;
+      rows += fmt::format("{} {:.7g}\n", run.steps[s].step, run.steps[s].loss);
+    }
+    for (const RecordedEvaluation& each : run.evaluations) {
+      if (std::isfinite(each.loss)) points += fmt::format("{} {:.7g}\n", each.step, each.loss);
+    }
+    if (rows.empty()) continue;
+    plot.script += block(fmt::format("run{}", i), rows);
+    const bool named = i < most_named;
+    draws += fmt::format("{}$run{} using 1:2 with lines lw 1.5 lc rgb '{}' {}",
+                         draws.empty() ? "" : ", ", i, colour(i),
+                         named ? "title " + gnuplot_text(run.name) : "notitle");
+    if (points.empty()) continue;
+    plot.script += block(fmt::format("valid{}", i), points);
+    draws += fmt::format(", $valid{} using 1:2 with points pt 6 ps 0.8 lw 1.5 lc rgb '{}' notitle",
+                         i, colour(i));
+  }
+  if (draws.empty()) return plot;
+  plot.script += std::string(key_below) +
+                 "set xlabel \"step\\n \"\nset ylabel 'loss, nats per token'\nplot " + draws + "\n";
+  plot.height = 330 + key_line * static_cast<int>(std::min(runs.size(), most_named));
+  plot.caption = "Lines: training loss of the global batch. Circles: validation.";
+  return plot;
+}
+
+Plot plot_sections(const Run& run) {
+  std::map<std::string, Bar> all;
+  const auto steps = static_cast<double>(std::max<std::size_t>(1, run.attempt().steps.size()));
+  std::set<std::string> names;
+  for (const RankAccount& rank : run.ranks) {
+    for (const auto& [name, seconds] : rank.sections) names.insert(name);
+  }
+  for (const char* outside : {"checkpoint", "evaluate", "forward of evaluation"})
+    names.erase(outside);
+  std::vector<Bar> rows;
+  for (const std::string& name : names) {
+    Bar bar{.name = name, .low = HUGE_VAL};
+    for (const RankAccount& rank : run.ranks) {
+      const auto found = rank.sections.find(name);
+      const double ms = found == rank.sections.end() ? 0 : 1e3 * found->second / steps;
+      bar.value[0] += ms / static_cast<double>(run.ranks.size());
+      bar.low = std::min(bar.low, ms);
+      bar.high = std::max(bar.high, ms);
+    }
+    rows.push_back(std::move(bar));
+  }
+  std::sort(rows.begin(), rows.end(), [](const Bar& a, const Bar& b) { return a.value > b.value; });
+  if (rows.size() > 12) rows.resize(12);
+  Plot plot{.title = "Time by section"};
+  if (rows.empty()) return plot;
+  plot.height = height_of(rows, 26);
+  plot.script = bars(rows, {"average"}, "ms of a step");
+  plot.caption = fmt::format(
+      "Bars: average over {} ranks; whiskers: least and greatest of a rank. Sums over all {} steps "
+      "of "
+      "the attempt, warm-up too. Sections nest: waits are inside what waits.",
+      run.ranks.size(), run.attempt().steps.size());
+  return plot;
+}
+
+Plot plot_communication(const Run& run) {
+  std::map<std::string, Bar> axes;
+  for (const RankAccount& rank : run.ranks) {
+    for (const auto& [name, volume] : rank.communication) {
+      if (name == "world") continue;
+      axes[name].name = name;
+      axes[name].value[0] += volume.bytes / 1e6 / static_cast<double>(run.ranks.size());
+      axes[name].value[1] += volume.least / 1e6 / static_cast<double>(run.ranks.size());
+    }
+  }
+  std::vector<Bar> rows;
+  for (auto& [name, bar] : axes) {
+    if (bar.value[0] + bar.value[1] > 1e-3) rows.push_back(std::move(bar));
+  }
+  Plot plot{.title = "Communication by axis"};
+  if (rows.empty()) return plot;
+  plot.height = height_of(rows, 40);
+  plot.script = bars(rows, {"sent", "least possible"}, "MB per step and rank");
+  plot.caption = fmt::format(
+      "Means over {} ranks and {} steps; agreements on a few numbers (under 1 kB) are left out.",
+      run.ranks.size(), run.attempt().steps.size());
+  return plot;
+}
+
+Plot plot_memory(const Run& run) {
+  std::vector<Bar> rows;
+  const std::string file = (run.attempt().folder / "summary.json").string();
+  if (run.attempt().summary.is_object()) {
+    for (const auto& [use, bytes] : object_at(run.attempt().summary, "memory", file).items()) {
+      rows.push_back({.name = use,
+                      .value = {number_at(bytes, "predicted", file) / (1 << 20),
+                                number_at(bytes, "measured", file) / (1 << 20)}});
+    }
+  }
+  std::sort(rows.begin(), rows.end(), [](const Bar& a, const Bar& b) { return a.value > b.value; });
+  Plot plot{.title = "Memory"};
+  if (rows.empty()) return plot;
+  plot.height = height_of(rows, 36);
+  plot.script = bars(rows, {"predicted", "measured"}, "MiB, the most of any rank");
+  return plot;
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,126 @@
+// The files of one attempt, which may have been damaged, cut or written by hand.
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "trireme/core/error.hpp"
+#include "trireme/core/files.hpp"
+#include "trireme/core/json.hpp"
+#include "trireme/report/runs.hpp"
+
+#include "values.hpp"
+
+namespace trireme::report {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::int64_t largest_file = std::int64_t{1} << 30;
+
+json read_json(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return nullptr;
+  json value = parse_json(read_small_file(path, largest_file), path.string());
+  if (!value.is_object()) throw Error("{}: is not a JSON object; restore the file", path.string());
+  return value;
+}
+
+void read_line(const json& line, const std::string& where, Attempt& attempt) {
+  const std::string type = text_at(line, "type", where);
+  const std::int64_t step = integer_at(line, "step", where);
+  if (step < 0) throw Error("{}: step = {}: must not be negative; restore the file", where, step);
+  if (type == "step") {
+    RecordedStep found{.step = step,
+                       .tokens = integer_at(line, "tokens", where),
+                       .loss = number_at(line, "loss", where),
+                       .gradient_norm = number_at(line, "gradient_norm", where),
+                       .seconds = number_at(line, "seconds", where),
+                       .skipped = line.contains("skipped") ? text_at(line, "skipped", where) : "",
+                       .attempt = attempt.number,
+                       .place = static_cast<std::int64_t>(attempt.steps.size()) + 1};
+    if (!std::isfinite(found.seconds) || found.seconds <= 0) {
+      throw Error("{}: seconds = {}: must be above 0; restore the file", where, found.seconds);
+    }
+    if (!attempt.steps.empty() && step != attempt.steps.back().step + 1) {
+      throw Error("{}: step {} follows step {}; restore the file", where, step,
+                  attempt.steps.back().step);
+    }
+    attempt.steps.push_back(std::move(found));
+  } else if (type == "evaluation") {
+    attempt.evaluations.push_back({step, number_at(line, "loss", where)});
+  } else if (type == "event") {
+    attempt.events.push_back({step, text_at(line, "event", where), text_at(line, "text", where)});
+  }  // later formats may have others
+}
+
+void read_metrics(const fs::path& path, Attempt& attempt) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return;
+  const std::string text = read_small_file(path, largest_file);
+  std::size_t begin = 0;
+  for (std::int64_t number = 1; begin < text.size(); ++number) {
+    const std::size_t end = text.find('\n', begin);
+    if (end == text.npos) {
+      attempt.cut = true;  // killed in the middle of a write
+      return;
+    }
+    const std::string where = fmt::format("{}:{}", path.string(), number);
+    const json line = parse_json(std::string_view(text).substr(begin, end - begin), where);
+    if (!line.is_object()) throw Error("{}: is not a JSON object; restore the file", where);
+    read_line(line, where, attempt);
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+double number_at(const json& object, const char* key, const std::string& where) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const auto found = object.find(key);
+  if (found == object.end()) throw Error("{}: {} is missing; restore the file", where, key);
+  if (found->is_number()) return found->get<double>();
+  if (*found == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (*found == "inf") return infinity;
+  if (*found == "-inf") return -infinity;
+  throw Error("{}: {} is no number; restore the file", where, key);
+}
+
+std::int64_t integer_at(const json& object, const char* key, const std::string& where) {
+  const double value = number_at(object, key, where);
+  if (value != std::floor(value) || std::abs(value) > 9e15) {
+    throw Error("{}: {} = {}: must be a whole number; restore the file", where, key, value);
+  }
+  return static_cast<std::int64_t>(value);
+}
+
+std::string text_at(const json& object, const char* key, const std::string& where) {
+  const auto found = object.find(key);
+  if (found == object.end()) throw Error("{}: {} is missing; restore the file", where, key);
+  if (!found->is_string()) throw Error("{}: {} is no text; restore the file", where, key);
+  return found->get<std::string>();
+}
+
+const json& object_at(const json& object, const char* key, const std::string& where) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_object()) {
+    throw Error("{}: {} is {}; restore the file", where, key,
+                found == object.end() ? "missing" : "no object");
+  }
+  return *found;
+}
+
+Attempt read_attempt(const fs::path& folder) {
+  Attempt attempt{.folder = folder};
+  const std::string name = (folder / "").parent_path().filename().string();
+  if (!name.empty() && name.size() <= 8 &&
+      name.find_first_not_of("0123456789") == std::string::npos) {
+    attempt.number = std::stoi(name);
+  }
+  attempt.run = read_json(folder / "run.json");
+  attempt.summary = read_json(folder / "summary.json");
+  read_metrics(folder / "metrics.jsonl", attempt);
+  return attempt;
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,241 @@
+// Where runs are, and how attempts become one run.
+#include "trireme/report/runs.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/json.hpp"
+
+#include "faults.hpp"
+#include "values.hpp"
+
+namespace trireme::report {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+bool is_run(const fs::path& path) { return is_folder(path / "attempts"); }
+bool is_attempt(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path / "run.json", error);
+}
+
+/// What is in a folder, by name; links are not followed, so that nothing is found twice or forever.
+std::vector<fs::path> folders_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entries(folder, error), end; !error && entries != end;
+       entries.increment(error)) {
+    std::error_code kind;
+    if (!entries->is_symlink(kind) && entries->is_directory(kind)) found.push_back(entries->path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+void collect(const fs::path& folder, int depth, std::vector<fs::path>& found) {
+  if (is_run(folder) || is_attempt(folder)) {
+    found.push_back(folder);
+    return;
+  }
+  if (depth == 0) return;
+  for (const fs::path& inner : folders_in(folder)) collect(inner, depth - 1, found);
+}
+
+/// Distinct values of `key` over the hosts, joined.
+std::string over_hosts(const json& run, const char* key, const std::string& where) {
+  std::set<std::string> values;
+  const auto hosts = run.find("hosts");
+  if (hosts == run.end() || !hosts->is_array() || hosts->empty()) {
+    throw Error("{}: hosts are missing; restore the file", where);
+  }
+  for (const json& host : *hosts) {
+    if (!host.is_object()) throw Error("{}: a host is no object; restore the file", where);
+    values.insert(text_at(host, key, where));
+  }
+  std::string text;
+  for (const std::string& value : values) text += (text.empty() ? "" : ", ") + value;
+  return text;
+}
+
+int small(const json& object, const char* key, const std::string& where, std::int64_t least = 1) {
+  const std::int64_t value = integer_at(object, key, where);
+  if (value < least || value > std::numeric_limits<int>::max()) {
+    throw Error("{}: {} = {}: must be at least {}; restore the file", where, key, value, least);
+  }
+  return static_cast<int>(value);
+}
+
+/// Degrees: "place" of format 2; format 1 has them in "layout" only.
+void read_place(const json& run, const std::string& where, RunFacts& facts) {
+  if (run.contains("place")) {
+    const json& place = object_at(run, "place", where);
+    facts.tensor = small(place, "tensor", where);
+    facts.pipeline = small(place, "pipeline", where);
+    facts.data = small(place, "data", where);
+  } else {
+    const json& parallel = object_at(object_at(run, "config", where), "parallel", where);
+    facts.tensor = small(parallel, "tensor", where);
+    facts.pipeline = small(parallel, "pipeline", where);
+    facts.data = std::max(1, facts.ranks / (facts.tensor * facts.pipeline));
+  }
+  if (std::int64_t{facts.tensor} * facts.pipeline * facts.data != facts.ranks) {
+    throw Error("{}: {} ranks in a layout of {}; restore the file", where, facts.ranks,
+                facts.layout());
+  }
+}
+
+RunFacts facts_of(const json& run, const std::string& where) {
+  RunFacts facts;
+  facts.ranks = small(run, "ranks", where);
+  read_place(run, where, facts);
+  facts.threads = small(run, "threads_per_rank", where);
+  over_hosts(run, "name", where);
+  facts.processor = over_hosts(run, "cpu", where);
+  facts.nodes = static_cast<int>(run.at("hosts").size());
+  const json& config = object_at(run, "config", where);
+  const json& train = object_at(config, "train", where);
+  const json& model = object_at(config, "model", where);
+  const json& parallel = object_at(config, "parallel", where);
+  facts.batch = small(train, "batch", where);
+  facts.micro_batch = small(train, "micro_batch", where);
+  facts.steps = integer_at(train, "steps", where);
+  facts.sequence = small(model, "sequence", where);
+  facts.layers = small(model, "layers", where);
+  facts.parameters = integer_at(run, "parameters", where);
+  facts.zero = small(parallel, "zero", where, 0);
+  facts.virtual_stages = small(parallel, "virtual_stages", where);
+  facts.schedule = text_at(parallel, "schedule", where);
+  facts.precision = text_at(object_at(config, "precision", where), "compute", where);
+  facts.device = run.contains("device") ? text_at(run, "device", where) : "unknown";
+  facts.start = text_at(run, "start", where);
+  for (const auto& [name, version] : object_at(run, "versions", where).items()) {
+    facts.versions += (facts.versions.empty() ? "" : ", ") + name + " " +
+                      (version.is_string() ? version.get<std::string>() : version.dump());
+  }
+  facts.flops_per_token = number_at(run, "flops_per_token", where);
+  const json& peak = object_at(run, "peak", where);
+  facts.peak = number_at(peak, "operations_per_second", where);
+  facts.peak_kind = text_at(peak, "kind", where);
+  return facts;
+}
+
+std::vector<RankAccount> accounts_of(const Attempt& attempt) {
+  std::vector<RankAccount> ranks;
+  const std::string where = (attempt.folder / "summary.json").string();
+  if (!attempt.summary.is_object() || !attempt.summary.contains("ranks")) return ranks;
+  const json& list = attempt.summary.at("ranks");
+  if (!list.is_array()) throw Error("{}: ranks is no list; restore the file", where);
+  for (const json& entry : list) {
+    if (!entry.is_object()) throw Error("{}: a rank is no object; restore the file", where);
+    RankAccount account{.rank = small(entry, "rank", where, 0),
+                        .tensor = small(entry, "tensor", where, 0),
+                        .pipeline = small(entry, "pipeline", where, 0),
+                        .data = small(entry, "data", where, 0)};
+    const json& sections = object_at(entry, "sections", where);
+    for (const auto& [name, seconds] : sections.items()) {
+      account.sections[name] = number_at(sections, name.c_str(), where);
+    }
+    for (const auto& [name, volume] : object_at(entry, "communication", where).items()) {
+      if (!volume.is_object()) throw Error("{}: {} is no object; restore the file", where, name);
+      account.communication[name] = {.bytes = number_at(volume, "bytes_per_step", where),
+                                     .least = number_at(volume, "least_bytes_per_step", where),
+                                     .seconds = number_at(volume, "seconds_per_step", where)};
+    }
+    ranks.push_back(std::move(account));
+  }
+  return ranks;
+}
+
+/// Takes in `attempt`, which goes on from its first_step: what was made after that is dropped.
+void merge(const Attempt& attempt, Run& run) {
+  if (attempt.steps.empty()) return;
+  const std::int64_t first = attempt.steps.front().step;
+  const auto later = [first](const auto& entry) { return entry.step >= first; };
+  const auto steps = std::erase_if(run.steps, later);
+  std::erase_if(run.evaluations, later);
+  if (steps > 0) {
+    run.notes.push_back(
+        fmt::format("attempt {:04} repeats {} steps from step {} on: they count once",
+                    attempt.number, steps, first));
+  }
+  run.steps.insert(run.steps.end(), attempt.steps.begin(), attempt.steps.end());
+  run.evaluations.insert(run.evaluations.end(), attempt.evaluations.begin(),
+                         attempt.evaluations.end());
+}
+
+void read_attempts(const fs::path& folder, Run& run) {
+  if (!is_run(folder)) {
+    run.attempts.push_back(read_attempt(folder));
+  } else {
+    for (const fs::path& path : folders_in(folder / "attempts")) {
+      const std::string name = path.filename().string();
+      const bool number = name.size() >= 4 && name.size() <= 8 &&
+                          name.find_first_not_of("0123456789") == std::string::npos;
+      if (number) run.attempts.push_back(read_attempt(path));
+    }
+  }
+  std::sort(run.attempts.begin(), run.attempts.end(),
+            [](const Attempt& a, const Attempt& b) { return a.number < b.number; });
+}
+
+}  // namespace
+
+std::string RunFacts::layout() const {
+  return fmt::format("tensor {} × pipeline {} × data {}", tensor, pipeline, data);
+}
+
+std::vector<fs::path> find_runs(const std::vector<std::string>& paths) {
+  std::vector<fs::path> found;
+  for (const std::string& path : paths) {
+    std::vector<fs::path> here;
+    collect(path, 4, here);
+    if (here.empty()) {
+      throw Error("{}: {}; name a run folder, an attempt or a folder of runs", path,
+                  is_folder(path) ? "holds no run" : "is no folder");
+    }
+    found.insert(found.end(), here.begin(), here.end());
+  }
+  std::set<fs::path> seen;
+  std::erase_if(found, [&seen](const fs::path& path) {
+    std::error_code error;
+    const fs::path whole = fs::weakly_canonical(path, error);
+    return !seen.insert(error ? path : whole).second;
+  });
+  return found;
+}
+
+Run read_run(const fs::path& folder, const ReadOptions& options) {
+  // Names go into JSON and HTML, which must be UTF-8.
+  Run run{.name = json::parse(to_text(folder.lexically_normal().string())).get<std::string>(),
+          .folder = folder};
+  while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
+  try {
+    read_attempts(folder, run);
+    for (std::size_t i = 0; i < run.attempts.size(); ++i) {
+      merge(run.attempts[i], run);
+      if (!run.attempts[i].steps.empty()) run.told = i;
+    }
+    if (run.attempts.empty()) throw Error("{}: there is no attempt in it", run.name);
+    if (!run.attempt().run.is_object()) {
+      throw Error("{}: there is no run.json: it ended before its first step",
+                  run.attempt().folder.string());
+    }
+    run.facts = facts_of(run.attempt().run, (run.attempt().folder / "run.json").string());
+    run.ranks = accounts_of(run.attempt());
+    find_faults(run, options);
+  } catch (const std::exception& error) {
+    run.faults.emplace_back(error.what());
+  }
+  return run;
+}
+
+}  // namespace trireme::report

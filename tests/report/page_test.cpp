@@ -1,0 +1,227 @@
+// The four forms of a report, of made-up runs.
+#include "trireme/report/page.hpp"
+
+#include <cstdlib>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/plots.hpp"
+
+#include "fake_run.hpp"
+
+namespace trireme::report {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::FakeRun;
+using testing::HasSubstr;
+using testing::Not;
+
+/// Names of elements still open at the end, or what is wrong; empty: every element is closed, every
+/// attribute quoted, every & an entity. Enough XML for pages of ours.
+std::string malformed(const std::string& page) {
+  std::vector<std::string> open;
+  std::size_t at = page.find('>') + 1;  // after the document type
+  while ((at = page.find_first_of("<&", at)) != page.npos) {
+    if (page[at] == '&') {
+      const std::size_t end = page.find(';', at);
+      const std::string name = end == page.npos ? "" : page.substr(at + 1, end - at - 1);
+      if (name.empty() || name.size() > 6) return "bare & near " + page.substr(at, 30);
+      at = end;
+      continue;
+    }
+    if (page.compare(at, 4, "<!--") == 0) {
+      at = page.find("-->", at) + 3;
+      continue;
+    }
+    if (page.compare(at, 9, "<![CDATA[") == 0) {
+      at = page.find("]]>", at) + 3;
+      continue;
+    }
+    const std::size_t end = page.find('>', at);
+    const std::string tag = page.substr(at + 1, end - at - 1);
+    if (end == page.npos || tag.find('<') != tag.npos)
+      return "open tag near " + page.substr(at, 30);
+    const std::string name = tag.substr(0, tag.find_first_of(" \t\n/", 1));
+    if (tag[0] == '/') {
+      if (open.empty() || "/" + open.back() != tag.substr(0, open.back().size() + 1)) {
+        return "closes " + tag + (open.empty() ? "" : " in " + open.back());
+      }
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(name);
+    }
+    at = end + 1;
+  }
+  return open.empty() ? "" : "open: " + open.back();
+}
+
+bool gnuplot_is_here() { return std::system("gnuplot --version >/dev/null 2>&1") == 0; }
+
+class PageTest : public testing::Test {
+ protected:
+  Report study() {
+    FakeRun one{.batch = 8, .seconds = {1, 1, 1, 1.1, 0.9, 1}};
+    (void)one.write(scratch_ / "study/one <&> \"quoted\", it's");
+    FakeRun two{.data = 2, .batch = 8, .seconds = {0.6, 0.55}};
+    two.communication = {
+        {"data",
+         {{"bytes_per_step", 2e6}, {"least_bytes_per_step", 1.9e6}, {"seconds_per_step", 0.01}}}};
+    write_trace(two.write(scratch_ / "study/two") / "attempts/0001");
+    (void)FakeRun{.whole = false}.write(scratch_ / "study/cut");
+    return make_report({(scratch_ / "study").string()}, {});
+  }
+  /// Four steps of 10 ms on two ranks.
+  static void write_trace(const fs::path& attempt) {
+    std::string text = "{\"traceEvents\": [";
+    const char* separator = "\n";
+    for (int rank = 0; rank < 2; ++rank) {
+      for (int step = 0; step < 12; ++step) {
+        const auto span = [&](const char* name, int stream, double begin, double length) {
+          const json event{{"ph", "X"},
+                           {"name", name},
+                           {"pid", rank},
+                           {"tid", stream},
+                           {"ts", 1e4 * step + begin},
+                           {"dur", length}};
+          text += separator + event.dump();
+          separator = ",\n";
+        };
+        span("load data", 0, 0, 500);
+        span("forward", 0, 500, 3000);
+        span("backward", 0, 3500, 5000);
+        span("reduce gradients (overlapped)", 1, 5000, 3600);
+        span("optimizer", 0, 8600, 1000);
+      }
+    }
+    trireme::test::write_text(attempt / "trace.json", text + "\n]}\n");
+  }
+  trireme::test::Scratch scratch_;
+};
+
+TEST_F(PageTest, TextShowsFiguresAndReasons) {
+  const std::string text = report_text(study());
+  EXPECT_THAT(text, HasSubstr("strong scaling, batch 8; data grows; tensor 1, pipeline 1 held"));
+  EXPECT_THAT(text, HasSubstr("100 (the reference)"));
+  EXPECT_THAT(text, HasSubstr("INVALID " + (scratch_ / "study/cut").string()));
+  EXPECT_THAT(text, HasSubstr("incomplete"));
+  EXPECT_THAT(text, HasSubstr("nonparametric 95 % interval"));
+}
+
+TEST(EstimateText, SaysWhatItIs) {
+  EXPECT_EQ(estimate_text({}), "-");
+  EXPECT_EQ(estimate_text(estimate({2})), "2 n 1");
+  EXPECT_EQ(estimate_text(estimate({1, 2, 3})), "2 (1 to 3) n 3");
+  EXPECT_EQ(estimate_text(estimate({1, 2, 3, 4, 5, 6}), 10), "35 [10, 60] n 6");
+  EXPECT_EQ(estimate_text(estimate({123456.7})), "123457 n 1");
+}
+
+TEST_F(PageTest, CsvHasARowPerRunAndAsManyCellsInEach) {
+  std::istringstream rows(report_csv(study()));
+  std::vector<std::size_t> cells;
+  std::string all;
+  for (std::string row; std::getline(rows, row);) {
+    std::size_t count = 1;
+    bool quoted = false;
+    for (const char c : row) {
+      if (c == '"') quoted = !quoted;
+      count += static_cast<std::size_t>(c == ',' && !quoted);
+    }
+    cells.push_back(count);
+    all += row + "\n";
+  }
+  ASSERT_EQ(cells.size(), 4U);
+  for (const std::size_t count : cells) EXPECT_EQ(count, cells.front());
+  EXPECT_THAT(all, HasSubstr("one <&> \"\"quoted\"\", it's\",yes,"));
+  EXPECT_THAT(all, HasSubstr("study/cut,no,"));
+  EXPECT_THAT(all, HasSubstr(",9,0.55,0.55,0.55,"));
+}
+
+TEST_F(PageTest, JsonGivesNoFigureOfAnInvalidRun) {
+  const Report report = study();
+  const json all = report_json(report);
+  ASSERT_EQ(all.at("runs").size(), 3U);
+  for (const json& run : all.at("runs")) {
+    EXPECT_EQ(run.at("valid").get<bool>(), run.contains("figures"));
+    EXPECT_EQ(run.at("valid").get<bool>(), !run.contains("faults"));
+  }
+  EXPECT_EQ(all.at("scaling").size(), 1U);
+  EXPECT_DOUBLE_EQ(all["scaling"][0]["points"][1]["efficiency"]["median"], 1 / 0.55 / 2);
+  const json two = all["runs"][2];
+  EXPECT_EQ(two["communication"]["data"]["mean_bytes_per_step"], 2e6);
+  EXPECT_EQ(two["communication"]["data"]["mean_least_bytes_per_step"], 1.9e6);
+  const json benchmarks = benchmark_json(report).at("benchmarks");
+  ASSERT_EQ(benchmarks.size(), 3U);
+  EXPECT_EQ(benchmarks[0]["error_occurred"], true);
+  EXPECT_EQ(benchmarks[2]["real_time"], 550);
+  EXPECT_EQ(benchmarks[2]["time_unit"], "ms");
+  EXPECT_EQ(benchmarks[2]["iterations"], 9);
+}
+
+TEST_F(PageTest, HtmlStandsAlone) {
+  if (!gnuplot_is_here()) GTEST_SKIP() << "without gnuplot";
+  const std::string page = report_html(study());
+  EXPECT_EQ(malformed(page), "");
+  for (const char* outside : {"http:", "https:", "<script", "<link", "<img", "@import", "src="}) {
+    EXPECT_THAT(page, Not(HasSubstr(outside)));
+  }
+  // Whatever refers to something refers to an id of this page, and no id is there twice.
+  for (std::size_t at = page.find("href="); at != page.npos; at = page.find("href=", at + 1)) {
+    EXPECT_EQ(page[at + 6], '#') << page.substr(at, 40);
+  }
+  std::vector<std::string> ids;
+  for (std::size_t at = page.find(" id="); at != page.npos; at = page.find(" id=", at + 1)) {
+    ids.push_back(page.substr(at + 5, page.find(page[at + 4], at + 5) - at - 5));
+  }
+  const std::size_t all = ids.size();
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  EXPECT_EQ(ids.size(), all);
+  EXPECT_THAT(page, HasSubstr("one &lt;&amp;&gt; &quot;quoted&quot;"));
+  // Speed, efficiency, losses; sections and memory of two runs; communication and trace of one.
+  std::size_t pictures = 0;
+  for (std::size_t at = page.find("<svg"); at != page.npos; at = page.find("<svg", at + 1))
+    ++pictures;
+  EXPECT_EQ(pictures, 3U + 2 * 2 + 2);
+  EXPECT_EQ(malformed("<!DOCTYPE html><a><b></a>"), "closes /a in b");
+}
+
+TEST_F(PageTest, ADamagedTraceIsToldByFileAndLine) {
+  const fs::path folder = FakeRun{.data = 2}.write(scratch_ / "run");
+  const fs::path trace = folder / "attempts/0001/trace.json";
+  write_trace(folder / "attempts/0001");
+  EXPECT_TRUE(plot_trace(read_run(folder), {}).has_value());
+  std::string text = trireme::test::read_text(trace);
+  text.insert(text.find('\n') + 1, "{\"ph\": \"X\"},\n");
+  trireme::test::write_text(trace, text);
+  try {
+    (void)plot_trace(read_run(folder), {});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(trace.string() + ":2: name is missing"));
+  }
+  // Without a whole step after warm-up there is no picture.
+  trireme::test::write_text(trace, "{\"traceEvents\": [\n]}\n");
+  EXPECT_FALSE(plot_trace(read_run(folder), {}).has_value());
+}
+
+TEST_F(PageTest, WithoutGnuplotThePageIsRefused) {
+  const std::string before = std::getenv("PATH") == nullptr ? "" : std::getenv("PATH");
+  const Report report = study();
+  ::setenv("PATH", scratch_.path().c_str(), 1);
+  std::string told;
+  try {
+    (void)report_html(report);
+  } catch (const Error& error) {
+    told = error.what();
+  }
+  ::setenv("PATH", before.c_str(), 1);
+  EXPECT_THAT(told, HasSubstr("gnuplot is not here"));
+}
+
+}  // namespace
+}  // namespace trireme::report

@@ -1,0 +1,367 @@
+// Records read back: attempts merged, runs that are INVALID, damage told by file and line, lines of
+// runs that are alike.
+#include "trireme/report/runs.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trireme/core/error.hpp"
+#include "trireme/report/diagnosis.hpp"
+#include "trireme/report/page.hpp"
+#include "trireme/report/scaling.hpp"
+
+#include "fake_run.hpp"
+
+namespace trireme::report {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using OneRun = Run;  // testing::Test has a Run of its own
+using test::FakeRun;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using trireme::test::read_text;
+using trireme::test::write_text;
+
+class RunsTest : public testing::Test {
+ protected:
+  OneRun read(const FakeRun& fake, const ReadOptions& options = {}) {
+    return read_run(fake.write(scratch_ / fmt::format("run{}", ++count_)), options);
+  }
+  /// The only fault of a run.
+  std::string fault(const FakeRun& fake, const ReadOptions& options = {}) {
+    const OneRun run = read(fake, options);
+    return run.faults.size() == 1 ? run.faults.front()
+                                  : fmt::format("{} faults", run.faults.size());
+  }
+  trireme::test::Scratch scratch_;
+  int count_ = 0;
+};
+
+TEST_F(RunsTest, AWholeRunIsReadAndCounted) {
+  // 12 steps: a quarter is warm-up, and slower.
+  const OneRun run = read({.seconds = {9, 9, 9, 0.5, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1}});
+  EXPECT_THAT(run.faults, IsEmpty());
+  EXPECT_EQ(run.facts.layout(), "tensor 1 × pipeline 1 × data 1");
+  const Figures figures = figures_of(run, {});
+  EXPECT_EQ(figures.seconds.n, 9);
+  EXPECT_EQ(figures.left_out, 3);
+  EXPECT_EQ(figures.seconds.median, 0.5);
+  EXPECT_EQ(figures.seconds.low, 0.5) << "the second of nine";
+  EXPECT_EQ(figures.tokens_per_second.median, 8 * 64 / 0.5);
+  EXPECT_DOUBLE_EQ(figures.mfu.median, 8 * 64 / 0.5 * 6000 / 1e9);
+  EXPECT_EQ(figures.validation_loss, 4.5);
+  EXPECT_EQ(figures_of(run, {.warm_up = 0}).seconds.n, 12);
+}
+
+TEST(WarmUp, IsFiveStepsOrAQuarter) {
+  EXPECT_EQ(warm_up_steps(1000), 5);
+  EXPECT_EQ(warm_up_steps(20), 5);
+  EXPECT_EQ(warm_up_steps(19), 5);
+  EXPECT_EQ(warm_up_steps(5), 2);
+  EXPECT_EQ(warm_up_steps(1), 1);
+}
+
+// 1 to 12 killed, 9 to 20: steps 9 to 12 count once, and are the later attempt's.
+TEST_F(RunsTest, ALaterAttemptsStepsWin) {
+  const fs::path folder = scratch_ / "run";
+  (void)FakeRun{.loss = 5, .whole = false}.write(folder, 1);
+  (void)FakeRun{.first = 9, .loss = 3}.write(folder, 2);
+  const OneRun run = read_run(folder);
+  EXPECT_THAT(run.faults, IsEmpty());
+  ASSERT_EQ(run.steps.size(), 20U);
+  for (std::size_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(run.steps[i].step, static_cast<std::int64_t>(i) + 1);
+    EXPECT_EQ(run.steps[i].loss, i < 8 ? 5 : 3);
+  }
+  EXPECT_EQ(run.evaluations.size(), 1U);
+  EXPECT_THAT(run.notes, testing::Contains(HasSubstr("repeats 4 steps from step 9 on")));
+  // Warm-up of each attempt: 3 of 12; of the first one's only 4 to 8 are left.
+  EXPECT_EQ(counted_steps(run, {}).size(), 5U + 9U);
+}
+
+// An attempt laid out otherwise lends its losses, not its times.
+TEST_F(RunsTest, StepsOfAnotherLayoutGiveNoFigure) {
+  const fs::path folder = scratch_ / "run";
+  (void)FakeRun{.seconds = {7}}.write(folder, 1);
+  (void)FakeRun{.data = 2, .first = 13, .seconds = {0.5}}.write(folder, 2);
+  const OneRun run = read_run(folder);
+  EXPECT_THAT(run.faults, IsEmpty());
+  EXPECT_EQ(run.steps.size(), 24U);
+  EXPECT_EQ(figures_of(run, {}).seconds.n, 9);
+  EXPECT_EQ(figures_of(run, {}).seconds.high, 0.5);
+}
+
+TEST_F(RunsTest, WhatFailsIsInvalidAndSaysWhy) {
+  EXPECT_THAT(fault({.whole = false}), HasSubstr("incomplete: there is no summary.json"));
+  EXPECT_THAT(
+      fault({.change = [](json&, json& summary) { summary["memory"]["stash"]["measured"] = 101; }}),
+      HasSubstr("memory of stash: 100 bytes predicted, 101 measured"));
+  EXPECT_THAT(fault({.loss = std::numeric_limits<double>::quiet_NaN()}), HasSubstr("loss"));
+  EXPECT_THAT(fault({.cores_shared = "2 ranks on 1 core"}),
+              HasSubstr("ranks share cores: 2 ranks on 1 core"));
+  EXPECT_TRUE(read({.cores_shared = "2 ranks on 1 core"}, {.shared_cores = true}).valid());
+  EXPECT_THAT(
+      fault({.change = [](json& run, json&) { run["config"]["train"]["inject"] = "nan@3"; }}),
+      HasSubstr("faults were made on purpose"));
+  EXPECT_THAT(fault({.steps = 1}), HasSubstr("too short: 1 steps"));
+  const fs::path failed = FakeRun{}.write(scratch_ / "failed");
+  const fs::path metrics = failed / "attempts/0001/metrics.jsonl";
+  write_text(metrics, read_text(metrics) +
+                          R"({"type":"event","step":12,"event":"failed","text":"replicas differ"})"
+                          "\n");
+  EXPECT_THAT(read_run(failed).faults,
+              ElementsAre(HasSubstr("failed after step 12: replicas differ")));
+}
+
+TEST_F(RunsTest, NonFiniteLossesAreInvalidAsTheyAreWritten) {
+  const fs::path folder = FakeRun{}.write(scratch_ / "run");
+  const fs::path metrics = folder / "attempts/0001/metrics.jsonl";
+  std::string text = read_text(metrics);
+  const std::size_t at = text.rfind("\"loss\":5.0");
+  text.replace(at, 10, "\"loss\":\"nan\"");
+  write_text(metrics, text);
+  EXPECT_THAT(read_run(folder).faults, ElementsAre("the loss of step 12 is not finite"));
+}
+
+TEST_F(RunsTest, DamageIsToldByFileAndLine) {
+  const fs::path folder = FakeRun{}.write(scratch_ / "run");
+  const fs::path here = folder / "attempts/0001";
+  const std::string metrics = read_text(here / "metrics.jsonl");
+  const std::size_t third = metrics.find('\n', metrics.find('\n') + 1) + 1;
+  const auto told = [&](const std::string& inserted) {
+    write_text(here / "metrics.jsonl",
+               metrics.substr(0, third) + inserted + "\n" + metrics.substr(third));
+    const OneRun run = read_run(folder);
+    return run.faults.size() == 1 ? run.faults.front() : "no single fault";
+  };
+  const std::string line3 = (here / "metrics.jsonl:3: ").string();
+  EXPECT_THAT(told("{\"type\":"), HasSubstr(line3 + "is not valid JSON"));
+  EXPECT_THAT(told("[1]"), HasSubstr(line3 + "is not a JSON object"));
+  EXPECT_THAT(told("{}"), HasSubstr(line3 + "type is missing"));
+  EXPECT_THAT(told(R"({"type":"step","step":3})"), HasSubstr(line3 + "tokens is missing"));
+  EXPECT_THAT(told(R"({"type":"step","step":3.5})"), HasSubstr(line3 + "step = 3.5"));
+  EXPECT_THAT(told(R"({"type":"step","step":1e300})"), HasSubstr(line3 + "step = 1e+300"));
+  EXPECT_THAT(
+      told(R"({"type":"step","step":3,"tokens":1,"loss":1,"gradient_norm":1,"seconds":-1})"),
+      HasSubstr(line3 + "seconds = -1"));
+  EXPECT_THAT(told(R"({"type":"step","step":7,"tokens":1,"loss":1,"gradient_norm":1,"seconds":1})"),
+              HasSubstr(line3 + "step 7 follows step 2"));
+  EXPECT_THAT(told(std::string(200, '[')), HasSubstr(line3));
+  // Cut anywhere: never a crash, and all lines but the last are there.
+  for (std::size_t size = 0; size < metrics.size(); size += 7) {
+    write_text(here / "metrics.jsonl", metrics.substr(0, size));
+    EXPECT_LE(read_run(folder).steps.size(), 12U);
+  }
+  write_text(here / "metrics.jsonl", metrics);
+  for (const char* file : {"run.json", "summary.json"}) {
+    const std::string whole = read_text(here / file);
+    for (std::size_t size = 0; size + 3 < whole.size(); size += 11) {
+      write_text(here / file, whole.substr(0, size));
+      const OneRun run = read_run(folder);
+      ASSERT_EQ(run.faults.size(), 1U) << file << " cut to " << size;
+      EXPECT_THAT(run.faults.front(), HasSubstr((here / file).string()));
+    }
+    // Every value replaced by one of another kind.
+    for (const char* other : {"null", "\"x\"", "[]", "{}", "-7", "1e999"}) {
+      std::size_t colon = whole.find(": ");
+      for (; colon != std::string::npos; colon = whole.find(": ", colon + 1)) {
+        const std::size_t end = whole.find_first_of(",\n", colon);
+        if (whole.find_first_of("{[", colon) < end) continue;
+        write_text(here / file, whole.substr(0, colon + 2) + other + whole.substr(end));
+        const Report report = make_report({folder.string()}, {});
+        EXPECT_FALSE(report_text(report).empty());
+      }
+    }
+    write_text(here / file, whole);
+  }
+  EXPECT_TRUE(read_run(folder).valid());
+}
+
+TEST_F(RunsTest, RunsAreFoundBelowFolders) {
+  const FakeRun fake;
+  (void)fake.write(scratch_ / "study/b");
+  (void)fake.write(scratch_ / "study/a/deep");
+  (void)fake.write(scratch_ / "study/a/deep", 2);
+  fs::create_directories(scratch_ / "study/empty");
+  fs::create_directory_symlink(scratch_ / "study", scratch_ / "study/again");
+  const auto names = [](const std::vector<fs::path>& found) {
+    std::vector<std::string> names;
+    for (const fs::path& path : found) names.push_back(path.filename());
+    return names;
+  };
+  EXPECT_THAT(names(find_runs({(scratch_ / "study").string()})), ElementsAre("deep", "b"));
+  const std::string deep = (scratch_ / "study/a/deep").string();
+  EXPECT_THAT(names(find_runs({deep, (scratch_ / "study").string()})), ElementsAre("deep", "b"));
+  EXPECT_THAT(names(find_runs({deep + "/attempts/0002"})), ElementsAre("0002"));
+  EXPECT_THROW(find_runs({(scratch_ / "study/empty").string()}), Error);
+  EXPECT_THROW(find_runs({(scratch_ / "nowhere").string()}), Error);
+}
+
+class ScalingTest : public RunsTest {
+ protected:
+  std::vector<ScalingLine> lines(const std::vector<FakeRun>& fakes) {
+    runs_.clear();
+    for (const FakeRun& fake : fakes) runs_.push_back(read(fake));
+    std::vector<Measured> measured;
+    for (const OneRun& run : runs_) {
+      EXPECT_THAT(run.faults, IsEmpty());
+      measured.push_back({&run, figures_of(run, {})});
+    }
+    return scaling_lines(measured);
+  }
+  std::vector<OneRun> runs_;
+};
+
+TEST_F(ScalingTest, StrongAndWeak) {
+  // 1 s, then 0.625 s on two ranks; 1.25 s for twice the batch on two.
+  const auto found = lines({{.batch = 8, .seconds = {1}},
+                            {.data = 2, .batch = 8, .seconds = {0.625}},
+                            {.data = 2, .batch = 16, .seconds = {1.25}}});
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[0].kind, ScalingKind::strong);
+  EXPECT_THAT(found[0].label, HasSubstr("data grows; tensor 1, pipeline 1 held"));
+  ASSERT_EQ(found[0].points.size(), 2U);
+  EXPECT_DOUBLE_EQ(found[0].points[1].efficiency.median, 1 / 0.625 / 2);
+  EXPECT_EQ(found[0].points[0].efficiency.median, 1);
+  EXPECT_EQ(found[1].kind, ScalingKind::weak);
+  EXPECT_DOUBLE_EQ(found[1].points[1].efficiency.median, 1 / 1.25);
+  EXPECT_THAT(found[0].notes, IsEmpty());
+}
+
+TEST_F(ScalingTest, TheUnlikeStandOnNoLine) {
+  EXPECT_THAT(lines({{.batch = 8}, {.data = 2, .batch = 12}}), IsEmpty());
+  EXPECT_THAT(lines({{}, {.data = 2, .precision = "bf16"}}), IsEmpty());
+  EXPECT_EQ(differences(runs_[0], runs_[1]), std::vector<std::string>{"precision.compute"});
+  const auto change = [](const char* key, const json& value) {
+    return FakeRun{.data = 2, .change = [key, value](json& run, json&) { run[key] = value; }};
+  };
+  EXPECT_THAT(lines({{}, change("versions", {{"trireme", "0.2.0"}})}), IsEmpty());
+  EXPECT_THAT(lines({{}, change("threads_per_rank", 2)}), IsEmpty());
+  EXPECT_THAT(lines({{}, change("device", "cuda:0")}), IsEmpty());
+  EXPECT_THAT(lines({{}, change("hosts", {{{"name", "b"}, {"cpu", "Other CPU"}}})}), IsEmpty());
+  EXPECT_EQ(lines({{}, change("hosts", {{{"name", "b"}, {"cpu", "Some CPU"}}})}).size(), 1U);
+}
+
+TEST_F(ScalingTest, WhatDiffersOnALineIsSaid) {
+  const auto found = lines({{.micro_batch = 4, .seconds = {1}},
+                            {.data = 2, .micro_batch = 2, .seconds = {0.5}},
+                            {.data = 2, .micro_batch = 4, .seconds = {0.6}}});
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].points[1].micro_batch, 2) << "the faster one";
+  EXPECT_THAT(found[0].notes,
+              ElementsAre(HasSubstr("the fastest"), HasSubstr("micro-batch, 2 to 4")));
+  // No degree grows alone over all of them.
+  const auto mixed = lines({{.seconds = {1}},
+                            {.tensor = 2, .seconds = {0.6}},
+                            {.tensor = 2, .data = 2, .seconds = {0.4}}});
+  ASSERT_EQ(mixed.size(), 3U);
+  EXPECT_THAT(mixed[2].label, HasSubstr("the fastest layout at each number of ranks"));
+  EXPECT_THAT(mixed[2].notes, testing::Contains("unlike: the layout changes along the line"));
+  EXPECT_EQ(mixed[2].points.size(), 3U);
+}
+
+TEST_F(ScalingTest, RepeatsAreOnePoint) {
+  std::vector<FakeRun> fakes;
+  for (int i = 0; i < 7; ++i) {
+    fakes.push_back({.seconds = {1 + 0.1 * i}});
+    fakes.push_back({.data = 2, .seconds = {0.5 + 0.05 * i}});
+  }
+  const auto found = lines(fakes);
+  ASSERT_EQ(found.size(), 1U);
+  const ScalingPoint& point = found[0].points[1];
+  EXPECT_EQ(point.runs.size(), 7U);
+  EXPECT_EQ(point.tokens_per_second.n, 7);
+  EXPECT_EQ(point.tokens_per_second.spread, Spread::interval);
+  EXPECT_DOUBLE_EQ(point.tokens_per_second.median, 512 / 0.65);
+  EXPECT_DOUBLE_EQ(point.efficiency.median, 1);
+}
+
+class DiagnosisTest : public RunsTest {
+ protected:
+  std::vector<std::string> rules(const FakeRun& fake) {
+    const OneRun run = read(fake);
+    EXPECT_THAT(run.faults, IsEmpty());
+    std::vector<std::string> names;
+    text_.clear();
+    for (const Finding& finding : diagnose(run, {})) {
+      names.push_back(finding.rule);
+      text_ += finding.text + "\n";
+    }
+    return names;
+  }
+  std::string text_;
+};
+
+TEST_F(DiagnosisTest, ASoundRunHasNone) { EXPECT_THAT(rules({.data = 2}), IsEmpty()); }
+
+// 12 steps of 0.5 s. Four stages, four micro-batches: 3/7 of a step is bubble.
+TEST_F(DiagnosisTest, TheBubbleAndWhatLowersIt) {
+  FakeRun fake{.pipeline = 4, .batch = 16, .micro_batch = 4};
+  fake.sections = [](int) {
+    return json{{"forward", 2.0}, {"backward", 3.5}, {"wait for pipeline", 1.5}};
+  };
+  EXPECT_THAT(rules(fake), ElementsAre("pipeline-bubble"));
+  EXPECT_THAT(text_, HasSubstr("25 % of the step"));
+  EXPECT_THAT(text_, HasSubstr("4 stages and 4 micro-batches, equal stages: 43 %"));
+  EXPECT_THAT(text_, HasSubstr("use 16 micro-batches (train.micro_batch = 1; 16 %)"));
+  EXPECT_THAT(text_, HasSubstr("virtual_stages = 2 (27 %)"));
+}
+
+TEST_F(DiagnosisTest, GradientsThatAreNotHidden) {
+  FakeRun fake{.data = 2};
+  fake.sections = [](int) {
+    return json{{"forward", 1.0},
+                {"backward", 2.0},
+                {"wait for gradients", 0.6},
+                {"reduce gradients (overlapped)", 1.2}};
+  };
+  EXPECT_THAT(rules(fake), ElementsAre("exposed-gradients"));
+  EXPECT_THAT(text_, HasSubstr("10 % of the step waits"));
+  EXPECT_THAT(text_, HasSubstr("reductions take 20 %"));
+  fake.change = [](json& run, json&) { run["config"]["parallel"]["overlap"] = false; };
+  EXPECT_THAT(rules(fake), ElementsAre("exposed-gradients"));
+  EXPECT_THAT(text_, HasSubstr("set parallel.overlap = true"));
+}
+
+TEST_F(DiagnosisTest, TheSlowRankIsNamed) {
+  FakeRun fake{.data = 4};
+  fake.sections = [](int rank) {
+    return json{{"forward", 1.0}, {"backward", rank == 3 ? 2.6 : 2.0}};
+  };
+  EXPECT_THAT(rules(fake), ElementsAre("slow-rank"));
+  EXPECT_THAT(text_, HasSubstr("rank 3 computes 20 % longer"));
+  // Stages may differ from each other; that is another matter, of the split.
+  fake.data = 2, fake.pipeline = 2;
+  fake.sections = [](int rank) {
+    return json{{"forward", 1.0}, {"backward", rank >= 2 ? 2.6 : 2.0}};
+  };
+  EXPECT_THAT(rules(fake), IsEmpty());
+  fake.sections = [](int rank) {
+    return json{{"forward", 1.0}, {"backward", rank >= 2 ? 4.0 : 2.0}};
+  };
+  EXPECT_THAT(rules(fake), ElementsAre("uneven-stages"));
+}
+
+TEST_F(DiagnosisTest, TensorSumsAndTheirVolume) {
+  FakeRun fake{.tensor = 2};
+  fake.sections = [](int) { return json{{"forward", 2.0}, {"backward", 3.0}}; };
+  fake.communication = {
+      {"tensor",
+       {{"bytes_per_step", 150.0}, {"least_bytes_per_step", 100.0}, {"seconds_per_step", 0.1}}}};
+  EXPECT_THAT(rules(fake), ElementsAre("tensor-communication", "more-than-least"));
+  EXPECT_THAT(text_, HasSubstr("20 % of the step is sums over 2 tensor ranks"));
+  EXPECT_THAT(text_, HasSubstr("1.50 times the least"));
+}
+
+TEST_F(DiagnosisTest, TheLoaderAndUnsteadySteps) {
+  FakeRun fake;
+  fake.sections = [](int) { return json{{"forward", 2.0}, {"load data", 0.6}}; };
+  EXPECT_THAT(rules(fake), ElementsAre("loader"));
+  EXPECT_THAT(rules({.seconds = {1, 1, 1, 1, 2, 1, 2, 1, 2, 1, 2, 1}}), ElementsAre("unsteady"));
+}
+
+}  // namespace
+}  // namespace trireme::report
