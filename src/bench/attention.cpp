@@ -2,11 +2,10 @@
 
 #include <cmath>
 
+#include "trireme/bench/attention_check.hpp"
 #include "trireme/bench/ceilings.hpp"
 #include "trireme/bench/exact.hpp"
 #include "trireme/device/memory.hpp"
-
-#include "attention_check.hpp"
 
 namespace trireme::bench {
 namespace {

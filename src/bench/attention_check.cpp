@@ -1,4 +1,4 @@
-#include "attention_check.hpp"
+#include "trireme/bench/attention_check.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -11,11 +11,10 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* examples = R"(Examples (`trireme SUBCOMMAND --help` says more):
   trireme prepare --input book.txt --output dataset
   mpirun -n 4 trireme train --model.preset tiny --data.path dataset
-  trireme generate --checkpoint run --prompt "Once upon"
-`trireme SUBCOMMAND --help` says more.)";
+  trireme generate --checkpoint run --prompt "Once upon")";
 
 std::function<int(comm::Session&, const std::vector<Setting>&)> printing(std::string text) {
   return [text = std::move(text)](comm::Session& session, const std::vector<Setting>&) {
