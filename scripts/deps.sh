@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz].
+# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [package].
 # With nothing missing it takes a few milliseconds. Without root rights it prints the command to run instead.
 # On systems without apt it leaves the libraries to the site: CMake names any that it cannot find.
 set -euo pipefail
@@ -10,6 +10,7 @@ build="cmake ninja-build ccache pkg-config g++ libopenmpi-dev openmpi-bin libhdf
 lint="clang-format clang-tidy libomp-dev"  # clang-tidy reads its own omp.h
 demo="bible-kjv"
 fuzz="clang libclang-rt-dev"
+package="dpkg-dev file lintian"
 
 wanted=
 for purpose in "${@:-build}"; do
@@ -19,7 +20,8 @@ for purpose in "${@:-build}"; do
     format) wanted+=" clang-format" ;;
     demo) wanted+=" $demo" ;;
     fuzz) wanted+=" $fuzz" ;;
-    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo or fuzz" >&2; exit 2 ;;
+    package) wanted+=" $package" ;;
+    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz or package" >&2; exit 2 ;;
   esac
 done
 

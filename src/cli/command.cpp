@@ -6,6 +6,7 @@
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
+#include "define.hpp"
 
 namespace trireme::cli {
 
@@ -82,16 +83,9 @@ bool takes_settings(const CLI::App& chosen) {
 
 }  // namespace
 
-Command parse(std::vector<std::string> arguments) {
-  Command command;
-  train::RunConfig defaults;
-  config::Fields fields;
-  defaults.declare(fields);
-  command.settings = take_settings(fields, arguments);
-  if (arguments.empty()) throw UsageError("no subcommand is given; `trireme --help` lists them");
-
-  CLI::App app("Trireme trains transformers under MPI, from a laptop to a supercomputer.",
-               "trireme");
+void define(CLI::App& app, Command& command) {
+  app.name("trireme");
+  app.description("Trireme trains transformers under MPI, from a laptop to a supercomputer.");
   app.set_version_flag("--version",
                        "trireme " + train::versions().at("trireme").get<std::string>());
   app.require_subcommand(0, 1);
@@ -101,6 +95,18 @@ Command parse(std::vector<std::string> arguments) {
                          add_export, add_import, add_presets, add_info, add_bench}) {
     add(app, command);
   }
+}
+
+Command parse(std::vector<std::string> arguments) {
+  Command command;
+  train::RunConfig defaults;
+  config::Fields fields;
+  defaults.declare(fields);
+  command.settings = take_settings(fields, arguments);
+  if (arguments.empty()) throw UsageError("no subcommand is given; `trireme --help` lists them");
+
+  CLI::App app;
+  define(app, command);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {
     app.parse(std::vector<std::string>(arguments));
