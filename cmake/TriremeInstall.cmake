@@ -1,8 +1,7 @@
 # What `make install` and packages hold, in GNU's folders: bin/trireme, its manual page, completion for
 # bash, a modulefile, documents, and job scripts where there are any.
 include(GNUInstallDirs)
-option(TRIREME_RPATH "Installed programs find libraries outside the system's folders where they were linked" ON)
-if(TRIREME_RPATH)
+if(NOT TRIREME_PACKAGE)  # libraries outside the system's folders are found where they were linked
   set_target_properties(trireme PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 endif()
 install(TARGETS trireme RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -21,8 +20,21 @@ add_custom_command(
   COMMAND write_manual manual > "${trireme_manual}"
   COMMAND write_manual completion > "${trireme_completion}"
   DEPENDS write_manual VERBATIM)
-add_custom_target(trireme_manual ALL DEPENDS "${trireme_manual}" "${trireme_completion}")
-install(FILES "${trireme_manual}" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+set(trireme_manuals "${trireme_manual}" "${trireme_completion}")
+if(TRIREME_PACKAGE)
+  set(trireme_changelog "${CMAKE_CURRENT_BINARY_DIR}/packaging/changelog.gz")
+  add_custom_command(
+    OUTPUT "${trireme_manual}.gz" "${trireme_changelog}"
+    COMMAND gzip -9nc "${trireme_manual}" > "${trireme_manual}.gz"
+    COMMAND gzip -9nc "${PROJECT_SOURCE_DIR}/packaging/changelog" > "${trireme_changelog}"
+    DEPENDS "${trireme_manual}" packaging/changelog VERBATIM)
+  list(APPEND trireme_manuals "${trireme_manual}.gz" "${trireme_changelog}")
+  install(FILES "${trireme_manual}.gz" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES "${trireme_changelog}" DESTINATION ${CMAKE_INSTALL_DOCDIR})
+else()
+  install(FILES "${trireme_manual}" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+endif()
+add_custom_target(trireme_manual ALL DEPENDS ${trireme_manuals})
 install(FILES "${trireme_completion}" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 install(FILES README.md ARCHITECTURE.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
@@ -49,7 +61,9 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/packaging/${PROJECT_VERSION}" DESTINA
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME trireme)
-set(CPACK_PACKAGE_CONTACT "The Trireme developers <trireme@localhost>")
+set(TRIREME_CONTACT "The Trireme developers <developers@trireme.example.org>" CACHE STRING
+    "Who answers for packages: NAME <ADDRESS>")
+set(CPACK_PACKAGE_CONTACT "${TRIREME_CONTACT}")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "transformer training under MPI")
 set(CPACK_PACKAGE_DESCRIPTION
 "Trains GPT-2 and Llama models on anything from a laptop to a supercomputer:

@@ -17,6 +17,10 @@ if readelf -d "$work/root/usr/bin/trireme" | grep -E 'RPATH|RUNPATH'; then
   echo "package.sh: the packaged program has an RPATH" >&2
   exit 1
 fi
+if grep -qF "$PWD" "$work/root/usr/bin/trireme"; then
+  echo "package.sh: the packaged program names the folder it was built in" >&2
+  exit 1
+fi
 # Into a scratch root, whose dependencies are those of this machine.
 if [ "$(id -u)" -eq 0 ]; then
   mkdir -p "$work/scratch/var/lib/dpkg/updates" "$work/scratch/var/lib/dpkg/info"
@@ -26,7 +30,7 @@ if [ "$(id -u)" -eq 0 ]; then
   echo "installed into a scratch root with its dependencies met"
 fi
 if command -v lintian >/dev/null; then
-  lintian --no-tag-display-limit --fail-on error "$package"
+  lintian --allow-root --tag-display-limit 0 --fail-on error "$package"
   echo "lintian finds no errors"
 else
   echo "lintian is not installed; the package was not checked by it"

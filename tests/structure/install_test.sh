@@ -103,7 +103,9 @@ grep -rqF "$work" share && fail "the folder of staging is in an installed file"
 
 # Recipes for other tools are at least well-formed, and name files that are there.
 if command -v python3 >/dev/null; then
-  python3 -B -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$SOURCE/packaging/spack/package.py" || fail "package.py"
+  for file in packaging/spack/package.py bench/reframe/{settings,trireme_checks}.py bench/ramble/applications/trireme/application.py; do
+    python3 -B -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$SOURCE/$file" || fail "$file"
+  done
 fi
 for name in $(sed -n '/^%files/,/^%post/s/^    \([^ ]*\) .*/\1/p' "$SOURCE/packaging/apptainer/trireme.def"); do
   [ -e "$SOURCE/$name" ] || fail "trireme.def: $name is not there"
