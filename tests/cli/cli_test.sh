@@ -103,6 +103,8 @@ setting heads 4 TRIREME_MODEL_HEADS
 setting layers 2 --model.layers
 setting steps 1000 ''
 cp "$work/out" "$work/resolved.toml"
+run "$TRIREME" train --config "$work/resolved.toml" --quiet --dry-run
+has 'quiet = true' "$work/out"
 run "$TRIREME" train --config "$work/resolved.toml" --dry-run
 diff <(sed 's/ *#.*//' "$work/resolved.toml") <(sed 's/ *#.*//' "$work/out") >/dev/null ||
   fail "the printed configuration does not read back"
