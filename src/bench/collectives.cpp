@@ -41,6 +41,10 @@ double bus_factor(Collective operation, int ranks) {
 }
 
 std::vector<std::int64_t> Sizes::all() const {
+  if (begin > end) {
+    throw ConfigError("--begin", std::to_string(begin), fmt::format("is above --end = {}", end),
+                      "use a smaller one, or name a larger --end");
+  }
   std::vector<std::int64_t> sizes;
   for (std::int64_t size = begin; size <= end; size *= factor) {
     sizes.push_back(size);

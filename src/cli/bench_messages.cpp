@@ -118,6 +118,7 @@ void add_bench_pipeline(CLI::App& bench, Command& command) {
   auto common = add_bench_options(*app);
   app->footer(pipeline_examples);
   app->callback([options, common, &command] {
+    static_cast<void>(options->sizes.all());
     set_job(command, "pipeline", {"parallel", "comm", "device"}, common,
             [=](const bench::Place& place, const ResolvedConfig& resolved, bench::Sheet& sheet) {
               const bool given =

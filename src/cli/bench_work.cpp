@@ -141,6 +141,7 @@ void add_bench_copy(CLI::App& bench, Command& command) {
   auto common = add_bench_options(*app);
   app->footer(copy_examples);
   app->callback([options, common, &command] {
+    static_cast<void>(options->sizes.all());
     set_job(command, "copy", {"parallel", "device"}, common,
             [=](const bench::Place& place, const ResolvedConfig&, bench::Sheet& sheet) {
               bench::CopyOptions job{.sizes = options->sizes, .rounds = common->rounds};

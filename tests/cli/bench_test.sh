@@ -96,6 +96,7 @@ refuses 1 '--types = fp16: is not computed in on a CPU; use fp32 or bf16' gemm -
 refuses 1 '--shapes = 1x3x4x4x2: its heads must be a multiple of G; use another G' attention --shapes 1x3x4x4x2
 refuses 1 '--optim.beta1: bench gemm does not use it; it uses the sections model, parallel, device' gemm --optim.beta1 0.5
 refuses 1 'bench io: nothing to read or write; name --folder, --data.path or both' io
+refuses 1 '--begin = 9: is above --end = 8; use a smaller one, or name a larger --end' collectives --begin 9 --end 8
 refuses 1 '--root = 3: a group has 1 ranks; use 0 to 0' collectives --root 3
 refuses 1 'bench pipeline: one stage has no neighbours; use more ranks, or a parallel.pipeline of 2 or more' pipeline
 

@@ -31,7 +31,8 @@ bool reduces(Collective operation);
 /// send or receive, over S.
 double bus_factor(Collective operation, int ranks);
 
-/// Sizes from `begin` to `end` bytes, each `factor` times the one before.
+/// Sizes from `begin` to `end` bytes, each `factor` times the one before. Throws ConfigError where
+/// there are none: a benchmark that measures nothing finds nothing wrong.
 struct Sizes {
   std::int64_t begin = 8, end = 1 << 24, factor = 8;
   std::vector<std::int64_t> all() const;
