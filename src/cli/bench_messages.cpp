@@ -87,6 +87,7 @@ void add_bench_collectives(CLI::App& bench, Command& command) {
   auto common = add_bench_options(*app);
   app->footer(collectives_examples);
   app->callback([options, common, &command] {
+    static_cast<void>(options->sizes.sizes.all());  // refused before anything is done
     set_job(
         command, "collectives", {"parallel", "comm", "device", "zero", "numerics"}, common,
         [=](const bench::Place& place, const ResolvedConfig& resolved, bench::Sheet& sheet) {
