@@ -7,13 +7,14 @@ PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
-.PHONY: help deps configure build demo test test-long test-asan test-cuda bench-cuda gpu-bundle fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install clean
+.PHONY: help deps configure build demo test test-long test-asan test-cuda bench-cuda gpu-bundle fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install package clean
 
 help:
 	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
 	@echo 'make test                     build and run every test'
 	@echo 'make build                    release binary in build/release/trireme (PRESET=release|debug|mpich)'
-	@echo 'make install [PREFIX=/usr/local]'
+	@echo 'make install [PREFIX=/usr/local] [DESTDIR=stage]'
+	@echo 'make package                  a Debian package (build/package/trireme_*.deb), for CPUs'
 	@echo
 	@echo 'make deps                     install the Debian packages that are missing, or print the command'
 	@echo 'make test-long                the tests and the slow sweeps'
@@ -112,7 +113,15 @@ reproduce-nanogpt: build
 	@CORPUS='$(CORPUS)' scripts/reproduce-nanogpt.sh $(BUILD)/trireme
 
 install: build
+	@cmake --build $(BUILD) --parallel $(JOBS) --target trireme_manual
 	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+# A Debian package, for CPUs.
+package: deps
+	@scripts/deps.sh package
+	@cmake --preset package $(CMAKE_ARGS)
+	@cmake --build build/package --parallel $(JOBS) --target trireme trireme_manual
+	@scripts/package.sh
 
 clean:
 	rm -rf build

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/bench/attention.hpp"
 #include "trireme/device/readback.hpp"
 #include "trireme/device/timeline.hpp"
 #include "trireme/ops/choosing.hpp"
@@ -102,18 +103,16 @@ class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::Ch
     const std::int64_t k = a.extent(options.transpose_a ? 0 : 1);
     return 2.0 * static_cast<double>(c.elements()) * static_cast<double>(k);
   }
-  /// Causal attention: two products of half of Tq·Tk scores.
   static double operations_of(const Tensor& out, const Tensor&, const Tensor&, const Tensor& k,
                               const Tensor&, const ops::AttentionMask&, float, const ops::Dropout&,
                               const Tensor&, const ops::HeadSlice&) {
-    return 2.0 * static_cast<double>(out.elements()) * static_cast<double>(k.extent(1));
+    return attention_operations(out, k);
   }
-  /// Its backward: five, one of which forward had made.
   static double operations_of(const Tensor& dq, const Tensor&, const Tensor&, const Tensor&,
                               const Tensor&, const Tensor&, const Tensor&, const Tensor& k,
                               const Tensor&, const ops::AttentionMask&, float, const ops::Dropout&,
                               const Tensor&, const ops::HeadSlice&) {
-    return 5.0 * static_cast<double>(dq.elements()) * static_cast<double>(k.extent(1));
+    return attention_backward_operations(dq, k);
   }
 
   std::unique_ptr<ops::Ops> inner_;

@@ -12,6 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "trireme/bench/ceilings.hpp"
+#include "trireme/bench/measure.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/core/files.hpp"
 #include "trireme/device/cuda.hpp"
@@ -20,19 +22,13 @@
 #include "trireme/report/json.hpp"
 #include "trireme/train/setup.hpp"
 
-#include "ceilings.hpp"
 #include "measured_ops.hpp"
 #include "random_batch.hpp"
 
 namespace trireme::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using nlohmann::json;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 struct Case {
   std::string preset;

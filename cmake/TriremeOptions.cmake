@@ -15,7 +15,9 @@ set(trireme_cxx_options
   $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>
   $<$<BOOL:${TRIREME_WERROR}>:-Werror>
   # One rounding per written operation, on every machine: initial weights depend on it.
-  -ffp-contract=off)
+  -ffp-contract=off
+  # Messages of failed assertions name files below the source tree.
+  $<$<BOOL:${TRIREME_PACKAGE}>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=>)
 target_compile_options(trireme_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${trireme_cxx_options}>")
 # Kernels say themselves where a product must be rounded before it is added.
 set(trireme_cuda_options --expt-relaxed-constexpr

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report].
+# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report] [package].
 # With nothing missing it takes a few milliseconds. Without root rights it prints the command to run instead.
 # On systems without apt it leaves the libraries to the site: CMake names any that it cannot find.
 set -euo pipefail
@@ -11,6 +11,7 @@ lint="clang-format clang-tidy libomp-dev"  # clang-tidy reads its own omp.h
 demo="bible-kjv"
 fuzz="clang libclang-rt-dev"
 report="gnuplot-nox"  # the plots of `trireme report --html`
+package="dpkg-dev file lintian"
 
 wanted=
 for purpose in "${@:-build}"; do
@@ -21,7 +22,8 @@ for purpose in "${@:-build}"; do
     demo) wanted+=" $demo" ;;
     fuzz) wanted+=" $fuzz" ;;
     report) wanted+=" $report" ;;
-    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz or report" >&2; exit 2 ;;
+    package) wanted+=" $package" ;;
+    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz, report or package" >&2; exit 2 ;;
   esac
 done
 

@@ -6,6 +6,7 @@
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
+#include "define.hpp"
 
 namespace trireme::cli {
 
@@ -23,6 +24,18 @@ std::function<int(comm::Session&, const std::vector<Setting>&)> printing(std::st
   };
 }
 
+const CLI::App& chosen_of(const CLI::App& app) {
+  const auto subcommands = app.get_subcommands();
+  return subcommands.empty() ? app : chosen_of(*subcommands.front());
+}
+
+/// "bench gemm"; empty for the program itself.
+std::string path_of(const CLI::App& chosen) {
+  if (chosen.get_parent() == nullptr) return {};
+  const std::string above = path_of(*chosen.get_parent());
+  return above + (above.empty() ? "" : " ") + chosen.get_name();
+}
+
 /// "did you mean --x?", else where to look.
 std::string flag_mend(const CLI::App& chosen, const std::string& flag,
                       const config::Fields* fields) {
@@ -37,41 +50,52 @@ std::string flag_mend(const CLI::App& chosen, const std::string& flag,
     if (near) near = "--" + *near;
   }
   if (near) return "did you mean " + *near + "?";
-  const std::string path = chosen.get_parent() == nullptr ? "" : chosen.get_name() + " ";
-  return "`trireme " + path + "--help` lists them";
+  const std::string path = path_of(chosen);
+  return "`trireme " + path + (path.empty() ? "" : " ") + "--help` lists them";
 }
 
-[[noreturn]] void unknown_argument(const CLI::App& app, const CLI::App& chosen,
-                                   const std::string& argument, const config::Fields* fields) {
+[[noreturn]] void unknown_argument(const CLI::App& chosen, const std::string& argument,
+                                   const config::Fields* fields) {
   const std::string shown = config::one_line(argument);
   const bool top = chosen.get_parent() == nullptr;
-  const std::string place = top ? "" : chosen.get_name() + ": ";
+  const std::string place = top ? "" : path_of(chosen) + ": ";
   if (argument.starts_with("-")) {
     throw UsageError("{}{}: is not a flag; {}", place, shown, flag_mend(chosen, argument, fields));
   }
-  if (!top) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : chosen.get_subcommands({})) names.push_back(sub->get_name());
+  if (names.empty()) {
     throw UsageError("{}{}: one argument too many; quote a value that has spaces", place, shown);
   }
-  std::vector<std::string> names;
-  for (const CLI::App* sub : app.get_subcommands({})) names.push_back(sub->get_name());
   const auto near = config::nearest(argument, names);
-  throw UsageError("{}: is not a subcommand; {}", shown,
-                   near ? "did you mean " + *near + "?" : "`trireme --help` lists them");
-}
-
-const CLI::App& chosen_of(const CLI::App& app) {
-  const auto subcommands = app.get_subcommands();
-  return subcommands.empty() ? app : *subcommands.front();
+  const std::string help = "trireme " + path_of(chosen) + (top ? "" : " ") + "--help";
+  throw UsageError("{}{}: is not a subcommand; {}", place, shown,
+                   near ? "did you mean " + *near + "?" : "`" + help + "` lists them");
 }
 
 bool takes_settings(const CLI::App& chosen) {
+  const std::string path = path_of(chosen);
   for (const char* name : {"train", "evaluate", "generate", "plan"}) {
-    if (chosen.get_name() == name) return true;
+    if (path == name) return true;
   }
-  return false;
+  return path.starts_with("bench ");
 }
 
 }  // namespace
+
+void define(CLI::App& app, Command& command) {
+  app.name("trireme");
+  app.description("Trireme trains transformers under MPI, from a laptop to a supercomputer.");
+  app.set_version_flag("--version",
+                       "trireme " + train::versions().at("trireme").get<std::string>());
+  app.require_subcommand(0, 1);
+  app.footer(examples);
+  app.get_formatter()->column_width(32);
+  for (const auto add : {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan,
+                         add_export, add_import, add_presets, add_report, add_info, add_bench}) {
+    add(app, command);
+  }
+}
 
 Command parse(std::vector<std::string> arguments) {
   Command command;
@@ -81,17 +105,8 @@ Command parse(std::vector<std::string> arguments) {
   command.settings = take_settings(fields, arguments);
   if (arguments.empty()) throw UsageError("no subcommand is given; `trireme --help` lists them");
 
-  CLI::App app("Trireme trains transformers under MPI, from a laptop to a supercomputer.",
-               "trireme");
-  app.set_version_flag("--version",
-                       "trireme " + train::versions().at("trireme").get<std::string>());
-  app.require_subcommand(0, 1);
-  app.footer(examples);
-  app.get_formatter()->column_width(32);
-  for (const auto add : {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan,
-                         add_export, add_import, add_presets, add_report, add_info}) {
-    add(app, command);
-  }
+  CLI::App app;
+  define(app, command);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {
     app.parse(std::vector<std::string>(arguments));
@@ -108,19 +123,19 @@ Command parse(std::vector<std::string> arguments) {
     auto first = std::find_if(extras.begin(), extras.end(),
                               [](const std::string& word) { return word.starts_with("-"); });
     if (first == extras.end()) first = extras.begin();
-    unknown_argument(app, chosen, first == extras.end() ? "" : *first,
+    unknown_argument(chosen, first == extras.end() ? "" : *first,
                      takes_settings(chosen) ? &fields : nullptr);
   } catch (const CLI::ParseError& error) {
     const CLI::App& chosen = chosen_of(app);
-    const std::string name = chosen.get_parent() == nullptr ? "" : chosen.get_name();
+    const std::string name = path_of(chosen);
     throw UsageError("{}{}; see `trireme {}--help`", name.empty() ? "" : name + ": ",
                      config::one_line(error.what()), name.empty() ? "" : name + " ");
   }
   const CLI::App& chosen = chosen_of(app);
   if (!command.settings.empty() && !takes_settings(chosen)) {
-    throw UsageError("--{}: {} takes no configuration; train, evaluate, generate and plan do",
-                     command.settings.front().key,
-                     chosen.get_name().empty() ? "trireme" : chosen.get_name());
+    throw UsageError(
+        "--{}: {} takes no configuration; train, evaluate, generate, plan and bench do",
+        command.settings.front().key, path_of(chosen).empty() ? "trireme" : path_of(chosen));
   }
   if (!command.run) throw UsageError("no subcommand is given; `trireme --help` lists them");
   return command;

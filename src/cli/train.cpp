@@ -19,7 +19,7 @@ Examples:
 struct Options {
   std::string file;
   std::string resume, device;
-  bool dry_run = false, trace = false;
+  bool dry_run = false, trace = false, quiet = false;
 };
 
 std::string footer() {
@@ -35,6 +35,7 @@ std::string footer() {
 int run_train(comm::Session& session, const Options& options, std::vector<Setting> settings) {
   if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
   if (!options.device.empty()) settings.push_back({"device.type", options.device});
+  if (options.quiet) settings.push_back({"train.quiet", "true"});
   if (options.trace) settings.push_back({"train.trace", "true"});
   ResolvedConfig resolved(options.file, settings, session);
   if (!options.dry_run) {
@@ -58,6 +59,7 @@ void add_train(CLI::App& app, Command& command) {
       ->type_name("TEXT");
   train->add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
       ->type_name("TEXT");
+  train->add_flag("--quiet", options->quiet, "no step lines: --train.quiet");
   train->add_flag("--trace", options->trace,
                   "the device's operations in trace.json: --train.trace");
   train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");

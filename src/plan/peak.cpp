@@ -8,8 +8,8 @@
 
 namespace trireme::plan {
 
-std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
-                                           DType type) {
+std::vector<ProductShape> model_products(const model::Transformer& model, std::int64_t rows,
+                                         DType type) {
   std::vector<ProductShape> shapes;
   for (const params::Parameter& row : model.table().rows()) {
     if (!row.in_products) continue;
@@ -27,14 +27,16 @@ std::vector<ProductShape> largest_products(const model::Transformer& model, std:
     return order(a) == order(b);
   };
   shapes.erase(std::unique(shapes.begin(), shapes.end(), same), shapes.end());
+  return shapes;
+}
+
+std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
+                                           DType type) {
+  std::vector<ProductShape> shapes = model_products(model, rows, type);
   shapes.resize(std::min<std::size_t>(shapes.size(), 3));
   return shapes;
 }
 
-namespace {
-
-/// Values as a layer's are: where all are alike, a device draws less power and may run faster than
-/// it ever will in training.
 void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger& ledger,
                      const Tensor& x) {
   const RandomKey key{1, Purpose::initialisation, 0};
@@ -51,8 +53,6 @@ void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger
   }
   device.synchronise();
 }
-
-}  // namespace
 
 double measure_product(ops::Ops& ops, device::Device& device, DType type, const ProductShape& shape,
                        double least_seconds) {

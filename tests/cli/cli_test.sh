@@ -38,7 +38,7 @@ run "$TRIREME" --help
 [ "$code" -eq 0 ] && [ ! -s "$work/err" ] || fail "--help"
 [ "$(wc -l <"$work/out")" -le 24 ] || fail "--help is longer than 24 lines"
 [ "$(widest "$work/out")" -le 80 ] || fail "--help is wider than 80 columns"
-for name in prepare inspect train evaluate generate plan presets report info; do
+for name in prepare inspect train evaluate generate plan presets report info bench; do
   run "$TRIREME" --help
   has "$name" "$work/out"
   run "$TRIREME" "$name" --help
@@ -103,6 +103,8 @@ setting heads 4 TRIREME_MODEL_HEADS
 setting layers 2 --model.layers
 setting steps 1000 ''
 cp "$work/out" "$work/resolved.toml"
+run "$TRIREME" train --config "$work/resolved.toml" --quiet --dry-run
+has 'quiet = true' "$work/out"
 run "$TRIREME" train --config "$work/resolved.toml" --dry-run
 diff <(sed 's/ *#.*//' "$work/resolved.toml") <(sed 's/ *#.*//' "$work/out") >/dev/null ||
   fail "the printed configuration does not read back"

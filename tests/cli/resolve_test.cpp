@@ -194,11 +194,18 @@ TEST(Parse, Mistakes) {
             "usage: inspect: --verfy: is not a flag; did you mean --verify?");
   EXPECT_EQ(parse_error({"inspect", "a", "b"}),
             "usage: inspect: b: one argument too many; quote a value that has spaces");
+  EXPECT_EQ(parse_error({"bench", "gem"}),
+            "usage: bench: gem: is not a subcommand; did you mean gemm?");
+  EXPECT_EQ(parse_error({"bench", "copy", "--thread", "1"}),
+            "usage: bench copy: --thread: is not a flag; did you mean --threads?");
+  EXPECT_EQ(parse_error({"bench"}),
+            "usage: bench: name a part: gemm, copy, attention, collectives, pipeline or io");
   EXPECT_EQ(parse_error({"prepare", "--input", "x"}),
             "usage: prepare: --output is required; see `trireme prepare --help`");
-  EXPECT_EQ(parse_error({"prepare", "--input", "x", "--output", "y", "--model.layers", "3"}),
-            "usage: --model.layers: prepare takes no configuration; train, evaluate, generate and "
-            "plan do");
+  EXPECT_EQ(
+      parse_error({"prepare", "--input", "x", "--output", "y", "--model.layers", "3"}),
+      "usage: --model.layers: prepare takes no configuration; train, evaluate, generate, plan "
+      "and bench do");
   EXPECT_EQ(parse_error({"train", "--modle.layers", "3"}),
             "usage: --modle.layers: is not a configuration key; did you mean --model.layers?");
   EXPECT_EQ(parse_error({"generate", "--top-p", "0"}),

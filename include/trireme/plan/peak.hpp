@@ -17,10 +17,18 @@ struct ProductShape {
   }
 };
 
-/// The three largest forward products of the model, computing in `type`, for micro-batches of
-/// `rows` tokens.
+/// All forward products of the model that differ, computing in `type`, for micro-batches of `rows`
+/// tokens; the largest first.
+std::vector<ProductShape> model_products(const model::Transformer& model, std::int64_t rows,
+                                         DType type);
+/// The three largest of them.
 std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
                                            DType type);
+
+/// Fills x, contiguous, with values as a layer's are: where all are alike, a device draws less
+/// power and may run faster than it ever will in training.
+void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger& ledger,
+                     const Tensor& x);
 
 /// Operations per second of one product of `type` on the device of `ops`, the best of at least two
 /// rounds and `least_seconds`.

@@ -1,24 +1,13 @@
-// What a device can do at best: measured, and as its maker names it.
-#pragma once
+#include "trireme/bench/ceilings.hpp"
 
 #include <algorithm>
 #include <chrono>
-#include <string>
-#include <string_view>
 
-#include "trireme/plan/peak.hpp"
-#include "trireme/train/compute_device.hpp"
+#include "trireme/device/memory.hpp"
 
 namespace trireme::bench {
 
-struct Ceilings {
-  double products = 0;  // operations per second, of the largest square products
-  double copies = 0;    // bytes read and written per second, inside the device
-  double nominal = 0;   // operations per second; 0: not known
-};
-
-/// Bytes read and written per second by the best of some large copies inside the device.
-inline double measure_copy(device::Device& device) {
+double measure_copy(device::Device& device) {
   using Clock = std::chrono::steady_clock;
   device::MemoryLedger ledger(device);
   const std::size_t bytes = std::size_t{1} << (device.is_host() ? 28 : 30);
@@ -36,9 +25,7 @@ inline double measure_copy(device::Device& device) {
   return best;
 }
 
-/// Dense operations per second in bf16 or fp16 by NVIDIA's data sheets; 0 for devices that are not
-/// listed here, and in fp32.
-inline double nominal_peak(std::string_view device, DType type) {
+double nominal_peak(std::string_view device, DType type) {
   if (type != DType::bf16 && type != DType::f16) return 0;
   struct Known {
     std::string_view name;
@@ -55,22 +42,28 @@ inline double nominal_peak(std::string_view device, DType type) {
   return 0;
 }
 
-/// `nominal` operations per second where the caller knows better (0: by the device's name).
-inline Ceilings measure_ceilings(const train::ComputeDevice& computes, DType compute,
-                                 double nominal) {
-  device::Device& device = computes.device();
-  Ceilings ceilings;
-  ceilings.nominal = nominal > 0 ? nominal : nominal_peak(device.name(), compute);
-  ceilings.copies = measure_copy(device);
+std::unique_ptr<ops::Ops> make_ops(const train::ComputeDevice& computes,
+                                   device::MemoryLedger& ledger, int threads) {
   const parallel::MakeOps make = computes.make_ops(true);
-  device::MemoryLedger ledger(device);
-  const auto ops = make ? make(ledger, 0, false) : ops::make_cpu_ops(0, &ledger);
+  return make ? make(ledger, threads, false) : ops::make_cpu_ops(threads, &ledger);
+}
+
+double measure_squares(ops::Ops& ops, device::Device& device, DType type) {
+  double best = 0;
   for (const std::int64_t n : {2048, 4096, 8192}) {
     if (device.is_host() && n > 2048) continue;
-    ceilings.products =
-        std::max(ceilings.products, plan::measure_product(*ops, device, compute, {n, n, n}));
+    best = std::max(best, plan::measure_product(ops, device, type, {n, n, n}));
   }
-  return ceilings;
+  return best;
+}
+
+Ceilings measure_ceilings(const train::ComputeDevice& computes, DType compute, double nominal) {
+  device::Device& device = computes.device();
+  device::MemoryLedger ledger(device);
+  const auto ops = make_ops(computes, ledger, 0);
+  return {.products = measure_squares(*ops, device, compute),
+          .copies = measure_copy(device),
+          .nominal = nominal > 0 ? nominal : nominal_peak(device.name(), compute)};
 }
 
 }  // namespace trireme::bench

@@ -1,0 +1,24 @@
+// Writes the manual page (`manual`) or bash's completion (`completion`) to standard output, at
+// build time.
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "trireme/cli/manual.hpp"
+
+int main(int argc, char** argv) {
+  const std::string what = argc == 2 ? argv[1] : "";
+  if (what != "manual" && what != "completion") {
+    std::fputs("usage: write_manual manual|completion\n", stderr);
+    return 2;
+  }
+  try {
+    const std::string text =
+        what == "manual" ? trireme::cli::manual_page() : trireme::cli::bash_completion();
+    if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) return 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "write_manual: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,109 @@
+#include "trireme/bench/copies.hpp"
+
+#include "trireme/bench/exact.hpp"
+#include "trireme/device/memory.hpp"
+#include "trireme/ops/ops.hpp"
+
+namespace trireme::bench {
+namespace {
+
+/// Copies that are made alike: what is copied from, what to, and how.
+struct Kind {
+  std::string name;
+  int threads = 1;
+  double passes = 2;  // times that each byte counts
+};
+
+class Copies {
+ public:
+  Copies(const Place& place, const CopyOptions& options, Sheet& sheet)
+      : place_(place), options_(options), sheet_(sheet) {}
+
+  /// `copy` copies `from`, [n] of bytes in memory of `source`, to `to` in that of `sink`.
+  template <class Copy>
+  void run(const Kind& kind, device::Device& source, const Tensor& from, device::Device& sink,
+           const Tensor& to, const Copy& copy) {
+    const Numbers numbers{8};
+    fill_with(source, from, [&](std::int64_t i) { return numbers.at(place_.session.rank(), i); });
+    const Times times = time_rounds(place_, options_.rounds, copy);
+    poison(sink, to);
+    settle(sink);
+    copy();
+    settle(place_.device());
+    const std::int64_t wrong = place_.world.all_reduce(
+        count_wrong(sink, to, [&](std::int64_t i) { return numbers.at(place_.session.rank(), i); }),
+        comm::Reduction::sum);
+    sheet_.wrong(wrong);
+    const auto bytes = static_cast<double>(to.bytes());
+    const double speed = kind.passes * bytes / times.average;
+    sheet_.add({.name = fmt::format("copy/{}/{}/threads:{}", kind.name, to.bytes(), kind.threads),
+                .iterations = options_.rounds.iterations,
+                .times = times,
+                .threads = place_.session.size() * kind.threads,
+                .counters = {{"size", bytes},
+                             {"bytes_per_second", speed},
+                             {"all_ranks", speed * place_.session.size()},
+                             {"wrong", static_cast<double>(wrong)}}});
+    std::vector<std::string> cells = {std::to_string(to.bytes()), kind.name,
+                                      std::to_string(kind.threads)};
+    for (std::string& text : time_cells(times)) cells.push_back(std::move(text));
+    cells.insert(cells.end(), {cell(speed / 1e9), cell(speed * place_.session.size() / 1e9),
+                               std::to_string(wrong)});
+    sheet_.row(cells);
+  }
+
+  void host(std::int64_t elements) {
+    device::Device& device = device::host_device();
+    device::MemoryLedger ledger;
+    const auto bytes = static_cast<std::size_t>(elements) * sizeof(float);
+    const device::Buffer a(ledger, device::Use::workspace, bytes);
+    const device::Buffer b(ledger, device::Use::workspace, bytes);
+    const Tensor from = a.view(DType::f32, {elements}), to = b.view(DType::f32, {elements});
+    for (const std::int64_t threads : options_.threads) {
+      const auto ops = ops::make_cpu_ops(static_cast<int>(threads));
+      const Tensor x = from.reshape({1, elements}), y = to.reshape({1, elements});
+      run({"host", static_cast<int>(threads)}, device, from, device, to, [&] { ops->copy(y, x); });
+    }
+  }
+
+  void device(std::int64_t elements) {
+    device::Device& device = place_.device();
+    device::MemoryLedger ledger(device);
+    const auto bytes = static_cast<std::size_t>(elements) * sizeof(float);
+    const device::Buffer a(ledger, device::Use::workspace, bytes);
+    const device::Buffer b(ledger, device::Use::workspace, bytes);
+    const device::Buffer staging = device::Buffer::staging(ledger, device::Use::workspace, bytes);
+    const Tensor x = a.view(DType::f32, {elements}), y = b.view(DType::f32, {elements}),
+                 s = staging.view(DType::f32, {elements});
+    const auto copies = [&](const Tensor& to, const Tensor& from) {
+      return [&device, to, from] { device.copy(to.data(), from.data(), to.bytes()); };
+    };
+    run({"device", 1}, device, x, device, y, copies(y, x));
+    run({"to-device", 1, 1}, device::host_device(), s, device, y, copies(y, s));
+    run({"to-host", 1, 1}, device, x, device::host_device(), s, copies(s, x));
+  }
+
+ private:
+  const Place& place_;
+  const CopyOptions& options_;
+  Sheet& sheet_;
+};
+
+}  // namespace
+
+void bench_copies(const Place& place, const CopyOptions& options, Sheet& sheet) {
+  std::vector<Sheet::Column> columns = {{"size", "B", 11}, {"kind", "", 9}, {"threads", "", 7}};
+  for (Sheet::Column& column : time_columns()) columns.push_back(std::move(column));
+  columns.insert(columns.end(),
+                 {{"speed", "GB/s", 8}, {"all ranks", "GB/s", 9}, {"#wrong", "", 6}});
+  sheet.columns(std::move(columns));
+  Copies copies(place, options, sheet);
+  for (const std::int64_t size : options.sizes.all()) {
+    const std::int64_t elements =
+        std::max<std::int64_t>(1, size / static_cast<std::int64_t>(sizeof(float)));
+    copies.host(elements);
+    if (!place.device().is_host()) copies.device(elements);
+  }
+}
+
+}  // namespace trireme::bench

@@ -1,0 +1,137 @@
+// trireme bench
+#include "bench.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/core/files.hpp"
+#include "trireme/report/json.hpp"
+#include "trireme/train/setup.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  trireme bench gemm --model.preset gpt2 --rows 1024
+  mpirun -n 4 trireme bench collectives --axis data --parallel.tensor 2
+`trireme bench PART --help` says more; docs/benchmarks.md derives the columns.)";
+
+}  // namespace
+
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> words;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t comma = std::min(list.find(',', at), list.size());
+    words.push_back(list.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return words;
+}
+
+std::vector<std::int64_t> numbers_of(const std::string& flag, const std::string& list) {
+  std::vector<std::int64_t> numbers;
+  for (const std::string& word : words_of(list)) {
+    std::int64_t number = 0;
+    config::Field field{.key = flag, .rule = config::at_least(1), .target = &number};
+    field.set_text(word, config::Source::command_line, flag);
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+std::vector<DType> types_of(const std::string& flag, const std::string& list,
+                            const std::vector<std::string>& known) {
+  std::vector<DType> types;
+  for (const std::string& word : chosen_words(flag, list, known)) {
+    types.push_back(dtype_from_name(word));
+  }
+  return types;
+}
+
+std::vector<std::string> chosen_words(const std::string& flag, const std::string& list,
+                                      const std::vector<std::string>& known) {
+  std::vector<std::string> words = words_of(list);
+  if (words.size() == 1 && words.front() == "all") return known;
+  for (const std::string& word : words) {
+    const config::Rule rule = config::one_of(known);
+    std::string target;
+    config::Field field{.key = flag, .rule = rule, .target = &target};
+    field.set_text(word, config::Source::command_line, flag);
+  }
+  return words;
+}
+
+std::shared_ptr<BenchOptions> add_bench_options(CLI::App& app) {
+  auto options = std::make_shared<BenchOptions>();
+  add_value(app, "--iterations", options->rounds.iterations, "timed repetitions of each",
+            config::at_least(1));
+  add_value(app, "--warmup", options->rounds.warmup, "untimed ones before", config::at_least(0));
+  app.add_option("--json", options->json, "write all figures too, in Google Benchmark's\nlayout")
+      ->type_name("FILE");
+  app.add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
+      ->type_name("TEXT");
+  app.add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
+  return options;
+}
+
+void set_job(Command& command, const std::string& part, std::vector<std::string> sections,
+             std::shared_ptr<BenchOptions> options, BenchJob job) {
+  command.run = [=](comm::Session& session, const std::vector<Setting>& given) {
+    std::vector<Setting> settings = given;
+    if (!options->device.empty()) settings.push_back({"device.type", options->device});
+    for (const Setting& setting : settings) {
+      const std::string section = setting.key.substr(0, setting.key.find('.'));
+      if (std::find(sections.begin(), sections.end(), section) != sections.end()) continue;
+      std::string used;
+      for (const std::string& each : sections) used += (used.empty() ? "" : ", ") + each;
+      throw AgreedError("--{}: bench {} does not use it; it uses the sections {}", setting.key,
+                        part, used);
+    }
+    ResolvedConfig resolved(options->file, settings, session);
+    const train::ComputeDevice computes(resolved.config.device, session);
+    device::MemoryLedger ledger;
+    const auto world = comm::make_mpi_communicator(session.world(), ledger);
+    const bench::Place place{session, *world, computes,
+                             train::threads_of_rank(resolved.config.parallel, session)};
+    bench::Sheet sheet(session.rank() == 0);
+    sheet.note("trireme", "bench " + part);
+    sheet.note("device", computes.device().name());
+    sheet.note("ranks", session.size());
+    sheet.note("threads_per_rank", place.threads);
+    sheet.note("iterations", options->rounds.iterations);
+    sheet.note("warmup", options->rounds.warmup);
+    job(place, resolved, sheet);
+    comm::agree(*world, [&] {
+      if (session.rank() > 0 || options->json.empty()) return;
+      replace_file(options->json, report::to_text(sheet.json(), 2) + "\n");
+    });
+    if (session.rank() == 0)
+      std::printf("# wrong results: %lld\n", static_cast<long long>(sheet.wrong()));
+    if (sheet.wrong() > 0) {
+      throw AgreedError(
+          "bench {}: {} results are wrong (column #wrong), so its times mean nothing; check the "
+          "machine and its libraries",
+          part, sheet.wrong());
+    }
+    return 0;
+  };
+}
+
+void add_bench(CLI::App& app, Command& command) {
+  CLI::App* bench = app.add_subcommand("bench", "Speed of the parts: products, messages, files");
+  bench->require_subcommand(0, 1);
+  bench->footer(examples);
+  for (const auto add : {add_bench_gemm, add_bench_copy, add_bench_attention, add_bench_collectives,
+                         add_bench_pipeline, add_bench_io}) {
+    add(*bench, command);
+  }
+  bench->callback([bench] {
+    if (!bench->get_subcommands().empty()) return;
+    throw UsageError("bench: name a part: gemm, copy, attention, collectives, pipeline or io");
+  });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,240 @@
+#include "trireme/cli/manual.hpp"
+
+#include "trireme/train/setup.hpp"
+
+#include "define.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+/// The character that begins at `at`, and how many bytes of UTF-8 it takes.
+std::pair<unsigned, std::size_t> character(const std::string& text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
+  const std::size_t bytes = byte(0) < 0xe0U ? 2 : byte(0) < 0xf0U ? 3 : 4;
+  unsigned value = byte(0) & (0xffU >> (bytes + 1));
+  for (std::size_t i = 1; i < bytes; ++i) value = value << 6U | (byte(i) & 0x3fU);
+  return {value, bytes};
+}
+
+/// `text`, of our own sources and so UTF-8, as roff prints it unchanged.
+std::string roff(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool begins = i == 0 || text[i - 1] == '\n';  // a line, where these are requests
+    if (begins && (c == '.' || c == '\'')) result += "\\&";
+    if ((static_cast<unsigned char>(c) & 0x80U) != 0) {
+      const auto [value, bytes] = character(text, i);
+      result += fmt::format("\\[u{:04X}]", value);
+      i += bytes - 1;
+    } else if (c == '\\') {
+      result += "\\e";
+    } else if (c == '-') {
+      result += "\\-";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string one_paragraph(std::string text) {
+  for (char& c : text) c = c == '\n' ? ' ' : c;
+  return text;
+}
+
+/// "--name TEXT=value", or the name of an argument.
+std::string shown(const CLI::Option& option) {
+  std::string text;
+  for (const std::string& name : option.get_snames()) text += "-" + name + ", ";
+  for (const std::string& name : option.get_lnames()) text += "--" + name + ", ";
+  if (text.empty()) return option.get_name(true);
+  text.resize(text.size() - 2);
+  if (option.get_items_expected_max() == 0) return text;
+  return text + " " + option.get_type_name() +
+         (option.get_default_str().empty() ? "" : "=" + option.get_default_str());
+}
+
+void options_of(const CLI::App& app, std::string& page) {
+  for (const CLI::Option* option : app.get_options()) {
+    page += ".TP\n\\fB" + roff(shown(*option)) + "\\fR\n" +
+            roff(one_paragraph(option->get_description())) + "\n";
+  }
+}
+
+/// What follows the options in the subcommand's help, as it stands there; of train's the examples
+/// alone, since the fields have a section of their own.
+void footer_of(const CLI::App& app, std::string& page) {
+  std::string footer = app.get_footer();
+  if (footer.find("\n[model]\n") != std::string::npos) {
+    footer = footer.substr(footer.rfind("\nExamples:") + 1);
+  }
+  if (footer.empty()) return;
+  page += ".PP\n.nf\n" + roff(footer) + (footer.back() == '\n' ? "" : "\n") + ".fi\n";
+}
+
+void section_of(const CLI::App& app, const std::string& path, std::string& page) {
+  page += ".SS " + roff("trireme " + path) + "\n" + roff(app.get_description()) + ".\n";
+  options_of(app, page);
+  footer_of(app, page);
+  for (const CLI::App* part : app.get_subcommands({})) {
+    section_of(*part, path + " " + part->get_name(), page);
+  }
+}
+
+std::string configuration() {
+  train::RunConfig config;
+  config::Fields fields;
+  config.declare(fields);
+  std::string page;
+  for (const std::string& section : fields.sections()) {
+    page += ".SS [" + roff(section) + "]\n";
+    for (const config::Field& field : fields.all()) {
+      if (!field.key.starts_with(section + ".")) continue;
+      const std::string value = config::to_string(field.built_in);
+      page += ".TP\n\\fB" + roff("--" + field.key + "=" + (value.empty() ? "\"\"" : value)) +
+              "\\fR\n" + roff(field.help) + "\n";
+    }
+  }
+  return page;
+}
+
+constexpr const char* closing = R"(.SH ENVIRONMENT
+.TP
+\fBTRIREME_SECTION_KEY\fR
+A field of the configuration: model.layers is TRIREME_MODEL_LAYERS.
+.TP
+\fBOMP_NUM_THREADS\fR
+Threads of a rank where parallel.threads is 0.
+.SH EXIT STATUS
+.TP
+\fB0\fR
+Done.
+.TP
+\fB1\fR
+An error: one line on standard error that begins with \(lqtrireme: error: \(rq.
+.TP
+\fB2\fR
+A mistake on the command line.
+.TP
+\fB75\fR
+Saved ahead of the end, by a signal or a limit of time: to be started again.
+.SH SEE ALSO
+.BR mpirun (1)
+)";
+
+/// Flags and parts, words of letters, digits, - and _ alone.
+std::string flags_of(const CLI::App& app) {
+  std::string words;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) words += " --" + name;
+  }
+  for (const CLI::App* part : app.get_subcommands({})) words += " " + part->get_name();
+  return words.empty() ? words : words.substr(1);
+}
+
+void cases_of(const CLI::App& app, const std::string& path, std::string& cases,
+              std::string& files) {
+  cases += fmt::format("    '{}') words='{}' ;;\n", path, flags_of(app));
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    const bool folder = type.starts_with("DIR"), file = type.starts_with("FILE");
+    if (!folder && !file) continue;
+    for (const std::string& name : option->get_lnames()) {
+      files += fmt::format("    '{} --{}') kind={} ;;\n", path, name, folder ? "folder" : "file");
+    }
+  }
+  for (const CLI::App* part : app.get_subcommands({})) {
+    cases_of(*part, path.empty() ? part->get_name() : path + " " + part->get_name(), cases, files);
+  }
+}
+
+std::string part_names(const CLI::App& app, const std::string& path) {
+  std::string names;
+  for (const CLI::App* part : app.get_subcommands({})) {
+    const std::string own = path.empty() ? part->get_name() : path + " " + part->get_name();
+    names += (names.empty() ? "" : "|") + ("'" + own + "'");
+    if (const std::string inner = part_names(*part, own); !inner.empty()) names += "|" + inner;
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string manual_page() {
+  Command command;
+  CLI::App app;
+  define(app, command);
+  const std::string version = train::versions().at("trireme").get<std::string>();
+  std::string page = ".TH TRIREME 1 \"\" \"trireme " + version + "\" \"User Commands\"\n";
+  page += ".SH NAME\ntrireme \\- transformer training under MPI\n";
+  page +=
+      ".SH SYNOPSIS\n.B trireme\n\\fISUBCOMMAND\\fR [\\fIOPTIONS\\fR] "
+      "[\\fB\\-\\-section.key\\fR \\fIVALUE\\fR ...]\n.br\n.B mpirun \\-n\n\\fIRANKS\\fR "
+      "\\fBtrireme\\fR \\fISUBCOMMAND\\fR ...\n";
+  page += ".SH DESCRIPTION\n" + roff(app.get_description()) + "\n";
+  options_of(app, page);
+  page += ".SH SUBCOMMANDS\n";
+  for (const CLI::App* part : app.get_subcommands({})) section_of(*part, part->get_name(), page);
+  page +=
+      ".SH CONFIGURATION\nFields of train, evaluate, generate, plan and bench, with their "
+      "built\\-in values. Each may come from a preset (\\-\\-model.preset), a TOML file "
+      "(\\-\\-config), the environment and the command line; the later one wins.\n";
+  return page + configuration() + closing;
+}
+
+std::string bash_completion() {
+  Command command;
+  CLI::App app;
+  define(app, command);
+  std::string cases, files, fields, choices;
+  cases_of(app, "", cases, files);
+  train::RunConfig config;
+  config::Fields all;
+  config.declare(all);
+  for (const config::Field& field : all.all()) {
+    fields += (fields.empty() ? "" : " ") + ("--" + field.key);
+    std::string values = field.is_flag() ? "true false" : "";
+    for (const std::string& choice : field.rule.choices) {
+      if (choice.find(':') == std::string::npos) values += (values.empty() ? "" : " ") + choice;
+    }
+    if (!values.empty()) choices += fmt::format("    --{}) words='{}' ;;\n", field.key, values);
+  }
+  return fmt::format(
+      R"(# Completion of trireme in bash; made from the program's own definition of its command line.
+_trireme() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD - 1]}} path= word words= kind= i
+  for ((i = 1; i < COMP_CWORD; ++i)); do
+    word=${{path:+$path }}${{COMP_WORDS[i]}}
+    case $word in
+      {}) path=$word ;;
+    esac
+  done
+  case "$path $previous" in
+{}  esac
+  case $kind in
+    file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+    folder) COMPREPLY=($(compgen -d -- "$current")); return ;;
+  esac
+  case $previous in
+{}  esac
+  if [ -n "$words" ]; then
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    return
+  fi
+  case $path in
+{}  esac
+  case $path in
+    train | evaluate | generate | plan | bench\ *)
+      [[ $current == --* ]] && words="$words {}"
+      ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o bashdefault -o default -F _trireme trireme
+)",
+      part_names(app, ""), files, choices, cases, fields);
+}
+
+}  // namespace trireme::cli
