@@ -2,9 +2,9 @@
 """Compares a run's record of communication with what the nodes' interfaces have sent.
 
 The record's bytes of the axes that cross nodes must be within 10 % of each node's counter, which also holds TCP/IP's
-and Slurm's own; axes inside nodes must not show there. Communication cannot be quicker than the link allows. With
---samples (sample_interface.py's of one node), its recorded time must be within 10 % of the time in which that node's
-interface was seen to send. Backward is all that it can hide behind."""
+and Slurm's own; axes inside nodes must not show there. Communication cannot be quicker than the link allows, and with
+--bound, where the link is all that it waits for, its recorded time must be within 10 % of what those bytes need on
+the link. Backward is all that it can hide behind."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ parser.add_argument("--rate", required=True, help="of each node's link: 1gbit, 1
 parser.add_argument("--tasks", type=int, required=True, help="ranks on each node")
 parser.add_argument("--before", required=True)
 parser.add_argument("--after", required=True)
-parser.add_argument("--samples")
+parser.add_argument("--bound", action="store_true")
 parser.add_argument("run")
 options = parser.parse_args()
 
@@ -53,16 +53,10 @@ reduce, wait = sections["reduce gradients (overlapped)"], sections["wait for gra
 step = sum(seconds) / len(seconds)
 if taken < 0.9 * wire or step < 0.9 * wire:
     complaints.append("communication took %.3f s of a step of %.3f s, the link %.3f s" % (taken, step, wire))
-busy = None
-if options.samples:
-    with open(options.samples) as file:
-        samples = [tuple(float(word) for word in line.split()) for line in file if line.endswith("\n")]
-    # What agreements and TCP/IP send between times is below a twentieth of the link.
-    busy = sum(end - begin for (begin, first), (end, last) in zip(samples, samples[1:])
-               if (last - first) * 8 > bits * (end - begin) / 20) / steps
-    for what, value in (("communication took", taken), ("gradients were reduced for", reduce)):
-        if abs(value / busy - 1) > 0.1:
-            complaints.append("%s %.3f s, the interface was seen to send for %.3f s" % (what, value, busy))
+if options.bound:
+    for what, value in (("the data axis took", axes["data"]["seconds_per_step"]), ("gradients were reduced for", reduce)):
+        if abs(value / wire - 1) > 0.1:
+            complaints.append("%s %.3f s, its bytes need %.3f s" % (what, value, wire))
 if wait < 0.9 * wire - 1.1 * sections["backward"]:
     complaints.append("waited %.3f s for %.3f s on the link, which backward's %.3f s cannot hide"
                       % (wait, wire, sections["backward"]))
@@ -71,9 +65,8 @@ print("%s, %d ranks a node: %s; %s" % (options.rate, options.tasks, ", ".join(
     "%s %.3f MB a step and rank in %.3f s" % (name, axis["bytes_per_step"] / 1e6, axis["seconds_per_step"])
     for name, axis in sorted(axes.items())), "interfaces sent %.3f to %.3f of what the record says across nodes" % (
         min(sent.values()) / recorded, max(sent.values()) / recorded)))
-print("  a step of %.3f s: bytes fill the link for %.3f s%s; gradients reduced for %.3f s, waited for %.3f s, so %.0f %% hidden, "
-      "by %.3f s of backward" % (step, wire, "" if busy is None else ", it was seen to send for %.3f s" % busy, reduce, wait,
-                                100 * (1 - wait / reduce), sections["backward"]))
+print("  a step of %.3f s: bytes fill the link for %.3f s; gradients reduced for %.3f s, waited for %.3f s, so %.0f %% hidden, by "
+      "%.3f s of backward" % (step, wire, reduce, wait, 100 * (1 - wait / reduce), sections["backward"]))
 for complaint in complaints:
     print("  WRONG: " + complaint)
 sys.exit(1 if complaints else 0)
