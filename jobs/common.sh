@@ -14,6 +14,7 @@
 #   TRIREME_MPIRUN          mpirun, mpiexec, ...; TRIREME_MPIRUN_STYLE: openmpi, hydra or pals, asked of it by default
 #   TRIREME_LAUNCH_OPTIONS  more words for the launcher
 #   TRIREME_CORES           cores of this machine, where no scheduler tells; nproc's by default
+#   TRIREME_START_RETRIES   how often a start that crashes before the run begins is made again, 2 by default
 #   TRIREME_REQUEUE         0: never goes back to the queue by itself
 
 trireme_say() { printf 'jobs: %s\n' "$*"; }
@@ -233,6 +234,31 @@ trireme_launch() {
   return "$code"
 }
 
+# The newest attempt of a run folder, nothing where there is none.
+trireme_attempt() {
+  local attempt newest=''
+  for attempt in "$1"/attempts/*; do
+    [ ! -d "$attempt" ] || newest=$attempt
+  done
+  echo "$newest"
+}
+
+# Trains on all ranks and returns the exit code. MPI libraries have been seen to crash while they start, the more easily
+# the more ranks: a start that dies so (SIGABRT, SIGBUS, SIGSEGV) before the run has a record of it is made again.
+trireme_train() { # run folder, arguments
+  local folder=$1 before code tries=${TRIREME_START_RETRIES:-2}
+  shift
+  while :; do
+    before=$(trireme_attempt "$folder")
+    code=0
+    trireme_launch train "$@" || code=$?
+    case $code in 134 | 135 | 139) ;; *) return "$code" ;; esac
+    if [ "$tries" -le 0 ] || [ "$(trireme_attempt "$folder")" != "$before" ]; then return "$code"; fi
+    tries=$((tries - 1))
+    trireme_say "exit code $code before the run began: started again"
+  done
+}
+
 # The run folder of train's arguments.
 trireme_output() {
   local word previous='' found=''
@@ -284,7 +310,7 @@ trireme_job() {
   before=$(trireme_step "$folder")
   trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each, checkpoint of step" \
     "$before: $(printf '%q ' "${launch[@]}" train "$@")"
-  trireme_launch train "$@" || code=$?
+  trireme_train "$folder" "$@" || code=$?
   after=$(trireme_step "$folder")
   trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, checkpoint of step $after"
   [ "$code" -ne 0 ] || return 0

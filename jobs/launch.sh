@@ -5,4 +5,10 @@
 set -euo pipefail
 # shellcheck source=jobs/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-trireme_launch "$@"
+if [ "${1:-}" = train ]; then
+  shift
+  trireme_prepare
+  trireme_train "$(trireme_output "$@")" "$@"
+else
+  trireme_launch "$@"
+fi

@@ -81,6 +81,37 @@ check "no such site" "jobs: error: TRIREME_SITE=atlantis: there is no $SOURCE/jo
 shown=$("${clean[@]}" "${slurm[@]}" bash -c 'source "$0/jobs/common.sh" && trireme_prepare && printenv SRUN_CPUS_PER_TASK' "$SOURCE")
 [ "$shown" = 16 ] || { echo "FAILED: SRUN_CPUS_PER_TASK is '$shown'"; failures=1; }
 
+# A start that crashes before the run has a record is made again; a crash of a run that has begun is not.
+cat >bin/mpirun <<'EOF2'
+#!/bin/sh
+shift 6  # -n 1 -ppn 1 -bind-to core:1
+exec "$@"
+EOF2
+cat >bin/crashing <<'EOF2'
+#!/bin/sh
+[ "$2" != --dry-run ] || exit 0
+echo start >>starts
+[ "$(grep -c . starts)" -lt "$BEGINS" ] || mkdir -p run/attempts/0001
+[ "$(grep -c . starts)" -lt "$WORKS" ] || exit 75
+kill -SEGV $$
+EOF2
+chmod +x bin/mpirun bin/crashing
+crashes() { # begins with start, works with start, starts expected, exit code expected
+  local code=0
+  rm -rf run starts
+  env -i "PATH=$work/bin:$PATH" TRIREME=crashing TRIREME_MPIRUN_STYLE=hydra BEGINS="$1" WORKS="$2" \
+    bash "$SOURCE/jobs/local.sh" --train.output run >out 2>&1 || code=$?
+  if [ "$code" -ne "$4" ] || [ "$(grep -c . starts)" -ne "$3" ]; then
+    echo "FAILED: begins with start $1, works with start $2: $(grep -c . starts) starts, exit code $code"
+    cat out
+    failures=$((failures + 1))
+  fi
+}
+crashes 1 1 1 75
+crashes 3 3 3 75
+crashes 9 9 3 139
+crashes 2 9 2 139
+
 # Every site's preset can be read, inside a job of its scheduler, and says what it is.
 for site in "$SOURCE"/jobs/sites/*.sh; do
   # shellcheck disable=SC2016
