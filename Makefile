@@ -7,7 +7,7 @@ PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
-.PHONY: help deps configure build demo test test-long test-asan test-cuda bench-cuda gpu-bundle fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install package clean
+.PHONY: help deps configure build demo test test-long test-asan test-cuda test-slurm bench-cuda gpu-bundle fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install package clean
 
 help:
 	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
@@ -19,6 +19,7 @@ help:
 	@echo 'make deps                     install the Debian packages that are missing, or print the command'
 	@echo 'make test-long                the tests and the slow sweeps'
 	@echo 'make test-asan                the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make test-slurm               job scripts and scaling studies under a Slurm of four nodes on this machine; needs root'
 	@echo 'make test-cuda                the CUDA backend beside the CPU one, on a machine with a GPU'
 	@echo 'make fuzz [SECONDS=60]        run each fuzz target for that long (clang, libFuzzer)'
 	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
@@ -61,6 +62,10 @@ test-asan: deps
 	@cmake --preset asan $(CMAKE_ARGS)
 	@cmake --build build/asan --parallel $(JOBS)
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
+
+test-slurm: build
+	@if [ "$$(id -u)" -eq 0 ]; then scripts/deps.sh slurm; fi
+	@tests/slurm/run.sh $(BUILD)/trireme $(CASES)
 
 test-cuda: deps
 	@cmake --preset cuda $(CMAKE_ARGS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report] [package].
+# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report] [package] [slurm].
 # With nothing missing it takes a few milliseconds. Without root rights it prints the command to run instead.
 # On systems without apt it leaves the libraries to the site: CMake names any that it cannot find.
 set -euo pipefail
@@ -7,23 +7,25 @@ set -euo pipefail
 build="cmake ninja-build ccache pkg-config g++ libopenmpi-dev openmpi-bin libhdf5-dev hdf5-tools libdnnl-dev
   libcli11-dev libtomlplusplus-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libsentencepiece-dev libpcre2-dev
   libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libhwloc-dev libhwy-dev"
-lint="clang-format clang-tidy libomp-dev"  # clang-tidy reads its own omp.h
+lint="clang-format clang-tidy shellcheck libomp-dev"  # clang-tidy reads its own omp.h
 demo="bible-kjv"
 fuzz="clang libclang-rt-dev"
 report="gnuplot-nox"  # the plots of `trireme report --html`
 package="dpkg-dev file lintian"
+slurm="slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge iproute2"
 
 wanted=
 for purpose in "${@:-build}"; do
   case $purpose in
     build) wanted+=" $build" ;;
     lint) wanted+=" $lint" ;;
-    format) wanted+=" clang-format" ;;
+    format) wanted+=" clang-format shellcheck" ;;
     demo) wanted+=" $demo" ;;
     fuzz) wanted+=" $fuzz" ;;
     report) wanted+=" $report" ;;
     package) wanted+=" $package" ;;
-    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz, report or package" >&2; exit 2 ;;
+    slurm) wanted+=" $slurm" ;;
+    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz, report, package or slurm" >&2; exit 2 ;;
   esac
 done
 

@@ -28,7 +28,7 @@ struct Launched {
   const char* variable = nullptr;
   int ranks = 0;
 };
-Launched launched(const std::function<const char*(const char*)>& variable) {
+Launched launched(const Variables& variable) {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE"}) {
     if (variable(name) != nullptr) return {name, number(variable(name))};
   }
@@ -54,7 +54,7 @@ void mpi_check(int code, const char* call) {
   throw Error("{}{}: {}", call, where, line.empty() ? fmt::format("error code {}", code) : line);
 }
 
-std::string launcher_complaint(int world, const std::function<const char*(const char*)>& variable) {
+std::string launcher_complaint(int world, const Variables& variable) {
   const Launched launcher = launched(variable);
   if (world != 1 || launcher.ranks <= 1) return {};
   const bool slurm = std::string_view(launcher.variable).starts_with("SLURM");
@@ -71,6 +71,20 @@ std::string launcher_complaint(int world, const std::function<const char*(const 
                 library_version()));
 }
 
+std::string start_complaint(std::string_view library, const Variables& variable) {
+  const Launched launcher = launched(variable);
+  if (launcher.ranks <= 1 || !std::string_view(launcher.variable).starts_with("SLURM")) return {};
+  if (!library.starts_with("Open MPI")) return {};
+  for (const char* name : {"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD"}) {
+    if (variable(name) != nullptr) return {};
+  }
+  return fmt::format(
+      "launcher: {} = {}, but no PMIX_RANK: srun started {} processes without what {} connects "
+      "them "
+      "by; use srun --mpi=pmix (srun --mpi=list names what this Slurm has), or mpirun",
+      launcher.variable, launcher.ranks, launcher.ranks, library);
+}
+
 int launcher_rank() {
   for (const char* name :
        {"OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "SLURM_PROCID"}) {
@@ -81,7 +95,8 @@ int launcher_rank() {
 
 Session::Session(int* argc, char*** argv) {
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-  if (launched([](const char* name) { return std::getenv(name); }).variable == nullptr) {
+  const Variables variable = [](const char* name) { return std::getenv(name); };
+  if (launched(variable).variable == nullptr) {
     // Alone, and several such programs may start at once: no daemon, no folder that they share.
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
@@ -91,6 +106,9 @@ Session::Session(int* argc, char*** argv) {
   MPI_Initialized(&running);
   owner_ = running == 0;
   if (owner_) {
+    if (std::string start = start_complaint(library_version(), variable); !start.empty()) {
+      throw AgreedError(start);
+    }
     mpi_check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   } else {
     mpi_check(MPI_Query_thread(&provided), "MPI_Query_thread");
@@ -99,8 +117,7 @@ Session::Session(int* argc, char*** argv) {
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
-  std::string complaint =
-      launcher_complaint(size_, [](const char* name) { return std::getenv(name); });
+  std::string complaint = launcher_complaint(size_, variable);
   if (provided < MPI_THREAD_MULTIPLE) {
     complaint = fmt::format(
         "MPI: thread level {}: MPI_THREAD_MULTIPLE is needed; use an MPI library built with it",

@@ -12,11 +12,15 @@ namespace {
 
 using Environment = std::map<std::string, std::string>;
 
-std::string complaint(int world, const Environment& environment) {
-  return launcher_complaint(world, [&](const char* name) {
+Variables variables(const Environment& environment) {
+  return [&environment](const char* name) {
     const auto found = environment.find(name);
     return found == environment.end() ? nullptr : found->second.c_str();
-  });
+  };
+}
+
+std::string complaint(int world, const Environment& environment) {
+  return launcher_complaint(world, variables(environment));
 }
 
 TEST(Launcher, UnconnectedRanksAreReported) {
@@ -48,6 +52,25 @@ TEST(Launcher, LegitimateStartsAreNot) {
                           {"SLURM_STEP_ID", "4294967290"},
                           {"SLURM_STEP_NUM_TASKS", "1"}}),
             "");
+}
+
+TEST(Launcher, StepsWithoutPmiAreRefusedBeforeMpiStarts) {
+  const auto start = [](const Environment& environment, const char* library = "Open MPI 4.1.4") {
+    return start_complaint(library, variables(environment));
+  };
+  Environment step = {{"SLURM_PROCID", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}};
+  EXPECT_THAT(start(step), testing::HasSubstr("use srun --mpi=pmix"));
+  EXPECT_THAT(start(step), testing::HasSubstr("4 processes"));
+  EXPECT_EQ(start(step, "MPICH 4.0.2, MPI 4.0"), "");  // its libpmi may know a way
+  for (const char* name : {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"}) {
+    Environment connected = step;
+    connected[name] = "2";
+    EXPECT_EQ(start(connected), "") << name;
+  }
+  step["SLURM_STEP_NUM_TASKS"] = "1";  // a shell in an allocation is a step too
+  EXPECT_EQ(start(step), "");
+  EXPECT_EQ(start({}), "");
+  EXPECT_EQ(start({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}), "");  // a batch script
 }
 
 TEST(Session, LibraryVersionNamesLibraryAndStandard) {

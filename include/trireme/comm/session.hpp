@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <mpi.h>
@@ -13,10 +14,17 @@ namespace trireme::comm {
 /// mpi_check(MPI_Barrier(comm), "MPI_Barrier").
 void mpi_check(int code, const char* call);
 
+/// An environment variable's value, null when it is unset.
+using Variables = std::function<const char*(const char*)>;
+
 /// What is wrong when a world of `world` ranks was started by a launcher whose environment
-/// (`variable`, null when unset) speaks of more; empty when nothing is. A batch script outside any
-/// job step is fine.
-std::string launcher_complaint(int world, const std::function<const char*(const char*)>& variable);
+/// speaks of more; empty when nothing is. A batch script outside any job step is fine.
+std::string launcher_complaint(int world, const Variables& variable);
+
+/// The same before MPI_Init, where that would end the process in its own words: Open MPI in a job
+/// step of several tasks to which Slurm gave no PMI (srun --mpi=none). `library` as
+/// library_version() says. MPICH may connect through Slurm's own libpmi, which needs no variable.
+std::string start_complaint(std::string_view library, const Variables& variable);
 
 /// The rank that the launcher's environment gives this process, 0 where it says nothing: which of
 /// several unconnected processes is to print the complaint.

@@ -1,0 +1,323 @@
+# shellcheck shell=bash
+# What the job scripts share: which scheduler this is, how it starts ranks, and what follows their exit code.
+# Sourced by bash 4 or newer. Environment:
+#
+#   TRIREME                 the program (else build/release/trireme of this tree, else trireme in PATH)
+#   TRIREME_SITE            a preset of jobs/sites, sourced first
+#   TRIREME_RANKS           ranks; by default as many as the scheduler gives tasks
+#   TRIREME_NODES           nodes they run on
+#   TRIREME_RANKS_PER_NODE  ranks on each of them
+#   TRIREME_THREADS         cores of a rank
+#   TRIREME_HARDWARE_THREADS  what Slurm calls a CPU where it is not a core: 2 where it counts two for each core
+#   TRIREME_GPUS            GPUs of a node that the ranks use, 0 by default; each takes the one of its number in the node
+#   TRIREME_SLURM_MPI       srun --mpi=...: pmix by default; none of Slurm's: default
+#   TRIREME_MPIRUN          mpirun, mpiexec, ...; TRIREME_MPIRUN_STYLE: openmpi, hydra or pals, asked of it by default
+#   TRIREME_LAUNCH_OPTIONS  more words for the launcher
+#   TRIREME_CORES           cores of this machine, where no scheduler tells; nproc's by default
+#   TRIREME_START_RETRIES   how often a start that crashes before the run begins is made again, 2 by default
+#   TRIREME_REQUEUE         0: never goes back to the queue by itself
+
+trireme_say() { printf 'jobs: %s\n' "$*"; }
+trireme_fail() {
+  printf 'jobs: error: %s\n' "$*" >&2
+  return 1
+}
+
+# slurm, pbs, lsf, flux or local: by the allocation that this runs in. A Flux instance may run inside any other's.
+trireme_scheduler() {
+  if [ -n "${FLUX_URI:-}" ]; then
+    echo flux
+  elif [ -n "${SLURM_JOB_ID:-}" ]; then
+    echo slurm
+  elif [ -n "${PBS_JOBID:-}" ]; then
+    echo pbs
+  elif [ -n "${LSB_JOBID:-}" ]; then
+    echo lsf
+  else
+    echo local
+  fi
+}
+
+# The first of the arguments that is not empty.
+trireme_first() {
+  local word
+  for word in "$@"; do
+    if [ -n "$word" ]; then
+      echo "$word"
+      return
+    fi
+  done
+}
+
+# Cores of this machine that may be used. nproc believes OMP_NUM_THREADS where it is set.
+trireme_cores() { echo "${TRIREME_CORES:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)}"; }
+
+trireme_unique_lines() { sort -u "$1" | grep -c .; }
+
+# Sets nodes, ranks, ranks_per_node and threads: what the user asks, else what the scheduler gives.
+trireme_shape() {
+  local given_nodes='' given_ranks='' given_per_node='' given_threads=''
+  case $(trireme_scheduler) in
+    slurm)
+      given_nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-}}
+      given_ranks=${SLURM_NTASKS:-}
+      given_per_node=${SLURM_NTASKS_PER_NODE:-}
+      [ -z "${SLURM_CPUS_PER_TASK:-}" ] || given_threads=$((SLURM_CPUS_PER_TASK / ${TRIREME_HARDWARE_THREADS:-1}))
+      ;;
+    pbs)
+      if [ -r "${PBS_NODEFILE:-}" ]; then  # a line for each rank, where mpiprocs= asked for several
+        given_nodes=$(trireme_unique_lines "$PBS_NODEFILE")
+        given_ranks=$(grep -c . "$PBS_NODEFILE")
+      fi
+      given_threads=${OMP_NUM_THREADS:-${NCPUS:-}}
+      ;;
+    lsf)
+      if [ -r "${LSB_DJOB_HOSTFILE:-}" ]; then  # a line for each slot; jsrun's sites name the launch node first
+        given_nodes=$(grep -v batch "$LSB_DJOB_HOSTFILE" | sort -u | grep -c .)
+      fi
+      ;;
+    flux)
+      given_nodes=$(flux resource list -n -o '{nnodes}' --states=free,allocated 2>/dev/null | tail -1)
+      ;;
+  esac
+  nodes=$(trireme_first "${TRIREME_NODES:-}" "$given_nodes" 1)
+  ranks_per_node=$(trireme_first "${TRIREME_RANKS_PER_NODE:-}" "$given_per_node")
+  if [ -n "${TRIREME_RANKS:-}" ]; then
+    ranks=$TRIREME_RANKS
+  elif [ -n "${TRIREME_RANKS_PER_NODE:-}" ]; then
+    ranks=$((nodes * ranks_per_node))
+  else
+    ranks=$(trireme_first "$given_ranks" $((nodes * ${ranks_per_node:-1})))
+  fi
+  # Fewer ranks than the allocation has room for use the fewest nodes that hold them.
+  if [ -z "${TRIREME_NODES:-}" ] && [ -n "$ranks_per_node" ]; then
+    local enough=$(((ranks + ranks_per_node - 1) / ranks_per_node))
+    [ "$enough" -ge "$nodes" ] || nodes=$enough
+  fi
+  local even=$(((ranks + nodes - 1) / nodes))
+  if [ -z "$ranks_per_node" ] || [ "$ranks_per_node" -gt "$even" ]; then ranks_per_node=$even; fi
+  threads=$(trireme_first "${TRIREME_THREADS:-}" "$given_threads" "${OMP_NUM_THREADS:-}" 1)
+  local number
+  for number in "$nodes" "$ranks" "$ranks_per_node" "$threads" "${TRIREME_GPUS:-0}"; do
+    [[ $number =~ ^[0-9]+$ ]] || trireme_fail "'$number' is not a number of nodes, ranks, threads or GPUs" || return
+  done
+  if [ $((nodes * ranks_per_node)) -lt "$ranks" ]; then
+    trireme_fail "$ranks ranks do not fit $nodes nodes with $ranks_per_node on each"
+    return
+  fi
+  if [ "${TRIREME_GPUS:-0}" -gt 0 ] && [ "$ranks_per_node" -gt "$TRIREME_GPUS" ]; then
+    trireme_fail "$ranks_per_node ranks on a node would share its $TRIREME_GPUS GPUs: use one rank for each GPU"
+  fi
+}
+
+# The words that start the ranks, in the array launch. Ranks next to each other share a node, as tensor groups should.
+trireme_slurm() {
+  # Since Slurm 22.05 srun no longer takes a job's --cpus-per-task for a step's: without this each rank gets one core.
+  export SRUN_CPUS_PER_TASK=$((threads * ${TRIREME_HARDWARE_THREADS:-1}))
+  launch=(srun)
+  [ "${TRIREME_SLURM_MPI:-pmix}" = default ] || launch+=("--mpi=${TRIREME_SLURM_MPI:-pmix}")
+  # Ranks end within moments of each other; where one dies, the others are not to wait for long. Ending a step at its
+  # first exit code above 0 could cut off ranks that are about to exit with 75.
+  launch+=("--nodes=$nodes" "--ntasks=$ranks" "--ntasks-per-node=$ranks_per_node" --cpu-bind=cores
+    --distribution=block:block --kill-on-bad-exit=0 --wait=60)
+  [ "${TRIREME_GPUS:-0}" -eq 0 ] || launch+=("--gpus-per-node=$TRIREME_GPUS" --gpu-bind=none)
+}
+
+trireme_mpirun_style() {
+  local version
+  if [ -n "${TRIREME_MPIRUN_STYLE:-}" ]; then
+    echo "$TRIREME_MPIRUN_STYLE"
+    return
+  fi
+  version=$("$1" --version 2>&1) || true
+  case $version in
+    *"Open MPI"* | *OpenRTE* | *PRRTE*) echo openmpi ;;
+    *PALS*) echo pals ;;
+    *) echo hydra ;;
+  esac
+}
+
+trireme_mpirun() {
+  local mpirun=${TRIREME_MPIRUN:-mpirun} name
+  launch=("$mpirun" -n "$ranks")
+  case $(trireme_mpirun_style "$mpirun") in
+    openmpi)
+      if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+      if [ "$(trireme_scheduler)" = local ] && [ $((ranks * threads)) -gt "$(trireme_cores)" ]; then
+        launch+=(--oversubscribe --bind-to none)
+      else
+        launch+=(--map-by "ppr:$ranks_per_node:node:PE=$threads" --bind-to core)
+      fi
+      [ ! -r "${PBS_NODEFILE:-}" ] || launch+=(--hostfile "$PBS_NODEFILE")
+      # It carries no variables to other nodes unless told to.
+      if [ "$nodes" -gt 1 ]; then
+        for name in $(compgen -e | grep -E '^(TRIREME|OMP|HDF5)_' | sort); do launch+=(-x "$name"); done
+      fi
+      ;;
+    pals) launch+=(--ppn "$ranks_per_node" --depth "$threads" --cpu-bind depth) ;;
+    hydra)
+      export I_MPI_PIN_DOMAIN=$threads  # Intel's
+      launch+=(-ppn "$ranks_per_node" -bind-to "core:$threads")
+      ;;
+    *) trireme_fail "TRIREME_MPIRUN_STYLE=$TRIREME_MPIRUN_STYLE: it is openmpi, hydra or pals" ;;
+  esac
+}
+
+trireme_lsf() {
+  if ! command -v jsrun >/dev/null; then
+    trireme_mpirun
+    return
+  fi
+  # One resource set a node, so that its ranks share memory and see every GPU.
+  launch=(jsrun --nrs "$nodes" --rs_per_host 1 --tasks_per_rs "$ranks_per_node"
+    --cpu_per_rs $((ranks_per_node * threads)) --gpu_per_rs "${TRIREME_GPUS:-0}" --launch_distribution packed
+    --bind "packed:$threads")
+}
+
+trireme_flux() {
+  launch=(flux run --nodes "$nodes" --ntasks "$ranks" --cores-per-task "$threads" -o cpu-affinity=per-task)
+  [ "${TRIREME_GPUS:-0}" -eq 0 ] || launch+=(--gpus-per-task 1 -o gpu-affinity=off)
+}
+
+# Everything before the program's arguments: sets launch, and OMP_NUM_THREADS.
+trireme_prepare() {
+  local here tree
+  here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+  if [ -n "${TRIREME_SITE:-}" ]; then
+    if [ ! -r "$here/sites/$TRIREME_SITE.sh" ]; then
+      trireme_fail "TRIREME_SITE=$TRIREME_SITE: there is no $here/sites/$TRIREME_SITE.sh"
+      return
+    fi
+    # shellcheck disable=SC1090
+    source "$here/sites/$TRIREME_SITE.sh" || return
+  fi
+  tree=$(dirname "$here")/build/release/trireme
+  program=${TRIREME:-}
+  [ -n "$program" ] || program=$([ -x "$tree" ] && echo "$tree" || echo trireme)
+  trireme_shape || return
+  export OMP_NUM_THREADS=$threads
+  launch=()
+  case $(trireme_scheduler) in
+    slurm) trireme_slurm ;;
+    lsf) trireme_lsf ;;
+    flux) trireme_flux ;;
+    *) trireme_mpirun ;;
+  esac || return
+  local more=()
+  read -r -a more <<<"${TRIREME_LAUNCH_OPTIONS:-}"
+  launch+=("${more[@]}" "$program")
+}
+
+# Starts the program on all ranks and returns its exit code. Signals that come to this shell go on to the launcher,
+# which hands them to the ranks; SIGTERM goes on as SIGUSR1, since mpirun would not leave ranks the time to save.
+trireme_launch() {
+  local child code=0 signal=''
+  trireme_prepare || return
+  if [ -n "${TRIREME_DRY_RUN:-}" ]; then
+    printf 'OMP_NUM_THREADS=%s ' "$threads"
+    printf '%q ' "${launch[@]}" "$@"
+    echo
+    return
+  fi
+  trap 'signal=USR1; kill -USR1 "$child" 2>/dev/null || true' USR1 TERM
+  trap 'signal=USR2; kill -USR2 "$child" 2>/dev/null || true' USR2
+  "${launch[@]}" "$@" </dev/null &
+  child=$!
+  # A signal ends the wait ahead of the child.
+  while :; do
+    signal=''
+    code=0
+    wait "$child" || code=$?
+    [ -n "$signal" ] || break
+  done
+  trap - USR1 TERM USR2
+  return "$code"
+}
+
+# The newest attempt of a run folder, nothing where there is none.
+trireme_attempt() {
+  local attempt newest=''
+  for attempt in "$1"/attempts/*; do
+    [ ! -d "$attempt" ] || newest=$attempt
+  done
+  echo "$newest"
+}
+
+# Trains on all ranks and returns the exit code. MPI libraries have been seen to crash while they start, the more easily
+# the more ranks: a start that dies so (SIGABRT, SIGBUS, SIGSEGV) before the run has a record of it is made again.
+trireme_train() { # run folder, arguments
+  local folder=$1 before code tries=${TRIREME_START_RETRIES:-2}
+  shift
+  while :; do
+    before=$(trireme_attempt "$folder")
+    code=0
+    trireme_launch train "$@" || code=$?
+    case $code in 134 | 135 | 139) ;; *) return "$code" ;; esac
+    if [ "$tries" -le 0 ] || [ "$(trireme_attempt "$folder")" != "$before" ]; then return "$code"; fi
+    tries=$((tries - 1))
+    trireme_say "exit code $code before the run began: started again"
+  done
+}
+
+# The run folder of train's arguments.
+trireme_output() {
+  local word previous='' found=''
+  for word in "$@"; do
+    [ "$previous" != --train.output ] || found=$word
+    case $word in --train.output=*) found=${word#*=} ;; esac
+    previous=$word
+  done
+  found=$(trireme_first "$found" "${TRIREME_TRAIN_OUTPUT:-}")
+  [ -n "$found" ] || found=$("$program" train --dry-run "$@" 2>/dev/null | sed -n 's/^output = "\(.*\)".*/\1/p')
+  trireme_first "$found" run
+}
+
+# The step of the newest checkpoint of a run folder, -1 where there is none.
+trireme_step() {
+  local folder newest=-1 step
+  for folder in "$1"/step-*; do
+    step=${folder##*/step-}
+    [[ $step =~ ^[0-9]+$ ]] || continue
+    step=$((10#$step))
+    [ "$step" -le "$newest" ] || newest=$step
+  done
+  echo "$newest"
+}
+
+# Back to the queue, by the scheduler's means; where there are none, the exit code tells whoever chained the jobs.
+trireme_requeue() {
+  [ "${TRIREME_REQUEUE:-1}" != 0 ] || return 0
+  case $(trireme_scheduler) in
+    slurm)
+      if scontrol requeue "$SLURM_JOB_ID"; then
+        trireme_say "job $SLURM_JOB_ID goes back to the queue"
+      else
+        trireme_say "Slurm does not take the job back (was it submitted with --requeue?): submit it again"
+      fi
+      ;;
+    lsf) trireme_say "LSF takes the job back (bsub -Q 75)" ;;
+    *) trireme_say "submit it again, or chain jobs with a dependency: it goes on where it stopped" ;;
+  esac
+}
+
+# Trains, and goes back to the queue when training has ended ahead of its last step: saved in time (75), or after a
+# failure of which a later checkpoint than at the start is left. A start that gained nothing is not repeated.
+trireme_job() {
+  local folder before after code=0 arguments=()
+  if [ $# -eq 0 ]; then read -r -a arguments <<<"${TRIREME_ARGUMENTS:-}" && set -- "${arguments[@]}"; fi
+  trireme_prepare || return
+  folder=$(trireme_output "$@")
+  before=$(trireme_step "$folder")
+  trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each, checkpoint of step" \
+    "$before: $(printf '%q ' "${launch[@]}" train "$@")"
+  trireme_train "$folder" "$@" || code=$?
+  after=$(trireme_step "$folder")
+  trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, checkpoint of step $after"
+  [ "$code" -ne 0 ] || return 0
+  if [ "$after" -gt "$before" ]; then
+    trireme_requeue
+  elif [ "$code" -eq 75 ]; then
+    trireme_say "no step was made in this start, so the next would do no better: give it a longer time limit"
+  fi
+  return "$code"
+}

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Starts the program once on the ranks of this allocation, or of this machine; TRIREME_DRY_RUN=1 prints the command:
+#
+#   TRIREME_RANKS=4 jobs/launch.sh evaluate --checkpoint run
+set -euo pipefail
+# shellcheck source=jobs/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+if [ "${1:-}" = train ]; then
+  shift
+  trireme_prepare
+  trireme_train "$(trireme_output "$@")" "$@"
+else
+  trireme_launch "$@"
+fi

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Trains under Slurm. Three minutes ahead of the limit the ranks are signalled; they save, and the job goes back to the
+# queue and on from there, under the same job id and into the same output file, until its last step:
+#
+#   sbatch --nodes 4 --ntasks-per-node 8 --cpus-per-task 16 --time 4:00:00 jobs/slurm.sh --config run.toml
+#
+# GPUs: --gpus-per-node 8 and TRIREME_GPUS=8. Arguments are those of `trireme train`; jobs/common.sh has the variables.
+#SBATCH --job-name=trireme
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR1@180
+set -euo pipefail
+# Slurm runs a copy of this file, which does not lie beside common.sh.
+here=${TRIREME_JOBS:-$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's|.* Command=\([^ ]*\)/[^/ ]* .*|\1|p')}
+# shellcheck source=jobs/common.sh
+source "$here/common.sh"
+trireme_job "$@"

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Compares a run's record of communication with what the nodes' interfaces have sent.
+
+The record's bytes of the axes that cross nodes must be within 10 % of each node's counter, which also holds TCP/IP's
+and Slurm's own; axes inside nodes must not show there. Communication cannot be quicker than the link allows, and with
+--bound, where the link is all that it waits for, its recorded time must be within 10 % of what those bytes need on
+the link. Backward is all that it can hide behind."""
+
+import argparse
+import json
+import os
+import sys
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rate", required=True, help="of each node's link: 1gbit, 100mbit")
+parser.add_argument("--tasks", type=int, required=True, help="ranks on each node")
+parser.add_argument("--before", required=True)
+parser.add_argument("--after", required=True)
+parser.add_argument("--bound", action="store_true")
+parser.add_argument("run")
+options = parser.parse_args()
+
+bits = float(options.rate[:-4]) * {"gbit": 1e9, "mbit": 1e6}[options.rate[-4:]]
+attempt = os.path.join(options.run, "attempts", "0001")
+with open(os.path.join(attempt, "summary.json")) as file:
+    summary = json.load(file)
+with open(os.path.join(attempt, "metrics.jsonl")) as file:
+    lines = [json.loads(line) for line in file]
+seconds = [line["seconds"] for line in lines if line["type"] == "step"]
+steps = summary["steps_of_attempt"]
+axes = summary["communication"]
+# Tensor groups are ranks next to each other, which share a node here.
+crossing = {name: axis for name, axis in axes.items() if not (name == "tensor" and options.tasks > 1)}
+
+
+def counters(path):
+    with open(path) as file:
+        return {name: int(value) for name, value in (line.split() for line in file)}
+
+
+before, after = counters(options.before), counters(options.after)
+sent = {node: after[node] - before[node] for node in after}
+recorded = options.tasks * steps * sum(axis["bytes_per_step"] for axis in crossing.values())
+complaints = []
+for node, count in sorted(sent.items()):
+    if not 0.97 * recorded <= count <= 1.1 * recorded:
+        complaints.append("%s sent %d bytes, the record says %d" % (node, count, recorded))
+
+wire = max(sent.values()) / steps * 8 / bits  # seconds of a step in which the link was busy, at least
+taken = sum(axis["seconds_per_step"] for axis in crossing.values())
+sections = {name: times["average"] / steps for name, times in summary["sections"].items()}
+reduce, wait = sections["reduce gradients (overlapped)"], sections["wait for gradients"]
+step = sum(seconds) / len(seconds)
+if taken < 0.9 * wire or step < 0.9 * wire:
+    complaints.append("communication took %.3f s of a step of %.3f s, the link %.3f s" % (taken, step, wire))
+if options.bound:
+    for what, value in (("the data axis took", axes["data"]["seconds_per_step"]), ("gradients were reduced for", reduce)):
+        if abs(value / wire - 1) > 0.1:
+            complaints.append("%s %.3f s, its bytes need %.3f s" % (what, value, wire))
+if wait < 0.9 * wire - 1.1 * sections["backward"]:
+    complaints.append("waited %.3f s for %.3f s on the link, which backward's %.3f s cannot hide"
+                      % (wait, wire, sections["backward"]))
+
+print("%s, %d ranks a node: %s; %s" % (options.rate, options.tasks, ", ".join(
+    "%s %.3f MB a step and rank in %.3f s" % (name, axis["bytes_per_step"] / 1e6, axis["seconds_per_step"])
+    for name, axis in sorted(axes.items())), "interfaces sent %.3f to %.3f of what the record says across nodes" % (
+        min(sent.values()) / recorded, max(sent.values()) / recorded)))
+print("  a step of %.3f s: bytes fill the link for %.3f s; gradients reduced for %.3f s, waited for %.3f s, so %.0f %% hidden, by "
+      "%.3f s of backward" % (step, wire, reduce, wait, 100 * (1 - wait / reduce), sections["backward"]))
+for complaint in complaints:
+    print("  WRONG: " + complaint)
+sys.exit(1 if complaints else 0)

@@ -1,0 +1,214 @@
+#!/usr/bin/env bash
+# The job scripts under a real Slurm of four nodes (cluster.sh): run.sh TRIREME [CASE...]. Needs root. Cases:
+#   binding, unconnected, template, signal, crash, link, study; all by default. Takes some ten minutes.
+# shellcheck disable=SC2015  # what stands behind || ends the script
+set -euo pipefail
+source=$(cd "$(dirname "$0")/../.." && pwd)
+binary=$(realpath "$1")
+shift
+cases=("$@")
+[ $# -gt 0 ] || cases=(binding unconnected template signal crash link study)
+if [ "$(id -u)" -ne 0 ]; then
+  echo "skipped: a cluster of network namespaces needs root"
+  exit 0
+fi
+cluster=$source/tests/slurm/cluster.sh
+SLURM_CONF=$("$cluster" conf)
+export SLURM_CONF OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_WAIT_POLICY=passive
+export OMPI_MCA_rmaps_base_oversubscribe=1 PYTHONDONTWRITEBYTECODE=1
+unset SLURM_JOB_ID OMP_NUM_THREADS TRIREME_RANKS TRIREME_THREADS
+up=no
+work=$(mktemp -d /var/tmp/trireme-slurm.XXXXXX)  # nodes have a /tmp of their own
+trap '[ $up = no ] || "$cluster" down; rm -rf "$work"' EXIT
+cd "$work"
+cp "$binary" trireme
+cp -r "$source/jobs" .
+export TRIREME=$work/trireme
+
+fail() {
+  echo "FAILED: $*"
+  tail -n 40 ./*.out 2>/dev/null || true
+  exit 1
+}
+start_cluster() { # nodes, cores
+  [ $up = no ] || "$cluster" down
+  up=yes
+  "$cluster" up "$@" || fail "no cluster"
+}
+# 120,576 parameters; reproducible, so that every layout and every interruption must leave the same bits.
+for i in $(seq 4000); do echo "line $i of a text to learn from"; done >text
+./trireme prepare --input text --output data >/dev/null 2>&1
+model=(--data.path "$work/data" --model.layers 2 --model.width 64 --model.heads 4 --model.sequence 64 --model.dropout 0.1
+  --train.batch 16 --train.peak none --train.evaluate_at_end false --train.log_every 1 --numerics.reproducible true)
+
+field() { scontrol show job -o "$1" | sed -n "s/.* $2=\([^ ]*\).*/\1/p"; }
+# Waits until a command succeeds, at most as many seconds as given.
+await() { # seconds, what for, command...
+  local end=$(($(date +%s) + $1)) what=$2
+  shift 2
+  until "$@"; do
+    [ "$(date +%s)" -lt "$end" ] || fail "waited in vain for $what"
+    sleep 0.5
+  done
+}
+# Slurm lets a job that goes back to the queue wait for two minutes.
+hasten() { [ "$(field "$1" Reason)" != BeginTime ] || scontrol update "jobid=$1" StartTime=now; }
+ended() {
+  hasten "$1"
+  case $(field "$1" JobState) in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL | OUT_OF_MEMORY) ;; *) return 1 ;; esac
+}
+finish() { # job: it must end well
+  await 900 "the end of job $1" ended "$1"
+  [ "$(field "$1" JobState)" = COMPLETED ] || fail "job $1: $(field "$1" JobState)"
+}
+made_step() { grep -c "^step *$2/" "$1" >/dev/null 2>&1; }
+
+# The bytes of a run's last checkpoint, whatever ranks wrote it: one rank loads and saves it.
+canonical() { # run folder
+  mkdir -p canonical
+  ./trireme train "${model[@]}" --train.steps "$steps" --checkpoint.resume "$1" --train.output "canonical/$1" >canonical.out 2>&1
+  cat canonical/"$1"/step-*/*.h5 | sha256sum
+}
+losses() { cat "$1"/attempts/*/metrics.jsonl | grep '"type":"step"' | sed -E 's/"(seconds|tokens_per_second)":[^,}]*,?//g' | sort -u; }
+compare() { # run folder: with the run of one rank that nothing has interrupted
+  if [ ! -d "one-$steps" ]; then
+    ./trireme train "${model[@]}" --train.steps "$steps" --train.output "one-$steps" --train.log_every 1000 >one.out 2>&1 || fail "one rank"
+  fi
+  [ "$(losses "one-$steps" | wc -l)" -eq "$steps" ] || fail "the reference has no $steps steps"
+  diff <(losses "one-$steps") <(losses "$1") >diff.out || fail "$1: losses differ from those of one rank"
+  [ "$(canonical "one-$steps")" = "$(canonical "$1")" ] || fail "$1: weights differ from those of one rank"
+}
+
+case_binding() {
+  if [ "$(nproc)" -lt 2 ]; then
+    echo "binding: skipped on one core"
+    return
+  fi
+  local cores
+  cores=$(nproc)
+  start_cluster 2 "$cores"
+  TRIREME=$(command -v grep) sbatch --wait --output=binding.out --nodes=2 --ntasks-per-node=1 --cpus-per-task="$cores" \
+    --wrap "jobs/launch.sh Cpus_allowed: /proc/self/status" >submit.out || fail "binding: the job failed"
+  # All of a rank's cores, on both nodes: without SRUN_CPUS_PER_TASK it would be one.
+  local mask
+  mask=$(printf '%x' $(((1 << cores) - 1)))
+  [ "$(grep -cE "^Cpus_allowed:\s+0*$mask\$" binding.out)" -eq 2 ] || fail "binding: not all $cores cores"
+  TRIREME=$(command -v grep) sbatch --wait --output=binding2.out --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 \
+    --wrap "jobs/launch.sh Cpus_allowed_list: /proc/self/status" >submit.out || fail "binding: the job failed"
+  [ "$(grep '^Cpus_allowed_list' binding2.out | sort -u | wc -l)" -eq 2 ] || fail "binding: two ranks on the same core"
+  echo "binding: ranks have the cores that the job asks for, and no two the same"
+}
+
+case_unconnected() {
+  local code=0
+  srun --mpi=none --nodes=2 --ntasks=4 ./trireme train "${model[@]}" --train.steps 1 --train.output none >none.out 2>&1 || code=$?
+  [ "$code" -ne 0 ] || fail "unconnected: it ran"
+  [ "$(grep -c '^trireme: error: ' none.out)" -eq 1 ] || fail "unconnected: not one voice"
+  grep -c '^trireme: error: launcher: SLURM_STEP_NUM_TASKS = 4.*use srun --mpi=pmix' none.out >/dev/null || fail "unconnected: the mend is not named"
+  [ ! -e none ] || fail "unconnected: something was written"
+  echo "unconnected: $(grep '^trireme: error: ' none.out)"
+}
+
+case_template() {
+  steps=12
+  local tasks id
+  for tasks in 1 2; do
+    id=$(sbatch --parsable --nodes=4 --ntasks-per-node=$tasks --time=10 --output="template$tasks.out" jobs/slurm.sh \
+      "${model[@]}" --train.steps $steps --train.output "four-by-$tasks")
+    finish "$id"
+    compare "four-by-$tasks"
+  done
+  echo "template: 4 x 1 and 4 x 2 tasks end with the weights of one rank"
+}
+
+# Slow links make steps long on any machine: 0.6 s each at 10 Mbit/s.
+case_signal() {
+  steps=140
+  "$cluster" rate 10mbit
+  local id
+  id=$(sbatch --parsable --nodes=4 --ntasks-per-node=1 --time=2 --signal=USR1@60 --output=signal.out jobs/slurm.sh \
+    "${model[@]}" --train.steps $steps --train.output signal)
+  finish "$id"
+  "$cluster" rate off
+  local stops
+  stops=$(grep -c '^stopped at step .*: signal SIGUSR1; saved' signal.out)
+  [ "$stops" -ge 1 ] || fail "signal: Slurm's signal stopped nothing"
+  [ "$(grep -c "goes back to the queue" signal.out)" -eq "$stops" ] || fail "signal: not requeued each time"
+  [ "$(grep -c '^resumed from ' signal.out)" -eq "$stops" ] || fail "signal: not resumed each time"
+  [ "$(field "$id" Restarts)" -eq "$stops" ] || fail "signal: Slurm restarted it $(field "$id" Restarts) times"
+  [ "$(losses signal | wc -l)" -eq $steps ] || fail "signal: steps are missing or were made twice unlike"
+  compare signal
+  echo "signal: stopped $stops times ahead of its limit ($(sed -n 's/^stopped at \(step [0-9]*\) .*/\1/p' signal.out | paste -sd, )), requeued, resumed: the weights of the run that was not"
+}
+
+case_crash() {
+  steps=60
+  "$cluster" rate 10mbit
+  local id
+  id=$(sbatch --parsable --nodes=4 --ntasks-per-node=1 --time=10 --output=crash.out jobs/slurm.sh \
+    "${model[@]}" --train.steps $steps --train.output crash --checkpoint.every 10)
+  await 300 "step 25" made_step crash.out 25
+  "$cluster" kill 3
+  await 120 "Slurm to miss node 3" sh -c 'sinfo -h -n node3 -o %T | grep -c down >/dev/null'
+  "$cluster" revive 3
+  "$cluster" rate off
+  finish "$id"
+  [ "$(field "$id" Restarts)" -ge 1 ] || fail "crash: Slurm did not restart it"
+  grep -cE '^resumed from .*step-000000[2-5]0: step' crash.out >/dev/null || fail "crash: not resumed from a checkpoint"
+  compare crash
+  echo "crash: node 3 killed after step 25, $(sed -n 's/^\(resumed\) from .*: \(step .*\)/\1 at \2/p' crash.out), the weights of the run that was not"
+}
+
+# What the record says of communication, beside what the nodes' interfaces have sent.
+measure() { # rate, name, tasks per node, steps, flags...
+  local rate=$1 name=$2 tasks=$3 steps=$4 id
+  shift 4
+  "$cluster" rate "$rate"
+  "$cluster" sent >before
+  id=$(sbatch --parsable --nodes=4 --ntasks-per-node="$tasks" --time=10 --output="$name.out" jobs/slurm.sh \
+    --data.path "$work/data" --model.heads 4 --model.sequence 64 --train.peak none --train.evaluate_at_end false \
+    --checkpoint.at_end false --train.steps "$steps" --train.output "$name" "$@")
+  finish "$id"
+  "$cluster" sent >after
+  "$cluster" rate off
+  python3 -B "$source/tests/slurm/compare_traffic.py" --rate "$rate" --tasks "$tasks" --before before --after after \
+    "${bound[@]}" "$name"
+}
+case_link() {
+  local bound=() large=(--model.layers 4 --model.width 256) small=(--model.layers 2 --model.width 64 --train.batch 16)
+  measure 1gbit fast 1 15 "${large[@]}" --train.batch 64 || fail "link: 1 Gbit/s"
+  measure 100mbit slow 1 8 "${large[@]}" --train.batch 4 || fail "link: 100 Mbit/s"
+  measure 1gbit inside 2 15 "${large[@]}" --train.batch 8 --parallel.tensor 2 || fail "link: tensor groups inside nodes"
+  # Half a second of link a step. What other programs keep the ranks from doing counts too: again, where they did.
+  bound=(--bound)
+  measure 10mbit bound 1 20 "${small[@]}" || measure 10mbit again 1 20 "${small[@]}" || fail "link: 10 Mbit/s"
+}
+
+case_study() {
+  local code=0
+  printf 'data\npipeline2 --parallel.pipeline 2\nbroken --train.inject nan@1,nan@2,nan@3 --train.skip_limit 2\n' >layouts
+  local study=(jobs/scaling-study --mode strong --ranks '2,4' --batch 16 --steps 6 --repeats 1 --layouts layouts --launcher slurm
+    --submit-option=--time=5 --output study)
+  local flags=(--data.path "$work/data" --model.layers 2 --model.width 64 --model.heads 4 --model.sequence 64 --train.peak none)
+  "${study[@]}" --no-wait -- "${flags[@]}" >study.out 2>&1 || fail "study: submission"
+  [ "$(grep -c '"job": ' study/index.json)" -eq 6 ] || fail "study: not 6 points submitted"
+  cp study/index.json submitted.json
+  TRIREME_POLL_SECONDS=1 "${study[@]}" -- "${flags[@]}" >study2.out 2>&1 || code=$?
+  [ "$code" -eq 1 ] && [ "$(grep -c '"state": "done"' study/index.json)" -eq 4 ] && [ "$(grep -c '"state": "failed"' study/index.json)" -eq 2 ] ||
+    fail "study: exit code $code"
+  diff <(grep '"job": ' submitted.json) <(grep '"job": ' study/index.json) >diff.out || fail "study: points were submitted twice"
+  # Inside an allocation the points are its job steps.
+  code=0
+  TRIREME_JOBS=$work/jobs sbatch --wait --nodes=4 --ntasks-per-node=1 --time=10 --output=inside.out --wrap "jobs/scaling-study --mode weak \
+    --ranks 1,4 --batch 4 --steps 4 --repeats 1 --layouts layouts --output steps -- ${flags[*]}" >submit.out || code=$?
+  [ "$code" -eq 1 ] && [ "$(grep -c '"state": "done"' steps/index.json)" -eq 3 ] || fail "study inside an allocation: exit code $code"
+  echo "study: as 6 jobs, and as the steps of one job"
+}
+
+for each in "${cases[@]}"; do
+  declare -F "case_$each" >/dev/null || fail "$each is no case"
+  [ "$each" = binding ] || [ "$up" = four ] || { start_cluster 4 && up=four; }
+  "case_$each"
+  [ "$each" != binding ] || up=two
+done
+echo ok
