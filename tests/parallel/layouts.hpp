@@ -189,7 +189,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .offload = settings.offload,
           .sequence_parallel = layout.sequence_parallel,
           .recompute = layout.recompute,
-          .exact_gelu = layout.exact_gelu,
+          .exact_gelu = layout.exact_gelu && !settings.make_device,  // as runs set it
           .compute = settings.compute,
           .reproducible = settings.reproducible,
           .virtual_tensor = settings.virtual_tensor,
