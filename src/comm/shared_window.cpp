@@ -18,10 +18,12 @@ namespace {
 constexpr std::size_t alignment = 64;
 constexpr const char* folder = "/dev/shm";
 
-/// Bytes free where MPI libraries keep windows; no limit where that is not known.
+/// Bytes free where MPI libraries keep windows; no limit where none is set or known.
 std::size_t free_room() {
   struct statvfs room {};
-  if (::statvfs(folder, &room) != 0) return std::numeric_limits<std::int64_t>::max();
+  if (::statvfs(folder, &room) != 0 || room.f_blocks == 0) {
+    return std::numeric_limits<std::int64_t>::max();
+  }
   return static_cast<std::size_t>(room.f_bavail) * room.f_frsize;
 }
 
@@ -43,7 +45,9 @@ std::unique_ptr<SharedWindow> SharedWindow::make(MPI_Comm node, std::size_t byte
                                                  std::optional<std::size_t> room) {
   TRIREME_ASSERT(bytes % alignment == 0, "{} bytes", bytes);
   // Asked first: a library that runs out of room on one rank may leave the others waiting.
-  const std::int64_t needed = reduce(node, bytes + alignment, MPI_SUM);
+  // Libraries round segments up to pages and keep their own state beside them.
+  constexpr std::size_t beside = std::size_t{64} << 10;
+  const std::int64_t needed = reduce(node, bytes + beside, MPI_SUM);
   const std::int64_t free = reduce(node, room.value_or(free_room()), MPI_MIN);
   const auto mebibytes = [](std::int64_t n) { return static_cast<double>(n) / (1 << 20); };
   why = fmt::format("{} has {:.1f} MiB free, and the windows of a node's ranks take {:.1f} MiB",
@@ -51,7 +55,13 @@ std::unique_ptr<SharedWindow> SharedWindow::make(MPI_Comm node, std::size_t byte
   if (needed > free) return nullptr;
   std::unique_ptr<SharedWindow> window(new SharedWindow(node, bytes, ledger));
   // Room that is free is not yet ours, and who touches what is not there is killed.
-  if (reduce(node, window->populate() ? 1 : 0, MPI_MIN) == 0) return nullptr;
+  if (reduce(node, window->populate() ? 1 : 0, MPI_MIN) == 0) {
+    why = fmt::format(
+        "{} had {:.1f} MiB free for the windows of a node's ranks, which take {:.1f} "
+        "MiB, but something else took the room meanwhile",
+        folder, mebibytes(free), mebibytes(needed));
+    return nullptr;
+  }
   why.clear();
   return window;
 }

@@ -51,7 +51,7 @@ class Ahead {
     const char* first;
     std::int64_t stride, bytes, rows;
   };
-  Span spans_[most];
+  Span spans_[most] = {};
   int next_ = 0, end_ = 0;
   std::int64_t row_ = 0, offset_ = 0;
 };

@@ -137,10 +137,11 @@ void CpuOps::copy(const Tensor& y, const Tensor& x) {
   if (y.contiguous() && x.contiguous()) {
     const bool streamed =
         beyond_caches(y.elements() * size) && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
-    parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
+    // Ranges begin at cache lines, whatever the type: stores past the caches fault elsewhere.
+    const std::int64_t line = std::max<std::int64_t>(16, 64 / size);
+    parallel_ranges(threads_, y.elements(), 16384, line, [&](std::int64_t begin, std::int64_t end) {
       const auto bytes = static_cast<std::size_t>((end - begin) * size);
       if (streamed) {
-        // Ranges begin at multiples of 16 elements, so at half a cache line at least.
         HWY_DYNAMIC_DISPATCH(copy_range)
         (bytes, reinterpret_cast<std::uint8_t*>(to + begin * size),
          reinterpret_cast<const std::uint8_t*>(from + begin * size));
