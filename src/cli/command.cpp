@@ -14,8 +14,7 @@ namespace {
 
 constexpr const char* examples = R"(Examples (`trireme SUBCOMMAND --help` says more):
   trireme prepare --input book.txt --output dataset
-  mpirun -n 4 trireme train --model.preset tiny --data.path dataset
-  trireme generate --checkpoint run --prompt "Once upon")";
+  mpirun -n 4 trireme train --model.preset tiny --data.path dataset)";
 
 std::function<int(comm::Session&, const std::vector<Setting>&)> printing(std::string text) {
   return [text = std::move(text)](comm::Session& session, const std::vector<Setting>&) {
