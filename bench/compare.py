@@ -130,6 +130,7 @@ def round_of(options, folder, kind, case):
         "two_ranks": two,
         "peers": peers,
         "share_of_peak": one["mfu_of_measured"],
+        "share_of_peak_at_best": one["mfu_of_measured"] * one["step_seconds"] / min(one["all_step_seconds"]),
         "speed_beside_torch": ratio(best, one["step_seconds"]),
         "memory_beside_torch": ratio(one["resident_bytes"], least_memory),
         "two_ranks_beside_one": ratio(one["step_seconds"], two["step_seconds"] if two else None),
@@ -157,7 +158,7 @@ def main():
         print("PyTorch beside: skipped, it is not installed; python3 -m venv .venv-peers && .venv-peers/bin/pip install torch")
         options.peer = False
     print(f"{cores()} cores; each figure: median (least–greatest) of {options.rounds} rounds" + (f"; PyTorch {version}" if version else ""))
-    print(f"{'model':<14}{'type':<6}{'ms a step':>26}{'share of peak':>20}{'2 ranks / 1':>20}{'speed / PyTorch':>20}{'memory / PyTorch':>20}")
+    print(f"{'model':<14}{'type':<6}{'ms a step':>26}{'share of peak':>20}{'of its best step':>20}{'2 ranks / 1':>20}{'speed / PyTorch':>20}{'memory / PyTorch':>20}")
     all_rows = []
     for kind in options.types.split(","):
         for case in options.cases.split(","):
@@ -168,12 +169,13 @@ def main():
                 continue
             row = {"case": case, "type": kind, "rounds": rounds}
             row["milliseconds"] = spread([1e3 * each["trireme"]["step_seconds"] for each in rounds])
-            for key in ("share_of_peak", "two_ranks_beside_one", "speed_beside_torch", "memory_beside_torch",
+            for key in ("share_of_peak", "share_of_peak_at_best", "two_ranks_beside_one", "speed_beside_torch", "memory_beside_torch",
                         "torch_eager_seconds", "torch_compiled_seconds"):
                 row[key] = spread([each[key] for each in rounds])
             all_rows.append(row)
             print(
                 f"{case:<14}{kind:<6}{text(row['milliseconds'], 1):>26}{text(row['share_of_peak'], 3):>20}"
+                f"{text(row['share_of_peak_at_best'], 3):>20}"
                 f"{text(row['two_ranks_beside_one']):>20}{text(row['speed_beside_torch']):>20}{text(row['memory_beside_torch']):>20}",
                 flush=True,
             )

@@ -211,9 +211,13 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   if (device.is_host()) {
     grid.world().barrier();  // all ranks at once, as they train
     ceilings = measure_ceilings(computes, compute, ceilings.nominal);
-    ceilings.products = std::max(
-        ceilings.products,
-        plan::measure_peak(replica.ops(), device, compute, model, each.batch * config.sequence));
+    // Where other work held the machine meanwhile, the step itself was as fast: look again.
+    const double reached = rate / static_cast<double>(session.size());
+    for (int look = 0; look == 0 || (look < 4 && ceilings.products < 1.05 * reached); ++look) {
+      ceilings.products = std::max(
+          ceilings.products,
+          plan::measure_peak(replica.ops(), device, compute, model, each.batch * config.sequence));
+    }
   }
   ceilings.products = grid.world().all_reduce(ceilings.products, comm::Reduction::sum);
   ceilings.copies = grid.world().all_reduce(ceilings.copies, comm::Reduction::sum);
