@@ -38,12 +38,17 @@ add_custom_target(trireme_manual ALL DEPENDS ${trireme_manuals})
 install(FILES "${trireme_completion}" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 install(FILES README.md ARCHITECTURE.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(FILES packaging/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TRIREME_PACKAGE)  # Debian has the licence's text, and wants no copies of it
+  install(FILES packaging/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
+else()
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+endif()
 file(GLOB trireme_documents CONFIGURE_DEPENDS docs/*.md)
 install(FILES ${trireme_documents} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 foreach(folder jobs data)
   if(IS_DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}")
-    install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme USE_SOURCE_PERMISSIONS)
+    install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme USE_SOURCE_PERMISSIONS
+            PATTERN __pycache__ EXCLUDE)
   endif()
 endforeach()
 

@@ -54,6 +54,17 @@ trireme_cores() { echo "${TRIREME_CORES:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_
 
 trireme_unique_lines() { sort -u "$1" | grep -c .; }
 
+# A line for each slot; where there is jsrun, the first is the one slot of a launch node on which no ranks run.
+trireme_lsf_nodes() { # file
+  local first count
+  first=$(head -n 1 "$1")
+  count=$(trireme_unique_lines "$1")
+  if [ "$count" -gt 1 ] && command -v jsrun >/dev/null && [ "$(grep -cxF -- "$first" "$1")" -eq 1 ]; then
+    count=$((count - 1))
+  fi
+  echo "$count"
+}
+
 # Sets nodes, ranks, ranks_per_node and threads: what the user asks, else what the scheduler gives.
 trireme_shape() {
   local given_nodes='' given_ranks='' given_per_node='' given_threads=''
@@ -72,9 +83,7 @@ trireme_shape() {
       given_threads=${OMP_NUM_THREADS:-${NCPUS:-}}
       ;;
     lsf)
-      if [ -r "${LSB_DJOB_HOSTFILE:-}" ]; then  # a line for each slot; jsrun's sites name the launch node first
-        given_nodes=$(grep -v batch "$LSB_DJOB_HOSTFILE" | sort -u | grep -c .)
-      fi
+      [ ! -r "${LSB_DJOB_HOSTFILE:-}" ] || given_nodes=$(trireme_lsf_nodes "$LSB_DJOB_HOSTFILE")
       ;;
     flux)
       given_nodes=$(flux resource list -n -o '{nnodes}' --states=free,allocated 2>/dev/null | tail -1)
@@ -259,17 +268,25 @@ trireme_train() { # run folder, arguments
   done
 }
 
-# The run folder of train's arguments.
+# Sets folder to the run folder of train's arguments: the flag's or the variable's, else the program says, on one rank,
+# what the other sources make of it.
 trireme_output() {
-  local word previous='' found=''
+  local word previous='' found='' told
   for word in "$@"; do
     [ "$previous" != --train.output ] || found=$word
     case $word in --train.output=*) found=${word#*=} ;; esac
     previous=$word
   done
-  found=$(trireme_first "$found" "${TRIREME_TRAIN_OUTPUT:-}")
-  [ -n "$found" ] || found=$("$program" train --dry-run "$@" 2>/dev/null | sed -n 's/^output = "\(.*\)".*/\1/p')
-  trireme_first "$found" run
+  folder=$(trireme_first "$found" "${TRIREME_TRAIN_OUTPUT:-}")
+  [ -z "$folder" ] || return 0
+  told=$(mktemp) || return
+  folder=$("$program" train --show train.output "$@" 2>"$told" </dev/null) || folder=
+  if [ -z "$folder" ]; then
+    cat "$told" >&2
+    trireme_fail "$program does not say what train.output is; name the run folder with --train.output"
+  fi
+  rm -f "$told"
+  [ -n "$folder" ]
 }
 
 # The step of the newest checkpoint of a run folder, -1 where there is none.
@@ -285,8 +302,8 @@ trireme_step() {
 }
 
 # Back to the queue, by the scheduler's means; where there are none, the exit code tells whoever chained the jobs.
+# Sets code where the exit code is the means.
 trireme_requeue() {
-  [ "${TRIREME_REQUEUE:-1}" != 0 ] || return 0
   case $(trireme_scheduler) in
     slurm)
       if scontrol requeue "$SLURM_JOB_ID"; then
@@ -295,9 +312,19 @@ trireme_requeue() {
         trireme_say "Slurm does not take the job back (was it submitted with --requeue?): submit it again"
       fi
       ;;
-    lsf) trireme_say "LSF takes the job back (bsub -Q 75)" ;;
+    lsf)
+      code=75
+      trireme_say "exit code 75: LSF takes the job back (bsub -Q 75)"
+      ;;
     *) trireme_say "submit it again, or chain jobs with a dependency: it goes on where it stopped" ;;
   esac
+}
+
+# LSF would take a job back for its exit code alone.
+trireme_stay() {
+  [ "$code" -eq 75 ] && [ "$(trireme_scheduler)" = lsf ] || return 0
+  code=1
+  trireme_say "exit code 1 in place of 75, for which LSF would take the job back"
 }
 
 # Trains, and goes back to the queue when training has ended ahead of its last step: saved in time (75), or after a
@@ -306,7 +333,7 @@ trireme_job() {
   local folder before after code=0 arguments=()
   if [ $# -eq 0 ]; then read -r -a arguments <<<"${TRIREME_ARGUMENTS:-}" && set -- "${arguments[@]}"; fi
   trireme_prepare || return
-  folder=$(trireme_output "$@")
+  trireme_output "$@" || return
   before=$(trireme_step "$folder")
   trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each, checkpoint of step" \
     "$before: $(printf '%q ' "${launch[@]}" train "$@")"
@@ -314,10 +341,13 @@ trireme_job() {
   after=$(trireme_step "$folder")
   trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, checkpoint of step $after"
   [ "$code" -ne 0 ] || return 0
-  if [ "$after" -gt "$before" ]; then
+  if [ "$after" -gt "$before" ] && [ "${TRIREME_REQUEUE:-1}" != 0 ]; then
     trireme_requeue
-  elif [ "$code" -eq 75 ]; then
-    trireme_say "no step was made in this start, so the next would do no better: give it a longer time limit"
+  else
+    if [ "$code" -eq 75 ] && [ "$after" -le "$before" ]; then
+      trireme_say "no step was made in this start, so the next would do no better: give it a longer time limit"
+    fi
+    trireme_stay
   fi
   return "$code"
 }

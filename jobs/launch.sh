@@ -5,10 +5,12 @@
 set -euo pipefail
 # shellcheck source=jobs/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-if [ "${1:-}" = train ]; then
+if [ "${1:-}" = train ] && [ -z "${TRIREME_DRY_RUN:-}" ]; then
   shift
   trireme_prepare
-  trireme_train "$(trireme_output "$@")" "$@"
+  folder=
+  trireme_output "$@" || exit
+  trireme_train "$folder" "$@"
 else
   trireme_launch "$@"
 fi

@@ -11,8 +11,19 @@
 #SBATCH --requeue
 #SBATCH --signal=USR1@180
 set -euo pipefail
-# Slurm runs a copy of this file, which does not lie beside common.sh.
-here=${TRIREME_JOBS:-$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's|.* Command=\([^ ]*\)/[^/ ]* .*|\1|p')}
+# Slurm runs a copy of this file, which does not lie beside common.sh. It knows the line that was submitted: the file is
+# what it begins with, up to a space that is not part of its path.
+here=${TRIREME_JOBS:-}
+if [ -z "$here" ]; then
+  line=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
+  line=${line%%$'\n'*}
+  script=${line%% *}
+  while [ ! -f "$script" ] && [ "$script" != "$line" ]; do
+    rest=${line#"$script "}
+    script="$script ${rest%% *}"
+  done
+  here=$(dirname "$script")
+fi
 # shellcheck source=jobs/common.sh
 source "$here/common.sh"
 trireme_job "$@"

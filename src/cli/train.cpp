@@ -1,5 +1,6 @@
 // trireme train
 #include <cstdio>
+#include <optional>
 
 #include "trireme/train/run.hpp"
 
@@ -14,11 +15,13 @@ Examples:
   trireme train --model.preset tiny --data.path dataset --train.steps 500
   mpirun -n 4 trireme train --config run.toml --optim.learning_rate 6e-4
   TRIREME_TRAIN_OUTPUT=run2 mpirun -n 4 trireme train --config run.toml
-  trireme train --config run.toml --dry-run      what would run, and why)";
+  trireme train --config run.toml --dry-run      what would run, and why
+  trireme train --config run.toml --show train.output     one field, for scripts)";
 
 struct Options {
   std::string file;
   std::string resume, device;
+  std::optional<std::string> show;  // a field's key
   bool dry_run = false, trace = false, quiet = false;
 };
 
@@ -38,6 +41,13 @@ int run_train(comm::Session& session, const Options& options, std::vector<Settin
   if (options.quiet) settings.push_back({"train.quiet", "true"});
   if (options.trace) settings.push_back({"train.trace", "true"});
   ResolvedConfig resolved(options.file, settings, session);
+  if (options.show) {
+    // As it is, and whatever the layout: a script that asks is not one of the ranks.
+    const std::string value =
+        config::to_string(resolved.fields.at(*options.show, "--show").value());
+    if (session.rank() == 0) std::fputs((value + "\n").c_str(), stdout);
+    return 0;
+  }
   if (!options.dry_run) {
     return train::exit_code(train::run(session, resolved.config, resolved.fields));
   }
@@ -63,6 +73,11 @@ void add_train(CLI::App& app, Command& command) {
   train->add_flag("--trace", options->trace,
                   "the device's operations in trace.json: --train.trace");
   train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");
+  train
+      ->add_option("--show", options->show,
+                   "print the resolved value of one field, as it is\nand for any number of "
+                   "ranks, stop")
+      ->type_name("SECTION.KEY");
   train->footer(footer);
   train->callback([options, &command] {
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {

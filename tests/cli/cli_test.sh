@@ -109,6 +109,16 @@ run "$TRIREME" train --config "$work/resolved.toml" --dry-run
 diff <(sed 's/ *#.*//' "$work/resolved.toml") <(sed 's/ *#.*//' "$work/out") >/dev/null ||
   fail "the printed configuration does not read back"
 
+# One field, as it is, for scripts: no layout need fit the ranks that ask.
+printf '[train]\noutput = "a \\"run\\""\n[parallel]\ntensor = 2\n' >"$work/quoted.toml"
+run "$TRIREME" train --config "$work/quoted.toml" --show train.output
+[ "$code" -eq 0 ] && [ "$(cat "$work/out")" = 'a "run"' ] || fail "--show of a file's field"
+run env TRIREME_MODEL_LAYERS=5 "$TRIREME" train --show=model.layers
+[ "$code" -eq 0 ] && [ "$(cat "$work/out")" = 5 ] || fail "--show of a variable's field"
+refuses 1 '--show: train.ouput: is not a configuration key; did you mean train.output?' "$TRIREME" train --show train.ouput
+refuses 1 "$work/none.toml: cannot be read: No such file or directory; name an existing TOML file" \
+  "$TRIREME" train --config "$work/none.toml" --show train.output
+
 # Under a launcher exactly one rank speaks, help and errors alike; nothing else follows our line but
 # the launcher's own banner.
 two() { run "$mpiexec" -n 2 "$@"; }

@@ -65,6 +65,13 @@ printf 'batch1\nc1\nc1\nc2\nc2\n' >hosts
 check "LSF, jsrun" \
   "OMP_NUM_THREADS=7 jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 6 --cpu_per_rs 42 --gpu_per_rs 6 --launch_distribution packed --bind packed:7 trireme train --config a.toml" \
   "PATH=$work/bin:$PATH" LSB_JOBID=3 "LSB_DJOB_HOSTFILE=$work/hosts" TRIREME_RANKS_PER_NODE=6 TRIREME_THREADS=7 TRIREME_GPUS=6
+printf 'launcher\nbatch2\nbatch2\nbatch3\nbatch3\n' >hosts
+check "LSF, jsrun, nodes that are named after batch" \
+  "OMP_NUM_THREADS=1 jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 2 --cpu_per_rs 2 --gpu_per_rs 0 --launch_distribution packed --bind packed:1 trireme train --config a.toml" \
+  "PATH=$work/bin:$PATH" LSB_JOBID=3 "LSB_DJOB_HOSTFILE=$work/hosts" TRIREME_RANKS_PER_NODE=2
+printf 'batch1\nbatch2\nbatch2\n' >hosts
+check "LSF, mpirun" "OMP_NUM_THREADS=1 mpirun -n 2 -ppn 1 -bind-to core:1 trireme train --config a.toml" \
+  LSB_JOBID=3 "LSB_DJOB_HOSTFILE=$work/hosts" TRIREME_RANKS_PER_NODE=1 TRIREME_MPIRUN_STYLE=hydra
 check "Flux, inside a Slurm job" \
   "OMP_NUM_THREADS=3 flux run --nodes 2 --ntasks 8 --cores-per-task 3 -o cpu-affinity=per-task --gpus-per-task 1 -o gpu-affinity=off trireme train --config a.toml" \
   "PATH=$work/bin:$PATH" FLUX_URI=local:///x SLURM_JOB_ID=7 TRIREME_RANKS_PER_NODE=4 TRIREME_THREADS=3 TRIREME_GPUS=4
@@ -89,7 +96,6 @@ exec "$@"
 EOF2
 cat >bin/crashing <<'EOF2'
 #!/bin/sh
-[ "$2" != --dry-run ] || exit 0
 echo start >>starts
 [ "$(grep -c . starts)" -lt "$BEGINS" ] || mkdir -p run/attempts/0001
 [ "$(grep -c . starts)" -lt "$WORKS" ] || exit 75
@@ -111,6 +117,75 @@ crashes 1 1 1 75
 crashes 3 3 3 75
 crashes 9 9 3 139
 crashes 2 9 2 139
+
+# The run folder, where only the configuration names it: the program is asked, whatever its name has in it, and what it
+# does not tell is no guess. Under LSF the exit code is 75 just where the job is to go back to the queue.
+cat >bin/asked <<'EOF2'
+#!/bin/sh
+if [ "$2" = --show ]; then
+  [ -n "$FOLDER" ] && printf '%s\n' "$FOLDER" && exit 0
+  echo 'trireme: error: run.toml: cannot be read' >&2
+  exit 1
+fi
+echo start >>starts
+[ -z "$STEP" ] || mkdir -p "$FOLDER/step-$STEP"
+exit "$CODE"
+EOF2
+chmod +x bin/asked
+job() { # what, exit code expected, words expected in the output, VARIABLE=VALUE...
+  local what=$1 expected=$2 words=$3 code=0
+  shift 3
+  rm -rf 'a "run"' starts
+  env -i "PATH=$work/bin:$PATH" TRIREME=asked TRIREME_MPIRUN_STYLE=hydra CODE=0 STEP='' FOLDER='a "run"' "$@" \
+    bash "$SOURCE/jobs/local.sh" --config run.toml >out 2>&1 || code=$?
+  if [ "$code" -ne "$expected" ] || [ "$(grep -cF -- "$words" out)" -eq 0 ]; then
+    echo "FAILED: $what: exit code $code, and not $expected and '$words':"
+    cat out
+    failures=$((failures + 1))
+  fi
+}
+lsf=(LSB_JOBID=3 "LSB_DJOB_HOSTFILE=$work/hosts" TRIREME_RANKS=1 TRIREME_NODES=1)
+rm bin/jsrun
+job "a folder that the file names" 75 "exit code 75, checkpoint of step 40" CODE=75 STEP=0040
+[ -d 'a "run"/step-0040' ] || { echo "FAILED: the stub's folder"; failures=1; }
+job "that folder, after a stop" 75 "submit it again" CODE=75 STEP=0040
+job "a folder that the program does not tell" 1 "jobs: error: asked does not say what train.output is" FOLDER= CODE=75
+[ ! -e starts ] || { echo "FAILED: it was started with a guess"; failures=1; }
+job "LSF, saved" 75 "LSF takes the job back" "${lsf[@]}" CODE=75 STEP=0040
+job "LSF, crashed after a checkpoint" 75 "LSF takes the job back" "${lsf[@]}" CODE=1 STEP=0040
+job "LSF, nothing gained" 1 "exit code 1 in place of 75" "${lsf[@]}" CODE=75
+job "LSF, not to go back" 1 "exit code 1 in place of 75" "${lsf[@]}" CODE=75 STEP=0040 TRIREME_REQUEUE=0
+job "LSF, crashed with nothing gained" 3 "exit code 3" "${lsf[@]}" CODE=3
+job "LSF, done" 0 "exit code 0" "${lsf[@]}" STEP=0040
+
+# Slurm runs a copy of jobs/slurm.sh: common.sh is found by the line that was submitted, spaces and all.
+mkdir 'a tree' spool
+ln -s "$SOURCE/jobs" 'a tree/jobs'
+cp "$SOURCE/jobs/slurm.sh" spool/script
+# shellcheck disable=SC2016
+printf '#!/bin/sh\nprintf "JobId=7 JobName=x\\n   Command=%%s\\n   WorkDir=/\\n" "$LINE"\n' >bin/scontrol
+chmod +x bin/scontrol
+for line in "$work/a tree/jobs/slurm.sh" "$work/a tree/jobs/slurm.sh --train.output x --config a b" "$SOURCE/jobs/slurm.sh --train.output x"; do
+  found=$("${clean[@]}" "${slurm[@]}" "PATH=$work/bin:$PATH" "LINE=$line" bash spool/script --train.output x 2>&1) || true
+  case $found in
+    *"OMP_NUM_THREADS=16 srun --mpi=pmix"*) ;;
+    *) echo "FAILED: slurm.sh submitted as $line: $found"; failures=1 ;;
+  esac
+done
+
+# The tests under Slurm leave a cluster alone that they did not start.
+if [ "$(id -u)" -eq 0 ]; then
+  mkdir cluster
+  echo 1 >cluster/count
+  for tool in ip tc slurmctld slurmd munged sinfo; do printf '#!/bin/sh\nexit 0\n' >"bin/$tool" && chmod +x "bin/$tool"; done
+  code=0
+  PATH=$work/bin:$PATH TRIREME_CLUSTER_STATE=$work/cluster bash "$SOURCE/tests/slurm/run.sh" bin/sinfo unconnected >out 2>&1 || code=$?
+  if [ "$code" -eq 0 ] || [ ! -s cluster/count ] || [ "$(grep -c "cluster.sh down" out)" -eq 0 ]; then
+    echo "FAILED: a cluster that is up already: exit code $code"
+    cat out
+    failures=1
+  fi
+fi
 
 # Every site's preset can be read, inside a job of its scheduler, and says what it is.
 for site in "$SOURCE"/jobs/sites/*.sh; do

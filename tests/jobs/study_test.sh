@@ -8,7 +8,7 @@ if ! "$TRIREME_MPIEXEC" --version 2>&1 | grep -c 'Open MPI\|OpenRTE\|HYDRA' >/de
 fi
 work=$(mktemp -d)
 study=
-trap '[ -z "$study" ] || kill "$study" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
+trap '[ -z "$study" ] || kill "$study" 2>/dev/null || true; wait; cat ranks left 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true; rm -rf "$work"' EXIT
 cd "$work"
 export TRIREME TRIREME_MPIRUN=$TRIREME_MPIEXEC PYTHONDONTWRITEBYTECODE=1
 unset SLURM_JOB_ID PBS_JOBID LSB_JOBID FLUX_URI
@@ -31,7 +31,13 @@ EOF2
 flags=(--data.path data --model.layers 1 --model.width 16 --model.heads 2 --model.sequence 16 --train.peak none)
 run() { # arguments; the exit code in $code
   code=0
-  "$SOURCE/jobs/scaling-study" --batch 4 --layouts layouts "$@" -- "${flags[@]}" >out 2>&1 || code=$?
+  "$SOURCE/jobs/scaling-study" --batch 4 --layouts layouts --shared-cores "$@" -- "${flags[@]}" >out 2>&1 || code=$?
+}
+refuses() { # words, arguments: one line, and no traceback
+  local words=$1
+  shift
+  run "$@"
+  [ "$code" -eq 1 ] && [ "$(wc -l <out)" -eq 1 ] && grep -cF "scaling-study: error: $words" out >/dev/null || fail "not refused with '$words'"
 }
 states() { python3 -B -c '
 import collections, json, sys
@@ -79,7 +85,121 @@ run --mode strong --ranks 1,2 --repeats 2 --steps 4 --output study
 run --mode strong --ranks 1,2 --steps 4 --output none --launcher slurm --dry-run
 [ "$code" -eq 0 ] && grep -c '^sbatch .*--ntasks-per-node=1 .*jobs/slurm.sh' out >/dev/null || fail "sbatch"
 
+# Mistakes.
+refuses '--batch 5 at 2 ranks would be 7.5 at 3: weak scaling needs whole sequences, so use a multiple of 2' \
+  --mode weak --ranks 2,3 --output none --batch 5
+for line in 'a --parallel.tensor 0' 'b --parallel.pipeline=two' 'c "d'; do echo "$line"; done >mistakes
+for words in 'mistakes:1: --parallel.tensor 0: must be' 'mistakes:1: --parallel.pipeline two: must be' 'mistakes:1: No closing quotation'; do
+  refuses "$words" --mode strong --ranks 2 --output none --layouts mistakes
+  sed -i 1d mistakes
+done
+cp -r study damaged
+for text in '{"parameters": {}, "poi' '[]' '{"parameters": {}, "points": [{"name": "x"}]}' '{"points": []}'; do
+  echo "$text" >damaged/index.json
+  refuses "$work/damaged/index.json: is damaged" --mode strong --ranks 1,2 --repeats 2 --steps 3 --output damaged
+  [ "$(cat damaged/index.json)" = "$text" ] || fail "a damaged index was overwritten"
+done
+
+# What counts is what the report says: its medians without warm-up, and nothing of a run that it calls INVALID, which
+# stays in runs/. A layout of which nothing has run may be mended.
+printf 'data\ninjected --train.inject nan@2\nmended --parallel.schedule upside-down\n' >layouts
+judged=(--mode strong --ranks 1 --repeats 1 --steps 8 --output judged)
+run "${judged[@]}"
+[ "$code" -eq 1 ] && [ "$(states judged)" = "done=1 impossible=1 invalid=1" ] || fail "judged: exit code $code, $(states judged)"
+grep -c 'injected-1 *invalid  INVALID: .*faults were made on purpose' out >/dev/null || fail "why a point is invalid is not told"
+[ "$(grep -cE '^(data|injected|mended) ' out)" -eq 1 ] || fail "a speed of an invalid point"
+"$TRIREME" report judged/runs/strong-r00001-data-1 --shared-cores --json one.json >/dev/null || fail "report"
+python3 -B -c '
+import json
+point = next(p for p in json.load(open("judged/index.json"))["points"] if p["layout"] == "data")
+assert point["figure_from"] == "report"
+assert point["tokens_per_second"] == json.load(open("one.json"))["runs"][0]["figures"]["tokens_per_second"]["median"]' ||
+  fail "another figure than the report's"
+sed -i 's/^mended.*/mended --parallel.zero 1/' layouts
+run "${judged[@]}"
+[ "$(states judged)" = "done=2 invalid=1" ] || fail "mended: $(states judged)"
+# Where only the plots cannot be made, the rest is not called missing.
+mkdir bin plain
+for tool in env bash dirname; do ln -s "$(command -v "$tool")" plain; done
+ln -s "$(python3 -c 'import sys; print(sys.executable)')" plain/python3
+sed -i 's/^mended.*/mended --parallel.zero 2/' layouts
+refuses "$work/judged: layout mended had other flags" "${judged[@]}"
+sed -i 's/^mended.*/mended --parallel.zero 1/' layouts
+PATH=$work/plain run "${judged[@]}"
+grep -c "^not written: $work/judged/report.html; the reason stands above" out >/dev/null || fail "without gnuplot"
+# A program that has no report: figures of merit, marked as such.
+# shellcheck disable=SC2016
+printf '#!/bin/sh\n[ "$1" != report ] || exit 2\nexec "%s" "$@"\n' "$TRIREME" >bin/old
+chmod +x bin/old
+sed -i 2,3d layouts
+TRIREME=$work/bin/old run --mode strong --ranks 1 --repeats 1 --steps 8 --output old
+[ "$code" -eq 0 ] && grep -cE '^data .* FOM$' out >/dev/null && grep -c '^FOM: ' out >/dev/null || fail "no report: exit code $code"
+
+# Jobs of Slurm, by a stand-in for sbatch: the user's SBATCH_* and SLURM_JWT reach it and a surrounding job's variables do
+# not; a signal that comes while it submits loses no job.
+cat >bin/sbatch <<'EOF2'
+#!/bin/sh
+env >environment
+echo submitted >>submissions
+[ ! -e strike ] || kill -TERM "$(cat strike)"
+sleep 0.2
+echo "4$(grep -c . submissions)"
+EOF2
+printf '#!/bin/sh\necho JobId=41 JobState=PENDING ExitCode=0:0\n' >bin/scontrol
+chmod +x bin/sbatch bin/scontrol
+jobs=(--mode strong --ranks 1 --repeats 2 --steps 8 --launcher slurm --no-wait --output jobs)
+# shellcheck disable=SC2016
+PATH=$work/bin:$PATH SBATCH_ACCOUNT=abc SLURM_JWT=token SLURM_JOB_NAME=outer SLURM_NTASKS=9 \
+  bash -c 'echo $$ >strike && exec "$@"' bash "$SOURCE/jobs/scaling-study" "${jobs[@]}" --batch 4 --layouts layouts -- "${flags[@]}" >out 2>&1 && code=0 || code=$?
+[ "$code" -eq 75 ] && [ "$(states jobs)" = "submitted=1 waiting=1" ] || fail "a signal to sbatch: exit code $code, $(states jobs)"
+grep -cx 'SBATCH_ACCOUNT=abc\|SLURM_JWT=token' environment | grep -cx 2 >/dev/null || fail "the user's variables"
+[ "$(grep -c '^SLURM_JOB_NAME=\|^SLURM_NTASKS=' environment)" -eq 0 ] || fail "the surrounding job's variables"
+rm strike
+PATH=$work/bin:$PATH run "${jobs[@]}"
+[ "$code" -eq 0 ] && [ "$(states jobs)" = "submitted=2" ] && [ "$(grep -c . submissions)" -eq 2 ] || fail "submitted again: $(states jobs)"
+
+# Ranks that heed no signal, in a process group of their own: a second signal does not save them, nor does it save them
+# that the study was killed, once it goes on.
+cat >bin/stubborn <<'EOF2'
+#!/bin/bash
+case $1 in plan) exit 0 ;; train) ;; *) exit 2 ;; esac
+trap '' TERM USR1 INT HUP
+echo $$ >>ranks
+while :; do sleep 0.1; done
+EOF2
+printf '#!/bin/bash\nset -m\nshift 6\n"$@" &\nwait\n' >bin/starter
+chmod +x bin/stubborn bin/starter
+# Nobody may have waited for what has ended: it is no more than a name.
+alive() { xargs -r ps -o pid=,stat= -p <"$1" | awk '$2 !~ /^Z/ { print $1 }' || true; }
+stubborn() { # begins a study of one point that never ends
+  rm -f ranks
+  TRIREME=$work/bin/stubborn TRIREME_MPIRUN=$work/bin/starter TRIREME_MPIRUN_STYLE=hydra TRIREME_CORES=9 TRIREME_END_SECONDS=1 \
+    "$SOURCE/jobs/scaling-study" --mode strong --ranks 1 --batch 4 --repeats 1 --layouts layouts --output stubborn -- "${flags[@]}" >out 2>&1 &
+  study=$!
+  for _ in $(seq 100); do
+    [ ! -s ranks ] || break
+    sleep 0.1
+  done
+  [ -s ranks ] || fail "the stubborn rank has not begun"
+}
+stubborn
+kill -KILL $study
+wait $study 2>/dev/null || true
+[ -n "$(alive ranks)" ] || fail "the rank ended with the study, so this tests nothing"
+mv ranks left
+stubborn
+[ -z "$(alive left)" ] || fail "left behind: $(alive left)"
+grep -c 'strong-r00001-data-1 is still running, left behind' out >/dev/null || fail "what was left behind is not told"
+kill -HUP $study
+sleep 0.5
+kill -TERM $study 2>/dev/null || true
+code=0
+wait $study || code=$?
+study=
+[ "$code" -eq 75 ] && [ -z "$(alive ranks)" ] && grep -c 'stopped by SIG' out >/dev/null || fail "two signals: exit code $code, alive: $(alive ranks)"
+
 # A signal ends the point under way, and the same command begins it anew.
+printf 'data\ntensor2 --parallel.tensor 2\n' >layouts
 "$SOURCE/jobs/scaling-study" --mode strong --ranks 2 --batch 4 --repeats 1 --steps 100000000 --layouts layouts \
   --output stopped -- "${flags[@]}" >out 2>&1 &
 study=$!

@@ -6,6 +6,7 @@
 #   cluster.sh up [NODES=4] [CPUS]     start it; each node claims CPUS cores, 4 by default. With this machine's number
 #                                      tasks are bound to cores; otherwise they cannot be
 #   cluster.sh down                    stop it and remove what it left
+#   cluster.sh owner                   what TRIREME_CLUSTER_OWNER was when it was started; nothing when it is down
 #   cluster.sh status                  sinfo and squeue
 #   cluster.sh rate RATE               limit what each node sends: 1gbit, 100mbit; off: no limit
 #   cluster.sh sent                    lines "node bytes": what each node has sent since it came up
@@ -112,8 +113,11 @@ up() {
   for i in slurmctld slurmd munged ip tc; do
     command -v "$i" >/dev/null || fail "$i is missing: scripts/deps.sh slurm installs it"
   done
-  [ "$(node_count)" -eq 0 ] || fail "it is up with $(node_count) nodes: 'cluster.sh down' first"
-  mkdir -p "$state/controller" "$state/log"
+  # The folder is the lock: whoever makes it owns the cluster.
+  mkdir -p "$(dirname "$state")"
+  mkdir "$state" 2>/dev/null || fail "$state is there: a cluster is up, or was left behind; 'cluster.sh down' first"
+  echo "${TRIREME_CLUSTER_OWNER:-}" >"$state/owner"
+  mkdir "$state/controller" "$state/log"
   echo "$nodes" >"$state/count"
   write_configuration "$nodes" "$cpus"
   start_munge
@@ -180,6 +184,7 @@ case $command in
   up) up "$@" ;;
   down) down ;;
   conf) echo "$SLURM_CONF" ;;
+  owner) [ ! -r "$state/owner" ] || cat "$state/owner" ;;
   status) sinfo && squeue ;;
   rate) rate "${1:?RATE or off}" ;;
   sent) sent ;;

@@ -19,7 +19,10 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 PYTHONDONTWRITEBYTECODE=1
 unset SLURM_JOB_ID OMP_NUM_THREADS TRIREME_RANKS TRIREME_THREADS
 up=no
 work=$(mktemp -d /var/tmp/trireme-slurm.XXXXXX)  # nodes have a /tmp of their own
-trap '[ $up = no ] || "$cluster" down; rm -rf "$work"' EXIT
+export TRIREME_CLUSTER_OWNER=$work
+# Another checkout's cluster is not this run's to end.
+stop_cluster() { [ "$("$cluster" owner)" != "$work" ] || "$cluster" down; }
+trap 'stop_cluster; rm -rf "$work"' EXIT
 cd "$work"
 cp "$binary" trireme
 cp -r "$source/jobs" .
@@ -31,8 +34,7 @@ fail() {
   exit 1
 }
 start_cluster() { # nodes, cores
-  [ $up = no ] || "$cluster" down
-  up=yes
+  stop_cluster
   "$cluster" up "$@" || fail "no cluster"
 }
 # 120,576 parameters; reproducible, so that every layout and every interruption must leave the same bits.

@@ -16,8 +16,8 @@ root=$work/stage/opt/trireme
 cd "$root" || exit 1
 version=$("$root/bin/trireme" --version | sed 's/^trireme //')
 for file in bin/trireme share/man/man1/trireme.1 share/bash-completion/completions/trireme \
-  "share/modulefiles/trireme/$version" share/doc/trireme/README.md share/doc/trireme/copyright \
-  share/doc/trireme/docs/numerics.md share/trireme/data/README.md; do
+  "share/modulefiles/trireme/$version" share/doc/trireme/README.md share/doc/trireme/LICENSE \
+  share/doc/trireme/docs/numerics.md share/trireme/data/README.md share/trireme/jobs/study/index.py; do
   [ -s "$file" ] || fail "$file is not there"
 done
 others=$(find . -type f | grep -vE '^\./(bin/trireme$|share/(man/man1|bash-completion/completions|modulefiles/trireme|doc/trireme|trireme/(jobs|data))/)')
@@ -91,11 +91,24 @@ proc setenv {name value} { puts "$name=$value" }
 proc prepend-path {name value} { puts "$name:$value" }
 source [lindex $argv 0]
 END
-  tclsh "$work/read.tcl" "share/modulefiles/trireme/$version" >"$work/module" || fail "the modulefile is not read"
+  module() { # VARIABLE=VALUE...
+    env -u MANPATH -u XDG_DATA_DIRS "$@" tclsh "$work/read.tcl" "share/modulefiles/trireme/$version" >"$work/module" ||
+      fail "the modulefile is not read"
+  }
+  module MANPATH=/a XDG_DATA_DIRS=/b
   diff - "$work/module" <<'END' || fail "the modulefile says something else"
 TRIREME_ROOT=/opt/trireme
 PATH:/opt/trireme/bin
 MANPATH:/opt/trireme/share/man
+XDG_DATA_DIRS:/opt/trireme/share
+END
+  # Variables that are unset stand for defaults, which must stay.
+  module
+  diff - "$work/module" <<'END' || fail "the modulefile says something else where MANPATH and XDG_DATA_DIRS are unset"
+TRIREME_ROOT=/opt/trireme
+PATH:/opt/trireme/bin
+XDG_DATA_DIRS:/usr/share
+XDG_DATA_DIRS:/usr/local/share
 XDG_DATA_DIRS:/opt/trireme/share
 END
 fi
