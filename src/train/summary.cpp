@@ -1,5 +1,6 @@
 // The record that a run begins with and the summary that it ends with.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -275,7 +276,11 @@ void Trainer::finish() {
                     config_.precision.compute, peak_ / 1e9));
   }
   say("record: " + record_->folder().string());
-  if (speed > 0) say(report::figure_of_merit(speed));
+  if (speed <= 0) return;
+  const bool foreseen = report::as_predicted(memory), finite = std::isfinite(last_loss_);
+  if (!foreseen) say("no figure of merit: memory measured is not what was predicted (! above)");
+  if (!finite) say("no figure of merit: the last loss is not finite");
+  say(report::figure_of_merit(foreseen && finite ? speed : 0));
 }
 
 }  // namespace trireme::train
