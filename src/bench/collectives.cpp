@@ -203,6 +203,18 @@ class Trial {
   Numbers numbers_;
 };
 
+/// As the configuration has it.
+const char* backend_name(comm::Backend backend) {
+  switch (backend) {
+    case comm::Backend::nccl:
+      return "nccl";
+    case comm::Backend::shared:
+      return "shared";
+    default:
+      return "mpi";
+  }
+}
+
 /// Elements of the call for a buffer of `size` bytes: the whole's, or a block's; at least one.
 std::int64_t count_of(Collective operation, std::int64_t size, DType type, int ranks) {
   const auto bytes = static_cast<std::int64_t>(size_of(type)) * (in_blocks(operation) ? ranks : 1);
@@ -341,7 +353,8 @@ void bench_collectives(const Place& place, comm::Grid& grid, const CollectiveOpt
   sheet.note("grid", grid.shape().to_string());
   sheet.note("groups", fmt::format("{} {}, {} ranks, at once", groups, comm::name_of(options.group),
                                    largest));
-  sheet.note("backend", grid.backend(options.group) == comm::Backend::nccl ? "nccl" : "mpi");
+  // A rank alone only copies.
+  sheet.note("backend", largest == 1 ? "none" : backend_name(grid.backend(options.group)));
   for (const Collective operation : options.operations) {
     sheet.note("operation", std::string(name_of(operation)));
     sheet.columns(collective_columns());

@@ -51,8 +51,7 @@ class Writer {
     }
   }
   /// As a checkpoint's file comes about: under another name, fsynced, then renamed.
-  void write() {
-    std::filesystem::remove(path_);
+  void write() const {
     const std::filesystem::path part = path_.string() + ".tmp";
     {
       OutputFile file(part);
@@ -62,6 +61,8 @@ class Writer {
     sync_path(part);
     rename_for_good(part, path_);
   }
+  /// Before the next write, which makes a file anew: freeing the old one's blocks is no part of it.
+  void remove() const { std::filesystem::remove(path_); }
   /// Asks the system to forget what it has of the file, so that reading goes to the file system. It
   /// may refuse: pages of memory file systems are the file itself.
   void forget() const {
@@ -113,25 +114,34 @@ void put(const Place& place, Sheet& sheet, const FileOptions& options, const std
   sheet.row(cells);
 }
 
+/// Times of `work` alone, between `before` and `after`. A rank whose disk is full must not leave
+/// the others waiting: each iteration is agreed on, after its time was taken, so ranks begin
+/// together.
+template <class Before, class Work, class After>
+Times agreed_rounds(const Place& place, const Rounds& rounds, const Before& before,
+                    const Work& work, const After& after) {
+  std::vector<double> seconds;
+  for (std::int64_t i = -rounds.warmup; i < rounds.iterations; ++i) {
+    comm::agree(place.world, before);
+    comm::agree(place.world, [&] {
+      const auto begin = Clock::now();
+      work();
+      if (i >= 0) seconds.push_back(seconds_since(begin));
+      after();
+    });
+  }
+  return times_over_ranks(place.world, seconds);
+}
+
 void bench_writer(const Place& place, const FileOptions& options, Sheet& sheet) {
   const OwnFolder folder(place, options.folder);
   Writer writer(place, options, folder.path());
   const auto bytes = static_cast<double>(options.bytes);
-  // A rank whose disk is full must not leave the others waiting: each iteration is agreed on, after
-  // its time was taken.
   const auto timed = [&](const auto& before, const auto& work) {
-    std::vector<double> seconds;
-    for (std::int64_t i = -options.rounds.warmup; i < options.rounds.iterations; ++i) {
-      comm::agree(place.world, before);
-      comm::agree(place.world, [&] {
-        const auto begin = Clock::now();
-        work();
-        if (i >= 0) seconds.push_back(seconds_since(begin));
-      });
-    }
-    return times_over_ranks(place.world, seconds);
+    return agreed_rounds(place, options.rounds, before, work, [] {});
   };
-  put(place, sheet, options, "write", timed([] {}, [&] { writer.write(); }), bytes, 0, 0);
+  put(place, sheet, options, "write", timed([&] { writer.remove(); }, [&] { writer.write(); }),
+      bytes, 0, 0);
   std::int64_t wrong = 0;
   const std::string expected = writer.expected();
   const auto read = [&] { wrong += writer.read() == expected ? 0 : 1; };
@@ -155,18 +165,25 @@ void bench_dataset(const Place& place, const FileOptions& options, Sheet& sheet)
   // Ranks read windows of their own, as data ranks do.
   std::int64_t next = place.session.rank() * options.sequences;
   std::int64_t wrong = 0;
-  const Times times = time_rounds(place, options.rounds, [&] {
-    std::vector<std::int64_t> samples;
+  std::vector<std::int64_t> samples;
+  data::Batch batch;
+  const auto choose = [&] {
+    batch = {};
+    samples.clear();
     for (std::int64_t i = 0; i < options.sequences; ++i) samples.push_back(next + i);
     next += place.session.size() * options.sequences;
-    const data::Batch batch = data::make_batch(*reader, sampler, loading, samples);
+  };
+  const auto check = [&] {
     for (std::size_t i = 0; i + 1 < batch.inputs.size(); ++i) {
       const bool inside = (i + 1) % static_cast<std::size_t>(options.length) != 0;
       // The target is the token after the input, and both are in the vocabulary.
       const bool follows = !inside || batch.targets[i] == batch.inputs[i + 1];
       wrong += follows && batch.inputs[i] >= 0 && batch.inputs[i] < vocabulary ? 0 : 1;
     }
-  });
+  };
+  const Times times = agreed_rounds(
+      place, options.rounds, choose,
+      [&] { batch = data::make_batch(*reader, sampler, loading, samples); }, check);
   const auto tokens = static_cast<double>(options.sequences * options.length);
   put(place, sheet, options, "dataset", times, tokens * static_cast<double>(token_bytes), tokens,
       wrong);

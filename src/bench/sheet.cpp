@@ -30,7 +30,7 @@ nlohmann::json machine_context() {
   for (int i = 0; i < known; ++i) loads.push_back(load[i]);
   return {{"date", local_time()},    {"host_name", system.nodename},
           {"executable", "trireme"}, {"num_cpus", ::sysconf(_SC_NPROCESSORS_ONLN)},
-          {"load_avg", loads},       {"library_build_type", "release"}};
+          {"load_avg", loads},       {"library_build_type", TRIREME_BUILD_TYPE}};
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ void set_job(Command& command, const std::string& part, std::vector<std::string>
     job(place, resolved, sheet);
     comm::agree(*world, [&] {
       if (session.rank() > 0 || options->json.empty()) return;
-      replace_file(options->json, report::to_text(sheet.json(), 2) + "\n");
+      write_output(options->json, report::to_text(sheet.json(), 2) + "\n");
     });
     if (session.rank() == 0)
       std::printf("# wrong results: %lld\n", static_cast<long long>(sheet.wrong()));

@@ -1,5 +1,7 @@
 // trireme report
 #include <cstdio>
+#include <filesystem>
+#include <map>
 
 #include "trireme/core/files.hpp"
 #include "trireme/report/json.hpp"
@@ -24,42 +26,60 @@ struct Options {
   bool shared_cores = false;
 };
 
-/// Writes what was asked for. Without gnuplot there is no page; the rest is written all the same.
+/// Two flags that name one file: only the last would be left.
+void check_files(const Options& options) {
+  const std::pair<const char*, const std::string&> files[] = {{"--csv", options.csv},
+                                                              {"--json", options.json},
+                                                              {"--html", options.html},
+                                                              {"--benchmark", options.benchmark}};
+  std::map<std::filesystem::path, const char*> named;
+  for (const auto& [flag, file] : files) {
+    if (file.empty()) continue;
+    std::error_code error;
+    std::filesystem::path real =
+        std::filesystem::weakly_canonical(std::filesystem::absolute(file), error);
+    if (error) real = file;
+    const auto [other, fresh] = named.emplace(std::move(real), flag);
+    if (fresh) continue;
+    throw UsageError("report: {} and {} both name {}; name two files", other->second, flag,
+                     config::one_line(file));
+  }
+}
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+/// Prints the report, and writes what was asked for. Without gnuplot there is no page; the rest is
+/// written all the same.
 std::string write_report(const Options& options) {
   const report::Report report = report::make_report(
       options.runs, {.warm_up = options.warm_up, .shared_cores = options.shared_cores});
-  std::string text = report_text(report);
-  const auto written = [&](const std::string& file) { text += "written: " + file + "\n"; };
-  if (!options.csv.empty()) {
-    replace_file(options.csv, report_csv(report));
-    written(options.csv);
-  }
+  print(report_text(report));
+  const auto write = [](const std::string& file, const std::string& text) {
+    write_output(file, text);
+    print("written: " + config::one_line(file) + "\n");
+  };
+  if (!options.csv.empty()) write(options.csv, report_csv(report));
   const auto write_json = [&](const std::string& file, const nlohmann::json& json) {
-    if (file.empty()) return;
-    replace_file(file, report::to_text(json, 2) + "\n");
-    written(file);
+    if (!file.empty()) write(file, report::to_text(json, 2) + "\n");
   };
   write_json(options.json, report_json(report));
   write_json(options.benchmark, benchmark_json(report));
-  std::string fault;
   if (!options.html.empty()) {
     std::string page;
     try {
       page = report_html(report);
     } catch (const Error& error) {
-      fault = fmt::format("{}: {}", options.html, error.what());
+      throw Error("{}: {}", options.html, error.what());
     }
-    if (fault.empty()) {
-      replace_file(options.html, page);
-      written(options.html);
-    }
+    write(options.html, page);
   }
-  std::fputs(text.c_str(), stdout);
-  if (!fault.empty()) throw Error("{}", fault);
   if (report.measured.empty()) {
     throw Error("report: none of {} runs is valid; the reasons stand above", report.runs.size());
   }
-  return text;
+  return {};
 }
 
 }  // namespace
@@ -86,6 +106,7 @@ void add_report(CLI::App& app, Command& command) {
                 "do not call a run INVALID because its\nranks share cores");
   sub->footer(examples);
   sub->callback([options, &command] {
+    check_files(*options);
     command.run = [options](comm::Session& session, const std::vector<Setting>&) {
       on_rank_zero(session, [&] { return write_report(*options); });
       return 0;

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
+#include <string>
 #include <system_error>
 
 #include <fcntl.h>
@@ -24,6 +25,36 @@ sigset_t size_limit_signal() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGXFSZ);
   return signals;
+}
+
+/// Makes `text` the whole content of `file`, which is empty and which `path` names.
+void fill(Descriptor& file, const fs::path& path, std::string_view text) {
+  write_all(file, path, text);
+  if (::fsync(file.get()) != 0 || file.close() != 0) throw_file_error(path, "write", errno);
+}
+
+/// A file beside `path` that was not there, and its name.
+std::pair<Descriptor, fs::path> make_temporary(const fs::path& path) {
+  constexpr int most_names = 10'000;
+  for (int i = 0;; ++i) {
+    fs::path name = path;
+    name += i == 0 ? ".tmp" : "." + std::to_string(i) + ".tmp";
+    Descriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (file.get() >= 0) return {std::move(file), std::move(name)};
+    if (errno != EEXIST || i == most_names) throw_file_error(name, "create", errno);
+  }
+}
+
+/// Standard output or standard error, where that is the file of `status`; else -1.
+int standard_stream(const struct stat& status) {
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat other {};
+    if (::fstat(stream, &other) == 0 && other.st_dev == status.st_dev &&
+        other.st_ino == status.st_ino) {
+      return stream;
+    }
+  }
+  return -1;
 }
 
 }  // namespace
@@ -173,15 +204,13 @@ void write_all(const Descriptor& file, const fs::path& path, std::string_view te
 void write_file(const fs::path& path, std::string_view text) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (file.get() < 0) throw_file_error(path, "create", errno);
-  write_all(file, path, text);
-  if (::fsync(file.get()) != 0 || file.close() != 0) throw_file_error(path, "write", errno);
+  fill(file, path, text);
 }
 
 void replace_file(const fs::path& path, std::string_view text) {
-  fs::path temporary = path;
-  temporary += ".tmp";
+  auto [file, temporary] = make_temporary(path);
   try {
-    write_file(temporary, text);
+    fill(file, temporary, text);
     if (::rename(temporary.c_str(), path.c_str()) != 0) throw_file_error(path, "replace", errno);
   } catch (const Error&) {
     std::error_code ignored;
@@ -189,6 +218,29 @@ void replace_file(const fs::path& path, std::string_view text) {
     throw;
   }
   sync_path(parent_of(path));
+}
+
+void write_output(const fs::path& path, std::string_view text) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    std::error_code ignored;
+    // A link that leads nowhere makes the file that it names.
+    return fs::is_symlink(path, ignored) ? write_file(path, text) : replace_file(path, text);
+  }
+  if (const int stream = standard_stream(status); stream >= 0) {
+    std::fflush(stream == STDOUT_FILENO ? stdout : stderr);
+    // A descriptor of its own: another one of the same open file, at the same position.
+    const Descriptor file(::fcntl(stream, F_DUPFD_CLOEXEC, 0));
+    if (file.get() < 0) throw_file_error(path, "open", errno);
+    return write_all(file, path, text);
+  }
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (S_ISREG(status.st_mode) && !error) return replace_file(real, text);
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (file.get() < 0) throw_file_error(path, "open", errno);
+  write_all(file, path, text);
+  if (file.close() != 0) throw_file_error(path, "write", errno);
 }
 
 void sync_path(const fs::path& path) {

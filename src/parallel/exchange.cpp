@@ -95,6 +95,7 @@ void StateExchange::gather(int group) {
 
 void StateExchange::need_values(int unit) {
   if (!state_.values_sharded()) return;
+  const Section section(recorder_, "wait for shards");
   for (int g : state_.layout().groups_of(unit)) {
     const Gathered& room = values_[static_cast<std::size_t>(state_.value_room(g))];
     TRIREME_ASSERT(room.group == g, "unit {} reads group {} where {} is", unit, g, room.group);
@@ -145,6 +146,10 @@ void StateExchange::need_gradients(int unit) {
     Collected& room = gradients_[static_cast<std::size_t>(number)];
     if (room.group == g) continue;
     TRIREME_ASSERT(room.group < 0, "unit {} displaces gradients of group {}", unit, room.group);
+    if (room.reducing >= 0) {
+      const Section section(recorder_, "wait for shards");
+      room.reduced.wait();
+    }
     settle(number);
     ops_.fill(state_.group_gradient(g), 0);
     room.group = g;
@@ -222,7 +227,10 @@ void StateExchange::reduce(int group) {
 
 void StateExchange::exchange(int group) {
   if (state_.gradients_sharded()) {
-    settle(state_.gradient_room(group));
+    {
+      const Section section(recorder_, "wait for gradients");
+      settle(state_.gradient_room(group));
+    }
     const Tensor own = state_.own_gradient(group);
     pending_.push_back(groups_.embedding.all_reduce(own, comm::Reduction::sum, stream_));
     return conclude(group);

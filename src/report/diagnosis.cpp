@@ -127,7 +127,8 @@ class Doctor {
   }
 
   void gradients() {
-    const double waits = share("wait for gradients") + share("gather parameters");
+    const double waits =
+        share("wait for gradients") + share("wait for shards") + share("gather parameters");
     if (facts_.data < 2 || waits < 0.05) return;
     const double reductions = share("reduce gradients (overlapped)");
     std::string text = fmt::format(
@@ -269,7 +270,8 @@ double compute_seconds(const Run& run, const RankAccount& rank) {
           ? 0
           : tensor->second.seconds * static_cast<double>(run.attempt().steps.size());
   return std::max(0.0, section(rank, "forward") + section(rank, "backward") -
-                           section(rank, "wait for pipeline") - sums);
+                           section(rank, "wait for pipeline") - section(rank, "wait for shards") -
+                           sums);
 }
 
 std::vector<Finding> diagnose(const Run& run, const ReadOptions& options) {

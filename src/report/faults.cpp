@@ -1,6 +1,7 @@
 #include "faults.hpp"
 
 #include <cmath>
+#include <set>
 
 #include "trireme/core/error.hpp"
 #include "trireme/report/json.hpp"
@@ -35,9 +36,10 @@ void check_end(Run& run) {
       fault = where(attempt) + ": there is no run.json: it ended before its first step";
     } else if (!attempt.summary.is_object()) {
       fault = fmt::format(
-          "{}: incomplete: there is no summary.json: it was killed, by a crash, the "
-          "watchdog or a scheduler",
-          where(attempt));
+          "{}: incomplete: there is no summary.json: {}it was killed, by a crash, the watchdog or "
+          "a "
+          "scheduler",
+          where(attempt), last ? "it is still running, or " : "");
     }
     for (const RecordedEvent& event : attempt.events) {
       if (event.event == "failed") {
@@ -51,6 +53,38 @@ void check_end(Run& run) {
   if (!run.steps.empty() && last < run.facts.steps) {
     run.notes.push_back(fmt::format("unfinished: step {} of {}", last, run.facts.steps));
   }
+}
+
+/// Steps that metrics.jsonl lacks at its beginning, as run.json says, or at its end, as
+/// summary.json does.
+void check_ends_of_metrics(const Attempt& attempt, Run& run) {
+  const auto count = static_cast<std::int64_t>(attempt.steps.size());
+  if (attempt.run.is_object() && attempt.run.contains("first_step") && count > 0) {
+    const std::string file = (attempt.folder / "run.json").string();
+    const std::int64_t before = integer_at(attempt.run, "first_step", file);
+    const std::int64_t first = attempt.steps.front().step;
+    if (first != before + 1) {
+      run.faults.push_back(
+          fmt::format("{}: metrics.jsonl begins with step {}, and the attempt with step {}",
+                      where(attempt), first, before + 1));
+    }
+  }
+  if (!attempt.summary.is_object()) return;
+  const std::string file = (attempt.folder / "summary.json").string();
+  if (attempt.summary.contains("steps_of_attempt")) {
+    const std::int64_t made = integer_at(attempt.summary, "steps_of_attempt", file);
+    if (made != count) {
+      run.faults.push_back(fmt::format("{}: metrics.jsonl has {} steps, and summary.json says {}",
+                                       where(attempt), count, made));
+      return;
+    }
+  }
+  if (count == 0) return;
+  const std::int64_t last = integer_at(attempt.summary, "steps", file);
+  if (attempt.steps.back().step == last) return;
+  run.faults.push_back(
+      fmt::format("{}: metrics.jsonl ends with step {}, and summary.json says step {}",
+                  where(attempt), attempt.steps.back().step, last));
 }
 
 void check_steps(Run& run) {
@@ -79,23 +113,39 @@ void check_steps(Run& run) {
   }
 }
 
+/// Of an attempt whose steps give figures.
+void check_cores(const Attempt& attempt, const ReadOptions& options, Run& run) {
+  if (!attempt.run.contains("cores_shared")) {
+    run.notes.push_back(where(attempt) +
+                        ": its record does not say whether ranks shared cores (format 1)");
+    return;
+  }
+  const std::string shared =
+      text_at(attempt.run, "cores_shared", (attempt.folder / "run.json").string());
+  if (shared.empty()) return;
+  std::string text =
+      shared.starts_with(shared_cores_text) ? shared : shared_cores_text + (": " + shared);
+  if (run.attempts.size() > 1) text += fmt::format(" ({})", where(attempt));
+  (options.shared_cores ? run.notes : run.faults).push_back(text);
+}
+
 void check_circumstances(Run& run, const ReadOptions& options) {
-  const json& told = run.attempt().run;
-  const std::string file = (run.attempt().folder / "run.json").string();
-  if (told.contains("cores_shared")) {
-    const std::string shared = text_at(told, "cores_shared", file);
-    if (!shared.empty()) {
-      const std::string text =
-          shared.starts_with(shared_cores_text) ? shared : shared_cores_text + (": " + shared);
-      (options.shared_cores ? run.notes : run.faults).push_back(text);
+  const std::vector<const RecordedStep*> counted = counted_steps(run, options);
+  std::set<int> timed{run.attempt().number}, lending{run.attempt().number};
+  for (const RecordedStep* step : counted) timed.insert(step->attempt);
+  for (const RecordedStep& step : run.steps) lending.insert(step.attempt);
+  for (const Attempt& attempt : run.attempts) {
+    if (!attempt.run.is_object()) continue;
+    if (timed.contains(attempt.number)) check_cores(attempt, options, run);
+    if (!lending.contains(attempt.number)) continue;
+    const std::string file = (attempt.folder / "run.json").string();
+    const json& train = object_at(object_at(attempt.run, "config", file), "train", file);
+    if (train.contains("inject") && train.at("inject") != "none") {
+      run.faults.push_back(fmt::format("{}: faults were made on purpose: train.inject = {}",
+                                       where(attempt), to_text(train.at("inject"))));
     }
   }
-  const json& train = object_at(object_at(told, "config", file), "train", file);
-  if (train.contains("inject") && train.at("inject") != "none") {
-    run.faults.push_back(
-        fmt::format("faults were made on purpose: train.inject = {}", train.at("inject").dump()));
-  }
-  if (counted_steps(run, options).empty()) {
+  if (counted.empty()) {
     run.faults.push_back(fmt::format("too short: {} steps, none after warm-up", run.steps.size()));
   }
 }
@@ -105,6 +155,7 @@ void check_circumstances(Run& run, const ReadOptions& options) {
 void find_faults(Run& run, const ReadOptions& options) {
   for (const Attempt& attempt : run.attempts) {
     if (attempt.summary.is_object()) check_memory(attempt, run);
+    check_ends_of_metrics(attempt, run);
     if (attempt.cut)
       run.notes.push_back(where(attempt) + ": the last line of metrics.jsonl is cut");
   }

@@ -48,8 +48,9 @@ void run_gnuplot(const fs::path& script, const fs::path& log) {
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log.c_str(), O_WRONLY | O_CREAT, 0666);
   posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  std::string program = "gnuplot", argument = script.string();
-  char* arguments[] = {program.data(), argument.data(), nullptr};
+  // Without the settings of whoever runs this.
+  std::string program = "gnuplot", defaults = "-d", argument = script.string();
+  char* arguments[] = {program.data(), defaults.data(), argument.data(), nullptr};
   pid_t process = 0;
   const int failed = ::posix_spawnp(&process, "gnuplot", &actions, nullptr, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);

@@ -82,6 +82,7 @@ json line_json(const ScalingLine& line) {
     points.push_back({{"ranks", point.ranks},
                       {"layout", point.layout},
                       {"micro_batch", point.micro_batch},
+                      {"nodes", point.nodes},
                       {"runs", runs},
                       {"tokens_per_second", estimate_json(point.tokens_per_second)},
                       {"efficiency", estimate_json(point.efficiency)}});
@@ -206,7 +207,6 @@ json benchmark_json(const Report& report) {
                  {"host_name", host.at("name")},
                  {"executable", "trireme"},
                  {"num_cpus", host.contains("cores") ? host.at("cores") : json(0)},
-                 {"library_build_type", "release"},
                  {"processor", run.facts.processor},
                  {"versions", run.facts.versions}};
     }

@@ -6,6 +6,7 @@
 
 #include "faults.hpp"
 #include "method.hpp"
+#include "quoting.hpp"
 
 namespace trireme::report {
 namespace {
@@ -99,11 +100,12 @@ Report make_report(const std::vector<std::string>& paths, const ReadOptions& opt
     if (!run.valid()) continue;
     try {
       std::vector<Finding> findings = diagnose(run, options);
+      for (Finding& finding : findings) finding.text = plain_text(finding.text);
       report.measured.push_back({&run, figures_of(run, options)});
       report.findings.push_back(std::move(findings));
     } catch (const std::exception& error) {  // a value of another kind than ours
-      run.faults.push_back(fmt::format("{}: its record is damaged: {}",
-                                       run.attempt().folder.string(), error.what()));
+      run.faults.push_back(plain_text(fmt::format("{}: its record is damaged: {}",
+                                                  run.attempt().folder.string(), error.what())));
     }
   }
   report.lines = scaling_lines(report.measured);
@@ -135,7 +137,7 @@ std::vector<std::string> comparison_notes(const Report& report) {
     std::size_t shown = 0;
     const auto all = differences(*reference, *run);
     for (const std::string& name : all) {
-      if (shown++ < 8) keys += (keys.empty() ? "" : ", ") + name;
+      if (shown++ < 8) keys += (keys.empty() ? "" : ", ") + plain_text(name);
     }
     if (all.size() > 8) keys += fmt::format(" and {} more", all.size() - 8);
     notes.push_back(

@@ -46,7 +46,7 @@ const std::vector<Kind>& kinds() {
       {"waiting for the pipeline", "#d0d0d0", {"wait for pipeline"}},
       {"waiting for gradients or parameters",
        "#e15759",
-       {"wait for gradients", "gather parameters", "exchange tied gradients",
+       {"wait for gradients", "wait for shards", "gather parameters", "exchange tied gradients",
         "wait for the device"}},
       {"gradients on their way", "#b07aa1", {"reduce gradients (overlapped)"}}};
   return all;

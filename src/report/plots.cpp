@@ -35,8 +35,11 @@ std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) 
                                     : high > 6 * low
                                         ? std::vector<double>{1, 2, 5}
                                         : std::vector<double>{1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8};
+  // Reading refuses such speeds; a scale without end must not come of one all the same.
+  if (!(low > 0) || !std::isfinite(high)) return "set logscale y 10\n";
   std::string tics;
-  for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
+  for (double decade = std::floor(std::log10(low)); decade <= std::log10(high); ++decade) {
+    const double power = std::pow(10, decade);
     for (const double times : marks) {
       const double value = times * power;
       const double scale = value >= 1e6 ? 1e6 : value >= 1e3 ? 1e3 : 1;

@@ -1,6 +1,18 @@
 #include "quoting.hpp"
 
+#include "trireme/core/config.hpp"
+#include "trireme/report/json.hpp"
+
 namespace trireme::report {
+namespace {
+
+std::string in_utf8(std::string_view text) {
+  return nlohmann::json::parse(to_text(std::string(text))).get<std::string>();
+}
+
+}  // namespace
+
+std::string plain_text(std::string_view text) { return config::one_line(in_utf8(text)); }
 
 std::string gnuplot_text(std::string_view text) {
   std::string result = "'";
@@ -14,7 +26,7 @@ std::string gnuplot_text(std::string_view text) {
 
 std::string html_text(std::string_view text) {
   std::string result;
-  for (const char c : text) {
+  for (const char c : in_utf8(text)) {
     if (c == '&') {
       result += "&amp;";
     } else if (c == '<') {

@@ -39,8 +39,10 @@ void read_line(const json& line, const std::string& where, Attempt& attempt) {
                        .skipped = line.contains("skipped") ? text_at(line, "skipped", where) : "",
                        .attempt = attempt.number,
                        .place = static_cast<std::int64_t>(attempt.steps.size()) + 1};
-    if (!std::isfinite(found.seconds) || found.seconds <= 0) {
-      throw Error("{}: seconds = {}: must be above 0; restore the file", where, found.seconds);
+    // No clock tells less than a nanosecond, and speeds must stay finite.
+    if (!(found.seconds >= 1e-9 && found.seconds <= 1e12)) {
+      throw Error("{}: seconds = {}: must be from 1e-9 to 1e12; restore the file", where,
+                  found.seconds);
     }
     if (!attempt.steps.empty() && step != attempt.steps.back().step + 1) {
       throw Error("{}: step {} follows step {}; restore the file", where, step,

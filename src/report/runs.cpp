@@ -3,13 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "trireme/core/error.hpp"
 #include "trireme/report/json.hpp"
+#include "trireme/report/scaling.hpp"
 
 #include "faults.hpp"
+#include "quoting.hpp"
 #include "values.hpp"
 
 namespace trireme::report {
@@ -74,6 +78,15 @@ int small(const json& object, const char* key, const std::string& where, std::in
   return static_cast<int>(value);
 }
 
+/// Of operations: 0, or a number with which quotients stay finite.
+double amount(const json& object, const char* key, const std::string& where) {
+  const double value = number_at(object, key, where);
+  if (value != 0 && !(value >= 1 && value <= 1e30)) {
+    throw Error("{}: {} = {}: must be 0, or from 1 to 1e30; restore the file", where, key, value);
+  }
+  return value;
+}
+
 /// Degrees: "place" of format 2; format 1 has them in "layout" only.
 void read_place(const json& run, const std::string& where, RunFacts& facts) {
   if (run.contains("place")) {
@@ -121,11 +134,26 @@ RunFacts facts_of(const json& run, const std::string& where) {
     facts.versions += (facts.versions.empty() ? "" : ", ") + name + " " +
                       (version.is_string() ? version.get<std::string>() : version.dump());
   }
-  facts.flops_per_token = number_at(run, "flops_per_token", where);
+  facts.flops_per_token = amount(run, "flops_per_token", where);
   const json& peak = object_at(run, "peak", where);
-  facts.peak = number_at(peak, "operations_per_second", where);
+  facts.peak = amount(peak, "operations_per_second", where);
   facts.peak_kind = text_at(peak, "kind", where);
   return facts;
+}
+
+/// See Attempt::likeness.
+std::string likeness_of(const json& run, const RunFacts& facts) {
+  json all = essentials(run, facts);
+  all["layout"] = {facts.ranks, facts.tensor, facts.pipeline, facts.data};
+  all["batch"] = {facts.batch, facts.micro_batch};
+  all["hosts"] = run.at("hosts");
+  const json& config = run.at("config");
+  for (const auto& [section, key] :
+       {std::pair{"checkpoint", "async"}, std::pair{"train", "check"}}) {
+    const json values = config.value(section, json::object());
+    all[key] = values.is_object() ? values.value(key, json()) : json();
+  }
+  return to_text(all);
 }
 
 std::vector<RankAccount> accounts_of(const Attempt& attempt) {
@@ -185,6 +213,38 @@ void read_attempts(const fs::path& folder, Run& run) {
   }
   std::sort(run.attempts.begin(), run.attempts.end(),
             [](const Attempt& a, const Attempt& b) { return a.number < b.number; });
+  const auto twice =
+      std::adjacent_find(run.attempts.begin(), run.attempts.end(),
+                         [](const Attempt& a, const Attempt& b) { return a.number == b.number; });
+  if (twice == run.attempts.end()) return;
+  throw Error("{}: has the number of {}: their steps would count twice; move one of them away",
+              twice->folder.string(), std::next(twice)->folder.string());
+}
+
+/// Chooses the attempt that is told, and notes it where that is not the last one that made steps.
+void choose_told(Run& run, const ReadOptions& options) {
+  std::map<std::string, std::size_t> tried;  // counted steps by likeness
+  std::size_t last = run.attempts.size(), best = last, most = 0;
+  for (std::size_t i = run.attempts.size(); i-- > 0;) {
+    if (run.attempts[i].steps.empty()) continue;
+    if (last == run.attempts.size()) last = best = i;
+    const std::string& likeness = run.attempts[i].likeness;
+    if (likeness.empty() || tried.contains(likeness)) continue;
+    run.told = i;
+    tried[likeness] = counted_steps(run, options).size();
+    if (tried[likeness] <= most) continue;
+    most = tried[likeness];
+    best = i;
+  }
+  if (last == run.attempts.size()) return;
+  run.told = best;
+  if (best == last || run.attempts[last].likeness == run.attempts[best].likeness) return;
+  run.notes.push_back(
+      fmt::format("figures are of attempts laid out as attempt {:04}, {} counted steps; attempt "
+                  "{:04}, the last "
+                  "one, is laid out otherwise and has {}",
+                  run.attempts[best].number, most, run.attempts[last].number,
+                  tried[run.attempts[last].likeness]));
 }
 
 }  // namespace
@@ -214,16 +274,17 @@ std::vector<fs::path> find_runs(const std::vector<std::string>& paths) {
 }
 
 Run read_run(const fs::path& folder, const ReadOptions& options) {
-  // Names go into JSON and HTML, which must be UTF-8.
-  Run run{.name = json::parse(to_text(folder.lexically_normal().string())).get<std::string>(),
-          .folder = folder};
+  Run run{.name = plain_text(folder.lexically_normal().string()), .folder = folder};
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   try {
     read_attempts(folder, run);
-    for (std::size_t i = 0; i < run.attempts.size(); ++i) {
-      merge(run.attempts[i], run);
-      if (!run.attempts[i].steps.empty()) run.told = i;
+    for (Attempt& attempt : run.attempts) {
+      merge(attempt, run);
+      if (attempt.steps.empty() || !attempt.run.is_object()) continue;
+      attempt.facts = facts_of(attempt.run, (attempt.folder / "run.json").string());
+      attempt.likeness = likeness_of(attempt.run, attempt.facts);
     }
+    choose_told(run, options);
     if (run.attempts.empty()) throw Error("{}: there is no attempt in it", run.name);
     if (!run.attempt().run.is_object()) {
       throw Error("{}: there is no run.json: it ended before its first step",
@@ -234,6 +295,9 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
     find_faults(run, options);
   } catch (const std::exception& error) {
     run.faults.emplace_back(error.what());
+  }
+  for (auto* lines : {&run.faults, &run.notes}) {
+    for (std::string& line : *lines) line = plain_text(line);
   }
   return run;
 }

@@ -41,10 +41,11 @@ Estimate efficiency_of(const ScalingPoint& point, const ScalingPoint& first) {
 
 /// Points by ranks; of several layouts or micro-batches at one number of ranks the fastest.
 std::vector<ScalingPoint> points_of(const std::vector<const Measured*>& runs, bool& chosen) {
-  std::map<std::tuple<int, Degrees, std::int64_t>, std::vector<const Measured*>> repeats;
+  // On another number of nodes the same layout is another configuration, not a repeat.
+  std::map<std::tuple<int, Degrees, std::int64_t, int>, std::vector<const Measured*>> repeats;
   for (const Measured* each : runs) {
     const RunFacts& facts = each->run->facts;
-    repeats[{facts.ranks, degrees_of(*each->run), facts.micro_batch}].push_back(each);
+    repeats[{facts.ranks, degrees_of(*each->run), facts.micro_batch, facts.nodes}].push_back(each);
   }
   std::map<int, ScalingPoint> fastest;
   for (const auto& [key, same] : repeats) {
@@ -52,6 +53,7 @@ std::vector<ScalingPoint> points_of(const std::vector<const Measured*>& runs, bo
     ScalingPoint point{.ranks = facts.ranks,
                        .layout = facts.layout(),
                        .micro_batch = facts.micro_batch,
+                       .nodes = facts.nodes,
                        .tokens_per_second = over_repeats(same)};
     for (const Measured* each : same) point.runs.push_back(each->run);
     const auto found = fastest.find(facts.ranks);
@@ -72,12 +74,14 @@ void add_notes(bool chosen, ScalingLine& line) {
   std::set<std::size_t> repeats;
   for (const ScalingPoint& point : line.points) {
     micro_batches.insert(point.micro_batch);
-    nodes.insert(point.runs.front()->facts.nodes);
+    nodes.insert(point.nodes);
     repeats.insert(point.runs.size());
   }
   if (chosen) {
     line.notes.emplace_back(
-        "several configurations at one number of ranks: the fastest of each is shown");
+        "several configurations (layout, micro-batch, nodes) at one number of ranks: the fastest "
+        "of "
+        "each is shown");
   }
   if (micro_batches.size() > 1) {
     line.notes.push_back(fmt::format("unlike: the micro-batch, {} to {} sequences",
@@ -178,11 +182,12 @@ void flatten(const json& value, const std::string& key, std::map<std::string, js
 
 }  // namespace
 
-json essentials(const Run& run) {
-  const json& record = run.attempt().run;
-  json all = {{"device", run.facts.device},
-              {"processor", run.facts.processor},
-              {"threads_per_rank", run.facts.threads},
+json essentials(const Run& run) { return essentials(run.attempt().run, run.facts); }
+
+json essentials(const json& record, const RunFacts& facts) {
+  json all = {{"device", facts.device},
+              {"processor", facts.processor},
+              {"threads_per_rank", facts.threads},
               {"versions", record.value("versions", json::object())}};
   const json config = record.value("config", json::object());
   for (const char* section :

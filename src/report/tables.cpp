@@ -102,6 +102,11 @@ std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
   return rows;
 }
 
+bool as_predicted(const std::vector<MemoryRow>& rows) {
+  return std::all_of(rows.begin(), rows.end(),
+                     [](const MemoryRow& row) { return row.predicted == row.measured; });
+}
+
 std::string memory_table(const std::vector<MemoryRow>& rows) {
   std::size_t width = 6;
   MemoryRow sum{"total", 0, 0};

@@ -1,5 +1,6 @@
 // The record that a run begins with and the summary that it ends with.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -268,14 +269,18 @@ void Trainer::finish() {
                     axis.at("bytes_per_step").get<double>() / 1e6,
                     1e3 * axis.at("seconds_per_step").get<double>()));
   }
-  if (speed > 0 && peak_ > 0) {
+  const bool foreseen = report::as_predicted(memory), finite = std::isfinite(last_loss_);
+  if (speed > 0 && peak_ > 0 && foreseen && finite) {
     say(fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s",
                     100 * speed * model_.flops_per_token() / peak_,
                     config_.train.peak == "measured" ? "measured" : "nominal",
                     config_.precision.compute, peak_ / 1e9));
   }
   say("record: " + record_->folder().string());
-  if (speed > 0) say(report::figure_of_merit(speed));
+  if (speed <= 0) return;
+  if (!foreseen) say("no figure of merit: memory measured is not what was predicted (! above)");
+  if (!finite) say("no figure of merit: the last loss is not finite");
+  say(report::figure_of_merit(foreseen && finite ? speed : 0));
 }
 
 }  // namespace trireme::train

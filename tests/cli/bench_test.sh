@@ -52,6 +52,13 @@ bench 2 pipeline --begin 8 --end 8
 # Two groups of two ranks at once; an embedding group leaves the rank between alone.
 bench 4 collectives --axis data --parallel.tensor 2 --begin 64 --end 64
 grep -q '^# groups: 2 data, 2 ranks, at once$' out || fail "groups along an axis"
+grep -q '^# backend: shared$' out || fail "groups inside a node share memory"
+bench 2 collectives --axis data --begin 64 --end 64 --operations all_reduce --comm.data mpi
+grep -q '^# backend: mpi$' out || fail "the backend that was asked for"
+bench 2 collectives --axis pipeline --parallel.pipeline 2 --begin 64 --end 64 --operations all_reduce
+grep -q '^# backend: mpi$' out || fail "the backend of a pipeline"
+bench 1 collectives --begin 64 --end 64 --operations all_reduce
+grep -q '^# backend: none$' out || fail "one rank has no backend"
 bench 3 collectives --axis embedding --parallel.pipeline 3 --begin 64 --end 64 --operations all_reduce,broadcast
 # The configured model's products: each matrix in three forms.
 bench 1 gemm --model.layers 1 --model.width 16 --model.heads 2 --rows 8 --peak 100

@@ -79,6 +79,27 @@ refuses() {  # refuses CODE LINE ARGUMENTS...
 refuses 1 "nowhere: is no folder; name a run folder, an attempt or a folder of runs" nowhere
 refuses 1 "data: holds no run; name a run folder, an attempt or a folder of runs" data
 refuses 1 "report: none of 1 runs is valid; the reasons stand above" study/cut
+refuses 2 "report: --csv and --html both name ./same; name two files" study --csv same --html ./same
+# The text comes first; what is not a regular file stays what it is.
+report study --shared-cores --json none/r.json
+[ "$code" -eq 1 ] || fail "an unwritable file: exit code $code"
+has '^strong scaling'
+has '^trireme: error: none/r.json.*: cannot' err
+ln -s real.json link.json
+echo mine >real.json.tmp
+mkfifo pipe
+cat pipe >piped &
+reader=$!
+report study --shared-cores --json link.json --csv pipe
+wait "$reader"
+[ "$code" -eq 0 ] && [ -h link.json ] && [ -s real.json ] && [ -p pipe ] || fail "a link and a pipe: exit code $code"
+[ "$(cat real.json.tmp)" = mine ] || fail "another's file"
+cmp -s piped r.csv || fail "what went through the pipe"
+ln -s /proc/self/fd/1 stdout
+report study --shared-cores --json stdout
+[ "$code" -eq 0 ] && [ -h stdout ] || fail "--json to standard output: exit code $code"
+has '^strong scaling'
+has '^  "format": 1,'
 mkdir bin
 mpi_path=$PATH
 PATH=$work/bin

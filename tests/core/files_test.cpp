@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "trireme/core/error.hpp"
 
@@ -221,6 +222,45 @@ TEST(ReplaceFile, IsTheOldFileOrTheNewOne) {
   EXPECT_EQ(names_in(scratch.path()), (std::vector<std::string>{"file", "folder"}));
   EXPECT_THAT(error_of([&] { replace_file(scratch / "none/file", "text"); }),
               HasSubstr("file.tmp: cannot create: No such file or directory"));
+}
+
+TEST(ReplaceFile, LeavesOtherFilesOfTheSameNameAlone) {
+  const Scratch scratch;
+  write_text(scratch / "file.tmp", "the user's");
+  write_text(scratch / "file.1.tmp", "this too");
+  replace_file(scratch / "file", "text");
+  EXPECT_EQ(read_text(scratch / "file"), "text");
+  EXPECT_EQ(read_text(scratch / "file.tmp"), "the user's");
+  EXPECT_EQ(read_text(scratch / "file.1.tmp"), "this too");
+  EXPECT_EQ(names_in(scratch.path()), (std::vector<std::string>{"file", "file.1.tmp", "file.tmp"}));
+}
+
+TEST(WriteOutput, GoesThroughWhatIsNoRegularFile) {
+  const Scratch scratch;
+  write_output(scratch / "file", "first");
+  EXPECT_EQ(read_text(scratch / "file"), "first");
+  fs::create_symlink("file", scratch / "link");
+  write_output(scratch / "link", "second");
+  EXPECT_TRUE(fs::is_symlink(scratch / "link"));
+  EXPECT_EQ(read_text(scratch / "file"), "second");
+  fs::create_symlink("made", scratch / "nowhere");
+  write_output(scratch / "nowhere", "third");
+  EXPECT_TRUE(fs::is_symlink(scratch / "nowhere"));
+  EXPECT_EQ(read_text(scratch / "made"), "third");
+  // Both ends of the pipe here, so that no open waits for the other one.
+  ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
+  const Descriptor pipe(::open((scratch / "pipe").c_str(), O_RDWR));
+  write_output(scratch / "pipe", "fourth");
+  EXPECT_TRUE(fs::is_fifo(scratch / "pipe"));
+  char text[6] = {};
+  ASSERT_EQ(::read(pipe.get(), text, sizeof text), 6);
+  EXPECT_EQ(std::string(text, 6), "fourth");
+  fs::create_symlink("/dev/full", scratch / "full");
+  EXPECT_THAT(error_of([&] { write_output(scratch / "full", "x"); }),
+              HasSubstr("full: cannot write: No space left on device"));
+  EXPECT_TRUE(fs::is_symlink(scratch / "full"));
+  EXPECT_THAT(error_of([&] { write_output(scratch.path(), "x"); }), HasSubstr("Is a directory"));
+  EXPECT_EQ(names_in(scratch.path()).size(), 6U);
 }
 
 TEST(WriteFile, IsTheWholeContent) {

@@ -44,6 +44,7 @@ struct FakeRun {
             {"threads_per_rank", 1},
             {"device", "cpu"},
             {"hosts", {{{"name", "a"}, {"cpu", "Some CPU"}, {"cores", 8}, {"ranks", ranks()}}}},
+            {"first_step", first - 1},
             {"start", "2026-11-22T08:00:00Z"},
             {"versions", {{"trireme", "0.1.0"}}},
             {"parameters", 1000},
@@ -82,6 +83,7 @@ struct FakeRun {
     }
     return {{"format", 2},
             {"steps", first + steps - 1},
+            {"steps_of_attempt", steps},
             {"memory", {{"stash", {{"predicted", 100}, {"measured", 100}}}}},
             {"ranks", ranks_told}};
   }

@@ -1,6 +1,7 @@
 // The four forms of a report, of made-up runs.
 #include "trireme/report/page.hpp"
 
+#include <cmath>
 #include <cstdlib>
 #include <sstream>
 
@@ -188,6 +189,30 @@ TEST_F(PageTest, HtmlStandsAlone) {
     ++pictures;
   EXPECT_EQ(pictures, 3U + 2 * 2 + 2);
   EXPECT_EQ(malformed("<!DOCTYPE html><a><b></a>"), "closes /a in b");
+}
+
+TEST(Plots, ASpeedWithoutEndMakesNoScaleWithoutEnd) {
+  ScalingLine line;
+  for (const int ranks : {1, 2}) {
+    Estimate speed = estimate({1.0 * ranks});
+    if (ranks == 2) speed.high = HUGE_VAL;
+    line.points.push_back({.ranks = ranks, .tokens_per_second = speed, .efficiency = speed});
+  }
+  EXPECT_LT(plot_scaling_speed({line}, ScalingKind::strong).script.size(), 10'000U);
+}
+
+TEST_F(PageTest, HtmlIsUtf8WhateverPathsAre) {
+  if (!gnuplot_is_here()) GTEST_SKIP() << "without gnuplot";
+  (void)FakeRun{.whole = false}.write(scratch_ / "study/b\xff");
+  trireme::test::write_text(scratch_ / "study/b\xff/attempts/0001/metrics.jsonl", "{\n");
+  // The user's own settings are none of the page's business.
+  trireme::test::write_text(scratch_ / ".gnuplot", "exit status 3\n");
+  const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
+  ::setenv("HOME", scratch_.path().c_str(), 1);
+  const std::string page = report_html(study());
+  ::setenv("HOME", home.c_str(), 1);
+  EXPECT_EQ(page.find('\xff'), page.npos);
+  EXPECT_THAT(page, HasSubstr("b\xef\xbf\xbd"));
 }
 
 TEST_F(PageTest, ADamagedTraceIsToldByFileAndLine) {

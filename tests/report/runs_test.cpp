@@ -1,4 +1,4 @@
-// Records read back: attempts merged, runs that are INVALID, damage told by file and line, lines of
+// Records read back: runs that are INVALID, damage told by file and line, lines of
 // runs that are alike.
 #include "trireme/report/runs.hpp"
 
@@ -64,38 +64,25 @@ TEST(WarmUp, IsFiveStepsOrAQuarter) {
   EXPECT_EQ(warm_up_steps(1), 1);
 }
 
-// 1 to 12 killed, 9 to 20: steps 9 to 12 count once, and are the later attempt's.
-TEST_F(RunsTest, ALaterAttemptsStepsWin) {
-  const fs::path folder = scratch_ / "run";
-  (void)FakeRun{.loss = 5, .whole = false}.write(folder, 1);
-  (void)FakeRun{.first = 9, .loss = 3}.write(folder, 2);
-  const OneRun run = read_run(folder);
+TEST_F(RunsTest, OldRecordsDoNotSayWhetherCoresWereShared) {
+  const OneRun run = read({.change = [](json& record, json&) { record.erase("cores_shared"); }});
   EXPECT_THAT(run.faults, IsEmpty());
-  ASSERT_EQ(run.steps.size(), 20U);
-  for (std::size_t i = 0; i < 20; ++i) {
-    EXPECT_EQ(run.steps[i].step, static_cast<std::int64_t>(i) + 1);
-    EXPECT_EQ(run.steps[i].loss, i < 8 ? 5 : 3);
-  }
-  EXPECT_EQ(run.evaluations.size(), 1U);
-  EXPECT_THAT(run.notes, testing::Contains(HasSubstr("repeats 4 steps from step 9 on")));
-  // Warm-up of each attempt: 3 of 12; of the first one's only 4 to 8 are left.
-  EXPECT_EQ(counted_steps(run, {}).size(), 5U + 9U);
+  EXPECT_THAT(run.notes, testing::Contains(HasSubstr("does not say whether ranks shared cores")));
 }
 
-// An attempt laid out otherwise lends its losses, not its times.
-TEST_F(RunsTest, StepsOfAnotherLayoutGiveNoFigure) {
-  const fs::path folder = scratch_ / "run";
-  (void)FakeRun{.seconds = {7}}.write(folder, 1);
-  (void)FakeRun{.data = 2, .first = 13, .seconds = {0.5}}.write(folder, 2);
+TEST_F(RunsTest, NamesAreOneLineOfText) {
+  const fs::path folder = FakeRun{.whole = false}.write(scratch_ / "a\x1b[31m\nb\xff");
   const OneRun run = read_run(folder);
-  EXPECT_THAT(run.faults, IsEmpty());
-  EXPECT_EQ(run.steps.size(), 24U);
-  EXPECT_EQ(figures_of(run, {}).seconds.n, 9);
-  EXPECT_EQ(figures_of(run, {}).seconds.high, 0.5);
+  EXPECT_THAT(run.name, testing::EndsWith("a\\u001b[31m\\nb\xef\xbf\xbd"));
+  write_text(folder / "attempts/0001/metrics.jsonl", "{\n");
+  const OneRun damaged = read_run(folder);
+  ASSERT_EQ(damaged.faults.size(), 1U);
+  EXPECT_THAT(damaged.faults.front(), HasSubstr("a\\u001b[31m\\nb\xef\xbf\xbd/attempts"));
 }
 
 TEST_F(RunsTest, WhatFailsIsInvalidAndSaysWhy) {
-  EXPECT_THAT(fault({.whole = false}), HasSubstr("incomplete: there is no summary.json"));
+  EXPECT_THAT(fault({.whole = false}),
+              HasSubstr("incomplete: there is no summary.json: it is still running, or it was"));
   EXPECT_THAT(
       fault({.change = [](json&, json& summary) { summary["memory"]["stash"]["measured"] = 101; }}),
       HasSubstr("memory of stash: 100 bytes predicted, 101 measured"));
@@ -147,6 +134,12 @@ TEST_F(RunsTest, DamageIsToldByFileAndLine) {
   EXPECT_THAT(
       told(R"({"type":"step","step":3,"tokens":1,"loss":1,"gradient_norm":1,"seconds":-1})"),
       HasSubstr(line3 + "seconds = -1"));
+  for (const char* seconds : {"1e-310", "1e300", "0", "\"nan\""}) {
+    EXPECT_THAT(told(fmt::format(R"({{"type":"step","step":3,"tokens":1,"loss":1,)"
+                                 R"("gradient_norm":1,"seconds":{}}})",
+                                 seconds)),
+                HasSubstr(": must be from 1e-9 to 1e12"));
+  }
   EXPECT_THAT(told(R"({"type":"step","step":7,"tokens":1,"loss":1,"gradient_norm":1,"seconds":1})"),
               HasSubstr(line3 + "step 7 follows step 2"));
   EXPECT_THAT(told(std::string(200, '[')), HasSubstr(line3));
@@ -263,6 +256,25 @@ TEST_F(ScalingTest, WhatDiffersOnALineIsSaid) {
   EXPECT_EQ(mixed[2].points.size(), 3U);
 }
 
+TEST_F(ScalingTest, OtherNodesAreNoRepeat) {
+  const auto on = [](int nodes, double seconds) {
+    FakeRun fake{.data = 4, .seconds = {seconds}};
+    fake.change = [nodes](json& run, json&) {
+      const json host = run["hosts"][0];
+      run["hosts"] = json::array();
+      for (int i = 0; i < nodes; ++i) run["hosts"].push_back(host);
+    };
+    return fake;
+  };
+  const auto found = lines({{.seconds = {1}}, on(1, 0.25), on(4, 0.5)});
+  ASSERT_EQ(found.size(), 1U);
+  ASSERT_EQ(found[0].points.size(), 2U);
+  EXPECT_EQ(found[0].points[1].runs.size(), 1U);
+  EXPECT_EQ(found[0].points[1].nodes, 1);
+  EXPECT_DOUBLE_EQ(found[0].points[1].efficiency.median, 1);
+  EXPECT_THAT(found[0].notes, ElementsAre(HasSubstr("nodes) at one number of ranks: the fastest")));
+}
+
 TEST_F(ScalingTest, RepeatsAreOnePoint) {
   std::vector<FakeRun> fakes;
   for (int i = 0; i < 7; ++i) {
@@ -324,6 +336,13 @@ TEST_F(DiagnosisTest, GradientsThatAreNotHidden) {
   fake.change = [](json& run, json&) { run["config"]["parallel"]["overlap"] = false; };
   EXPECT_THAT(rules(fake), ElementsAre("exposed-gradients"));
   EXPECT_THAT(text_, HasSubstr("set parallel.overlap = true"));
+  // Of ZeRO-2 and 3, inside forward and backward.
+  fake.sections = [](int rank) {
+    return json{{"forward", 1.0},
+                {"backward", rank == 1 ? 2.6 : 2.0},
+                {"wait for shards", rank == 1 ? 0.9 : 0.3}};
+  };
+  EXPECT_THAT(rules(fake), ElementsAre("exposed-gradients")) << "the slow rank only waits";
 }
 
 TEST_F(DiagnosisTest, TheSlowRankIsNamed) {

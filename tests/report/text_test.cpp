@@ -76,6 +76,12 @@ TEST(MemoryTable, MarksWhatDiffers) {
             "total      |           4.0 |          4.0 | ! differs by +64 B\n");
 }
 
+TEST(AsPredicted, IsToTheByteAndOfEveryUse) {
+  EXPECT_TRUE(as_predicted({{"parameters", 3, 3}, {"stash", 4, 4}}));
+  EXPECT_FALSE(as_predicted({{"parameters", 3, 4}, {"stash", 4, 3}})) << "the sum is the same";
+  EXPECT_FALSE(as_predicted({{"parameters", 3, 3}, {"stash", 4, 5}}));
+}
+
 TEST(Gather, SectionsOfOneRankAreItsOwn) {
   const auto world = comm::make_self_communicator();
   Recorder recorder;

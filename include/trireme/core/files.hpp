@@ -99,9 +99,15 @@ void write_all(const Descriptor& file, const std::filesystem::path& path, std::s
 /// remain.
 void write_file(const std::filesystem::path& path, std::string_view text);
 
-/// The same by way of `path`.tmp and a rename: at any moment `path` is the old file or the new one,
-/// and an Error leaves the old one alone.
+/// The same by way of a file of its own beside it (`path`.tmp, or `path`.1.tmp, … where that is
+/// somebody's) and a rename: at any moment `path` is the old file or the new one, and an Error
+/// leaves the old one alone.
 void replace_file(const std::filesystem::path& path, std::string_view text);
+
+/// For a file that a user names, who may name anything. A regular file, or the one that a symbolic
+/// link leads to, is replaced as by replace_file(); what is none (a device, a pipe) is written
+/// into, and so is what standard output or standard error goes to.
+void write_output(const std::filesystem::path& path, std::string_view text);
 
 /// Makes the content of a file, or the entries of a folder (created, renamed, removed), last
 /// through a crash of the machine. File systems that cannot fsync a folder are let pass.

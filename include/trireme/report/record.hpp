@@ -105,6 +105,8 @@ struct MemoryRow {
 std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
                                      const std::map<device::Use, std::int64_t>& predicted,
                                      comm::Communicator& world);
+/// Whether every use is what was predicted, to the byte.
+bool as_predicted(const std::vector<MemoryRow>& rows);
 /// The table as text, with a sum, and a mark where measured differs from predicted.
 std::string memory_table(const std::vector<MemoryRow>& rows);
 

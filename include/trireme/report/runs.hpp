@@ -42,16 +42,6 @@ struct RankAccount {
   std::map<std::string, Volume> communication;
 };
 
-struct Attempt {
-  int number = 0;
-  std::filesystem::path folder;
-  nlohmann::json run, summary;  // null where the file is not there
-  std::vector<RecordedStep> steps;
-  std::vector<RecordedEvaluation> evaluations;
-  std::vector<RecordedEvent> events;
-  bool cut = false;  // the last line of metrics.jsonl has no end
-};
-
 /// What figures depend on, as run.json says it.
 struct RunFacts {
   int ranks = 0, tensor = 1, pipeline = 1, data = 1, threads = 1, nodes = 1;
@@ -67,12 +57,29 @@ struct RunFacts {
   std::string layout() const;
 };
 
+struct Attempt {
+  int number = 0;
+  std::filesystem::path folder;
+  nlohmann::json run, summary;  // null where the file is not there
+  std::vector<RecordedStep> steps;
+  std::vector<RecordedEvaluation> evaluations;
+  std::vector<RecordedEvent> events;
+  bool cut = false;  // the last line of metrics.jsonl has no end
+  /// Of attempts that made steps and have a run.json; set by read_run().
+  RunFacts facts;
+  /// Equal where two attempts' steps take equally long: essentials, degrees, hosts, batch,
+  /// micro-batch, and what else a step does beside training. Empty: unknown, like no other.
+  std::string likeness;
+};
+
 /// A run whose `faults` are not empty is INVALID: nothing below may become a figure.
 struct Run {
   std::string name;  // as the user named it, or found below what he named
   std::filesystem::path folder;
   std::vector<Attempt> attempts;
-  std::size_t told = 0;  // the last attempt that made steps: whose facts these are
+  /// Whose facts these are: of the attempts that are alike and have the most counted steps, the
+  /// last one.
+  std::size_t told = 0;
   RunFacts facts;
   /// Of all attempts: where an attempt goes on from an earlier step, what others made after it is
   /// dropped.
@@ -104,8 +111,8 @@ Run read_run(const std::filesystem::path& folder, const ReadOptions& options = {
 /// One attempt's files; throws Error "FILE:LINE: …" for what is damaged.
 Attempt read_attempt(const std::filesystem::path& folder);
 
-/// Steps of the attempts that were laid out as the one that is told, without warm-up and without
-/// those whose update was skipped.
+/// Steps of the attempts that are like the one that is told, without warm-up and without those
+/// whose update was skipped.
 std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options);
 
 /// Figures of one valid run over its counted steps.

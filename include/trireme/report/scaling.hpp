@@ -18,6 +18,8 @@ struct Measured {
 /// sequence, parallel.* and zero.* but the degrees, comm, device, processor, threads of a rank,
 /// versions. Not the batch, the micro-batch and the degrees. As JSON.
 nlohmann::json essentials(const Run& run);
+/// The same of one attempt: its run.json and what was read in it.
+nlohmann::json essentials(const nlohmann::json& record, const RunFacts& facts);
 /// Eight hexadecimal digits: CRC-32C of the text of essentials(run).
 std::string fingerprint(const Run& run);
 /// The keys in which the essentials of two runs differ, "model.width", ….
@@ -33,11 +35,13 @@ struct ScalingPoint {
   int ranks = 0;
   std::string layout;
   std::int64_t micro_batch = 0;
-  std::vector<const Run*> runs;  // repeats
+  int nodes = 1;
+  std::vector<const Run*> runs;  // repeats, on as many nodes
   /// Over the medians of repeats; of one run, over its steps.
   Estimate tokens_per_second;
   /// Speed per rank over that of the line's first point. Its interval is the quotient of the ends
-  /// of both intervals, hence wide; none where either has none.
+  /// of both, which holds the quotient of the medians wherever both hold theirs: of two 95 %
+  /// intervals, with at least 90 %. None where either has none.
   Estimate efficiency;
 };
 struct ScalingLine {
