@@ -85,6 +85,18 @@ void check_peak(const std::string& peak) {
   }
 }
 
+/// Whether the layout can be trained by the method that is asked for.
+void check_method(const RunConfig& config) {
+  const std::string& method = config.data_parallel.method;
+  if (method != "allreduce") {
+    throw ConfigError("data_parallel.method", method, "is not there yet", "use allreduce");
+  }
+  if (config.parallel.servers > 0) {
+    throw ConfigError("parallel.servers", std::to_string(config.parallel.servers),
+                      "is for data_parallel.method = server and async-server", "leave it out");
+  }
+}
+
 /// What else a layout can be wrong about (units, schedules), any stage finds when it is made.
 void check_stage(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
   const model::Transformer model(config.model);
@@ -100,6 +112,7 @@ void check_stage(const RunConfig& config, const comm::GridShape& shape, const La
 
 void validate(RunConfig& config, const LayoutFacts& facts) {
   config.model.resolve();
+  check_method(config);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
   check_peak(config.train.peak);
@@ -120,6 +133,7 @@ void validate_layout(RunConfig& config, const LayoutFacts& facts) {
     throw ConfigError("model.vocabulary", "0", "is needed where data.path names no dataset",
                       "use 256 for bytes, 50257 for GPT-2");
   }
+  check_method(config);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
   check_stage(config, shape, facts);

@@ -11,7 +11,8 @@ namespace trireme::parallel {
 struct ParallelConfig {
   std::int64_t tensor = 1;
   std::int64_t pipeline = 1;
-  std::int64_t data = 0;  // 0: the rest of the world
+  std::int64_t data = 0;     // 0: the rest of the world
+  std::int64_t servers = 0;  // ranks beside the grid
   bool sequence = false;
   std::string schedule = "1f1b";
   std::int64_t virtual_stages = 1;
@@ -27,6 +28,10 @@ struct ParallelConfig {
     fields.add("pipeline", pipeline, "pipeline stages: ranks that share out the layers",
                config::at_least(1));
     fields.add("data", data, "data-parallel degree; 0: the rest of the world", config::at_least(0));
+    fields.add("servers", servers,
+               "the world's last ranks, which hold parameters and optimiser state for the others "
+               "(data_parallel.method = server or async-server)",
+               config::at_least(0));
     fields.add("sequence", sequence,
                "sequence parallelism: tensor ranks also share out norms, dropout and residuals");
     fields.add("schedule", schedule,
@@ -71,6 +76,82 @@ struct ZeroConfig {
                "optimizer: a GPU's share of optimiser state and fp32 masters is kept in host "
                "memory and updated by the CPU; none",
                config::one_of({"none", "optimizer"}));
+  }
+};
+
+/// How the data axis becomes one model: docs/data-parallel-methods.md.
+struct DataParallelConfig {
+  std::string method = "allreduce";
+  std::string gradients = "fp32";  // as workers send them to servers
+
+  void declare(config::Fields& fields) {
+    fields.add("method", method,
+               "allreduce (with zero 0 to 3); server: parameter servers that wait for all workers; "
+               "async-server: that wait for none; average: workers on their own whose weights are "
+               "averaged now and then",
+               config::one_of({"allreduce", "server", "async-server", "average"}));
+    fields.add("gradients", gradients,
+               "type of the gradients that workers send to parameter servers: fp32 or bf16",
+               config::one_of({"fp32", "bf16"}));
+  }
+};
+
+/// Parameter servers: Li et al., "Scaling Distributed Machine Learning with the Parameter Server"
+/// (2014); bounded staleness: Ho et al., "More Effective Distributed ML via a Stale Synchronous
+/// Parallel Parameter Server" (2013).
+struct ServerConfig {
+  std::int64_t max_staleness = 8;  // updates; async-server
+  std::string staleness_rate = "none";
+  bool tolerate_failures = false;
+  double heartbeat = 10;  // seconds
+
+  void declare(config::Fields& fields) {
+    fields.add("max_staleness", max_staleness,
+               "async-server: steps that the fastest worker may be ahead of the slowest; 0: none, "
+               "as server",
+               config::at_least(0));
+    fields.add(
+        "staleness_rate", staleness_rate,
+        "async-server: learning rate of an update whose gradient is s updates old: none (the "
+        "same) or inverse (1 / (1 + s) of it)",
+        config::one_of({"none", "inverse"}));
+    fields.add("tolerate_failures", tolerate_failures,
+               "async-server: go on without workers that die; needs mpirun --enable-recovery or "
+               "srun --kill-on-bad-exit=0");
+    fields.add("heartbeat", heartbeat,
+               "async-server: seconds without a word after which a worker counts as dead",
+               config::positive());
+  }
+};
+
+/// Periodic averaging: McMahan et al., "Communication-Efficient Learning of Deep Networks from
+/// Decentralized Data" (2017); with an outer optimiser: Douillard et al., "DiLoCo" (2023).
+struct AverageConfig {
+  std::int64_t every = 16;
+  std::int64_t per_epoch = 0;  // 0: see every
+  std::string optimizer_state = "keep";
+  std::string outer = "none";
+  double outer_learning_rate = 0.7;
+  double outer_momentum = 0.9;
+
+  void declare(config::Fields& fields) {
+    fields.add("every", every, "steps that workers train on their own between two averages",
+               config::at_least(1));
+    fields.add("per_epoch", per_epoch, "averages in each pass over the data; 0: see every",
+               config::at_least(0));
+    fields.add("optimizer_state", optimizer_state,
+               "what an average does to the workers' optimiser state: keep (each its own), average "
+               "or reset",
+               config::one_of({"keep", "average", "reset"}));
+    fields.add(
+        "outer", outer,
+        "optimiser of the averages: none (the average is the new model) or nesterov (DiLoCo: "
+        "the average's distance from the last model is its gradient)",
+        config::one_of({"none", "nesterov"}));
+    fields.add("outer_learning_rate", outer_learning_rate, "of the outer optimiser",
+               config::positive());
+    fields.add("outer_momentum", outer_momentum, "of the outer optimiser",
+               config::in_range(0.0, 1.0));
   }
 };
 

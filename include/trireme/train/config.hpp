@@ -111,6 +111,9 @@ struct RunConfig {
   optim::OptimConfig optim;
   parallel::ParallelConfig parallel;
   parallel::ZeroConfig zero;
+  parallel::DataParallelConfig data_parallel;
+  parallel::ServerConfig server;
+  parallel::AverageConfig average;
   parallel::NumericsConfig numerics;
   parallel::PrecisionConfig precision;
   device::DeviceConfig device;
@@ -125,6 +128,9 @@ struct RunConfig {
     fields.section("optim", optim);
     fields.section("parallel", parallel);
     fields.section("zero", zero);
+    fields.section("data_parallel", data_parallel);
+    fields.section("server", server);
+    fields.section("average", average);
     fields.section("numerics", numerics);
     fields.section("precision", precision);
     fields.section("device", device);
