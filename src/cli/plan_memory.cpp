@@ -59,22 +59,18 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
     for (int tensor = 0; tensor < shape.of(comm::Axis::tensor); ++tensor) {
       for (int data = 0; data < different; ++data) {
         parallel::StageOptions options = train::stage_options(config, shape, facts);
-        options.place = {.tensor = shape.of(comm::Axis::tensor),
-                         .pipeline = shape.of(comm::Axis::pipeline),
-                         .data = shape.of(comm::Axis::data),
-                         .shard = shard,
-                         .tensor_rank = tensor,
-                         .stage = stage,
-                         .data_rank = data};
+        const int rank = shape.rank({tensor, 0, data, stage});
+        options.place = train::place_of(config, shape, shard, rank);
         const Memory memory = plan::predict_memory(
             parallel::Stage(model, options), {.optim = config.optim,
                                               .threads = threads,
                                               .host = on_host,
                                               .shape = shape,
-                                              .rank = shape.rank({tensor, 0, data, stage}),
+                                              .rank = rank,
                                               .backends = backends,
                                               .bucket_elements = train::bucket_elements(config),
-                                              .snapshots = snapshots});
+                                              .snapshots = snapshots,
+                                              .average = train::average_of(config)});
         if (total(memory) > total(most)) most = memory;
       }
     }

@@ -39,9 +39,10 @@ struct Values {
   bool sharded = false;
 };
 
-std::vector<Values> values_of(const Replica& replica) {
+std::vector<Values> values_of(const Replica& replica, Alike alike = Alike::state) {
   const state::ModelState& state = replica.state();
   std::vector<Values> result{{"", state.parameters(), state.parameters_sharded()}};
+  if (alike == Alike::parameters) return result;
   for (const auto& kept : replica.optimizer().states()) {
     result.push_back({kept.name + "/", kept.flat, replica.stage().options().zero > 0});
   }
@@ -76,9 +77,9 @@ std::string part_name(const Stage& stage, const Values& values, const params::Bl
 }
 
 /// What all ranks of the data axis, or of a replica group, hold alike.
-std::vector<Fingerprint> of_data(const Replica& replica, bool sharded) {
+std::vector<Fingerprint> of_data(const Replica& replica, bool sharded, Alike alike) {
   std::vector<Fingerprint> result;
-  for (const Values& values : values_of(replica)) {
+  for (const Values& values : values_of(replica, alike)) {
     if (values.sharded != sharded) continue;
     for_each_part(replica.stage(), values,
                   [&](const params::Block& block, const params::Range& part, const Tensor& own) {
@@ -231,11 +232,13 @@ Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number) 
   return flip;
 }
 
-void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step) {
+void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step, Alike alike) {
   std::string complaint;
   const int rank = grid.world().rank();
-  compare(grid.group(comm::Axis::data), of_data(replica, false), "data", rank, step, complaint);
-  compare(grid.replica_group(), of_data(replica, true), "data (replica)", rank, step, complaint);
+  compare(grid.group(comm::Axis::data), of_data(replica, false, alike), "data", rank, step,
+          complaint);
+  compare(grid.replica_group(), of_data(replica, true, alike), "data (replica)", rank, step,
+          complaint);
   compare(grid.group(comm::Axis::tensor), of_tensor(replica), "tensor", rank, step, complaint);
   if (grid.embedding_group().size() > 1) {
     compare(grid.embedding_group(), of_embedding(replica), "pipeline", rank, step, complaint);

@@ -8,22 +8,12 @@ namespace trireme::parallel {
 
 namespace {
 
-StageOptions placed(StageOptions options, comm::Grid& grid) {
-  options.place = place_of(grid);
-  return options;
-}
-
-EngineGroups groups_of(comm::Grid& grid) {
-  using comm::Axis;
-  using comm::Direction;
-  return {.tensor = grid.group(Axis::tensor),
-          .state = {.data = grid.group(Axis::data),
-                    .shard = grid.shard_group(),
-                    .replica = grid.replica_group(),
-                    .embedding = grid.embedding_group()},
-          .pipeline = grid.group(Axis::pipeline),
-          .activations = grid.pipeline_channel(Direction::activations),
-          .gradients = grid.pipeline_channel(Direction::gradients)};
+StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
+  StageOptions stage = options.stage;
+  stage.place = place_of(grid, options.alone);
+  TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
+                 stage.zero);
+  return stage;
 }
 
 /// Gradients that all data ranks hold are read by all of them, each its share; those of shards by
@@ -42,25 +32,40 @@ state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
 
 }  // namespace
 
-Place place_of(comm::Grid& grid) {
+Place place_of(comm::Grid& grid, bool alone) {
   using comm::Axis;
   return {.tensor = grid.shape().of(Axis::tensor),
           .pipeline = grid.shape().of(Axis::pipeline),
-          .data = grid.shape().of(Axis::data),
-          .shard = grid.shard(),
+          .data = alone ? 1 : grid.shape().of(Axis::data),
+          .shard = alone ? 1 : grid.shard(),
           .tensor_rank = grid.coordinate(Axis::tensor),
           .stage = grid.coordinate(Axis::pipeline),
-          .data_rank = grid.coordinate(Axis::data)};
+          .data_rank = alone ? 0 : grid.coordinate(Axis::data)};
+}
+
+EngineGroups Replica::groups() {
+  using comm::Axis;
+  using comm::Direction;
+  const bool alone = options_.alone;
+  return {.tensor = grid_.group(Axis::tensor),
+          .state = {.data = alone ? *self_ : grid_.group(Axis::data),
+                    .shard = alone ? *self_ : grid_.shard_group(),
+                    .replica = alone ? *self_ : grid_.replica_group(),
+                    .embedding = grid_.embedding_group()},
+          .pipeline = grid_.group(Axis::pipeline),
+          .activations = grid_.pipeline_channel(Direction::activations),
+          .gradients = grid_.pipeline_channel(Direction::gradients)};
 }
 
 Replica::Replica(const model::Transformer& model, const ReplicaOptions& options, comm::Grid& grid,
                  Recorder& recorder, device::MemoryLedger& ledger)
     : options_(options),
       grid_(grid),
+      members_(options.alone ? grid.model_group() : grid.world()),
       recorder_(recorder),
       device_(ledger.device()),
       ops_(make_ops(ledger)),
-      stage_(model, placed(options.stage, grid)),
+      stage_(model, placed(options, grid)),
       state_(stage_.layout(), stage_.shards(), stage_.state_options(), ledger),
       optimizer_(options.optim, options.stage.train ? stage_.shards().elements() : 0, ledger,
                  state_.options().offloaded()),
@@ -68,7 +73,7 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                    ? std::make_unique<state::Offload>(state_, options.threads,
                                                       options.bucket_elements, ledger)
                    : nullptr),
-      engine_(stage_, state_, *ops_, groups_of(grid), recorder, ledger,
+      engine_(stage_, state_, *ops_, groups(), recorder, ledger,
               {.bucket_elements = options.bucket_elements,
                .overlap = options.overlap,
                .seed = options.seed,
@@ -163,7 +168,7 @@ StepSums Replica::finish() {
   }
   wait();
   const LossSum loss = engine_.step_sums();
-  return {loss, norm_.finish(grid_.world())};
+  return {loss, norm_.finish(members_)};
 }
 
 void Replica::wait() {

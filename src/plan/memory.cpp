@@ -9,6 +9,7 @@
 #include "trireme/model/head.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
+#include "trireme/parallel/averaging.hpp"
 #include "trireme/parallel/engine.hpp"
 #include "trireme/state/offload.hpp"
 #include "trireme/state/tensor_sums.hpp"
@@ -147,9 +148,12 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   const std::size_t squares =
       static_cast<std::size_t>(state::GradientNorm::partial_sums(layout.table(), stage.shares())) *
       sizeof(double);
-  bytes += squares + added(Kind::world, question.shape.size(), squares);
+  const int members = question.average ? place.tensor * place.pipeline : question.shape.size();
+  bytes += squares + added(question.average ? Kind::model : Kind::world, members, squares);
   std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
-  if (stage.options().zero == 0) {
+  if (question.average) {
+    data = std::min(question.bucket_elements, layout.elements());
+  } else if (stage.options().zero == 0) {
     for (const auto& bucket :
          parallel::plan_buckets(stage.program(), layout, question.bucket_elements)) {
       data = std::max(data, bucket.elements.size());
@@ -172,14 +176,31 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   const auto floats = [](std::int64_t elements) {
     return static_cast<std::size_t>(elements) * sizeof(float);
   };
-  return bytes + added(Kind::data, place.data, floats(data)) +
+  return bytes + added(Kind::data, question.shape.of(comm::Axis::data), floats(data)) +
          added(Kind::shard, place.shard, floats(shard)) +
          added(Kind::replica, place.data / place.shard, floats(replica)) +
          added(Kind::embedding, tied > 0 ? 2 : 1, floats(tied));
 }
 
+/// The copy of what a worker writes: its share of what all hold alike, and what it alone holds.
+std::int64_t worker_snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
+                                   const MemoryQuestion& question) {
+  const auto data = static_cast<std::size_t>(comm::Axis::data);
+  const checkpoint::Writers all{question.shape.coordinates(question.rank)[data],
+                                question.shape.of(comm::Axis::data)};
+  const auto elements = [&](const checkpoint::Writers& writers) {
+    return checkpoint::piece_elements(stage.layout(), stage.shards(), false, writers);
+  };
+  const std::int64_t outer = question.average->outer == "none" ? 0 : 1;
+  const bool own = question.average->optimizer_state == "keep";
+  return std::int64_t{sizeof(float)} *
+         ((1 + outer) * elements(all) + states * elements(own ? checkpoint::Writers{} : all));
+}
+
 /// The copy of what this rank writes of parameters and `states` states of the optimiser.
-std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states) {
+std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
+                            const MemoryQuestion& question) {
+  if (question.average) return worker_snapshot_bytes(stage, states, question);
   const parallel::Place& place = stage.options().place;
   const state::ZeroPolicy& zero = stage.state_options().zero;
   const checkpoint::Writers writers{place.data_rank, place.data};
@@ -202,7 +223,8 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
   const std::int64_t optimizer =
       state::ModelState::master_bytes(stage.layout(), stage.shards(), options) +
-      (options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0);
+      (options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0) +
+      (question.average ? parallel::Averaging::outer_bytes(*question.average, stage.layout()) : 0);
   std::map<Use, std::int64_t> memory{
       {Use::parameters,
        state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
@@ -220,7 +242,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   } else {
     memory[Use::optimizer] = optimizer;
   }
-  if (question.snapshots) memory[Use::snapshot] = snapshot_bytes(stage, states);
+  if (question.snapshots) memory[Use::snapshot] = snapshot_bytes(stage, states, question);
   return memory;
 }
 

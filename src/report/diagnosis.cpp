@@ -46,6 +46,7 @@ class Doctor {
     if (host && !run_.ranks.empty() && total_ > 0) {
       pipeline();
       gradients();
+      averages();
       tensor();
       stragglers();
       volumes();
@@ -143,6 +144,15 @@ class Doctor {
                     ? ": use a larger train.batch (more work per exchange), fewer data ranks or "
                       "threads instead of ranks"
                     : ": set parallel.overlap = true"));
+  }
+
+  void averages() {
+    const double waits = share("wait for workers"), all = waits + share("average weights");
+    if (facts_.method != "average" || facts_.data < 2 || all < 0.05) return;
+    add("exposed-averages", all,
+        fmt::format("{:.0f} % of the steps' time is averages, {:.0f} % waiting for the slowest "
+                    "worker: raise average.every",
+                    percent(all), percent(waits)));
   }
 
   void tensor() {

@@ -29,6 +29,8 @@ json facts_json(const Run& run) {
           {"tensor", facts.tensor},
           {"pipeline", facts.pipeline},
           {"data", facts.data},
+          {"servers", facts.servers},
+          {"method", facts.method},
           {"nodes", facts.nodes},
           {"threads_per_rank", facts.threads},
           {"batch", facts.batch},

@@ -87,6 +87,15 @@ double amount(const json& object, const char* key, const std::string& where) {
   return value;
 }
 
+/// data_parallel.method and parallel.servers, which records have not always had.
+void read_method(const json& run, const std::string& where, RunFacts& facts) {
+  const json& config = object_at(run, "config", where);
+  const json& parallel = object_at(config, "parallel", where);
+  if (parallel.contains("servers")) facts.servers = small(parallel, "servers", where, 0);
+  if (!config.contains("data_parallel")) return;
+  facts.method = text_at(object_at(config, "data_parallel", where), "method", where);
+}
+
 /// Degrees: "place" of format 2; format 1 has them in "layout" only.
 void read_place(const json& run, const std::string& where, RunFacts& facts) {
   if (run.contains("place")) {
@@ -100,7 +109,7 @@ void read_place(const json& run, const std::string& where, RunFacts& facts) {
     facts.pipeline = small(parallel, "pipeline", where);
     facts.data = std::max(1, facts.ranks / (facts.tensor * facts.pipeline));
   }
-  if (std::int64_t{facts.tensor} * facts.pipeline * facts.data != facts.ranks) {
+  if (std::int64_t{facts.tensor} * facts.pipeline * facts.data + facts.servers != facts.ranks) {
     throw Error("{}: {} ranks in a layout of {}; restore the file", where, facts.ranks,
                 facts.layout());
   }
@@ -109,6 +118,7 @@ void read_place(const json& run, const std::string& where, RunFacts& facts) {
 RunFacts facts_of(const json& run, const std::string& where) {
   RunFacts facts;
   facts.ranks = small(run, "ranks", where);
+  read_method(run, where, facts);
   read_place(run, where, facts);
   facts.threads = small(run, "threads_per_rank", where);
   over_hosts(run, "name", where);
@@ -144,7 +154,7 @@ RunFacts facts_of(const json& run, const std::string& where) {
 /// See Attempt::likeness.
 std::string likeness_of(const json& run, const RunFacts& facts) {
   json all = essentials(run, facts);
-  all["layout"] = {facts.ranks, facts.tensor, facts.pipeline, facts.data};
+  all["layout"] = {facts.ranks, facts.tensor, facts.pipeline, facts.data, facts.servers};
   all["batch"] = {facts.batch, facts.micro_batch};
   all["hosts"] = run.at("hosts");
   const json& config = run.at("config");
@@ -250,7 +260,9 @@ void choose_told(Run& run, const ReadOptions& options) {
 }  // namespace
 
 std::string RunFacts::layout() const {
-  return fmt::format("tensor {} × pipeline {} × data {}", tensor, pipeline, data);
+  std::string text = fmt::format("tensor {} × pipeline {} × data {}", tensor, pipeline, data);
+  if (servers > 0) text += fmt::format(" + {} servers", servers);
+  return method == "allreduce" ? text : text + ", " + method;
 }
 
 std::vector<fs::path> find_runs(const std::vector<std::string>& paths) {

@@ -13,9 +13,15 @@ namespace {
 
 using nlohmann::json;
 
-using Degrees = std::tuple<int, int, int>;  // tensor, pipeline, data
+using Degrees = std::tuple<int, int, int, int>;  // tensor, pipeline, data, servers
 Degrees degrees_of(const Run& run) {
-  return {run.facts.tensor, run.facts.pipeline, run.facts.data};
+  return {run.facts.tensor, run.facts.pipeline, run.facts.data, run.facts.servers};
+}
+
+/// The sections that a method reads, so that another one's settings keep no runs apart.
+std::vector<std::string> sections_of(const std::string& method) {
+  if (method == "allreduce") return {};
+  return {"data_parallel", method == "average" ? "average" : "server"};
 }
 
 Estimate over_repeats(const std::vector<const Measured*>& repeats) {
@@ -200,7 +206,10 @@ json essentials(const json& record, const RunFacts& facts) {
     all["data"].erase("path");
     all["dataset"] = record.at("dataset");
   }
-  for (const char* degree : {"tensor", "pipeline", "data", "threads"}) {
+  for (const std::string& section : sections_of(facts.method)) {
+    all[section] = config.value(section, json::object());
+  }
+  for (const char* degree : {"tensor", "pipeline", "data", "servers", "threads"}) {
     if (all["parallel"].is_object()) all["parallel"].erase(degree);
   }
   return all;

@@ -5,6 +5,7 @@
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
+#include "trireme/report/record.hpp"
 
 #include "trainer.hpp"
 
@@ -18,6 +19,12 @@ bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b)
     return (std::filesystem::absolute(path) / "").lexically_normal();
   };
   return plain(a) == plain(b);
+}
+
+constexpr const char* outer_momentum_name = "average.outer_momentum";
+
+Error damaged(const checkpoint::Reader& reader, const char* what) {
+  return Error("{}: its {} damaged; use another checkpoint", reader.folder().string(), what);
 }
 
 }  // namespace
@@ -95,27 +102,18 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
                           state.parameters_sharded());
   const nlohmann::json& extra = reader.state().extra;
   const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
+  std::vector<std::string> notes;
+  const bool own = load_workers(reader, notes);
   for (const auto& kept : replica_.optimizer().states()) {
     if (imported) break;  // it begins at zero, as that of a new model
-    checkpoint::load_pieces(reader, kept.name, state, kept.flat, shards_state());
+    checkpoint::load_pieces(reader, kept_name(kept.name, own), state, kept.flat, shards_state());
   }
+  load_outer_momentum(reader, notes);
   step_ = reader.state().step;
   samples_ = reader.state().samples;
-  if (extra.is_object() && extra.contains("health")) health_.from_json(extra.at("health"));
-  if (extra.is_object() && extra.contains("loss_scale")) {
-    const nlohmann::json& scale = extra.at("loss_scale");
-    const bool whole = scale.is_object() && scale.contains("value") &&
-                       scale.contains("steps_since_change") && scale.at("value").is_number() &&
-                       scale.at("steps_since_change").is_number_integer();
-    if (!whole)
-      throw Error("{}: its loss_scale is damaged; use another checkpoint", folder.string());
-    loss_scale_.restore(scale.at("value").get<double>(),
-                        scale.at("steps_since_change").get<std::int64_t>());
-  }
   // A checkpoint of another run folder is not this one's: it will have its own.
   if (same_folder(folder.parent_path(), config_.train.output)) saved_step_ = step_;
   saved_folder_ = folder.string();
-  std::vector<std::string> notes;
   if (samples_ != step_ * config_.train.batch) {
     notes.push_back(
         fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
@@ -148,6 +146,83 @@ void Trainer::compare_tokenizers(const checkpoint::Reader& reader,
   }
 }
 
+std::string Trainer::kept_name(const std::string& state, bool own) const {
+  const int worker = data_group_.rank();
+  return own && worker > 0 ? fmt::format("worker-{}/{}", worker, state) : state;
+}
+
+nlohmann::json Trainer::health_json() const {
+  nlohmann::json json{{"health", health_.to_json()}};
+  if (loss_scale_.dynamic()) {
+    json["loss_scale"] = {{"value", loss_scale_.value()},
+                          {"steps_since_change", loss_scale_.steps_since_change()}};
+  }
+  return json;
+}
+
+void Trainer::load_health(const nlohmann::json& kept, const checkpoint::Reader& reader) {
+  if (kept.contains("health")) health_.from_json(kept.at("health"));
+  if (!kept.contains("loss_scale")) return;
+  const nlohmann::json& scale = kept.at("loss_scale");
+  const bool whole = scale.is_object() && scale.contains("value") &&
+                     scale.contains("steps_since_change") && scale.at("value").is_number() &&
+                     scale.at("steps_since_change").is_number_integer();
+  if (!whole) throw damaged(reader, "loss_scale is");
+  loss_scale_.restore(scale.at("value").get<double>(),
+                      scale.at("steps_since_change").get<std::int64_t>());
+}
+
+void Trainer::keep_workers(checkpoint::State& state) const {
+  state.extra["workers"] = {{"each", report::gather_json(health_json(), data_group_)},
+                            {"own_states", own_states()}};
+}
+
+bool Trainer::load_workers(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
+  const nlohmann::json& extra = reader.state().extra;
+  states_begin_ = 0;
+  if (!extra.is_object()) return false;
+  if (extra.contains("states_begin")) {
+    const nlohmann::json& begin = extra.at("states_begin");
+    if (!begin.is_number_integer()) throw damaged(reader, "states_begin is");
+    states_begin_ = begin.get<std::int64_t>();
+    const bool possible = states_begin_ >= 0 && states_begin_ <= reader.state().step;
+    if (!possible) throw damaged(reader, "states_begin is");
+  }
+  if (!extra.contains("workers")) {
+    load_health(extra, reader);
+    return false;
+  }
+  const nlohmann::json& workers = extra.at("workers");
+  const bool whole = workers.is_object() && workers.contains("each") &&
+                     workers.at("each").is_array() && workers.contains("own_states") &&
+                     workers.at("own_states").is_boolean();
+  if (!whole) throw damaged(reader, "workers are");
+  const nlohmann::json& each = workers.at("each");
+  const bool same = averaging_ && std::ssize(each) == data_group_.size();
+  const nlohmann::json& own = same ? each.at(static_cast<std::size_t>(data_group_.rank())) : extra;
+  if (!own.is_object()) throw damaged(reader, "workers are");
+  load_health(own, reader);
+  const bool own_states = workers.at("own_states").get<bool>();
+  if (own_states && !same) {
+    notes.push_back(fmt::format(
+        "its {} workers had optimiser states of their own: all go on from the first one's",
+        each.size()));
+  }
+  return own_states && same;
+}
+
+void Trainer::load_outer_momentum(const checkpoint::Reader& reader,
+                                  std::vector<std::string>& notes) {
+  if (!averaging_ || !averaging_->outer_momentum()) return;
+  const Tensor& momentum = averaging_->outer_momentum();
+  const std::string prefix = std::string(outer_momentum_name) + "/";
+  if (reader.find(prefix + model_.table().rows().front().name) != nullptr) {
+    return checkpoint::load_pieces(reader, outer_momentum_name, replica_.state(), momentum, false);
+  }
+  replica_.ops().fill(momentum, 0);
+  notes.emplace_back("it has no momentum of an outer optimiser, which begins at zero");
+}
+
 std::vector<checkpoint::Piece> Trainer::pieces() const {
   std::vector<checkpoint::Piece> pieces;
   const state::ModelState& state = replica_.state();
@@ -155,7 +230,12 @@ std::vector<checkpoint::Piece> Trainer::pieces() const {
   checkpoint::append_pieces(pieces, "parameters", state, state.parameters(),
                             state.parameters_sharded(), writers);
   for (const auto& kept : replica_.optimizer().states()) {
-    checkpoint::append_pieces(pieces, kept.name, state, kept.flat, shards_state(), writers);
+    checkpoint::append_pieces(pieces, kept_name(kept.name, own_states()), state, kept.flat,
+                              shards_state(), own_states() ? checkpoint::Writers{} : writers);
+  }
+  if (averaging_ && averaging_->outer_momentum()) {
+    checkpoint::append_pieces(pieces, outer_momentum_name, state, averaging_->outer_momentum(),
+                              false, writers);
   }
   return pieces;
 }
@@ -172,11 +252,9 @@ void Trainer::save(Failure failure) {
                           .seed = static_cast<std::uint64_t>(config_.train.seed),
                           .config = resolved_,
                           .versions = versions(),
-                          .extra = {{"health", health_.to_json()}}};
-  if (loss_scale_.dynamic()) {
-    state.extra["loss_scale"] = {{"value", loss_scale_.value()},
-                                 {"steps_since_change", loss_scale_.steps_since_change()}};
-  }
+                          .extra = health_json()};
+  if (states_begin_ > 0) state.extra["states_begin"] = states_begin_;
+  if (averaging_) keep_workers(state);
   checkpoint::keep_tokenizer(state, tokenizer_);
   checkpoint::FileLayout files;
   if (config_.checkpoint.files == "node") files.nodes = session_.nodes();

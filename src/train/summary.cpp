@@ -186,7 +186,11 @@ nlohmann::json Trainer::account() const {
     const double outside = found == evaluating_.end() ? 0 : found->second;
     if (seconds > outside) sections[name] = seconds - outside;
   }
-  const auto least = least_traffic(replica_.stage());
+  auto least = least_traffic(replica_.stage());
+  if (averaging_ && averages_ > 0) {
+    const auto each = averages_json().at("least_bytes_each").get<double>();
+    if (each > 0) least["data"] = each * static_cast<double>(averages_) / steps;
+  }
   for (const auto& [name, total] : traffic_) {
     const auto found = least.find(name);
     const double needed = found == least.end() ? 0 : found->second;
@@ -236,23 +240,24 @@ void Trainer::finish() {
   for (const auto& s : sections)
     times[s.name] = {{"min", s.minimum}, {"average", s.average}, {"max", s.maximum}};
   record_->write_trace(trace.spans_by_rank);
-  record_->write_summary(
-      {{"steps", step_},
-       {"steps_of_attempt", step_seconds_.size()},
-       {"tokens_of_attempt", attempt_tokens_},
-       {"seconds", total},
-       {"loss", last_loss_},
-       {"validation_loss", last_evaluation_},
-       {"sections", times},
-       {"memory", memory_json(memory)},
-       {"communication", traffic},
-       {"ranks", ranks},
-       {"resident_peak", resident},
-       {"high_water",
-        {{"stash", {{"predicted", stash.predicted}, {"measured", stash.measured}}},
-         {"workspace", {{"predicted", work.predicted}, {"measured", work.measured}}}}},
-       {"figure_of_merit", speed}},
-      step_ == config_.train.steps);
+  nlohmann::json summary = {
+      {"steps", step_},
+      {"steps_of_attempt", step_seconds_.size()},
+      {"tokens_of_attempt", attempt_tokens_},
+      {"seconds", total},
+      {"loss", last_loss_},
+      {"validation_loss", last_evaluation_},
+      {"sections", times},
+      {"memory", memory_json(memory)},
+      {"communication", traffic},
+      {"ranks", ranks},
+      {"resident_peak", resident},
+      {"high_water",
+       {{"stash", {{"predicted", stash.predicted}, {"measured", stash.measured}}},
+        {"workspace", {{"predicted", work.predicted}, {"measured", work.measured}}}}},
+      {"figure_of_merit", speed}};
+  if (averaging_) summary["averages"] = averages_json();
+  record_->write_summary(summary, step_ == config_.train.steps);
   if (!progress_) return;
   say("");
   say(report::timing_table(sections, total));
@@ -269,6 +274,7 @@ void Trainer::finish() {
                     axis.at("bytes_per_step").get<double>() / 1e6,
                     1e3 * axis.at("seconds_per_step").get<double>()));
   }
+  if (averaging_) say(averages_line());
   const bool foreseen = report::as_predicted(memory), finite = std::isfinite(last_loss_);
   if (speed > 0 && peak_ > 0 && foreseen && finite) {
     say(fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s",

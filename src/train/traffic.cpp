@@ -98,4 +98,9 @@ std::map<std::string, double> least_traffic(const parallel::Stage& stage) {
   return Count(stage).total();
 }
 
+double average_traffic(const parallel::Stage& stage, int workers, std::int64_t buffers) {
+  const auto elements = static_cast<double>(buffers * stage.layout().elements());
+  return 2 * share(workers, elements * sizeof(float));
+}
+
 }  // namespace trireme::train

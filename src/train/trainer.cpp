@@ -29,6 +29,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
     : session_(session),
       grid_(grid),
       data_group_(grid.group(comm::Axis::data)),
+      members_(trains_alone(config) ? grid.model_group() : grid.world()),
       computes_(computes),
       ledger_(ledger),
       config_(std::move(config)),
@@ -48,18 +49,24 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                 .watchdog = watchdog_.get(),
                 .make_ops = computes.make_ops(config_.device.time_products),
-                .trace = config_.train.trace},
+                .trace = config_.train.trace,
+                .alone = trains_alone(config_)},
                grid, recorder_, ledger),
-      predicted_(plan::predict_memory(
-          replica_.stage(), {.optim = config_.optim,
-                             .threads = threads_,
-                             .host = computes.device().is_host(),
-                             .shape = grid.shape(),
-                             .rank = session.rank(),
-                             .backends = grid.backends(),
-                             .bucket_elements = bucket_elements(config_),
-                             .snapshots = config_.checkpoint.in_background() ||
-                                          !replica_.state().optimizer_device().is_host()})),
+      averaging_(trains_alone(config_)
+                     ? std::make_unique<parallel::Averaging>(config_.average, replica_, data_group_,
+                                                             bucket_elements(config_), ledger)
+                     : nullptr),
+      predicted_(plan::predict_memory(replica_.stage(),
+                                      {.optim = config_.optim,
+                                       .threads = threads_,
+                                       .host = computes.device().is_host(),
+                                       .shape = grid.shape(),
+                                       .rank = session.rank(),
+                                       .backends = grid.backends(),
+                                       .bucket_elements = bucket_elements(config_),
+                                       .snapshots = config_.checkpoint.in_background() ||
+                                                    !replica_.state().optimizer_device().is_host(),
+                                       .average = average_of(config_)})),
       health_(config_.train.outlier),
       loss_scale_(config_.precision.compute == "fp16"),
       time_limit_(parse_duration(config_.train.time_limit)),
@@ -90,6 +97,8 @@ Ending Trainer::run() {
                       .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
   replica_.initialise();
   if (!folder.empty()) resume(folder);
+  if (averaging_) averaging_->begin();
+  first_step_ = met_step_ = met_before_ = step_;
   peak_ = peak_of_world();
   replica_.settle_choices();
   begin_record();
@@ -132,11 +141,15 @@ void Trainer::train_steps() {
                        .document_mask = config_.data.document_mask,
                        .prefetch = config_.data.prefetch},
                       train.batch, data_group_.rank(), data_group_.size(), samples_);
-  while (step_ < last && stop_ == 0) {
-    const report::StepMetrics metrics = step(loader);
-    show(metrics);
+  const parallel::AverageSchedule averages(config_.average, train.batch,
+                                           sampler.windows_per_epoch(), train.steps);
+  while ((step_ < last && stop_ == 0) || met_step_ < step_) {
+    const bool meets = !averaging_ || averages.due(step_ + 1, samples_ + train.batch);
+    unshown_.push_back(step(loader, meets));
+    if (!meets) continue;
+    met_before_ = std::exchange(met_step_, step_);
+    show_steps();
     stop_if_unhealthy();
-    const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
     if (due(train.evaluate_every) && stop_ == 0) evaluate();
     if (save_written_) settle_save(Failure::warns);
     if (due(config_.checkpoint.every) || save_due_) save(Failure::warns);
@@ -153,9 +166,8 @@ int Trainer::stop_wanted() const {
     const double own = *time_limit_ - seconds_since(begin_);
     left = std::min(left.value_or(own), own);
   }
-  const double longest =
-      step_seconds_.empty() ? 0 : *std::max_element(step_seconds_.begin(), step_seconds_.end());
-  // Steps and saves are not always as quick as they were.
+  // Until the next time to stop; steps and saves are not always as quick as they were.
+  const double longest = std::max(longest_period_, seconds_of(unshown_));
   const double needed = config_.train.time_margin + 1.5 * (longest + save_seconds_);
   return left && *left < needed ? stop_for_time : 0;
 }
@@ -209,25 +221,33 @@ Verdict Trainer::agree_on_step(Verdict own) {
   double word[] = {static_cast<double>(own), static_cast<double>(stop_wanted()),
                    static_cast<double>(minutes_over),
                    pending_save_ && !pending_save_->written() ? 1.0 : 0.0};
-  grid_.world().all_reduce(Tensor(word, {4}), comm::Reduction::max, agreement_stream_).wait();
-  stop_ = static_cast<int>(word[1]);
-  save_due_ = word[2] > 0;
-  save_written_ = pending_save_ && word[3] == 0;
+  members_.all_reduce(Tensor(word, {4}), comm::Reduction::max, agreement_stream_).wait();
+  wishes_ = {.stop = static_cast<std::int64_t>(word[1]),
+             .save_due = static_cast<std::int64_t>(word[2]),
+             .unwritten = static_cast<std::int64_t>(word[3])};
+  if (!averaging_) grant(wishes_);
   return static_cast<Verdict>(word[0]);
 }
 
+void Trainer::grant(const Wishes& wishes) {
+  stop_ = static_cast<int>(wishes.stop);
+  save_due_ = wishes.save_due > 0;
+  save_written_ = pending_save_ && wishes.unwritten == 0;
+}
+
 void Trainer::stop_if_unhealthy() {
-  if (health_.skipped_in_a_row() < config_.train.skip_limit) return;
+  const std::int64_t skipped = std::exchange(skipped_in_a_row_, 0);
+  if (skipped < config_.train.skip_limit) return;
   settle_save(Failure::warns);  // of a step before: as good as any
   throw AgreedError(
       "step {}: the last of {} steps in a row whose update was skipped (last loss {}, gradient "
       "norm {}); lower optim.learning_rate, set optim.clip or look at the data; {}",
-      step_, health_.skipped_in_a_row(), last_loss_, last_norm_,
+      step_, skipped, last_loss_, last_norm_,
       !saved_folder_.empty() ? "the last good checkpoint is " + saved_folder_
                              : std::string("there is no checkpoint yet"));
 }
 
-report::StepMetrics Trainer::step(data::Loader& loader) {
+report::StepMetrics Trainer::step(data::Loader& loader, bool meets) {
   const auto begin = Clock::now();
   std::vector<parallel::HostMicrobatch> batches;
   watchdog_->beat("load data", step_ + 1);
@@ -254,22 +274,28 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
   const double norm = sums.gradient_norm / scale;
   const Verdict verdict = agree_on_step(health_.judge(sum.mean(), norm, loss_scale_.may_shrink()));
   health_.note(verdict, sum.mean(), norm);
+  skipped_in_a_row_ = std::max(skipped_in_a_row_, health_.skipped_in_a_row());
   if (verdict <= Verdict::overflow) loss_scale_.note(verdict == Verdict::overflow);
   const double rate = optim::learning_rate(config_.optim, step_, config_.train.steps);
   if (verdict == Verdict::sound) {
-    replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip) / scale);
+    replica_.update(rate, step_ - states_begin_,
+                    optim::clip_factor(norm, config_.optim.clip) / scale);
     inject_into_weights();
   }
   ++step_;
-  if (step_ % config_.train.check_every == 0) check_placement();
   samples_ += config_.train.batch;
+  if (averaging_) {
+    own_steps_.push_back({sum, norm, static_cast<std::int64_t>(verdict)});
+    if (meets) average();
+  }
+  if (meets && step_ / config_.train.check_every > met_step_ / config_.train.check_every) {
+    check_placement();
+  }
 
   const std::int64_t tokens = config_.train.batch * config_.model.sequence;
   const double seconds = seconds_since(begin);
   attempt_tokens_ += tokens;
   step_seconds_.push_back(seconds);
-  last_loss_ = sum.mean();
-  last_norm_ = norm;
   const double speed = static_cast<double>(tokens) / seconds;
   return {.step = step_,
           .tokens = samples_ * config_.model.sequence,
@@ -285,7 +311,8 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
 void Trainer::check_placement() {
   if (config_.train.check != "placement" || checked_step_ == step_) return;
   watchdog_->beat("check placement");
-  parallel::check_replicas(replica_, grid_, step_);
+  parallel::check_replicas(replica_, grid_, step_,
+                           own_states() ? parallel::Alike::parameters : parallel::Alike::state);
   checked_step_ = step_;
 }
 
@@ -305,16 +332,17 @@ void Trainer::show(const report::StepMetrics& metrics) {
   if (!speaks()) return;
   record([&](report::RunRecord& run) { run.write_step(metrics); });
   if (!progress_) return;
-  const bool due = step_ % config_.train.log_every == 0 || step_ == config_.train.steps ||
-                   step_seconds_.size() == 1 || !metrics.skipped.empty();
-  if (!progress_->terminal() && !due) return;
+  const std::int64_t step = metrics.step;
+  const bool wanted = step % config_.train.log_every == 0 || step == config_.train.steps ||
+                      step == first_step_ + 1 || !metrics.skipped.empty();
+  if (!progress_->terminal() && !wanted) return;
   // The median of the last steps: the first one and a disturbed one do not count for much.
   const std::size_t window = std::min<std::size_t>(step_seconds_.size(), 25);
   std::vector<double> recent(step_seconds_.end() - static_cast<std::ptrdiff_t>(window),
                              step_seconds_.end());
   std::nth_element(recent.begin(), recent.begin() + static_cast<std::ptrdiff_t>(window / 2),
                    recent.end());
-  const double left = recent[window / 2] * static_cast<double>(config_.train.steps - step_);
+  const double left = recent[window / 2] * static_cast<double>(config_.train.steps - step);
   progress_->update(report::step_line(metrics, config_.train.steps, left));
 }
 

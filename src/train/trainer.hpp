@@ -10,6 +10,7 @@
 
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/optim/loss_scale.hpp"
+#include "trireme/parallel/averaging.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/compute_device.hpp"
@@ -24,6 +25,19 @@ namespace trireme::train {
 inline double seconds_since(Recorder::Clock::time_point begin) {
   return std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
 }
+
+inline double seconds_of(const std::vector<report::StepMetrics>& steps) {
+  double sum = 0;
+  for (const report::StepMetrics& step : steps) sum += step.seconds;
+  return sum;
+}
+
+/// What a worker on its own notes of a step for the others.
+struct WorkerStep {
+  parallel::LossSum loss;  // of its share of the batch
+  double gradient_norm = 0;
+  std::int64_t verdict = 0;
+};
 
 class Trainer {
  public:
@@ -48,9 +62,24 @@ class Trainer {
   /// Takes over the checkpoint's tokenizer where the dataset has none; notes where they differ.
   void compare_tokenizers(const checkpoint::Reader& reader, std::vector<std::string>& notes);
   void train_steps();
-  /// One optimiser step on the next global batch.
-  report::StepMetrics step(data::Loader& loader);
+  /// One optimiser step on the next global batch; `meets`: after it workers on their own average.
+  report::StepMetrics step(data::Loader& loader, bool meets);
   void check_placement();
+  /// Shows the steps since the last time that all ranks met.
+  void show_steps();
+  /// Workers on their own tell each other what happened since they last did, and agree as
+  /// agree_on_step does. Collective over the data axis.
+  void meet();
+  /// meet(), then makes one model of the workers'.
+  void average();
+  /// Makes of a worker's metrics those of all: the loss of the global batch and the mean of the
+  /// workers' gradient norms; and takes for its `seconds` the mean of the steps since they last
+  /// met, of which it is number `number`, so that the average's time is in each.
+  void merge(report::StepMetrics& metrics, std::size_t number, double seconds);
+  nlohmann::json averages_json() const;
+  std::string averages_line() const;
+  /// Whether a multiple of `every` lies among the steps since the last time that all ranks met.
+  bool due(std::int64_t every) const { return every > 0 && step_ / every > met_before_ / every; }
   /// Writes to the record, on the rank that has one. A record that cannot be written is told of
   /// once and ends nothing.
   void record(const std::function<void(report::RunRecord&)>& write);
@@ -72,9 +101,16 @@ class Trainer {
   void inject_into_batch(data::Batch& batch) const;
   void inject_into_gradients();
   void inject_into_weights();
-  /// The gravest verdict of any rank. Also agrees on what else concerns the step's end: stop_ and
-  /// save_due_. Collective.
+  /// What ranks may see differently at a step's end; of several the largest counts.
+  struct Wishes {
+    std::int64_t stop = 0;       // as of stop_wanted
+    std::int64_t save_due = 0;   // by the clock
+    std::int64_t unwritten = 0;  // the save in the background is not
+  };
+  /// The gravest verdict of any rank whose step this is. Also agrees on wishes, which all-reduce
+  /// grants at once and workers on their own when they meet. Collective over these ranks.
   Verdict agree_on_step(Verdict own);
+  void grant(const Wishes& wishes);
   void begin_record();
   /// What this rank did in its steps: place, seconds of sections, communication.
   nlohmann::json account() const;
@@ -85,11 +121,24 @@ class Trainer {
   bool speaks() const { return session_.rank() == 0; }
   void say(const std::string& line);
   std::vector<checkpoint::Piece> pieces() const;
+  /// Where an optimiser state is kept in checkpoints: under its name, or where workers have states
+  /// of their own, but for the first, under the worker's too.
+  std::string kept_name(const std::string& state, bool own) const;
+  bool own_states() const { return averaging_ && config_.average.optimizer_state == "keep"; }
+  /// Puts into `state` what each worker on its own has; collective over the data axis.
+  void keep_workers(checkpoint::State& state) const;
+  /// Takes it out again; whether each worker finds optimiser states of its own.
+  bool load_workers(const checkpoint::Reader& reader, std::vector<std::string>& notes);
+  void load_health(const nlohmann::json& kept, const checkpoint::Reader& reader);
+  /// Zeroes it where the checkpoint has none.
+  void load_outer_momentum(const checkpoint::Reader& reader, std::vector<std::string>& notes);
+  nlohmann::json health_json() const;
   bool shards_state() const { return config_.parallel.zero > 0; }  // the optimiser's
 
   comm::Session& session_;
   comm::Grid& grid_;
   comm::Communicator& data_group_;
+  comm::Communicator& members_;  // whose steps are one: all ranks, or a worker's on its own
   const ComputeDevice& computes_;
   device::MemoryLedger& ledger_;
   RunConfig config_;
@@ -102,14 +151,27 @@ class Trainer {
   std::unique_ptr<data::TokenReader> valid_reader_;
   model::Transformer model_;
   parallel::Replica replica_;
+  std::unique_ptr<parallel::Averaging> averaging_;  // absent: gradients are reduced
   std::map<device::Use, std::int64_t> predicted_;
 
-  std::int64_t step_ = 0;         // updates done
-  std::int64_t samples_ = 0;      // sequences trained on: where the next step begins
-  std::int64_t saved_step_ = -1;  // of the newest checkpoint of this run folder
-  std::string saved_folder_;      // the newest checkpoint, perhaps of another one
+  std::int64_t step_ = 0;          // updates done
+  std::int64_t samples_ = 0;       // sequences trained on: where the next step begins
+  std::int64_t states_begin_ = 0;  // updates done when the optimiser's state was last zeroed
+  std::int64_t saved_step_ = -1;   // of the newest checkpoint of this run folder
+  std::string saved_folder_;       // the newest checkpoint, perhaps of another one
   std::int64_t evaluated_step_ = -1;
   std::int64_t checked_step_ = -1;  // replicas compared after it
+  std::int64_t first_step_ = 0;     // updates done before this attempt
+  /// Updates after which all ranks last met, and the time before: with all-reduce in every step.
+  std::int64_t met_step_ = 0, met_before_ = 0;
+  std::vector<report::StepMetrics> unshown_;           // of the steps since then
+  std::vector<WorkerStep> own_steps_;                  // the same, noted for other workers
+  std::vector<std::vector<WorkerStep>> worker_steps_;  // by worker, when they have met
+  std::int64_t skipped_in_a_row_ = 0;                  // at most, since all ranks last met
+  double longest_period_ = 0;   // seconds of the steps from one time that all ranks met to the next
+  std::int64_t averages_ = 0;   // of this attempt
+  double average_seconds_ = 0;  // waiting for workers is part of them
+  Wishes wishes_;
   bool record_fails_ = false;
   double peak_ = 0;  // operations per second of all ranks together
   std::int64_t attempt_tokens_ = 0;

@@ -85,9 +85,42 @@ void check_peak(const std::string& peak) {
   }
 }
 
+/// What workers on their own cannot be combined with.
+void check_average(const RunConfig& config) {
+  const auto refuse = [](const char* key, const std::string& value, const char* rule,
+                         const char* mend) { throw ConfigError(key, value, rule, mend); };
+  if (config.parallel.servers > 0) {
+    refuse("parallel.servers", std::to_string(config.parallel.servers),
+           "data_parallel.method = average has no servers", "leave it out");
+  }
+  if (config.parallel.zero > 0) {
+    refuse("parallel.zero", std::to_string(config.parallel.zero),
+           "must be 0 with data_parallel.method = average, whose workers each hold a whole model",
+           "use 0");
+  }
+  if (config.zero.offload != "none") {
+    refuse("zero.offload", config.zero.offload,
+           "must be none with data_parallel.method = average, which sums what lies on devices",
+           "use none");
+  }
+}
+
+/// In reproducible mode a worker is a run of its own, whose sequences are summed by groups.
+void check_worker_groups(const RunConfig& config, const comm::GridShape& shape) {
+  const std::int64_t own = config.train.batch / shape.of(comm::Axis::data);
+  const std::int64_t groups = config.numerics.virtual_data;
+  if (!trains_alone(config) || !config.numerics.reproducible || own % groups == 0) return;
+  throw ConfigError(
+      "numerics.virtual_data", std::to_string(groups),
+      fmt::format("must divide a worker's {} sequences with numerics.reproducible", own),
+      fmt::format("use {}, or a train.batch of {}", own & -own,
+                  (own / groups + 1) * groups * shape.of(comm::Axis::data)));
+}
+
 /// Whether the layout can be trained by the method that is asked for.
 void check_method(const RunConfig& config) {
   const std::string& method = config.data_parallel.method;
+  if (method == "average") return check_average(config);
   if (method != "allreduce") {
     throw ConfigError("data_parallel.method", method, "is not there yet", "use allreduce");
   }
@@ -101,10 +134,7 @@ void check_method(const RunConfig& config) {
 void check_stage(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
   const model::Transformer model(config.model);
   parallel::StageOptions options = stage_options(config, shape, facts);
-  options.place = {.tensor = shape.of(comm::Axis::tensor),
-                   .pipeline = shape.of(comm::Axis::pipeline),
-                   .data = shape.of(comm::Axis::data),
-                   .shard = shard_ranks(config, shape, facts)};
+  options.place = place_of(config, shape, shard_ranks(config, shape, facts), 0);
   const parallel::Stage stage(model, options);
 }
 
@@ -115,6 +145,7 @@ void validate(RunConfig& config, const LayoutFacts& facts) {
   check_method(config);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
+  check_worker_groups(config, shape);
   check_peak(config.train.peak);
   parse_signals(config.train.signals);
   parse_duration(config.train.time_limit);
@@ -136,6 +167,7 @@ void validate_layout(RunConfig& config, const LayoutFacts& facts) {
   check_method(config);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
+  check_worker_groups(config, shape);
   check_stage(config, shape, facts);
 }
 

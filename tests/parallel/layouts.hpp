@@ -34,6 +34,7 @@ struct LayoutCase {
   int threads = 1;
   model::Recompute recompute = model::Recompute::none;
   bool exact_gelu = true;
+  bool alone = false;  // each replica trains on its own; shard = 1
   int ranks() const { return tensor * pipeline * data; }
   std::string to_string() const {
     static constexpr const char* recomputes[] = {"none", "cheap", "selective", "full"};
@@ -243,6 +244,7 @@ struct LayoutRun {
     options.seed = 7;
     options.make_ops = make_ops;
     options.trace = trace;
+    options.alone = layout.alone;
     return options;
   }
   static constexpr std::int64_t bucket_elements = 1000;

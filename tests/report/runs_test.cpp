@@ -238,6 +238,39 @@ TEST_F(ScalingTest, TheUnlikeStandOnNoLine) {
   EXPECT_EQ(lines({{}, change("hosts", {{{"name", "b"}, {"cpu", "Some CPU"}}})}).size(), 1U);
 }
 
+/// A run of a data-parallel method, whose settings lie in `section`.
+FakeRun with_method(int data, const char* method, const char* section, const json& settings,
+                    int servers = 0) {
+  FakeRun fake{.data = data};
+  fake.change = [=](json& run, json&) {
+    run["config"]["data_parallel"] = {{"method", method}};
+    run["config"]["average"] = {{"every", 16}};
+    run["config"][section] = settings;
+    run["config"]["parallel"]["servers"] = servers;
+    run["ranks"] = data + servers;
+  };
+  return fake;
+}
+
+TEST_F(ScalingTest, TheMethodIsPartOfAConfiguration) {
+  const auto average = [](int data, int every) {
+    return with_method(data, "average", "average", {{"every", every}});
+  };
+  EXPECT_THAT(lines({average(1, 16), average(2, 16)}), ElementsAre(testing::_));
+  EXPECT_EQ(runs_[1].facts.layout(), "tensor 1 × pipeline 1 × data 2, average");
+  EXPECT_THAT(lines({average(1, 16), average(2, 4)}), IsEmpty());
+  EXPECT_EQ(differences(runs_[0], runs_[1]), std::vector<std::string>{"average.every"});
+  EXPECT_THAT(lines({{}, average(2, 16)}), IsEmpty());
+  // A record from before there were methods is one of all-reduce, which reads no other's settings.
+  EXPECT_THAT(lines({{}, with_method(2, "allreduce", "average", {{"every", 4}})}),
+              ElementsAre(testing::_));
+  // Servers are ranks beside the grid; as many more of them are a layout, no other configuration.
+  EXPECT_THAT(
+      lines({with_method(2, "server", "server", {}, 1), with_method(4, "server", "server", {}, 2)}),
+      ElementsAre(testing::_));
+  EXPECT_EQ(runs_[1].facts.layout(), "tensor 1 × pipeline 1 × data 4 + 2 servers, server");
+}
+
 TEST_F(ScalingTest, WhatDiffersOnALineIsSaid) {
   const auto found = lines({{.micro_batch = 4, .seconds = {1}},
                             {.data = 2, .micro_batch = 2, .seconds = {0.5}},
@@ -343,6 +376,18 @@ TEST_F(DiagnosisTest, GradientsThatAreNotHidden) {
                 {"wait for shards", rank == 1 ? 0.9 : 0.3}};
   };
   EXPECT_THAT(rules(fake), ElementsAre("exposed-gradients")) << "the slow rank only waits";
+}
+
+TEST_F(DiagnosisTest, AveragesThatTakeLong) {
+  FakeRun fake{.data = 2};
+  fake.sections = [](int rank) {
+    return json{
+        {"forward", 3.0}, {"wait for workers", rank == 0 ? 0.6 : 0.0}, {"average weights", 0.3}};
+  };
+  EXPECT_THAT(rules(fake), IsEmpty());
+  fake.change = [](json& run, json&) { run["config"]["data_parallel"] = {{"method", "average"}}; };
+  EXPECT_THAT(rules(fake), ElementsAre("exposed-averages"));
+  EXPECT_THAT(text_, HasSubstr("10 % of the steps' time is averages, 5 % waiting"));
 }
 
 TEST_F(DiagnosisTest, TheSlowRankIsNamed) {

@@ -3,80 +3,24 @@
 // give every tensor and everything else that training goes on from unchanged, and then trains on,
 // which must give the losses, norms and checkpoints of one rank that was never moved, bit for bit.
 #include <cstdint>
-#include <cstring>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <set>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <mpi.h>
-#include <unistd.h>
-
-#include "trireme/checkpoint/checkpoint.hpp"
-#include "trireme/data/prepare.hpp"
-#include "trireme/train/run.hpp"
 
 #include "parallel/matrix.hpp"
+#include "train/runs.hpp"
 
 namespace trireme::train::test {
 namespace {
 
-namespace fs = std::filesystem;
 using parallel::test::LayoutCase;
 using parallel::test::MatrixModel;
 
 constexpr std::int64_t steps_between = 2;  // two moves
-
-int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-
-/// Waits for all ranks without taking a core from those that work.
-void quiet_barrier() {
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Ibarrier(MPI_COMM_WORLD, &request);
-  for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE), done == 0;) ::usleep(2000);
-}
-
-template <class T>
-T from_rank_zero(T value) {
-  MPI_Bcast(&value, sizeof value, MPI_BYTE, 0, MPI_COMM_WORLD);
-  return value;
-}
-
-/// A folder that all ranks see, with a dataset of a few characters whose windows are used up every
-/// few steps.
-class Folder {
- public:
-  Folder() : path_(fs::path(testing::TempDir()) / fmt::format("trireme_grid_{}", number())) {
-    if (world_rank() == 0) {
-      fs::create_directories(path_);
-      {
-        std::ofstream text(path_ / "text");
-        for (int i = 0; i < 700; ++i) text << i * i % 977 << (i % 9 == 0 ? '\n' : ' ');
-      }
-      data::prepare({.inputs = {path_ / "text"}, .output = data(), .tokenizer = "characters"}, {});
-    }
-    quiet_barrier();
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    quiet_barrier();
-    std::error_code ignored;
-    if (world_rank() == 0) fs::remove_all(path_, ignored);
-  }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  fs::path data() const { return path_ / "data"; }
-
- private:
-  static int number() { return from_rank_zero(static_cast<int>(::getpid())); }
-  fs::path path_;
-};
 
 RunConfig config_of(const MatrixModel& model, const LayoutCase& layout, const Folder& folder,
                     const fs::path& output) {
@@ -109,67 +53,6 @@ RunConfig config_of(const MatrixModel& model, const LayoutCase& layout, const Fo
                      .virtual_tensor = model.virtual_tensor};
   return config;
 }
-
-/// Trains on the first ranks of the world, as many as the layout has; collective over all.
-void train_on(int ranks, RunConfig config) {
-  MPI_Comm comm = MPI_COMM_NULL;
-  MPI_Comm_split(MPI_COMM_WORLD, world_rank() < ranks ? 0 : MPI_UNDEFINED, world_rank(), &comm);
-  if (comm != MPI_COMM_NULL) {
-    try {
-      comm::Session session(comm);
-      config::Fields fields;
-      config.declare(fields);
-      run(session, config, fields);
-    } catch (const std::exception& error) {
-      fmt::print("{}\n", error.what());
-      std::fflush(stdout);
-      MPI_Abort(MPI_COMM_WORLD, 1);  // the others would wait for ever
-    }
-    MPI_Comm_free(&comm);
-  }
-  quiet_barrier();
-}
-
-std::vector<std::uint8_t> values_of(const checkpoint::Reader& reader,
-                                    const checkpoint::Reader::Entry& tensor) {
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tensor.shape.elements()) *
-                                  size_of(tensor.type));
-  reader.read(tensor.name, {}, Tensor(bytes.data(), tensor.type, tensor.shape));
-  return bytes;
-}
-
-/// Where two checkpoints differ in what training goes on from; empty: nowhere.
-std::string difference(const fs::path& one, const fs::path& other) {
-  const checkpoint::Reader a(one), b(other);
-  const checkpoint::State &sa = a.state(), &sb = b.state();
-  if (sa.step != sb.step) return fmt::format("step {} and {}", sa.step, sb.step);
-  if (sa.samples != sb.samples) return fmt::format("samples {} and {}", sa.samples, sb.samples);
-  if (sa.seed != sb.seed) return "seed";
-  if (sa.extra != sb.extra) return sa.extra.dump() + " and " + sb.extra.dump();
-  if (a.tensors().size() != b.tensors().size()) return "number of tensors";
-  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
-    const checkpoint::Reader::Entry &ta = a.tensors()[i], &tb = b.tensors()[i];
-    if (ta.name != tb.name || ta.shape != tb.shape || ta.type != tb.type) return ta.name;
-    if (values_of(a, ta) != values_of(b, tb)) return "values of " + ta.name;
-  }
-  return {};
-}
-
-/// What a run said of each step, but for how long it took.
-std::map<std::int64_t, std::string> steps_of(const fs::path& output) {
-  std::map<std::int64_t, std::string> steps;
-  std::ifstream file(output / "attempts" / "0001" / "metrics.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    nlohmann::json values = nlohmann::json::parse(line);
-    if (values.at("type") != "step") continue;
-    values.erase("seconds");
-    values.erase("tokens_per_second");
-    steps[values.at("step").get<std::int64_t>()] = values.dump();
-  }
-  return steps;
-}
-
-std::string step_folder(std::int64_t step) { return fmt::format("step-{:08}", step); }
 
 /// The rows of the layout matrix by model, on every rank.
 std::vector<std::vector<LayoutCase>> walks() {

@@ -9,13 +9,18 @@
 
 namespace trireme::parallel {
 
+/// What the ranks of the data axis hold alike: all state, or, where workers keep optimiser states
+/// of their own, the parameters.
+enum class Alike : std::uint8_t { state, parameters };
+
 /// Compares every parameter, and every state of the optimiser, that ranks hold as replicas: over
 /// the data axis (or a replica group of shards), rows that are not split and shared key/value heads
 /// over the tensor axis, tied weights between first and last stage. What is sharded is compared
 /// with its replicas alone: tensor ranks cut shards in different places. Collective over the grid.
 /// Throws AgreedError, the same on every rank, that names tensor, axis, two ranks of the world and
 /// `step`; where one rank differs from two or more that agree, which one it is.
-void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step);
+void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step,
+                    Alike alike = Alike::state);
 
 /// A bit changed on purpose in what this rank holds of parameters and optimiser state.
 struct Flip {

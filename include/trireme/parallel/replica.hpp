@@ -31,6 +31,9 @@ struct ReplicaOptions {
   comm::Watchdog* watchdog = nullptr;
   MakeOps make_ops;    // absent: those of the CPU
   bool trace = false;  // operations of the device become spans of the recorder's: begin_trace
+  /// Trains on its own (see Averaging): to it the data axis has one rank, so that steps and updates
+  /// concern the ranks of this replica alone, and nothing of them crosses the axis. Without ZeRO.
+  bool alone = false;
 };
 
 /// What the host learns of a step's gradients.
@@ -61,7 +64,8 @@ class Replica {
   /// Queues forward and backward of a step: see Engine::start_step.
   void start(const std::vector<HostMicrobatch>& batches) { engine_.start_step(batches); }
   /// Queues the norm of the gradients that it leaves, waits for the device, the only time in a
-  /// step, and returns what came of both, the same on every rank. Collective over the grid.
+  /// step, and returns what came of both, the same on every rank. Collective over the grid, or over
+  /// the replica where it is alone, as are start and update.
   StepSums finish();
   /// Both, for one who does nothing between them.
   StepSums backward(const std::vector<HostMicrobatch>& batches) {
@@ -86,9 +90,12 @@ class Replica {
 
  private:
   std::unique_ptr<ops::Ops> make_ops(device::MemoryLedger& ledger);
+  EngineGroups groups();
 
   ReplicaOptions options_;
   comm::Grid& grid_;
+  std::unique_ptr<comm::Communicator> self_ = comm::make_self_communicator();
+  comm::Communicator& members_;  // whose steps are one: the world, or this replica's ranks
   Recorder& recorder_;
   device::Device& device_;
   // Before ops_, whose making sets them.
@@ -104,7 +111,7 @@ class Replica {
   std::vector<optim::UpdateRange> ranges_;
 };
 
-/// The place of this rank in a grid.
-Place place_of(comm::Grid& grid);
+/// The place of this rank in a grid; `alone` as in ReplicaOptions.
+Place place_of(comm::Grid& grid, bool alone = false);
 
 }  // namespace trireme::parallel

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 
 #include "trireme/comm/backend.hpp"
 #include "trireme/comm/shape.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/optim/config.hpp"
+#include "trireme/parallel/config.hpp"
 #include "trireme/parallel/stage.hpp"
 
 namespace trireme::plan {
@@ -22,6 +24,8 @@ struct MemoryQuestion {
   comm::Backends backends{};  // of its groups
   std::int64_t bucket_elements = 0;
   bool snapshots = false;  // some checkpoints are written in the background
+  /// The stage is a worker's on its own; the shape's data axis is of workers.
+  std::optional<parallel::AverageConfig> average{};
 };
 
 /// Bytes at most, by use, from the parameter table and the lowered program. What the device and

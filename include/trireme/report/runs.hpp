@@ -45,6 +45,8 @@ struct RankAccount {
 /// What figures depend on, as run.json says it.
 struct RunFacts {
   int ranks = 0, tensor = 1, pipeline = 1, data = 1, threads = 1, nodes = 1;
+  int servers = 0;                   // ranks beside the grid
+  std::string method = "allreduce";  // data_parallel.method
   std::int64_t batch = 0, micro_batch = 0, sequence = 0, layers = 0, parameters = 0;
   std::int64_t steps = 0;  // configured
   int zero = 0, virtual_stages = 1;
@@ -53,7 +55,7 @@ struct RunFacts {
   double peak = 0;        // operations per second of all ranks; 0: unknown
   std::string peak_kind;  // measured or nominal
   std::int64_t micro_batches() const { return micro_batch > 0 ? batch / data / micro_batch : 0; }
-  /// "tensor 2 × pipeline 1 × data 4".
+  /// "tensor 2 × pipeline 1 × data 4", with servers and method where they are not the usual ones.
   std::string layout() const;
 };
 

@@ -54,6 +54,14 @@ LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session);
 comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts);
 int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts);
 
+/// Whether each replica trains on its own (ReplicaOptions::alone).
+bool trains_alone(const RunConfig& config);
+/// What averages their models, where they do.
+std::optional<parallel::AverageConfig> average_of(const RunConfig& config);
+/// The place of `rank` of the grid, as Replica takes it.
+parallel::Place place_of(const RunConfig& config, const comm::GridShape& shape, int shard,
+                         int rank);
+
 /// What carries the messages of a run's grid.
 comm::GridOptions grid_options(const RunConfig& config);
 

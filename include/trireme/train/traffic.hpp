@@ -18,4 +18,9 @@ namespace trireme::train {
 /// Agreements on a few numbers (norms, losses) are left out.
 std::map<std::string, double> least_traffic(const parallel::Stage& stage);
 
+/// Bytes that this rank sends at least in one average of `buffers` flat buffers
+/// (Averaging::summed_buffers) over so many workers: all-reduces, 2(n−1)/n of 4 bytes of each
+/// element.
+double average_traffic(const parallel::Stage& stage, int workers, std::int64_t buffers);
+
 }  // namespace trireme::train

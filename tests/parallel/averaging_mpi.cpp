@@ -1,0 +1,191 @@
+// An average against double-precision arithmetic, and what workers on their own send each other:
+// nothing, but for averages.
+#include <cmath>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "trireme/core/half.hpp"
+#include "trireme/parallel/averaging.hpp"
+#include "trireme/parallel/placement.hpp"
+
+#include "layouts.hpp"
+
+namespace trireme::parallel::test {
+namespace {
+
+int world_size() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+LayoutCase workers_of(int tensor, int pipeline) {
+  LayoutCase layout{.tensor = tensor, .pipeline = pipeline, .shard = 1};
+  layout.data = world_size() / layout.ranks();
+  layout.alone = true;
+  return layout;
+}
+
+std::vector<LayoutCase> layouts_here() {
+  std::vector<LayoutCase> layouts{workers_of(1, 1)};
+  if (world_size() == 4) layouts.push_back(workers_of(2, 1));
+  if (world_size() == 4) layouts.push_back(workers_of(1, 2));
+  return layouts;
+}
+
+/// As a worker's: its steps are those of a run of its own.
+StageOptions worker_options(const LayoutCase& layout, const RunSettings& settings) {
+  LayoutCase own = layout;
+  own.data = 1;
+  return stage_options(own, settings);
+}
+
+std::vector<double> doubles(device::Device& device, const Tensor& flat) {
+  std::vector<float> values(static_cast<std::size_t>(flat.elements()));
+  device::read(device, values.data(), flat);
+  return {values.begin(), values.end()};
+}
+
+/// Made-up values of a worker, the same for all ranks who ask.
+std::vector<float> made_up(std::size_t n, int worker, int round, int buffer) {
+  std::mt19937 random(static_cast<unsigned>(1000 * worker + 10 * round + buffer));
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> values(n);
+  for (float& value : values) value = uniform(random);
+  return values;
+}
+
+void expect_near(const std::vector<double>& found, const std::vector<double>& expected,
+                 double bound, const std::string& what) {
+  double worst = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    worst = std::max(worst, std::abs(found[i] - expected[i]));
+  }
+  EXPECT_LE(worst, bound) << what;
+}
+
+/// Three averages of made-up parameters and states, in two buckets and a rest.
+void expect_arithmetic(const AverageConfig& config, const LayoutCase& layout,
+                       const MakeTestDevice& make_device, DType compute) {
+  const RunSettings settings{.reproducible = false, .make_device = make_device, .compute = compute};
+  LayoutRun run(testing_support::odd_model(false), layout, worker_options(layout, settings),
+                MPI_COMM_WORLD, make_device);
+  Replica& replica = run.replica;
+  const Tensor& flat = replica.state().parameters();
+  const auto n = static_cast<std::size_t>(flat.elements());
+  Averaging averaging(config, replica, run.grid.group(comm::Axis::data), flat.elements() * 2 / 5,
+                      run.ledger);
+  const int workers = layout.data, me = run.grid.coordinate(comm::Axis::data);
+  device::Device& device = run.ledger.device();
+  const auto write = [&](const Tensor& to, const std::vector<float>& values) {
+    device::write(device, to, values.data());
+  };
+  write(flat, made_up(n, 99, 0, 0));
+  averaging.begin();
+  std::vector<double> model = doubles(device, flat), momentum(n, 0.0);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<double> mean(n, 0.0), mean_state(n, 0.0);
+    for (int w = 0; w < workers; ++w) {
+      const auto values = made_up(n, w, round, 0), state = made_up(n, w, round, 1);
+      for (std::size_t i = 0; i < n; ++i) mean[i] += double{values[i]} / workers;
+      for (std::size_t i = 0; i < n; ++i) mean_state[i] += double{state[i]} / workers;
+    }
+    write(flat, made_up(n, me, round, 0));
+    const auto own_state = made_up(n, me, round, 1);
+    const Tensor& state = replica.optimizer().states()[1].flat;
+    write(state, own_state);
+    averaging.average();
+    for (std::size_t i = 0; i < n; ++i) {
+      const double gradient = model[i] - mean[i];
+      momentum[i] = config.outer_momentum * momentum[i] + gradient;
+      model[i] = config.outer == "none"
+                     ? mean[i]
+                     : model[i] - config.outer_learning_rate *
+                                      (gradient + config.outer_momentum * momentum[i]);
+    }
+    // Values below 8 in size, a dozen roundings in each round, of which later ones keep a share.
+    const double bound = 8 * 16 * (round + 1) * std::ldexp(1.0, -24);
+    const std::string what = layout.to_string() + " " + config.outer;
+    expect_near(doubles(device, flat), model, bound, what);
+    if (averaging.outer_momentum()) {
+      expect_near(doubles(device, averaging.outer_momentum()), momentum, bound, what);
+    }
+    std::vector<double> kept(own_state.begin(), own_state.end());
+    if (config.optimizer_state == "average") kept = mean_state;
+    if (config.optimizer_state == "reset") kept.assign(n, 0.0);
+    expect_near(doubles(device, state), kept, config.optimizer_state == "average" ? bound : 0,
+                what);
+    if (compute != DType::f32) {  // units read the new model, rounded
+      std::vector<std::uint16_t> read(
+          static_cast<std::size_t>(replica.state().own_values(0).elements()));
+      device::read(device, read.data(), replica.state().own_values(0));
+      const auto masters = doubles(device, replica.state().own_parameters(0));
+      for (std::size_t i = 0; i < read.size(); ++i) {
+        ASSERT_EQ(read[i], float_to_bf16(static_cast<float>(masters[i])));
+      }
+    }
+  }
+}
+
+TEST(Average, IsThatOfDoublePrecision) {
+  for (const LayoutCase& layout : layouts_here()) {
+    for (const char* outer : {"none", "nesterov"}) {
+      for (const char* states : {"keep", "average", "reset"}) {
+        const AverageConfig config{.optimizer_state = states, .outer = outer};
+        expect_arithmetic(config, layout, {}, DType::f32);
+        expect_arithmetic(config, layout, make_imaginary_device, DType::bf16);
+      }
+    }
+  }
+}
+
+/// Operations that this rank took part in over groups with ranks of other workers, those of
+/// agreement too.
+std::int64_t operations_across(comm::Grid& grid) {
+  std::int64_t operations = 0;
+  for (const comm::GroupKind kind :
+       {comm::GroupKind::data, comm::GroupKind::world, comm::GroupKind::stage,
+        comm::GroupKind::shard, comm::GroupKind::replica}) {
+    comm::Communicator& group = grid.group(kind);
+    if (kind == comm::GroupKind::stage && grid.shape().of(comm::Axis::data) == 1) continue;
+    operations += group.traffic().total().operations + group.agreement_traffic().total().operations;
+  }
+  return operations;
+}
+
+TEST(Average, NothingElseCrossesTheDataAxis) {
+  for (const LayoutCase& layout : layouts_here()) {
+    if (layout.data == 1) continue;
+    const model::ModelConfig config = testing_support::odd_model(false);
+    const RunSettings settings{.reproducible = false};
+    LayoutRun run(config, layout, worker_options(layout, settings), MPI_COMM_WORLD);
+    run.replica.initialise();
+    Averaging averaging({}, run.replica, run.grid.group(comm::Axis::data),
+                        LayoutRun::bucket_elements, run.ledger);
+    run.grid.reset_traffic();
+    const std::int64_t before = operations_across(run.grid);
+    const auto step = [&](std::int64_t number) {
+      LayoutCase own = layout;
+      own.data = 1;
+      const int me = run.grid.coordinate(comm::Axis::data);
+      const auto batches = make_batches(config, own, 0, 10 * me + number, settings.global_batch);
+      run.replica.update(1e-3, number,
+                         optim::clip_factor(run.replica.backward(batches).gradient_norm, 1));
+    };
+    for (int number = 0; number < 3; ++number) step(number);
+    EXPECT_EQ(operations_across(run.grid), before) << layout.to_string();
+    averaging.average();
+    const comm::Traffic sent = run.grid.group(comm::Axis::data).traffic().total();
+    EXPECT_GT(operations_across(run.grid), before);
+    const auto bytes = static_cast<double>(run.replica.stage().layout().elements()) * 4;
+    const double least = 2 * bytes * (layout.data - 1) / layout.data;
+    EXPECT_NEAR(static_cast<double>(sent.bytes), least, 0.05 * least) << layout.to_string();
+    // Workers were apart, and are one model now.
+    check_replicas(run.replica, run.grid, 3, Alike::parameters);
+    EXPECT_THROW(check_replicas(run.replica, run.grid, 3), AgreedError);
+  }
+}
+
+}  // namespace
+}  // namespace trireme::parallel::test
