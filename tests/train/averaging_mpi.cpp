@@ -43,6 +43,7 @@ TEST(Averaging, IsWhatItIsByHandBitForBit) {
   for (const WorkerCase& layout : worker_cases()) {
     for (const char* optimizer : {"adamw", "sgd"}) {
       for (const char* states : {"keep", "average", "reset"}) {
+        if (optimizer == std::string("sgd") && states != std::string("average")) continue;
         RunConfig config = average_config(folder, fmt::format("run-{}", number++), layout);
         config.optim.name = optimizer;
         config.average.optimizer_state = states;
