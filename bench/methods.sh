@@ -63,13 +63,20 @@ run() { # name, ranks of a node, flags...
     return 0
   fi
   before=$("$cluster" sent | awk '{ sum += $2 } END { printf "%d", sum }')
-  if ! srun --mpi=pmix --nodes=4 --ntasks=$((4 * each)) --ntasks-per-node="$each" --distribution=cyclic --kill-on-bad-exit=1 \
-    ./trireme train "${flags[@]}" --train.steps "$steps" --train.evaluate_every "$every" --train.evaluate_samples 256 \
-    --optim.warmup_steps $((steps / 10)) --train.output "$folder" --train.log_every "$every" >"$folder.log" 2>&1; then
-    echo "$folder: left out: $(grep -m 1 'error: ' "$folder.log" || tail -n 1 "$folder.log")"
+  local try
+  for try in 1 2 3; do # a start may crash inside the MPI library (docs/scaling-studies.md)
     rm -rf "$folder"
-    return 0
-  fi
+    if srun --mpi=pmix --nodes=4 --ntasks=$((4 * each)) --ntasks-per-node="$each" --distribution=cyclic --kill-on-bad-exit=1 \
+      ./trireme train "${flags[@]}" --train.steps "$steps" --train.evaluate_every "$every" --train.evaluate_samples 256 \
+      --optim.warmup_steps $((steps / 10)) --train.output "$folder" --train.log_every "$every" >"$folder.log" 2>&1; then
+      break
+    fi
+    if [ -s "$folder/attempts/0001/metrics.jsonl" ] || grep -q '^trireme: error: ' "$folder.log" || [ "$try" -eq 3 ]; then
+      echo "$folder: left out: $(grep -m 1 'error: ' "$folder.log" || tail -n 1 "$folder.log")"
+      rm -rf "$folder"
+      return 0
+    fi
+  done
   "$cluster" sent | awk -v before="$before" '{ sum += $2 } END { printf "%d\n", (sum - before) / NR }' >"$folder/sent-by-a-node"
   echo "$folder: $(sed -n 's/^Figure of Merit/figure of merit/p' "$folder.log")"
 }
