@@ -17,20 +17,21 @@ ParameterServer::ParameterServer(ServerShards& shards, comm::rpc::Endpoint& endp
   endpoint_.serve(messages::push, [this](Call<Nothing> call, const messages::GroupOfStep& request) {
     take_gradients(std::move(call), request);
   });
-  endpoint_.serve(messages::norm, [this](const Call<messages::NormOfStep>& call,
-                                         const std::int64_t& step) { take_question(call, step); });
+  endpoint_.serve(messages::norm,
+                  [this](Call<messages::NormOfStep> call, const std::int64_t& step) {
+                    take_question(std::move(call), step);
+                  });
   endpoint_.serve(messages::settle,
-                  [this](const Call<Nothing>& call, const messages::Settlement& settlement) {
-                    take_settlement(call, settlement);
+                  [this](Call<Nothing> call, const messages::Settlement& settlement) {
+                    take_settlement(std::move(call), settlement);
                   });
-  endpoint_.serve(messages::pull,
-                  [this](const Call<Nothing>& call, const messages::GroupOfStep& request) {
-                    take_pull(call, request);
-                  });
+  endpoint_.serve(messages::pull, [this](Call<Nothing> call, const messages::GroupOfStep& request) {
+    take_pull(std::move(call), request);
+  });
   endpoint_.serve(messages::work, [this](Call<std::string> call, const std::string& name) {
     take_work(std::move(call), name);
   });
-  endpoint_.serve(messages::end, [this](const Call<Nothing>& call, const std::string& text) {
+  endpoint_.serve(messages::end, [this](Call<Nothing> call, const std::string& text) {
     call.reply({});
     post("end", [this, text] {
       const Lock lock(mutex_);
@@ -68,7 +69,7 @@ void ParameterServer::take_gradients(Call<Nothing> call, const messages::GroupOf
     throw Error("{} bytes of gradients for group {}, of which this server has {}",
                 call.bulk_bytes(), group, room.bytes());
   }
-  call.receive(bytes_of(room), [this, worker, group](const Call<Nothing>& whole) {
+  call.receive(bytes_of(room), [this, worker, group](Call<Nothing> whole) {
     bool all = false;
     {
       const Lock lock(mutex_);
@@ -79,19 +80,18 @@ void ParameterServer::take_gradients(Call<Nothing> call, const messages::GroupOf
   });
 }
 
-void ParameterServer::take_question(const Call<messages::NormOfStep>& call, std::int64_t step) {
+void ParameterServer::take_question(Call<messages::NormOfStep> call, std::int64_t step) {
   check_worker(call.caller());
   const Lock lock(mutex_);
   if (step != step_) throw Error("asked for the norm of step {} in step {}", step, step_);
   shards_.require_all_of(call.caller());
-  questions_.push_back(call);
+  questions_.push_back(std::move(call));
   if (!norm_) return;
   works_.push_back({"answer", [] {}});
   changed_.notify_all();
 }
 
-void ParameterServer::take_settlement(const Call<Nothing>& call,
-                                      const messages::Settlement& settlement) {
+void ParameterServer::take_settlement(Call<Nothing> call, const messages::Settlement& settlement) {
   check_worker(call.caller());
   const Lock lock(mutex_);
   if (settlement.step != step_ || !norm_) {
@@ -103,18 +103,18 @@ void ParameterServer::take_settlement(const Call<Nothing>& call,
                 call.caller());
   }
   settlement_ = settlement;
-  settled_.push_back(call);
+  settled_.push_back(std::move(call));
   if (static_cast<int>(settled_.size()) < shards_.place().workers) return;
   works_.push_back({"optimizer", [this] { finish_step(); }});
   changed_.notify_all();
 }
 
-void ParameterServer::take_pull(const Call<Nothing>& call, const messages::GroupOfStep& request) {
+void ParameterServer::take_pull(Call<Nothing> call, const messages::GroupOfStep& request) {
   check_worker(call.caller());
   check_group(request.group);
-  const Pull pull{call, static_cast<int>(request.group)};
-  if (call.room() != shards_.values(pull.group).bytes()) {
-    throw Error("room for {} bytes of group {}, of which this server has {}", call.room(),
+  Pull pull{std::move(call), static_cast<int>(request.group)};
+  if (pull.call.room() != shards_.values(pull.group).bytes()) {
+    throw Error("room for {} bytes of group {}, of which this server has {}", pull.call.room(),
                 pull.group, shards_.values(pull.group).bytes());
   }
   {
@@ -123,12 +123,12 @@ void ParameterServer::take_pull(const Call<Nothing>& call, const messages::Group
       throw Error("asked for the model after {} steps, after {}", request.step, step_);
     }
     if (request.step > step_) {
-      pulls_.push_back(pull);
+      pulls_.push_back(std::move(pull));
       return;
     }
     ++sending_;
   }
-  answer(pull);
+  answer(std::move(pull));
 }
 
 void ParameterServer::take_work(Call<std::string> call, const std::string& name) {
@@ -137,8 +137,8 @@ void ParameterServer::take_work(Call<std::string> call, const std::string& name)
   if (found == options_.jobs.end()) throw Error("there is no work {}", name);
   const Job& job = found->second;
   const auto text = std::make_shared<std::vector<std::byte>>(call.bulk_bytes());
-  call.receive(*text, [this, text, &job](const Call<std::string>& whole) {
-    post("work", [whole, text, &job] {
+  call.receive(*text, [this, text, &job](Call<std::string> whole) {
+    post("work", [whole, text, &job]() mutable {
       std::string outcome;
       try {
         outcome = "+" + job(*text);
@@ -186,11 +186,14 @@ void ParameterServer::finish_step() {
     pulls.swap(pulls_);
     sending_ += static_cast<int>(pulls.size());
   }
-  for (const Call<Nothing>& call : settled) call.reply({});
-  for (const Pull& pull : pulls) answer(pull);
+  for (Call<Nothing>& call : settled) call.reply({});
+  for (Pull& pull : pulls) {
+    sent_ += static_cast<std::int64_t>(pull.call.room());
+    answer(std::move(pull));
+  }
 }
 
-void ParameterServer::answer(const Pull& pull) {
+void ParameterServer::answer(Pull pull) {
   pull.call.reply({}, bytes_of(shards_.values(pull.group)), [this] {
     {
       const Lock lock(mutex_);
@@ -228,7 +231,7 @@ std::string ParameterServer::serve() {
       reply.norm = *norm_;
     }
     reply.signal = options_.signal ? options_.signal() : 0;
-    for (const Call<messages::NormOfStep>& question : questions) question.reply(reply);
+    for (Call<messages::NormOfStep>& question : questions) question.reply(reply);
   }
 }
 

@@ -94,7 +94,6 @@ std::vector<Future<Nothing>> ServedWorker::pull(std::int64_t step) {
             .slice(0, part.elements.begin - group.begin, part.elements.end - group.begin);
     futures.push_back(parts_.endpoint.call(messages::pull, part.server, {step, part.group}, {},
                                            bytes_of(values)));
-    received_ += static_cast<std::int64_t>(values.bytes());
   }
   return futures;
 }
@@ -115,6 +114,7 @@ device::Event ServedWorker::reduce(const params::Range& elements, device::Stream
     list.push_back({part.server,
                     {step_, part.group},
                     outgoing_.slice(0, part.elements.begin, part.elements.end)});
+    sent_ += static_cast<std::int64_t>(list.back().gradient.bytes());
   }
   return stream.enqueue(std::make_unique<Push>(parts_.endpoint, std::move(list)));
 }
@@ -152,7 +152,10 @@ void ServedWorker::settle(const messages::Settlement& settlement) {
   if (settlement.update != 0) {
     for (Future<Nothing>& future : pull(step_)) futures.push_back(std::move(future));
   }
-  for (const Future<Nothing>& future : futures) future.get();
+  for (const Future<Nothing>& future : futures) {
+    future.get();
+    received_ += static_cast<std::int64_t>(future.bulk_bytes());
+  }
 }
 
 void ServedWorker::update(double learning_rate, std::int64_t step, double gradient_scale) {

@@ -65,6 +65,12 @@ ServerShards::ServerShards(const Stage& worker, const ServerPlace& place,
   end_step();
 }
 
+std::int64_t ServerShards::held() const {
+  std::int64_t elements = 0;
+  for (int g = 0; g < groups(); ++g) elements += shards().own(g).size();
+  return elements;
+}
+
 void ServerShards::initialise(std::uint64_t seed) {
   params::initialise(state_.layout(), seed, shards().own_ranges(), state_.parameters());
   refresh();

@@ -94,13 +94,14 @@ void read_place(const json& run, const std::string& where, RunFacts& facts) {
     facts.tensor = small(place, "tensor", where);
     facts.pipeline = small(place, "pipeline", where);
     facts.data = small(place, "data", where);
+    if (place.contains("servers")) facts.servers = small(place, "servers", where, 0);
   } else {
     const json& parallel = object_at(object_at(run, "config", where), "parallel", where);
     facts.tensor = small(parallel, "tensor", where);
     facts.pipeline = small(parallel, "pipeline", where);
     facts.data = std::max(1, facts.ranks / (facts.tensor * facts.pipeline));
   }
-  if (std::int64_t{facts.tensor} * facts.pipeline * facts.data != facts.ranks) {
+  if (std::int64_t{facts.tensor} * facts.pipeline * facts.data + facts.servers != facts.ranks) {
     throw Error("{}: {} ranks in a layout of {}; restore the file", where, facts.ranks,
                 facts.layout());
   }

@@ -25,17 +25,20 @@ std::int64_t micro_batch_rows(const RunConfig& config) {
 
 Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& computes,
                  device::MemoryLedger& ledger, RunConfig config, const LayoutFacts& facts,
-                 const config::Fields& fields)
+                 const config::Fields& fields, Servers* servers)
     : session_(session),
       grid_(grid),
+      servers_(servers),
+      job_(servers != nullptr ? servers->session : session),
+      everyone_(servers != nullptr ? servers->everyone : grid.world()),
       data_group_(grid.group(comm::Axis::data)),
       computes_(computes),
       ledger_(ledger),
       config_(std::move(config)),
       resolved_(fields.to_json()),
       provenance_(fields.provenance()),
-      threads_(threads_of_rank(config_.parallel, session)),
-      watchdog_(std::make_unique<comm::Watchdog>(session, config_.train.watchdog)),
+      threads_(threads_of_rank(config_.parallel, job_)),
+      watchdog_(std::make_unique<comm::Watchdog>(job_, config_.train.watchdog)),
       dataset_(data::Dataset::open(config_.data.path)),
       valid_reader_(dataset_.reader(data::SplitName::valid)),
       model_(config_.model),
@@ -48,18 +51,21 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                 .watchdog = watchdog_.get(),
                 .make_ops = computes.make_ops(config_.device.time_products),
+                .make_method = make_method(),
                 .trace = config_.train.trace},
                grid, recorder_, ledger),
       predicted_(plan::predict_memory(
-          replica_.stage(), {.optim = config_.optim,
-                             .threads = threads_,
-                             .host = computes.device().is_host(),
-                             .shape = grid.shape(),
-                             .rank = session.rank(),
-                             .backends = grid.backends(),
-                             .bucket_elements = bucket_elements(config_),
-                             .snapshots = config_.checkpoint.in_background() ||
-                                          !replica_.state().optimizer_device().is_host()})),
+          replica_.stage(),
+          {.optim = config_.optim,
+           .threads = threads_,
+           .host = computes.device().is_host(),
+           .shape = grid.shape(),
+           .rank = session.rank(),
+           .backends = grid.backends(),
+           .bucket_elements = bucket_elements(config_),
+           .snapshots =
+               config_.checkpoint.in_background() || !replica_.state().optimizer_device().is_host(),
+           .servers = servers != nullptr ? std::optional(servers->place) : std::nullopt})),
       health_(config_.train.outlier),
       loss_scale_(config_.precision.compute == "fp16"),
       time_limit_(parse_duration(config_.train.time_limit)),
@@ -73,6 +79,11 @@ void Trainer::say(const std::string& line) {
 
 Ending Trainer::run() {
   auto starting = std::make_optional<comm::Watchdog::Pause>(*watchdog_);
+  surroundings_ = look_around(job_, everyone_, threads_);
+  if (servers_ != nullptr) {
+    servers_->endpoint.start();
+    servers_->open = true;
+  }
   std::vector<std::string> broken;
   const std::string folder = find_resume(broken);  // before anything is written
   comm::agree(grid_.world(), [&] {
@@ -85,9 +96,6 @@ Ending Trainer::run() {
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   });
   for (const std::string& line : broken) say("passed over: " + line);
-  comm::require_same_environment(
-      grid_.world(), {.instructions = ops::instruction_set(),
-                      .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
   replica_.initialise();
   if (!folder.empty()) resume(folder);
   peak_ = peak_of_world();
@@ -104,7 +112,7 @@ Ending Trainer::run() {
     if (saved_step_ != step_) save(Failure::stops);
     const std::string why = reason(stop_);
     record([&](report::RunRecord& run) { run.write_event(step_, "stop", why); });
-    finish();
+    finish(Ending::requeue);
     const bool never = config_.checkpoint.resume == "never";
     say(fmt::format("stopped at step {} of {}: {}; saved: start again{} to go on (exit code {})",
                     step_, config_.train.steps, why, never ? " with --resume auto" : "",
@@ -113,7 +121,7 @@ Ending Trainer::run() {
   }
   if (config_.train.evaluate_at_end && evaluated_step_ != step_) evaluate();
   if (config_.checkpoint.at_end && saved_step_ != step_) save(Failure::stops);
-  finish();
+  finish(Ending::done);
   return Ending::done;
 }
 
@@ -145,8 +153,22 @@ void Trainer::train_steps() {
   if (step_ == train.steps) stop_ = 0;  // nothing is left to do
 }
 
+parallel::MakeMethod Trainer::make_method() {
+  if (servers_ == nullptr) return {};
+  return [this](const parallel::Stage& stage, const state::ModelState& state, ops::Ops& ops,
+                device::MemoryLedger& ledger) {
+    auto worker = std::make_unique<parallel::ServedWorker>(
+        parallel::ServedWorker::Parts{stage, state, ops, servers_->endpoint, recorder_,
+                                      servers_->place},
+        ledger);
+    servers_->worker = worker.get();
+    return worker;
+  };
+}
+
 int Trainer::stop_wanted() const {
   if (const int signal = signals_.caught(); signal != 0) return signal;
+  if (servers_ != nullptr && servers_->worker->signal() != 0) return servers_->worker->signal();
   if (!speaks()) return 0;
   std::optional<double> left = slurm_seconds_left();
   if (time_limit_) {
@@ -259,6 +281,8 @@ report::StepMetrics Trainer::step(data::Loader& loader) {
   if (verdict == Verdict::sound) {
     replica_.update(rate, step_, optim::clip_factor(norm, config_.optim.clip) / scale);
     inject_into_weights();
+  } else {
+    replica_.skip();
   }
   ++step_;
   if (step_ % config_.train.check_every == 0) check_placement();

@@ -47,6 +47,8 @@ class ParameterServer {
   std::string serve();
   /// Steps that were served, skipped ones too.
   std::int64_t steps() const { return step_; }
+  /// Bytes of the model that were sent to workers after these steps.
+  std::int64_t sent() const { return sent_; }
 
  private:
   template <class Reply>
@@ -59,9 +61,9 @@ class ParameterServer {
   using Lock = std::lock_guard<std::mutex>;
 
   void take_gradients(Call<Nothing> call, const messages::GroupOfStep& request);
-  void take_question(const Call<messages::NormOfStep>& call, std::int64_t step);
-  void take_settlement(const Call<Nothing>& call, const messages::Settlement& settlement);
-  void take_pull(const Call<Nothing>& call, const messages::GroupOfStep& request);
+  void take_question(Call<messages::NormOfStep> call, std::int64_t step);
+  void take_settlement(Call<Nothing> call, const messages::Settlement& settlement);
+  void take_pull(Call<Nothing> call, const messages::GroupOfStep& request);
   void take_work(Call<std::string> call, const std::string& name);
   void check_worker(int rank) const;
   void check_group(std::int64_t group) const;
@@ -70,7 +72,7 @@ class ParameterServer {
   void post(const char* name, std::function<void()> work);
   void add(int group);
   void finish_step();
-  void answer(const Pull& pull);
+  void answer(Pull pull);
 
   ServerShards& shards_;
   comm::rpc::Endpoint& endpoint_;
@@ -86,7 +88,7 @@ class ParameterServer {
   std::condition_variable changed_;
   std::deque<Work> works_;
   std::optional<std::string> ended_;
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0, sent_ = 0;
   std::optional<double> norm_;  // of the step, once it is known
   std::vector<Call<messages::NormOfStep>> questions_;
   std::vector<Call<Nothing>> settled_;

@@ -41,7 +41,9 @@ class ServedWorker final : public DataParallel {
 
   /// A signal that a server had caught when it answered last; 0: none.
   int signal() const { return signal_; }
-  /// Bytes of the model that have come, and seconds in which this worker waited for servers.
+  /// Bytes of gradients that were sent in steps and of the model that came after them, and seconds
+  /// in which this worker waited for servers.
+  std::int64_t sent() const { return sent_; }
   std::int64_t received() const { return received_; }
   double seconds() const { return seconds_; }
   /// Has all servers do the work of that name on `text`, one after another where they need not do
@@ -71,7 +73,7 @@ class ServedWorker final : public DataParallel {
   device::Buffer staging_;
   Tensor outgoing_;        // [layout.elements] of the type that is sent
   std::int64_t step_ = 0;  // of this start, skipped ones too
-  std::int64_t received_ = 0;
+  std::int64_t sent_ = 0, received_ = 0;
   double seconds_ = 0;
   int signal_ = 0;
 };

@@ -43,6 +43,8 @@ class ServerShards {
   int groups() const { return shards().groups(); }
   /// Whether this server holds anything of the group.
   bool holds(int group) const { return shards().own(group).size() > 0; }
+  /// Elements of all groups that this server holds.
+  std::int64_t held() const;
 
   /// First values of what it holds, of seed `seed`.
   void initialise(std::uint64_t seed);
