@@ -161,6 +161,7 @@ void Session::open() {
 }
 
 Session::~Session() {
+  if (abandoned_) return;
   // Errors have nobody left to go to.
   MPI_Win_free(&voice_);
   MPI_Comm_free(&node_);

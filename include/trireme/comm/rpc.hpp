@@ -22,6 +22,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -160,8 +161,10 @@ class Call {
 
 /// This rank's end of the calls among the ranks of `parent`. A service thread sends, receives and
 /// runs the handlers; between fruitless looks it backs off to 1 ms, so that an idle endpoint costs
-/// no core. All MPI is non-blocking and nothing is collective but the making: a peer that dies
-/// fails its own calls and holds up nobody.
+/// no core. All MPI is non-blocking and nothing is collective but the making and start(): a peer
+/// that dies fails its own calls and holds up nobody. After a loss the process must not end MPI:
+/// Session::abandon. Bulk is in host memory. Where SIGPIPE is not handled it is ignored from now
+/// on, since TCP says so that a peer is dead.
 ///
 /// Handlers run one at a time on the service thread: they must be short and must not wait (for a
 /// future, or in `call` for room); longer work belongs to another thread, which may keep the Call.
@@ -186,8 +189,7 @@ class Endpoint {
       handler(Call<Reply>(std::move(call)), Encoding<Request>::decode(request));
     });
   }
-  /// Begins to serve and to beat; calls from peers that started earlier have waited. Before any
-  /// call.
+  /// Begins to serve, to beat and to watch. Collective; before any call.
   void start();
 
   /// Calls `method` at `peer`, which may be this rank, with `bulk` beside the request and room for
@@ -196,7 +198,8 @@ class Endpoint {
   /// Options::outstanding calls to `peer` are not over; throws Error where that would be in a
   /// handler, and where the endpoint is closed. A lost peer, or one that left, fails the future.
   template <class Request, class Reply>
-  Future<Reply> call(const Method<Request, Reply>& method, int peer, const Request& request,
+  Future<Reply> call(const Method<Request, Reply>& method, int peer,
+                     const std::type_identity_t<Request>& request,
                      std::span<const std::byte> bulk = {}, std::span<std::byte> room = {}) {
     return Future<Reply>(
         call_bytes(method.name, peer, Encoding<Request>::encode(request), bulk, room));
