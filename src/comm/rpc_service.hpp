@@ -138,7 +138,6 @@ class Service : public std::enable_shared_from_this<Service> {
   void deliver_goodbye(int rank);
   void send_answer(Answer answer);
   /// Ends the outstanding calls to a peer that will not answer any more.
-  template <class Failure>
   void fail_calls(int rank, const std::string& why);
   void fail_kept_calls(int rank);
   void end_if_complete(const std::shared_ptr<Outgoing>& call);
@@ -166,6 +165,8 @@ class Service : public std::enable_shared_from_this<Service> {
   std::thread::id thread_id_;
 };
 
+constexpr int request_bulk_tag(int slot) { return Mail::first_bulk_tag + 2 * slot; }
+constexpr int reply_bulk_tag(int slot) { return Mail::first_bulk_tag + 2 * slot + 1; }
 Bytes message_of(const Heading& heading, std::string_view name, std::span<const std::byte> value);
 Bytes bytes_of(std::string_view text);
 

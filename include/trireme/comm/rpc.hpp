@@ -59,13 +59,16 @@ struct Options {
   /// Calls that this rank may have outstanding at one peer; one more waits in `call`. Where a
   /// handler keeps calls until others have come, this must be as many as it keeps and one more.
   int outstanding = 16;
+  /// The ranks that this one has to do with, itself perhaps included; both sides must name each
+  /// other. Calls to others fail, and the end does not wait for them, dead or alive. Empty: all.
+  std::vector<int> peers;
   /// Seconds between the signs of life that this rank sends to `watched`; 0: none.
   double beat = 0;
   /// A watched peer that is silent for so many seconds is lost; 0: none is. Signs of life come from
   /// a thread, so a peer that computes is not silent. Time in which this process itself could not
   /// run hardly counts.
   double silence = 0;
-  /// The peers that this rank beats to and watches; both sides must name each other.
+  /// The peers that this rank beats to and watches; likewise.
   std::vector<int> watched;
   /// Called once for each peer that is lost, on the service thread, with why in words ("silent for
   /// 10.0 s"). Its outstanding calls have failed by then.
