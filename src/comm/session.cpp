@@ -162,6 +162,7 @@ void Session::open() {
 }
 
 Session::~Session() {
+  if (abandoned_) return;
   // Freeing is collective: a rank that fails alone must reach its abort, which lies inside the life
   // of the session that owns MPI, not of one over some of its ranks.
   if (!owner_ && std::uncaught_exceptions() > 0) return;

@@ -22,6 +22,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,13 +59,16 @@ struct Options {
   /// Calls that this rank may have outstanding at one peer; one more waits in `call`. Where a
   /// handler keeps calls until others have come, this must be as many as it keeps and one more.
   int outstanding = 16;
+  /// The ranks that this one has to do with, itself perhaps included; both sides must name each
+  /// other. Calls to others fail, and the end does not wait for them, dead or alive. Empty: all.
+  std::vector<int> peers;
   /// Seconds between the signs of life that this rank sends to `watched`; 0: none.
   double beat = 0;
   /// A watched peer that is silent for so many seconds is lost; 0: none is. Signs of life come from
   /// a thread, so a peer that computes is not silent. Time in which this process itself could not
   /// run hardly counts.
   double silence = 0;
-  /// The peers that this rank beats to and watches; both sides must name each other.
+  /// The peers that this rank beats to and watches; likewise.
   std::vector<int> watched;
   /// Called once for each peer that is lost, on the service thread, with why in words ("silent for
   /// 10.0 s"). Its outstanding calls have failed by then.
@@ -160,8 +164,10 @@ class Call {
 
 /// This rank's end of the calls among the ranks of `parent`. A service thread sends, receives and
 /// runs the handlers; between fruitless looks it backs off to 1 ms, so that an idle endpoint costs
-/// no core. All MPI is non-blocking and nothing is collective but the making: a peer that dies
-/// fails its own calls and holds up nobody.
+/// no core. All MPI is non-blocking and nothing is collective but the making and start(): a peer
+/// that dies fails its own calls and holds up nobody. After a loss the process must not end MPI:
+/// Session::abandon. Bulk is in host memory. Where SIGPIPE is not handled it is ignored from now
+/// on, since TCP says so that a peer is dead.
 ///
 /// Handlers run one at a time on the service thread: they must be short and must not wait (for a
 /// future, or in `call` for room); longer work belongs to another thread, which may keep the Call.
@@ -186,8 +192,7 @@ class Endpoint {
       handler(Call<Reply>(std::move(call)), Encoding<Request>::decode(request));
     });
   }
-  /// Begins to serve and to beat; calls from peers that started earlier have waited. Before any
-  /// call.
+  /// Begins to serve, to beat and to watch. Collective; before any call.
   void start();
 
   /// Calls `method` at `peer`, which may be this rank, with `bulk` beside the request and room for
@@ -196,7 +201,8 @@ class Endpoint {
   /// Options::outstanding calls to `peer` are not over; throws Error where that would be in a
   /// handler, and where the endpoint is closed. A lost peer, or one that left, fails the future.
   template <class Request, class Reply>
-  Future<Reply> call(const Method<Request, Reply>& method, int peer, const Request& request,
+  Future<Reply> call(const Method<Request, Reply>& method, int peer,
+                     const std::type_identity_t<Request>& request,
                      std::span<const std::byte> bulk = {}, std::span<std::byte> room = {}) {
     return Future<Reply>(
         call_bytes(method.name, peer, Encoding<Request>::encode(request), bulk, room));
