@@ -212,6 +212,12 @@ checkpoint::State state_of(std::span<const std::byte> text) {
 
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields) {
   ComputeDevice computes(config.device, session);
+  if (!computes.device().is_host()) {  // on every rank, or on none
+    throw AgreedError(
+        "device.type = {}: every rank has a GPU, and with data_parallel.method = server gradients "
+        "leave from host memory; use cpu",
+        config.device.type);
+  }
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.device().is_host());
   const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
