@@ -58,8 +58,8 @@ comm::GroupKind group_of(const std::string& name) {
 /// The grid of the configured layout.
 comm::Grid grid_of(const bench::Place& place, const ResolvedConfig& resolved,
                    device::MemoryLedger& ledger) {
-  const train::GridPlan plan =
-      train::plan_grid(resolved.config, place.session, place.device().is_host());
+  const train::GridPlan plan = train::plan_grid(train::without_servers(resolved.config),
+                                                place.session, place.device().is_host());
   return comm::Grid(place.session, plan.shape, ledger, plan.shard,
                     train::grid_options(resolved.config));
 }
@@ -127,8 +127,8 @@ void add_bench_pipeline(CLI::App& bench, Command& command) {
                   resolved.fields.find("parallel.pipeline")->source != config::Source::built_in;
               train::RunConfig config = resolved.config;
               if (!given) config.parallel.pipeline = place.session.size() / config.parallel.tensor;
-              const train::GridPlan plan =
-                  train::plan_grid(config, place.session, place.device().is_host());
+              const train::GridPlan plan = train::plan_grid(
+                  train::without_servers(config), place.session, place.device().is_host());
               device::MemoryLedger ledger(place.device());
               comm::Grid grid(place.session, plan.shape, ledger, plan.shard,
                               train::grid_options(config));

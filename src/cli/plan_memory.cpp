@@ -34,6 +34,21 @@ std::string row(const std::string& name, const std::vector<std::int64_t>& stages
   return text + "\n";
 }
 
+/// Of the parameter server that holds most.
+Memory fullest_server(const model::Transformer& model, const train::RunConfig& config,
+                      const train::LayoutFacts& facts, parallel::ServerPlace place) {
+  parallel::StageOptions options =
+      train::stage_options(config, train::grid_shape(config, facts), facts);
+  options.place = {.data = place.workers};
+  const parallel::Stage worker(model, options);
+  Memory most;
+  for (; place.index < place.servers; ++place.index) {
+    Memory memory = plan::predict_server_memory(worker, place, config.optim);
+    if (total(memory) > total(most)) most = std::move(memory);
+  }
+  return most;
+}
+
 }  // namespace
 
 std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts) {
@@ -53,6 +68,12 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const int different = config.parallel.zero > 0 ? shard
                         : snapshots              ? shape.of(comm::Axis::data)
                                                  : 1;
+  const auto servers = train::server_ranks(config) == 0
+                           ? std::nullopt
+                           : std::optional(parallel::ServerPlace{
+                                 .workers = shape.of(comm::Axis::data),
+                                 .servers = train::server_ranks(config),
+                                 .gradients = dtype_from_name(config.data_parallel.gradients)});
   std::vector<Memory> stages;
   for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
     Memory most;
@@ -70,12 +91,14 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
                                               .backends = backends,
                                               .bucket_elements = train::bucket_elements(config),
                                               .snapshots = snapshots,
-                                              .average = train::average_of(config)});
+                                              .average = train::average_of(config),
+                                              .servers = servers});
         if (total(memory) > total(most)) most = memory;
       }
     }
     stages.push_back(most);
   }
+  if (servers) stages.push_back(fullest_server(model, config, facts, *servers));
   std::string text = fmt::format(
       "{} parameters on {} ranks: {}; batch {} sequences of {}, micro-batch {}\n"
       "memory of the fullest rank of each pipeline stage, MiB, with {} threads "
@@ -84,12 +107,16 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
       grouped(model.table().elements()), facts.world, shape.to_string(), config.train.batch,
       config.model.sequence, config.train.micro_batch, threads, "stage");
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    text += fmt::format(" | {:>12}", stage);
+    const bool server = servers && stage + 1 == stages.size();
+    text += fmt::format(" | {:>12}", server ? "server" : std::to_string(stage));
   }
   text += "\n";
   for (const auto& [use, bytes] : stages.front()) {
     std::vector<std::int64_t> values;
-    for (const Memory& memory : stages) values.push_back(memory.at(use));
+    for (const Memory& memory : stages) {
+      const auto found = memory.find(use);
+      values.push_back(found == memory.end() ? 0 : found->second);
+    }
     text += row(std::string(device::name_of(use)), values);
   }
   std::vector<std::int64_t> sums, device, host;

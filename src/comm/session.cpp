@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <exception>
 #include <string_view>
 
 #include "trireme/core/error.hpp"
@@ -161,6 +162,10 @@ void Session::open() {
 }
 
 Session::~Session() {
+  if (abandoned_) return;
+  // Freeing is collective: a rank that fails alone must reach its abort, which lies inside the life
+  // of the session that owns MPI, not of one over some of its ranks.
+  if (!owner_ && std::uncaught_exceptions() > 0) return;
   // Errors have nobody left to go to.
   MPI_Win_free(&voice_);
   MPI_Comm_free(&node_);

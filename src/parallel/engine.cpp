@@ -25,8 +25,8 @@ std::size_t Engine::batch_bytes(const Stage& stage) {
 }
 
 Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
-               const EngineGroups& groups, Recorder& recorder, device::MemoryLedger& ledger,
-               const EngineOptions& options)
+               const EngineGroups& groups, DataParallel& method, Recorder& recorder,
+               device::MemoryLedger& ledger, const EngineOptions& options)
     : stage_(stage),
       state_(state),
       ops_(ops),
@@ -37,7 +37,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       memory_(stage.memory(), state.gradients(), ledger),
       tensor_stream_(device_),
       tensor_{groups.tensor, tensor_stream_},
-      exchange_(state, stage.program(), ops, groups.state, tensor_, recorder, ledger,
+      exchange_(state, stage.program(), ops, groups.state, tensor_, method, recorder, ledger,
                 options.bucket_elements, options.offload, stage.memory().lent()),
       batches_(stage.options().micro_batches, stage.options().sequences,
                stage.model().config().sequence, ledger),
@@ -73,7 +73,8 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
   }
   // Messages between stages must go on while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
-  if (messages || (groups.state.data.size() > 1 && options.overlap)) {
+  const bool reduces = groups.state.data.size() > 1 || stage.options().served;
+  if (messages || (reduces && options.overlap)) {
     progress_ = std::make_unique<comm::Progress>(streams);
   }
 }

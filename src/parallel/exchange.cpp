@@ -44,13 +44,14 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
 
 StateExchange::StateExchange(const state::ModelState& state, const Program& program, ops::Ops& ops,
                              const StateGroups& groups, const model::TensorGroup& tensor,
-                             Recorder& recorder, device::MemoryLedger& ledger,
+                             DataParallel& method, Recorder& recorder, device::MemoryLedger& ledger,
                              std::int64_t bucket_elements, state::Offload* offload,
                              const std::vector<bool>& lent)
     : state_(state),
       ops_(ops),
       groups_(groups),
       tensor_(tensor),
+      method_(method),
       recorder_(recorder),
       times_(ledger.device().is_host()),
       sums_(state, ledger),
@@ -179,9 +180,7 @@ void StateExchange::start_reduction(int group) {
     for (const Bucket& bucket : buckets_) {
       if (bucket.group != group) continue;
       started();
-      pending_.push_back(groups_.data.all_reduce(
-          state_.gradients().slice(0, bucket.elements.begin, bucket.elements.end),
-          comm::Reduction::sum, stream_));
+      pending_.push_back(method_.reduce(bucket.elements, stream_));
       ended();
       for (int g = 0; g < state_.shards().groups(); ++g) {
         const params::Range& own = state_.shards().own(g);

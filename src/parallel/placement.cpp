@@ -42,7 +42,7 @@ struct Values {
 std::vector<Values> values_of(const Replica& replica, Alike alike = Alike::state) {
   const state::ModelState& state = replica.state();
   std::vector<Values> result{{"", state.parameters(), state.parameters_sharded()}};
-  if (alike == Alike::parameters) return result;
+  if (alike == Alike::parameters || !state.options().updates()) return result;
   for (const auto& kept : replica.optimizer().states()) {
     result.push_back({kept.name + "/", kept.flat, replica.stage().options().zero > 0});
   }
@@ -225,7 +225,7 @@ Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number) 
   const auto& [name, values] = parts[drawn[0] % parts.size()];
   Flip flip{.tensor = name,
             .element = static_cast<std::int64_t>(drawn[1]) % values.elements(),
-            .bit = static_cast<int>(drawn[2] % 32)};
+            .bit = static_cast<int>(drawn[2] % (8 * size_of(values.type())))};
   flip.word = values.slice(0, flip.element, flip.element + 1);
   flip.device = &replica.state().optimizer_device();
   flip.apply();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/device/range.hpp"
+#include "trireme/parallel/all_reduce.hpp"
 
 namespace trireme::parallel {
 
@@ -14,20 +15,6 @@ StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
   TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
                  stage.zero);
   return stage;
-}
-
-/// Gradients that all data ranks hold are read by all of them, each its share; those of shards by
-/// the first shard group.
-state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
-                            device::MemoryLedger& ledger) {
-  const Place& place = stage.options().place;
-  const bool train = stage.options().train;
-  if (stage.options().zero > 0) {
-    return state::GradientNorm(state, stage.shards(), train && place.data_rank < place.shard,
-                               ledger);
-  }
-  return state::GradientNorm(state, state::ShardMap(stage.layout(), place.data, place.data_rank),
-                             train, ledger);
 }
 
 }  // namespace
@@ -67,21 +54,19 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
       ops_(make_ops(ledger)),
       stage_(model, placed(options, grid)),
       state_(stage_.layout(), stage_.shards(), stage_.state_options(), ledger),
-      optimizer_(options.optim, options.stage.train ? stage_.shards().elements() : 0, ledger,
-                 state_.options().offloaded()),
+      optimizer_(options.optim, stage_.state_options().updates() ? stage_.shards().elements() : 0,
+                 ledger, state_.options().offloaded()),
       offload_(state_.options().offloaded()
                    ? std::make_unique<state::Offload>(state_, options.threads,
                                                       options.bucket_elements, ledger)
                    : nullptr),
-      engine_(stage_, state_, *ops_, groups(), recorder, ledger,
+      method_(make_method(ledger)),
+      engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger,
               {.bucket_elements = options.bucket_elements,
                .overlap = options.overlap,
                .seed = options.seed,
                .watchdog = options.watchdog,
-               .offload = offload_.get()}),
-      norm_(norm_of(stage_, state_, ledger)),
-      ranges_(options.stage.train ? state::update_ranges(state_)
-                                  : std::vector<optim::UpdateRange>()) {}
+               .offload = offload_.get()}) {}
 
 std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   const bool reproducible = options_.stage.reproducible;
@@ -95,7 +80,16 @@ std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   return traced;
 }
 
+std::unique_ptr<DataParallel> Replica::make_method(device::MemoryLedger& ledger) {
+  if (options_.make_method) return options_.make_method(stage_, state_, *ops_, ledger);
+  return std::make_unique<AllReduce>(
+      AllReduce::Parts{stage_, state_, optimizer_, offload_.get(), *ops_,
+                       options_.alone ? *self_ : grid_.group(comm::Axis::data), members_},
+      ledger);
+}
+
 void Replica::initialise() {
+  if (stage_.options().served) return refresh();
   std::vector<params::FlatRange> ranges{{{0, stage_.layout().elements()}, 0}};
   if (state_.parameters_sharded()) ranges = stage_.shards().own_ranges();
   device::Device& device = state_.optimizer_device();
@@ -121,6 +115,7 @@ void Replica::initialise() {
 }
 
 void Replica::refresh() {
+  if (stage_.options().served) return method_->fetch();
   if (!state_.has_masters()) return;
   if (offload_) {
     offload_->refresh();
@@ -151,6 +146,7 @@ void Replica::settle_choices() {
     batches.emplace_back(std::move(batch));
   }
   backward(batches);
+  skip();
   const std::vector<std::byte> own = choosing_->choices();
   const auto all = grid_.world().all_gather_bytes(
       {reinterpret_cast<const std::uint8_t*>(own.data()), own.size()});
@@ -164,11 +160,11 @@ void Replica::settle_choices() {
 StepSums Replica::finish() {
   {
     const device::Range range("gradient norm");
-    norm_.start(*ops_);
+    method_->start_norm(*ops_);
   }
   wait();
   const LossSum loss = engine_.step_sums();
-  return {loss, norm_.finish(members_)};
+  return {loss, method_->finish_norm()};
 }
 
 void Replica::wait() {
@@ -186,11 +182,7 @@ void Replica::gradients_changed() {
 
 void Replica::update(double learning_rate, std::int64_t step, double gradient_scale) {
   const device::Range range("optimizer");
-  if (offload_) {
-    offload_->update(optimizer_, learning_rate, step, gradient_scale);
-  } else {
-    optimizer_.update(*ops_, ranges_, learning_rate, step, gradient_scale);
-  }
+  method_->update(learning_rate, step, gradient_scale);
   engine_.spread();
 }
 

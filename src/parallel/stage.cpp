@@ -66,7 +66,8 @@ state::StateOptions Stage::state_options() const {
           .shares = shares_,
           .sets = sets_,
           .keeps_gathered = !options_.reshard_after_forward,
-          .offload = options_.offload};
+          .offload = options_.offload,
+          .served = options_.served};
 }
 
 Stage::Stage(const model::Transformer& model, const StageOptions& options)

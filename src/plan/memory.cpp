@@ -11,6 +11,7 @@
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/averaging.hpp"
 #include "trireme/parallel/engine.hpp"
+#include "trireme/parallel/served_worker.hpp"
 #include "trireme/state/offload.hpp"
 #include "trireme/state/tensor_sums.hpp"
 #include "trireme/state/update.hpp"
@@ -130,6 +131,16 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
                   static_cast<std::size_t>(sums) * sizeof(float));
 }
 
+/// Partial sums of a gradient norm.
+std::size_t norm_bytes(const parallel::Stage& stage) {
+  return static_cast<std::size_t>(
+             state::GradientNorm::partial_sums(stage.layout().table(), stage.shares())) *
+         sizeof(double);
+}
+
+/// What a run's ranks agree on at a step's end.
+constexpr std::size_t agreement_bytes = 4 * sizeof(double);
+
 std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuestion& question) {
   const parallel::Place& place = stage.options().place;
   const params::Layout& layout = stage.layout();
@@ -145,9 +156,14 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   bytes += added(Kind::tensor, place.tensor, largest_tensor_sum(stage));
   if (!stage.options().train) return bytes;
   bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()));
-  const std::size_t squares =
-      static_cast<std::size_t>(state::GradientNorm::partial_sums(layout.table(), stage.shares())) *
-      sizeof(double);
+  if (const auto& servers = question.servers) {
+    // The grid's world agrees on a step's end, and all ranks on the job's beginning and end.
+    return bytes + added(Kind::world, question.shape.size(), agreement_bytes) +
+           comm::scratch_bytes(servers->workers + servers->servers, 0) +
+           static_cast<std::size_t>(
+               parallel::ServedWorker::staging_bytes(stage, servers->gradients));
+  }
+  const std::size_t squares = norm_bytes(stage);
   const int members = question.average ? place.tensor * place.pipeline : question.shape.size();
   bytes += squares + added(question.average ? Kind::model : Kind::world, members, squares);
   std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
@@ -223,7 +239,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
   const std::int64_t optimizer =
       state::ModelState::master_bytes(stage.layout(), stage.shards(), options) +
-      (options.train ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0) +
+      (options.updates() ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0) +
       (question.average ? parallel::Averaging::outer_bytes(*question.average, stage.layout()) : 0);
   std::map<Use, std::int64_t> memory{
       {Use::parameters,
@@ -244,6 +260,24 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   }
   if (question.snapshots) memory[Use::snapshot] = snapshot_bytes(stage, states, question);
   return memory;
+}
+
+std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
+                                                          const parallel::ServerPlace& place,
+                                                          const optim::OptimConfig& optim) {
+  using device::Use;
+  const state::ShardMap shards(worker.layout(), place.servers, place.index);
+  const state::StateOptions options = parallel::ServerShards::state_options(worker);
+  const auto states = static_cast<std::int64_t>(optim::Optimizer::state_names(optim).size());
+  const std::size_t squares = norm_bytes(worker);
+  return {{Use::parameters, state::ModelState::parameter_bytes(worker.layout(), shards, options)},
+          {Use::gradients, state::ModelState::gradient_bytes(worker.layout(), shards, options)},
+          {Use::optimizer, state::ModelState::master_bytes(worker.layout(), shards, options) +
+                               states * shards.elements() * std::int64_t{sizeof(float)}},
+          {Use::communication,
+           parallel::ServerShards::room_bytes(shards, place) +
+               static_cast<std::int64_t>(squares + comm::scratch_bytes(place.servers, squares) +
+                                         comm::scratch_bytes(place.workers + place.servers, 0))}};
 }
 
 }  // namespace trireme::plan

@@ -87,11 +87,9 @@ double amount(const json& object, const char* key, const std::string& where) {
   return value;
 }
 
-/// data_parallel.method and parallel.servers, which records have not always had.
+/// data_parallel.method, which records have not always had.
 void read_method(const json& run, const std::string& where, RunFacts& facts) {
   const json& config = object_at(run, "config", where);
-  const json& parallel = object_at(config, "parallel", where);
-  if (parallel.contains("servers")) facts.servers = small(parallel, "servers", where, 0);
   if (!config.contains("data_parallel")) return;
   facts.method = text_at(object_at(config, "data_parallel", where), "method", where);
 }
@@ -103,6 +101,7 @@ void read_place(const json& run, const std::string& where, RunFacts& facts) {
     facts.tensor = small(place, "tensor", where);
     facts.pipeline = small(place, "pipeline", where);
     facts.data = small(place, "data", where);
+    if (place.contains("servers")) facts.servers = small(place, "servers", where, 0);
   } else {
     const json& parallel = object_at(object_at(run, "config", where), "parallel", where);
     facts.tensor = small(parallel, "tensor", where);

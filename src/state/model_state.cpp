@@ -120,6 +120,7 @@ std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const Shar
 }
 
 std::int64_t ModelState::room_bytes(const params::Layout& layout, const StateOptions& options) {
+  if (options.serves) return 0;
   std::int64_t bytes = 0;
   if (sharded(options.zero.parameters)) {
     bytes += value_bytes(options) * value_rooms(layout, options).elements;
@@ -146,6 +147,11 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
     master_buffer_ = device::Buffer(ledger, options_.offloaded() ? Use::offloaded : Use::optimizer,
                                     static_cast<std::size_t>(bytes), optimizer_device());
     masters_ = master_buffer_.view(DType::f32, {bytes / float_bytes});
+  }
+  if (options_.serves) {
+    gradient_buffer_ = buffer(Use::gradients, gradient_bytes(layout_, shards_, options_));
+    gradients_ = gradient_buffer_.view(DType::f32, {shards_.elements()});
+    return;
   }
   if (values_sharded()) {
     value_rooms_ = value_rooms(layout_, options_);

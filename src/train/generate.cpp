@@ -109,7 +109,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
   const ComputeDevice computes(config.device, session);
   device::MemoryLedger ledger(computes.device());
   Recorder recorder;
-  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
+  const GridPlan plan = plan_grid(without_servers(config), session, computes.device().is_host());
   comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
   comm::Watchdog watchdog(session, config.train.watchdog);
   std::unique_ptr<data::Tokenizer> tokenizer;

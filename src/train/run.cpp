@@ -3,6 +3,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/train/compute_device.hpp"
 
+#include "served.hpp"
 #include "trainer.hpp"
 
 namespace trireme::train {
@@ -10,6 +11,7 @@ namespace trireme::train {
 int exit_code(Ending ending) { return ending == Ending::done ? 0 : 75; }
 
 Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
+  if (config.data_parallel.method == "server") return run_served(session, config, fields);
   ComputeDevice computes(config.device, session);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.device().is_host());

@@ -98,15 +98,20 @@ void Trainer::compare_models(const std::filesystem::path& folder) const {
 std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   const checkpoint::Reader reader(folder);
   const state::ModelState& state = replica_.state();
-  checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
-                          state.parameters_sharded());
+  const bool own = servers_ == nullptr;  // or servers load, and refresh() brings the values
+  if (!own && speaks()) servers_->worker->work(load_work, folder.string());
+  if (own) {
+    checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
+                            state.parameters_sharded());
+  }
   const nlohmann::json& extra = reader.state().extra;
   const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
   std::vector<std::string> notes;
-  const bool own = load_workers(reader, notes);
+  const bool workers = load_workers(reader, notes);  // have states of their own
   for (const auto& kept : replica_.optimizer().states()) {
-    if (imported) break;  // it begins at zero, as that of a new model
-    checkpoint::load_pieces(reader, kept_name(kept.name, own), state, kept.flat, shards_state());
+    if (imported || !own) break;  // imported: it begins at zero, as that of a new model
+    checkpoint::load_pieces(reader, kept_name(kept.name, workers), state, kept.flat,
+                            shards_state());
   }
   load_outer_momentum(reader, notes);
   step_ = reader.state().step;
@@ -260,6 +265,12 @@ void Trainer::save(Failure failure) {
   if (config_.checkpoint.files == "node") files.nodes = session_.nodes();
   const bool background = config_.checkpoint.async && failure == Failure::warns;
   attempt_save(failure, [&] {
+    if (servers_ != nullptr) {
+      return note_saved(
+          comm::of_rank_zero(grid_.world(),
+                             [&] { return servers_->worker->work(save_work, to_text(state)); }),
+          step_);
+    }
     device::Device& device = replica_.state().optimizer_device();
     if (!background && device.is_host()) {
       note_saved(checkpoint::save(config_.train.output, state, pieces(), grid_.world(), files),

@@ -17,6 +17,7 @@
 #include "trireme/data/hdf5.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
+#include "trireme/train/run.hpp"
 
 namespace trireme::train {
 
@@ -125,16 +126,30 @@ GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host) {
   plan.facts.schedule_text =
       comm::of_rank_zero(*world, [&] { return layout_facts(config, session).schedule_text; });
   comm::agree(*world, [&] {
+    check_method(config, plan.facts);
     plan.shape = grid_shape(config, plan.facts);
     plan.shard = shard_ranks(config, plan.shape, plan.facts);
   });
   return plan;
 }
 
+int server_ranks(const RunConfig& config) {
+  const std::string& method = config.data_parallel.method;
+  const bool served = method == "server" || method == "async-server";
+  return served ? static_cast<int>(config.parallel.servers) : 0;
+}
+
+RunConfig without_servers(RunConfig config) {
+  config.data_parallel = {};
+  config.parallel.servers = 0;
+  return config;
+}
+
 comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts) {
-  return comm::make_grid_shape(facts.world, {.tensor = config.parallel.tensor,
-                                             .pipeline = config.parallel.pipeline,
-                                             .data = config.parallel.data});
+  return comm::make_grid_shape(facts.world - server_ranks(config),
+                               {.tensor = config.parallel.tensor,
+                                .pipeline = config.parallel.pipeline,
+                                .data = config.parallel.data});
 }
 
 bool trains_alone(const RunConfig& config) { return config.data_parallel.method == "average"; }
@@ -200,6 +215,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .zero = static_cast<int>(config.parallel.zero),
           .reshard_after_forward = config.zero.reshard_after_forward,
           .offload = config.zero.offload == "optimizer",
+          .served = config.data_parallel.method == "server",
           .sequence_parallel = config.parallel.sequence,
           .recompute = recompute_of(config.parallel.recompute, facts.host),
           .exact_gelu = facts.host,

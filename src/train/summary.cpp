@@ -81,12 +81,34 @@ nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks) {
       most("bytes_per_step");
       most("seconds_per_step");
       most("least_bytes_per_step");
+      if (own.contains("received_per_step")) most("received_per_step");
       mean("mean_bytes_per_step", "bytes_per_step");
       mean("mean_seconds_per_step", "seconds_per_step");
       mean("mean_least_bytes_per_step", "least_bytes_per_step");
     }
   }
   return json;
+}
+
+/// Appends what servers told of their memory, by use: of the one that differs most from what was
+/// foretold, else of the fullest.
+void add_server_memory(const std::vector<nlohmann::json>& ranks,
+                       std::vector<report::MemoryRow>& rows) {
+  std::map<std::string, report::MemoryRow> servers;
+  for (const nlohmann::json& rank : ranks) {
+    if (!rank.contains("memory")) continue;
+    for (const auto& [use, bytes] : rank.at("memory").items()) {
+      const report::MemoryRow row{server_memory_prefix + use,
+                                  bytes.at("predicted").get<std::int64_t>(),
+                                  bytes.at("measured").get<std::int64_t>()};
+      const auto rank_of = [](const report::MemoryRow& each) {
+        return std::pair(std::abs(each.measured - each.predicted), each.measured);
+      };
+      const auto [at, fresh] = servers.emplace(use, row);
+      if (!fresh && rank_of(row) > rank_of(at->second)) at->second = row;
+    }
+  }
+  for (const auto& [use, row] : servers) rows.push_back(row);
 }
 
 /// Bytes of an arena: those planned, and the end of the last view that was made.
@@ -117,7 +139,7 @@ HighWater gather_high_water(const HighWater& own, comm::Communicator& world) {
 }  // namespace
 
 void Trainer::begin_record() {
-  nlohmann::json run = report::provenance(grid_.world(), versions());
+  nlohmann::json run = surroundings_.provenance;
   nlohmann::json predicted;
   for (const auto& [use, bytes] : predicted_) predicted[std::string(device::name_of(use))] = bytes;
   const TrainConfig& train = config_.train;
@@ -126,7 +148,8 @@ void Trainer::begin_record() {
   run["layout"] = grid_.shape().to_string();
   run["place"] = {{"tensor", grid_.shape().of(comm::Axis::tensor)},
                   {"pipeline", grid_.shape().of(comm::Axis::pipeline)},
-                  {"data", grid_.shape().of(comm::Axis::data)}};
+                  {"data", grid_.shape().of(comm::Axis::data)},
+                  {"servers", servers_ != nullptr ? servers_->place.servers : 0}};
   run["device"] = computes_.device().name();
   run["dataset"] = dataset_json(dataset_, config_);
   run["threads_per_rank"] = threads_;
@@ -137,7 +160,7 @@ void Trainer::begin_record() {
                  {"type", config_.precision.compute}};
   run["predicted_memory"] = predicted;
   run["first_step"] = step_;
-  const std::string cores = comm::core_warning(session_, threads_);
+  const std::string& cores = surroundings_.shared_cores;
   run["cores_shared"] = cores;
   comm::Communicator& world = grid_.world();
   if (speaks()) record_->write_run(run);
@@ -151,6 +174,11 @@ void Trainer::begin_record() {
   for (const std::string& warning : grid_.warnings()) say("warning: " + warning);
   if (!computes_.warning().empty()) say("warning: " + computes_.warning());
   if (!cores.empty()) say("warning: " + cores);
+  if (servers_ != nullptr) {
+    say(fmt::format("parameter servers: {} hold the model for {} workers, who send gradients in {}",
+                    servers_->place.servers, servers_->place.workers,
+                    name_of(servers_->place.gradients)));
+  }
   for (const std::string& note : cost_notes(config_, replica_.stage().options())) {
     say("note: " + note);
   }
@@ -199,6 +227,17 @@ nlohmann::json Trainer::account() const {
                      {"seconds_per_step", total.seconds / steps},
                      {"least_bytes_per_step", needed}};
   }
+  if (servers_ != nullptr) {
+    const parallel::ServedWorker& worker = *servers_->worker;
+    const auto model = static_cast<double>(model_.table().elements());
+    const parallel::StageOptions& stage = replica_.stage().options();
+    traffic["servers"] = {
+        {"bytes_per_step", static_cast<double>(worker.sent()) / steps},
+        {"received_per_step", static_cast<double>(worker.received()) / steps},
+        {"seconds_per_step", worker.seconds() / steps},
+        {"least_bytes_per_step", model * static_cast<double>(size_of(servers_->place.gradients))},
+        {"least_received_per_step", model * static_cast<double>(size_of(stage.compute))}};
+  }
   return {{"rank", session_.rank()},
           {"tensor", grid_.coordinate(comm::Axis::tensor)},
           {"pipeline", grid_.coordinate(comm::Axis::pipeline)},
@@ -216,17 +255,34 @@ void Trainer::record_failure(const std::string& why) noexcept {
   }
 }
 
-void Trainer::finish() {
+Closing close_job(comm::Communicator& everyone, const Recorder& recorder,
+                  const nlohmann::json& account, Ending ending) {
+  Closing closing;
+  closing.ranks = report::gather_json(account, everyone);
+  closing.resident = everyone.all_reduce(resident_peak(), comm::Reduction::max);
+  closing.sections = report::gather_sections(recorder, everyone);
+  closing.trace = report::gather_trace(recorder, everyone);
+  closing.ending = static_cast<Ending>(
+      everyone.all_reduce(static_cast<std::int64_t>(ending), comm::Reduction::max));
+  return closing;
+}
+
+void Trainer::finish(Ending ending) {
   const comm::Watchdog::Pause pause(*watchdog_);
   replica_.wait();  // the last update, which the trace should hold
   count_traffic();
-  const std::vector<nlohmann::json> ranks = report::gather_json(account(), grid_.world());
+  if (servers_ != nullptr) {
+    servers_->open = false;
+    if (speaks()) servers_->worker->end({});
+  }
+  const Closing closing = close_job(everyone_, recorder_, account(), ending);
+  const std::vector<nlohmann::json>& ranks = closing.ranks;
   const nlohmann::json traffic = communication_of(ranks);
-  const std::int64_t resident = grid_.world().all_reduce(resident_peak(), comm::Reduction::max);
+  const std::int64_t resident = closing.resident;
   const double total = seconds_since(begin_);
-  const auto sections = report::gather_sections(recorder_, grid_.world());
-  const auto memory = report::gather_memory(ledger_, predicted_, grid_.world());
-  const auto trace = report::gather_trace(recorder_, grid_.world());
+  const auto& sections = closing.sections;
+  auto memory = report::gather_memory(ledger_, predicted_, grid_.world());
+  add_server_memory(ranks, memory);
   const parallel::StageMemory& arenas = replica_.engine().memory();
   const HighWater stash =
       gather_high_water({arenas.plan().stash_bytes(), arenas.stash_high_water()}, grid_.world());
@@ -239,7 +295,7 @@ void Trainer::finish() {
   nlohmann::json times;
   for (const auto& s : sections)
     times[s.name] = {{"min", s.minimum}, {"average", s.average}, {"max", s.maximum}};
-  record_->write_trace(trace.spans_by_rank);
+  record_->write_trace(closing.trace.spans_by_rank);
   nlohmann::json summary = {
       {"steps", step_},
       {"steps_of_attempt", step_seconds_.size()},
@@ -270,9 +326,13 @@ void Trainer::finish() {
                     static_cast<double>(resident) / (1 << 20)));
   }
   for (const auto& [name, axis] : traffic.items()) {
-    say(fmt::format("communication, {} axis: {:.3f} MB sent per step and rank, in {:.1f} ms", name,
+    say(fmt::format("communication, {}: {:.3f} MB sent per step and rank, in {:.1f} ms",
+                    name == "servers" ? name : name + " axis",
                     axis.at("bytes_per_step").get<double>() / 1e6,
                     1e3 * axis.at("seconds_per_step").get<double>()));
+    if (!axis.contains("received_per_step")) continue;
+    say(fmt::format("communication, servers: {:.3f} MB received per step and worker",
+                    axis.at("received_per_step").get<double>() / 1e6));
   }
   if (averaging_) say(averages_line());
   const bool foreseen = report::as_predicted(memory), finite = std::isfinite(last_loss_);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <utility>
 
 #include "trireme/comm/agree.hpp"
@@ -25,9 +24,12 @@ std::int64_t micro_batch_rows(const RunConfig& config) {
 
 Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& computes,
                  device::MemoryLedger& ledger, RunConfig config, const LayoutFacts& facts,
-                 const config::Fields& fields)
+                 const config::Fields& fields, Servers* servers)
     : session_(session),
       grid_(grid),
+      servers_(servers),
+      job_(servers != nullptr ? servers->session : session),
+      everyone_(servers != nullptr ? servers->everyone : grid.world()),
       data_group_(grid.group(comm::Axis::data)),
       members_(trains_alone(config) ? grid.model_group() : grid.world()),
       computes_(computes),
@@ -35,8 +37,8 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
       config_(std::move(config)),
       resolved_(fields.to_json()),
       provenance_(fields.provenance()),
-      threads_(threads_of_rank(config_.parallel, session)),
-      watchdog_(std::make_unique<comm::Watchdog>(session, config_.train.watchdog)),
+      threads_(threads_of_rank(config_.parallel, job_)),
+      watchdog_(std::make_unique<comm::Watchdog>(job_, config_.train.watchdog)),
       dataset_(data::Dataset::open(config_.data.path)),
       valid_reader_(dataset_.reader(data::SplitName::valid)),
       model_(config_.model),
@@ -49,6 +51,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
                 .watchdog = watchdog_.get(),
                 .make_ops = computes.make_ops(config_.device.time_products),
+                .make_method = make_method(),
                 .trace = config_.train.trace,
                 .alone = trains_alone(config_)},
                grid, recorder_, ledger),
@@ -56,17 +59,19 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                      ? std::make_unique<parallel::Averaging>(config_.average, replica_, data_group_,
                                                              bucket_elements(config_), ledger)
                      : nullptr),
-      predicted_(plan::predict_memory(replica_.stage(),
-                                      {.optim = config_.optim,
-                                       .threads = threads_,
-                                       .host = computes.device().is_host(),
-                                       .shape = grid.shape(),
-                                       .rank = session.rank(),
-                                       .backends = grid.backends(),
-                                       .bucket_elements = bucket_elements(config_),
-                                       .snapshots = config_.checkpoint.in_background() ||
-                                                    !replica_.state().optimizer_device().is_host(),
-                                       .average = average_of(config_)})),
+      predicted_(plan::predict_memory(
+          replica_.stage(),
+          {.optim = config_.optim,
+           .threads = threads_,
+           .host = computes.device().is_host(),
+           .shape = grid.shape(),
+           .rank = session.rank(),
+           .backends = grid.backends(),
+           .bucket_elements = bucket_elements(config_),
+           .snapshots =
+               config_.checkpoint.in_background() || !replica_.state().optimizer_device().is_host(),
+           .average = average_of(config_),
+           .servers = servers != nullptr ? std::optional(servers->place) : std::nullopt})),
       health_(config_.train.outlier),
       loss_scale_(config_.precision.compute == "fp16"),
       time_limit_(parse_duration(config_.train.time_limit)),
@@ -80,6 +85,11 @@ void Trainer::say(const std::string& line) {
 
 Ending Trainer::run() {
   auto starting = std::make_optional<comm::Watchdog::Pause>(*watchdog_);
+  surroundings_ = look_around(job_, everyone_, threads_);
+  if (servers_ != nullptr) {
+    servers_->endpoint.start();
+    servers_->open = true;
+  }
   std::vector<std::string> broken;
   const std::string folder = find_resume(broken);  // before anything is written
   comm::agree(grid_.world(), [&] {
@@ -92,9 +102,6 @@ Ending Trainer::run() {
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   });
   for (const std::string& line : broken) say("passed over: " + line);
-  comm::require_same_environment(
-      grid_.world(), {.instructions = ops::instruction_set(),
-                      .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
   replica_.initialise();
   if (!folder.empty()) resume(folder);
   if (averaging_) averaging_->begin();
@@ -113,7 +120,7 @@ Ending Trainer::run() {
     if (saved_step_ != step_) save(Failure::stops);
     const std::string why = reason(stop_);
     record([&](report::RunRecord& run) { run.write_event(step_, "stop", why); });
-    finish();
+    finish(Ending::requeue);
     const bool never = config_.checkpoint.resume == "never";
     say(fmt::format("stopped at step {} of {}: {}; saved: start again{} to go on (exit code {})",
                     step_, config_.train.steps, why, never ? " with --resume auto" : "",
@@ -122,7 +129,7 @@ Ending Trainer::run() {
   }
   if (config_.train.evaluate_at_end && evaluated_step_ != step_) evaluate();
   if (config_.checkpoint.at_end && saved_step_ != step_) save(Failure::stops);
-  finish();
+  finish(Ending::done);
   return Ending::done;
 }
 
@@ -158,8 +165,22 @@ void Trainer::train_steps() {
   if (step_ == train.steps) stop_ = 0;  // nothing is left to do
 }
 
+parallel::MakeMethod Trainer::make_method() {
+  if (servers_ == nullptr) return {};
+  return [this](const parallel::Stage& stage, const state::ModelState& state, ops::Ops& ops,
+                device::MemoryLedger& ledger) {
+    auto worker = std::make_unique<parallel::ServedWorker>(
+        parallel::ServedWorker::Parts{stage, state, ops, servers_->endpoint, recorder_,
+                                      servers_->place},
+        ledger);
+    servers_->worker = worker.get();
+    return worker;
+  };
+}
+
 int Trainer::stop_wanted() const {
   if (const int signal = signals_.caught(); signal != 0) return signal;
+  if (servers_ != nullptr && servers_->worker->signal() != 0) return servers_->worker->signal();
   if (!speaks()) return 0;
   std::optional<double> left = slurm_seconds_left();
   if (time_limit_) {
@@ -174,42 +195,6 @@ int Trainer::stop_wanted() const {
 
 std::string Trainer::reason(int stop) const {
   return stop == stop_for_time ? "its time is up" : "signal " + signals_.name_of(stop);
-}
-
-bool Trainer::fault_due(Fault::Kind kind) const {
-  return std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
-    return fault.kind == kind && fault.step == step_ + 1 && fault.rank == session_.rank();
-  });
-}
-
-void Trainer::inject_into_batch(data::Batch& batch) const {
-  if (fault_due(Fault::Kind::nan)) {
-    batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
-  }
-}
-
-void Trainer::inject_into_gradients() {
-  const bool spikes = std::any_of(faults_.begin(), faults_.end(), [&](const Fault& fault) {
-    return fault.kind == Fault::Kind::spike && fault.step == step_ + 1;
-  });
-  const bool infinite = fault_due(Fault::Kind::inf);
-  for (int group = 0; group < replica_.state().shards().groups(); ++group) {
-    const Tensor own = replica_.state().own_gradient(group);
-    if (spikes) replica_.ops().scale(own, 1e6F);
-    if (infinite) {
-      replica_.ops().fill(own, std::numeric_limits<float>::infinity());
-    }
-  }
-  if (spikes || infinite) replica_.gradients_changed();
-}
-
-void Trainer::inject_into_weights() {
-  if (!fault_due(Fault::Kind::flip)) return;
-  const parallel::Flip flip =
-      parallel::flip_bit(replica_, static_cast<std::uint64_t>(config_.train.seed),
-                         static_cast<std::uint64_t>(step_ + 1));
-  fmt::print(stderr, "injected after step {}: rank {}: {}\n", step_ + 1, session_.rank(),
-             flip.to_string());
 }
 
 Verdict Trainer::agree_on_step(Verdict own) {
@@ -281,6 +266,8 @@ report::StepMetrics Trainer::step(data::Loader& loader, bool meets) {
     replica_.update(rate, step_ - states_begin_,
                     optim::clip_factor(norm, config_.optim.clip) / scale);
     inject_into_weights();
+  } else {
+    replica_.skip();
   }
   ++step_;
   samples_ += config_.train.batch;

@@ -20,12 +20,25 @@
 #include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
 
+#include "served.hpp"
+
 namespace trireme::train {
 
 inline double seconds_since(Recorder::Clock::time_point begin) {
   return std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
 }
 
+/// What all ranks of a job, its servers too, tell each other at its end.
+struct Closing {
+  std::vector<nlohmann::json> ranks;  // accounts
+  std::int64_t resident = 0;          // the most of any
+  std::vector<report::SectionTimes> sections;
+  report::Trace trace;
+  Ending ending = Ending::done;  // what any rank says that is not done
+};
+/// Collective over `everyone`.
+Closing close_job(comm::Communicator& everyone, const Recorder& recorder,
+                  const nlohmann::json& account, Ending ending);
 inline double seconds_of(const std::vector<report::StepMetrics>& steps) {
   double sum = 0;
   for (const report::StepMetrics& step : steps) sum += step.seconds;
@@ -41,10 +54,11 @@ struct WorkerStep {
 
 class Trainer {
  public:
-  /// `config` is valid. Collective.
+  /// `config` is valid. `session` and `grid` have the ranks that train, `servers` belong to them;
+  /// null: there are none. Collective.
   Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& computes,
           device::MemoryLedger& ledger, RunConfig config, const LayoutFacts& facts,
-          const config::Fields& fields);
+          const config::Fields& fields, Servers* servers = nullptr);
   /// Resumes if there is something to resume, trains to the last step, evaluates, saves, sums up.
   Ending run();
   /// Leaves in the record why the run ends with an exception, where this rank has one.
@@ -111,10 +125,11 @@ class Trainer {
   /// grants at once and workers on their own when they meet. Collective over these ranks.
   Verdict agree_on_step(Verdict own);
   void grant(const Wishes& wishes);
+  parallel::MakeMethod make_method();
   void begin_record();
   /// What this rank did in its steps: place, seconds of sections, communication.
   nlohmann::json account() const;
-  void finish();
+  void finish(Ending ending);
   double peak_of_world();
   /// Adds what the grid's groups have counted since the last reset to the steps' account.
   void count_traffic();
@@ -137,6 +152,10 @@ class Trainer {
 
   comm::Session& session_;
   comm::Grid& grid_;
+  Servers* servers_;              // null: this rank's kind holds the model
+  comm::Session& job_;            // all ranks, servers too
+  comm::Communicator& everyone_;  // likewise
+  Surroundings surroundings_;
   comm::Communicator& data_group_;
   comm::Communicator& members_;  // whose steps are one: all ranks, or a worker's on its own
   const ComputeDevice& computes_;

@@ -117,17 +117,65 @@ void check_worker_groups(const RunConfig& config, const comm::GridShape& shape) 
                   (own / groups + 1) * groups * shape.of(comm::Axis::data)));
 }
 
-/// Whether the layout can be trained by the method that is asked for.
-void check_method(const RunConfig& config) {
-  const std::string& method = config.data_parallel.method;
-  if (method == "average") return check_average(config);
-  if (method != "allreduce") {
-    throw ConfigError("data_parallel.method", method, "is not there yet", "use allreduce");
+/// What parameter servers that wait for all workers cannot be combined with.
+void check_server(const RunConfig& config, const LayoutFacts& facts) {
+  const auto refuse = [](const char* key, const std::string& value, const char* rule,
+                         const std::string& mend) {
+    throw ConfigError(key, value, std::string(rule) + " with data_parallel.method = server", mend);
+  };
+  const std::int64_t servers = config.parallel.servers;
+  if (servers == 0) {
+    refuse("parallel.servers", "0", "must be at least 1", "use 1, or another method");
   }
-  if (config.parallel.servers > 0) {
-    throw ConfigError("parallel.servers", std::to_string(config.parallel.servers),
-                      "is for data_parallel.method = server and async-server", "leave it out");
+  if (servers >= facts.world) {
+    refuse("parallel.servers", std::to_string(servers), "must leave a rank to train",
+           facts.world > 1
+               ? fmt::format("use at most {}, or more than {} ranks", facts.world - 1, servers)
+               : std::string("start more ranks"));
   }
+  const auto one = [&](const char* key, std::int64_t degree) {
+    if (degree == 1) return;
+    refuse(key, std::to_string(degree), "must be 1, as each worker holds a whole model,", "use 1");
+  };
+  one("parallel.tensor", config.parallel.tensor);
+  one("parallel.pipeline", config.parallel.pipeline);
+  if (config.parallel.zero > 0) {
+    refuse("parallel.zero", std::to_string(config.parallel.zero),
+           "must be 0, as servers hold what it would cut,", "use 0");
+  }
+  if (config.zero.offload != "none") {
+    refuse("zero.offload", config.zero.offload, "must be none, as servers update,", "use none");
+  }
+  if (config.device.type == "cuda") {
+    refuse("device.type", "cuda", "must be cpu, as gradients leave from host memory,", "use cpu");
+  }
+  if (config.checkpoint.in_background()) {
+    refuse("checkpoint.async", "true", "must be false, as servers save,", "use false");
+  }
+  for (const Fault& fault : parse_faults(config.train.inject)) {
+    if (fault.kind != Fault::Kind::spike && fault.kind != Fault::Kind::inf) continue;
+    refuse("train.inject", config.train.inject,
+           "spike and inf cannot be made, which are of gradients that servers add up,",
+           "use nan or flip");
+  }
+}
+
+/// Every server has something to hold.
+void check_shares(const RunConfig& config, const parallel::Stage& worker) {
+  const auto idle = [&](int servers) {
+    for (int s = 0; s < servers; ++s) {
+      if (state::ShardMap(worker.layout(), servers, s).elements() == 0) return true;
+    }
+    return false;
+  };
+  const int servers = server_ranks(config);
+  if (servers == 0 || !idle(servers)) return;
+  int fewer = servers - 1;
+  while (fewer > 1 && idle(fewer)) --fewer;
+  throw ConfigError("parallel.servers", std::to_string(servers),
+                    fmt::format("leaves a server without parameters, which are cut in blocks of {}",
+                                params::norm_block),
+                    fmt::format("use at most {}", fewer));
 }
 
 /// What else a layout can be wrong about (units, schedules), any stage finds when it is made.
@@ -136,13 +184,28 @@ void check_stage(const RunConfig& config, const comm::GridShape& shape, const La
   parallel::StageOptions options = stage_options(config, shape, facts);
   options.place = place_of(config, shape, shard_ranks(config, shape, facts), 0);
   const parallel::Stage stage(model, options);
+  check_shares(config, stage);
 }
 
 }  // namespace
 
+void check_method(const RunConfig& config, const LayoutFacts& facts) {
+  const std::string& method = config.data_parallel.method;
+  if (method == "server") return check_server(config, facts);
+  if (method == "average") return check_average(config);
+  if (method != "allreduce") {
+    throw ConfigError("data_parallel.method", method, "is not there yet",
+                      "use allreduce, server or average");
+  }
+  if (config.parallel.servers > 0) {
+    throw ConfigError("parallel.servers", std::to_string(config.parallel.servers),
+                      "is for data_parallel.method = server and async-server", "leave it out");
+  }
+}
+
 void validate(RunConfig& config, const LayoutFacts& facts) {
   config.model.resolve();
-  check_method(config);
+  check_method(config, facts);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
   check_worker_groups(config, shape);
@@ -164,7 +227,7 @@ void validate_layout(RunConfig& config, const LayoutFacts& facts) {
     throw ConfigError("model.vocabulary", "0", "is needed where data.path names no dataset",
                       "use 256 for bytes, 50257 for GPT-2");
   }
-  check_method(config);
+  check_method(config, facts);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
   check_worker_groups(config, shape);

@@ -201,7 +201,8 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
 struct LayoutRun {
   LayoutRun(const model::ModelConfig& config, const LayoutCase& layout,
             const StageOptions& stage_options, MPI_Comm comm,
-            const MakeTestDevice& make_device = {}, bool trace = false)
+            const MakeTestDevice& make_device = {}, bool trace = false,
+            const MakeMethod& make_method = {})
       : device(make_device ? make_device(comm_rank(comm)) : TestDevice()),
         ledger(device.device ? *device.device : device::host_device()),
         comm(comm),
@@ -212,8 +213,8 @@ struct LayoutRun {
             {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data})),
         grid(session, shape, ledger, comm::shard_degree(shape, layout.shard)),
         model(config),
-        replica(model, replica_options(layout, stage_options, device.make_ops, trace), grid,
-                recorder, ledger) {}
+        replica(model, replica_options(layout, stage_options, device.make_ops, trace, make_method),
+                grid, recorder, ledger) {}
 
   /// The gradients that the last step left, every logical tensor of them.
   std::vector<std::vector<float>> gradients() {
@@ -235,7 +236,8 @@ struct LayoutRun {
   }
 
   static ReplicaOptions replica_options(const LayoutCase& layout, const StageOptions& stage_options,
-                                        const MakeOps& make_ops, bool trace) {
+                                        const MakeOps& make_ops, bool trace,
+                                        const MakeMethod& make_method) {
     ReplicaOptions options;
     options.stage = stage_options;
     options.optim.learning_rate = 3e-3;
@@ -245,6 +247,7 @@ struct LayoutRun {
     options.make_ops = make_ops;
     options.trace = trace;
     options.alone = layout.alone;
+    options.make_method = make_method;
     return options;
   }
   static constexpr std::int64_t bucket_elements = 1000;

@@ -247,6 +247,7 @@ FakeRun with_method(int data, const char* method, const char* section, const jso
     run["config"]["average"] = {{"every", 16}};
     run["config"][section] = settings;
     run["config"]["parallel"]["servers"] = servers;
+    run["place"]["servers"] = servers;
     run["ranks"] = data + servers;
   };
   return fake;

@@ -69,12 +69,17 @@ class Session {
 
   /// True for the first rank of a node that asks, false ever after: who may print the error line.
   bool claim_voice();
+  /// A rank of the world has died: the end of this session's life then calls nothing of MPI,
+  /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own; what
+  /// the launcher makes of it, docs/mpi.md says.
+  void abandon() { abandoned_ = true; }
   /// Ends all ranks at once with `code`; does not return.
   [[noreturn]] void abort(int code);
 
  private:
   void open();         // node group, map of nodes and voice
   bool owner_ = true;  // of MPI's start and end
+  bool abandoned_ = false;
   MPI_Comm world_ = MPI_COMM_WORLD;
   int rank_ = 0, size_ = 1, node_rank_ = 0, node_size_ = 1;
   MPI_Comm node_ = MPI_COMM_NULL;

@@ -49,8 +49,8 @@ class Engine {
  public:
   /// `stage` and `state` describe the same rank; the former's program is walked.
   Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
-         const EngineGroups& groups, Recorder& recorder, device::MemoryLedger& ledger,
-         const EngineOptions& options);
+         const EngineGroups& groups, DataParallel& method, Recorder& recorder,
+         device::MemoryLedger& ledger, const EngineOptions& options);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();

@@ -10,6 +10,7 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/model/unit.hpp"
 #include "trireme/ops/ops.hpp"
+#include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/lowering.hpp"
 #include "trireme/state/model_state.hpp"
 #include "trireme/state/offload.hpp"
@@ -25,7 +26,7 @@ struct StateGroups {
   comm::Communicator& embedding;  // first and last stage
 };
 
-/// Gradients that are whole everywhere are all-reduced in buckets of neighbouring groups: the
+/// Gradients that are whole everywhere are handed over in buckets of neighbouring groups: the
 /// elements [begin, end) once group `group` is whole.
 struct Bucket {
   params::Range elements;
@@ -38,11 +39,12 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
 
 class StateExchange {
  public:
+  /// `method` is given every bucket as soon as it is whole; shards of gradients are reduced here.
   /// `offload`, where there is one, is given every gradient as soon as it is final. `lent`: by
   /// group, whose gradients hold something else until they are needed; see StagePlan.
   StateExchange(const state::ModelState& state, const Program& program, ops::Ops& ops,
-                const StateGroups& groups, const model::TensorGroup& tensor, Recorder& recorder,
-                device::MemoryLedger& ledger, std::int64_t bucket_elements,
+                const StateGroups& groups, const model::TensorGroup& tensor, DataParallel& method,
+                Recorder& recorder, device::MemoryLedger& ledger, std::int64_t bucket_elements,
                 state::Offload* offload = nullptr, const std::vector<bool>& lent = {});
 
   /// Zeroes all gradient sums but those that are lent.
@@ -85,6 +87,7 @@ class StateExchange {
   ops::Ops& ops_;
   StateGroups groups_;
   model::TensorGroup tensor_;
+  DataParallel& method_;
   Recorder& recorder_;
   bool times_;  // on the host; marks would hold up what a device queues
   state::TensorSums sums_;

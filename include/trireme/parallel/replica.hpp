@@ -10,16 +10,21 @@
 #include "trireme/ops/choosing.hpp"
 #include "trireme/ops/traced.hpp"
 #include "trireme/optim/optimizer.hpp"
+#include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/engine.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/state/offload.hpp"
-#include "trireme/state/update.hpp"
 
 namespace trireme::parallel {
 
 /// Makes the operations of a device for a rank of so many threads, with work space in the ledger.
 using MakeOps = std::function<std::unique_ptr<ops::Ops>(device::MemoryLedger& ledger, int threads,
                                                         bool reproducible)>;
+
+/// Makes a method other than all-reduce, of a rank's parts, which outlive it.
+using MakeMethod =
+    std::function<std::unique_ptr<DataParallel>(const Stage& stage, const state::ModelState& state,
+                                                ops::Ops& ops, device::MemoryLedger& ledger)>;
 
 struct ReplicaOptions {
   StageOptions stage;  // whose place the grid gives
@@ -29,8 +34,9 @@ struct ReplicaOptions {
   bool overlap = true;
   std::uint64_t seed = 0;  // of initial weights and dropout
   comm::Watchdog* watchdog = nullptr;
-  MakeOps make_ops;    // absent: those of the CPU
-  bool trace = false;  // operations of the device become spans of the recorder's: begin_trace
+  MakeOps make_ops;        // absent: those of the CPU
+  MakeMethod make_method;  // absent: AllReduce
+  bool trace = false;      // operations of the device become spans of the recorder's: begin_trace
   /// Trains on its own (see Averaging): to it the data axis has one rank, so that steps and updates
   /// concern the ranks of this replica alone, and nothing of them crosses the axis. Without ZeRO.
   bool alone = false;
@@ -77,6 +83,8 @@ class Replica {
   /// Update number `step` (from 0); collective. Queued: the next wait is that of the next step,
   /// unless the optimiser is offloaded, which waits for gradients to come to the host.
   void update(double learning_rate, std::int64_t step, double gradient_scale);
+  /// Instead of an update, where the step is not to count; collective.
+  void skip() { method_->skip(); }
   /// Waits for the device, and with ReplicaOptions::trace puts what it did since the last wait into
   /// the recorder.
   void wait();
@@ -91,6 +99,7 @@ class Replica {
  private:
   std::unique_ptr<ops::Ops> make_ops(device::MemoryLedger& ledger);
   EngineGroups groups();
+  std::unique_ptr<DataParallel> make_method(device::MemoryLedger& ledger);
 
   ReplicaOptions options_;
   comm::Grid& grid_;
@@ -106,9 +115,8 @@ class Replica {
   state::ModelState state_;
   optim::Optimizer optimizer_;
   std::unique_ptr<state::Offload> offload_;  // absent: the device updates
+  std::unique_ptr<DataParallel> method_;
   Engine engine_;
-  state::GradientNorm norm_;
-  std::vector<optim::UpdateRange> ranges_;
 };
 
 /// The place of this rank in a grid; `alone` as in ReplicaOptions.

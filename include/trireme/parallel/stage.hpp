@@ -34,6 +34,7 @@ struct StageOptions {
   int zero = 0;
   bool reshard_after_forward = true;
   bool offload = false;  // of the optimiser's state; see state::StateOptions
+  bool served = false;   // likewise
   bool sequence_parallel = false;
   model::Recompute recompute = model::Recompute::none;
   bool exact_gelu = true;  // see model::Shares; not where libraries for GPUs make it in a product

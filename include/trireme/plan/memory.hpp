@@ -10,6 +10,7 @@
 #include "trireme/device/memory.hpp"
 #include "trireme/optim/config.hpp"
 #include "trireme/parallel/config.hpp"
+#include "trireme/parallel/server_shards.hpp"
 #include "trireme/parallel/stage.hpp"
 
 namespace trireme::plan {
@@ -26,11 +27,18 @@ struct MemoryQuestion {
   bool snapshots = false;  // some checkpoints are written in the background
   /// The stage is a worker's on its own; the shape's data axis is of workers.
   std::optional<parallel::AverageConfig> average{};
+  /// Those that hold the stage's optimiser state, where it is `served`.
+  std::optional<parallel::ServerPlace> servers{};
 };
 
 /// Bytes at most, by use, from the parameter table and the lowered program. What the device and
 /// what the host holds of them, device::in_host_memory tells.
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
                                                    const MemoryQuestion& question);
+
+/// The same of a parameter server of such workers.
+std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
+                                                          const parallel::ServerPlace& place,
+                                                          const optim::OptimConfig& optim);
 
 }  // namespace trireme::plan

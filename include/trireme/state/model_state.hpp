@@ -24,10 +24,18 @@ struct StateOptions {
   bool keeps_gathered = false;
   /// Optimiser state and fp32 masters lie in host memory, whatever type units read (see Offload).
   bool offload = false;
+  /// The optimiser's state and fp32 masters are those of parameter servers.
+  bool served = false;
+  /// A parameter server's own: shards of everything, which nobody gathers or computes with here.
+  bool serves = false;
 
   bool offloaded() const { return train && offload; }
-  bool has_masters() const { return train && (offload || shares.narrow()); }
-  bool gradients_sharded() const { return zero.gradients == Held::sharded && !shares.reproducible; }
+  /// Whether the optimiser's state is here.
+  bool updates() const { return train && !served; }
+  bool has_masters() const { return updates() && (offload || shares.narrow()); }
+  bool gradients_sharded() const {
+    return zero.gradients == Held::sharded && (serves || !shares.reproducible);
+  }
 };
 
 /// Where a group's whole values lie while its state is sharded: groups of neighbouring units take

@@ -16,6 +16,9 @@ namespace trireme::train {
 /// Checks everything that can be known before memory is taken, and fills in what is derived; throws
 /// ConfigError. Needs `config.data.path` for the vocabulary.
 void validate(RunConfig& config, const LayoutFacts& facts);
+/// The part of it on which it depends how many ranks there are in the grid: data_parallel.method
+/// and what it cannot be combined with.
+void check_method(const RunConfig& config, const LayoutFacts& facts);
 /// The same as far as no dataset is needed: model, batch and layout.
 void validate_layout(RunConfig& config, const LayoutFacts& facts);
 

@@ -41,7 +41,7 @@ model::ModelConfig model_of(const checkpoint::Reader& reader);
 
 /// What the layout that `config` asks for needs to know of the machine and of files.
 struct LayoutFacts {
-  int world = 1;              // ranks
+  int world = 1;              // ranks, parameter servers among them
   std::vector<int> node_of;   // as comm::Session::nodes(); empty: all on one node
   std::string schedule_text;  // of the file that parallel.schedule names
   bool host = true;           // computes on CPUs
@@ -50,7 +50,13 @@ struct LayoutFacts {
 /// GPUs.
 LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session);
 
-/// The grid's shape and the data ranks that share state. Throws ConfigError.
+/// The world's last ranks that are parameter servers: parallel.servers, where the method has any.
+int server_ranks(const RunConfig& config);
+/// The same configuration for one who only reads a model, on all ranks.
+RunConfig without_servers(RunConfig config);
+
+/// The grid's shape, of all ranks but servers, and the data ranks that share state. Throws
+/// ConfigError.
 comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts);
 int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts);
 
@@ -71,7 +77,7 @@ struct GridPlan {
   comm::GridShape shape;
   int shard = 1;
 };
-/// Collective over the session; errors are agreed on.
+/// Collective over the session, which has all ranks; errors are agreed on.
 GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host);
 
 /// What a rank of that layout does, but for its place; `config` is validated. `train` false:

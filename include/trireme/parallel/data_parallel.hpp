@@ -1,0 +1,39 @@
+// The one interface of the ways to train one model on many workers: what becomes of a worker's
+// gradients, and what an update is.
+#pragma once
+
+#include <cstdint>
+
+#include "trireme/device/stream.hpp"
+#include "trireme/ops/ops.hpp"
+#include "trireme/params/layout.hpp"
+
+namespace trireme::parallel {
+
+/// One rank's side of a method whose workers keep step with each other. Its calls are made by the
+/// thread that computes, on all ranks of the grid in the same order.
+class DataParallel {
+ public:
+  DataParallel() = default;
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+  virtual ~DataParallel() = default;
+
+  /// Makes what units read of a model that others hold; nothing where ranks hold it themselves.
+  virtual void fetch() {}
+  /// This rank's gradient of `elements` of the flat buffer is what it is to contribute, once
+  /// computation has done what it was given. Starts on `stream` what becomes of it; the event is
+  /// done when the memory is the caller's again.
+  virtual device::Event reduce(const params::Range& elements, device::Stream& stream) = 0;
+  /// Queues this rank's part of the norm of the summed gradients, after all events of the step.
+  virtual void start_norm(ops::Ops& ops) = 0;
+  /// The norm, once the device's work has been waited for: the same bits on every rank.
+  virtual double finish_norm() = 0;
+  /// Update number `step` (from 0) with the summed gradients times `gradient_scale`, which ends the
+  /// step: what units read from then on is the new model.
+  virtual void update(double learning_rate, std::int64_t step, double gradient_scale) = 0;
+  /// Ends the step instead: its gradients are dropped.
+  virtual void skip() {}
+};
+
+}  // namespace trireme::parallel

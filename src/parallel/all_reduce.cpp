@@ -1,0 +1,42 @@
+#include "trireme/parallel/all_reduce.hpp"
+
+namespace trireme::parallel {
+
+namespace {
+
+/// Gradients that all data ranks hold are read by all of them, each its share; those of shards by
+/// the first shard group.
+state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
+                            device::MemoryLedger& ledger) {
+  const Place& place = stage.options().place;
+  const bool train = stage.options().train;
+  if (stage.options().zero > 0) {
+    return state::GradientNorm(state, stage.shards(), train && place.data_rank < place.shard,
+                               ledger);
+  }
+  return state::GradientNorm(state, state::ShardMap(stage.layout(), place.data, place.data_rank),
+                             train, ledger);
+}
+
+}  // namespace
+
+AllReduce::AllReduce(const Parts& parts, device::MemoryLedger& ledger)
+    : parts_(parts),
+      norm_(norm_of(parts.stage, parts.state, ledger)),
+      ranges_(parts.stage.options().train ? state::update_ranges(parts.state)
+                                          : std::vector<optim::UpdateRange>()) {}
+
+device::Event AllReduce::reduce(const params::Range& elements, device::Stream& stream) {
+  return parts_.data.all_reduce(parts_.state.gradients().slice(0, elements.begin, elements.end),
+                                comm::Reduction::sum, stream);
+}
+
+void AllReduce::update(double learning_rate, std::int64_t step, double gradient_scale) {
+  if (parts_.offload != nullptr) {
+    parts_.offload->update(parts_.optimizer, learning_rate, step, gradient_scale);
+  } else {
+    parts_.optimizer.update(parts_.ops, ranges_, learning_rate, step, gradient_scale);
+  }
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,154 @@
+#include "trireme/parallel/server_shards.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "trireme/core/half.hpp"
+#include "trireme/device/reduce_tree.hpp"
+#include "trireme/params/layout.hpp"
+
+namespace trireme::parallel {
+
+namespace {
+
+/// out[i] = Σ over contributions, which are bf16, in fp32 and in the order of reduce_tree.
+void add_bf16(const std::vector<const std::byte*>& contributions, float* out,
+              std::int64_t elements) {
+  constexpr std::int64_t most = 1024;
+  std::vector<std::array<float, most>> wide(contributions.size());
+  std::vector<const std::byte*> parts;
+  for (const auto& part : wide) parts.push_back(reinterpret_cast<const std::byte*>(part.data()));
+  for (std::int64_t begin = 0; begin < elements; begin += most) {
+    const std::int64_t count = std::min(most, elements - begin);
+    for (std::size_t c = 0; c < contributions.size(); ++c) {
+      const auto* narrow = reinterpret_cast<const std::uint16_t*>(contributions[c]) + begin;
+      std::transform(narrow, narrow + count, wide[c].begin(), bf16_to_float);
+    }
+    device::reduce_tree(DType::f32, device::Reduction::sum, parts,
+                        reinterpret_cast<std::byte*>(out + begin), count);
+  }
+}
+
+}  // namespace
+
+state::StateOptions ServerShards::state_options(const Stage& worker) {
+  state::StateOptions options = worker.state_options();
+  options.zero = state::zero_policy(3);
+  options.sets = 1;
+  options.served = false;
+  options.serves = true;
+  return options;
+}
+
+std::int64_t ServerShards::room_bytes(const state::ShardMap& shards, const ServerPlace& place) {
+  const int apart = place.gradients == DType::f32 ? place.workers - 1 : place.workers;
+  return apart * shards.elements() * static_cast<std::int64_t>(size_of(place.gradients));
+}
+
+ServerShards::ServerShards(const Stage& worker, const ServerPlace& place,
+                           const optim::OptimConfig& optim, int threads,
+                           device::MemoryLedger& ledger)
+    : place_(place),
+      threads_(threads),
+      ops_(ops::make_cpu_ops(threads, &ledger, worker.options().reproducible)),
+      state_(worker.layout(), state::ShardMap(worker.layout(), place.servers, place.index),
+             state_options(worker), ledger),
+      optimizer_(optim, state_.shards().elements(), ledger),
+      norm_(state_, state_.shards(), true, ledger),
+      ranges_(state::update_ranges(state_)),
+      room_buffer_(ledger, device::Use::communication,
+                   static_cast<std::size_t>(room_bytes(state_.shards(), place))),
+      came_(state_.layout().groups().size(),
+            std::vector<char>(static_cast<std::size_t>(place.workers), 0)) {
+  const int apart = sums_in_place() ? place.workers - 1 : place.workers;
+  rooms_ = room_buffer_.view(place.gradients, {apart, state_.shards().elements()});
+  end_step();
+}
+
+std::int64_t ServerShards::held() const {
+  std::int64_t elements = 0;
+  for (int g = 0; g < groups(); ++g) elements += shards().own(g).size();
+  return elements;
+}
+
+void ServerShards::initialise(std::uint64_t seed) {
+  params::initialise(state_.layout(), seed, shards().own_ranges(), state_.parameters());
+  refresh();
+}
+
+void ServerShards::refresh() {
+  if (!state_.has_masters()) return;
+  for (int g = 0; g < groups(); ++g) ops_->copy(state_.own_values(g), state_.own_parameters(g));
+}
+
+Tensor ServerShards::room(int worker, int group) const {
+  // The sum lies where the first worker's gradient came to.
+  if (sums_in_place() && worker == 0) return state_.own_gradient(group);
+  const int row = sums_in_place() ? worker - 1 : worker;
+  const std::int64_t first = shards().offset(group);
+  return rooms_.slice(0, row, row + 1)
+      .reshape({rooms_.extent(1)})
+      .slice(0, first, first + shards().own(group).size());
+}
+
+bool ServerShards::arrived(int worker, int group) {
+  std::vector<char>& came = came_[static_cast<std::size_t>(group)];
+  char& own = came[static_cast<std::size_t>(worker)];
+  if (own != 0) throw Error("a second gradient of group {} in one step", group);
+  own = 1;
+  return std::all_of(came.begin(), came.end(), [](char each) { return each != 0; });
+}
+
+bool ServerShards::add(int group) {
+  std::vector<const std::byte*> contributions;
+  for (int worker = 0; worker < place_.workers; ++worker) {
+    contributions.push_back(static_cast<const std::byte*>(room(worker, group).data()));
+  }
+  const Tensor sum = state_.own_gradient(group);
+  const std::int64_t elements = sum.elements();
+  const auto width = static_cast<std::int64_t>(size_of(place_.gradients));
+  // Elements do not meet, so that their sums may be shared out.
+  constexpr std::int64_t chunk = 16384;
+#pragma omp parallel for num_threads(threads_) schedule(static) if (elements >= 2 * chunk)
+  for (std::int64_t begin = 0; begin < elements; begin += chunk) {
+    const std::int64_t count = std::min(chunk, elements - begin);
+    std::vector<const std::byte*> parts;
+    for (const std::byte* from : contributions) parts.push_back(from + begin * width);
+    if (sums_in_place()) {
+      device::reduce_tree(DType::f32, device::Reduction::sum, parts,
+                          reinterpret_cast<std::byte*>(sum.as<float>() + begin), count);
+    } else {
+      add_bf16(parts, sum.as<float>() + begin, count);
+    }
+  }
+  return --missing_ == 0;
+}
+
+void ServerShards::require_all_of(int worker) const {
+  for (int g = 0; g < groups(); ++g) {
+    if (!holds(g) || came_[static_cast<std::size_t>(g)][static_cast<std::size_t>(worker)] != 0) {
+      continue;
+    }
+    throw Error("no gradient of group {} has come from worker {} in this step", g, worker);
+  }
+}
+
+double ServerShards::norm(comm::Communicator& servers) {
+  norm_.start(*ops_);
+  return norm_.finish(servers);
+}
+
+void ServerShards::update(double learning_rate, std::int64_t step, double gradient_scale) {
+  optimizer_.update(*ops_, ranges_, learning_rate, step, gradient_scale);
+}
+
+void ServerShards::end_step() {
+  missing_ = 0;
+  for (int g = 0; g < groups(); ++g) {
+    std::vector<char>& came = came_[static_cast<std::size_t>(g)];
+    std::fill(came.begin(), came.end(), 0);
+    if (holds(g)) ++missing_;
+  }
+}
+
+}  // namespace trireme::parallel

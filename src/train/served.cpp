@@ -1,0 +1,254 @@
+#include "served.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+
+#include "trireme/checkpoint/hugging_face.hpp"
+#include "trireme/checkpoint/pieces.hpp"
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/cores.hpp"
+#include "trireme/comm/environment.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/parallel/parameter_server.hpp"
+#include "trireme/plan/memory.hpp"
+#include "trireme/train/interrupts.hpp"
+
+#include "trainer.hpp"
+
+namespace trireme::train {
+
+namespace {
+
+using nlohmann::json;
+
+/// The workers or the servers of a job, as a session of their own. Collective over the job.
+class Side {
+ public:
+  Side(const comm::Session& job, bool serves) : comm_(split(job, serves)), session_(comm_) {}
+  Side(const Side&) = delete;
+  Side& operator=(const Side&) = delete;
+  ~Side() = default;
+  comm::Session& session() { return session_; }
+
+ private:
+  static MPI_Comm split(const comm::Session& job, bool serves) {
+    MPI_Comm comm = MPI_COMM_NULL;
+    comm::mpi_check(MPI_Comm_split(job.world(), serves ? 1 : 0, job.rank(), &comm),
+                    "MPI_Comm_split");
+    return comm;
+  }
+  MPI_Comm comm_;  // until MPI's end: its freeing would be collective
+  comm::Session session_;
+};
+
+/// One parameter server of a job.
+class Server {
+ public:
+  Server(comm::Session& job, comm::Communicator& everyone, comm::Session& servers,
+         comm::rpc::Endpoint& endpoint, const RunConfig& config, const parallel::Stage& worker,
+         const parallel::ServerPlace& place, device::MemoryLedger& ledger)
+      : job_(job),
+        everyone_(everyone),
+        servers_(servers),
+        config_(config),
+        ledger_(ledger),
+        predicted_(plan::predict_server_memory(worker, place, config.optim)),
+        group_(comm::make_mpi_communicator(servers.world(), ledger)),
+        signals_(parse_signals(config.train.signals)),
+        watchdog_(job, config.train.watchdog),
+        shards_(worker, place, config.optim, threads_of_rank(config.parallel, job), ledger),
+        service_(shards_, endpoint, *group_, recorder_,
+                 {.jobs = {{save_work, [this](auto text) { return save(text); }},
+                           {load_work, [this](auto text) { return load(text); }}},
+                  .signal = [this] { return signals_.caught(); },
+                  .watchdog = &watchdog_}) {}
+
+  /// Serves until the workers end the job.
+  Ending run() {
+    shards_.initialise(static_cast<std::uint64_t>(config_.train.seed));
+    look_around(job_, everyone_, threads_of_rank(config_.parallel, job_));
+    recorder_.reset();
+    const std::string end = service_.serve();
+    if (!end.empty()) throw AgreedError(end);
+    const comm::Watchdog::Pause pause(watchdog_);
+    return close_job(everyone_, recorder_, account(), Ending::done).ending;
+  }
+
+ private:
+  std::string save(std::span<const std::byte> text) {
+    std::vector<checkpoint::Piece> pieces;
+    const state::ModelState& state = shards_.state();
+    const checkpoint::Writers writers{shards_.place().index, shards_.place().servers};
+    checkpoint::append_pieces(pieces, "parameters", state, state.parameters(), true, writers);
+    for (const auto& kept : shards_.optimizer().states()) {
+      checkpoint::append_pieces(pieces, kept.name, state, kept.flat, true, writers);
+    }
+    checkpoint::FileLayout files;
+    if (config_.checkpoint.files == "node") files.nodes = servers_.nodes();
+    const comm::Watchdog::Pause pause(watchdog_);
+    return checkpoint::save(config_.train.output, state_of(text), pieces, *group_, files).string();
+  }
+
+  std::string load(std::span<const std::byte> text) {
+    const comm::Watchdog::Pause pause(watchdog_);
+    const checkpoint::Reader reader(
+        std::string(reinterpret_cast<const char*>(text.data()), text.size()));
+    const state::ModelState& state = shards_.state();
+    checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
+    const json& extra = reader.state().extra;
+    const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
+    for (const auto& kept : shards_.optimizer().states()) {
+      if (imported) break;  // it begins at zero, as that of a new model
+      checkpoint::load_pieces(reader, kept.name, state, kept.flat, true);
+    }
+    shards_.refresh();
+    return {};
+  }
+
+  json account() const {
+    json memory = json::object();
+    for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
+      const auto use = static_cast<device::Use>(u);
+      const auto found = predicted_.find(use);
+      const std::int64_t predicted = found == predicted_.end() ? 0 : found->second;
+      const std::int64_t measured = ledger_.peak(use);
+      if (predicted == 0 && measured == 0) continue;
+      memory[std::string(device::name_of(use))] = {{"predicted", predicted},
+                                                   {"measured", measured}};
+    }
+    // What it sends to each worker in a step.
+    const auto values = static_cast<double>(size_of(shards_.state().options().shares.compute) *
+                                            static_cast<std::size_t>(shards_.place().workers)) *
+                        static_cast<double>(shards_.held());
+    const auto steps = static_cast<double>(std::max<std::int64_t>(1, service_.steps()));
+    return {{"rank", job_.rank()},
+            {"tensor", 0},
+            {"pipeline", 0},
+            {"data", 0},
+            {"server", shards_.place().index},
+            {"sections", recorder_.seconds()},
+            {"communication",
+             {{"servers",
+               {{"bytes_per_step", static_cast<double>(service_.sent()) / steps},
+                {"seconds_per_step", 0.0},
+                {"least_bytes_per_step", values}}}}},
+            {"memory", memory}};
+  }
+
+  comm::Session& job_;
+  comm::Communicator& everyone_;
+  comm::Session& servers_;
+  const RunConfig& config_;
+  device::MemoryLedger& ledger_;
+  Recorder recorder_;
+  std::map<device::Use, std::int64_t> predicted_;
+  std::unique_ptr<comm::Communicator> group_;
+  SignalWatch signals_;
+  comm::Watchdog watchdog_;
+  parallel::ServerShards shards_;
+  parallel::ParameterServer service_;
+};
+
+/// This rank's training beside servers.
+Ending train_served(Servers& servers, comm::Session& workers, const GridPlan& plan,
+                    const ComputeDevice& computes, device::MemoryLedger& ledger,
+                    const RunConfig& config, const config::Fields& fields) {
+  comm::Grid grid(workers, plan.shape, ledger, plan.shard, grid_options(config));
+  Trainer trainer(workers, grid, computes, ledger, config, plan.facts, fields, &servers);
+  try {
+    return trainer.run();
+  } catch (const std::exception& error) {
+    trainer.record_failure(error.what());
+    const bool agreed = dynamic_cast<const AgreedError*>(&error) != nullptr;
+    // All workers leave in order, and so are the servers to; else the job is ended at once.
+    if (agreed && servers.open && workers.rank() == 0) servers.worker->end(error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+Surroundings look_around(const comm::Session& session, comm::Communicator& everyone, int threads) {
+  comm::require_same_environment(
+      everyone, {.instructions = ops::instruction_set(),
+                 .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
+  return {.provenance = report::provenance(everyone, versions()),
+          .shared_cores = comm::core_warning(session, threads)};
+}
+
+std::string to_text(const checkpoint::State& state) {
+  json attachments = json::array();
+  for (const auto& file : state.attachments) {
+    attachments.push_back({file.name, json::binary({file.content.begin(), file.content.end()})});
+  }
+  const std::vector<std::uint8_t> bytes = json::to_cbor({{"step", state.step},
+                                                         {"samples", state.samples},
+                                                         {"seed", state.seed},
+                                                         {"config", state.config},
+                                                         {"versions", state.versions},
+                                                         {"extra", state.extra},
+                                                         {"attachments", attachments}});
+  return {bytes.begin(), bytes.end()};
+}
+
+checkpoint::State state_of(std::span<const std::byte> text) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(text.data());
+  const json all = json::from_cbor(bytes, bytes + text.size());
+  checkpoint::State state{.step = all.at("step"),
+                          .samples = all.at("samples"),
+                          .seed = all.at("seed"),
+                          .config = all.at("config"),
+                          .versions = all.at("versions"),
+                          .extra = all.at("extra"),
+                          .attachments = {}};
+  for (const json& file : all.at("attachments")) {
+    const auto& content = file.at(1).get_binary();
+    state.attachments.push_back(
+        {file.at(0).get<std::string>(), std::string(content.begin(), content.end())});
+  }
+  return state;
+}
+
+Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields) {
+  ComputeDevice computes(config.device, session);
+  if (!computes.device().is_host()) {  // on every rank, or on none
+    throw AgreedError(
+        "device.type = {}: every rank has a GPU, and with data_parallel.method = server gradients "
+        "leave from host memory; use cpu",
+        config.device.type);
+  }
+  device::MemoryLedger ledger(computes.device());
+  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
+  const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
+  computes.settle_precision(config.precision.compute, *everyone);
+  comm::agree(*everyone, [&] { validate(config, plan.facts); });
+
+  const model::Transformer model(config.model);
+  parallel::StageOptions options = stage_options(config, plan.shape, plan.facts);
+  const int workers = plan.shape.of(comm::Axis::data);
+  options.place = {.data = workers, .shard = plan.shard};
+  const parallel::Stage worker(model, options);
+  const bool serves = session.rank() >= workers;
+  const parallel::ServerPlace place{.workers = workers,
+                                    .servers = server_ranks(config),
+                                    .index = serves ? session.rank() - workers : 0,
+                                    .gradients = dtype_from_name(config.data_parallel.gradients)};
+  Side side(session, serves);
+  comm::rpc::Endpoint endpoint(
+      session.world(),
+      parallel::messages::options(static_cast<int>(worker.layout().groups().size())));
+  Ending ending = Ending::done;
+  if (serves) {
+    Server server(session, *everyone, side.session(), endpoint, config, worker, place, ledger);
+    ending = server.run();
+    endpoint.close();
+  } else {
+    Servers servers{session, *everyone, endpoint, place};
+    ending = train_served(servers, side.session(), plan, computes, ledger, config, fields);
+    endpoint.close();
+  }
+  return ending;
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,49 @@
+// A job whose last ranks are parameter servers.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/comm/communicator.hpp"
+#include "trireme/comm/rpc.hpp"
+#include "trireme/comm/session.hpp"
+#include "trireme/parallel/served_worker.hpp"
+#include "trireme/train/run.hpp"
+
+namespace trireme::train {
+
+/// What ranks find out together before anything else: the same on all.
+struct Surroundings {
+  nlohmann::json provenance;
+  std::string shared_cores;  // a warning; mostly empty
+};
+/// Collective over all ranks of the job; throws AgreedError where they do not compute alike.
+Surroundings look_around(const comm::Session& session, comm::Communicator& everyone, int threads);
+
+/// What a worker's Trainer knows of the servers. While `open`, they wait for what worker 0 tells
+/// them, and must be told when the job ends.
+struct Servers {
+  comm::Session& session;  // all ranks of the job
+  comm::Communicator& everyone;
+  comm::rpc::Endpoint& endpoint;
+  parallel::ServerPlace place;
+  parallel::ServedWorker* worker = nullptr;  // this rank's link to them, once there is one
+  bool open = false;
+};
+
+/// The names of what servers do between steps, see messages::work.
+inline constexpr const char* save_work = "save";
+inline constexpr const char* load_work = "load";
+
+/// A checkpoint's state as text for servers, which save it, and back. Throws Error.
+std::string to_text(const checkpoint::State& state);
+checkpoint::State state_of(std::span<const std::byte> text);
+
+/// What a server holds of a job's memory, in the words of the closing table.
+inline constexpr const char* server_memory_prefix = "server ";
+
+/// train::run for a configuration with servers.
+Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields);
+
+}  // namespace trireme::train

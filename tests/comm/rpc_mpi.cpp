@@ -1,0 +1,529 @@
+// Remote calls between all ranks: every rank is caller and called.
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include "trireme/comm/rpc.hpp"
+
+namespace trireme::comm::rpc {
+namespace {
+
+using testing::HasSubstr;
+
+struct Pair {
+  std::int64_t first = 0;
+  double second = 0;
+};
+constexpr Method<Pair, Pair> swap_signs{"swap_signs"};
+constexpr Method<std::string, std::string> greet{"greet"};
+constexpr Method<std::vector<std::int32_t>, std::int64_t> add_up{"add_up"};
+constexpr Method<Nothing, Nothing> keep{"keep"};
+constexpr Method<std::int64_t, std::int64_t> transform{"transform"};
+constexpr Method<std::string, Nothing> misbehave{"misbehave"};
+
+int world_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+int world_size() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+void world_barrier() { MPI_Barrier(MPI_COMM_WORLD); }
+
+/// Byte `i` of the message `seed`: no period that pieces could share.
+std::byte pattern(std::uint64_t seed, std::size_t i) {
+  std::uint64_t x = (seed + 1) * 0x9e3779b97f4a7c15ULL + i * 0xd1342543de82ef95ULL;
+  x ^= x >> 29;
+  return static_cast<std::byte>(x * 0xbf58476d1ce4e5b9ULL >> 56);
+}
+Bytes patterned(std::uint64_t seed, std::size_t bytes) {
+  Bytes memory(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) memory[i] = pattern(seed, i);
+  return memory;
+}
+
+template <class Reply>
+std::string failure_of(const Future<Reply>& future) {
+  try {
+    future.get();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no failure";
+}
+
+/// A rank that leaves while others still call it fails their calls.
+void close_together(Endpoint& endpoint) {
+  world_barrier();
+  EXPECT_TRUE(endpoint.close());
+  EXPECT_TRUE(endpoint.lost().empty());
+}
+
+/// Calls that are kept until somebody answers them.
+template <class Reply>
+class Kept {
+ public:
+  void add(Call<Reply> call) {
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(std::move(call));
+    most_ = std::max(most_, calls_.size());
+    changed_.notify_all();
+  }
+  void wait_for(std::size_t calls) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return calls_.size() >= calls; });
+  }
+  void answer_all(const Reply& reply) {
+    const std::lock_guard lock(mutex_);
+    for (auto& call : calls_) call.reply(reply);
+    calls_.clear();
+  }
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    calls_.clear();
+  }
+  std::size_t most() {
+    const std::lock_guard lock(mutex_);
+    return most_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Call<Reply>> calls_;
+  std::size_t most_ = 0;
+};
+
+TEST(RemoteCall, CarriesTypedValues) {
+  Endpoint endpoint(MPI_COMM_WORLD, {});
+  endpoint.serve(swap_signs, [](Call<Pair> call, const Pair& pair) {
+    call.reply({-pair.first, -pair.second});
+  });
+  endpoint.serve(greet, [&](Call<std::string> call, const std::string& name) {
+    call.reply(fmt::format("{} from {} at {}", name, call.caller(), endpoint.rank()));
+  });
+  endpoint.serve(add_up, [](Call<std::int64_t> call, const std::vector<std::int32_t>& values) {
+    std::int64_t sum = 0;
+    for (const std::int32_t value : values) sum += value;
+    call.reply(sum);
+  });
+  endpoint.start();
+  for (int peer = 0; peer < endpoint.size(); ++peer) {
+    const Pair pair = endpoint.call(swap_signs, peer, {peer + 7, 0.5}).get();
+    EXPECT_EQ(pair.first, -(peer + 7));
+    EXPECT_EQ(pair.second, -0.5);
+    EXPECT_EQ(endpoint.call(greet, peer, std::string("word")).get(),
+              fmt::format("word from {} at {}", world_rank(), peer));
+    EXPECT_EQ(endpoint.call(greet, peer, std::string()).get(),
+              fmt::format(" from {} at {}", world_rank(), peer));
+    EXPECT_EQ(endpoint.call(add_up, peer, {1, 2, 3, 1'000'000'000, 2'000'000'000}).get(),
+              3'000'000'006);
+  }
+  close_together(endpoint);
+}
+
+/// Receives bulk, and replies with bulk of another length into larger room. `request` numbers it.
+void serve_transform(Endpoint& endpoint, std::atomic<int>& sent) {
+  endpoint.serve(transform, [&](Call<std::int64_t> call, std::int64_t request) {
+    auto memory = std::make_shared<Bytes>(call.bulk_bytes());
+    const std::span<std::byte> all(*memory);
+    call.receive(all, [memory, request, &sent](Call<std::int64_t> call) {
+      const std::uint64_t seed = static_cast<std::uint64_t>(request);
+      std::int64_t wrong = 0;
+      for (std::size_t i = 0; i < memory->size(); ++i) {
+        wrong += (*memory)[i] != pattern(seed, i) ? 1 : 0;
+      }
+      auto answer = std::make_shared<Bytes>(patterned(seed + 1, call.room() * 2 / 3));
+      call.reply(wrong, *answer, [answer, &sent] { ++sent; });
+    });
+  });
+}
+
+void exchange_bulk(std::size_t piece, const std::vector<std::size_t>& sizes) {
+  Options options;
+  options.outstanding = 3;
+  options.piece = piece;
+  Endpoint endpoint(MPI_COMM_WORLD, options);
+  std::atomic<int> sent = 0;
+  serve_transform(endpoint, sent);
+  endpoint.start();
+  struct Exchange {
+    Bytes out, in;
+    std::uint64_t seed = 0;
+    Future<std::int64_t> reply;
+  };
+  std::deque<Exchange> exchanges;
+  std::uint64_t seed = static_cast<std::uint64_t>(world_rank()) * 1000;
+  for (const std::size_t out : sizes) {
+    for (const std::size_t in : {std::size_t{0}, std::size_t{5}, out + 1}) {
+      for (int peer = 0; peer < endpoint.size(); ++peer) {
+        Exchange& each = exchanges.emplace_back();
+        each.seed = seed += 2;
+        each.out = patterned(each.seed, out);
+        each.in.assign(in, std::byte{0xee});
+        each.reply =
+            endpoint.call(transform, peer, static_cast<std::int64_t>(each.seed), each.out, each.in);
+      }
+    }
+  }
+  for (const Exchange& each : exchanges) {
+    EXPECT_EQ(each.reply.get(), 0) << each.out.size() << " bytes arrived wrong";
+    const std::size_t bytes = each.in.size() * 2 / 3;
+    EXPECT_EQ(each.reply.bulk_bytes(), bytes);
+    const Bytes expected = patterned(each.seed + 1, bytes);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), each.in.begin()));
+    EXPECT_TRUE(std::all_of(each.in.begin() + static_cast<std::ptrdiff_t>(bytes), each.in.end(),
+                            [](std::byte b) { return b == std::byte{0xee}; }));
+  }
+  close_together(endpoint);
+  world_barrier();
+  EXPECT_EQ(sent, static_cast<int>(exchanges.size()));  // all ranks make as many calls to each
+  std::int64_t bulk = 0;
+  for (const Exchange& each : exchanges) {
+    bulk += static_cast<std::int64_t>(each.out.size() + each.in.size() * 2 / 3);
+  }
+  EXPECT_EQ(endpoint.sent().bulk_bytes, bulk / world_size() * (world_size() - 1));
+}
+
+TEST(RemoteCall, CarriesBulkBothWays) {
+  exchange_bulk(std::size_t{1} << 30, {0, 1, 3, 4096, 65'537, 1'048'576 + 7});
+}
+TEST(RemoteCall, CutsBulkIntoPieces) { exchange_bulk(1000, {0, 1, 999, 1000, 1001, 30'011}); }
+
+TEST(RemoteCall, IsAnsweredLaterFromAnotherThread) {
+  Kept<Nothing> kept;
+  Endpoint endpoint(MPI_COMM_WORLD, {});
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
+  endpoint.serve(greet, [](Call<std::string> call, const std::string& name) { call.reply(name); });
+  endpoint.start();
+  std::thread answering;
+  if (world_rank() == 0) {
+    answering = std::thread([&] {
+      kept.wait_for(static_cast<std::size_t>(world_size()));
+      kept.answer_all({});
+    });
+  }
+  const auto first = endpoint.call(keep, 0, {});
+  if (world_rank() == world_size() - 1) {
+    // The last one comes late, and everybody else's call waits for it.
+    EXPECT_EQ(endpoint.call(greet, 0, std::string("x")).get(), "x");
+  }
+  first.get();
+  if (answering.joinable()) answering.join();
+  close_together(endpoint);
+}
+
+TEST(RemoteCall, BringsErrorsBack) {
+  Endpoint endpoint(MPI_COMM_WORLD, {});
+  endpoint.serve(misbehave, [](Call<Nothing> call, const std::string& how) {
+    if (how == "throw") throw std::runtime_error("thrown on purpose");
+    if (how == "drop") return;
+    if (how == "fail") return call.fail("failed on purpose");
+    static const Bytes much(1000);
+    if (how == "room") return call.reply({}, much);
+    if (how == "wrong") return call.receive({}, [](Call<Nothing>) {});
+    auto memory = std::make_shared<Bytes>(call.bulk_bytes());
+    call.receive(*memory, [memory](Call<Nothing>) { throw Error("thrown after bulk"); });
+  });
+  endpoint.start();
+  const Bytes bulk = patterned(1, 200'001);  // that mostly nobody receives
+  for (int peer = 0; peer < endpoint.size(); ++peer) {
+    const auto words = [&](const std::string& how) {
+      const auto future = endpoint.call(misbehave, peer, how, bulk);
+      EXPECT_THROW(future.get(), RemoteError);
+      return failure_of(future);
+    };
+    const std::string where = fmt::format("rank {}, misbehave: ", peer);
+    EXPECT_EQ(words("throw"), where + "thrown on purpose");
+    EXPECT_EQ(words("drop"), where + "thrown away unanswered");
+    EXPECT_EQ(words("fail"), where + "failed on purpose");
+    EXPECT_EQ(words("after"), where + "thrown after bulk");
+    EXPECT_THAT(words("room"), HasSubstr("1000 bytes of bulk to misbehave: its caller has room "
+                                         "for 0"));
+    EXPECT_THAT(words("wrong"), HasSubstr("200001 bytes of bulk for memory of 0"));
+    EXPECT_EQ(failure_of(endpoint.call(greet, peer, std::string("x"))),
+              fmt::format("rank {0}, greet: rank {0} serves no method of this name", peer));
+    constexpr Method<Pair, Nothing> other_types{"misbehave_not"};
+    EXPECT_THAT(failure_of(endpoint.call(other_types, peer, {})), HasSubstr("serves no method"));
+  }
+  EXPECT_THROW(endpoint.call(greet, 0, std::string(2'000'000, 'x')), Error);
+  close_together(endpoint);
+}
+
+TEST(RemoteCall, RefusesOtherTypes) {
+  Endpoint endpoint(MPI_COMM_WORLD, {});
+  endpoint.serve(swap_signs, [](Call<Pair> call, const Pair& pair) { call.reply(pair); });
+  endpoint.start();
+  constexpr Method<std::int32_t, Pair> narrower{"swap_signs"};
+  EXPECT_THAT(failure_of(endpoint.call(narrower, 0, 1)),
+              HasSubstr("4 bytes where the type has 16"));
+  constexpr Method<Pair, std::int32_t> other_reply{"swap_signs"};
+  EXPECT_THAT(failure_of(endpoint.call(other_reply, 0, {})),
+              HasSubstr("16 bytes where the type has 4"));
+  close_together(endpoint);
+}
+
+TEST(RemoteCall, BoundsWhatIsOutstanding) {
+  constexpr int bound = 4;
+  constexpr int calls = 3 * bound;
+  Options options;
+  options.outstanding = bound;
+  Kept<Nothing> kept;
+  Endpoint endpoint(MPI_COMM_WORLD, options);
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
+  endpoint.start();
+  const int peer = (world_rank() + 1) % world_size();
+  std::atomic<int> made = 0;
+  std::vector<Future<Nothing>> futures;
+  std::thread caller([&] {
+    for (int i = 0; i < calls; ++i) {
+      futures.push_back(endpoint.call(keep, peer, {}));
+      ++made;
+    }
+  });
+  for (int answered = 0; answered < calls; answered += bound) {
+    kept.wait_for(bound);
+    // The next call waits: nobody answers yet. Whatever does not wait has time to show.
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    world_barrier();
+    EXPECT_EQ(made, answered + bound);
+    EXPECT_EQ(kept.most(), static_cast<std::size_t>(bound));
+    world_barrier();
+    kept.answer_all({});
+  }
+  caller.join();
+  for (const auto& future : futures) future.get();
+  close_together(endpoint);
+}
+
+TEST(RemoteCall, HandlersMustNotWait) {
+  Options options;
+  options.outstanding = 2;
+  Kept<Nothing> kept;
+  Endpoint endpoint(MPI_COMM_WORLD, options);
+  std::vector<Future<Nothing>> inner;  // the service thread's
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
+  endpoint.serve(misbehave, [&](Call<Nothing> call, const std::string& how) {
+    inner.push_back(endpoint.call(keep, endpoint.rank(), {}));
+    if (how == "wait") inner.back().get();
+    call.reply({});
+  });
+  endpoint.start();
+  world_barrier();
+  if (world_rank() == 0) {
+    EXPECT_THAT(failure_of(endpoint.call(misbehave, 0, std::string("wait"))),
+                HasSubstr("a handler waits for the reply of keep"));
+    // One call to itself is kept and one is this: no room is left for a third.
+    EXPECT_THAT(failure_of(endpoint.call(misbehave, 0, std::string("call"))),
+                HasSubstr("2 calls to rank 0 are outstanding"));
+    kept.wait_for(1);
+    kept.answer_all({});
+  }
+  close_together(endpoint);
+}
+
+TEST(RemoteCall, CloseFailsWhatIsKept) {
+  Kept<Nothing> kept;
+  Endpoint endpoint(MPI_COMM_WORLD, {});
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
+  endpoint.start();
+  const Bytes bulk = patterned(3, 300'003);  // that nobody receives
+  const auto others = static_cast<std::size_t>(world_size() - 1);
+  if (world_rank() == 0) {
+    kept.wait_for(others);
+    EXPECT_TRUE(endpoint.close());
+    EXPECT_THROW(endpoint.call(keep, 0, {}), Error);
+  } else {
+    const auto future = endpoint.call(keep, 0, {}, bulk);
+    EXPECT_EQ(failure_of(future), "rank 0, keep: its endpoint was closed");
+    EXPECT_THROW(future.get(), RemoteError);
+    while (endpoint.reachable(0)) std::this_thread::yield();
+    const auto late = endpoint.call(keep, 0, {}, bulk);
+    EXPECT_EQ(failure_of(late), "rank 0, keep: has left");
+    EXPECT_THROW(late.get(), PeerLost);
+    EXPECT_TRUE(endpoint.close());
+  }
+  kept.forget();
+}
+
+TEST(RemoteCall, CloseFailsOwnCalls) {
+  Kept<Nothing> kept;
+  Endpoint endpoint(MPI_COMM_WORLD, {});
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
+  endpoint.start();
+  const Bytes bulk = patterned(3, 300'003);
+  const auto others = static_cast<std::size_t>(world_size() - 1);
+  if (world_rank() == 0) {
+    kept.wait_for(others);
+    world_barrier();
+    world_barrier();
+    kept.answer_all({});  // to nobody
+    EXPECT_TRUE(endpoint.close());
+  } else {
+    const auto future = endpoint.call(keep, 0, {}, bulk);
+    world_barrier();
+    EXPECT_TRUE(endpoint.close());
+    EXPECT_TRUE(future.ready());
+    EXPECT_EQ(failure_of(future), "rank 0, keep: the endpoint was closed before the reply");
+    world_barrier();
+  }
+}
+
+TEST(RemoteCall, CloseWithTrafficInFlight) {
+  // Every rank leaves when it likes while the others still call it.
+  for (int round = 0; round < 10; ++round) {
+    Options options;
+    options.outstanding = 4;
+    std::atomic<int> sent = 0;
+    Endpoint endpoint(MPI_COMM_WORLD, options);
+    serve_transform(endpoint, sent);
+    endpoint.start();
+    std::deque<std::pair<Bytes, Bytes>> memory;
+    std::vector<Future<std::int64_t>> futures;
+    for (int i = 0; i < 10 + 7 * world_rank(); ++i) {
+      const int peer = (world_rank() + i) % world_size();
+      auto& [out, in] = memory.emplace_back(patterned(static_cast<std::uint64_t>(i), 50'001),
+                                            Bytes(20'000 + static_cast<std::size_t>(i)));
+      futures.push_back(endpoint.call(transform, peer, i, out, in));
+    }
+    EXPECT_TRUE(endpoint.close()) << "round " << round;
+    for (const auto& future : futures) {
+      ASSERT_TRUE(future.ready());
+      try {
+        EXPECT_EQ(future.get(), 0);
+      } catch (const Error&) {
+        // left before it answered
+      }
+    }
+  }
+}
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST(RemoteCall, IdleEndpointsCostNoCore) {
+  Options options;
+  options.beat = 0.1;
+  options.silence = 10;
+  for (int rank = 0; rank < world_size(); ++rank) options.watched.push_back(rank);
+  Kept<Nothing> kept;
+  Endpoint endpoint(MPI_COMM_WORLD, options);
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
+  endpoint.start();
+  const auto waiting = endpoint.call(keep, (world_rank() + 1) % world_size(), {});
+  kept.wait_for(1);
+  world_barrier();
+  const double before = cpu_seconds();
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  // A thread that polls without a pause takes 2 s where it has a core, at least 0.5 s where four
+  // ranks share two; one look in a millisecond costs some ten microseconds.
+  EXPECT_LT(cpu_seconds() - before, 0.16);
+  if (world_rank() == 0) std::printf("idle: %.1f %% of a core\n", (cpu_seconds() - before) * 50);
+  world_barrier();
+  kept.answer_all({});
+  waiting.get();
+  close_together(endpoint);
+}
+
+TEST(RemoteCall, LosesOnlyTheSilent) {
+  // Rank 0 declares the last rank lost and beats to it no more, so that each loses the other; the
+  // rest of the world notices nothing.
+  if (world_size() < 2) GTEST_SKIP();
+  const int last = world_size() - 1;
+  std::mutex mutex;
+  std::vector<std::string> told;
+  Options options;
+  options.beat = 0.05;
+  options.silence = 1;
+  for (int rank = 0; rank < world_size(); ++rank) options.watched.push_back(rank);
+  options.on_lost = [&](int peer, const std::string& why) {
+    const std::lock_guard lock(mutex);
+    told.push_back(fmt::format("{}: {}", peer, why));
+  };
+  Kept<Nothing> kept;
+  Endpoint endpoint(MPI_COMM_WORLD, options);
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
+  endpoint.serve(greet, [](Call<std::string> call, const std::string& name) { call.reply(name); });
+  endpoint.start();
+  const Bytes bulk = patterned(5, 500'005);
+  const bool partner = world_rank() == 0 || world_rank() == last;
+  const int other = world_rank() == 0 ? last : 0;
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  EXPECT_TRUE(endpoint.lost().empty());  // signs of life come, although nobody calls
+  world_barrier();
+  if (partner) {
+    const auto future = endpoint.call(keep, other, {}, bulk);
+    kept.wait_for(1);
+    if (world_rank() == 0) {
+      endpoint.lose(last, "declared lost");
+      EXPECT_EQ(failure_of(future), fmt::format("rank {}, keep: declared lost", last));
+    } else {
+      EXPECT_THAT(failure_of(future), HasSubstr("rank 0, keep: silent for 1."));
+    }
+    EXPECT_THROW(future.get(), PeerLost);
+    EXPECT_THROW(endpoint.call(keep, other, {}, bulk).get(), PeerLost);
+    EXPECT_EQ(endpoint.lost(), std::vector<int>{other});
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(told.size(), 1U);
+  }
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (partner && peer == other) continue;
+    EXPECT_EQ(endpoint.call(greet, peer, std::string("still there")).get(), "still there");
+  }
+  kept.forget();
+  world_barrier();
+  EXPECT_EQ(endpoint.close(), !partner);
+}
+
+TEST(RemoteCall, CloseEndsInTimeWherePeersDoNot) {
+  // The last rank's endpoint is away: its service thread sleeps in a handler.
+  if (world_size() < 2) GTEST_SKIP();
+  const int last = world_size() - 1;
+  Endpoint endpoint(MPI_COMM_WORLD, {});
+  std::atomic<bool> asleep = false;
+  std::atomic<bool> wake = false;
+  endpoint.serve(keep, [&](Call<Nothing> call, Nothing) {
+    asleep = true;
+    while (!wake) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    call.reply({});
+  });
+  endpoint.start();
+  if (world_rank() == 0) {
+    const auto future = endpoint.call(keep, last, {});
+    world_barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_FALSE(endpoint.close(0.5));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    EXPECT_GE(took.count(), 0.4);
+    EXPECT_LT(took.count(), 5);
+    EXPECT_EQ(endpoint.lost(), std::vector<int>{last});
+    EXPECT_THROW(future.get(), PeerLost);
+    world_barrier();
+  } else {
+    if (world_rank() == last) {
+      while (!asleep) std::this_thread::yield();
+    }
+    world_barrier();
+    world_barrier();
+    wake = true;
+    endpoint.close(0.5);
+  }
+}
+
+}  // namespace
+}  // namespace trireme::comm::rpc

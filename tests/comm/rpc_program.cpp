@@ -1,0 +1,136 @@
+// Workers that call rank 0 again and again, and one that dies:
+//   rpc_program RANK DEED SILENCE
+// After a while RANK does DEED: idle (kills itself between calls), bulk (while 8 MiB of its request
+// are under way), reply (while 8 MiB of a reply are), kept (while its call is kept), stop (stops
+// itself), none. Rank 0 tells of the lost, keeps on answering the others, and checks that each of
+// them made all its calls. Every rank that lives prints "rank R: well" and ends with code 0.
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "trireme/comm/rpc.hpp"
+#include "trireme/comm/session.hpp"
+
+namespace {
+
+namespace rpc = trireme::comm::rpc;
+using trireme::comm::Session;
+
+constexpr rpc::Method<std::int64_t, std::int64_t> work{"work"};
+constexpr rpc::Method<std::int64_t, std::int64_t> keep{"keep"};
+constexpr std::size_t large = 8 << 20;
+constexpr int calls = 200;
+
+void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+struct Server {
+  std::mutex mutex;
+  std::map<int, std::int64_t> made;  // calls, by worker
+  std::vector<rpc::Call<std::int64_t>> kept;
+  int lost = 0;
+  void serve(rpc::Endpoint& endpoint) {
+    endpoint.serve(work, [this](rpc::Call<std::int64_t> call, std::int64_t number) {
+      auto memory = std::make_shared<rpc::Bytes>(call.bulk_bytes());
+      call.receive(*memory, [this, memory, number](rpc::Call<std::int64_t> call) {
+        const std::lock_guard lock(mutex);
+        ++made[call.caller()];
+        memory->resize(call.room());
+        call.reply(number + 1, *memory, [memory] {});
+      });
+    });
+    endpoint.serve(keep, [this](rpc::Call<std::int64_t> call, std::int64_t) {
+      const std::lock_guard lock(mutex);
+      kept.push_back(std::move(call));
+    });
+  }
+};
+
+[[noreturn]] void die() {
+  std::raise(SIGKILL);
+  std::abort();
+}
+
+void misbehave(rpc::Endpoint& endpoint, const std::string& deed) {
+  rpc::Bytes out(deed == "bulk" ? large : 0);
+  rpc::Bytes in(deed == "reply" ? large : 0);
+  if (deed == "stop") std::raise(SIGSTOP);
+  if (deed == "kept") {
+    const auto future = endpoint.call(keep, 0, 0);
+    nap(0.2);
+    die();
+  }
+  if (deed != "idle") {
+    const auto future = endpoint.call(work, 0, 0, out, in);
+    nap(0.002);
+    die();
+  }
+  die();
+}
+
+bool make_calls(rpc::Endpoint& endpoint, bool bad, const std::string& deed) {
+  for (int i = 0; i < calls; ++i) {
+    if (bad && i == calls / 4) misbehave(endpoint, deed);
+    rpc::Bytes out(static_cast<std::size_t>(i * 1000));
+    rpc::Bytes in(out.size() / 2);
+    if (endpoint.call(work, 0, i, out, in).get() != i + 1) return false;
+    nap(0.005);
+  }
+  return true;
+}
+
+bool serve_all(rpc::Endpoint& endpoint, Server& server, bool one_dies) {
+  for (;;) {
+    nap(0.05);
+    const std::lock_guard lock(server.mutex);
+    const auto done = std::count_if(server.made.begin(), server.made.end(),
+                                    [](const auto& each) { return each.second == calls; });
+    if (one_dies && server.lost != 1) continue;
+    if (done == endpoint.size() - 1 - server.lost) return true;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Session session(&argc, &argv);
+  if (argc != 4) return 2;
+  const int bad = std::atoi(argv[1]);
+  const std::string deed = argv[2];
+  Server server;
+  rpc::Options options;
+  options.silence = std::atof(argv[3]);
+  options.beat = options.silence / 5;
+  for (int rank = 0; rank < session.size(); ++rank) {
+    if (rank == 0 || session.rank() == 0) options.peers.push_back(rank);
+  }
+  options.watched = options.peers;
+  options.on_lost = [&](int peer, const std::string& why) {
+    std::printf("rank %d lost rank %d: %s\n", session.rank(), peer, why.c_str());
+    std::fflush(stdout);
+    const std::lock_guard lock(server.mutex);
+    ++server.lost;
+  };
+  rpc::Endpoint endpoint(session.world(), options);
+  server.serve(endpoint);
+  endpoint.start();
+  const bool well = session.rank() == 0
+                        ? serve_all(endpoint, server, deed != "none")
+                        : make_calls(endpoint, session.rank() == bad && deed != "none", deed);
+  // Rank 0 ends first, so that the workers see its goodbye.
+  while (session.rank() != 0 && endpoint.reachable(0)) nap(0.01);
+  if (session.rank() == 0) server.kept.clear();
+  const bool in_order = endpoint.close(5);
+  // A worker has seen nothing of it, but the death is the world's all the same.
+  if (deed != "none") session.abandon();
+  if (deed == "none" && !in_order) return 5;
+  std::printf("rank %d: %s\n", session.rank(), well ? "well" : "wrong");
+  std::fflush(stdout);
+  return well ? 0 : 3;
+}
