@@ -211,6 +211,11 @@ checkpoint::State state_of(std::span<const std::byte> text) {
 }
 
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields) {
+  {
+    device::MemoryLedger ledger;  // of an agreement that ends here
+    const auto all = comm::make_mpi_communicator(session.world(), ledger);
+    comm::agree(*all, [&] { check_method(config, {.world = session.size()}); });
+  }
   ComputeDevice computes(config.device, session);
   if (!computes.device().is_host()) {  // on every rank, or on none
     throw AgreedError(
