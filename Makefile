@@ -34,6 +34,7 @@ help:
 
 deps:
 	@scripts/deps.sh build
+	@scripts/deps.sh report || echo 'going on without gnuplot: trireme report --html will miss it'
 
 configure: deps
 	@cmake --preset $(PRESET) $(CMAKE_ARGS)

@@ -34,6 +34,7 @@ class Index:
                            "steps": options.steps, "threads": options.threads, "gpus": options.gpus,
                            "ranks_per_node": per_node_of(options, launcher) if launcher != "local" else 0,
                            "launcher": launcher, "program": program, "train": options.train}
+        self.dataset = []  # flags of all points, see study/dataset.py
         self.shared_cores = ["--shared-cores"] if options.shared_cores else []
         self.points, self.left_out = make_points(options, launcher)
         self.reports = None

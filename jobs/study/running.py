@@ -59,7 +59,7 @@ def now():
 
 def train_flags(index, point):
     parameters = index.parameters
-    return (["train"] + parameters["train"] + ["--train.batch", str(point["batch"]), "--train.steps",
+    return (["train"] + index.dataset + parameters["train"] + ["--train.batch", str(point["batch"]), "--train.steps",
             str(parameters["steps"]), "--train.evaluate_at_end", "false", "--checkpoint.at_end", "false",
             "--train.output", index.run_folder(point)] + point["flags"])
 

@@ -21,6 +21,7 @@ class Trireme(CMakePackage, CudaPackage):
     version("0.1.0")
 
     variant("tests", default=False, description="Build the tests and benchmarks")
+    variant("plots", default=True, description="gnuplot, for the plots of trireme report --html")
 
     depends_on("c", type="build")
     depends_on("cxx", type="build")
@@ -40,6 +41,8 @@ class Trireme(CMakePackage, CudaPackage):
     depends_on("pcre2")
     depends_on("highway@1:")
     depends_on("xxhash@0.8:")
+    depends_on("python@3.6:", type="run")  # jobs/scaling-study
+    depends_on("gnuplot", type="run", when="+plots")
     depends_on("googletest+gmock", when="+tests")
     depends_on("benchmark", when="+tests")
     with when("+cuda"):

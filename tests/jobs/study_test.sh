@@ -135,6 +135,26 @@ sed -i 2,3d layouts
 TRIREME=$work/bin/old run --mode strong --ranks 1 --repeats 1 --steps 8 --output old
 [ "$code" -eq 0 ] && grep -cE '^data .* FOM$' out >/dev/null && grep -c '^FOM: ' out >/dev/null || fail "no report: exit code $code"
 
+# Where nothing names a dataset the study makes one, once; what a configuration or the environment names is taken.
+with_data=("${flags[@]}")
+flags=("${flags[@]:2}")
+own=(--mode strong --ranks 1 --repeats 1 --steps 8 --output own)
+run "${own[@]}" --dry-run
+[ "$code" -eq 0 ] && [ ! -e own ] && grep -c -- "--data.path $work/own/dataset " out >/dev/null || fail "dry run without a dataset"
+run "${own[@]}"
+[ "$code" -eq 0 ] && [ "$(states own)" = "done=1" ] && grep -c '^no data.path is given' out >/dev/null || fail "own dataset: $(states own)"
+[ ! -e own/dataset.txt ] && [ ! -e own/dataset.new ] || fail "own dataset: something was left"
+run --mode strong --ranks 1,2 --repeats 2 --steps 8 --output own
+[ "$(states own)" = "done=4" ] && [ "$(grep -c '^no data.path is given' out)" -eq 0 ] || fail "own dataset, again: $(states own)"
+printf '[data]\npath = "data"\n' >named.toml
+flags+=(--config named.toml)
+run "${own[@]}" --output named --dry-run
+[ "$code" -eq 0 ] && [ "$(grep -c 'named/dataset' out)" -eq 0 ] || fail "a configuration's dataset"
+flags=("${with_data[@]:2}")
+TRIREME_DATA_PATH=$work/data run "${own[@]}" --output named --dry-run
+[ "$code" -eq 0 ] && [ "$(grep -c 'named/dataset' out)" -eq 0 ] || fail "the environment's dataset"
+flags=("${with_data[@]}")
+
 # Jobs of Slurm, by a stand-in for sbatch: the user's SBATCH_* and SLURM_JWT reach it and a surrounding job's variables do
 # not; a signal that comes while it submits loses no job.
 cat >bin/sbatch <<'EOF2'

@@ -174,15 +174,22 @@ measure() { # rate, name, tasks per node, steps, flags...
   "$cluster" sent >after
   "$cluster" rate off
   python3 -B "$source/tests/slurm/compare_traffic.py" --rate "$rate" --tasks "$tasks" --before before --after after \
-    "${bound[@]}" "$name"
+    "${judge[@]}" "$name"
 }
 case_link() {
-  local bound=() large=(--model.layers 4 --model.width 256) small=(--model.layers 2 --model.width 64 --train.batch 16)
+  local judge=() large=(--model.layers 4 --model.width 256) small=(--model.layers 2 --model.width 64 --train.batch 16)
   measure 1gbit fast 1 15 "${large[@]}" --train.batch 64 || fail "link: 1 Gbit/s"
   measure 100mbit slow 1 8 "${large[@]}" --train.batch 4 || fail "link: 100 Mbit/s"
+  # One axis across nodes at a time, so that its bytes are those of the counters.
+  local stages=(--parallel.pipeline 4 --train.batch 32 --train.micro_batch 8) tensor=(--parallel.tensor 4 --train.batch 8)
+  measure 1gbit stages 1 6 "${large[@]}" "${stages[@]}" || fail "link: stages at 1 Gbit/s"
+  measure 100mbit slow-stages 1 6 "${large[@]}" "${stages[@]}" || fail "link: stages at 100 Mbit/s"
+  measure 1gbit tensor 1 6 "${large[@]}" "${tensor[@]}" || fail "link: tensor groups across nodes at 1 Gbit/s"
+  measure 100mbit slow-tensor 1 4 "${large[@]}" "${tensor[@]}" || fail "link: tensor groups across nodes at 100 Mbit/s"
+  judge=(--inside tensor)
   measure 1gbit inside 2 15 "${large[@]}" --train.batch 8 --parallel.tensor 2 || fail "link: tensor groups inside nodes"
   # Half a second of link a step. What other programs keep the ranks from doing counts too: again, where they did.
-  bound=(--bound)
+  judge=(--bound)
   measure 10mbit bound 1 20 "${small[@]}" || measure 10mbit again 1 20 "${small[@]}" || fail "link: 10 Mbit/s"
 }
 

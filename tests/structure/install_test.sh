@@ -123,6 +123,10 @@ fi
 for name in $(sed -n '/^%files/,/^%post/s/^    \([^ ]*\) .*/\1/p' "$SOURCE/packaging/apptainer/trireme.def"); do
   [ -e "$SOURCE/$name" ] || fail "trireme.def: $name is not there"
 done
+# What is installed from the source tree must be in the container's copy of it.
+for name in jobs data docs; do
+  grep -q "^    $name /opt/source/\$" "$SOURCE/packaging/apptainer/trireme.def" || fail "trireme.def: lacks $name"
+done
 
 [ "$failures" -eq 0 ] && echo "installed files are all as expected ($count flags)"
 exit "$((failures > 0))"
