@@ -15,6 +15,21 @@ T reduce_value(Communicator& group, T value, Reduction reduction) {
 
 }  // namespace
 
+std::span<const std::int64_t> Communicator::even_counts(std::int64_t count) {
+  counts_.assign(static_cast<std::size_t>(size()), count);
+  return counts_;
+}
+
+device::Event Communicator::reduce_scatter(const Tensor& output, const Tensor& input,
+                                           Reduction reduction, device::Stream& stream) {
+  return reduce_scatter_v(output, input, even_counts(output.elements()), reduction, stream);
+}
+
+device::Event Communicator::all_gather(const Tensor& output, const Tensor& input,
+                                       device::Stream& stream) {
+  return all_gather_v(output, input, even_counts(input.elements()), stream);
+}
+
 void Communicator::barrier() { all_reduce(std::int64_t{0}, Reduction::max); }
 
 double Communicator::all_reduce(double value, Reduction reduction) {
@@ -39,7 +54,11 @@ std::vector<std::vector<std::uint8_t>> Communicator::all_gather_bytes(
   std::vector<std::int64_t> counts(size());
   counts[rank()] = static_cast<std::int64_t>(bytes.size());
   const Tensor all_counts(counts.data(), {size()});
-  agreement().all_gather(all_counts, all_counts.slice(0, rank(), rank() + 1), stream).wait();
+  // With counts of its own: the conveniences may be called beside the streams' operations.
+  const std::vector<std::int64_t> ones(size(), 1);
+  agreement()
+      .all_gather_v(all_counts, all_counts.slice(0, rank(), rank() + 1), ones, stream)
+      .wait();
 
   std::vector<std::int64_t> begins(size() + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), begins.begin() + 1);

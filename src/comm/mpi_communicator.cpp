@@ -50,13 +50,9 @@ class MpiCommunicator : public Communicator {
   using Communicator::all_reduce;
   device::Event all_reduce(const Tensor& data, Reduction reduction,
                            device::Stream& stream) override;
-  device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
-                               device::Stream& stream) override;
   device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
                                  std::span<const std::int64_t> counts, Reduction reduction,
                                  device::Stream& stream) override;
-  device::Event all_gather(const Tensor& output, const Tensor& input,
-                           device::Stream& stream) override;
   device::Event all_gather_v(const Tensor& output, const Tensor& input,
                              std::span<const std::int64_t> counts, device::Stream& stream) override;
   device::Event broadcast(const Tensor& data, int root, device::Stream& stream) override;
@@ -103,12 +99,6 @@ device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reductio
       std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
 }
 
-device::Event MpiCommunicator::reduce_scatter(const Tensor& output, const Tensor& input,
-                                              Reduction reduction, device::Stream& stream) {
-  const std::vector<std::int64_t> counts(size(), output.elements());
-  return reduce_scatter_v(output, input, counts, reduction, stream);
-}
-
 device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tensor& input,
                                                 std::span<const std::int64_t> counts,
                                                 Reduction reduction, device::Stream& stream) {
@@ -125,12 +115,6 @@ device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tens
   job.output = bytes_of(to);
   return staging.enqueue(
       std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
-}
-
-device::Event MpiCommunicator::all_gather(const Tensor& output, const Tensor& input,
-                                          device::Stream& stream) {
-  const std::vector<std::int64_t> counts(size(), input.elements());
-  return all_gather_v(output, input, counts, stream);
 }
 
 device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& input,

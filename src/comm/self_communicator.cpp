@@ -32,21 +32,11 @@ class SelfCommunicator : public Communicator {
     checks::reducible(data);
     return enqueue({}, stream);
   }
-  device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
-                               device::Stream& stream) override {
-    const std::int64_t counts[] = {output.elements()};
-    return reduce_scatter_v(output, input, counts, reduction, stream);
-  }
   device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
                                  std::span<const std::int64_t> counts, Reduction,
                                  device::Stream& stream) override {
     checks::scatter(output, input, counts, *this);
     return enqueue(copy(output, input), stream);
-  }
-  device::Event all_gather(const Tensor& output, const Tensor& input,
-                           device::Stream& stream) override {
-    const std::int64_t counts[] = {input.elements()};
-    return all_gather_v(output, input, counts, stream);
   }
   device::Event all_gather_v(const Tensor& output, const Tensor& input,
                              std::span<const std::int64_t> counts,

@@ -35,19 +35,9 @@ class SharedCommunicator final : public Communicator {
   using Communicator::all_reduce;
   device::Event all_reduce(const Tensor& data, Reduction reduction,
                            device::Stream& stream) override;
-  device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
-                               device::Stream& stream) override {
-    const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), output.elements());
-    return reduce_scatter_v(output, input, counts, reduction, stream);
-  }
   device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
                                  std::span<const std::int64_t> counts, Reduction reduction,
                                  device::Stream& stream) override;
-  device::Event all_gather(const Tensor& output, const Tensor& input,
-                           device::Stream& stream) override {
-    const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), input.elements());
-    return all_gather_v(output, input, counts, stream);
-  }
   device::Event all_gather_v(const Tensor& output, const Tensor& input,
                              std::span<const std::int64_t> counts, device::Stream& stream) override;
   device::Event broadcast(const Tensor& data, int root, device::Stream& stream) override;

@@ -42,7 +42,7 @@ class Communicator {
   /// `input` [size·n], `output` [n]: rank r gets the reduction of every rank's r-th n elements.
   /// `output` may be the rank's own part of `input`.
   virtual device::Event reduce_scatter(const Tensor& output, const Tensor& input,
-                                       Reduction reduction, device::Stream& stream) = 0;
+                                       Reduction reduction, device::Stream& stream);
   /// The same with counts[r] elements for rank r, in rank order; counts may be 0.
   virtual device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
                                          std::span<const std::int64_t> counts, Reduction reduction,
@@ -50,7 +50,7 @@ class Communicator {
   /// `output` [size·n] gets the ranks' `input` [n] in rank order; any type. `input` may lie inside
   /// `output` at its own place.
   virtual device::Event all_gather(const Tensor& output, const Tensor& input,
-                                   device::Stream& stream) = 0;
+                                   device::Stream& stream);
   /// The same with counts[r] elements from rank r.
   virtual device::Event all_gather_v(const Tensor& output, const Tensor& input,
                                      std::span<const std::int64_t> counts,
@@ -94,6 +94,11 @@ class Communicator {
   virtual Communicator& agreement() { return *this; }
   static Communicator& agreement_of(Communicator& group) { return group.agreement(); }
   TrafficCounter counter_;
+
+ private:
+  /// `count` for each rank, until the next call.
+  std::span<const std::int64_t> even_counts(std::int64_t count);
+  std::vector<std::int64_t> counts_;  // made once: streams' operations alone use it
 };
 
 /// A group of this rank alone.
