@@ -1,5 +1,6 @@
 #include "trireme/core/half.hpp"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 

@@ -2,6 +2,7 @@
 // instruction set that this machine and the build have.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>

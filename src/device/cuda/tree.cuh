@@ -6,23 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define TRIREME_ON_DEVICE __host__ __device__ __forceinline__
-#else
-#define TRIREME_ON_DEVICE inline
-#endif
+#include "trireme/core/half.hpp"
 
 namespace trireme::device::kernels {
 
-template <class To, class From>
-TRIREME_ON_DEVICE To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  __builtin_memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-// How a type is stored and what it is added in; conversions are those of core/half.hpp.
+// How a type is stored and what it is added in.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -33,42 +21,14 @@ struct Plain {
 struct Bf16 {
   using Stored = std::uint16_t;
   using Value = float;
-  TRIREME_ON_DEVICE static Value load(Stored x) { return bits_as<float>(std::uint32_t{x} << 16); }
-  TRIREME_ON_DEVICE static Stored store(Value x) {
-    const auto bits = bits_as<std::uint32_t>(x);
-    if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<Stored>((bits >> 16) | 0x40U);
-    return static_cast<Stored>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
-  }
+  TRIREME_ON_DEVICE static Value load(Stored x) { return bf16_to_float(x); }
+  TRIREME_ON_DEVICE static Stored store(Value x) { return float_to_bf16(x); }
 };
 struct Fp16 {
   using Stored = std::uint16_t;
   using Value = float;
-  TRIREME_ON_DEVICE static Value load(Stored x) {
-    const std::uint32_t sign = std::uint32_t{x & 0x8000U} << 16;
-    const std::uint32_t magnitude = x & 0x7fffU;
-    if (magnitude < 0x0400U) {
-      const float small = static_cast<float>(magnitude) * 5.9604644775390625e-8F;  // 2^-24
-      return bits_as<float>(sign | bits_as<std::uint32_t>(small));
-    }
-    const std::uint32_t bias = magnitude >= 0x7c00U ? 0x70000000U : 0x38000000U;
-    return bits_as<float>(sign | ((magnitude << 13) + bias));
-  }
-  TRIREME_ON_DEVICE static Stored store(Value x) {
-    const auto bits = bits_as<std::uint32_t>(x);
-    const auto sign = static_cast<Stored>((bits >> 16) & 0x8000U);
-    const std::uint32_t magnitude = bits & 0x7fffffffU;
-    std::uint32_t result = 0;
-    if (magnitude > 0x7f800000U) {
-      result = 0x7e00U | ((magnitude >> 13) & 0x3ffU);
-    } else if (magnitude >= 0x477ff000U) {
-      result = 0x7c00U;
-    } else if (magnitude < 0x38800000U) {
-      result = bits_as<std::uint32_t>(bits_as<float>(magnitude) + 0.5F) - 0x3f000000U;
-    } else {
-      result = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-    }
-    return static_cast<Stored>(sign | result);
-  }
+  TRIREME_ON_DEVICE static Value load(Stored x) { return fp16_to_float(x); }
+  TRIREME_ON_DEVICE static Stored store(Value x) { return float_to_fp16(x); }
 };
 
 struct Sum {

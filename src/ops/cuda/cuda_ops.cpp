@@ -1,6 +1,7 @@
 #include "cuda_ops.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>

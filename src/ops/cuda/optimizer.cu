@@ -1,4 +1,6 @@
 // Optimiser updates and the gradient's norm.
+#include "trireme/core/half.hpp"
+
 #include "elements.cuh"
 #include "groups.cuh"
 #include "philox.cuh"
@@ -49,9 +51,7 @@ __global__ void add_in_order_kernel(double* total, const double* terms, std::int
 /// x rounded to one of its two neighbours, to the one farther from 0 with the probability of the
 /// part cut off; infinity and NaN as ever. Only bf16 is rounded so.
 __device__ inline Bf16 round_stochastically(Bf16, float x, std::uint32_t random) {
-  const std::uint32_t bits = float_bits(x);
-  if ((bits & 0x7f800000U) == 0x7f800000U) return rounded<Bf16>(x);
-  return {static_cast<std::uint16_t>((bits + (random & 0xffffU)) >> 16)};
+  return {float_to_bf16_up_by(x, random & 0xffffU)};
 }
 template <class T>
 __device__ inline T round_stochastically(T, float x, std::uint32_t) {
