@@ -5,9 +5,9 @@
 namespace trireme::comm {
 
 bool NcclOperation::test() {
-  const char* const name = name_of(job_.kind).data();
-  while (handle_.settled(name)) {
+  while (handle_.settled(name())) {
     if (next_ == steps_.size()) {
+      device::end_span(queue_);
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
       traffic_.add(job_.kind, {.bytes = job_.sent, .operations = 1, .seconds = spent.count()});
       return true;

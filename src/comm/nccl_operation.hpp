@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
+#include "trireme/device/timeline.hpp"
 
 #include "nccl_handle.hpp"
 
@@ -30,6 +31,7 @@ class NcclOperation final : public device::Operation {
   void come_after(device::Fence& fence) override { queue_.follow(fence); }
   void start() override {
     begin_ = std::chrono::steady_clock::now();
+    device::begin_span(queue_, name());
     steps_ = job_.plan();
   }
   bool test() override;
@@ -37,6 +39,7 @@ class NcclOperation final : public device::Operation {
   std::uint64_t steps() const override { return next_; }
 
  private:
+  const char* name() const { return name_of(job_.kind).data(); }
   NcclHandle& handle_;
   device::Queue& queue_;
   TrafficCounter& traffic_;

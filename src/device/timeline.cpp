@@ -18,6 +18,14 @@ class HostTimeline final : public Timeline {
 
 }  // namespace
 
+void begin_span(Queue& queue, const char* name) {
+  if (auto* timed = dynamic_cast<TimedQueue*>(&queue)) timed->begin_span(name);
+}
+
+void end_span(Queue& queue) {
+  if (auto* timed = dynamic_cast<TimedQueue*>(&queue)) timed->end_span();
+}
+
 std::unique_ptr<Timeline> make_timeline(Device& device) {
   if (device.is_host()) return std::make_unique<HostTimeline>();
   auto* timed = dynamic_cast<Timed*>(&device);

@@ -4,6 +4,11 @@
 
 namespace trireme::ops {
 
+void TracedOps::begin() {
+  begun_ = true;
+  if (queues_ != nullptr) queues_->trace_queues();
+}
+
 // Where a device's clock is not the host's, the last mark is the one that both know the time of.
 void TracedOps::before_wait() { timeline_->mark(); }
 
@@ -16,6 +21,11 @@ void TracedOps::after_wait() {
   }
   recorded_ += names_.size();
   names_.clear();
+  if (queues_ == nullptr) return;
+  for (const device::QueueSpan& span : queues_->read_queues()) {
+    if (++recorded_of_queues_ > most_of_queues) continue;
+    recorder_.add_span(span.name, queue_streams + span.queue, span.begin, span.end);
+  }
 }
 
 }  // namespace trireme::ops

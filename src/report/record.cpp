@@ -44,7 +44,7 @@ fs::path make_attempt(const fs::path& run_folder) {
   }
 }
 
-const char* stream_name(int stream) {
+std::string stream_name(int stream) {
   switch (stream) {
     case 0:
       return "compute";
@@ -55,7 +55,8 @@ const char* stream_name(int stream) {
     case 3:
       return "device";
     default:
-      return "stream";
+      return stream > 3 ? fmt::format("device queue {}", stream - 4)
+                        : fmt::format("stream {}", stream);
   }
 }
 
@@ -149,9 +150,7 @@ void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank)
     std::set<int> streams;
     for (const Span& span : spans_by_rank[rank]) streams.insert(span.stream);
     for (const int stream : streams) {
-      const bool named = stream >= 0 && stream <= 3;
-      label("thread_name", stream,
-            named ? stream_name(stream) : fmt::format("{} {}", stream_name(stream), stream));
+      label("thread_name", stream, stream_name(stream));
     }
     for (const Span& span : spans_by_rank[rank]) {
       event({{"ph", "X"},

@@ -114,6 +114,40 @@ TEST_F(Nccl, TheHostDoesNotWait) {
   EXPECT_TRUE(event.done());
 }
 
+TEST_F(Nccl, OperationsAreSpansOfTheirQueue) {
+  make();
+  if (world()->size() == 1) return;
+  OnDevice data(groups_, DType::f32, 1000);
+  device::Stream stream(groups_.device);
+  const auto reduce = [&] { world()->all_reduce(data.tensor(), Reduction::sum, stream).wait(); };
+  const auto spans = [&] {
+    stream.queue().synchronise();
+    groups_.device.synchronise();
+    return groups_.device.read_queues();
+  };
+  reduce();
+  EXPECT_TRUE(spans().empty()) << "nobody asked for them";
+  groups_.device.trace_queues();
+  const auto before = device::Timeline::Clock::now();
+  reduce();
+  reduce();
+  const auto after = [&] {
+    auto found = spans();
+    return std::pair(std::move(found), device::Timeline::Clock::now());
+  }();
+  ASSERT_EQ(after.first.size(), 2U) << "copies inside are not apart";
+  auto end = before;
+  for (const device::QueueSpan& span : after.first) {
+    EXPECT_STREQ(span.name, "all_reduce");
+    EXPECT_GT(span.queue, 0);
+    EXPECT_GE(span.begin, end);
+    EXPECT_GT(span.end, span.begin);
+    end = span.end;
+  }
+  EXPECT_LE(end, after.second);
+  EXPECT_TRUE(spans().empty()) << "they are read once";
+}
+
 TEST_F(Nccl, HostTensorsAndAgreementGoByMpi) {
   make();
   for (const DeviceGroups::Group& group : groups_.groups) {

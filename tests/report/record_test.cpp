@@ -177,7 +177,7 @@ TEST_F(RecordTest, TheTraceHasOneRowPerRankAndStream) {
   ASSERT_EQ(threads.size(), 4U);
   EXPECT_EQ(threads[0]["args"]["name"], "compute");
   EXPECT_EQ(threads[1]["args"]["name"], "communication");
-  EXPECT_EQ(threads[3]["args"]["name"], "stream 7");
+  EXPECT_EQ(threads[3]["args"]["name"], "device queue 3");
   EXPECT_EQ(threads[3]["tid"], 7);
   EXPECT_EQ(threads[3]["pid"], 1);
 }

@@ -1,6 +1,7 @@
 // A device made up for tests: its memory cannot be touched by the host, and its work is done later,
 // by a thread of its own that takes turns between its queues at random. Whatever reads too early,
 // forgets to wait or uses the wrong memory shows, on machines without a real device.
+// Long because all of it is one class's state under one lock.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,9 @@
 
 namespace trireme::testing_support {
 
-class ImaginaryDevice final : public device::Device, public device::Timed {
+class ImaginaryDevice final : public device::Device,
+                              public device::Timed,
+                              public device::TimedQueue {
  public:
   explicit ImaginaryDevice(unsigned seed, std::string identity = {})
       : identity_(std::move(identity)), random_(seed), worker_([this] { work(); }) {}
@@ -102,6 +105,16 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
   std::unique_ptr<device::Timeline> make_timeline() override {
     return std::make_unique<Marks>(*this);
   }
+  void trace_queues() override {
+    const std::lock_guard lock(mutex_);
+    traces_ = true;
+  }
+  std::vector<device::QueueSpan> read_queues() override {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(spans_, {});
+  }
+  void begin_span(const char* name) override { begin_span_on(0, name); }
+  void end_span() override { end_span_on(0); }
 
   /// Queues `task` behind the computation so far.
   void compute(std::function<void()> task) { push(0, {once(std::move(task)), nullptr, 0}); }
@@ -140,6 +153,8 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
     std::deque<Task> tasks;
     std::uint64_t pushed = 0;
     std::shared_ptr<std::uint64_t> done = std::make_shared<std::uint64_t>(0);
+    bool in_span = false;    // as far as is queued
+    device::QueueSpan span;  // under way
   };
   class Ticket final : public device::Fence {
    public:
@@ -178,7 +193,7 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
     ImaginaryDevice& device_;
     std::vector<std::shared_ptr<std::optional<Clock::time_point>>> times_;
   };
-  class Beside final : public device::Queue {
+  class Beside final : public device::Queue, public device::TimedQueue {
    public:
     explicit Beside(ImaginaryDevice& device) : device_(device), lane_(device.add_lane()) {}
     ~Beside() override { device_.remove_lane(lane_); }
@@ -194,6 +209,8 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
     void follow(device::Fence& fence) override { device_.follow_on(lane_, fence); }
     void synchronise() override { device_.synchronise_on(lane_); }
     void* native() override { return device_.native_of(lane_); }
+    void begin_span(const char* name) override { device_.begin_span_on(lane_, name); }
+    void end_span() override { device_.end_span_on(lane_); }
 
    private:
     ImaginaryDevice& device_;
@@ -249,14 +266,45 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
     }
     changed_.notify_all();
   }
+  void begin_span_on(std::size_t lane, const char* name) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!traces_) return;
+      lanes_[lane].in_span = true;
+    }
+    push(lane, {once([this, lane, name] {
+                  const std::lock_guard lock(mutex_);
+                  const auto now = device::Timeline::Clock::now();
+                  lanes_[lane].span = {name, static_cast<int>(lane), now, now};
+                }),
+                nullptr, 0});
+  }
+  void end_span_on(std::size_t lane) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!std::exchange(lanes_[lane].in_span, false)) return;
+    }
+    push(lane, {once([this, lane] {
+                  const std::lock_guard lock(mutex_);
+                  lanes_[lane].span.end = device::Timeline::Clock::now();
+                  spans_.push_back(lanes_[lane].span);
+                }),
+                nullptr, 0});
+  }
   void copy_on(std::size_t lane, void* to, const void* from, std::size_t bytes) {
     if (bytes == 0) return;
     auto* target = static_cast<std::byte*>(to);
     const auto* source = static_cast<const std::byte*>(from);
-    bool waits = false;
+    bool waits = false, noted = false;
     std::shared_ptr<std::vector<std::byte>> kept;
+    device::QueueSpan span;
     {
       const std::lock_guard lock(mutex_);
+      noted = traces_ && !lanes_[lane].in_span;
+      span = {device::copy_name(find(target) == nullptr, find(source) == nullptr),
+              static_cast<int>(lane),
+              {},
+              {}};
       if (std::byte* real = find(source)) {
         source = real;
       } else if (!staged(source)) {
@@ -269,9 +317,14 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
         waits = !staged(target);
       }
     }
-    push(lane, {once([=] {
+    push(lane, {once([=, this]() mutable {
+                  span.begin = device::Timeline::Clock::now();
                   std::memcpy(target, source, bytes);
+                  span.end = device::Timeline::Clock::now();
                   static_cast<void>(kept);
+                  if (!noted) return;
+                  const std::lock_guard lock(mutex_);
+                  spans_.push_back(span);
                 }),
                 nullptr, 0});
     if (waits) wait_for(lane);
@@ -360,7 +413,8 @@ class ImaginaryDevice final : public device::Device, public device::Timed {
   std::string identity_;
   std::exception_ptr error_;
   std::mt19937 random_;
-  bool stop_ = false, refuses_staging_ = false;
+  bool stop_ = false, refuses_staging_ = false, traces_ = false;
+  std::vector<device::QueueSpan> spans_;  // that have ended
   std::thread worker_;
 };
 

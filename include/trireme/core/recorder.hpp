@@ -14,7 +14,8 @@ namespace trireme {
 /// One finished span, for traces. Times are microseconds since the recorder was made or reset.
 struct Span {
   const char* name = "";  // a string literal
-  int stream = 0;         // 0 compute, 1 communication, 2 loader, 3 the device's operations
+  int stream =
+      0;  // 0 compute, 1 communication, 2 loader, 3 the device's operations, 4 … its queues
   double begin_us = 0;
   double duration_us = 0;
 };

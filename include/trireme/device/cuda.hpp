@@ -15,6 +15,8 @@ class CudaDevice : public Device {
  public:
   virtual int index() const = 0;            // among the devices that this process sees
   virtual CUstream_st* stream() const = 0;  // of computation; libraries are told to use it
+  /// Of its memory, what nobody holds: neither this process nor another.
+  virtual std::int64_t free_bytes() const = 0;
 };
 
 /// Devices that this process sees: 0 also where there is no driver, or where Trireme was built

@@ -12,6 +12,7 @@
 #include "trireme/device/timeline.hpp"
 
 #include "reduce.hpp"
+#include "span_log.hpp"
 
 #define TRIREME_CUDA_CALL(call) ::trireme::device::check_cuda(static_cast<int>(call), #call)
 
@@ -90,16 +91,19 @@ ReducedType reduced_type(DType type) {
   }
 }
 
-bool is_pageable(const void* memory) {
+cudaMemoryType type_of(const void* memory) {
   cudaPointerAttributes attributes{};
   TRIREME_CUDA_CALL(cudaPointerGetAttributes(&attributes, memory));
-  return attributes.type == cudaMemoryTypeUnregistered;
+  return attributes.type;
 }
+bool is_pageable(const void* memory) { return type_of(memory) == cudaMemoryTypeUnregistered; }
+bool is_device(const void* memory) { return type_of(memory) == cudaMemoryTypeDevice; }
 
 /// A stream, and copies and fences on it.
-class CudaQueue final : public Queue {
+class CudaQueue final : public Queue, public TimedQueue {
  public:
-  CudaQueue(int device, std::shared_ptr<EventPool> events) : events_(std::move(events)) {
+  CudaQueue(int device, std::shared_ptr<EventPool> events, std::shared_ptr<CudaSpanLog> log)
+      : events_(std::move(events)), log_(std::move(log)), number_(log_->add_queue()) {
     // Not ordered with the default stream, on which libraries may do work of their own.
     TRIREME_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     int reads = 0;
@@ -116,7 +120,10 @@ class CudaQueue final : public Queue {
 
   void copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return;
+    const bool noted = log_->on() && open_.name == nullptr;
+    if (noted) begin_span(copy_name(!is_device(to), !is_device(from)));
     TRIREME_CUDA_CALL(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
+    if (noted) end_span();
     // CUDA itself lets go of pageable memory before it returns, but where the device reads such
     // memory directly: there it may be later.
     if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) synchronise();
@@ -137,9 +144,18 @@ class CudaQueue final : public Queue {
     while (!fence.reached()) std::this_thread::yield();
   }
   void synchronise() override { TRIREME_CUDA_CALL(cudaStreamSynchronize(stream_)); }
+  void begin_span(const char* name) override {
+    if (log_->on()) open_ = log_->begin(name, number_, stream_);
+  }
+  void end_span() override {
+    if (open_.name != nullptr) log_->end(std::exchange(open_, {}), stream_);
+  }
 
  private:
   std::shared_ptr<EventPool> events_;
+  std::shared_ptr<CudaSpanLog> log_;
+  int number_;
+  CudaSpanLog::Open open_;
   cudaStream_t stream_ = nullptr;
   bool reads_pageable_memory_ = false;
 };
@@ -180,14 +196,14 @@ class CudaTimeline final : public Timeline {
   std::size_t used_ = 0;
 };
 
-class Cuda final : public CudaDevice, public Timed {
+class Cuda final : public CudaDevice, public Timed, public TimedQueue {
  public:
   explicit Cuda(int index) : index_(index) {
     enter_thread();
     cudaDeviceProp properties{};
     TRIREME_CUDA_CALL(cudaGetDeviceProperties(&properties, index));
     name_ = fmt::format("cuda:{} ({})", index, properties.name);
-    queue_ = std::make_unique<CudaQueue>(index, events_);
+    queue_ = std::make_unique<CudaQueue>(index, events_, log_);
   }
 
   std::string name() const override { return name_; }
@@ -221,7 +237,7 @@ class Cuda final : public CudaDevice, public Timed {
 
   std::unique_ptr<Queue> make_queue() override {
     enter_thread();
-    return std::make_unique<CudaQueue>(index_, events_);
+    return std::make_unique<CudaQueue>(index_, events_, log_);
   }
   void enter_thread() override { TRIREME_CUDA_CALL(cudaSetDevice(index_)); }
 
@@ -242,6 +258,15 @@ class Cuda final : public CudaDevice, public Timed {
   std::unique_ptr<Timeline> make_timeline() override {
     return std::make_unique<CudaTimeline>(queue_->stream());
   }
+  void trace_queues() override { log_->start(); }
+  std::vector<QueueSpan> read_queues() override { return log_->read(queue_->stream()); }
+  void begin_span(const char* name) override { queue_->begin_span(name); }
+  void end_span() override { queue_->end_span(); }
+  std::int64_t free_bytes() const override {
+    std::size_t free = 0, all = 0;
+    TRIREME_CUDA_CALL(cudaMemGetInfo(&free, &all));
+    return static_cast<std::int64_t>(free);
+  }
 
  private:
   static bool granted(cudaError_t result, const char* call) {
@@ -256,6 +281,7 @@ class Cuda final : public CudaDevice, public Timed {
   int index_;
   std::string name_;
   std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+  std::shared_ptr<CudaSpanLog> log_ = std::make_shared<CudaSpanLog>();
   std::unique_ptr<CudaQueue> queue_;
 };
 
