@@ -274,12 +274,13 @@ int run(int argc, char** argv) {
   const DType compute = !arguments.compute.empty() ? dtype_from_name(arguments.compute)
                         : device.is_host()         ? DType::f32
                                                    : DType::bf16;
-  std::string held(name_of(compute));
+  parallel::PrecisionConfig held;
+  held.compute = name_of(compute);
   {
     device::MemoryLedger ledger;
     computes.settle_precision(held, *comm::make_mpi_communicator(session.world(), ledger));
   }
-  if (held != name_of(compute))
+  if (held.compute != name_of(compute))
     throw Error("{}: this processor does not multiply it; measure fp32", name_of(compute));
   const bool speaks = session.rank() == 0;
   if (speaks) fmt::print("{}; {}\n", device.name(), device::cuda_description());

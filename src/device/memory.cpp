@@ -46,9 +46,10 @@ Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device,
       static_cast<std::byte*>(staging ? device.allocate_staging(taken) : device.allocate(taken));
   if (data_ == nullptr) {
     const bool of_system = staging || device.is_host();
-    throw Error("memory: {} bytes for {}: {} has not that much{}; use a smaller model or batch",
-                bytes, name_of(use), of_system ? "the system" : device.name(),
-                staging ? " that can be pinned" : "");
+    throw Error("memory: {} bytes for {}: {} has not that much{}", bytes, name_of(use),
+                of_system ? "the system" : device.name(),
+                staging ? " that can be pinned; start fewer ranks on a node, or use a smaller batch"
+                        : "; use a smaller model or batch");
   }
   ledger.add(use, static_cast<std::int64_t>(bytes));
 }

@@ -4,26 +4,16 @@
 
 namespace trireme::device {
 
-Readback::Readback(Device& device, const Tensor& source)
-    : device_(device), source_(source), values_(source) {
+Readback::Readback(MemoryLedger& ledger, Use use, const Tensor& source)
+    : device_(ledger.device()), source_(source), values_(source) {
   TRIREME_ASSERT(source.contiguous(), "a strided tensor {}", source.shape().to_string());
-  if (device.is_host()) return;
-  staging_ = device.allocate_staging(source.bytes());
-  if (staging_ == nullptr) {
-    throw Error(
-        "memory: {} bytes to read results: the system has not that much that can be pinned; start "
-        "fewer ranks on a node, or use a smaller batch",
-        source.bytes());
-  }
-  values_ = Tensor(staging_, source.type(), source.shape());
-}
-
-Readback::~Readback() {
-  if (staging_ != nullptr) device_.release_staging(staging_);
+  if (device_.is_host()) return;
+  staging_ = Buffer::staging(ledger, use, source.bytes());
+  values_ = staging_.view(source.type(), source.shape());
 }
 
 void Readback::queue() {
-  if (staging_ != nullptr) device_.copy(staging_, source_.data(), source_.bytes());
+  if (staging_.data() != nullptr) device_.copy(staging_.data(), source_.data(), source_.bytes());
 }
 
 void wait_for(Device& device) {

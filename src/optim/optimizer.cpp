@@ -12,8 +12,8 @@ std::vector<std::string> Optimizer::state_names(const OptimConfig& config) {
 }
 
 Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger,
-                     bool offloaded)
-    : config_(config) {
+                     bool offloaded, const Rounding& rounding)
+    : config_(config), rounding_(rounding) {
   const auto names = state_names(config);
   const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
   buffer_ =
@@ -39,16 +39,20 @@ void Optimizer::update(ops::Ops& ops, std::span<const UpdateRange> ranges, doubl
       return states_[i].flat.slice(0, range.offset, range.offset + range.parameters.elements());
     };
     const double decay = range.decay ? config_.weight_decay : 0.0;
+    const ops::RoundedCopy copy = rounding_.copy(range.rounded, range.indices, step + 1);
     if (config_.name == "sgd") {
       ops.sgd(range.parameters, state(0), range.gradients, adamw.learning_rate,
               static_cast<float>(config_.momentum), static_cast<float>(decay), adamw.gradient_scale,
-              {.values = range.rounded});
+              copy);
     } else {
       adamw.weight_decay = static_cast<float>(decay);
-      ops.adamw(range.parameters, state(0), state(1), range.gradients, adamw,
-                {.values = range.rounded});
+      ops.adamw(range.parameters, state(0), state(1), range.gradients, adamw, copy);
     }
   }
+}
+
+void Optimizer::round(ops::Ops& ops, const UpdateRange& range, std::int64_t updates) const {
+  ops.round(rounding_.copy(range.rounded, range.indices, updates), range.parameters);
 }
 
 }  // namespace trireme::optim

@@ -23,8 +23,9 @@ state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
 AllReduce::AllReduce(const Parts& parts, device::MemoryLedger& ledger)
     : parts_(parts),
       norm_(norm_of(parts.stage, parts.state, ledger)),
-      ranges_(parts.stage.options().train ? state::update_ranges(parts.state)
-                                          : std::vector<optim::UpdateRange>()) {}
+      ranges_(parts.stage.options().train
+                  ? state::update_ranges(parts.state, parts.stochastic_rounding)
+                  : std::vector<optim::UpdateRange>()) {}
 
 device::Event AllReduce::reduce(const params::Range& elements, device::Stream& stream) {
   return parts_.data.all_reduce(parts_.state.gradients().slice(0, elements.begin, elements.end),

@@ -80,7 +80,7 @@ void Averaging::average() {
     if (config_.optimizer_state == "average") sum(state.flat, share);
     if (config_.optimizer_state == "reset") replica_.ops().fill(state.flat, 0);
   }
-  replica_.refresh();
+  replica_.refresh(replica_.rounded_for());
 }
 
 }  // namespace trireme::parallel

@@ -19,9 +19,17 @@ bool is_send(StageMemory::Message kind) {
 
 }  // namespace
 
-std::size_t Engine::batch_bytes(const Stage& stage) {
+std::size_t Engine::loss_bytes(const Stage& stage) {
   return static_cast<std::size_t>(stage.options().micro_batches) *
          static_cast<std::size_t>(stage.memory().leaves().count) * sizeof(double);
+}
+
+std::size_t Engine::batch_bytes(const Stage& stage, bool host) {
+  const std::size_t losses = loss_bytes(stage);
+  if (host) return losses;
+  const StageOptions& options = stage.options();
+  return 2 * (losses + DeviceBatches::bytes(options.micro_batches, options.sequences,
+                                            stage.model().config().sequence));
 }
 
 Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
@@ -41,10 +49,10 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                 options.bucket_elements, options.offload, stage.memory().lent()),
       batches_(stage.options().micro_batches, stage.options().sequences,
                stage.model().config().sequence, ledger),
-      loss_buffer_(ledger, device::Use::batch, batch_bytes(stage)),
+      loss_buffer_(ledger, device::Use::batch, loss_bytes(stage)),
       losses_(loss_buffer_.view(DType::f64,
                                 {stage.options().micro_batches, stage.memory().leaves().count})),
-      losses_read_(device_, losses_),
+      losses_read_(ledger, device::Use::batch, losses_),
       set_sums_(static_cast<std::size_t>(stage.sets())),
       frequencies_(stage.model().frequencies()) {
   if (frequencies_ && !device_.is_host()) {

@@ -96,17 +96,7 @@ DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t len
   if (device_.is_host()) return;
   room_ = bytes(1, sequences, length);
   buffer_ = device::Buffer(ledger, device::Use::batch, static_cast<std::size_t>(count) * room_);
-  staging_ = static_cast<std::byte*>(device_.allocate_staging(buffer_.bytes()));
-  if (staging_ == nullptr) {
-    throw Error(
-        "memory: {} bytes to stage batches: the system has not that much that can be pinned; start "
-        "fewer ranks on a node, or use a smaller batch",
-        buffer_.bytes());
-  }
-}
-
-DeviceBatches::~DeviceBatches() {
-  if (staging_ != nullptr) device_.release_staging(staging_);
+  staging_ = device::Buffer::staging(ledger, device::Use::batch, buffer_.bytes());
 }
 
 void DeviceBatches::take(std::span<const HostMicrobatch> batches) {
@@ -122,7 +112,7 @@ void DeviceBatches::take(std::span<const HostMicrobatch> batches) {
     for_each_tensor([&](Tensor model::Microbatch::*member) {
       Tensor& tensor = view.*member;
       if (!tensor) return;
-      std::memcpy(staging_ + offset, tensor.data(), tensor.bytes());
+      std::memcpy(staging_.data() + offset, tensor.data(), tensor.bytes());
       const std::size_t size = device::aligned(tensor.bytes());
       TRIREME_ASSERT(offset + size <= (i + 1) * room_, "a batch of {} tokens", view.tokens());
       tensor = buffer_.view(tensor.type(), tensor.shape(), offset);
@@ -130,7 +120,7 @@ void DeviceBatches::take(std::span<const HostMicrobatch> batches) {
     });
     views_.push_back(view);
   }
-  device_.copy(buffer_.data(), staging_, batches.size() * room_);
+  device_.copy(buffer_.data(), staging_.data(), batches.size() * room_);
 }
 
 }  // namespace trireme::parallel

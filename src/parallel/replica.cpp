@@ -4,6 +4,7 @@
 
 #include "trireme/device/range.hpp"
 #include "trireme/parallel/all_reduce.hpp"
+#include "trireme/state/update.hpp"
 
 namespace trireme::parallel {
 
@@ -55,11 +56,11 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
       stage_(model, placed(options, grid)),
       state_(stage_.layout(), stage_.shards(), stage_.state_options(), ledger),
       optimizer_(options.optim, stage_.state_options().updates() ? stage_.shards().elements() : 0,
-                 ledger, state_.options().offloaded()),
-      offload_(state_.options().offloaded()
-                   ? std::make_unique<state::Offload>(state_, options.threads,
-                                                      options.bucket_elements, ledger)
-                   : nullptr),
+                 ledger, state_.options().offloaded(), {options.stochastic_rounding, options.seed}),
+      offload_(state_.options().offloaded() ? std::make_unique<state::Offload>(
+                                                  state_, options.threads, options.bucket_elements,
+                                                  ledger, options.stochastic_rounding)
+                                            : nullptr),
       method_(make_method(ledger)),
       engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger,
               {.bucket_elements = options.bucket_elements,
@@ -84,7 +85,8 @@ std::unique_ptr<DataParallel> Replica::make_method(device::MemoryLedger& ledger)
   if (options_.make_method) return options_.make_method(stage_, state_, *ops_, ledger);
   return std::make_unique<AllReduce>(
       AllReduce::Parts{stage_, state_, optimizer_, offload_.get(), *ops_,
-                       options_.alone ? *self_ : grid_.group(comm::Axis::data), members_},
+                       options_.alone ? *self_ : grid_.group(comm::Axis::data), members_,
+                       options_.stochastic_rounding},
       ledger);
 }
 
@@ -114,14 +116,15 @@ void Replica::initialise() {
   refresh();
 }
 
-void Replica::refresh() {
+void Replica::refresh(std::int64_t updates) {
   if (stage_.options().served) return method_->fetch();
   if (!state_.has_masters()) return;
+  rounded_for_ = updates;
   if (offload_) {
-    offload_->refresh();
+    offload_->refresh(optimizer_, updates);
   } else {
-    for (int g = 0; g < state_.shards().groups(); ++g) {
-      ops_->copy(state_.own_values(g), state_.own_parameters(g));
+    for (const auto& range : state::update_ranges(state_, options_.stochastic_rounding)) {
+      optimizer_.round(*ops_, range, updates);
     }
   }
   engine_.spread();
@@ -182,6 +185,7 @@ void Replica::gradients_changed() {
 
 void Replica::update(double learning_rate, std::int64_t step, double gradient_scale) {
   const device::Range range("optimizer");
+  rounded_for_ = step + 1;
   method_->update(learning_rate, step, gradient_scale);
   engine_.spread();
 }

@@ -5,6 +5,7 @@
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/comm/nccl.hpp"
 #include "trireme/model/attention.hpp"
 #include "trireme/model/head.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
@@ -147,9 +148,18 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   using Kind = comm::GroupKind;
   // Bytes that reductions of one communicator add to its agreement's.
   const auto added = [&](Kind kind, int ranks, std::size_t most) -> std::size_t {
-    const bool messages =
-        question.backends.at(static_cast<std::size_t>(kind)) != comm::Backend::shared;
-    return messages ? comm::scratch_bytes(ranks, most) - comm::scratch_bytes(ranks, 0) : 0;
+    switch (question.backends.at(static_cast<std::size_t>(kind))) {
+      case comm::Backend::shared:
+        return 0;
+      case comm::Backend::nccl:
+        // Sums of gradients are the library's, but in reproducible mode; those of the tensor axis
+        // are counted as if Trireme added them all, which it does of narrow types.
+        return stage.shares().reproducible || kind == Kind::tensor
+                   ? comm::nccl_scratch_bytes(ranks, most)
+                   : 0;
+      default:
+        return comm::scratch_bytes(ranks, most) - comm::scratch_bytes(ranks, 0);
+    }
   };
   std::size_t bytes =
       comm::grid_bytes(question.shape, place.shard, question.rank, question.backends);
@@ -166,6 +176,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   const std::size_t squares = norm_bytes(stage);
   const int members = question.average ? place.tensor * place.pipeline : question.shape.size();
   bytes += squares + added(question.average ? Kind::model : Kind::world, members, squares);
+  if (!question.host) bytes += squares;  // read by the host from staging memory
   std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
   if (question.average) {
     data = std::min(question.bucket_elements, layout.elements());
@@ -231,6 +242,10 @@ std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
 
 }  // namespace
 
+bool predicts_all(device::Use use, bool host) {
+  return host || (use != device::Use::workspace && use != device::Use::communication);
+}
+
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
                                                    const MemoryQuestion& question) {
   using device::Use;
@@ -250,7 +265,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       {Use::workspace,
        static_cast<std::int64_t>(stage.memory().work_bytes() +
                                  ops_workspace(stage, question.threads, question.host))},
-      {Use::batch, static_cast<std::int64_t>(parallel::Engine::batch_bytes(stage))},
+      {Use::batch, static_cast<std::int64_t>(parallel::Engine::batch_bytes(stage, question.host))},
       {Use::communication, static_cast<std::int64_t>(communication_bytes(stage, question))}};
   if (options.offloaded()) {
     memory[Use::offloaded] =

@@ -21,7 +21,11 @@ void check_memory(const Attempt& attempt, Run& run) {
     if (!bytes.is_object()) throw Error("{}: memory is damaged; restore the file", file);
     const std::int64_t predicted = integer_at(bytes, "predicted", file);
     const std::int64_t measured = integer_at(bytes, "measured", file);
-    if (predicted == measured) continue;
+    const auto in_part = bytes.find("in_part");
+    if (in_part != bytes.end() && !in_part->is_boolean()) {
+      throw Error("{}: memory is damaged; restore the file", file);
+    }
+    if (predicted == measured || (in_part != bytes.end() && in_part->get<bool>())) continue;
     run.faults.push_back(fmt::format("{}: memory of {}: {} bytes predicted, {} measured",
                                      where(attempt), use, predicted, measured));
   }

@@ -89,22 +89,24 @@ Trace gather_trace(const Recorder& recorder, comm::Communicator& world, std::int
 
 std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
                                      const std::map<device::Use, std::int64_t>& predicted,
-                                     comm::Communicator& world) {
+                                     comm::Communicator& world,
+                                     const std::set<device::Use>& in_part) {
   std::vector<MemoryRow> rows;
   for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
     const auto use = static_cast<device::Use>(u);
     const auto found = predicted.find(use);
     const std::int64_t mine = found == predicted.end() ? 0 : found->second;
     MemoryRow row{std::string(device::name_of(use)), world.all_reduce(mine, comm::Reduction::max),
-                  world.all_reduce(ledger.peak(use), comm::Reduction::max)};
+                  world.all_reduce(ledger.peak(use), comm::Reduction::max), in_part.contains(use)};
     if (row.predicted != 0 || row.measured != 0) rows.push_back(std::move(row));
   }
   return rows;
 }
 
 bool as_predicted(const std::vector<MemoryRow>& rows) {
-  return std::all_of(rows.begin(), rows.end(),
-                     [](const MemoryRow& row) { return row.predicted == row.measured; });
+  return std::all_of(rows.begin(), rows.end(), [](const MemoryRow& row) {
+    return row.in_part || row.predicted == row.measured;
+  });
 }
 
 std::string memory_table(const std::vector<MemoryRow>& rows) {
@@ -114,13 +116,16 @@ std::string memory_table(const std::vector<MemoryRow>& rows) {
     width = std::max(width, row.name.size());
     sum.predicted += row.predicted;
     sum.measured += row.measured;
+    sum.in_part = sum.in_part || row.in_part;
   }
   std::string text =
       fmt::format("{:<{}} | {:>13} | {:>12} |\n", "memory", width, "predicted MiB", "measured MiB");
   text += std::string(width + 1, '-') + "+---------------+--------------+\n";
   const auto add = [&](const MemoryRow& row) {
     const std::int64_t difference = row.measured - row.predicted;
-    const std::string mark = difference == 0 ? "" : fmt::format(" ! differs by {:+} B", difference);
+    const std::string mark = difference == 0 ? ""
+                             : row.in_part   ? " predicted in part"
+                                             : fmt::format(" ! differs by {:+} B", difference);
     text += fmt::format("{:<{}} | {:>13} | {:>12} |{}\n", row.name, width, mebibytes(row.predicted),
                         mebibytes(row.measured), mark);
   };

@@ -57,7 +57,7 @@ std::int64_t Offload::bytes(const ShardMap& shards, const StateOptions& options,
 }
 
 Offload::Offload(const ModelState& state, int threads, std::int64_t chunk,
-                 device::MemoryLedger& ledger)
+                 device::MemoryLedger& ledger, bool indexed)
     : state_(state),
       device_(ledger.device()),
       cpu_(ops::make_cpu_ops(threads)),
@@ -77,15 +77,14 @@ Offload::Offload(const ModelState& state, int threads, std::int64_t chunk,
         slot_buffer_.view(type, {most}, i * static_cast<std::size_t>(most) * size_of(type));
   }
   const Tensor all = gradient_buffer_.view(DType::f32, {shards.elements()});
-  const std::vector<optim::UpdateRange> ranges = update_ranges(state_);
+  const std::vector<optim::UpdateRange> ranges = update_ranges(state_, indexed);
   for (int g = 0; g < shards.groups(); ++g) {
     const std::int64_t first = shards.offset(g), size = shards.own(g).size();
     gradients_.push_back(all.slice(0, first, first + size));
     std::vector<Chunk>& chunks = chunks_.emplace_back();
     for (std::int64_t at = 0; at < size; at += chunk) {
       const std::int64_t end = std::min(at + chunk, size);
-      chunks.push_back({.masters = state_.own_parameters(g).slice(0, at, end),
-                        .values = state_.own_values(g).slice(0, at, end)});
+      chunks.push_back({.values = state_.own_values(g).slice(0, at, end), .ranges = {}});
     }
     for (const optim::UpdateRange& range : ranges) {
       const std::int64_t begin = range.offset - first;
@@ -98,7 +97,8 @@ Offload::Offload(const ModelState& state, int threads, std::int64_t chunk,
              .gradients = gradients_.back().slice(0, at, stop),
              .rounded = {},
              .offset = first + at,
-             .decay = range.decay});
+             .decay = range.decay,
+             .indices = range.indices.from(at - begin)});
         at = stop;
       }
     }
@@ -145,12 +145,21 @@ void Offload::wait_for(const std::shared_ptr<device::Fence>& fence) {
   }
 }
 
-void Offload::send(const Chunk& chunk, const std::function<void(const Tensor& values)>& fill) {
+void Offload::send(const Chunk& chunk, const Fill& fill) {
   Slot& slot = slots_[next_slot_];
   next_slot_ = (next_slot_ + 1) % slots_.size();
   wait_for(slot.sent);
   const Tensor values = slot.values.slice(0, 0, chunk.values.elements());
-  fill(values);
+  std::vector<optim::UpdateRange> ranges = chunk.ranges;
+  std::int64_t at = 0;
+  for (optim::UpdateRange& range : ranges) {
+    const std::int64_t end = at + range.parameters.elements();
+    range.rounded = values.slice(0, at, end);
+    at = end;
+  }
+  TRIREME_ASSERT(at == values.elements(), "ranges of {} elements in a chunk of {}", at,
+                 values.elements());
+  fill(ranges);
   device_.copy(chunk.values.data(), values.data(), values.bytes());
   slot.sent = device_.fence();
 }
@@ -164,26 +173,19 @@ void Offload::update(optim::Optimizer& optimizer, double learning_rate, std::int
     const auto g = static_cast<std::size_t>(group);
     wait_for(arrivals_[g]);
     for (const Chunk& chunk : chunks_[g]) {
-      send(chunk, [&](const Tensor& values) {
-        std::vector<optim::UpdateRange> ranges = chunk.ranges;
-        std::int64_t at = 0;
-        for (optim::UpdateRange& range : ranges) {
-          const std::int64_t end = at + range.parameters.elements();
-          range.rounded = values.slice(0, at, end);
-          at = end;
-        }
-        TRIREME_ASSERT(at == values.elements(), "ranges of {} elements in a chunk of {}", at,
-                       values.elements());
+      send(chunk, [&](std::span<const optim::UpdateRange> ranges) {
         optimizer.update(*cpu_, ranges, learning_rate, step, gradient_scale);
       });
     }
   }
 }
 
-void Offload::refresh() {
+void Offload::refresh(const optim::Optimizer& optimizer, std::int64_t updates) {
   for (const std::vector<Chunk>& chunks : chunks_) {
     for (const Chunk& chunk : chunks) {
-      send(chunk, [&](const Tensor& values) { cpu_->copy(values, chunk.masters); });
+      send(chunk, [&](std::span<const optim::UpdateRange> ranges) {
+        for (const optim::UpdateRange& range : ranges) optimizer.round(*cpu_, range, updates);
+      });
     }
   }
 }

@@ -35,20 +35,71 @@ std::vector<std::vector<std::int64_t>> number_blocks(const params::ParameterTabl
   return first;
 }
 
+/// Index of each row's first element, all rows one after another.
+std::vector<std::int64_t> first_elements(const params::ParameterTable& table) {
+  std::vector<std::int64_t> first;
+  std::int64_t next = 0;
+  for (const params::Parameter& row : table.rows()) {
+    first.push_back(next);
+    next += row.shape.elements();
+  }
+  return first;
+}
+
+/// Elements of a block whose indices follow one rule.
+struct Piece {
+  params::Range local;
+  ops::ElementIndices indices;
+};
+
+/// All of `block`. Columns of a matrix, of which a row-split layer holds one stretch, are one piece
+/// and not one for each row.
+std::vector<Piece> pieces_of(const params::Layout& layout, const params::Block& block,
+                             const std::vector<std::int64_t>& bases) {
+  const params::Parameter& row = layout.table().row(block.row);
+  const std::int64_t base = bases[static_cast<std::size_t>(block.row)];
+  if (block.elements() == 0) return {};
+  if (row.split.dimension == 1 && block.slices.size() == 1) {
+    const params::Range& columns = block.slices.front();
+    return {{{0, block.elements()},
+             {.first = base + columns.begin,
+              .width = columns.size(),
+              .skip = row.shape[1] - columns.size()}}};
+  }
+  std::vector<Piece> pieces;
+  layout.for_each_run(block, [&](const params::Run& run) {
+    pieces.push_back({{run.local, run.local + run.elements}, {.first = base + run.logical}});
+  });
+  return pieces;
+}
+
 }  // namespace
 
-std::vector<optim::UpdateRange> update_ranges(const ModelState& state) {
+std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool indexed) {
   std::vector<optim::UpdateRange> ranges;
   const params::Layout& layout = state.layout();
+  const std::vector<std::int64_t> bases = first_elements(layout.table());
   for (int g = 0; g < state.shards().groups(); ++g) {
     const params::Group& group = layout.groups()[static_cast<std::size_t>(g)];
     const params::Range& own = state.shards().own(g);
     const Tensor values = state.own_parameters(g), gradients = state.own_gradient(g);
     const Tensor read = state.has_masters() ? state.own_values(g) : Tensor();
-    const auto range = [&](std::int64_t begin, std::int64_t end) {
-      return optim::UpdateRange{.parameters = values.slice(0, begin, end),
-                                .gradients = gradients.slice(0, begin, end),
-                                .rounded = read ? read.slice(0, begin, end) : Tensor()};
+    // [begin, end) of the rank's own; under the same rule as what ends where it begins: one range.
+    const auto add = [&](std::int64_t begin, std::int64_t end, bool decay,
+                         const ops::ElementIndices& indices) {
+      const bool joins = !indexed && begin > 0 && ranges.back().decay == decay;
+      if (joins) begin = ranges.back().offset - state.shards().offset(g);
+      optim::UpdateRange range{.parameters = values.slice(0, begin, end),
+                               .gradients = gradients.slice(0, begin, end),
+                               .rounded = read ? read.slice(0, begin, end) : Tensor(),
+                               .offset = state.shards().offset(g) + begin,
+                               .decay = decay,
+                               .indices = indices};
+      if (joins) {
+        ranges.back() = std::move(range);
+      } else {
+        ranges.push_back(std::move(range));
+      }
     };
     for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
       const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
@@ -57,18 +108,22 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state) {
                                          : group.elements.end;
       const params::Range part{std::max(own.begin, block.offset), std::min(own.end, block_end)};
       if (part.size() <= 0) continue;
-      const std::int64_t begin = part.begin - own.begin, end = part.end - own.begin;
       const bool decay = layout.table().row(block.row).decay;
-      const std::int64_t offset = state.shards().offset(g) + begin;
-      if (begin > 0 && ranges.back().decay == decay) {
-        const std::int64_t first = ranges.back().offset;
-        ranges.back() = range(first - state.shards().offset(g), end);
-        ranges.back().offset = first;
-      } else {
-        ranges.push_back(range(begin, end));
-        ranges.back().offset = offset;
+      if (!indexed) {
+        add(part.begin - own.begin, part.end - own.begin, decay, {});
+        continue;
       }
-      ranges.back().decay = decay;
+      std::vector<Piece> pieces = pieces_of(layout, block, bases);
+      // The gap behind a block: indices that others have too do no harm to zeros.
+      if (pieces.empty()) pieces.push_back({});
+      pieces.back().local.end = block_end - block.offset;
+      for (const Piece& piece : pieces) {
+        const std::int64_t begin = std::max(part.begin, block.offset + piece.local.begin);
+        const std::int64_t end = std::min(part.end, block.offset + piece.local.end);
+        if (begin >= end) continue;
+        add(begin - own.begin, end - own.begin, decay,
+            piece.indices.from(begin - block.offset - piece.local.begin));
+      }
     }
   }
   return ranges;
@@ -90,7 +145,7 @@ GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bo
               sizeof(double)),
       sums_(
           buffer_.view(DType::f64, {partial_sums(state.layout().table(), state.options().shares)})),
-      read_(ledger.device(), sums_) {
+      read_(ledger, device::Use::communication, sums_) {
   if (!counts) return;
   const params::Layout& layout = state.layout();
   const model::Shares& shares = state.options().shares;

@@ -44,6 +44,16 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
   }
 }
 
+std::optional<std::int64_t> ComputeDevice::free_bytes() const {
+  const auto* cuda = dynamic_cast<const device::CudaDevice*>(own_.get());
+  if (cuda == nullptr) return std::nullopt;
+  return cuda->free_bytes();
+}
+
+void ComputeDevice::note_free_bytes(const std::string& moment) {
+  if (const auto bytes = free_bytes()) free_bytes_[moment] = *bytes;
+}
+
 parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
   if (!own_) return {};
   return [this, time_products](device::MemoryLedger& ledger, int /*threads*/, bool reproducible) {
@@ -54,10 +64,15 @@ parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
   };
 }
 
-void ComputeDevice::settle_precision(std::string& compute, comm::Communicator& world) {
-  comm::agree(world, [&] { check_precision(compute, device().is_host()); });
-  if (compute != "bf16" || computes_in(DType::bf16)) return;
-  compute = "fp32";
+void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,
+                                     comm::Communicator& world) {
+  comm::agree(world, [&] {
+    check_precision(precision.compute, device().is_host());
+    check_rounding(precision);
+  });
+  if (precision.compute != "bf16" || computes_in(DType::bf16)) return;
+  precision.compute = "fp32";
+  precision.rounding = "nearest";
   warning_ =
       "precision.compute = bf16: the processors have no AVX512_BF16 (or ONEDNN_MAX_CPU_ISA "
       "forbids it), so this run computes in fp32; precision.compute = fp32 says so itself";
@@ -86,6 +101,14 @@ void check_precision(const std::string& compute, bool host) {
   if (compute != "fp16" || !host) return;
   throw ConfigError("precision.compute", compute, "on a CPU must be fp32 or bf16",
                     "use bf16, or device.type = cuda");
+}
+
+void check_rounding(const parallel::PrecisionConfig& precision) {
+  if (precision.rounding == "nearest" || precision.compute == "bf16") return;
+  throw ConfigError(
+      "precision.rounding", precision.rounding,
+      fmt::format("rounds weights to bf16, and precision.compute = {}", precision.compute),
+      "use nearest, or precision.compute = bf16");
 }
 
 void check_offload(const std::string& offload, bool host) {

@@ -15,8 +15,10 @@ Ending run(comm::Session& session, RunConfig& config, const config::Fields& fiel
   ComputeDevice computes(config.device, session);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.device().is_host());
+  computes.note_free_bytes("before_groups");
   comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
-  computes.settle_precision(config.precision.compute, grid.world());
+  computes.note_free_bytes("with_groups");
+  computes.settle_precision(config.precision, grid.world());
   comm::agree(grid.world(), [&] {
     check_offload(config.zero.offload, computes.device().is_host());
     validate(config, plan.facts);

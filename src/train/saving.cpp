@@ -53,10 +53,14 @@ std::string Trainer::find_resume(std::vector<std::string>& broken) {
 
 void Trainer::resume(std::string folder) {
   std::vector<std::string> notes;
+  std::int64_t rounded_for = 0;
   for (;;) {
     comm::agree(grid_.world(), [&] { compare_models(folder); });
     try {
-      comm::agree(grid_.world(), [&] { notes = load(folder); });
+      comm::agree(grid_.world(), [&] {
+        notes = load(folder);
+        rounded_for = rounding_of(folder);
+      });
       break;
     } catch (const AgreedError& error) {  // its data are damaged
       const std::string older = comm::of_rank_zero(grid_.world(), [&] {
@@ -69,7 +73,7 @@ void Trainer::resume(std::string folder) {
       folder = older;
     }
   }
-  replica_.refresh();
+  replica_.refresh(rounded_for);
   say(fmt::format("resumed from {}: step {}", folder, step_));
   for (const std::string& note : notes) say("note: " + note);
 }
@@ -133,6 +137,19 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   }
   compare_tokenizers(reader, notes);
   return notes;
+}
+
+/// What stochastic rounding of the checkpoint's weights went by: not its step, where the last ones
+/// were skipped.
+std::int64_t Trainer::rounding_of(const std::filesystem::path& folder) const {
+  const checkpoint::Reader reader(folder);
+  const nlohmann::json& extra = reader.state().extra;
+  if (!extra.is_object() || !extra.contains("rounded_for")) return reader.state().step;
+  const nlohmann::json& rounded_for = extra.at("rounded_for");
+  if (!rounded_for.is_number_integer()) {
+    throw Error("{}: its rounded_for is damaged; use another checkpoint", folder.string());
+  }
+  return rounded_for.get<std::int64_t>();
 }
 
 /// Tokens without a tokenizer take over the checkpoint's; another one is most likely a mistake.
@@ -260,6 +277,9 @@ void Trainer::save(Failure failure) {
                           .extra = health_json()};
   if (states_begin_ > 0) state.extra["states_begin"] = states_begin_;
   if (averaging_) keep_workers(state);
+  if (config_.precision.rounding == "stochastic") {
+    state.extra["rounded_for"] = replica_.rounded_for();
+  }
   checkpoint::keep_tokenizer(state, tokenizer_);
   checkpoint::FileLayout files;
   if (config_.checkpoint.files == "node") files.nodes = session_.nodes();

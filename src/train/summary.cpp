@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "trireme/comm/cores.hpp"
+#include "trireme/plan/memory.hpp"
 #include "trireme/train/traffic.hpp"
 
 #include "trainer.hpp"
@@ -16,8 +18,10 @@ namespace {
 
 nlohmann::json memory_json(const std::vector<report::MemoryRow>& rows) {
   nlohmann::json json;
-  for (const auto& row : rows)
+  for (const auto& row : rows) {
     json[row.name] = {{"predicted", row.predicted}, {"measured", row.measured}};
+    if (row.in_part) json[row.name]["in_part"] = true;
+  }
   return json;
 }
 
@@ -138,6 +142,23 @@ HighWater gather_high_water(const HighWater& own, comm::Communicator& world) {
 
 }  // namespace
 
+nlohmann::json choices_json(const std::vector<ops::Choice>& choices) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const ops::Choice& choice : choices) {
+    json.push_back({{"rows", choice.rows},
+                    {"columns", choice.columns},
+                    {"depth", choice.depth},
+                    {"factors", choice.factors},
+                    {"result", choice.result},
+                    {"form", choice.form},
+                    {"accumulates", choice.accumulates},
+                    {"epilogue", choice.epilogue},
+                    {"algorithm", choice.algorithm},
+                    {"source", choice.source}});
+  }
+  return json;
+}
+
 void Trainer::begin_record() {
   nlohmann::json run = surroundings_.provenance;
   nlohmann::json predicted;
@@ -159,6 +180,7 @@ void Trainer::begin_record() {
                  {"kind", train.peak == "measured" ? "measured" : "nominal"},
                  {"type", config_.precision.compute}};
   run["predicted_memory"] = predicted;
+  run["product_algorithms"] = choices_json(replica_.choices());
   run["first_step"] = step_;
   const std::string& cores = surroundings_.shared_cores;
   run["cores_shared"] = cores;
@@ -238,12 +260,18 @@ nlohmann::json Trainer::account() const {
         {"least_bytes_per_step", model * static_cast<double>(size_of(servers_->place.gradients))},
         {"least_received_per_step", model * static_cast<double>(size_of(stage.compute))}};
   }
-  return {{"rank", session_.rank()},
-          {"tensor", grid_.coordinate(comm::Axis::tensor)},
-          {"pipeline", grid_.coordinate(comm::Axis::pipeline)},
-          {"data", grid_.coordinate(comm::Axis::data)},
-          {"sections", sections},
-          {"communication", traffic}};
+  nlohmann::json account = {{"rank", session_.rank()},
+                            {"tensor", grid_.coordinate(comm::Axis::tensor)},
+                            {"pipeline", grid_.coordinate(comm::Axis::pipeline)},
+                            {"data", grid_.coordinate(comm::Axis::data)},
+                            {"sections", sections},
+                            {"communication", traffic}};
+  // What libraries take for themselves, NCCL above all, is no use of the ledger's.
+  if (const auto at_end = computes_.free_bytes()) {
+    account["device_free_bytes"] = computes_.noted_free_bytes();
+    account["device_free_bytes"]["at_end"] = *at_end;
+  }
+  return account;
 }
 
 void Trainer::record_failure(const std::string& why) noexcept {
@@ -281,7 +309,11 @@ void Trainer::finish(Ending ending) {
   const std::int64_t resident = closing.resident;
   const double total = seconds_since(begin_);
   const auto& sections = closing.sections;
-  auto memory = report::gather_memory(ledger_, predicted_, grid_.world());
+  std::set<device::Use> in_part;
+  for (const auto& [use, bytes] : predicted_) {
+    if (!plan::predicts_all(use, computes_.device().is_host())) in_part.insert(use);
+  }
+  auto memory = report::gather_memory(ledger_, predicted_, grid_.world(), in_part);
   add_server_memory(ranks, memory);
   const parallel::StageMemory& arenas = replica_.engine().memory();
   const HighWater stash =

@@ -49,6 +49,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .bucket_elements = bucket_elements(config_),
                 .overlap = config_.parallel.overlap,
                 .seed = static_cast<std::uint64_t>(config_.train.seed),
+                .stochastic_rounding = config_.precision.rounding == "stochastic",
                 .watchdog = watchdog_.get(),
                 .make_ops = computes.make_ops(config_.device.time_products),
                 .make_method = make_method(),

@@ -73,6 +73,7 @@ class Trainer {
   void compare_models(const std::filesystem::path& folder) const;
   /// What is worth telling about it.
   std::vector<std::string> load(const std::filesystem::path& folder);
+  std::int64_t rounding_of(const std::filesystem::path& folder) const;
   /// Takes over the checkpoint's tokenizer where the dataset has none; notes where they differ.
   void compare_tokenizers(const checkpoint::Reader& reader, std::vector<std::string>& notes);
   void train_steps();

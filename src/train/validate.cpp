@@ -149,6 +149,10 @@ void check_server(const RunConfig& config, const LayoutFacts& facts) {
   if (config.device.type == "cuda") {
     refuse("device.type", "cuda", "must be cpu, as gradients leave from host memory,", "use cpu");
   }
+  if (config.precision.rounding != "nearest") {
+    refuse("precision.rounding", config.precision.rounding, "must be nearest, as servers round,",
+           "use nearest");
+  }
   if (config.checkpoint.in_background()) {
     refuse("checkpoint.async", "true", "must be false, as servers save,", "use false");
   }

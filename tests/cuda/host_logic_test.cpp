@@ -99,6 +99,8 @@ TEST(Algorithms, SurviveTheirBytes) {
     each.key.accumulate = i == 1;
     each.algorithm.workspace = 77 * i;
     each.algorithm.refused = i == 2;
+    each.algorithm.timed = i == 1;
+    each.algorithm.id = static_cast<std::int64_t>(i) - 1;
     for (std::uint64_t j = 0; j < 8; ++j) each.algorithm.words[j] = ~(i * 8 + j);
     all.push_back(each);
   }
@@ -111,12 +113,50 @@ TEST(Algorithms, SurviveTheirBytes) {
         std::equal(back[i].algorithm.words, back[i].algorithm.words + 8, all[i].algorithm.words));
     EXPECT_EQ(back[i].algorithm.workspace, all[i].algorithm.workspace);
     EXPECT_EQ(back[i].algorithm.refused, all[i].algorithm.refused);
+    EXPECT_EQ(back[i].algorithm.timed, all[i].algorithm.timed);
+    EXPECT_EQ(back[i].algorithm.id, all[i].algorithm.id);
   }
   EXPECT_THROW(unpack_algorithms(130001, bytes), Error);
   for (const std::size_t length : {std::size_t{0}, std::size_t{3}, bytes.size() - 8}) {
     EXPECT_THROW(unpack_algorithms(130000, std::span(bytes).first(length)), Error);
   }
   EXPECT_TRUE(unpack_algorithms(1, pack_algorithms(1, {})).empty());
+}
+
+TEST(Algorithms, CanBeRead) {
+  Product product;  // c [3, 5] += aᵀ·b, a [7, 3], b [7, 5]
+  product.c = {memory, Element::f32, 3, 5, 5};
+  product.a = {memory, Element::bf16, 7, 3, 3};
+  product.b = {memory, Element::bf16, 7, 5, 5};
+  product.transpose_a = product.accumulate = true;
+  product.row_sum = memory;
+  KeyedAlgorithm each{key_of(product), {}};
+  each.algorithm.id = 21;
+  each.algorithm.workspace = 4096;
+  each.algorithm.timed = true;
+  const Choice choice = describe(each);
+  EXPECT_EQ(choice.rows, 3);
+  EXPECT_EQ(choice.columns, 5);
+  EXPECT_EQ(choice.depth, 7);
+  EXPECT_EQ(choice.factors, "bf16");
+  EXPECT_EQ(choice.result, "fp32");
+  EXPECT_EQ(choice.form, "TN");
+  EXPECT_TRUE(choice.accumulates);
+  EXPECT_EQ(choice.epilogue, "row sums");
+  EXPECT_EQ(choice.algorithm, "21, work space 4096 bytes");
+  EXPECT_EQ(choice.source, "timed");
+  product.transpose_a = product.accumulate = false;
+  product.row_sum = nullptr;
+  product.transpose_b = true;  // c [7, 7] = a·bᵀ, b [7, 3]
+  product.c = {memory, Element::bf16, 7, 7, 7};
+  product.b = {memory, Element::bf16, 7, 3, 3};
+  product.bias = memory;
+  const Choice other = describe({key_of(product), {.refused = true}});
+  EXPECT_EQ(other.form, "NT");
+  EXPECT_EQ(other.depth, 3);
+  EXPECT_EQ(other.epilogue, "bias");
+  EXPECT_EQ(other.algorithm, "none of the library's");
+  EXPECT_EQ(other.source, "heuristic");
 }
 
 /// A library that remembers what it is told.
@@ -127,6 +167,9 @@ class RememberingProducts final : public Products {
   std::vector<std::byte> algorithms() const override { return {std::byte{7}, std::byte{8}}; }
   void use_algorithms(std::span<const std::byte> bytes) override {
     used_.assign(bytes.begin(), bytes.end());
+  }
+  std::vector<Choice> describe_algorithms() const override {
+    return {describe({key_of(example()), {.id = 9}})};
   }
 
  private:
@@ -144,7 +187,10 @@ TEST(Algorithms, AreWhatTheBackendChooses) {
   EXPECT_EQ(chosen.size(), 2U);
   choosing.use_choices(chosen);
   EXPECT_EQ(used, chosen);
+  ASSERT_EQ(choosing.describe_choices().size(), 1U);
+  EXPECT_EQ(choosing.describe_choices().front().algorithm, "9, work space 0 bytes");
   // Our own kernels leave nothing to choose.
+  EXPECT_TRUE(dynamic_cast<Choosing&>(tested_ops()).describe_choices().empty());
   EXPECT_TRUE(dynamic_cast<Choosing&>(tested_ops()).choices().empty());
 }
 

@@ -158,7 +158,7 @@ TEST(Optimizer, AdamWWithRoundedCopies) {
       update.out({n});
       update.within(1e-6).check([&](Ops& ops, const Tensors& t) {
         RoundedCopy copy{
-            t[4], stochastic && t[4].type() == DType::bf16, {7, Purpose::dropout, 2}, 12345};
+            t[4], stochastic && t[4].type() == DType::bf16, {7, Purpose::dropout, 2}, {12345}};
         if (t[4].type() == DType::f32) copy = {t[4]};
         ops.adamw(t[0], t[1], t[2], t[3], step, copy);
       });
@@ -172,32 +172,49 @@ TEST(Optimizer, AdamWWithRoundedCopies) {
   }
 }
 
-TEST(Optimizer, RoundsStochasticallyAsTheOracle) {
-  // The same fp32 masters on both sides (no update), so the same bits of the copy.
-  const std::int64_t n = 1001;
-  std::vector<std::uint16_t> results[2];
-  const std::vector<double> values = random_values(n);
-  const std::vector<float> masters(values.begin(), values.end());
-  for (const bool tested : {false, true}) {
-    device::Device& device = tested ? tested_device() : device::host_device();
-    const std::unique_ptr<Ops> oracle = make_cpu_ops(1);
-    Ops& ops = tested ? tested_ops() : *oracle;
-    const auto bytes = static_cast<std::size_t>(n) * sizeof(float);
-    auto* p = static_cast<float*>(device.allocate(bytes));
-    auto* zeros = static_cast<float*>(device.allocate(bytes));
-    auto* copy = static_cast<std::uint16_t*>(device.allocate(bytes));
-    device.copy(p, masters.data(), bytes);
-    ops.sgd(Tensor(p, {n}), Tensor(zeros, {n}), Tensor(zeros, {n}), 0.0F, 0.0F, 0.0F, 1.0F,
-            {Tensor(copy, DType::bf16, {n}), true, {test_seed(), Purpose::dropout, 3}, 999});
-    results[tested].resize(static_cast<std::size_t>(n));
-    device.copy(results[tested].data(), copy, static_cast<std::size_t>(n) * 2);
-    device.synchronise();
-    for (void* memory :
-         {static_cast<void*>(p), static_cast<void*>(zeros), static_cast<void*>(copy)}) {
-      device.release(memory);
-    }
+/// A bf16 copy of masters, by the operation of its own and by an update that changes nothing.
+std::vector<std::uint16_t> stochastic_copies(Ops& ops, device::Device& device,
+                                             const std::vector<float>& masters,
+                                             const ElementIndices& indices) {
+  const auto n = static_cast<std::int64_t>(masters.size());
+  const std::size_t bytes = masters.size() * sizeof(float);
+  auto* p = static_cast<float*>(device.allocate(bytes));
+  auto* zeros = static_cast<float*>(device.allocate(bytes));
+  auto* copies = static_cast<std::uint16_t*>(device.allocate(bytes));
+  device.copy(p, masters.data(), bytes);
+  const auto copy = [&](std::int64_t which) {
+    return RoundedCopy{Tensor(copies + which * n, DType::bf16, {n}),
+                       true,
+                       {test_seed(), Purpose::dropout, 3},
+                       indices};
+  };
+  ops.sgd(Tensor(p, {n}), Tensor(zeros, {n}), Tensor(zeros, {n}), 0.0F, 0.0F, 0.0F, 1.0F, copy(0));
+  ops.round(copy(1), Tensor(p, {n}));
+  std::vector<std::uint16_t> result(2 * masters.size());
+  device.copy(result.data(), copies, bytes);
+  device.synchronise();
+  for (void* memory :
+       {static_cast<void*>(p), static_cast<void*>(zeros), static_cast<void*>(copies)}) {
+    device.release(memory);
   }
-  EXPECT_EQ(results[0], results[1]);
+  return result;
+}
+
+TEST(Optimizer, RoundsStochasticallyAsTheOracle) {
+  // The same fp32 masters on both sides (no update), so the same bits of the copy; neighbours, and
+  // rows of a larger matrix from the middle of one on, narrower than a pack and wider.
+  const std::vector<double> values = random_values(1001);
+  const std::vector<float> masters(values.begin(), values.end());
+  const std::unique_ptr<Ops> oracle = make_cpu_ops(1);
+  std::vector<std::vector<std::uint16_t>> all;
+  for (const ElementIndices& indices :
+       {ElementIndices{999}, ElementIndices{999, 2, 5, 3}, ElementIndices{1, 99, 100, 1000}}) {
+    all.push_back(stochastic_copies(tested_ops(), tested_device(), masters, indices));
+    EXPECT_EQ(all.back(), stochastic_copies(*oracle, device::host_device(), masters, indices));
+    const auto middle = all.back().begin() + static_cast<std::ptrdiff_t>(masters.size());
+    EXPECT_TRUE(std::equal(all.back().begin(), middle, middle));
+  }
+  EXPECT_NE(all[0], all[1]);
 }
 
 }  // namespace

@@ -205,15 +205,31 @@ TEST_P(QueuedWork, AFailureOfTheDeviceIsThrownWhereverItsWorkIsWaitedFor) {
 TEST(Readback, SaysWhatToDoWhereNothingCanBePinned) {
   ImaginaryDevice device(1);
   device.refuse_staging();
+  MemoryLedger ledger(device);
   float value = 0;
   try {
-    const Readback read(device, Tensor(&value, {1}));
+    const Readback read(ledger, Use::batch, Tensor(&value, {1}));
     ADD_FAILURE() << "made";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "memory: 4 bytes to read results: the system has not that much that can be "
+                 "memory: 4 bytes for batch: the system has not that much that can be "
                  "pinned; start fewer ranks on a node, or use a smaller batch");
   }
+}
+
+TEST(Readback, IsInTheLedgerWhereItIsACopy) {
+  ImaginaryDevice device(1);
+  MemoryLedger there(device), here;
+  {
+    const Buffer source(there, Use::batch, 12);
+    const Readback copy(there, Use::batch, source.view(DType::f32, {3}));
+    EXPECT_EQ(there.held(Use::batch), 24);
+    float values[3] = {};
+    const Readback itself(here, Use::batch, Tensor(values, {3}));
+    EXPECT_EQ(here.held(Use::batch), 0);
+    EXPECT_EQ(itself.values().data(), values);
+  }
+  EXPECT_EQ(there.held(Use::batch), 0);
 }
 
 TEST(QueueReduce, IsTheTreeOfTheHost) {

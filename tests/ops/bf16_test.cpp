@@ -200,7 +200,7 @@ TEST_P(NarrowTest, UpdatesRoundTheirMasters) {
   expect_rounded(to_nearest, p, "adamw");
   const RandomKey key{5, Purpose::initialisation, 9};
   ops->sgd(p, m, g, 1e-3F, 0.9F, 0, 1,
-           {.values = drawn, .stochastic = true, .key = key, .first = 77});
+           {.values = drawn, .stochastic = true, .key = key, .indices = {.first = 77}});
   for (std::int64_t i = 0; i < n; ++i) {
     const std::uint32_t bits = random_bits(key, static_cast<std::uint64_t>(77 + i)) & 0xffffU;
     ASSERT_EQ(drawn[i].bits, float_to_bf16_up_by(p[i], bits)) << i;

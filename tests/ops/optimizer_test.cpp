@@ -90,7 +90,8 @@ TEST_P(OptimizerTest, RoundedCopiesAreOfTheUpdatedParameters) {
   Array q = p, qm({n}), qv({n}), s = p;
   ops->adamw(p, m, v, g, step, {.values = nearest});
   const RandomKey key{5, Purpose::rounding, 0};
-  ops->adamw(q, qm, qv, g, step, {.values = chance, .stochastic = true, .key = key, .first = 100});
+  ops->adamw(q, qm, qv, g, step,
+             {.values = chance, .stochastic = true, .key = key, .indices = {.first = 100}});
   expect_same_bits(p, q, "parameters");
   ops->sgd(s, buffer, g, 0.1F, 0.9F, 0, 1, {.values = Tensor(sgd.data(), DType::f16, {n})});
   double bias = 0;
@@ -107,6 +108,56 @@ TEST_P(OptimizerTest, RoundedCopiesAreOfTheUpdatedParameters) {
     bias += double{bf16_to_float(drawn[at]) - p[i]} / double{above - below};
   }
   EXPECT_LT(std::abs(bias), 5 * 0.5 * std::sqrt(static_cast<double>(n))) << "rounding is biased";
+}
+
+TEST_P(OptimizerTest, EachElementIsRoundedByTheBitsOfItsIndex) {
+  const std::int64_t n = 20011;
+  Array x = random_array({n}, 1);
+  const RandomKey key{5, Purpose::rounding, 3};
+  for (const ElementIndices& indices :
+       {ElementIndices{77}, ElementIndices{10, 4, 7, 3}, ElementIndices{0, 0, 1000, 5000}}) {
+    std::vector<std::uint16_t> drawn(static_cast<std::size_t>(n));
+    ops->round({Tensor(drawn.data(), DType::bf16, {n}), true, key, indices}, x);
+    std::int64_t index = indices.first, column = indices.column;
+    for (std::int64_t i = 0; i < n; ++i, ++index) {
+      if (indices.skip > 0 && column++ == indices.width) {
+        index += indices.skip;
+        column = 1;
+      }
+      const std::uint32_t noise = random_bits(key, static_cast<std::uint64_t>(index)) & 0xffffU;
+      ASSERT_EQ(drawn[static_cast<std::size_t>(i)], float_to_bf16_up_by(x[i], noise)) << i;
+    }
+    for (const std::int64_t begin : {1, 6, 2000}) {
+      const ElementIndices rest = indices.from(begin);
+      for (std::int64_t i = 0; i < 30; ++i) EXPECT_EQ(rest(i), indices(begin + i)) << begin;
+    }
+  }
+}
+
+TEST_P(OptimizerTest, RoundedUpAsOftenAsTheValueIsNearTheUpperNeighbour) {
+  // 16,384 steps, each with bits of its own: the mean is the value, within five deviations of it.
+  constexpr int steps = 16384;
+  Array x({4});
+  x[0] = 1.0F + 0x1p-10F;
+  x[1] = -3.0F - 0x1p-8F;
+  x[2] = 1.0F + 0x1p-20F;
+  double sums[4] = {}, ups = 0;
+  for (int step = 0; step < steps; ++step) {
+    std::uint16_t drawn[4];
+    ops->round({Tensor(drawn, DType::bf16, {4}),
+                true,
+                {5, Purpose::rounding, static_cast<std::uint32_t>(step)},
+                {.first = 4'000'000'000}},
+               x);
+    for (int i = 0; i < 4; ++i) sums[i] += double{bf16_to_float(drawn[i])};
+    ups += bf16_to_float(drawn[2]) > 1 ? 1 : 0;
+  }
+  const double units[] = {0x1p-7, 0x1p-6, 0x1p-7, 0};  // from one neighbour to the other
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_NEAR(sums[i] / steps, double{x[i]}, 5 * 0.5 * units[i] / std::sqrt(steps)) << i;
+  }
+  // The third is 2^-13 of the way: twice in so many steps are expected.
+  EXPECT_LT(ups, 16);
 }
 
 TRIREME_FOR_INSTRUCTION_SETS(OptimizerTest);

@@ -135,6 +135,36 @@ TEST(DeviceSteps, ATraceHoldsNothingBeforeItBegins) {
   EXPECT_FALSE(steps.device_spans().empty());
 }
 
+TEST(DeviceSteps, CopiesAreInTheTrace) {
+  for (const bool trace : {false, true}) {
+    Steps steps({}, {.make_device = make_imaginary_device, .compute = DType::bf16}, trace,
+                MPI_COMM_SELF);
+    steps.run.replica.wait();
+    const auto begin = Recorder::Clock::now();
+    steps.step();
+    steps.run.replica.wait();
+    steps.run.recorder.add_span("step", 0, begin, Recorder::Clock::now());
+    const Span step = steps.run.recorder.spans().back();
+    std::map<int, double> ends;
+    std::vector<std::string> names;
+    for (const Span& span : steps.run.recorder.spans()) {
+      if (span.stream < ops::TracedOps::queue_streams || span.begin_us < step.begin_us) continue;
+      names.emplace_back(span.name);
+      EXPECT_GE(span.begin_us, ends[span.stream]) << span.name;
+      EXPECT_GE(span.duration_us, 0) << span.name;
+      ends[span.stream] = span.begin_us + span.duration_us;
+      EXPECT_LE(ends[span.stream], step.begin_us + step.duration_us) << span.name;
+    }
+    if (!trace) {
+      EXPECT_TRUE(names.empty());
+      continue;
+    }
+    // The batch, then losses and squares of gradients.
+    EXPECT_THAT(names, Contains("copy to device"));
+    EXPECT_THAT(names, testing::Contains("copy to host").Times(2));
+  }
+}
+
 TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
   Recorder recorder;
   float value = 0;
@@ -187,6 +217,13 @@ class ChoosingOps final : public ops::ForwardingOps<ChoosingOps>, public ops::Ch
     std::string shape;
     for (int choice = 0; text >> shape >> choice;) chosen_[shape] = choice;
   }
+  std::vector<ops::Choice> describe_choices() const override {
+    std::vector<ops::Choice> all;
+    for (const auto& [shape, choice] : chosen_) {
+      all.push_back({.factors = shape, .algorithm = std::to_string(choice)});
+    }
+    return all;
+  }
   std::map<std::string, int> chosen_;
 
  private:
@@ -220,6 +257,13 @@ TEST(DeviceSteps, RanksSettleOnTheSameChoices) {
     plain.run.replica.settle_choices();
     EXPECT_FALSE(plain.run.recorder.seconds().contains("settle choices"));
     const auto settled = own->chosen_;
+    // What the record says of them is what is used.
+    const std::vector<ops::Choice> recorded = chosen.run.replica.choices();
+    ASSERT_EQ(recorded.size(), settled.size());
+    for (const ops::Choice& choice : recorded) {
+      EXPECT_EQ(std::to_string(settled.at(choice.factors)), choice.algorithm);
+    }
+    EXPECT_TRUE(plain.run.replica.choices().empty());
     // Every rank knows every shape, and the same of it.
     const std::vector<std::byte> mine = own->choices();
     for (const auto& theirs : chosen.run.grid.world().all_gather_bytes(

@@ -72,7 +72,8 @@ struct RunSettings {
   MakeTestDevice make_device;  // absent: the host
   DType compute = DType::f32;
   bool offload = false;
-  double clip = 1;  // of the gradient norm
+  double clip = 1;          // of the gradient norm
+  bool stochastic = false;  // rounding of bf16 weights
 };
 
 /// What a run leaves: the same on all its ranks, but for `fault`.
@@ -202,7 +203,7 @@ struct LayoutRun {
   LayoutRun(const model::ModelConfig& config, const LayoutCase& layout,
             const StageOptions& stage_options, MPI_Comm comm,
             const MakeTestDevice& make_device = {}, bool trace = false,
-            const MakeMethod& make_method = {})
+            const MakeMethod& make_method = {}, bool stochastic = false)
       : device(make_device ? make_device(comm_rank(comm)) : TestDevice()),
         ledger(device.device ? *device.device : device::host_device()),
         comm(comm),
@@ -213,8 +214,10 @@ struct LayoutRun {
             {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data})),
         grid(session, shape, ledger, comm::shard_degree(shape, layout.shard)),
         model(config),
-        replica(model, replica_options(layout, stage_options, device.make_ops, trace, make_method),
-                grid, recorder, ledger) {}
+        replica(
+            model,
+            replica_options(layout, stage_options, device.make_ops, trace, make_method, stochastic),
+            grid, recorder, ledger) {}
 
   /// The gradients that the last step left, every logical tensor of them.
   std::vector<std::vector<float>> gradients() {
@@ -237,7 +240,7 @@ struct LayoutRun {
 
   static ReplicaOptions replica_options(const LayoutCase& layout, const StageOptions& stage_options,
                                         const MakeOps& make_ops, bool trace,
-                                        const MakeMethod& make_method) {
+                                        const MakeMethod& make_method, bool stochastic) {
     ReplicaOptions options;
     options.stage = stage_options;
     options.optim.learning_rate = 3e-3;
@@ -248,6 +251,7 @@ struct LayoutRun {
     options.trace = trace;
     options.alone = layout.alone;
     options.make_method = make_method;
+    options.stochastic_rounding = stochastic;
     return options;
   }
   static constexpr std::int64_t bucket_elements = 1000;
@@ -328,7 +332,8 @@ inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& co
 /// Trains on the ranks of `comm`, as many as the layout has; collective over them.
 inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& layout,
                             const RunSettings& settings, MPI_Comm comm) {
-  LayoutRun run(config, layout, stage_options(layout, settings), comm, settings.make_device);
+  LayoutRun run(config, layout, stage_options(layout, settings), comm, settings.make_device, false,
+                {}, settings.stochastic);
   Replica& replica = run.replica;
   replica.initialise();
   RunResult result;

@@ -32,6 +32,43 @@ TEST(Precision, LossesInBf16StayWithinOnePercent) { compare_losses(make_imaginar
 
 TEST(Precision, LossesInBf16OnTheHostStayWithinOnePercent) { compare_losses({}); }
 
+/// Rounded by the bits of seed, step and element: the same weights are read in every layout.
+TEST(Precision, StochasticRoundingIsTheSameInEveryLayout) {
+  const int ranks = world_size();
+  std::vector<LayoutCase> layouts{{.data = ranks, .zero = 0, .micro_batch = 2},
+                                  {.data = ranks, .zero = 3, .micro_batch = 2},
+                                  {.tensor = ranks, .micro_batch = 4},
+                                  {.pipeline = std::min(ranks, 2), .data = (ranks + 1) / 2}};
+  for (const int model : {0, 3}) {
+    const auto run = [&](const LayoutCase& layout, MPI_Comm comm, bool stochastic,
+                         const MakeTestDevice& make_device, bool offload) {
+      RunSettings settings = settings_of(
+          model,
+          {.steps = 3, .make_device = make_device, .compute = DType::bf16, .offload = offload});
+      settings.stochastic = stochastic;
+      return run_layout(matrix_models()[static_cast<std::size_t>(model)].config, layout, settings,
+                        comm);
+    };
+    const LayoutCase alone{.micro_batch = 4};
+    for (const bool imaginary : {false, true}) {
+      const MakeTestDevice make = imaginary ? make_imaginary_device : MakeTestDevice();
+      const RunResult one = run(alone, MPI_COMM_SELF, true, make, false);
+      const RunResult nearest = run(alone, MPI_COMM_SELF, false, make, false);
+      EXPECT_NE(one.losses, nearest.losses);
+      for (std::size_t step = 0; step < one.losses.size(); ++step) {
+        EXPECT_NEAR(one.losses[step], nearest.losses[step], 1e-2 * nearest.losses[step]);
+      }
+      for (const LayoutCase& layout : layouts) {
+        for (const bool offload : {false, true}) {
+          if (offload && !imaginary) continue;
+          EXPECT_EQ(first_difference(one, run(layout, MPI_COMM_WORLD, true, make, offload)), "")
+              << layout.to_string() << " imaginary " << imaginary << " offload " << offload;
+        }
+      }
+    }
+  }
+}
+
 /// With masters a run follows the fp32 one where updates are too small for the narrow type itself.
 TEST(Precision, SmallUpdatesAreKeptInMasters) {
   const MatrixModel& model = matrix_models().front();

@@ -40,16 +40,23 @@ TEST(OffloadedMemory, IsThatOfTheTable) {
       const auto predicted =
           predict_memory(run.replica.stage(), {.optim = {},
                                                .threads = layout.threads,
+                                               .host = false,
                                                .shape = run.shape,
                                                .rank = run.session.rank(),
                                                .bucket_elements = LayoutRun::bucket_elements});
       using device::Use;
       EXPECT_FALSE(predicted.contains(Use::optimizer));
       EXPECT_EQ(run.ledger.held(Use::optimizer), 0);
-      for (const Use use : {Use::parameters, Use::gradients, Use::offloaded, Use::gathered}) {
+      for (const Use use :
+           {Use::parameters, Use::gradients, Use::offloaded, Use::gathered, Use::batch}) {
+        EXPECT_TRUE(predicts_all(use, false));
         EXPECT_EQ(run.ledger.held(use), predicted.at(use))
             << device::name_of(use) << ": " << layout.to_string();
         EXPECT_EQ(device::in_host_memory(use), use == Use::offloaded);
+      }
+      for (const Use use : {Use::workspace, Use::communication}) {
+        EXPECT_FALSE(predicts_all(use, false));
+        EXPECT_TRUE(predicts_all(use, true));
       }
     }
   }
@@ -60,6 +67,7 @@ struct Kind {
   LayoutCase layout;
   bool offload = false;
   MakeTestDevice make_device;  // absent: the host
+  bool stochastic = false;     // rounding
 };
 
 class Training {
@@ -69,7 +77,7 @@ class Training {
             0, {.make_device = kind.make_device, .compute = compute, .offload = kind.offload})),
         run_(matrix_models().front().config, kind.layout,
              parallel::test::stage_options(kind.layout, settings_), MPI_COMM_WORLD,
-             kind.make_device) {
+             kind.make_device, false, {}, kind.stochastic) {
     run_.replica.initialise();
   }
   void steps(int first, int last) {
@@ -95,7 +103,8 @@ class Training {
                           run_.grid.world(), run_.ledger);
     return save.finish();
   }
-  void load(const fs::path& folder) {
+  /// `updates`: those that the checkpoint holds.
+  void load(const fs::path& folder, std::int64_t updates) {
     const checkpoint::Reader reader(folder);
     const state::ModelState& state = run_.replica.state();
     checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
@@ -103,7 +112,7 @@ class Training {
     for (const auto& kept : run_.replica.optimizer().states()) {
       checkpoint::load_pieces(reader, kept.name, state, kept.flat, run_.layout.zero > 0);
     }
-    run_.replica.refresh();
+    run_.replica.refresh(updates);
   }
   /// Hashes of parameters and optimiser state.
   std::vector<std::uint64_t> tensors() {
@@ -132,12 +141,18 @@ TEST(OffloadedCheckpoint, GoesToOtherRunsAndBack) {
   const fs::path root = fs::path(testing::TempDir()) / fmt::format("trireme_offload_{}", number);
   const LayoutCase shards{.data = ranks, .zero = 3, .micro_batch = 2};
   const LayoutCase tiles{.tensor = ranks, .micro_batch = 4};
-  for (const DType compute : {DType::f32, DType::bf16}) {
-    const Kind offloaded{shards, true, make_imaginary_device};
+  struct How {
+    DType compute;
+    bool stochastic;
+  };
+  for (const auto& [compute, stochastic] :
+       {How{DType::f32, false}, How{DType::bf16, false}, How{DType::bf16, true}}) {
+    const Kind offloaded{shards, true, make_imaginary_device, stochastic};
     // fp32 goes to a run that knows no device at all.
     const Kind other{
         tiles, false,
-        compute == DType::f32 ? MakeTestDevice() : MakeTestDevice(make_imaginary_device)};
+        compute == DType::f32 ? MakeTestDevice() : MakeTestDevice(make_imaginary_device),
+        stochastic};
     Training straight(other, compute);
     straight.steps(0, 4);
     const auto expected = straight.tensors();
@@ -146,11 +161,12 @@ TEST(OffloadedCheckpoint, GoesToOtherRunsAndBack) {
       first.steps(0, 2);
       const fs::path folder = first.save(root);
       Training second(to, compute);
-      second.load(folder);
+      second.load(folder, 2);
       EXPECT_EQ(second.tensors(), first.tensors());
       second.steps(2, 4);
       EXPECT_EQ(second.tensors(), expected)
-          << name_of(compute) << (from.offload ? " from" : " to") << " an offloaded run";
+          << name_of(compute) << (stochastic ? ", stochastic," : "")
+          << (from.offload ? " from" : " to") << " an offloaded run";
     }
   }
   MPI_Barrier(MPI_COMM_WORLD);

@@ -86,6 +86,11 @@ TEST_F(RunsTest, WhatFailsIsInvalidAndSaysWhy) {
   EXPECT_THAT(
       fault({.change = [](json&, json& summary) { summary["memory"]["stash"]["measured"] = 101; }}),
       HasSubstr("memory of stash: 100 bytes predicted, 101 measured"));
+  // But where the prediction is known to be in part, on a GPU.
+  const auto in_part = [](json&, json& summary) {
+    summary["memory"]["stash"] = {{"predicted", 100}, {"measured", 101}, {"in_part", true}};
+  };
+  EXPECT_TRUE(read({.change = in_part}).valid());
   EXPECT_THAT(fault({.loss = std::numeric_limits<double>::quiet_NaN()}), HasSubstr("loss"));
   EXPECT_THAT(fault({.cores_shared = "2 ranks on 1 core"}),
               HasSubstr("ranks share cores: 2 ranks on 1 core"));

@@ -74,12 +74,20 @@ TEST(MemoryTable, MarksWhatDiffers) {
             "parameters |           3.0 |          3.0 |\n"
             "stash      |           1.0 |          1.0 | ! differs by +64 B\n"
             "total      |           4.0 |          4.0 | ! differs by +64 B\n");
+  EXPECT_EQ(memory_table({{"parameters", 3 << 20, 3 << 20}, {"workspace", 0, 1 << 20, true}}),
+            "memory     | predicted MiB | measured MiB |\n"
+            "-----------+---------------+--------------+\n"
+            "parameters |           3.0 |          3.0 |\n"
+            "workspace  |           0.0 |          1.0 | predicted in part\n"
+            "total      |           3.0 |          4.0 | predicted in part\n");
 }
 
 TEST(AsPredicted, IsToTheByteAndOfEveryUse) {
   EXPECT_TRUE(as_predicted({{"parameters", 3, 3}, {"stash", 4, 4}}));
   EXPECT_FALSE(as_predicted({{"parameters", 3, 4}, {"stash", 4, 3}})) << "the sum is the same";
   EXPECT_FALSE(as_predicted({{"parameters", 3, 3}, {"stash", 4, 5}}));
+  EXPECT_TRUE(as_predicted({{"parameters", 3, 3}, {"workspace", 4, 5, true}}));
+  EXPECT_FALSE(as_predicted({{"parameters", 3, 4}, {"workspace", 4, 5, true}}));
 }
 
 TEST(Gather, SectionsOfOneRankAreItsOwn) {

@@ -131,6 +131,7 @@ class Sides {
   ImaginaryDevice& device() { return device_; }
   device::Stream& stream() { return stream_; }
   Offload& offload() { return offload_; }
+  void refresh() { offload_.refresh(optimizer_, 0); }
   const ModelState& state() const { return state_; }
   const device::MemoryLedger& ledger() const { return ledger_; }
 
@@ -164,7 +165,7 @@ TEST(Offload, UpdatesAsTheHostDoesWhateverTheChunk) {
   for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
     for (const std::int64_t chunk : {37, 1000, 1 << 20}) {
       Sides sides(compute, chunk);
-      sides.offload().refresh();
+      sides.refresh();
       EXPECT_EQ(sides.difference(), "") << name_of(compute) << " " << chunk;
       for (int step = 0; step < 3; ++step) {
         sides.make_gradients();

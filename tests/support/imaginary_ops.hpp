@@ -50,7 +50,7 @@ class Widening {
   }
   ops::RoundedCopy wide(const ops::RoundedCopy& copy) {
     ops::RoundedCopy result = copy;
-    result.values = wide(copy.values);
+    if (!copy.stochastic) result.values = wide(copy.values);  // else the CPU rounds it itself
     return result;
   }
   void round_back() {

@@ -53,9 +53,24 @@ if "$TRIREME" info | grep -q '^ *bf16 products *AVX512_BF16'; then
   near wide to-narrow
   cmp <(losses wide | head -10) <(losses to-narrow | head -10)
   [ "$(losses wide | tail -1)" != "$(losses to-narrow | tail -1)" ]
+
+  # Stochastic rounding: other weights, near ones; goes on as if it had never stopped, though a step before was skipped.
+  drawn=(bf16 --precision.rounding stochastic --train.inject nan@8)
+  run 1 drawn "${drawn[@]}" --train.steps 12 >out-drawn
+  grep -q '"skipped"' drawn/attempts/0001/metrics.jsonl
+  run 1 drawn-halves "${drawn[@]}" --train.steps 12 --train.stop_after 8 >/dev/null
+  run 1 drawn-halves "${drawn[@]}" --train.steps 12 >/dev/null
+  diff <(losses drawn) <(losses drawn-halves)
+  run 1 drawn-twenty bf16 --precision.rounding stochastic >/dev/null
+  near wide drawn-twenty
+  [ "$(losses narrow | tail -1)" != "$(losses drawn-twenty | tail -1)" ]
 else
   echo "skipped: this processor has no AVX512_BF16; runs in bf16 are runs in fp32 here"
 fi
+
+# Only bf16 is rounded so.
+if run 1 refused fp32 --precision.rounding stochastic >out-refused 2>&1; then exit 1; fi
+[ "$(grep -c '^trireme: error: precision.rounding = stochastic: .*precision.compute = fp32.*use nearest' out-refused)" -eq 1 ]
 
 # Without the instructions: one warning, and fp32 bit for bit, which the record says.
 export ONEDNN_MAX_CPU_ISA=AVX2

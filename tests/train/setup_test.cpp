@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "trireme/train/compute_device.hpp"
+
 namespace trireme::train {
 namespace {
 
@@ -78,6 +80,43 @@ TEST(ChooseMicroBatch, DividesTheShareAndHoldsAtMost4096Tokens) {
   EXPECT_EQ(choose_micro_batch(12, 512), 6);
   EXPECT_EQ(choose_micro_batch(7, 1024), 1);
   EXPECT_EQ(choose_micro_batch(4, 8192), 1);
+}
+
+TEST(Rounding, StochasticIsOfBf16Alone) {
+  parallel::PrecisionConfig precision;
+  check_rounding(precision);
+  precision.rounding = "stochastic";
+  for (const char* type : {"fp32", "fp16"}) {
+    precision.compute = type;
+    try {
+      check_rounding(precision);
+      ADD_FAILURE() << "no Error";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("precision.rounding = stochastic: rounds weights to bf16, "
+                            "and precision.compute = "));
+      EXPECT_THAT(error.what(), HasSubstr("use nearest, or precision.compute = bf16"));
+    }
+  }
+  precision.compute = "bf16";
+  check_rounding(precision);
+}
+
+TEST(Choices, AreInTheRecordAsTheyWere) {
+  EXPECT_EQ(choices_json({}).dump(), "[]");
+  const nlohmann::json json = choices_json({{.rows = 2,
+                                             .columns = 3,
+                                             .depth = 4,
+                                             .factors = "bf16",
+                                             .result = "fp32",
+                                             .form = "TN",
+                                             .accumulates = true,
+                                             .epilogue = "row sums",
+                                             .algorithm = "21, work space 0 bytes",
+                                             .source = "timed"}});
+  EXPECT_EQ(json, nlohmann::json::parse(R"([{"rows": 2, "columns": 3, "depth": 4,
+      "factors": "bf16", "result": "fp32", "form": "TN", "accumulates": true,
+      "epilogue": "row sums", "algorithm": "21, work space 0 bytes", "source": "timed"}])"));
 }
 
 }  // namespace

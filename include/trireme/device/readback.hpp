@@ -1,7 +1,7 @@
 // What the host reads of a device again and again, with one wait for many of them.
 #pragma once
 
-#include "trireme/device/device.hpp"
+#include "trireme/device/memory.hpp"
 
 namespace trireme::device {
 
@@ -9,12 +9,9 @@ namespace trireme::device {
 /// device is the host the tensor itself.
 class Readback {
  public:
-  /// `source`, contiguous and in memory of `device`, both of which outlive this. Throws Error where
-  /// there is no staging memory.
-  Readback(Device& device, const Tensor& source);
-  Readback(const Readback&) = delete;
-  Readback& operator=(const Readback&) = delete;
-  ~Readback();
+  /// `source`, contiguous and in memory of the ledger's device, and `ledger` outlive this; staging
+  /// memory is entered there for `use`. Throws Error where there is none.
+  Readback(MemoryLedger& ledger, Use use, const Tensor& source);
   /// Queues the copy behind the computation so far.
   void queue();
   /// As they were then, once the device's work has been waited for. Writing them leaves the source
@@ -24,7 +21,7 @@ class Readback {
  private:
   Device& device_;
   Tensor source_, values_;
-  void* staging_ = nullptr;
+  Buffer staging_;
 };
 
 /// Waits for all computation queued so far. Throws Error where some of it failed.

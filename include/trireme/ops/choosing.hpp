@@ -3,10 +3,23 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace trireme::ops {
+
+/// How a product of one kind is done, in words for a run's record.
+struct Choice {
+  std::int64_t rows = 0, columns = 0, depth = 0;  // c [rows, columns] = op(a) [rows, depth]·op(b)
+  std::string factors, result;                    // types: "bf16", "fp32"
+  std::string form;                               // "NN", "NT", "TN": a and b as they lie
+  bool accumulates = false;
+  std::string epilogue;   // "none", "bias", …
+  std::string algorithm;  // the library's number and work space, or that it has none
+  std::string source;     // "heuristic", "timed"
+};
 
 /// What such an Ops is beside it: `dynamic_cast<Choosing*>(&ops)` is null for one that never
 /// chooses.
@@ -22,6 +35,8 @@ class Choosing {
   /// nothing is timed any more. Throws Error for those of another library's version or another kind
   /// of device.
   virtual void use_choices(std::span<const std::byte> choices) = 0;
+  /// The same as `choices`, to be read, in their order.
+  virtual std::vector<Choice> describe_choices() const = 0;
 };
 
 }  // namespace trireme::ops

@@ -128,6 +128,9 @@ class ForwardingOps : public Ops {
     self().forward("sgd", &Ops::sgd, parameters, momentum_buffer, gradients, learning_rate,
                    momentum, weight_decay, gradient_scale, copy);
   }
+  void round(const RoundedCopy& copy, const Tensor& x) override {
+    self().forward("round", &Ops::round, copy, x);
+  }
 
  private:
   Self& self() { return static_cast<Self&>(*this); }

@@ -78,12 +78,27 @@ struct AdamWStep {
   float gradient_scale = 1;  // clipping: multiplies each gradient as it is read
 };
 
-/// Parameters in the type that units read, written by the update of their fp32 masters.
+/// Indices of neighbouring elements in something larger, of which they hold rows of `width` with
+/// `skip` others between two: element i has index first + i + ⌊(column + i) / width⌋·skip.
+struct ElementIndices {
+  std::int64_t first = 0;
+  std::int64_t column = 0;           // of element 0 in its row
+  std::int64_t width = 0, skip = 0;  // skip 0: nothing is between
+  std::int64_t operator()(std::int64_t i) const {
+    return first + i + (skip == 0 ? 0 : (column + i) / width * skip);
+  }
+  /// Those of the elements from number `begin` on.
+  ElementIndices from(std::int64_t begin) const {
+    return {(*this)(begin), skip == 0 ? 0 : (column + begin) % width, width, skip};
+  }
+};
+
+/// Parameters in the type that units read, made from their fp32 masters.
 struct RoundedCopy {
   Tensor values;            // [n]; absent: none
   bool stochastic = false;  // round up with the probability of the part cut off, else to nearest
-  RandomKey key;            // of the bits that decide, element first + i
-  std::int64_t first = 0;
+  RandomKey key;            // of the bits that decide, by the elements' indices
+  ElementIndices indices;
 };
 
 class Ops {
@@ -207,6 +222,9 @@ class Ops {
   virtual void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
                    float learning_rate, float momentum, float weight_decay, float gradient_scale,
                    const RoundedCopy& copy = {}) = 0;
+  /// The copy alone: copy.values [n] = x [n], fp32, rounded as `copy` says; stochastically to bf16
+  /// alone.
+  virtual void round(const RoundedCopy& copy, const Tensor& x) = 0;
 };
 
 /// The CPU backend on `threads` OpenMP threads of this process (0: what OpenMP offers). Its work

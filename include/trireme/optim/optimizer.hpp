@@ -20,6 +20,21 @@ struct UpdateRange {
   Tensor rounded;                // [n], what units read of the parameters; absent: themselves
   std::int64_t offset = 0;       // of its state in the optimiser's buffers
   bool decay = false;
+  ops::ElementIndices indices;  // in the whole model, for stochastic rounding
+};
+
+/// How what units read is rounded: to nearest, or to bf16 stochastically by the bits of (seed,
+/// updates so far, index of the element).
+struct Rounding {
+  bool stochastic = false;
+  std::uint64_t seed = 0;
+  ops::RoundedCopy copy(const Tensor& values, const ops::ElementIndices& indices,
+                        std::int64_t updates) const {
+    return {values,
+            stochastic,
+            {seed, Purpose::rounding, static_cast<std::uint32_t>(updates)},
+            indices};
+  }
 };
 
 /// AdamW, or SGD with momentum. State: as many flat fp32 buffers as the method keeps.
@@ -28,10 +43,12 @@ class Optimizer {
   /// `elements`: of each buffer. `offloaded`: its state lies in host memory, and it is given ranges
   /// there and the operations of the CPU.
   Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger,
-            bool offloaded = false);
+            bool offloaded = false, const Rounding& rounding = {});
   /// Update number `step` (from 0). `gradient_scale` multiplies the gradients as they are read.
   void update(ops::Ops& ops, std::span<const UpdateRange> ranges, double learning_rate,
               std::int64_t step, double gradient_scale);
+  /// What update number `updates` − 1 makes for units to read of the range's parameters.
+  void round(ops::Ops& ops, const UpdateRange& range, std::int64_t updates) const;
 
   struct State {
     std::string name;  // "adamw.moment1"
@@ -43,6 +60,7 @@ class Optimizer {
 
  private:
   OptimConfig config_;
+  Rounding rounding_;
   device::Buffer buffer_;
   std::vector<State> states_;
 };

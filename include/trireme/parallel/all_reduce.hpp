@@ -24,6 +24,7 @@ class AllReduce final : public DataParallel {
     ops::Ops& ops;
     comm::Communicator& data;
     comm::Communicator& world;
+    bool stochastic_rounding = false;  // as ReplicaOptions
   };
   AllReduce(const Parts& parts, device::MemoryLedger& ledger);
 

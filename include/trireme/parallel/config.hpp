@@ -179,12 +179,17 @@ struct NumericsConfig {
 /// rounded copies of fp32 masters.
 struct PrecisionConfig {
   std::string compute = "fp32";
+  std::string rounding = "nearest";
 
   void declare(config::Fields& fields) {
     fields.add("compute", compute,
                "type of activations, matrix products and the weights they read: fp32, bf16 or "
                "fp16 (with loss scaling, on GPUs); bf16 on CPUs with AVX512_BF16",
                config::one_of({"fp32", "bf16", "fp16"}));
+    fields.add("rounding", rounding,
+               "how the weights that products read are rounded from fp32 masters: to nearest, or "
+               "up as often as they are near the upper neighbour (stochastic, with bf16)",
+               config::one_of({"nearest", "stochastic"}));
   }
 };
 

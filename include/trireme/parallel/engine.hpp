@@ -81,11 +81,13 @@ class Engine {
   void logits(const HostMicrobatch& batch, const Tensor& logits);
 
   const StageMemory& memory() const { return memory_; }
-  /// What it enters in the ledger of a host as batch: a loss for each leaf of a step.
-  static std::size_t batch_bytes(const Stage& stage);
+  /// What it enters in the ledger as batch: a loss for each leaf of a step; where the device is not
+  /// the host, the micro-batches too, and as much staging memory as all that.
+  static std::size_t batch_bytes(const Stage& stage, bool host);
 
  private:
   using Message = StageMemory::Message;
+  static std::size_t loss_bytes(const Stage& stage);
   void run(const UnitAction& action);
   void forward(const UnitAction& action, model::Mode mode);
   void backward(const UnitAction& action);

@@ -42,20 +42,19 @@ class DeviceBatches {
                 device::MemoryLedger& ledger);
   DeviceBatches(const DeviceBatches&) = delete;
   DeviceBatches& operator=(const DeviceBatches&) = delete;
-  ~DeviceBatches();
   /// Queues copies. What was taken before is no longer needed, by the device either.
   void take(std::span<const HostMicrobatch> batches);
   void take(const HostMicrobatch& batch) { take({&batch, 1}); }
   const model::Microbatch& operator[](int index) const {
     return views_[static_cast<std::size_t>(index)];
   }
+  /// On a device that is not the host; of staging memory as much again.
   static std::size_t bytes(int count, std::int64_t sequences, std::int64_t length);
 
  private:
   device::Device& device_;
   std::size_t room_ = 0;  // bytes of one micro-batch
-  device::Buffer buffer_;
-  std::byte* staging_ = nullptr;
+  device::Buffer buffer_, staging_;
   std::vector<model::Microbatch> views_;
 };
 

@@ -32,7 +32,9 @@ struct ReplicaOptions {
   int threads = 1;
   std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimiser updates at once
   bool overlap = true;
-  std::uint64_t seed = 0;  // of initial weights and dropout
+  std::uint64_t seed = 0;  // of initial weights, dropout and stochastic rounding
+  /// bf16 weights that units read are rounded stochastically, by what is the same in every layout.
+  bool stochastic_rounding = false;
   comm::Watchdog* watchdog = nullptr;
   MakeOps make_ops;        // absent: those of the CPU
   MakeMethod make_method;  // absent: AllReduce
@@ -57,12 +59,19 @@ class Replica {
 
   /// Writes first values into the parameters. Collective.
   void initialise();
-  /// Makes what units read of parameters that were written otherwise than by an update. Collective.
-  void refresh();
+  /// Makes what units read of parameters that were written otherwise than by an update, as the
+  /// update before number `updates` (from 0) would have. Collective.
+  void refresh(std::int64_t updates = 0);
+  /// The `updates` that gives what units read now; see refresh.
+  std::int64_t rounded_for() const { return rounded_for_; }
   /// Where the backend chooses among algorithms (ops::Choosing), a step on made-up tokens lets it
   /// meet its shapes; then all ranks use the same: for each shape the choice of the first rank that
   /// met it. Leaves gradients that mean nothing. Collective over the grid, before the first step.
   void settle_choices();
+  /// What was chosen so far, the same on every rank after settle_choices; empty where nothing is.
+  std::vector<ops::Choice> choices() const {
+    return choosing_ == nullptr ? std::vector<ops::Choice>() : choosing_->describe_choices();
+  }
   /// With ReplicaOptions::trace operations are traced from now on: what came before is no step.
   void begin_trace() {
     if (traced_ != nullptr) traced_->begin();
@@ -117,6 +126,7 @@ class Replica {
   std::unique_ptr<state::Offload> offload_;  // absent: the device updates
   std::unique_ptr<DataParallel> method_;
   Engine engine_;
+  std::int64_t rounded_for_ = 0;
 };
 
 /// The place of this rank in a grid; `alone` as in ReplicaOptions.

@@ -31,6 +31,10 @@ struct MemoryQuestion {
   std::optional<parallel::ServerPlace> servers{};
 };
 
+/// Whether the prediction is of all that is held for `use`. On a device that is not the host it is
+/// not of what libraries and kernels work in, nor of the staging memory of messages.
+bool predicts_all(device::Use use, bool host);
+
 /// Bytes at most, by use, from the parameter table and the lowered program. What the device and
 /// what the host holds of them, device::in_host_memory tells.
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,

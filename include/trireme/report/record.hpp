@@ -99,15 +99,18 @@ struct MemoryRow {
   std::string name;
   std::int64_t predicted = 0;
   std::int64_t measured = 0;
+  bool in_part = false;  // the prediction is known not to be of all of it
 };
 /// Collective; every rank gets, by use, the largest prediction and the largest measured peak over
-/// ranks, and nothing for uses where both are 0.
+/// ranks, and nothing for uses where both are 0. `in_part`: MemoryRow's.
 std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
                                      const std::map<device::Use, std::int64_t>& predicted,
-                                     comm::Communicator& world);
-/// Whether every use is what was predicted, to the byte.
+                                     comm::Communicator& world,
+                                     const std::set<device::Use>& in_part = {});
+/// Whether every use that is predicted in full is what was predicted, to the byte.
 bool as_predicted(const std::vector<MemoryRow>& rows);
-/// The table as text, with a sum, and a mark where measured differs from predicted.
+/// The table as text, with a sum, and a mark where measured differs from predicted; another where
+/// the prediction is in part.
 std::string memory_table(const std::vector<MemoryRow>& rows);
 
 /// What an auditor asks: {"start" (UTC), "ranks", "hosts" [{name, ranks, cpu, cores, memory_bytes,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "trireme/device/memory.hpp"
@@ -24,7 +25,9 @@ namespace trireme::state {
 class Offload {
  public:
   /// `state`, which is offloaded, and `ledger` must outlive it; `threads` of the CPU update.
-  Offload(const ModelState& state, int threads, std::int64_t chunk, device::MemoryLedger& ledger);
+  /// `indexed`: see update_ranges.
+  Offload(const ModelState& state, int threads, std::int64_t chunk, device::MemoryLedger& ledger,
+          bool indexed = false);
   Offload(const Offload&) = delete;
   Offload& operator=(const Offload&) = delete;
   ~Offload();
@@ -41,8 +44,9 @@ class Offload {
   /// that is queued from now on comes after them.
   void update(optim::Optimizer& optimizer, double learning_rate, std::int64_t step,
               double gradient_scale);
-  /// Makes what units read of own masters, which were written otherwise than by an update.
-  void refresh();
+  /// Makes what units read of own masters, which were written otherwise than by an update: as
+  /// Optimizer::round.
+  void refresh(const optim::Optimizer& optimizer, std::int64_t updates);
 
   /// Bytes of staging memory: own gradients in fp32, and room for two chunks of results.
   static std::int64_t bytes(const ShardMap& shards, const StateOptions& options,
@@ -51,8 +55,7 @@ class Offload {
  private:
   /// Neighbouring elements of one group's share.
   struct Chunk {
-    Tensor masters;                          // [n], on the host
-    Tensor values;                           // [n], what units read of them, on the device
+    Tensor values;                           // [n], what units read, on the device
     std::vector<optim::UpdateRange> ranges;  // of all of them; `rounded` is absent
   };
   struct Slot {
@@ -60,8 +63,9 @@ class Offload {
     std::shared_ptr<device::Fence> sent;
   };
   void wait_for(const std::shared_ptr<device::Fence>& fence);
-  /// Sends back what `fill` writes of a chunk into a slot.
-  void send(const Chunk& chunk, const std::function<void(const Tensor& values)>& fill);
+  /// Sends back what `fill` writes of a chunk, given its ranges with room for it in a slot.
+  using Fill = std::function<void(std::span<const optim::UpdateRange> ranges)>;
+  void send(const Chunk& chunk, const Fill& fill);
 
   const ModelState& state_;
   device::Device& device_;

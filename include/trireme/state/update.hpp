@@ -13,15 +13,16 @@
 namespace trireme::state {
 
 /// This rank's own ranges in flat order, cut where weight decay begins or ends. The gaps between
-/// blocks hold zeros and stay so.
-std::vector<optim::UpdateRange> update_ranges(const ModelState& state);
+/// blocks hold zeros and stay so. `indexed`: with the elements' indices in the whole model (all
+/// rows of the table one after another), and so cut wherever these do not go on.
+std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool indexed = false);
 
 /// √Σ g² over every logical parameter once, whatever the layout.
 class GradientNorm {
  public:
-  /// Partial sums are kept in `ledger`'s device. `counting`: how the data axis shares out the work
-  /// of reading gradients that several of its ranks hold; `counts`: false for ranks whose like in
-  /// another shard group counts.
+  /// Partial sums are kept in `ledger`'s device, and once more in staging memory where that is not
+  /// the host. `counting`: how the data axis shares out the work of reading gradients that several
+  /// of its ranks hold; `counts`: false for ranks whose like in another shard group counts.
   GradientNorm(const ModelState& state, const ShardMap& counting, bool counts,
                device::MemoryLedger& ledger);
   /// Queues this rank's partial sums, after the gradients are final.

@@ -1,7 +1,10 @@
 // The device that a rank computes on, and its operations.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "trireme/checkpoint/checkpoint.hpp"
@@ -9,6 +12,7 @@
 #include "trireme/comm/session.hpp"
 #include "trireme/device/config.hpp"
 #include "trireme/device/device.hpp"
+#include "trireme/parallel/config.hpp"
 #include "trireme/parallel/replica.hpp"
 
 namespace trireme::train {
@@ -24,19 +28,25 @@ class ComputeDevice {
   /// reproducible mode, the algorithm of a product is chosen by time where its shape is first met:
   /// for those who have the ranks agree on them (Replica::settle_choices).
   parallel::MakeOps make_ops(bool time_products = false) const;
+  /// Of a GPU's memory, what nobody holds now; nothing on the host.
+  std::optional<std::int64_t> free_bytes() const;
+  /// Notes it under a name of its moment, for the record.
+  void note_free_bytes(const std::string& moment);
+  const std::map<std::string, std::int64_t>& noted_free_bytes() const { return free_bytes_; }
   /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
   const std::string& warning() const { return warning_; }
   /// Whether every rank's device computes in `type`; the same on every rank.
   bool computes_in(DType type) const;
-  /// Holds `precision.compute` to what the device computes in. bf16 becomes fp32 where processors
-  /// do not multiply bf16, and `warning` says so. Throws ConfigError for
-  /// what a CPU never computes in. Collective over `world`.
-  void settle_precision(std::string& compute, comm::Communicator& world);
+  /// Holds `precision` to what the device computes in. bf16 becomes fp32, which nothing is rounded
+  /// for, where processors do not multiply bf16, and `warning` says so. Throws ConfigError for
+  /// what a CPU never computes in, and as check_rounding. Collective over `world`.
+  void settle_precision(parallel::PrecisionConfig& precision, comm::Communicator& world);
 
  private:
   bool tf32_, cpu_bf16_ = false;
   std::unique_ptr<device::Device> own_;  // absent: the host
   std::string warning_;
+  std::map<std::string, std::int64_t> free_bytes_;  // by moment
 };
 
 /// The type that a checkpoint was trained in, where the devices compute in it, else fp32. Throws
@@ -45,6 +55,9 @@ DType compute_type_of(const checkpoint::State& state, const ComputeDevice& compu
 
 /// Throws ConfigError where `precision.compute` is a type that a CPU (`host`) never computes in.
 void check_precision(const std::string& compute, bool host);
+
+/// Throws ConfigError where weights are to be rounded stochastically to another type than bf16.
+void check_rounding(const parallel::PrecisionConfig& precision);
 
 /// Throws ConfigError where `zero.offload` asks for what a CPU (`host`) has no device for.
 void check_offload(const std::string& offload, bool host);

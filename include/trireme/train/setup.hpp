@@ -24,6 +24,9 @@ int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session&
 /// The most memory this process ever had resident, in bytes; 0 where the system does not say.
 std::int64_t resident_peak();
 
+/// What run.json says of the algorithms that were chosen for products: an object for each.
+nlohmann::json choices_json(const std::vector<ops::Choice>& choices);
+
 /// Sequences of one forward on a rank that has `per_rank` in a step: the largest divisor whose
 /// tokens stay within about 4,096.
 std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence);

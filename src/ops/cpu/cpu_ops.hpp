@@ -82,6 +82,7 @@ class CpuOps final : public Ops {
   void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
            float learning_rate, float momentum, float weight_decay, float gradient_scale,
            const RoundedCopy& copy) override;
+  void round(const RoundedCopy& copy, const Tensor& x) override;
 
  private:
   /// At least `bytes` of 64-byte aligned work space until the next call; grows, never shrinks.
@@ -103,8 +104,6 @@ class CpuOps final : public Ops {
                                  const Tensor& q, const Tensor& k, const Tensor& v,
                                  const AttentionMask& mask, float scale, const Dropout& dropout,
                                  const Tensor& samples, const HeadSlice& slice);
-  /// What `copy` asks for, of parameters just updated.
-  void round(const RoundedCopy& copy, const Tensor& parameters);
   /// sums[i] [C] += Σ over row tiles of their partial sums; kernel(begin, end, partial) fills
   /// `outputs`·C floats for rows [begin, end).
   template <class Kernel>

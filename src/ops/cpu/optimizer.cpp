@@ -1,5 +1,7 @@
 // Optimiser updates and the gradient's norm.
+#include <array>
 #include <cmath>
+#include <limits>
 
 #include "trireme/core/half.hpp"
 
@@ -126,20 +128,26 @@ void CpuOps::add_squares(const Tensor& sums, const Tensor& x) {
   if (!apart) *out += total;
 }
 
-void CpuOps::round(const RoundedCopy& copy, const Tensor& parameters) {
+void CpuOps::round(const RoundedCopy& copy, const Tensor& x) {
   if (!copy.values) return;
-  if (!copy.stochastic) return this->copy(copy.values, parameters);
+  if (!copy.stochastic) return this->copy(copy.values, x);
   TRIREME_ASSERT(copy.values.type() == DType::bf16, "stochastic rounding to {}",
                  name_of(copy.values.type()));
-  const std::int64_t elements = parameters.elements();
-  const auto* from = flat(parameters, elements);
+  const std::int64_t elements = x.elements();
+  const auto* from = flat(x, elements);
   TRIREME_ASSERT(copy.values.contiguous() && copy.values.elements() == elements, "a copy of {}",
                  copy.values.shape().to_string());
   auto* to = static_cast<std::uint16_t*>(copy.values.data());
   parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
+    std::array<std::uint32_t, 4> words{};
+    std::uint64_t drawn = std::numeric_limits<std::uint64_t>::max();  // the block of `words`
     for (std::int64_t i = begin; i < end; ++i) {
-      const auto index = static_cast<std::uint64_t>(copy.first + i);
-      to[i] = float_to_bf16_up_by(from[i], random_bits(copy.key, index) & 0xffffU);
+      const auto index = static_cast<std::uint64_t>(copy.indices(i));
+      if (index / 4 != drawn) {
+        drawn = index / 4;
+        words = random_block(copy.key, drawn);
+      }
+      to[i] = float_to_bf16_up_by(from[i], words[index % 4] & 0xffffU);
     }
   });
 }

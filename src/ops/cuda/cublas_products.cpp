@@ -151,6 +151,12 @@ Candidates candidates(cublasLtHandle_t handle, const Plan& plan, const ProductKe
     Algorithm algorithm;
     std::copy_n(result.algo.data, std::size(algorithm.words), algorithm.words);
     algorithm.workspace = result.workspaceSize;
+    int id = -1;
+    std::size_t written = 0;
+    if (cublasLtMatmulAlgoConfigGetAttribute(&result.algo, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id,
+                                             &written) == CUBLAS_STATUS_SUCCESS) {
+      algorithm.id = id;
+    }
     all.push_back(algorithm);
   }
   return all;
@@ -184,6 +190,12 @@ class CublasProducts final : public Products {
     std::vector<KeyedAlgorithm> all;
     for (const auto& [key, plan] : plans_) all.push_back({key, plan.algorithm});
     return pack_algorithms(version_, all);
+  }
+
+  std::vector<Choice> describe_algorithms() const override {
+    std::vector<Choice> all;
+    for (const auto& [key, plan] : plans_) all.push_back(ops::describe({key, plan.algorithm}));
+    return all;
   }
 
   void use_algorithms(std::span<const std::byte> bytes) override {
@@ -252,7 +264,9 @@ class CublasProducts final : public Products {
         which = i;
       }
     }
-    return all[which];
+    Algorithm chosen = all[which];
+    chosen.timed = true;
+    return chosen;
   }
 
   static cublasStatus_t destroy_event(cudaEvent_t event) {

@@ -66,6 +66,11 @@ TRIREME_FORWARD(cublasStatus_t, cublasLtMatmulAlgoGetHeuristic,
                  cublasLtMatmulHeuristicResult_t* results, int* count),
                 (handle, product, a_layout, b_layout, c_layout, d_layout, preference, most, results,
                  count))
+TRIREME_FORWARD(cublasStatus_t, cublasLtMatmulAlgoConfigGetAttribute,
+                (const cublasLtMatmulAlgo_t* algorithm,
+                 cublasLtMatmulAlgoConfigAttributes_t attribute, void* value, size_t bytes,
+                 size_t* written),
+                (algorithm, attribute, value, bytes, written))
 TRIREME_FORWARD(cublasStatus_t, cublasLtMatmulDescCreate,
                 (cublasLtMatmulDesc_t * product, cublasComputeType_t compute, cudaDataType_t scale),
                 (product, compute, scale))

@@ -96,9 +96,11 @@ class CudaOps final : public Ops, public Choosing {
   void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
            float learning_rate, float momentum, float weight_decay, float gradient_scale,
            const RoundedCopy& copy) override;
+  void round(const RoundedCopy& copy, const Tensor& x) override;
 
   std::vector<std::byte> choices() const override;
   void use_choices(std::span<const std::byte> choices) override;
+  std::vector<Choice> describe_choices() const override;
 
  private:
   /// At least `bytes` of work space until the next call; grows, never shrinks. Memory given back is

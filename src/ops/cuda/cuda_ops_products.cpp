@@ -37,6 +37,11 @@ void CudaOps::use_choices(std::span<const std::byte> choices) {
   if (parts_.products != nullptr) parts_.products->use_algorithms(choices);
 }
 
+std::vector<Choice> CudaOps::describe_choices() const {
+  return parts_.products == nullptr ? std::vector<Choice>()
+                                    : parts_.products->describe_algorithms();
+}
+
 void CudaOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                      const MatmulOptions& options) {
   Product p;

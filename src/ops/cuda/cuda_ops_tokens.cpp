@@ -27,7 +27,10 @@ Rounding rounding_of(const RoundedCopy& copy, std::int64_t elements) {
           copy.key.seed,
           static_cast<std::uint32_t>(copy.key.purpose),
           copy.key.stream,
-          static_cast<std::uint64_t>(copy.first)};
+          copy.indices.first,
+          copy.indices.column,
+          copy.indices.width,
+          copy.indices.skip};
 }
 
 }  // namespace
@@ -120,6 +123,13 @@ void CudaOps::add_squares(const Tensor& sums, const Tensor& x) {
   fill_bits(own, blocks, sizeof(double), 0, stream_);
   add_block_squares(own, row.data, row.type, elements, stream_);
   add_in_order(to, own, blocks, stream_);
+}
+
+void CudaOps::round(const RoundedCopy& copy, const Tensor& x) {
+  const std::int64_t elements = x.elements();
+  if (copy.values) {
+    round_copy(flat(x, elements), elements, rounding_of(copy, elements), stream_);
+  }
 }
 
 void CudaOps::adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,

@@ -122,15 +122,17 @@ void add_block_squares(double* sums, const void* x, Element type, std::int64_t c
                        CUstream_st* stream);
 /// total += the terms, from the first to the last.
 void add_in_order(double* total, const double* terms, std::int64_t count, CUstream_st* stream);
-/// The rounded copy that an update writes beside its masters.
+/// The rounded copy that an update writes beside its masters; indices as ElementIndices has them.
 struct Rounding {
   void* values = nullptr;  // null: none
   Element type = Element::f32;
   bool stochastic = false;
   std::uint64_t seed = 0;
   std::uint32_t purpose = 0, stream = 0;
-  std::uint64_t first = 0;
+  std::int64_t first = 0, column = 0, width = 0, skip = 0;
 };
+/// The copy alone, of `count` values.
+void round_copy(const float* from, std::int64_t count, const Rounding& copy, CUstream_st* stream);
 struct AdamWConstants {
   float beta1, rest1, beta2, rest2, decay, rate, root2, epsilon, scale;
 };

@@ -49,7 +49,7 @@ __global__ void add_in_order_kernel(double* total, const double* terms, std::int
 }
 
 /// x rounded to one of its two neighbours, to the one farther from 0 with the probability of the
-/// part cut off; infinity and NaN as ever. Only bf16 is rounded so.
+/// part cut off. Only bf16 is rounded so.
 __device__ inline Bf16 round_stochastically(Bf16, float x, std::uint32_t random) {
   return {float_to_bf16_up_by(x, random & 0xffffU)};
 }
@@ -68,13 +68,38 @@ struct CopyOut {
       values.store(x, 0, i, count);
       return;
     }
+    std::int64_t column = how.column + i, index = how.first + i;
+    if (how.skip != 0) {
+      index += column / how.width * how.skip;
+      column %= how.width;
+    }
+    Words words{};
+    std::int64_t drawn = -1;  // the block of `words`
 #pragma unroll 1
     for (int e = 0; e < count; ++e) {
-      const std::uint64_t index = how.first + static_cast<std::uint64_t>(i + e);
-      const Words words = random_words(how.seed, how.purpose, how.stream, index / 4);
+      if (index / 4 != drawn) {
+        drawn = index / 4;
+        words = random_words(how.seed, how.purpose, how.stream, static_cast<std::uint64_t>(drawn));
+      }
       values.data[i + e] =
-          round_stochastically(T{}, x[e], words.pick(static_cast<unsigned>(index & 3U)));
+          round_stochastically(T{}, x[e], words.pick(static_cast<unsigned>(index & 3)));
+      ++index;
+      if (how.skip != 0 && ++column == how.width) {
+        column = 0;
+        index += how.skip;
+      }
     }
+  }
+};
+
+template <class T>
+struct Round {
+  View<float> from;
+  CopyOut<T> copy;
+  __device__ void operator()(std::int64_t, std::int64_t i, int count) const {
+    float x[pack];
+    from.load(x, 0, i, count);
+    copy.write(x, i, count);
   }
 };
 
@@ -150,6 +175,13 @@ void add_in_order(double* total, const double* terms, std::int64_t count, CUstre
   if (count == 0) return;
   launch("add_in_order", add_in_order_kernel, dim3(1), dim3(block_threads), 0, stream, total, terms,
          count);
+}
+
+void round_copy(const float* from, std::int64_t count, const Rounding& copy, CUstream_st* stream) {
+  with_type(copy.type, [&]<class T>(T) {
+    for_packs("round", 1, count, stream,
+              Round<T>{flat_view(from), CopyOut<T>{flat_view<T>(copy.values), copy}});
+  });
 }
 
 void adamw(float* parameters, float* moment1, float* moment2, const float* gradients,

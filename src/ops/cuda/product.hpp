@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/ops/choosing.hpp"
+
 #include "kernels.hpp"
 
 namespace trireme::device {
@@ -55,19 +57,20 @@ struct ProductKey {
 /// 16-byte steps, one epilogue, row sums beside fp32 results.
 bool can_fuse(const Product& product);
 ProductKey key_of(const Product& product);
-/// "2048x768x3072 bf16 -> bf16, bias_gelu"
-std::string describe(const ProductKey& key);
 
 /// An algorithm as the library's opaque 64 bytes; `refused` where it has none.
 struct Algorithm {
   std::uint64_t words[8] = {};
   std::uint64_t workspace = 0;
+  std::int64_t id = -1;  // the library's number of its family; -1: it gave none
   bool refused = false;
+  bool timed = false;  // the fastest of several, else the library's first
 };
 struct KeyedAlgorithm {
   ProductKey key;
   Algorithm algorithm;
 };
+Choice describe(const KeyedAlgorithm& each);
 /// Bytes for ranks of the same build; `version` is that of library and device together.
 std::vector<std::byte> pack_algorithms(std::uint64_t version,
                                        const std::vector<KeyedAlgorithm>& algorithms);
@@ -86,6 +89,7 @@ class Products {
   /// See Choosing.
   virtual std::vector<std::byte> algorithms() const = 0;
   virtual void use_algorithms(std::span<const std::byte> bytes) = 0;
+  virtual std::vector<Choice> describe_algorithms() const = 0;
 };
 
 struct LibraryOptions {

@@ -9,10 +9,10 @@ namespace trireme::ops {
 namespace {
 
 constexpr std::uint64_t magic =
-    0x31676c6174757274;  // of the packed bytes, with the layout's number
+    0x32676c6174757274;  // of the packed bytes, with the layout's number
 
 using Words = std::vector<std::uint64_t>;
-constexpr std::size_t head_words = 3, entry_words = 27;
+constexpr std::size_t head_words = 3, entry_words = 29;
 
 void append(Words& words, const BlasMatrix& x) {
   for (const std::int64_t value : {x.rows, x.columns, x.leading, std::int64_t{x.transposed}}) {
@@ -33,7 +33,9 @@ void append(Words& words, const KeyedAlgorithm& each) {
   }
   words.insert(words.end(), std::begin(each.algorithm.words), std::end(each.algorithm.words));
   words.push_back(each.algorithm.workspace);
+  words.push_back(static_cast<std::uint64_t>(each.algorithm.id));
   words.push_back(each.algorithm.refused ? 1 : 0);
+  words.push_back(each.algorithm.timed ? 1 : 0);
 }
 
 BlasMatrix matrix_at(const std::uint64_t* words) {
@@ -56,7 +58,9 @@ KeyedAlgorithm entry_at(const std::uint64_t* words) {
   each.key.result_alignment = static_cast<std::uint8_t>(words[16]);
   std::copy_n(words + 17, 8, each.algorithm.words);
   each.algorithm.workspace = words[25];
-  each.algorithm.refused = words[26] != 0;
+  each.algorithm.id = static_cast<std::int64_t>(words[26]);
+  each.algorithm.refused = words[27] != 0;
+  each.algorithm.timed = words[28] != 0;
   return each;
 }
 
@@ -119,14 +123,27 @@ ProductKey key_of(const Product& product) {
   return key;
 }
 
-std::string describe(const ProductKey& key) {
+Choice describe(const KeyedAlgorithm& each) {
   constexpr const char* types[] = {"fp32", "bf16", "fp16"};
-  constexpr const char* epilogues[] = {
-      "", ", bias", ", gelu", ", bias and gelu", ", slope of gelu", ", row sums"};
-  const std::int64_t depth = key.right.transposed ? key.right.columns : key.right.rows;
-  return fmt::format("{} x {} x {} of {} into {}{}", key.result.columns, key.result.rows, depth,
-                     types[static_cast<int>(key.factors)], types[static_cast<int>(key.results)],
-                     epilogues[static_cast<int>(key.epilogue)]);
+  constexpr const char* epilogues[] = {"none",          "bias",          "gelu",
+                                       "bias and gelu", "slope of gelu", "row sums"};
+  const ProductKey& key = each.key;
+  const Algorithm& algorithm = each.algorithm;
+  Choice choice;
+  // Column-major, the library's `left` is our b, and `result` has our columns as its rows.
+  choice.rows = key.result.columns;
+  choice.columns = key.result.rows;
+  choice.depth = key.right.transposed ? key.right.columns : key.right.rows;
+  choice.factors = types[static_cast<int>(key.factors)];
+  choice.result = types[static_cast<int>(key.results)];
+  choice.form = {key.right.transposed ? 'T' : 'N', key.left.transposed ? 'T' : 'N'};
+  choice.accumulates = key.accumulate;
+  choice.epilogue = epilogues[static_cast<int>(key.epilogue)];
+  choice.algorithm =
+      algorithm.refused ? "none of the library's"
+                        : fmt::format("{}, work space {} bytes", algorithm.id, algorithm.workspace);
+  choice.source = algorithm.timed ? "timed" : "heuristic";
+  return choice;
 }
 
 std::vector<std::byte> pack_algorithms(std::uint64_t version,

@@ -1,0 +1,110 @@
+// The walk over what is updated: which element of the model each one is, in whatever layout.
+#include "trireme/state/update.hpp"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "trireme/model/transformer.hpp"
+
+namespace trireme::state {
+namespace {
+
+/// Fused rows with fewer key/value heads than tiles, and widths that tiles do not divide.
+model::ModelConfig llama() {
+  model::ModelConfig config;
+  config.layers = 2;
+  config.width = 48;
+  config.heads = 6;
+  config.kv_heads = 2;
+  config.hidden = 70;
+  config.vocabulary = 47;
+  config.sequence = 11;
+  config.norm = "rmsnorm";
+  config.position = "rotary";
+  config.activation = "swiglu";
+  config.bias = false;
+  config.resolve();
+  return config;
+}
+
+/// Index in the model of each element of a rank's flat buffer, run by run; -1 in gaps.
+std::vector<std::int64_t> indices_of(const params::Layout& layout) {
+  std::vector<std::int64_t> bases{0}, result(static_cast<std::size_t>(layout.elements()), -1);
+  for (const params::Parameter& row : layout.table().rows()) {
+    bases.push_back(bases.back() + row.shape.elements());
+  }
+  for (const params::Block& block : layout.blocks()) {
+    layout.for_each_run(block, [&](const params::Run& run) {
+      for (std::int64_t i = 0; i < run.elements; ++i) {
+        result[static_cast<std::size_t>(block.offset + run.local + i)] =
+            bases[static_cast<std::size_t>(block.row)] + run.logical + i;
+      }
+    });
+  }
+  return result;
+}
+
+void expect_the_models_indices(const params::Layout& layout, int ranks, int rank) {
+  const ShardMap shards(layout, ranks, rank);
+  device::MemoryLedger ledger;
+  StateOptions options;
+  options.zero = zero_policy(ranks > 1 ? 3 : 0);
+  options.shares.compute = DType::bf16;
+  const ModelState state(layout, shards, options, ledger);
+  const std::vector<std::int64_t> expected = indices_of(layout);
+  const auto ranges = update_ranges(state, true);
+  for (const params::FlatRange& own : shards.own_ranges()) {
+    std::int64_t covered = 0;
+    for (const optim::UpdateRange& range : ranges) {
+      const std::int64_t begin = range.offset - own.offset;
+      if (begin < 0 || begin >= own.elements.size()) continue;
+      EXPECT_EQ(begin, covered) << "ranges are in order";
+      for (std::int64_t i = 0; i < range.parameters.elements(); ++i) {
+        const std::int64_t at = own.elements.begin + begin + i;
+        const std::int64_t index = expected[static_cast<std::size_t>(at)];
+        if (index >= 0) {
+          ASSERT_EQ(range.indices(i), index) << "element " << at << " of the rank";
+        }
+      }
+      covered += range.parameters.elements();
+    }
+    EXPECT_EQ(covered, own.elements.size());
+  }
+}
+
+TEST(UpdateRanges, KnowEachElementsIndexInTheModel) {
+  const model::Transformer model(llama());
+  const auto units = static_cast<std::int64_t>(model.units().size());
+  for (const int tiles : {1, 2, 4, 8}) {
+    for (const int count : {1, 2, tiles}) {
+      for (int first = 0; first + count <= tiles; first += count) {
+        const params::Layout layout(model.table(), {{0, units}}, {tiles, first, count});
+        for (int rank = 0; rank < 3; ++rank) {
+          expect_the_models_indices(layout, 3, rank);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(UpdateRanges, AreCutForIndicesAlone) {
+  const model::Transformer model(llama());
+  const auto units = static_cast<std::int64_t>(model.units().size());
+  const params::Layout layout(model.table(), {{0, units}}, {4, 1, 1});
+  const ShardMap shards(layout, 1, 0);
+  device::MemoryLedger ledger;
+  StateOptions options;
+  options.shares.compute = DType::bf16;
+  const ModelState state(layout, shards, options, ledger);
+  const std::size_t plain = update_ranges(state).size(),
+                    indexed = update_ranges(state, true).size();
+  EXPECT_LT(plain, layout.blocks().size());
+  // Each block one, a fused one as many as it has parts: columns of a row-split layer are no ranges
+  // of their own.
+  EXPECT_LE(indexed, 2 * layout.blocks().size());
+}
+
+}  // namespace
+}  // namespace trireme::state
