@@ -8,6 +8,7 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/environment.hpp"
+#include "trireme/ops/cpu_products.hpp"
 #include "trireme/optim/schedule.hpp"
 #include "trireme/parallel/placement.hpp"
 #include "trireme/plan/memory.hpp"
@@ -86,7 +87,8 @@ Ending Trainer::run() {
   });
   for (const std::string& line : broken) say("passed over: " + line);
   comm::require_same_environment(
-      grid_.world(), {.instructions = ops::instruction_set(),
+      grid_.world(), {.instructions = fmt::format("{}, bf16 by {}", ops::instruction_set(),
+                                                  ops::cpu_bf16_products()),
                       .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
   replica_.initialise();
   if (!folder.empty()) resume(folder);
