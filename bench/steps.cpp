@@ -1,7 +1,8 @@
 // Whole training steps on a device: for each model tokens/s, MFU against the nominal and the
 // measured peak, the most memory held, the time by group of operations, and op by op what share of
 // the ceiling that bounds it was reached.
-//   trireme_bench_steps [--results FILE] [--nominal TFLOPS] [--steps LEAST] [cuda|cpu] [COMPUTE]
+//   trireme_bench_steps [--results FILE] [--nominal TFLOPS] [--steps LEAST]
+//                       [--recompute none|cheap|selective|full] [cuda|cpu] [COMPUTE]
 //                       [PRESET:BATCH[:SEQUENCE] …]
 // BATCH is each rank's. At least LEAST steps (5) are timed, after three others; with 1 after one
 // other, where only memory is asked for. FILE gets the same as JSON, for bench/compare.py and
@@ -47,7 +48,8 @@ Case parse_case(const std::string& text) {
 
 struct Arguments {
   std::string results, device = "auto", compute;
-  double nominal = 0;  // operations per second
+  std::string recompute;  // empty: what is usual on the device
+  double nominal = 0;     // operations per second
   std::size_t steps = 5;
   std::vector<Case> cases;
 };
@@ -56,10 +58,13 @@ Arguments parse(const std::vector<std::string>& words) {
   Arguments parsed;
   int place = 0;
   for (std::size_t i = 0; i < words.size(); ++i) {
-    const bool named = words[i] == "--results" || words[i] == "--nominal" || words[i] == "--steps";
+    const bool named = words[i] == "--results" || words[i] == "--nominal" ||
+                       words[i] == "--steps" || words[i] == "--recompute";
     if (named && i + 1 == words.size()) throw Error("{}: wants a value", words[i]);
     if (words[i] == "--results") {
       parsed.results = words[++i];
+    } else if (words[i] == "--recompute") {
+      parsed.recompute = words[++i];
     } else if (words[i] == "--nominal") {
       parsed.nominal = std::atof(words[++i].c_str()) * 1e12;
     } else if (words[i] == "--steps") {
@@ -134,6 +139,20 @@ model::ModelConfig model_of(const Case& each) {
   return config;
 }
 
+model::Recompute recompute_of(const std::string& name, bool host) {
+  using model::Recompute;
+  static const std::map<std::string, Recompute> policies = {{"", parallel::usual_recompute(host)},
+                                                            {"none", Recompute::none},
+                                                            {"cheap", Recompute::cheap},
+                                                            {"selective", Recompute::selective},
+                                                            {"full", Recompute::full}};
+  const auto found = policies.find(name);
+  if (found == policies.end()) {
+    throw Error("--recompute {}: none, cheap, selective or full", name);
+  }
+  return found->second;
+}
+
 /// The model's shape, for those who build it elsewhere.
 json to_json(const model::ModelConfig& config) {
   return {{"layers", config.layers},
@@ -153,7 +172,8 @@ json to_json(const model::ModelConfig& config) {
 }
 
 json run_case(comm::Session& session, const train::ComputeDevice& computes, DType compute,
-              const Case& each, std::size_t steps, Ceilings ceilings) {
+              const Case& each, const Arguments& arguments, Ceilings ceilings) {
+  const std::size_t steps = arguments.steps;
   const model::ModelConfig config = model_of(each);
   device::Device& device = computes.device();
   device::MemoryLedger ledger(device);
@@ -163,7 +183,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   MeasuredOps* measured = nullptr;
   parallel::ReplicaOptions options;
   options.stage = {.sequences = each.batch,
-                   .recompute = parallel::usual_recompute(device.is_host()),
+                   .recompute = recompute_of(arguments.recompute, device.is_host()),
                    .exact_gelu = device.is_host(),
                    .compute = compute};
   options.threads = 0;
@@ -308,7 +328,7 @@ int run(int argc, char** argv) {
   bool whole = true;
   for (const Case& each : arguments.cases) {
     try {
-      all["cases"].push_back(run_case(session, computes, compute, each, arguments.steps, ceilings));
+      all["cases"].push_back(run_case(session, computes, compute, each, arguments, ceilings));
     } catch (const Error& error) {
       whole = false;
       fmt::print("{}: {}\n", each.preset, error.what());

@@ -171,7 +171,8 @@ Ending train_served(Servers& servers, comm::Session& workers, const GridPlan& pl
 
 Surroundings look_around(const comm::Session& session, comm::Communicator& everyone, int threads) {
   comm::require_same_environment(
-      everyone, {.instructions = ops::instruction_set(),
+      everyone, {.instructions = fmt::format("{}, bf16 by {}", ops::instruction_set(),
+                                             ops::cpu_bf16_products()),
                  .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
   return {.provenance = report::provenance(everyone, versions()),
           .shared_cores = comm::core_warning(session, threads)};

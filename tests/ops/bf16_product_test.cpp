@@ -4,7 +4,6 @@
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 
-#include "../../src/ops/cpu/bf16_onednn.hpp"
 #include "../../src/ops/cpu/bf16_tiles.hpp"
 #include "bf16_support.hpp"
 
@@ -156,7 +155,6 @@ TEST_P(NarrowProductTest, FusedEqualsTheSameApart) {
 }
 
 TEST(NarrowWorkspace, IsWhatWasForetold) {
-  if (OnednnProducts::preferred()) GTEST_SKIP() << "oneDNN keeps its own work space";
   for (const int threads : {1, 3}) {
     for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
              {3, 5, 7}, {500, 700, 90}, {20, 70, 9001}, {1000, 64, 2500}}) {
@@ -199,66 +197,97 @@ TEST_P(NarrowProductTest, WrongShapesAndTypesAreRefused) {
   EXPECT_ANY_THROW(ops->matmul(c, a, wide, {}));
 }
 
-/// Both kinds of tiles read the same panels: what one packs the other multiplies.
+/// Tiles of vectors and of AMX, where there are any.
+std::vector<const Bf16Tiles*> special_tiles() {
+  std::vector<const Bf16Tiles*> all;
+  for (const Bf16Tiles* each : {native_bf16_tiles(), amx_bf16_tiles()}) {
+    if (each != nullptr) all.push_back(each);
+  }
+  return all;
+}
+
+/// All kinds of tiles read the same panels: what one packs the other multiplies.
 TEST(Bf16Tiles, AgreeOnPanels) {
-  const Bf16Tiles* native = native_bf16_tiles();
-  if (native == nullptr) GTEST_SKIP() << "this processor has no AVX512_BF16";
+  if (special_tiles().empty()) GTEST_SKIP() << "this processor has no AVX512_BF16";
   const Bf16Tiles& portable = portable_bf16_tiles();
-  for (const auto& [k, n] :
-       std::vector<std::array<std::int64_t, 2>>{{1, 1}, {7, 65}, {33, 64}, {64, 130}, {40, 31}}) {
-    for (const bool transposed : {false, true}) {
-      Narrow b = narrowed(random_array(transposed ? Shape{n, k} : Shape{k, n}, 1), 3);
-      const auto words = static_cast<std::size_t>(packed_words(k, n));
-      std::vector<std::uint32_t> one(words), two(words);
-      const std::int64_t stride = b.view().stride(0);
-      native->pack(k, n, transposed, &b[0], stride, one.data());
-      portable.pack(k, n, transposed, &b[0], stride, two.data());
-      // Columns that the last panel lacks are never read.
-      for (std::size_t i = 0; i < words; ++i) {
-        const auto panel = static_cast<std::int64_t>(i) / panel_words(k);
-        if (panel * panel_columns + static_cast<std::int64_t>(i) % panel_columns >= n) continue;
-        ASSERT_EQ(one[i], two[i]) << k << " " << n << " word " << i;
+  for (const Bf16Tiles* tiles : special_tiles()) {
+    for (const auto& [k, n] :
+         std::vector<std::array<std::int64_t, 2>>{{1, 1}, {7, 65}, {33, 64}, {64, 130}, {40, 31}}) {
+      for (const bool transposed : {false, true}) {
+        Narrow b = narrowed(random_array(transposed ? Shape{n, k} : Shape{k, n}, 1), 3);
+        const auto words = static_cast<std::size_t>(packed_words(k, n));
+        std::vector<std::uint32_t> one(words), two(words);
+        const std::int64_t stride = b.view().stride(0);
+        tiles->pack(k, n, transposed, &b[0], stride, one.data());
+        portable.pack(k, n, transposed, &b[0], stride, two.data());
+        // Columns that the last panel lacks are never read.
+        for (std::size_t i = 0; i < words; ++i) {
+          const auto panel = static_cast<std::int64_t>(i) / panel_words(k);
+          if (panel * panel_columns + static_cast<std::int64_t>(i) % panel_columns >= n) continue;
+          ASSERT_EQ(one[i], two[i]) << k << " " << n << " word " << i;
+        }
       }
     }
   }
 }
 
-/// What processors with AMX use, here with whatever oneDNN has for bf16.
-TEST(OnednnProducts, EveryFormAgreesWithTheTiles) {
-  OnednnProducts onednn;
-  const auto ops = make_cpu_ops(1);
-  const std::int64_t m = 37, n = 66, k = 45;
-  for (int form = 0; form < 16; ++form) {
-    const bool ta = form & 1, tb = form & 2, wide = form & 4, more = form & 8;
-    Both a(ta ? Shape{k, m} : Shape{m, k}, 1, 1, 3), b(tb ? Shape{n, k} : Shape{k, n}, 2, 1, 5);
-    Both bias({n}, 3), before({m, n}, 4, 1, 2);
-    Array sums({m, n});
-    MatmulOptions options{.transpose_a = ta, .transpose_b = tb};
-    options.accumulate = more;
-    if (!more) options.bias = bias.narrow;
-    for (std::int64_t i = 0; i < sums.elements(); ++i) sums[i] = before.wide[i];
-    ops->matmul(sums, a.narrow, b.narrow, options);
-    Array to_wide({m, n}, 2);
-    for (std::int64_t i = 0; i < sums.elements(); ++i) to_wide[i] = before.wide[i];
-    Narrow to_narrow = before.narrow;
-    const OnednnProduct product{
-        m,     n,    k,    ta,    tb, a.narrow.view().stride(0), b.narrow.view().stride(0),
-        n + 2, wide, more, !more, 1};
-    try {
-      onednn.implementation(product);
-    } catch (const std::exception& error) {
-      GTEST_SKIP() << "oneDNN has no products of bf16 here: " << error.what();
-    }
-    onednn.run(product, &a.narrow[0], &b.narrow[0],
-               wide ? static_cast<void*>(&to_wide[0]) : &to_narrow[0],
-               more ? nullptr : &bias.narrow[0]);
-    // Two sums of k + 2 terms below 1, each off by (k + 2)·2u of their sizes.
-    const std::vector<double> bound(static_cast<std::size_t>(m * n), 4.0 * (k + 2) * roundoff * k);
-    const std::string what = std::to_string(form) + " by " + onednn.implementation(product);
-    if (wide) {
-      expect_close(to_wide, widen(sums), bound, what);
-    } else {
-      expect_rounded(to_narrow, sums, what, 1, bound);
+/// What lies behind the factors' ends, or beside columns that exist, is not taken in, though whole
+/// registers are read: all of it is NaN here. Small integers, so that every sum is exact.
+TEST(Bf16Tiles, GiveTheSameSumsOfIntegers) {
+  if (special_tiles().empty()) GTEST_SKIP() << "this processor has no AVX512_BF16";
+  const auto integers = [](const Shape& shape, std::uint32_t stream) {
+    const Integers whole = random_integers(shape, stream, 9);
+    Array x(shape);
+    for (std::int64_t i = 0; i < x.elements(); ++i) x[i] = static_cast<float>(whole[i] - 4);
+    return narrowed(x, 5);  // NaN in the gaps
+  };
+  constexpr std::uint32_t nan_words = 0xffb3ffb3U;
+  for (const Bf16Tiles* tiles : special_tiles()) {
+    const TileScope scope(*tiles);
+    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{1, 1, 1},
+                                                                          {16, 16, 32},
+                                                                          {17, 33, 31},
+                                                                          {32, 64, 64},
+                                                                          {33, 65, 65},
+                                                                          {50, 130, 97},
+                                                                          {100, 15, 200},
+                                                                          {7, 48, 2},
+                                                                          {64, 64, 63}}) {
+      Narrow a = integers({m, k}, 1), turned = integers({k, m}, 2), b = integers({k, n}, 3);
+      const auto packed = [&](Narrow& x, std::int64_t columns) {
+        std::vector<std::uint32_t> words(static_cast<std::size_t>(packed_words(k, columns)) + 64,
+                                         nan_words);
+        tiles->pack(k, columns, false, &x[0], x.view().stride(0), words.data());
+        return words;
+      };
+      const std::vector<std::uint32_t> right = packed(b, n), left = packed(turned, m);
+      for (const bool add : {false, true}) {
+        Array in_place({m, n}, 3), from_packed({m, n}, 3);
+        std::vector<double> of_rows, of_columns;
+        for (std::int64_t i = 0; i < m * n; ++i) {
+          in_place[i] = from_packed[i] = static_cast<float>(i % 7);
+          double sum0 = add ? in_place[i] : 0, sum1 = sum0;
+          for (std::int64_t l = 0; l < k; ++l) {
+            sum0 += widened(a[i / n * k + l]) * widened(b[l * n + i % n]);
+            sum1 += widened(turned[l * m + i / n]) * widened(b[l * n + i % n]);
+          }
+          of_rows.push_back(sum0);
+          of_columns.push_back(sum1);
+        }
+        TileResult result;
+        result.accumulate = add;
+        result.stride = n + 3;
+        result.wide = &in_place[0];
+        tiles->multiply(m, n, k, &a[0], k + 5, right.data(), result);
+        result.wide = &from_packed[0];
+        tiles->multiply_packed(m, n, k, left.data(), right.data(), result, nullptr);
+        const std::vector<double> exactly(of_rows.size(), 0);
+        const std::string what = std::to_string(m) + " " + std::to_string(n) + " " +
+                                 std::to_string(k) + (add ? " added, tiles of " : ", tiles of ") +
+                                 std::to_string(tiles->rows) + " rows";
+        expect_close(in_place, of_rows, exactly, what);
+        expect_close(from_packed, of_columns, exactly, what + ", packed");
+      }
     }
   }
 }

@@ -23,7 +23,7 @@ near() {  # two run folders: 20 losses each, within 1 %
 }
 
 run 1 wide fp32 >out-wide
-if "$TRIREME" info | grep -q '^ *bf16 products *AVX512_BF16'; then
+if "$TRIREME" info | grep -Eq '^ *bf16 products *(AMX|AVX512_BF16)'; then
   run 1 narrow bf16 >out-narrow
   near wide narrow
   if cmp -s <(losses wide) <(losses narrow); then

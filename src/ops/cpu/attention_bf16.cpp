@@ -83,8 +83,12 @@ void for_panels(std::int64_t begin, std::int64_t end, const Body& body) {
 
 /// Rows that are multiplied at a time: between them memory is fetched ahead, and where the mask is
 /// plain, keys behind the last of them are left out.
-constexpr std::int64_t row_step = 2 * tile_rows;
-constexpr std::int64_t lines_of_step = 28;
+std::int64_t row_step() {
+  const std::int64_t rows = bf16_tiles().rows;
+  return rows * std::max<std::int64_t>(1, 2 * tile_rows / rows);
+}
+/// Lines to fetch ahead while `rows` of them are multiplied.
+std::int64_t lines_of(std::int64_t rows) { return 28 * rows / (2 * tile_rows); }
 
 /// One past the last key that rows [row, row + count) of a block from `begin` on see.
 std::int64_t reach_of(const Problem& p, std::int64_t begin, std::int64_t row, std::int64_t count) {
@@ -96,9 +100,10 @@ std::int64_t reach_of(const Problem& p, std::int64_t begin, std::int64_t row, st
 void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                    std::int64_t rows, float factor, const Bf16* x, std::int64_t stride,
                    const std::uint32_t* words, float* scores, Ahead& ahead) {
+  const std::int64_t step = row_step();
   const auto of_panel = [&](const KeyRun& run, std::int64_t first, std::int64_t last) {
-    for (std::int64_t row = 0; row < rows; row += row_step) {
-      const std::int64_t count = std::min(row_step, rows - row);
+    for (std::int64_t row = 0; row < rows; row += step) {
+      const std::int64_t count = std::min(step, rows - row);
       const std::int64_t wanted =
           std::clamp<std::int64_t>(reach_of(p, begin, row, count) - first, 0, last - first);
       const std::int64_t columns = std::min(last - first, (wanted + 15) / 16 * 16);
@@ -113,7 +118,7 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t be
       bf16_tiles().multiply(
           count, columns, p.size, x + row * stride, stride,
           words + first / panel_columns * panel_words(p.size) + first % panel_columns, result);
-      ahead.fetch(lines_of_step);
+      ahead.fetch(lines_of(count));
     }
   };
   for (const KeyRun& run : visible.runs) {
@@ -128,10 +133,11 @@ void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t
                       std::int64_t rows, const float* weights, const std::uint32_t* words, bool add,
                       float* sums, Ahead& ahead) {
   const Bf16Tiles& tiles = bf16_tiles();
+  const std::int64_t step = row_step();
   const auto* narrow = reinterpret_cast<const Bf16*>(weights);
   for (const KeyRun& run : visible.runs) {
-    for (std::int64_t row = 0; row < rows; row += row_step) {
-      const std::int64_t count = std::min(row_step, rows - row);
+    for (std::int64_t row = 0; row < rows; row += step) {
+      const std::int64_t count = std::min(step, rows - row);
       const std::int64_t keys = std::clamp<std::int64_t>(reach_of(p, begin, row, count) - run.begin,
                                                          0, run.end - run.begin);
       for (std::int64_t column = 0; column < p.size; column += panel_columns) {
@@ -145,7 +151,7 @@ void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t
             words + column / panel_columns * panel_words(p.keys) + run.begin / 2 * panel_columns,
             result);
       }
-      ahead.fetch(lines_of_step);
+      ahead.fetch(lines_of(count));
     }
     add = true;
   }
@@ -245,6 +251,7 @@ void CpuOps::narrow_attention(const Tensor& out, const Tensor& lse, const Tensor
     if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     const Bf16Tiles& tiles = bf16_tiles();
+    const TileScope scope(tiles);
     tiles.pack(p.size, p.keys, true, key.at(b, 0, group), key.stride, work.keys_turned);
     tiles.pack(p.keys, p.size, false, value.at(b, 0, group), value.stride, work.values);
     for (std::int64_t block = task % parts; block < p.blocks(); block += parts) {
@@ -298,6 +305,7 @@ void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const
     std::fill_n(my_dk, part_size, 0.0F);
     std::fill_n(my_dv, part_size, 0.0F);
     const Bf16Tiles& tiles = bf16_tiles();
+    const TileScope scope(tiles);
     tiles.pack(p.size, p.keys, true, g.k.at(b, 0, group), g.k.stride, work.keys_turned);
     tiles.pack(p.size, p.keys, true, g.v.at(b, 0, group), g.v.stride, work.values);
     tiles.pack(p.keys, p.size, false, g.k.at(b, 0, group), g.k.stride, work.keys);

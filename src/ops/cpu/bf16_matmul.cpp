@@ -1,7 +1,7 @@
-// Matrix products of bf16 factors, by oneDNN where the processor has AMX, else by our tiles: tasks
-// of a block of columns by a section of rows, each of which packs its part of the right factor and,
-// where that is transposed, of the left one. No bits depend on the number of threads: an element's
-// sum is cut by the inner dimension's extent alone (and by whether the left factor is transposed).
+// Matrix products of bf16 factors by our tiles: tasks of a block of columns by a section of rows,
+// each of which packs its part of the right factor and, where that is transposed, of the left one.
+// No bits depend on the number of threads: an element's sum is cut by the inner dimension's extent
+// alone (and by whether the left factor is transposed).
 #include <algorithm>
 
 #include "trireme/ops/cpu_workspace.hpp"
@@ -38,13 +38,11 @@ struct Cut {
 
   Cut(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed, int threads)
       : k(k),
-        inner(std::clamp<std::int64_t>(k, 1, transposed ? 1024 : 4096)),
+        inner(std::clamp<std::int64_t>(k, 1, transposed ? packed_depth : 4096)),
         packs_left(transposed),
-        rows(transposed ? 4 * panel_columns
-                        : std::max<std::int64_t>(1, (std::int64_t{1} << 15) / inner / tile_rows) *
-                              tile_rows),
-        columns(n, column_blocks(n, transposed, threads), panel_columns),
-        sections(m, section_count(m, threads), transposed ? panel_columns : tile_rows) {}
+        rows(row_block(bf16_tiles().rows)),
+        columns(n, column_blocks(n, threads), panel_columns),
+        sections(m, section_count(m, threads), transposed ? panel_columns : bf16_tiles().rows) {}
   std::int64_t tasks() const { return columns.count() * sections.count(); }
   std::size_t words() const {
     return static_cast<std::size_t>(packed_words(inner, columns.most()));
@@ -64,20 +62,34 @@ struct Cut {
   }
 
  private:
-  std::int64_t column_blocks(std::int64_t n, bool transposed, int threads) const {
+  /// AMX multiplies so fast that packing a block for a few rows would be felt: threads take columns
+  /// of their own rather than rows.
+  static bool fast() { return bf16_tiles().rows > tile_rows; }
+  std::int64_t row_block(std::int64_t tile) const {
+    if (packs_left) return 4 * panel_columns;
+    const std::int64_t fit = (std::int64_t{1} << 15) / inner / tile;
+    return std::max<std::int64_t>(fast() ? 4 : 1, fit) * tile;
+  }
+  std::int64_t column_blocks(std::int64_t n, int threads) const {
     // A packed block of 1 MB; of 2 MB where each more of them packs the left factor again.
     const std::int64_t most = std::max<std::int64_t>(
-        1, (std::int64_t{3} << (transposed ? 18 : 17)) / inner / panel_columns);
+        1, (std::int64_t{3} << (packs_left ? 18 : 17)) / inner / panel_columns);
     const std::int64_t panels = parts(n, panel_columns);
-    const std::int64_t wanted = transposed ? 1 : std::min<std::int64_t>(panels, threads);
-    return std::max({std::int64_t{1}, parts(panels, most), wanted});
+    const std::int64_t wanted = packs_left ? 1 : std::min<std::int64_t>(panels, threads);
+    const std::int64_t count = std::max({std::int64_t{1}, parts(panels, most), wanted});
+    if (!fast() || packs_left || count < threads) return count;
+    return std::min(panels, parts(count, threads) * threads);
   }
   std::int64_t section_count(std::int64_t m, int threads) const {
-    constexpr std::int64_t least = 192;  // rows for which a block is worth packing
+    const std::int64_t least =
+        fast() && !packs_left ? 768 : 192;  // that a block is worth packing for
     if (threads == 1) return 1;
-    const std::int64_t wanted =
-        parts(4 * std::int64_t{threads}, std::max<std::int64_t>(1, columns.count()));
-    return std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, m / least));
+    const std::int64_t blocks = std::max<std::int64_t>(1, columns.count());
+    const std::int64_t wanted = parts(4 * std::int64_t{threads}, blocks);
+    // Few columns: rows for every thread all the same.
+    const std::int64_t each = parts(std::int64_t{threads}, blocks);
+    const std::int64_t most = std::max({std::int64_t{1}, m / least, std::min(each, m / 192)});
+    return std::clamp<std::int64_t>(wanted, 1, most);
   }
 };
 
@@ -139,6 +151,7 @@ TileResult lower(TileResult result, std::int64_t rows) {
 
 void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* scratch) {
   const Bf16Tiles& tiles = bf16_tiles();
+  const TileScope scope(tiles);
   auto* words = reinterpret_cast<std::uint32_t*>(scratch);
   std::uint32_t* left = words + cut.words();
   auto* sums = reinterpret_cast<float*>(left + cut.left_words());
@@ -180,7 +193,7 @@ int threads_of(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
 
 std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed,
                                   bool wide, int threads) {
-  if (m == 0 || n == 0 || (k > 0 && OnednnProducts::preferred())) return 0;
+  if (m == 0 || n == 0) return 0;
   threads = threads_of(m, n, k, threads);
   return static_cast<std::size_t>(threads) *
          Cut(m, n, k, transposed, threads).bytes_of_thread(wide);
@@ -223,19 +236,6 @@ void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   }
   if (m == 0 || n == 0) return;
   p.bias = flat_or_null<Bf16>(options.bias, n);
-  if (OnednnProducts::preferred() && k > 0) {
-    onednn_.run({m, n, k, options.transpose_a, options.transpose_b, p.left.stride, p.right.stride,
-                 wide ? p.wide.stride : p.narrow.stride, wide, options.accumulate,
-                 p.bias != nullptr, product_threads_},
-                p.left.data, p.right.data, wide ? static_cast<void*>(p.wide.data) : p.narrow.data,
-                p.bias);
-    if (gelu || dgelu) {
-      parallel_rows(threads_, m, n, [&](std::int64_t begin, std::int64_t end) {
-        activate(p, begin, end - begin, 0, n);
-      });
-    }
-    return;
-  }
   const int threads = threads_of(m, n, k, threads_);
   const Cut cut(m, n, k, options.transpose_a, threads);
   const std::size_t own = cut.bytes_of_thread(wide);

@@ -155,22 +155,27 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
 }  // namespace
 
 const Bf16Tiles& portable_bf16_tiles() {
-  static const Bf16Tiles functions{pack, multiply, multiply_packed};
+  static const Bf16Tiles functions{tile_rows, pack, multiply, multiply_packed, [] {}, [] {}};
   return functions;
 }
 
 const Bf16Tiles& bf16_tiles() {
-  constexpr auto wanted = static_cast<unsigned>(dnnl_cpu_isa_avx512_core_bf16);
-  static const bool allowed =
-      (static_cast<unsigned>(dnnl_get_effective_cpu_isa()) & wanted) == wanted;
+  const auto may_use = [](dnnl_cpu_isa_t isa) {
+    const auto wanted = static_cast<unsigned>(isa);
+    return (static_cast<unsigned>(dnnl_get_effective_cpu_isa()) & wanted) == wanted;
+  };
+  static const bool vectors = may_use(dnnl_cpu_isa_avx512_core_bf16);
+  static const bool amx = may_use(dnnl_cpu_isa_avx512_core_amx) && amx_bf16_tiles() != nullptr;
   const Bf16Tiles* native = HWY_DYNAMIC_DISPATCH(tiles_of_target)();
-  return allowed && native != nullptr ? *native : portable_bf16_tiles();
+  if (!vectors || native == nullptr) return portable_bf16_tiles();
+  return amx ? *amx_bf16_tiles() : *native;
 }
 
-bool cpu_multiplies_bf16() { return &bf16_tiles() == native_bf16_tiles(); }
+bool cpu_multiplies_bf16() { return &bf16_tiles() != &portable_bf16_tiles(); }
 
 std::string cpu_bf16_products() {
-  return cpu_multiplies_bf16() ? "AVX512_BF16" : "widened to fp32 (no AVX512_BF16)";
+  if (!cpu_multiplies_bf16()) return "widened to fp32 (no AVX512_BF16)";
+  return &bf16_tiles() == amx_bf16_tiles() ? "AMX" : "AVX512_BF16";
 }
 
 }  // namespace trireme::ops

@@ -1,8 +1,8 @@
 // Products of bf16 with fp32 sums, on one thread: the right factor is packed into panels of 64
 // columns, in which the elements of two neighbouring rows lie in one 32-bit word, as AVX512_BF16
-// wants them; the left one is read in place, or from such panels where it is transposed. An
-// element's sum runs over the inner dimension in ascending order in one chain, whatever lies beside
-// it: its bits depend on neither the matrices' other extents nor on threads.
+// and AMX want them; the left one is read in place, or from such panels where it is transposed. An
+// element's sum runs over the inner dimension in an order that follows from its extent alone,
+// whatever lies beside it: its bits depend on neither the matrices' other extents nor on threads.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,11 @@
 
 namespace trireme::ops {
 
-/// Columns of a panel, and rows of the left factor that are multiplied with one at a time.
+/// Columns of a panel; rows of the left factor that tiles of vectors multiply with one at a time;
+/// and rows of a packed left factor at most.
 inline constexpr std::int64_t panel_columns = 64;
 inline constexpr std::int64_t tile_rows = 6;
+inline constexpr std::int64_t packed_depth = 1024;
 
 /// Words of a packed factor of k rows and n columns.
 inline std::int64_t panel_words(std::int64_t k) { return (k + 1) / 2 * panel_columns; }
@@ -36,8 +38,9 @@ struct TileResult {
   std::int64_t before_stride = 0;
 };
 
-/// What these tiles are made of on this machine. Both read the same panels.
+/// What these tiles are made of on this machine. All read the same panels.
 struct Bf16Tiles {
+  std::int64_t rows;  // of the left factor that are multiplied at a time
   /// words ← op(b) [k, n], of leading dimension `stride`, with zeros behind its end.
   void (*pack)(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::int64_t stride,
                std::uint32_t* words);
@@ -48,13 +51,31 @@ struct Bf16Tiles {
   /// fetched; null: of nothing.
   void (*multiply_packed)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
                           const std::uint32_t* right, const TileResult& result, Ahead* ahead);
+  /// What a thread calls before its first product and after its last; nothing between them may
+  /// use AMX otherwise.
+  void (*enter)();
+  void (*leave)();
 };
 
-/// Those of AVX512_BF16 where the processor has it (and ONEDNN_MAX_CPU_ISA lets it be used), else
-/// fp32 arithmetic on widened elements, at about the speed of fp32 products.
+/// Those of AMX or else AVX512_BF16 where the processor has them (and ONEDNN_MAX_CPU_ISA lets them
+/// be used), else fp32 arithmetic on widened elements, at about the speed of fp32 products.
 const Bf16Tiles& bf16_tiles();
 const Bf16Tiles& portable_bf16_tiles();
-/// Null where the processor or the compiler lacks the instructions.
+/// Of AVX512_BF16, and of AMX; null where the processor, the system or the compiler lacks the
+/// instructions.
 const Bf16Tiles* native_bf16_tiles();
+const Bf16Tiles* amx_bf16_tiles();
+
+/// Around a thread's products.
+class TileScope {
+ public:
+  explicit TileScope(const Bf16Tiles& tiles) : tiles_(tiles) { tiles_.enter(); }
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+  ~TileScope() { tiles_.leave(); }
+
+ private:
+  const Bf16Tiles& tiles_;
+};
 
 }  // namespace trireme::ops

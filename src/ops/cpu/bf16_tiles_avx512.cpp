@@ -1,24 +1,7 @@
-// Tiles of bf16 products with AVX512_BF16. Highway 1.0.3 has no such target: these functions name
-// theirs themselves.
-#include "bf16_tiles.hpp"
+// Tiles of bf16 products with AVX512_BF16.
+#include "bf16_avx512.hpp"
 
 #if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
-
-#include <cstring>
-
-#include <immintrin.h>
-
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the undefined vectors inside its own intrinsics for a mistake (its bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-
-#define TRIREME_BF16_TARGET \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")))
-#define TRIREME_BF16_LAMBDA \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma"), always_inline))
-#define TRIREME_BF16_INLINE TRIREME_BF16_TARGET inline __attribute__((always_inline))
 
 namespace trireme::ops {
 namespace {
@@ -47,47 +30,6 @@ struct Packed {
   TRIREME_BF16_INLINE __m512i single(int row, std::int64_t i) const { return pair(row, i); }
 };
 
-TRIREME_BF16_INLINE __mmask16 first_lanes(std::int64_t count) {
-  return count >= 16 ? __mmask16(0xffff) : static_cast<__mmask16>((1U << count) - 1);
-}
-
-TRIREME_BF16_INLINE __m512 widen(__m256i bits) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-/// Stores the lanes of a row's sums that exist.
-TRIREME_BF16_INLINE void finish(__m512 sum, const TileResult& result, std::int64_t row,
-                                std::int64_t column, __mmask16 lanes) {
-  const std::int64_t at = row * result.stride + column;
-  if (result.factor != 1) sum = _mm512_mul_ps(sum, _mm512_set1_ps(result.factor));
-  if (result.before != nullptr) {
-    const float* before = result.before + row * result.before_stride + column;
-    sum = _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, before), sum);
-  }
-  if (result.bias != nullptr) {
-    sum = _mm512_add_ps(sum, widen(_mm256_maskz_loadu_epi16(lanes, result.bias + column)));
-  }
-  if (result.wide != nullptr) {
-    if (result.accumulate) {
-      sum = _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, result.wide + at), sum);
-    }
-    _mm512_mask_storeu_ps(result.wide + at, lanes, sum);
-    return;
-  }
-  if (result.accumulate) {
-    sum = _mm512_add_ps(widen(_mm256_maskz_loadu_epi16(lanes, result.narrow + at)), sum);
-  }
-  const __m256bh rounded = _mm512_cvtneps_pbh(sum);
-  __m256i bits;
-  std::memcpy(&bits, &rounded, sizeof bits);
-  _mm256_mask_storeu_epi16(result.narrow + at, lanes, bits);
-}
-
-template <int rows, int vectors>
-struct Sums {
-  __m512 of[rows][vectors];
-};
-
 /// One pair of the inner dimension.
 template <int rows, int vectors>
 TRIREME_BF16_INLINE void add_pair(Sums<rows, vectors>& sums, const __m512i* left,
@@ -98,39 +40,6 @@ TRIREME_BF16_INLINE void add_pair(Sums<rows, vectors>& sums, const __m512i* left
     for (int v = 0; v < vectors; ++v) {
       sums.of[r][v] = _mm512_dpbf16_ps(sums.of[r][v], reinterpret_cast<__m512bh>(left[r]),
                                        reinterpret_cast<__m512bh>(right[v]));
-    }
-  }
-}
-
-// The same of what most tiles are: whole vectors, nothing but a bias or what was there to be added.
-template <int rows, int vectors>
-TRIREME_BF16_INLINE void finish_wide(const Sums<rows, vectors>& sums, const TileResult& result,
-                                     std::int64_t row, std::int64_t column) {
-  for (int r = 0; r < rows; ++r) {
-    float* to = result.wide + (row + r) * result.stride + column;
-    for (int v = 0; v < vectors; ++v) {
-      const __m512 sum = sums.of[r][v];
-      _mm512_storeu_ps(to + 16 * v,
-                       result.accumulate ? _mm512_add_ps(_mm512_loadu_ps(to + 16 * v), sum) : sum);
-    }
-  }
-}
-template <int rows, int vectors>
-TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const TileResult& result,
-                                       std::int64_t row, std::int64_t column) {
-  for (int v = 0; v < vectors; v += 2) {
-    const std::int64_t first = column + 16 * v;
-    const bool biased = result.bias != nullptr;
-    __m512 low = _mm512_setzero_ps(), high = low;
-    if (biased) {
-      low = widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(result.bias + first)));
-      high = widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(result.bias + first + 16)));
-    }
-    for (int r = 0; r < rows; ++r) {
-      const __m512 left = sums.of[r][v], right = sums.of[r][v + 1];
-      const __m512bh rounded = _mm512_cvtne2ps_pbh(biased ? _mm512_add_ps(right, high) : right,
-                                                   biased ? _mm512_add_ps(left, low) : left);
-      std::memcpy(result.narrow + (row + r) * result.stride + first, &rounded, sizeof rounded);
     }
   }
 }
@@ -255,37 +164,6 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
   }
 }
 
-/// Sixteen rows of sixteen words, turned.
-TRIREME_BF16_INLINE void turn(__m512i (&x)[16]) {
-  __m512i y[16];
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-    y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-    y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-    y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-    x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-    x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
-    x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
-  }
-}
-
-TRIREME_BF16_INLINE __mmask32 first_halves(std::int64_t count) {
-  return count >= 32 ? ~__mmask32(0) : (__mmask32(1) << count) - 1;
-}
-
 /// b [n, k]: a column of the product is a row here, its pairs lie side by side.
 TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const Bf16* b,
                                      std::int64_t stride, std::uint32_t* words) {
@@ -345,7 +223,7 @@ void pack(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::in
 }  // namespace
 
 const Bf16Tiles* native_bf16_tiles() {
-  static const Bf16Tiles functions{pack, multiply, multiply_packed};
+  static const Bf16Tiles functions{tile_rows, pack, multiply, multiply_packed, [] {}, [] {}};
   return __builtin_cpu_supports("avx512bf16") ? &functions : nullptr;
 }
 

@@ -10,7 +10,6 @@
 #include "trireme/ops/ops.hpp"
 
 #include "attention_mask.hpp"
-#include "bf16_onednn.hpp"
 
 namespace trireme::ops {
 
@@ -116,7 +115,6 @@ class CpuOps final : public Ops {
   device::Buffer scratch_;
   Visibility visibility_;
   std::vector<VisibleKeys> visible_;  // one per thread
-  OnednnProducts onednn_;
 };
 
 }  // namespace trireme::ops
