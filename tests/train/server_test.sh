@@ -204,7 +204,9 @@ refused 3 'device.type = cuda: must be cpu' --parallel.servers 1 --device.type c
 refused 3 'checkpoint.async = true: must be false' --parallel.servers 1 --checkpoint.async true --checkpoint.every 5
 refused 3 'train.inject = inf@3: spike and inf' --parallel.servers 1 --train.inject inf@3
 refused 4 'train.batch = 8: must divide by the data-parallel degree 3' --parallel.servers 1
-refused 6 'leaves a server without parameters' --parallel.servers 5 --model.layers 1 --model.width 12 --model.heads 3
+"$TRIREME" plan --ranks 41 --data.path data --model.layers 1 --model.width 12 --model.heads 3 --model.sequence 33 \
+  --train.batch 8 --data_parallel.method server --parallel.servers 40 >out 2>err && fail "servers that hold nothing"
+grep -q 'parallel.servers = 40: leaves a server without parameters.*; use at most [0-9]*' err || fail "servers that hold nothing"
 rm -rf no
 run 2 no --parallel.servers 1
 [ "$code" -eq 1 ] && grep -q 'parallel.servers = 1: is for data_parallel.method = server' err || fail "servers without a method"
