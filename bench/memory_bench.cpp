@@ -1,12 +1,15 @@
-// Operations on tensors that no cache holds, beside a copy of the same run with the same threads.
-//   memory_bench [--results FILE] [MiB]
-// MiB is the size of one fp32 activation (default 256, several times a last-level cache).
+// Operations on tensors that no cache holds, beside a copy, and beside a plain loop over as many
+// tensors (streams.hpp), of the same run with the same threads.
+//   memory_bench [--results FILE] [--only WORD] [--rounds N] [MiB]
+// MiB is the size of one activation; by default four times the last-level cache, at least 256 MiB,
+// at most a sixteenth of the machine's memory: six of them are held at a time. WORD: rows whose
+// name contains it.
 // Bytes are counted as an operation cannot do without them: each tensor that is read, once; each
 // that is written, once; one that is updated in place twice. What a processor reads of a line only
 // because it is about to be overwritten counts for nothing, in the copy neither (which writes past
-// the caches). Every time of an operation stands between two of a copy, since what memory gives
-// changes while others use it: `achieved` is the median of the ratios to the mean of the two.
-// Threads: OMP_NUM_THREADS.
+// the caches). Every time of an operation stands between two of a copy and two of the loop, since
+// what memory gives changes while others use it: figures are medians of the ratios to the mean of
+// the two. Threads: OMP_NUM_THREADS.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,16 +18,20 @@
 #include <numeric>
 
 #include <omp.h>
+#include <unistd.h>
 
 #include "trireme/core/files.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/report/json.hpp"
 
+#include "streams.hpp"
+
 namespace trireme::bench {
 namespace {
 
 constexpr std::int64_t columns = 1024, vocabulary = 50257;
+constexpr int slots = 6;
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -38,33 +45,87 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// One operation, what it moves at least, and the best time seen.
+/// Bytes of the last-level cache, 0 where the system does not say.
+std::int64_t last_level_cache() {
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  return std::max(0L, ::sysconf(_SC_LEVEL3_CACHE_SIZE));
+#else
+  return 0;
+#endif
+}
+
+/// MiB of an activation, as the head of this file says.
+std::int64_t default_size() {
+  const std::int64_t memory =
+      std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE) / 16;
+  return std::min(std::max<std::int64_t>(256, 4 * last_level_cache() >> 20), memory >> 20);
+}
+
+/// One operation, what it moves at least, and its times.
 struct Row {
   std::string name;
-  DType type;
+  Streams streams;
   double bytes;
   std::function<void()> work;
-  std::vector<double> seconds = {};
-  std::vector<double> achieved = {};
+  std::vector<double> seconds = {}, of_copy = {}, of_streams = {};
 };
 
-/// Tensors of one type, all as large, and small ones beside them.
-class Tensors {
- public:
-  Tensors(ops::Ops& ops, device::MemoryLedger& ledger, DType type, std::int64_t rows)
-      : ops_(&ops), ledger_(&ledger), type_(type), rows_(rows) {
-    for (Tensor* x : {&a, &b, &c}) *x = make(type, {rows, columns}, 0.5F);
-    pair = make(type, {rows, 2 * columns}, 0.25F);
-    dpair = make(type, {rows, 2 * columns}, 0.0F);
+/// Memory of `slots` activations, one behind another.
+struct Memory {
+  explicit Memory(std::int64_t mebibytes)
+      : bytes(mebibytes << 20),
+        ops(ops::make_cpu_ops(0, &ledger)),
+        buffer(ledger, device::Use::workspace, static_cast<std::size_t>(slots * bytes)) {}
+  /// A tensor that begins at slot `slot`.
+  Tensor at(int slot, DType type, const Shape& shape) const {
+    return buffer.view(type, shape, static_cast<std::size_t>(slot * bytes));
+  }
+  double copy() const {
+    const Shape shape{bytes / 4};
+    const Tensor from = at(0, DType::f32, shape), to = at(1, DType::f32, shape);
+    return seconds_of([&] { ops->copy(to, from); });
+  }
+  /// Seconds for the bytes that the operation moves.
+  double stream(const Row& row) const {
+    std::vector<std::uint16_t*> tensors;
+    for (const int slot : {0, 1, 2, 3, 5, 4}) {  // 4: AdamW's squares, which stay positive
+      tensors.push_back(static_cast<std::uint16_t*>(at(slot, DType::bf16, {bytes / 2}).data()));
+    }
+    const Streams& s = row.streams;
+    const double moved =
+        static_cast<double>(bytes) * (s.reads + s.writes + 2 * s.updates + (s.halves ? 0.5 : 0.0));
+    const auto elements = static_cast<std::size_t>(bytes / 2);
+    return row.bytes / moved * seconds_of([&] { run_streams(s, tensors, elements); });
+  }
+  std::int64_t bytes;
+  device::MemoryLedger ledger;
+  std::unique_ptr<ops::Ops> ops;
+  device::Buffer buffer;
+};
+
+/// Tensors of one type over that memory: a, b and c of one activation each; `pair` is b and c;
+/// `dpair` and the moments lie behind.
+struct Tensors {
+  Tensors(Memory& memory, DType type) : ops(memory.ops.get()), memory_(&memory) {
+    const std::int64_t rows = memory.bytes / columns / static_cast<std::int64_t>(size_of(type));
+    const std::int64_t tokens = rows * columns / vocabulary;
+    const Shape shape{rows, columns}, wide{rows, 2 * columns};
+    a = memory.at(0, type, shape);
+    b = memory.at(1, type, shape);
+    c = memory.at(2, type, shape);
+    first = memory.at(3, type, shape);
+    second = memory.at(4, type, shape);
+    rounded = memory.at(5, DType::bf16, shape);
+    pair = memory.at(1, type, wide);
+    dpair = memory.at(3, type, wide);
+    logits = memory.at(0, type, {tokens, vocabulary});
     gain = make(type, {columns}, 1.0F);
     bias = make(type, {columns}, 0.1F);
     dgain = make(DType::f32, {columns}, 0.0F);
     dbias = make(DType::f32, {columns}, 0.0F);
     mean = make(DType::f32, {rows}, 0.1F);
-    rstd = make(DType::f32, {rows}, 1.0F);
-    const std::int64_t tokens = rows * columns / vocabulary;
-    logits = Tensor(a.data(), type, {tokens, vocabulary});
-    maximum = make(DType::f32, {tokens}, 1.0F);
+    rstd = make(DType::f32, {rows}, 0.5F);
+    maximum = make(DType::f32, {tokens}, 4.0F);
     sum = make(DType::f32, {tokens}, static_cast<float>(vocabulary));
     target_logit = make(DType::f32, {tokens}, 0.0F);
     factor = make(DType::f32, {tokens}, 1.0F);
@@ -72,143 +133,214 @@ class Tensors {
     std::iota(ids.begin(), ids.end(), 0);
     targets = Tensor(ids.data(), {tokens});
   }
-  Tensor make(DType type, const Shape& shape, float value) {
-    buffers_.emplace_back(*ledger_, device::Use::workspace,
-                          static_cast<std::size_t>(shape.elements()) * size_of(type));
-    const Tensor x = buffers_.back().view(type, shape);
-    ops_->fill(x, value);
-    return x;
+  /// The operations' inputs, some of which are others' results: values between −4 and 4.
+  void prepare() const {
+    std::vector<float> values(static_cast<std::size_t>(257 * columns));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>(i * 2654435761U % 8191U) / 1024.0F - 4.0F;
+    }
+    const Tensor block(values.data(), {257, columns});
+    for (const Tensor* x : {&a, &b, &c}) {
+      for (std::int64_t row = 0; row < x->extent(0); row += 257) {
+        const std::int64_t end = std::min(x->extent(0), row + 257);
+        ops->copy(x->slice(0, row, end), block.slice(0, 0, end - row));
+      }
+    }
+    ops->fill(first, 0.1F);
+    ops->fill(second, 0.01F);
   }
-  Tensor a, b, c, pair, dpair, gain, bias, dgain, dbias, mean, rstd;
+  ops::Ops* ops;
+  Tensor a, b, c, first, second, rounded, pair, dpair, gain, bias, dgain, dbias, mean, rstd;
   Tensor logits, maximum, sum, target_logit, factor, targets;
   std::vector<std::int32_t> ids;
 
  private:
-  ops::Ops* ops_;
-  device::MemoryLedger* ledger_;
-  DType type_;
-  std::int64_t rows_;
+  Tensor make(DType type, const Shape& shape, float value) {
+    buffers_.emplace_back(memory_->ledger, device::Use::workspace,
+                          static_cast<std::size_t>(shape.elements()) * size_of(type));
+    const Tensor x = buffers_.back().view(type, shape);
+    ops->fill(x, value);
+    return x;
+  }
+  Memory* memory_;
   std::vector<device::Buffer> buffers_;
 };
 
-void add_norms(std::vector<Row>& rows, ops::Ops& ops, const Tensors& t) {
-  const DType type = t.a.type();
+void add_norms(std::vector<Row>& rows, const Tensors& t) {
+  ops::Ops& ops = *t.ops;
   const auto unit = static_cast<double>(t.a.bytes());
-  rows.push_back({"layer_norm", type, 2 * unit,
-                  [&ops, &t] { ops.layer_norm(t.b, t.mean, t.rstd, t.a, t.gain, t.bias, 1e-5F); }});
-  rows.push_back(
-      {"rms_norm", type, 2 * unit, [&ops, &t] { ops.rms_norm(t.b, t.rstd, t.a, t.gain, 1e-5F); }});
+  rows.push_back({"layer_norm", {1, 1}, 2 * unit, [&ops, &t] {
+                    ops.layer_norm(t.b, t.mean, t.rstd, t.a, t.gain, t.bias, 1e-5F);
+                  }});
+  rows.push_back({"rms_norm", {1, 1}, 2 * unit, [&ops, &t] {
+                    ops.rms_norm(t.b, t.rstd, t.a, t.gain, 1e-5F);
+                  }});
   for (const bool add : {false, true}) {
     const std::string what =
         add ? "backward for inputs, added to the residual" : "backward for inputs";
+    const Streams streams = add ? Streams{2, 0, 1} : Streams{2, 1};
     const double bytes = (add ? 4 : 3) * unit;
-    rows.push_back({"layer_norm, " + what, type, bytes, [&ops, &t, add] {
+    rows.push_back({"layer_norm, " + what, streams, bytes, [&ops, &t, add] {
                       ops.layer_norm_backward_input(t.c, t.b, t.a, t.gain, t.mean, t.rstd, add);
                     }});
-    rows.push_back({"rms_norm, " + what, type, bytes, [&ops, &t, add] {
+    rows.push_back({"rms_norm, " + what, streams, bytes, [&ops, &t, add] {
                       ops.rms_norm_backward_input(t.c, t.b, t.a, t.gain, t.rstd, add);
                     }});
   }
-  rows.push_back({"layer_norm, backward for weights", type, 2 * unit, [&ops, &t] {
+  rows.push_back({"layer_norm, backward for weights", {2}, 2 * unit, [&ops, &t] {
                     ops.layer_norm_backward_weight(t.dgain, t.dbias, t.b, t.a, t.mean, t.rstd);
                   }});
-  rows.push_back({"rms_norm, backward for weights", type, 2 * unit,
-                  [&ops, &t] { ops.rms_norm_backward_weight(t.dgain, t.b, t.a, t.rstd); }});
+  rows.push_back({"rms_norm, backward for weights", {2}, 2 * unit, [&ops, &t] {
+                    ops.rms_norm_backward_weight(t.dgain, t.b, t.a, t.rstd);
+                  }});
 }
 
-void add_others(std::vector<Row>& rows, ops::Ops& ops, const Tensors& t) {
-  const DType type = t.a.type();
+void add_others(std::vector<Row>& rows, const Tensors& t) {
+  ops::Ops& ops = *t.ops;
   const auto unit = static_cast<double>(t.a.bytes());
   const auto logits = static_cast<double>(t.logits.bytes());
-  rows.push_back({"gelu", type, 2 * unit, [&ops, &t] { ops.gelu(t.b, t.a); }});
+  rows.push_back({"gelu", {1, 1}, 2 * unit, [&ops, &t] { ops.gelu(t.b, t.a); }});
   rows.push_back(
-      {"gelu_backward", type, 3 * unit, [&ops, &t] { ops.gelu_backward(t.c, t.b, t.a); }});
-  rows.push_back({"swiglu", type, 3 * unit, [&ops, &t] { ops.swiglu(t.a, t.pair); }});
-  rows.push_back({"swiglu_backward", type, 5 * unit,
-                  [&ops, &t] { ops.swiglu_backward(t.dpair, t.a, t.pair); }});
-  rows.push_back({"add", type, 3 * unit, [&ops, &t] { ops.add(t.c, t.b, t.a); }});
-  rows.push_back({"column_sum", type, unit, [&ops, &t] { ops.column_sum(t.dgain, t.a); }});
+      {"gelu_backward", {2, 1}, 3 * unit, [&ops, &t] { ops.gelu_backward(t.c, t.b, t.a); }});
+  rows.push_back({"swiglu", {2, 1}, 3 * unit, [&ops, &t] { ops.swiglu(t.a, t.pair); }});
+  rows.push_back({"swiglu_backward", {3, 2}, 5 * unit, [&ops, &t] {
+                    ops.swiglu_backward(t.dpair, t.a, t.pair);
+                  }});
+  rows.push_back({"add", {2, 1}, 3 * unit, [&ops, &t] { ops.add(t.c, t.b, t.a); }});
+  rows.push_back({"column_sum", {1}, unit, [&ops, &t] { ops.column_sum(t.dgain, t.a); }});
   rows.push_back(
-      {"row_maximum", type, logits, [&ops, &t] { ops.row_maximum(t.maximum, t.logits, false); }});
-  rows.push_back({"exp_sum_and_target", type, logits, [&ops, &t] {
+      {"row_maximum", {1}, logits, [&ops, &t] { ops.row_maximum(t.maximum, t.logits, false); }});
+  rows.push_back({"exp_sum_and_target", {1}, logits, [&ops, &t] {
                     ops.exp_sum_and_target(t.sum, t.target_logit, t.logits, t.maximum, t.targets,
                                            0);
                   }});
-  rows.push_back({"cross_entropy_gradient", type, 2 * logits, [&ops, &t] {
+  rows.push_back({"cross_entropy_gradient", {0, 0, 1}, 2 * logits, [&ops, &t] {
                     ops.cross_entropy_gradient(t.logits, t.maximum, t.sum, t.targets, t.factor, 0);
                   }});
 }
 
 /// Updates of fp32 parameters: what units read is a copy in bf16, or the parameters themselves.
-void add_updates(std::vector<Row>& rows, ops::Ops& ops, Tensors& wide, const Tensors& narrow) {
-  const auto unit = static_cast<double>(wide.a.bytes());
-  const Tensor first = wide.make(DType::f32, wide.a.shape(), 0.1F);
-  const Tensor second = wide.make(DType::f32, wide.a.shape(), 0.01F);
+void add_updates(std::vector<Row>& rows, const Tensors& t) {
+  ops::Ops& ops = *t.ops;
+  const auto unit = static_cast<double>(t.a.bytes());
   for (const bool rounds : {false, true}) {
     ops::AdamWStep step;
     step.learning_rate = 1e-3F;
     step.weight_decay = 0.1F;
     ops::RoundedCopy copy;
-    if (rounds) copy.values = narrow.c.slice(0, 0, wide.a.extent(0));
-    rows.push_back({rounds ? "adamw and a copy in bf16" : "adamw", DType::f32,
-                    (rounds ? 7.5 : 7) * unit, [&ops, &wide, first, second, step, copy] {
-                      ops.adamw(wide.b, first, second, wide.a, step, copy);
-                    }});
+    if (rounds) copy.values = t.rounded;
+    rows.push_back(
+        {rounds ? "adamw and a copy in bf16" : "adamw",
+         {1, 0, 3, rounds},
+         (rounds ? 7.5 : 7) * unit,
+         [&ops, &t, step, copy] { ops.adamw(t.b, t.first, t.second, t.a, step, copy); }});
   }
-  rows.push_back({"add_squares", DType::f32, unit, [&ops, &wide] {
+  rows.push_back({"add_squares", {1}, unit, [&ops, &t] {
                     double sum = 0;
-                    ops.add_squares(Tensor(&sum, {1}), wide.a);
+                    ops.add_squares(Tensor(&sum, {1}), t.a);
                   }});
 }
 
-int run(const std::vector<std::string>& words) {
-  std::string results;
-  std::int64_t mebibytes = 256;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--results" && i + 1 < words.size()) {
-      results = words[++i];
-    } else {
-      mebibytes = std::atoll(words[i].c_str());
-    }
-  }
-  if (mebibytes < 1 || mebibytes > 65536) throw Error("MiB: a number from 1 to 65536");
-  const std::int64_t count = mebibytes * (1 << 20) / (columns * 4);
-  device::MemoryLedger ledger;
-  const auto ops = ops::make_cpu_ops(0, &ledger);
-  Tensors wide(*ops, ledger, DType::f32, count), narrow(*ops, ledger, DType::bf16, 2 * count);
-  std::vector<Row> rows;
-  const auto unit = static_cast<double>(wide.a.bytes());
-  for (const Tensors* t : {&wide, &narrow}) {
-    add_norms(rows, *ops, *t);
-    add_others(rows, *ops, *t);
-  }
-  add_updates(rows, *ops, wide, narrow);
-  const auto copy = [&] { return 2 * unit / seconds_of([&] { ops->copy(wide.b, wide.a); }); };
-  std::vector<double> copies = {copy()};  // bytes per second
-  for (int round = 0; round < 9; ++round) {
+/// Times the rows in `rounds` turns; every copy's seconds go to `copies`.
+void measure(std::vector<Row>& rows, const Memory& memory, const Tensors& tensors, int rounds,
+             std::vector<double>& copies) {
+  for (int round = 0; round < rounds; ++round) {
+    tensors.prepare();
     for (Row& row : rows) {
-      row.seconds.push_back(seconds_of(row.work));
-      copies.push_back(copy());
-      const double beside = (copies.back() + copies[copies.size() - 2]) / 2;
-      row.achieved.push_back(row.bytes / row.seconds.back() / beside);
+      const double copy_before = memory.copy(), loop_before = memory.stream(row);
+      const double seconds = seconds_of(row.work);
+      const double loop_after = memory.stream(row), copy_after = memory.copy();
+      copies.push_back(copy_before);
+      copies.push_back(copy_after);
+      const double copied = 2 * static_cast<double>(memory.bytes);  // read and written
+      const double copy = copied / ((copy_before + copy_after) / 2);
+      row.seconds.push_back(seconds);
+      row.of_copy.push_back(row.bytes / seconds / copy);
+      row.of_streams.push_back((loop_before + loop_after) / 2 / seconds);
     }
   }
-  fmt::print("{} MiB, {} threads; copies, GB/s read and written: median {:.1f}, best {:.1f}\n",
-             mebibytes, omp_get_max_threads(), median(copies) / 1e9,
-             *std::max_element(copies.begin(), copies.end()) / 1e9);
-  fmt::print("{:<56}{:>6}{:>10}{:>9}{:>10}\n", "operation", "type", "ms", "GB/s", "achieved");
-  nlohmann::json all{{"mebibytes", mebibytes}, {"copies", median(copies)}, {"operations", {}}};
+}
+
+nlohmann::json print(const std::vector<Row>& rows, DType type) {
+  nlohmann::json all = nlohmann::json::array();
   for (const Row& row : rows) {
-    const double seconds = median(row.seconds), achieved = median(row.achieved);
-    fmt::print("{:<56}{:>6}{:>10.2f}{:>9.1f}{:>10.2f}\n", row.name, name_of(row.type),
-               1e3 * seconds, row.bytes / seconds / 1e9, achieved);
-    all["operations"].push_back({{"name", row.name},
-                                 {"type", name_of(row.type)},
-                                 {"bytes", row.bytes},
-                                 {"seconds", seconds},
-                                 {"achieved", achieved}});
+    const double seconds = median(row.seconds);
+    const double copy = median(row.of_copy), streams = median(row.of_streams);
+    fmt::print("{:<52}{:>5}{:>9.2f}{:>8.1f}{:>9.2f}{:>9.2f}  {}\n", row.name, name_of(type),
+               1e3 * seconds, row.bytes / seconds / 1e9, copy, streams, name_of(row.streams));
+    all.push_back({{"name", row.name},
+                   {"type", name_of(type)},
+                   {"bytes", row.bytes},
+                   {"seconds", seconds},
+                   {"streams", name_of(row.streams)},
+                   {"of_a_copy", copy},
+                   {"of_its_streams", streams}});
   }
-  if (!results.empty()) replace_file(results, report::to_text(all, 2) + "\n");
+  std::fflush(stdout);
+  return all;
+}
+
+struct Options {
+  std::string results, only;
+  int rounds = 9;
+  std::int64_t mebibytes = default_size();
+};
+
+Options parse(const std::vector<std::string>& words) {
+  Options options;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const bool more = i + 1 < words.size();
+    if (words[i] == "--results" && more) {
+      options.results = words[++i];
+    } else if (words[i] == "--only" && more) {
+      options.only = words[++i];
+    } else if (words[i] == "--rounds" && more) {
+      options.rounds = std::atoi(words[++i].c_str());
+    } else {
+      options.mebibytes = std::atoll(words[i].c_str());
+    }
+  }
+  if (options.mebibytes < 1 || options.mebibytes > 65536) {
+    throw Error("MiB: a number from 1 to 65536");
+  }
+  if (options.rounds < 1) throw Error("--rounds: a number from 1");
+  return options;
+}
+
+int run(const std::vector<std::string>& words) {
+  const Options options = parse(words);
+  Memory memory(options.mebibytes);
+  nlohmann::json operations = nlohmann::json::array();
+  std::vector<double> copies;
+  fmt::print("{} MiB, last-level cache {} MiB, {} threads\n", options.mebibytes,
+             last_level_cache() >> 20, omp_get_max_threads());
+  if (options.mebibytes << 20 < 2 * last_level_cache()) {
+    fmt::print("less than twice the last-level cache: part of a tensor may stay there\n");
+  }
+  fmt::print("{:<52}{:>5}{:>9}{:>8}{:>9}{:>9}  {}\n", "operation", "type", "ms", "GB/s", "of copy",
+             "of loop", "loop");
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Tensors tensors(memory, type);
+    std::vector<Row> rows;
+    add_norms(rows, tensors);
+    add_others(rows, tensors);
+    if (type == DType::f32) add_updates(rows, tensors);
+    std::erase_if(rows,
+                  [&](const Row& row) { return row.name.find(options.only) == std::string::npos; });
+    measure(rows, memory, tensors, options.rounds, copies);
+    for (const auto& row : print(rows, type)) operations.push_back(row);
+  }
+  if (copies.empty()) throw Error("--only: no operation's name contains \"{}\"", options.only);
+  const double copied = 2 * static_cast<double>(memory.bytes);
+  const double least = *std::min_element(copies.begin(), copies.end());
+  fmt::print("copies, GB/s read and written: median {:.1f}, best {:.1f}\n",
+             copied / median(copies) / 1e9, copied / least / 1e9);
+  if (!options.results.empty()) {
+    const nlohmann::json all{{"mebibytes", options.mebibytes},
+                             {"copies", copied / median(copies)},
+                             {"operations", operations}};
+    replace_file(options.results, report::to_text(all, 2) + "\n");
+  }
   return 0;
 }
 

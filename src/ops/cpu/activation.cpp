@@ -12,6 +12,7 @@
 #define HWY_TARGET_INCLUDE "../src/ops/cpu/activation.cpp"  // from the include folder
 #include <hwy/foreach_target.h>
 
+#include "narrow-inl.hpp"
 #include "simd-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -64,57 +65,40 @@ HWY_INLINE Floats gelu_slope(Floats x) {
   return hn::IfThenElse(hn::IsNaN(x), x, slope);  // the clamp has lost a NaN
 }
 
-/// 2ᵗ for results in bf16, within 2e-7 of itself; t is kept between −126, where 2ᵗ no longer counts
-/// beside 1, and 128, which gives +∞. 2^f for |f| ≤ ½ is 1 + f·p(f) of least relative error.
-HWY_INLINE Floats narrow_power(Floats t) {
-  const FloatTag d;
-  const WordsTag words;
-  t = hn::Max(hn::Min(t, hn::Set(d, 128.0F)), hn::Set(d, -126.0F));
-  const Floats rounder = hn::Set(d, 12583039.0F);  // as in `exponential`
-  const Floats shifted = hn::Add(t, rounder);
-  const Floats f = hn::Sub(t, hn::Sub(shifted, rounder));
-  Floats p = hn::MulAdd(hn::Set(d, 0.00132647273F), f, hn::Set(d, 0.00967151299F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.0555073358F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.240222424F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.693147004F));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F));
-  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(words, shifted))));
-}
-
 // The same for results in bf16, with fewer steps: x/(1 + 2ᵗ), t = −2u·log₂ e.
 constexpr float narrow_gelu_a = -1.4426950408889634F * gelu_a;
 constexpr float narrow_gelu_b = -1.4426950408889634F * gelu_b;
+// There t is ∓123: the slope is 1, or smaller than 3e-35.
+constexpr float narrow_gelu_limit = 9.9F;
 
 HWY_INLINE Floats narrow_gelu_value(Floats x) {
   const FloatTag d;
   const Floats inner =
       hn::MulAdd(hn::Set(d, narrow_gelu_b), hn::Mul(x, x), hn::Set(d, narrow_gelu_a));
-  const Floats value = hn::Div(x, hn::Add(hn::Set(d, 1.0F), narrow_power(hn::Mul(x, inner))));
-  return value;
+  return hn::Div(x, hn::Add(hn::Set(d, 1.0F), power_of_two<4>(hn::Mul(x, inner))));
 }
 
+/// With r = 1/(1 + 2ᵗ), whose slope by its argument is r·(1 − r): r·(1 + x·(2u)'·(1 − r)).
 HWY_INLINE Floats narrow_gelu_slope(Floats x) {
   const FloatTag d;
-  const Floats limit = hn::Set(d, gelu_limit), one = hn::Set(d, 1.0F);
-  const Floats c = hn::Max(hn::Neg(limit), hn::Min(x, limit));
+  const Floats one = hn::Set(d, 1.0F),
+               c = at_least(-narrow_gelu_limit, at_most(narrow_gelu_limit, x));
   const Floats square = hn::Mul(c, c);
   const Floats inner = hn::MulAdd(hn::Set(d, narrow_gelu_b), square, hn::Set(d, narrow_gelu_a));
-  // Finite, so that its product with an inverse of 0 is 0.
-  const Floats e = hn::Min(narrow_power(hn::Mul(c, inner)), hn::Set(d, 1e38F));
-  const Floats r = hn::Div(one, hn::Add(one, e));
+  const Floats r = hn::Div(one, hn::Add(one, power_of_two<4>(hn::Mul(c, inner))));
   const Floats inner_slope = hn::MulAdd(hn::Set(d, 3 * gelu_b), square, hn::Set(d, gelu_a));
-  const Floats slope = hn::MulAdd(hn::Mul(c, inner_slope), hn::Mul(hn::Mul(e, r), r), r);
-  return hn::IfThenElse(hn::IsNaN(x), x, slope);  // the clamp has lost a NaN
+  const Floats rest = hn::Sub(one, r);
+  return hn::Mul(r, hn::MulAdd(hn::Mul(c, inner_slope), rest, one));
 }
 
 template <class T>
 void gelu_range(std::size_t n, T* y, const T* x, bool streamed) {
   if constexpr (std::is_same_v<T, Bf16>) {
     map_out(
-        streamed, n, y, [](Floats v) HWY_ATTR { return narrow_gelu_value(v); }, x);
+        streamed, n, y, [](Floats v) HWY_ATTR { return narrow_gelu_value(v); }, coming(x));
   } else {
     map_out(
-        streamed, n, y, [](Floats v) HWY_ATTR { return gelu_value(v); }, x);
+        streamed, n, y, [](Floats v) HWY_ATTR { return gelu_value(v); }, coming(x));
   }
 }
 TRIREME_INSTANCES(gelu_range);
@@ -124,36 +108,62 @@ void gelu_backward_range(std::size_t n, T* dx, const T* dy, const T* x, bool str
   if constexpr (std::is_same_v<T, Bf16>) {
     map_out(
         streamed, n, dx,
-        [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, narrow_gelu_slope(v)); }, dy, x);
+        [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, narrow_gelu_slope(v)); }, coming(dy),
+        coming(x));
   } else {
     map_out(
-        streamed, n, dx, [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope(v)); }, dy,
-        x);
+        streamed, n, dx, [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope(v)); },
+        coming(dy), coming(x));
   }
 }
 TRIREME_INSTANCES(gelu_backward_range);
 
+/// 1/(1 + exp(−z)) times a, for results in bf16.
+HWY_INLINE Floats narrow_logistic(Floats z, Floats a) {
+  const FloatTag d;
+  const Floats e = power_of_two<4>(hn::Mul(z, hn::Set(d, -log2_e)));
+  return hn::Div(a, hn::Add(hn::Set(d, 1.0F), e));
+}
+
 template <class T>
-void swiglu_row(std::size_t n, T* y, const T* gate, const T* up, bool streamed) {
-  map_out(
-      streamed, n, y,
-      [](Floats g, Floats u) HWY_ATTR { return hn::Mul(hn::Mul(g, logistic(g)), u); }, gate, up);
+void swiglu_row(std::size_t n, T* y, const T* gate_up, std::int64_t ahead, bool streamed) {
+  const Coming<T> gate{gate_up, ahead}, up{gate_up + n, ahead};
+  if constexpr (std::is_same_v<T, Bf16>) {
+    map_out(
+        streamed, n, y,
+        [](Floats g, Floats u) HWY_ATTR { return hn::Mul(narrow_logistic(g, g), u); }, gate, up);
+  } else {
+    map_out(
+        streamed, n, y,
+        [](Floats g, Floats u) HWY_ATTR { return hn::Mul(hn::Mul(g, logistic(g)), u); }, gate, up);
+  }
 }
 TRIREME_INSTANCES(swiglu_row);
 
 struct GateGradients {
   Floats gate, up;
 };
+template <class T>
 HWY_INLINE GateGradients gate_gradients(Floats gradient, Floats g, Floats u) {
-  const Sigmoid s = sigmoid(g);
-  return {hn::Mul(hn::Mul(gradient, u), hn::MulAdd(g, s.slope, s.value)),
-          hn::Mul(gradient, hn::Mul(g, s.value))};
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const Floats one = hn::Set(FloatTag(), 1.0F), r = narrow_logistic(g, one);
+    const Floats slope = hn::Mul(r, hn::MulAdd(g, hn::Sub(one, r), one));
+    return {hn::Mul(hn::Mul(gradient, u), slope), hn::Mul(gradient, hn::Mul(g, r))};
+  } else {
+    const Sigmoid s = sigmoid(g);
+    return {hn::Mul(hn::Mul(gradient, u), hn::MulAdd(g, s.slope, s.value)),
+            hn::Mul(gradient, hn::Mul(g, s.value))};
+  }
 }
 
+/// Rows of [n] and [2n]; `ahead` and `pair_ahead` elements further on in dy and gate_up lies what
+/// to fetch.
 template <class T>
-void swiglu_backward_row(std::size_t n, T* dgate, T* dup, const T* dy, const T* gate, const T* up,
-                         bool streamed) {
+void swiglu_backward_row(std::size_t n, T* dgate, const T* dy, const T* gate_up, std::int64_t ahead,
+                         std::int64_t pair_ahead, bool streamed) {
   const FloatTag d;
+  T* dup = dgate + n;
+  const Coming<T> gradient{dy, ahead}, gate{gate_up, pair_ahead}, up{gate_up + n, pair_ahead};
   const std::size_t lanes = hn::Lanes(d), vector = lanes * sizeof(float);
   streamed = streamed && reinterpret_cast<std::uintptr_t>(dgate) % vector == 0 &&
              reinterpret_cast<std::uintptr_t>(dup) % vector == 0;
@@ -161,9 +171,12 @@ void swiglu_backward_row(std::size_t n, T* dgate, T* dup, const T* dy, const T* 
 #if TRIREME_OPS_PAIRS
   if constexpr (std::is_same_v<T, Bf16>) {
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      fetch_ahead(gradient + i);
+      fetch_ahead(gate + i);
+      fetch_ahead(up + i);
       const FloatPair vdy = load_pair(dy + i), g = load_pair(gate + i), u = load_pair(up + i);
-      const GateGradients even = gate_gradients(vdy.even, g.even, u.even);
-      const GateGradients odd = gate_gradients(vdy.odd, g.odd, u.odd);
+      const GateGradients even = gate_gradients<T>(vdy.even, g.even, u.even);
+      const GateGradients odd = gate_gradients<T>(vdy.odd, g.odd, u.odd);
       if (streamed) {
         store_pair<true>({even.gate, odd.gate}, dgate + i);
         store_pair<true>({even.up, odd.up}, dup + i);
@@ -176,8 +189,11 @@ void swiglu_backward_row(std::size_t n, T* dgate, T* dup, const T* dy, const T* 
 #endif
   if constexpr (std::is_same_v<T, float>) {
     for (; streamed && i + lanes <= n; i += lanes) {
-      const GateGradients v =
-          gate_gradients(hn::LoadU(d, dy + i), hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
+      fetch_ahead(gradient + i);
+      fetch_ahead(gate + i);
+      fetch_ahead(up + i);
+      const GateGradients v = gate_gradients<T>(hn::LoadU(d, dy + i), hn::LoadU(d, gate_up + i),
+                                                hn::LoadU(d, gate_up + n + i));
       hn::Stream(v.gate, d, dgate + i);
       hn::Stream(v.up, d, dup + i);
     }
@@ -185,8 +201,11 @@ void swiglu_backward_row(std::size_t n, T* dgate, T* dup, const T* dy, const T* 
   const std::size_t rest = i;
   for_vectors(n - rest, [&](std::size_t j, auto access) HWY_ATTR {
     const std::size_t at = rest + j;
-    const GateGradients v =
-        gate_gradients(access.load(d, dy + at), access.load(d, gate + at), access.load(d, up + at));
+    fetch_ahead(gradient + at);
+    fetch_ahead(gate + at);
+    fetch_ahead(up + at);
+    const GateGradients v = gate_gradients<T>(access.load(d, dy + at), access.load(d, gate + at),
+                                              access.load(d, up + at));
     access.store(v.gate, d, dgate + at);
     access.store(v.up, d, dup + at);
   });
@@ -252,7 +271,7 @@ void CpuOps::swiglu(const Tensor& y, const Tensor& gate_up) {
     parallel_rows(threads_, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(swiglu_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, out.row(r), in.row(r), in.row(r) + out.columns, streamed);
+        kernel(n, out.row(r), in.row(r), in.ahead(), streamed);
       }
       end_stream(streamed);
     });
@@ -272,8 +291,7 @@ void CpuOps::swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Ten
     parallel_rows(threads_, x.rows, columns, [&](std::int64_t begin, std::int64_t end) {
       const auto kernel = TRIREME_KERNEL(swiglu_backward_row, T);
       for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, dx.row(r), dx.row(r) + columns, gradient.row(r), x.row(r), x.row(r) + columns,
-               streamed);
+        kernel(n, dx.row(r), gradient.row(r), x.row(r), gradient.ahead(), x.ahead(), streamed);
       }
       end_stream(streamed);
     });

@@ -1,10 +1,15 @@
 // Rows that a thread wants soon, fetched towards its second-level cache a few cache lines at a time
-// between other work: rows of one head lie too far apart for the hardware to see them coming.
+// between other work: rows of one head lie too far apart for the hardware to see them coming. And
+// how far ahead passes over whole tensors ask for memory.
 #pragma once
 
 #include <cstdint>
 
 namespace trireme::ops {
+
+/// Bytes between what a pass over memory works on and what it asks for: where there is much to
+/// compute, loads alone are not far enough ahead, nor is what the hardware foresees.
+inline constexpr std::int64_t fetch_distance = 2048;
 
 /// Addresses to be fetched: `first`, `first` + `step`, and so on.
 struct AheadLines {

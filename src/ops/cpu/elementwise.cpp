@@ -22,7 +22,9 @@ namespace HWY_NAMESPACE {
 
 template <class T>
 void fill_range(std::size_t n, T* y, float value) {
-  const Floats v = hn::Set(FloatTag(), value);
+  T stored;
+  narrow(value, stored);
+  const Floats v = hn::Set(FloatTag(), widened(stored));
   map(n, y, [&]() HWY_ATTR { return v; });
 }
 TRIREME_INSTANCES(fill_range);
@@ -30,7 +32,8 @@ TRIREME_INSTANCES(fill_range);
 template <class T>
 void add_range(std::size_t n, T* y, const T* a, const T* b, bool streamed) {
   map_out(
-      streamed, n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, a, b);
+      streamed, n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, coming(a),
+      coming(b));
 }
 TRIREME_INSTANCES(add_range);
 
@@ -38,7 +41,7 @@ template <class T>
 void scale_range(std::size_t n, T* y, float factor) {
   const Floats f = hn::Set(FloatTag(), factor);
   map(
-      n, y, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, y);
+      n, y, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, coming(y));
 }
 TRIREME_INSTANCES(scale_range);
 

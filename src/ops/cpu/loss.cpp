@@ -12,6 +12,7 @@
 #define HWY_TARGET_INCLUDE "../src/ops/cpu/loss.cpp"  // from the include folder
 #include <hwy/foreach_target.h>
 
+#include "narrow-inl.hpp"
 #include "simd-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,19 +24,34 @@ template <class T>
 float maximum_of(std::size_t n, const T* x) {
   const FloatTag d;
   const Floats lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const Coming<T> in = coming(x);
   const Floats maximum = reduce(
       n, lowest, [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
-      [&](std::size_t i, auto access) HWY_ATTR { return access.load(d, x + i); });
+      [&](std::size_t i, auto access) HWY_ATTR {
+        fetch_ahead(in + i);
+        return access.load(d, x + i);
+      });
   return hn::GetLane(hn::MaxOfLanes(d, maximum));
 }
 TRIREME_INSTANCES(maximum_of);
 
+/// exp(x − m) of logits in bf16, for a sum in fp32 (`terms` = 5) or a result in bf16 (4).
+template <int terms>
+HWY_INLINE Floats narrow_exponential(Floats x, Floats m) {
+  return power_of_two_or_zero<terms>(hn::Mul(hn::Sub(x, m), hn::Set(FloatTag(), log2_e)));
+}
+
 template <class T>
 float exp_sum_row(std::size_t n, const T* x, float maximum) {
-  const FloatTag d;
-  const Floats m = hn::Set(d, maximum);
-  return sum_of(n, [&](std::size_t i, auto access)
-                       HWY_ATTR { return exponential(d, hn::Sub(access.load(d, x + i), m)); });
+  const Floats m = hn::Set(FloatTag(), maximum);
+  const auto add = [&](Floats* sums, Floats v) HWY_ATTR {
+    if constexpr (std::is_same_v<T, Bf16>) {
+      sums[0] = hn::Add(sums[0], narrow_exponential<5>(v, m));
+    } else {
+      sums[0] = hn::Add(sums[0], exponential(FloatTag(), hn::Sub(v, m)));
+    }
+  };
+  return fold<1>(n, add, coming(x))[0];
 }
 TRIREME_INSTANCES(exp_sum_row);
 
@@ -43,8 +59,15 @@ template <class T>
 void softmax_gradient_row(std::size_t n, T* x, float maximum, float factor) {
   const FloatTag d;
   const Floats m = hn::Set(d, maximum), f = hn::Set(d, factor);
-  map(
-      n, x, [&](Floats v) HWY_ATTR { return hn::Mul(exponential(d, hn::Sub(v, m)), f); }, x);
+  if constexpr (std::is_same_v<T, Bf16>) {
+    map(
+        n, x, [&](Floats v) HWY_ATTR { return hn::Mul(narrow_exponential<4>(v, m), f); },
+        coming(x));
+  } else {
+    map(
+        n, x, [&](Floats v) HWY_ATTR { return hn::Mul(exponential(d, hn::Sub(v, m)), f); },
+        coming(x));
+  }
 }
 TRIREME_INSTANCES(softmax_gradient_row);
 

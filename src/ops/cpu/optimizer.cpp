@@ -27,21 +27,27 @@ double squares_of_block(std::size_t n, const float* x) {
   constexpr std::size_t chains = 16;
   const hn::CappedTag<double, chains> d;
   const hn::Rebind<float, decltype(d)> half;
-  const std::size_t lanes = hn::Lanes(d);
-  double sums[chains] = {};
+  constexpr std::size_t lanes = hn::MaxLanes(d);
+  hn::Vec<decltype(d)> vectors[chains / lanes];
+  for (auto& vector : vectors) vector = hn::Zero(d);
   const auto add_chains = [&](const float* p) HWY_ATTR {
-    for (std::size_t j = 0; j < chains; j += lanes) {
-      const auto v = hn::PromoteTo(d, hn::LoadU(half, p + j));
-      hn::StoreU(hn::MulAdd(v, v, hn::LoadU(d, sums + j)), d, sums + j);
+    for (std::size_t j = 0; j < chains / lanes; ++j) {
+      const auto v = hn::PromoteTo(d, hn::LoadU(half, p + j * lanes));
+      vectors[j] = hn::MulAdd(v, v, vectors[j]);
     }
   };
   std::size_t i = 0;
-  for (; i + chains <= n; i += chains) add_chains(x + i);
+  for (; i + chains <= n; i += chains) {
+    fetch_ahead(coming(x + i));
+    add_chains(x + i);
+  }
   if (i < n) {
     float padded[chains] = {};
     std::memcpy(padded, x + i, (n - i) * sizeof(float));
     add_chains(padded);
   }
+  double sums[chains];
+  for (std::size_t j = 0; j < chains / lanes; ++j) hn::StoreU(vectors[j], d, sums + j * lanes);
   for (std::size_t step = 1; step < chains; step *= 2) {
     for (std::size_t j = 0; j < chains; j += 2 * step) sums[j] += sums[j + step];
   }

@@ -6,6 +6,8 @@
 
 #include "trireme/core/tensor.hpp"
 
+#include "ahead.hpp"
+
 namespace trireme::ops {
 
 /// Whether a result of so many bytes is written past the caches: it could not stay there, and its
@@ -27,6 +29,18 @@ struct Rows {
   T* data = nullptr;
   std::int64_t rows = 0, columns = 0, stride = 0;
   T* row(std::int64_t r) const { return data + r * stride; }
+  /// Rows [begin, end).
+  Rows from(std::int64_t begin, std::int64_t end) const {
+    return {row(begin), end - begin, columns, stride};
+  }
+  Rows from(std::int64_t begin) const { return from(begin, rows); }
+  /// Elements from a row to the one to be fetched while it is worked on.
+  std::int64_t ahead() const {
+    constexpr std::int64_t most = 65536, element = sizeof(T);
+    const std::int64_t bytes = stride * element;
+    if (bytes <= 0 || bytes > most) return fetch_distance / element;
+    return (fetch_distance + bytes - 1) / bytes * stride;
+  }
   bool contiguous() const { return rows <= 1 || stride == columns; }
 };
 
@@ -40,6 +54,13 @@ Rows<T> rows_of(const Tensor& x) {
   TRIREME_ASSERT(x.contiguous(), "a view of shape {} is not contiguous", x.shape().to_string());
   const std::int64_t columns = x.extent(dimensions - 1);
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
+}
+
+/// Whether a and b are of one shape, as `op` needs it.
+template <class T>
+void check_same_rows(const Rows<T>& a, const Rows<T>& b, const char* op) {
+  TRIREME_ASSERT(a.rows == b.rows && a.columns == b.columns, "{}: [{}, {}] and [{}, {}]", op,
+                 a.rows, a.columns, b.rows, b.columns);
 }
 
 inline Rows<float> rows_of(const Tensor& x) { return rows_of<float>(x); }

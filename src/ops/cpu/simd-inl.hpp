@@ -7,6 +7,7 @@
 #define TRIREME_OPS_CPU_SIMD_INL_HPP
 #endif
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,7 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
+#include "ahead.hpp"
 #include "storage.hpp"
 
 // Whether masked loads and stores of 32-bit lanes leave masked-off memory untouched.
@@ -22,6 +24,14 @@
 #define TRIREME_OPS_MASKED_MEMORY 1
 #else
 #define TRIREME_OPS_MASKED_MEMORY 0
+#endif
+
+// Whether vectors are those of AVX-512; other processors' instruction sets have greater numbers.
+#undef TRIREME_OPS_AVX512
+#if HWY_TARGET <= HWY_AVX3
+#define TRIREME_OPS_AVX512 1
+#else
+#define TRIREME_OPS_AVX512 0
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -75,12 +85,26 @@ HWY_INLINE FloatPair load_pair(const Bf16* p) {
   return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(bits)),
           hn::BitCast(FloatTag(), hn::And(bits, hn::Set(words, 0xffff0000U)))};
 }
-/// Past the caches where `streamed`; p is then aligned to a vector.
+/// As round_words, of what was computed from bf16: the lower half of a NaN is then empty (bf16's
+/// own, or the processor's), so that the sum does not carry it away.
+HWY_INLINE Words round_computed(Floats v) {
+  const WordsTag words;
+  const auto bits = hn::BitCast(words, v);
+#if TRIREME_OPS_AVX512
+  const auto odd = hn::TestBit(bits, hn::Set(words, std::uint32_t{0x10000U}));
+  return hn::Add(bits, hn::IfThenElse(odd, hn::Set(words, std::uint32_t{0x8000U}),
+                                      hn::Set(words, std::uint32_t{0x7fffU})));
+#else
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1U));
+  return hn::Add(bits, hn::Add(odd, hn::Set(words, std::uint32_t{0x7fffU})));
+#endif
+}
+/// Computed from bf16. Past the caches where `streamed`; p is then aligned to a vector.
 template <bool streamed>
 HWY_INLINE void store_pair(const FloatPair& v, Bf16* p) {
   const PairTag d;
-  const auto even = hn::BitCast(d, hn::ShiftRight<16>(round_words(v.even)));
-  const auto both = hn::OddEven(hn::BitCast(d, round_words(v.odd)), even);
+  const auto even = hn::BitCast(d, hn::ShiftRight<16>(round_computed(v.even)));
+  const auto both = hn::OddEven(hn::BitCast(d, round_computed(v.odd)), even);
   auto* to = reinterpret_cast<std::uint16_t*>(p);
   if constexpr (streamed) {
     hn::Stream(both, d, to);
@@ -171,14 +195,42 @@ HWY_INLINE void for_vectors(std::size_t n, const Body& body) {
   if (i < n) body(i, Part{n - i});
 }
 
+/// Elements of which those `distance` further on are fetched while these are read.
+template <class T>
+struct Coming {
+  const T* first;
+  std::ptrdiff_t distance;
+  HWY_INLINE operator const T*() const { return first; }
+  HWY_INLINE Coming operator+(std::size_t i) const { return {first + i, distance}; }
+};
+template <class T>
+HWY_INLINE Coming<T> coming(const T* first) {
+  return {first, fetch_distance / static_cast<std::int64_t>(sizeof(T))};
+}
+
+/// A cache line of what comes; it need not exist.
+template <class T>
+HWY_INLINE void fetch_ahead(const Coming<T>& x) {
+  const auto ahead = static_cast<std::uintptr_t>(x.distance) * sizeof(T);
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(x.first) + ahead));
+}
+template <class T>
+HWY_INLINE void fetch_ahead(const T*) {}
+
+/// Whether Inputs, pointers or Coming, are all of bf16.
+template <class... Inputs>
+constexpr bool narrow_inputs = (true && ... && std::is_convertible_v<Inputs, const Bf16*>);
+
 template <bool streamed, class T, class Body, class... Inputs>
-HWY_INLINE void map_as(std::size_t n, T* y, const Body& body, const Inputs*... inputs) {
+HWY_INLINE void map_as(std::size_t n, T* y, const Body& body, Inputs... inputs) {
   const FloatTag d;
   std::size_t i = 0;
 #if TRIREME_OPS_PAIRS
-  if constexpr ((std::is_same_v<T, Bf16> && ... && std::is_same_v<Inputs, Bf16>)) {
+  if constexpr (std::is_same_v<T, Bf16> && narrow_inputs<Inputs...>) {
     const std::size_t two = 2 * hn::Lanes(d);
     for (; i + two <= n; i += two) {
+      (fetch_ahead(inputs + i), ...);
       const auto apply = [&](auto... pairs) HWY_ATTR {
         return FloatPair{body(pairs.even...), body(pairs.odd...)};
       };
@@ -189,26 +241,27 @@ HWY_INLINE void map_as(std::size_t n, T* y, const Body& body, const Inputs*... i
   if constexpr (streamed && std::is_same_v<T, float>) {
     const std::size_t lanes = hn::Lanes(d);
     for (; i + lanes <= n; i += lanes) {
+      (fetch_ahead(inputs + i), ...);
       hn::Stream(body(Whole{}.load(d, inputs + i)...), d, y + i);
     }
   }
   const std::size_t rest = i;
   for_vectors(n - rest, [&](std::size_t j, auto access) HWY_ATTR {
+    (fetch_ahead(inputs + rest + j), ...);
     access.store(body(access.load(d, inputs + rest + j)...), d, y + rest + j);
   });
 }
 
-/// y[i] = body(inputs[i]...).
+/// y[i] = body(inputs[i]...); each input a pointer or Coming.
 template <class T, class Body, class... Inputs>
-HWY_INLINE void map(std::size_t n, T* y, const Body& body, const Inputs*... inputs) {
+HWY_INLINE void map(std::size_t n, T* y, const Body& body, Inputs... inputs) {
   map_as<false>(n, y, body, inputs...);
 }
 
 /// The same, written past the caches where `streamed` and y is aligned to a vector; before another
 /// thread reads y, call end_stream.
 template <class T, class Body, class... Inputs>
-HWY_INLINE void map_out(bool streamed, std::size_t n, T* y, const Body& body,
-                        const Inputs*... inputs) {
+HWY_INLINE void map_out(bool streamed, std::size_t n, T* y, const Body& body, Inputs... inputs) {
   const std::size_t vector = hn::Lanes(FloatTag()) * sizeof(float);
   if (streamed && reinterpret_cast<std::uintptr_t>(y) % vector == 0) {
     map_as<true>(n, y, body, inputs...);
@@ -247,12 +300,59 @@ HWY_INLINE float sum_of(std::size_t n, const Body& body) {
   return hn::GetLane(hn::SumOfLanes(d, reduce(n, hn::Zero(d), add, body)));
 }
 
+/// `count` sums over [0, n), to which body(sums, inputs[i]...) adds the vectors at i: in four
+/// chains joined as ((0,1),(2,3)), an order that depends on n and on the type. Of bf16, elements of
+/// even and of odd index have chains of their own.
+template <int count, class Body, class... Inputs>
+HWY_INLINE std::array<float, count> fold(std::size_t n, const Body& body, Inputs... inputs) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  Floats chains[4][count];
+  for (auto& chain : chains) {
+    for (Floats& sum : chain) sum = hn::Zero(d);
+  }
+  std::size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+#if TRIREME_OPS_PAIRS
+    if constexpr (narrow_inputs<Inputs...>) {
+      for (std::size_t j = 0; j < 2; ++j) {
+        const std::size_t at = i + 2 * j * lanes;
+        (fetch_ahead(inputs + at), ...);
+        const auto add = [&](auto... pairs) HWY_ATTR {
+          body(chains[2 * j], pairs.even...);
+          body(chains[2 * j + 1], pairs.odd...);
+        };
+        add(load_pair(inputs + at)...);
+      }
+      continue;
+    }
+#endif
+    for (std::size_t j = 0; j < 4; ++j) {
+      (fetch_ahead(inputs + i + j * lanes), ...);
+      body(chains[j], Whole{}.load(d, inputs + i + j * lanes)...);
+    }
+  }
+  for (; i + lanes <= n; i += lanes) body(chains[0], Whole{}.load(d, inputs + i)...);
+  if (i < n) {
+    const Part part{n - i};
+    Floats with[count];
+    for (int k = 0; k < count; ++k) with[k] = chains[1][k];
+    body(with, part.load(d, inputs + i)...);
+    for (int k = 0; k < count; ++k) chains[1][k] = part.keep(d, with[k], chains[1][k]);
+  }
+  std::array<float, count> sums;
+  for (int k = 0; k < count; ++k) {
+    sums[static_cast<std::size_t>(k)] = hn::GetLane(hn::SumOfLanes(
+        d, hn::Add(hn::Add(chains[0][k], chains[1][k]), hn::Add(chains[2][k], chains[3][k]))));
+  }
+  return sums;
+}
+
 /// exp(x) for x ≤ 88, within 2 ulp; +∞ at 89; 0 below −87; NaN stays NaN (in Highway's own exp it
 /// becomes 0, which would hide it). x = n·ln 2 + r; 2ⁿ is built in the exponent; 1 + r + r²·p(r)
 /// has the least relative error for |r| ≤ ½·ln 2 (Remez: 3.1e-9).
 template <class D>
 HWY_INLINE hn::Vec<D> exponential(D d, hn::Vec<D> x) {
-  const hn::RebindToUnsigned<D> bits;
   const auto rounder = hn::Set(d, 12583039.0F);  // 1.5·2²³ + 127: its sum's low bits are n + 127
   const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504F), rounder);
   const auto n = hn::Sub(shifted, rounder);
@@ -264,9 +364,15 @@ HWY_INLINE hn::Vec<D> exponential(D d, hn::Vec<D> x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.166665211F));
   p = hn::MulAdd(p, r, hn::Set(d, 0.499999940F));
   const auto mantissa = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0F));
+#if TRIREME_OPS_AVX512
+  const __mmask16 counts = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-87.0F), _CMP_NLT_UQ);
+  return hn::Vec<D>{_mm512_maskz_scalef_ps(counts, mantissa.raw, n.raw)};
+#else
+  const hn::RebindToUnsigned<D> bits;
   const auto power = hn::ShiftLeft<23>(hn::BitCast(bits, shifted));
   const auto value = hn::Mul(mantissa, hn::BitCast(d, power));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), value);
+#endif
 }
 
 }  // namespace HWY_NAMESPACE
