@@ -26,6 +26,7 @@ struct MemoryQuestion {
   bool snapshots = false;  // some checkpoints are written in the background
   /// Those that hold the stage's optimiser state, where it is `served`.
   std::optional<parallel::ServerPlace> servers{};
+  bool asynchronous = false;  // as parallel::AsyncWorker
 };
 
 /// Bytes at most, by use, from the parameter table and the lowered program. What the device and
@@ -36,6 +37,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
 /// The same of a parameter server of such workers.
 std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
                                                           const parallel::ServerPlace& place,
-                                                          const optim::OptimConfig& optim);
+                                                          const optim::OptimConfig& optim,
+                                                          bool asynchronous = false);
 
 }  // namespace trireme::plan
