@@ -43,7 +43,8 @@ Memory fullest_server(const model::Transformer& model, const train::RunConfig& c
   const parallel::Stage worker(model, options);
   Memory most;
   for (; place.index < place.servers; ++place.index) {
-    Memory memory = plan::predict_server_memory(worker, place, config.optim);
+    Memory memory =
+        plan::predict_server_memory(worker, place, config.optim, train::waits_for_none(config));
     if (total(memory) > total(most)) most = std::move(memory);
   }
   return most;
@@ -53,11 +54,14 @@ Memory fullest_server(const model::Transformer& model, const train::RunConfig& c
 
 std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts) {
   train::validate_layout(config, facts);
-  const comm::GridShape shape = train::grid_shape(config, facts);
-  const int shard = train::shard_ranks(config, shape, facts);
+  const comm::GridShape workers = train::grid_shape(config, facts);
+  const int shard = train::shard_ranks(config, workers, facts);
+  // Where no worker waits for another, each is a grid of its own.
+  const bool alone = train::waits_for_none(config);
+  const comm::GridShape shape = alone ? comm::GridShape{{1, 1, 1, 1}} : workers;
   const bool on_host = config.device.type != "cuda";
   const comm::Backends backends =
-      on_host ? comm::choose_host_backends(config.comm, shape, shard, facts.node_of)
+      on_host ? comm::choose_host_backends(config.comm, shape, alone ? 1 : shard, facts.node_of)
               : comm::Backends{};
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
@@ -71,7 +75,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const auto servers = train::server_ranks(config) == 0
                            ? std::nullopt
                            : std::optional(parallel::ServerPlace{
-                                 .workers = shape.of(comm::Axis::data),
+                                 .workers = workers.of(comm::Axis::data),
                                  .servers = train::server_ranks(config),
                                  .gradients = dtype_from_name(config.data_parallel.gradients)});
   std::vector<Memory> stages;
@@ -79,9 +83,9 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
     Memory most;
     for (int tensor = 0; tensor < shape.of(comm::Axis::tensor); ++tensor) {
       for (int data = 0; data < different; ++data) {
-        parallel::StageOptions options = train::stage_options(config, shape, facts);
+        parallel::StageOptions options = train::stage_options(config, workers, facts);
         const int rank = shape.rank({tensor, 0, data, stage});
-        options.place = train::place_of(config, shape, shard, rank);
+        options.place = train::place_of(config, shape, alone ? 1 : shard, rank);
         const Memory memory = plan::predict_memory(
             parallel::Stage(model, options), {.optim = config.optim,
                                               .threads = threads,
@@ -92,7 +96,8 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
                                               .bucket_elements = train::bucket_elements(config),
                                               .snapshots = snapshots,
                                               .average = train::average_of(config),
-                                              .servers = servers});
+                                              .servers = servers,
+                                              .asynchronous = alone});
         if (total(memory) > total(most)) most = memory;
       }
     }
@@ -104,7 +109,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
       "memory of the fullest rank of each pipeline stage, MiB, with {} threads "
       "(parallel.threads)\n\n"
       "{:<14}",
-      grouped(model.table().elements()), facts.world, shape.to_string(), config.train.batch,
+      grouped(model.table().elements()), facts.world, workers.to_string(), config.train.batch,
       config.model.sequence, config.train.micro_batch, threads, "stage");
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     const bool server = servers && stage + 1 == stages.size();

@@ -142,6 +142,28 @@ void ServerShards::update(double learning_rate, std::int64_t step, double gradie
   optimizer_.update(*ops_, ranges_, learning_rate, step, gradient_scale);
 }
 
+void ServerShards::update_from(int worker, double learning_rate, std::int64_t step,
+                               double gradient_scale) {
+  require_all_of(worker);
+  std::vector<optim::UpdateRange> ranges = ranges_;
+  if (!sums_in_place()) {
+    for (int g = 0; g < groups(); ++g) {
+      if (holds(g)) ops_->copy(state_.own_gradient(g), room(worker, g));
+    }
+  } else if (worker > 0) {
+    const Tensor own = rooms_.slice(0, worker - 1, worker).reshape({rooms_.extent(1)});
+    for (optim::UpdateRange& range : ranges) {
+      range.gradients = own.slice(0, range.offset, range.offset + range.parameters.elements());
+    }
+  }
+  optimizer_.update(*ops_, ranges, learning_rate, step, gradient_scale);
+  drop(worker);
+}
+
+void ServerShards::drop(int worker) {
+  for (std::vector<char>& came : came_) came[static_cast<std::size_t>(worker)] = 0;
+}
+
 void ServerShards::end_step() {
   missing_ = 0;
   for (int g = 0; g < groups(); ++g) {

@@ -170,6 +170,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
     // The grid's world agrees on a step's end, and all ranks on the job's beginning and end.
     return bytes + added(Kind::world, question.shape.size(), agreement_bytes) +
            comm::scratch_bytes(servers->workers + servers->servers, 0) +
+           (question.asynchronous ? norm_bytes(stage) : 0) +
            static_cast<std::size_t>(
                parallel::ServedWorker::staging_bytes(stage, servers->gradients));
   }
@@ -279,7 +280,8 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
 
 std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
                                                           const parallel::ServerPlace& place,
-                                                          const optim::OptimConfig& optim) {
+                                                          const optim::OptimConfig& optim,
+                                                          bool asynchronous) {
   using device::Use;
   const state::ShardMap shards(worker.layout(), place.servers, place.index);
   const state::StateOptions options = parallel::ServerShards::state_options(worker);
@@ -291,8 +293,9 @@ std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage&
                                states * shards.elements() * std::int64_t{sizeof(float)}},
           {Use::communication,
            parallel::ServerShards::room_bytes(shards, place) +
-               static_cast<std::int64_t>(squares + comm::scratch_bytes(place.servers, squares) +
-                                         comm::scratch_bytes(place.workers + place.servers, 0))}};
+               static_cast<std::int64_t>(
+                   squares + comm::scratch_bytes(place.servers, asynchronous ? 0 : squares) +
+                   comm::scratch_bytes(place.workers + place.servers, 0))}};
 }
 
 }  // namespace trireme::plan

@@ -1,6 +1,8 @@
 #include "trireme/train/inject.hpp"
 
 #include <charconv>
+#include <chrono>
+#include <thread>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
@@ -22,11 +24,13 @@ std::vector<Fault> parse_faults(std::string_view text) {
   if (text.empty() || text == "none") return faults;
   const std::string all(text);
   const auto refuse = [&](std::string_view word) {
-    return ConfigError("train.inject", all,
-                       fmt::format("\"{}\" is not nan, inf, spike or flip, @, a step and perhaps / "
-                                   "and a rank",
-                                   word),
-                       "write for example nan@7 or flip@12/1");
+    return ConfigError(
+        "train.inject", all,
+        fmt::format(
+            "\"{}\" is not nan, inf, spike or flip, @, a step (or slow, @, a factor) and perhaps / "
+            "and a rank",
+            word),
+        "write for example nan@7 or flip@12/1");
   };
   while (!text.empty()) {
     const std::size_t comma = text.find(',');
@@ -44,6 +48,8 @@ std::vector<Fault> parse_faults(std::string_view text) {
       fault.kind = Fault::Kind::inf;
     } else if (kind == "spike") {
       fault.kind = Fault::Kind::spike;
+    } else if (kind == "slow") {
+      fault.kind = Fault::Kind::slow;
     } else if (kind == "flip") {
       fault.kind = Fault::Kind::flip;
     } else {
@@ -58,6 +64,21 @@ std::vector<Fault> parse_faults(std::string_view text) {
     faults.push_back(fault);
   }
   return faults;
+}
+
+double slowness(const std::vector<Fault>& faults, int rank) {
+  double factor = 1;
+  for (const Fault& fault : faults) {
+    if (fault.kind == Fault::Kind::slow && fault.rank == rank) {
+      factor = static_cast<double>(fault.step);
+    }
+  }
+  return factor;
+}
+
+void slow_down(double slowness, double seconds) {
+  if (slowness <= 1) return;
+  std::this_thread::sleep_for(std::chrono::duration<double>((slowness - 1) * seconds));
 }
 
 }  // namespace trireme::train

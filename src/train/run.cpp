@@ -3,15 +3,27 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/train/compute_device.hpp"
 
+#include "async.hpp"
 #include "served.hpp"
 #include "trainer.hpp"
 
 namespace trireme::train {
 
-int exit_code(Ending ending) { return ending == Ending::done ? 0 : 75; }
+int exit_code(Ending ending) {
+  switch (ending) {
+    case Ending::done:
+      return 0;
+    case Ending::requeue:
+      return 75;
+    case Ending::cut_off:
+      break;
+  }
+  return 1;
+}
 
 Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
-  if (config.data_parallel.method == "server") return run_served(session, config, fields);
+  if (waits_for_none(config)) return run_async(session, config, fields);
+  if (server_ranks(config) > 0) return run_served(session, config, fields);
   ComputeDevice computes(config.device, session);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.device().is_host());

@@ -29,10 +29,11 @@ Error damaged(const checkpoint::Reader& reader, const char* what) {
 
 }  // namespace
 
-std::string Trainer::find_resume(std::vector<std::string>& broken) {
-  const std::string& resume = config_.checkpoint.resume;
-  return comm::of_rank_zero(grid_.world(), [&] {
-    const auto newest = checkpoint::newest(config_.train.output, &broken);
+std::string find_resume(const RunConfig& config, comm::Communicator& world,
+                        std::vector<std::string>& broken) {
+  const std::string& resume = config.checkpoint.resume;
+  return comm::of_rank_zero(world, [&] {
+    const auto newest = checkpoint::newest(config.train.output, &broken);
     std::string own = newest ? newest->string() : std::string();
     if (resume == "auto") return own;
     const std::string mend = "name another train.output, or move its checkpoints away";
@@ -43,7 +44,7 @@ std::string Trainer::find_resume(std::vector<std::string>& broken) {
     const std::filesystem::path named = find_checkpoint(resume);
     if (own.empty() || same_folder(named, own)) return named.string();
     // The same command as the first time, of a run that began elsewhere and was stopped.
-    if (!same_folder(named.parent_path(), config_.train.output)) {
+    if (!same_folder(named.parent_path(), config.train.output)) {
       broken.push_back(fmt::format("{}: {} is there already", named.string(), own));
       return own;
     }
@@ -55,7 +56,7 @@ void Trainer::resume(std::string folder) {
   std::vector<std::string> notes;
   std::int64_t rounded_for = 0;
   for (;;) {
-    comm::agree(grid_.world(), [&] { compare_models(folder); });
+    comm::agree(grid_.world(), [&] { compare_models(config_.model, folder); });
     try {
       comm::agree(grid_.world(), [&] {
         notes = load(folder);
@@ -78,12 +79,12 @@ void Trainer::resume(std::string folder) {
   for (const std::string& note : notes) say("note: " + note);
 }
 
-void Trainer::compare_models(const std::filesystem::path& folder) const {
+void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder) {
   const checkpoint::Reader reader(folder);
   const model::ModelConfig saved = model_of(reader);
   nlohmann::json theirs, ours;
   {
-    model::ModelConfig copies[] = {saved, config_.model};
+    model::ModelConfig copies[] = {saved, config};
     for (int i = 0; i < 2; ++i) {
       config::Fields fields;
       fields.section("model", copies[i]);

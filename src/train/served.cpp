@@ -10,6 +10,7 @@
 #include "trireme/comm/cores.hpp"
 #include "trireme/comm/environment.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/ops/cpu_products.hpp"
 #include "trireme/parallel/parameter_server.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/interrupts.hpp"
@@ -77,46 +78,18 @@ class Server {
 
  private:
   std::string save(std::span<const std::byte> text) {
-    std::vector<checkpoint::Piece> pieces;
-    const state::ModelState& state = shards_.state();
-    const checkpoint::Writers writers{shards_.place().index, shards_.place().servers};
-    checkpoint::append_pieces(pieces, "parameters", state, state.parameters(), true, writers);
-    for (const auto& kept : shards_.optimizer().states()) {
-      checkpoint::append_pieces(pieces, kept.name, state, kept.flat, true, writers);
-    }
-    checkpoint::FileLayout files;
-    if (config_.checkpoint.files == "node") files.nodes = servers_.nodes();
     const comm::Watchdog::Pause pause(watchdog_);
-    return checkpoint::save(config_.train.output, state_of(text), pieces, *group_, files).string();
+    return save_shards(shards_, config_, state_of(text), *group_, servers_.nodes());
   }
 
   std::string load(std::span<const std::byte> text) {
     const comm::Watchdog::Pause pause(watchdog_);
-    const checkpoint::Reader reader(
-        std::string(reinterpret_cast<const char*>(text.data()), text.size()));
-    const state::ModelState& state = shards_.state();
-    checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
-    const json& extra = reader.state().extra;
-    const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
-    for (const auto& kept : shards_.optimizer().states()) {
-      if (imported) break;  // it begins at zero, as that of a new model
-      checkpoint::load_pieces(reader, kept.name, state, kept.flat, true);
-    }
-    shards_.refresh();
+    load_shards(shards_, checkpoint::Reader(
+                             std::string(reinterpret_cast<const char*>(text.data()), text.size())));
     return {};
   }
 
   json account() const {
-    json memory = json::object();
-    for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
-      const auto use = static_cast<device::Use>(u);
-      const auto found = predicted_.find(use);
-      const std::int64_t predicted = found == predicted_.end() ? 0 : found->second;
-      const std::int64_t measured = ledger_.peak(use);
-      if (predicted == 0 && measured == 0) continue;
-      memory[std::string(device::name_of(use))] = {{"predicted", predicted},
-                                                   {"measured", measured}};
-    }
     // What it sends to each worker in a step.
     const auto values = static_cast<double>(size_of(shards_.state().options().shares.compute) *
                                             static_cast<std::size_t>(shards_.place().workers)) *
@@ -133,7 +106,7 @@ class Server {
                {{"bytes_per_step", static_cast<double>(service_.sent()) / steps},
                 {"seconds_per_step", 0.0},
                 {"least_bytes_per_step", values}}}}},
-            {"memory", memory}};
+            {"memory", memory_account(predicted_, ledger_)}};
   }
 
   comm::Session& job_;
@@ -176,6 +149,47 @@ Surroundings look_around(const comm::Session& session, comm::Communicator& every
                  .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
   return {.provenance = report::provenance(everyone, versions()),
           .shared_cores = comm::core_warning(session, threads)};
+}
+
+std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
+                        const checkpoint::State& state, comm::Communicator& servers,
+                        const std::vector<int>& nodes) {
+  std::vector<checkpoint::Piece> pieces;
+  const state::ModelState& held = shards.state();
+  const checkpoint::Writers writers{shards.place().index, shards.place().servers};
+  checkpoint::append_pieces(pieces, "parameters", held, held.parameters(), true, writers);
+  for (const auto& kept : shards.optimizer().states()) {
+    checkpoint::append_pieces(pieces, kept.name, held, kept.flat, true, writers);
+  }
+  checkpoint::FileLayout files;
+  if (config.checkpoint.files == "node") files.nodes = nodes;
+  return checkpoint::save(config.train.output, state, pieces, servers, files).string();
+}
+
+void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader) {
+  const state::ModelState& state = shards.state();
+  checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
+  const json& extra = reader.state().extra;
+  const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
+  for (const auto& kept : shards.optimizer().states()) {
+    if (imported) break;  // it begins at zero, as that of a new model
+    checkpoint::load_pieces(reader, kept.name, state, kept.flat, true);
+  }
+  shards.refresh();
+}
+
+json memory_account(const std::map<device::Use, std::int64_t>& predicted,
+                    const device::MemoryLedger& ledger) {
+  json memory = json::object();
+  for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
+    const auto use = static_cast<device::Use>(u);
+    const auto found = predicted.find(use);
+    const std::int64_t foretold = found == predicted.end() ? 0 : found->second;
+    const std::int64_t measured = ledger.peak(use);
+    if (foretold == 0 && measured == 0) continue;
+    memory[std::string(device::name_of(use))] = {{"predicted", foretold}, {"measured", measured}};
+  }
+  return memory;
 }
 
 std::string to_text(const checkpoint::State& state) {

@@ -40,6 +40,17 @@ inline constexpr const char* load_work = "load";
 std::string to_text(const checkpoint::State& state);
 checkpoint::State state_of(std::span<const std::byte> text);
 
+/// Writes what the servers hold as a checkpoint of the run folder; returns its folder. Collective
+/// over them; throws what checkpoint::save throws. `nodes`: of the servers.
+std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
+                        const checkpoint::State& state, comm::Communicator& servers,
+                        const std::vector<int>& nodes);
+/// Fills a server's shards from a checkpoint of any layout; throws what its reader throws.
+void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader);
+/// A rank's memory by use for its account: {"predicted", "measured"}.
+nlohmann::json memory_account(const std::map<device::Use, std::int64_t>& predicted,
+                              const device::MemoryLedger& ledger);
+
 /// What a server holds of a job's memory, in the words of the closing table.
 inline constexpr const char* server_memory_prefix = "server ";
 

@@ -139,6 +139,10 @@ int server_ranks(const RunConfig& config) {
   return served ? static_cast<int>(config.parallel.servers) : 0;
 }
 
+bool waits_for_none(const RunConfig& config) {
+  return config.data_parallel.method == "async-server" && config.server.max_staleness > 0;
+}
+
 RunConfig without_servers(RunConfig config) {
   config.data_parallel = {};
   config.parallel.servers = 0;
@@ -215,7 +219,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .zero = static_cast<int>(config.parallel.zero),
           .reshard_after_forward = config.zero.reshard_after_forward,
           .offload = config.zero.offload == "optimizer",
-          .served = config.data_parallel.method == "server",
+          .served = server_ranks(config) > 0,
           .sequence_parallel = config.parallel.sequence,
           .recompute = recompute_of(config.parallel.recompute, facts.host),
           .exact_gelu = facts.host,

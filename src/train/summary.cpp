@@ -1,4 +1,6 @@
 // The record that a run begins with and the summary that it ends with.
+#include "summary.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,8 +16,6 @@
 
 namespace trireme::train {
 
-namespace {
-
 nlohmann::json memory_json(const std::vector<report::MemoryRow>& rows) {
   nlohmann::json json;
   for (const auto& row : rows) {
@@ -24,6 +24,48 @@ nlohmann::json memory_json(const std::vector<report::MemoryRow>& rows) {
   }
   return json;
 }
+
+nlohmann::json dataset_json(const data::Dataset& dataset, const RunConfig& config) {
+  nlohmann::json json{{"name", dataset.manifest().name}};
+  const auto samples = [&](data::SplitName split, const char* tokens_key, const char* key) {
+    const std::int64_t tokens = dataset.reader(split)->tokens();
+    json[tokens_key] = tokens;
+    json[key] = std::max<std::int64_t>(0, (tokens - 1) / config.model.sequence);
+  };
+  samples(data::SplitName::train, "train_tokens", "train_samples");
+  samples(data::SplitName::valid, "eval_tokens", "eval_samples");
+  if (const std::int64_t most = config.train.evaluate_samples; most > 0) {
+    json["eval_samples"] = std::min(most, json["eval_samples"].get<std::int64_t>());
+  }
+  return json;
+}
+
+nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks) {
+  nlohmann::json json = nlohmann::json::object();
+  const auto n = static_cast<double>(ranks.size());
+  for (const nlohmann::json& rank : ranks) {
+    for (const auto& [name, own] : rank.at("communication").items()) {
+      nlohmann::json& all = json[name];
+      if (all.is_null()) all = nlohmann::json::object();
+      const auto most = [&](const char* key) {
+        all[key] = std::max(all.value(key, 0.0), own.at(key).get<double>());
+      };
+      const auto mean = [&](const char* key, const char* of) {
+        all[key] = all.value(key, 0.0) + own.at(of).get<double>() / n;
+      };
+      most("bytes_per_step");
+      most("seconds_per_step");
+      most("least_bytes_per_step");
+      if (own.contains("received_per_step")) most("received_per_step");
+      mean("mean_bytes_per_step", "bytes_per_step");
+      mean("mean_seconds_per_step", "seconds_per_step");
+      mean("mean_least_bytes_per_step", "least_bytes_per_step");
+    }
+  }
+  return json;
+}
+
+namespace {
 
 /// What about the configuration costs more than a user may expect, one line each.
 std::vector<std::string> cost_notes(const RunConfig& config, const parallel::StageOptions& stage) {
@@ -49,49 +91,6 @@ std::vector<std::string> cost_notes(const RunConfig& config, const parallel::Sta
         zero, stage.micro_batches, sent));
   }
   return notes;
-}
-
-/// Tokens of both splits and the samples in them that one epoch, and one evaluation, sees.
-nlohmann::json dataset_json(const data::Dataset& dataset, const RunConfig& config) {
-  nlohmann::json json{{"name", dataset.manifest().name}};
-  const auto samples = [&](data::SplitName split, const char* tokens_key, const char* key) {
-    const std::int64_t tokens = dataset.reader(split)->tokens();
-    json[tokens_key] = tokens;
-    json[key] = std::max<std::int64_t>(0, (tokens - 1) / config.model.sequence);
-  };
-  samples(data::SplitName::train, "train_tokens", "train_samples");
-  samples(data::SplitName::valid, "eval_tokens", "eval_samples");
-  if (const std::int64_t most = config.train.evaluate_samples; most > 0) {
-    json["eval_samples"] = std::min(most, json["eval_samples"].get<std::int64_t>());
-  }
-  return json;
-}
-
-/// By group: the most that a rank sent per step and the least that one had to, in bytes, the means
-/// over ranks of both, and the most seconds of a rank; each where some rank sent anything.
-nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks) {
-  nlohmann::json json = nlohmann::json::object();
-  const auto n = static_cast<double>(ranks.size());
-  for (const nlohmann::json& rank : ranks) {
-    for (const auto& [name, own] : rank.at("communication").items()) {
-      nlohmann::json& all = json[name];
-      if (all.is_null()) all = nlohmann::json::object();
-      const auto most = [&](const char* key) {
-        all[key] = std::max(all.value(key, 0.0), own.at(key).get<double>());
-      };
-      const auto mean = [&](const char* key, const char* of) {
-        all[key] = all.value(key, 0.0) + own.at(of).get<double>() / n;
-      };
-      most("bytes_per_step");
-      most("seconds_per_step");
-      most("least_bytes_per_step");
-      if (own.contains("received_per_step")) most("received_per_step");
-      mean("mean_bytes_per_step", "bytes_per_step");
-      mean("mean_seconds_per_step", "seconds_per_step");
-      mean("mean_least_bytes_per_step", "least_bytes_per_step");
-    }
-  }
-  return json;
 }
 
 /// Appends what servers told of their memory, by use: of the one that differs most from what was

@@ -93,7 +93,8 @@ Ending Trainer::run() {
     servers_->open = true;
   }
   std::vector<std::string> broken;
-  const std::string folder = find_resume(broken);  // before anything is written
+  const std::string folder =
+      find_resume(config_, grid_.world(), broken);  // before anything is written
   comm::agree(grid_.world(), [&] {
     if (!speaks()) return;
     tokenizer_ = data::stored_tokenizer(dataset_.manifest(), dataset_.folder());
@@ -248,7 +249,9 @@ report::StepMetrics Trainer::step(data::Loader& loader, bool meets) {
     }
   }
   replica_.engine().set_loss_scale(loss_scale_.value());
+  const auto computing = Clock::now();
   replica_.start(batches);
+  slow_down(slowness(faults_, session_.rank()), seconds_since(computing));
   inject_into_gradients();
 
   watchdog_->beat("optimizer");

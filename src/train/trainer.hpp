@@ -52,6 +52,13 @@ struct WorkerStep {
   std::int64_t verdict = 0;
 };
 
+/// The step folder to go on from by checkpoint.resume, "" for none; `broken` (rank 0): those passed
+/// over. Collective over `world`.
+std::string find_resume(const RunConfig& config, comm::Communicator& world,
+                        std::vector<std::string>& broken);
+/// Throws Error where the checkpoint's model is not the configuration's.
+void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder);
+
 class Trainer {
  public:
   /// `config` is valid. `session` and `grid` have the ranks that train, `servers` belong to them;
@@ -66,11 +73,7 @@ class Trainer {
 
  private:
   using Clock = Recorder::Clock;
-  /// The step folder to go on from, "" for none; `broken` (rank 0): those passed over.
-  std::string find_resume(std::vector<std::string>& broken);
   void resume(std::string folder);
-  /// Throws Error where the checkpoint's model is not the configuration's.
-  void compare_models(const std::filesystem::path& folder) const;
   /// What is worth telling about it.
   std::vector<std::string> load(const std::filesystem::path& folder);
   std::int64_t rounding_of(const std::filesystem::path& folder) const;

@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
+#include <functional>
 
 #include "trireme/comm/grid.hpp"
+#include "trireme/comm/survival.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/train/inject.hpp"
 #include "trireme/train/interrupts.hpp"
@@ -117,11 +120,46 @@ void check_worker_groups(const RunConfig& config, const comm::GridShape& shape) 
                   (own / groups + 1) * groups * shape.of(comm::Axis::data)));
 }
 
-/// What parameter servers that wait for all workers cannot be combined with.
+using Refuse = std::function<void(const char* key, const std::string& value, const char* rule,
+                                  const std::string& mend)>;
+
+/// What cannot be where no worker waits for another.
+void check_async(const RunConfig& config, const Refuse& refuse) {
+  if (config.numerics.reproducible) {
+    refuse("numerics.reproducible", "true", "must be false, as updates come as workers finish,",
+           "use false, or server.max_staleness = 0");
+  }
+  if (config.train.outlier > 0) {
+    refuse("train.outlier", fmt::format("{}", config.train.outlier),
+           "must be 0, as no step is anybody's as a whole,", "use 0");
+  }
+  if (config.train.check != "none") {
+    refuse("train.check", config.train.check, "must be none, as there are no replicas,",
+           "use none");
+  }
+  if (config.checkpoint.every_minutes > 0) {
+    refuse("checkpoint.every_minutes", fmt::format("{}", config.checkpoint.every_minutes),
+           "must be 0, as all pause at a step that is known beforehand,", "use checkpoint.every");
+  }
+  for (const Fault& fault : parse_faults(config.train.inject)) {
+    if (fault.kind != Fault::Kind::flip) continue;
+    refuse("train.inject", config.train.inject, "flip cannot be made", "use nan or slow");
+  }
+  if (!config.server.tolerate_failures) return;
+  const std::string complaint = comm::survival_complaint(
+      comm::library_version(), [](const char* name) { return std::getenv(name); });
+  if (!complaint.empty()) {
+    throw ConfigError("server.tolerate_failures", "true", complaint, "or use false");
+  }
+}
+
+/// What parameter servers cannot be combined with.
 void check_server(const RunConfig& config, const LayoutFacts& facts) {
-  const auto refuse = [](const char* key, const std::string& value, const char* rule,
-                         const std::string& mend) {
-    throw ConfigError(key, value, std::string(rule) + " with data_parallel.method = server", mend);
+  const Refuse refuse = [&](const char* key, const std::string& value, const char* rule,
+                            const std::string& mend) {
+    throw ConfigError(
+        key, value,
+        fmt::format("{} with data_parallel.method = {}", rule, config.data_parallel.method), mend);
   };
   const std::int64_t servers = config.parallel.servers;
   if (servers == 0) {
@@ -160,7 +198,14 @@ void check_server(const RunConfig& config, const LayoutFacts& facts) {
     if (fault.kind != Fault::Kind::spike && fault.kind != Fault::Kind::inf) continue;
     refuse("train.inject", config.train.inject,
            "spike and inf cannot be made, which are of gradients that servers add up,",
-           "use nan or flip");
+           "use nan, flip or slow");
+  }
+  if (waits_for_none(config)) return check_async(config, refuse);
+  if (config.server.tolerate_failures) {
+    throw ConfigError("server.tolerate_failures", "true",
+                      "is for data_parallel.method = async-server with server.max_staleness of at "
+                      "least 1: others wait for every worker",
+                      "use false");
   }
 }
 
@@ -195,12 +240,8 @@ void check_stage(const RunConfig& config, const comm::GridShape& shape, const La
 
 void check_method(const RunConfig& config, const LayoutFacts& facts) {
   const std::string& method = config.data_parallel.method;
-  if (method == "server") return check_server(config, facts);
+  if (method == "server" || method == "async-server") return check_server(config, facts);
   if (method == "average") return check_average(config);
-  if (method != "allreduce") {
-    throw ConfigError("data_parallel.method", method, "is not there yet",
-                      "use allreduce, server or average");
-  }
   if (config.parallel.servers > 0) {
     throw ConfigError("parallel.servers", std::to_string(config.parallel.servers),
                       "is for data_parallel.method = server and async-server", "leave it out");

@@ -68,6 +68,11 @@ class ServerShards {
   double norm(comm::Communicator& servers);
   /// See DataParallel::update.
   void update(double learning_rate, std::int64_t step, double gradient_scale);
+  /// The same with the gradients of one worker alone, of all groups, which are used up by it;
+  /// without a wait for the others'.
+  void update_from(int worker, double learning_rate, std::int64_t step, double gradient_scale);
+  /// Forgets that gradients of one worker have come.
+  void drop(int worker);
   /// Makes room for the next step's gradients.
   void end_step();
   /// What workers read of the group after an update: this server's part, of the type that they

@@ -29,6 +29,7 @@ struct MemoryQuestion {
   std::optional<parallel::AverageConfig> average{};
   /// Those that hold the stage's optimiser state, where it is `served`.
   std::optional<parallel::ServerPlace> servers{};
+  bool asynchronous = false;  // as parallel::AsyncWorker
 };
 
 /// Whether the prediction is of all that is held for `use`. On a device that is not the host it is
@@ -43,6 +44,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
 /// The same of a parameter server of such workers.
 std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
                                                           const parallel::ServerPlace& place,
-                                                          const optim::OptimConfig& optim);
+                                                          const optim::OptimConfig& optim,
+                                                          bool asynchronous = false);
 
 }  // namespace trireme::plan

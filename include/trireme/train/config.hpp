@@ -87,9 +87,8 @@ struct TrainConfig {
         "the run stops; their updates are skipped",
         config::at_least(1));
     fields.add("inject", inject,
-               "faults made on purpose, for tests: nan@STEP, inf@STEP, spike@STEP or flip@STEP, "
-               "each perhaps "
-               "with /RANK");
+               "faults made on purpose, for tests: nan@STEP, inf@STEP, spike@STEP, flip@STEP or "
+               "slow@FACTOR (all steps), each perhaps with /RANK");
     fields.add("outlier", outlier,
                "skip updates whose loss or gradient norm is so many standard deviations above the "
                "last 128; 0: none",

@@ -55,6 +55,9 @@ LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session);
 
 /// The world's last ranks that are parameter servers: parallel.servers, where the method has any.
 int server_ranks(const RunConfig& config);
+/// Whether servers update for each worker by itself. With a staleness of 0 nobody may be ahead of
+/// anybody, and the servers wait for all.
+bool waits_for_none(const RunConfig& config);
 /// The same configuration for one who only reads a model, on all ranks.
 RunConfig without_servers(RunConfig config);
 

@@ -1,0 +1,84 @@
+// A parameter server's side where workers push and pull when they are ready. Dean et al., "Large
+// Scale Distributed Deep Networks" (2012).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "trireme/core/recorder.hpp"
+#include "trireme/parallel/async_messages.hpp"
+#include "trireme/parallel/server_shards.hpp"
+
+namespace trireme::parallel {
+
+/// Work that the endpoint's thread finds and another one does, in order. What it throws reaches
+/// whoever does it.
+class WorkQueue {
+ public:
+  struct Item {
+    const char* name = "";  // of the recorder's section
+    std::function<void()> run;
+    bool waits_for_readers = false;  // changes the model
+  };
+  void post(Item item);
+  /// A reply that reads the model is on its way, or has gone.
+  void begin_reading();
+  void end_reading();
+  /// Does what there is, or waits `seconds` for something; false where nothing came.
+  bool turn(double seconds, Recorder& recorder);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  int readers_ = 0;
+};
+
+class AsyncServer {
+ public:
+  /// How updates came about.
+  struct Counts {
+    std::int64_t updates = 0;
+    std::int64_t repeated = 0;  // commits that another worker had made before
+    std::map<std::int64_t, std::int64_t> by_staleness;  // updates
+    std::int64_t sent = 0;                              // bytes of the model
+  };
+  struct Options {
+    std::int64_t first_update = 0;  // of this start: what the optimiser counts on from
+    bool inverse_rate = false;      // the learning rate over 1 + staleness
+    std::int64_t most_stale = 0;    // an update that is staler is an error
+  };
+  /// Calls come from the first ranks of `endpoint`, which must not have started yet.
+  AsyncServer(ServerShards& shards, comm::rpc::Endpoint& endpoint, WorkQueue& queue);
+  AsyncServer(const AsyncServer&) = delete;
+  AsyncServer& operator=(const AsyncServer&) = delete;
+  /// Before the endpoint starts.
+  void set_options(const Options& options) { options_ = options; }
+  /// By the thread that does the work, or when nobody does any.
+  const Counts& counts() const { return counts_; }
+
+ private:
+  template <class Reply>
+  using Call = comm::rpc::Call<Reply>;
+  using Nothing = comm::rpc::Nothing;
+  void take_gradients(Call<Nothing> call, const async::GroupOfTicket& request);
+  void take_commit(Call<std::int64_t> call, const async::Commit& commit);
+  void take_pull(Call<std::int64_t> call, std::int64_t group);
+  void check_worker(int rank) const;
+  void check_group(std::int64_t group) const;
+  std::int64_t update(int worker, const async::Commit& commit);
+
+  ServerShards& shards_;
+  WorkQueue& queue_;
+  Options options_;
+  Counts counts_;
+  std::set<std::int64_t> done_;  // tickets
+};
+
+}  // namespace trireme::parallel

@@ -1,0 +1,158 @@
+#include "trireme/parallel/async_server.hpp"
+
+#include <chrono>
+#include <utility>
+
+#include "trireme/parallel/server_messages.hpp"
+
+namespace trireme::parallel {
+
+using messages::bytes_of;
+
+namespace {
+
+/// An error ends the run on this side, and its words are the caller's too.
+template <class Call, class Run>
+void or_fail(Call& call, const Run& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    call.fail(error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+void WorkQueue::post(Item item) {
+  {
+    const std::lock_guard lock(mutex_);
+    items_.push_back(std::move(item));
+  }
+  changed_.notify_all();
+}
+
+void WorkQueue::begin_reading() {
+  const std::lock_guard lock(mutex_);
+  ++readers_;
+}
+
+void WorkQueue::end_reading() {
+  {
+    const std::lock_guard lock(mutex_);
+    --readers_;
+  }
+  changed_.notify_all();
+}
+
+bool WorkQueue::turn(double seconds, Recorder& recorder) {
+  Item item;
+  {
+    std::unique_lock lock(mutex_);
+    const auto ready = [this] {
+      return !items_.empty() && (readers_ == 0 || !items_.front().waits_for_readers);
+    };
+    if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), ready)) return false;
+    item = std::move(items_.front());
+    items_.pop_front();
+  }
+  const Section section(recorder, item.name);
+  item.run();
+  return true;
+}
+
+AsyncServer::AsyncServer(ServerShards& shards, comm::rpc::Endpoint& endpoint, WorkQueue& queue)
+    : shards_(shards), queue_(queue) {
+  endpoint.serve(async::push, [this](Call<Nothing> call, const async::GroupOfTicket& request) {
+    take_gradients(std::move(call), request);
+  });
+  endpoint.serve(async::commit, [this](Call<std::int64_t> call, const async::Commit& commit) {
+    take_commit(std::move(call), commit);
+  });
+  endpoint.serve(async::pull, [this](Call<std::int64_t> call, const std::int64_t& group) {
+    take_pull(std::move(call), group);
+  });
+}
+
+void AsyncServer::check_worker(int rank) const {
+  if (rank < shards_.place().workers) return;
+  throw Error("rank {} is no worker: the first {} are", rank, shards_.place().workers);
+}
+
+void AsyncServer::check_group(std::int64_t group) const {
+  const bool held =
+      group >= 0 && group < shards_.groups() && shards_.holds(static_cast<int>(group));
+  if (!held) throw Error("group {} is not this server's", group);
+}
+
+void AsyncServer::take_gradients(Call<Nothing> call, const async::GroupOfTicket& request) {
+  const int worker = call.caller();
+  check_worker(worker);
+  check_group(request.group);
+  const auto group = static_cast<int>(request.group);
+  const Tensor room = shards_.room(worker, group);
+  if (call.bulk_bytes() != room.bytes()) {
+    throw Error("{} bytes of gradients for group {}, of which this server has {}",
+                call.bulk_bytes(), group, room.bytes());
+  }
+  call.receive(bytes_of(room), [this, worker, group](Call<Nothing> whole) {
+    // On the same thread as the commit that follows, whose own work clears it again.
+    queue_.post({"take gradients", [this, worker, group, whole]() mutable {
+                   or_fail(whole, [&] {
+                     shards_.arrived(worker, group);
+                     whole.reply({});
+                   });
+                 }});
+  });
+}
+
+void AsyncServer::take_commit(Call<std::int64_t> call, const async::Commit& commit) {
+  const int worker = call.caller();
+  check_worker(worker);
+  queue_.post({"optimizer",
+               [this, worker, commit, call = std::move(call)]() mutable {
+                 or_fail(call, [&] { call.reply(update(worker, commit)); });
+               },
+               true});
+}
+
+void AsyncServer::take_pull(Call<std::int64_t> call, std::int64_t group) {
+  check_worker(call.caller());
+  check_group(group);
+  const auto g = static_cast<int>(group);
+  if (call.room() != shards_.values(g).bytes()) {
+    throw Error("room for {} bytes of group {}, of which this server has {}", call.room(), g,
+                shards_.values(g).bytes());
+  }
+  queue_.post({"send the model", [this, g, call = std::move(call)]() mutable {
+                 const Tensor values = shards_.values(g);
+                 counts_.sent += static_cast<std::int64_t>(values.bytes());
+                 queue_.begin_reading();
+                 call.reply(counts_.updates, bytes_of(values), [this] { queue_.end_reading(); });
+               }});
+}
+
+std::int64_t AsyncServer::update(int worker, const async::Commit& commit) {
+  shards_.require_all_of(worker);
+  const bool repeated = !done_.insert(commit.ticket).second;
+  if (repeated || commit.use == 0) {
+    shards_.drop(worker);
+    if (repeated) ++counts_.repeated;
+    return 0;
+  }
+  const std::int64_t staleness = counts_.updates - commit.version;
+  if (staleness < 0 || staleness > options_.most_stale) {
+    throw Error(
+        "ticket {}: a gradient of worker {} is {} updates old: server.max_staleness allows {}",
+        commit.ticket, worker, staleness, options_.most_stale);
+  }
+  const double rate = options_.inverse_rate
+                          ? commit.learning_rate / static_cast<double>(1 + staleness)
+                          : commit.learning_rate;
+  shards_.update_from(worker, rate, options_.first_update + counts_.updates, commit.gradient_scale);
+  ++counts_.updates;
+  ++counts_.by_staleness[staleness];
+  return staleness;
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,285 @@
+#include "async.hpp"
+
+#include <cstdio>
+
+#include <mpi.h>
+
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/plan/memory.hpp"
+
+#include "trainer.hpp"
+
+namespace trireme::train {
+
+namespace async = parallel::async;
+using nlohmann::json;
+
+namespace {
+
+/// The servers as a group of their own, and nothing for workers. Collective over the job.
+MPI_Comm servers_of(const comm::Session& job, bool serves) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  comm::mpi_check(MPI_Comm_split(job.world(), serves ? 0 : MPI_UNDEFINED, job.rank(), &comm),
+                  "MPI_Comm_split");
+  return comm;
+}
+
+std::vector<int> range(int first, int end) {
+  std::vector<int> ranks;
+  for (int rank = first; rank < end; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+/// One parameter server of the job.
+class AsyncHost {
+ public:
+  AsyncHost(const AsyncJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint,
+            parallel::WorkQueue& queue)
+      : job_(job),
+        servers_(servers),
+        endpoint_(endpoint),
+        queue_(queue),
+        predicted_(plan::predict_server_memory(job.stage, job.place, job.config.optim, true)),
+        group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
+        shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger),
+        server_(shards_, endpoint, queue) {
+    if (first()) {
+      conductor_ = std::make_unique<Conductor>(
+          job, endpoint, queue, recorder_,
+          [this](const checkpoint::State& state) { return save_with_all(state); });
+      return;
+    }
+    endpoint.serve(async::save, [this](comm::rpc::Call<async::Nothing> call, async::Nothing) {
+      const auto text = std::make_shared<std::vector<std::byte>>(call.bulk_bytes());
+      call.receive(*text, [this, text](comm::rpc::Call<async::Nothing> whole) {
+        queue_.post({"checkpoint", [this, text, whole]() mutable {
+                       save(state_of(*text));
+                       whole.reply({});
+                     }});
+      });
+    });
+    endpoint.serve(async::leave, [this](comm::rpc::Call<std::string> call, async::Nothing) {
+      queue_.post({"leave", [this, call]() mutable {
+                     call.reply(account().dump());
+                     left_ = true;
+                   }});
+    });
+  }
+
+  /// Before the endpoint starts.
+  void begin(const Beginning& beginning, const Surroundings& surroundings,
+             const std::vector<std::string>& passed_over) {
+    const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
+    if (beginning.folder.empty()) shards_.initialise(seed);
+    const int workers = job_.place.workers;
+    server_.set_options(
+        {.first_update = beginning.step * workers,
+         .inverse_rate = job_.config.server.staleness_rate == "inverse",
+         .most_stale = parallel::Tickets::most_stale(workers, job_.config.server.max_staleness)});
+    if (conductor_) conductor_->begin(beginning, surroundings, passed_over);
+  }
+  void load(const std::string& folder) { load_shards(shards_, checkpoint::Reader(folder)); }
+
+  /// A rank has died.
+  void lose(int rank, const std::string& why) {
+    queue_.post({"leave", [this, rank, why] {
+                   if (rank >= job_.first_server()) {
+                     throw Error("server rank {} is lost: {}: its part of the model is gone", rank,
+                                 why);
+                   }
+                   if (conductor_) conductor_->lose(rank, why);
+                 }});
+  }
+
+  Ending run() {
+    recorder_.reset();
+    if (!conductor_) {
+      while (!left_) queue_.turn(1, recorder_);
+      return Ending::done;
+    }
+    try {
+      const Ending ending = conductor_->run();
+      std::vector<json> accounts{account()};
+      for (int s = 1; s < job_.place.servers; ++s) {
+        accounts.push_back(
+            json::parse(endpoint_.call(async::leave, job_.first_server() + s, {}).get()));
+      }
+      conductor_->finish(accounts, server_.counts());
+      return ending;
+    } catch (const std::exception& error) {
+      conductor_->record_failure(error.what());
+      throw;
+    }
+  }
+
+ private:
+  bool first() const { return job_.place.index == 0; }
+
+  std::string save(const checkpoint::State& state) {
+    try {
+      return save_shards(shards_, job_.config, state, *group_, servers_.nodes());
+    } catch (const AgreedError& error) {
+      if (first()) throw;
+      return {};  // the first server says so
+    }
+  }
+
+  std::string save_with_all(const checkpoint::State& state) {
+    const std::string text = to_text(state);
+    std::vector<comm::rpc::Future<async::Nothing>> others;
+    for (int s = 1; s < job_.place.servers; ++s) {
+      others.push_back(
+          endpoint_.call(async::save, job_.first_server() + s, {}, std::as_bytes(std::span(text))));
+    }
+    std::exception_ptr error;
+    std::string folder;
+    try {
+      folder = save(state);
+    } catch (const AgreedError&) {
+      error = std::current_exception();
+    }
+    for (const auto& other : others) other.get();
+    if (error) std::rethrow_exception(error);
+    return folder;
+  }
+
+  json account() const {
+    const parallel::AsyncServer::Counts& counts = server_.counts();
+    const auto updates = static_cast<double>(std::max<std::int64_t>(1, counts.updates));
+    const double held = static_cast<double>(shards_.held()) *
+                        static_cast<double>(size_of(shards_.state().options().shares.compute));
+    return {{"rank", job_.session.rank()},
+            {"tensor", 0},
+            {"pipeline", 0},
+            {"data", 0},
+            {"server", job_.place.index},
+            {"sections", recorder_.seconds()},
+            {"communication",
+             {{"servers",
+               {{"bytes_per_step", static_cast<double>(counts.sent) / updates},
+                {"seconds_per_step", 0.0},
+                {"least_bytes_per_step", held}}}}},
+            {"memory", memory_account(predicted_, job_.ledger)},
+            {"resident_peak", resident_peak()}};
+  }
+
+  const AsyncJob& job_;
+  comm::Session& servers_;
+  comm::rpc::Endpoint& endpoint_;
+  parallel::WorkQueue& queue_;
+  Recorder recorder_;
+  std::map<device::Use, std::int64_t> predicted_;
+  std::unique_ptr<comm::Communicator> group_;
+  parallel::ServerShards shards_;
+  parallel::AsyncServer server_;
+  std::unique_ptr<Conductor> conductor_;  // of the first
+  bool left_ = false;
+};
+
+/// Finds and reads the checkpoint to go on from, on the servers (`host`); agreed on by all ranks.
+Beginning find_beginning(const AsyncJob& job, AsyncHost* host, std::vector<std::string>& broken) {
+  Beginning beginning{.folder = find_resume(job.config, job.everyone, broken)};
+  if (beginning.folder.empty()) return beginning;
+  comm::agree(job.everyone, [&] {
+    compare_models(job.config.model, beginning.folder);
+    const checkpoint::State state = checkpoint::Reader(beginning.folder).state();
+    beginning.step = state.step;
+    beginning.samples = state.samples;
+    if (host != nullptr) host->load(beginning.folder);
+  });
+  return beginning;
+}
+
+Ending serve_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+                   const std::function<void(AsyncHost*)>& show) {
+  comm::Session servers(servers_of(job.session, true));
+  AsyncHost host(job, servers, endpoint, queue);
+  show(&host);
+  const Surroundings surroundings = look_around(job.session, job.everyone, job.threads);
+  std::vector<std::string> broken;
+  const Beginning beginning = find_beginning(job, &host, broken);
+  host.begin(beginning, surroundings, broken);
+  endpoint.start();
+  const Ending ending = host.run();
+  endpoint.close();
+  show(nullptr);
+  if (job.config.server.tolerate_failures) servers.abandon();
+  return ending;
+}
+
+}  // namespace
+
+comm::rpc::Options async_options(const AsyncJob& job, bool serves) {
+  const int all = job.place.workers + job.place.servers;
+  comm::rpc::Options options;
+  // Pushes and pulls of all groups at once, and what asks and commits.
+  options.outstanding = 2 * static_cast<int>(job.stage.layout().groups().size()) + 4;
+  options.silence = job.config.server.heartbeat;
+  options.beat = options.silence / 5;
+  options.peers = range(serves ? 0 : job.first_server(), all);
+  options.watched = options.peers;
+  return options;
+}
+
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields) {
+  ComputeDevice computes(config.device, session);
+  device::MemoryLedger ledger(computes.device());
+  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
+  const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
+  computes.settle_precision(config.precision.compute, *everyone);
+  comm::agree(*everyone, [&] { validate(config, plan.facts); });
+
+  const model::Transformer model(config.model);
+  const parallel::Stage stage(model, stage_options(config, plan.shape, plan.facts));
+  const int workers = plan.shape.of(comm::Axis::data);
+  const bool serves = session.rank() >= workers;
+  const AsyncJob job{.session = session,
+                     .everyone = *everyone,
+                     .config = config,
+                     .plan = plan,
+                     .model = model,
+                     .stage = stage,
+                     .place = {.workers = workers,
+                               .servers = server_ranks(config),
+                               .index = serves ? session.rank() - workers : 0,
+                               .gradients = dtype_from_name(config.data_parallel.gradients)},
+                     .computes = computes,
+                     .ledger = ledger,
+                     .threads = threads_of_rank(config.parallel, session),
+                     .resolved = fields.to_json(),
+                     .provenance = fields.provenance()};
+  comm::rpc::Options options = async_options(job, serves);
+  AsyncHost* host = nullptr;
+  if (serves) {
+    options.on_lost = [&host](int rank, const std::string& why) {
+      if (host != nullptr) host->lose(rank, why);
+    };
+  }
+  comm::rpc::Endpoint endpoint(session.world(), options);
+  parallel::WorkQueue queue;
+  // From here on the world may lose ranks, and its end must not wait for them.
+  if (config.server.tolerate_failures) session.abandon();
+  if (serves) return serve_async(job, endpoint, queue, [&](AsyncHost* own) { host = own; });
+
+  servers_of(session, false);
+  look_around(session, *everyone, job.threads);
+  std::vector<std::string> broken;
+  find_beginning(job, nullptr, broken);
+  Recorder recorder;
+  endpoint.start();
+  Ending ending = Ending::cut_off;
+  try {
+    ending = work_async(job, endpoint, recorder);
+  } catch (const comm::rpc::PeerLost& error) {
+    if (!config.server.tolerate_failures) throw;
+    // The others may well go on without this rank: it must not end the job.
+    const std::string line =
+        fmt::format("trireme: error: rank {}: {}\n", session.rank(), error.what());
+    if (session.claim_voice()) std::fputs(line.c_str(), stderr);
+  }
+  endpoint.close();
+  return ending;
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,137 @@
+// Training in which no worker waits for another: a job's last ranks hold the model, the first of
+// them hands out the work, and nothing after the start is collective over the workers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/comm/rpc.hpp"
+#include "trireme/data/tokenizer.hpp"
+#include "trireme/parallel/async_server.hpp"
+#include "trireme/parallel/tickets.hpp"
+#include "trireme/report/progress.hpp"
+#include "trireme/report/record.hpp"
+#include "trireme/train/compute_device.hpp"
+#include "trireme/train/interrupts.hpp"
+#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
+
+#include "served.hpp"
+
+namespace trireme::train {
+
+/// What all ranks of the job know before it starts.
+struct AsyncJob {
+  comm::Session& session;  // all ranks
+  comm::Communicator& everyone;
+  const RunConfig& config;
+  const GridPlan& plan;
+  const model::Transformer& model;
+  const parallel::Stage& stage;  // of a worker
+  parallel::ServerPlace place;
+  const ComputeDevice& computes;
+  device::MemoryLedger& ledger;
+  int threads = 1;
+  nlohmann::json resolved, provenance;  // the configuration as recorded
+  int first_server() const { return place.workers; }
+};
+
+/// Where a run begins: at 0, or where a checkpoint ends.
+struct Beginning {
+  std::string folder;  // the checkpoint, mostly empty
+  std::int64_t step = 0, samples = 0;
+};
+
+/// How the endpoints of such a job watch each other: workers and servers, and servers among them.
+comm::rpc::Options async_options(const AsyncJob& job, bool serves);
+
+/// One worker's life. Returns how the job ended.
+Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder);
+
+/// The first server's further work: it hands out tickets, sees every loss, keeps the record, and
+/// decides when all workers pause for an evaluation or a checkpoint.
+class Conductor {
+ public:
+  /// Saves the shards of all servers; collective over them, called by the first.
+  using Save = std::function<std::string(const checkpoint::State& state)>;
+  /// Serves on `endpoint`, which must not have started yet; works in `queue`.
+  Conductor(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+            Recorder& recorder, Save save);
+  Conductor(const Conductor&) = delete;
+  Conductor& operator=(const Conductor&) = delete;
+
+  /// Before the endpoint starts.
+  void begin(const Beginning& beginning, const Surroundings& surroundings,
+             const std::vector<std::string>& passed_over);
+  /// Trains to the last step, or to a signal; when it returns all workers have left.
+  Ending run();
+  /// Writes the summary; `servers` are accounts of all of them.
+  void finish(const std::vector<nlohmann::json>& servers,
+              const parallel::AsyncServer::Counts& counts);
+  /// A worker has died. In the queue's turn.
+  void lose(int worker, const std::string& why);
+  /// Leaves in the record why the run ends with an exception.
+  void record_failure(const std::string& why) noexcept;
+
+ private:
+  using Clock = Recorder::Clock;
+  /// A global batch whose shares come in.
+  struct Batch {
+    double loss = 0, weight = 0, norms = 0;
+    std::int64_t shares = 0, skipped = 0;
+  };
+  void take(int worker, const parallel::async::Outcome& outcome);
+  void note_share(const parallel::Ticket& ticket, const parallel::async::Outcome& outcome);
+  void write_batch(const Batch& batch);
+  void answer();
+  /// Works until all before the fence is done.
+  void drain();
+  void look_at_signals();
+  /// The next step after which something is to be done by all.
+  std::int64_t next_fence() const;
+  void evaluate();
+  void save(bool last);
+  void dismiss(Ending ending);
+  void begin_record(const Surroundings& surroundings);
+  nlohmann::json staleness_json(const parallel::AsyncServer::Counts& counts) const;
+  void say(const std::string& line);
+
+  const AsyncJob& job_;
+  const RunConfig& config_;
+  comm::rpc::Endpoint& endpoint_;
+  parallel::WorkQueue& queue_;
+  Recorder& recorder_;
+  Save save_;
+  data::Dataset dataset_;
+  data::StoredTokenizer tokenizer_;
+  SignalWatch signals_;
+  std::optional<double> time_limit_;
+  std::optional<parallel::Tickets> tickets_;
+  std::map<int, comm::rpc::Call<parallel::async::Work>> asking_;  // by worker
+  std::map<std::int64_t, Batch> batches_;                         // by step, from 0
+  parallel::LossSum evaluation_;
+  std::map<std::int64_t, parallel::LossSum> parts_;  // of it
+  std::map<int, nlohmann::json> accounts_;           // of workers that have left
+  std::map<int, std::string> lost_;                  // workers, and why
+  std::int64_t step_ = 0, samples_ = 0;
+  std::int64_t saved_step_ = -1, evaluated_step_ = -1;
+  std::int64_t skipped_in_a_row_ = 0;
+  std::int64_t steps_of_attempt_ = 0;
+  int stop_ = 0;  // a signal, or −1 for time; 0: none
+  double last_loss_ = 0, last_evaluation_ = 0, trained_seconds_ = 0, longest_step_ = 0;
+  Clock::time_point begin_, step_begin_;
+  std::unique_ptr<report::RunRecord> record_;
+  std::unique_ptr<report::ProgressLine> progress_;
+};
+
+/// train::run for servers that wait for nobody.
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields);
+
+}  // namespace trireme::train

@@ -1,0 +1,222 @@
+// A worker's life where no worker waits for another.
+#include "trireme/parallel/async_worker.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <mpi.h>
+
+#include "trireme/optim/schedule.hpp"
+#include "trireme/plan/memory.hpp"
+#include "trireme/train/inject.hpp"
+
+#include "async.hpp"
+#include "trainer.hpp"
+
+namespace trireme::train {
+
+namespace async = parallel::async;
+using parallel::Ticket;
+
+namespace {
+
+class AsyncTraining {
+ public:
+  AsyncTraining(const AsyncJob& job, comm::rpc::Endpoint& endpoint, comm::Session& alone,
+                Recorder& recorder)
+      : job_(job),
+        config_(job.config),
+        endpoint_(endpoint),
+        recorder_(recorder),
+        grid_(alone, comm::GridShape{{1, 1, 1, 1}}, job.ledger, 1, grid_options(job.config)),
+        dataset_(data::Dataset::open(config_.data.path)),
+        reader_(dataset_.reader(data::SplitName::train)),
+        valid_(dataset_.reader(data::SplitName::valid)),
+        sampler_(reader_->tokens(), config_.model.sequence, config_.data.group_mb * (1 << 20) / 2,
+                 static_cast<std::uint64_t>(config_.train.seed), config_.data.shuffle),
+        replica_(job.model,
+                 {.stage = stage_options(config_, job.plan.shape, job.plan.facts),
+                  .optim = config_.optim,
+                  .threads = job.threads,
+                  .bucket_elements = bucket_elements(config_),
+                  .overlap = config_.parallel.overlap,
+                  .seed = static_cast<std::uint64_t>(config_.train.seed),
+                  .make_ops = job.computes.make_ops(config_.device.time_products),
+                  .make_method =
+                      [&](const parallel::Stage& stage, const state::ModelState& state,
+                          ops::Ops& ops, device::MemoryLedger& ledger) {
+                        auto method = std::make_unique<parallel::AsyncWorker>(
+                            parallel::AsyncWorker::Parts{stage, state, ops, endpoint, recorder,
+                                                         job.place},
+                            ledger);
+                        link_ = method.get();
+                        return method;
+                      }},
+                 grid_, recorder, job.ledger),
+        predicted_(
+            plan::predict_memory(replica_.stage(), {.optim = config_.optim,
+                                                    .threads = job.threads,
+                                                    .host = job.computes.device().is_host(),
+                                                    .shape = grid_.shape(),
+                                                    .rank = 0,
+                                                    .backends = grid_.backends(),
+                                                    .bucket_elements = bucket_elements(config_),
+                                                    .servers = job.place,
+                                                    .asynchronous = true})),
+        faults_(parse_faults(config_.train.inject)) {}
+
+  Ending run() {
+    recorder_.reset();
+    async::Outcome outcome;
+    for (;;) {
+      const async::Work work = ask(outcome);
+      outcome = {.number = work.ticket.number};
+      const auto begin = Recorder::Clock::now();
+      switch (work.ticket.kind) {
+        case Ticket::Kind::train:
+          train(work, outcome);
+          break;
+        case Ticket::Kind::evaluate:
+          evaluate(work.ticket, outcome);
+          break;
+        case Ticket::Kind::leave:
+          endpoint_.call(async::account, job_.first_server(), account().dump()).get();
+          return static_cast<Ending>(work.ending);
+      }
+      outcome.seconds = seconds_since(begin);
+    }
+  }
+
+ private:
+  async::Work ask(const async::Outcome& outcome) {
+    const Section section(recorder_, "wait for a ticket");
+    return endpoint_.call(async::ask, job_.first_server(), outcome).get();
+  }
+
+  data::LoaderOptions loading() const {
+    return {.micro_batch = config_.train.micro_batch,
+            .length = config_.model.sequence,
+            .document_mask = config_.data.document_mask};
+  }
+
+  void train(const async::Work& work, async::Outcome& outcome) {
+    const Ticket& ticket = work.ticket;
+    std::vector<parallel::HostMicrobatch> batches;
+    {
+      const Section section(recorder_, "load data");
+      const std::int64_t rows = config_.train.micro_batch;
+      for (std::int64_t at = 0; at < ticket.count; at += rows) {
+        std::vector<std::int64_t> samples;
+        for (std::int64_t i = 0; i < rows; ++i) samples.push_back(ticket.first + at + i);
+        data::Batch batch = data::make_batch(*reader_, sampler_, loading(), samples);
+        inject_into_batch(ticket, batch);
+        batches.emplace_back(std::move(batch));
+      }
+    }
+    link_->fetch();
+    link_->begin(ticket.number);
+    const auto computing = Recorder::Clock::now();
+    replica_.start(batches);
+    const parallel::StepSums sums = replica_.finish();
+    slow_down(slowness(faults_, job_.session.rank()), seconds_since(computing));
+    outcome.loss = sums.loss.loss;
+    outcome.weight = sums.loss.weight;
+    outcome.norm = sums.gradient_norm;
+    if (std::isfinite(sums.loss.mean()) && std::isfinite(sums.gradient_norm)) {
+      replica_.update(work.learning_rate, ticket.step,
+                      optim::clip_factor(sums.gradient_norm, config_.optim.clip));
+    } else {
+      outcome.skipped = 1;
+      replica_.skip();
+    }
+    outcome.staleness = link_->staleness();
+    ++trained_;
+  }
+
+  void inject_into_batch(const Ticket& ticket, data::Batch& batch) {
+    for (Fault& fault : faults_) {
+      // Nobody knows who will have which step: the first one from then on.
+      const bool due = fault.kind == Fault::Kind::nan && fault.rank == job_.session.rank() &&
+                       fault.step > 0 && ticket.step + 1 >= fault.step;
+      if (!due) continue;
+      batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
+      fault.step = 0;
+    }
+  }
+
+  /// Sums over part `share` of as many as there were workers of the validation windows.
+  void evaluate(const Ticket& ticket, async::Outcome& outcome) {
+    link_->fetch();
+    const Section section(recorder_, "evaluate");
+    const std::int64_t length = config_.model.sequence;
+    const data::Sampler sampler(valid_->tokens(), length, valid_->tokens(), 0, false);
+    const std::int64_t windows = sampler.windows_per_epoch();
+    const std::int64_t most = config_.train.evaluate_samples;
+    const params::Range own = params::tile_of(most > 0 ? std::min(most, windows) : windows,
+                                              ticket.share, job_.place.workers);
+    const std::int64_t rows = config_.train.micro_batch;
+    for (std::int64_t at = own.begin; at < own.end; at += rows) {
+      std::vector<std::int64_t> numbers;
+      for (std::int64_t i = 0; i < rows; ++i) numbers.push_back(std::min(at + i, own.end - 1));
+      data::Batch batch = data::make_batch(*valid_, sampler, loading(), numbers);
+      // The last one is filled up with windows that weigh nothing.
+      for (std::int64_t i = own.end - at; i < rows; ++i) {
+        std::fill_n(batch.weights.begin() + static_cast<std::ptrdiff_t>(i * length), length, 0.0F);
+      }
+      for (const auto& part :
+           replica_.engine().evaluate(parallel::HostMicrobatch(std::move(batch)))) {
+        outcome.loss += part.loss;
+        outcome.weight += part.weight;
+      }
+    }
+  }
+
+  nlohmann::json account() const {
+    const auto steps = static_cast<double>(std::max<std::int64_t>(1, trained_));
+    const auto model = static_cast<double>(job_.model.table().elements());
+    const parallel::StageOptions& stage = replica_.stage().options();
+    return {
+        {"rank", job_.session.rank()},
+        {"tensor", 0},
+        {"pipeline", 0},
+        {"data", job_.session.rank()},
+        {"sections", recorder_.seconds()},
+        {"tickets", trained_},
+        {"communication",
+         {{"servers",
+           {{"bytes_per_step", static_cast<double>(link_->sent()) / steps},
+            {"received_per_step", static_cast<double>(link_->received()) / steps},
+            {"seconds_per_step", link_->seconds() / steps},
+            {"least_bytes_per_step", model * static_cast<double>(size_of(job_.place.gradients))},
+            {"least_received_per_step", model * static_cast<double>(size_of(stage.compute))}}}}},
+        {"memory", memory_account(predicted_, job_.ledger)},
+        {"resident_peak", resident_peak()}};
+  }
+
+  const AsyncJob& job_;
+  const RunConfig& config_;
+  comm::rpc::Endpoint& endpoint_;
+  Recorder& recorder_;
+  comm::Grid grid_;
+  data::Dataset dataset_;
+  std::unique_ptr<data::TokenReader> reader_, valid_;
+  data::Sampler sampler_;
+  parallel::AsyncWorker* link_ = nullptr;  // before the replica, whose making sets it
+  parallel::Replica replica_;
+  std::map<device::Use, std::int64_t> predicted_;
+  std::vector<Fault> faults_;
+  std::int64_t trained_ = 0;  // tickets
+};
+
+}  // namespace
+
+Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder) {
+  // Signals are the first server's business, which then ends the job in order.
+  const SignalWatch signals(parse_signals(job.config.train.signals));
+  comm::Session alone(MPI_COMM_SELF);
+  AsyncTraining training(job, endpoint, alone, recorder);
+  return training.run();
+}
+
+}  // namespace trireme::train
