@@ -241,7 +241,7 @@ Ending run_served(comm::Session& session, RunConfig& config, const config::Field
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.device().is_host());
   const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
-  computes.settle_precision(config.precision.compute, *everyone);
+  computes.settle_precision(config.precision, *everyone);
   comm::agree(*everyone, [&] { validate(config, plan.facts); });
 
   const model::Transformer model(config.model);
