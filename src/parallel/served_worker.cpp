@@ -99,7 +99,7 @@ std::vector<Future<Nothing>> ServedWorker::pull(std::int64_t step) {
 }
 
 void ServedWorker::fetch() {
-  const Waiting waiting(parts_.recorder, seconds_);
+  const Section section(parts_.recorder, "wait for servers");
   for (const auto& future : pull(step_)) future.get();
 }
 
@@ -169,7 +169,7 @@ void ServedWorker::update(double learning_rate, std::int64_t step, double gradie
 void ServedWorker::skip() { settle({.step = step_}); }
 
 std::string ServedWorker::work(const std::string& name, const std::string& text) {
-  const Waiting waiting(parts_.recorder, seconds_);
+  const Section section(parts_.recorder, "wait for servers");
   std::vector<Future<std::string>> futures;
   for (int s = 0; s < parts_.place.servers; ++s) {
     futures.push_back(parts_.endpoint.call(messages::work, parts_.place.workers + s, name,

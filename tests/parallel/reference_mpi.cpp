@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include "trireme/state/update.hpp"
+
 #include "layouts.hpp"
 #include "support/reference.hpp"
 

@@ -172,7 +172,12 @@ void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
   };
   LayoutRun run(model.config(), layout_of(job), options_of(job, true), side.get(), {}, false, make);
   endpoint.start();
-  roles.work(run, *link, endpoint);
+  try {
+    roles.work(run, *link, endpoint);
+  } catch (...) {  // servers would wait for ever
+    if (rank == 0) link->end("a worker failed");
+    throw;
+  }
   MPI_Barrier(side.get());
   if (rank == 0) link->end("");
   EXPECT_TRUE(endpoint.close());
