@@ -90,7 +90,7 @@ lint: configure
 
 format:
 	@scripts/deps.sh format
-	@find include src tests bench -name '*.[ch]pp' -print0 | xargs -0 -r clang-format -i
+	@find include src tests bench examples -name '*.[ch]pp' -print0 | xargs -0 -r clang-format -i
 
 bench: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)

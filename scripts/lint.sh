@@ -13,8 +13,8 @@ files=("$@")
 if [ ${#files[@]} -eq 0 ]; then
   # What this build leaves out (the sanitizers' own sources) has no command to analyse it with.
   compiled=$(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",*\$|\1|p" "$commands" | LC_ALL=C sort -u)
-  mapfile -t files < <(find src tests bench -name '*.cpp' | LC_ALL=C sort | comm -12 - <(echo "$compiled"))
-  find src tests bench -name '*.cpp' | LC_ALL=C sort | comm -23 - <(echo "$compiled") |
+  mapfile -t files < <(find src tests bench examples -name '*.cpp' | LC_ALL=C sort | comm -12 - <(echo "$compiled"))
+  find src tests bench examples -name '*.cpp' | LC_ALL=C sort | comm -23 - <(echo "$compiled") |
     sed 's/^/not in this build, not analysed: /'
 fi
 marks=$build/lint

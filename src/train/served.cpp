@@ -225,19 +225,24 @@ checkpoint::State state_of(std::span<const std::byte> text) {
   return state;
 }
 
+void agree_on_method(comm::Session& session, const RunConfig& config) {
+  device::MemoryLedger ledger;  // of an agreement that ends here
+  const auto all = comm::make_mpi_communicator(session.world(), ledger);
+  comm::agree(*all, [&] { check_method(config, {.world = session.size()}); });
+}
+
+void require_host(const RunConfig& config, const ComputeDevice& computes) {
+  if (computes.device().is_host()) return;  // on every rank, or on none
+  throw AgreedError(
+      "device.type = {}: every rank has a GPU, and with data_parallel.method = {} gradients leave "
+      "from host memory; use cpu",
+      config.device.type, config.data_parallel.method);
+}
+
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields) {
-  {
-    device::MemoryLedger ledger;  // of an agreement that ends here
-    const auto all = comm::make_mpi_communicator(session.world(), ledger);
-    comm::agree(*all, [&] { check_method(config, {.world = session.size()}); });
-  }
+  agree_on_method(session, config);
   ComputeDevice computes(config.device, session);
-  if (!computes.device().is_host()) {  // on every rank, or on none
-    throw AgreedError(
-        "device.type = {}: every rank has a GPU, and with data_parallel.method = server gradients "
-        "leave from host memory; use cpu",
-        config.device.type);
-  }
+  require_host(config, computes);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.device().is_host());
   const auto everyone = comm::make_mpi_communicator(session.world(), ledger);

@@ -9,6 +9,7 @@
 #include "trireme/comm/rpc.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/parallel/served_worker.hpp"
+#include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
 
 namespace trireme::train {
@@ -53,6 +54,10 @@ nlohmann::json memory_account(const std::map<device::Use, std::int64_t>& predict
 
 /// What a server holds of a job's memory, in the words of the closing table.
 inline constexpr const char* server_memory_prefix = "server ";
+
+/// Refuses what servers cannot be combined with, before a device is looked for. Collective.
+void agree_on_method(comm::Session& session, const RunConfig& config);
+void require_host(const RunConfig& config, const ComputeDevice& computes);
 
 /// train::run for a configuration with servers.
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields);

@@ -26,7 +26,9 @@ for transport in vader tcp; do
     case $transport,$deed in vader,bulk | vader,reply | tcp,stop) continue ;; esac
     begin=$EPOCHREALTIME
     code=0
-    OMPI_MCA_btl=$transport,self OMPI_MCA_orte_abort_timeout=1 timeout 60 \
+    limit=60
+    [ "$deed" != stop ] || limit=15
+    OMPI_MCA_btl=$transport,self timeout "$limit" \
       "$TRIREME_MPIEXEC" --enable-recovery -n 4 "$program" 2 "$deed" 2 >"$out/text" 2>&1 || code=$?
     # The launcher waits for a stopped rank for ever: it is the timeout that ends it.
     [ "$deed" = stop ] || [ "$code" -eq 0 ] || fail "$transport, $deed: ended with $code"

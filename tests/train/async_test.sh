@@ -1,0 +1,175 @@
+#!/usr/bin/env bash
+# Parameter servers that wait for nobody: every sample once, staleness within its bound and in the record, a slow worker
+# that holds up nobody, workers that are killed, checkpoints, and what is refused.
+#   KILLS=20 async_test.sh: so many workers killed at random
+set -euo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+seq 1 9000 | tr '\n' ' ' >text
+"$TRIREME" prepare --input text --output data >/dev/null 2>&1
+fail() {
+  echo "FAILED: $*"
+  cat out err
+  exit 1
+}
+model=(--model.layers 2 --model.width 60 --model.heads 3 --model.sequence 33)
+run() {  # ranks, run folder, further flags; the exit code in $code
+  local ranks=$1 folder=$2
+  shift 2
+  code=0
+  timeout 120 "$TRIREME_MPIEXEC" ${options:-} -n "$ranks" "$TRIREME" train --data.path data --train.output "$folder" \
+    "${model[@]}" --train.batch 12 --train.micro_batch 2 --train.peak none "$@" >out 2>err || code=$?
+}
+serve() {  # ranks, run folder, further flags: two servers
+  run "$1" "$2" --data_parallel.method async-server --parallel.servers 2 --server.max_staleness 3 "${@:3}"
+}
+ran() { [ "$code" -eq 0 ] || fail "$*: exit code $code"; }
+refused() {  # what one line says
+  [ "$code" -ne 0 ] || fail "not refused: $1"
+  [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "not one line: $1"
+  grep -q "$1" err || fail "not said: $1"
+}
+# check RUN STEPS WORKERS EXPRESSION: Python over summary s, metrics m (steps), run r
+check() {
+  python3 -B - "$@" <<'PYTHON' || fail "$1: $4"
+import glob, json, sys
+folder, steps, workers, expression = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+last = sorted(glob.glob(folder + "/attempts/*"))[-1]
+s = json.load(open(last + "/summary.json"))
+r = json.load(open(last + "/run.json"))
+lines = [json.loads(line) for line in open(last + "/metrics.jsonl")]
+m = [line for line in lines if line["type"] == "step"]
+assert [line["step"] for line in m] == list(range(r["first_step"] + 1, steps + 1)), [line["step"] for line in m]
+assert m[-1]["tokens"] == steps * 12 * 33
+st = s["staleness"]
+assert st["updates"] == sum(st["histogram"]), st
+assert st["most"] == len(st["histogram"]) - 1 <= st["bound"] == (workers - 1) * 7, st
+w = [rank for rank in s["ranks"] if "server" not in rank]
+events = [line["event"] + ": " + line["text"] for line in lines if line["type"] == "event"]
+psi = 4 * r["parameters"]
+value = eval(expression)
+assert value, (value, st, [rank["tickets"] for rank in w], events)
+PYTHON
+}
+
+# Sound: all updates are made, losses fall, bytes are a gradient out and a model in, memory is as foretold.
+serve 5 sound --train.steps 40 --optim.warmup_steps 4
+ran sound
+check sound 40 3 'st["updates"] == 120 and sum(k["tickets"] for k in w) == 120'
+check sound 40 3 'm[-1]["loss"] < m[0]["loss"] - 0.8 and s["validation_loss"] < 4.6'
+check sound 40 3 'all(abs(k["communication"]["servers"]["bytes_per_step"] - psi) < 0.02 * psi for k in w)'
+# The model is pulled once more for the evaluation.
+check sound 40 3 'all(abs(k["communication"]["servers"]["received_per_step"] - psi) < 0.1 * psi for k in w)'
+grep -q 'Figure of Merit (FOM): [0-9]' out || fail "memory is not what was foretold"
+grep -q 'staleness of 120 updates' out || fail "no histogram in the closing table"
+
+# Another program's view of the same weights.
+"$TRIREME" evaluate --checkpoint sound >out 2>err || fail evaluate
+python3 -B - <<'PYTHON' || fail "evaluation on servers and alone differ"
+import json, re
+ours = json.load(open("sound/attempts/0001/summary.json"))["validation_loss"]
+theirs = float(re.search(r"loss ([0-9.]+)", open("out").read()).group(1))
+assert abs(ours - theirs) < 1e-4, (ours, theirs)
+PYTHON
+
+# In two starts, with another number of workers and servers; then by all-reduce, from the same checkpoint.
+serve 5 twice --train.steps 40 --train.stop_after 10
+ran "first start"
+run 3 twice --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 --train.steps 40 \
+  --train.stop_after 20
+ran "second start"
+check twice 30 2 'r["first_step"] == 10 and s["steps_of_attempt"] == 20'
+run 2 twice --train.steps 40
+ran "third start, by all-reduce"
+grep -q 'resumed from .*step-00000030: step 30' out || fail "all-reduce does not go on from there"
+
+# No lead at all is the synchronous server.
+for method in "server" "async-server --server.max_staleness 0"; do
+  # shellcheck disable=SC2086
+  run 3 "exact-${method%% *}" --train.steps 8 --numerics.reproducible --parallel.servers 1 --train.batch 8 \
+    --data_parallel.method $method
+  ran "$method"
+  grep '"type": *"step"' "exact-${method%% *}"/attempts/0001/metrics.jsonl |
+    sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g' >"steps-${method%% *}"
+done
+cmp steps-server steps-async-server || fail "max_staleness = 0 is not the synchronous server"
+
+# Five times slower: it makes less than its share, the others go on until they are at the bound.
+serve 5 slow --train.steps 40 --train.inject slow@5/1
+ran slow
+check slow 40 3 'w[1]["tickets"] < min(w[0]["tickets"], w[2]["tickets"]) and st["most"] > 2'
+
+# A gradient that is not finite is not used; too many in a row end the run.
+serve 5 nan --train.steps 20 --train.inject nan@3/1
+ran nan
+check nan 20 3 'st["updates"] == 59'
+
+# A signal: everybody stops at a whole step, and it is saved.
+"$TRIREME_MPIEXEC" -n 3 "$TRIREME" train --data.path data \
+  --train.output signal "${model[@]}" --train.batch 12 --train.micro_batch 2 --train.peak none --train.steps 100000 \
+  --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 >out 2>err &
+job=$!
+for _ in {1..300}; do
+  [ "$(cat signal/attempts/*/metrics.jsonl 2>/dev/null | wc -l)" -gt 5 ] && break
+  sleep 0.1
+done
+kill -USR1 "$job"
+code=0
+wait "$job" || code=$?
+[ "$code" -eq 75 ] || fail "signal: exit code $code"
+compgen -G 'signal/step-*/manifest.json' >out || fail "signal: no checkpoint"
+
+run 3 refused --data_parallel.method async-server --parallel.servers 1 --numerics.reproducible
+refused 'numerics.reproducible = true: must be false'
+run 3 refused --data_parallel.method async-server --parallel.servers 1 --server.tolerate_failures
+refused 'server.tolerate_failures = true: mpirun ends the job when a rank dies; start it with mpirun --enable-recovery'
+run 3 refused --data_parallel.method server --parallel.servers 1 --server.tolerate_failures
+refused 'server.tolerate_failures = true: is for data_parallel.method = async-server'
+[ ! -e refused ] || fail "a refused run left a folder"
+
+grep -q 'Open MPI\|OpenRTE\|open-mpi' <("$TRIREME_MPIEXEC" --version 2>&1) || exit 0
+# The process of rank $2 of run $1.
+process_of() {
+  local process
+  for process in $(pgrep -f -- "--train.output $1 "); do
+    if tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$2"; then
+      tr '\0' '\n' <"/proc/$process/cmdline" 2>/dev/null | grep -qx "$TRIREME" && echo "$process" && return
+    fi
+  done
+}
+# killed FOLDER RANK FLAGS…: the rank is killed at random once steps are made
+killed() {
+  local folder=$1 rank=$2
+  shift 2
+  OMPI_MCA_btl=tcp,self timeout 100 "$TRIREME_MPIEXEC" --enable-recovery -n 5 "$TRIREME" train --data.path data \
+    --train.output "$folder" "${model[@]}" --train.batch 12 --train.micro_batch 3 --train.peak none \
+    --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 --server.heartbeat 2 "$@" \
+    >out 2>err &
+  job=$!
+  for _ in {1..600}; do
+    [ "$(cat "$folder"/attempts/*/metrics.jsonl 2>/dev/null | wc -l)" -gt 3 ] && break
+    sleep 0.05
+  done
+  sleep "0.$((RANDOM % 10))"
+  kill -9 "$(process_of "$folder" "$rank")" || fail "$folder: nobody to kill"
+  code=0
+  wait "$job" || code=$?
+  [ "$code" -ne 124 ] || fail "$folder: hangs"
+}
+for ((i = 1; i <= ${KILLS:-2}; ++i)); do
+  rank=$((RANDOM % 4))
+  rm -rf killed
+  killed killed "$rank" --train.steps 250 --server.tolerate_failures --train.inject slow@2/0
+  ran "killed: rank $rank"
+  check killed 250 4 "list(s['lost_workers']) == ['$rank'] and len(w) == 3"
+  check killed 250 4 "any(e.startswith('lost: worker rank $rank is lost: silent for ') for e in events)"
+  check killed 250 4 "st['updates'] == 1000"
+  compgen -G 'killed/step-00000250/manifest.json' >/dev/null || fail "killed: no checkpoint"
+  grep -q "warning: worker rank $rank is lost: silent for .*; 3 workers go on" out || fail "killed: not told"
+  echo "kill $i: rank $rank, the others went on"
+done
+killed fatal 1 --train.steps 100000
+grep -q 'trireme: error: rank 4: worker rank 1 is lost: silent for 2' err || fail "fatal: not said"
+[ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "fatal: several voices"
+grep -q '"failed"' fatal/attempts/0001/metrics.jsonl || fail "fatal: not in the record"
