@@ -23,6 +23,7 @@ export TRIREME_CLUSTER_OWNER=$work
 # Another checkout's cluster is not this run's to end.
 stop_cluster() { [ "$("$cluster" owner)" != "$work" ] || "$cluster" down; }
 trap 'stop_cluster; rm -rf "$work"' EXIT
+trap 'exit 143' TERM INT HUP
 cd "$work"
 cp "$binary" trireme
 cp -r "$source/jobs" .
