@@ -127,6 +127,8 @@ void ParameterServer::take_pull(Call<Nothing> call, const messages::GroupOfStep&
       return;
     }
     ++sending_;
+    // What comes after the step is done; the first model is no step's.
+    if (request.step > 0) sent_ += static_cast<std::int64_t>(pull.call.room());
   }
   answer(std::move(pull));
 }
@@ -185,12 +187,10 @@ void ParameterServer::finish_step() {
     settled.swap(settled_);
     pulls.swap(pulls_);
     sending_ += static_cast<int>(pulls.size());
+    for (const Pull& pull : pulls) sent_ += static_cast<std::int64_t>(pull.call.room());
   }
   for (Call<Nothing>& call : settled) call.reply({});
-  for (Pull& pull : pulls) {
-    sent_ += static_cast<std::int64_t>(pull.call.room());
-    answer(std::move(pull));
-  }
+  for (Pull& pull : pulls) answer(std::move(pull));
 }
 
 void ParameterServer::answer(Pull pull) {
