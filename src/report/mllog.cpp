@@ -34,6 +34,21 @@ std::string platform_of(const json& run) {
   return fmt::format("{} x {}", hosts.size(), hosts.front().value("cpu", "unknown"));
 }
 
+/// A type of config as MLPerf's rules spell it.
+json type_name(const json& type) { return type == "bf16" ? json("bfloat16") : type; }
+
+/// The configuration file that values of the run come from, "none" where there is none.
+std::string config_file(const json& run) {
+  const json fields = at(run, {"config_provenance"});
+  for (const json& value : fields) {
+    if (at(value, {"source"}) == "file") {
+      const std::string origin = value.value("origin", "");
+      return origin.substr(0, origin.find_last_of(':'));
+    }
+  }
+  return "none";
+}
+
 }  // namespace
 
 MlLog::MlLog(const std::filesystem::path& file, ReportConfig config)
@@ -72,7 +87,9 @@ void MlLog::event(const char* type, const char* key, const json& value, int line
 }
 
 json MlLog::samples(std::int64_t step) const {
-  return {{"samples_count", step * batch_}, {"step_num", step}};
+  json counts = {{"samples_count", step * batch_}, {"step_num", step}};
+  if (epoch_ > 0) counts["epoch_num"] = double(step * batch_) / double(epoch_);
+  return counts;
 }
 
 void MlLog::begin_run(const json& run) {
@@ -95,15 +112,21 @@ void MlLog::begin_run(const json& run) {
   }
   say("max_sequence_length", at(config, {"model", "sequence"}));
   say("seed", at(config, {"train", "seed"}));
-  say("train_samples", at(run, {"dataset", "train_samples"}));
+  const json samples_of_epoch = at(run, {"dataset", "train_samples"});
+  epoch_ = samples_of_epoch.is_number_integer() ? samples_of_epoch.get<std::int64_t>() : 0;
+  say("train_samples", samples_of_epoch);
   say("eval_samples", at(run, {"dataset", "eval_samples"}));
   say("tensor_parallelism", at(run, {"place", "tensor"}));
   say("pipeline_parallelism", at(run, {"place", "pipeline"}));
+  // Degrees that the rules ask for and no layout has yet.
+  say("context_parallelism", 1);
+  say("expert_parallelism", 1);
+  say("config_filename", config_file(run));
   for (const char* key :
        {"lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"}) {
-    say(key, at(config, {"precision", "compute"}));
+    say(key, type_name(at(config, {"precision", "compute"})));
   }
-  say("lowest_numerical_precision_in_comm", at(config, {"precision", "compute"}));
+  say("lowest_numerical_precision_in_comm", type_name(at(config, {"precision", "compute"})));
   const json optim = at(config, {"optim"});
   say("opt_name", at(optim, {"name"}));
   say("opt_base_learning_rate", at(optim, {"learning_rate"}));

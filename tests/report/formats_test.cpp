@@ -58,6 +58,18 @@ std::vector<std::string> complaints(const std::vector<std::string>& lines) {
     where[key] = i;
     if (type == "INTERVAL_START") ++open[key.substr(0, key.rfind('_'))];
     if (type == "INTERVAL_END" && --open[key.substr(0, key.rfind('_'))] < 0) say("ends unbegun");
+    const std::set<std::string> precisions = {"fp64", "fp32", "fp16", "bfloat16"};
+    if (key.starts_with("lowest_numerical_precision") &&
+        !precisions.contains(event["value"].get<std::string>())) {
+      say(fmt::format("no such precision: {}", event["value"].dump()));
+    }
+    if (key.ends_with("_parallelism") || key == "micro_batch_size") {
+      if (!event["value"].is_number_integer() || event["value"] < 1) say("no degree: " + key);
+    }
+    if (key == "eval_accuracy" &&
+        !(event["metadata"].contains("samples_count") && event["metadata"].contains("epoch_num"))) {
+      say("no samples_count or epoch_num");
+    }
     if (key == "run_stop") {
       const std::string status = event["metadata"].value("status", "");
       if (status != "success" && status != "aborted") say("status " + status);
@@ -65,7 +77,10 @@ std::vector<std::string> complaints(const std::vector<std::string>& lines) {
   }
   for (const char* key :
        {"submission_benchmark", "submission_org", "submission_platform", "submission_division",
-        "init_stop", "run_start", "run_stop", "train_samples", "eval_samples"}) {
+        "init_stop", "run_start", "run_stop", "train_samples", "eval_samples",
+        "lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn",
+        "lowest_numerical_precision_in_comm", "tensor_parallelism", "pipeline_parallelism",
+        "context_parallelism", "expert_parallelism", "micro_batch_size", "config_filename"}) {
     if (times[key] != 1) wrong.push_back(fmt::format("{} times {}", times[key], key));
   }
   for (const char* key : {"cache_clear", "init_start", "eval_accuracy"}) {
@@ -96,6 +111,9 @@ json small_run() {
           {"place", {{"tensor", 2}, {"pipeline", 1}, {"data", 2}}},
           {"dataset", {{"train_samples", 100}, {"eval_samples", 7}}},
           {"hosts", {{{"name", "a"}, {"cpu", "Some CPU"}}}},
+          {"config_provenance",
+           {{"train.batch", {{"source", "command line"}, {"origin", "--train.batch"}}},
+            {"train.steps", {{"source", "file"}, {"origin", "a:b/run.toml:7"}}}}},
           {"config",
            {{"train", {{"batch", 8}, {"micro_batch", 2}, {"seed", 5}}},
             {"model", {{"sequence", 64}}},
@@ -131,9 +149,11 @@ TEST_F(FormatsTest, AWholeRunFollowsTheRules) {
   EXPECT_EQ(values["train_samples"]["value"], 100);
   EXPECT_EQ(values["submission_platform"]["value"], "1 x Some CPU");
   EXPECT_EQ(values["submission_org"]["value"], "A \"quoted\" name\n");
-  EXPECT_EQ(values["lowest_numerical_precision_in_linear"]["value"], "bf16");
+  EXPECT_EQ(values["lowest_numerical_precision_in_linear"]["value"], "bfloat16");
+  EXPECT_EQ(values["config_filename"]["value"], "a:b/run.toml");
   EXPECT_EQ(values["eval_accuracy"]["value"], 5.25);
   EXPECT_EQ(values["eval_accuracy"]["metadata"]["samples_count"], 8);
+  EXPECT_EQ(values["eval_accuracy"]["metadata"]["epoch_num"], 0.08);
   EXPECT_EQ(values["run_stop"]["metadata"]["status"], "success");
 }
 

@@ -45,6 +45,7 @@ class MlLog {
   Descriptor file_;
   std::int64_t last_ms_ = 0;
   std::int64_t batch_ = 0;
+  std::int64_t epoch_ = 0;  // samples of one, 0: not known
   std::int64_t last_step_ = 0;
   bool running_ = false, evaluating_ = false;
 };
