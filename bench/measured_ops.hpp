@@ -67,6 +67,10 @@ class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::Ch
     auto* choosing = dynamic_cast<ops::Choosing*>(inner_.get());
     if (choosing != nullptr) choosing->use_choices(choices);
   }
+  std::vector<ops::Choice> describe_choices() const override {
+    const auto* choosing = dynamic_cast<const ops::Choosing*>(inner_.get());
+    return choosing == nullptr ? std::vector<ops::Choice>() : choosing->describe_choices();
+  }
 
  private:
   struct Call {

@@ -12,7 +12,10 @@ namespace {
 std::int64_t bytes_of(const model::ModelConfig& config, const parallel::StageOptions& options) {
   const model::Transformer model(config);
   const parallel::Stage stage(model, options);
-  const auto memory = predict_memory(stage, {.threads = 2, .shape = comm::make_grid_shape(1, {})});
+  MemoryQuestion question;
+  question.threads = 2;
+  question.shape = comm::make_grid_shape(1, {});
+  const auto memory = predict_memory(stage, question);
   return std::accumulate(memory.begin(), memory.end(), std::int64_t{0},
                          [](std::int64_t sum, const auto& use) { return sum + use.second; });
 }
