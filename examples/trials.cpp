@@ -73,7 +73,7 @@ class Search {
       ++finished_;
       if (best_.trial.number < 0 || result.loss < best_.loss) best_ = result;
     }
-    if (begun_ == trials_) return {};
+    if (begun_ >= trials_) return {};
     return draw(begun_++);
   }
   Result best() {

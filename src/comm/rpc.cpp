@@ -16,7 +16,10 @@ void require_may_wait(const Outgoing& call) {
 /// True for the first answer.
 bool answer(Arrived& call, Kind kind, Bytes value, std::span<const std::byte> bulk,
             std::function<void()> sent) {
-  if (call.answered.exchange(true)) return false;
+  if (call.answered.exchange(true)) {
+    if (sent) sent();
+    return false;
+  }
   const auto service = call.service.lock();
   if (!service) {
     if (sent) sent();

@@ -134,7 +134,7 @@ void AsyncServer::take_pull(Call<std::int64_t> call, std::int64_t group) {
 
 std::int64_t AsyncServer::update(int worker, const async::Commit& commit) {
   shards_.require_all_of(worker);
-  const bool repeated = !done_.insert(commit.ticket).second;
+  const bool repeated = done_.contains(commit.ticket);
   if (repeated || commit.use == 0) {
     shards_.drop(worker);
     if (repeated) ++counts_.repeated;
@@ -150,6 +150,10 @@ std::int64_t AsyncServer::update(int worker, const async::Commit& commit) {
                           ? commit.learning_rate / static_cast<double>(1 + staleness)
                           : commit.learning_rate;
   shards_.update_from(worker, rate, options_.first_update + counts_.updates, commit.gradient_scale);
+  done_.insert(commit.ticket);
+  // No ticket is under way for longer than each worker in turn could hold it.
+  done_.erase(done_.begin(), done_.lower_bound(commit.ticket - shards_.place().workers *
+                                                                   (options_.most_stale + 1)));
   ++counts_.updates;
   ++counts_.by_staleness[staleness];
   return staleness;

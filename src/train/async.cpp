@@ -1,6 +1,8 @@
 #include "async.hpp"
 
+#include <atomic>
 #include <cstdio>
+#include <optional>
 
 #include <mpi.h>
 
@@ -44,6 +46,7 @@ class AsyncHost {
         group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
         shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger),
         server_(shards_, endpoint, queue) {
+    if (!first()) signals_.emplace(parse_signals(job.config.train.signals));
     if (first()) {
       conductor_ = std::make_unique<Conductor>(
           job, endpoint, queue, recorder_,
@@ -67,6 +70,14 @@ class AsyncHost {
     });
   }
 
+  /// Ends the service of calls first, which work on what dies here; at once, unless leave() did.
+  ~AsyncHost() {
+    leaving_ = true;
+    endpoint_.close(0);
+  }
+  AsyncHost(const AsyncHost&) = delete;
+  AsyncHost& operator=(const AsyncHost&) = delete;
+
   /// Before the endpoint starts.
   void begin(const Beginning& beginning, const Surroundings& surroundings,
              const std::vector<std::string>& passed_over) {
@@ -81,15 +92,28 @@ class AsyncHost {
   }
   void load(const std::string& folder) { load_shards(shards_, checkpoint::Reader(folder)); }
 
-  /// A rank has died.
+  /// A rank has died. On the service thread.
   void lose(int rank, const std::string& why) {
-    queue_.post({"leave", [this, rank, why] {
-                   if (rank >= job_.first_server()) {
-                     throw Error("server rank {} is lost: {}: its part of the model is gone", rank,
-                                 why);
-                   }
-                   if (conductor_) conductor_->lose(rank, why);
-                 }});
+    if (leaving_) return;
+    if (rank < job_.first_server()) {
+      queue_.post({"leave", [this, rank, why] {
+                     if (conductor_) conductor_->lose(rank, why);
+                   }});
+      return;
+    }
+    // At once: the servers may be in the midst of what is collective over them.
+    if (job_.session.claim_voice()) {
+      fmt::print(stderr,
+                 "trireme: error: server rank {} is lost: {}: its part of the model is gone; start "
+                 "again from the last checkpoint\n",
+                 rank, why);
+    }
+    job_.session.abort(1);
+  }
+  /// In order, when all is done.
+  void leave() {
+    leaving_ = true;
+    endpoint_.close();
   }
 
   Ending run() {
@@ -174,6 +198,8 @@ class AsyncHost {
   parallel::ServerShards shards_;
   parallel::AsyncServer server_;
   std::unique_ptr<Conductor> conductor_;  // of the first
+  std::optional<SignalWatch> signals_;    // of the others: signals are the first one's business
+  std::atomic<bool> leaving_ = false;
   bool left_ = false;
 };
 
@@ -202,7 +228,7 @@ Ending serve_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel:
   host.begin(beginning, surroundings, broken);
   endpoint.start();
   const Ending ending = host.run();
-  endpoint.close();
+  host.leave();
   show(nullptr);
   if (job.config.server.tolerate_failures) servers.abandon();
   return ending;
@@ -275,10 +301,10 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
     ending = work_async(job, endpoint, recorder);
   } catch (const comm::rpc::PeerLost& error) {
     if (!config.server.tolerate_failures) throw;
-    // The others may well go on without this rank: it must not end the job.
-    const std::string line =
-        fmt::format("trireme: error: rank {}: {}\n", session.rank(), error.what());
-    if (session.claim_voice()) std::fputs(line.c_str(), stderr);
+    // The others may well go on without this rank: it must not end the job. A server that is left
+    // is to hear silence, not a goodbye, as this rank has something of it to do.
+    for (int s = 0; s < job.place.servers; ++s) endpoint.lose(workers + s, error.what());
+    fmt::print(stderr, "trireme: warning: rank {} leaves: {}\n", session.rank(), error.what());
   }
   endpoint.close();
   return ending;

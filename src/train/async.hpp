@@ -98,6 +98,7 @@ class Conductor {
   std::int64_t next_fence() const;
   void evaluate();
   void save(bool last);
+  void prune();
   void dismiss(Ending ending);
   void begin_record(const Surroundings& surroundings);
   nlohmann::json staleness_json(const parallel::AsyncServer::Counts& counts) const;

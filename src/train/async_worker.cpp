@@ -214,9 +214,20 @@ class AsyncTraining {
 Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder) {
   // Signals are the first server's business, which then ends the job in order.
   const SignalWatch signals(parse_signals(job.config.train.signals));
-  comm::Session alone(MPI_COMM_SELF);
-  AsyncTraining training(job, endpoint, alone, recorder);
-  return training.run();
+  struct Work {
+    Work(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder)
+        : training(job, endpoint, alone, recorder) {}
+    comm::Session alone{MPI_COMM_SELF};
+    AsyncTraining training;
+  };
+  auto work = std::make_unique<Work>(job, endpoint, recorder);
+  try {
+    return work->training.run();
+  } catch (...) {
+    // Messages may be on their way to and from its memory, which must outlive the endpoint.
+    static_cast<void>(work.release());
+    throw;
+  }
 }
 
 }  // namespace trireme::train

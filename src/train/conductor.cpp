@@ -260,11 +260,19 @@ void Conductor::save(bool last) {
     saved_step_ = step_;
     record_->write_event(step_, "save", folder);
     say("saved " + folder);
-    checkpoint::prune(config_.train.output, config_.checkpoint.keep, step_);
+    prune();
   } catch (const AgreedError& error) {  // of the servers, not of all ranks
     if (last || config_.checkpoint.on_failure == "stop") throw Error("{}", error.what());
     record_->write_event(step_, "save failed", error.what());
     say(fmt::format("warning: {}; training goes on", error.what()));
+  }
+}
+
+void Conductor::prune() {
+  try {
+    checkpoint::prune(config_.train.output, config_.checkpoint.keep, step_);
+  } catch (const Error& error) {  // nothing is lost by it
+    say(fmt::format("warning: {}; tried again after the next save", error.what()));
   }
 }
 

@@ -106,9 +106,9 @@ ran nan
 check nan 20 3 'st["updates"] == 59'
 
 # A signal: everybody stops at a whole step, and it is saved.
-"$TRIREME_MPIEXEC" -n 3 "$TRIREME" train --data.path data \
+"$TRIREME_MPIEXEC" -n 4 "$TRIREME" train --data.path data \
   --train.output signal "${model[@]}" --train.batch 12 --train.micro_batch 2 --train.peak none --train.steps 100000 \
-  --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 >out 2>err &
+  --data_parallel.method async-server --parallel.servers 2 --server.max_staleness 3 >out 2>err &
 job=$!
 for _ in {1..300}; do
   [ "$(cat signal/attempts/*/metrics.jsonl 2>/dev/null | wc -l)" -gt 5 ] && break

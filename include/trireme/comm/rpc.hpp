@@ -151,7 +151,7 @@ class Call {
         [then = std::move(then)](std::shared_ptr<Arrived> call) { then(Call(std::move(call))); });
   }
   /// `bulk`, at most room() bytes, must stay as it is until `sent` is called on the service thread
-  /// (also where the caller is lost or the endpoint closes).
+  /// (or by this very call, where it was answered before or the endpoint is gone).
   void reply(const Reply& reply, std::span<const std::byte> bulk = {},
              std::function<void()> sent = {}) {
     detail::reply(call_, Encoding<Reply>::encode(reply), bulk, std::move(sent));
