@@ -72,7 +72,7 @@ void Averaging::step_outer() {
   ops.copy(parameters, last_);
 }
 
-void Averaging::average() {
+void Averaging::average(std::int64_t updates) {
   const double share = 1.0 / workers_.size();
   sum(replica_.state().parameters(), last_ ? -share : share);
   if (last_) step_outer();
@@ -80,7 +80,7 @@ void Averaging::average() {
     if (config_.optimizer_state == "average") sum(state.flat, share);
     if (config_.optimizer_state == "reset") replica_.ops().fill(state.flat, 0);
   }
-  replica_.refresh(replica_.rounded_for());
+  replica_.refresh(updates);
 }
 
 }  // namespace trireme::parallel

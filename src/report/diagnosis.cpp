@@ -27,8 +27,13 @@ double step_seconds(const Run& run) {
 template <class Value>
 double mean_over_ranks(const Run& run, const Value& value) {
   double sum = 0;
-  for (const RankAccount& rank : run.ranks) sum += value(rank);
-  return run.ranks.empty() ? 0 : sum / static_cast<double>(run.ranks.size());
+  std::int64_t ranks = 0;
+  for (const RankAccount& rank : run.ranks) {
+    if (rank.server) continue;
+    sum += value(rank);
+    ++ranks;
+  }
+  return ranks == 0 ? 0 : sum / static_cast<double>(ranks);
 }
 
 double percent(double share) { return 100 * share; }
@@ -128,8 +133,8 @@ class Doctor {
   }
 
   void gradients() {
-    const double waits =
-        share("wait for gradients") + share("wait for shards") + share("gather parameters");
+    const double waits = share("wait for gradients") + share("wait for shards") +
+                         share("gather parameters") + share("wait for servers");
     if (facts_.data < 2 || waits < 0.05) return;
     const double reductions = share("reduce gradients (overlapped)");
     std::string text = fmt::format(
@@ -139,6 +144,10 @@ class Doctor {
     const nlohmann::json config = run_.attempt().run.value("config", nlohmann::json::object());
     const nlohmann::json parallel = config.value("parallel", nlohmann::json::object());
     const bool overlaps = parallel.value("overlap", true);
+    if (facts_.servers > 0) {
+      text += ": use more parallel.servers, or data_parallel.gradients = bf16";
+      return add("exposed-gradients", waits, text);
+    }
     add("exposed-gradients", waits,
         text + (overlaps
                     ? ": use a larger train.batch (more work per exchange), fewer data ranks or "
@@ -172,6 +181,7 @@ class Doctor {
   void stragglers() {
     std::map<int, std::vector<std::pair<double, int>>> stages;  // seconds, rank
     for (const RankAccount& rank : run_.ranks) {
+      if (rank.server) continue;
       stages[rank.pipeline].emplace_back(compute_seconds(run_, rank), rank.rank);
     }
     std::vector<std::pair<double, int>> medians;

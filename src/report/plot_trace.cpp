@@ -47,7 +47,7 @@ const std::vector<Kind>& kinds() {
       {"waiting for gradients or parameters",
        "#e15759",
        {"wait for gradients", "wait for shards", "gather parameters", "exchange tied gradients",
-        "wait for workers", "average weights", "wait for the device"}},
+        "wait for servers", "wait for workers", "average weights", "wait for the device"}},
       {"gradients on their way", "#b07aa1", {"reduce gradients (overlapped)"}}};
   return all;
 }

@@ -176,7 +176,8 @@ std::vector<RankAccount> accounts_of(const Attempt& attempt) {
     RankAccount account{.rank = small(entry, "rank", where, 0),
                         .tensor = small(entry, "tensor", where, 0),
                         .pipeline = small(entry, "pipeline", where, 0),
-                        .data = small(entry, "data", where, 0)};
+                        .data = small(entry, "data", where, 0),
+                        .server = entry.contains("server")};
     const json& sections = object_at(entry, "sections", where);
     for (const auto& [name, seconds] : sections.items()) {
       account.sections[name] = number_at(sections, name.c_str(), where);

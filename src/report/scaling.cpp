@@ -206,6 +206,11 @@ json essentials(const json& record, const RunFacts& facts) {
     all["data"].erase("path");
     all["dataset"] = record.at("dataset");
   }
+  // Records of before there was another.
+  json& precision = all["precision"];
+  if (precision.is_object() && precision.value("rounding", json()) == "nearest") {
+    precision.erase("rounding");
+  }
   for (const std::string& section : sections_of(facts.method)) {
     all[section] = config.value(section, json::object());
   }

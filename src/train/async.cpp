@@ -85,7 +85,7 @@ class AsyncHost {
     if (beginning.folder.empty()) shards_.initialise(seed);
     const int workers = job_.place.workers;
     server_.set_options(
-        {.first_update = beginning.step * workers,
+        {.first_update = (beginning.step - beginning.states_begin) * workers,
          .inverse_rate = job_.config.server.staleness_rate == "inverse",
          .most_stale = parallel::Tickets::most_stale(workers, job_.config.server.max_staleness)});
     if (conductor_) conductor_->begin(beginning, surroundings, passed_over);
@@ -209,9 +209,10 @@ Beginning find_beginning(const AsyncJob& job, AsyncHost* host, std::vector<std::
   if (beginning.folder.empty()) return beginning;
   comm::agree(job.everyone, [&] {
     compare_models(job.config.model, beginning.folder);
-    const checkpoint::State state = checkpoint::Reader(beginning.folder).state();
-    beginning.step = state.step;
-    beginning.samples = state.samples;
+    const checkpoint::Reader reader(beginning.folder);
+    beginning.step = reader.state().step;
+    beginning.samples = reader.state().samples;
+    beginning.states_begin = states_begin_of(reader);
     if (host != nullptr) host->load(beginning.folder);
   });
   return beginning;

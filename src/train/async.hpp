@@ -47,6 +47,7 @@ struct AsyncJob {
 struct Beginning {
   std::string folder;  // the checkpoint, mostly empty
   std::int64_t step = 0, samples = 0;
+  std::int64_t states_begin = 0;  // as states_begin_of
 };
 
 /// How the endpoints of such a job watch each other: workers and servers, and servers among them.
@@ -121,7 +122,7 @@ class Conductor {
   std::map<std::int64_t, parallel::LossSum> parts_;  // of it
   std::map<int, nlohmann::json> accounts_;           // of workers that have left
   std::map<int, std::string> lost_;                  // workers, and why
-  std::int64_t step_ = 0, samples_ = 0;
+  std::int64_t step_ = 0, samples_ = 0, states_begin_ = 0;
   std::int64_t saved_step_ = -1, evaluated_step_ = -1;
   std::int64_t skipped_in_a_row_ = 0;
   std::int64_t steps_of_attempt_ = 0;

@@ -54,7 +54,7 @@ void Trainer::average() {
   {
     watchdog_->beat("average weights");
     const Section section(recorder_, "average weights");
-    averaging_->average();
+    averaging_->average(step_);
     replica_.wait();  // so that its time is the average's
   }
   if (config_.average.optimizer_state == "reset") states_begin_ = step_;

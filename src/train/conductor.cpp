@@ -53,6 +53,7 @@ void Conductor::begin(const Beginning& beginning, const Surroundings& surroundin
                       const std::vector<std::string>& passed_over) {
   step_ = beginning.step;
   samples_ = beginning.samples;
+  states_begin_ = beginning.states_begin;
   tickets_.emplace(parallel::Tickets::Plan{.workers = job_.place.workers,
                                            .batch = config_.train.batch,
                                            .first_step = step_,
@@ -254,6 +255,7 @@ void Conductor::save(bool last) {
                           .config = job_.resolved,
                           .versions = versions(),
                           .extra = nlohmann::json::object()};
+  if (states_begin_ > 0) state.extra["states_begin"] = states_begin_;
   checkpoint::keep_tokenizer(state, tokenizer_);
   try {
     const std::string folder = save_(state);

@@ -30,7 +30,7 @@ std::vector<Fault> parse_faults(std::string_view text) {
             "\"{}\" is not nan, inf, spike or flip, @, a step (or slow, @, a factor) and perhaps / "
             "and a rank",
             word),
-        "write for example nan@7 or flip@12/1");
+        "write for example nan@7, flip@12/1 or slow@5/3");
   };
   while (!text.empty()) {
     const std::size_t comma = text.find(',');

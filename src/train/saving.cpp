@@ -200,17 +200,20 @@ void Trainer::keep_workers(checkpoint::State& state) const {
                             {"own_states", own_states()}};
 }
 
+std::int64_t states_begin_of(const checkpoint::Reader& reader) {
+  const nlohmann::json& extra = reader.state().extra;
+  if (!extra.is_object() || !extra.contains("states_begin")) return 0;
+  const nlohmann::json& begin = extra.at("states_begin");
+  const bool possible = begin.is_number_integer() && begin.get<std::int64_t>() >= 0 &&
+                        begin.get<std::int64_t>() <= reader.state().step;
+  if (!possible) throw damaged(reader, "states_begin is");
+  return begin.get<std::int64_t>();
+}
+
 bool Trainer::load_workers(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
   const nlohmann::json& extra = reader.state().extra;
-  states_begin_ = 0;
+  states_begin_ = states_begin_of(reader);
   if (!extra.is_object()) return false;
-  if (extra.contains("states_begin")) {
-    const nlohmann::json& begin = extra.at("states_begin");
-    if (!begin.is_number_integer()) throw damaged(reader, "states_begin is");
-    states_begin_ = begin.get<std::int64_t>();
-    const bool possible = states_begin_ >= 0 && states_begin_ <= reader.state().step;
-    if (!possible) throw damaged(reader, "states_begin is");
-  }
   if (!extra.contains("workers")) {
     load_health(extra, reader);
     return false;

@@ -59,6 +59,9 @@ std::string find_resume(const RunConfig& config, comm::Communicator& world,
 /// Throws Error where the checkpoint's model is not the configuration's.
 void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder);
 
+/// Updates done when the optimiser's state was last zeroed. Throws Error where it is damaged.
+std::int64_t states_begin_of(const checkpoint::Reader& reader);
+
 class Trainer {
  public:
   /// `config` is valid. `session` and `grid` have the ranks that train, `servers` belong to them;

@@ -106,6 +106,12 @@ void check_average(const RunConfig& config) {
            "must be none with data_parallel.method = average, which sums what lies on devices",
            "use none");
   }
+  if (config.precision.rounding != "nearest" && config.average.optimizer_state == "reset") {
+    refuse("precision.rounding", config.precision.rounding,
+           "must be nearest with average.optimizer_state = reset, after which updates are counted "
+           "anew and would draw the same again",
+           "use nearest, or average.optimizer_state = keep");
+  }
 }
 
 /// In reproducible mode a worker is a run of its own, whose sequences are summed by groups.

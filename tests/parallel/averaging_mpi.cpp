@@ -95,7 +95,7 @@ void expect_arithmetic(const AverageConfig& config, const LayoutCase& layout,
     const auto own_state = made_up(n, me, round, 1);
     const Tensor& state = replica.optimizer().states()[1].flat;
     write(state, own_state);
-    averaging.average();
+    averaging.average(0);
     for (std::size_t i = 0; i < n; ++i) {
       const double gradient = model[i] - mean[i];
       momentum[i] = config.outer_momentum * momentum[i] + gradient;
@@ -175,7 +175,7 @@ TEST(Average, NothingElseCrossesTheDataAxis) {
     };
     for (int number = 0; number < 3; ++number) step(number);
     EXPECT_EQ(operations_across(run.grid), before) << layout.to_string();
-    averaging.average();
+    averaging.average(0);
     const comm::Traffic sent = run.grid.group(comm::Axis::data).traffic().total();
     EXPECT_GT(operations_across(run.grid), before);
     const auto bytes = static_cast<double>(run.replica.stage().layout().elements()) * 4;

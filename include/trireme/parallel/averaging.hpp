@@ -40,8 +40,9 @@ class Averaging {
   /// Makes one model of the workers': parameters become their mean, in fp32 and by
   /// Communicator::all_reduce's tree, divided by the workers' number last; or with an outer
   /// optimiser what it makes of that mean. The optimiser's state is kept, averaged or zeroed. The
-  /// parameters' bits are the same on every worker. Collective over the workers.
-  void average();
+  /// parameters' bits are the same on every worker, and what units read of them too: `updates`, the
+  /// same on all, is what stochastic rounding goes by. Collective over the workers.
+  void average(std::int64_t updates);
 
   /// Outer momentum [layout.elements], fp32, the same on every worker; absent without an outer
   /// optimiser. Between begin() or an average and the next step the last model, which is the rest

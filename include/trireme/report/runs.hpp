@@ -38,6 +38,7 @@ struct Volume {
 /// One rank's steps: seconds of sections, summed over the attempt.
 struct RankAccount {
   int rank = 0, tensor = 0, pipeline = 0, data = 0;
+  bool server = false;  // of parameters: it does nothing of a step's computation
   std::map<std::string, double> sections;
   std::map<std::string, Volume> communication;
 };
