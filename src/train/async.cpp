@@ -170,7 +170,9 @@ class AsyncHost {
 
   json account() const {
     const parallel::AsyncServer::Counts& counts = server_.counts();
-    const auto updates = static_cast<double>(std::max<std::int64_t>(1, counts.updates));
+    // A step has an update of each worker.
+    const auto workers = static_cast<double>(job_.place.workers);
+    const double steps = static_cast<double>(std::max<std::int64_t>(1, counts.updates)) / workers;
     const double held = static_cast<double>(shards_.held()) *
                         static_cast<double>(size_of(shards_.state().options().shares.compute));
     return {{"rank", job_.session.rank()},
@@ -181,9 +183,9 @@ class AsyncHost {
             {"sections", recorder_.seconds()},
             {"communication",
              {{"servers",
-               {{"bytes_per_step", static_cast<double>(counts.sent) / updates},
+               {{"bytes_per_step", static_cast<double>(counts.sent) / steps},
                 {"seconds_per_step", 0.0},
-                {"least_bytes_per_step", held}}}}},
+                {"least_bytes_per_step", held * workers}}}}},
             {"memory", memory_account(predicted_, job_.ledger)},
             {"resident_peak", resident_peak()}};
   }
