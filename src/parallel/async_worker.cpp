@@ -26,7 +26,7 @@ class AsyncWorker::Push final : public device::Operation {
  public:
   Push(AsyncWorker& worker, const params::Range& elements) : worker_(worker), elements_(elements) {}
   void start() override {
-    for (const Part& part : worker_.shards_) {
+    for (const ServerPart& part : worker_.shards_) {
       if (part.elements.begin < elements_.begin || part.elements.end > elements_.end) continue;
       const Tensor gradient = worker_.outgoing_.slice(0, part.elements.begin, part.elements.end);
       worker_.sent_ += static_cast<std::int64_t>(gradient.bytes());
@@ -50,20 +50,13 @@ class AsyncWorker::Push final : public device::Operation {
 
 AsyncWorker::AsyncWorker(const Parts& parts, device::MemoryLedger& ledger)
     : parts_(parts),
+      shards_(server_parts(parts.stage.layout(), parts.place.servers)),
       alone_(comm::make_self_communicator()),
       norm_(parts.state, parts.stage.shards(), true, ledger),
       versions_(static_cast<std::size_t>(parts.place.servers)) {
   const params::Layout& layout = parts.stage.layout();
   TRIREME_ASSERT(parts.state.options().served && ledger.device().is_host(),
                  "a worker whose state is its own, or not in host memory");
-  std::vector<state::ShardMap> maps;
-  for (int s = 0; s < parts.place.servers; ++s) maps.emplace_back(layout, parts.place.servers, s);
-  for (int group = 0; group < static_cast<int>(layout.groups().size()); ++group) {
-    for (int s = 0; s < parts.place.servers; ++s) {
-      const params::Range& own = maps[static_cast<std::size_t>(s)].own(group);
-      if (own.size() > 0) shards_.push_back({s, group, own});
-    }
-  }
   outgoing_ = parts.state.gradients();
   if (parts.place.gradients == DType::f32) return;
   staging_ = device::Buffer(
@@ -76,12 +69,8 @@ void AsyncWorker::fetch() {
   const Section section(parts_.recorder, "wait for servers");
   const auto begin = Recorder::Clock::now();
   std::vector<Future<std::int64_t>> futures;
-  for (const Part& part : shards_) {
-    const params::Range& group =
-        parts_.stage.layout().groups()[static_cast<std::size_t>(part.group)].elements;
-    const Tensor values =
-        parts_.state.group_values(part.group)
-            .slice(0, part.elements.begin - group.begin, part.elements.end - group.begin);
+  for (const ServerPart& part : shards_) {
+    const Tensor values = values_of(parts_.state, part);
     futures.push_back(parts_.endpoint.call(async::pull, parts_.place.workers + part.server,
                                            part.group, {}, bytes_of(values)));
   }

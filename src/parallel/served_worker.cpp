@@ -62,18 +62,11 @@ std::int64_t ServedWorker::staging_bytes(const Stage& stage, DType gradients) {
   return stage.layout().elements() * static_cast<std::int64_t>(size_of(gradients));
 }
 
-ServedWorker::ServedWorker(const Parts& parts, device::MemoryLedger& ledger) : parts_(parts) {
+ServedWorker::ServedWorker(const Parts& parts, device::MemoryLedger& ledger)
+    : parts_(parts), shards_(server_parts(parts.stage.layout(), parts.place.servers)) {
   const params::Layout& layout = parts.stage.layout();
   TRIREME_ASSERT(parts.state.options().served && ledger.device().is_host(),
                  "a worker whose state is its own, or not in host memory");
-  std::vector<state::ShardMap> maps;
-  for (int s = 0; s < parts.place.servers; ++s) maps.emplace_back(layout, parts.place.servers, s);
-  for (int group = 0; group < static_cast<int>(layout.groups().size()); ++group) {
-    for (int s = 0; s < parts.place.servers; ++s) {
-      const params::Range& own = maps[static_cast<std::size_t>(s)].own(group);
-      if (own.size() > 0) shards_.push_back({parts.place.workers + s, group, own});
-    }
-  }
   if (parts.place.gradients == DType::f32) {
     outgoing_ = parts.state.gradients();
     return;
@@ -86,14 +79,10 @@ ServedWorker::ServedWorker(const Parts& parts, device::MemoryLedger& ledger) : p
 
 std::vector<Future<Nothing>> ServedWorker::pull(std::int64_t step) {
   std::vector<Future<Nothing>> futures;
-  for (const Part& part : shards_) {
-    const params::Range& group =
-        parts_.stage.layout().groups()[static_cast<std::size_t>(part.group)].elements;
-    const Tensor values =
-        parts_.state.group_values(part.group)
-            .slice(0, part.elements.begin - group.begin, part.elements.end - group.begin);
-    futures.push_back(parts_.endpoint.call(messages::pull, part.server, {step, part.group}, {},
-                                           bytes_of(values)));
+  for (const ServerPart& part : shards_) {
+    const Tensor values = values_of(parts_.state, part);
+    futures.push_back(parts_.endpoint.call(messages::pull, parts_.place.workers + part.server,
+                                           {step, part.group}, {}, bytes_of(values)));
   }
   return futures;
 }
@@ -109,9 +98,9 @@ device::Event ServedWorker::reduce(const params::Range& elements, device::Stream
                     parts_.state.gradients().slice(0, elements.begin, elements.end));
   }
   std::vector<Push::Message> list;
-  for (const Part& part : shards_) {
+  for (const ServerPart& part : shards_) {
     if (part.elements.begin < elements.begin || part.elements.end > elements.end) continue;
-    list.push_back({part.server,
+    list.push_back({parts_.place.workers + part.server,
                     {step_, part.group},
                     outgoing_.slice(0, part.elements.begin, part.elements.end)});
     sent_ += static_cast<std::int64_t>(list.back().gradient.bytes());

@@ -31,6 +31,26 @@ void add_bf16(const std::vector<const std::byte*>& contributions, float* out,
 
 }  // namespace
 
+std::vector<ServerPart> server_parts(const params::Layout& layout, int servers) {
+  std::vector<state::ShardMap> maps;
+  for (int s = 0; s < servers; ++s) maps.emplace_back(layout, servers, s);
+  std::vector<ServerPart> parts;
+  for (int group = 0; group < static_cast<int>(layout.groups().size()); ++group) {
+    for (int s = 0; s < servers; ++s) {
+      const params::Range& own = maps[static_cast<std::size_t>(s)].own(group);
+      if (own.size() > 0) parts.push_back({s, group, own});
+    }
+  }
+  return parts;
+}
+
+Tensor values_of(const state::ModelState& worker, const ServerPart& part) {
+  const std::int64_t first =
+      worker.layout().groups()[static_cast<std::size_t>(part.group)].elements.begin;
+  return worker.group_values(part.group)
+      .slice(0, part.elements.begin - first, part.elements.end - first);
+}
+
 state::StateOptions ServerShards::state_options(const Stage& worker) {
   state::StateOptions options = worker.state_options();
   options.zero = state::zero_policy(3);

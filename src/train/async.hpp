@@ -118,10 +118,9 @@ class Conductor {
   std::optional<parallel::Tickets> tickets_;
   std::map<int, comm::rpc::Call<parallel::async::Work>> asking_;  // by worker
   std::map<std::int64_t, Batch> batches_;                         // by step, from 0
-  parallel::LossSum evaluation_;
-  std::map<std::int64_t, parallel::LossSum> parts_;  // of it
-  std::map<int, nlohmann::json> accounts_;           // of workers that have left
-  std::map<int, std::string> lost_;                  // workers, and why
+  std::map<std::int64_t, parallel::LossSum> parts_;               // of an evaluation
+  std::map<int, nlohmann::json> accounts_;                        // of workers that have left
+  std::map<int, std::string> lost_;                               // workers, and why
   std::int64_t step_ = 0, samples_ = 0, states_begin_ = 0;
   std::int64_t saved_step_ = -1, evaluated_step_ = -1;
   std::int64_t skipped_in_a_row_ = 0;

@@ -50,15 +50,10 @@ class AsyncWorker final : public DataParallel {
   double seconds() const { return seconds_; }          // of waiting
 
  private:
-  struct Part {
-    int server = 0;  // index
-    int group = 0;
-    params::Range elements;  // of the flat buffer
-  };
   class Push;
   void commit(async::Commit commit);
   Parts parts_;
-  std::vector<Part> shards_;  // by group, then by server; none is empty
+  std::vector<ServerPart> shards_;
   device::Buffer staging_;
   Tensor outgoing_;  // [layout.elements] of the type that is sent
   std::unique_ptr<comm::Communicator> alone_;

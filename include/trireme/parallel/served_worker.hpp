@@ -57,19 +57,13 @@ class ServedWorker final : public DataParallel {
   static std::int64_t staging_bytes(const Stage& stage, DType gradients);
 
  private:
-  /// What one server holds of one group.
-  struct Part {
-    int server = 0;  // rank of the endpoint
-    int group = 0;
-    params::Range elements;  // of the flat buffer
-  };
   class Push;
   void settle(const messages::Settlement& settlement);
   /// Asks for all parts of the model after `step` steps.
   std::vector<comm::rpc::Future<comm::rpc::Nothing>> pull(std::int64_t step);
 
   Parts parts_;
-  std::vector<Part> shards_;  // by group, then by server; none is empty
+  std::vector<ServerPart> shards_;
   device::Buffer staging_;
   Tensor outgoing_;        // [layout.elements] of the type that is sent
   std::int64_t step_ = 0;  // of this start, skipped ones too

@@ -25,6 +25,17 @@ struct ServerPlace {
   bool operator==(const ServerPlace&) const = default;
 };
 
+/// What one server holds of one group.
+struct ServerPart {
+  int server = 0;  // index
+  int group = 0;
+  params::Range elements;  // of the flat buffer
+};
+/// All of them by group, then by server; none is empty.
+std::vector<ServerPart> server_parts(const params::Layout& layout, int servers);
+/// Where a worker's units read the part, of the type that they read.
+Tensor values_of(const state::ModelState& worker, const ServerPart& part);
+
 /// A server's share of a step: contributions come in, in any order; once a group's are there, their
 /// sum is taken as all-reduce takes it (device/reduce_tree.hpp), so that it has the same bits; bf16
 /// is added in fp32 and not rounded again. Servers cut every group of parameters as ZeRO's ranks
