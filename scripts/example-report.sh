@@ -15,6 +15,8 @@ cluster=$source/tests/slurm/cluster.sh
 SLURM_CONF=$("$cluster" conf)
 export SLURM_CONF TRIREME=$work/trireme TRIREME_CLUSTER_OWNER=$work TRIREME_POLL_SECONDS=2 PYTHONDONTWRITEBYTECODE=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_WAIT_POLICY=passive
+# Each node would bind its rank to its first core, which is the same core of the machine for all of them.
+export TRIREME_LAUNCH_OPTIONS=--cpu-bind=none
 finish() {
   [ "$("$cluster" owner)" != "$work" ] || "$cluster" down
   [ -n "$kept" ] || rm -rf "$work"
@@ -27,9 +29,9 @@ cp -r "$source/jobs" "$work"
 "$cluster" up 4
 "$cluster" rate 1gbit
 cd "$work"
-printf '%s\n' data 'zero1      --parallel.zero 1' 'pipeline2  --parallel.pipeline 2' >layouts.txt
+printf '%s\n' data 'zero1      --parallel.zero 1' 'pipeline2  --parallel.pipeline 2 --train.micro_batch 4' >layouts.txt
 study() { # more flags
-  jobs/scaling-study --mode strong --ranks 1,2,4 --batch 16 --steps 24 --repeats 3 --layouts layouts.txt --launcher slurm \
+  jobs/scaling-study --mode strong --ranks 1,2,4 --batch 64 --steps 24 --repeats 3 --layouts layouts.txt --launcher slurm \
     --submit-option=--time=10 --output strong "$@" -- --model.layers 4 --model.width 128 --model.heads 4 --model.sequence 128 \
     --train.peak none
 }

@@ -37,6 +37,29 @@ std::string platform_of(const json& run) {
 /// A type of config as MLPerf's rules spell it.
 json type_name(const json& type) { return type == "bf16" ? json("bfloat16") : type; }
 
+/// What the rules call the course of a learning rate that first grows linearly.
+json schedule_name(const json& schedule) {
+  return schedule == "cosine" ? json("cosine with linear warmup") : schedule;
+}
+
+/// The steps over which the learning rate falls, as optim::learning_rate has them
+/// (optim/schedule.hpp).
+std::int64_t decay_steps(const json& optim, std::int64_t steps) {
+  const std::string schedule = optim.value("schedule", "constant");
+  const auto given = optim.value("decay_steps", std::int64_t{0});
+  if (schedule == "constant") return 0;
+  if (given > 0) return given;
+  if (schedule == "wsd") return steps / 10;
+  return std::max<std::int64_t>(0, steps - optim.value("warmup_steps", std::int64_t{0}));
+}
+
+/// The last learning rate of `optim`: its section of a run's configuration.
+double end_learning_rate(const json& optim) {
+  const double peak = optim.value("learning_rate", 0.0);
+  const bool falls = optim.value("schedule", "constant") != "constant";
+  return falls ? peak * optim.value("final_learning_rate", 1.0) : peak;
+}
+
 /// The configuration file that values of the run come from, "none" where there is none.
 std::string config_file(const json& run) {
   const json fields = at(run, {"config_provenance"});
@@ -131,13 +154,20 @@ void MlLog::begin_run(const json& run) {
   say("opt_name", at(optim, {"name"}));
   say("opt_base_learning_rate", at(optim, {"learning_rate"}));
   say("opt_learning_rate_warmup_steps", at(optim, {"warmup_steps"}));
-  say("opt_learning_rate_decay_schedule", at(optim, {"schedule"}));
+  say("opt_learning_rate_decay_schedule", schedule_name(at(optim, {"schedule"})));
+  const json steps = at(config, {"train", "steps"});
+  if (optim.is_object() && steps.is_number_integer()) {
+    say("opt_learning_rate_decay_steps", decay_steps(optim, steps.get<std::int64_t>()));
+    say("opt_end_learning_rate", end_learning_rate(optim));
+    say("max_steps", steps);
+  }
   say("opt_gradient_clip_norm", at(optim, {"clip"}));
   say("opt_weight_decay", at(optim, {"weight_decay"}));
   if (at(optim, {"name"}) == "adamw") {
     say("opt_adamw_beta_1", at(optim, {"beta1"}));
     say("opt_adamw_beta_2", at(optim, {"beta2"}));
     say("opt_adamw_epsilon", at(optim, {"epsilon"}));
+    say("opt_adamw_weight_decay", at(optim, {"weight_decay"}));
   }
   event(end, "init_stop", nullptr, __LINE__);
   last_step_ = run.value("first_step", std::int64_t{0});

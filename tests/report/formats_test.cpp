@@ -75,12 +75,35 @@ std::vector<std::string> complaints(const std::vector<std::string>& lines) {
       if (status != "success" && status != "aborted") say("status " + status);
     }
   }
-  for (const char* key :
-       {"submission_benchmark", "submission_org", "submission_platform", "submission_division",
-        "init_stop", "run_start", "run_stop", "train_samples", "eval_samples",
-        "lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn",
-        "lowest_numerical_precision_in_comm", "tensor_parallelism", "pipeline_parallelism",
-        "context_parallelism", "expert_parallelism", "micro_batch_size", "config_filename"}) {
+  for (const char* key : {"submission_benchmark",
+                          "submission_org",
+                          "submission_platform",
+                          "submission_division",
+                          "init_stop",
+                          "run_start",
+                          "run_stop",
+                          "train_samples",
+                          "eval_samples",
+                          "lowest_numerical_precision_in_linear",
+                          "lowest_numerical_precision_in_attn",
+                          "lowest_numerical_precision_in_comm",
+                          "tensor_parallelism",
+                          "pipeline_parallelism",
+                          "context_parallelism",
+                          "expert_parallelism",
+                          "micro_batch_size",
+                          "config_filename",
+                          "max_steps",
+                          "max_sequence_length",
+                          "global_batch_size",
+                          "gradient_accumulation_steps",
+                          "opt_name",
+                          "opt_base_learning_rate",
+                          "opt_end_learning_rate",
+                          "opt_learning_rate_warmup_steps",
+                          "opt_learning_rate_decay_steps",
+                          "opt_learning_rate_decay_schedule",
+                          "opt_gradient_clip_norm"}) {
     if (times[key] != 1) wrong.push_back(fmt::format("{} times {}", times[key], key));
   }
   for (const char* key : {"cache_clear", "init_start", "eval_accuracy"}) {
@@ -115,10 +138,16 @@ json small_run() {
            {{"train.batch", {{"source", "command line"}, {"origin", "--train.batch"}}},
             {"train.steps", {{"source", "file"}, {"origin", "a:b/run.toml:7"}}}}},
           {"config",
-           {{"train", {{"batch", 8}, {"micro_batch", 2}, {"seed", 5}}},
+           {{"train", {{"batch", 8}, {"micro_batch", 2}, {"seed", 5}, {"steps", 50}}},
             {"model", {{"sequence", 64}}},
             {"precision", {{"compute", "bf16"}}},
-            {"optim", {{"name", "adamw"}, {"learning_rate", 1e-3}}}}}};
+            {"optim",
+             {{"name", "adamw"},
+              {"learning_rate", 1e-3},
+              {"schedule", "cosine"},
+              {"warmup_steps", 10},
+              {"decay_steps", 0},
+              {"final_learning_rate", 0.25}}}}}};
 }
 
 class FormatsTest : public testing::Test {
@@ -151,6 +180,10 @@ TEST_F(FormatsTest, AWholeRunFollowsTheRules) {
   EXPECT_EQ(values["submission_org"]["value"], "A \"quoted\" name\n");
   EXPECT_EQ(values["lowest_numerical_precision_in_linear"]["value"], "bfloat16");
   EXPECT_EQ(values["config_filename"]["value"], "a:b/run.toml");
+  EXPECT_EQ(values["opt_learning_rate_decay_schedule"]["value"], "cosine with linear warmup");
+  EXPECT_EQ(values["opt_learning_rate_decay_steps"]["value"], 40);
+  EXPECT_EQ(values["opt_end_learning_rate"]["value"], 2.5e-4);
+  EXPECT_EQ(values["max_steps"]["value"], 50);
   EXPECT_EQ(values["eval_accuracy"]["value"], 5.25);
   EXPECT_EQ(values["eval_accuracy"]["metadata"]["samples_count"], 8);
   EXPECT_EQ(values["eval_accuracy"]["metadata"]["epoch_num"], 0.08);
