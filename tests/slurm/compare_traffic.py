@@ -71,8 +71,8 @@ if "data" in crossing:
     if wait < 0.9 * wire - 1.1 * sections["backward"]:
         complaints.append("waited %.3f s for %.3f s on the link, which backward's %.3f s cannot hide"
                           % (wait, wire, sections["backward"]))
-    print("  a step of %.3f s: bytes fill the link for %.3f s; gradients reduced for %.3f s, waited for %.3f s, so %.0f %% hidden, by "
-          "%.3f s of backward" % (step, wire, reduce, wait, 100 * (1 - wait / reduce), sections["backward"]))
+    print("  a step of %.3f s: bytes fill the link for %.3f s; gradients reduced for %.3f s, waited for %.3f s, so %d %% hidden, by "
+          "%.3f s of backward" % (step, wire, reduce, wait, round(100 * (1 - wait / reduce)), sections["backward"]))
 else:
     print("  a step of %.3f s: bytes fill the busiest link for %.3f s" % (step, wire))
 for complaint in complaints:
