@@ -139,10 +139,10 @@ model::ModelConfig model_of(const Case& each) {
   return config;
 }
 
-model::Recompute recompute_of(const std::string& name, bool host) {
+model::Recompute recompute_of(const std::string& name, bool host, std::int64_t width) {
   using model::Recompute;
-  static const std::map<std::string, Recompute> policies = {{"", parallel::usual_recompute(host)},
-                                                            {"none", Recompute::none},
+  if (name.empty()) return parallel::usual_recompute(host, width);
+  static const std::map<std::string, Recompute> policies = {{"none", Recompute::none},
                                                             {"cheap", Recompute::cheap},
                                                             {"selective", Recompute::selective},
                                                             {"full", Recompute::full}};
@@ -183,7 +183,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   MeasuredOps* measured = nullptr;
   parallel::ReplicaOptions options;
   options.stage = {.sequences = each.batch,
-                   .recompute = recompute_of(arguments.recompute, device.is_host()),
+                   .recompute = recompute_of(arguments.recompute, device.is_host(), config.width),
                    .exact_gelu = device.is_host(),
                    .compute = compute};
   options.threads = 0;

@@ -56,8 +56,9 @@ model::Shares shares_of(const StageOptions& options) {
 
 }  // namespace
 
-model::Recompute usual_recompute(bool host) {
-  return host ? model::Recompute::cheap : model::Recompute::none;
+model::Recompute usual_recompute(bool host, std::int64_t width) {
+  constexpr std::int64_t wide = 512;
+  return host && width >= wide ? model::Recompute::cheap : model::Recompute::none;
 }
 
 state::StateOptions Stage::state_options() const {

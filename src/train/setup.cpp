@@ -196,9 +196,9 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
 
 namespace {
 
-model::Recompute recompute_of(const std::string& name, bool host) {
+model::Recompute recompute_of(const std::string& name, bool host, std::int64_t width) {
   using model::Recompute;
-  if (name == "auto") return parallel::usual_recompute(host);
+  if (name == "auto") return parallel::usual_recompute(host, width);
   if (name == "full") return Recompute::full;
   if (name == "selective") return Recompute::selective;
   return name == "cheap" ? Recompute::cheap : Recompute::none;
@@ -221,7 +221,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .offload = config.zero.offload == "optimizer",
           .served = server_ranks(config) > 0,
           .sequence_parallel = config.parallel.sequence,
-          .recompute = recompute_of(config.parallel.recompute, facts.host),
+          .recompute = recompute_of(config.parallel.recompute, facts.host, config.model.width),
           .exact_gelu = facts.host,
           .compute = dtype_from_name(config.precision.compute),
           .reproducible = config.numerics.reproducible,

@@ -40,12 +40,13 @@ constexpr double mib = 1 << 20;
 // three layers.
 TEST(StepMemory, Gpt2OnCpus) {
   const double state = 124439808 / mib, width = 4096 * 768 / mib;
-  const double fp32 = static_cast<double>(
-      bytes_of(gpt2(), {.sequences = 4, .recompute = parallel::usual_recompute(true)}));
+  const double fp32 = static_cast<double>(bytes_of(
+      gpt2(), {.sequences = 4, .recompute = parallel::usual_recompute(true, gpt2().width)}));
   EXPECT_LE(fp32 / mib, 16 * state + 4 * width * (10 * 10 + 8) + 16);
-  const double bf16 = static_cast<double>(bytes_of(
-      gpt2(),
-      {.sequences = 4, .recompute = parallel::usual_recompute(true), .compute = DType::bf16}));
+  const double bf16 = static_cast<double>(
+      bytes_of(gpt2(), {.sequences = 4,
+                        .recompute = parallel::usual_recompute(true, gpt2().width),
+                        .compute = DType::bf16}));
   EXPECT_LE(bf16 / mib, 18 * state + 2 * width * (9 * 10 + 8) + 16);
 }
 

@@ -55,9 +55,10 @@ TEST(ShardRanks, NumbersMustDivideTheDataDegree) {
   }
 }
 
-TEST(Recompute, AutoIsCheapOnCpusAndNothingOnGpus) {
-  const auto policy = [](const std::string& name, bool host) {
+TEST(Recompute, AutoIsCheapOnCpusForWideModelsAndNothingElse) {
+  const auto policy = [](const std::string& name, bool host, std::int64_t width = 768) {
     RunConfig config;
+    config.model.width = width;
     config.parallel.recompute = name;
     config.train.batch = config.train.micro_batch = 1;
     const LayoutFacts facts{.host = host};
@@ -66,6 +67,8 @@ TEST(Recompute, AutoIsCheapOnCpusAndNothingOnGpus) {
   using model::Recompute;
   EXPECT_EQ(RunConfig().parallel.recompute, "auto");
   EXPECT_EQ(policy("auto", true), Recompute::cheap);
+  EXPECT_EQ(policy("auto", true, 512), Recompute::cheap);
+  EXPECT_EQ(policy("auto", true, 511), Recompute::none);
   EXPECT_EQ(policy("auto", false), Recompute::none);
   for (const bool host : {false, true}) {
     EXPECT_EQ(policy("none", host), Recompute::none);

@@ -44,7 +44,8 @@ struct ParallelConfig {
                config::in_range(0, 3));
     fields.add("recompute", recompute,
                "what backward makes again instead of keeping: none, cheap (norms and activation "
-               "functions), selective (attention too), full; auto: cheap on CPUs, none on GPUs",
+               "functions), selective (attention too), full; auto: cheap on CPUs from a width of "
+               "512, else none",
                config::one_of({"auto", "none", "cheap", "selective", "full"}));
     fields.add(
         "bucket_mb", bucket_mb,

@@ -43,9 +43,10 @@ struct StageOptions {
   int virtual_tensor = 8, virtual_data = 8;
 };
 
-/// What is made again where nothing is said: on CPUs one pass over kept values; on GPUs, whose
-/// memory is slower beside their products, nothing.
-model::Recompute usual_recompute(bool host);
+/// What is made again where nothing is said: on CPUs one pass over kept values, where the model is
+/// so wide that products hide it (passes grow with the width, products with its square;
+/// docs/performance.md); on GPUs, whose memory is slower beside their products, nothing.
+model::Recompute usual_recompute(bool host, std::int64_t width);
 
 /// Refuses degrees, schedules and batches that do not go together; throws ConfigError that names
 /// the key, the rule and the nearest values that work. Whatever depends on the model too (units,

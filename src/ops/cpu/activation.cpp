@@ -103,6 +103,12 @@ void gelu_range(std::size_t n, T* y, const T* x, bool streamed) {
 }
 TRIREME_INSTANCES(gelu_range);
 
+/// x += bias, in the cache of what reads it next.
+void add_bias(std::size_t n, float* x, const float* bias) {
+  map(
+      n, x, [](Floats v, Floats b) HWY_ATTR { return hn::Add(v, b); }, coming(x), bias);
+}
+
 template <class T>
 void gelu_backward_range(std::size_t n, T* dx, const T* dy, const T* x, bool streamed) {
   if constexpr (std::is_same_v<T, Bf16>) {
@@ -220,6 +226,7 @@ HWY_AFTER_NAMESPACE();
 namespace trireme::ops {
 
 TRIREME_EXPORT(gelu_range);
+HWY_EXPORT(add_bias);
 TRIREME_EXPORT(gelu_backward_range);
 TRIREME_EXPORT(swiglu_row);
 TRIREME_EXPORT(swiglu_backward_row);
@@ -228,8 +235,19 @@ void gelu_row(std::int64_t n, Bf16* y, const Bf16* x) {
   TRIREME_KERNEL(gelu_range, Bf16)(static_cast<std::size_t>(n), y, x, false);
 }
 
+void biased_gelu_row(std::int64_t n, float* y, float* x, const float* bias, bool streamed) {
+  const auto elements = static_cast<std::size_t>(n);
+  if (bias != nullptr) HWY_DYNAMIC_DISPATCH(add_bias)(elements, x, bias);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(y) % 64 == 0;
+  TRIREME_KERNEL(gelu_range, float)(elements, y, x, streamed && aligned);
+}
+
 void gelu_backward_row(std::int64_t n, Bf16* dx, const Bf16* dy, const Bf16* x) {
   TRIREME_KERNEL(gelu_backward_range, Bf16)(static_cast<std::size_t>(n), dx, dy, x, false);
+}
+
+void gelu_backward_row(std::int64_t n, float* dx, const float* dy, const float* x) {
+  TRIREME_KERNEL(gelu_backward_range, float)(static_cast<std::size_t>(n), dx, dy, x, false);
 }
 
 void CpuOps::gelu(const Tensor& y, const Tensor& x) {
