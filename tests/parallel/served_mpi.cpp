@@ -29,25 +29,6 @@ int world_size() {
   return size;
 }
 
-/// A communicator of some ranks, ended with its object.
-class Split {
- public:
-  Split(MPI_Comm parent, bool in, int colour = 0) {
-    int rank = 0;
-    MPI_Comm_rank(parent, &rank);
-    MPI_Comm_split(parent, in ? colour : MPI_UNDEFINED, rank, &comm_);
-  }
-  Split(const Split&) = delete;
-  Split& operator=(const Split&) = delete;
-  ~Split() {
-    if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
-  }
-  MPI_Comm get() const { return comm_; }
-
- private:
-  MPI_Comm comm_ = MPI_COMM_NULL;
-};
-
 struct Job {
   int workers = 1, servers = 1;
   DType gradients = DType::f32, compute = DType::f32;
@@ -394,17 +375,6 @@ TEST(Served, PushesWhileBackwardGoesOn) {
                  return std::make_unique<WaitsForTheFirst>(std::move(method), seen);
                }});
   });
-}
-
-/// What the call ends with.
-template <class Reply>
-std::string fault_of(const comm::rpc::Future<Reply>& future) {
-  try {
-    future.get();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing";
 }
 
 // Gradients that are lost or doubled on their way, or belong to another step, stop the run.
