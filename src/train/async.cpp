@@ -79,18 +79,21 @@ class AsyncHost {
   AsyncHost& operator=(const AsyncHost&) = delete;
 
   /// Before the endpoint starts.
-  void begin(const Beginning& beginning, const Surroundings& surroundings,
+  void begin(const ResumePoint& point, const Surroundings& surroundings,
              const std::vector<std::string>& passed_over) {
     const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
-    if (beginning.folder.empty()) shards_.initialise(seed);
+    if (point.folder.empty()) shards_.initialise(seed);
     const int workers = job_.place.workers;
     server_.set_options(
-        {.first_update = (beginning.step - beginning.states_begin) * workers,
+        {.first_update = (point.step - point.states_begin) * workers,
          .inverse_rate = job_.config.server.staleness_rate == "inverse",
          .most_stale = parallel::Tickets::most_stale(workers, job_.config.server.max_staleness)});
-    if (conductor_) conductor_->begin(beginning, surroundings, passed_over);
+    if (conductor_) conductor_->begin(point, surroundings, passed_over);
   }
-  void load(const std::string& folder) { load_shards(shards_, checkpoint::Reader(folder)); }
+  void load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
+    load_shards(shards_, reader);
+    if (conductor_) conductor_->load(reader, notes);
+  }
 
   /// A rank has died. On the service thread.
   void lose(int rank, const std::string& why) {
@@ -141,6 +144,7 @@ class AsyncHost {
   bool first() const { return job_.place.index == 0; }
 
   std::string save(const checkpoint::State& state) {
+    const comm::Watchdog::Pause pause(job_.watchdog);
     try {
       return save_shards(shards_, job_.config, state, *group_, servers_.nodes());
     } catch (const AgreedError& error) {
@@ -205,31 +209,41 @@ class AsyncHost {
   bool left_ = false;
 };
 
-/// Finds and reads the checkpoint to go on from, on the servers (`host`); agreed on by all ranks.
-Beginning find_beginning(const AsyncJob& job, AsyncHost* host, std::vector<std::string>& broken) {
-  Beginning beginning{.folder = find_resume(job.config, job.everyone, broken)};
-  if (beginning.folder.empty()) return beginning;
-  comm::agree(job.everyone, [&] {
-    compare_models(job.config.model, beginning.folder);
-    const checkpoint::Reader reader(beginning.folder);
-    beginning.step = reader.state().step;
-    beginning.samples = reader.state().samples;
-    beginning.states_begin = states_begin_of(reader);
-    if (host != nullptr) host->load(beginning.folder);
-  });
-  return beginning;
+/// Finds and reads the checkpoint to go on from, on the servers (`host`). Collective over all
+/// ranks, which all learn which ones were `passed_over`.
+ResumePoint find_beginning(const AsyncJob& job, AsyncHost* host,
+                           std::vector<std::string>& passed_over) {
+  ResumePoint point;
+  const std::string folder = find_resume(job.config, job.everyone, passed_over);
+  // Rank 0 has looked, and the first server tells.
+  passed_over = json::parse(comm::of_rank_zero(job.everyone, [&] {
+                  return json(passed_over).dump();
+                })).get<std::vector<std::string>>();
+  if (folder.empty()) return point;
+  load_newest(
+      job.config, job.everyone, folder,
+      [&](const std::string& found) {
+        const checkpoint::Reader reader(found);
+        point = resume_point(job.config, reader);
+        if (host != nullptr) host->load(reader, point.notes);
+      },
+      [&](const std::string& line) { passed_over.push_back(line); });
+  return point;
 }
 
 Ending serve_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+                   std::optional<comm::Watchdog::Pause>& starting,
                    const std::function<void(AsyncHost*)>& show) {
   comm::Session servers(servers_of(job.session, true));
   AsyncHost host(job, servers, endpoint, queue);
   show(&host);
   const Surroundings surroundings = look_around(job.session, job.everyone, job.threads);
-  std::vector<std::string> broken;
-  const Beginning beginning = find_beginning(job, &host, broken);
-  host.begin(beginning, surroundings, broken);
+  std::vector<std::string> passed_over;
+  const ResumePoint point = find_beginning(job, &host, passed_over);
+  host.begin(point, surroundings, passed_over);
+  queue.watch(job.watchdog);
   endpoint.start();
+  starting.reset();
   const Ending ending = host.run();
   host.leave();
   show(nullptr);
@@ -265,6 +279,10 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   const parallel::Stage stage(model, stage_options(config, plan.shape, plan.facts));
   const int workers = plan.shape.of(comm::Axis::data);
   const bool serves = session.rank() >= workers;
+  using Dead = comm::Watchdog::Dead;
+  comm::Watchdog watchdog(session, config.train.watchdog,
+                          config.server.tolerate_failures ? Dead::are_left : Dead::end_the_job);
+  auto starting = std::make_optional<comm::Watchdog::Pause>(watchdog);
   const AsyncJob job{.session = session,
                      .everyone = *everyone,
                      .config = config,
@@ -277,6 +295,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
                                .gradients = dtype_from_name(config.data_parallel.gradients)},
                      .computes = computes,
                      .ledger = ledger,
+                     .watchdog = watchdog,
                      .threads = threads_of_rank(config.parallel, session),
                      .resolved = fields.to_json(),
                      .provenance = fields.provenance()};
@@ -291,17 +310,19 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   parallel::WorkQueue queue;
   // From here on the world may lose ranks, and its end must not wait for them.
   if (config.server.tolerate_failures) session.abandon();
-  if (serves) return serve_async(job, endpoint, queue, [&](AsyncHost* own) { host = own; });
+  if (serves) {
+    return serve_async(job, endpoint, queue, starting, [&](AsyncHost* own) { host = own; });
+  }
 
   servers_of(session, false);
   look_around(session, *everyone, job.threads);
-  std::vector<std::string> broken;
-  find_beginning(job, nullptr, broken);
+  std::vector<std::string> passed_over;
+  find_beginning(job, nullptr, passed_over);
   Recorder recorder;
   endpoint.start();
   Ending ending = Ending::cut_off;
   try {
-    ending = work_async(job, endpoint, recorder);
+    ending = work_async(job, endpoint, recorder, starting);
   } catch (const comm::rpc::PeerLost& error) {
     if (!config.server.tolerate_failures) throw;
     // The others may well go on without this rank: it must not end the job. A server that is left

@@ -13,6 +13,7 @@
 
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/rpc.hpp"
+#include "trireme/comm/watchdog.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/parallel/async_server.hpp"
 #include "trireme/parallel/tickets.hpp"
@@ -24,6 +25,7 @@
 #include "trireme/train/setup.hpp"
 
 #include "served.hpp"
+#include "trainer.hpp"
 
 namespace trireme::train {
 
@@ -38,23 +40,19 @@ struct AsyncJob {
   parallel::ServerPlace place;
   const ComputeDevice& computes;
   device::MemoryLedger& ledger;
+  comm::Watchdog& watchdog;
   int threads = 1;
   nlohmann::json resolved, provenance;  // the configuration as recorded
   int first_server() const { return place.workers; }
 };
 
-/// Where a run begins: at 0, or where a checkpoint ends.
-struct Beginning {
-  std::string folder;  // the checkpoint, mostly empty
-  std::int64_t step = 0, samples = 0;
-  std::int64_t states_begin = 0;  // as states_begin_of
-};
-
 /// How the endpoints of such a job watch each other: workers and servers, and servers among them.
 comm::rpc::Options async_options(const AsyncJob& job, bool serves);
 
-/// One worker's life. Returns how the job ended.
-Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder);
+/// One worker's life. Returns how the job ended. Ends the watchdog's pause `starting` once there is
+/// something to watch.
+Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
+                  std::optional<comm::Watchdog::Pause>& starting);
 
 /// The first server's further work: it hands out tickets, sees every loss, keeps the record, and
 /// decides when all workers pause for an evaluation or a checkpoint.
@@ -68,8 +66,10 @@ class Conductor {
   Conductor(const Conductor&) = delete;
   Conductor& operator=(const Conductor&) = delete;
 
-  /// Before the endpoint starts.
-  void begin(const Beginning& beginning, const Surroundings& surroundings,
+  /// What it keeps of a checkpoint beside the shards; adds to `notes`. Throws Error.
+  void load(const checkpoint::Reader& reader, std::vector<std::string>& notes);
+  /// Before the endpoint starts. `passed_over`: checkpoints, and why.
+  void begin(const ResumePoint& point, const Surroundings& surroundings,
              const std::vector<std::string>& passed_over);
   /// Trains to the last step, or to a signal; when it returns all workers have left.
   Ending run();

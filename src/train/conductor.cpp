@@ -49,11 +49,15 @@ Conductor::Conductor(const AsyncJob& job, comm::rpc::Endpoint& endpoint, paralle
                  });
 }
 
-void Conductor::begin(const Beginning& beginning, const Surroundings& surroundings,
+void Conductor::load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
+  take_tokenizer(reader, dataset_, tokenizer_, notes);
+}
+
+void Conductor::begin(const ResumePoint& point, const Surroundings& surroundings,
                       const std::vector<std::string>& passed_over) {
-  step_ = beginning.step;
-  samples_ = beginning.samples;
-  states_begin_ = beginning.states_begin;
+  step_ = point.step;
+  samples_ = point.samples;
+  states_begin_ = point.states_begin;
   tickets_.emplace(parallel::Tickets::Plan{.workers = job_.place.workers,
                                            .batch = config_.train.batch,
                                            .first_step = step_,
@@ -66,10 +70,9 @@ void Conductor::begin(const Beginning& beginning, const Surroundings& surroundin
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   }
   for (const std::string& line : passed_over) say("passed over: " + line);
-  if (!beginning.folder.empty()) {
-    saved_step_ = step_;
-    say(fmt::format("resumed from {}: step {}", beginning.folder, step_));
-  }
+  if (point.own) saved_step_ = step_;
+  if (!point.folder.empty()) say(fmt::format("resumed from {}: step {}", point.folder, step_));
+  for (const std::string& note : point.notes) say("note: " + note);
   begin_record(surroundings);
 }
 
@@ -248,6 +251,7 @@ void Conductor::evaluate() {
 }
 
 void Conductor::save(bool last) {
+  const comm::Watchdog::Pause pause(job_.watchdog);
   const Section section(recorder_, "checkpoint");
   checkpoint::State state{.step = step_,
                           .samples = samples_,

@@ -4,7 +4,6 @@
 #include <exception>
 #include <filesystem>
 
-#include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/cores.hpp"
@@ -169,10 +168,8 @@ std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
 void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader) {
   const state::ModelState& state = shards.state();
   checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
-  const json& extra = reader.state().extra;
-  const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
   for (const auto& kept : shards.optimizer().states()) {
-    if (imported) break;  // it begins at zero, as that of a new model
+    if (imported(reader)) break;  // it begins at zero, as that of a new model
     checkpoint::load_pieces(reader, kept.name, state, kept.flat, true);
   }
   shards.refresh();

@@ -157,6 +157,13 @@ void check_async(const RunConfig& config, const Refuse& refuse) {
   if (!complaint.empty()) {
     throw ConfigError("server.tolerate_failures", "true", complaint, "or use false");
   }
+  // What a dead worker has begun may hold up the others until it counts as dead.
+  const double watchdog = config.train.watchdog;
+  if (watchdog > 0 && watchdog <= config.server.heartbeat) {
+    refuse("train.watchdog", fmt::format("{}", watchdog),
+           "must be 0 or above server.heartbeat with server.tolerate_failures,",
+           fmt::format("use {}", 2 * config.server.heartbeat));
+  }
 }
 
 /// What parameter servers cannot be combined with.
