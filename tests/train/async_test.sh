@@ -174,7 +174,7 @@ process_of() {
 killed() {
   local folder=$1 rank=$2
   shift 2
-  timeout 100 "$TRIREME_MPIEXEC" --enable-recovery ${transport:-} -n 5 "$TRIREME" train --data.path data \
+  timeout 160 "$TRIREME_MPIEXEC" --enable-recovery ${transport:-} -n 5 "$TRIREME" train --data.path data \
     --train.output "$folder" "${model[@]}" --train.batch 12 --train.micro_batch 3 --train.peak none \
     --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 --server.heartbeat 4 "$@" \
     >out 2>err &
