@@ -20,7 +20,7 @@ void Conductor::begin_record(const Surroundings& surroundings) {
                   {"pipeline", 1},
                   {"data", job_.place.workers},
                   {"servers", job_.place.servers}};
-  run["device"] = job_.computes.device().name();
+  run["device"] = job_.computes.name();
   run["dataset"] = dataset_json(dataset_, config_);
   run["threads_per_rank"] = job_.threads;
   run["parameters"] = job_.model.table().elements();
@@ -95,7 +95,8 @@ std::vector<report::MemoryRow> memory_rows(const std::vector<json>& ranks) {
     const std::string prefix = rank.contains("server") ? server_memory_prefix : "";
     for (const auto& [use, bytes] : rank.at("memory").items()) {
       const report::MemoryRow row{prefix + use, bytes.at("predicted").get<std::int64_t>(),
-                                  bytes.at("measured").get<std::int64_t>()};
+                                  bytes.at("measured").get<std::int64_t>(),
+                                  bytes.value("in_part", false)};
       const auto weight = [](const report::MemoryRow& each) {
         return std::pair(std::abs(each.measured - each.predicted), each.measured);
       };
