@@ -9,37 +9,15 @@ using comm::rpc::Future;
 using comm::rpc::Nothing;
 using messages::bytes_of;
 
-namespace {
-
-/// Counts the time from its construction to its end, beside the recorder's section.
-class Waiting {
- public:
-  Waiting(Recorder& recorder, double& seconds)
-      : section_(recorder, "wait for servers"), seconds_(seconds) {}
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-  ~Waiting() { seconds_ += std::chrono::duration<double>(Recorder::Clock::now() - begin_).count(); }
-
- private:
-  Section section_;
-  Recorder::Clock::time_point begin_ = Recorder::Clock::now();
-  double& seconds_;
-};
-
-}  // namespace
-
 ServedWorker::ServedWorker(const Parts& parts, device::MemoryLedger& ledger)
-    : parts_(parts),
-      shards_(server_parts(parts.stage.layout(), parts.place.servers)),
-      staging_(parts.state, parts.ops, parts.place.gradients, ledger) {}
+    : ServerLink(parts, ledger) {}
 
 ServedWorker::Pulled ServedWorker::pull(std::int64_t step) {
   staging_.begin_receiving();
   Pulled futures;
   for (const ServerPart& part : shards_) {
-    futures.push_back(parts_.endpoint.call(messages::pull, parts_.place.workers + part.server,
-                                           {step, part.group}, {},
-                                           bytes_of(staging_.incoming(part))));
+    futures.push_back(parts_.endpoint.call(messages::pull, rank_of(part.server), {step, part.group},
+                                           {}, bytes_of(staging_.incoming(part))));
   }
   return futures;
 }
@@ -59,39 +37,17 @@ void ServedWorker::fetch() {
   take(pull(step_));
 }
 
-device::Event ServedWorker::reduce(const params::Range& elements, device::Stream& stream) {
-  struct Message {
-    int server = 0;
-    messages::GroupOfStep request;
-    Tensor gradient;
-  };
-  std::shared_ptr<device::Fence> ready = staging_.take(elements);
-  std::vector<Message> list;
-  for (const ServerPart& part : shards_) {
-    if (part.elements.begin < elements.begin || part.elements.end > elements.end) continue;
-    list.push_back({parts_.place.workers + part.server,
-                    {step_, part.group},
-                    staging_.outgoing(part.elements)});
-    sent_ += static_cast<std::int64_t>(list.back().gradient.bytes());
-  }
-  return stream.enqueue(std::make_unique<Push>(
-      std::move(ready), [&endpoint = parts_.endpoint, list = std::move(list)] {
-        Push::Futures futures;
-        for (const Message& message : list) {
-          futures.push_back(endpoint.call(messages::push, message.server, message.request,
-                                          bytes_of(message.gradient)));
-        }
-        return futures;
-      }));
+Future<Nothing> ServedWorker::push(const ServerPart& part, std::span<const std::byte> gradient) {
+  return parts_.endpoint.call(messages::push, rank_of(part.server), {step_, part.group}, gradient);
 }
 
 void ServedWorker::start_norm(ops::Ops& /*ops*/) {}
 
 double ServedWorker::finish_norm() {
-  const Waiting waiting(parts_.recorder, seconds_);
+  const Waiting waiting(*this);
   std::vector<Future<messages::NormOfStep>> futures;
   for (int s = 0; s < parts_.place.servers; ++s) {
-    futures.push_back(parts_.endpoint.call(messages::norm, parts_.place.workers + s, step_));
+    futures.push_back(parts_.endpoint.call(messages::norm, rank_of(s), step_));
   }
   double norm = 0;
   signal_ = 0;
@@ -109,10 +65,10 @@ double ServedWorker::finish_norm() {
 }
 
 void ServedWorker::settle(const messages::Settlement& settlement) {
-  const Waiting waiting(parts_.recorder, seconds_);
+  const Waiting waiting(*this);
   std::vector<Future<Nothing>> settled;
   for (int s = 0; s < parts_.place.servers; ++s) {
-    settled.push_back(parts_.endpoint.call(messages::settle, parts_.place.workers + s, settlement));
+    settled.push_back(parts_.endpoint.call(messages::settle, rank_of(s), settlement));
   }
   ++step_;
   const Pulled pulled = settlement.update != 0 ? pull(step_) : Pulled();
@@ -134,8 +90,8 @@ std::string ServedWorker::work(const std::string& name, const std::string& text)
   const Section section(parts_.recorder, "wait for servers");
   std::vector<Future<std::string>> futures;
   for (int s = 0; s < parts_.place.servers; ++s) {
-    futures.push_back(parts_.endpoint.call(messages::work, parts_.place.workers + s, name,
-                                           std::as_bytes(std::span(text))));
+    futures.push_back(
+        parts_.endpoint.call(messages::work, rank_of(s), name, std::as_bytes(std::span(text))));
   }
   std::string first, fault;
   for (std::size_t s = 0; s < futures.size(); ++s) {
@@ -149,7 +105,7 @@ std::string ServedWorker::work(const std::string& name, const std::string& text)
 
 void ServedWorker::end(const std::string& text) {
   for (int s = 0; s < parts_.place.servers; ++s) {
-    parts_.endpoint.call(messages::end, parts_.place.workers + s, text).get();
+    parts_.endpoint.call(messages::end, rank_of(s), text).get();
   }
 }
 

@@ -88,11 +88,12 @@ void ServerStaging::deliver(const ServerPart& part) {
 bool Push::test() {
   if (send_) {
     if (ready_ && !ready_->reached()) return false;
-    futures_ = std::exchange(send_, {})();
+    std::exchange(send_, {})();
   }
   const auto over = [](const auto& future) { return future.ready(); };
   if (!std::all_of(futures_.begin(), futures_.end(), over)) return false;
   for (const auto& future : futures_) future.get();
+  futures_.clear();  // and keeps its memory
   return true;
 }
 

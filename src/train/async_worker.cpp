@@ -23,7 +23,7 @@ namespace {
 
 class AsyncTraining {
  public:
-  AsyncTraining(const AsyncJob& job, comm::rpc::Endpoint& endpoint, comm::Session& alone,
+  AsyncTraining(AsyncJob& job, comm::rpc::Endpoint& endpoint, comm::Session& alone,
                 Recorder& recorder)
       : job_(job),
         config_(job.config),
@@ -66,6 +66,12 @@ class AsyncTraining {
                                                     .servers = job.place,
                                                     .asynchronous = true})),
         faults_(parse_faults(config_.train.inject)) {}
+
+  /// Operations per second of all workers. Collective over all ranks.
+  double agree_on_peak() {
+    return train::agree_on_peak(config_, *job_.everyone, job_.place.workers,
+                                [&] { return measure_peak(replica_, config_); });
+  }
 
   Ending run() {
     recorder_.reset();
@@ -203,7 +209,7 @@ class AsyncTraining {
         {"resident_peak", resident_peak()}};
   }
 
-  const AsyncJob& job_;
+  AsyncJob& job_;
   const RunConfig& config_;
   comm::rpc::Endpoint& endpoint_;
   Recorder& recorder_;
@@ -220,17 +226,19 @@ class AsyncTraining {
 
 }  // namespace
 
-Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
                   std::optional<comm::Watchdog::Pause>& starting) {
   // Signals are the first server's business, which then ends the job in order.
   const SignalWatch signals(parse_signals(job.config.train.signals));
   struct Work {
-    Work(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder)
+    Work(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder)
         : training(job, endpoint, alone, recorder) {}
     comm::Session alone{MPI_COMM_SELF};
     AsyncTraining training;
   };
   auto work = std::make_unique<Work>(job, endpoint, recorder);
+  work->training.agree_on_peak();  // for the servers
+  endpoint.start();
   starting.reset();
   try {
     return work->training.run();

@@ -18,7 +18,7 @@ namespace {
 constexpr int out_of_time = -1;
 }
 
-Conductor::Conductor(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
                      Recorder& recorder, Save save)
     : job_(job),
       config_(job.config),
@@ -54,7 +54,8 @@ void Conductor::load(const checkpoint::Reader& reader, std::vector<std::string>&
 }
 
 void Conductor::begin(const ResumePoint& point, const Surroundings& surroundings,
-                      const std::vector<std::string>& passed_over) {
+                      const std::vector<std::string>& passed_over, double peak) {
+  peak_ = peak;
   step_ = point.step;
   samples_ = point.samples;
   states_begin_ = point.states_begin;
@@ -209,6 +210,7 @@ void Conductor::write_batch(const Batch& batch) {
   longest_step_ = std::max(longest_step_, seconds);
   const auto used = static_cast<double>(job_.place.workers - batch.skipped);
   last_loss_ = batch.loss / batch.weight;
+  const double speed = static_cast<double>(tokens) / seconds;
   const report::StepMetrics metrics{
       .step = step_,
       .tokens = samples_ * config_.model.sequence,
@@ -216,7 +218,8 @@ void Conductor::write_batch(const Batch& batch) {
       .gradient_norm = batch.norms / used,
       .learning_rate = rate,
       .seconds = seconds,
-      .tokens_per_second = static_cast<double>(tokens) / seconds,
+      .tokens_per_second = speed,
+      .mfu = peak_ > 0 ? speed * job_.model.flops_per_token() / peak_ : 0,
       .skipped = used > 0 ? "" : std::string(name_of(Verdict::not_finite))};
   record_->write_step(metrics);
   if (!progress_) return;

@@ -8,9 +8,12 @@
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/rpc.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/model/transformer.hpp"
 #include "trireme/parallel/served_worker.hpp"
+#include "trireme/parallel/stage.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
@@ -56,8 +59,27 @@ nlohmann::json memory_account(const std::map<device::Use, std::int64_t>& predict
 /// What a server holds of a job's memory, in the words of the closing table.
 inline constexpr const char* server_memory_prefix = "server ";
 
-/// Refuses what servers cannot be combined with, before a device is looked for. Collective.
-void agree_on_method(comm::Session& session, const RunConfig& config);
+/// What every rank of a job with servers knows before it starts.
+struct ServedJob {
+  /// Refuses what servers cannot be combined with before a device is looked for, then settles
+  /// device, layout and precision and checks the whole configuration. Collective over all ranks;
+  /// throws AgreedError. Session and configuration must outlive it.
+  ServedJob(comm::Session& session, RunConfig& config, const DeviceSource& devices);
+
+  int first_server() const { return place.workers; }
+  bool serves() const { return session.rank() >= first_server(); }
+
+  comm::Session& session;  // all ranks
+  const RunConfig& config;
+  ComputeDevice computes;
+  device::MemoryLedger ledger;
+  GridPlan plan;
+  std::unique_ptr<comm::Communicator> everyone;
+  model::Transformer model;
+  parallel::Stage stage;  // of a worker
+  parallel::ServerPlace place;
+  int threads;  // of this rank
+};
 
 /// train::run for a configuration with servers.
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,

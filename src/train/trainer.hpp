@@ -81,6 +81,18 @@ ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& read
 void take_tokenizer(const checkpoint::Reader& reader, const data::Dataset& dataset,
                     data::StoredTokenizer& tokenizer, std::vector<std::string>& notes);
 
+/// Operations per second of all workers together, as train.peak says: 0, so much for each, or the
+/// sum of what each finds by `measure` (null: this rank is none). Collective over `world`.
+double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
+                     const std::function<double()>& measure);
+/// This rank's, by matrix products of the shapes of the model.
+double measure_peak(parallel::Replica& replica, const RunConfig& config);
+/// The peak in run.json, at the start and, beside `operations` per second that were made, at the
+/// end of a run.
+nlohmann::json peak_json(const RunConfig& config, double peak);
+std::string peak_line(const RunConfig& config, double peak);
+std::string mfu_line(const RunConfig& config, double operations, double peak);
+
 class Trainer {
  public:
   /// `config` is valid. `session` and `grid` have the ranks that train, `servers` belong to them;
@@ -154,7 +166,6 @@ class Trainer {
   /// What this rank did in its steps: place, seconds of sections, communication.
   nlohmann::json account() const;
   void finish(Ending ending);
-  double peak_of_world();
   /// Adds what the grid's groups have counted since the last reset to the steps' account.
   void count_traffic();
   bool speaks() const { return session_.rank() == 0; }

@@ -106,10 +106,8 @@ TEST(ServerStaging, GradientsAreSentOnceTheyAreInHostMemory) {
     worker.device().repeat(worker.device().native(), gate.check());
     std::vector<float> expected = worker.compute_gradients();  // behind it
     std::vector<float> sent;
-    Push push(worker.staging().take(worker.all()), [&] {
-      sent = worker.outgoing();
-      return Push::Futures();
-    });
+    Push::Futures futures;
+    Push push(worker.staging().take(worker.all()), futures, [&] { sent = worker.outgoing(); });
     push.start();
     for (int i = 0; i < 100; ++i) EXPECT_FALSE(push.test());
     EXPECT_TRUE(sent.empty()) << "sent before it is there";

@@ -165,7 +165,7 @@ case_crash() {
 # One of three workers dies, on a node of its own: the others make all steps, and say who is missing.
 async_worker() { # the process of rank 1
   local process
-  for process in $(pgrep -f -- '^./trireme train .*--train.output async-kill'); do
+  for process in $(pgrep -f -- 'trireme train .*--train.output async-kill'); do
     tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -qx SLURM_PROCID=1 && echo "$process" && return
   done
   return 1

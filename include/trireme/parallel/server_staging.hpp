@@ -67,16 +67,17 @@ class ServerStaging {
 class Push final : public device::Operation {
  public:
   using Futures = std::vector<comm::rpc::Future<comm::rpc::Nothing>>;
-  /// `send` makes the calls once `ready` is reached; null: at once.
-  Push(std::shared_ptr<device::Fence> ready, std::function<Futures()> send)
-      : ready_(std::move(ready)), send_(std::move(send)) {}
+  /// `send` makes the calls once `ready` is reached (null: at once) and puts them into `futures`,
+  /// which outlives this and is empty again at its end.
+  Push(std::shared_ptr<device::Fence> ready, Futures& futures, std::function<void()> send)
+      : ready_(std::move(ready)), futures_(futures), send_(std::move(send)) {}
   void start() override {}
   bool test() override;
 
  private:
   std::shared_ptr<device::Fence> ready_;
-  std::function<Futures()> send_;  // empty: they are made
-  Futures futures_;
+  Futures& futures_;
+  std::function<void()> send_;  // empty: they are made
 };
 
 }  // namespace trireme::parallel
