@@ -196,7 +196,7 @@ killed() {
 for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   rank=$((RANDOM % 4))
   transport= why='silent for '
-  # TCP tells of a closed connection, mostly before silence does.
+  # Over TCP a message to it may fail before its silence is noticed.
   [ $((i % 2)) -eq 1 ] || transport='--mca btl self,tcp' why='silent for |MPI_'
   rm -rf killed
   killed killed "$rank" --train.steps 250 --server.tolerate_failures --train.inject slow@2/0
