@@ -10,6 +10,7 @@
 #include "trireme/parallel/async_messages.hpp"
 #include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/server_shards.hpp"
+#include "trireme/parallel/server_staging.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/state/update.hpp"
 
@@ -20,7 +21,7 @@ namespace trireme::parallel {
 class AsyncWorker final : public DataParallel {
  public:
   /// What it works on, which outlives it; the servers are the ranks after place.workers of the
-  /// started endpoint. The state is `served`, whole, and in host memory.
+  /// started endpoint. The state is `served` and whole.
   struct Parts {
     const Stage& stage;
     const state::ModelState& state;
@@ -50,12 +51,12 @@ class AsyncWorker final : public DataParallel {
   double seconds() const { return seconds_; }          // of waiting
 
  private:
-  class Push;
   void commit(async::Commit commit);
+  /// Starts to send the gradients of a bucket, which are in host memory.
+  Push::Futures push(const params::Range& elements);
   Parts parts_;
   std::vector<ServerPart> shards_;
-  device::Buffer staging_;
-  Tensor outgoing_;  // [layout.elements] of the type that is sent
+  ServerStaging staging_;
   std::unique_ptr<comm::Communicator> alone_;
   state::GradientNorm norm_;
   std::vector<std::int64_t> versions_;  // by server, of the model that was pulled

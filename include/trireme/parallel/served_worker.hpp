@@ -11,6 +11,7 @@
 #include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/server_messages.hpp"
 #include "trireme/parallel/server_shards.hpp"
+#include "trireme/parallel/server_staging.hpp"
 #include "trireme/parallel/stage.hpp"
 
 namespace trireme::parallel {
@@ -20,7 +21,7 @@ namespace trireme::parallel {
 class ServedWorker final : public DataParallel {
  public:
   /// What it works on, which outlives it; the servers are the ranks after place.workers of the
-  /// started endpoint. The state is `served`, whole, and in host memory.
+  /// started endpoint. The state is `served` and whole.
   struct Parts {
     const Stage& stage;
     const state::ModelState& state;
@@ -41,6 +42,8 @@ class ServedWorker final : public DataParallel {
 
   /// A signal that a server had caught when it answered last; 0: none.
   int signal() const { return signal_; }
+  /// What follows counts from here.
+  void reset_traffic() { sent_ = received_ = 0, seconds_ = 0; }
   /// Bytes of gradients that were sent in steps and of the model that came after them, and seconds
   /// in which this worker waited for servers.
   std::int64_t sent() const { return sent_; }
@@ -53,19 +56,17 @@ class ServedWorker final : public DataParallel {
   /// Ends all servers' service; see messages::end. One worker calls, as its last call.
   void end(const std::string& text);
 
-  /// Bytes of gradients that wait to be sent.
-  static std::int64_t staging_bytes(const Stage& stage, DType gradients);
-
  private:
-  class Push;
+  using Pulled = std::vector<comm::rpc::Future<comm::rpc::Nothing>>;  // by part
   void settle(const messages::Settlement& settlement);
   /// Asks for all parts of the model after `step` steps.
-  std::vector<comm::rpc::Future<comm::rpc::Nothing>> pull(std::int64_t step);
+  Pulled pull(std::int64_t step);
+  /// Waits for what pull() asked for; returns its bytes.
+  std::int64_t take(const Pulled& pulled);
 
   Parts parts_;
   std::vector<ServerPart> shards_;
-  device::Buffer staging_;
-  Tensor outgoing_;        // [layout.elements] of the type that is sent
+  ServerStaging staging_;
   std::int64_t step_ = 0;  // of this start, skipped ones too
   std::int64_t sent_ = 0, received_ = 0;
   double seconds_ = 0;
