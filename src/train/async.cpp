@@ -253,10 +253,9 @@ comm::rpc::Options async_options(const AsyncJob& job, bool serves) {
 
 Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields) {
   agree_on_method(session, config);
-  ComputeDevice computes(config.device, session);
-  require_host(config, computes);
+  ComputeDevice computes(config.device, session, server_ranks(config));
   device::MemoryLedger ledger(computes.device());
-  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
+  const GridPlan plan = plan_grid(config, session, computes.on_host());
   const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
   computes.settle_precision(config.precision, *everyone);
   comm::agree(*everyone, [&] { validate(config, plan.facts); });

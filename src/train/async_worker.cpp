@@ -42,7 +42,7 @@ class AsyncTraining {
                   .bucket_elements = bucket_elements(config_),
                   .overlap = config_.parallel.overlap,
                   .seed = static_cast<std::uint64_t>(config_.train.seed),
-                  .make_ops = job.computes.make_ops(config_.device.time_products),
+                  .make_ops = job.computes.make_ops(),  // nobody agrees on what was timed
                   .make_method =
                       [&](const parallel::Stage& stage, const state::ModelState& state,
                           ops::Ops& ops, device::MemoryLedger& ledger) {
@@ -57,7 +57,7 @@ class AsyncTraining {
         predicted_(
             plan::predict_memory(replica_.stage(), {.optim = config_.optim,
                                                     .threads = job.threads,
-                                                    .host = job.computes.device().is_host(),
+                                                    .host = job.computes.on_host(),
                                                     .shape = grid_.shape(),
                                                     .rank = 0,
                                                     .backends = grid_.backends(),

@@ -1,5 +1,7 @@
 #include "trireme/train/compute_device.hpp"
 
+#include <algorithm>
+
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/device/cuda.hpp"
@@ -8,34 +10,59 @@
 
 namespace trireme::train {
 
-ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session)
+namespace {
+
+/// Every rank's text, in rank order.
+std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
+  std::vector<std::string> all;
+  for (const auto& text : world.all_gather_bytes({bytes, own.size()})) {
+    all.emplace_back(text.begin(), text.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+int device_of_worker(int rank, int workers, const std::vector<int>& nodes, int devices) {
+  const auto node_of = [&](int each) { return nodes[static_cast<std::size_t>(each)]; };
+  int number = 0;
+  for (int other = 0; other < std::min(rank, workers); ++other) {
+    number += node_of(other) == node_of(rank) ? 1 : 0;
+  }
+  return number % devices;
+}
+
+ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session,
+                             int servers)
     : tf32_(config.tf32) {
   device::MemoryLedger ledger;  // of agreements that end here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
   cpu_bf16_ = world->all_agree(ops::cpu_multiplies_bf16());
   if (config.type == "cpu") return;
-  const int count = device::cuda_device_count();
-  if (config.type == "auto" && !world->all_agree(count > 0)) return;
+  const int workers = session.size() - servers;
+  const bool serves = session.rank() >= workers;
+  const int count = serves ? 0 : device::cuda_device_count();
+  if (config.type == "auto" && !world->all_agree(serves || count > 0)) return;
+  on_host_ = false;
   comm::agree(*world, [&] {
+    if (serves) return;
     if (count == 0) {
       throw Error(
-          "device.type = cuda: rank {} sees no device ({}); use cpu, or give every rank a device",
-          session.rank(), device::cuda_description());
+          "device.type = cuda: rank {} sees no device ({}); use cpu, or give every {} a device",
+          session.rank(), device::cuda_description(), servers > 0 ? "worker" : "rank");
     }
-    own_ = device::make_cuda_device(session.node_rank() % count);
+    own_ =
+        device::make_cuda_device(device_of_worker(session.rank(), workers, session.nodes(), count));
   });
+  name_ = gather_texts(*world, device().name()).front();
   // Ranks that see one device each see it under the same number; what it is called tells them
   // apart.
-  const std::string name = own_->identity();
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(name.data());
-  const auto all = world->all_gather_bytes({bytes, name.size()});
-  int most = 1;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    int sharing = 0;
-    for (std::size_t other = 0; other < all.size(); ++other) {
-      sharing += all[rank] == all[other] ? 1 : 0;
-    }
-    most = std::max(most, sharing);
+  std::vector<std::string> all = gather_texts(*world, own_ ? own_->identity() : std::string());
+  all.resize(static_cast<std::size_t>(workers));
+  std::ptrdiff_t most = 1;
+  for (const std::string& each : all) {
+    most = std::max(most, std::count(all.begin(), all.end(), each));
   }
   if (most > 1) {
     warning_ = fmt::format(
@@ -67,7 +94,7 @@ parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
 void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,
                                      comm::Communicator& world) {
   comm::agree(world, [&] {
-    check_precision(precision.compute, device().is_host());
+    check_precision(precision.compute, on_host());
     check_rounding(precision);
   });
   if (precision.compute != "bf16" || computes_in(DType::bf16)) return;
@@ -79,7 +106,7 @@ void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,
 }
 
 bool ComputeDevice::computes_in(DType type) const {
-  return type == DType::f32 || own_ != nullptr || (type == DType::bf16 && cpu_bf16_);
+  return type == DType::f32 || !on_host() || (type == DType::bf16 && cpu_bf16_);
 }
 
 DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes) {

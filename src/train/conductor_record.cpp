@@ -20,7 +20,7 @@ void Conductor::begin_record(const Surroundings& surroundings) {
                   {"pipeline", 1},
                   {"data", job_.place.workers},
                   {"servers", job_.place.servers}};
-  run["device"] = job_.computes.device().name();
+  run["device"] = job_.computes.name();
   run["dataset"] = dataset_json(dataset_, config_);
   run["threads_per_rank"] = job_.threads;
   run["parameters"] = job_.model.table().elements();

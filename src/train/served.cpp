@@ -125,9 +125,13 @@ class Server {
 
 /// This rank's training beside servers.
 Ending train_served(Servers& servers, comm::Session& workers, const GridPlan& plan,
-                    const ComputeDevice& computes, device::MemoryLedger& ledger,
-                    const RunConfig& config, const config::Fields& fields) {
-  comm::Grid grid(workers, plan.shape, ledger, plan.shard, grid_options(config));
+                    ComputeDevice& computes, device::MemoryLedger& ledger, const RunConfig& config,
+                    const config::Fields& fields) {
+  comm::GridOptions options = grid_options(config);
+  // No tensor passes between workers: NCCL's memory would be for nothing.
+  if (!computes.on_host() && options.comm.data == "auto") options.comm.data = "mpi";
+  comm::Grid grid(workers, plan.shape, ledger, plan.shard, options);
+  computes.note_free_bytes("with_groups");
   Trainer trainer(workers, grid, computes, ledger, config, plan.facts, fields, &servers);
   try {
     return trainer.run();
@@ -231,20 +235,12 @@ void agree_on_method(comm::Session& session, const RunConfig& config) {
   comm::agree(*all, [&] { check_method(config, {.world = session.size()}); });
 }
 
-void require_host(const RunConfig& config, const ComputeDevice& computes) {
-  if (computes.device().is_host()) return;  // on every rank, or on none
-  throw AgreedError(
-      "device.type = {}: every rank has a GPU, and with data_parallel.method = {} gradients leave "
-      "from host memory; use cpu",
-      config.device.type, config.data_parallel.method);
-}
-
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields) {
   agree_on_method(session, config);
-  ComputeDevice computes(config.device, session);
-  require_host(config, computes);
+  ComputeDevice computes(config.device, session, server_ranks(config));
   device::MemoryLedger ledger(computes.device());
-  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
+  const GridPlan plan = plan_grid(config, session, computes.on_host());
+  computes.note_free_bytes("before_groups");
   const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
   computes.settle_precision(config.precision, *everyone);
   comm::agree(*everyone, [&] { validate(config, plan.facts); });

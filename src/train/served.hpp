@@ -57,7 +57,6 @@ inline constexpr const char* server_memory_prefix = "server ";
 
 /// Refuses what servers cannot be combined with, before a device is looked for. Collective.
 void agree_on_method(comm::Session& session, const RunConfig& config);
-void require_host(const RunConfig& config, const ComputeDevice& computes);
 
 /// train::run for a configuration with servers.
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields);

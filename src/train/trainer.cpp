@@ -70,8 +70,9 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
            .rank = session.rank(),
            .backends = grid.backends(),
            .bucket_elements = bucket_elements(config_),
-           .snapshots =
-               config_.checkpoint.in_background() || !replica_.state().optimizer_device().is_host(),
+           .snapshots = servers == nullptr &&  // who save what they hold
+                        (config_.checkpoint.in_background() ||
+                         !replica_.state().optimizer_device().is_host()),
            .average = average_of(config_),
            .servers = servers != nullptr ? std::optional(servers->place) : std::nullopt})),
       health_(config_.train.outlier),
@@ -117,6 +118,7 @@ Ending Trainer::run() {
   recorder_.reset();
   replica_.begin_trace();
   grid_.reset_traffic();
+  if (servers_ != nullptr) servers_->worker->reset_traffic();
   saved_at_ = Clock::now();
   train_steps();
   if (stop_ != 0) {

@@ -131,6 +131,10 @@ using Refuse = std::function<void(const char* key, const std::string& value, con
 
 /// What cannot be where no worker waits for another.
 void check_async(const RunConfig& config, const Refuse& refuse) {
+  if (config.precision.compute == "fp16") {
+    refuse("precision.compute", "fp16", "must be fp32 or bf16, as no step finds a loss scale,",
+           "use bf16");
+  }
   if (config.numerics.reproducible) {
     refuse("numerics.reproducible", "true", "must be false, as updates come as workers finish,",
            "use false, or server.max_staleness = 0");
@@ -189,9 +193,6 @@ void check_server(const RunConfig& config, const LayoutFacts& facts) {
   }
   if (config.zero.offload != "none") {
     refuse("zero.offload", config.zero.offload, "must be none, as servers update,", "use none");
-  }
-  if (config.device.type == "cuda") {
-    refuse("device.type", "cuda", "must be cpu, as gradients leave from host memory,", "use cpu");
   }
   if (config.precision.rounding != "nearest") {
     refuse("precision.rounding", config.precision.rounding, "must be nearest, as servers round,",

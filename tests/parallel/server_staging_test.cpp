@@ -76,9 +76,7 @@ class Worker {
     }
     return values;
   }
-  std::int64_t staged_bytes() const {
-    return ledger_.held(device::Use::communication) - before_;
-  }
+  std::int64_t staged_bytes() const { return ledger_.held(device::Use::communication) - before_; }
   ImaginaryDevice& device() { return device_; }
   ServerStaging& staging() { return staging_; }
   const Stage& stage() const { return stage_; }

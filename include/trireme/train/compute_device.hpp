@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/communicator.hpp"
@@ -17,13 +18,21 @@
 
 namespace trireme::train {
 
+/// Which of a node's `devices` worker `rank` takes: its number among the node's workers, the job's
+/// first `workers` ranks, modulo the devices. `nodes` as Session::nodes.
+int device_of_worker(int rank, int workers, const std::vector<int>& nodes, int devices);
+
 class ComputeDevice {
  public:
-  /// Takes the device that the configuration asks for: with cuda the node's rank n takes device n
-  /// modulo their number. Collective over the session; throws AgreedError, the same on every rank,
-  /// where one has none.
-  ComputeDevice(const device::DeviceConfig& config, const comm::Session& session);
+  /// Takes the device that the configuration asks for; see device_of_worker. The job's last
+  /// `servers` ranks stay on the host and ask for no device. Collective over the session; throws
+  /// AgreedError, the same on every rank, where a worker has none.
+  ComputeDevice(const device::DeviceConfig& config, const comm::Session& session, int servers = 0);
   device::Device& device() const { return own_ ? *own_ : device::host_device(); }
+  /// Whether workers compute on CPUs, and the name of the first one's device; the same on every
+  /// rank, on servers too.
+  bool on_host() const { return on_host_; }
+  const std::string& name() const { return name_; }
   /// Makes the operations of this device, which must outlive them. With `time_products`, but not in
   /// reproducible mode, the algorithm of a product is chosen by time where its shape is first met:
   /// for those who have the ranks agree on them (Replica::settle_choices).
@@ -35,7 +44,7 @@ class ComputeDevice {
   const std::map<std::string, std::int64_t>& noted_free_bytes() const { return free_bytes_; }
   /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
   const std::string& warning() const { return warning_; }
-  /// Whether every rank's device computes in `type`; the same on every rank.
+  /// Whether every worker's device computes in `type`; the same on every rank.
   bool computes_in(DType type) const;
   /// Holds `precision` to what the device computes in. bf16 becomes fp32, which nothing is rounded
   /// for, where processors do not multiply bf16, and `warning` says so. Throws ConfigError for
@@ -45,6 +54,8 @@ class ComputeDevice {
  private:
   bool tf32_, cpu_bf16_ = false;
   std::unique_ptr<device::Device> own_;  // absent: the host
+  bool on_host_ = true;
+  std::string name_ = device::host_device().name();
   std::string warning_;
   std::map<std::string, std::int64_t> free_bytes_;  // by moment
 };
