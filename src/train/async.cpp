@@ -251,9 +251,10 @@ comm::rpc::Options async_options(const AsyncJob& job, bool serves) {
   return options;
 }
 
-Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields) {
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                 const DeviceSource& devices) {
   agree_on_method(session, config);
-  ComputeDevice computes(config.device, session, server_ranks(config));
+  ComputeDevice computes(config.device, session, server_ranks(config), devices);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.on_host());
   const auto everyone = comm::make_mpi_communicator(session.world(), ledger);

@@ -133,6 +133,7 @@ class Conductor {
 };
 
 /// train::run for servers that wait for nobody.
-Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields);
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                 const DeviceSource& devices);
 
 }  // namespace trireme::train

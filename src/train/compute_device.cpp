@@ -1,6 +1,7 @@
 #include "trireme/train/compute_device.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
@@ -24,25 +25,31 @@ std::vector<std::string> gather_texts(comm::Communicator& world, const std::stri
 
 }  // namespace
 
-int device_of_worker(int rank, int workers, const std::vector<int>& nodes, int devices) {
-  const auto node_of = [&](int each) { return nodes[static_cast<std::size_t>(each)]; };
-  int number = 0;
-  for (int other = 0; other < std::min(rank, workers); ++other) {
-    number += node_of(other) == node_of(rank) ? 1 : 0;
-  }
-  return number % devices;
+DeviceSource cuda_devices() {
+  return {.count = device::cuda_device_count,
+          .make = device::make_cuda_device,
+          .operations = [](device::Device& device, bool tf32, bool time_products) {
+            return [&device, tf32, time_products](device::MemoryLedger& ledger, int /*threads*/,
+                                                  bool reproducible) {
+              return ops::make_cuda_ops(device,
+                                        {.ledger = &ledger,
+                                         .reproducible = reproducible,
+                                         .tf32 = tf32,
+                                         .time_algorithms = time_products && !reproducible});
+            };
+          }};
 }
 
 ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session,
-                             int servers)
-    : tf32_(config.tf32) {
+                             int servers, DeviceSource source)
+    : source_(std::move(source)), tf32_(config.tf32) {
   device::MemoryLedger ledger;  // of agreements that end here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
   cpu_bf16_ = world->all_agree(ops::cpu_multiplies_bf16());
   if (config.type == "cpu") return;
   const int workers = session.size() - servers;
   const bool serves = session.rank() >= workers;
-  const int count = serves ? 0 : device::cuda_device_count();
+  const int count = serves ? 0 : source_.count();
   if (config.type == "auto" && !world->all_agree(serves || count > 0)) return;
   on_host_ = false;
   comm::agree(*world, [&] {
@@ -52,8 +59,7 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
           "device.type = cuda: rank {} sees no device ({}); use cpu, or give every {} a device",
           session.rank(), device::cuda_description(), servers > 0 ? "worker" : "rank");
     }
-    own_ =
-        device::make_cuda_device(device_of_worker(session.rank(), workers, session.nodes(), count));
+    own_ = source_.make(session.node_rank() % count);
   });
   name_ = gather_texts(*world, device().name()).front();
   // Ranks that see one device each see it under the same number; what it is called tells them
@@ -83,12 +89,7 @@ void ComputeDevice::note_free_bytes(const std::string& moment) {
 
 parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
   if (!own_) return {};
-  return [this, time_products](device::MemoryLedger& ledger, int /*threads*/, bool reproducible) {
-    return ops::make_cuda_ops(*own_, {.ledger = &ledger,
-                                      .reproducible = reproducible,
-                                      .tf32 = tf32_,
-                                      .time_algorithms = time_products && !reproducible});
-  };
+  return source_.operations(*own_, tf32_, time_products);
 }
 
 void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,

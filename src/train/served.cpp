@@ -235,9 +235,10 @@ void agree_on_method(comm::Session& session, const RunConfig& config) {
   comm::agree(*all, [&] { check_method(config, {.world = session.size()}); });
 }
 
-Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields) {
+Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                  const DeviceSource& devices) {
   agree_on_method(session, config);
-  ComputeDevice computes(config.device, session, server_ranks(config));
+  ComputeDevice computes(config.device, session, server_ranks(config), devices);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.on_host());
   computes.note_free_bytes("before_groups");

@@ -59,6 +59,7 @@ inline constexpr const char* server_memory_prefix = "server ";
 void agree_on_method(comm::Session& session, const RunConfig& config);
 
 /// train::run for a configuration with servers.
-Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields);
+Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                  const DeviceSource& devices);
 
 }  // namespace trireme::train

@@ -55,28 +55,6 @@ TEST(ShardRanks, NumbersMustDivideTheDataDegree) {
   }
 }
 
-/// The devices that a job's workers take, on nodes of two devices.
-std::vector<int> devices_of(int workers, const std::vector<int>& nodes) {
-  std::vector<int> devices;
-  for (int rank = 0; rank < workers; ++rank) {
-    devices.push_back(device_of_worker(rank, workers, nodes, 2));
-  }
-  return devices;
-}
-
-TEST(Devices, AreTheirNodesWorkersInOrder) {
-  // Ranks fill one node after the other, servers last.
-  EXPECT_EQ(devices_of(4, {0, 0, 2, 2}), (std::vector<int>{0, 1, 0, 1}));
-  EXPECT_EQ(devices_of(4, {0, 0, 2, 2, 4, 4}), (std::vector<int>{0, 1, 0, 1}));
-  // A server among the workers of a node takes no number, be it the last rank or not.
-  EXPECT_EQ(devices_of(4, {0, 0, 2, 2, 0, 2}), (std::vector<int>{0, 1, 0, 1}));
-  EXPECT_EQ(device_of_worker(3, 2, {0, 0, 0, 0}, 4), 2);
-  // Ranks go around the nodes.
-  EXPECT_EQ(devices_of(4, {0, 1, 0, 1, 0, 1}), (std::vector<int>{0, 0, 1, 1}));
-  // More workers than devices share them.
-  EXPECT_EQ(devices_of(5, {0, 0, 0, 0, 0, 0}), (std::vector<int>{0, 1, 0, 1, 0}));
-}
-
 TEST(Recompute, AutoIsCheapOnCpusAndNothingOnGpus) {
   const auto policy = [](const std::string& name, bool host) {
     RunConfig config;

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/communicator.hpp"
@@ -18,16 +18,24 @@
 
 namespace trireme::train {
 
-/// Which of a node's `devices` worker `rank` takes: its number among the node's workers, the job's
-/// first `workers` ranks, modulo the devices. `nodes` as Session::nodes.
-int device_of_worker(int rank, int workers, const std::vector<int>& nodes, int devices);
+/// The devices other than the host that this process sees.
+struct DeviceSource {
+  std::function<int()> count;
+  std::function<std::unique_ptr<device::Device>(int index)> make;
+  /// The operations of one of them, as ComputeDevice::make_ops; tf32 as DeviceConfig.
+  std::function<parallel::MakeOps(device::Device& device, bool tf32, bool time_products)>
+      operations;
+};
+DeviceSource cuda_devices();
 
 class ComputeDevice {
  public:
-  /// Takes the device that the configuration asks for; see device_of_worker. The job's last
-  /// `servers` ranks stay on the host and ask for no device. Collective over the session; throws
+  /// Takes the device that the configuration asks for: with cuda the node's worker n takes device n
+  /// modulo their number. The job's last `servers` ranks are no workers: they stay on the host, ask
+  /// for no device, and since they come last take no number. Collective over the session; throws
   /// AgreedError, the same on every rank, where a worker has none.
-  ComputeDevice(const device::DeviceConfig& config, const comm::Session& session, int servers = 0);
+  ComputeDevice(const device::DeviceConfig& config, const comm::Session& session, int servers = 0,
+                DeviceSource source = cuda_devices());
   device::Device& device() const { return own_ ? *own_ : device::host_device(); }
   /// Whether workers compute on CPUs, and the name of the first one's device; the same on every
   /// rank, on servers too.
@@ -52,6 +60,7 @@ class ComputeDevice {
   void settle_precision(parallel::PrecisionConfig& precision, comm::Communicator& world);
 
  private:
+  DeviceSource source_;
   bool tf32_, cpu_bf16_ = false;
   std::unique_ptr<device::Device> own_;  // absent: the host
   bool on_host_ = true;
