@@ -244,8 +244,9 @@ std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
 
 }  // namespace
 
-bool predicts_all(device::Use use, bool host) {
-  return host || (use != device::Use::workspace && use != device::Use::communication);
+bool predicts_all(device::Use use, bool host, bool served) {
+  if (host || (served && use == device::Use::communication)) return true;
+  return use != device::Use::workspace && use != device::Use::communication;
 }
 
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,

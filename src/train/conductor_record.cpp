@@ -95,7 +95,8 @@ std::vector<report::MemoryRow> memory_rows(const std::vector<json>& ranks) {
     const std::string prefix = rank.contains("server") ? server_memory_prefix : "";
     for (const auto& [use, bytes] : rank.at("memory").items()) {
       const report::MemoryRow row{prefix + use, bytes.at("predicted").get<std::int64_t>(),
-                                  bytes.at("measured").get<std::int64_t>()};
+                                  bytes.at("measured").get<std::int64_t>(),
+                                  bytes.value("in_part", false)};
       const auto weight = [](const report::MemoryRow& each) {
         return std::pair(std::abs(each.measured - each.predicted), each.measured);
       };

@@ -191,7 +191,9 @@ json memory_account(const std::map<device::Use, std::int64_t>& predicted,
     const std::int64_t foretold = found == predicted.end() ? 0 : found->second;
     const std::int64_t measured = ledger.peak(use);
     if (foretold == 0 && measured == 0) continue;
-    memory[std::string(device::name_of(use))] = {{"predicted", foretold}, {"measured", measured}};
+    nlohmann::json& bytes = memory[std::string(device::name_of(use))];
+    bytes = {{"predicted", foretold}, {"measured", measured}};
+    if (!plan::predicts_all(use, ledger.device().is_host(), true)) bytes["in_part"] = true;
   }
   return memory;
 }

@@ -48,7 +48,8 @@ std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
                         const std::vector<int>& nodes);
 /// Fills a server's shards from a checkpoint of any layout; throws what its reader throws.
 void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader);
-/// A rank's memory by use for its account: {"predicted", "measured"}.
+/// A rank's memory by use for its account: {"predicted", "measured"}, and "in_part" where the
+/// prediction is not of all of it (plan::predicts_all).
 nlohmann::json memory_account(const std::map<device::Use, std::int64_t>& predicted,
                               const device::MemoryLedger& ledger);
 

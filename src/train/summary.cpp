@@ -310,7 +310,8 @@ void Trainer::finish(Ending ending) {
   const auto& sections = closing.sections;
   std::set<device::Use> in_part;
   for (const auto& [use, bytes] : predicted_) {
-    if (!plan::predicts_all(use, computes_.device().is_host())) in_part.insert(use);
+    const bool all = plan::predicts_all(use, computes_.on_host(), servers_ != nullptr);
+    if (!all) in_part.insert(use);
   }
   auto memory = report::gather_memory(ledger_, predicted_, grid_.world(), in_part);
   add_server_memory(ranks, memory);
