@@ -51,7 +51,7 @@ struct Job {
   int micro_batch = 1;
   double clip = 1;
   int steps = 4;
-  int skipped = -1;  // a step whose update is not made
+  int skipped = -1;        // a step whose update is not made
   bool imaginary = false;  // workers compute on imaginary devices
   MakeTestDevice make_device() const {
     return imaginary ? make_imaginary_device : MakeTestDevice();
@@ -71,12 +71,10 @@ inline LayoutCase layout_of(const Job& job) {
 }
 
 inline StageOptions options_of(const Job& job, bool served) {
-  StageOptions options = stage_options(
-      layout_of(job),
-      {.global_batch = global_batch,
-       .reproducible = job.reproducible,
-       .make_device = job.make_device(),
-       .compute = job.compute});
+  StageOptions options = stage_options(layout_of(job), {.global_batch = global_batch,
+                                                        .reproducible = job.reproducible,
+                                                        .make_device = job.make_device(),
+                                                        .compute = job.compute});
   options.served = served;
   return options;
 }
@@ -190,7 +188,8 @@ inline void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
 
 /// Runs `each` on the ranks of every job that this launch is large enough for, and no smaller
 /// launch of the tests (1, 2, 4 and 7 ranks) is.
-inline void for_each_size(const std::function<void(int workers, int servers, MPI_Comm comm)>& each) {
+inline void for_each_size(
+    const std::function<void(int workers, int servers, MPI_Comm comm)>& each) {
   const int size = ranks_of_launch();
   const int before = size == 7 ? 4 : size == 4 ? 2 : 1;
   int rank = 0;
