@@ -9,7 +9,6 @@
 namespace trireme::parallel {
 
 using comm::rpc::Future;
-using comm::rpc::Nothing;
 using messages::bytes_of;
 
 namespace {
