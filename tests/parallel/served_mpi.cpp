@@ -69,6 +69,33 @@ TEST(Served, OnDevicesRoundsGradientsAlike) {
   });
 }
 
+// What is copied to and from servers is ordered by fences.
+TEST(Served, OnDevicesTheHostWaitsOnceInAStep) {
+  for_each_size([](int workers, int servers, MPI_Comm comm) {
+    for (const DType gradients : {DType::f32, DType::bf16}) {
+      const Job job{.workers = workers,
+                    .servers = servers,
+                    .gradients = gradients,
+                    .reproducible = false,
+                    .imaginary = true};
+      serve(job, comm, {.work = [&](LayoutRun& run, ServedWorker&, comm::rpc::Endpoint&) {
+              auto& device =
+                  dynamic_cast<testing_support::ImaginaryDevice&>(run.replica.state().device());
+              run.replica.initialise();
+              for (int step = 0; step < job.steps; ++step) {
+                const std::uint64_t before = device.waits();
+                run.replica.start(make_batches(run.model.config(), run.layout,
+                                               run.grid.coordinate(comm::Axis::data), step,
+                                               global_batch));
+                run.replica.finish();
+                run.replica.update(3e-3, step, 1);
+                EXPECT_EQ(device.waits() - before, 1U) << job.to_string();
+              }
+            }});
+    }
+  });
+}
+
 // In fast mode too, gradients are added in one tree over ranks; only the norm's rows are added in
 // other parts: n terms of a row in fp64 differ by n·2⁻⁵³ at most.
 TEST(Served, IsWithinBoundsOfAllReduceInFastMode) {

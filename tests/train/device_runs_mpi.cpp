@@ -113,24 +113,26 @@ TEST(DeviceRuns, ServersGiveTheBitsOfCpus) {
   }
 }
 
-// Products of bf16 on the CPU are added in another order than the imaginary device's, so that
-// all-reduce on devices is the measure.
-TEST(DeviceRuns, ServersHoldTheMastersOfBf16) {
+// Products of bf16 on the CPU are added in another order than the imaginary device's, and fp16 it
+// has none of, so that all-reduce on devices is the measure.
+TEST(DeviceRuns, ServersHoldTheMastersOfNarrowWeights) {
   if (world_size() == 1) GTEST_SKIP() << "for two ranks";
   const Folder folder;
-  RunConfig served = served_config(folder, "served");
-  served.precision.compute = "bf16";
-  RunConfig reduced = served;
-  reduced.train.output = (folder / "reduced").string();
-  reduced.data_parallel.method = "allreduce";
-  reduced.parallel.servers = 0;
-  train_all(served, true);
-  train_all(reduced, true);
-  if (world_rank() == 0) {
-    EXPECT_EQ(difference_of(reduced, served), "");
-    EXPECT_EQ(memory_fault(served.train.output), "");
+  for (const std::string compute : {"bf16", "fp16"}) {
+    RunConfig served = served_config(folder, compute + "-served");
+    served.precision.compute = compute;
+    RunConfig reduced = served;
+    reduced.train.output = (folder / (compute + "-reduced")).string();
+    reduced.data_parallel.method = "allreduce";
+    reduced.parallel.servers = 0;
+    train_all(served, true);
+    train_all(reduced, true);
+    if (world_rank() == 0) {
+      EXPECT_EQ(difference_of(reduced, served), "") << compute;
+      EXPECT_EQ(memory_fault(served.train.output), "") << compute;
+    }
+    quiet_barrier();
   }
-  quiet_barrier();
 }
 
 TEST(DeviceRuns, ServersGoOnFromDevicesOnCpusAndBack) {
@@ -195,23 +197,29 @@ TEST(DeviceRuns, AveragesGoOnFromDevicesOnCpusAndBack) {
   }
 }
 
+// One worker's updates come in order, and a run is what it is on CPUs; of several only the end is
+// known.
 TEST(DeviceRuns, AsyncServersTrain) {
   if (world_size() == 1) GTEST_SKIP() << "for two ranks";
   const Folder folder;
-  RunConfig config = served_config(folder, "");
-  config.data_parallel.method = "async-server";
-  config.server.max_staleness = 2;
-  config.numerics.reproducible = false;
-  // One worker's updates come in order, and a run is what it is on CPUs; of several only the end
-  // is known.
-  if (world_size() == 2) return expect_equal(folder, "async", config);
-  config.train.output = (folder / "async").string();
-  train_all(config, true);
-  if (world_rank() == 0) {
-    EXPECT_EQ(steps_of(config.train.output).size(), 8U);
-    EXPECT_TRUE(fs::exists(folder / "async" / step_folder(8) / "manifest.json"));
+  for (const std::string gradients : {"fp32", "bf16"}) {
+    RunConfig config = served_config(folder, gradients);
+    config.data_parallel.method = "async-server";
+    config.data_parallel.gradients = gradients;
+    config.server.max_staleness = 2;
+    config.numerics.reproducible = false;
+    if (world_size() == 2) {
+      expect_equal(folder, gradients, config);
+      continue;
+    }
+    train_all(config, true);
+    if (world_rank() == 0) {
+      EXPECT_EQ(steps_of(config.train.output).size(), 8U);
+      EXPECT_EQ(memory_fault(config.train.output), "");
+      EXPECT_TRUE(fs::exists(config.train.output / fs::path(step_folder(8)) / "manifest.json"));
+    }
+    quiet_barrier();
   }
-  quiet_barrier();
 }
 
 }  // namespace
