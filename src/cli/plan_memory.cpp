@@ -66,18 +66,18 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
   // As Trainer: what a checkpoint holds is copied first where it is a GPU's.
-  const bool on_gpu = config.device.type == "cuda" && config.zero.offload == "none";
-  const bool snapshots = config.checkpoint.in_background() || on_gpu;
+  const bool on_gpu = !on_host && config.zero.offload == "none";
+  const bool served = train::server_ranks(config) > 0;
+  const bool snapshots = !served && (config.checkpoint.in_background() || on_gpu);
   // Data ranks that differ: they hold shards, or write shares of what all of them hold.
   const int different = config.parallel.zero > 0 ? shard
                         : snapshots              ? shape.of(comm::Axis::data)
                                                  : 1;
-  const auto servers = train::server_ranks(config) == 0
-                           ? std::nullopt
-                           : std::optional(parallel::ServerPlace{
-                                 .workers = workers.of(comm::Axis::data),
-                                 .servers = train::server_ranks(config),
-                                 .gradients = dtype_from_name(config.data_parallel.gradients)});
+  const auto servers = served ? std::optional(parallel::ServerPlace{
+                                    .workers = workers.of(comm::Axis::data),
+                                    .servers = train::server_ranks(config),
+                                    .gradients = dtype_from_name(config.data_parallel.gradients)})
+                              : std::nullopt;
   std::vector<Memory> stages;
   for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
     Memory most;

@@ -101,8 +101,8 @@ struct Watchdog::Slot {
   }
 };
 
-Watchdog::Watchdog(Session& session, double timeout_seconds)
-    : session_(session), timeout_(timeout_seconds) {
+Watchdog::Watchdog(Session& session, double timeout_seconds, Dead dead)
+    : session_(session), timeout_(timeout_seconds), dead_(dead) {
   if (!(timeout_ > 0)) return;
   void* base = nullptr;
   mpi_check(
@@ -127,7 +127,7 @@ Watchdog::Watchdog(Session& session, double timeout_seconds)
 
 Watchdog::~Watchdog() {
   if (own_ == nullptr) return;
-  const bool in_order = std::uncaught_exceptions() == 0;
+  const bool in_order = std::uncaught_exceptions() == 0 && dead_ == Dead::end_the_job;
   if (in_order) {
     // A rank that waits here for one that has stalled is still watched.
     beat("waiting for all ranks to end");
@@ -168,10 +168,12 @@ void Watchdog::resume() {
 
 void Watchdog::watch() {
   const std::uint64_t ours = process_namespace();
-  // Who died is silent, also in what was to be left alone.
+  // Who died is silent, also in what was to be left alone; or nobody's business here.
   const auto watched = [&](const Slot& slot) {
     if (slot.ended) return false;
-    return slot.pauses == 0 || (slot.process_namespace == ours && state_of(slot.process) == "dead");
+    const bool looks = dead_ == Dead::are_left || slot.pauses > 0;  // else silence says it all
+    const bool died = looks && slot.process_namespace == ours && state_of(slot.process) == "dead";
+    return dead_ == Dead::are_left ? slot.pauses == 0 && !died : slot.pauses == 0 || died;
   };
   const auto period = std::chrono::duration<double>(std::clamp(timeout_ / 20, 0.005, 0.5));
   struct Seen {

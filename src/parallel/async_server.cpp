@@ -1,6 +1,7 @@
 #include "trireme/parallel/async_server.hpp"
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "trireme/parallel/server_messages.hpp"
@@ -48,6 +49,8 @@ void WorkQueue::end_reading() {
 bool WorkQueue::turn(double seconds, Recorder& recorder) {
   Item item;
   {
+    std::optional<comm::Watchdog::Pause> idle;
+    if (watchdog_ != nullptr) idle.emplace(*watchdog_);
     std::unique_lock lock(mutex_);
     const auto ready = [this] {
       return !items_.empty() && (readers_ == 0 || !items_.front().waits_for_readers);
@@ -56,6 +59,7 @@ bool WorkQueue::turn(double seconds, Recorder& recorder) {
     item = std::move(items_.front());
     items_.pop_front();
   }
+  if (watchdog_ != nullptr) watchdog_->beat(item.name);
   const Section section(recorder, item.name);
   item.run();
   return true;
@@ -95,6 +99,19 @@ void AsyncServer::take_gradients(Call<Nothing> call, const async::GroupOfTicket&
     throw Error("{} bytes of gradients for group {}, of which this server has {}",
                 call.bulk_bytes(), group, room.bytes());
   }
+  // Before anything is received: what came first must stay as it is until it is used.
+  Sender& sender = senders_[worker];
+  if (request.ticket == sender.committed) {
+    throw Error("a gradient of ticket {}, which worker {} has committed", request.ticket, worker);
+  }
+  if (sender.ticket >= 0 && request.ticket != sender.ticket) {
+    throw Error("a gradient of ticket {} while worker {} sends those of ticket {}", request.ticket,
+                worker, sender.ticket);
+  }
+  if (!sender.groups.insert(request.group).second) {
+    throw Error("a second gradient of group {} for ticket {}", request.group, request.ticket);
+  }
+  sender.ticket = request.ticket;
   call.receive(bytes_of(room), [this, worker, group](Call<Nothing> whole) {
     // On the same thread as the commit that follows, whose own work clears it again.
     queue_.post({"take gradients", [this, worker, group, whole]() mutable {
@@ -109,6 +126,12 @@ void AsyncServer::take_gradients(Call<Nothing> call, const async::GroupOfTicket&
 void AsyncServer::take_commit(Call<std::int64_t> call, const async::Commit& commit) {
   const int worker = call.caller();
   check_worker(worker);
+  Sender& sender = senders_[worker];
+  if (commit.ticket != sender.ticket) {
+    throw Error("a commit of ticket {}, of which worker {} has sent nothing", commit.ticket,
+                worker);
+  }
+  sender = {.committed = commit.ticket};
   queue_.post({"optimizer",
                [this, worker, commit, call = std::move(call)]() mutable {
                  or_fail(call, [&] { call.reply(update(worker, commit)); });

@@ -12,7 +12,7 @@
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/averaging.hpp"
 #include "trireme/parallel/engine.hpp"
-#include "trireme/parallel/served_worker.hpp"
+#include "trireme/parallel/server_staging.hpp"
 #include "trireme/state/offload.hpp"
 #include "trireme/state/tensor_sums.hpp"
 #include "trireme/state/update.hpp"
@@ -168,11 +168,12 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()));
   if (const auto& servers = question.servers) {
     // The grid's world agrees on a step's end, and all ranks on the job's beginning and end.
+    const std::size_t norms = question.host ? 1 : 2;  // as below
     return bytes + added(Kind::world, question.shape.size(), agreement_bytes) +
            comm::scratch_bytes(servers->workers + servers->servers, 0) +
-           (question.asynchronous ? norm_bytes(stage) : 0) +
-           static_cast<std::size_t>(
-               parallel::ServedWorker::staging_bytes(stage, servers->gradients));
+           (question.asynchronous ? norms * norm_bytes(stage) : 0) +
+           static_cast<std::size_t>(parallel::ServerStaging::bytes(
+               stage.state_options(), layout, servers->gradients, question.host));
   }
   const std::size_t squares = norm_bytes(stage);
   const int members = question.average ? place.tensor * place.pipeline : question.shape.size();
@@ -243,8 +244,9 @@ std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
 
 }  // namespace
 
-bool predicts_all(device::Use use, bool host) {
-  return host || (use != device::Use::workspace && use != device::Use::communication);
+bool predicts_all(device::Use use, bool host, bool served) {
+  if (host || (served && use == device::Use::communication)) return true;
+  return use != device::Use::workspace && use != device::Use::communication;
 }
 
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,

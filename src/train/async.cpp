@@ -36,7 +36,7 @@ std::vector<int> range(int first, int end) {
 /// One parameter server of the job.
 class AsyncHost {
  public:
-  AsyncHost(const AsyncJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint,
+  AsyncHost(AsyncJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint,
             parallel::WorkQueue& queue)
       : job_(job),
         servers_(servers),
@@ -79,18 +79,21 @@ class AsyncHost {
   AsyncHost& operator=(const AsyncHost&) = delete;
 
   /// Before the endpoint starts.
-  void begin(const Beginning& beginning, const Surroundings& surroundings,
-             const std::vector<std::string>& passed_over) {
+  void begin(const ResumePoint& point, const Surroundings& surroundings,
+             const std::vector<std::string>& passed_over, double peak) {
     const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
-    if (beginning.folder.empty()) shards_.initialise(seed);
+    if (point.folder.empty()) shards_.initialise(seed);
     const int workers = job_.place.workers;
     server_.set_options(
-        {.first_update = (beginning.step - beginning.states_begin) * workers,
+        {.first_update = (point.step - point.states_begin) * workers,
          .inverse_rate = job_.config.server.staleness_rate == "inverse",
          .most_stale = parallel::Tickets::most_stale(workers, job_.config.server.max_staleness)});
-    if (conductor_) conductor_->begin(beginning, surroundings, passed_over);
+    if (conductor_) conductor_->begin(point, surroundings, passed_over, peak);
   }
-  void load(const std::string& folder) { load_shards(shards_, checkpoint::Reader(folder)); }
+  void load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
+    load_shards(shards_, reader);
+    if (conductor_) conductor_->load(reader, notes);
+  }
 
   /// A rank has died. On the service thread.
   void lose(int rank, const std::string& why) {
@@ -141,6 +144,7 @@ class AsyncHost {
   bool first() const { return job_.place.index == 0; }
 
   std::string save(const checkpoint::State& state) {
+    const comm::Watchdog::Pause pause(job_.watchdog);
     try {
       return save_shards(shards_, job_.config, state, *group_, servers_.nodes());
     } catch (const AgreedError& error) {
@@ -190,7 +194,7 @@ class AsyncHost {
             {"resident_peak", resident_peak()}};
   }
 
-  const AsyncJob& job_;
+  AsyncJob& job_;
   comm::Session& servers_;
   comm::rpc::Endpoint& endpoint_;
   parallel::WorkQueue& queue_;
@@ -205,31 +209,42 @@ class AsyncHost {
   bool left_ = false;
 };
 
-/// Finds and reads the checkpoint to go on from, on the servers (`host`); agreed on by all ranks.
-Beginning find_beginning(const AsyncJob& job, AsyncHost* host, std::vector<std::string>& broken) {
-  Beginning beginning{.folder = find_resume(job.config, job.everyone, broken)};
-  if (beginning.folder.empty()) return beginning;
-  comm::agree(job.everyone, [&] {
-    compare_models(job.config.model, beginning.folder);
-    const checkpoint::Reader reader(beginning.folder);
-    beginning.step = reader.state().step;
-    beginning.samples = reader.state().samples;
-    beginning.states_begin = states_begin_of(reader);
-    if (host != nullptr) host->load(beginning.folder);
-  });
-  return beginning;
+/// Finds and reads the checkpoint to go on from, on the servers (`host`). Collective over all
+/// ranks, which all learn which ones were `passed_over`.
+ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::string>& passed_over) {
+  ResumePoint point;
+  const std::string folder = find_resume(job.config, *job.everyone, passed_over);
+  // Rank 0 has looked, and the first server tells.
+  passed_over = json::parse(comm::of_rank_zero(*job.everyone, [&] {
+                  return json(passed_over).dump();
+                })).get<std::vector<std::string>>();
+  if (folder.empty()) return point;
+  load_newest(
+      job.config, *job.everyone, folder,
+      [&](const std::string& found) {
+        const checkpoint::Reader reader(found);
+        point = resume_point(job.config, reader);
+        if (host != nullptr) host->load(reader, point.notes);
+      },
+      [&](const std::string& line) { passed_over.push_back(line); });
+  return point;
 }
 
-Ending serve_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+                   std::optional<comm::Watchdog::Pause>& starting,
                    const std::function<void(AsyncHost*)>& show) {
   comm::Session servers(servers_of(job.session, true));
   AsyncHost host(job, servers, endpoint, queue);
   show(&host);
-  const Surroundings surroundings = look_around(job.session, job.everyone, job.threads);
-  std::vector<std::string> broken;
-  const Beginning beginning = find_beginning(job, &host, broken);
-  host.begin(beginning, surroundings, broken);
+  const Surroundings surroundings = look_around(job.session, *job.everyone, job.threads);
+  std::vector<std::string> passed_over;
+  const ResumePoint point = find_beginning(job, &host, passed_over);
+  // The workers', who measure meanwhile.
+  const double peak = agree_on_peak(job.config, *job.everyone, job.place.workers, {});
+  host.begin(point, surroundings, passed_over, peak);
+  queue.watch(job.watchdog);
   endpoint.start();
+  starting.reset();
   const Ending ending = host.run();
   host.leave();
   show(nullptr);
@@ -239,50 +254,34 @@ Ending serve_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel:
 
 }  // namespace
 
-comm::rpc::Options async_options(const AsyncJob& job, bool serves) {
+AsyncJob::AsyncJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
+                   const DeviceSource& devices)
+    : ServedJob(ranks, settled, devices),
+      resolved(fields.to_json()),
+      provenance(fields.provenance()),
+      watchdog(session, config.train.watchdog,
+               config.server.tolerate_failures ? comm::Watchdog::Dead::are_left
+                                               : comm::Watchdog::Dead::end_the_job) {}
+
+comm::rpc::Options async_options(const AsyncJob& job) {
   const int all = job.place.workers + job.place.servers;
   comm::rpc::Options options;
   // Pushes and pulls of all groups at once, and what asks and commits.
   options.outstanding = 2 * static_cast<int>(job.stage.layout().groups().size()) + 4;
   options.silence = job.config.server.heartbeat;
   options.beat = options.silence / 5;
-  options.peers = range(serves ? 0 : job.first_server(), all);
+  options.peers = range(job.serves() ? 0 : job.first_server(), all);
   options.watched = options.peers;
   return options;
 }
 
-Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields) {
-  agree_on_method(session, config);
-  ComputeDevice computes(config.device, session);
-  require_host(config, computes);
-  device::MemoryLedger ledger(computes.device());
-  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
-  const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
-  computes.settle_precision(config.precision, *everyone);
-  comm::agree(*everyone, [&] { validate(config, plan.facts); });
-
-  const model::Transformer model(config.model);
-  const parallel::Stage stage(model, stage_options(config, plan.shape, plan.facts));
-  const int workers = plan.shape.of(comm::Axis::data);
-  const bool serves = session.rank() >= workers;
-  const AsyncJob job{.session = session,
-                     .everyone = *everyone,
-                     .config = config,
-                     .plan = plan,
-                     .model = model,
-                     .stage = stage,
-                     .place = {.workers = workers,
-                               .servers = server_ranks(config),
-                               .index = serves ? session.rank() - workers : 0,
-                               .gradients = dtype_from_name(config.data_parallel.gradients)},
-                     .computes = computes,
-                     .ledger = ledger,
-                     .threads = threads_of_rank(config.parallel, session),
-                     .resolved = fields.to_json(),
-                     .provenance = fields.provenance()};
-  comm::rpc::Options options = async_options(job, serves);
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                 const DeviceSource& devices) {
+  AsyncJob job(session, config, fields, devices);
+  auto starting = std::make_optional<comm::Watchdog::Pause>(job.watchdog);
+  comm::rpc::Options options = async_options(job);
   AsyncHost* host = nullptr;
-  if (serves) {
+  if (job.serves()) {
     options.on_lost = [&host](int rank, const std::string& why) {
       if (host != nullptr) host->lose(rank, why);
     };
@@ -291,22 +290,25 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   parallel::WorkQueue queue;
   // From here on the world may lose ranks, and its end must not wait for them.
   if (config.server.tolerate_failures) session.abandon();
-  if (serves) return serve_async(job, endpoint, queue, [&](AsyncHost* own) { host = own; });
+  if (job.serves()) {
+    return serve_async(job, endpoint, queue, starting, [&](AsyncHost* own) { host = own; });
+  }
 
   servers_of(session, false);
-  look_around(session, *everyone, job.threads);
-  std::vector<std::string> broken;
-  find_beginning(job, nullptr, broken);
+  look_around(session, *job.everyone, job.threads);
+  std::vector<std::string> passed_over;
+  find_beginning(job, nullptr, passed_over);
   Recorder recorder;
-  endpoint.start();
   Ending ending = Ending::cut_off;
   try {
-    ending = work_async(job, endpoint, recorder);
+    ending = work_async(job, endpoint, recorder, starting);
   } catch (const comm::rpc::PeerLost& error) {
     if (!config.server.tolerate_failures) throw;
     // The others may well go on without this rank: it must not end the job. A server that is left
     // is to hear silence, not a goodbye, as this rank has something of it to do.
-    for (int s = 0; s < job.place.servers; ++s) endpoint.lose(workers + s, error.what());
+    for (int s = 0; s < job.place.servers; ++s) {
+      endpoint.lose(job.first_server() + s, error.what());
+    }
     fmt::print(stderr, "trireme: warning: rank {} leaves: {}\n", session.rank(), error.what());
   }
   endpoint.close();

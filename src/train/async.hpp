@@ -13,6 +13,7 @@
 
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/rpc.hpp"
+#include "trireme/comm/watchdog.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/parallel/async_server.hpp"
 #include "trireme/parallel/tickets.hpp"
@@ -24,37 +25,26 @@
 #include "trireme/train/setup.hpp"
 
 #include "served.hpp"
+#include "trainer.hpp"
 
 namespace trireme::train {
 
-/// What all ranks of the job know before it starts.
-struct AsyncJob {
-  comm::Session& session;  // all ranks
-  comm::Communicator& everyone;
-  const RunConfig& config;
-  const GridPlan& plan;
-  const model::Transformer& model;
-  const parallel::Stage& stage;  // of a worker
-  parallel::ServerPlace place;
-  const ComputeDevice& computes;
-  device::MemoryLedger& ledger;
-  int threads = 1;
+/// What all ranks of such a job know before it starts.
+struct AsyncJob : ServedJob {
+  /// As ServedJob; `fields` are of the configuration.
+  AsyncJob(comm::Session& session, RunConfig& config, const config::Fields& fields,
+           const DeviceSource& devices);
   nlohmann::json resolved, provenance;  // the configuration as recorded
-  int first_server() const { return place.workers; }
+  comm::Watchdog watchdog;
 };
 
-/// Where a run begins: at 0, or where a checkpoint ends.
-struct Beginning {
-  std::string folder;  // the checkpoint, mostly empty
-  std::int64_t step = 0, samples = 0;
-  std::int64_t states_begin = 0;  // as states_begin_of
-};
+/// How this rank's endpoint watches others: workers and servers each other, and servers themselves.
+comm::rpc::Options async_options(const AsyncJob& job);
 
-/// How the endpoints of such a job watch each other: workers and servers, and servers among them.
-comm::rpc::Options async_options(const AsyncJob& job, bool serves);
-
-/// One worker's life. Returns how the job ended.
-Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder);
+/// One worker's life, from the start of its endpoint on, with all others. Returns how the job
+/// ended. Ends the watchdog's pause `starting` once there is something to watch.
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
+                  std::optional<comm::Watchdog::Pause>& starting);
 
 /// The first server's further work: it hands out tickets, sees every loss, keeps the record, and
 /// decides when all workers pause for an evaluation or a checkpoint.
@@ -63,14 +53,17 @@ class Conductor {
   /// Saves the shards of all servers; collective over them, called by the first.
   using Save = std::function<std::string(const checkpoint::State& state)>;
   /// Serves on `endpoint`, which must not have started yet; works in `queue`.
-  Conductor(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+  Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
             Recorder& recorder, Save save);
   Conductor(const Conductor&) = delete;
   Conductor& operator=(const Conductor&) = delete;
 
-  /// Before the endpoint starts.
-  void begin(const Beginning& beginning, const Surroundings& surroundings,
-             const std::vector<std::string>& passed_over);
+  /// What it keeps of a checkpoint beside the shards; adds to `notes`. Throws Error.
+  void load(const checkpoint::Reader& reader, std::vector<std::string>& notes);
+  /// Before the endpoint starts. `passed_over`: checkpoints, and why; `peak`: operations per second
+  /// of all workers, 0 where that is not known.
+  void begin(const ResumePoint& point, const Surroundings& surroundings,
+             const std::vector<std::string>& passed_over, double peak);
   /// Trains to the last step, or to a signal; when it returns all workers have left.
   Ending run();
   /// Writes the summary; `servers` are accounts of all of them.
@@ -105,7 +98,7 @@ class Conductor {
   nlohmann::json staleness_json(const parallel::AsyncServer::Counts& counts) const;
   void say(const std::string& line);
 
-  const AsyncJob& job_;
+  AsyncJob& job_;
   const RunConfig& config_;
   comm::rpc::Endpoint& endpoint_;
   parallel::WorkQueue& queue_;
@@ -126,6 +119,7 @@ class Conductor {
   std::int64_t skipped_in_a_row_ = 0;
   std::int64_t steps_of_attempt_ = 0;
   int stop_ = 0;  // a signal, or −1 for time; 0: none
+  double peak_ = 0;
   double last_loss_ = 0, last_evaluation_ = 0, trained_seconds_ = 0, longest_step_ = 0;
   Clock::time_point begin_, step_begin_;
   std::unique_ptr<report::RunRecord> record_;
@@ -133,6 +127,7 @@ class Conductor {
 };
 
 /// train::run for servers that wait for nobody.
-Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields);
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                 const DeviceSource& devices);
 
 }  // namespace trireme::train

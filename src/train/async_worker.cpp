@@ -23,7 +23,7 @@ namespace {
 
 class AsyncTraining {
  public:
-  AsyncTraining(const AsyncJob& job, comm::rpc::Endpoint& endpoint, comm::Session& alone,
+  AsyncTraining(AsyncJob& job, comm::rpc::Endpoint& endpoint, comm::Session& alone,
                 Recorder& recorder)
       : job_(job),
         config_(job.config),
@@ -42,7 +42,8 @@ class AsyncTraining {
                   .bucket_elements = bucket_elements(config_),
                   .overlap = config_.parallel.overlap,
                   .seed = static_cast<std::uint64_t>(config_.train.seed),
-                  .make_ops = job.computes.make_ops(config_.device.time_products),
+                  .watchdog = &job.watchdog,
+                  .make_ops = job.computes.make_ops(),  // nobody agrees on what was timed
                   .make_method =
                       [&](const parallel::Stage& stage, const state::ModelState& state,
                           ops::Ops& ops, device::MemoryLedger& ledger) {
@@ -57,7 +58,7 @@ class AsyncTraining {
         predicted_(
             plan::predict_memory(replica_.stage(), {.optim = config_.optim,
                                                     .threads = job.threads,
-                                                    .host = job.computes.device().is_host(),
+                                                    .host = job.computes.on_host(),
                                                     .shape = grid_.shape(),
                                                     .rank = 0,
                                                     .backends = grid_.backends(),
@@ -65,6 +66,12 @@ class AsyncTraining {
                                                     .servers = job.place,
                                                     .asynchronous = true})),
         faults_(parse_faults(config_.train.inject)) {}
+
+  /// Operations per second of all workers. Collective over all ranks.
+  double agree_on_peak() {
+    return train::agree_on_peak(config_, *job_.everyone, job_.place.workers,
+                                [&] { return measure_peak(replica_, config_); });
+  }
 
   Ending run() {
     recorder_.reset();
@@ -90,6 +97,8 @@ class AsyncTraining {
 
  private:
   async::Work ask(const async::Outcome& outcome) {
+    job_.watchdog.beat("wait for a ticket");
+    const comm::Watchdog::Pause idle(job_.watchdog);  // others may be slow
     const Section section(recorder_, "wait for a ticket");
     return endpoint_.call(async::ask, job_.first_server(), outcome).get();
   }
@@ -102,6 +111,8 @@ class AsyncTraining {
 
   void train(const async::Work& work, async::Outcome& outcome) {
     const Ticket& ticket = work.ticket;
+    comm::Watchdog& watchdog = job_.watchdog;
+    watchdog.beat("load data", ticket.step + 1);
     std::vector<parallel::HostMicrobatch> batches;
     {
       const Section section(recorder_, "load data");
@@ -114,12 +125,14 @@ class AsyncTraining {
         batches.emplace_back(std::move(batch));
       }
     }
+    watchdog.beat("wait for the model");
     link_->fetch();
     link_->begin(ticket.number);
     const auto computing = Recorder::Clock::now();
     replica_.start(batches);
     const parallel::StepSums sums = replica_.finish();
     slow_down(slowness(faults_, job_.session.rank()), seconds_since(computing));
+    watchdog.beat("commit");
     outcome.loss = sums.loss.loss;
     outcome.weight = sums.loss.weight;
     outcome.norm = sums.gradient_norm;
@@ -147,6 +160,7 @@ class AsyncTraining {
 
   /// Sums over part `share` of as many as there were workers of the validation windows.
   void evaluate(const Ticket& ticket, async::Outcome& outcome) {
+    job_.watchdog.beat("wait for the model");
     link_->fetch();
     const Section section(recorder_, "evaluate");
     const std::int64_t length = config_.model.sequence;
@@ -157,6 +171,7 @@ class AsyncTraining {
                                               ticket.share, job_.place.workers);
     const std::int64_t rows = config_.train.micro_batch;
     for (std::int64_t at = own.begin; at < own.end; at += rows) {
+      job_.watchdog.beat("evaluate");
       std::vector<std::int64_t> numbers;
       for (std::int64_t i = 0; i < rows; ++i) numbers.push_back(std::min(at + i, own.end - 1));
       data::Batch batch = data::make_batch(*valid_, sampler, loading(), numbers);
@@ -194,7 +209,7 @@ class AsyncTraining {
         {"resident_peak", resident_peak()}};
   }
 
-  const AsyncJob& job_;
+  AsyncJob& job_;
   const RunConfig& config_;
   comm::rpc::Endpoint& endpoint_;
   Recorder& recorder_;
@@ -211,16 +226,20 @@ class AsyncTraining {
 
 }  // namespace
 
-Ending work_async(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder) {
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
+                  std::optional<comm::Watchdog::Pause>& starting) {
   // Signals are the first server's business, which then ends the job in order.
   const SignalWatch signals(parse_signals(job.config.train.signals));
   struct Work {
-    Work(const AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder)
+    Work(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder)
         : training(job, endpoint, alone, recorder) {}
     comm::Session alone{MPI_COMM_SELF};
     AsyncTraining training;
   };
   auto work = std::make_unique<Work>(job, endpoint, recorder);
+  work->training.agree_on_peak();  // for the servers
+  endpoint.start();
+  starting.reset();
   try {
     return work->training.run();
   } catch (...) {

@@ -1,5 +1,8 @@
 #include "trireme/train/compute_device.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/device/cuda.hpp"
@@ -8,34 +11,64 @@
 
 namespace trireme::train {
 
-ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session)
-    : tf32_(config.tf32) {
+namespace {
+
+/// Every rank's text, in rank order.
+std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
+  std::vector<std::string> all;
+  for (const auto& text : world.all_gather_bytes({bytes, own.size()})) {
+    all.emplace_back(text.begin(), text.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+DeviceSource cuda_devices() {
+  return {.count = device::cuda_device_count,
+          .make = device::make_cuda_device,
+          .operations = [](device::Device& device, bool tf32, bool time_products) {
+            return [&device, tf32, time_products](device::MemoryLedger& ledger, int /*threads*/,
+                                                  bool reproducible) {
+              return ops::make_cuda_ops(device,
+                                        {.ledger = &ledger,
+                                         .reproducible = reproducible,
+                                         .tf32 = tf32,
+                                         .time_algorithms = time_products && !reproducible});
+            };
+          }};
+}
+
+ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session,
+                             int servers, DeviceSource source)
+    : source_(std::move(source)), tf32_(config.tf32) {
   device::MemoryLedger ledger;  // of agreements that end here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
   cpu_bf16_ = world->all_agree(ops::cpu_multiplies_bf16());
   if (config.type == "cpu") return;
-  const int count = device::cuda_device_count();
-  if (config.type == "auto" && !world->all_agree(count > 0)) return;
+  const int workers = session.size() - servers;
+  const bool serves = session.rank() >= workers;
+  const int count = serves ? 0 : source_.count();
+  if (config.type == "auto" && !world->all_agree(serves || count > 0)) return;
+  on_host_ = false;
   comm::agree(*world, [&] {
+    if (serves) return;
     if (count == 0) {
       throw Error(
-          "device.type = cuda: rank {} sees no device ({}); use cpu, or give every rank a device",
-          session.rank(), device::cuda_description());
+          "device.type = cuda: rank {} sees no device ({}); use cpu, or give every {} a device",
+          session.rank(), device::cuda_description(), servers > 0 ? "worker" : "rank");
     }
-    own_ = device::make_cuda_device(session.node_rank() % count);
+    own_ = source_.make(session.node_rank() % count);
   });
+  name_ = gather_texts(*world, device().name()).front();
   // Ranks that see one device each see it under the same number; what it is called tells them
   // apart.
-  const std::string name = own_->identity();
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(name.data());
-  const auto all = world->all_gather_bytes({bytes, name.size()});
-  int most = 1;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    int sharing = 0;
-    for (std::size_t other = 0; other < all.size(); ++other) {
-      sharing += all[rank] == all[other] ? 1 : 0;
-    }
-    most = std::max(most, sharing);
+  std::vector<std::string> all = gather_texts(*world, own_ ? own_->identity() : std::string());
+  all.resize(static_cast<std::size_t>(workers));
+  std::ptrdiff_t most = 1;
+  for (const std::string& each : all) {
+    most = std::max(most, std::count(all.begin(), all.end(), each));
   }
   if (most > 1) {
     warning_ = fmt::format(
@@ -56,18 +89,13 @@ void ComputeDevice::note_free_bytes(const std::string& moment) {
 
 parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
   if (!own_) return {};
-  return [this, time_products](device::MemoryLedger& ledger, int /*threads*/, bool reproducible) {
-    return ops::make_cuda_ops(*own_, {.ledger = &ledger,
-                                      .reproducible = reproducible,
-                                      .tf32 = tf32_,
-                                      .time_algorithms = time_products && !reproducible});
-  };
+  return source_.operations(*own_, tf32_, time_products);
 }
 
 void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,
                                      comm::Communicator& world) {
   comm::agree(world, [&] {
-    check_precision(precision.compute, device().is_host());
+    check_precision(precision.compute, on_host());
     check_rounding(precision);
   });
   if (precision.compute != "bf16" || computes_in(DType::bf16)) return;
@@ -79,7 +107,7 @@ void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,
 }
 
 bool ComputeDevice::computes_in(DType type) const {
-  return type == DType::f32 || own_ != nullptr || (type == DType::bf16 && cpu_bf16_);
+  return type == DType::f32 || !on_host() || (type == DType::bf16 && cpu_bf16_);
 }
 
 DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes) {

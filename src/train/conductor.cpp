@@ -18,7 +18,7 @@ namespace {
 constexpr int out_of_time = -1;
 }
 
-Conductor::Conductor(const AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
                      Recorder& recorder, Save save)
     : job_(job),
       config_(job.config),
@@ -49,11 +49,16 @@ Conductor::Conductor(const AsyncJob& job, comm::rpc::Endpoint& endpoint, paralle
                  });
 }
 
-void Conductor::begin(const Beginning& beginning, const Surroundings& surroundings,
-                      const std::vector<std::string>& passed_over) {
-  step_ = beginning.step;
-  samples_ = beginning.samples;
-  states_begin_ = beginning.states_begin;
+void Conductor::load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
+  take_tokenizer(reader, dataset_, tokenizer_, notes);
+}
+
+void Conductor::begin(const ResumePoint& point, const Surroundings& surroundings,
+                      const std::vector<std::string>& passed_over, double peak) {
+  peak_ = peak;
+  step_ = point.step;
+  samples_ = point.samples;
+  states_begin_ = point.states_begin;
   tickets_.emplace(parallel::Tickets::Plan{.workers = job_.place.workers,
                                            .batch = config_.train.batch,
                                            .first_step = step_,
@@ -66,10 +71,9 @@ void Conductor::begin(const Beginning& beginning, const Surroundings& surroundin
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   }
   for (const std::string& line : passed_over) say("passed over: " + line);
-  if (!beginning.folder.empty()) {
-    saved_step_ = step_;
-    say(fmt::format("resumed from {}: step {}", beginning.folder, step_));
-  }
+  if (point.own) saved_step_ = step_;
+  if (!point.folder.empty()) say(fmt::format("resumed from {}: step {}", point.folder, step_));
+  for (const std::string& note : point.notes) say("note: " + note);
   begin_record(surroundings);
 }
 
@@ -206,6 +210,7 @@ void Conductor::write_batch(const Batch& batch) {
   longest_step_ = std::max(longest_step_, seconds);
   const auto used = static_cast<double>(job_.place.workers - batch.skipped);
   last_loss_ = batch.loss / batch.weight;
+  const double speed = static_cast<double>(tokens) / seconds;
   const report::StepMetrics metrics{
       .step = step_,
       .tokens = samples_ * config_.model.sequence,
@@ -213,7 +218,8 @@ void Conductor::write_batch(const Batch& batch) {
       .gradient_norm = batch.norms / used,
       .learning_rate = rate,
       .seconds = seconds,
-      .tokens_per_second = static_cast<double>(tokens) / seconds,
+      .tokens_per_second = speed,
+      .mfu = peak_ > 0 ? speed * job_.model.flops_per_token() / peak_ : 0,
       .skipped = used > 0 ? "" : std::string(name_of(Verdict::not_finite))};
   record_->write_step(metrics);
   if (!progress_) return;
@@ -248,6 +254,7 @@ void Conductor::evaluate() {
 }
 
 void Conductor::save(bool last) {
+  const comm::Watchdog::Pause pause(job_.watchdog);
   const Section section(recorder_, "checkpoint");
   checkpoint::State state{.step = step_,
                           .samples = samples_,

@@ -20,13 +20,12 @@ void Conductor::begin_record(const Surroundings& surroundings) {
                   {"pipeline", 1},
                   {"data", job_.place.workers},
                   {"servers", job_.place.servers}};
-  run["device"] = job_.computes.device().name();
+  run["device"] = job_.computes.name();
   run["dataset"] = dataset_json(dataset_, config_);
   run["threads_per_rank"] = job_.threads;
   run["parameters"] = job_.model.table().elements();
   run["flops_per_token"] = job_.model.flops_per_token();
-  run["peak"] = {
-      {"operations_per_second", 0.0}, {"kind", "none"}, {"type", config_.precision.compute}};
+  run["peak"] = peak_json(config_, peak_);
   run["first_step"] = step_;
   run["cores_shared"] = surroundings.shared_cores;
   record_->write_run(run);
@@ -42,6 +41,7 @@ void Conductor::begin_record(const Surroundings& surroundings) {
       config_.train.micro_batch));
   if (!job_.computes.warning().empty()) say("warning: " + job_.computes.warning());
   if (!surroundings.shared_cores.empty()) say("warning: " + surroundings.shared_cores);
+  if (peak_ > 0) say(peak_line(config_, peak_));
 }
 
 json Conductor::staleness_json(const parallel::AsyncServer::Counts& counts) const {
@@ -95,7 +95,8 @@ std::vector<report::MemoryRow> memory_rows(const std::vector<json>& ranks) {
     const std::string prefix = rank.contains("server") ? server_memory_prefix : "";
     for (const auto& [use, bytes] : rank.at("memory").items()) {
       const report::MemoryRow row{prefix + use, bytes.at("predicted").get<std::int64_t>(),
-                                  bytes.at("measured").get<std::int64_t>()};
+                                  bytes.at("measured").get<std::int64_t>(),
+                                  bytes.value("in_part", false)};
       const auto weight = [](const report::MemoryRow& each) {
         return std::pair(std::abs(each.measured - each.predicted), each.measured);
       };
@@ -161,6 +162,9 @@ void Conductor::finish(const std::vector<json>& servers,
                   staleness.at("most").get<std::int64_t>(),
                   staleness.at("bound").get<std::int64_t>()));
   for (const auto& [worker, why] : lost_) say(fmt::format("lost: worker rank {}: {}", worker, why));
+  if (speed > 0 && peak_ > 0 && foreseen && finite) {
+    say(mfu_line(config_, speed * job_.model.flops_per_token(), peak_));
+  }
   say("record: " + record_->folder().string());
   if (speed <= 0) return;
   if (!foreseen) say("no figure of merit: memory measured is not what was predicted (! above)");

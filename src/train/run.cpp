@@ -1,7 +1,6 @@
 #include "trireme/train/run.hpp"
 
 #include "trireme/comm/agree.hpp"
-#include "trireme/train/compute_device.hpp"
 
 #include "async.hpp"
 #include "served.hpp"
@@ -21,10 +20,11 @@ int exit_code(Ending ending) {
   return 1;
 }
 
-Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields) {
-  if (waits_for_none(config)) return run_async(session, config, fields);
-  if (server_ranks(config) > 0) return run_served(session, config, fields);
-  ComputeDevice computes(config.device, session);
+Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields,
+           const DeviceSource& devices) {
+  if (waits_for_none(config)) return run_async(session, config, fields, devices);
+  if (server_ranks(config) > 0) return run_served(session, config, fields, devices);
+  ComputeDevice computes(config.device, session, 0, devices);
   device::MemoryLedger ledger(computes.device());
   const GridPlan plan = plan_grid(config, session, computes.device().is_host());
   computes.note_free_bytes("before_groups");

@@ -27,7 +27,45 @@ Error damaged(const checkpoint::Reader& reader, const char* what) {
   return Error("{}: its {} damaged; use another checkpoint", reader.folder().string(), what);
 }
 
+/// Updates done when the optimiser's state was last zeroed. Throws Error where it is damaged.
+std::int64_t states_begin_of(const checkpoint::Reader& reader) {
+  const nlohmann::json& extra = reader.state().extra;
+  if (!extra.is_object() || !extra.contains("states_begin")) return 0;
+  const nlohmann::json& begin = extra.at("states_begin");
+  const bool possible = begin.is_number_integer() && begin.get<std::int64_t>() >= 0 &&
+                        begin.get<std::int64_t>() <= reader.state().step;
+  if (!possible) throw damaged(reader, "states_begin is");
+  return begin.get<std::int64_t>();
+}
+
+/// Throws Error where the checkpoint's model is not the configuration's.
+void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder) {
+  const checkpoint::Reader reader(folder);
+  const model::ModelConfig saved = model_of(reader);
+  nlohmann::json theirs, ours;
+  {
+    model::ModelConfig copies[] = {saved, config};
+    for (int i = 0; i < 2; ++i) {
+      config::Fields fields;
+      fields.section("model", copies[i]);
+      (i == 0 ? theirs : ours) = fields.to_json().at("model");
+    }
+  }
+  for (const auto& [key, value] : ours.items()) {
+    if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
+        theirs.at(key) == value)
+      continue;
+    throw Error("model.{} = {}: the checkpoint {} has {}; use that, or another train.output", key,
+                value.dump(), folder.string(), theirs.at(key).dump());
+  }
+}
+
 }  // namespace
+
+bool imported(const checkpoint::Reader& reader) {
+  const nlohmann::json& extra = reader.state().extra;
+  return extra.is_object() && extra.value(checkpoint::weights_only, false);
+}
 
 std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& broken) {
@@ -52,52 +90,77 @@ std::string find_resume(const RunConfig& config, comm::Communicator& world,
   });
 }
 
-void Trainer::resume(std::string folder) {
-  std::vector<std::string> notes;
-  std::int64_t rounded_for = 0;
+std::string load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
+                        const std::function<void(const std::string& folder)>& load,
+                        const std::function<void(const std::string& line)>& tell) {
   for (;;) {
-    comm::agree(grid_.world(), [&] { compare_models(config_.model, folder); });
+    comm::agree(world, [&] { compare_models(config.model, folder); });
     try {
-      comm::agree(grid_.world(), [&] {
-        notes = load(folder);
-        rounded_for = rounding_of(folder);
-      });
-      break;
+      comm::agree(world, [&] { load(folder); });
+      return folder;
     } catch (const AgreedError& error) {  // its data are damaged
-      const std::string older = comm::of_rank_zero(grid_.world(), [&] {
+      const std::string older = comm::of_rank_zero(world, [&] {
         const std::int64_t step = checkpoint::Reader(folder).state().step;
-        const auto found = checkpoint::newest(config_.train.output, nullptr, step - 1);
+        const auto found = checkpoint::newest(config.train.output, nullptr, step - 1);
         return found ? found->string() : std::string();
       });
-      if (config_.checkpoint.resume != "auto" || older.empty()) throw;
-      say(fmt::format("passed over: {}", error.what()));
+      if (config.checkpoint.resume != "auto" || older.empty()) throw;
+      tell(error.what());
       folder = older;
     }
   }
+}
+
+ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader) {
+  const checkpoint::State& state = reader.state();
+  ResumePoint point{.folder = reader.folder().string(),
+                    .step = state.step,
+                    .samples = state.samples,
+                    .states_begin = states_begin_of(reader),
+                    .own = same_folder(reader.folder().parent_path(), config.train.output)};
+  if (point.samples != point.step * config.train.batch) {
+    point.notes.push_back(
+        fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
+                    point.samples, point.step, config.train.batch));
+  }
+  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  if (!imported(reader) && state.seed != seed) {
+    point.notes.push_back(
+        fmt::format("train.seed = {}, and {} before: sample order and dropout are other ones from "
+                    "the next step on",
+                    seed, state.seed));
+  }
+  return point;
+}
+
+void take_tokenizer(const checkpoint::Reader& reader, const data::Dataset& dataset,
+                    data::StoredTokenizer& tokenizer, std::vector<std::string>& notes) {
+  const auto theirs = checkpoint::kept_tokenizer(reader);
+  const data::Manifest& ours = dataset.manifest();
+  if (!theirs) return;
+  if (ours.tokenizer == "none") {
+    tokenizer = data::stored_tokenizer(*theirs, reader.folder());
+  } else if (ours.tokenizer != theirs->tokenizer ||
+             ours.tokenizer_details != theirs->tokenizer_details) {
+    notes.push_back(fmt::format(
+        "the dataset {} has another tokenizer ({}) than the checkpoint {} ({})",
+        dataset.folder().string(), ours.tokenizer, reader.folder().string(), theirs->tokenizer));
+  }
+}
+
+void Trainer::resume(std::string folder) {
+  std::vector<std::string> notes;
+  std::int64_t rounded_for = 0;
+  folder = load_newest(
+      config_, grid_.world(), std::move(folder),
+      [&](const std::string& found) {
+        notes = load(found);
+        rounded_for = rounding_of(found);
+      },
+      [this](const std::string& line) { say("passed over: " + line); });
   replica_.refresh(rounded_for);
   say(fmt::format("resumed from {}: step {}", folder, step_));
   for (const std::string& note : notes) say("note: " + note);
-}
-
-void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder) {
-  const checkpoint::Reader reader(folder);
-  const model::ModelConfig saved = model_of(reader);
-  nlohmann::json theirs, ours;
-  {
-    model::ModelConfig copies[] = {saved, config};
-    for (int i = 0; i < 2; ++i) {
-      config::Fields fields;
-      fields.section("model", copies[i]);
-      (i == 0 ? theirs : ours) = fields.to_json().at("model");
-    }
-  }
-  for (const auto& [key, value] : ours.items()) {
-    if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
-        theirs.at(key) == value)
-      continue;
-    throw Error("model.{} = {}: the checkpoint {} has {}; use that, or another train.output", key,
-                value.dump(), folder.string(), theirs.at(key).dump());
-  }
 }
 
 std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
@@ -109,34 +172,23 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
     checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
                             state.parameters_sharded());
   }
-  const nlohmann::json& extra = reader.state().extra;
-  const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
   std::vector<std::string> notes;
   const bool workers = load_workers(reader, notes);  // have states of their own
   for (const auto& kept : replica_.optimizer().states()) {
-    if (imported || !own) break;  // imported: it begins at zero, as that of a new model
+    if (imported(reader) || !own) break;  // imported: it begins at zero, as that of a new model
     checkpoint::load_pieces(reader, kept_name(kept.name, workers), state, kept.flat,
                             shards_state());
   }
   load_outer_momentum(reader, notes);
-  step_ = reader.state().step;
-  samples_ = reader.state().samples;
+  const ResumePoint point = resume_point(config_, reader);
+  step_ = point.step;
+  samples_ = point.samples;
+  states_begin_ = point.states_begin;
   // A checkpoint of another run folder is not this one's: it will have its own.
-  if (same_folder(folder.parent_path(), config_.train.output)) saved_step_ = step_;
-  saved_folder_ = folder.string();
-  if (samples_ != step_ * config_.train.batch) {
-    notes.push_back(
-        fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
-                    samples_, step_, config_.train.batch));
-  }
-  const auto seed = static_cast<std::uint64_t>(config_.train.seed);
-  if (!imported && reader.state().seed != seed) {
-    notes.push_back(
-        fmt::format("train.seed = {}, and {} before: sample order and dropout are other ones from "
-                    "the next step on",
-                    seed, reader.state().seed));
-  }
-  compare_tokenizers(reader, notes);
+  if (point.own) saved_step_ = step_;
+  saved_folder_ = point.folder;
+  notes.insert(notes.end(), point.notes.begin(), point.notes.end());
+  if (speaks()) take_tokenizer(reader, dataset_, tokenizer_, notes);
   return notes;
 }
 
@@ -151,22 +203,6 @@ std::int64_t Trainer::rounding_of(const std::filesystem::path& folder) const {
     throw Error("{}: its rounded_for is damaged; use another checkpoint", folder.string());
   }
   return rounded_for.get<std::int64_t>();
-}
-
-/// Tokens without a tokenizer take over the checkpoint's; another one is most likely a mistake.
-void Trainer::compare_tokenizers(const checkpoint::Reader& reader,
-                                 std::vector<std::string>& notes) {
-  const auto theirs = checkpoint::kept_tokenizer(reader);
-  const data::Manifest& ours = dataset_.manifest();
-  if (!theirs || !speaks()) return;
-  if (ours.tokenizer == "none") {
-    tokenizer_ = data::stored_tokenizer(*theirs, reader.folder());
-  } else if (ours.tokenizer != theirs->tokenizer ||
-             ours.tokenizer_details != theirs->tokenizer_details) {
-    notes.push_back(fmt::format(
-        "the dataset {} has another tokenizer ({}) than the checkpoint {} ({})",
-        dataset_.folder().string(), ours.tokenizer, reader.folder().string(), theirs->tokenizer));
-  }
 }
 
 std::string Trainer::kept_name(const std::string& state, bool own) const {
@@ -200,19 +236,8 @@ void Trainer::keep_workers(checkpoint::State& state) const {
                             {"own_states", own_states()}};
 }
 
-std::int64_t states_begin_of(const checkpoint::Reader& reader) {
-  const nlohmann::json& extra = reader.state().extra;
-  if (!extra.is_object() || !extra.contains("states_begin")) return 0;
-  const nlohmann::json& begin = extra.at("states_begin");
-  const bool possible = begin.is_number_integer() && begin.get<std::int64_t>() >= 0 &&
-                        begin.get<std::int64_t>() <= reader.state().step;
-  if (!possible) throw damaged(reader, "states_begin is");
-  return begin.get<std::int64_t>();
-}
-
 bool Trainer::load_workers(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
   const nlohmann::json& extra = reader.state().extra;
-  states_begin_ = states_begin_of(reader);
   if (!extra.is_object()) return false;
   if (!extra.contains("workers")) {
     load_health(extra, reader);

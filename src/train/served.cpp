@@ -4,7 +4,6 @@
 #include <exception>
 #include <filesystem>
 
-#include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/cores.hpp"
@@ -46,19 +45,15 @@ class Side {
 /// One parameter server of a job.
 class Server {
  public:
-  Server(comm::Session& job, comm::Communicator& everyone, comm::Session& servers,
-         comm::rpc::Endpoint& endpoint, const RunConfig& config, const parallel::Stage& worker,
-         const parallel::ServerPlace& place, device::MemoryLedger& ledger)
+  Server(ServedJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint)
       : job_(job),
-        everyone_(everyone),
         servers_(servers),
-        config_(config),
-        ledger_(ledger),
-        predicted_(plan::predict_server_memory(worker, place, config.optim)),
-        group_(comm::make_mpi_communicator(servers.world(), ledger)),
-        signals_(parse_signals(config.train.signals)),
-        watchdog_(job, config.train.watchdog),
-        shards_(worker, place, config.optim, threads_of_rank(config.parallel, job), ledger),
+        config_(job.config),
+        predicted_(plan::predict_server_memory(job.stage, job.place, job.config.optim)),
+        group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
+        signals_(parse_signals(config_.train.signals)),
+        watchdog_(job.session, config_.train.watchdog),
+        shards_(job.stage, job.place, config_.optim, job.threads, job.ledger),
         service_(shards_, endpoint, *group_, recorder_,
                  {.jobs = {{save_work, [this](auto text) { return save(text); }},
                            {load_work, [this](auto text) { return load(text); }}},
@@ -68,12 +63,12 @@ class Server {
   /// Serves until the workers end the job.
   Ending run() {
     shards_.initialise(static_cast<std::uint64_t>(config_.train.seed));
-    look_around(job_, everyone_, threads_of_rank(config_.parallel, job_));
+    look_around(job_.session, *job_.everyone, job_.threads);
     recorder_.reset();
     const std::string end = service_.serve();
     if (!end.empty()) throw AgreedError(end);
     const comm::Watchdog::Pause pause(watchdog_);
-    return close_job(everyone_, recorder_, account(), Ending::done).ending;
+    return close_job(*job_.everyone, recorder_, account(), Ending::done).ending;
   }
 
  private:
@@ -95,7 +90,7 @@ class Server {
                                             static_cast<std::size_t>(shards_.place().workers)) *
                         static_cast<double>(shards_.held());
     const auto steps = static_cast<double>(std::max<std::int64_t>(1, service_.steps()));
-    return {{"rank", job_.rank()},
+    return {{"rank", job_.session.rank()},
             {"tensor", 0},
             {"pipeline", 0},
             {"data", 0},
@@ -106,14 +101,12 @@ class Server {
                {{"bytes_per_step", static_cast<double>(service_.sent()) / steps},
                 {"seconds_per_step", 0.0},
                 {"least_bytes_per_step", values}}}}},
-            {"memory", memory_account(predicted_, ledger_)}};
+            {"memory", memory_account(predicted_, job_.ledger)}};
   }
 
-  comm::Session& job_;
-  comm::Communicator& everyone_;
+  ServedJob& job_;
   comm::Session& servers_;
   const RunConfig& config_;
-  device::MemoryLedger& ledger_;
   Recorder recorder_;
   std::map<device::Use, std::int64_t> predicted_;
   std::unique_ptr<comm::Communicator> group_;
@@ -124,11 +117,15 @@ class Server {
 };
 
 /// This rank's training beside servers.
-Ending train_served(Servers& servers, comm::Session& workers, const GridPlan& plan,
-                    const ComputeDevice& computes, device::MemoryLedger& ledger,
-                    const RunConfig& config, const config::Fields& fields) {
-  comm::Grid grid(workers, plan.shape, ledger, plan.shard, grid_options(config));
-  Trainer trainer(workers, grid, computes, ledger, config, plan.facts, fields, &servers);
+Ending train_served(ServedJob& job, Servers& servers, comm::Session& workers,
+                    const config::Fields& fields) {
+  comm::GridOptions options = grid_options(job.config);
+  // No tensor passes between workers: NCCL's memory would be for nothing.
+  if (!job.computes.on_host() && options.comm.data == "auto") options.comm.data = "mpi";
+  comm::Grid grid(workers, job.plan.shape, job.ledger, job.plan.shard, options);
+  job.computes.note_free_bytes("with_groups");
+  Trainer trainer(workers, grid, job.computes, job.ledger, job.config, job.plan.facts, fields,
+                  &servers);
   try {
     return trainer.run();
   } catch (const std::exception& error) {
@@ -169,10 +166,8 @@ std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
 void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader) {
   const state::ModelState& state = shards.state();
   checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
-  const json& extra = reader.state().extra;
-  const bool imported = extra.is_object() && extra.value(checkpoint::weights_only, false);
   for (const auto& kept : shards.optimizer().states()) {
-    if (imported) break;  // it begins at zero, as that of a new model
+    if (imported(reader)) break;  // it begins at zero, as that of a new model
     checkpoint::load_pieces(reader, kept.name, state, kept.flat, true);
   }
   shards.refresh();
@@ -187,7 +182,9 @@ json memory_account(const std::map<device::Use, std::int64_t>& predicted,
     const std::int64_t foretold = found == predicted.end() ? 0 : found->second;
     const std::int64_t measured = ledger.peak(use);
     if (foretold == 0 && measured == 0) continue;
-    memory[std::string(device::name_of(use))] = {{"predicted", foretold}, {"measured", measured}};
+    nlohmann::json& bytes = memory[std::string(device::name_of(use))];
+    bytes = {{"predicted", foretold}, {"measured", measured}};
+    if (!plan::predicts_all(use, ledger.device().is_host(), true)) bytes["in_part"] = true;
   }
   return memory;
 }
@@ -225,52 +222,65 @@ checkpoint::State state_of(std::span<const std::byte> text) {
   return state;
 }
 
-void agree_on_method(comm::Session& session, const RunConfig& config) {
+namespace {
+
+/// The model's configuration, once the job's is settled.
+const model::ModelConfig& settle(const ServedJob& job, RunConfig& config, ComputeDevice& computes) {
+  computes.settle_precision(config.precision, *job.everyone);
+  comm::agree(*job.everyone, [&] { validate(config, job.plan.facts); });
+  return config.model;
+}
+
+const RunConfig& agree_on_method(comm::Session& session, const RunConfig& config) {
   device::MemoryLedger ledger;  // of an agreement that ends here
   const auto all = comm::make_mpi_communicator(session.world(), ledger);
   comm::agree(*all, [&] { check_method(config, {.world = session.size()}); });
+  return config;
 }
 
-void require_host(const RunConfig& config, const ComputeDevice& computes) {
-  if (computes.device().is_host()) return;  // on every rank, or on none
-  throw AgreedError(
-      "device.type = {}: every rank has a GPU, and with data_parallel.method = {} gradients leave "
-      "from host memory; use cpu",
-      config.device.type, config.data_parallel.method);
-}
-
-Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields) {
-  agree_on_method(session, config);
-  ComputeDevice computes(config.device, session);
-  require_host(config, computes);
-  device::MemoryLedger ledger(computes.device());
-  const GridPlan plan = plan_grid(config, session, computes.device().is_host());
-  const auto everyone = comm::make_mpi_communicator(session.world(), ledger);
-  computes.settle_precision(config.precision, *everyone);
-  comm::agree(*everyone, [&] { validate(config, plan.facts); });
-
-  const model::Transformer model(config.model);
+/// In step with others a worker is one of its data axis; else its grid is itself.
+parallel::StageOptions worker_options(const RunConfig& config, const GridPlan& plan) {
   parallel::StageOptions options = stage_options(config, plan.shape, plan.facts);
-  const int workers = plan.shape.of(comm::Axis::data);
-  options.place = {.data = workers, .shard = plan.shard};
-  const parallel::Stage worker(model, options);
-  const bool serves = session.rank() >= workers;
-  const parallel::ServerPlace place{.workers = workers,
-                                    .servers = server_ranks(config),
-                                    .index = serves ? session.rank() - workers : 0,
-                                    .gradients = dtype_from_name(config.data_parallel.gradients)};
-  Side side(session, serves);
+  if (!waits_for_none(config)) {
+    options.place = {.data = plan.shape.of(comm::Axis::data), .shard = plan.shard};
+  }
+  return options;
+}
+
+}  // namespace
+
+ServedJob::ServedJob(comm::Session& ranks, RunConfig& settled, const DeviceSource& devices)
+    : session(ranks),
+      config(agree_on_method(ranks, settled)),
+      computes(config.device, session, server_ranks(config), devices),
+      ledger(computes.device()),
+      plan(plan_grid(config, session, computes.on_host())),
+      everyone(comm::make_mpi_communicator(session.world(), ledger)),
+      model(settle(*this, settled, computes)),
+      stage(model, worker_options(config, plan)),
+      place({.workers = plan.shape.of(comm::Axis::data),
+             .servers = server_ranks(config),
+             .gradients = dtype_from_name(config.data_parallel.gradients)}),
+      threads(threads_of_rank(config.parallel, session)) {
+  if (serves()) place.index = session.rank() - first_server();
+  computes.note_free_bytes("before_groups");
+}
+
+Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                  const DeviceSource& devices) {
+  ServedJob job(session, config, devices);
+  Side side(session, job.serves());
   comm::rpc::Endpoint endpoint(
       session.world(),
-      parallel::messages::options(static_cast<int>(worker.layout().groups().size())));
+      parallel::messages::options(static_cast<int>(job.stage.layout().groups().size())));
   Ending ending = Ending::done;
-  if (serves) {
-    Server server(session, *everyone, side.session(), endpoint, config, worker, place, ledger);
+  if (job.serves()) {
+    Server server(job, side.session(), endpoint);
     ending = server.run();
     endpoint.close();
   } else {
-    Servers servers{session, *everyone, endpoint, place};
-    ending = train_served(servers, side.session(), plan, computes, ledger, config, fields);
+    Servers servers{session, *job.everyone, endpoint, job.place};
+    ending = train_served(job, servers, side.session(), fields);
     endpoint.close();
   }
   return ending;

@@ -8,9 +8,12 @@
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/rpc.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/model/transformer.hpp"
 #include "trireme/parallel/served_worker.hpp"
+#include "trireme/parallel/stage.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
@@ -48,18 +51,38 @@ std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
                         const std::vector<int>& nodes);
 /// Fills a server's shards from a checkpoint of any layout; throws what its reader throws.
 void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader);
-/// A rank's memory by use for its account: {"predicted", "measured"}.
+/// A rank's memory by use for its account: {"predicted", "measured"}, and "in_part" where the
+/// prediction is not of all of it (plan::predicts_all).
 nlohmann::json memory_account(const std::map<device::Use, std::int64_t>& predicted,
                               const device::MemoryLedger& ledger);
 
 /// What a server holds of a job's memory, in the words of the closing table.
 inline constexpr const char* server_memory_prefix = "server ";
 
-/// Refuses what servers cannot be combined with, before a device is looked for. Collective.
-void agree_on_method(comm::Session& session, const RunConfig& config);
-void require_host(const RunConfig& config, const ComputeDevice& computes);
+/// What every rank of a job with servers knows before it starts.
+struct ServedJob {
+  /// Refuses what servers cannot be combined with before a device is looked for, then settles
+  /// device, layout and precision and checks the whole configuration. Collective over all ranks;
+  /// throws AgreedError. Session and configuration must outlive it.
+  ServedJob(comm::Session& session, RunConfig& config, const DeviceSource& devices);
+
+  int first_server() const { return place.workers; }
+  bool serves() const { return session.rank() >= first_server(); }
+
+  comm::Session& session;  // all ranks
+  const RunConfig& config;
+  ComputeDevice computes;
+  device::MemoryLedger ledger;
+  GridPlan plan;
+  std::unique_ptr<comm::Communicator> everyone;
+  model::Transformer model;
+  parallel::Stage stage;  // of a worker
+  parallel::ServerPlace place;
+  int threads;  // of this rank
+};
 
 /// train::run for a configuration with servers.
-Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields);
+Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                  const DeviceSource& devices);
 
 }  // namespace trireme::train

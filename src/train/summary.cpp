@@ -158,6 +158,25 @@ nlohmann::json choices_json(const std::vector<ops::Choice>& choices) {
   return json;
 }
 
+nlohmann::json peak_json(const RunConfig& config, double peak) {
+  return {{"operations_per_second", peak},
+          {"kind", config.train.peak == "measured" ? "measured" : "nominal"},
+          {"type", config.precision.compute}};
+}
+
+std::string peak_line(const RunConfig& config, double peak) {
+  return fmt::format("peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak / 1e9,
+                     config.train.peak == "measured"
+                         ? fmt::format("measured: best {} matrix product", config.precision.compute)
+                         : "nominal: train.peak");
+}
+
+std::string mfu_line(const RunConfig& config, double operations, double peak) {
+  return fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s", 100 * operations / peak,
+                     config.train.peak == "measured" ? "measured" : "nominal",
+                     config.precision.compute, peak / 1e9);
+}
+
 void Trainer::begin_record() {
   nlohmann::json run = surroundings_.provenance;
   nlohmann::json predicted;
@@ -175,9 +194,7 @@ void Trainer::begin_record() {
   run["threads_per_rank"] = threads_;
   run["parameters"] = model_.table().elements();
   run["flops_per_token"] = model_.flops_per_token();
-  run["peak"] = {{"operations_per_second", peak_},
-                 {"kind", train.peak == "measured" ? "measured" : "nominal"},
-                 {"type", config_.precision.compute}};
+  run["peak"] = peak_json(config_, peak_);
   run["predicted_memory"] = predicted;
   run["product_algorithms"] = choices_json(replica_.choices());
   run["first_step"] = step_;
@@ -209,12 +226,7 @@ void Trainer::begin_record() {
         "MiB on rank 0, updated there by {} threads",
         config_.zero.offload, static_cast<double>(found->second) / (1 << 20), threads_));
   }
-  if (peak_ > 0) {
-    say(fmt::format("peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak_ / 1e9,
-                    train.peak == "measured"
-                        ? fmt::format("measured: best {} matrix product", config_.precision.compute)
-                        : "nominal: train.peak"));
-  }
+  if (peak_ > 0) say(peak_line(config_, peak_));
 }
 
 void Trainer::count_traffic() {
@@ -310,7 +322,8 @@ void Trainer::finish(Ending ending) {
   const auto& sections = closing.sections;
   std::set<device::Use> in_part;
   for (const auto& [use, bytes] : predicted_) {
-    if (!plan::predicts_all(use, computes_.device().is_host())) in_part.insert(use);
+    const bool all = plan::predicts_all(use, computes_.on_host(), servers_ != nullptr);
+    if (!all) in_part.insert(use);
   }
   auto memory = report::gather_memory(ledger_, predicted_, grid_.world(), in_part);
   add_server_memory(ranks, memory);
@@ -368,10 +381,7 @@ void Trainer::finish(Ending ending) {
   if (averaging_) say(averages_line());
   const bool foreseen = report::as_predicted(memory), finite = std::isfinite(last_loss_);
   if (speed > 0 && peak_ > 0 && foreseen && finite) {
-    say(fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s",
-                    100 * speed * model_.flops_per_token() / peak_,
-                    config_.train.peak == "measured" ? "measured" : "nominal",
-                    config_.precision.compute, peak_ / 1e9));
+    say(mfu_line(config_, speed * model_.flops_per_token(), peak_));
   }
   say("record: " + record_->folder().string());
   if (speed <= 0) return;

@@ -15,14 +15,6 @@
 
 namespace trireme::train {
 
-namespace {
-
-std::int64_t micro_batch_rows(const RunConfig& config) {
-  return config.train.micro_batch * config.model.sequence;
-}
-
-}  // namespace
-
 Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& computes,
                  device::MemoryLedger& ledger, RunConfig config, const LayoutFacts& facts,
                  const config::Fields& fields, Servers* servers)
@@ -70,8 +62,9 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
            .rank = session.rank(),
            .backends = grid.backends(),
            .bucket_elements = bucket_elements(config_),
-           .snapshots =
-               config_.checkpoint.in_background() || !replica_.state().optimizer_device().is_host(),
+           .snapshots = servers == nullptr &&  // who save what they hold
+                        (config_.checkpoint.in_background() ||
+                         !replica_.state().optimizer_device().is_host()),
            .average = average_of(config_),
            .servers = servers != nullptr ? std::optional(servers->place) : std::nullopt})),
       health_(config_.train.outlier),
@@ -109,7 +102,8 @@ Ending Trainer::run() {
   if (!folder.empty()) resume(folder);
   if (averaging_) averaging_->begin();
   first_step_ = met_step_ = met_before_ = step_;
-  peak_ = peak_of_world();
+  peak_ = agree_on_peak(config_, grid_.world(), session_.size(),
+                        [this] { return measure_peak(replica_, config_); });
   replica_.settle_choices();
   begin_record();
   starting.reset();
@@ -117,6 +111,7 @@ Ending Trainer::run() {
   recorder_.reset();
   replica_.begin_trace();
   grid_.reset_traffic();
+  if (servers_ != nullptr) servers_->worker->reset_traffic();
   saved_at_ = Clock::now();
   train_steps();
   if (stop_ != 0) {
@@ -366,16 +361,21 @@ void Trainer::evaluate() {
                   static_cast<std::int64_t>(sum.weight)));
 }
 
-double Trainer::peak_of_world() {
-  const std::string& peak = config_.train.peak;
+double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
+                     const std::function<double()>& measure) {
+  const std::string& peak = config.train.peak;
   if (peak == "none") return 0;
-  if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * session_.size();
+  if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * workers;
   // All ranks at once, as they will train.
-  grid_.world().barrier();
-  const double own = plan::measure_peak(replica_.ops(), replica_.state().device(),
-                                        replica_.stage().options().compute, model_,
-                                        micro_batch_rows(config_), plan::PeakEffort::quick);
-  return grid_.world().all_reduce(own, comm::Reduction::sum);
+  world.barrier();
+  return world.all_reduce(measure ? measure() : 0.0, comm::Reduction::sum);
+}
+
+double measure_peak(parallel::Replica& replica, const RunConfig& config) {
+  return plan::measure_peak(replica.ops(), replica.state().device(),
+                            replica.stage().options().compute, replica.stage().model(),
+                            config.train.micro_batch * config.model.sequence,
+                            plan::PeakEffort::quick);
 }
 
 }  // namespace trireme::train

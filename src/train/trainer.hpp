@@ -56,11 +56,42 @@ struct WorkerStep {
 /// over. Collective over `world`.
 std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& broken);
-/// Throws Error where the checkpoint's model is not the configuration's.
-void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder);
+/// Whether the checkpoint has weights alone: then the optimiser's state begins at zero.
+bool imported(const checkpoint::Reader& reader);
+/// Has all ranks `load` from `folder`, and where its data are damaged and checkpoint.resume = auto
+/// from an older one of the run folder; `tell` is told on every rank why. Returns the folder that
+/// was loaded. A model other than the configuration's is an error. Collective over `world`;
+/// throws AgreedError.
+std::string load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
+                        const std::function<void(const std::string& folder)>& load,
+                        const std::function<void(const std::string& line)>& tell);
 
-/// Updates done when the optimiser's state was last zeroed. Throws Error where it is damaged.
-std::int64_t states_begin_of(const checkpoint::Reader& reader);
+/// Where a run begins: at 0, or where a checkpoint ends.
+struct ResumePoint {
+  std::string folder;  // the checkpoint; empty: there is none
+  std::int64_t step = 0, samples = 0;
+  std::int64_t states_begin = 0;   // updates done when the optimiser's state was last zeroed
+  bool own = false;                // of the run folder itself
+  std::vector<std::string> notes;  // what is worth telling about it
+};
+/// Throws Error where what it says is damaged.
+ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader);
+/// Takes over the checkpoint's tokenizer where the dataset has none, and notes where the two
+/// differ, which most likely is a mistake. Throws Error where the checkpoint's is damaged.
+void take_tokenizer(const checkpoint::Reader& reader, const data::Dataset& dataset,
+                    data::StoredTokenizer& tokenizer, std::vector<std::string>& notes);
+
+/// Operations per second of all workers together, as train.peak says: 0, so much for each, or the
+/// sum of what each finds by `measure` (null: this rank is none). Collective over `world`.
+double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
+                     const std::function<double()>& measure);
+/// This rank's, by matrix products of the shapes of the model.
+double measure_peak(parallel::Replica& replica, const RunConfig& config);
+/// The peak in run.json, at the start and, beside `operations` per second that were made, at the
+/// end of a run.
+nlohmann::json peak_json(const RunConfig& config, double peak);
+std::string peak_line(const RunConfig& config, double peak);
+std::string mfu_line(const RunConfig& config, double operations, double peak);
 
 class Trainer {
  public:
@@ -80,8 +111,6 @@ class Trainer {
   /// What is worth telling about it.
   std::vector<std::string> load(const std::filesystem::path& folder);
   std::int64_t rounding_of(const std::filesystem::path& folder) const;
-  /// Takes over the checkpoint's tokenizer where the dataset has none; notes where they differ.
-  void compare_tokenizers(const checkpoint::Reader& reader, std::vector<std::string>& notes);
   void train_steps();
   /// One optimiser step on the next global batch; `meets`: after it workers on their own average.
   report::StepMetrics step(data::Loader& loader, bool meets);
@@ -137,7 +166,6 @@ class Trainer {
   /// What this rank did in its steps: place, seconds of sections, communication.
   nlohmann::json account() const;
   void finish(Ending ending);
-  double peak_of_world();
   /// Adds what the grid's groups have counted since the last reset to the steps' account.
   void count_traffic();
   bool speaks() const { return session_.rank() == 0; }

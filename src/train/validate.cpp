@@ -131,6 +131,10 @@ using Refuse = std::function<void(const char* key, const std::string& value, con
 
 /// What cannot be where no worker waits for another.
 void check_async(const RunConfig& config, const Refuse& refuse) {
+  if (config.precision.compute == "fp16") {
+    refuse("precision.compute", "fp16", "must be fp32 or bf16, as no step finds a loss scale,",
+           "use bf16");
+  }
   if (config.numerics.reproducible) {
     refuse("numerics.reproducible", "true", "must be false, as updates come as workers finish,",
            "use false, or server.max_staleness = 0");
@@ -156,6 +160,13 @@ void check_async(const RunConfig& config, const Refuse& refuse) {
       comm::library_version(), [](const char* name) { return std::getenv(name); });
   if (!complaint.empty()) {
     throw ConfigError("server.tolerate_failures", "true", complaint, "or use false");
+  }
+  // What a dead worker has begun may hold up the others until it counts as dead.
+  const double watchdog = config.train.watchdog;
+  if (watchdog > 0 && watchdog <= config.server.heartbeat) {
+    refuse("train.watchdog", fmt::format("{}", watchdog),
+           "must be 0 or above server.heartbeat with server.tolerate_failures,",
+           fmt::format("use {}", 2 * config.server.heartbeat));
   }
 }
 
@@ -189,9 +200,6 @@ void check_server(const RunConfig& config, const LayoutFacts& facts) {
   }
   if (config.zero.offload != "none") {
     refuse("zero.offload", config.zero.offload, "must be none, as servers update,", "use none");
-  }
-  if (config.device.type == "cuda") {
-    refuse("device.type", "cuda", "must be cpu, as gradients leave from host memory,", "use cpu");
   }
   if (config.precision.rounding != "nearest") {
     refuse("precision.rounding", config.precision.rounding, "must be nearest, as servers round,",

@@ -4,7 +4,8 @@
 // itself under Pause), pause (for two timeouts, all ranks, under Pause), throw (leaves by an
 // exception), agree (all ranks leave by an exception and end in order), linger (is late at the
 // end), apart (stops itself while the others go on without it), absent (sleeps while the others
-// wait for it in an all-reduce through shared memory), none. Each rank prints its process number,
+// wait for it in an all-reduce through shared memory), outlive (kills itself, and the others go on
+// for four timeouts where the dead are left), none. Each rank prints its process number,
 // and the first "done" when all is over.
 #include <chrono>
 #include <csignal>
@@ -81,6 +82,17 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
   }
 }
 
+void outlive(Session& session, double timeout, int rank) {
+  session.abandon();
+  Watchdog watchdog(session, timeout, Watchdog::Dead::are_left);
+  if (session.rank() == rank) misbehave("kill");
+  for (int i = 0; i < 40; ++i) {
+    watchdog.beat("work that needs nobody");
+    nap(timeout / 10);
+  }
+  std::puts("outlived");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -89,7 +101,9 @@ int main(int argc, char** argv) {
   std::printf("process %d\n", static_cast<int>(::getpid()));
   std::fflush(stdout);
   try {
-    work(session, std::atof(argv[1]), std::atoi(argv[2]), argv[3]);
+    const std::string deed = argv[3];
+    (deed == "outlive" ? outlive(session, std::atof(argv[1]), std::atoi(argv[2]))
+                       : work(session, std::atof(argv[1]), std::atoi(argv[2]), deed));
   } catch (const trireme::AgreedError&) {
     return 4;
   } catch (const std::exception& error) {

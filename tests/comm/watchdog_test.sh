@@ -59,6 +59,14 @@ for deed in sleep stop ${survive:+kill vanish} linger apart absent; do
     [ "$(grep -c "^ *[01]  *[0-9]  *[0-9.]*  " "$out/text")" -eq 2 ] || fail "$deed of rank $rank: not a line per rank"
   done
 done
+if [ -n "$survive" ]; then
+  options=$survive
+  for rank in 0 1; do
+    run 1 "$rank" outlive
+    grep -q '^outlived$' "$out/text" || fail "outlive: rank $rank ended the others, exit code $code"
+    if grep -q watchdog "$out/text"; then fail "outlive: the watchdog spoke"; fi
+  done
+fi
 options=
 run 1 1 kill
 [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "a killed rank: exit code $code"

@@ -1,6 +1,13 @@
-// Models for tests of parameter servers, cut at many places.
+// What tests of parameter servers share: models that are cut at many places, groups of ranks,
+// calls.
 #pragma once
 
+#include <string>
+
+#include <mpi.h>
+
+#include "trireme/comm/rpc.hpp"
+#include "trireme/core/error.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/server_shards.hpp"
 
@@ -40,6 +47,36 @@ inline optim::OptimConfig served_optimizer() {
   optim::OptimConfig optim;
   optim.learning_rate = 3e-3;
   return optim;
+}
+
+/// A communicator of some ranks, ended with its object.
+class Split {
+ public:
+  Split(MPI_Comm parent, bool in, int colour = 0) {
+    int rank = 0;
+    MPI_Comm_rank(parent, &rank);
+    MPI_Comm_split(parent, in ? colour : MPI_UNDEFINED, rank, &comm_);
+  }
+  Split(const Split&) = delete;
+  Split& operator=(const Split&) = delete;
+  ~Split() {
+    if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
+  }
+  MPI_Comm get() const { return comm_; }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+/// What the call ends with.
+template <class Reply>
+std::string fault_of(const comm::rpc::Future<Reply>& future) {
+  try {
+    future.get();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing";
 }
 
 }  // namespace trireme::parallel::test

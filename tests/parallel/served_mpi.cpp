@@ -2,252 +2,18 @@
 // workers and servers: bits, bytes, the order of events, and what goes wrong.
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <map>
 #include <optional>
 #include <thread>
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <mpi.h>
 
-#include "trireme/comm/mpi_communicator.hpp"
-#include "trireme/parallel/parameter_server.hpp"
-#include "trireme/parallel/served_worker.hpp"
-
-#include "layouts.hpp"
-#include "served.hpp"
+#include "served_jobs.hpp"
 
 namespace trireme::parallel::test {
 namespace {
 
 constexpr std::int64_t word = sizeof(float);
-
-int world_size() {
-  int size = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
-/// A communicator of some ranks, ended with its object.
-class Split {
- public:
-  Split(MPI_Comm parent, bool in, int colour = 0) {
-    int rank = 0;
-    MPI_Comm_rank(parent, &rank);
-    MPI_Comm_split(parent, in ? colour : MPI_UNDEFINED, rank, &comm_);
-  }
-  Split(const Split&) = delete;
-  Split& operator=(const Split&) = delete;
-  ~Split() {
-    if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
-  }
-  MPI_Comm get() const { return comm_; }
-
- private:
-  MPI_Comm comm_ = MPI_COMM_NULL;
-};
-
-struct Job {
-  int workers = 1, servers = 1;
-  DType gradients = DType::f32, compute = DType::f32;
-  bool tied = true, reproducible = true;
-  int micro_batch = 1;
-  double clip = 1;
-  int steps = 4;
-  int skipped = -1;  // a step whose update is not made
-  std::string to_string() const {
-    return fmt::format(
-        "{} workers, {} servers, gradients {}, compute {}, {}, {} mode, micro-batch {}, clip {}",
-        workers, servers, name_of(gradients), name_of(compute), tied ? "tied" : "untied",
-        reproducible ? "reproducible" : "fast", micro_batch, clip);
-  }
-};
-
-constexpr int global_batch = 24;
-
-LayoutCase layout_of(const Job& job) {
-  return {.data = job.workers, .micro_batch = job.micro_batch};
-}
-
-StageOptions options_of(const Job& job, bool served) {
-  StageOptions options = stage_options(
-      layout_of(job),
-      {.global_batch = global_batch, .reproducible = job.reproducible, .compute = job.compute});
-  options.served = served;
-  return options;
-}
-
-/// What a worker sees of a run, and the optimiser's state, whole and flat, by name.
-struct Seen {
-  std::vector<double> losses, norms;
-  std::vector<std::vector<std::uint64_t>> values;  // hashes, by step and tensor
-  std::vector<std::vector<float>> states;
-};
-
-/// Of what units read, by group.
-std::vector<std::uint64_t> hashes_of(LayoutRun& run) {
-  const state::ModelState& state = run.replica.state();
-  std::vector<std::uint64_t> hashes;
-  for (int g = 0; g < state.shards().groups(); ++g) {
-    const Tensor values = state.group_values(g);
-    const auto* bytes = static_cast<const std::uint8_t*>(values.data());
-    std::uint64_t hash = 14695981039346656037ULL;
-    for (std::size_t i = 0; i < values.bytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211ULL;
-    hashes.push_back(hash);
-  }
-  return hashes;
-}
-
-Seen train(LayoutRun& run, const Job& job) {
-  Seen seen;
-  run.replica.initialise();
-  for (int step = 0; step < job.steps; ++step) {
-    run.replica.start(make_batches(run.model.config(), run.layout,
-                                   run.grid.coordinate(comm::Axis::data), step, global_batch));
-    const StepSums sums = run.replica.finish();
-    seen.losses.push_back(sums.loss.mean());
-    seen.norms.push_back(sums.gradient_norm);
-    if (step == job.skipped) {
-      run.replica.skip();
-    } else {
-      run.replica.update(3e-3, step, optim::clip_factor(sums.gradient_norm, job.clip));
-    }
-    seen.values.push_back(hashes_of(run));
-  }
-  return seen;
-}
-
-/// The same on the workers alone, by all-reduce.
-Seen train_by_all_reduce(const Job& job, MPI_Comm workers) {
-  LayoutRun run(served_model(job.tied), layout_of(job), options_of(job, false), workers);
-  Seen seen = train(run, job);
-  for (const auto& state : run.replica.optimizer().states()) {
-    const auto* values = state.flat.as<float>();
-    seen.states.emplace_back(values, values + state.flat.elements());
-  }
-  return seen;
-}
-
-/// What the ranks of a job do beside serving.
-struct Roles {
-  std::function<void(LayoutRun&, ServedWorker&, comm::rpc::Endpoint&)> work;  // on workers
-  std::function<void(ServerShards&)> after{};  // on servers that served
-  std::function<std::unique_ptr<DataParallel>(std::unique_ptr<DataParallel>)> wrap{};
-};
-
-/// Collective over `comm`, which has the job's ranks.
-void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
-  int rank = 0;
-  MPI_Comm_rank(comm, &rank);
-  const bool serves = rank >= job.workers;
-  const Split side(comm, true, serves ? 1 : 0);
-  const model::Transformer model(served_model(job.tied));
-  StageOptions options = options_of(job, true);
-  options.place.data = options.place.shard = job.workers;
-  const Stage worker(model, options);
-  const ServerPlace place{job.workers, job.servers, serves ? rank - job.workers : 0, job.gradients};
-  comm::rpc::Endpoint endpoint(
-      comm, messages::options(static_cast<int>(worker.layout().groups().size())));
-  Recorder recorder;
-  if (serves) {
-    device::MemoryLedger ledger;
-    const auto servers = comm::make_mpi_communicator(side.get(), ledger);
-    ServerShards shards(worker, place, served_optimizer(), 1, ledger);
-    shards.initialise(7);
-    ParameterServer server(shards, endpoint, *servers, recorder, {});
-    EXPECT_EQ(server.serve(), "");
-    if (roles.after) roles.after(shards);
-    EXPECT_TRUE(endpoint.close());
-    return;
-  }
-  ServedWorker* link = nullptr;
-  const MakeMethod make = [&](const Stage& stage, const state::ModelState& state, ops::Ops& ops,
-                              device::MemoryLedger& ledger) -> std::unique_ptr<DataParallel> {
-    auto made = std::make_unique<ServedWorker>(
-        ServedWorker::Parts{stage, state, ops, endpoint, recorder, place}, ledger);
-    link = made.get();
-    if (roles.wrap) return roles.wrap(std::move(made));
-    return made;
-  };
-  LayoutRun run(model.config(), layout_of(job), options_of(job, true), side.get(), {}, false, make);
-  endpoint.start();
-  try {
-    roles.work(run, *link, endpoint);
-  } catch (...) {  // servers would wait for ever
-    if (rank == 0) link->end("a worker failed");
-    throw;
-  }
-  MPI_Barrier(side.get());
-  if (rank == 0) link->end("");
-  EXPECT_TRUE(endpoint.close());
-}
-
-/// Runs `each` on the ranks of every job that this launch is large enough for, and no smaller
-/// launch of the tests (1, 2, 4 and 7 ranks) is.
-void for_each_size(const std::function<void(int workers, int servers, MPI_Comm comm)>& each) {
-  const int size = world_size();
-  const int before = size == 7 ? 4 : size == 4 ? 2 : 1;
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  for (int workers = 1; workers <= 4; ++workers) {
-    for (int servers = 1; servers <= 3; ++servers) {
-      const int ranks = workers + servers;
-      if (ranks > size || ranks <= before) continue;
-      const Split job(MPI_COMM_WORLD, rank < ranks);
-      if (job.get() != MPI_COMM_NULL) each(workers, servers, job.get());
-      MPI_Barrier(MPI_COMM_WORLD);
-    }
-  }
-}
-
-/// Trains both ways and compares everything bit for bit.
-void expect_equal(const Job& job, MPI_Comm comm) {
-  int rank = 0;
-  MPI_Comm_rank(comm, &rank);
-  const Split workers(comm, rank < job.workers);
-  Seen reference, found;
-  if (workers.get() != MPI_COMM_NULL) reference = train_by_all_reduce(job, workers.get());
-  std::vector<std::vector<float>> states;  // as servers find them, of their ranges
-  serve(job, comm,
-        {.work = [&](LayoutRun& run, ServedWorker&,
-                     comm::rpc::Endpoint&) { found = train(run, job); },
-         .after =
-             [&](ServerShards& shards) {
-               for (const auto& state : shards.optimizer().states()) {
-                 std::vector<float>& whole = states.emplace_back(
-                     static_cast<std::size_t>(shards.state().layout().elements()), NAN);
-                 for (int g = 0; g < shards.groups(); ++g) {
-                   const params::Range& own = shards.shards().own(g);
-                   const auto* values = state.flat.as<float>() + shards.shards().offset(g);
-                   std::copy(values, values + own.size(), whole.begin() + own.begin);
-                 }
-               }
-             }});
-  if (rank < job.workers) {
-    EXPECT_EQ(found.losses, reference.losses) << job.to_string();
-    EXPECT_EQ(found.norms, reference.norms) << job.to_string();
-    EXPECT_EQ(found.values, reference.values) << job.to_string();
-  }
-  // Servers hold the optimiser's state that worker 0 has by all-reduce.
-  auto elements =
-      static_cast<std::int64_t>(reference.states.empty() ? 0 : reference.states[0].size());
-  MPI_Bcast(&elements, 1, MPI_INT64_T, 0, comm);
-  for (std::size_t s = 0; s < 2; ++s) {
-    std::vector<float> whole(static_cast<std::size_t>(elements));
-    if (rank == 0) whole = reference.states[s];
-    MPI_Bcast(whole.data(), static_cast<int>(elements), MPI_FLOAT, 0, comm);
-    if (rank < job.workers) continue;
-    std::size_t held = 0, differing = 0;
-    for (std::size_t i = 0; i < whole.size(); ++i) {
-      if (std::isnan(states[s][i])) continue;
-      ++held;
-      differing += states[s][i] != whole[i] ? 1U : 0U;
-    }
-    EXPECT_EQ(differing, 0U) << job.to_string() << " state " << s;
-    EXPECT_GT(held, 0U);
-  }
-}
 
 TEST(Served, IsAllReduceBitForBit) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
@@ -266,6 +32,67 @@ TEST(Served, IsAllReduceBitForBitInBf16) {
     if (workers == 3 || servers == 3) return;
     expect_equal({.workers = workers, .servers = servers, .compute = DType::bf16, .micro_batch = 3},
                  comm);
+  });
+}
+
+// Workers on devices, whose gradients and weights pass through staging memory.
+TEST(Served, OnDevicesIsAllReduceBitForBit) {
+  for_each_size([](int workers, int servers, MPI_Comm comm) {
+    if (workers == 3) return;
+    const Job job{.workers = workers, .servers = servers, .imaginary = true};
+    expect_equal(job, comm);
+    Job other = job;
+    other.tied = false;
+    other.micro_batch = 3;
+    other.skipped = 1;
+    expect_equal(other, comm);
+    other.compute = DType::bf16;
+    expect_equal(other, comm);
+  });
+}
+
+// Gradients that the device rounds are those that the CPU rounds.
+TEST(Served, OnDevicesRoundsGradientsAlike) {
+  for_each_size([](int workers, int servers, MPI_Comm comm) {
+    if (workers == 3) return;
+    Job job{.workers = workers, .servers = servers, .gradients = DType::bf16, .micro_batch = 3};
+    std::map<bool, Seen> seen;
+    for (const bool imaginary : {false, true}) {
+      job.imaginary = imaginary;
+      serve(job, comm, {.work = [&](LayoutRun& run, ServedWorker&, comm::rpc::Endpoint&) {
+              seen[imaginary] = train(run, job);
+            }});
+    }
+    EXPECT_EQ(seen[true].losses, seen[false].losses) << job.to_string();
+    EXPECT_EQ(seen[true].norms, seen[false].norms) << job.to_string();
+    EXPECT_EQ(seen[true].values, seen[false].values) << job.to_string();
+  });
+}
+
+// What is copied to and from servers is ordered by fences.
+TEST(Served, OnDevicesTheHostWaitsOnceInAStep) {
+  for_each_size([](int workers, int servers, MPI_Comm comm) {
+    for (const DType gradients : {DType::f32, DType::bf16}) {
+      const Job job{.workers = workers,
+                    .servers = servers,
+                    .gradients = gradients,
+                    .reproducible = false,
+                    .imaginary = true};
+      serve(job, comm, {.work = [&](LayoutRun& run, ServedWorker&, comm::rpc::Endpoint&) {
+              auto& device =
+                  dynamic_cast<testing_support::ImaginaryDevice&>(run.replica.state().device());
+              run.replica.initialise();
+              for (int step = 0; step < job.steps; ++step) {
+                const std::uint64_t before = device.waits();
+                run.replica.start(make_batches(run.model.config(), run.layout,
+                                               run.grid.coordinate(comm::Axis::data), step,
+                                               global_batch));
+                run.replica.finish();
+                run.replica.update(3e-3, step, 1);
+                EXPECT_EQ(device.waits() - before, 1U) << job.to_string();
+              }
+            }});
+    }
   });
 }
 
@@ -325,12 +152,15 @@ TEST(Served, RoundedGradientsAreWithinBounds) {
 // 2Ψ for each worker and step: Ψ of gradients out and Ψ of values in, half of the former in bf16.
 TEST(Served, SendsTwiceTheParameters) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
-    for (const DType gradients : {DType::f32, DType::bf16}) {
+    for (const auto& [gradients, imaginary] :
+         {std::pair(DType::f32, false), std::pair(DType::bf16, false), std::pair(DType::f32, true),
+          std::pair(DType::bf16, true)}) {
       const Job job{.workers = workers,
                     .servers = servers,
                     .gradients = gradients,
                     .reproducible = false,
-                    .steps = 3};
+                    .steps = 3,
+                    .imaginary = imaginary};
       serve(job, comm,
             {.work = [&](LayoutRun& run, ServedWorker& link, comm::rpc::Endpoint& endpoint) {
               train(run, job);
@@ -381,35 +211,30 @@ class WaitsForTheFirst final : public DataParallel {
 
 TEST(Served, PushesWhileBackwardGoesOn) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
-    const Job job{.workers = workers, .servers = servers, .reproducible = false, .steps = 1};
-    bool seen = false;
-    serve(job, comm,
-          {.work =
-               [&](LayoutRun& run, ServedWorker&, comm::rpc::Endpoint&) {
-                 train(run, job);
-                 EXPECT_TRUE(seen) << job.to_string();
-               },
-           .wrap =
-               [&](std::unique_ptr<DataParallel> method) {
-                 return std::make_unique<WaitsForTheFirst>(std::move(method), seen);
-               }});
+    for (const bool imaginary : {false, true}) {
+      const Job job{.workers = workers,
+                    .servers = servers,
+                    .reproducible = false,
+                    .steps = 1,
+                    .imaginary = imaginary};
+      bool seen = false;
+      serve(job, comm,
+            {.work =
+                 [&](LayoutRun& run, ServedWorker&, comm::rpc::Endpoint&) {
+                   train(run, job);
+                   EXPECT_TRUE(seen) << job.to_string();
+                 },
+             .wrap =
+                 [&](std::unique_ptr<DataParallel> method) {
+                   return std::make_unique<WaitsForTheFirst>(std::move(method), seen);
+                 }});
+    }
   });
-}
-
-/// What the call ends with.
-template <class Reply>
-std::string fault_of(const comm::rpc::Future<Reply>& future) {
-  try {
-    future.get();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing";
 }
 
 // Gradients that are lost or doubled on their way, or belong to another step, stop the run.
 TEST(Served, MissesLostGradientsAndRefusesDoubledOnes) {
-  if (world_size() == 1) GTEST_SKIP() << "for two ranks";
+  if (ranks_of_launch() == 1) GTEST_SKIP() << "for two ranks";
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const Split pair(MPI_COMM_WORLD, rank < 2);
@@ -440,7 +265,7 @@ TEST(Served, MissesLostGradientsAndRefusesDoubledOnes) {
 
 // Workers that would settle different updates are told apart.
 TEST(Served, RefusesWorkersThatDisagree) {
-  if (world_size() < 3) GTEST_SKIP() << "for three ranks";
+  if (ranks_of_launch() < 3) GTEST_SKIP() << "for three ranks";
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const Split three(MPI_COMM_WORLD, rank < 3);

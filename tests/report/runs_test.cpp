@@ -178,6 +178,62 @@ TEST_F(RunsTest, DamageIsToldByFileAndLine) {
   EXPECT_TRUE(read_run(folder).valid());
 }
 
+/// A record of two workers, which wait for servers for a fifth of their steps, and of so many
+/// servers, which are busy all the time.
+FakeRun with_servers(const char* method, int servers) {
+  FakeRun fake{.data = 2};
+  fake.sections = [](int) {
+    return json{{"forward", 1.6}, {"backward", 3.2}, {"wait for servers", 1.2}};
+  };
+  fake.communication = {
+      {"servers",
+       {{"bytes_per_step", 4000}, {"least_bytes_per_step", 4000}, {"seconds_per_step", 0.1}}}};
+  fake.change = [method, servers](json& run, json& summary) {
+    run["ranks"] = 2 + servers;
+    run["place"]["servers"] = servers;
+    run["config"]["parallel"]["servers"] = servers;
+    run["config"]["data_parallel"]["method"] = method;
+    for (int s = 0; s < servers; ++s) {
+      json rank = summary["ranks"].front();
+      rank["rank"] = 2 + s;
+      rank["server"] = s;
+      rank["sections"] = {{"forward", 60.0}, {"optimizer", 60.0}};
+      summary["ranks"].push_back(rank);
+    }
+  };
+  return fake;
+}
+
+// Servers are ranks of the job and no workers: they count in its size and its layout, and neither
+// in shares of a step nor among those that ought to be equally fast.
+TEST_F(RunsTest, ServersAreNoWorkers) {
+  for (const char* method : {"server", "async-server"}) {
+    const OneRun run = read(with_servers(method, 2));
+    EXPECT_THAT(run.faults, IsEmpty());
+    EXPECT_EQ(run.facts.ranks, 4);
+    EXPECT_EQ(run.facts.servers, 2);
+    EXPECT_EQ(run.facts.layout(),
+              fmt::format("tensor 1 × pipeline 1 × data 2 + 2 servers, {}", method));
+    ASSERT_EQ(run.ranks.size(), 4U);
+    EXPECT_FALSE(run.ranks[1].server);
+    EXPECT_TRUE(run.ranks[2].server);
+    EXPECT_EQ(run.ranks[3].communication.at("servers").bytes, 4000);
+    const std::vector<Finding> found = diagnose(run, {});
+    ASSERT_EQ(found.size(), 1U);
+    EXPECT_EQ(found.front().rule, "exposed-gradients");
+    EXPECT_DOUBLE_EQ(found.front().share, 1.2 / 6);  // 12 steps of 0.5 s
+    EXPECT_THAT(found.front().text, HasSubstr("use more parallel.servers"));
+  }
+  FakeRun damaged = with_servers("server", 2);
+  const auto sound = damaged.change;
+  damaged.change = [sound](json& run, json& summary) {
+    sound(run, summary);
+    run["place"]["servers"] = 1;
+  };
+  EXPECT_THAT(fault(damaged), HasSubstr("4 ranks in a layout of tensor 1 × pipeline 1 × data 2 + "
+                                        "1 servers, server; restore the file"));
+}
+
 TEST_F(RunsTest, RunsAreFoundBelowFolders) {
   const FakeRun fake;
   (void)fake.write(scratch_ / "study/b");

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The job scripts under a real Slurm of four nodes (cluster.sh): run.sh TRIREME [CASE...]. Needs root. Cases:
-#   binding, unconnected, template, signal, crash, link, study; all by default. Takes some ten minutes.
+#   binding, unconnected, template, signal, crash, async-kill, link, study; all by default. Takes some ten minutes.
 # shellcheck disable=SC2015  # what stands behind || ends the script
 set -euo pipefail
 source=$(cd "$(dirname "$0")/../.." && pwd)
 binary=$(realpath "$1")
 shift
 cases=("$@")
-[ $# -gt 0 ] || cases=(binding unconnected template signal crash link study)
+[ $# -gt 0 ] || cases=(binding unconnected template signal crash async-kill link study)
 if [ "$(id -u)" -ne 0 ]; then
   echo "skipped: a cluster of network namespaces needs root"
   exit 0
@@ -160,6 +160,33 @@ case_crash() {
   grep -cE '^resumed from .*step-000000[2-5]0: step' crash.out >/dev/null || fail "crash: not resumed from a checkpoint"
   compare crash
   echo "crash: node 3 killed after step 25, $(sed -n 's/^\(resumed\) from .*: \(step .*\)/\1 at \2/p' crash.out), the weights of the run that was not"
+}
+
+# One of three workers dies, on a node of its own: the others make all steps, and say who is missing.
+async_worker() { # the process of rank 1
+  local process
+  for process in $(pgrep -f -- 'trireme train .*--train.output async-kill'); do
+    tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -qx SLURM_PROCID=1 && echo "$process" && return
+  done
+  return 1
+}
+case_async-kill() {
+  local code=0 job
+  SLURM_KILL_BAD_EXIT=0 timeout 300 srun --mpi=pmix --kill-on-bad-exit=0 --nodes=4 --ntasks=4 ./trireme train \
+    --data.path "$work/data" --model.layers 2 --model.width 64 --model.heads 4 --model.sequence 64 --train.batch 12 \
+    --train.peak none --train.log_every 1 --train.steps 300 --train.output async-kill --train.inject slow@3/0 \
+    --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 --server.heartbeat 5 \
+    --server.tolerate_failures >async-kill.out 2>&1 &
+  job=$!
+  await 120 "step 5" made_step async-kill.out 5
+  kill -9 "$(async_worker)" || fail "async-kill: nobody to kill"
+  wait "$job" || code=$?
+  [ "$code" -ne 124 ] || fail "async-kill: hangs"
+  grep -Eq '^warning: worker rank 1 is lost: .*; 2 workers go on' async-kill.out || fail "async-kill: the dead worker is not told"
+  grep -q '^lost: worker rank 1: ' async-kill.out || fail "async-kill: not in the closing table"
+  grep -q '"lost_workers":{"1":' <(tr -d ' \n' <async-kill/attempts/0001/summary.json) || fail "async-kill: not in the record"
+  made_step async-kill.out 300 && [ -e async-kill/step-00000300/manifest.json ] || fail "async-kill: not all steps"
+  echo "async-kill: $(sed -n 's/^warning: \(worker rank 1 is lost.*\)/\1/p' async-kill.out); srun's exit code $code"
 }
 
 # What the record says of communication, beside what the nodes' interfaces have sent.

@@ -2,7 +2,6 @@
 // no device; and every wait between the two, with one side held back on purpose.
 #include "trireme/state/offload.hpp"
 
-#include <atomic>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -13,11 +12,13 @@
 #include "trireme/model/transformer.hpp"
 #include "trireme/state/update.hpp"
 
+#include "support/gate.hpp"
 #include "support/imaginary_device.hpp"
 
 namespace trireme::state {
 namespace {
 
+using testing_support::Gate;
 using testing_support::ImaginaryDevice;
 
 model::ModelConfig small_config() {
@@ -39,29 +40,6 @@ std::vector<float> drawn(std::int64_t elements, unsigned seed) {
   for (float& value : values) value = normal(random);
   return values;
 }
-
-/// Opens after a while, or when told to.
-class Gate {
- public:
-  ~Gate() { open(); }
-  std::function<bool()> check() const {
-    return [is_open = is_open_] { return is_open->load(); };
-  }
-  void open_after(std::chrono::milliseconds wait) {
-    thread_ = std::thread([is_open = is_open_, wait] {
-      std::this_thread::sleep_for(wait);
-      *is_open = true;
-    });
-  }
-  void open() {
-    *is_open_ = true;
-    if (thread_.joinable()) thread_.join();
-  }
-
- private:
-  std::shared_ptr<std::atomic<bool>> is_open_ = std::make_shared<std::atomic<bool>>(false);
-  std::thread thread_;
-};
 
 constexpr std::chrono::milliseconds held{50};
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Parameter servers that wait for nobody: every sample once, staleness within its bound and in the record, a slow worker
 # that holds up nobody, workers that are killed, checkpoints, and what is refused.
-#   KILLS=20 async_test.sh: so many workers killed at random
+#   KILLS=20 async_test.sh: so many workers killed at random, in turn over shared memory and over TCP
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -33,7 +33,7 @@ refused() {  # what one line says
 # check RUN STEPS WORKERS EXPRESSION: Python over summary s, metrics m (steps), run r
 check() {
   python3 -B - "$@" <<'PYTHON' || fail "$1: $4"
-import glob, json, sys
+import glob, json, re, sys
 folder, steps, workers, expression = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 last = sorted(glob.glob(folder + "/attempts/*"))[-1]
 s = json.load(open(last + "/summary.json"))
@@ -84,6 +84,33 @@ run 2 twice --train.steps 40
 ran "third start, by all-reduce"
 grep -q 'resumed from .*step-00000030: step 30' out || fail "all-reduce does not go on from there"
 
+# A damaged checkpoint is passed over, with all that is worth telling; it stays until the run has one of its step again.
+serve 5 damaged --train.steps 20 --checkpoint.every 10
+ran damaged
+file=$(ls damaged/step-00000020/*.h5 | head -n 1)
+printf '\xff' | dd of="$file" bs=1 seek=$(($(stat -c %s "$file") / 2)) conv=notrunc status=none
+serve 5 damaged --train.steps 20 --train.seed 3
+ran "past the damaged"
+grep -q "^passed over: $file: " out || fail "damaged: not told"
+grep -q '^resumed from damaged/step-00000010: step 10' out || fail "damaged: not from the older one"
+grep -q '^note: train.seed = 3, and 1 before' out || fail "damaged: another seed is not told"
+check damaged 20 3 'r["first_step"] == 10 and s["steps_of_attempt"] == 10'
+rm damaged/step-00000020/manifest.json
+serve 5 damaged --train.steps 10
+ran "past the one without a manifest"
+grep -q '^passed over: damaged/step-00000020' out || fail "damaged: what rank 0 passed over is not told"
+# That of another folder is not this run's, even where no step is left.
+serve 5 elsewhere --train.steps 10 --checkpoint.resume damaged/step-00000010
+ran elsewhere
+[ -e elsewhere/step-00000010/manifest.json ] || fail "elsewhere: no checkpoint of its own"
+
+# A worker that is stuck in a step ends the job, and is named with what it did last; those who wait for it are not.
+serve 5 stuck --train.steps 40 --train.watchdog 2 --train.inject slow@100000/1
+[ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "stuck: exit code $code"
+grep -q '^trireme: error: watchdog: rank 1 has not moved for 2' err || fail "stuck: not said"
+grep -Eq '^ +1 +1 +[0-9.]+  wait for gradients$' err || fail "stuck: what it did last is not told"
+[ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "stuck: several voices"
+
 # No lead at all is the synchronous server.
 for method in "server" "async-server --server.max_staleness 0"; do
   # shellcheck disable=SC2086
@@ -101,9 +128,13 @@ ran slow
 check slow 40 3 'w[1]["tickets"] < min(w[0]["tickets"], w[2]["tickets"]) and st["most"] > 2'
 
 # A gradient that is not finite is not used; too many in a row end the run.
-serve 5 nan --train.steps 20 --train.inject nan@3/1
+serve 5 nan --train.steps 20 --train.inject nan@3/1 --train.peak 10
 ran nan
 check nan 20 3 'st["updates"] == 59'
+# A peak is of all workers, and MFU as of every run.
+check nan 20 3 'r["peak"]["operations_per_second"] == 3e10 and r["peak"]["kind"] == "nominal"'
+check nan 20 3 'all(abs(k["mfu"] * 3e10 / (k["tokens_per_second"] * r["flops_per_token"]) - 1) < 1e-9 for k in m)'
+grep -q '^MFU .* of the nominal fp32 peak of 30.0 GFLOP/s' out || fail "nan: no MFU in the closing table"
 
 # A signal: everybody stops at a whole step, and it is saved.
 "$TRIREME_MPIEXEC" -n 4 "$TRIREME" train --data.path data \
@@ -129,6 +160,11 @@ refused 'server.tolerate_failures = true: is for data_parallel.method = async-se
 [ ! -e refused ] || fail "a refused run left a folder"
 
 grep -q 'Open MPI\|OpenRTE\|open-mpi' <("$TRIREME_MPIEXEC" --version 2>&1) || exit 0
+# mpirun's exit code is 0 then, whatever happens.
+options=--enable-recovery
+run 3 refused --data_parallel.method async-server --parallel.servers 1 --server.tolerate_failures \
+  --server.heartbeat 4 --train.watchdog 4
+code=1 refused 'train.watchdog = 4: must be 0 or above server.heartbeat with server.tolerate_failures'
 # The process of rank $2 of run $1.
 process_of() {
   local process
@@ -138,11 +174,11 @@ process_of() {
     fi
   done
 }
-# killed FOLDER RANK FLAGS…: the rank is killed at random once steps are made
+# killed FOLDER RANK FLAGS…: the rank is killed at random once steps are made; over $transport
 killed() {
   local folder=$1 rank=$2
   shift 2
-  timeout 100 "$TRIREME_MPIEXEC" --enable-recovery -n 5 "$TRIREME" train --data.path data \
+  timeout 160 "$TRIREME_MPIEXEC" --enable-recovery ${transport:-} -n 5 "$TRIREME" train --data.path data \
     --train.output "$folder" "${model[@]}" --train.batch 12 --train.micro_batch 3 --train.peak none \
     --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 --server.heartbeat 4 "$@" \
     >out 2>err &
@@ -159,16 +195,20 @@ killed() {
 }
 for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   rank=$((RANDOM % 4))
+  transport= why='silent for '
+  # Over TCP a message to it may fail before its silence is noticed.
+  [ $((i % 2)) -eq 1 ] || transport='--mca btl self,tcp' why='silent for |MPI_'
   rm -rf killed
   killed killed "$rank" --train.steps 250 --server.tolerate_failures --train.inject slow@2/0
   ran "killed: rank $rank"
   check killed 250 4 "list(s['lost_workers']) == ['$rank'] and len(w) == 3"
-  check killed 250 4 "any(e.startswith('lost: worker rank $rank is lost: silent for ') for e in events)"
+  check killed 250 4 "any(re.match('lost: worker rank $rank is lost: ($why)', e) for e in events)"
   check killed 250 4 "st['updates'] == 1000"
   compgen -G 'killed/step-00000250/manifest.json' >/dev/null || fail "killed: no checkpoint"
-  grep -q "warning: worker rank $rank is lost: silent for .*; 3 workers go on" out || fail "killed: not told"
-  echo "kill $i: rank $rank, the others went on"
+  grep -Eq "warning: worker rank $rank is lost: ($why).*; 3 workers go on" out || fail "killed: not told"
+  echo "kill $i${transport:+ over TCP}: rank $rank, the others went on"
 done
+transport=
 killed fatal 1 --train.steps 100000
 grep -q 'trireme: error: rank 4: worker rank 1 is lost: silent for 4' err || fail "fatal: not said"
 [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "fatal: several voices"

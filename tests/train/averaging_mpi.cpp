@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "trireme/ops/cpu_products.hpp"
+
 #include "train/averaging_runs.hpp"
 
 namespace trireme::train::test {
@@ -66,6 +68,36 @@ TEST(Averaging, OneWorkersBadGradientIsItsOwnAffair) {
       EXPECT_EQ(nlohmann::json::parse(line).at("skipped"),
                 fmt::format("not finite (by 1 of {} workers)", layout.workers));
     }
+  }
+}
+
+// Weights of bf16, rounded by chance: what is drawn goes by the step, of which a worker's skipped
+// update is one, so that all workers read the same model after the next average. The first worker
+// loses a step between two averages, and the one before the second of them.
+TEST(Averaging, RoundsStochasticallyPastASkippedStep) {
+  if (!ops::cpu_multiplies_bf16()) GTEST_SKIP() << "this processor does not multiply bf16";
+  const Folder folder;
+  for (const char* fault : {"inf@5/0", "inf@6/0"}) {
+    const WorkerCase layout{.workers = world_size()};
+    RunConfig config = average_config(folder, fmt::format("run-{}", fault[4]), layout);
+    config.precision = {.compute = "bf16", .rounding = "stochastic"};
+    config.train.inject = fault;
+    const std::int64_t lost = fault[4] - '0';
+    expect_as_by_hand(config, layout, [lost](int worker, std::int64_t step) {
+      return worker == 0 && step == lost;
+    });
+    RunConfig nearest = config;
+    nearest.train.output += "-nearest";
+    nearest.precision.rounding = "nearest";
+    train_on(layout.ranks(), nearest);
+    if (world_rank() == 0) {
+      const std::string last = step_folder(config.train.steps);
+      EXPECT_NE(tensor_difference(fs::path(config.train.output) / last,
+                                  fs::path(nearest.train.output) / last),
+                "")
+          << "rounding is never by chance";
+    }
+    quiet_barrier();
   }
 }
 

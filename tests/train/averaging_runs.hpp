@@ -94,7 +94,8 @@ class HandWorker {
                  {.stage = stage_options(config_, shape_, facts_),
                   .optim = config_.optim,
                   .bucket_elements = bucket_elements(config_),
-                  .seed = static_cast<std::uint64_t>(config_.train.seed)},
+                  .seed = static_cast<std::uint64_t>(config_.train.seed),
+                  .stochastic_rounding = config_.precision.rounding == "stochastic"},
                  grid_, recorder_, ledger_) {
     auto reader = dataset_.reader(data::SplitName::train);
     const data::Sampler sampler(
@@ -120,6 +121,8 @@ class HandWorker {
     }
     return sums;
   }
+  /// Makes what units read of parameters that are those after so many steps.
+  void read(std::int64_t steps) { replica_.refresh(steps); }
   float* parameters() { return replica_.state().parameters().as<float>(); }
   float* state(std::size_t which) { return replica_.optimizer().states()[which].flat.as<float>(); }
   std::size_t states() const { return replica_.optimizer().states().size(); }
@@ -201,6 +204,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
     told.push_back({loss / weight, norm});
     if (step % config.average.every != 0 && step != config.train.steps) continue;
     average([](HandWorker& worker) { return worker.parameters(); });
+    for (auto& worker : all) worker->read(step);
     for (std::size_t s = 0; s < all.front()->states(); ++s) {
       if (states == "average") average([s](HandWorker& worker) { return worker.state(s); });
       for (auto& worker : all) {

@@ -72,7 +72,7 @@ class Folder {
 };
 
 /// Trains on the first ranks of the world, as many as the layout has; collective over all.
-inline void train_on(int ranks, RunConfig config) {
+inline void train_on(int ranks, RunConfig config, const DeviceSource& devices = cuda_devices()) {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, world_rank() < ranks ? 0 : MPI_UNDEFINED, world_rank(), &comm);
   if (comm != MPI_COMM_NULL) {
@@ -80,7 +80,7 @@ inline void train_on(int ranks, RunConfig config) {
       comm::Session session(comm);
       config::Fields fields;
       config.declare(fields);
-      run(session, config, fields);
+      run(session, config, fields, devices);
     } catch (const std::exception& error) {
       fmt::print("{}\n", error.what());
       std::fflush(stdout);

@@ -200,7 +200,13 @@ refused 1 'parallel.servers = 1: must leave a rank to train' --parallel.servers 
 refused 3 'parallel.zero = 1: must be 0' --parallel.servers 1 --parallel.zero 1
 refused 3 'parallel.tensor = 2: must be 1' --parallel.servers 1 --parallel.tensor 2
 refused 3 'parallel.pipeline = 2: must be 1' --parallel.servers 1 --parallel.pipeline 2
-refused 3 'device.type = cuda: must be cpu' --parallel.servers 1 --device.type cuda
+# Servers need no GPU, workers do.
+CUDA_VISIBLE_DEVICES='' refused 3 'sees no device' --parallel.servers 1 --device.type cuda
+grep -q 'error: device.type = cuda: rank [01] sees no device (.*); use cpu, or give every worker a device$' err || fail "no GPU: message"
+CUDA_VISIBLE_DEVICES='' refused 3 'sees no device' --parallel.servers 1 --device.type cuda --data_parallel.method async-server \
+  --server.max_staleness 2 --numerics.reproducible=false
+refused 3 'precision.compute = fp16: must be fp32 or bf16' --parallel.servers 1 --precision.compute fp16 \
+  --data_parallel.method async-server --server.max_staleness 2 --numerics.reproducible=false
 refused 3 'checkpoint.async = true: must be false' --parallel.servers 1 --checkpoint.async true --checkpoint.every 5
 refused 3 'train.inject = inf@3: spike and inf' --parallel.servers 1 --train.inject inf@3
 refused 4 'train.batch = 8: must divide by the data-parallel degree 3' --parallel.servers 1

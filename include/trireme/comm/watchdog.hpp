@@ -23,12 +23,15 @@ namespace trireme::comm {
 /// run (a job that was suspended) hardly counts.
 class Watchdog {
  public:
+  /// What a process that died is: silent, so that the job ends; or left to those who watch it
+  /// otherwise, who go on without it.
+  enum class Dead { end_the_job, are_left };
   /// Collective over the node. `timeout_seconds` ≤ 0: nothing is watched.
-  Watchdog(Session& session, double timeout_seconds);
+  Watchdog(Session& session, double timeout_seconds, Dead dead = Dead::end_the_job);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
   /// Collective over the world, and watched until all ranks are here; except while an exception is
-  /// on its way: then this rank just leaves.
+  /// on its way, and where the dead are left: then this rank just leaves.
   ~Watchdog();
 
   /// This rank lives and is about to do `operation` (cut to `text_bytes`). No allocation and no
@@ -61,6 +64,7 @@ class Watchdog {
 
   Session& session_;
   double timeout_;
+  Dead dead_;
   MPI_Win window_ = MPI_WIN_NULL;
   std::vector<Slot*> slots_;  // by rank of the node
   Slot* own_ = nullptr;

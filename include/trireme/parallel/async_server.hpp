@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include "trireme/comm/watchdog.hpp"
 #include "trireme/core/recorder.hpp"
 #include "trireme/parallel/async_messages.hpp"
 #include "trireme/parallel/server_shards.hpp"
@@ -30,6 +31,8 @@ class WorkQueue {
   /// A reply that reads the model is on its way, or has gone.
   void begin_reading();
   void end_reading();
+  /// Tells it of every item from now on; while it waits the rank is not watched.
+  void watch(comm::Watchdog& watchdog) { watchdog_ = &watchdog; }
   /// Does what there is, or waits `seconds` for something; false where nothing came.
   bool turn(double seconds, Recorder& recorder);
 
@@ -38,6 +41,7 @@ class WorkQueue {
   std::condition_variable changed_;
   std::deque<Item> items_;
   int readers_ = 0;
+  comm::Watchdog* watchdog_ = nullptr;
 };
 
 class AsyncServer {
@@ -74,8 +78,17 @@ class AsyncServer {
   void check_group(std::int64_t group) const;
   std::int64_t update(int worker, const async::Commit& commit);
 
+  /// What a worker has sent since its last commit: a gradient that is lost, doubled or late is
+  /// refused, so that each counts once.
+  struct Sender {
+    std::int64_t ticket = -1;         // of the gradients that come; −1: none has
+    std::int64_t committed = -1;      // the last one
+    std::set<std::int64_t> groups{};  // that have begun to come
+  };
+
   ServerShards& shards_;
   WorkQueue& queue_;
+  std::map<int, Sender> senders_;  // the service thread's
   Options options_;
   Counts counts_;
   std::set<std::int64_t> done_;  // tickets

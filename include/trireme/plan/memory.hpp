@@ -33,8 +33,9 @@ struct MemoryQuestion {
 };
 
 /// Whether the prediction is of all that is held for `use`. On a device that is not the host it is
-/// not of what libraries and kernels work in, nor of the staging memory of messages.
-bool predicts_all(device::Use use, bool host);
+/// not of what libraries and kernels work in, nor of the staging memory of messages, but for a
+/// worker's of parameter servers (`served`), between whose like no tensor passes.
+bool predicts_all(device::Use use, bool host, bool served = false);
 
 /// Bytes at most, by use, from the parameter table and the lowered program. What the device and
 /// what the host holds of them, device::in_host_memory tells.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,13 +18,29 @@
 
 namespace trireme::train {
 
+/// The devices other than the host that this process sees.
+struct DeviceSource {
+  std::function<int()> count;
+  std::function<std::unique_ptr<device::Device>(int index)> make;
+  /// The operations of one of them, as ComputeDevice::make_ops; tf32 as DeviceConfig.
+  std::function<parallel::MakeOps(device::Device& device, bool tf32, bool time_products)>
+      operations;
+};
+DeviceSource cuda_devices();
+
 class ComputeDevice {
  public:
-  /// Takes the device that the configuration asks for: with cuda the node's rank n takes device n
-  /// modulo their number. Collective over the session; throws AgreedError, the same on every rank,
-  /// where one has none.
-  ComputeDevice(const device::DeviceConfig& config, const comm::Session& session);
+  /// Takes the device that the configuration asks for: with cuda the node's worker n takes device n
+  /// modulo their number. The job's last `servers` ranks are no workers: they stay on the host, ask
+  /// for no device, and since they come last take no number. Collective over the session; throws
+  /// AgreedError, the same on every rank, where a worker has none.
+  ComputeDevice(const device::DeviceConfig& config, const comm::Session& session, int servers = 0,
+                DeviceSource source = cuda_devices());
   device::Device& device() const { return own_ ? *own_ : device::host_device(); }
+  /// Whether workers compute on CPUs, and the name of the first one's device; the same on every
+  /// rank, on servers too.
+  bool on_host() const { return on_host_; }
+  const std::string& name() const { return name_; }
   /// Makes the operations of this device, which must outlive them. With `time_products`, but not in
   /// reproducible mode, the algorithm of a product is chosen by time where its shape is first met:
   /// for those who have the ranks agree on them (Replica::settle_choices).
@@ -35,7 +52,7 @@ class ComputeDevice {
   const std::map<std::string, std::int64_t>& noted_free_bytes() const { return free_bytes_; }
   /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
   const std::string& warning() const { return warning_; }
-  /// Whether every rank's device computes in `type`; the same on every rank.
+  /// Whether every worker's device computes in `type`; the same on every rank.
   bool computes_in(DType type) const;
   /// Holds `precision` to what the device computes in. bf16 becomes fp32, which nothing is rounded
   /// for, where processors do not multiply bf16, and `warning` says so. Throws ConfigError for
@@ -43,8 +60,11 @@ class ComputeDevice {
   void settle_precision(parallel::PrecisionConfig& precision, comm::Communicator& world);
 
  private:
+  DeviceSource source_;
   bool tf32_, cpu_bf16_ = false;
   std::unique_ptr<device::Device> own_;  // absent: the host
+  bool on_host_ = true;
+  std::string name_ = device::host_device().name();
   std::string warning_;
   std::map<std::string, std::int64_t> free_bytes_;  // by moment
 };

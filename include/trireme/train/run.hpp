@@ -8,6 +8,7 @@
 
 #include "trireme/comm/session.hpp"
 #include "trireme/core/config.hpp"
+#include "trireme/train/compute_device.hpp"
 #include "trireme/train/config.hpp"
 #include "trireme/train/setup.hpp"
 
@@ -31,7 +32,8 @@ int exit_code(Ending ending);
 
 /// Validates and trains; prints progress and the closing summary on rank 0. `fields` are bound to
 /// `config` and recorded in run.json and in checkpoints, with what validation derives.
-Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields);
+Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields,
+           const DeviceSource& devices = cuda_devices());
 
 struct EvaluateOptions {
   std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
