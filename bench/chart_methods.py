@@ -2,9 +2,10 @@
 """chart_methods.py [--title TEXT] RUN... CHART.svg: validation loss of runs against time and against bytes sent.
 
 RUNs are run folders of one model and one dataset that differ in data_parallel.method (bench/methods.sh makes them).
-Time is that of the steps, evaluations and checkpoints left out; bytes are what a node's ranks have sent by the record,
-to other ranks of the node too. Prints a table: of each run its speed, its loss after the same samples and after the
-same time (where the quickest run ends), and what its nodes' interfaces have sent where RUN/sent-by-a-node tells.
+Time is that of the steps, evaluations and checkpoints left out; bytes are what a node's interface has sent (all that
+RUN/sent-by-a-node tells, spread over the steps), or without that file what its ranks have sent by the record, to other
+ranks of the node too. Prints a table: of each run its speed, its loss after the same samples and after the same time
+(where the quickest run ends), and both counts of bytes.
 Needs gnuplot."""
 import argparse
 import json
@@ -26,8 +27,8 @@ class Run:
         with open(os.path.join(attempt, "summary.json"), encoding="utf-8") as file:
             summary = json.load(file)
         nodes = len(record["hosts"])
-        self.bytes_per_step = sum(axis["bytes_per_step"] for rank in summary["ranks"]
-                                  for axis in rank["communication"].values()) / nodes
+        self.recorded_per_step = sum(axis["bytes_per_step"] for rank in summary["ranks"]
+                                     for axis in rank["communication"].values()) / nodes
         seconds, steps, self.points = 0.0, 0, []  # points: seconds, bytes, samples, loss
         batch = record["config"]["train"]["batch"]
         with open(os.path.join(attempt, "metrics.jsonl"), encoding="utf-8") as file:
@@ -36,7 +37,7 @@ class Run:
                     seconds += line["seconds"]
                     steps += 1
                 elif line["type"] == "evaluation" and (not self.points or line["step"] * batch > self.points[-1][2]):
-                    self.points.append((seconds, steps * self.bytes_per_step, line["step"] * batch, line["loss"]))
+                    self.points.append((seconds, steps, line["step"] * batch, line["loss"]))
         if not self.points:
             sys.exit("chart_methods.py: %s: has no evaluations" % folder)
         self.seconds, self.steps = seconds, steps
@@ -45,6 +46,8 @@ class Run:
         if os.path.exists(os.path.join(folder, "sent-by-a-node")):
             with open(os.path.join(folder, "sent-by-a-node"), encoding="utf-8") as file:
                 self.sent = float(file.read())
+        self.bytes_per_step = self.recorded_per_step if self.sent is None else self.sent / steps
+        self.points = [(at, step * self.bytes_per_step, *rest) for at, step, *rest in self.points]
 
     def loss_at(self, column, value):
         """Between evaluations by interpolation; None outside of them."""
@@ -67,8 +70,8 @@ def table(runs):
             shown(run.loss_at(2, samples)), shown(run.loss_at(0, seconds))))
     for run in runs:
         if run.sent is not None:
-            print("%s: a node's interface sent %.1f MB in all, evaluations and start too; its steps by the record %.1f MB"
-                  % (run.name, run.sent / 1e6, run.steps * run.bytes_per_step / 1e6))
+            print("%s: a node's interface sent %.1f MB in all, evaluations and start too; its ranks sent %.1f MB in steps by the record, inside nodes too"
+                  % (run.name, run.sent / 1e6, run.steps * run.recorded_per_step / 1e6))
 
 
 def panel(runs, column, scale, label, log):
@@ -99,6 +102,7 @@ def main():
         "set ylabel 'validation loss'",
     ]
     script += panel(runs, 0, 1, "seconds of steps", False)
+    script += ["set key bottom left"]
     script += panel(runs, 1, 1e-6, "MB that a node has sent", True)
     try:
         subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)

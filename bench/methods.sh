@@ -26,6 +26,7 @@ average      1 --data_parallel.method average --average.every 16
 diloco       1 --data_parallel.method average --average.every 16 --average.outer nesterov
 server       2 --data_parallel.method server --parallel.servers 4
 async-server 2 --data_parallel.method async-server --parallel.servers 4
+async-far    2 --data_parallel.method async-server --parallel.servers 4 --server.max_staleness 64
 METHODS
 }
 
@@ -62,7 +63,7 @@ run() { # name, ranks of a node, flags...
     echo "$folder: left out: $(tail -n 1 plan.log)"
     return 0
   fi
-  before=$("$cluster" sent | awk '{ sum += $2 } END { printf "%d", sum }')
+  before=$("$cluster" sent | awk '{ sum += $2 } END { printf "%.0f", sum }')
   local try
   for try in 1 2 3; do # a start may crash inside the MPI library (docs/scaling-studies.md)
     rm -rf "$folder"
@@ -77,7 +78,7 @@ run() { # name, ranks of a node, flags...
       return 0
     fi
   done
-  "$cluster" sent | awk -v before="$before" '{ sum += $2 } END { printf "%d\n", (sum - before) / NR }' >"$folder/sent-by-a-node"
+  "$cluster" sent | awk -v before="$before" '{ sum += $2 } END { printf "%.0f\n", (sum - before) / NR }' >"$folder/sent-by-a-node"
   echo "$folder: $(sed -n 's/^Figure of Merit/figure of merit/p' "$folder.log")"
 }
 
