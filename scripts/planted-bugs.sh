@@ -48,7 +48,7 @@ target() {
     train.reshard_grid) echo reshard_grid ;;
     train.hugging_face_test) echo trireme logits_program ;;
     *.mpi[0-9]*) echo "${1%%.*}_mpi" ;;
-    *_test) echo trireme ;;
+    *_test) echo trireme trireme_file_faults ;;
     *) echo "${1%%.*}_test" ;;
   esac
 }
