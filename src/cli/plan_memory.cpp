@@ -60,8 +60,10 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const bool alone = train::waits_for_none(config);
   const comm::GridShape shape = alone ? comm::GridShape{{1, 1, 1, 1}} : workers;
   const bool on_host = config.device.type != "cuda";
+  std::vector<int> nodes = facts.node_of;  // servers, the last ranks, are in no group
+  if (!nodes.empty()) nodes.resize(static_cast<std::size_t>(shape.size()));
   const comm::Backends backends =
-      on_host ? comm::choose_host_backends(config.comm, shape, alone ? 1 : shard, facts.node_of)
+      on_host ? comm::choose_host_backends(config.comm, shape, alone ? 1 : shard, nodes)
               : comm::Backends{};
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));

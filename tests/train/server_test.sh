@@ -79,6 +79,11 @@ for rank in servers:
         assert bytes["predicted"] == bytes["measured"], (rank["rank"], use, bytes)
 open("measured", "w").write(str(max(sum(use["measured"] for use in rank["memory"].values()) for rank in servers) / 2**20))
 PYTHON
+# Nodes are told of all ranks, servers too.
+for method in server async-server; do
+  "$TRIREME" plan --ranks 3 --ranks-per-node 3 --data.path data "${model[@]}" --train.batch 8 --data_parallel.method "$method" \
+    --parallel.servers 1 >plan.txt 2>&1 || fail "plan of $method on nodes: $(tail -n 1 plan.txt)"
+done
 "$TRIREME" plan --ranks 6 --data.path data "${model[@]}" --train.batch 8 --train.micro_batch 2 --numerics.reproducible \
   --data_parallel.method server --parallel.servers 2 >out 2>err || fail "plan"
 grep '^stage ' out | grep -q 'server' || fail "plan: no server"
