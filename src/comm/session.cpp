@@ -190,10 +190,11 @@ void Session::reserve_voice() {
   std::atomic_ref(*voice_flag_).compare_exchange_strong(free, 1 + node_rank_);
 }
 
-void Session::abort(int code) {
-  // MPI_Abort may hang too: another thread may hold a lock of the library.
+void Session::abort(int code, unsigned seconds) {
+  // MPI_Abort may hang too: another thread may hold a lock of the library. Then this kills the
+  // process, and its launcher the others.
   std::signal(SIGALRM, SIG_DFL);
-  ::alarm(1);
+  ::alarm(seconds);
   MPI_Abort(MPI_COMM_WORLD, code);
   std::_Exit(code);  // where MPI_Abort came back
 }

@@ -246,7 +246,7 @@ void Watchdog::end_job(std::size_t silent, double seconds) {
     // Another rank of this node is about to print and abort; ending first would cut it off.
     ::sleep(1);
   }
-  session_.abort(1);
+  session_.abort(1, 1);
 }
 
 void Watchdog::end_rank(std::size_t silent, double seconds) {

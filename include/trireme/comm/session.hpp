@@ -76,10 +76,10 @@ class Session {
   /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own; what
   /// the launcher makes of it, docs/mpi.md says.
   void abandon() { abandoned_ = true; }
-  /// Ends all ranks at once with `code`, and this one within a second, whatever the library is at;
-  /// does not return. Where the launcher lets others live (mpirun --enable-recovery) only this one
-  /// ends.
-  [[noreturn]] void abort(int code);
+  /// Ends all ranks at once with `code`, and this one in so many seconds, whatever the library is
+  /// at; does not return. Where the launcher lets others live (mpirun --enable-recovery) only this
+  /// one ends.
+  [[noreturn]] void abort(int code, unsigned seconds = 10);
 
  private:
   void open();         // node group, map of nodes and voice
