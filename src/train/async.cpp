@@ -210,7 +210,7 @@ class AsyncHost {
   std::unique_ptr<comm::Communicator> group_;
   parallel::ServerShards shards_;
   parallel::AsyncServer server_;
-  std::unique_ptr<Conductor> conductor_;  // of the first
+  std::unique_ptr<Conductor> conductor_;        // of the first
   std::unique_ptr<Interruption> interruption_;  // of the others
   std::atomic<bool> leaving_ = false;
   bool left_ = false;
@@ -238,7 +238,7 @@ ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::stri
 }
 
 Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
-                   Starting& starting, const std::function<void(AsyncHost*)>& show) {
+                   const std::function<void(AsyncHost*)>& show) {
   comm::Session servers(servers_of(job.session, true));
   AsyncHost host(job, servers, endpoint, queue);
   show(&host);
@@ -251,7 +251,7 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQ
   host.begin(beginning);
   queue.watch(job.watchdog);
   endpoint.start();
-  starting.end();
+  job.begin_watch();
   const Ending ending = host.run();
   host.leave();
   show(nullptr);
@@ -262,13 +262,20 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQ
 }  // namespace
 
 AsyncJob::AsyncJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
-                   const DeviceSource& devices)
+                   const DeviceSource& devices, Starting& start)
     : ServedJob(ranks, settled, devices),
       resolved(fields.to_json()),
       provenance(fields.provenance()),
       watchdog(session, config.train.watchdog,
                config.server.tolerate_failures ? comm::Watchdog::Ends::the_rank
-                                               : comm::Watchdog::Ends::the_job) {}
+                                               : comm::Watchdog::Ends::the_job),
+      starting_(start),
+      pause_(watchdog) {}
+
+void AsyncJob::begin_watch() {
+  starting_.end();
+  pause_.reset();
+}
 
 comm::rpc::Options async_options(const AsyncJob& job) {
   const int all = job.place.workers + job.place.servers;
@@ -293,9 +300,13 @@ void Interruption::tell() {
   static_cast<void>(endpoint_.call(parallel::async::interrupt, first_server_, signal));
 }
 
-Starting::Starting(AsyncJob& job)
-    : job_(job), pause_(job.watchdog), beats_(job.session.world(), [&] {
-        comm::rpc::Options options = async_options(job);
+Starting::Starting(comm::Session& session, double heartbeat)
+    : session_(session), beats_(session.world(), [&] {
+        comm::rpc::Options options;
+        options.silence = heartbeat;
+        options.beat = heartbeat / 5;
+        options.peers = range(0, session.rank() == 0 ? session.size() : 1);
+        options.watched = options.peers;
         options.on_lost = [this](int rank, const std::string& why) { lose(rank, why); };
         return options;
       }()) {
@@ -310,12 +321,11 @@ Starting::~Starting() {
 void Starting::end() {
   over_ = true;
   beats_.close(0);
-  pause_.reset();
 }
 
 void Starting::lose(int rank, const std::string& why) {
   if (over_) return;
-  if (job_.session.claim_voice()) {
+  if (session_.claim_voice()) {
     fmt::print(stderr,
                "trireme: error: rank {} is lost while the job starts: {}; look there for its last "
                "words\n",
@@ -323,13 +333,14 @@ void Starting::lose(int rank, const std::string& why) {
   } else {
     ::sleep(1);  // another rank of this node is about to print
   }
-  job_.session.abort(1);
+  session_.abort(1);
 }
 
+namespace {
+
 Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
-                 const DeviceSource& devices) {
-  AsyncJob job(session, config, fields, devices);
-  Starting starting(job);
+                 const DeviceSource& devices, Starting& start) {
+  AsyncJob job(session, config, fields, devices, start);
   comm::rpc::Options options = async_options(job);
   AsyncHost* host = nullptr;
   if (job.serves()) {
@@ -342,7 +353,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   // From here on the world may lose ranks, and its end must not wait for them.
   if (config.server.tolerate_failures) session.abandon();
   if (job.serves()) {
-    return serve_async(job, endpoint, queue, starting, [&](AsyncHost* own) { host = own; });
+    return serve_async(job, endpoint, queue, [&](AsyncHost* own) { host = own; });
   }
 
   servers_of(session, false);
@@ -357,7 +368,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
     for (int s = 0; s < job.place.servers; ++s) endpoint.lose(job.first_server() + s, why);
   };
   try {
-    ending = work_async(job, endpoint, recorder, starting);
+    ending = work_async(job, endpoint, recorder);
   } catch (const comm::rpc::PeerLost& error) {
     fall_silent(error.what());
     if (!config.server.tolerate_failures) {
@@ -372,6 +383,19 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   }
   endpoint.close();
   return ending;
+}
+
+}  // namespace
+
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                 const DeviceSource& devices) {
+  Starting start(session, config.server.heartbeat);
+  try {
+    return run_async(session, config, fields, devices, start);
+  } catch (const AgreedError&) {
+    start.end();  // all ranks leave
+    throw;
+  }
 }
 
 }  // namespace trireme::train

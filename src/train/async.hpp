@@ -30,44 +30,50 @@
 
 namespace trireme::train {
 
-/// What all ranks of such a job know before it starts.
-struct AsyncJob : ServedJob {
-  /// As ServedJob; `fields` are of the configuration.
-  AsyncJob(comm::Session& session, RunConfig& config, const config::Fields& fields,
-           const DeviceSource& devices);
-  nlohmann::json resolved, provenance;  // the configuration as recorded
-  comm::Watchdog watchdog;
-};
-
-/// How this rank's endpoint watches others: workers and servers each other, and servers themselves.
-comm::rpc::Options async_options(const AsyncJob& job);
-
-/// The time in which all ranks still start together, and need each other: who stalls is not watched,
-/// and one that dies or is stopped ends the job, on all nodes and whatever the launcher lets live.
+/// The time in which all ranks still start together, and need each other: one that dies or is
+/// stopped ends the job, on all nodes and whatever the launcher lets live. Rank 0 hears of it, and
+/// the others that rank 0 is gone.
 class Starting {
  public:
-  /// Collective over the job.
-  explicit Starting(AsyncJob& job);
+  /// Collective over the session. `heartbeat`: seconds of silence that mean death.
+  Starting(comm::Session& session, double heartbeat);
   Starting(const Starting&) = delete;
   Starting& operator=(const Starting&) = delete;
   /// Unless end() came before, the others find that this rank is silent.
   ~Starting();
-  /// Once the endpoint of the run watches.
+  /// Once all ranks are watched otherwise, or leave together.
   void end();
 
  private:
   void lose(int rank, const std::string& why);
 
-  AsyncJob& job_;
-  std::optional<comm::Watchdog::Pause> pause_;
+  comm::Session& session_;
   std::atomic<bool> over_ = false;
   comm::rpc::Endpoint beats_;
 };
 
+/// What all ranks of such a job know before it starts.
+struct AsyncJob : ServedJob {
+  /// As ServedJob; `fields` are of the configuration.
+  AsyncJob(comm::Session& session, RunConfig& config, const config::Fields& fields,
+           const DeviceSource& devices, Starting& start);
+  /// The endpoint of the run has started, and watches who dies; the watchdog, who stalls.
+  void begin_watch();
+
+  nlohmann::json resolved, provenance;  // the configuration as recorded
+  comm::Watchdog watchdog;
+
+ private:
+  Starting& starting_;
+  std::optional<comm::Watchdog::Pause> pause_;
+};
+
+/// How this rank's endpoint watches others: workers and servers each other, and servers themselves.
+comm::rpc::Options async_options(const AsyncJob& job);
+
 /// One worker's life, from the start of its endpoint on, with all others. Returns how the job
 /// ended.
-Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
-                  Starting& starting);
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder);
 
 /// Signals that come to another rank than the first server, which decides about them.
 class Interruption {

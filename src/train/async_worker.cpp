@@ -232,8 +232,7 @@ class AsyncTraining {
 
 }  // namespace
 
-Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
-                  Starting& starting) {
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder) {
   Interruption interruption(job, endpoint);
   struct Work {
     Work(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
@@ -245,7 +244,7 @@ Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& record
   auto work = std::make_unique<Work>(job, endpoint, recorder, interruption);
   work->training.tell_servers();
   endpoint.start();
-  starting.end();
+  job.begin_watch();
   try {
     return work->training.run();
   } catch (...) {

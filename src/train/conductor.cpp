@@ -40,13 +40,13 @@ Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::Wor
                                   answer();
                                 }});
                  });
-  endpoint.serve(async::interrupt, [this](comm::rpc::Call<async::Nothing> call,
-                                          std::int64_t signal) {
-    queue_.post({"hand out work", [this, call, signal]() mutable {
-                   told_ = static_cast<int>(signal);
-                   call.reply({});
-                 }});
-  });
+  endpoint.serve(async::interrupt,
+                 [this](comm::rpc::Call<async::Nothing> call, std::int64_t signal) {
+                   queue_.post({"hand out work", [this, call, signal]() mutable {
+                                  told_ = static_cast<int>(signal);
+                                  call.reply({});
+                                }});
+                 });
   endpoint.serve(async::account,
                  [this](comm::rpc::Call<async::Nothing> call, const std::string& text) {
                    queue_.post({"hand out work", [this, call = std::move(call), text]() mutable {

@@ -179,7 +179,7 @@ killed() {
   local folder=$1 rank=$2 signal=${signal:-KILL}
   shift 2
   timeout 160 "$TRIREME_MPIEXEC" --enable-recovery ${transport:-} -n 5 "$TRIREME" train --data.path data \
-    --train.output "$folder" "${model[@]}" --train.batch 12 --train.micro_batch 3 --train.peak none \
+    --train.output "$folder" "${model[@]}" --train.batch 12 --train.micro_batch 1 --train.peak none \
     --data_parallel.method async-server --parallel.servers "${servers:-1}" --server.max_staleness 3 --server.heartbeat 4 "$@" \
     >out 2>err &
   job=$!
@@ -197,14 +197,23 @@ killed() {
 # One that dies while all still start together ends the job, also where its like may die later.
 work=$(pwd -P)
 if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer wants to be preloaded alone
-  for rank in 1 4; do
-    LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so TRIREME_FILE_FAULT="kill 1 $work/data/ $rank" \
-      serve 5 early --train.steps 40 --server.heartbeat 2 --server.tolerate_failures
+  export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so
+  for fault in "kill 1 $work/data/ 4" "kill 90 $work/data/ 1"; do
+    rank=${fault##* }
+    TRIREME_FILE_FAULT=$fault serve 5 early --train.steps 40 --server.heartbeat 2 --server.tolerate_failures
     [ "$code" -ne 124 ] || fail "early: rank $rank: hangs"
     grep -q "trireme: error: rank $rank is lost while the job starts: silent for 2" err || fail "early: rank $rank: not said"
     [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "early: several voices"
     [ ! -e early ] || fail "early: left a folder"
   done
+  # A worker with an error of its own says so; the others go on.
+  TRIREME_FILE_FAULT="io_error 60 $work/data/train 1" serve 5 torn --train.steps 40 --server.heartbeat 2 \
+    --server.tolerate_failures
+  unset LD_PRELOAD
+  ran torn
+  check torn 40 3 "list(s['lost_workers']) == ['1'] and len(w) == 2"
+  grep -q '^trireme: error: rank 1: data/train-00000.h5: cannot read: ' err || fail "torn: not said"
+  [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "torn: several voices"
 fi
 
 # A worker that is stuck, or stopped, is ended by the watchdog, and the others go on without it.
