@@ -206,4 +206,9 @@ void load_pieces(const Reader& reader, const std::string& prefix, const state::M
   device::write(device, flat, rounded.data());
 }
 
+void clear_pieces(const state::ModelState& state, const Tensor& flat) {
+  const std::vector<std::byte> zeros(flat.bytes());
+  device::write(state.optimizer_device(), flat, zeros.data());
+}
+
 }  // namespace trireme::checkpoint

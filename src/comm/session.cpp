@@ -2,14 +2,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <string_view>
+
+#include <unistd.h>
 
 #include "trireme/core/error.hpp"
 
 namespace trireme::comm {
 namespace {
+
+/// The voice of a node: 0 is free, 1 + a rank of the node reserved for it.
+constexpr int voice_taken = -1;
 
 int initialised_rank() {
   int initialised = 0;
@@ -172,9 +178,23 @@ Session::~Session() {
   if (owner_) MPI_Finalize();
 }
 
-bool Session::claim_voice() { return std::atomic_ref(*voice_flag_).exchange(1) == 0; }
+bool Session::claim_voice() {
+  for (int before : {0, 1 + node_rank_}) {
+    if (std::atomic_ref(*voice_flag_).compare_exchange_strong(before, voice_taken)) return true;
+  }
+  return false;
+}
 
-void Session::abort(int code) {
+void Session::reserve_voice() {
+  int free = 0;
+  std::atomic_ref(*voice_flag_).compare_exchange_strong(free, 1 + node_rank_);
+}
+
+void Session::abort(int code, unsigned seconds) {
+  // MPI_Abort may hang too: another thread may hold a lock of the library. Then this kills the
+  // process, and its launcher the others.
+  std::signal(SIGALRM, SIG_DFL);
+  ::alarm(seconds);
   MPI_Abort(MPI_COMM_WORLD, code);
   std::_Exit(code);  // where MPI_Abort came back
 }

@@ -12,6 +12,7 @@
 #include <new>
 
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
@@ -63,6 +64,7 @@ struct Watchdog::Slot {
   std::atomic<std::uint64_t> process_namespace{0};
   std::atomic<std::int64_t> pauses{0};  // watched while 0
   std::atomic<bool> ended{false};       // its process may go
+  std::atomic<bool> given_up{false};    // somebody ends it
   std::array<std::atomic<std::uint64_t>, words> text{};
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -101,8 +103,8 @@ struct Watchdog::Slot {
   }
 };
 
-Watchdog::Watchdog(Session& session, double timeout_seconds, Dead dead)
-    : session_(session), timeout_(timeout_seconds), dead_(dead) {
+Watchdog::Watchdog(Session& session, double timeout_seconds, Ends ends)
+    : session_(session), timeout_(timeout_seconds), ends_(ends) {
   if (!(timeout_ > 0)) return;
   void* base = nullptr;
   mpi_check(
@@ -127,20 +129,23 @@ Watchdog::Watchdog(Session& session, double timeout_seconds, Dead dead)
 
 Watchdog::~Watchdog() {
   if (own_ == nullptr) return;
-  const bool in_order = std::uncaught_exceptions() == 0 && dead_ == Dead::end_the_job;
-  if (in_order) {
+  const bool in_order = std::uncaught_exceptions() == 0;
+  const bool together = in_order && ends_ == Ends::the_job;
+  if (together) {
     // A rank that waits here for one that has stalled is still watched.
     beat("waiting for all ranks to end");
     MPI_Barrier(session_.world());
   }
   own_->ended = true;
+  // Who leaves last ends one that has stalled, or the launcher would wait for it.
+  while (in_order && !together && others_live()) ::usleep(10'000);
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   condition_.notify_one();
   thread_.join();
-  if (in_order) MPI_Win_free(&window_);
+  if (together) MPI_Win_free(&window_);
 }
 
 void Watchdog::beat(std::string_view operation) {
@@ -166,15 +171,25 @@ void Watchdog::resume() {
   --own_->pauses;
 }
 
-void Watchdog::watch() {
+bool Watchdog::watched(const Slot& slot) const {
+  if (slot.ended || (slot.given_up && &slot != own_)) return false;
+  const bool alone = ends_ == Ends::the_rank;
+  if (!alone && slot.pauses == 0) return true;  // silence says it all
+  std::string state;
+  if (slot.process_namespace == process_namespace()) state = state_of(slot.process);
+  // Who died is silent also in a pause, or nobody's business here.
+  return alone ? state == "stopped" || (slot.pauses == 0 && state != "dead") : state == "dead";
+}
+
+bool Watchdog::others_live() const {
   const std::uint64_t ours = process_namespace();
-  // Who died is silent, also in what was to be left alone; or nobody's business here.
-  const auto watched = [&](const Slot& slot) {
-    if (slot.ended) return false;
-    const bool looks = dead_ == Dead::are_left || slot.pauses > 0;  // else silence says it all
-    const bool died = looks && slot.process_namespace == ours && state_of(slot.process) == "dead";
-    return dead_ == Dead::are_left ? slot.pauses == 0 && !died : slot.pauses == 0 || died;
-  };
+  return std::any_of(slots_.begin(), slots_.end(), [&](const Slot* slot) {
+    const bool over = slot == own_ || slot->ended || slot->given_up;
+    return !over && !(slot->process_namespace == ours && state_of(slot->process) == "dead");
+  });
+}
+
+void Watchdog::watch() {
   const auto period = std::chrono::duration<double>(std::clamp(timeout_ / 20, 0.005, 0.5));
   struct Seen {
     std::uint64_t sequence = 0;
@@ -192,26 +207,35 @@ void Watchdog::watch() {
       const bool moved = std::exchange(seen[i].sequence, sequence) != sequence;
       seen[i].silence = moved || !watched(*slots_[i]) ? 0 : seen[i].silence + awake;
       if (seen[i].silence < timeout_) continue;
-      lock.unlock();
-      bark(i, seen[i].silence);
+      if (ends_ == Ends::the_job) {
+        lock.unlock();
+        end_job(i, seen[i].silence);
+      }
+      end_rank(i, seen[i].silence);
     }
   }
 }
 
-void Watchdog::bark(std::size_t silent, double seconds) {
+std::string Watchdog::complaint(std::size_t silent, double seconds) const {
+  const std::uint64_t ours = process_namespace();
+  std::vector<LastOperation> ranks;
+  for (const Slot* slot : slots_) {
+    ranks.push_back(slot->read());
+    std::string& state = ranks.back().state;
+    if (slot->process_namespace == ours) state = state_of(slot->process);
+    if (slot->pauses > 0 || slot->ended) state += state.empty() ? "not watched" : ", not watched";
+  }
+  const bool job = ends_ == Ends::the_job;
+  return fmt::format(
+      "trireme: {}: watchdog: rank {} has not moved for {:.1f} s: the limit is {} s, so {} ends; "
+      "the ranks of its node, longest silence first:\n{}",
+      job ? "error" : "warning", static_cast<int>(slots_[silent]->rank), seconds, timeout_,
+      job ? "the job" : "that rank", watchdog_table(ranks));
+}
+
+void Watchdog::end_job(std::size_t silent, double seconds) {
   if (session_.claim_voice()) {
-    const std::uint64_t ours = process_namespace();
-    std::vector<LastOperation> ranks;
-    for (const Slot* slot : slots_) {
-      ranks.push_back(slot->read());
-      std::string& state = ranks.back().state;
-      if (slot->process_namespace == ours) state = state_of(slot->process);
-      if (slot->pauses > 0 || slot->ended) state += state.empty() ? "not watched" : ", not watched";
-    }
-    const std::string text = fmt::format(
-        "trireme: error: watchdog: rank {} has not moved for {:.1f} s: the limit is {} s, so the "
-        "job ends; the ranks of its node, longest silence first:\n{}",
-        ranks[silent].rank, seconds, timeout_, watchdog_table(ranks));
+    const std::string text = complaint(silent, seconds);
     std::fflush(stdout);
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
@@ -222,11 +246,25 @@ void Watchdog::bark(std::size_t silent, double seconds) {
     // Another rank of this node is about to print and abort; ending first would cut it off.
     ::sleep(1);
   }
-  // Where MPI_Abort hangs too (the main thread may hold a lock of the library), the alarm kills
-  // this process, and its launcher the others.
-  std::signal(SIGALRM, SIG_DFL);
-  ::alarm(1);
-  session_.abort(1);
+  session_.abort(1, 1);
+}
+
+void Watchdog::end_rank(std::size_t silent, double seconds) {
+  Slot& slot = *slots_[silent];
+  const bool own = &slot == own_;
+  if (slot.given_up.exchange(true)) {
+    if (!own) return;
+    ::usleep(100'000);  // another rank is about to print what this one did last
+  } else {
+    const std::string text = complaint(silent, seconds);
+    std::fflush(stdout);
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+  }
+  // One that counts processes otherwise ends itself, unless it is stopped: then it stays so.
+  if (own || slot.process_namespace == process_namespace()) {
+    ::kill(static_cast<::pid_t>(slot.process), SIGKILL);
+  }
 }
 
 std::string watchdog_table(std::vector<LastOperation> ranks) {

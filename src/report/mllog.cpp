@@ -53,7 +53,8 @@ std::int64_t decay_steps(const json& optim, std::int64_t steps) {
   return std::max<std::int64_t>(0, steps - optim.value("warmup_steps", std::int64_t{0}));
 }
 
-/// The last learning rate of `optim`: its section of a run's configuration.
+/// The learning rate at which the schedule's fall ends, of `optim`: its section of a run's
+/// configuration.
 double end_learning_rate(const json& optim) {
   const double peak = optim.value("learning_rate", 0.0);
   const bool falls = optim.value("schedule", "constant") != "constant";

@@ -2,9 +2,11 @@
 
 #include <atomic>
 #include <cstdio>
+#include <exception>
 #include <optional>
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
@@ -46,13 +48,13 @@ class AsyncHost {
         group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
         shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger),
         server_(shards_, endpoint, queue) {
-    if (!first()) signals_.emplace(parse_signals(job.config.train.signals));
     if (first()) {
       conductor_ = std::make_unique<Conductor>(
           job, endpoint, queue, recorder_,
           [this](const checkpoint::State& state) { return save_with_all(state); });
       return;
     }
+    interruption_ = std::make_unique<Interruption>(job, endpoint);
     endpoint.serve(async::save, [this](comm::rpc::Call<async::Nothing> call, async::Nothing) {
       const auto text = std::make_shared<std::vector<std::byte>>(call.bulk_bytes());
       call.receive(*text, [this, text](comm::rpc::Call<async::Nothing> whole) {
@@ -72,6 +74,8 @@ class AsyncHost {
 
   /// Ends the service of calls first, which work on what dies here; at once, unless leave() did.
   ~AsyncHost() {
+    // The workers are about to hear that this server has left, but not why.
+    if (std::uncaught_exceptions() > 0) job_.session.reserve_voice();
     leaving_ = true;
     endpoint_.close(0);
   }
@@ -79,8 +83,8 @@ class AsyncHost {
   AsyncHost& operator=(const AsyncHost&) = delete;
 
   /// Before the endpoint starts.
-  void begin(const ResumePoint& point, const Surroundings& surroundings,
-             const std::vector<std::string>& passed_over, double peak) {
+  void begin(const Beginning& beginning) {
+    const ResumePoint& point = beginning.point;
     const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
     if (point.folder.empty()) shards_.initialise(seed);
     const int workers = job_.place.workers;
@@ -88,7 +92,7 @@ class AsyncHost {
         {.first_update = (point.step - point.states_begin) * workers,
          .inverse_rate = job_.config.server.staleness_rate == "inverse",
          .most_stale = parallel::Tickets::most_stale(workers, job_.config.server.max_staleness)});
-    if (conductor_) conductor_->begin(point, surroundings, passed_over, peak);
+    if (conductor_) conductor_->begin(beginning);
   }
   void load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
     load_shards(shards_, reader);
@@ -122,7 +126,10 @@ class AsyncHost {
   Ending run() {
     recorder_.reset();
     if (!conductor_) {
-      while (!left_) queue_.turn(1, recorder_);
+      while (!left_) {
+        queue_.turn(1, recorder_);
+        interruption_->tell();
+      }
       return Ending::done;
     }
     try {
@@ -203,8 +210,8 @@ class AsyncHost {
   std::unique_ptr<comm::Communicator> group_;
   parallel::ServerShards shards_;
   parallel::AsyncServer server_;
-  std::unique_ptr<Conductor> conductor_;  // of the first
-  std::optional<SignalWatch> signals_;    // of the others: signals are the first one's business
+  std::unique_ptr<Conductor> conductor_;        // of the first
+  std::unique_ptr<Interruption> interruption_;  // of the others
   std::atomic<bool> leaving_ = false;
   bool left_ = false;
 };
@@ -231,20 +238,20 @@ ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::stri
 }
 
 Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
-                   std::optional<comm::Watchdog::Pause>& starting,
                    const std::function<void(AsyncHost*)>& show) {
   comm::Session servers(servers_of(job.session, true));
   AsyncHost host(job, servers, endpoint, queue);
   show(&host);
-  const Surroundings surroundings = look_around(job.session, *job.everyone, job.threads);
-  std::vector<std::string> passed_over;
-  const ResumePoint point = find_beginning(job, &host, passed_over);
+  Beginning beginning;
+  beginning.surroundings = look_around(job.session, *job.everyone, job.threads);
+  beginning.point = find_beginning(job, &host, beginning.passed_over);
   // The workers', who measure meanwhile.
-  const double peak = agree_on_peak(job.config, *job.everyone, job.place.workers, {});
-  host.begin(point, surroundings, passed_over, peak);
+  beginning.peak = agree_on_peak(job.config, *job.everyone, job.place.workers, {});
+  beginning.predicted_memory = json::parse(comm::of_rank_zero(*job.everyone, [] { return ""; }));
+  host.begin(beginning);
   queue.watch(job.watchdog);
   endpoint.start();
-  starting.reset();
+  job.begin_watch();
   const Ending ending = host.run();
   host.leave();
   show(nullptr);
@@ -255,13 +262,20 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQ
 }  // namespace
 
 AsyncJob::AsyncJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
-                   const DeviceSource& devices)
+                   const DeviceSource& devices, Starting& start)
     : ServedJob(ranks, settled, devices),
       resolved(fields.to_json()),
       provenance(fields.provenance()),
       watchdog(session, config.train.watchdog,
-               config.server.tolerate_failures ? comm::Watchdog::Dead::are_left
-                                               : comm::Watchdog::Dead::end_the_job) {}
+               config.server.tolerate_failures ? comm::Watchdog::Ends::the_rank
+                                               : comm::Watchdog::Ends::the_job),
+      starting_(start),
+      pause_(watchdog) {}
+
+void AsyncJob::begin_watch() {
+  starting_.end();
+  pause_.reset();
+}
 
 comm::rpc::Options async_options(const AsyncJob& job) {
   const int all = job.place.workers + job.place.servers;
@@ -275,10 +289,58 @@ comm::rpc::Options async_options(const AsyncJob& job) {
   return options;
 }
 
+Interruption::Interruption(AsyncJob& job, comm::rpc::Endpoint& endpoint)
+    : signals_(parse_signals(job.config.train.signals)),
+      endpoint_(endpoint),
+      first_server_(job.first_server()) {}
+
+void Interruption::tell() {
+  const int signal = signals_.caught();
+  if (signal == 0 || std::exchange(told_, true)) return;
+  static_cast<void>(endpoint_.call(parallel::async::interrupt, first_server_, signal));
+}
+
+Starting::Starting(comm::Session& session, double heartbeat)
+    : session_(session), beats_(session.world(), [&] {
+        comm::rpc::Options options;
+        options.silence = heartbeat;
+        options.beat = heartbeat / 5;
+        options.peers = range(0, session.rank() == 0 ? session.size() : 1);
+        options.watched = options.peers;
+        options.on_lost = [this](int rank, const std::string& why) { lose(rank, why); };
+        return options;
+      }()) {
+  beats_.start();
+}
+
+Starting::~Starting() {
+  if (over_.exchange(true)) return;
+  for (int rank = 0; rank < beats_.size(); ++rank) beats_.lose(rank, "not waited for");
+}
+
+void Starting::end() {
+  over_ = true;
+  beats_.close(0);
+}
+
+void Starting::lose(int rank, const std::string& why) {
+  if (over_) return;
+  if (session_.claim_voice()) {
+    fmt::print(stderr,
+               "trireme: error: rank {} is lost while the job starts: {}; look there for its last "
+               "words\n",
+               rank, why);
+  } else {
+    ::sleep(1);  // another rank of this node is about to print
+  }
+  session_.abort(1);
+}
+
+namespace {
+
 Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
-                 const DeviceSource& devices) {
-  AsyncJob job(session, config, fields, devices);
-  auto starting = std::make_optional<comm::Watchdog::Pause>(job.watchdog);
+                 const DeviceSource& devices, Starting& start) {
+  AsyncJob job(session, config, fields, devices, start);
   comm::rpc::Options options = async_options(job);
   AsyncHost* host = nullptr;
   if (job.serves()) {
@@ -291,7 +353,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   // From here on the world may lose ranks, and its end must not wait for them.
   if (config.server.tolerate_failures) session.abandon();
   if (job.serves()) {
-    return serve_async(job, endpoint, queue, starting, [&](AsyncHost* own) { host = own; });
+    return serve_async(job, endpoint, queue, [&](AsyncHost* own) { host = own; });
   }
 
   servers_of(session, false);
@@ -300,19 +362,40 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   find_beginning(job, nullptr, passed_over);
   Recorder recorder;
   Ending ending = Ending::cut_off;
+  // Servers that are left are to hear silence, not a goodbye: this rank has something of theirs to
+  // do, which others may take over.
+  const auto fall_silent = [&](const std::string& why) {
+    for (int s = 0; s < job.place.servers; ++s) endpoint.lose(job.first_server() + s, why);
+  };
   try {
-    ending = work_async(job, endpoint, recorder, starting);
+    ending = work_async(job, endpoint, recorder);
   } catch (const comm::rpc::PeerLost& error) {
-    if (!config.server.tolerate_failures) throw;
-    // The others may well go on without this rank: it must not end the job. A server that is left
-    // is to hear silence, not a goodbye, as this rank has something of it to do.
-    for (int s = 0; s < job.place.servers; ++s) {
-      endpoint.lose(job.first_server() + s, error.what());
+    fall_silent(error.what());
+    if (!config.server.tolerate_failures) {
+      ::sleep(1);  // who has left knows why, and is to say so first
+      throw;
     }
+    // The others may well go on without this rank: it must not end the job.
     fmt::print(stderr, "trireme: warning: rank {} leaves: {}\n", session.rank(), error.what());
+  } catch (const std::exception& error) {
+    fall_silent(error.what());
+    throw;
   }
   endpoint.close();
   return ending;
+}
+
+}  // namespace
+
+Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                 const DeviceSource& devices) {
+  Starting start(session, config.server.heartbeat);
+  try {
+    return run_async(session, config, fields, devices, start);
+  } catch (const AgreedError&) {
+    start.end();  // all ranks leave
+    throw;
+  }
 }
 
 }  // namespace trireme::train

@@ -2,6 +2,7 @@
 // them hands out the work, and nothing after the start is collective over the workers.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,22 +30,73 @@
 
 namespace trireme::train {
 
+/// The time in which all ranks still start together, and need each other: one that dies or is
+/// stopped ends the job, on all nodes and whatever the launcher lets live. Rank 0 hears of it, and
+/// the others that rank 0 is gone.
+class Starting {
+ public:
+  /// Collective over the session. `heartbeat`: seconds of silence that mean death.
+  Starting(comm::Session& session, double heartbeat);
+  Starting(const Starting&) = delete;
+  Starting& operator=(const Starting&) = delete;
+  /// Unless end() came before, the others find that this rank is silent.
+  ~Starting();
+  /// Once all ranks are watched otherwise, or leave together.
+  void end();
+
+ private:
+  void lose(int rank, const std::string& why);
+
+  comm::Session& session_;
+  std::atomic<bool> over_ = false;
+  comm::rpc::Endpoint beats_;
+};
+
 /// What all ranks of such a job know before it starts.
 struct AsyncJob : ServedJob {
   /// As ServedJob; `fields` are of the configuration.
   AsyncJob(comm::Session& session, RunConfig& config, const config::Fields& fields,
-           const DeviceSource& devices);
+           const DeviceSource& devices, Starting& start);
+  /// The endpoint of the run has started, and watches who dies; the watchdog, who stalls.
+  void begin_watch();
+
   nlohmann::json resolved, provenance;  // the configuration as recorded
   comm::Watchdog watchdog;
+
+ private:
+  Starting& starting_;
+  std::optional<comm::Watchdog::Pause> pause_;
 };
 
 /// How this rank's endpoint watches others: workers and servers each other, and servers themselves.
 comm::rpc::Options async_options(const AsyncJob& job);
 
 /// One worker's life, from the start of its endpoint on, with all others. Returns how the job
-/// ended. Ends the watchdog's pause `starting` once there is something to watch.
-Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
-                  std::optional<comm::Watchdog::Pause>& starting);
+/// ended.
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder);
+
+/// Signals that come to another rank than the first server, which decides about them.
+class Interruption {
+ public:
+  Interruption(AsyncJob& job, comm::rpc::Endpoint& endpoint);
+  /// The first server, of the first one that came; by the thread that made it.
+  void tell();
+
+ private:
+  SignalWatch signals_;
+  comm::rpc::Endpoint& endpoint_;
+  int first_server_;
+  bool told_ = false;
+};
+
+/// What the first server knows before the run begins.
+struct Beginning {
+  ResumePoint point;
+  std::vector<std::string> passed_over;  // checkpoints, and why
+  Surroundings surroundings;
+  double peak = 0;                  // operations per second of all workers; 0: not known
+  nlohmann::json predicted_memory;  // of a worker, by use
+};
 
 /// The first server's further work: it hands out tickets, sees every loss, keeps the record, and
 /// decides when all workers pause for an evaluation or a checkpoint.
@@ -60,10 +112,8 @@ class Conductor {
 
   /// What it keeps of a checkpoint beside the shards; adds to `notes`. Throws Error.
   void load(const checkpoint::Reader& reader, std::vector<std::string>& notes);
-  /// Before the endpoint starts. `passed_over`: checkpoints, and why; `peak`: operations per second
-  /// of all workers, 0 where that is not known.
-  void begin(const ResumePoint& point, const Surroundings& surroundings,
-             const std::vector<std::string>& passed_over, double peak);
+  /// Before the endpoint starts.
+  void begin(const Beginning& beginning);
   /// Trains to the last step, or to a signal; when it returns all workers have left.
   Ending run();
   /// Writes the summary; `servers` are accounts of all of them.
@@ -94,7 +144,7 @@ class Conductor {
   void save(bool last);
   void prune();
   void dismiss(Ending ending);
-  void begin_record(const Surroundings& surroundings);
+  void begin_record(const Beginning& beginning);
   nlohmann::json staleness_json(const parallel::AsyncServer::Counts& counts) const;
   void say(const std::string& line);
 
@@ -116,8 +166,10 @@ class Conductor {
   std::map<int, std::string> lost_;                               // workers, and why
   std::int64_t step_ = 0, samples_ = 0, states_begin_ = 0;
   std::int64_t saved_step_ = -1, evaluated_step_ = -1;
+  std::string saved_folder_;
   std::int64_t skipped_in_a_row_ = 0;
   std::int64_t steps_of_attempt_ = 0;
+  int told_ = 0;  // a signal that came to another rank
   int stop_ = 0;  // a signal, or −1 for time; 0: none
   double peak_ = 0;
   double last_loss_ = 0, last_evaluation_ = 0, trained_seconds_ = 0, longest_step_ = 0;

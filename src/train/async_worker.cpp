@@ -7,11 +7,13 @@
 
 #include <mpi.h>
 
+#include "trireme/comm/agree.hpp"
 #include "trireme/optim/schedule.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/inject.hpp"
 
 #include "async.hpp"
+#include "summary.hpp"
 #include "trainer.hpp"
 
 namespace trireme::train {
@@ -24,11 +26,12 @@ namespace {
 class AsyncTraining {
  public:
   AsyncTraining(AsyncJob& job, comm::rpc::Endpoint& endpoint, comm::Session& alone,
-                Recorder& recorder)
+                Recorder& recorder, Interruption& interruption)
       : job_(job),
         config_(job.config),
         endpoint_(endpoint),
         recorder_(recorder),
+        interruption_(interruption),
         grid_(alone, comm::GridShape{{1, 1, 1, 1}}, job.ledger, 1, grid_options(job.config)),
         dataset_(data::Dataset::open(config_.data.path)),
         reader_(dataset_.reader(data::SplitName::train)),
@@ -67,10 +70,11 @@ class AsyncTraining {
                                                     .asynchronous = true})),
         faults_(parse_faults(config_.train.inject)) {}
 
-  /// Operations per second of all workers. Collective over all ranks.
-  double agree_on_peak() {
-    return train::agree_on_peak(config_, *job_.everyone, job_.place.workers,
-                                [&] { return measure_peak(replica_, config_); });
+  /// What the first server is to know of workers. Collective over all ranks.
+  void tell_servers() {
+    train::agree_on_peak(config_, *job_.everyone, job_.place.workers,
+                         [&] { return measure_peak(replica_, config_); });
+    comm::of_rank_zero(*job_.everyone, [&] { return prediction_json(predicted_).dump(); });
   }
 
   Ending run() {
@@ -97,6 +101,7 @@ class AsyncTraining {
 
  private:
   async::Work ask(const async::Outcome& outcome) {
+    interruption_.tell();
     job_.watchdog.beat("wait for a ticket");
     const comm::Watchdog::Pause idle(job_.watchdog);  // others may be slow
     const Section section(recorder_, "wait for a ticket");
@@ -213,6 +218,7 @@ class AsyncTraining {
   const RunConfig& config_;
   comm::rpc::Endpoint& endpoint_;
   Recorder& recorder_;
+  Interruption& interruption_;
   comm::Grid grid_;
   data::Dataset dataset_;
   std::unique_ptr<data::TokenReader> reader_, valid_;
@@ -226,20 +232,19 @@ class AsyncTraining {
 
 }  // namespace
 
-Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
-                  std::optional<comm::Watchdog::Pause>& starting) {
-  // Signals are the first server's business, which then ends the job in order.
-  const SignalWatch signals(parse_signals(job.config.train.signals));
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder) {
+  Interruption interruption(job, endpoint);
   struct Work {
-    Work(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder)
-        : training(job, endpoint, alone, recorder) {}
+    Work(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
+         Interruption& interruption)
+        : training(job, endpoint, alone, recorder, interruption) {}
     comm::Session alone{MPI_COMM_SELF};
     AsyncTraining training;
   };
-  auto work = std::make_unique<Work>(job, endpoint, recorder);
-  work->training.agree_on_peak();  // for the servers
+  auto work = std::make_unique<Work>(job, endpoint, recorder, interruption);
+  work->training.tell_servers();
   endpoint.start();
-  starting.reset();
+  job.begin_watch();
   try {
     return work->training.run();
   } catch (...) {

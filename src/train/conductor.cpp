@@ -40,6 +40,13 @@ Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::Wor
                                   answer();
                                 }});
                  });
+  endpoint.serve(async::interrupt,
+                 [this](comm::rpc::Call<async::Nothing> call, std::int64_t signal) {
+                   queue_.post({"hand out work", [this, call, signal]() mutable {
+                                  told_ = static_cast<int>(signal);
+                                  call.reply({});
+                                }});
+                 });
   endpoint.serve(async::account,
                  [this](comm::rpc::Call<async::Nothing> call, const std::string& text) {
                    queue_.post({"hand out work", [this, call = std::move(call), text]() mutable {
@@ -53,9 +60,9 @@ void Conductor::load(const checkpoint::Reader& reader, std::vector<std::string>&
   take_tokenizer(reader, dataset_, tokenizer_, notes);
 }
 
-void Conductor::begin(const ResumePoint& point, const Surroundings& surroundings,
-                      const std::vector<std::string>& passed_over, double peak) {
-  peak_ = peak;
+void Conductor::begin(const Beginning& beginning) {
+  const ResumePoint& point = beginning.point;
+  peak_ = beginning.peak;
   step_ = point.step;
   samples_ = point.samples;
   states_begin_ = point.states_begin;
@@ -70,11 +77,12 @@ void Conductor::begin(const ResumePoint& point, const Surroundings& surroundings
     progress_ = mode == "auto" ? std::make_unique<report::ProgressLine>()
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   }
-  for (const std::string& line : passed_over) say("passed over: " + line);
+  for (const std::string& line : beginning.passed_over) say("passed over: " + line);
   if (point.own) saved_step_ = step_;
+  saved_folder_ = point.folder;
   if (!point.folder.empty()) say(fmt::format("resumed from {}: step {}", point.folder, step_));
   for (const std::string& note : point.notes) say("note: " + note);
-  begin_record(surroundings);
+  begin_record(beginning);
 }
 
 void Conductor::say(const std::string& line) {
@@ -126,7 +134,7 @@ Ending Conductor::run() {
 
 void Conductor::look_at_signals() {
   if (stop_ != 0) return;
-  stop_ = signals_.caught();
+  stop_ = signals_.caught() != 0 ? signals_.caught() : told_;
   std::optional<double> left = slurm_seconds_left();
   if (time_limit_) {
     const double own = *time_limit_ - seconds_since(begin_);
@@ -185,8 +193,8 @@ void Conductor::note_share(const Ticket& ticket, const async::Outcome& outcome) 
     if (++skipped_in_a_row_ >= config_.train.skip_limit * job_.place.workers) {
       throw Error(
           "step {}: the last of {} gradients in a row that were not finite; lower "
-          "optim.learning_rate, set optim.clip or look at the data",
-          ticket.step + 1, skipped_in_a_row_);
+          "optim.learning_rate, set optim.clip or look at the data; {}",
+          ticket.step + 1, skipped_in_a_row_, last_good(saved_folder_));
     }
   }
   // In their order, whoever was first.
@@ -267,6 +275,7 @@ void Conductor::save(bool last) {
   try {
     const std::string folder = save_(state);
     saved_step_ = step_;
+    saved_folder_ = folder;
     record_->write_event(step_, "save", folder);
     say("saved " + folder);
     prune();

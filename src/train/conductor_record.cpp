@@ -10,7 +10,8 @@ namespace trireme::train {
 
 using nlohmann::json;
 
-void Conductor::begin_record(const Surroundings& surroundings) {
+void Conductor::begin_record(const Beginning& beginning) {
+  const Surroundings& surroundings = beginning.surroundings;
   json run = surroundings.provenance;
   run["config"] = job_.resolved;
   run["config_provenance"] = job_.provenance;
@@ -26,6 +27,7 @@ void Conductor::begin_record(const Surroundings& surroundings) {
   run["parameters"] = job_.model.table().elements();
   run["flops_per_token"] = job_.model.flops_per_token();
   run["peak"] = peak_json(config_, peak_);
+  run["predicted_memory"] = beginning.predicted_memory;
   run["first_step"] = step_;
   run["cores_shared"] = surroundings.shared_cores;
   record_->write_run(run);

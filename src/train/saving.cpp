@@ -67,6 +67,20 @@ bool imported(const checkpoint::Reader& reader) {
   return extra.is_object() && extra.value(checkpoint::weights_only, false);
 }
 
+void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
+                    const state::ModelState& state, const Tensor& flat, bool sharded) {
+  // As that of a new model; a damaged checkpoint may have been read in part before.
+  if (imported(reader)) return checkpoint::clear_pieces(state, flat);
+  const std::string first = prefix + "/" + state.layout().table().rows().front().name;
+  if (reader.find(first) == nullptr) {
+    throw Error(
+        "{}: has no {}: another optimiser made it; set optim.name to that of its configuration, or "
+        "begin from another checkpoint",
+        reader.folder().string(), prefix);
+  }
+  checkpoint::load_pieces(reader, prefix, state, flat, sharded);
+}
+
 std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& broken) {
   const std::string& resume = config.checkpoint.resume;
@@ -137,6 +151,7 @@ void take_tokenizer(const checkpoint::Reader& reader, const data::Dataset& datas
                     data::StoredTokenizer& tokenizer, std::vector<std::string>& notes) {
   const auto theirs = checkpoint::kept_tokenizer(reader);
   const data::Manifest& ours = dataset.manifest();
+  tokenizer = data::stored_tokenizer(ours, dataset.folder());
   if (!theirs) return;
   if (ours.tokenizer == "none") {
     tokenizer = data::stored_tokenizer(*theirs, reader.folder());
@@ -167,6 +182,9 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   const checkpoint::Reader reader(folder);
   const state::ModelState& state = replica_.state();
   const bool own = servers_ == nullptr;  // or servers load, and refresh() brings the values
+  // A damaged checkpoint may have been read in part before.
+  health_ = Health(config_.train.outlier);
+  loss_scale_ = optim::LossScale(config_.precision.compute == "fp16");
   if (!own && speaks()) servers_->worker->work(load_work, folder.string());
   if (own) {
     checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
@@ -175,9 +193,8 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   std::vector<std::string> notes;
   const bool workers = load_workers(reader, notes);  // have states of their own
   for (const auto& kept : replica_.optimizer().states()) {
-    if (imported(reader) || !own) break;  // imported: it begins at zero, as that of a new model
-    checkpoint::load_pieces(reader, kept_name(kept.name, workers), state, kept.flat,
-                            shards_state());
+    if (!own) break;
+    load_optimizer(reader, kept_name(kept.name, workers), state, kept.flat, shards_state());
   }
   load_outer_momentum(reader, notes);
   const ResumePoint point = resume_point(config_, reader);

@@ -167,8 +167,7 @@ void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reade
   const state::ModelState& state = shards.state();
   checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
   for (const auto& kept : shards.optimizer().states()) {
-    if (imported(reader)) break;  // it begins at zero, as that of a new model
-    checkpoint::load_pieces(reader, kept.name, state, kept.flat, true);
+    load_optimizer(reader, kept.name, state, kept.flat, true);
   }
   shards.refresh();
 }

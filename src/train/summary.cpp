@@ -158,6 +158,12 @@ nlohmann::json choices_json(const std::vector<ops::Choice>& choices) {
   return json;
 }
 
+nlohmann::json prediction_json(const std::map<device::Use, std::int64_t>& predicted) {
+  nlohmann::json json;
+  for (const auto& [use, bytes] : predicted) json[std::string(device::name_of(use))] = bytes;
+  return json;
+}
+
 nlohmann::json peak_json(const RunConfig& config, double peak) {
   return {{"operations_per_second", peak},
           {"kind", config.train.peak == "measured" ? "measured" : "nominal"},
@@ -179,8 +185,6 @@ std::string mfu_line(const RunConfig& config, double operations, double peak) {
 
 void Trainer::begin_record() {
   nlohmann::json run = surroundings_.provenance;
-  nlohmann::json predicted;
-  for (const auto& [use, bytes] : predicted_) predicted[std::string(device::name_of(use))] = bytes;
   const TrainConfig& train = config_.train;
   run["config"] = resolved_;
   run["config_provenance"] = provenance_;
@@ -195,7 +199,7 @@ void Trainer::begin_record() {
   run["parameters"] = model_.table().elements();
   run["flops_per_token"] = model_.flops_per_token();
   run["peak"] = peak_json(config_, peak_);
-  run["predicted_memory"] = predicted;
+  run["predicted_memory"] = prediction_json(predicted_);
   run["product_algorithms"] = choices_json(replica_.choices());
   run["first_step"] = step_;
   const std::string& cores = surroundings_.shared_cores;

@@ -225,9 +225,7 @@ void Trainer::stop_if_unhealthy() {
   throw AgreedError(
       "step {}: the last of {} steps in a row whose update was skipped (last loss {}, gradient "
       "norm {}); lower optim.learning_rate, set optim.clip or look at the data; {}",
-      step_, skipped, last_loss_, last_norm_,
-      !saved_folder_.empty() ? "the last good checkpoint is " + saved_folder_
-                             : std::string("there is no checkpoint yet"));
+      step_, skipped, last_loss_, last_norm_, last_good(saved_folder_));
 }
 
 report::StepMetrics Trainer::step(data::Loader& loader, bool meets) {

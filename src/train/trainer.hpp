@@ -58,6 +58,10 @@ std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& broken);
 /// Whether the checkpoint has weights alone: then the optimiser's state begins at zero.
 bool imported(const checkpoint::Reader& reader);
+/// One buffer of the optimiser's state, the checkpoint's under `prefix`; see
+/// checkpoint::load_pieces. Throws Error where another optimiser's is there.
+void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
+                    const state::ModelState& state, const Tensor& flat, bool sharded);
 /// Has all ranks `load` from `folder`, and where its data are damaged and checkpoint.resume = auto
 /// from an older one of the run folder; `tell` is told on every rank why. Returns the folder that
 /// was loaded. A model other than the configuration's is an error. Collective over `world`;
@@ -65,6 +69,11 @@ bool imported(const checkpoint::Reader& reader);
 std::string load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
                         const std::function<void(const std::string& folder)>& load,
                         const std::function<void(const std::string& line)>& tell);
+
+/// Words for an error that ends a run: where to begin again. `folder`: "" for none.
+inline std::string last_good(const std::string& folder) {
+  return folder.empty() ? "there is no checkpoint yet" : "the last good checkpoint is " + folder;
+}
 
 /// Where a run begins: at 0, or where a checkpoint ends.
 struct ResumePoint {

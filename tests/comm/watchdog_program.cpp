@@ -4,9 +4,10 @@
 // itself under Pause), pause (for two timeouts, all ranks, under Pause), throw (leaves by an
 // exception), agree (all ranks leave by an exception and end in order), linger (is late at the
 // end), apart (stops itself while the others go on without it), absent (sleeps while the others
-// wait for it in an all-reduce through shared memory), outlive (kills itself, and the others go on
-// for four timeouts where the dead are left), none. Each rank prints its process number,
-// and the first "done" when all is over.
+// wait for it in an all-reduce through shared memory), none; and where ranks end alone: outlive
+// (kills itself), outlive-sleep (sleeps for ever), outlive-stop (stops itself under Pause), and the
+// others go on for four timeouts; outlive-end (stops itself, and the others leave at once). Each
+// rank prints its process number, and the first "done" when all is over.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -82,11 +83,17 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
   }
 }
 
-void outlive(Session& session, double timeout, int rank) {
+void outlive(Session& session, double timeout, int rank, const std::string& deed) {
   session.abandon();
-  Watchdog watchdog(session, timeout, Watchdog::Dead::are_left);
-  if (session.rank() == rank) misbehave("kill");
-  for (int i = 0; i < 40; ++i) {
+  Watchdog watchdog(session, timeout, Watchdog::Ends::the_rank);
+  watchdog.beat("the last thing that rank did", 3);
+  if (session.rank() == rank) {
+    if (deed == "outlive") misbehave("kill");
+    if (deed == "outlive-sleep") misbehave("sleep");
+    const Watchdog::Pause unwatched(watchdog);
+    misbehave("stop");
+  }
+  for (int i = 0; i < 40 && deed != "outlive-end"; ++i) {
     watchdog.beat("work that needs nobody");
     nap(timeout / 10);
   }
@@ -102,8 +109,8 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   try {
     const std::string deed = argv[3];
-    (deed == "outlive" ? outlive(session, std::atof(argv[1]), std::atoi(argv[2]))
-                       : work(session, std::atof(argv[1]), std::atoi(argv[2]), deed));
+    (deed.starts_with("outlive") ? outlive : work)(session, std::atof(argv[1]), std::atoi(argv[2]),
+                                                   deed);
   } catch (const trireme::AgreedError&) {
     return 4;
   } catch (const std::exception& error) {

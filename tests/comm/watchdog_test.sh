@@ -65,6 +65,18 @@ if [ -n "$survive" ]; then
     run 1 "$rank" outlive
     grep -q '^outlived$' "$out/text" || fail "outlive: rank $rank ended the others, exit code $code"
     if grep -q watchdog "$out/text"; then fail "outlive: the watchdog spoke"; fi
+    # Who stalls or is stopped is ended alone, by the others or by itself, before they leave.
+    for deed in outlive-sleep outlive-stop outlive-end; do
+      run 1 "$rank" "$deed"
+      [ "$code" -ne 124 ] && grep -q '^outlived$' "$out/text" || fail "$deed of rank $rank: exit code $code"
+      [ "$(grep -c 'watchdog' "$out/text")" -eq 1 ] || fail "$deed of rank $rank: not one complaint"
+      grep -q "trireme: warning: watchdog: rank $rank has not moved for .*so that rank ends" "$out/text" ||
+        fail "$deed of rank $rank: no complaint"
+      state=' (stopped, not watched)'
+      [ "$deed" = outlive-sleep ] && state=
+      grep -q "^ *$rank  *3  *[0-9.]*  the last thing that rank did$state\$" "$out/text" ||
+        fail "$deed of rank $rank: what it did last is not told"
+    done
   done
 fi
 options=

@@ -176,11 +176,11 @@ process_of() {
 }
 # killed FOLDER RANK FLAGS…: the rank is killed at random once steps are made; over $transport
 killed() {
-  local folder=$1 rank=$2
+  local folder=$1 rank=$2 signal=${signal:-KILL}
   shift 2
   timeout 160 "$TRIREME_MPIEXEC" --enable-recovery ${transport:-} -n 5 "$TRIREME" train --data.path data \
-    --train.output "$folder" "${model[@]}" --train.batch 12 --train.micro_batch 3 --train.peak none \
-    --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 --server.heartbeat 4 "$@" \
+    --train.output "$folder" "${model[@]}" --train.batch 12 --train.micro_batch 1 --train.peak none \
+    --data_parallel.method async-server --parallel.servers "${servers:-1}" --server.max_staleness 3 --server.heartbeat 4 "$@" \
     >out 2>err &
   job=$!
   for _ in {1..600}; do
@@ -188,11 +188,42 @@ killed() {
     sleep 0.05
   done
   sleep "0.$((RANDOM % 10))"
-  kill -9 "$(process_of "$folder" "$rank")" || fail "$folder: nobody to kill"
+  kill "-$signal" "$(process_of "$folder" "$rank")" || fail "$folder: nobody to kill"
   code=0
   wait "$job" || code=$?
   [ "$code" -ne 124 ] || fail "$folder: hangs"
 }
+
+# One that dies while all still start together ends the job, also where its like may die later.
+work=$(pwd -P)
+if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer wants to be preloaded alone
+  export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so
+  for fault in "kill 1 $work/data/ 4" "kill 90 $work/data/ 1"; do
+    rank=${fault##* }
+    TRIREME_FILE_FAULT=$fault serve 5 early --train.steps 40 --server.heartbeat 2 --server.tolerate_failures
+    [ "$code" -ne 124 ] || fail "early: rank $rank: hangs"
+    grep -q "trireme: error: rank $rank is lost while the job starts: silent for 2" err || fail "early: rank $rank: not said"
+    [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "early: several voices"
+    [ ! -e early ] || fail "early: left a folder"
+  done
+  # A worker with an error of its own says so; the others go on.
+  TRIREME_FILE_FAULT="io_error 60 $work/data/train 1" serve 5 torn --train.steps 40 --server.heartbeat 2 \
+    --server.tolerate_failures
+  unset LD_PRELOAD
+  ran torn
+  check torn 40 3 "list(s['lost_workers']) == ['1'] and len(w) == 2"
+  grep -q '^trireme: error: rank 1: data/train-00000.h5: cannot read: ' err || fail "torn: not said"
+  [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "torn: several voices"
+fi
+
+# A worker that is stuck, or stopped, is ended by the watchdog, and the others go on without it.
+serve 5 stuck-alone --train.steps 40 --train.watchdog 4 --train.inject slow@100000/1 --server.heartbeat 2 \
+  --server.tolerate_failures
+ran stuck-alone
+check stuck-alone 40 3 "list(s['lost_workers']) == ['1'] and len(w) == 2"
+grep -q '^trireme: warning: watchdog: rank 1 has not moved for 4' err || fail "stuck-alone: not said"
+if grep -q 'trireme: error' err; then fail "stuck-alone: an error"; fi
+
 for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   rank=$((RANDOM % 4))
   transport= why='silent for '
@@ -209,6 +240,16 @@ for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   echo "kill $i${transport:+ over TCP}: rank $rank, the others went on"
 done
 transport=
+signal=STOP killed stopped 2 --train.steps 250 --train.watchdog 6 --server.tolerate_failures
+ran stopped
+check stopped 250 4 "list(s['lost_workers']) == ['2'] and len(w) == 3"
+grep -q '^trireme: warning: watchdog: rank 2 has not moved for' err || fail "stopped: not said"
+# A signal to any rank ends the run in order.
+for rank in 1 4; do
+  signal=TERM servers=2 killed "asked-$rank" "$rank" --train.steps 100000
+  compgen -G "asked-$rank/step-*/manifest.json" >/dev/null || fail "asked-$rank: no checkpoint"
+  grep -q '^stopped at step .*: signal SIGTERM; saved: ' out || fail "asked-$rank: not said"
+done
 killed fatal 1 --train.steps 100000
 grep -q 'trireme: error: rank 4: worker rank 1 is lost: silent for 4' err || fail "fatal: not said"
 [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "fatal: several voices"

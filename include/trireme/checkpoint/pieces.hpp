@@ -37,5 +37,7 @@ std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap&
 /// rounded to its type. Not collective. Throws what Reader::read does.
 void load_pieces(const Reader& reader, const std::string& prefix, const state::ModelState& state,
                  const Tensor& flat, bool sharded);
+/// In place of load_pieces, where a checkpoint has nothing of it: all of `flat` is zero.
+void clear_pieces(const state::ModelState& state, const Tensor& flat);
 
 }  // namespace trireme::checkpoint

@@ -67,14 +67,19 @@ class Session {
   /// By world rank, the world rank of the first rank that shares its memory.
   const std::vector<int>& nodes() const { return nodes_; }
 
-  /// True for the first rank of a node that asks, false ever after: who may print the error line.
+  /// True for the first of a node that asks, false ever after: who may print the error line.
   bool claim_voice();
+  /// From now on only this rank may claim the voice of its node, unless another has before: where
+  /// the others may hear of an error before its line is printed.
+  void reserve_voice();
   /// A rank of the world has died: the end of this session's life then calls nothing of MPI,
   /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own; what
   /// the launcher makes of it, docs/mpi.md says.
   void abandon() { abandoned_ = true; }
-  /// Ends all ranks at once with `code`; does not return.
-  [[noreturn]] void abort(int code);
+  /// Ends all ranks at once with `code`, and this one in so many seconds, whatever the library is
+  /// at; does not return. Where the launcher lets others live (mpirun --enable-recovery) only this
+  /// one ends.
+  [[noreturn]] void abort(int code, unsigned seconds = 10);
 
  private:
   void open();         // node group, map of nodes and voice

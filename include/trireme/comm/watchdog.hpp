@@ -19,19 +19,21 @@ namespace trireme::comm {
 /// Every rank notes its last operation in memory that the ranks of its node share, where survivors
 /// can read it. A thread per rank watches the notes of its node: when one of them has not changed
 /// for the timeout, the first thread to notice prints the node's table on standard error, longest
-/// silence first, and ends the job by MPI_Abort. Time in which the watching thread itself could not
-/// run (a job that was suspended) hardly counts.
+/// silence first, and ends the job by MPI_Abort, or that rank alone. Time in which the watching
+/// thread itself could not run (a job that was suspended) hardly counts.
 class Watchdog {
  public:
-  /// What a process that died is: silent, so that the job ends; or left to those who watch it
-  /// otherwise, who go on without it.
-  enum class Dead { end_the_job, are_left };
+  /// What a rank ends that has stalled or was stopped: the job, as does one that died; or itself,
+  /// by SIGKILL, and with those that died it is left to who watches it otherwise and goes on
+  /// without it.
+  enum class Ends { the_job, the_rank };
   /// Collective over the node. `timeout_seconds` ≤ 0: nothing is watched.
-  Watchdog(Session& session, double timeout_seconds, Dead dead = Dead::end_the_job);
+  Watchdog(Session& session, double timeout_seconds, Ends ends = Ends::the_job);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
-  /// Collective over the world, and watched until all ranks are here; except while an exception is
-  /// on its way, and where the dead are left: then this rank just leaves.
+  /// Collective over the world, and watched until all ranks are here; where ranks end alone, over
+  /// those of the node that live, and the watch goes on until none that has stalled is left. While
+  /// an exception is on its way this rank just leaves.
   ~Watchdog();
 
   /// This rank lives and is about to do `operation` (cut to `text_bytes`). No allocation and no
@@ -40,8 +42,8 @@ class Watchdog {
   /// The same in step `step`; later beats belong to it too.
   void beat(std::string_view operation, std::int64_t step);
 
-  /// While one lives this rank is not watched, unless its process dies: around what takes long
-  /// without a beat, such as a checkpoint. They nest.
+  /// While one lives this rank is not watched, unless its process dies (or is stopped, where ranks
+  /// end alone): around what takes long without a beat, such as a checkpoint. They nest.
   class Pause {
    public:
     explicit Pause(Watchdog& watchdog) : watchdog_(watchdog) { watchdog_.pause(); }
@@ -60,11 +62,15 @@ class Watchdog {
   void pause();
   void resume();
   void watch();
-  [[noreturn]] void bark(std::size_t silent, double seconds);
+  bool watched(const Slot& slot) const;
+  bool others_live() const;
+  std::string complaint(std::size_t silent, double seconds) const;
+  [[noreturn]] void end_job(std::size_t silent, double seconds);
+  void end_rank(std::size_t silent, double seconds);
 
   Session& session_;
   double timeout_;
-  Dead dead_;
+  Ends ends_;
   MPI_Win window_ = MPI_WIN_NULL;
   std::vector<Slot*> slots_;  // by rank of the node
   Slot* own_ = nullptr;

@@ -50,6 +50,8 @@ inline constexpr Method<GroupOfTicket, Nothing> push{"push"};
 inline constexpr Method<Commit, std::int64_t> commit{"commit"};
 /// The server's part of a group, as bulk; replies how many updates it has seen.
 inline constexpr Method<std::int64_t, std::int64_t> pull{"pull"};
+/// A signal that asks for the run's end has come to the caller; its number.
+inline constexpr Method<std::int64_t, Nothing> interrupt{"interrupt"};
 /// A worker's account for the record, before it leaves.
 inline constexpr Method<std::string, Nothing> account{"account"};
 /// Between servers: to save with the first one, all at once, the state that comes as bulk; and to
