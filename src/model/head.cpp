@@ -7,8 +7,11 @@ namespace trireme::model {
 
 namespace {
 
-/// Bytes of logits held at once, past which larger products gain nothing.
-constexpr std::int64_t logits_held = std::int64_t{32} << 20;
+/// Bytes of logits that are held at once in any case; and so many times the rows' own, which a
+/// block's backward holds in any case. Each block of rows reads and writes the whole gradient of
+/// the weight.
+constexpr std::int64_t least_logits = std::int64_t{32} << 20;
+constexpr std::int64_t logits_by_rows = 4;
 
 }  // namespace
 
@@ -17,9 +20,11 @@ struct Head::RowBlock {
   Tensor targets, weights, factor;  // [rows]
 };
 
-std::int64_t Head::block_rows(std::int64_t rows, std::int64_t vocabulary, DType type) {
+std::int64_t Head::block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
+                              DType type) {
   const auto element = static_cast<std::int64_t>(size_of(type));
-  return std::min(rows, std::max<std::int64_t>(64, logits_held / element / vocabulary));
+  const std::int64_t held = std::max(least_logits / element, logits_by_rows * rows * width);
+  return std::min(rows, std::max<std::int64_t>(64, held / vocabulary));
 }
 
 Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, int token_row)
@@ -42,7 +47,7 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
 
 void Head::plan(UnitPlan& plan) {
   const params::Tiles& tiles = plan.shares().tiles;
-  block_ = block_rows(plan.rows(), vocabulary_, plan.shares().compute);
+  block_ = block_rows(plan.rows(), width_, vocabulary_, plan.shares().compute);
   norm_.plan(plan, Remake::never);
   dnormed_ = plan.keep(Remake::never, plan.local_rows(), width_);
   normed_ = plan.add(Area::scratch, plan.rows(), width_);

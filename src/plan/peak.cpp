@@ -15,7 +15,8 @@ std::vector<ProductShape> model_products(const model::Transformer& model, std::i
     if (!row.in_products) continue;
     // The head works through the tokens block by block.
     const bool head = row.shape[0] == model.config().vocabulary;
-    const std::int64_t m = head ? model::Head::block_rows(rows, row.shape[0], type) : rows;
+    const std::int64_t m =
+        head ? model::Head::block_rows(rows, row.shape[1], row.shape[0], type) : rows;
     shapes.push_back({m, row.shape[0], row.shape[1]});
   }
   const auto order = [](const ProductShape& p) {

@@ -24,8 +24,9 @@ class Head final : public Unit {
   void logits(const UnitContext& context, const Tensor& logits, const Tensor& x,
               const UnitMemory& memory) const;
 
-  /// Rows whose logits exist at once.
-  static std::int64_t block_rows(std::int64_t rows, std::int64_t vocabulary, DType type);
+  /// Rows of `rows`, of `width` elements of `type`, whose logits exist at once.
+  static std::int64_t block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
+                                 DType type);
 
  private:
   /// One block of rows at work.

@@ -41,65 +41,42 @@ HWY_INLINE Sigmoid sigmoid(Floats z) {
   return {hn::IfThenElse(hn::Lt(z, hn::Zero(d)), er, r), hn::Mul(er, r)};
 }
 
-// ½(1 + tanh u) = sigmoid(2u); 2u = x(a + b·x²) with a = 2√(2/π), b = 0.044715·a.
-constexpr float gelu_a = 1.5957691216057308F;
-constexpr float gelu_b = 0.07135481282618986F;
-// Beyond ±30 the slope is 0 or 1; the cube of a much larger x would overflow.
-constexpr float gelu_limit = 30.0F;
+// ½(1 + tanh u) = 1/(1 + 2ᵗ), t = −2u·log₂ e = x(a + b·x²), with a = −2√(2/π)·log₂ e and
+// b = 0.044715·a. As t is rounded in any case, 2ᵗ costs less than exp and is as good.
+constexpr float log2_gelu_a = -1.4426950408889634F * 1.5957691216057308F;
+constexpr float log2_gelu_b = 0.044715F * log2_gelu_a;
+// There t is ∓123: the slope is 1, or smaller than 3e-35; and no power of two overflows.
+constexpr float gelu_limit = 9.9F;
+/// Of power_of_two, for results of type T.
+template <class T>
+constexpr int gelu_terms = std::is_same_v<T, Bf16> ? 4 : 5;
 
+template <int terms>
 HWY_INLINE Floats gelu_value(Floats x) {
   const FloatTag d;
-  const Floats inner = hn::MulAdd(hn::Set(d, gelu_b), hn::Mul(x, x), hn::Set(d, gelu_a));
-  return hn::Mul(x, logistic(hn::Mul(x, inner)));
+  const Floats inner = hn::MulAdd(hn::Set(d, log2_gelu_b), hn::Mul(x, x), hn::Set(d, log2_gelu_a));
+  return hn::Div(x, hn::Add(hn::Set(d, 1.0F), power_of_two<terms>(hn::Mul(x, inner))));
 }
 
+/// With r = 1/(1 + 2ᵗ), whose slope by −t·ln 2 is r·(1 − r): r + x·(2u)'·r·(1 − r), in which 1 − r
+/// is r·2ᵗ, without cancellation.
+template <int terms>
 HWY_INLINE Floats gelu_slope(Floats x) {
   const FloatTag d;
-  const Floats limit = hn::Set(d, gelu_limit);
-  const Floats c = hn::Max(hn::Neg(limit), hn::Min(x, limit));
-  const Floats square = hn::Mul(c, c);
-  const Floats a = hn::Set(d, gelu_a);
-  const Sigmoid s = sigmoid(hn::Mul(c, hn::MulAdd(hn::Set(d, gelu_b), square, a)));
-  const Floats inner_slope = hn::MulAdd(hn::Set(d, 3 * gelu_b), square, a);
-  const Floats slope = hn::MulAdd(hn::Mul(c, inner_slope), s.slope, s.value);
-  return hn::IfThenElse(hn::IsNaN(x), x, slope);  // the clamp has lost a NaN
-}
-
-// The same for results in bf16, with fewer steps: x/(1 + 2ᵗ), t = −2u·log₂ e.
-constexpr float narrow_gelu_a = -1.4426950408889634F * gelu_a;
-constexpr float narrow_gelu_b = -1.4426950408889634F * gelu_b;
-// There t is ∓123: the slope is 1, or smaller than 3e-35.
-constexpr float narrow_gelu_limit = 9.9F;
-
-HWY_INLINE Floats narrow_gelu_value(Floats x) {
-  const FloatTag d;
-  const Floats inner =
-      hn::MulAdd(hn::Set(d, narrow_gelu_b), hn::Mul(x, x), hn::Set(d, narrow_gelu_a));
-  return hn::Div(x, hn::Add(hn::Set(d, 1.0F), power_of_two<4>(hn::Mul(x, inner))));
-}
-
-/// With r = 1/(1 + 2ᵗ), whose slope by its argument is r·(1 − r): r·(1 + x·(2u)'·(1 − r)).
-HWY_INLINE Floats narrow_gelu_slope(Floats x) {
-  const FloatTag d;
-  const Floats one = hn::Set(d, 1.0F),
-               c = at_least(-narrow_gelu_limit, at_most(narrow_gelu_limit, x));
-  const Floats square = hn::Mul(c, c);
-  const Floats inner = hn::MulAdd(hn::Set(d, narrow_gelu_b), square, hn::Set(d, narrow_gelu_a));
-  const Floats r = hn::Div(one, hn::Add(one, power_of_two<4>(hn::Mul(c, inner))));
-  const Floats inner_slope = hn::MulAdd(hn::Set(d, 3 * gelu_b), square, hn::Set(d, gelu_a));
-  const Floats rest = hn::Sub(one, r);
-  return hn::Mul(r, hn::MulAdd(hn::Mul(c, inner_slope), rest, one));
+  constexpr float ln2 = 0.6931471805599453F;
+  const Floats c = at_least(-gelu_limit, at_most(gelu_limit, x)), square = hn::Mul(c, c);
+  const Floats inner = hn::MulAdd(hn::Set(d, log2_gelu_b), square, hn::Set(d, log2_gelu_a));
+  const Floats e = power_of_two<terms>(hn::Mul(c, inner));
+  const Floats one = hn::Set(d, 1.0F), r = hn::Div(one, hn::Add(one, e));
+  const Floats inner_slope =
+      hn::MulAdd(hn::Set(d, -3 * ln2 * log2_gelu_b), square, hn::Set(d, -ln2 * log2_gelu_a));
+  return hn::MulAdd(hn::Mul(hn::Mul(c, inner_slope), hn::Mul(e, r)), r, r);
 }
 
 template <class T>
 void gelu_range(std::size_t n, T* y, const T* x, bool streamed) {
-  if constexpr (std::is_same_v<T, Bf16>) {
-    map_out(
-        streamed, n, y, [](Floats v) HWY_ATTR { return narrow_gelu_value(v); }, coming(x));
-  } else {
-    map_out(
-        streamed, n, y, [](Floats v) HWY_ATTR { return gelu_value(v); }, coming(x));
-  }
+  map_out(
+      streamed, n, y, [](Floats v) HWY_ATTR { return gelu_value<gelu_terms<T>>(v); }, coming(x));
 }
 TRIREME_INSTANCES(gelu_range);
 
@@ -111,16 +88,10 @@ void add_bias(std::size_t n, float* x, const float* bias) {
 
 template <class T>
 void gelu_backward_range(std::size_t n, T* dx, const T* dy, const T* x, bool streamed) {
-  if constexpr (std::is_same_v<T, Bf16>) {
-    map_out(
-        streamed, n, dx,
-        [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, narrow_gelu_slope(v)); }, coming(dy),
-        coming(x));
-  } else {
-    map_out(
-        streamed, n, dx, [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope(v)); },
-        coming(dy), coming(x));
-  }
+  map_out(
+      streamed, n, dx,
+      [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope<gelu_terms<T>>(v)); },
+      coming(dy), coming(x));
 }
 TRIREME_INSTANCES(gelu_backward_range);
 
