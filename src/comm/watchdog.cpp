@@ -10,6 +10,7 @@
 #include <exception>
 #include <fstream>
 #include <new>
+#include <sstream>
 
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -33,25 +34,29 @@ std::uint64_t process_namespace() {
   return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
-/// Of a process of this namespace, by Linux' /proc; empty where it runs or nothing is known.
-std::string state_of(std::int64_t process) {
+struct ProcessState {
+  std::string words;       // "dead" or "stopped"; empty where it runs or nothing is known
+  std::int64_t began = 0;  // clock ticks since the machine's start; 0: not known
+};
+
+/// Of a process of this namespace, by Linux' /proc.
+ProcessState state_of(std::int64_t process) {
   if (!std::ifstream("/proc/self/stat")) return {};
+  ProcessState state;
   std::ifstream file(fmt::format("/proc/{}/stat", process));
   std::string line;
-  if (!file || !std::getline(file, line)) return "dead";
+  if (!file || !std::getline(file, line)) return {"dead", 0};
   // "pid (name) S …"; the name may hold anything.
   const std::size_t at = line.rfind(") ");
   if (at == std::string::npos || at + 2 >= line.size()) return {};
-  switch (line[at + 2]) {
-    case 'T':
-    case 't':
-      return "stopped";
-    case 'Z':
-    case 'X':
-      return "dead";
-    default:
-      return {};
-  }
+  const char letter = line[at + 2];
+  if (letter == 'T' || letter == 't') state.words = "stopped";
+  if (letter == 'Z' || letter == 'X') state.words = "dead";
+  std::istringstream fields(line.substr(at + 4));  // from the fourth on
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  fields >> state.began;
+  return state;
 }
 
 }  // namespace
@@ -61,12 +66,21 @@ std::string state_of(std::int64_t process) {
 struct Watchdog::Slot {
   std::atomic<std::uint64_t> sequence{0};
   std::atomic<std::int64_t> rank{0}, step{-1}, beaten{0}, process{0};
+  std::atomic<std::int64_t> began{0};  // its process
   std::atomic<std::uint64_t> process_namespace{0};
   std::atomic<std::int64_t> pauses{0};  // watched while 0
   std::atomic<bool> ended{false};       // its process may go
   std::atomic<bool> given_up{false};    // somebody ends it
   std::array<std::atomic<std::uint64_t>, words> text{};
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+  /// "dead" or "stopped"; empty where it runs, and where that cannot be known.
+  std::string state() const {
+    if (process_namespace != trireme::comm::process_namespace()) return {};
+    const ProcessState found = state_of(process);
+    // Its number may be another process's by now.
+    return found.began != 0 && found.began != began ? "dead" : found.words;
+  }
 
   template <class Change>
   void write(const Change& change) {
@@ -115,6 +129,7 @@ Watchdog::Watchdog(Session& session, double timeout_seconds, Ends ends)
   own_ = new (base) Slot;
   own_->rank = session_.rank();
   own_->process = ::getpid();
+  own_->began = state_of(::getpid()).began;
   own_->process_namespace = process_namespace();
   beat("start");
   mpi_check(MPI_Barrier(session_.node()), "MPI_Barrier");
@@ -175,8 +190,7 @@ bool Watchdog::watched(const Slot& slot) const {
   if (slot.ended || (slot.given_up && &slot != own_)) return false;
   const bool alone = ends_ == Ends::the_rank;
   if (!alone && slot.pauses == 0) return true;  // silence says it all
-  std::string state;
-  if (slot.process_namespace == process_namespace()) state = state_of(slot.process);
+  const std::string state = slot.state();
   // Who died is silent also in a pause, or nobody's business here.
   return alone ? state == "stopped" || (slot.pauses == 0 && state != "dead") : state == "dead";
 }
@@ -185,7 +199,8 @@ bool Watchdog::others_live() const {
   const std::uint64_t ours = process_namespace();
   return std::any_of(slots_.begin(), slots_.end(), [&](const Slot* slot) {
     const bool over = slot == own_ || slot->ended || slot->given_up;
-    return !over && !(slot->process_namespace == ours && state_of(slot->process) == "dead");
+    // Of those that count processes otherwise nothing would be known.
+    return !over && slot->process_namespace == ours && slot->state() != "dead";
   });
 }
 
@@ -217,12 +232,11 @@ void Watchdog::watch() {
 }
 
 std::string Watchdog::complaint(std::size_t silent, double seconds) const {
-  const std::uint64_t ours = process_namespace();
   std::vector<LastOperation> ranks;
   for (const Slot* slot : slots_) {
     ranks.push_back(slot->read());
     std::string& state = ranks.back().state;
-    if (slot->process_namespace == ours) state = state_of(slot->process);
+    state = slot->state();
     if (slot->pauses > 0 || slot->ended) state += state.empty() ? "not watched" : ", not watched";
   }
   const bool job = ends_ == Ends::the_job;
@@ -262,7 +276,8 @@ void Watchdog::end_rank(std::size_t silent, double seconds) {
     std::fflush(stderr);
   }
   // One that counts processes otherwise ends itself, unless it is stopped: then it stays so.
-  if (own || slot.process_namespace == process_namespace()) {
+  const bool near = slot.process_namespace == process_namespace();
+  if (own || (near && slot.state() != "dead")) {
     ::kill(static_cast<::pid_t>(slot.process), SIGKILL);
   }
 }

@@ -74,9 +74,15 @@ class AsyncHost {
 
   /// Ends the service of calls first, which work on what dies here; at once, unless leave() did.
   ~AsyncHost() {
-    // The workers are about to hear that this server has left, but not why.
-    if (std::uncaught_exceptions() > 0) job_.session.reserve_voice();
     leaving_ = true;
+    if (std::uncaught_exceptions() > 0) {
+      // The workers are about to hear that this server has left, but not why. Other servers wait
+      // for it in many places: they are to find it silent, and end the job.
+      job_.session.reserve_voice();
+      for (int s = 0; s < job_.place.servers; ++s) {
+        if (s != job_.place.index) endpoint_.lose(job_.first_server() + s, "not waited for");
+      }
+    }
     endpoint_.close(0);
   }
   AsyncHost(const AsyncHost&) = delete;
@@ -300,42 +306,6 @@ void Interruption::tell() {
   static_cast<void>(endpoint_.call(parallel::async::interrupt, first_server_, signal));
 }
 
-Starting::Starting(comm::Session& session, double heartbeat)
-    : session_(session), beats_(session.world(), [&] {
-        comm::rpc::Options options;
-        options.silence = heartbeat;
-        options.beat = heartbeat / 5;
-        options.peers = range(0, session.rank() == 0 ? session.size() : 1);
-        options.watched = options.peers;
-        options.on_lost = [this](int rank, const std::string& why) { lose(rank, why); };
-        return options;
-      }()) {
-  beats_.start();
-}
-
-Starting::~Starting() {
-  if (over_.exchange(true)) return;
-  for (int rank = 0; rank < beats_.size(); ++rank) beats_.lose(rank, "not waited for");
-}
-
-void Starting::end() {
-  over_ = true;
-  beats_.close(0);
-}
-
-void Starting::lose(int rank, const std::string& why) {
-  if (over_) return;
-  if (session_.claim_voice()) {
-    fmt::print(stderr,
-               "trireme: error: rank {} is lost while the job starts: {}; look there for its last "
-               "words\n",
-               rank, why);
-  } else {
-    ::sleep(1);  // another rank of this node is about to print
-  }
-  session_.abort(1);
-}
-
 namespace {
 
 Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
@@ -369,17 +339,22 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   };
   try {
     ending = work_async(job, endpoint, recorder);
-  } catch (const comm::rpc::PeerLost& error) {
-    fall_silent(error.what());
-    if (!config.server.tolerate_failures) {
-      ::sleep(1);  // who has left knows why, and is to say so first
-      throw;
-    }
-    // The others may well go on without this rank: it must not end the job.
-    fmt::print(stderr, "trireme: warning: rank {} leaves: {}\n", session.rank(), error.what());
   } catch (const std::exception& error) {
     fall_silent(error.what());
-    throw;
+    // A server has left, or ends with an error.
+    const bool servers = dynamic_cast<const comm::rpc::PeerLost*>(&error) != nullptr ||
+                         dynamic_cast<const comm::rpc::RemoteError*>(&error) != nullptr;
+    if (!job.may_lose_a_worker()) {
+      if (servers) ::sleep(1);  // it knows why, and says so first
+      throw;
+    }
+    // The others may well go on without this rank: it must not end the job, nor take the voice of
+    // its node.
+    fmt::print(
+        stderr, "trireme: {}\n",
+        config::one_line(
+            servers ? fmt::format("warning: rank {} leaves: {}", session.rank(), error.what())
+                    : fmt::format("error: rank {}: {}", session.rank(), error.what())));
   }
   endpoint.close();
   return ending;
@@ -390,12 +365,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
 Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
                  const DeviceSource& devices) {
   Starting start(session, config.server.heartbeat);
-  try {
-    return run_async(session, config, fields, devices, start);
-  } catch (const AgreedError&) {
-    start.end();  // all ranks leave
-    throw;
-  }
+  return run_async(session, config, fields, devices, start);
 }
 
 }  // namespace trireme::train

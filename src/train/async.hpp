@@ -2,7 +2,6 @@
 // them hands out the work, and nothing after the start is collective over the workers.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -26,31 +25,10 @@
 #include "trireme/train/setup.hpp"
 
 #include "served.hpp"
+#include "starting.hpp"
 #include "trainer.hpp"
 
 namespace trireme::train {
-
-/// The time in which all ranks still start together, and need each other: one that dies or is
-/// stopped ends the job, on all nodes and whatever the launcher lets live. Rank 0 hears of it, and
-/// the others that rank 0 is gone.
-class Starting {
- public:
-  /// Collective over the session. `heartbeat`: seconds of silence that mean death.
-  Starting(comm::Session& session, double heartbeat);
-  Starting(const Starting&) = delete;
-  Starting& operator=(const Starting&) = delete;
-  /// Unless end() came before, the others find that this rank is silent.
-  ~Starting();
-  /// Once all ranks are watched otherwise, or leave together.
-  void end();
-
- private:
-  void lose(int rank, const std::string& why);
-
-  comm::Session& session_;
-  std::atomic<bool> over_ = false;
-  comm::rpc::Endpoint beats_;
-};
 
 /// What all ranks of such a job know before it starts.
 struct AsyncJob : ServedJob {
@@ -59,6 +37,8 @@ struct AsyncJob : ServedJob {
            const DeviceSource& devices, Starting& start);
   /// The endpoint of the run has started, and watches who dies; the watchdog, who stalls.
   void begin_watch();
+  /// Whether other workers may go on when this one ends.
+  bool may_lose_a_worker() const { return config.server.tolerate_failures && !pause_; }
 
   nlohmann::json resolved, provenance;  // the configuration as recorded
   comm::Watchdog watchdog;

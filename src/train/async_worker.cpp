@@ -108,6 +108,12 @@ class AsyncTraining {
     return endpoint_.call(async::ask, job_.first_server(), outcome).get();
   }
 
+  void fetch() {
+    job_.watchdog.beat("wait for the model");
+    const comm::Watchdog::Pause waits(job_.watchdog);  // for servers, which are watched themselves
+    link_->fetch();
+  }
+
   data::LoaderOptions loading() const {
     return {.micro_batch = config_.train.micro_batch,
             .length = config_.model.sequence,
@@ -130,14 +136,14 @@ class AsyncTraining {
         batches.emplace_back(std::move(batch));
       }
     }
-    watchdog.beat("wait for the model");
-    link_->fetch();
+    fetch();
     link_->begin(ticket.number);
     const auto computing = Recorder::Clock::now();
     replica_.start(batches);
     const parallel::StepSums sums = replica_.finish();
     slow_down(slowness(faults_, job_.session.rank()), seconds_since(computing));
     watchdog.beat("commit");
+    const comm::Watchdog::Pause waits(watchdog);  // for servers, which are watched themselves
     outcome.loss = sums.loss.loss;
     outcome.weight = sums.loss.weight;
     outcome.norm = sums.gradient_norm;
@@ -165,8 +171,7 @@ class AsyncTraining {
 
   /// Sums over part `share` of as many as there were workers of the validation windows.
   void evaluate(const Ticket& ticket, async::Outcome& outcome) {
-    job_.watchdog.beat("wait for the model");
-    link_->fetch();
+    fetch();
     const Section section(recorder_, "evaluate");
     const std::int64_t length = config_.model.sequence;
     const data::Sampler sampler(valid_->tokens(), length, valid_->tokens(), 0, false);

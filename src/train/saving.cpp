@@ -38,6 +38,22 @@ std::int64_t states_begin_of(const checkpoint::Reader& reader) {
   return begin.get<std::int64_t>();
 }
 
+/// Throws Error where another optimiser than the configuration's made the checkpoint.
+void compare_optimizers(const optim::OptimConfig& config, const std::filesystem::path& folder) {
+  const checkpoint::Reader reader(folder);
+  if (imported(reader)) return;
+  for (const std::string& name : optim::Optimizer::state_names(config)) {
+    const bool has = std::any_of(
+        reader.tensors().begin(), reader.tensors().end(),
+        [&](const checkpoint::Reader::Entry& entry) { return entry.name.starts_with(name + "/"); });
+    if (has) continue;
+    throw Error(
+        "optim.name = {}: the checkpoint {} has no {}, as another optimiser made it; use that, or "
+        "another train.output",
+        config.name, folder.string(), name);
+  }
+}
+
 /// Throws Error where the checkpoint's model is not the configuration's.
 void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder) {
   const checkpoint::Reader reader(folder);
@@ -71,13 +87,6 @@ void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
                     const state::ModelState& state, const Tensor& flat, bool sharded) {
   // As that of a new model; a damaged checkpoint may have been read in part before.
   if (imported(reader)) return checkpoint::clear_pieces(state, flat);
-  const std::string first = prefix + "/" + state.layout().table().rows().front().name;
-  if (reader.find(first) == nullptr) {
-    throw Error(
-        "{}: has no {}: another optimiser made it; set optim.name to that of its configuration, or "
-        "begin from another checkpoint",
-        reader.folder().string(), prefix);
-  }
   checkpoint::load_pieces(reader, prefix, state, flat, sharded);
 }
 
@@ -108,7 +117,10 @@ std::string load_newest(const RunConfig& config, comm::Communicator& world, std:
                         const std::function<void(const std::string& folder)>& load,
                         const std::function<void(const std::string& line)>& tell) {
   for (;;) {
-    comm::agree(world, [&] { compare_models(config.model, folder); });
+    comm::agree(world, [&] {
+      compare_models(config.model, folder);
+      compare_optimizers(config.optim, folder);
+    });
     try {
       comm::agree(world, [&] { load(folder); });
       return folder;

@@ -58,14 +58,14 @@ std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& broken);
 /// Whether the checkpoint has weights alone: then the optimiser's state begins at zero.
 bool imported(const checkpoint::Reader& reader);
-/// One buffer of the optimiser's state, the checkpoint's under `prefix`; see
-/// checkpoint::load_pieces. Throws Error where another optimiser's is there.
+/// One buffer of the optimiser's state, the checkpoint's under `prefix`, zeros where it is
+/// imported; see checkpoint::load_pieces.
 void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
                     const state::ModelState& state, const Tensor& flat, bool sharded);
 /// Has all ranks `load` from `folder`, and where its data are damaged and checkpoint.resume = auto
 /// from an older one of the run folder; `tell` is told on every rank why. Returns the folder that
-/// was loaded. A model other than the configuration's is an error. Collective over `world`;
-/// throws AgreedError.
+/// was loaded. A model or an optimiser other than the configuration's is an error. Collective over
+/// `world`; throws AgreedError.
 std::string load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
                         const std::function<void(const std::string& folder)>& load,
                         const std::function<void(const std::string& line)>& tell);

@@ -80,12 +80,29 @@ for model in gpt2 llama; do
 done
 
 # Training goes on from an imported model, on any layout; its optimiser begins anew.
-"$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --checkpoint.resume start --data.path data --train.output run --train.steps 3 --train.batch 4 \
-  --train.peak none --parallel.tensor 2 --model.layers 2 --model.width 24 --model.heads 4 --model.kv_heads 2 --model.hidden 44 \
-  --model.sequence 24 --model.vocabulary 256 --model.norm rmsnorm --model.epsilon 1e-6 --model.position rotary \
-  --model.rope_theta 5000 --model.activation swiglu --model.bias false --model.tied false --model.scaled_residual false \
-  >out 2>err || fail "training from an imported model"
+train() {  # run folder, further flags
+  "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output "$1" --train.steps 3 --train.batch 4 \
+    --train.peak none --parallel.tensor 2 --model.layers 2 --model.width 24 --model.heads 4 --model.kv_heads 2 --model.hidden 44 \
+    --model.sequence 24 --model.vocabulary 256 --model.norm rmsnorm --model.epsilon 1e-6 --model.position rotary \
+    --model.rope_theta 5000 --model.activation swiglu --model.bias false --model.tied false --model.scaled_residual false \
+    "${@:2}" >out 2>err
+}
+train run --checkpoint.resume start || fail "training from an imported model"
 grep -q '^resumed from start/step-00000000: step 0' out || fail "training from an imported model: not resumed"
+# Also where a damaged checkpoint was read in part before it.
+cp -r start own
+train own || fail "training in its folder"
+mkdir kept && cp own/step-00000003/*.h5 kept
+for file in own/step-00000003/*.h5; do
+  printf '\xff' | dd of="$file" bs=1 seek=$(($(stat -c %s "$file") - 100)) conv=notrunc status=none
+done
+train own || fail "past a damaged checkpoint"
+grep -q '^passed over: own/step-00000003' out && grep -q '^resumed from own/step-00000000: step 0' out || fail "not passed over"
+for file in kept/*.h5; do
+  cmp "$file" "own/step-00000003/$(basename "$file")" || fail "the optimiser did not begin anew"
+done
+if train run --optim.name sgd; then fail "another optimiser: taken"; fi
+grep -q '^trireme: error: optim.name = sgd: the checkpoint run/step-00000003 has no sgd.momentum' err || fail "another optimiser: message"
 
 # Folders that are not whole.
 broken() {  # name, message; the folder "bad" was made by the caller
