@@ -22,7 +22,6 @@ bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b)
 }
 
 constexpr const char* outer_momentum_name = "average.outer_momentum";
-
 Error damaged(const checkpoint::Reader& reader, const char* what) {
   return Error("{}: its {} damaged; use another checkpoint", reader.folder().string(), what);
 }
@@ -43,10 +42,8 @@ void compare_optimizers(const optim::OptimConfig& config, const std::filesystem:
   const checkpoint::Reader reader(folder);
   if (imported(reader)) return;
   for (const std::string& name : optim::Optimizer::state_names(config)) {
-    const bool has = std::any_of(
-        reader.tensors().begin(), reader.tensors().end(),
-        [&](const checkpoint::Reader::Entry& entry) { return entry.name.starts_with(name + "/"); });
-    if (has) continue;
+    const auto of_it = [&](const auto& entry) { return entry.name.starts_with(name + "/"); };
+    if (std::ranges::any_of(reader.tensors(), of_it)) continue;
     throw Error(
         "optim.name = {}: the checkpoint {} has no {}, as another optimiser made it; use that, or "
         "another train.output",
@@ -85,7 +82,7 @@ bool imported(const checkpoint::Reader& reader) {
 
 void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
                     const state::ModelState& state, const Tensor& flat, bool sharded) {
-  // As that of a new model; a damaged checkpoint may have been read in part before.
+  // As that of a new model, whatever was read before.
   if (imported(reader)) return checkpoint::clear_pieces(state, flat);
   checkpoint::load_pieces(reader, prefix, state, flat, sharded);
 }
