@@ -46,6 +46,7 @@ target() {
   case $1 in
     parallel.layout_matrix.*) echo layout_matrix ;;
     train.reshard_grid) echo reshard_grid ;;
+    comm.watchdog_test) echo watchdog_program ;;
     train.hugging_face_test) echo trireme logits_program ;;
     *.mpi[0-9]*) echo "${1%%.*}_mpi" ;;
     *_test) echo trireme trireme_file_faults ;;
