@@ -22,6 +22,7 @@ bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b)
 }
 
 constexpr const char* outer_momentum_name = "average.outer_momentum";
+
 Error damaged(const checkpoint::Reader& reader, const char* what) {
   return Error("{}: its {} damaged; use another checkpoint", reader.folder().string(), what);
 }
@@ -38,8 +39,7 @@ std::int64_t states_begin_of(const checkpoint::Reader& reader) {
 }
 
 /// Throws Error where another optimiser than the configuration's made the checkpoint.
-void compare_optimizers(const optim::OptimConfig& config, const std::filesystem::path& folder) {
-  const checkpoint::Reader reader(folder);
+void compare_optimizers(const optim::OptimConfig& config, const checkpoint::Reader& reader) {
   if (imported(reader)) return;
   for (const std::string& name : optim::Optimizer::state_names(config)) {
     const auto of_it = [&](const auto& entry) { return entry.name.starts_with(name + "/"); };
@@ -47,13 +47,12 @@ void compare_optimizers(const optim::OptimConfig& config, const std::filesystem:
     throw Error(
         "optim.name = {}: the checkpoint {} has no {}, as another optimiser made it; use that, or "
         "another train.output",
-        config.name, folder.string(), name);
+        config.name, reader.folder().string(), name);
   }
 }
 
 /// Throws Error where the checkpoint's model is not the configuration's.
-void compare_models(const model::ModelConfig& config, const std::filesystem::path& folder) {
-  const checkpoint::Reader reader(folder);
+void compare_models(const model::ModelConfig& config, const checkpoint::Reader& reader) {
   const model::ModelConfig saved = model_of(reader);
   nlohmann::json theirs, ours;
   {
@@ -69,7 +68,7 @@ void compare_models(const model::ModelConfig& config, const std::filesystem::pat
         theirs.at(key) == value)
       continue;
     throw Error("model.{} = {}: the checkpoint {} has {}; use that, or another train.output", key,
-                value.dump(), folder.string(), theirs.at(key).dump());
+                value.dump(), reader.folder().string(), theirs.at(key).dump());
   }
 }
 
@@ -115,8 +114,9 @@ std::string load_newest(const RunConfig& config, comm::Communicator& world, std:
                         const std::function<void(const std::string& line)>& tell) {
   for (;;) {
     comm::agree(world, [&] {
-      compare_models(config.model, folder);
-      compare_optimizers(config.optim, folder);
+      const checkpoint::Reader reader(folder);
+      compare_models(config.model, reader);
+      compare_optimizers(config.optim, reader);
     });
     try {
       comm::agree(world, [&] { load(folder); });
