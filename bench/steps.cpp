@@ -185,7 +185,8 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   options.stage = {.sequences = each.batch,
                    .recompute = recompute_of(arguments.recompute, device.is_host(), config.width),
                    .exact_gelu = device.is_host(),
-                   .compute = compute};
+                   .compute = compute,
+                   .reads_masters = device.is_host()};
   options.threads = 0;
   options.seed = 1;
   options.make_ops = [&](device::MemoryLedger& memory, int threads, bool reproducible) {

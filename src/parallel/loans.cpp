@@ -6,6 +6,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "trireme/device/memory.hpp"
+
 namespace trireme::parallel {
 
 namespace {
@@ -56,29 +58,32 @@ Loans plan_loans(const Program& program, const params::Layout& layout, int last_
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return reads[a] < reads[b]; });
   // Who is read later finds no group that an earlier one did not: what is passed over is lost to
-  // none.
-  std::int64_t place = 0;
+  // none. From the end on: backward adds to the last units' gradients first, so that the groups
+  // that lend for longest are left for those who need them longest.
+  constexpr auto alignment = static_cast<std::int64_t>(device::alignment);
+  std::int64_t limit = layout.elements() * float_bytes;
   for (const std::size_t part : order) {
     const auto bytes = static_cast<std::int64_t>(parts[part].bytes);
     if (bytes == 0) continue;
-    std::int64_t begin = place, end = place;  // free for this part
-    for (std::size_t g = 0; g < layout.groups().size() && end - begin < bytes; ++g) {
+    std::int64_t begin = limit, end = limit;  // free for this part
+    for (auto g = layout.groups().size(); g-- > 0 && end - begin < bytes;) {
       const params::Range& own = layout.groups()[g].elements;
       const std::int64_t first = own.begin * float_bytes, past = own.end * float_bytes;
-      if (past <= begin) continue;
+      if (first >= end) continue;
       if (additions[g] <= reads[part]) {
-        begin = end = past;
+        begin = end = first;
       } else {
-        TRIREME_ASSERT(first <= end, "groups {} bytes apart", first - end);
-        end = past;
+        TRIREME_ASSERT(past >= begin, "groups {} bytes apart", begin - past);
+        begin = first;
       }
     }
+    end -= end % alignment;
     if (end - begin < bytes) continue;
-    loans.places[part] = begin;
-    place = begin + bytes;
+    limit = end - bytes;
+    loans.places[part] = limit;
     for (std::size_t g = 0; g < layout.groups().size(); ++g) {
       const params::Range& own = layout.groups()[g].elements;
-      if (own.begin * float_bytes < place && own.end * float_bytes > begin) loans.lent[g] = true;
+      if (own.begin * float_bytes < end && own.end * float_bytes > limit) loans.lent[g] = true;
     }
   }
   return loans;

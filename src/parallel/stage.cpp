@@ -62,13 +62,15 @@ model::Recompute usual_recompute(bool host, std::int64_t width) {
 }
 
 state::StateOptions Stage::state_options() const {
+  const bool own = options_.train && options_.zero == 0 && !options_.offload && !options_.served;
   return {.train = options_.train,
           .zero = state::zero_policy(options_.zero),
           .shares = shares_,
           .sets = sets_,
           .keeps_gathered = !options_.reshard_after_forward,
           .offload = options_.offload,
-          .served = options_.served};
+          .served = options_.served,
+          .reads_masters = options_.reads_masters && own};
 }
 
 Stage::Stage(const model::Transformer& model, const StageOptions& options)

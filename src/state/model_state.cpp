@@ -12,7 +12,7 @@ constexpr std::int64_t float_bytes = sizeof(float);
 
 /// Of an element that units read.
 std::int64_t value_bytes(const StateOptions& options) {
-  return static_cast<std::int64_t>(size_of(options.shares.compute));
+  return static_cast<std::int64_t>(size_of(options.values()));
 }
 
 /// Elements of one copy of all rows that are not split.
@@ -135,7 +135,7 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
                        const StateOptions& options, device::MemoryLedger& ledger)
     : layout_(layout), device_(ledger.device()), shards_(shards), options_(options) {
   using device::Use;
-  const DType type = options_.shares.compute;
+  const DType type = options_.values();
   const auto buffer = [&](Use use, std::int64_t bytes) {
     return device::Buffer(ledger, use, static_cast<std::size_t>(bytes));
   };

@@ -224,6 +224,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .recompute = recompute_of(config.parallel.recompute, facts.host, config.model.width),
           .exact_gelu = facts.host,
           .compute = dtype_from_name(config.precision.compute),
+          .reads_masters = facts.host && config.precision.rounding == "nearest",
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data)};

@@ -1,6 +1,8 @@
 // Products and attention of bf16, on this machine's instructions and on widened elements.
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 
@@ -76,6 +78,49 @@ TEST_P(NarrowProductTest, EveryFormAgreesWithFp64) {
           check_product(*ops, {m, n, k, ta, tb, false, false, wide}, gap);
           check_product(*ops, {m, n, k, ta, tb, true, false, wide}, gap);
           check_product(*ops, {m, n, k, ta, tb, false, true, wide}, gap);
+        }
+      }
+    }
+  }
+}
+
+/// fp32 beside bf16, as masters are: the bits of a product with what they round to.
+TEST_P(NarrowProductTest, AWideRightFactorAndBiasAreRoundedAsTheyAreRead) {
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+           {1, 1, 1}, {7, 37, 11}, {13, 130, 65}, {3, 5, 9001}, {400, 1500, 33}, {5, 64, 0}}) {
+    for (int form = 0; form < 4; ++form) {
+      for (const std::int64_t gap : {0, 5}) {
+        MatmulOptions options;
+        options.transpose_a = form & 1;
+        options.transpose_b = form & 2;
+        Both a(options.transpose_a ? Shape{k, m} : Shape{m, k}, 1, 1, gap);
+        Array b = random_array(options.transpose_b ? Shape{n, k} : Shape{k, n}, 2, 1, gap);
+        Array bias = random_array({n}, 3);
+        for (std::int64_t i = 0; i < bias.elements(); i += 5) {
+          bias[i] =
+              std::bit_cast<float>(0x3f808000U + static_cast<std::uint32_t>(i % 2) * 0x10000U);
+        }
+        if (b.elements() > 2) b[2] = std::bit_cast<float>(0xbf818000U);  // halfway
+        Narrow nearest = narrowed(b, gap), nearest_bias = narrowed(bias);
+        const bool biased = form < 2;
+        for (const bool wide : {false, true}) {
+          const std::string what = fmt::format("m {} n {} k {} form {} gap {}", m, n, k, form, gap);
+          const auto multiply = [&](auto& c, const Tensor& right, const Tensor& added) {
+            MatmulOptions all = options;
+            if (biased) all.bias = added;
+            ops->matmul(c, a.narrow, right, all);
+          };
+          if (wide) {
+            Array direct({m, n}), copied({m, n});
+            multiply(direct, b, bias);
+            multiply(copied, nearest, nearest_bias);
+            expect_same_bits(direct, copied, what);
+          } else {
+            Narrow direct = poisoned({m, n}, gap), copied = poisoned({m, n}, gap);
+            multiply(direct, b, bias);
+            multiply(copied, nearest, nearest_bias);
+            expect_same(direct, copied, what);
+          }
         }
       }
     }
@@ -193,8 +238,11 @@ TEST(NarrowWorkspace, IsWhatWasForetold) {
 TEST_P(NarrowProductTest, WrongShapesAndTypesAreRefused) {
   Narrow a({3, 4}), b({5, 6}), c({3, 6}), good({4, 6});
   EXPECT_ANY_THROW(ops->matmul(c, a, b, {}));
-  Array wide({4, 6});
-  EXPECT_ANY_THROW(ops->matmul(c, a, wide, {}));
+  Array wide({3, 4}), into({3, 6});
+  EXPECT_ANY_THROW(ops->matmul(c, wide, good, {}));
+  EXPECT_ANY_THROW(ops->matmul(into, wide, good, {}));
+  Integers whole({4, 6});
+  EXPECT_ANY_THROW(ops->matmul(c, a, whole, {}));
 }
 
 /// Tiles of vectors and of AMX, where there are any.

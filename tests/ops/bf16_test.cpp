@@ -156,6 +156,58 @@ TEST_P(NarrowTest, NaNStaysNaN) {
   }
 }
 
+/// Gains, biases and tables in fp32 beside bf16, as masters are: the bits of a rounded copy.
+TEST_P(NarrowTest, WideParametersAreRoundedAsTheyAreRead) {
+  for (const std::int64_t columns : {1, 7, 37, 384}) {
+    const std::int64_t rows = 70;
+    Both x({rows, columns}, 1, 2, 3), dy({rows, columns}, 2);
+    Array gain = random_array({columns}, 3), bias = random_array({columns}, 4);
+    Array table = random_array({23, columns}, 5);
+    for (Array* each : {&gain, &bias, &table}) {
+      // Halfway to an even and to an odd one, and what rounds to zeros.
+      const std::uint32_t odd[] = {0x3f808000U, 0xbf818000U, 1U, 0x80000001U};
+      for (std::int64_t i = 0; i < each->elements(); ++i) {
+        if (i % 3 == 0) (*each)[i] = std::bit_cast<float>(odd[i / 3 % 4]);
+      }
+    }
+    Narrow near_gain = narrowed(gain), near_bias = narrowed(bias),
+                 near_table = narrowed(table);
+    Array mean({rows}), rstd({rows});
+    Narrow direct = poisoned({rows, columns}, 2), copied = direct;
+    const auto same = [&](const std::string& what) {
+      expect_same(direct, copied, what);
+      direct = copied = poisoned({rows, columns}, 2);
+    };
+    ops->layer_norm(direct, mean, rstd, x.narrow, gain, bias, 1e-5F);
+    ops->layer_norm(copied, mean, rstd, x.narrow, near_gain, near_bias, 1e-5F);
+    same("layer_norm");
+    ops->layer_norm(direct, mean, rstd, x.narrow, gain, Tensor(), 1e-5F);
+    ops->layer_norm(copied, mean, rstd, x.narrow, near_gain, Tensor(), 1e-5F);
+    same("layer_norm without bias");
+    ops->layer_norm_backward_input(direct, dy.narrow, x.narrow, gain, mean, rstd, false);
+    ops->layer_norm_backward_input(copied, dy.narrow, x.narrow, near_gain, mean, rstd, false);
+    same("layer_norm_backward_input");
+    ops->rms_norm(direct, rstd, x.narrow, gain, 1e-5F);
+    ops->rms_norm(copied, rstd, x.narrow, near_gain, 1e-5F);
+    same("rms_norm");
+    ops->rms_norm_backward_input(direct, dy.narrow, x.narrow, gain, rstd, false);
+    ops->rms_norm_backward_input(copied, dy.narrow, x.narrow, near_gain, rstd, false);
+    same("rms_norm_backward_input");
+    Integers ids = random_integers({rows}, 6, 23);
+    for (int i = 0; i < 23; ++i) ids[i] = i;
+    ops->embedding(direct, ids, table);
+    ops->embedding(copied, ids, near_table);
+    expect_same(direct, copied, "embedding");
+    ops->embedding(direct, ids, table, {}, Lookup::add);
+    ops->embedding(copied, ids, near_table, {}, Lookup::add);
+    expect_same(direct, copied, "embedding added");
+    const RowTile tile{5, 23};
+    ops->embedding(direct, ids, table.view().slice(0, 5, 9), tile, Lookup::fill_in);
+    ops->embedding(copied, ids, near_table.view().slice(0, 5, 9), tile, Lookup::fill_in);
+    same("embedding filled in");
+  }
+}
+
 TEST_P(NarrowTest, DropoutEmbeddingAndRotaryRoundOnce) {
   const std::int64_t rows = 11, columns = 37;
   Both x({rows, columns}, 1, 1, 4), table({23, columns}, 2);

@@ -74,6 +74,7 @@ struct RunSettings {
   bool offload = false;
   double clip = 1;          // of the gradient norm
   bool stochastic = false;  // rounding of bf16 weights
+  bool copies = false;      // of weights in bf16 beside their masters, where CPUs need none
 };
 
 /// What a run leaves: the same on all its ranks, but for `fault`.
@@ -193,6 +194,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .recompute = layout.recompute,
           .exact_gelu = layout.exact_gelu && !settings.make_device,  // as runs set it
           .compute = settings.compute,
+          .reads_masters = !settings.make_device && !settings.stochastic && !settings.copies,
           .reproducible = settings.reproducible,
           .virtual_tensor = settings.virtual_tensor,
           .virtual_data = settings.virtual_data};

@@ -69,6 +69,27 @@ TEST(Precision, StochasticRoundingIsTheSameInEveryLayout) {
   }
 }
 
+/// A copy of the weights in bf16, and masters that operations round as they read them: the same
+/// bits.
+TEST(Precision, MastersReadDirectlyGiveTheBitsOfARoundedCopy) {
+  const int models = static_cast<int>(matrix_models().size());
+  for (int model = world_rank(); model < models; model += world_size()) {
+    for (const auto recompute : {model::Recompute::none, model::Recompute::cheap}) {
+      const auto run = [&](bool copies) {
+        RunSettings settings = settings_of(model, {.steps = 3, .compute = DType::bf16});
+        settings.copies = copies;
+        return run_layout(matrix_models()[static_cast<std::size_t>(model)].config,
+                          {.micro_batch = 2, .threads = 2, .recompute = recompute}, settings,
+                          MPI_COMM_SELF);
+      };
+      const RunResult copied = run(true), direct = run(false);
+      EXPECT_EQ(copied.fault + direct.fault, "");
+      EXPECT_EQ(first_difference(copied, direct), "")
+          << matrix_models()[static_cast<std::size_t>(model)].name;
+    }
+  }
+}
+
 /// With masters a run follows the fp32 one where updates are too small for the narrow type itself.
 TEST(Precision, SmallUpdatesAreKeptInMasters) {
   const MatrixModel& model = matrix_models().front();

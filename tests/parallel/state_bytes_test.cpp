@@ -123,6 +123,32 @@ TEST_P(StateBytes, EqualTheFormula) {
   }
 }
 
+/// bf16: a copy beside masters takes two bytes a parameter; CPUs read the masters themselves where
+/// each rank has all of them.
+TEST_P(StateBytes, OfMastersThatAreReadDirectly) {
+  const model::Transformer model(even_model(true));
+  for (const bool direct : {false, true}) {
+    for (const bool offload : {false, true}) {
+      const Stage stage(model, {.place = {.data = 2, .shard = 2},
+                                .zero = GetParam(),
+                                .offload = offload,
+                                .compute = DType::bf16,
+                                .reads_masters = direct});
+      const state::StateOptions options = stage.state_options();
+      const std::int64_t parameters = rank_parameters(stage.chunks().front(), 1, true);
+      const bool copied = !direct || offload || GetParam() > 0;
+      EXPECT_EQ(options.has_masters(), copied);
+      EXPECT_EQ(options.values(), copied ? DType::bf16 : DType::f32);
+      if (GetParam() > 0) continue;
+      using state::ModelState;
+      EXPECT_EQ(ModelState::parameter_bytes(stage.layout(), stage.shards(), options),
+                (copied ? 2 : 4) * parameters);
+      EXPECT_EQ(ModelState::master_bytes(stage.layout(), stage.shards(), options),
+                (copied ? 4 : 0) * parameters);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Zero, StateBytes, testing::Values(0, 1, 2, 3));
 
 }  // namespace

@@ -78,7 +78,11 @@ class Buffer {
   std::size_t bytes_ = 0;
 };
 
-/// Bytes that `bytes` take inside a planned buffer: rounded up to a cache line.
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+/// Of what lies inside a planned buffer, in bytes: a cache line.
+constexpr std::size_t alignment = 64;
+/// Bytes that `bytes` take there.
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace trireme::device

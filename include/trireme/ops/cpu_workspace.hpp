@@ -18,7 +18,7 @@ std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);
 /// The same of bf16.
 std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads);
 /// A product [m, k]·[k, n] of bf16 factors, the first of them transposed or not, into bf16 or
-/// (`wide`) fp32; those of fp32 take none.
+/// (`wide`) fp32, a vector that is rounded (a bias) included; those of fp32 take none.
 std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed,
                                   bool wide, int threads);
 /// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.

@@ -39,6 +39,9 @@ struct StageOptions {
   model::Recompute recompute = model::Recompute::none;
   bool exact_gelu = true;  // see model::Shares; not where libraries for GPUs make it in a product
   DType compute = DType::f32;
+  /// CPUs, where weights are rounded to nearest: units read fp32 parameters that no other rank
+  /// holds a part of; see state::StateOptions.
+  bool reads_masters = false;
   bool reproducible = false;
   int virtual_tensor = 8, virtual_data = 8;
 };

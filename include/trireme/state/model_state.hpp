@@ -26,13 +26,21 @@ struct StateOptions {
   bool offload = false;
   /// The optimiser's state and fp32 masters are those of parameter servers.
   bool served = false;
+  /// Units read whole fp32 parameters, whatever type they compute in: operations round what they
+  /// read, and there is no copy in that type.
+  bool reads_masters = false;
   /// A parameter server's own: shards of everything, which nobody gathers or computes with here.
   bool serves = false;
 
   bool offloaded() const { return train && offload; }
   /// Whether the optimiser's state is here.
   bool updates() const { return train && !served; }
-  bool has_masters() const { return updates() && (offload || shares.narrow()); }
+  /// The type of what units read.
+  DType values() const { return reads_masters ? DType::f32 : shares.compute; }
+  /// Whether what is updated is apart from what units read.
+  bool has_masters() const {
+    return updates() && (offload || (shares.narrow() && !reads_masters));
+  }
   bool gradients_sharded() const {
     return zero.gradients == Held::sharded && (serves || !shares.reproducible);
   }
@@ -73,7 +81,7 @@ class ModelState {
   const model::ParameterViews& gradients(int set, bool last_unit) const;
 
   /// What is updated, saved and loaded: flat parameters [layout.elements], or this rank's shards of
-  /// them [shards.elements]. Where units read a narrower type, or the optimiser is offloaded,
+  /// them [shards.elements]. Where units read a copy in a narrower type, or the optimiser is offloaded,
   /// these are fp32 masters, held as the optimiser's state is; without training what units read.
   const Tensor& parameters() const { return masters_ ? masters_ : stored_values_; }
   bool parameters_sharded() const {

@@ -95,7 +95,9 @@ struct Cut {
 
 /// One product and where it goes.
 struct Product {
-  Rows<Bf16> left, right;
+  Rows<Bf16> left;
+  Rows<Bf16> right = {};
+  Rows<float> wide_right = {};  // one of the two; rounded on its way into panels
   bool transpose_left, transpose_right;
   Rows<float> wide = {};
   Rows<Bf16> narrow = {};  // one of the two
@@ -149,6 +151,19 @@ TileResult lower(TileResult result, std::int64_t rows) {
   return result;
 }
 
+/// words ← rows [from, from + k) and columns [column, column + n) of the right factor.
+void pack_right(const Product& p, std::int64_t from, std::int64_t k, std::int64_t column,
+                std::int64_t n, std::uint32_t* words) {
+  const std::int64_t row = p.transpose_right ? column : from;
+  const std::int64_t offset = p.transpose_right ? from : column;
+  if (p.wide_right.data != nullptr) {
+    bf16_tiles().pack_wide(k, n, p.transpose_right, p.wide_right.row(row) + offset,
+                           p.wide_right.stride, words);
+  } else {
+    bf16_tiles().pack(k, n, p.transpose_right, p.right.row(row) + offset, p.right.stride, words);
+  }
+}
+
 void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* scratch) {
   const Bf16Tiles& tiles = bf16_tiles();
   const TileScope scope(tiles);
@@ -161,9 +176,7 @@ void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* sc
   const std::int64_t first = cut.sections.begin(section), last = cut.sections.end(section);
   for (std::int64_t from = 0; from == 0 || from < cut.k; from += cut.inner) {
     const std::int64_t to = std::min(cut.k, from + cut.inner), k = to - from;
-    tiles.pack(k, n, p.transpose_right,
-               p.transpose_right ? p.right.row(column) + from : p.right.row(from) + column,
-               p.right.stride, words);
+    pack_right(p, from, k, column, n, words);
     const TileResult result = result_of(p, cut, first, column, from, to, sums);
     for (std::int64_t row = first; row < last; row += cut.rows) {
       const std::int64_t m = std::min(cut.rows, last - row);
@@ -196,7 +209,8 @@ std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k
   if (m == 0 || n == 0) return 0;
   threads = threads_of(m, n, k, threads);
   return static_cast<std::size_t>(threads) *
-         Cut(m, n, k, transposed, threads).bytes_of_thread(wide);
+             Cut(m, n, k, transposed, threads).bytes_of_thread(wide) +
+         rounded_vector_bytes(n);
 }
 
 void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
@@ -205,10 +219,15 @@ void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   const Tensor& product = gelu ? options.before_gelu : c;
   const bool wide = product.type() == DType::f32;
   Product p{.left = rows_of<Bf16>(a),
-            .right = rows_of<Bf16>(b),
             .transpose_left = options.transpose_a,
             .transpose_right = options.transpose_b,
             .accumulate = options.accumulate};
+  const bool wide_right = b.type() == DType::f32;
+  if (wide_right) {
+    p.wide_right = rows_of<float>(b);
+  } else {
+    p.right = rows_of<Bf16>(b);
+  }
   if (wide) {
     p.wide = rows_of<float>(product);
   } else {
@@ -219,9 +238,11 @@ void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   const std::int64_t m = wide ? p.wide.rows : p.narrow.rows;
   const std::int64_t n = wide ? p.wide.columns : p.narrow.columns;
   const std::int64_t k = options.transpose_a ? p.left.rows : p.left.columns;
+  const std::int64_t right_rows = wide_right ? p.wide_right.rows : p.right.rows;
+  const std::int64_t right_columns = wide_right ? p.wide_right.columns : p.right.columns;
   TRIREME_ASSERT((options.transpose_a ? p.left.columns : p.left.rows) == m &&
-                     (options.transpose_b ? p.right.columns : p.right.rows) == k &&
-                     (options.transpose_b ? p.right.rows : p.right.columns) == n,
+                     (options.transpose_b ? right_columns : right_rows) == k &&
+                     (options.transpose_b ? right_rows : right_columns) == n,
                  "product of {}{} and {}{} into {}", a.shape().to_string(),
                  options.transpose_a ? " transposed" : "", b.shape().to_string(),
                  options.transpose_b ? " transposed" : "", c.shape().to_string());
@@ -235,11 +256,12 @@ void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
     column_sum(options.row_sum, a);
   }
   if (m == 0 || n == 0) return;
-  p.bias = flat_or_null<Bf16>(options.bias, n);
   const int threads = threads_of(m, n, k, threads_);
   const Cut cut(m, n, k, options.transpose_a, threads);
-  const std::size_t own = cut.bytes_of_thread(wide);
-  auto* work = scratch<std::byte>(static_cast<std::size_t>(threads) * own);
+  const std::size_t own = cut.bytes_of_thread(wide), bias = rounded_vector_bytes(n);
+  auto* work = scratch<std::byte>(static_cast<std::size_t>(threads) * own + bias);
+  p.bias = read_as(options.bias, n, reinterpret_cast<Bf16*>(work));
+  work += bias;
   parallel_tasks(threads, cut.tasks(), [&](std::int64_t task, int thread) {
     run_task(p, cut, task, work + static_cast<std::size_t>(thread) * own);
   });

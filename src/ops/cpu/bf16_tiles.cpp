@@ -86,11 +86,12 @@ HWY_EXPORT(tiles_of_target);
 
 namespace {
 
-void pack(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::int64_t stride,
+template <class T>
+void pack(std::int64_t k, std::int64_t n, bool transpose, const T* b, std::int64_t stride,
           std::uint32_t* words) {
   const auto at = [&](std::int64_t row, std::int64_t column) -> std::uint32_t {
     if (row >= k || column >= n) return 0;
-    return b[transpose ? column * stride + row : row * stride + column].bits;
+    return rounded(b[transpose ? column * stride + row : row * stride + column]).bits;
   };
   for (std::int64_t first = 0; first < n; first += panel_columns) {
     for (std::int64_t row = 0; row < k; row += 2) {
@@ -155,7 +156,8 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
 }  // namespace
 
 const Bf16Tiles& portable_bf16_tiles() {
-  static const Bf16Tiles functions{tile_rows, pack, multiply, multiply_packed, [] {}, [] {}};
+  static const Bf16Tiles functions{tile_rows,       pack<Bf16>, pack<float>, multiply,
+                                   multiply_packed, [] {},      [] {}};
   return functions;
 }
 

@@ -44,6 +44,10 @@ struct Bf16Tiles {
   /// words ← op(b) [k, n], of leading dimension `stride`, with zeros behind its end.
   void (*pack)(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::int64_t stride,
                std::uint32_t* words);
+  /// The same of fp32 elements, rounded to nearest (AVX512_BF16: subnormal ones to zero, which is
+  /// what its products take them for).
+  void (*pack_wide)(std::int64_t k, std::int64_t n, bool transpose, const float* b,
+                    std::int64_t stride, std::uint32_t* words);
   /// result [m, n] = a [m, k] · what was packed.
   void (*multiply)(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a,
                    std::int64_t stride, const std::uint32_t* words, const TileResult& result);

@@ -307,7 +307,9 @@ const Bf16Tiles* amx_bf16_tiles() {
   static const bool here = native_bf16_tiles() != nullptr && allowed();
   if (!here) return nullptr;
   static const Bf16Tiles functions{
-      block, native_bf16_tiles()->pack, multiply, multiply_packed, enter, leave};
+      block,    native_bf16_tiles()->pack, native_bf16_tiles()->pack_wide,
+      multiply, multiply_packed,           enter,
+      leave};
   return &functions;
 }
 

@@ -164,8 +164,32 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
   }
 }
 
+/// 32 elements in bf16, zeros where there are none.
+TRIREME_BF16_INLINE __m512i load_narrow(__mmask32 lanes, const Bf16* from) {
+  return _mm512_maskz_loadu_epi16(lanes, from);
+}
+TRIREME_BF16_INLINE __m512i load_narrow(__mmask32 lanes, const float* from) {
+  const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes), from);
+  const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes >> 16), from + 16);
+  const __m512bh rounded = _mm512_cvtne2ps_pbh(high, low);
+  __m512i bits;
+  std::memcpy(&bits, &rounded, sizeof bits);
+  return bits;
+}
+
+/// The lines of 32 elements that are packed soon; they need not exist.
+template <class T>
+TRIREME_BF16_INLINE void fetch_for_packing(const T* elements) {
+  const auto* lines = reinterpret_cast<const char*>(elements);
+  _mm_prefetch(lines, _MM_HINT_T1);
+  if constexpr (sizeof(T) > 2) _mm_prefetch(lines + 64, _MM_HINT_T1);
+}
+/// How far rows that are packed two at a time are fetched ahead.
+constexpr std::int64_t pairs_ahead = 24;
+
 /// b [n, k]: a column of the product is a row here, its pairs lie side by side.
-TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const Bf16* b,
+template <class T>
+TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const T* b,
                                      std::int64_t stride, std::uint32_t* words) {
   for (std::int64_t column = 0; column < n; column += 16) {
     std::uint32_t* to = words + column / panel_columns * panel_words(k) + column % panel_columns;
@@ -173,9 +197,9 @@ TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const Bf16*
       const __mmask32 lanes = first_halves(k - 2 * pair);
       __m512i x[16];
       for (int i = 0; i < 16; ++i) {
-        x[i] = column + i < n
-                   ? _mm512_maskz_loadu_epi16(lanes, b + (column + i) * stride + 2 * pair)
-                   : _mm512_setzero_si512();
+        fetch_for_packing(b + (column + 16 + i) * stride + 2 * pair);
+        x[i] = column + i < n ? load_narrow(lanes, b + (column + i) * stride + 2 * pair)
+                              : _mm512_setzero_si512();
       }
       turn(x);
       for (int i = 0; i < 16 && 2 * (pair + i) < k; ++i) {
@@ -199,15 +223,18 @@ TRIREME_BF16_INLINE Interleaved interleave(__m512i even, __m512i odd) {
 }
 
 /// b [k, n], row by row: rows are long and lie far apart.
-TRIREME_BF16_TARGET void pack_straight(std::int64_t k, std::int64_t n, const Bf16* b,
+template <class T>
+TRIREME_BF16_TARGET void pack_straight(std::int64_t k, std::int64_t n, const T* b,
                                        std::int64_t stride, std::uint32_t* words) {
   for (std::int64_t row = 0; row < k; row += 2, b += 2 * stride, words += panel_columns) {
     for (std::int64_t column = 0; column < n; column += 32) {
       std::uint32_t* to = words + column / panel_columns * panel_words(k) + column % panel_columns;
       const __mmask32 lanes = first_halves(n - column);
-      const __m512i even = _mm512_maskz_loadu_epi16(lanes, b + column);
-      const __m512i odd = row + 1 < k ? _mm512_maskz_loadu_epi16(lanes, b + stride + column)
-                                      : _mm512_setzero_si512();
+      fetch_for_packing(b + 2 * pairs_ahead * stride + column);
+      fetch_for_packing(b + (2 * pairs_ahead + 1) * stride + column);
+      const __m512i even = load_narrow(lanes, b + column);
+      const __m512i odd =
+          row + 1 < k ? load_narrow(lanes, b + stride + column) : _mm512_setzero_si512();
       const Interleaved both = interleave(even, odd);
       _mm512_storeu_si512(to, both.low);
       _mm512_storeu_si512(to + 16, both.high);
@@ -215,7 +242,8 @@ TRIREME_BF16_TARGET void pack_straight(std::int64_t k, std::int64_t n, const Bf1
   }
 }
 
-void pack(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::int64_t stride,
+template <class T>
+void pack(std::int64_t k, std::int64_t n, bool transpose, const T* b, std::int64_t stride,
           std::uint32_t* words) {
   transpose ? pack_turned(k, n, b, stride, words) : pack_straight(k, n, b, stride, words);
 }
@@ -223,7 +251,8 @@ void pack(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::in
 }  // namespace
 
 const Bf16Tiles* native_bf16_tiles() {
-  static const Bf16Tiles functions{tile_rows, pack, multiply, multiply_packed, [] {}, [] {}};
+  static const Bf16Tiles functions{tile_rows,       pack<Bf16>, pack<float>, multiply,
+                                   multiply_packed, [] {},      [] {}};
   return __builtin_cpu_supports("avx512bf16") ? &functions : nullptr;
 }
 

@@ -90,6 +90,13 @@ class CpuOps final : public Ops {
     return reinterpret_cast<T*>(scratch_bytes(elements * sizeof(T)));
   }
   std::byte* scratch_bytes(std::size_t bytes);
+  /// Where read_as may round a parameter's elements beside activations of type T; null where they
+  /// are of that type. Less than any product's work space.
+  template <class T>
+  T* rounding_room(const Tensor& parameter, std::int64_t elements) {
+    if (parameter.type() == DTypeOf<T>::value) return nullptr;
+    return scratch<T>(static_cast<std::size_t>(elements));
+  }
   void convert(const Tensor& y, const Tensor& x);
   /// matmul of bf16 factors.
   void narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,

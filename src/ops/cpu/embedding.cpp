@@ -17,12 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
+/// y += x
 template <class T>
-void add_rows(std::size_t n, T* y, const T* a, const T* b) {
+void add_row(std::size_t n, T* y, const T* x) {
   map(
-      n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, a, b);
+      n, y, [](Floats before, Floats v) HWY_ATTR { return hn::Add(before, v); }, y, x);
 }
-TRIREME_INSTANCES(add_rows);
+TRIREME_INSTANCES(add_row);
 
 /// y = x + 0
 template <class T>
@@ -32,6 +33,18 @@ void copy_row(std::size_t n, T* y, const T* x) {
       n, y, [&](Floats v) HWY_ATTR { return hn::Add(v, zero); }, x);
 }
 TRIREME_INSTANCES(copy_row);
+
+// The same of an fp32 table's row, rounded first: not once together with the sum.
+void add_rounded_row(std::size_t n, Bf16* y, const float* x) {
+  map(
+      n, y, [](Floats before, Floats v) HWY_ATTR { return hn::Add(before, nearest_bf16(v)); }, y,
+      x);
+}
+void copy_rounded_row(std::size_t n, Bf16* y, const float* x) {
+  const Floats zero = hn::Zero(FloatTag());
+  map(
+      n, y, [&](Floats v) HWY_ATTR { return hn::Add(nearest_bf16(v), zero); }, x);
+}
 
 /// dtable[ids[r] − first] += dy[r] on columns [0, n), in row order, where the table has that row.
 template <class T>
@@ -55,8 +68,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-TRIREME_EXPORT(add_rows);
+TRIREME_EXPORT(add_row);
 TRIREME_EXPORT(copy_row);
+HWY_EXPORT(add_rounded_row);
+HWY_EXPORT(copy_rounded_row);
 TRIREME_EXPORT(scatter_rows);
 
 namespace {
@@ -72,31 +87,40 @@ void check_ids(const std::int32_t* ids, std::int64_t count, std::int64_t rows,
   }
 }
 
+/// Rows of the table by whose types the kernels are chosen.
+template <class T, class Row, class Add, class Copy>
+void look_up(int threads, const Rows<T>& out, const Tensor& ids, const Rows<Row>& from,
+             const RowTile& tile, Lookup lookup, const Add& add, const Copy& copy) {
+  const std::int32_t* id = flat<std::int32_t>(ids, out.rows);
+  TRIREME_ASSERT(from.columns == out.columns, "table of {} columns and output of {}", from.columns,
+                 out.columns);
+  check_ids(id, out.rows, from.rows, tile);
+  const auto n = static_cast<std::size_t>(out.columns);
+  parallel_rows(threads, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t row = id[r] - tile.first;
+      if (row < 0 || row >= from.rows) {
+        if (lookup == Lookup::write) std::memset(out.row(r), 0, n * sizeof(T));
+      } else if (lookup == Lookup::add) {
+        add(n, out.row(r), from.row(row));
+      } else {
+        copy(n, out.row(r), from.row(row));
+      }
+    }
+  });
+}
+
 }  // namespace
 
 void CpuOps::embedding(const Tensor& y, const Tensor& ids, const Tensor& table, const RowTile& tile,
                        Lookup lookup) {
+  if (y.type() == DType::bf16 && table.type() == DType::f32) {
+    return look_up(threads_, rows_of<Bf16>(y), ids, rows_of(table), tile, lookup,
+                   HWY_DYNAMIC_DISPATCH(add_rounded_row), HWY_DYNAMIC_DISPATCH(copy_rounded_row));
+  }
   with_storage(y.type(), [&]<class T>(T) {
-    const Rows<T> out = rows_of<T>(y), from = rows_of<T>(table);
-    const std::int32_t* id = flat<std::int32_t>(ids, out.rows);
-    TRIREME_ASSERT(from.columns == out.columns, "table {} and output {}", table.shape().to_string(),
-                   y.shape().to_string());
-    check_ids(id, out.rows, from.rows, tile);
-    const auto n = static_cast<std::size_t>(out.columns);
-    parallel_rows(threads_, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto add = TRIREME_KERNEL(add_rows, T);
-      const auto copy = TRIREME_KERNEL(copy_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        const std::int64_t row = id[r] - tile.first;
-        if (row < 0 || row >= from.rows) {
-          if (lookup == Lookup::write) std::memset(out.row(r), 0, n * sizeof(T));
-        } else if (lookup == Lookup::add) {
-          add(n, out.row(r), out.row(r), from.row(row));
-        } else {
-          copy(n, out.row(r), from.row(row));
-        }
-      }
-    });
+    look_up(threads_, rows_of<T>(y), ids, rows_of<T>(table), tile, lookup,
+            TRIREME_KERNEL(add_row, T), TRIREME_KERNEL(copy_row, T));
   });
 }
 

@@ -192,8 +192,9 @@ void CpuOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd,
     check_same_rows(out, in, "layer_norm");
     float* means = flat(mean, in.rows);
     float* rstds = flat(rstd, in.rows);
-    const T* gains = flat<T>(gain, in.columns);
-    const T* biases = flat_or_null<T>(bias, in.columns);
+    T* room = rounding_room<T>(gain, 2 * in.columns);
+    const T* gains = read_as(gain, in.columns, room);
+    const T* biases = read_as(bias, in.columns, room == nullptr ? room : room + in.columns);
     const bool streamed = writes_apart(out.data, in.rows * in.columns, in.data);
     parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
       TRIREME_KERNEL(layer_norm_rows, T)
@@ -213,7 +214,7 @@ void CpuOps::layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const
     check_same_rows(from, in, "layer_norm_backward_input");
     const float* means = flat(mean, in.rows);
     const float* rstds = flat(rstd, in.rows);
-    const T* gains = flat<T>(gain, in.columns);
+    const T* gains = read_as(gain, in.columns, rounding_room<T>(gain, in.columns));
     const auto n = static_cast<std::size_t>(in.columns);
     const bool streamed =
         !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);
@@ -234,7 +235,7 @@ void CpuOps::rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, cons
     const Rows<T> out = rows_of<T>(y), in = rows_of<T>(x);
     check_same_rows(out, in, "rms_norm");
     float* rstds = flat(rstd, in.rows);
-    const T* gains = flat<T>(gain, in.columns);
+    const T* gains = read_as(gain, in.columns, rounding_room<T>(gain, in.columns));
     const bool streamed = writes_apart(out.data, in.rows * in.columns, in.data);
     parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
       TRIREME_KERNEL(rms_norm_rows, T)
@@ -251,7 +252,7 @@ void CpuOps::rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const T
     check_same_rows(to, in, "rms_norm_backward_input");
     check_same_rows(from, in, "rms_norm_backward_input");
     const float* rstds = flat(rstd, in.rows);
-    const T* gains = flat<T>(gain, in.columns);
+    const T* gains = read_as(gain, in.columns, rounding_room<T>(gain, in.columns));
     const auto n = static_cast<std::size_t>(in.columns);
     const bool streamed =
         !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);

@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "trireme/core/tensor.hpp"
+#include "trireme/device/memory.hpp"
 
 #include "ahead.hpp"
+#include "storage.hpp"
 
 namespace trireme::ops {
 
@@ -78,6 +81,24 @@ T* flat(const Tensor& x, std::int64_t elements) {
 template <class T = float>
 T* flat_or_null(const Tensor& x, std::int64_t elements) {
   return x ? flat<T>(x, elements) : nullptr;
+}
+
+/// What a parameter beside activations of type T is read as, or null when it is absent: fp32 ones
+/// beside bf16 are rounded to nearest into `room` [elements].
+template <class T>
+const T* read_as(const Tensor& parameter, std::int64_t elements, T* room) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (parameter && parameter.type() == DType::f32) {
+      const float* wide = flat(parameter, elements);
+      for (std::int64_t i = 0; i < elements; ++i) room[i] = rounded(wide[i]);
+      return room;
+    }
+  }
+  return flat_or_null<T>(parameter, elements);
+}
+/// Bytes of that room.
+inline std::size_t rounded_vector_bytes(std::int64_t elements) {
+  return device::aligned(static_cast<std::size_t>(elements) * sizeof(Bf16));
 }
 
 /// Calls visit(view of y, view of x) for the whole where both are contiguous, else for each row.

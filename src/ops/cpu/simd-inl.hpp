@@ -63,6 +63,12 @@ HWY_INLINE Words round_words(Floats v) {
   return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(v)), quiet, rounded);
 }
 
+/// The nearest even bf16, in fp32.
+HWY_INLINE Floats nearest_bf16(Floats v) {
+  const WordsTag words;
+  return hn::BitCast(FloatTag(), hn::And(round_words(v), hn::Set(words, 0xffff0000U)));
+}
+
 /// bf16's bits of fp32: float_to_bf16 on vectors.
 HWY_INLINE Halves round_bf16(Floats v) {
   return hn::TruncateTo(HalvesTag(), hn::ShiftRight<16>(round_words(v)));

@@ -24,8 +24,11 @@ namespace ops {
 inline float widened(float value) { return value; }
 inline float widened(Bf16 value) { return bf16_to_float(value.bits); }
 
+inline Bf16 rounded(float value) { return {float_to_bf16(value)}; }
+inline Bf16 rounded(Bf16 value) { return value; }
+
 inline void narrow(float value, float& to) { to = value; }
-inline void narrow(float value, Bf16& to) { to.bits = float_to_bf16(value); }
+inline void narrow(float value, Bf16& to) { to = rounded(value); }
 
 /// body(T()) where T is what `type` is stored as.
 template <class Body>
