@@ -170,8 +170,7 @@ TEST_P(NarrowTest, WideParametersAreRoundedAsTheyAreRead) {
         if (i % 3 == 0) (*each)[i] = std::bit_cast<float>(odd[i / 3 % 4]);
       }
     }
-    Narrow near_gain = narrowed(gain), near_bias = narrowed(bias),
-                 near_table = narrowed(table);
+    Narrow near_gain = narrowed(gain), near_bias = narrowed(bias), near_table = narrowed(table);
     Array mean({rows}), rstd({rows});
     Narrow direct = poisoned({rows, columns}, 2), copied = direct;
     const auto same = [&](const std::string& what) {

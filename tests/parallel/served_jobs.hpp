@@ -57,6 +57,7 @@ inline StageOptions options_of(const Job& job, bool served) {
                                                         .make_device = job.make_device(),
                                                         .compute = job.compute});
   options.served = served;
+  options.reads_masters = false;  // what units read is compared, byte by byte
   return options;
 }
 

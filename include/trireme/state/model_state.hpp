@@ -38,9 +38,7 @@ struct StateOptions {
   /// The type of what units read.
   DType values() const { return reads_masters ? DType::f32 : shares.compute; }
   /// Whether what is updated is apart from what units read.
-  bool has_masters() const {
-    return updates() && (offload || (shares.narrow() && !reads_masters));
-  }
+  bool has_masters() const { return updates() && (offload || (shares.narrow() && !reads_masters)); }
   bool gradients_sharded() const {
     return zero.gradients == Held::sharded && (serves || !shares.reproducible);
   }
@@ -81,8 +79,9 @@ class ModelState {
   const model::ParameterViews& gradients(int set, bool last_unit) const;
 
   /// What is updated, saved and loaded: flat parameters [layout.elements], or this rank's shards of
-  /// them [shards.elements]. Where units read a copy in a narrower type, or the optimiser is offloaded,
-  /// these are fp32 masters, held as the optimiser's state is; without training what units read.
+  /// them [shards.elements]. Where units read a copy in a narrower type, or the optimiser is
+  /// offloaded, these are fp32 masters, held as the optimiser's state is; without training what
+  /// units read.
   const Tensor& parameters() const { return masters_ ? masters_ : stored_values_; }
   bool parameters_sharded() const {
     return (masters_ ? options_.zero.optimizer : options_.zero.parameters) == Held::sharded;
