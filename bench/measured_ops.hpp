@@ -89,9 +89,11 @@ class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::Ch
     return (0.0 + ... + bytes_of(arguments));
   }
   /// A look-up reads the rows that it takes, and not the table.
-  static double bytes_of_call(const Tensor& y, const Tensor& ids, const Tensor&,
+  static double bytes_of_call(const Tensor& y, const Tensor& ids, const Tensor& table,
                               const ops::RowTile&, const ops::Lookup&) {
-    return 2 * bytes_of(y) + bytes_of(ids);
+    const auto rows =
+        static_cast<double>(y.elements()) * static_cast<double>(size_of(table.type()));
+    return bytes_of(y) + rows + bytes_of(ids);
   }
   /// Its backward reads and writes fp32 rows.
   static double bytes_of_call(const Tensor&, const Tensor& ids, const Tensor& dy,

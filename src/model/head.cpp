@@ -7,10 +7,10 @@ namespace trireme::model {
 
 namespace {
 
-/// Bytes of logits that are held at once in any case; and so many times the rows' own in fp32,
-/// which a block's backward holds in any case. Each block of rows reads and writes the whole
-/// gradient of the weight.
-constexpr std::int64_t least_logits = std::int64_t{32} << 20;
+/// Bytes of logits that are held at once in any case; and so many times the rows' own, which the
+/// backward of a block with GELU holds in any case. Each block of rows reads and writes the whole
+/// gradient of the weight, and packs the weight.
+constexpr std::int64_t least_logits = std::int64_t{48} << 20;
 constexpr std::int64_t logits_by_rows = 4;
 
 }  // namespace
@@ -23,8 +23,7 @@ struct Head::RowBlock {
 std::int64_t Head::block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
                               DType type) {
   const auto element = static_cast<std::int64_t>(size_of(type));
-  const auto wide = static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t held = std::max(least_logits, logits_by_rows * rows * width * wide) / element;
+  const std::int64_t held = std::max(least_logits / element, logits_by_rows * rows * width);
   return std::min(rows, std::max<std::int64_t>(64, held / vocabulary));
 }
 

@@ -57,9 +57,9 @@ Loans plan_loans(const Program& program, const params::Layout& layout, int last_
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return reads[a] < reads[b]; });
-  // Who is read later finds no group that an earlier one did not: what is passed over is lost to
-  // none. From the end on: backward adds to the last units' gradients first, so that the groups
-  // that lend for longest are left for those who need them longest.
+  // Who is read later finds no group that an earlier one did not: a group that is refused to one is
+  // lost to none behind it. From the end on: backward adds to the last units' gradients first, so
+  // that the groups that lend for longest are left for those who need them longest.
   constexpr auto alignment = static_cast<std::int64_t>(device::alignment);
   std::int64_t limit = layout.elements() * float_bytes;
   for (const std::size_t part : order) {

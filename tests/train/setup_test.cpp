@@ -55,6 +55,20 @@ TEST(ShardRanks, NumbersMustDivideTheDataDegree) {
   }
 }
 
+TEST(Precision, CpusReadMastersThatAreRoundedToNearest) {
+  const auto reads = [](const std::string& rounding, bool host) {
+    RunConfig config;
+    config.precision.compute = "bf16";
+    config.precision.rounding = rounding;
+    config.train.batch = config.train.micro_batch = 1;
+    const LayoutFacts facts{.host = host};
+    return stage_options(config, grid_shape(config, facts), facts).reads_masters;
+  };
+  EXPECT_TRUE(reads("nearest", true));
+  EXPECT_FALSE(reads("stochastic", true));
+  EXPECT_FALSE(reads("nearest", false));
+}
+
 TEST(Recompute, AutoIsCheapOnCpusForWideModelsAndNothingElse) {
   const auto policy = [](const std::string& name, bool host, std::int64_t width = 768) {
     RunConfig config;

@@ -58,8 +58,8 @@ struct Shares {
   /// The GELU that a product leaves has the bits of a pass over what the product kept, so that such
   /// a pass makes it again.
   bool exact_gelu = true;
-  /// Of activations and of the parameters that units read; narrower than fp32, the latter are
-  /// rounded copies of fp32 masters.
+  /// Of activations and of what products read; parameters are fp32, or narrower copies of fp32
+  /// masters, or such masters themselves (see state::StateOptions::reads_masters).
   DType compute = DType::f32;
 
   bool narrow() const { return compute != DType::f32; }

@@ -4,7 +4,8 @@
 // heads, D head size, V vocabulary rows. Tensors named x, y, q, k, v, out, logits, tables, gains
 // and biases, and gradients of these, are of the compute type, one for all of a call: fp32, or on
 // backends that say so bf16 or fp16. On the CPU a weight (the right factor of a product, a bias,
-// gain or table) may be fp32 beside bf16: it is rounded to nearest as it is read. Statistics (mean,
+// gain or table) may be fp32 beside bf16: it is rounded to nearest as it is read. A norm's gain and
+// bias are of one type. Statistics (mean,
 // rstd, lse, maximum, sum, factor, weights), frequencies and what accumulates gradients of weights
 // (always +=) are fp32, and all arithmetic but the products' factors is. Leading strides are free
 // where a comment says "strided"; elsewhere views are contiguous. Work is done in the order of the

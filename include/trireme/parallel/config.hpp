@@ -177,7 +177,7 @@ struct NumericsConfig {
 
 /// What each kind of number is kept in. Gradients are added up and sent in fp32, and so are norms,
 /// softmax and loss computed; where products take a narrower type, the weights that they read are
-/// rounded copies of fp32 masters.
+/// fp32 masters, rounded.
 struct PrecisionConfig {
   std::string compute = "fp32";
   std::string rounding = "nearest";

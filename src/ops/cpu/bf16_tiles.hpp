@@ -44,8 +44,8 @@ struct Bf16Tiles {
   /// words ← op(b) [k, n], of leading dimension `stride`, with zeros behind its end.
   void (*pack)(std::int64_t k, std::int64_t n, bool transpose, const Bf16* b, std::int64_t stride,
                std::uint32_t* words);
-  /// The same of fp32 elements, rounded to nearest (AVX512_BF16: subnormal ones to zero, which is
-  /// what its products take them for).
+  /// The same of fp32 elements, rounded to nearest. With AVX512_BF16 subnormal ones are zeros, as
+  /// its products take subnormal bf16; the greatest of them, which round up to 2⁻¹²⁶, too.
   void (*pack_wide)(std::int64_t k, std::int64_t n, bool transpose, const float* b,
                     std::int64_t stride, std::uint32_t* words);
   /// result [m, n] = a [m, k] · what was packed.

@@ -177,12 +177,16 @@ TRIREME_BF16_INLINE __m512i load_narrow(__mmask32 lanes, const float* from) {
   return bits;
 }
 
-/// The lines of 32 elements that are packed soon; they need not exist.
+/// The lines of 32 elements, the first `elements` behind `from`, that are packed soon; they need
+/// not exist.
 template <class T>
-TRIREME_BF16_INLINE void fetch_for_packing(const T* elements) {
-  const auto* lines = reinterpret_cast<const char*>(elements);
-  _mm_prefetch(lines, _MM_HINT_T1);
-  if constexpr (sizeof(T) > 2) _mm_prefetch(lines + 64, _MM_HINT_T1);
+TRIREME_BF16_INLINE void fetch_for_packing(const T* from, std::int64_t elements) {
+  const auto first =
+      reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(elements) * sizeof(T);
+  _mm_prefetch(reinterpret_cast<const char*>(first), _MM_HINT_T1);
+  if constexpr (sizeof(T) > 2) {
+    _mm_prefetch(reinterpret_cast<const char*>(first + 64), _MM_HINT_T1);
+  }
 }
 /// How far rows that are packed two at a time are fetched ahead.
 constexpr std::int64_t pairs_ahead = 24;
@@ -197,7 +201,7 @@ TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const T* b,
       const __mmask32 lanes = first_halves(k - 2 * pair);
       __m512i x[16];
       for (int i = 0; i < 16; ++i) {
-        fetch_for_packing(b + (column + 16 + i) * stride + 2 * pair);
+        fetch_for_packing(b, (column + 16 + i) * stride + 2 * pair);
         x[i] = column + i < n ? load_narrow(lanes, b + (column + i) * stride + 2 * pair)
                               : _mm512_setzero_si512();
       }
@@ -230,8 +234,8 @@ TRIREME_BF16_TARGET void pack_straight(std::int64_t k, std::int64_t n, const T* 
     for (std::int64_t column = 0; column < n; column += 32) {
       std::uint32_t* to = words + column / panel_columns * panel_words(k) + column % panel_columns;
       const __mmask32 lanes = first_halves(n - column);
-      fetch_for_packing(b + 2 * pairs_ahead * stride + column);
-      fetch_for_packing(b + (2 * pairs_ahead + 1) * stride + column);
+      fetch_for_packing(b, 2 * pairs_ahead * stride + column);
+      fetch_for_packing(b, (2 * pairs_ahead + 1) * stride + column);
       const __m512i even = load_narrow(lanes, b + column);
       const __m512i odd =
           row + 1 < k ? load_narrow(lanes, b + stride + column) : _mm512_setzero_si512();

@@ -192,6 +192,8 @@ void CpuOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd,
     check_same_rows(out, in, "layer_norm");
     float* means = flat(mean, in.rows);
     float* rstds = flat(rstd, in.rows);
+    TRIREME_ASSERT(!bias || bias.type() == gain.type(), "a gain of {} and a bias of {}",
+                   name_of(gain.type()), name_of(bias.type()));
     T* room = rounding_room<T>(gain, 2 * in.columns);
     const T* gains = read_as(gain, in.columns, room);
     const T* biases = read_as(bias, in.columns, room == nullptr ? room : room + in.columns);
