@@ -166,7 +166,7 @@ case_crash() {
 async_worker() { # the process of rank 1
   local process
   for process in $(pgrep -f -- 'trireme train .*--train.output async-kill'); do
-    tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -qx SLURM_PROCID=1 && echo "$process" && return
+    grep -qzx SLURM_PROCID=1 "/proc/$process/environ" 2>/dev/null && echo "$process" && return
   done
   return 1
 }

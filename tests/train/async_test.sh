@@ -169,9 +169,9 @@ code=1 refused 'train.watchdog = 4: must be 0 or above server.heartbeat with ser
 process_of() {
   local process
   for process in $(pgrep -f -- "--train.output $1 "); do
-    if tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$2"; then
-      tr '\0' '\n' <"/proc/$process/cmdline" 2>/dev/null | grep -qx "$TRIREME" && echo "$process" && return
-    fi
+    # Not a pipe: grep leaves at the first match, and what writes to it dies then.
+    grep -qzx "OMPI_COMM_WORLD_RANK=$2" "/proc/$process/environ" 2>/dev/null &&
+      grep -qzxF "$TRIREME" "/proc/$process/cmdline" 2>/dev/null && echo "$process" && return
   done
 }
 # killed FOLDER RANK FLAGS…: the rank is killed at random once steps are made; over $transport
@@ -188,7 +188,7 @@ killed() {
     sleep 0.05
   done
   sleep "0.$((RANDOM % 10))"
-  kill "-$signal" "$(process_of "$folder" "$rank")" || fail "$folder: nobody to kill"
+  kill "-$signal" "$(process_of "$folder" "$rank")" || fail "$folder: nobody to kill: $(pgrep -af -- "--train.output $folder ")"
   code=0
   wait "$job" || code=$?
   [ "$code" -ne 124 ] || fail "$folder: hangs"
