@@ -189,6 +189,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
                    .reads_masters = device.is_host()};
   options.threads = 0;
   options.seed = 1;
+  options.graphs = true;
   options.make_ops = [&](device::MemoryLedger& memory, int threads, bool reproducible) {
     const parallel::MakeOps make = computes.make_ops(true);
     auto own = std::make_unique<MeasuredOps>(
@@ -203,24 +204,39 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   batches.push_back(random_batch(config, each.batch));
   std::int64_t step = 0;
   // The host waits inside, for the gradients; the update goes on meanwhile, into the next step.
+  parallel::StepGraphs& graphs = replica.engine().graphs();
   const auto train = [&] {
     const parallel::StepSums sums = replica.backward(batches);
     replica.update(1e-4, step++, optim::clip_factor(sums.gradient_norm, 1.0));
     return sums.loss.mean();
   };
   double loss = 0;
-  for (std::size_t i = 0; i < std::min<std::size_t>(3, steps); ++i) loss = train();
-  std::vector<double> seconds;
-  const auto begin = Clock::now();
-  while (seconds.size() < steps || (steps > 1 && seconds.size() < 50 && seconds_since(begin) < 8)) {
-    const auto start = Clock::now();
-    loss = train();
-    seconds.push_back(seconds_since(start));
-  }
+  /// Times of steps, launched as graphs from the second one on or operation by operation.
+  const auto time_steps = [&](bool as_graphs) {
+    const auto next = [&] {
+      if (!as_graphs) graphs.forget();
+      loss = train();
+    };
+    for (std::size_t i = 0; i < std::min<std::size_t>(3, steps); ++i) next();
+    std::vector<double> seconds;
+    const auto begin = Clock::now();
+    while (seconds.size() < steps ||
+           (steps > 1 && seconds.size() < 50 && seconds_since(begin) < 8)) {
+      const auto start = Clock::now();
+      next();
+      seconds.push_back(seconds_since(start));
+    }
+    return seconds;
+  };
+  const std::vector<double> in_order = time_steps(false);
   const std::int64_t resident = train::resident_peak();
-  const std::vector<double> in_order = seconds;
+  std::vector<double> seconds = in_order;
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];
+  std::vector<double> by_graphs;
+  if (graphs.active()) by_graphs = time_steps(true);
+  std::sort(by_graphs.begin(), by_graphs.end());
+  graphs.forget();  // operations are to be measured one by one
   const double tokens = static_cast<double>(session.size() * each.batch * config.sequence);
   const double rate = model.flops_per_token() * tokens / median;
   device::wait_for(device);
@@ -259,6 +275,12 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   fmt::print("  peak {:.3f} TFLOP/s, copies {:.1f} GB/s read and written, the process {:.2f} GiB\n",
              ceilings.products / 1e12, ceilings.copies / 1e9,
              static_cast<double>(resident) / (1 << 30));
+  if (!by_graphs.empty()) {
+    const double launched = by_graphs[by_graphs.size() / 2];
+    fmt::print("  as {} graphs: {:.2f} ms, {:.2f} times as fast{}\n", graphs.captured(),
+               1e3 * launched, median / launched,
+               graphs.refusal().empty() ? "" : "; refused: " + graphs.refusal());
+  }
   const double peak = ceilings.products;
   // Of rank 0's own work, where there are several ranks.
   ceilings.products /= session.size();
@@ -279,6 +301,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
               {"mfu_of_measured", rate / peak},
               {"memory_bytes", memory},
               {"loss", loss}};
+  if (!by_graphs.empty()) result["graph_step_seconds"] = by_graphs[by_graphs.size() / 2];
   if (ceilings.nominal > 0) result["mfu_of_nominal"] = rate / ceilings.nominal;
   result["groups"] = print_groups(work, traced);
   result["operations"] = print_ops(work, ceilings, traced);

@@ -18,6 +18,7 @@ void MemoryLedger::add(Use use, std::int64_t bytes) {
   const auto index = static_cast<std::size_t>(use);
   const std::int64_t now = held_[index].fetch_add(bytes) + bytes;
   TRIREME_ASSERT(now >= 0, "{} bytes held for {}", now, name_of(use));
+  if (bytes > 0) ++times_added_[index];
   std::int64_t peak = peak_[index].load();
   while (peak < now && !peak_[index].compare_exchange_weak(peak, now)) {
   }
@@ -29,6 +30,10 @@ std::int64_t MemoryLedger::held(Use use) const {
 
 std::int64_t MemoryLedger::peak(Use use) const {
   return peak_[static_cast<std::size_t>(use)].load();
+}
+
+std::uint64_t MemoryLedger::times_added(Use use) const {
+  return times_added_[static_cast<std::size_t>(use)].load();
 }
 
 Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device)

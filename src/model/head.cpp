@@ -125,7 +125,7 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
   Tensor own, partial;
   if (train) {
     context.ops.copy(factor.reshape({1, rows}), batch.weights.reshape({1, rows}));
-    context.ops.scale(factor, static_cast<float>(context.loss_scale / context.denominator));
+    context.ops.scale_by(factor, context.gradient_factor);
     own = memory.view(dnormed_, x.extent(0));
     partial = partial_.view(context, own, memory);
   }

@@ -20,7 +20,7 @@ std::vector<std::int64_t> row_counts(const UnitContext& context, std::int64_t wi
 Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
 
 void gather_rows(const UnitContext& context, const Tensor& full) {
-  if (!context.shares.sequence_parallel) return;
+  if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) return;
   context.tensor.group
       .all_gather_v(flat(full), flat(own_rows(context, full)), row_counts(context, full.extent(1)),
                     context.tensor.stream)
@@ -29,7 +29,7 @@ void gather_rows(const UnitContext& context, const Tensor& full) {
 
 void sum_rows(const UnitContext& context, const Tensor& own, const Tensor& partial) {
   Tensor sum = own_rows(context, partial);
-  if (!context.shares.sequence_parallel) {
+  if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) {
     reduce_over_tensor(context, partial, comm::Reduction::sum);
   } else {
     if (partial.type() == own.type()) sum = own;
@@ -64,6 +64,7 @@ void leave_region_backward(const UnitContext& context, const Tensor& full) {
 
 void reduce_over_tensor(const UnitContext& context, const Tensor& value,
                         comm::Reduction reduction) {
+  if (context.tensor.group.size() == 1) return;
   context.tensor.group.all_reduce(flat(value), reduction, context.tensor.stream).wait();
 }
 

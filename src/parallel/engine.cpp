@@ -12,6 +12,19 @@ namespace {
 
 constexpr std::size_t message_kinds = 4;
 
+bool is_compute(const UnitAction& action) {
+  switch (action.kind) {
+    case Kind::forward:
+    case Kind::backward:
+    case Kind::recompute:
+    case Kind::backward_input:
+    case Kind::backward_weight:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool is_send(StageMemory::Message kind) {
   return kind == StageMemory::Message::send_activation ||
          kind == StageMemory::Message::send_gradient;
@@ -54,7 +67,9 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                                 {stage.options().micro_batches, stage.memory().leaves().count})),
       losses_read_(ledger, device::Use::batch, losses_),
       set_sums_(static_cast<std::size_t>(stage.sets())),
-      frequencies_(stage.model().frequencies()) {
+      frequencies_(stage.model().frequencies()),
+      graphs_(ledger, options.graphs && groups.tensor.size() == 1),
+      continuing_(find_continuing()) {
   if (frequencies_ && !device_.is_host()) {
     frequency_buffer_ = device::Buffer(ledger, device::Use::workspace, frequencies_.bytes());
     frequencies_ = frequency_buffer_.view(DType::f32, frequencies_.shape());
@@ -106,8 +121,7 @@ model::UnitContext Engine::context(const model::Microbatch& leaf, const UnitActi
           .gradients = state_.gradients(set, last_unit),
           .mode = mode,
           .seed = options_.seed,
-          .denominator = denominator_,
-          .loss_scale = loss_scale_,
+          .gradient_factor = batches_.factor(),
           .frequencies = frequencies_};
 }
 
@@ -123,12 +137,6 @@ Tensor Engine::incoming(Message kind, int slot) {
   return memory_.message(kind, slot);
 }
 
-Tensor Engine::outgoing(Message kind, int slot) {
-  const Section section(recorder_, "wait for pipeline");
-  message_event(kind, slot).wait();  // the earlier send from this slot
-  return memory_.message(kind, slot);
-}
-
 void Engine::start_message(const UnitAction& action) {
   const bool send = action.kind == Kind::send;
   const Message kind = action.gradient
@@ -141,23 +149,55 @@ void Engine::start_message(const UnitAction& action) {
   if (progress_) progress_->wake();
 }
 
+bool Engine::adds_to_gradients(const UnitAction& action) const {
+  if (action.kind == Kind::forward) return action.unit == stage_.last_unit();
+  return action.kind == Kind::backward || action.kind == Kind::backward_weight;
+}
+
+Tensor Engine::output_gradient(const UnitAction& action) {
+  if (action.unit == stage_.last_unit() || action.kind == Kind::recompute) return {};
+  // Where backward is split the gradient must last until the part for weights.
+  const bool stays = action.input_slot >= 0 && action.pending < 0;
+  return stays ? memory_.message(Message::receive_gradient, action.input_slot)
+               : memory_.output_gradient(action);
+}
+
+void Engine::prepare(const UnitAction& action, model::Mode mode) {
+  const bool forward = action.kind == Kind::forward;
+  if (action.kind != Kind::backward_weight) exchange_.need_values(action.unit);
+  if (mode == model::Mode::train && adds_to_gradients(action)) {
+    exchange_.need_gradients(action.unit);
+  }
+  if (action.input_slot >= 0 && action.kind != Kind::recompute) {
+    const Tensor message = incoming(
+        forward ? Message::receive_activation : Message::receive_gradient, action.input_slot);
+    const Tensor input = forward ? memory_.input(action) : output_gradient(action);
+    if (input && input.data() != message.data()) ops_.copy(input, message);
+  }
+  const bool passes_on =
+      forward || action.kind == Kind::backward || action.kind == Kind::backward_input;
+  if (action.output_slot >= 0 && passes_on) {
+    const Section section(recorder_, "wait for pipeline");
+    // The earlier send from this slot.
+    message_event(forward ? Message::send_activation : Message::send_gradient, action.output_slot)
+        .wait();
+  }
+}
+
+void Engine::compute(const UnitAction& action, model::Mode mode) {
+  return action.kind == Kind::forward ? forward(action, mode) : backward(action);
+}
+
 void Engine::forward(const UnitAction& action, model::Mode mode) {
   const bool train = mode == model::Mode::train;
-  const Section section(recorder_, train ? "forward" : "forward of evaluation");
   const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
   const Leaves& leaves = memory_.plan().leaves();
   const std::int64_t own = memory_.plan().own_rows();
-  exchange_.need_values(action.unit);
-  const bool last_unit = action.unit == stage_.last_unit();
-  if (train && last_unit) exchange_.need_gradients(action.unit);
   Tensor x, y;
   if (action.unit > 0) x = memory_.input(action);
-  if (action.input_slot >= 0) {
-    ops_.copy(x, incoming(Message::receive_activation, action.input_slot));
-  }
-  if (!last_unit) {
-    y = action.output_slot >= 0 ? outgoing(Message::send_activation, action.output_slot)
+  if (action.unit != stage_.last_unit()) {
+    y = action.output_slot >= 0 ? memory_.message(Message::send_activation, action.output_slot)
                                 : memory_.next_input(action);
   }
   const auto part = [&](const Tensor& t, int leaf) {
@@ -191,31 +231,15 @@ void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& c
 }
 
 void Engine::backward(const UnitAction& action) {
-  const Section section(recorder_, "backward");
   const device::Range range(backward_names_[static_cast<std::size_t>(action.unit)]);
   const Leaves& leaves = memory_.plan().leaves();
   const std::int64_t own = memory_.plan().own_rows();
-  const bool weight = action.kind == Kind::backward || action.kind == Kind::backward_weight;
   const bool input = action.kind == Kind::backward || action.kind == Kind::backward_input;
-  if (action.kind != Kind::backward_weight) exchange_.need_values(action.unit);
-  if (weight) exchange_.need_gradients(action.unit);
-  Tensor x, dy, dx;
+  const Tensor dy = output_gradient(action);
+  Tensor x, dx;
   if (action.unit > 0) x = memory_.input(action);
-  if (action.unit != stage_.last_unit() && action.kind != Kind::recompute) {
-    const bool received = action.input_slot >= 0;
-    // Where backward is split the gradient must last until the part for weights.
-    if (!received || action.pending >= 0) dy = memory_.output_gradient(action);
-    if (received) {
-      const Tensor message = incoming(Message::receive_gradient, action.input_slot);
-      if (dy) {
-        ops_.copy(dy, message);
-      } else {
-        dy = message;
-      }
-    }
-  }
   if (input && action.unit > 0) {
-    dx = action.output_slot >= 0 ? outgoing(Message::send_gradient, action.output_slot)
+    dx = action.output_slot >= 0 ? memory_.message(Message::send_gradient, action.output_slot)
                                  : memory_.input_gradient(action);
   }
   const auto part = [&](const Tensor& t, int leaf) {
@@ -229,7 +253,7 @@ void Engine::backward(const UnitAction& action) {
   }
 }
 
-void Engine::run(const UnitAction& action) {
+void Engine::start(const UnitAction& action) {
   switch (action.kind) {
     case Kind::receive:
     case Kind::send:
@@ -239,25 +263,58 @@ void Engine::run(const UnitAction& action) {
       exchange_.gather(action.group);
       break;
     }
-    case Kind::forward:
-      return forward(action, model::Mode::train);
-    case Kind::backward:
-    case Kind::recompute:
-    case Kind::backward_input:
-    case Kind::backward_weight:
-      return backward(action);
     case Kind::reduce: {
       const device::Range range("reduce gradients");
       exchange_.reduce(action.group);
       break;
     }
-    case Kind::exchange: {
+    default: {
+      TRIREME_ASSERT(action.kind == Kind::exchange, "started: {}", to_string(action));
       const device::Range range("exchange tied gradients");
       exchange_.exchange(action.group);
       break;
     }
   }
   if (progress_) progress_->wake();
+}
+
+std::vector<bool> Engine::find_continuing() const {
+  const std::vector<UnitAction>& actions = stage_.program().actions;
+  std::vector<bool> borrowed = stage_.memory().lent();  // by group: a gradient that is not back yet
+  std::vector<bool> continuing;
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const UnitAction& action = actions[i];
+    bool alone = !is_compute(action) || i == 0 || !is_compute(actions[i - 1]) ||
+                 action.input_slot >= 0 || action.output_slot >= 0 || state_.values_sharded();
+    if (is_compute(action) && adds_to_gradients(action)) {
+      alone = alone || state_.gradients_sharded();
+      for (const int g : stage_.layout().groups_of(action.unit)) {
+        if (borrowed.empty() || !borrowed[static_cast<std::size_t>(g)]) continue;
+        borrowed[static_cast<std::size_t>(g)] = false;
+        alone = true;
+      }
+    }
+    continuing.push_back(!alone);
+  }
+  return continuing;
+}
+
+std::size_t Engine::compute_from(std::size_t begin) {
+  const std::vector<UnitAction>& actions = stage_.program().actions;
+  std::size_t end = begin + 1;
+  bool forward = actions[begin].kind == Kind::forward, backward = !forward;
+  for (; graphs_.active() && end < actions.size() && continuing_[end]; ++end) {
+    (actions[end].kind == Kind::forward ? forward : backward) = true;
+  }
+  const Section section(recorder_, !backward  ? "forward"
+                                   : !forward ? "backward"
+                                              : "forward and backward");
+  prepare(actions[begin], model::Mode::train);
+  graphs_.queue(begin, [&] {
+    for (std::size_t i = begin; i < end; ++i) compute(actions[i], model::Mode::train);
+  });
+  if (progress_) progress_->wake();
+  return end;
 }
 
 double Engine::sum_sets() {
@@ -284,14 +341,23 @@ void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
   denominator_ = sum.weight;
   {
     const Section section(recorder_, "zero gradients");
-    batches_.take(batches);
+    batches_.take(batches, loss_scale_ / denominator_);
     zero_losses();
     exchange_.begin_step();
   }
+  StepGraphs::Pattern pattern;  // what attention and dropout depend on
+  for (const HostMicrobatch& batch : batches) {
+    pattern.push_back((batch.view().plain ? 1 : 0) + (batch.view().documents ? 2 : 0));
+  }
+  graphs_.begin_step(pattern);
   const std::vector<UnitAction>& actions = stage_.program().actions;
-  for (std::size_t i = 0; i < actions.size(); ++i) {
+  for (std::size_t i = 0; i < actions.size();) {
     if (options_.watchdog != nullptr) options_.watchdog->beat(labels_[i]);
-    run(actions[i]);
+    if (is_compute(actions[i])) {
+      i = compute_from(i);
+    } else {
+      start(actions[i++]);
+    }
   }
   if (options_.watchdog != nullptr) options_.watchdog->beat("wait for gradients");
   {

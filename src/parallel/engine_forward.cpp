@@ -5,6 +5,12 @@ namespace trireme::parallel {
 
 using Kind = UnitAction::Kind;
 
+void Engine::evaluate(const UnitAction& action) {
+  const Section section(recorder_, "forward of evaluation");
+  prepare(action, model::Mode::evaluate);
+  compute(action, model::Mode::evaluate);
+}
+
 std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
   const int leaves = memory_.plan().leaves().count;
   const int last = stage_.options().place.pipeline * stage_.options().virtual_stages - 1;
@@ -28,7 +34,7 @@ std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
       if (state_.values_sharded()) {
         for (int g : state_.layout().groups_of(action.unit)) exchange_.gather(g);
       }
-      forward(action, model::Mode::evaluate);
+      evaluate(action);
     }
     if (k < last) {
       start_message({.kind = Kind::send, .peer = stage_.stage_of(k + 1), .slot = 0});
@@ -95,8 +101,7 @@ void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
   TRIREME_ASSERT(stage_.options().place.pipeline == 1, "logits on one stage");
   batches_.take(batch);
   for (int unit = 0; unit < stage_.last_unit(); ++unit) {
-    forward({.kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = unit, .stash = 0},
-            model::Mode::evaluate);
+    evaluate({.kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = unit, .stash = 0});
   }
   const UnitAction head{
       .kind = Kind::forward, .micro_batch = 0, .chunk = 0, .unit = stage_.last_unit(), .stash = 0};

@@ -84,43 +84,50 @@ std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t
   const auto room = [](std::int64_t elements, std::size_t size) {
     return device::aligned(static_cast<std::size_t>(elements) * size);
   };
-  // Inputs, targets, weights, positions, documents; rows; samples.
-  return static_cast<std::size_t>(count) *
-         (5 * room(rows, sizeof(std::int32_t)) + room(rows, sizeof(std::int64_t)) +
-          room(sequences, sizeof(std::int64_t)));
+  // The factor; inputs, targets, weights, positions, documents; rows; samples.
+  return device::alignment +
+         static_cast<std::size_t>(count) *
+             (5 * room(rows, sizeof(std::int32_t)) + room(rows, sizeof(std::int64_t)) +
+              room(sequences, sizeof(std::int64_t)));
 }
 
 DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
                              device::MemoryLedger& ledger)
-    : device_(ledger.device()) {
+    : device_(ledger.device()), factor_(&host_factor_, {1}) {
   if (device_.is_host()) return;
-  room_ = bytes(1, sequences, length);
-  buffer_ = device::Buffer(ledger, device::Use::batch, static_cast<std::size_t>(count) * room_);
-  staging_ = device::Buffer::staging(ledger, device::Use::batch, buffer_.bytes());
+  const std::size_t all = bytes(count, sequences, length);
+  room_ = (all - device::alignment) / static_cast<std::size_t>(count);
+  buffer_ = device::Buffer(ledger, device::Use::batch, all);
+  staging_ = device::Buffer::staging(ledger, device::Use::batch, all);
+  factor_ = buffer_.view(DType::f32, {1});
 }
 
-void DeviceBatches::take(std::span<const HostMicrobatch> batches) {
+void DeviceBatches::take(std::span<const HostMicrobatch> batches, double factor) {
   views_.clear();
+  host_factor_ = static_cast<float>(factor);
   if (device_.is_host()) {
     for (const HostMicrobatch& batch : batches) views_.push_back(batch.view());
     return;
   }
-  TRIREME_ASSERT(batches.size() * room_ <= buffer_.bytes(), "{} micro-batches", batches.size());
+  const std::size_t all = device::alignment + batches.size() * room_;
+  TRIREME_ASSERT(all <= buffer_.bytes(), "{} micro-batches", batches.size());
+  std::memcpy(staging_.data(), &host_factor_, sizeof(host_factor_));
   for (std::size_t i = 0; i < batches.size(); ++i) {
     model::Microbatch view = batches[i].view();
-    std::size_t offset = i * room_;
+    std::size_t offset = device::alignment + i * room_;
+    const std::size_t end = offset + room_;
     for_each_tensor([&](Tensor model::Microbatch::*member) {
       Tensor& tensor = view.*member;
       if (!tensor) return;
       std::memcpy(staging_.data() + offset, tensor.data(), tensor.bytes());
       const std::size_t size = device::aligned(tensor.bytes());
-      TRIREME_ASSERT(offset + size <= (i + 1) * room_, "a batch of {} tokens", view.tokens());
+      TRIREME_ASSERT(offset + size <= end, "a batch of {} tokens", view.tokens());
       tensor = buffer_.view(tensor.type(), tensor.shape(), offset);
       offset += size;
     });
     views_.push_back(view);
   }
-  device_.copy(buffer_.data(), staging_.data(), batches.size() * room_);
+  device_.copy(buffer_.data(), staging_.data(), all);
 }
 
 }  // namespace trireme::parallel

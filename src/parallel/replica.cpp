@@ -67,7 +67,8 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                .overlap = options.overlap,
                .seed = options.seed,
                .watchdog = options.watchdog,
-               .offload = offload_.get()}) {}
+               .offload = offload_.get(),
+               .graphs = options.graphs && !options.trace}) {}
 
 std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   const bool reproducible = options_.stage.reproducible;
@@ -158,6 +159,7 @@ void Replica::settle_choices() {
     if (theirs->empty()) continue;
     choosing_->use_choices({reinterpret_cast<const std::byte*>(theirs->data()), theirs->size()});
   }
+  engine_.graphs().forget();
 }
 
 StepSums Replica::finish() {

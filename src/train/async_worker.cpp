@@ -56,7 +56,8 @@ class AsyncTraining {
                             ledger);
                         link_ = method.get();
                         return method;
-                      }},
+                      },
+                  .graphs = config_.device.graphs},
                  grid_, recorder, job.ledger),
         predicted_(
             plan::predict_memory(replica_.stage(), {.optim = config_.optim,

@@ -139,6 +139,17 @@ void check_rounding(const parallel::PrecisionConfig& precision) {
       "use nearest, or precision.compute = bf16");
 }
 
+std::string graphs_warning(const device::DeviceConfig& config, bool host,
+                           const comm::GridShape& shape, bool trace) {
+  if (!config.graphs || host) return {};
+  if (shape.of(comm::Axis::tensor) > 1) {
+    return "device.graphs: makes none, since messages of tensor groups lie between operations; "
+           "parallel.tensor = 1 has them";
+  }
+  if (trace) return "device.graphs: makes none, since train.trace times each operation";
+  return {};
+}
+
 void check_offload(const std::string& offload, bool host) {
   if (offload == "none" || !host) return;
   throw ConfigError("zero.offload", offload,

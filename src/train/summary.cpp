@@ -202,8 +202,7 @@ void Trainer::begin_record() {
   run["predicted_memory"] = prediction_json(predicted_);
   run["product_algorithms"] = choices_json(replica_.choices());
   run["first_step"] = step_;
-  const std::string& cores = surroundings_.shared_cores;
-  run["cores_shared"] = cores;
+  run["cores_shared"] = surroundings_.shared_cores;
   comm::Communicator& world = grid_.world();
   if (speaks()) record_->write_run(run);
   world.barrier();
@@ -213,9 +212,10 @@ void Trainer::begin_record() {
   say(fmt::format("layout: {}; {} threads a rank; batch {} sequences = {} tokens; micro-batch {}",
                   grid_.shape().to_string(), threads_, train.batch,
                   train.batch * config_.model.sequence, train.micro_batch));
-  for (const std::string& warning : grid_.warnings()) say("warning: " + warning);
-  if (!computes_.warning().empty()) say("warning: " + computes_.warning());
-  if (!cores.empty()) say("warning: " + cores);
+  for (const std::string& warning : grid_.warnings()) warn(warning);
+  warn(computes_.warning());
+  warn(surroundings_.shared_cores);
+  warn(graphs_warning(config_.device, computes_.on_host(), grid_.shape(), train.trace));
   if (servers_ != nullptr) {
     say(fmt::format("parameter servers: {} hold the model for {} workers, who send gradients in {}",
                     servers_->place.servers, servers_->place.workers,
@@ -281,6 +281,8 @@ nlohmann::json Trainer::account() const {
                             {"data", grid_.coordinate(comm::Axis::data)},
                             {"sections", sections},
                             {"communication", traffic}};
+  const parallel::StepGraphs& graphs = replica_.engine().graphs();
+  account["graphs"] = {{"captured", graphs.captured()}, {"launched", graphs.launched()}};
   // What libraries take for themselves, NCCL above all, is no use of the ledger's.
   if (const auto at_end = computes_.free_bytes()) {
     account["device_free_bytes"] = computes_.noted_free_bytes();

@@ -47,6 +47,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .make_ops = computes.make_ops(config_.device.time_products),
                 .make_method = make_method(),
                 .trace = config_.train.trace,
+                .graphs = config_.device.graphs,
                 .alone = trains_alone(config_)},
                grid, recorder_, ledger),
       averaging_(trains_alone(config_)
@@ -316,6 +317,10 @@ void Trainer::record(const std::function<void(report::RunRecord&)>& write) {
 void Trainer::show(const report::StepMetrics& metrics) {
   if (!speaks()) return;
   record([&](report::RunRecord& run) { run.write_step(metrics); });
+  const std::string& refusal = replica_.engine().graphs().refusal();
+  if (!refusal.empty() && !std::exchange(graphs_refused_, true)) {
+    warn(fmt::format("device.graphs: {}; training goes on without", refusal));
+  }
   if (!progress_) return;
   const std::int64_t step = metrics.step;
   const bool wanted = step % config_.train.log_every == 0 || step == config_.train.steps ||

@@ -179,6 +179,9 @@ class Trainer {
   void count_traffic();
   bool speaks() const { return session_.rank() == 0; }
   void say(const std::string& line);
+  void warn(const std::string& why) {  // nothing where it is empty
+    if (!why.empty()) say("warning: " + why);
+  }
   std::vector<checkpoint::Piece> pieces() const;
   /// Where an optimiser state is kept in checkpoints: under its name, or where workers have states
   /// of their own, but for the first, under the worker's too.
@@ -235,7 +238,7 @@ class Trainer {
   std::int64_t averages_ = 0;   // of this attempt
   double average_seconds_ = 0;  // waiting for workers is part of them
   Wishes wishes_;
-  bool record_fails_ = false;
+  bool record_fails_ = false, graphs_refused_ = false;
   double peak_ = 0;  // operations per second of all ranks together
   std::int64_t attempt_tokens_ = 0;
   std::vector<double> step_seconds_;                            // of this attempt

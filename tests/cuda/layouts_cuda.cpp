@@ -64,6 +64,15 @@ TEST_F(CudaLayouts, ReproducibleEqualsOneRankBitForBit) {
   }
 }
 
+TEST_F(CudaLayouts, GraphsEqualOneRankBitForBit) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    MatrixRuns runs{.steps = 4, .make_device = make_cuda, .compute = compute};
+    const std::vector<RunResult> one = references(runs);
+    runs.graphs = true;
+    compare_bits(cases_of(committed_rows()), runs, one);
+  }
+}
+
 /// The CPU's update and the device's are written to round alike.
 TEST_F(CudaLayouts, OffloadedEqualsOneRankBitForBit) {
   for (const DType compute : {DType::f32, DType::bf16}) {

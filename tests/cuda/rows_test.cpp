@@ -66,6 +66,11 @@ TEST(Elementwise, AddsAndScales) {
   });
   Case("scale").inout({1023}).within(0).check(
       [](Ops& ops, const Tensors& t) { ops.scale(t[0], 0.37F); });
+  Case("scale by what the device holds")
+      .inout({1023})
+      .in({1}, 1, 0, Kind::f32)
+      .within(0)
+      .check([](Ops& ops, const Tensors& t) { ops.scale_by(t[0], t[1]); });
   Case("nothing").inout({0}).check([](Ops& ops, const Tensors& t) { ops.scale(t[0], 2.0F); });
 }
 

@@ -24,6 +24,12 @@ TEST_P(ElementwiseTest, FillCopyAddScale) {
     expect_same_bits(in_place, y, "y = a + y");
     ops->scale(y, -3.0F);
     for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(y[i], -3.0F * (a[i] + b[i]));
+    Array by({1});
+    by[0] = 0.3F;
+    Array scaled = y;
+    ops->scale(scaled, by[0]);
+    ops->scale_by(y, by);
+    expect_same_bits(y, scaled, "y * factor[0]");
   }
 }
 

@@ -29,13 +29,17 @@ struct Steps {
         MPI_Comm comm = MPI_COMM_WORLD)
       : config(testing_support::odd_model(true)),
         settings(settings),
-        run(config, layout, stage_options(layout, settings), comm, settings.make_device, trace) {
+        run(config, layout, stage_options(layout, settings), comm, settings.make_device, trace, {},
+            settings.stochastic, settings.graphs) {
     run.replica.initialise();
     run.replica.begin_trace();
   }
   StepSums step() {
-    const auto batches = make_batches(config, run.layout, run.grid.coordinate(comm::Axis::data),
-                                      number, settings.global_batch);
+    auto batches = make_batches(config, run.layout, run.grid.coordinate(comm::Axis::data), number,
+                                settings.global_batch);
+    if (documents) {
+      for (HostMicrobatch& batch : batches) batch = with_documents(batch);
+    }
     const StepSums sums = run.replica.backward(batches);
     run.replica.update(1e-3, number++, optim::clip_factor(sums.gradient_norm, 1.0));
     return sums;
@@ -47,10 +51,29 @@ struct Steps {
     }
     return spans;
   }
+  /// The same tokens, those of a sequence's later half a document of their own.
+  static HostMicrobatch with_documents(const HostMicrobatch& batch) {
+    const model::Microbatch& view = batch.view();
+    const auto copy = [](auto& to, const Tensor& from) {
+      using T = typename std::remove_reference_t<decltype(to)>::value_type;
+      to.assign(from.as<T>(), from.as<T>() + from.elements());
+    };
+    data::Batch own{.sequences = view.sequences, .length = view.length};
+    copy(own.inputs, view.inputs);
+    copy(own.targets, view.targets);
+    copy(own.weights, view.weights);
+    copy(own.positions, view.positions);
+    copy(own.samples, view.samples);
+    for (std::int64_t i = 0; i < view.tokens(); ++i) {
+      own.documents.push_back(i % view.length < view.length / 2 ? 0 : 1);
+    }
+    return HostMicrobatch(std::move(own));
+  }
   model::ModelConfig config;
   RunSettings settings;
   LayoutRun run;
   std::int64_t number = 0;
+  bool documents = false;
 };
 
 TEST(DeviceSteps, TheHostWaitsOnceInAStep) {
@@ -193,6 +216,90 @@ TEST(DeviceSteps, BatchesThatCannotBeStagedSayWhatToDo) {
     EXPECT_THAT(error.what(), testing::EndsWith("that can be pinned; start fewer ranks on a node, "
                                                 "or use a smaller batch"));
   }
+}
+
+/// Steps with graphs beside the same without.
+struct WithGraphs {
+  explicit WithGraphs(const LayoutCase& layout = {}, bool trace = false)
+      : with(layout, {.make_device = make_imaginary_device, .graphs = true}, trace, MPI_COMM_SELF),
+        without(layout, {.make_device = make_imaginary_device}, false, MPI_COMM_SELF),
+        device(dynamic_cast<ImaginaryDevice&>(*with.run.device.device)),
+        graphs(with.run.replica.engine().graphs()) {}
+  /// One of both; how many graphs were captured and launched in it.
+  struct Counts {
+    std::uint64_t graphs = 0, launches = 0;
+    bool operator==(const Counts&) const = default;
+  };
+  Counts step() {
+    const Counts before{graphs.captured(), graphs.launched()};
+    const StepSums here = with.step(), there = without.step();
+    EXPECT_EQ(here.loss.loss, there.loss.loss) << "step " << with.number;
+    EXPECT_EQ(here.gradient_norm, there.gradient_norm) << "step " << with.number;
+    return {graphs.captured() - before.graphs, graphs.launched() - before.launches};
+  }
+  Steps with, without;
+  ImaginaryDevice& device;
+  const StepGraphs& graphs;
+};
+
+TEST(DeviceSteps, GraphsAreCapturedOnceAndThenLaunched) {
+  WithGraphs both;
+  EXPECT_EQ(both.step(), (WithGraphs::Counts{0, 0}));
+  const WithGraphs::Counts second = both.step();
+  EXPECT_GT(second.graphs, 0U);
+  EXPECT_EQ(second.launches, second.graphs);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(both.step(), (WithGraphs::Counts{0, second.graphs}));
+}
+
+TEST(DeviceSteps, GraphsTakeTheLossScaleOfTheStep) {
+  WithGraphs both;
+  for (const double scale : {1.0, 4.0, 0.5, 3.0}) {
+    both.with.run.replica.engine().set_loss_scale(scale);
+    both.without.run.replica.engine().set_loss_scale(scale);
+    both.step();
+  }
+  EXPECT_GT(both.graphs.launched(), 0U);
+}
+
+/// What is queued depends on whether batches have documents: each kind has graphs of its own.
+TEST(DeviceSteps, GraphsAreThoseOfTheBatchesPattern) {
+  WithGraphs both;
+  std::vector<WithGraphs::Counts> counts;
+  for (const bool documents : {false, true, false, true, true, false}) {
+    both.with.documents = both.without.documents = documents;
+    counts.push_back(both.step());
+  }
+  EXPECT_EQ(counts[0], (WithGraphs::Counts{0, 0}));
+  EXPECT_EQ(counts[1], (WithGraphs::Counts{0, 0}));
+  EXPECT_GT(counts[2].graphs, 0U);
+  EXPECT_EQ(counts[3], counts[2]);
+  EXPECT_EQ(counts[4], (WithGraphs::Counts{0, counts[2].launches}));
+  EXPECT_EQ(counts[5], counts[4]);
+}
+
+TEST(DeviceSteps, GraphsOfWorkSpaceThatMovedAreMadeAnew) {
+  WithGraphs both;
+  both.step();
+  const WithGraphs::Counts captured = both.step();
+  EXPECT_GT(captured.graphs, 0U);
+  const device::Buffer grown(both.with.run.ledger, device::Use::workspace, 64);
+  EXPECT_EQ(both.step(), captured);
+  EXPECT_EQ(both.step(), (WithGraphs::Counts{0, captured.launches}));
+}
+
+TEST(DeviceSteps, ADeviceThatRefusesACaptureGoesOnWithoutGraphs) {
+  WithGraphs both;
+  both.step();
+  both.device.refuse_captures();
+  EXPECT_EQ(both.step(), (WithGraphs::Counts{0, 0}));
+  EXPECT_EQ(both.step(), (WithGraphs::Counts{0, 0}));
+  EXPECT_THAT(both.graphs.refusal(), testing::HasSubstr("imaginary"));
+}
+
+TEST(DeviceSteps, ATraceHasNoGraphs) {
+  WithGraphs both({}, true);
+  both.step();
+  EXPECT_EQ(both.step(), (WithGraphs::Counts{0, 0}));
 }
 
 /// Operations of the CPU that "choose" for each shape of a product a number of this rank's own.

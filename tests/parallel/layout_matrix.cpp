@@ -35,6 +35,14 @@ TEST(LayoutMatrix, DeviceInBf16EqualsOneRankBitForBit) {
                         {.steps = 2, .make_device = make_imaginary_device, .compute = DType::bf16});
 }
 
+/// Graphs are captured in the second step; they read the next batches, and add up with what is
+/// queued between them.
+TEST(LayoutMatrix, DeviceWithGraphsEqualsHostBitForBit) {
+  compare_bits(cases_of(committed_rows()),
+               {.steps = 4, .make_device = make_imaginary_device, .graphs = true},
+               references({.steps = 4}));
+}
+
 /// Every update of these runs clips.
 constexpr double low_clip = 0.1;
 void expect_clipping(const std::vector<RunResult>& one) {
@@ -56,12 +64,12 @@ TEST(LayoutMatrix, OffloadedInBf16EqualsOneRankBitForBit) {
       .steps = 2, .make_device = make_imaginary_device, .compute = DType::bf16, .clip = low_clip};
   const std::vector<RunResult> one = references(runs);
   expect_clipping(one);
-  runs.offload = true;
+  runs.offload = runs.graphs = true;
   compare_bits(cases_of(committed_rows()), runs, one);
 }
 
 /// Without reproducible mode gradients are sharded too, and final at other times: against the same
-/// layout without offloading.
+/// layout without offloading and without graphs.
 TEST(LayoutMatrix, OffloadedShardsOfGradientsBitForBit) {
   std::vector<MatrixCase> cases;
   for (MatrixCase& each : cases_of(committed_rows())) {
@@ -73,7 +81,7 @@ TEST(LayoutMatrix, OffloadedShardsOfGradientsBitForBit) {
   run_cases(cases, runs, [&](const MatrixCase&, const RunResult& result, const std::string& what) {
     here[what] = result;
   });
-  runs.offload = true;
+  runs.offload = runs.graphs = true;
   run_cases(cases, runs, [&](const MatrixCase&, const RunResult& result, const std::string& what) {
     const RunResult& other = here.at(what);
     EXPECT_EQ(result.losses, other.losses) << what;

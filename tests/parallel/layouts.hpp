@@ -75,6 +75,7 @@ struct RunSettings {
   double clip = 1;          // of the gradient norm
   bool stochastic = false;  // rounding of bf16 weights
   bool copies = false;      // of weights in bf16 beside their masters, where CPUs need none
+  bool graphs = false;      // of what a device computes; see EngineOptions
 };
 
 /// What a run leaves: the same on all its ranks, but for `fault`.
@@ -205,7 +206,7 @@ struct LayoutRun {
   LayoutRun(const model::ModelConfig& config, const LayoutCase& layout,
             const StageOptions& stage_options, MPI_Comm comm,
             const MakeTestDevice& make_device = {}, bool trace = false,
-            const MakeMethod& make_method = {}, bool stochastic = false)
+            const MakeMethod& make_method = {}, bool stochastic = false, bool graphs = false)
       : device(make_device ? make_device(comm_rank(comm)) : TestDevice()),
         ledger(device.device ? *device.device : device::host_device()),
         comm(comm),
@@ -216,10 +217,10 @@ struct LayoutRun {
             {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data})),
         grid(session, shape, ledger, comm::shard_degree(shape, layout.shard)),
         model(config),
-        replica(
-            model,
-            replica_options(layout, stage_options, device.make_ops, trace, make_method, stochastic),
-            grid, recorder, ledger) {}
+        replica(model,
+                replica_options(layout, stage_options, device.make_ops, trace, make_method,
+                                stochastic, graphs),
+                grid, recorder, ledger) {}
 
   /// The gradients that the last step left, every logical tensor of them.
   std::vector<std::vector<float>> gradients() {
@@ -242,7 +243,8 @@ struct LayoutRun {
 
   static ReplicaOptions replica_options(const LayoutCase& layout, const StageOptions& stage_options,
                                         const MakeOps& make_ops, bool trace,
-                                        const MakeMethod& make_method, bool stochastic) {
+                                        const MakeMethod& make_method, bool stochastic,
+                                        bool graphs) {
     ReplicaOptions options;
     options.stage = stage_options;
     options.optim.learning_rate = 3e-3;
@@ -254,6 +256,7 @@ struct LayoutRun {
     options.alone = layout.alone;
     options.make_method = make_method;
     options.stochastic_rounding = stochastic;
+    options.graphs = graphs;
     return options;
   }
   static constexpr std::int64_t bucket_elements = 1000;
@@ -306,6 +309,21 @@ inline std::string memory_fault(LayoutRun& run) {
   return fault;
 }
 
+/// Where steps after the first were not launched as graphs, though they were to be; empty: they
+/// were. A rank of a tensor group has none.
+inline std::string graphs_fault(LayoutRun& run, const RunSettings& settings) {
+  if (!settings.graphs) return {};
+  const StepGraphs& graphs = run.replica.engine().graphs();
+  const auto steps = static_cast<std::uint64_t>(settings.steps - 1);
+  const bool wanted = run.layout.tensor == 1;
+  if (graphs.refusal().empty() && graphs.launched() == steps * graphs.captured() &&
+      (graphs.captured() > 0) == wanted) {
+    return {};
+  }
+  return fmt::format("rank {}: {} graphs launched {} times in {} steps; {}", run.session.rank(),
+                     graphs.captured(), graphs.launched(), steps, graphs.refusal());
+}
+
 /// Losses of a batch by forward alone, on every rank.
 inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& config,
                                     const RunSettings& settings) {
@@ -335,7 +353,7 @@ inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& co
 inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& layout,
                             const RunSettings& settings, MPI_Comm comm) {
   LayoutRun run(config, layout, stage_options(layout, settings), comm, settings.make_device, false,
-                {}, settings.stochastic);
+                {}, settings.stochastic, settings.graphs);
   Replica& replica = run.replica;
   replica.initialise();
   RunResult result;
@@ -373,7 +391,7 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
     }
   }
   result.evaluation = evaluate(run, config, settings);
-  result.fault = memory_fault(run);
+  result.fault = memory_fault(run) + graphs_fault(run, settings);
   return result;
 }
 

@@ -32,6 +32,7 @@ struct MatrixRuns {
   DType compute = DType::f32;
   bool offload = false;
   double clip = 1;
+  bool graphs = false;
 };
 
 inline RunSettings settings_of(int model, const MatrixRuns& runs) {
@@ -44,7 +45,8 @@ inline RunSettings settings_of(int model, const MatrixRuns& runs) {
           .make_device = runs.make_device,
           .compute = runs.compute,
           .offload = runs.offload,
-          .clip = runs.clip};
+          .clip = runs.clip,
+          .graphs = runs.graphs};
 }
 
 template <class T>

@@ -25,13 +25,15 @@
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
+#include "trireme/device/graph.hpp"
 #include "trireme/device/timeline.hpp"
 
 namespace trireme::testing_support {
 
 class ImaginaryDevice final : public device::Device,
                               public device::Timed,
-                              public device::TimedQueue {
+                              public device::TimedQueue,
+                              public device::Capturing {
  public:
   explicit ImaginaryDevice(unsigned seed, std::string identity = {})
       : identity_(std::move(identity)), random_(seed), worker_([this] { work(); }) {}
@@ -49,6 +51,7 @@ class ImaginaryDevice final : public device::Device,
   std::string identity() const override { return identity_; }
 
   void* allocate(std::size_t bytes) override {
+    refuse_in_capture("memory");
     const std::size_t size = pages(bytes);
     const int file = memfd_create("imaginary", 0);
     if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) return nullptr;
@@ -116,6 +119,26 @@ class ImaginaryDevice final : public device::Device,
   void begin_span(const char* name) override { begin_span_on(0, name); }
   void end_span() override { end_span_on(0); }
 
+  void begin_capture() override {
+    const std::lock_guard lock(mutex_);
+    TRIREME_ASSERT(!captures_, "a capture in a capture");
+    captures_ = true;
+    capturer_ = std::this_thread::get_id();
+  }
+  std::unique_ptr<device::Graph> end_capture() override {
+    const std::lock_guard lock(mutex_);
+    captures_ = false;
+    if (refuses_captures_) {
+      captured_.clear();
+      throw Error("imaginary device: no capture");
+    }
+    return std::make_unique<Captured>(*this, std::exchange(captured_, {}));
+  }
+  /// From now on captures fail at their end.
+  void refuse_captures() {
+    const std::lock_guard lock(mutex_);
+    refuses_captures_ = true;
+  }
   /// Queues `task` behind the computation so far.
   void compute(std::function<void()> task) { push(0, {once(std::move(task)), nullptr, 0}); }
   /// Queues behind what the queue of that `native` has so far a task that is called again and again
@@ -170,6 +193,18 @@ class ImaginaryDevice final : public device::Device,
     ImaginaryDevice& device_;
     std::shared_ptr<std::uint64_t> done_;
     std::uint64_t number_;
+  };
+  class Captured final : public device::Graph {
+   public:
+    Captured(ImaginaryDevice& device, std::vector<Task> tasks)
+        : device_(device), tasks_(std::move(tasks)) {}
+    void launch() override {
+      for (const Task& task : tasks_) device_.push(0, task);
+    }
+
+   private:
+    ImaginaryDevice& device_;
+    std::vector<Task> tasks_;
   };
   class Marks final : public device::Timeline {
    public:
@@ -257,9 +292,21 @@ class ImaginaryDevice final : public device::Device,
     const std::lock_guard lock(mutex_);
     unused_lanes_.push_back(lane);
   }
+  bool captures_here() const {  // under mutex_
+    return captures_ && capturer_ == std::this_thread::get_id();
+  }
+  void refuse_in_capture(const char* what) {
+    const std::lock_guard lock(mutex_);
+    if (captures_here()) throw Error("imaginary device: {} in a capture", what);
+  }
   void push(std::size_t lane, Task task) {
     {
       const std::lock_guard lock(mutex_);
+      if (captures_here()) {
+        if (lane != 0) throw Error("imaginary device: another queue in a capture");
+        captured_.push_back(std::move(task));
+        return;
+      }
       lanes_[lane].tasks.push_back(std::move(task));
       ++lanes_[lane].pushed;
       ++pending_;
@@ -341,14 +388,17 @@ class ImaginaryDevice final : public device::Device,
                 nullptr, 0});
   }
   std::shared_ptr<device::Fence> fence_on(std::size_t lane) {
+    refuse_in_capture("a fence");
     const std::lock_guard lock(mutex_);
     return std::make_shared<Ticket>(*this, lanes_[lane].done, lanes_[lane].pushed);
   }
   void follow_on(std::size_t lane, device::Fence& fence) {
+    refuse_in_capture("a wait for a fence");
     auto& ticket = dynamic_cast<Ticket&>(fence);
     push(lane, {{}, ticket.done_, ticket.number_});
   }
   void wait_for(std::size_t lane) {
+    refuse_in_capture("a wait");
     std::unique_lock lock(mutex_);
     ++waits_;
     const std::uint64_t all = lanes_[lane].pushed;
@@ -415,6 +465,9 @@ class ImaginaryDevice final : public device::Device,
   std::mt19937 random_;
   bool stop_ = false, refuses_staging_ = false, traces_ = false;
   std::vector<device::QueueSpan> spans_;  // that have ended
+  bool captures_ = false, refuses_captures_ = false;
+  std::thread::id capturer_;
+  std::vector<Task> captured_;  // so far
   std::thread worker_;
 };
 

@@ -92,11 +92,16 @@ void expect_equal(const Folder& folder, const std::string& name, RunConfig confi
   config.train.output = (folder / (name + "-host")).string();
   RunConfig device = config;
   device.train.output = (folder / (name + "-device")).string();
+  device.device.graphs = true;
   train_all(config, false);
   train_all(device, true);
   if (world_rank() == 0) {
     EXPECT_EQ(difference_of(config, device), "") << name;
     EXPECT_EQ(record_of(device.train.output).at("device"), "imaginary");
+    for (const nlohmann::json& rank : summary_of(device.train.output).at("ranks")) {
+      if (!rank.contains("graphs") || config.parallel.tensor > 1) continue;  // of a server
+      EXPECT_GT(rank.at("graphs").at("launched"), 0) << name;
+    }
     EXPECT_EQ(memory_fault_on_device(device), "") << name;
   }
   quiet_barrier();

@@ -11,6 +11,7 @@ struct DeviceConfig {
   std::string type = "auto";
   bool tf32 = false;
   bool time_products = true;
+  bool graphs = false;
 
   void declare(config::Fields& fields) {
     fields.add("type", type, "cpu, cuda, or auto: cuda where every rank sees a device",
@@ -20,6 +21,9 @@ struct DeviceConfig {
     fields.add("time_products", time_products,
                "CUDA: choose the algorithms of products by time before training, for all ranks "
                "alike; else, and in reproducible mode, by the library's heuristics");
+    fields.add("graphs", graphs,
+               "CUDA: capture what a step computes into graphs, of which each costs one launch; "
+               "without tensor groups and without train.trace");
   }
 };
 

@@ -42,10 +42,13 @@ class MemoryLedger {
   void add(Use use, std::int64_t bytes);  // negative to release
   std::int64_t held(Use use) const;
   std::int64_t peak(Use use) const;
+  /// How often memory was added for a use: while it stays the same no address of it has changed.
+  std::uint64_t times_added(Use use) const;
 
  private:
   Device& device_;
   std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(Use::count)> held_{}, peak_{};
+  std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Use::count)> times_added_{};
 };
 
 /// Owned, 64-byte aligned, zeroed memory, entered in a ledger. Move-only.

@@ -74,9 +74,10 @@ struct UnitContext {
   const ParameterViews& values;
   const ParameterViews& gradients;  // empty when not training
   Mode mode = Mode::train;
-  std::uint64_t seed = 0;          // of dropout
-  double denominator = 1;          // weighted target tokens in the global batch
-  double loss_scale = 1;           // multiplies all gradients, against underflow in fp16
+  std::uint64_t seed = 0;  // of dropout
+  /// f32 [1], multiplies all gradients: the loss scale, against underflow in fp16, over the
+  /// weighted target tokens of the global batch. In memory because it changes from step to step.
+  Tensor gradient_factor;
   Tensor frequencies;              // [D/2] of rotary positions, absent for learned ones
   Tensor loss;                     // f64 [1], to which the head adds Σ weight·nll of the leaf
   KeyValueCache* cache = nullptr;  // generation (block)

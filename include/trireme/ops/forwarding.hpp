@@ -19,6 +19,9 @@ class ForwardingOps : public Ops {
   void scale(const Tensor& y, float factor) override {
     self().forward("scale", &Ops::scale, y, factor);
   }
+  void scale_by(const Tensor& y, const Tensor& factor) override {
+    self().forward("scale_by", &Ops::scale_by, y, factor);
+  }
   void matmul(const Tensor& c, const Tensor& a, const Tensor& b,
               const MatmulOptions& options) override {
     self().forward("matmul", &Ops::matmul, c, a, b, options);

@@ -116,6 +116,9 @@ class Ops {
   virtual void copy(const Tensor& y, const Tensor& x) = 0;
   virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
   virtual void scale(const Tensor& y, float factor) = 0;
+  /// As scale by factor[0], fp32 [1], as it is when the operation is done: for a number that
+  /// changes where what is queued does not (device/graph.hpp).
+  virtual void scale_by(const Tensor& y, const Tensor& factor) = 0;
 
   // Matrix products
   /// c [m, n] = op(a) [m, k] · op(b) [k, n] (+ bias). All strided in rows.

@@ -17,6 +17,7 @@
 #include "trireme/parallel/microbatch.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/parallel/stage_memory.hpp"
+#include "trireme/parallel/step_graphs.hpp"
 #include "trireme/state/model_state.hpp"
 
 namespace trireme::parallel {
@@ -43,6 +44,9 @@ struct EngineOptions {
   std::uint64_t seed = 0;              // of dropout
   comm::Watchdog* watchdog = nullptr;  // is told of every action, where there is one
   state::Offload* offload = nullptr;   // takes final gradients, where there is one
+  /// What a step computes is captured, where the device captures and no tensor group's messages are
+  /// in between; see StepGraphs.
+  bool graphs = false;
 };
 
 class Engine {
@@ -81,6 +85,8 @@ class Engine {
   void logits(const HostMicrobatch& batch, const Tensor& logits);
 
   const StageMemory& memory() const { return memory_; }
+  StepGraphs& graphs() { return graphs_; }
+  const StepGraphs& graphs() const { return graphs_; }
   /// What it enters in the ledger as batch: a loss for each leaf of a step; where the device is not
   /// the host, the micro-batches too, and as much staging memory as all that.
   static std::size_t batch_bytes(const Stage& stage, bool host);
@@ -88,7 +94,18 @@ class Engine {
  private:
   using Message = StageMemory::Message;
   static std::size_t loss_bytes(const Stage& stage);
-  void run(const UnitAction& action);
+  void start(const UnitAction& action);
+  /// Computation from action `begin` on: of as many actions as need nothing in between; where the
+  /// next one is.
+  std::size_t compute_from(std::size_t begin);
+  /// For each action of the program whether it computes, needs nothing but what was computed before
+  /// it, and so may share a graph with the one before.
+  std::vector<bool> find_continuing() const;
+  bool adds_to_gradients(const UnitAction& action) const;
+  /// Waits and moves before an action's computation.
+  void prepare(const UnitAction& action, model::Mode mode);
+  void compute(const UnitAction& action, model::Mode mode);
+  void evaluate(const UnitAction& action);
   void forward(const UnitAction& action, model::Mode mode);
   void backward(const UnitAction& action);
   void backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
@@ -96,9 +113,9 @@ class Engine {
   void start_message(const UnitAction& action);
   device::Event& message_event(Message kind, int slot);
   Tensor incoming(Message kind, int slot);
-  Tensor outgoing(Message kind, int slot);
   model::UnitContext context(const model::Microbatch& leaf, const UnitAction& action,
                              model::Mode mode, int set);
+  Tensor output_gradient(const UnitAction& action);
   void zero_losses();
   int set_of(int micro_batch, int leaf) const;
   /// Adds up set_sums_, over the data ranks too.
@@ -125,6 +142,8 @@ class Engine {
   std::vector<double> set_sums_;  // of weights, then of losses, by set
   Tensor frequencies_;            // [D/2], absent without rotary positions
   double denominator_ = 1, loss_scale_ = 1;
+  StepGraphs graphs_;
+  std::vector<bool> continuing_;     // by action; see find_continuing
   std::vector<std::string> labels_;  // of the program's actions, for the watchdog
   /// What profilers call the work of each unit of the model.
   std::vector<std::string> forward_names_, backward_names_;

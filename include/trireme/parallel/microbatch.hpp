@@ -34,6 +34,7 @@ class HostMicrobatch {
 };
 
 /// The micro-batches of a step where the device computes: the host's own views, or copies of them.
+/// Those of one shape lie in the same place in every step.
 class DeviceBatches {
  public:
   /// Room for `count` micro-batches of `sequences` of `length` tokens, with documents or without;
@@ -42,9 +43,12 @@ class DeviceBatches {
                 device::MemoryLedger& ledger);
   DeviceBatches(const DeviceBatches&) = delete;
   DeviceBatches& operator=(const DeviceBatches&) = delete;
-  /// Queues copies. What was taken before is no longer needed, by the device either.
-  void take(std::span<const HostMicrobatch> batches);
+  /// Queues copies. What was taken before is no longer needed, by the device either. `factor`:
+  /// see UnitContext::gradient_factor.
+  void take(std::span<const HostMicrobatch> batches, double factor = 0);
   void take(const HostMicrobatch& batch) { take({&batch, 1}); }
+  /// f32 [1] where the device computes.
+  const Tensor& factor() const { return factor_; }
   const model::Microbatch& operator[](int index) const {
     return views_[static_cast<std::size_t>(index)];
   }
@@ -53,8 +57,10 @@ class DeviceBatches {
 
  private:
   device::Device& device_;
-  std::size_t room_ = 0;  // bytes of one micro-batch
-  device::Buffer buffer_, staging_;
+  std::size_t room_ = 0;             // bytes of one micro-batch
+  device::Buffer buffer_, staging_;  // the factor, then the micro-batches
+  float host_factor_ = 0;
+  Tensor factor_;
   std::vector<model::Microbatch> views_;
 };
 

@@ -39,6 +39,7 @@ struct ReplicaOptions {
   MakeOps make_ops;        // absent: those of the CPU
   MakeMethod make_method;  // absent: AllReduce
   bool trace = false;      // operations of the device become spans of the recorder's: begin_trace
+  bool graphs = false;     // see EngineOptions; not where there is a trace, which graphs hide from
   /// Trains on its own (see Averaging): to it the data axis has one rank, so that steps and updates
   /// concern the ranks of this replica alone, and nothing of them crosses the axis. Without ZeRO.
   bool alone = false;
@@ -103,6 +104,7 @@ class Replica {
   optim::Optimizer& optimizer() { return optimizer_; }
   const optim::Optimizer& optimizer() const { return optimizer_; }
   Engine& engine() { return engine_; }
+  const Engine& engine() const { return engine_; }
   ops::Ops& ops() { return *ops_; }
 
  private:

@@ -11,6 +11,7 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/comm/shape.hpp"
 #include "trireme/device/config.hpp"
 #include "trireme/device/device.hpp"
 #include "trireme/parallel/config.hpp"
@@ -78,6 +79,11 @@ void check_precision(const std::string& compute, bool host);
 
 /// Throws ConfigError where weights are to be rounded stochastically to another type than bf16.
 void check_rounding(const parallel::PrecisionConfig& precision);
+
+/// Why a run has no graphs though it asks for them, one line; empty: it has, or asks for none.
+/// `host`: it computes on CPUs, which have none.
+std::string graphs_warning(const device::DeviceConfig& config, bool host,
+                           const comm::GridShape& shape, bool trace);
 
 /// Throws ConfigError where `zero.offload` asks for what a CPU (`host`) has no device for.
 void check_offload(const std::string& offload, bool host);

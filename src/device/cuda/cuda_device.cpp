@@ -9,6 +9,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/cuda_error.hpp"
+#include "trireme/device/graph.hpp"
 #include "trireme/device/timeline.hpp"
 
 #include "reduce.hpp"
@@ -196,7 +197,30 @@ class CudaTimeline final : public Timeline {
   std::size_t used_ = 0;
 };
 
-class Cuda final : public CudaDevice, public Timed, public TimedQueue {
+class CudaGraph final : public Graph {
+ public:
+  /// Of the capture that this ends.
+  explicit CudaGraph(cudaStream_t stream) : stream_(stream) {
+    cudaGraph_t captured = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream, &captured);
+    cudaError_t made = cudaSuccess;
+    if (ended == cudaSuccess) made = cudaGraphInstantiate(&graph_, captured, 0);
+    if (captured != nullptr) cudaGraphDestroy(captured);
+    if (ended != cudaSuccess || made != cudaSuccess) cudaGetLastError();  // forgets it
+    TRIREME_CUDA_CALL(ended);
+    TRIREME_CUDA_CALL(made);
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }  // once what was launched has ended
+  void launch() override { TRIREME_CUDA_CALL(cudaGraphLaunch(graph_, stream_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Capturing {
  public:
   explicit Cuda(int index) : index_(index) {
     enter_thread();
@@ -262,6 +286,11 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue {
   std::vector<QueueSpan> read_queues() override { return log_->read(queue_->stream()); }
   void begin_span(const char* name) override { queue_->begin_span(name); }
   void end_span() override { queue_->end_span(); }
+  void begin_capture() override {
+    // This thread's mistakes alone: others ask events and copy on their own streams meanwhile.
+    TRIREME_CUDA_CALL(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
+  }
+  std::unique_ptr<Graph> end_capture() override { return std::make_unique<CudaGraph>(stream()); }
   std::int64_t free_bytes() const override {
     std::size_t free = 0, all = 0;
     TRIREME_CUDA_CALL(cudaMemGetInfo(&free, &all));

@@ -208,5 +208,7 @@ void CpuOps::scale(const Tensor& y, float factor) {
   });
 }
 
+void CpuOps::scale_by(const Tensor& y, const Tensor& factor) { scale(y, *flat<float>(factor, 1)); }
+
 }  // namespace trireme::ops
 #endif  // HWY_ONCE

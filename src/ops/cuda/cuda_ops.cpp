@@ -73,6 +73,10 @@ void CudaOps::scale(const Tensor& y, float factor) {
   ops::scale(row_of(y, y.elements()), factor, stream_);
 }
 
+void CudaOps::scale_by(const Tensor& y, const Tensor& factor) {
+  ops::scale_by(row_of(y, y.elements()), flat(factor, 1), stream_);
+}
+
 void CudaOps::column_sum(const Tensor& sum, const Tensor& x) {
   const Matrix in = matrix_of(x);
   auto* workspace = static_cast<float*>(scratch(column_sum_workspace(in.rows, in.columns, 1)));

@@ -36,6 +36,7 @@ class CudaOps final : public Ops, public Choosing {
   void copy(const Tensor& y, const Tensor& x) override;
   void add(const Tensor& y, const Tensor& a, const Tensor& b) override;
   void scale(const Tensor& y, float factor) override;
+  void scale_by(const Tensor& y, const Tensor& factor) override;
 
   void matmul(const Tensor& c, const Tensor& a, const Tensor& b,
               const MatmulOptions& options) override;

@@ -83,15 +83,30 @@ struct Add {
 };
 
 template <class T>
+__device__ void scale_pack(const View<T>& y, float factor, std::int64_t r, std::int64_t c,
+                           int count) {
+  float v[pack];
+  y.load(v, r, c, count);
+#pragma unroll
+  for (int i = 0; i < pack; ++i) v[i] *= factor;
+  y.store(v, r, c, count);
+}
+
+template <class T>
 struct Scale {
   View<T> y;
   float factor;
   __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
-    float v[pack];
-    y.load(v, r, c, count);
-#pragma unroll
-    for (int i = 0; i < pack; ++i) v[i] *= factor;
-    y.store(v, r, c, count);
+    scale_pack(y, factor, r, c, count);
+  }
+};
+
+template <class T>
+struct ScaleBy {
+  View<T> y;
+  const float* factor;
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    scale_pack(y, *factor, r, c, count);
   }
 };
 
@@ -151,6 +166,12 @@ void add(const Matrix& y, const Matrix& a, const Matrix& b, CUstream_st* stream)
 void scale(const Matrix& y, float factor, CUstream_st* stream) {
   with_type(y.type, [&]<class T>(T) {
     for_elements("scale", stream, Scale<T>{view<T>(y), factor}, y);
+  });
+}
+
+void scale_by(const Matrix& y, const float* factor, CUstream_st* stream) {
+  with_type(y.type, [&]<class T>(T) {
+    for_elements("scale_by", stream, ScaleBy<T>{view<T>(y), factor}, y);
   });
 }
 

@@ -36,6 +36,7 @@ void copy_bytes(void* y, std::int64_t y_stride, const void* x, std::int64_t x_st
 void convert(const Matrix& y, const Matrix& x, CUstream_st* stream);
 void add(const Matrix& y, const Matrix& a, const Matrix& b, CUstream_st* stream);
 void scale(const Matrix& y, float factor, CUstream_st* stream);
+void scale_by(const Matrix& y, const float* factor, CUstream_st* stream);
 
 // activation.cu
 void gelu(const Matrix& y, const Matrix& x, CUstream_st* stream);

@@ -1,0 +1,60 @@
+// The computation of a step as graphs of the device: what is queued alike in every step is captured
+// once, and then launched.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/device/graph.hpp"
+#include "trireme/device/memory.hpp"
+
+namespace trireme::parallel {
+
+class StepGraphs {
+ public:
+  /// What of a step's batches decides which operations are queued, as numbers.
+  using Pattern = std::vector<int>;
+  /// Steps of so many patterns are kept as graphs; those of others are queued each time.
+  static constexpr std::size_t most_patterns = 4;
+
+  /// Captures nothing where it is not `wanted` or the ledger's device does not capture. `ledger`
+  /// must outlive it.
+  StepGraphs(device::MemoryLedger& ledger, bool wanted);
+
+  /// Whether graphs are made, of steps whose like was queued before.
+  bool active() const { return device_ != nullptr; }
+  /// Why there are none any more: what the device said of a capture; empty: nothing.
+  const std::string& refusal() const { return refusal_; }
+  /// How many graphs were made so far, and how often one was launched.
+  std::uint64_t captured() const { return captured_; }
+  std::uint64_t launched() const { return launched_; }
+
+  /// All that is queued until the next call is a step of this pattern. Where work space has grown,
+  /// and so moved, since graphs were made, they are made anew.
+  void begin_step(const Pattern& pattern);
+  /// Queues what `work` queues for computation, the same in every step of the pattern under the
+  /// same number: by calling it in the first such step, by its graph later. `work` does nothing
+  /// else that lasts.
+  void queue(std::size_t number, const std::function<void()>& work);
+  /// What was queued so far was not like what is to come.
+  void forget();
+
+ private:
+  struct Step {
+    bool queued = false;  // once, so that libraries are loaded and work space has grown
+    std::map<std::size_t, std::unique_ptr<device::Graph>> graphs;  // by number
+  };
+  device::MemoryLedger& ledger_;
+  device::Capturing* device_;  // null: not active
+  std::map<Pattern, Step> steps_;
+  Step* current_ = nullptr;  // null: of a pattern too many, or not active
+  std::uint64_t added_ = 0;  // to work space, when the graphs were made
+  std::uint64_t captured_ = 0, launched_ = 0;
+  std::string refusal_;
+};
+
+}  // namespace trireme::parallel

@@ -1,0 +1,53 @@
+#include "trireme/parallel/step_graphs.hpp"
+
+#include "trireme/core/error.hpp"
+#include "trireme/device/range.hpp"
+
+namespace trireme::parallel {
+
+StepGraphs::StepGraphs(device::MemoryLedger& ledger, bool wanted)
+    : ledger_(ledger),
+      device_(wanted ? dynamic_cast<device::Capturing*>(&ledger.device()) : nullptr) {}
+
+void StepGraphs::forget() {
+  steps_.clear();
+  current_ = nullptr;
+}
+
+void StepGraphs::begin_step(const Pattern& pattern) {
+  if (!active()) return;
+  if (current_ != nullptr) current_->queued = true;
+  const std::uint64_t added = ledger_.times_added(device::Use::workspace);
+  if (added != added_) {
+    for (auto& [known, step] : steps_) step.graphs.clear();
+  }
+  added_ = added;
+  const auto known = steps_.find(pattern);
+  if (known != steps_.end()) {
+    current_ = &known->second;
+  } else {
+    current_ = steps_.size() < most_patterns ? &steps_[pattern] : nullptr;
+  }
+}
+
+void StepGraphs::queue(std::size_t number, const std::function<void()>& work) {
+  if (current_ == nullptr || !current_->queued) return work();
+  std::unique_ptr<device::Graph>& graph = current_->graphs[number];
+  if (graph == nullptr) {
+    try {
+      graph = device::capture(*device_, work);
+      ++captured_;
+    } catch (const Error& error) {
+      // Nothing of it was done. Graphs that were launched hold their own until they are.
+      refusal_ = error.what();
+      device_ = nullptr;
+      forget();
+      return work();
+    }
+  }
+  const device::Range range("launch of a graph");
+  graph->launch();
+  ++launched_;
+}
+
+}  // namespace trireme::parallel
