@@ -1,10 +1,12 @@
 // What only a device can show: its memory, queues and fences, and the libraries' choices.
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <thread>
 
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
+#include "trireme/device/graph.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/device/timeline.hpp"
 #include "trireme/ops/choosing.hpp"
@@ -92,6 +94,70 @@ TEST(CudaDevice, MarksComeInOrderAndWithinTheHostsTimes) {
     for (std::size_t i = 1; i < times.size(); ++i) EXPECT_LT(times[i - 1], times[i]);
   }
   device.release(memory);
+}
+
+TEST(CudaDevice, GraphsHoldWhatWasQueued) {
+  device::Device& device = tested_device();
+  device::MemoryLedger ledger(device);
+  const device::Buffer memory(ledger, device::Use::workspace, 2 * sizeof(float));
+  const Tensor y = memory.view(DType::f32, {1});
+  const Tensor factor = memory.view(DType::f32, {1}, sizeof(float));
+  const auto value = [&] {
+    float read = 0;
+    device::read(device, &read, y);
+    return read;
+  };
+  Ops& ops = tested_ops();
+  ops.fill(y, 3);
+  ops.fill(factor, 2);
+  ops.scale_by(y, factor);  // loads the kernel
+  std::atomic<bool> ends = false;
+  std::thread other([&] {  // what a progress thread does meanwhile
+    device.enter_thread();
+    const std::unique_ptr<device::Queue> beside = device.make_queue();
+    const device::Buffer own(ledger, device::Use::communication, 1000);
+    std::vector<std::byte> host(1000);
+    while (!ends) {
+      beside->copy(own.data(), host.data(), host.size());
+      const std::shared_ptr<device::Fence> fence = beside->fence();
+      while (fence && !fence->reached()) std::this_thread::yield();
+    }
+  });
+  auto& capturing = dynamic_cast<device::Capturing&>(device);
+  std::unique_ptr<device::Graph> graph;
+  for (int i = 0; i < 100; ++i) {
+    graph = device::capture(capturing, [&] { ops.scale_by(y, factor); });
+  }
+  ends = true;
+  other.join();
+  EXPECT_EQ(value(), 6);
+  graph->launch();
+  EXPECT_EQ(value(), 12);
+  ops.fill(factor, 0.5F);
+  graph->launch();
+  graph->launch();
+  EXPECT_EQ(value(), 3);
+}
+
+TEST(CudaDevice, CapturesThatFailLeaveTheDeviceAsItWas) {
+  device::Device& device = tested_device();
+  device::MemoryLedger ledger(device);
+  const device::Buffer memory(ledger, device::Use::workspace, sizeof(float));
+  const Tensor y = memory.view(DType::f32, {1});
+  auto& capturing = dynamic_cast<device::Capturing&>(device);
+  EXPECT_THROW(device::capture(capturing,
+                               [&] {
+                                 tested_ops().fill(y, 5);
+                                 device.synchronise();
+                               }),
+               Error);
+  float read = 1;
+  device::read(device, &read, y);
+  EXPECT_EQ(read, 0);
+  const auto graph = device::capture(capturing, [&] { tested_ops().fill(y, 5); });
+  graph->launch();
+  device::read(device, &read, y);
+  EXPECT_EQ(read, 5);
 }
 
 TEST(CudaDevice, RefusesIndicesThatAreNone) {
