@@ -115,8 +115,8 @@ std::string name_of(const Streams& s) {
 void run_streams(const Streams& streams, std::span<std::uint16_t* const> tensors,
                  std::size_t elements) {
   const Range range = range_of(streams);
-  const auto count = static_cast<std::size_t>(streams.reads + streams.writes + streams.updates +
-                                              (streams.halves ? 1 : 0));
+  const int all = streams.reads + streams.writes + streams.updates + (streams.halves ? 1 : 0);
+  const auto count = static_cast<std::size_t>(all);
   TRIREME_ASSERT(tensors.size() >= count, "{} tensors for {}", tensors.size(), name_of(streams));
   constexpr std::size_t block = 1024;  // elements: whole cache lines of every tensor
   const std::size_t blocks = elements / block;

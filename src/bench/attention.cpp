@@ -65,7 +65,7 @@ class Trial {
       }
       return result;
     };
-    const std::int64_t H = shape_.heads, G = shape_.kv_heads;
+    const auto [B, H, T, D, G] = shape_;
     values.q = take(qkv_, 0, H);
     values.k = take(qkv_, H, G);
     values.v = take(qkv_, H + G, G);
@@ -88,7 +88,7 @@ class Trial {
   }
   /// 0: q, 1: k, 2: v.
   Tensor part(const Tensor& whole, int which) const {
-    const std::int64_t H = shape_.heads, G = shape_.kv_heads;
+    const auto [B, H, T, D, G] = shape_;
     const std::int64_t first = which == 0 ? 0 : H + (which - 1) * G;
     return whole.slice(2, first, first + (which == 0 ? H : G));
   }

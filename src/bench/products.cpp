@@ -51,7 +51,7 @@ class Trial {
   /// that cover all of k, so that each element of c is a sum of few products, known at once and
   /// held exactly by every type, and each element of a is in one of them.
   std::int64_t check() {
-    const auto [m, n, k] = shape_;
+    const std::int64_t m = shape_.m, n = shape_.n, k = shape_.k;
     const std::int64_t terms = std::min<std::int64_t>(k, 4),
                        spread = std::max(k / terms, INT64_C(1));
     const Numbers numbers{8};

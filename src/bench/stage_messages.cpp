@@ -69,9 +69,9 @@ class Messages {
   }
 
  private:
-  Tensor sent(int direction) const { return tensors_[static_cast<std::size_t>(2 * direction)]; }
+  Tensor sent(int direction) const { return tensors_[2 * static_cast<std::size_t>(direction)]; }
   Tensor received(int direction) const {
-    return tensors_[static_cast<std::size_t>(2 * direction + 1)];
+    return tensors_[2 * static_cast<std::size_t>(direction) + 1];
   }
   /// Tells the numbers of stages, directions and pipelines apart.
   std::int64_t sender(int stage, int direction) const {

@@ -77,8 +77,8 @@ std::shared_ptr<BenchOptions> add_bench_options(CLI::App& app) {
   return options;
 }
 
-void set_job(Command& command, const std::string& part, std::vector<std::string> sections,
-             std::shared_ptr<BenchOptions> options, BenchJob job) {
+void set_job(Command& command, const std::string& part, const std::vector<std::string>& sections,
+             std::shared_ptr<BenchOptions> options, const BenchJob& job) {
   command.run = [=](comm::Session& session, const std::vector<Setting>& given) {
     std::vector<Setting> settings = given;
     if (!options->device.empty()) settings.push_back({"device.type", options->device});

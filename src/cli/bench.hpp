@@ -24,8 +24,8 @@ using BenchJob = std::function<void(const bench::Place&, const ResolvedConfig&, 
 /// Makes `job` what the command does: with the configuration, of which it uses only `sections` (a
 /// setting of another one is refused), and writes its figures. The command fails where any result
 /// is wrong.
-void set_job(Command& command, const std::string& part, std::vector<std::string> sections,
-             std::shared_ptr<BenchOptions> options, BenchJob job);
+void set_job(Command& command, const std::string& part, const std::vector<std::string>& sections,
+             std::shared_ptr<BenchOptions> options, const BenchJob& job);
 
 /// Parts of "a,b,c".
 std::vector<std::string> words_of(const std::string& list);

@@ -75,7 +75,7 @@ std::vector<std::size_t> shared_areas(const GridShape& shape, int shard, int ran
 }  // namespace
 
 Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard,
-           GridOptions options)
+           const GridOptions& options)
     : session_(session),
       shape_(shape),
       shard_(shard == 0 ? shape.of(Axis::data) : shard),

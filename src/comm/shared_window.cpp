@@ -92,10 +92,9 @@ SharedWindow::SharedWindow(MPI_Comm node, std::size_t bytes, device::MemoryLedge
 bool SharedWindow::populate() {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14: fails where touching kills
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(own_) / page * page;
-  const std::size_t length = reinterpret_cast<std::uintptr_t>(own_) + bytes_ - begin;
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(own_) % page;  // of the first page
   if (bytes_ == 0) return true;
-  if (::madvise(reinterpret_cast<void*>(begin), length, populate_write) != 0 && errno != EINVAL) {
+  if (::madvise(own_ - before, before + bytes_, populate_write) != 0 && errno != EINVAL) {
     return false;
   }
   std::memset(own_, 0, bytes_);

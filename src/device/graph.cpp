@@ -11,7 +11,7 @@ std::unique_ptr<Graph> capture(Capturing& device, const std::function<void()>& w
   } catch (...) {
     try {
       device.end_capture();
-    } catch (const Error&) {  // follows from the one under way
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): follows from the one under way
     }
     throw;
   }

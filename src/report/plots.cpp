@@ -38,7 +38,8 @@ std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) 
   // Reading refuses such speeds; a scale without end must not come of one all the same.
   if (!(low > 0) || !std::isfinite(high)) return "set logscale y 10\n";
   std::string tics;
-  for (double decade = std::floor(std::log10(low)); decade <= std::log10(high); ++decade) {
+  const int first = static_cast<int>(std::floor(std::log10(low)));
+  for (int decade = first; decade <= std::log10(high); ++decade) {
     const double power = std::pow(10, decade);
     for (const double times : marks) {
       const double value = times * power;

@@ -182,7 +182,7 @@ void flatten(const json& value, const std::string& key, std::map<std::string, js
     return;
   }
   for (const auto& [name, inner] : value.items()) {
-    flatten(inner, key.empty() ? name : key + "." + name, flat);
+    flatten(inner, key.empty() ? name : fmt::format("{}.{}", key, name), flat);
   }
 }
 

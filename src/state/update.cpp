@@ -89,16 +89,16 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool inde
                          const ops::ElementIndices& indices) {
       const bool joins = !indexed && begin > 0 && ranges.back().decay == decay;
       if (joins) begin = ranges.back().offset - state.shards().offset(g);
-      optim::UpdateRange range{.parameters = values.slice(0, begin, end),
-                               .gradients = gradients.slice(0, begin, end),
-                               .rounded = read ? read.slice(0, begin, end) : Tensor(),
-                               .offset = state.shards().offset(g) + begin,
-                               .decay = decay,
-                               .indices = indices};
+      const optim::UpdateRange range{.parameters = values.slice(0, begin, end),
+                                     .gradients = gradients.slice(0, begin, end),
+                                     .rounded = read ? read.slice(0, begin, end) : Tensor(),
+                                     .offset = state.shards().offset(g) + begin,
+                                     .decay = decay,
+                                     .indices = indices};
       if (joins) {
-        ranges.back() = std::move(range);
+        ranges.back() = range;
       } else {
-        ranges.push_back(std::move(range));
+        ranges.push_back(range);
       }
     };
     for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {

@@ -44,8 +44,9 @@ nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks) {
   nlohmann::json json = nlohmann::json::object();
   const auto n = static_cast<double>(ranks.size());
   for (const nlohmann::json& rank : ranks) {
-    for (const auto& [name, own] : rank.at("communication").items()) {
-      nlohmann::json& all = json[name];
+    for (const auto& axis : rank.at("communication").items()) {
+      const nlohmann::json& own = axis.value();
+      nlohmann::json& all = json[axis.key()];
       if (all.is_null()) all = nlohmann::json::object();
       const auto most = [&](const char* key) {
         all[key] = std::max(all.value(key, 0.0), own.at(key).get<double>());

@@ -158,36 +158,39 @@ AttentionValues plain_attention(const AttentionShape& s, double scale) {
                       std::int64_t d) {
     return static_cast<std::size_t>(((b * s.tokens + t) * heads + h) * s.head_size + d);
   };
-  const auto T = static_cast<std::size_t>(s.tokens);
+  const auto tokens = static_cast<std::size_t>(s.tokens);
   for (std::int64_t b = 0; b < s.sequences; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
-      const std::int64_t g = h * s.kv_heads / s.heads, H = s.heads, G = s.kv_heads;
-      std::vector<double> p(T * T), dp(T * T);
+      const std::int64_t g = h * s.kv_heads / s.heads, heads = s.heads, groups = s.kv_heads;
+      std::vector<double> p(tokens * tokens), dp(tokens * tokens);
       for (std::int64_t i = 0; i < s.tokens; ++i) {
         double sum = 0, delta = 0;
         for (std::int64_t j = 0; j <= i; ++j) {
-          const std::size_t place = static_cast<std::size_t>(i) * T + static_cast<std::size_t>(j);
+          const std::size_t place =
+              static_cast<std::size_t>(i) * tokens + static_cast<std::size_t>(j);
           double score = 0;
           for (std::int64_t d = 0; d < s.head_size; ++d) {
-            score += x.q[at(b, i, h, H, d)] * x.k[at(b, j, g, G, d)];
-            dp[place] += x.dout[at(b, i, h, H, d)] * x.v[at(b, j, g, G, d)];
+            score += x.q[at(b, i, h, heads, d)] * x.k[at(b, j, g, groups, d)];
+            dp[place] += x.dout[at(b, i, h, heads, d)] * x.v[at(b, j, g, groups, d)];
           }
           sum += p[place] = std::exp(scale * score);
         }
-        x.lse[static_cast<std::size_t>((b * H + h) * s.tokens + i)] = std::log(sum);
+        x.lse[static_cast<std::size_t>((b * heads + h) * s.tokens + i)] = std::log(sum);
         for (std::int64_t j = 0; j <= i; ++j) {
-          const std::size_t place = static_cast<std::size_t>(i) * T + static_cast<std::size_t>(j);
+          const std::size_t place =
+              static_cast<std::size_t>(i) * tokens + static_cast<std::size_t>(j);
           p[place] /= sum;
           delta += p[place] * dp[place];
         }
         for (std::int64_t j = 0; j <= i; ++j) {
-          const std::size_t place = static_cast<std::size_t>(i) * T + static_cast<std::size_t>(j);
+          const std::size_t place =
+              static_cast<std::size_t>(i) * tokens + static_cast<std::size_t>(j);
           const double gradient = scale * p[place] * (dp[place] - delta);
           for (std::int64_t d = 0; d < s.head_size; ++d) {
-            x.out[at(b, i, h, H, d)] += p[place] * x.v[at(b, j, g, G, d)];
-            x.dq[at(b, i, h, H, d)] += gradient * x.k[at(b, j, g, G, d)];
-            x.dk[at(b, j, g, G, d)] += gradient * x.q[at(b, i, h, H, d)];
-            x.dv[at(b, j, g, G, d)] += p[place] * x.dout[at(b, i, h, H, d)];
+            x.out[at(b, i, h, heads, d)] += p[place] * x.v[at(b, j, g, groups, d)];
+            x.dq[at(b, i, h, heads, d)] += gradient * x.k[at(b, j, g, groups, d)];
+            x.dk[at(b, j, g, groups, d)] += gradient * x.q[at(b, i, h, heads, d)];
+            x.dv[at(b, j, g, groups, d)] += p[place] * x.dout[at(b, i, h, heads, d)];
           }
         }
       }

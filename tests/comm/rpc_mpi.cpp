@@ -230,9 +230,9 @@ TEST(RemoteCall, BringsErrorsBack) {
     if (how == "fail") return call.fail("failed on purpose");
     static const Bytes much(1000);
     if (how == "room") return call.reply({}, much);
-    if (how == "wrong") return call.receive({}, [](Call<Nothing>) {});
+    if (how == "wrong") return call.receive({}, [](const Call<Nothing>&) {});
     auto memory = std::make_shared<Bytes>(call.bulk_bytes());
-    call.receive(*memory, [memory](Call<Nothing>) { throw Error("thrown after bulk"); });
+    call.receive(*memory, [memory](const Call<Nothing>&) { throw Error("thrown after bulk"); });
   });
   endpoint.start();
   const Bytes bulk = patterned(1, 200'001);  // that mostly nobody receives

@@ -62,12 +62,12 @@ void misbehave(rpc::Endpoint& endpoint, const std::string& deed) {
   rpc::Bytes in(deed == "reply" ? large : 0);
   if (deed == "stop") std::raise(SIGSTOP);
   if (deed == "kept") {
-    const auto future = endpoint.call(keep, 0, 0);
+    const auto future = endpoint.call(keep, 0, 0);  // NOLINT: under way when it dies
     nap(0.2);
     die();
   }
   if (deed != "idle") {
-    const auto future = endpoint.call(work, 0, 0, out, in);
+    const auto future = endpoint.call(work, 0, 0, out, in);  // NOLINT: likewise
     nap(0.002);
     die();
   }

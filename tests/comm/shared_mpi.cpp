@@ -166,7 +166,7 @@ TEST(Shared, GroupsDoNotDisturbEachOther) {
       EXPECT_EQ(messages.backend(kind), Backend::mpi);
       EXPECT_EQ(shared.backend(kind), Backend::shared);
       for (const int way : {0, 1}) {
-        const auto at = static_cast<std::size_t>(2 * index + way);
+        const auto at = 2 * static_cast<std::size_t>(index) + static_cast<std::size_t>(way);
         scripts[at] = std::make_unique<Script>((way == 0 ? messages : shared).group(kind),
                                                index % 2 == 0 ? DType::f32 : DType::bf16, 20'011);
         scripts[at]->enqueue(streams[at]);

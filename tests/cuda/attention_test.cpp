@@ -41,7 +41,8 @@ std::vector<double> documents(const Problem& p, std::int64_t tokens, bool querie
     for (std::int64_t i = 0; i < tokens; ++i) {
       const std::int64_t place = p.keys - tokens + i;
       const bool alone = queries && i + 3 >= tokens;
-      all.push_back(alone ? 1000.0 : static_cast<double>(place / (37 + 5 * b)));
+      const std::int64_t document = alone ? 1000 : place / (37 + 5 * b);
+      all.push_back(static_cast<double>(document));
     }
   }
   return all;

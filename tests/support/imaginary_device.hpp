@@ -196,7 +196,7 @@ class ImaginaryDevice final : public device::Device,
   };
   class Captured final : public device::Graph {
    public:
-    Captured(ImaginaryDevice& device, std::vector<Task> tasks)
+    Captured(ImaginaryDevice& device, std::deque<Task> tasks)
         : device_(device), tasks_(std::move(tasks)) {}
     void launch() override {
       for (const Task& task : tasks_) device_.push(0, task);
@@ -204,7 +204,7 @@ class ImaginaryDevice final : public device::Device,
 
    private:
     ImaginaryDevice& device_;
-    std::vector<Task> tasks_;
+    std::deque<Task> tasks_;
   };
   class Marks final : public device::Timeline {
    public:
@@ -302,12 +302,10 @@ class ImaginaryDevice final : public device::Device,
   void push(std::size_t lane, Task task) {
     {
       const std::lock_guard lock(mutex_);
-      if (captures_here()) {
-        if (lane != 0) throw Error("imaginary device: another queue in a capture");
-        captured_.push_back(std::move(task));
-        return;
-      }
-      lanes_[lane].tasks.push_back(std::move(task));
+      const bool keeps = captures_here();
+      if (keeps && lane != 0) throw Error("imaginary device: another queue in a capture");
+      (keeps ? captured_ : lanes_[lane].tasks).push_back(std::move(task));
+      if (keeps) return;
       ++lanes_[lane].pushed;
       ++pending_;
     }
@@ -467,7 +465,7 @@ class ImaginaryDevice final : public device::Device,
   std::vector<device::QueueSpan> spans_;  // that have ended
   bool captures_ = false, refuses_captures_ = false;
   std::thread::id capturer_;
-  std::vector<Task> captured_;  // so far
+  std::deque<Task> captured_;  // so far
   std::thread worker_;
 };
 

@@ -119,12 +119,12 @@ class NcclDouble final : public comm::NcclApi {
   }
 
   Result group_start() override {
-    ++depth_;
+    ++depth;
     return Result::success;
   }
   Result group_end() override {
-    if (--depth_ > 0) return Result::success;
-    std::vector<Call> calls = std::exchange(grouped_, {});
+    if (--depth > 0) return Result::success;
+    std::vector<Call> calls = std::exchange(grouped, {});
     if (calls.empty()) return Result::success;
     const std::lock_guard lock(mutex_);
     if (const Result result = count("group_end"); result != Result::success) return result;
@@ -331,8 +331,8 @@ class NcclDouble final : public comm::NcclApi {
     if (call.bytes == 0) return Result::invalid_argument;
     if (call.from != nullptr) call.from = device_.real(static_cast<const std::byte*>(call.from));
     if (call.to != nullptr) call.to = device_.real(static_cast<std::byte*>(call.to));
-    if (depth_ == 0) return submit({call});
-    grouped_.push_back(call);
+    if (depth == 0) return submit({call});
+    grouped.push_back(call);
     return Result::success;
   }
   Result submit(std::vector<Call> calls) {
@@ -392,8 +392,8 @@ class NcclDouble final : public comm::NcclApi {
   Result broken_ = Result::success;
   int sequence_ = 0, alive_ = 0, turn_ = 0;
   // Groups of calls belong to a thread.
-  static inline thread_local int depth_ = 0;
-  static inline thread_local std::vector<Call> grouped_;
+  static inline thread_local int depth = 0;
+  static inline thread_local std::vector<Call> grouped;
 };
 
 }  // namespace trireme::testing_support

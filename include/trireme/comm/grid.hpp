@@ -47,7 +47,7 @@ class Grid {
   /// users ask for); 0: all of them.
   /// Throws ConfigError where a group cannot be what `options` ask for, on all ranks.
   Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard = 0,
-       GridOptions options = {});
+       const GridOptions& options = {});
   const GridShape& shape() const { return shape_; }
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
   int shard() const { return shard_; }

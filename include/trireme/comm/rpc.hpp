@@ -153,7 +153,7 @@ class Call {
   /// `bulk`, at most room() bytes, must stay as it is until `sent` is called on the service thread
   /// (or by this very call, where it was answered before or the endpoint is gone).
   void reply(const Reply& reply, std::span<const std::byte> bulk = {},
-             std::function<void()> sent = {}) {
+             std::function<void()> sent = {}) {  // NOLINT(performance-*): moved, in a template
     detail::reply(call_, Encoding<Reply>::encode(reply), bulk, std::move(sent));
   }
   void fail(const std::string& words) { detail::fail(call_, words); }

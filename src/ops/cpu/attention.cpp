@@ -98,15 +98,15 @@ using Gradients = GradientsOf<float>;
 
 /// A thread's scratch; without memory, its size.
 struct Scratch {
-  float* scores;  // [query_block, keys]
-  float* turned;  // [D, keys]: keys
-  float* rows;    // [keys, D]: forward values, backward keys
-  float* sums;    // [query_block, D] of out or dq
+  float* scores = nullptr;  // [query_block, keys]
+  float* turned = nullptr;  // [D, keys]: keys
+  float* rows = nullptr;    // [keys, D]: forward values, backward keys
+  float* sums = nullptr;    // [query_block, D] of out or dq
   // Backward alone, where `keys` are those of a chunk
-  float* dscores;          // [query_block, keys]
-  float* turned_values;    // [D, keys]
-  float *queries, *douts;  // [query_block, D]
-  float *dk, *dv;          // [keys, D]
+  float* dscores = nullptr;                    // [query_block, keys]
+  float* turned_values = nullptr;              // [D, keys]
+  float *queries = nullptr, *douts = nullptr;  // [query_block, D]
+  float *dk = nullptr, *dv = nullptr;          // [keys, D]
   std::int64_t size = 0;
 
   Scratch(const Problem& p, bool backward, float* memory) {

@@ -183,10 +183,12 @@ template <class T>
 TRIREME_BF16_INLINE void fetch_for_packing(const T* from, std::int64_t elements) {
   const auto first =
       reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(elements) * sizeof(T);
+  // NOLINTBEGIN(performance-no-int-to-ptr)
   _mm_prefetch(reinterpret_cast<const char*>(first), _MM_HINT_T1);
   if constexpr (sizeof(T) > 2) {
     _mm_prefetch(reinterpret_cast<const char*>(first + 64), _MM_HINT_T1);
   }
+  // NOLINTEND(performance-no-int-to-ptr)
 }
 /// How far rows that are packed two at a time are fetched ahead.
 constexpr std::int64_t pairs_ahead = 24;

@@ -218,8 +218,8 @@ HWY_INLINE Coming<T> coming(const T* first) {
 template <class T>
 HWY_INLINE void fetch_ahead(const Coming<T>& x) {
   const auto ahead = static_cast<std::uintptr_t>(x.distance) * sizeof(T);
-  __builtin_prefetch(
-      reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(x.first) + ahead));
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(x.first) + ahead;
+  __builtin_prefetch(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
 }
 template <class T>
 HWY_INLINE void fetch_ahead(const T*) {}

@@ -52,9 +52,11 @@ auto* kernel_for(OfFloat& of_float, OfBf16& of_bf16) {
 
 // Highway's tables hold functions, not templates. In each instruction set's namespace, the two
 // instances of the kernel template `name`; beside HWY_ONCE, their tables; and the one for T.
+// NOLINTBEGIN(bugprone-macro-parentheses): a template's name stands in none
 #define TRIREME_INSTANCES(name)             \
   constexpr auto& name##_f32 = name<float>; \
   constexpr auto& name##_bf16 = name<Bf16>
+// NOLINTEND(bugprone-macro-parentheses)
 #define TRIREME_EXPORT(name) \
   HWY_EXPORT(name##_f32);    \
   HWY_EXPORT(name##_bf16)
