@@ -39,6 +39,7 @@ if(trireme_cuda_why)
 endif()
 
 enable_language(CUDA)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the one that CUDA::cudart is
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
@@ -68,17 +69,24 @@ endfunction()
 trireme_nvidia_library(cudnn cudnn.h cudnn CUDNN)
 trireme_nvidia_library(nccl nccl.h nccl NCCL)
 # cuDNN's graphs are built through its header-only frontend, which the Python package
-# nvidia-cudnn-frontend holds too.
+# nvidia-cudnn-frontend holds too; scripts/deps.sh takes them from there.
 find_path(TRIREME_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h
-          HINTS ${CUDNN_FRONTEND_ROOT} ENV CUDNN_FRONTEND_ROOT ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+          HINTS ${CUDNN_FRONTEND_ROOT} ENV CUDNN_FRONTEND_ROOT ${CUDAToolkit_INCLUDE_DIRS}
+                "${PROJECT_SOURCE_DIR}/build/deps/cudnn-frontend" PATH_SUFFIXES include)
 mark_as_advanced(TRIREME_CUDNN_FRONTEND_INCLUDE)
-if(TARGET trireme_cudnn AND TARGET CUDA::nvrtc AND TRIREME_CUDNN_FRONTEND_INCLUDE)
+if(TARGET trireme_cudnn AND TRIREME_CUDNN_FRONTEND_INCLUDE)
+  file(STRINGS "${TRIREME_CUDNN_INCLUDE}/cudnn_version.h" trireme_cudnn_major REGEX "define CUDNN_MAJOR")
+  string(REGEX MATCH "[0-9]+" trireme_cudnn_major "${trireme_cudnn_major}")
   add_library(trireme_cudnn_frontend INTERFACE)
-  target_include_directories(trireme_cudnn_frontend SYSTEM INTERFACE "${TRIREME_CUDNN_FRONTEND_INCLUDE}")
-  # Its serialisation is not used, and brings a JSON library of its own.
-  target_compile_definitions(trireme_cudnn_frontend INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
-  # It compiles some graphs of its own at run time, and is all in headers, so it needs the compiler.
-  target_link_libraries(trireme_cudnn_frontend INTERFACE trireme_cudnn CUDA::nvrtc ${CMAKE_DL_LIBS})
+  target_include_directories(trireme_cudnn_frontend SYSTEM INTERFACE
+                             "${TRIREME_CUDNN_FRONTEND_INCLUDE}" "${TRIREME_CUDNN_INCLUDE}")
+  # Its serialisation is not used, and brings a JSON library of its own. cuDNN is loaded when a GPU
+  # first needs it (src/ops/cuda/cudnn_library.cpp).
+  target_compile_definitions(trireme_cudnn_frontend INTERFACE
+    CUDNN_FRONTEND_SKIP_JSON_LIB NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+    "TRIREME_CUDNN=\"libcudnn.so.${trireme_cudnn_major}\""
+    "TRIREME_CUDART=\"libcudart.so.${CUDAToolkit_VERSION_MAJOR}\"")
+  target_link_libraries(trireme_cudnn_frontend INTERFACE CUDA::cudart ${CMAKE_DL_LIBS})
 endif()
 
 set(trireme_cuda_found "CUDA: ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

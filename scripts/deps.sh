@@ -2,6 +2,7 @@
 # Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report] [package] [slurm].
 # With nothing missing it takes a few milliseconds. Without root rights it prints the command to run instead.
 # On systems without apt it leaves the libraries to the site: CMake names any that it cannot find.
+# Where cuDNN is found, building also takes its frontend (headers alone) from the Python package index, into build/deps.
 set -euo pipefail
 
 build="cmake ninja-build ccache pkg-config g++ libopenmpi-dev openmpi-bin libhdf5-dev hdf5-tools libdnnl-dev
@@ -14,10 +15,12 @@ report="gnuplot-nox"  # the plots of `trireme report --html`
 package="dpkg-dev file lintian"
 slurm="slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge iproute2"
 
+cd "$(dirname "$0")/.."
 wanted=
+builds=
 for purpose in "${@:-build}"; do
   case $purpose in
-    build) wanted+=" $build" ;;
+    build) wanted+=" $build" builds=yes ;;
     lint) wanted+=" $lint" ;;
     format) wanted+=" clang-format shellcheck" ;;
     demo) wanted+=" $demo" ;;
@@ -29,42 +32,90 @@ for purpose in "${@:-build}"; do
   esac
 done
 
-if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-  echo "No apt here: using the libraries this system offers (README.md lists what is needed)."
-  exit 0
-fi
+# The folder whose include/ has cuDNN's header, or nothing.
+find_cudnn() {
+  local compiler root
+  compiler=$(readlink -f "$(command -v nvcc || true)" || true)
+  for root in "${CUDNN_ROOT:-}" "${CUDA_HOME:-}" "${CUDA_PATH:-}" "${compiler%/bin/nvcc}" /usr/local/cuda /usr; do
+    [ -n "$root" ] && [ -e "$root/include/cudnn.h" ] && echo "$root" && return
+  done
+  true
+}
 
-list_missing() {
-  local have
-  have=" $(dpkg-query -W -f='${db:Status-Abbrev}${Package}\n' $wanted 2>/dev/null | sed -n 's/^ii *//p' | tr '\n' ' ')"
-  for package in $wanted; do
-    [[ $have == *" $package "* ]] || printf '%s ' "$package"
+frontend=1.32.0
+frontend_folder=build/deps/cudnn-frontend
+lacks_frontend() {
+  local cudnn root
+  [ ! -e $frontend_folder/include/cudnn_frontend.h ] || return 1
+  cudnn=$(find_cudnn)
+  [ -n "$cudnn" ] || return 1
+  for root in "$cudnn" "${CUDNN_FRONTEND_ROOT:-}" /usr; do
+    [ ! -e "$root/include/cudnn_frontend.h" ] || return 1
   done
 }
 
-missing=$(list_missing)
-[ -n "$missing" ] || exit 0
-
-privileged=()
-if [ "$(id -u)" -ne 0 ]; then
-  if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
-    privileged=(sudo -n)
+# Without network Trireme is built all the same, and cuDNN's attention is left out.
+fetch_frontend() {
+  local work
+  echo "Fetching cudnn-frontend $frontend from the Python package index"
+  mkdir -p $frontend_folder
+  work=$(mktemp -d -p $frontend_folder)
+  if python3 -m pip --disable-pip-version-check -q --retries 1 --timeout 15 download --no-deps --only-binary=:all: -d "$work" "nvidia-cudnn-frontend==$frontend" &&
+    python3 -m zipfile -e "$work"/*.whl "$work/wheel"; then
+    cp "$work"/wheel/*.dist-info/licenses/LICENSE-MIT.txt "$work/wheel/include/"
+    mv -T "$work/wheel/include" $frontend_folder/include
   else
-    echo "Packages are missing and this user may not install them. Run:" >&2
-    echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends $missing" >&2
-    exit 1
+    echo "deps.sh: going on without cuDNN's attention: cudnn-frontend could not be fetched; name a folder that has it in CUDNN_FRONTEND_ROOT" >&2
   fi
-fi
-
-apt() {
-  "${privileged[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"
+  rm -rf "$work"
 }
-install() { apt install -y --no-install-recommends $missing; }
 
-echo "Installing: $missing"
-# Fresh machines have no package lists, and old lists name files that are gone: both need an update first.
-if apt-cache show $missing >/dev/null 2>&1 && install; then
-  exit 0
+install_packages() {
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    echo "No apt here: using the libraries this system offers (README.md lists what is needed)."
+    return 0
+  fi
+
+  list_missing() {
+    local have
+    have=" $(dpkg-query -W -f='${db:Status-Abbrev}${Package}\n' $wanted 2>/dev/null | sed -n 's/^ii *//p' | tr '\n' ' ')"
+    for package in $wanted; do
+      [[ $have == *" $package "* ]] || printf '%s ' "$package"
+    done
+  }
+
+  missing=$(list_missing)
+  [ -n "$missing" ] || return 0
+
+  privileged=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+      privileged=(sudo -n)
+    else
+      echo "Packages are missing and this user may not install them. Run:" >&2
+      echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends $missing" >&2
+      exit 1
+    fi
+  fi
+
+  apt() {
+    "${privileged[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"
+  }
+  install() { apt install -y --no-install-recommends $missing; }
+
+  echo "Installing: $missing"
+  # Fresh machines have no package lists, and old lists name files that are gone: both need an update first.
+  if apt-cache show $missing >/dev/null 2>&1 && install; then
+    return 0
+  fi
+  apt update
+  install
+}
+
+if [ -n "$builds" ] && lacks_frontend; then
+  python3 -m pip --version >/dev/null 2>&1 || wanted+=" python3-pip"
+  install_packages
+  fetch_frontend
+else
+  install_packages
 fi
-apt update
-install

@@ -89,17 +89,19 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
         const int rank = shape.rank({tensor, 0, data, stage});
         options.place = train::place_of(config, shape, alone ? 1 : shard, rank);
         const Memory memory = plan::predict_memory(
-            parallel::Stage(model, options), {.optim = config.optim,
-                                              .threads = threads,
-                                              .host = on_host,
-                                              .shape = shape,
-                                              .rank = rank,
-                                              .backends = backends,
-                                              .bucket_elements = train::bucket_elements(config),
-                                              .snapshots = snapshots,
-                                              .average = train::average_of(config),
-                                              .servers = servers,
-                                              .asynchronous = alone});
+            parallel::Stage(model, options),
+            {.optim = config.optim,
+             .threads = threads,
+             .host = on_host,
+             .cuda = on_host ? std::nullopt : std::optional(train::cuda_work(config)),
+             .shape = shape,
+             .rank = rank,
+             .backends = backends,
+             .bucket_elements = train::bucket_elements(config),
+             .snapshots = snapshots,
+             .average = train::average_of(config),
+             .servers = servers,
+             .asynchronous = alone});
         if (total(memory) > total(most)) most = memory;
       }
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <mutex>
 #include <utility>
 
 #include "trireme/comm/session.hpp"
@@ -27,6 +28,17 @@ int code_of(int code, std::span<const MPI_Status> statuses) {
   }
   return MPI_SUCCESS;
 }
+
+/// What MPI may still write to, until the process ends; static destructors leave it alone.
+template <class Transfer>
+void keep_for_ever(std::vector<Transfer> transfers) {
+  static std::mutex mutex;
+  static auto* const all = new std::vector<std::vector<Transfer>>;
+  if (transfers.empty()) return;
+  const std::lock_guard<std::mutex> lock(mutex);
+  all->push_back(std::move(transfers));
+}
+
 }  // namespace
 
 Mail::Mail(MPI_Comm parent, std::size_t piece, Callbacks callbacks)
@@ -43,8 +55,8 @@ Mail::~Mail() {
   for (int peer = 0; peer < size_; ++peer) {
     if (!idle(peer) || !incoming_[static_cast<std::size_t>(peer)].empty()) give_up(peer);
   }
-  // MPI may still write to what was given up, and a communicator with a dead rank is not freed.
-  if (!given_up_.empty()) new std::vector<Transfer>(std::move(given_up_));  // NOLINT: on purpose
+  // A communicator with a dead rank is not freed.
+  keep_for_ever(std::move(given_up_));
   const bool all_well = std::none_of(given_up_peers_.begin(), given_up_peers_.end(),
                                      [](bool given_up) { return given_up; });
   int finalised = 0;

@@ -131,7 +131,7 @@ void Replica::refresh(std::int64_t updates) {
   engine_.spread();
 }
 
-void Replica::settle_choices() {
+void Replica::settle_choices(bool documents) {
   if (choosing_ == nullptr) return;
   const Section section(recorder_, "settle choices");
   const StageOptions& stage = stage_.options();
@@ -143,6 +143,7 @@ void Replica::settle_choices() {
     batch.inputs.resize(tokens);
     batch.targets.resize(tokens);
     batch.weights.assign(tokens, 1.0F);
+    if (documents) batch.documents.resize(tokens);
     for (std::size_t i = 0; i < tokens; ++i) {
       batch.positions.push_back(static_cast<std::int32_t>(i % static_cast<std::size_t>(length)));
     }

@@ -9,6 +9,7 @@
 #include "trireme/model/attention.hpp"
 #include "trireme/model/head.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
+#include "trireme/ops/cuda_workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/averaging.hpp"
 #include "trireme/parallel/engine.hpp"
@@ -35,22 +36,27 @@ std::int64_t rows_of_a_sum(const parallel::Stage& stage) {
   return most;
 }
 
+/// Of a stage's tile of heads number `i` of its own, whose keys are keys[i] wide: one call.
+ops::AttentionShape attention_shape(const parallel::Stage& stage,
+                                    const std::vector<std::int64_t>& keys, int i) {
+  const model::ModelConfig& config = stage.model().config();
+  const params::Tiles& tiles = stage.shares().tiles;
+  return {stage.memory().leaves().rows / config.sequence,
+          config.sequence,
+          config.sequence,
+          params::tile_of(config.heads, tiles.first + i, tiles.all).size(),
+          keys[static_cast<std::size_t>(i)] / config.head_size(),
+          config.head_size()};
+}
+
 std::size_t attention_workspace(const parallel::Stage& stage, int threads, bool narrow_on_host) {
   const model::ModelConfig& config = stage.model().config();
-  const std::int64_t length = config.sequence;
   const model::Shares& shares = stage.shares();
   const std::vector<std::int64_t> keys = model::Attention::key_widths(config, shares.tiles);
   std::size_t bytes = 0;
   for (int i = 0; i < shares.tiles.count; ++i) {
-    const std::int64_t heads =
-        params::tile_of(config.heads, shares.tiles.first + i, shares.tiles.all).size();
-    if (heads == 0) continue;
-    const ops::AttentionShape shape{stage.memory().leaves().rows / length,
-                                    length,
-                                    length,
-                                    heads,
-                                    keys[static_cast<std::size_t>(i)] / config.head_size(),
-                                    config.head_size()};
+    const ops::AttentionShape shape = attention_shape(stage, keys, i);
+    if (shape.heads == 0) continue;
     bytes = std::max(bytes, narrow_on_host ? ops::cpu_narrow_attention_workspace(shape, threads)
                                            : ops::cpu_attention_workspace(shape, threads));
   }
@@ -82,6 +88,23 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
     count(all % most, block.shape[0], block.shape[1]);
   }
   return bytes;
+}
+
+/// What libraries of the CUDA backend take, as far as it is known.
+std::size_t cuda_ops_workspace(const parallel::Stage& stage, const CudaWork& work) {
+  const model::ModelConfig& config = stage.model().config();
+  const params::Tiles& tiles = stage.shares().tiles;
+  const std::vector<std::int64_t> keys = model::Attention::key_widths(config, tiles);
+  bool attends = false;
+  for (int unit = 1; unit < stage.last_unit(); ++unit) attends |= stage.layout().has_unit(unit);
+  std::size_t attention = 0;
+  for (int i = 0; attends && work.plain_attention && i < tiles.count; ++i) {
+    const ops::AttentionShape shape = attention_shape(stage, keys, i);
+    if (!ops::cuda_attention_fuses(stage.shares().compute, shape)) continue;
+    attention =
+        std::max(attention, ops::cuda_attention_workspace(shape, work.deterministic_attention));
+  }
+  return ops::cuda_product_workspace + device::aligned(attention);
 }
 
 /// What the CPU backend's most demanding call takes.
@@ -268,7 +291,9 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
       {Use::workspace,
        static_cast<std::int64_t>(stage.memory().work_bytes() +
-                                 ops_workspace(stage, question.threads, question.host))},
+                                 (question.cuda
+                                      ? cuda_ops_workspace(stage, *question.cuda)
+                                      : ops_workspace(stage, question.threads, question.host)))},
       {Use::batch, static_cast<std::int64_t>(parallel::Engine::batch_bytes(stage, question.host))},
       {Use::communication, static_cast<std::int64_t>(communication_bytes(stage, question))}};
   if (options.offloaded()) {

@@ -59,16 +59,18 @@ class AsyncTraining {
                       },
                   .graphs = config_.device.graphs},
                  grid_, recorder, job.ledger),
-        predicted_(
-            plan::predict_memory(replica_.stage(), {.optim = config_.optim,
-                                                    .threads = job.threads,
-                                                    .host = job.computes.on_host(),
-                                                    .shape = grid_.shape(),
-                                                    .rank = 0,
-                                                    .backends = grid_.backends(),
-                                                    .bucket_elements = bucket_elements(config_),
-                                                    .servers = job.place,
-                                                    .asynchronous = true})),
+        predicted_(plan::predict_memory(
+            replica_.stage(),
+            {.optim = config_.optim,
+             .threads = job.threads,
+             .host = job.computes.on_host(),
+             .cuda = job.computes.on_cuda() ? std::optional(cuda_work(config_)) : std::nullopt,
+             .shape = grid_.shape(),
+             .rank = 0,
+             .backends = grid_.backends(),
+             .bucket_elements = bucket_elements(config_),
+             .servers = job.place,
+             .asynchronous = true})),
         faults_(parse_faults(config_.train.inject)) {}
 
   /// What the first server is to know of workers. Collective over all ranks.

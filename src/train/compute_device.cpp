@@ -28,21 +28,22 @@ std::vector<std::string> gather_texts(comm::Communicator& world, const std::stri
 DeviceSource cuda_devices() {
   return {.count = device::cuda_device_count,
           .make = device::make_cuda_device,
-          .operations = [](device::Device& device, bool tf32, bool time_products) {
-            return [&device, tf32, time_products](device::MemoryLedger& ledger, int /*threads*/,
-                                                  bool reproducible) {
+          .operations = [](device::Device& device, const device::DeviceConfig& config) {
+            return [&device, config](device::MemoryLedger& ledger, int /*threads*/,
+                                     bool reproducible) {
               return ops::make_cuda_ops(device,
                                         {.ledger = &ledger,
                                          .reproducible = reproducible,
-                                         .tf32 = tf32,
-                                         .time_algorithms = time_products && !reproducible});
+                                         .tf32 = config.tf32,
+                                         .time_algorithms = config.time_products && !reproducible,
+                                         .hasty_attention = !config.deterministic_attention});
             };
           }};
 }
 
 ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Session& session,
                              int servers, DeviceSource source)
-    : source_(std::move(source)), tf32_(config.tf32) {
+    : source_(std::move(source)), config_(config) {
   device::MemoryLedger ledger;  // of agreements that end here
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
   cpu_bf16_ = world->all_agree(ops::cpu_multiplies_bf16());
@@ -77,6 +78,10 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
   }
 }
 
+bool ComputeDevice::on_cuda() const {
+  return dynamic_cast<const device::CudaDevice*>(own_.get()) != nullptr;
+}
+
 std::optional<std::int64_t> ComputeDevice::free_bytes() const {
   const auto* cuda = dynamic_cast<const device::CudaDevice*>(own_.get());
   if (cuda == nullptr) return std::nullopt;
@@ -89,7 +94,9 @@ void ComputeDevice::note_free_bytes(const std::string& moment) {
 
 parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
   if (!own_) return {};
-  return source_.operations(*own_, tf32_, time_products);
+  device::DeviceConfig config = config_;
+  config.time_products = time_products;
+  return source_.operations(*own_, config);
 }
 
 void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,

@@ -158,6 +158,12 @@ comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts) {
 
 bool trains_alone(const RunConfig& config) { return config.data_parallel.method == "average"; }
 
+plan::CudaWork cuda_work(const RunConfig& config) {
+  return {.plain_attention = !config.data.document_mask && config.model.attention_dropout == 0,
+          .deterministic_attention =
+              config.numerics.reproducible || config.device.deterministic_attention};
+}
+
 std::optional<parallel::AverageConfig> average_of(const RunConfig& config) {
   return trains_alone(config) ? std::optional(config.average) : std::nullopt;
 }

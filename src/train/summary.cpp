@@ -142,23 +142,6 @@ HighWater gather_high_water(const HighWater& own, comm::Communicator& world) {
 
 }  // namespace
 
-nlohmann::json choices_json(const std::vector<ops::Choice>& choices) {
-  nlohmann::json json = nlohmann::json::array();
-  for (const ops::Choice& choice : choices) {
-    json.push_back({{"rows", choice.rows},
-                    {"columns", choice.columns},
-                    {"depth", choice.depth},
-                    {"factors", choice.factors},
-                    {"result", choice.result},
-                    {"form", choice.form},
-                    {"accumulates", choice.accumulates},
-                    {"epilogue", choice.epilogue},
-                    {"algorithm", choice.algorithm},
-                    {"source", choice.source}});
-  }
-  return json;
-}
-
 nlohmann::json prediction_json(const std::map<device::Use, std::int64_t>& predicted) {
   nlohmann::json json;
   for (const auto& [use, bytes] : predicted) json[std::string(device::name_of(use))] = bytes;
@@ -202,6 +185,7 @@ void Trainer::begin_record() {
   run["peak"] = peak_json(config_, peak_);
   run["predicted_memory"] = prediction_json(predicted_);
   run["product_algorithms"] = choices_json(replica_.choices());
+  run["attention"] = attention_json(replica_.attention_choices());
   run["first_step"] = step_;
   run["cores_shared"] = surroundings_.shared_cores;
   comm::Communicator& world = grid_.world();
@@ -216,6 +200,7 @@ void Trainer::begin_record() {
   for (const std::string& warning : grid_.warnings()) warn(warning);
   warn(computes_.warning());
   warn(surroundings_.shared_cores);
+  warn(attention_warning(replica_.attention_choices()));
   warn(graphs_warning(config_.device, computes_.on_host(), grid_.shape(), train.trace));
   if (servers_ != nullptr) {
     say(fmt::format("parameter servers: {} hold the model for {} workers, who send gradients in {}",

@@ -59,6 +59,7 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
           {.optim = config_.optim,
            .threads = threads_,
            .host = computes.device().is_host(),
+           .cuda = computes.on_cuda() ? std::optional(cuda_work(config_)) : std::nullopt,
            .shape = grid.shape(),
            .rank = session.rank(),
            .backends = grid.backends(),
@@ -105,7 +106,7 @@ Ending Trainer::run() {
   first_step_ = met_step_ = met_before_ = step_;
   peak_ = agree_on_peak(config_, grid_.world(), session_.size(),
                         [this] { return measure_peak(replica_, config_); });
-  replica_.settle_choices();
+  replica_.settle_choices(config_.data.document_mask);
   begin_record();
   starting.reset();
   grid_.world().barrier();  // from which the traces of all ranks count their time

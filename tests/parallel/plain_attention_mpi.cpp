@@ -13,8 +13,8 @@ struct Masks {
   int plain = 0, other = 0;
 };
 
-/// Operations of the CPU that count the masks they are given.
-class CountingOps final : public ops::ForwardingOps<CountingOps> {
+/// Operations of the CPU that count the masks they are given, and say that they choose.
+class CountingOps final : public ops::ForwardingOps<CountingOps>, public ops::Choosing {
  public:
   CountingOps(std::unique_ptr<ops::Ops> inner, Masks& masks)
       : inner_(std::move(inner)), masks_(masks) {}
@@ -24,6 +24,10 @@ class CountingOps final : public ops::ForwardingOps<CountingOps> {
     (note(arguments), ...);
     ((*inner_).*operation)(arguments...);
   }
+
+  std::vector<std::byte> choices() const override { return {}; }
+  void use_choices(std::span<const std::byte>) override {}
+  std::vector<ops::Choice> describe_choices() const override { return {}; }
 
  private:
   template <class T>
@@ -35,6 +39,15 @@ class CountingOps final : public ops::ForwardingOps<CountingOps> {
 
 using Change = std::function<void(data::Batch&)>;
 
+MakeTestDevice counting_in(Masks& masks) {
+  return [&masks](int) {
+    return TestDevice{nullptr, [&](device::MemoryLedger& ledger, int threads, bool in_order) {
+                        return std::make_unique<CountingOps>(
+                            ops::make_cpu_ops(threads, &ledger, in_order), masks);
+                      }};
+  };
+}
+
 /// A step on the ranks of the world, and an evaluation, on batches that `change` had its way with:
 /// the masks of all ranks together.
 Masks masks_of(bool llama, LayoutCase layout, bool reproducible, const Change& change = {}) {
@@ -42,12 +55,7 @@ Masks masks_of(bool llama, LayoutCase layout, bool reproducible, const Change& c
   layout.micro_batch = 2;
   const RunSettings settings{.reproducible = reproducible};
   Masks masks;
-  const MakeTestDevice counting = [&](int) {
-    return TestDevice{nullptr, [&](device::MemoryLedger& ledger, int threads, bool in_order) {
-                        return std::make_unique<CountingOps>(
-                            ops::make_cpu_ops(threads, &ledger, in_order), masks);
-                      }};
-  };
+  const MakeTestDevice counting = counting_in(masks);
   LayoutRun run(config, layout, stage_options(layout, settings), MPI_COMM_WORLD, counting);
   run.replica.initialise();
   const auto make = [&](std::int64_t first) {
@@ -119,6 +127,22 @@ TEST(PlainAttention, NotWhereTheMaskSaysMore) {
       EXPECT_EQ(masks.plain, 0) << what;
       EXPECT_GT(masks.other, 0) << what;
     }
+  }
+}
+
+/// A library's kernels are chosen, and their work space taken, for what the run will ask of it.
+TEST(PlainAttention, MadeUpTokensAreMaskedAsTheRunsAre) {
+  LayoutCase layout;
+  layout.data = world_size();
+  const RunSettings settings;
+  for (const bool documents : {false, true}) {
+    Masks masks;
+    LayoutRun run(testing_support::odd_model(true), layout, stage_options(layout, settings),
+                  MPI_COMM_WORLD, counting_in(masks));
+    run.replica.initialise();
+    run.replica.settle_choices(documents);
+    EXPECT_EQ(masks.plain > 0, !documents);
+    EXPECT_EQ(masks.other > 0, documents);
   }
 }
 

@@ -2,6 +2,7 @@
 // no device; and every wait between the two, with one side held back on purpose.
 #include "trireme/state/offload.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -66,7 +67,7 @@ class Sides {
     }
     for (int g = 0; g < shards_.groups(); ++g) {
       const Tensor from = state_.own_parameters(g), to = host_state_.own_parameters(g);
-      std::memcpy(to.data(), from.data(), to.bytes());
+      if (to) std::memcpy(to.data(), from.data(), to.bytes());
     }
   }
   /// Other gradients on both sides.
@@ -74,7 +75,7 @@ class Sides {
     for (int g = 0; g < shards_.groups(); ++g) {
       const Tensor there = host_state_.own_gradient(g);
       const auto values = drawn(there.elements(), ++seed_);
-      std::memcpy(there.data(), values.data(), there.bytes());
+      std::copy(values.begin(), values.end(), static_cast<float*>(there.data()));
       device::write(device_, state_.own_gradient(g), values.data());
     }
   }

@@ -22,7 +22,7 @@ DeviceSource imaginary_devices() {
                                                          fmt::format("of rank {}", rank));
               },
           .operations =
-              [](device::Device& device, bool /*tf32*/, bool /*time_products*/) {
+              [](device::Device& device, const device::DeviceConfig&) {
                 return [&own = dynamic_cast<ImaginaryDevice&>(device)](
                            device::MemoryLedger& ledger, int threads, bool reproducible) {
                   return std::make_unique<ImaginaryOps>(
@@ -98,7 +98,8 @@ void expect_equal(const Folder& folder, const std::string& name, RunConfig confi
   if (world_rank() == 0) {
     EXPECT_EQ(difference_of(config, device), "") << name;
     EXPECT_EQ(record_of(device.train.output).at("device"), "imaginary");
-    for (const nlohmann::json& rank : summary_of(device.train.output).at("ranks")) {
+    const nlohmann::json summary = summary_of(device.train.output);
+    for (const nlohmann::json& rank : summary.at("ranks")) {
       if (!rank.contains("graphs") || config.parallel.tensor > 1) continue;  // of a server
       EXPECT_GT(rank.at("graphs").at("launched"), 0) << name;
     }

@@ -136,5 +136,26 @@ TEST(Choices, AreInTheRecordAsTheyWere) {
       "epilogue": "row sums", "algorithm": "21, work space 0 bytes", "source": "timed"}])"));
 }
 
+TEST(Choices, OfAttentionAreInTheRecordAndRefusalsAreWarnedOf) {
+  std::vector<ops::AttentionChoice> choices{{.batch = 4,
+                                             .tokens = 1024,
+                                             .heads = 25,
+                                             .groups = 25,
+                                             .size = 64,
+                                             .type = "bf16",
+                                             .kernel = "eng2_k24=7",
+                                             .workspace = 256}};
+  EXPECT_EQ(attention_json(choices), nlohmann::json::parse(R"([{"batch": 4, "tokens": 1024,
+      "heads": 25, "groups": 25, "size": 64, "type": "bf16", "backward": false,
+      "kernel": "eng2_k24=7", "workspace": 256, "refusal": ""}])"));
+  EXPECT_EQ(attention_warning(choices), "");
+  choices.push_back(choices.front());
+  choices.back().backward = true;
+  choices.back().refusal = "s_q = 1 is not supported.\nmore of it";
+  EXPECT_EQ(attention_warning(choices),
+            "attention backward of 4 x 1024 tokens, 25 heads of 64 in bf16: cuDNN does not take it "
+            "(s_q = 1 is not supported.); kernels of Trireme's own compute it, more slowly");
+}
+
 }  // namespace
 }  // namespace trireme::train

@@ -21,6 +21,17 @@ struct Choice {
   std::string source;     // "heuristic", "timed"
 };
 
+/// How attention of one kind is computed, in words for a run's record: plain causal calls of a
+/// narrow type, which a library may take.
+struct AttentionChoice {
+  std::int64_t batch = 0, tokens = 0, heads = 0, groups = 0, size = 0;
+  std::string type;
+  bool backward = false;
+  std::string kernel;          // the library's name of its kernel; empty: our own computes it
+  std::int64_t workspace = 0;  // bytes, of the library's
+  std::string refusal;         // why the library does not take it
+};
+
 /// What such an Ops is beside it: `dynamic_cast<Choosing*>(&ops)` is null for one that never
 /// chooses.
 class Choosing {
@@ -37,6 +48,8 @@ class Choosing {
   virtual void use_choices(std::span<const std::byte> choices) = 0;
   /// The same as `choices`, to be read, in their order.
   virtual std::vector<Choice> describe_choices() const = 0;
+  /// Of this process's calls so far, in an order of their shapes. No rank asks another.
+  virtual std::vector<AttentionChoice> describe_attention() const { return {}; }
 };
 
 }  // namespace trireme::ops

@@ -5,13 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace trireme::ops {
+#include "trireme/ops/attention_shape.hpp"
 
-/// The shape of an attention call: B sequences, Tq queries, Tk keys, H heads on G key/value heads
-/// of size D.
-struct AttentionShape {
-  std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
-};
+namespace trireme::ops {
 
 /// `attention` and `attention_backward`, the larger, on `threads` threads.
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);

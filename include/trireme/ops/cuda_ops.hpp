@@ -25,7 +25,8 @@ struct CudaOpsOptions {
   bool time_algorithms = false;
   /// cuDNN's attention where it takes a call, else our own.
   bool fused_attention = true;
-  /// cuDNN's backward may add in any order, which is faster: the one exception to the above.
+  /// cuDNN's backward may add in any order, which is faster and takes less work space
+  /// (cuda_workspace.hpp): the one exception to the above. Never in reproducible mode.
   bool hasty_attention = false;
 };
 

@@ -67,11 +67,17 @@ class Replica {
   std::int64_t rounded_for() const { return rounded_for_; }
   /// Where the backend chooses among algorithms (ops::Choosing), a step on made-up tokens lets it
   /// meet its shapes; then all ranks use the same: for each shape the choice of the first rank that
-  /// met it. Leaves gradients that mean nothing. Collective over the grid, before the first step.
-  void settle_choices();
+  /// met it. `documents`: the run's batches say which document each token is of. Leaves gradients
+  /// that mean nothing. Collective over the grid, before the first step.
+  void settle_choices(bool documents = false);
   /// What was chosen so far, the same on every rank after settle_choices; empty where nothing is.
   std::vector<ops::Choice> choices() const {
     return choosing_ == nullptr ? std::vector<ops::Choice>() : choosing_->describe_choices();
+  }
+  /// How this rank's attention is computed where a library may take it; see ops::AttentionChoice.
+  std::vector<ops::AttentionChoice> attention_choices() const {
+    return choosing_ == nullptr ? std::vector<ops::AttentionChoice>()
+                                : choosing_->describe_attention();
   }
   /// With ReplicaOptions::trace operations are traced from now on: what came before is no step.
   void begin_trace() {

@@ -15,14 +15,21 @@
 
 namespace trireme::plan {
 
+/// What the work space of the CUDA backend depends on.
+struct CudaWork {
+  bool plain_attention = false;  // causal masks alone: no documents, no dropout
+  bool deterministic_attention = false;
+};
+
 /// What the prediction depends on beside the rank's stage.
 struct MemoryQuestion {
   optim::OptimConfig optim;
-  int threads = 1;            // of the rank
-  bool host = true;           // computes on CPUs
-  comm::GridShape shape;      // of the world
-  int rank = 0;               // in it
-  comm::Backends backends{};  // of its groups
+  int threads = 1;                 // of the rank
+  bool host = true;                // computes on CPUs
+  std::optional<CudaWork> cuda{};  // computes by the CUDA backend
+  comm::GridShape shape;           // of the world
+  int rank = 0;                    // in it
+  comm::Backends backends{};       // of its groups
   std::int64_t bucket_elements = 0;
   bool snapshots = false;  // some checkpoints are written in the background
   /// The stage is a worker's on its own; the shape's data axis is of workers.

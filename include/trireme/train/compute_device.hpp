@@ -23,8 +23,8 @@ namespace trireme::train {
 struct DeviceSource {
   std::function<int()> count;
   std::function<std::unique_ptr<device::Device>(int index)> make;
-  /// The operations of one of them, as ComputeDevice::make_ops; tf32 as DeviceConfig.
-  std::function<parallel::MakeOps(device::Device& device, bool tf32, bool time_products)>
+  /// The operations of one of them, as the configuration has it; see ComputeDevice::make_ops.
+  std::function<parallel::MakeOps(device::Device& device, const device::DeviceConfig& config)>
       operations;
 };
 DeviceSource cuda_devices();
@@ -46,6 +46,8 @@ class ComputeDevice {
   /// reproducible mode, the algorithm of a product is chosen by time where its shape is first met:
   /// for those who have the ranks agree on them (Replica::settle_choices).
   parallel::MakeOps make_ops(bool time_products = false) const;
+  /// Whether this rank computes by the CUDA backend: not on the host, nor on what tests imagine.
+  bool on_cuda() const;
   /// Of a GPU's memory, what nobody holds now; nothing on the host.
   std::optional<std::int64_t> free_bytes() const;
   /// Notes it under a name of its moment, for the record.
@@ -62,7 +64,8 @@ class ComputeDevice {
 
  private:
   DeviceSource source_;
-  bool tf32_, cpu_bf16_ = false;
+  device::DeviceConfig config_;
+  bool cpu_bf16_ = false;
   std::unique_ptr<device::Device> own_;  // absent: the host
   bool on_host_ = true;
   std::string name_ = device::host_device().name();

@@ -13,6 +13,7 @@
 #include "trireme/data/sampler.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
+#include "trireme/plan/memory.hpp"
 #include "trireme/train/config.hpp"
 
 namespace trireme::train {
@@ -26,6 +27,10 @@ std::int64_t resident_peak();
 
 /// What run.json says of the algorithms that were chosen for products: an object for each.
 nlohmann::json choices_json(const std::vector<ops::Choice>& choices);
+/// The same of attention.
+nlohmann::json attention_json(const std::vector<ops::AttentionChoice>& choices);
+/// The first kind of attention that a library refused, one line; empty: none.
+std::string attention_warning(const std::vector<ops::AttentionChoice>& choices);
 
 /// Sequences of one forward on a rank that has `per_rank` in a step: the largest divisor whose
 /// tokens stay within about 4,096.
@@ -70,6 +75,9 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
 bool trains_alone(const RunConfig& config);
 /// What averages their models, where they do.
 std::optional<parallel::AverageConfig> average_of(const RunConfig& config);
+
+/// What a worker's work space depends on where it computes by the CUDA backend.
+plan::CudaWork cuda_work(const RunConfig& config);
 /// The place of `rank` of the grid, as Replica takes it.
 parallel::Place place_of(const RunConfig& config, const comm::GridShape& shape, int shard,
                          int rank);

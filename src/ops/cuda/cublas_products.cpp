@@ -12,6 +12,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda_error.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/ops/cuda_workspace.hpp"
 
 #include "product.hpp"
 
@@ -19,7 +20,7 @@ namespace trireme::ops {
 namespace {
 
 /// The same for every product: an algorithm's need for it is part of the choice.
-constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
+constexpr std::size_t workspace_bytes = cuda_product_workspace;
 static_assert(sizeof(Algorithm::words) == sizeof(cublasLtMatmulAlgo_t));
 
 void check(cublasStatus_t status, const char* call) {

@@ -102,6 +102,7 @@ class CudaOps final : public Ops, public Choosing {
   std::vector<std::byte> choices() const override;
   void use_choices(std::span<const std::byte> choices) override;
   std::vector<Choice> describe_choices() const override;
+  std::vector<AttentionChoice> describe_attention() const override;
 
  private:
   /// At least `bytes` of work space until the next call; grows, never shrinks. Memory given back is

@@ -67,6 +67,11 @@ Attention CudaOps::attention_of(const Tensor& out, const Tensor& lse, const Tens
   return p;
 }
 
+std::vector<AttentionChoice> CudaOps::describe_attention() const {
+  return parts_.attention == nullptr ? std::vector<AttentionChoice>()
+                                     : parts_.attention->describe();
+}
+
 void CudaOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                         const Tensor& v, const AttentionMask& mask, float scale,
                         const Dropout& dropout, const Tensor& samples, const HeadSlice& heads) {

@@ -5,27 +5,22 @@
 #include <unordered_map>
 #include <utility>
 
-#include <cudnn_frontend.h>
-
 #include "trireme/core/error.hpp"
 #include "trireme/device/memory.hpp"
 
+#include "cudnn_graphs.hpp"
+#include "cudnn_library.hpp"
 #include "fused_attention.hpp"
 
 namespace trireme::ops {
 namespace {
 
 namespace fe = cudnn_frontend;
-using TensorPointer = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 void check(cudnnStatus_t status, const char* call) {
   if (status == CUDNN_STATUS_SUCCESS) return;
-  throw Error("{}: {}", call, cudnnGetErrorString(status));
+  throw Error("cuDNN: {}: {}", call, fe::detail::get_error_string(status));
 }
-#define TRIREME_CUDNN_CALL(call) check(call, #call)
-
-/// The numbers by which a graph's tensors are given memory.
-enum Name : std::int64_t { q = 1, k, v, out, lse, dout, dq, dk, dv };
 
 /// Everything that a graph depends on.
 struct Kind {
@@ -57,142 +52,90 @@ Kind kind_of(const Attention& call, const AttentionGradients* to) {
   return kind;
 }
 
-/// Builds the graph of one call.
-class Builder {
- public:
-  explicit Builder(const Attention& call) : call_(call) {
-    const fe::DataType_t type =
-        call.type == Element::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF;
-    graph_->set_io_data_type(type)
-        .set_intermediate_data_type(fe::DataType_t::FLOAT)
-        .set_compute_data_type(fe::DataType_t::FLOAT);
-  }
-
-  std::shared_ptr<fe::graph::Graph> forward() {
-    const auto options = fe::graph::SDPA_attributes()
-                             .set_name("attention")
-                             .set_generate_stats(true)
-                             .set_causal_mask(true)
-                             .set_attn_scale(call_.scale);
-    auto [result, statistics] =
-        graph_->sdpa(input(q, call_.q, call_.heads), input(k, call_.k, call_.groups),
-                     input(v, call_.v, call_.groups), options);
-    output(result, out, call_.out, call_.heads);
-    statistics->set_output(true)
-        .set_uid(lse)
-        .set_data_type(fe::DataType_t::FLOAT)
-        .set_dim(lse_sizes())
-        .set_stride(lse_strides());
-    return graph_;
-  }
-
-  std::shared_ptr<fe::graph::Graph> backward(const AttentionGradients& to, bool deterministic) {
-    const auto options = fe::graph::SDPA_backward_attributes()
-                             .set_name("attention_backward")
-                             .set_causal_mask(true)
-                             .set_attn_scale(call_.scale)
-                             .set_deterministic_algorithm(deterministic);
-    const TensorPointer statistics = graph_->tensor(fe::graph::Tensor_attributes()
-                                                        .set_uid(lse)
-                                                        .set_data_type(fe::DataType_t::FLOAT)
-                                                        .set_dim(lse_sizes())
-                                                        .set_stride(lse_strides()));
-    auto [to_q, to_k, to_v] =
-        graph_->sdpa_backward(input(q, call_.q, call_.heads), input(k, call_.k, call_.groups),
-                              input(v, call_.v, call_.groups), input(out, call_.out, call_.heads),
-                              input(dout, to.dout, call_.heads), statistics, options);
-    output(to_q, dq, to.dq, call_.heads);
-    output(to_k, dk, to.dk, call_.groups);
-    output(to_v, dv, to.dv, call_.groups);
-    return graph_;
-  }
-
- private:
-  using Numbers = std::vector<std::int64_t>;
-  Numbers sizes(std::int64_t heads) const {
-    return {call_.batch, heads, call_.queries, call_.size};
-  }
-  static Numbers strides(const Heads& x) { return {x.batch_stride, x.head_stride, x.stride, 1}; }
-  Numbers lse_sizes() const { return {call_.batch, call_.heads, call_.queries, 1}; }
-  Numbers lse_strides() const { return {call_.heads * call_.queries, call_.queries, 1, 1}; }
-  TensorPointer input(Name name, const Heads& x, std::int64_t heads) {
-    return graph_->tensor(
-        fe::graph::Tensor_attributes().set_uid(name).set_dim(sizes(heads)).set_stride(strides(x)));
-  }
-  void output(const TensorPointer& tensor, Name name, const Heads& x, std::int64_t heads) const {
-    tensor->set_output(true).set_uid(name).set_dim(sizes(heads)).set_stride(strides(x));
-  }
-
-  const Attention& call_;
-  std::shared_ptr<fe::graph::Graph> graph_ = std::make_shared<fe::graph::Graph>();
-};
-
 class CudnnAttention final : public FusedAttention {
  public:
   CudnnAttention(device::MemoryLedger& ledger, device::Device& device, CUstream_st* stream,
                  bool deterministic)
       : ledger_(ledger), device_(device), deterministic_(deterministic) {
-    TRIREME_CUDNN_CALL(cudnnCreate(&handle_));
-    const cudnnStatus_t set = cudnnSetStream(handle_, stream);
-    if (set != CUDNN_STATUS_SUCCESS) cudnnDestroy(handle_);  // the destructor will not run
-    TRIREME_CUDNN_CALL(set);
+    check(fe::detail::create_handle(&handle_), "cudnnCreate");
+    const cudnnStatus_t set = fe::detail::set_stream(handle_, stream);
+    if (set != CUDNN_STATUS_SUCCESS) fe::detail::destroy_handle(handle_);  // no destructor will run
+    check(set, "cudnnSetStream");
   }
   CudnnAttention(const CudnnAttention&) = delete;
   CudnnAttention& operator=(const CudnnAttention&) = delete;
   ~CudnnAttention() override {
     plans_.clear();
-    cudnnDestroy(handle_);
+    fe::detail::destroy_handle(handle_);
   }
 
   bool forward(const Attention& call) override {
-    const Plan& plan = plan_of(kind_of(call, nullptr), [&] { return Builder(call).forward(); });
-    return run(plan, {{q, call.q.data},
-                      {k, call.k.data},
-                      {v, call.v.data},
-                      {out, call.out.data},
-                      {lse, call.lse}});
+    const Plan& plan = plan_of(kind_of(call, nullptr),
+                               [&](fe::graph::Graph& graph) { add_attention(graph, call); });
+    return run(plan, {{attention_tensor::q, call.q.data},
+                      {attention_tensor::k, call.k.data},
+                      {attention_tensor::v, call.v.data},
+                      {attention_tensor::out, call.out.data},
+                      {attention_tensor::lse, call.lse}});
   }
 
   bool backward(const Attention& call, const AttentionGradients& to) override {
-    const Plan& plan =
-        plan_of(kind_of(call, &to), [&] { return Builder(call).backward(to, deterministic_); });
-    return run(plan, {{q, call.q.data},
-                      {k, call.k.data},
-                      {v, call.v.data},
-                      {out, call.out.data},
-                      {lse, call.lse},
-                      {dout, to.dout.data},
-                      {dq, to.dq.data},
-                      {dk, to.dk.data},
-                      {dv, to.dv.data}});
+    const Plan& plan = plan_of(kind_of(call, &to), [&](fe::graph::Graph& graph) {
+      add_attention_gradient(graph, call, to, deterministic_);
+    });
+    return run(plan, {{attention_tensor::q, call.q.data},
+                      {attention_tensor::k, call.k.data},
+                      {attention_tensor::v, call.v.data},
+                      {attention_tensor::out, call.out.data},
+                      {attention_tensor::lse, call.lse},
+                      {attention_tensor::dout, to.dout.data},
+                      {attention_tensor::dq, to.dq.data},
+                      {attention_tensor::dk, to.dk.data},
+                      {attention_tensor::dv, to.dv.data}});
+  }
+
+  std::vector<AttentionChoice> describe() const override {
+    std::vector<AttentionChoice> all;
+    for (const auto& [kind, plan] : plans_) {
+      const auto [batch, tokens, heads, groups, size] = kind.sizes;
+      all.push_back({batch, tokens, heads, groups, size,
+                     kind.type == Element::bf16 ? "bf16" : "fp16", kind.backward, plan.kernel,
+                     static_cast<std::int64_t>(plan.workspace), plan.refusal});
+    }
+    return all;
   }
 
  private:
   struct Plan {
     std::shared_ptr<fe::graph::Graph> graph;  // null: refused
     std::size_t workspace = 0;
+    std::string kernel, refusal;
   };
   using Pointers = std::unordered_map<std::int64_t, void*>;
 
   /// A library that cannot build a graph for a call says so in one of these steps.
-  bool build(Plan& plan) {
+  void build(Plan& plan) {
     fe::graph::Graph& graph = *plan.graph;
     std::int64_t bytes = 0;
-    const bool built =
-        graph.validate().is_good() && graph.build_operation_graph(handle_).is_good() &&
-        graph.create_execution_plans({fe::HeurMode_t::A}).is_good() &&
-        graph.check_support(handle_).is_good() && graph.build_plans(handle_).is_good() &&
-        graph.get_workspace_size(bytes).is_good();
+    fe::error_t result = graph.validate();
+    if (result.is_good()) result = graph.build_operation_graph(handle_);
+    if (result.is_good()) result = graph.create_execution_plans({fe::HeurMode_t::A});
+    if (result.is_good()) result = graph.check_support();
+    if (result.is_good()) result = graph.build_plans();
+    if (result.is_good()) result = graph.get_workspace_size(bytes);
+    if (result.is_good()) result = graph.get_plan_name(plan.kernel);
     plan.workspace = static_cast<std::size_t>(bytes);
-    return built;
+    if (result.is_good()) return;
+    plan = Plan{.refusal = result.get_message()};
   }
 
   template <class Make>
   const Plan& plan_of(const Kind& kind, const Make& make) {
     const auto [place, is_new] = plans_.try_emplace(kind);
     if (is_new) {
-      place->second.graph = make();
-      if (!build(place->second)) place->second.graph = nullptr;
+      place->second.graph = std::make_shared<fe::graph::Graph>();
+      make(*place->second.graph);
+      build(place->second);
     }
     return place->second;
   }
@@ -222,11 +165,13 @@ class CudnnAttention final : public FusedAttention {
 std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledger,
                                                      device::Device& device, CUstream_st* stream,
                                                      bool deterministic) {
+  if (!load_cudnn().empty()) return nullptr;
   return std::make_unique<CudnnAttention>(ledger, device, stream, deterministic);
 }
 
 std::string attention_library() {
-  const std::size_t version = cudnnGetVersion();
+  if (!load_cudnn().empty()) return fmt::format("no cuDNN attention ({})", load_cudnn());
+  const std::size_t version = fe::detail::get_backend_version();
   return fmt::format("cuDNN {}.{}.{} through cudnn-frontend {}.{}.{}", version / 10000,
                      version / 100 % 100, version % 100, CUDNN_FRONTEND_MAJOR_VERSION,
                      CUDNN_FRONTEND_MINOR_VERSION, CUDNN_FRONTEND_PATCH_VERSION);

@@ -18,7 +18,7 @@ bool can_fuse(const Attention& call) {
   const bool whole_groups =
       call.heads == call.groups * call.share && call.first_head % call.share == 0;
   return call.type != Element::f32 && plain && whole_groups && call.samples == nullptr &&
-         call.batch > 0 && call.queries > 0 && call.size % 8 == 0 && call.size <= 128 &&
+         call.batch > 0 && call.queries > 1 && call.size % 8 == 0 && call.size <= 128 &&
          in_steps(call.q) && in_steps(call.k) && in_steps(call.v) && in_steps(call.out);
 }
 

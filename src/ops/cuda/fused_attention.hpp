@@ -3,6 +3,9 @@
 
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "trireme/ops/choosing.hpp"
 
 #include "kernels.hpp"
 
@@ -14,8 +17,8 @@ class MemoryLedger;
 namespace trireme::ops {
 
 /// Whether a call is of the kind that libraries have one kernel for: bf16 or fp16, plain causal
-/// sequences, no dropout, all heads of each group, head sizes in 16-byte steps up to 128,
-/// everything aligned.
+/// sequences of more than one token, no dropout, all heads of each group, head sizes in 16-byte
+/// steps up to 128, everything aligned.
 bool can_fuse(const Attention& call);
 bool can_fuse(const Attention& call, const AttentionGradients& gradients);
 
@@ -28,6 +31,8 @@ class FusedAttention {
   /// Queues the call; false, and nothing queued, where the library does not take it.
   virtual bool forward(const Attention& call) = 0;
   virtual bool backward(const Attention& call, const AttentionGradients& gradients) = 0;
+  /// See Choosing::describe_attention.
+  virtual std::vector<AttentionChoice> describe() const = 0;
 };
 
 /// cuDNN's, on `stream`, its work space entered in the ledger; null where Trireme was built without

@@ -1,0 +1,56 @@
+// A CUDA driver that has no device and loads whatever code it is given, without looking: enough for
+// cuDNN, which builds the kernels of a device that is described to it, and only then loads them.
+// Found as libcuda.so.1 by the one test that asks for it.
+namespace {
+constexpr int success = 0, no_device = 100;
+char something = 0;
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned /*flags*/) { return no_device; }
+int cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return success;
+}
+int cuDeviceGetCount(int* count) {
+  *count = 0;
+  return no_device;
+}
+int cuGetErrorName(int /*error*/, const char** text) {
+  *text = "of a stand-in";
+  return success;
+}
+int cuGetErrorString(int error, const char** text) { return cuGetErrorName(error, text); }
+int cuLibraryLoadData(void** library, const void* /*code*/) {
+  *library = &something;
+  return success;
+}
+int cuLibraryGetKernel(void** kernel, void* /*library*/, const char* /*name*/) {
+  *kernel = &something;
+  return success;
+}
+int cuLibraryUnload(void* /*library*/) { return success; }
+
+// Looked up together with those above, and not called where there is no device.
+#define TRIREME_WITHOUT_DEVICE(name) \
+  int name() { return no_device; }
+TRIREME_WITHOUT_DEVICE(cuCtxGetCurrent)
+TRIREME_WITHOUT_DEVICE(cuCtxGetLimit)
+TRIREME_WITHOUT_DEVICE(cuCtxPopCurrent)
+TRIREME_WITHOUT_DEVICE(cuCtxPushCurrent)
+TRIREME_WITHOUT_DEVICE(cuDeviceGet)
+TRIREME_WITHOUT_DEVICE(cuKernelGetAttribute)
+TRIREME_WITHOUT_DEVICE(cuKernelSetAttribute)
+TRIREME_WITHOUT_DEVICE(cuLaunchCooperativeKernel)
+TRIREME_WITHOUT_DEVICE(cuLaunchKernel)
+TRIREME_WITHOUT_DEVICE(cuLaunchKernelEx)
+TRIREME_WITHOUT_DEVICE(cuLibraryLoadFromFile)
+TRIREME_WITHOUT_DEVICE(cuLinkAddData)
+TRIREME_WITHOUT_DEVICE(cuLinkComplete)
+TRIREME_WITHOUT_DEVICE(cuLinkCreate)
+TRIREME_WITHOUT_DEVICE(cuLinkDestroy)
+TRIREME_WITHOUT_DEVICE(cuOccupancyMaxPotentialClusterSize)
+TRIREME_WITHOUT_DEVICE(cuStreamGetCtx)
+
+}  // extern "C"
