@@ -11,6 +11,8 @@ using Kind = UnitAction::Kind;
 namespace {
 
 constexpr std::size_t message_kinds = 4;
+/// Actions of one graph: a launch for so many is next to nothing, and graphs stay small.
+constexpr std::size_t most_together = 64;
 
 bool is_compute(const UnitAction& action) {
   switch (action.kind) {
@@ -303,7 +305,9 @@ std::size_t Engine::compute_from(std::size_t begin) {
   const std::vector<UnitAction>& actions = stage_.program().actions;
   std::size_t end = begin + 1;
   bool forward = actions[begin].kind == Kind::forward, backward = !forward;
-  for (; graphs_.active() && end < actions.size() && continuing_[end]; ++end) {
+  for (;
+       graphs_.active() && end < actions.size() && end - begin < most_together && continuing_[end];
+       ++end) {
     (actions[end].kind == Kind::forward ? forward : backward) = true;
   }
   const Section section(recorder_, !backward  ? "forward"
@@ -313,7 +317,7 @@ std::size_t Engine::compute_from(std::size_t begin) {
   graphs_.queue(begin, [&] {
     for (std::size_t i = begin; i < end; ++i) compute(actions[i], model::Mode::train);
   });
-  if (progress_) progress_->wake();
+  if (progress_ && state_.gradients_sharded()) progress_->wake();  // settling enqueues
   return end;
 }
 

@@ -289,7 +289,8 @@ double compute_seconds(const Run& run, const RankAccount& rank) {
       tensor == rank.communication.end()
           ? 0
           : tensor->second.seconds * static_cast<double>(run.attempt().steps.size());
-  return std::max(0.0, section(rank, "forward") + section(rank, "backward") -
+  return std::max(0.0, section(rank, "forward") + section(rank, "backward") +
+                           section(rank, "forward and backward") -
                            section(rank, "wait for pipeline") - section(rank, "wait for shards") -
                            sums);
 }

@@ -218,6 +218,7 @@ class AsyncTraining {
             {"seconds_per_step", link_->seconds() / steps},
             {"least_bytes_per_step", model * static_cast<double>(size_of(job_.place.gradients))},
             {"least_received_per_step", model * static_cast<double>(size_of(stage.compute))}}}}},
+        {"graphs", graphs_account(replica_.engine().graphs())},
         {"memory", memory_account(predicted_, job_.ledger)},
         {"resident_peak", resident_peak()}};
   }

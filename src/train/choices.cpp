@@ -51,4 +51,20 @@ std::string attention_warning(const std::vector<ops::AttentionChoice>& choices) 
   return {};
 }
 
+nlohmann::json graphs_account(const parallel::StepGraphs& graphs) {
+  return {{"captured", graphs.captured()},
+          {"launched", graphs.launched()},
+          {"refusal", graphs.refusal()}};
+}
+
+std::string refusals_warning(const std::vector<nlohmann::json>& accounts) {
+  for (const nlohmann::json& account : accounts) {
+    const auto graphs = account.find("graphs");
+    if (graphs == account.end() || graphs->at("refusal") == "") continue;
+    return fmt::format("device.graphs: rank {}: {}; it trained without",
+                       account.at("rank").get<int>(), graphs->at("refusal").get<std::string>());
+  }
+  return {};
+}
+
 }  // namespace trireme::train

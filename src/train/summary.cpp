@@ -267,8 +267,7 @@ nlohmann::json Trainer::account() const {
                             {"data", grid_.coordinate(comm::Axis::data)},
                             {"sections", sections},
                             {"communication", traffic}};
-  const parallel::StepGraphs& graphs = replica_.engine().graphs();
-  account["graphs"] = {{"captured", graphs.captured()}, {"launched", graphs.launched()}};
+  account["graphs"] = graphs_account(replica_.engine().graphs());
   // What libraries take for themselves, NCCL above all, is no use of the ledger's.
   if (const auto at_end = computes_.free_bytes()) {
     account["device_free_bytes"] = computes_.noted_free_bytes();
@@ -326,6 +325,7 @@ void Trainer::finish(Ending ending) {
       gather_high_water({arenas.plan().work_bytes(), arenas.work_high_water()}, grid_.world());
   if (progress_) progress_->finish();
   if (!speaks()) return;
+  if (!graphs_refused_) warn(refusals_warning(ranks));
   const double trained = std::accumulate(step_seconds_.begin(), step_seconds_.end(), 0.0);
   const double speed = trained > 0 ? static_cast<double>(attempt_tokens_) / trained : 0;
   nlohmann::json times;

@@ -66,6 +66,7 @@ class ImaginaryDevice final : public device::Device,
   void release(void* memory) noexcept override {
     std::unique_lock lock(mutex_);
     ++waits_;
+    if (captures_here()) spoilt_ = "memory that was given back";
     changed_.wait(lock, [this] { return pending_ == 0; });
     const auto block = blocks_.find(static_cast<std::byte*>(memory));
     munmap(block->second.real, block->second.size);
@@ -123,14 +124,16 @@ class ImaginaryDevice final : public device::Device,
     const std::lock_guard lock(mutex_);
     TRIREME_ASSERT(!captures_, "a capture in a capture");
     captures_ = true;
+    spoilt_.clear();
     capturer_ = std::this_thread::get_id();
   }
   std::unique_ptr<device::Graph> end_capture() override {
     const std::lock_guard lock(mutex_);
     captures_ = false;
-    if (refuses_captures_) {
+    if (refuses_captures_) spoilt_ = "its refusal";
+    if (!spoilt_.empty()) {
       captured_.clear();
-      throw Error("imaginary device: no capture");
+      throw Error("imaginary device: no capture, for {}", spoilt_);
     }
     return std::make_unique<Captured>(*this, std::exchange(captured_, {}));
   }
@@ -184,6 +187,7 @@ class ImaginaryDevice final : public device::Device,
     Ticket(ImaginaryDevice& device, std::shared_ptr<std::uint64_t> done, std::uint64_t number)
         : device_(device), done_(std::move(done)), number_(number) {}
     bool reached() override {
+      device_.refuse_in_capture("a question");
       const std::lock_guard lock(device_.mutex_);
       return *done_ >= number_;
     }
@@ -299,10 +303,17 @@ class ImaginaryDevice final : public device::Device,
     const std::lock_guard lock(mutex_);
     if (captures_here()) throw Error("imaginary device: {} in a capture", what);
   }
+  /// Whatever another thread does to the queue that is captured would become part of the capture.
+  void refuse_beside_capture(std::size_t lane) {  // under mutex_
+    if (lane == 0 && captures_ && !captures_here()) {
+      throw Error("imaginary device: another thread in a capture");
+    }
+  }
   void push(std::size_t lane, Task task) {
     {
       const std::lock_guard lock(mutex_);
       const bool keeps = captures_here();
+      refuse_beside_capture(lane);
       if (keeps && lane != 0) throw Error("imaginary device: another queue in a capture");
       (keeps ? captured_ : lanes_[lane].tasks).push_back(std::move(task));
       if (keeps) return;
@@ -345,6 +356,9 @@ class ImaginaryDevice final : public device::Device,
     device::QueueSpan span;
     {
       const std::lock_guard lock(mutex_);
+      if (captures_here() && (find(target) == nullptr || find(source) == nullptr)) {
+        throw Error("imaginary device: a copy from or to the host in a capture");
+      }
       noted = traces_ && !lanes_[lane].in_span;
       span = {device::copy_name(find(target) == nullptr, find(source) == nullptr),
               static_cast<int>(lane),
@@ -388,6 +402,7 @@ class ImaginaryDevice final : public device::Device,
   std::shared_ptr<device::Fence> fence_on(std::size_t lane) {
     refuse_in_capture("a fence");
     const std::lock_guard lock(mutex_);
+    refuse_beside_capture(lane);
     return std::make_shared<Ticket>(*this, lanes_[lane].done, lanes_[lane].pushed);
   }
   void follow_on(std::size_t lane, device::Fence& fence) {
@@ -464,6 +479,7 @@ class ImaginaryDevice final : public device::Device,
   bool stop_ = false, refuses_staging_ = false, traces_ = false;
   std::vector<device::QueueSpan> spans_;  // that have ended
   bool captures_ = false, refuses_captures_ = false;
+  std::string spoilt_;  // by what, so that its end fails
   std::thread::id capturer_;
   std::deque<Task> captured_;  // so far
   std::thread worker_;

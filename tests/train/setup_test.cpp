@@ -157,5 +157,16 @@ TEST(Choices, OfAttentionAreInTheRecordAndRefusalsAreWarnedOf) {
             "(s_q = 1 is not supported.); kernels of Trireme's own compute it, more slowly");
 }
 
+TEST(Choices, ARefusalOfGraphsOnAnyRankIsWarnedOf) {
+  const auto account = [](int rank, const std::string& refusal) {
+    return nlohmann::json{{"rank", rank},
+                          {"graphs", {{"captured", 0}, {"launched", 0}, {"refusal", refusal}}}};
+  };
+  const nlohmann::json server{{"rank", 9}, {"server", 0}};
+  EXPECT_EQ(refusals_warning({server, account(0, ""), account(1, "")}), "");
+  EXPECT_EQ(refusals_warning({account(0, ""), server, account(5, "out of memory")}),
+            "device.graphs: rank 5: out of memory; it trained without");
+}
+
 }  // namespace
 }  // namespace trireme::train

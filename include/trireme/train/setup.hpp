@@ -32,6 +32,11 @@ nlohmann::json attention_json(const std::vector<ops::AttentionChoice>& choices);
 /// The first kind of attention that a library refused, one line; empty: none.
 std::string attention_warning(const std::vector<ops::AttentionChoice>& choices);
 
+/// What a rank's account in summary.json says of its graphs.
+nlohmann::json graphs_account(const parallel::StepGraphs& graphs);
+/// The first rank whose account says that its device refused a capture, one line; empty: none.
+std::string refusals_warning(const std::vector<nlohmann::json>& accounts);
+
 /// Sequences of one forward on a rank that has `per_rank` in a step: the largest divisor whose
 /// tokens stay within about 4,096.
 std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence);

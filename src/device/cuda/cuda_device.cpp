@@ -206,6 +206,10 @@ class CudaGraph final : public Graph {
     cudaError_t made = cudaSuccess;
     if (ended == cudaSuccess) made = cudaGraphInstantiate(&graph_, captured, 0);
     if (captured != nullptr) cudaGraphDestroy(captured);
+    if (graph_ != nullptr) {  // takes its memory now, where it may be refused, not at its launch
+      made = cudaGraphUpload(graph_, stream);
+      if (made != cudaSuccess) cudaGraphExecDestroy(graph_);
+    }
     if (ended != cudaSuccess || made != cudaSuccess) cudaGetLastError();  // forgets it
     TRIREME_CUDA_CALL(ended);
     TRIREME_CUDA_CALL(made);
