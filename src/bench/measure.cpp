@@ -23,7 +23,7 @@ Times times_over_ranks(comm::Communicator& world, const std::vector<double>& own
   for (const auto& theirs : world.all_gather_bytes({bytes, own.size() * sizeof(double)})) {
     const std::size_t before = all.size();
     all.resize(before + theirs.size() / sizeof(double));
-    std::memcpy(all.data() + before, theirs.data(), theirs.size());
+    if (!theirs.empty()) std::memcpy(all.data() + before, theirs.data(), theirs.size());
   }
   return times_of(std::move(all));
 }

@@ -173,7 +173,7 @@ TEST(DeviceRuns, AveragesGiveTheBitsOfCpus) {
         config.average.outer = outer;
         config.average.optimizer_state = states;
         config.train.evaluate_at_end = true;
-        const std::string name = fmt::format("{}-{}-{}", layout.workers, outer, states);
+        const std::string name = fmt::format("{}-{}-{}", layout.to_string(), outer, states);
         expect_equal(folder, name, config);
       }
     }
