@@ -83,8 +83,12 @@ std::string cuda_lines() {
   std::getline(parts, part, ';');
   const bool numbered = part.starts_with("CUDA ");
   std::string text = line("CUDA", numbered ? part.substr(5) : part);
-  const std::string libraries = ops::cuda_libraries();
-  if (!libraries.empty()) text += line("  libraries", libraries);
+  try {
+    const std::string libraries = ops::cuda_libraries();
+    if (!libraries.empty()) text += line("  libraries", libraries);
+  } catch (const Error& error) {  // one that cannot be loaded
+    text += line("  libraries", error.what());
+  }
   text += line("  kernel driver", kernel_driver());
   for (int index = 0; std::getline(parts, part, ';'); ++index) {
     text += line("  device", part.substr(part.find_first_not_of(' ')) + ", " +

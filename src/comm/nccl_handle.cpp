@@ -39,8 +39,14 @@ NcclHandle::NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::strin
       key_(std::move(key)) {
   const NcclApi::UniqueId id = agree_on_id(runtime_.api(), mpi, name, key_);
   const std::lock_guard lock(mutex_);
-  require(runtime_.api().init(comm_, mpi.size(), id, mpi.rank()), "init");
-  require(wait_for("init"), "init");
+  try {
+    require(runtime_.api().init(comm_, mpi.size(), id, mpi.rank()), "init");
+    require(wait_for("init"), "init");
+  } catch (...) {  // no destructor will run
+    abort();
+    throw;
+  }
+  watched_ = true;
   runtime_.watch().add(*this);
 }
 
@@ -48,20 +54,26 @@ NcclHandle::~NcclHandle() {
   runtime_.watch().remove(*this);
   const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return;
-  if (std::uncaught_exceptions() > 0) {
-    runtime_.api().abort(comm_);
-    return;
-  }
+  watched_ = false;
   try {
-    end();
-  } catch (...) {  // NOLINT(bugprone-empty-catch): it was aborted; the device tells of it
+    if (failure_ || std::uncaught_exceptions() > 0) {
+      abort();
+    } else {
+      end();
+    }
+  } catch (...) {  // the device tells of it
+    abort();
   }
+}
+
+void NcclHandle::abort() {
+  if (comm_ != nullptr) runtime_.api().abort(std::exchange(comm_, nullptr));
 }
 
 void NcclHandle::end() {
   require(runtime_.api().finalize(comm_), "finalize");
   require(wait_for("finalize"), "finalize");
-  require(runtime_.api().destroy(comm_), "destroy");
+  require(runtime_.api().destroy(std::exchange(comm_, nullptr)), "destroy");
 }
 
 bool NcclHandle::issue(const char* operation, const Calls& calls) {
@@ -119,6 +131,7 @@ void NcclHandle::fail(const std::string& operation, const std::string& reason) {
   give_up(std::make_exception_ptr(
       Error("nccl: {} on {}: {}; NCCL_DEBUG=WARN tells more, {} = mpi does without NCCL", operation,
             where_, reason, key_)));
+  if (watched_) runtime_.watch().abandon_soon(failure_);
   std::rethrow_exception(failure_);
 }
 
@@ -126,12 +139,12 @@ void NcclHandle::give_up(const std::exception_ptr& why) {
   failure_ = why;
   // Told first: whoever waits for the device's work is woken by the abort.
   runtime_.ledger().device().fail(failure_);
-  if (comm_ != nullptr) runtime_.api().abort(std::exchange(comm_, nullptr));
 }
 
-void NcclHandle::abandon(const std::exception_ptr& why) noexcept {
+NcclApi::Comm NcclHandle::surrender(const std::exception_ptr& why) noexcept {
   const std::lock_guard lock(mutex_);
   if (!failure_) give_up(why);
+  return std::exchange(comm_, nullptr);
 }
 
 NcclApi::Result NcclHandle::wait_for(const char* operation) {
@@ -148,8 +161,8 @@ NcclApi::Result NcclHandle::wait_for(const char* operation) {
   }
 }
 
-NcclWatch::NcclWatch(device::Device& device, std::chrono::milliseconds period)
-    : device_(device), period_(period), thread_([this] { run(); }) {}
+NcclWatch::NcclWatch(NcclApi& api, device::Device& device, std::chrono::milliseconds period)
+    : api_(api), device_(device), period_(period), thread_([this] { run(); }) {}
 
 NcclWatch::~NcclWatch() {
   {
@@ -175,7 +188,25 @@ void NcclWatch::remove(NcclHandle& handle) {
 
 void NcclWatch::abandon(const std::exception_ptr& why) noexcept {
   const std::lock_guard lock(mutex_);
-  for (NcclHandle* handle : handles_) handle->abandon(why);
+  abandon_all(why);
+}
+
+void NcclWatch::abandon_all(const std::exception_ptr& why) noexcept {
+  // An abort waits for what its communicator has in the device's queues, which may stand behind
+  // another's that waits for a lost rank: all are told to end before any is waited for.
+  const bool grouped = api_.group_start() == Result::success;
+  for (NcclHandle* handle : handles_) {
+    if (const NcclApi::Comm comm = handle->surrender(why)) api_.abort(comm);
+  }
+  if (grouped) api_.group_end();
+}
+
+void NcclWatch::abandon_soon(const std::exception_ptr& why) noexcept {
+  {
+    const std::lock_guard lock(news_);
+    if (!failed_) failed_ = why;
+  }
+  condition_.notify_one();
 }
 
 void NcclWatch::run() {
@@ -185,10 +216,18 @@ void NcclWatch::run() {
     if (handles_.empty()) {
       condition_.wait(lock, [this] { return stop_ || !handles_.empty(); });
     } else {
-      condition_.wait_for(lock, period_, [this] { return stop_; });
+      condition_.wait_for(lock, period_, [this] {
+        const std::lock_guard news(news_);
+        return stop_ || failed_;
+      });
     }
     // Under the lock, so that none ends meanwhile.
     for (NcclHandle* handle : handles_) handle->look();
+    const auto failed = [this] {
+      const std::lock_guard news(news_);
+      return std::exchange(failed_, nullptr);
+    }();
+    if (failed) abandon_all(failed);
   }
 }
 
@@ -196,7 +235,7 @@ NcclRuntime::NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclO
     : api_(api),
       ledger_(ledger),
       options_(options),
-      watch_(std::make_unique<NcclWatch>(ledger.device(), options.period)) {}
+      watch_(std::make_unique<NcclWatch>(api, ledger.device(), options.period)) {}
 
 NcclRuntime::~NcclRuntime() = default;
 

@@ -36,8 +36,9 @@ class NcclHandle {
   bool settled(const char* operation);
   /// For the watch: looks for errors, and deals with what it finds.
   void look();
-  /// Ends its work wherever it is, and itself: `why` is what its users get from now on.
-  void abandon(const std::exception_ptr& why) noexcept;
+  /// `why` is what its users get from now on. Returns its communicator, for the caller to abort;
+  /// null where there is none any more.
+  NcclApi::Comm surrender(const std::exception_ptr& why) noexcept;
 
  private:
   bool ready(const char* operation);  // under mutex_, as is what follows
@@ -46,6 +47,7 @@ class NcclHandle {
   void give_up(const std::exception_ptr& why);
   Result wait_for(const char* operation);  // until it is no longer in progress
   void end();
+  void abort();
 
   NcclRuntime& runtime_;
   std::string where_;  // "rank 3 of 8 of group data"
@@ -53,27 +55,35 @@ class NcclHandle {
   std::mutex mutex_;   // the watch and whoever polls the streams
   NcclApi::Comm comm_ = nullptr;
   std::exception_ptr failure_;
+  bool watched_ = false;
 };
 
 /// One thread for all communicators of a rank; asleep where there are none.
 class NcclWatch {
  public:
-  NcclWatch(device::Device& device, std::chrono::milliseconds period);
+  NcclWatch(NcclApi& api, device::Device& device, std::chrono::milliseconds period);
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
   ~NcclWatch();
   void add(NcclHandle& handle);
   void remove(NcclHandle& handle);
-  void abandon(const std::exception_ptr& why) noexcept;  // all of them
+  /// Ends the work of all of them wherever it is, and them.
+  void abandon(const std::exception_ptr& why) noexcept;
+  /// The same, on the watch's thread and from wherever a communicator is held.
+  void abandon_soon(const std::exception_ptr& why) noexcept;
 
  private:
   void run();
+  void abandon_all(const std::exception_ptr& why) noexcept;  // under mutex_
+  NcclApi& api_;
   device::Device& device_;
   std::chrono::milliseconds period_;
   std::mutex mutex_;
   std::condition_variable condition_;
   std::vector<NcclHandle*> handles_;
   bool stop_ = false;
+  std::mutex news_;            // taken last, and for a moment
+  std::exception_ptr failed_;  // by which all are to be abandoned
   std::thread thread_;
 };
 

@@ -60,9 +60,11 @@ nlohmann::json graphs_account(const parallel::StepGraphs& graphs) {
 std::string refusals_warning(const std::vector<nlohmann::json>& accounts) {
   for (const nlohmann::json& account : accounts) {
     const auto graphs = account.find("graphs");
-    if (graphs == account.end() || graphs->at("refusal") == "") continue;
+    if (graphs == account.end()) continue;
+    const auto refusal = graphs->at("refusal").get<std::string>();
+    if (refusal.empty()) continue;
     return fmt::format("device.graphs: rank {}: {}; it trained without",
-                       account.at("rank").get<int>(), graphs->at("refusal").get<std::string>());
+                       account.at("rank").get<int>(), refusal);
   }
   return {};
 }

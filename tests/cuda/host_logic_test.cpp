@@ -69,7 +69,22 @@ TEST(ProductKeys, SayWhatLibrariesCannotFuse) {
     return can_fuse(p);
   };
   EXPECT_TRUE(fuses([](Product& p) { p.bias = memory; }));
+  EXPECT_FALSE(fuses([](Product& p) { p.bias = reinterpret_cast<char*>(memory) + 8; }));
   EXPECT_TRUE(fuses([](Product& p) { p.before_gelu = p.c; }));
+  // Its tanh may be an approximation.
+  const auto wide = [](Product& p) { p.a.type = p.b.type = p.c.type = Element::f32; };
+  EXPECT_FALSE(fuses([&](Product& p) {
+    wide(p);
+    p.before_gelu = p.c;
+  }));
+  EXPECT_FALSE(fuses([&](Product& p) {
+    wide(p);
+    p.gelu_input = p.c;
+  }));
+  EXPECT_TRUE(fuses([&](Product& p) {
+    wide(p);
+    p.bias = memory;
+  }));
   EXPECT_FALSE(fuses([](Product& p) {
     p.before_gelu = p.c;
     p.before_gelu.stride = 12;

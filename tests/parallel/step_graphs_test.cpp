@@ -52,11 +52,12 @@ TEST(StepGraphs, WhatACaptureForbidsEndsItAndIsDoneAllTheSame) {
   };
   for (const auto& [what, disturb] : forbidden) {
     const std::string name = what;
+    const Forbidden& now = disturb;
     Counter own(7);
     int calls = 0;
     const auto work = [&] {
       own.add();
-      if (++calls == 2) disturb(own);
+      if (++calls == 2) now(own);
     };
     for (int step = 1; step <= 4; ++step) {
       own.step(work);

@@ -84,7 +84,7 @@ class NcclWatch;
 
 /// What the NCCL communicators of one rank share: the library, the device of `ledger`, and a thread
 /// that looks for errors which come while nobody asks. Such an error, like one of a call, aborts
-/// the communicator, so that no work on the device hangs, and is told to the device
+/// all communicators, so that no work on the device hangs, and is told to the device
 /// (device::Device::fail): whoever next waits for the device, or uses that group, gets an Error
 /// that names rank, group, operation and NCCL's reason. Outlives the communicators.
 class NcclRuntime {

@@ -251,7 +251,9 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
     TRIREME_CUDA_CALL(cudaStreamSynchronize(cudaStreamLegacy));
     return memory;
   }
-  void release(void* memory) noexcept override { cudaFree(memory); }  // waits for the device's work
+  void release(void* memory) noexcept override {              // waits for the device's work
+    if (cudaFree(memory) != cudaSuccess) cudaGetLastError();  // no launch's fault
+  }
 
   void* allocate_staging(std::size_t bytes) override {
     enter_thread();
@@ -261,7 +263,9 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
     std::memset(memory, 0, rounded);
     return memory;
   }
-  void release_staging(void* memory) noexcept override { cudaFreeHost(memory); }
+  void release_staging(void* memory) noexcept override {
+    if (cudaFreeHost(memory) != cudaSuccess) cudaGetLastError();
+  }
 
   std::unique_ptr<Queue> make_queue() override {
     enter_thread();

@@ -28,6 +28,13 @@ void check(cublasStatus_t status, const char* call) {
   throw Error("{}: {}: {}", call, cublasLtGetStatusName(status), cublasLtGetStatusString(status));
 }
 #define TRIREME_CUBLAS_CALL(call) check(call, #call)
+
+/// What the library says of a product that it does not do, and has not queued: not supported, an
+/// invalid combination of what is, or not on this device. Ours to do otherwise.
+bool refuses(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+         status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
 #define TRIREME_CUDA_CALL(call) device::check_cuda(static_cast<int>(call), #call)
 
 /// Owns one of the library's descriptors.
@@ -73,7 +80,7 @@ struct Plan {
   Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> product;
   Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> left, right, result;
   Algorithm algorithm;
-  bool chosen = false;
+  bool chosen = false, agreed = false;  // here; with other ranks
 
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
@@ -101,8 +108,7 @@ void describe(Plan& plan, const ProductKey& key, bool tf32) {
     plan.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.factors));
   }
   if (key.aux_leading > 0) {
-    plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.aux_leading);
-    plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, data_type(key.factors));
+    plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.aux_leading);  // its type is the result's
   }
   make_layout(plan.left.place(), key.factors, key.left);
   make_layout(plan.right.place(), key.factors, key.right);
@@ -143,8 +149,7 @@ Candidates candidates(cublasLtHandle_t handle, const Plan& plan, const ProductKe
       handle, plan.product.get(), plan.left.get(), plan.right.get(), plan.result.get(),
       plan.result.get(), preference.get(), most, results.data(), &found);
   Candidates all;
-  // Not supported, or an invalid combination of what is: ours to do otherwise.
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return all;
+  if (refuses(status)) return all;
   check(status, "cublasLtMatmulAlgoGetHeuristic");
   for (int i = 0; i < found; ++i) {
     const cublasLtMatmulHeuristicResult_t& result = results[static_cast<std::size_t>(i)];
@@ -183,7 +188,13 @@ class CublasProducts final : public Products {
     Plan& plan = plan_of(product);
     if (plan.algorithm.refused) return false;
     set_pointers(plan, product);
-    queue(plan, product, plan.algorithm, product.c.data);
+    const cublasStatus_t status = queue(plan, product, plan.algorithm, product.c.data);
+    // The heuristic may know less than the call.
+    if (refuses(status) && !plan.agreed) {
+      plan.algorithm = Algorithm{.refused = true};
+      return false;
+    }
+    check(status, "cublasLtMatmul");
     return true;
   }
 
@@ -204,7 +215,7 @@ class CublasProducts final : public Products {
       Plan& plan = plans_[each.key];
       if (plan.product.get() == nullptr) describe(plan, each.key, options_.tf32);
       plan.algorithm = each.algorithm;
-      plan.chosen = true;
+      plan.chosen = plan.agreed = true;
     }
     options_.time_algorithms = false;
   }
@@ -225,19 +236,20 @@ class CublasProducts final : public Products {
     return plan;
   }
 
-  void queue(const Plan& plan, const Product& product, const Algorithm& algorithm, void* result) {
+  cublasStatus_t queue(const Plan& plan, const Product& product, const Algorithm& algorithm,
+                       void* result) {
     const float one = 1, beta = product.accumulate ? 1.0F : 0.0F;
     cublasLtMatmulAlgo_t chosen{};
     std::copy_n(algorithm.words, std::size(algorithm.words), chosen.data);
-    TRIREME_CUBLAS_CALL(cublasLtMatmul(handle_.get(), plan.product.get(), &one, product.b.data,
-                                       plan.left.get(), product.a.data, plan.right.get(), &beta,
-                                       result, plan.result.get(), result, plan.result.get(),
-                                       &chosen, workspace_.data(), workspace_bytes, stream_));
+    return cublasLtMatmul(handle_.get(), plan.product.get(), &one, product.b.data, plan.left.get(),
+                          product.a.data, plan.right.get(), &beta, result, plan.result.get(),
+                          result, plan.result.get(), &chosen, workspace_.data(), workspace_bytes,
+                          stream_);
   }
 
   /// The best of three runs of each, into memory that is given back at once and not the run's; an
   /// aux matrix that is written gets the same values each time. Where there is no such memory, the
-  /// library's first.
+  /// library's first; refused, where it refuses all of them now.
   Algorithm fastest(const Plan& plan, const Product& product, const Candidates& all) {
     const std::int64_t elements = product.c.stride * (product.c.rows - 1) + product.c.columns;
     const auto release = [this](void* memory) { device_.release(memory); };
@@ -248,25 +260,28 @@ class CublasProducts final : public Products {
     TRIREME_CUDA_CALL(cudaEventCreate(begin.place()));
     TRIREME_CUDA_CALL(cudaEventCreate(end.place()));
     float best = 0;
-    std::size_t which = 0;
-    for (std::size_t i = 0; i < all.size(); ++i) {
+    Algorithm chosen{.refused = true};
+    for (const Algorithm& each : all) {
       float own = 0;
-      for (int run = 0; run < 4; ++run) {  // the first one loads the kernel
+      bool refused = false;
+      for (int run = 0; run < 4 && !refused; ++run) {  // the first one loads the kernel
         TRIREME_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
-        queue(plan, product, all[i], result.get());
+        const cublasStatus_t status = queue(plan, product, each, result.get());
+        refused = refuses(status);
+        if (refused) continue;
+        check(status, "cublasLtMatmul");
         TRIREME_CUDA_CALL(cudaEventRecord(end.get(), stream_));
         TRIREME_CUDA_CALL(cudaEventSynchronize(end.get()));
         float time = 0;
         TRIREME_CUDA_CALL(cudaEventElapsedTime(&time, begin.get(), end.get()));
         if (run > 0) own = run == 1 ? time : std::min(own, time);
       }
-      if (i == 0 || own < best) {
+      if (!refused && (chosen.refused || own < best)) {
         best = own;
-        which = i;
+        chosen = each;
+        chosen.timed = true;
       }
     }
-    Algorithm chosen = all[which];
-    chosen.timed = true;
     return chosen;
   }
 

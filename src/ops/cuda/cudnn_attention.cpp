@@ -22,6 +22,12 @@ void check(cudnnStatus_t status, const char* call) {
   throw Error("cuDNN: {}: {}", call, fe::detail::get_error_string(status));
 }
 
+/// Why cuDNN, loaded, did not start on this rank's device; empty: it did, or nobody asked.
+std::string& failed_start() {
+  static std::string reason;
+  return reason;
+}
+
 /// Everything that a graph depends on.
 struct Kind {
   bool backward = false;
@@ -29,7 +35,7 @@ struct Kind {
   std::array<std::int64_t, 5> sizes{};  // batch, tokens, heads, groups, head size
   std::uint32_t scale = 0;              // its bits
   std::array<std::array<std::int64_t, 3>, 8> strides{};
-  auto operator<=>(const Kind&) const = default;
+  auto operator<=>(const Kind&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 std::array<std::int64_t, 3> strides_of(const Heads& x) {
@@ -166,11 +172,17 @@ std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledge
                                                      device::Device& device, CUstream_st* stream,
                                                      bool deterministic) {
   if (!load_cudnn().empty()) return nullptr;
-  return std::make_unique<CudnnAttention>(ledger, device, stream, deterministic);
+  try {
+    return std::make_unique<CudnnAttention>(ledger, device, stream, deterministic);
+  } catch (const std::exception& error) {  // the frontend's own too: our kernels do without it
+    failed_start() = error.what();
+    return nullptr;
+  }
 }
 
 std::string attention_library() {
   if (!load_cudnn().empty()) return fmt::format("no cuDNN attention ({})", load_cudnn());
+  if (!failed_start().empty()) return fmt::format("no cuDNN attention ({})", failed_start());
   const std::size_t version = fe::detail::get_backend_version();
   return fmt::format("cuDNN {}.{}.{} through cudnn-frontend {}.{}.{}", version / 10000,
                      version / 100 % 100, version % 100, CUDNN_FRONTEND_MAJOR_VERSION,

@@ -89,6 +89,9 @@ std::int64_t aux_leading(const Matrix& aux) {
   return aux.rows <= 1 ? (aux.columns + 7) / 8 * 8 : aux.stride;
 }
 
+/// The library takes 16 bytes of a bias at once, where its first call let it.
+bool bias_fits(const void* bias) { return bias == nullptr || alignment_of(bias) == 16; }
+
 bool aux_fits(const Matrix& aux) {
   return aux.data == nullptr || (alignment_of(aux.data) == 16 && aux_leading(aux) % 8 == 0);
 }
@@ -102,7 +105,9 @@ bool can_fuse(const Product& p) {
   if ((gelu && slope) || (slope && p.bias != nullptr) || (finished && p.accumulate)) return false;
   // Library and contract know one type of both only where the result has it too.
   if (finished && p.c.type != p.a.type) return false;
-  return aux_fits(p.before_gelu) && aux_fits(p.gelu_input);
+  // Its tanh may be the device's approximation, good to 11 bits: not enough for fp32.
+  if ((gelu || slope) && p.a.type == Element::f32) return false;
+  return bias_fits(p.bias) && aux_fits(p.before_gelu) && aux_fits(p.gelu_input);
 }
 
 ProductKey key_of(const Product& product) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <string>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -22,10 +23,12 @@ template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared, CUstream_st* stream, Arguments... arguments) {
   if (shared > usual_shared) {
-    device::check_cuda(static_cast<int>(cudaFuncSetAttribute(
-                           reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared))),
-                       name);
+    const cudaError_t given =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    const std::string what =
+        std::string(name) + ": " + std::to_string(shared) + " bytes of shared memory for a block";
+    device::check_cuda(static_cast<int>(given), what.c_str());
   }
   kernel<<<grid, block, shared, stream>>>(arguments...);
   device::check_cuda(static_cast<int>(cudaGetLastError()), name);
