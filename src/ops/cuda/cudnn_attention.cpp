@@ -139,9 +139,13 @@ class CudnnAttention final : public FusedAttention {
   const Plan& plan_of(const Kind& kind, const Make& make) {
     const auto [place, is_new] = plans_.try_emplace(kind);
     if (is_new) {
-      place->second.graph = std::make_shared<fe::graph::Graph>();
-      make(*place->second.graph);
-      build(place->second);
+      try {
+        place->second.graph = std::make_shared<fe::graph::Graph>();
+        make(*place->second.graph);
+        build(place->second);
+      } catch (const std::exception& error) {  // the frontend's: a function that cuDNN lacks, say
+        place->second = Plan{.refusal = error.what()};
+      }
     }
     return place->second;
   }
