@@ -324,6 +324,27 @@ TEST_F(Nccl, AnExceptionOnItsWayAborts) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
+// The first one's work stands behind the second one's, which waits for a rank that never comes.
+TEST_F(Nccl, NoAbortWaitsForAnothersWork) {
+  if (groups_.hosts.world()->size() == 1) return;
+  const auto make_own = [&](const char* name) {
+    return runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name, "comm.data");
+  };
+  const auto first = make_own("data"), second = make_own("shard");
+  OnDevice data(groups_, DType::f32, 1000);
+  device::Stream stream(groups_.device);
+  const int next = (first->rank() + 1) % first->size();
+  for (const auto* each : {&second, &first}) {
+    (*each)->exchange({{data.tensor(), next, false}}, stream);
+    while (!stream.idle()) stream.poll();
+  }
+  runtime_.abandon(std::make_exception_ptr(Error("enough")));
+  EXPECT_EQ(double_.calls("abort"), 2);
+  EXPECT_EQ(double_.calls("abort that hangs"), 0);
+  EXPECT_EQ(what([&] { groups_.device.synchronise(); }), "enough");
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
 // As NCCL does, and why one communicator cannot serve as a pipeline's channel: a send waits for the
 // receive that was called before it, on whatever stream.
 TEST_F(Nccl, OperationsOfOneGroupAreDoneInOrderOnAllStreams) {

@@ -106,16 +106,23 @@ class NcclDouble final : public comm::NcclApi {
       --alive_;
     });
   }
+  /// As NCCL's, it waits until the device has left what the communicator queued; in a group of
+  /// calls, at the group's end.
   Result abort(Comm comm) override {
-    const std::lock_guard lock(mutex_);
-    count("abort");
-    Group& group = of(comm);
-    if (group.gone) return Result::invalid_argument;
-    group.gone = true;
-    *group.aborted = true;
-    hand_over(group);  // which drops it
-    --alive_;
-    return Result::success;
+    std::shared_ptr<std::atomic<int>> under_way;
+    {
+      const std::lock_guard lock(mutex_);
+      count("abort");
+      Group& group = of(comm);
+      if (group.gone) return Result::invalid_argument;
+      group.gone = true;
+      *group.aborted = true;
+      hand_over(group);  // which drops it
+      --alive_;
+      under_way = group.under_way;
+    }
+    aborted.push_back(std::move(under_way));
+    return depth > 0 ? Result::success : wait_for_aborted();
   }
 
   Result group_start() override {
@@ -124,6 +131,7 @@ class NcclDouble final : public comm::NcclApi {
   }
   Result group_end() override {
     if (--depth > 0) return Result::success;
+    if (!aborted.empty()) return wait_for_aborted();
     std::vector<Call> calls = std::exchange(grouped, {});
     if (calls.empty()) return Result::success;
     const std::lock_guard lock(mutex_);
@@ -322,6 +330,20 @@ class NcclDouble final : public comm::NcclApi {
     body(group);
     return Result::success;
   }
+  Result wait_for_aborted() {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    for (const auto& under_way : std::exchange(aborted, {})) {
+      while (*under_way > 0) {
+        if (std::chrono::steady_clock::now() > end) {  // for ever
+          const std::lock_guard lock(mutex_);
+          count("abort that hangs");
+          return Result::internal_error;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    }
+    return Result::success;
+  }
   Result post(const std::string& name, Call call, Comm comm, void* queue) {
     const std::lock_guard lock(mutex_);
     if (const Result result = count(name); result != Result::success) return result;
@@ -394,6 +416,8 @@ class NcclDouble final : public comm::NcclApi {
   // Groups of calls belong to a thread.
   static inline thread_local int depth = 0;
   static inline thread_local std::vector<Call> grouped;
+  static inline thread_local std::vector<std::shared_ptr<std::atomic<int>>>
+      aborted;  // not waited for
 };
 
 }  // namespace trireme::testing_support
