@@ -112,10 +112,9 @@ install_packages() {
   install
 }
 
+install_packages
 if [ -n "$builds" ] && lacks_frontend; then
-  python3 -m pip --version >/dev/null 2>&1 || wanted+=" python3-pip"
-  install_packages
+  # Not needed otherwise, so that nothing ends where it cannot be had.
+  python3 -m pip --version >/dev/null 2>&1 || (wanted=python3-pip && install_packages) || true
   fetch_frontend
-else
-  install_packages
 fi
