@@ -1,13 +1,10 @@
 #include "trireme/ops/cuda_workspace.hpp"
 
-#include <algorithm>
-
 namespace trireme::ops {
 
-bool cuda_attention_fuses(DType type, const AttentionShape& shape) {
-  return type != DType::f32 && shape.queries == shape.keys && shape.queries > 1 &&
-         shape.groups > 0 && shape.heads % shape.groups == 0 && shape.size % 8 == 0 &&
-         shape.size <= 128;
+bool cuda_attention_fuses(const AttentionShape& shape) {
+  return shape.batch > 0 && shape.queries == shape.keys && shape.queries > 1 && shape.groups > 0 &&
+         shape.heads % shape.groups == 0 && shape.size % 8 == 0 && shape.size <= 128;
 }
 
 std::size_t cuda_attention_workspace(const AttentionShape& shape, bool deterministic) {

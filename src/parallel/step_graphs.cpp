@@ -14,18 +14,9 @@ void StepGraphs::forget() {
   current_ = nullptr;
 }
 
-void StepGraphs::drop_moved() {
-  const std::uint64_t added = ledger_.times_added(device::Use::workspace);
-  if (added != added_) {
-    for (auto& [known, step] : steps_) step.graphs.clear();
-  }
-  added_ = added;
-}
-
 void StepGraphs::begin_step(const Pattern& pattern) {
   if (!active()) return;
   if (current_ != nullptr) current_->queued = true;
-  drop_moved();
   const auto known = steps_.find(pattern);
   if (known != steps_.end()) {
     current_ = &known->second;
@@ -36,7 +27,11 @@ void StepGraphs::begin_step(const Pattern& pattern) {
 
 void StepGraphs::queue(std::size_t number, const std::function<void()>& work) {
   if (current_ == nullptr || !current_->queued) return work();
-  drop_moved();
+  const std::uint64_t added = ledger_.times_added(device::Use::workspace);
+  if (added != added_) {
+    for (auto& [known, step] : steps_) step.graphs.clear();
+  }
+  added_ = added;
   std::unique_ptr<device::Graph>& graph = current_->graphs[number];
   if (graph == nullptr) {
     try {

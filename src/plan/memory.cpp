@@ -98,9 +98,10 @@ std::size_t cuda_ops_workspace(const parallel::Stage& stage, const CudaWork& wor
   bool attends = false;
   for (int unit = 1; unit < stage.last_unit(); ++unit) attends |= stage.layout().has_unit(unit);
   std::size_t attention = 0;
-  for (int i = 0; attends && work.plain_attention && i < tiles.count; ++i) {
+  const bool plain = work.plain_attention && stage.shares().compute != DType::f32;
+  for (int i = 0; attends && plain && i < tiles.count; ++i) {
     const ops::AttentionShape shape = attention_shape(stage, keys, i);
-    if (!ops::cuda_attention_fuses(stage.shares().compute, shape)) continue;
+    if (!ops::cuda_attention_fuses(shape)) continue;
     attention =
         std::max(attention, ops::cuda_attention_workspace(shape, work.deterministic_attention));
   }

@@ -43,8 +43,7 @@ std::string attention_warning(const std::vector<ops::AttentionChoice>& choices) 
     const std::string reason = choice.refusal.substr(0, choice.refusal.find('\n'));
     return fmt::format(
         "attention {} of {} x {} tokens, {} heads of {} in {}: cuDNN does not take it ({}); "
-        "kernels "
-        "of Trireme's own compute it, more slowly",
+        "kernels of Trireme's own compute it, more slowly",
         choice.backward ? "backward" : "forward", choice.batch, choice.tokens, choice.heads,
         choice.size, choice.type, reason);
   }

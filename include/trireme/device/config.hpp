@@ -22,9 +22,10 @@ struct DeviceConfig {
     fields.add("time_products", time_products,
                "CUDA: choose the algorithms of products by time before training, for all ranks "
                "alike; else, and in reproducible mode, by the library's heuristics");
-    fields.add("deterministic_attention", deterministic_attention,
-               "CUDA: attention's backward adds in a fixed order, as in reproducible mode: slower, "
-               "and on Hopper 2 bytes of work space for each pair of tokens, by sequence and head");
+    fields.add(
+        "deterministic_attention", deterministic_attention,
+        "CUDA: attention's backward adds in a fixed order, as in reproducible mode, "
+        "and on Hopper takes 2 bytes of work space for each pair of tokens, by sequence and head");
     fields.add("graphs", graphs,
                "CUDA: capture what a step computes into graphs, of which each costs one launch; "
                "without tensor groups and without train.trace");

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 
-#include "trireme/core/tensor.hpp"
 #include "trireme/ops/attention_shape.hpp"
 
 namespace trireme::ops {
@@ -12,9 +11,9 @@ namespace trireme::ops {
 /// cuBLASLt's, of a fixed size.
 inline constexpr std::size_t cuda_product_workspace = std::size_t{32} << 20;
 
-/// Whether a library has one kernel for calls of plain causal attention without dropout, all heads
-/// of each group, of this type and head size; no promise that it takes them.
-bool cuda_attention_fuses(DType type, const AttentionShape& shape);
+/// Whether a library has one kernel for calls of plain causal attention without dropout of this
+/// shape in bf16 or fp16; no promise that it takes them.
+bool cuda_attention_fuses(const AttentionShape& shape);
 
 /// What cuDNN's backward of such a call takes at most, on devices of compute capability 8.0 to 10.0
 /// (cuDNN 9.19; tests/cuda/cudnn_plans_test.cpp asks it): per query the sum of dout·out, and the

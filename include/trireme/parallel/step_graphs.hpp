@@ -33,18 +33,17 @@ class StepGraphs {
   std::uint64_t captured() const { return captured_; }
   std::uint64_t launched() const { return launched_; }
 
-  /// All that is queued until the next call is a step of this pattern. Where work space has grown,
-  /// and so moved, since graphs were made, they are made anew, also within a step.
+  /// All that is queued until the next call is a step of this pattern.
   void begin_step(const Pattern& pattern);
   /// Queues what `work` queues for computation, the same in every step of the pattern under the
-  /// same number: by calling it in the first such step, by its graph later. `work` does nothing
+  /// same number: by calling it in the first such step, by its graph later. Where work space has
+  /// grown, and so moved, since graphs were made, they are made anew. `work` does nothing
   /// else that lasts.
   void queue(std::size_t number, const std::function<void()>& work);
   /// What was queued so far was not like what is to come.
   void forget();
 
  private:
-  void drop_moved();
   struct Step {
     bool queued = false;  // once, so that libraries are loaded and work space has grown
     std::map<std::size_t, std::unique_ptr<device::Graph>> graphs;  // by number

@@ -22,12 +22,6 @@ void check(cudnnStatus_t status, const char* call) {
   throw Error("cuDNN: {}: {}", call, fe::detail::get_error_string(status));
 }
 
-/// Why cuDNN, loaded, did not start on this rank's device; empty: it did, or nobody asked.
-std::string& failed_start() {
-  static std::string reason;
-  return reason;
-}
-
 /// Everything that a graph depends on.
 struct Kind {
   bool backward = false;
@@ -63,16 +57,20 @@ class CudnnAttention final : public FusedAttention {
   CudnnAttention(device::MemoryLedger& ledger, device::Device& device, CUstream_st* stream,
                  bool deterministic)
       : ledger_(ledger), device_(device), deterministic_(deterministic) {
-    check(fe::detail::create_handle(&handle_), "cudnnCreate");
-    const cudnnStatus_t set = fe::detail::set_stream(handle_, stream);
-    if (set != CUDNN_STATUS_SUCCESS) fe::detail::destroy_handle(handle_);  // no destructor will run
-    check(set, "cudnnSetStream");
+    try {
+      if (!load_cudnn().empty()) throw Error("{}", load_cudnn());
+      check(fe::detail::create_handle(&handle_), "cudnnCreate");
+      check(fe::detail::set_stream(handle_, stream), "cudnnSetStream");
+    } catch (const std::exception& error) {  // the frontend's own too: our kernels do without it
+      no_start_ = error.what();
+      end();
+    }
   }
   CudnnAttention(const CudnnAttention&) = delete;
   CudnnAttention& operator=(const CudnnAttention&) = delete;
   ~CudnnAttention() override {
     plans_.clear();
-    fe::detail::destroy_handle(handle_);
+    end();
   }
 
   bool forward(const Attention& call) override {
@@ -117,37 +115,32 @@ class CudnnAttention final : public FusedAttention {
     std::size_t workspace = 0;
     std::string kernel, refusal;
   };
-  using Pointers = std::unordered_map<std::int64_t, void*>;
-
-  /// A library that cannot build a graph for a call says so in one of these steps.
-  void build(Plan& plan) {
-    fe::graph::Graph& graph = *plan.graph;
-    std::int64_t bytes = 0;
-    fe::error_t result = graph.validate();
-    if (result.is_good()) result = graph.build_operation_graph(handle_);
-    if (result.is_good()) result = graph.create_execution_plans({fe::HeurMode_t::A});
-    if (result.is_good()) result = graph.check_support();
-    if (result.is_good()) result = graph.build_plans();
-    if (result.is_good()) result = graph.get_workspace_size(bytes);
-    if (result.is_good()) result = graph.get_plan_name(plan.kernel);
-    plan.workspace = static_cast<std::size_t>(bytes);
-    if (result.is_good()) return;
-    plan = Plan{.refusal = result.get_message()};
+  void end() {
+    if (handle_ != nullptr) fe::detail::destroy_handle(std::exchange(handle_, nullptr));
   }
+  using Pointers = std::unordered_map<std::int64_t, void*>;
 
   template <class Make>
   const Plan& plan_of(const Kind& kind, const Make& make) {
     const auto [place, is_new] = plans_.try_emplace(kind);
-    if (is_new) {
-      try {
-        place->second.graph = std::make_shared<fe::graph::Graph>();
-        make(*place->second.graph);
-        build(place->second);
-      } catch (const std::exception& error) {  // the frontend's: a function that cuDNN lacks, say
-        place->second = Plan{.refusal = error.what()};
-      }
+    Plan& plan = place->second;
+    if (!is_new) return plan;
+    if (handle_ == nullptr) {
+      plan.refusal = no_start_;
+      return plan;
     }
-    return place->second;
+    try {
+      plan.graph = std::make_shared<fe::graph::Graph>();
+      make(*plan.graph);
+      std::int64_t bytes = 0;
+      fe::error_t result = build(*plan.graph, handle_, bytes);
+      if (result.is_good()) result = plan.graph->get_plan_name(plan.kernel);
+      plan.workspace = static_cast<std::size_t>(bytes);
+      if (result.is_bad()) plan = Plan{.refusal = result.get_message()};
+    } catch (const std::exception& error) {  // the frontend's: a function that cuDNN lacks, say
+      plan = Plan{.refusal = error.what()};
+    }
+    return plan;
   }
 
   bool run(const Plan& plan, Pointers pointers) {
@@ -165,7 +158,8 @@ class CudnnAttention final : public FusedAttention {
   device::MemoryLedger& ledger_;
   device::Device& device_;
   bool deterministic_;
-  cudnnHandle_t handle_ = nullptr;
+  cudnnHandle_t handle_ = nullptr;  // null: cuDNN did not start
+  std::string no_start_;            // why
   device::Buffer workspace_;
   std::map<Kind, Plan> plans_;
 };
@@ -175,18 +169,11 @@ class CudnnAttention final : public FusedAttention {
 std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledger,
                                                      device::Device& device, CUstream_st* stream,
                                                      bool deterministic) {
-  if (!load_cudnn().empty()) return nullptr;
-  try {
-    return std::make_unique<CudnnAttention>(ledger, device, stream, deterministic);
-  } catch (const std::exception& error) {  // the frontend's own too: our kernels do without it
-    failed_start() = error.what();
-    return nullptr;
-  }
+  return std::make_unique<CudnnAttention>(ledger, device, stream, deterministic);
 }
 
 std::string attention_library() {
   if (!load_cudnn().empty()) return fmt::format("no cuDNN attention ({})", load_cudnn());
-  if (!failed_start().empty()) return fmt::format("no cuDNN attention ({})", failed_start());
   const std::size_t version = fe::detail::get_backend_version();
   return fmt::format("cuDNN {}.{}.{} through cudnn-frontend {}.{}.{}", version / 10000,
                      version / 100 % 100, version % 100, CUDNN_FRONTEND_MAJOR_VERSION,

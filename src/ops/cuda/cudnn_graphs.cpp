@@ -88,4 +88,14 @@ void add_attention_gradient(fe::graph::Graph& graph, const Attention& call,
   Builder(graph, call).backward(to, deterministic);
 }
 
+fe::error_t build(fe::graph::Graph& graph, cudnnHandle_t handle, std::int64_t& workspace) {
+  fe::error_t result = graph.validate();
+  if (result.is_good()) result = graph.build_operation_graph(handle);
+  if (result.is_good()) result = graph.create_execution_plans({fe::HeurMode_t::A});
+  if (result.is_good()) result = graph.check_support();
+  if (result.is_good()) result = graph.build_plans();
+  if (result.is_good()) result = graph.get_workspace_size(workspace);
+  return result;
+}
+
 }  // namespace trireme::ops

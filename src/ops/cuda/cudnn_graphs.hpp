@@ -21,4 +21,10 @@ void add_attention(cudnn_frontend::graph::Graph& graph, const Attention& call);
 void add_attention_gradient(cudnn_frontend::graph::Graph& graph, const Attention& call,
                             const AttentionGradients& to, bool deterministic);
 
+/// Builds what was added, for `handle`'s device or, without one, for the device that the graph was
+/// told of; the graph then has its plan, and `workspace` the bytes that it takes. A library that
+/// cannot says why.
+cudnn_frontend::error_t build(cudnn_frontend::graph::Graph& graph, cudnnHandle_t handle,
+                              std::int64_t& workspace);
+
 }  // namespace trireme::ops

@@ -1,5 +1,7 @@
 #include "fused_attention.hpp"
 
+#include "trireme/ops/cuda_workspace.hpp"
+
 namespace trireme::ops {
 namespace {
 
@@ -14,11 +16,12 @@ bool in_steps(const Heads& x) {
 bool can_fuse(const Attention& call) {
   const bool plain = call.causal && call.query_positions == nullptr &&
                      call.key_positions == nullptr && call.query_documents == nullptr &&
-                     call.key_documents == nullptr && call.queries == call.keys;
+                     call.key_documents == nullptr;
   const bool whole_groups =
       call.heads == call.groups * call.share && call.first_head % call.share == 0;
   return call.type != Element::f32 && plain && whole_groups && call.samples == nullptr &&
-         call.batch > 0 && call.queries > 1 && call.size % 8 == 0 && call.size <= 128 &&
+         cuda_attention_fuses(
+             {call.batch, call.queries, call.keys, call.heads, call.groups, call.size}) &&
          in_steps(call.q) && in_steps(call.k) && in_steps(call.v) && in_steps(call.out);
 }
 

@@ -35,7 +35,8 @@ class FusedAttention {
   virtual std::vector<AttentionChoice> describe() const = 0;
 };
 
-/// cuDNN's, on `stream`, its work space entered in the ledger; null where Trireme was built without
+/// cuDNN's, on `stream`, its work space entered in the ledger, which refuses every call where cuDNN
+/// does not start; null where Trireme was built without
 /// cuDNN. `deterministic`: only a backward that always gives the same bits.
 std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledger,
                                                      device::Device& device, CUstream_st* stream,

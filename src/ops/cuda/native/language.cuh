@@ -26,9 +26,11 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
     const cudaError_t given =
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-    const std::string what =
-        std::string(name) + ": " + std::to_string(shared) + " bytes of shared memory for a block";
-    device::check_cuda(static_cast<int>(given), what.c_str());
+    if (given != cudaSuccess) {
+      const std::string what =
+          std::string(name) + ": " + std::to_string(shared) + " bytes of shared memory for a block";
+      device::check_cuda(static_cast<int>(given), what.c_str());
+    }
   }
   kernel<<<grid, block, shared, stream>>>(arguments...);
   device::check_cuda(static_cast<int>(cudaGetLastError()), name);
