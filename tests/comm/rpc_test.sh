@@ -21,7 +21,7 @@ if grep -q lost "$out/text"; then fail "a sound run lost somebody"; fi
 grep -q 'Open MPI\|OpenRTE\|open-mpi' <("$TRIREME_MPIEXEC" --version 2>&1) || exit 0
 for transport in vader tcp; do
   for deed in idle bulk reply kept stop; do
-    # Through shared memory the death of a sending rank has now and then silenced a living one too: docs/mpi.md.
+    # Through shared memory the death of a sending rank has now and then silenced a living one too: docs/communication.md.
     # A stopped process is the same everywhere.
     case $transport,$deed in vader,bulk | vader,reply | tcp,stop) continue ;; esac
     begin=$EPOCHREALTIME

@@ -1,7 +1,7 @@
 // Remote calls over MPI point-to-point: a small typed request with bulk bytes beside it, and a
 // reply likewise, between any two ranks and at any time. The idea is Birrell and Nelson,
 // "Implementing Remote Procedure Calls" (1984); bulk data beside small arguments is Mercury's
-// (Soumagne et al., 2013). docs/mpi.md says what it costs.
+// (Soumagne et al., 2013). docs/communication.md says what it costs.
 //
 //   struct Trial { std::int64_t number; double learning_rate; };
 //   inline constexpr rpc::Method<std::int64_t, Trial> next_trial{"next_trial"};

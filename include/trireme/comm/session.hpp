@@ -74,7 +74,7 @@ class Session {
   void reserve_voice();
   /// A rank of the world has died: the end of this session's life then calls nothing of MPI,
   /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own; what
-  /// the launcher makes of it, docs/mpi.md says.
+  /// the launcher makes of it, docs/communication.md says.
   void abandon() { abandoned_ = true; }
   /// Ends all ranks at once with `code`, and this one in so many seconds, whatever the library is
   /// at; does not return. Where the launcher lets others live (mpirun --enable-recovery) only this
