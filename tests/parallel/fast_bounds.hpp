@@ -1,4 +1,4 @@
-// What the fast mode is held to beside one rank; docs/numerics.md derives the bounds.
+// What the fast mode is held to beside one rank; docs/reproducibility.md derives the bounds.
 #pragma once
 
 #include <array>

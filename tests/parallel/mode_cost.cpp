@@ -1,5 +1,5 @@
 // What reproducible mode costs: seconds of a step in both modes and their ratio, for layouts of as
-// many ranks as the launch has. A measurement, run by hand (docs/numerics.md).
+// many ranks as the launch has. A measurement, run by hand (docs/reproducibility.md).
 #include <chrono>
 
 #include <mpi.h>

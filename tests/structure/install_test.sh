@@ -17,7 +17,7 @@ cd "$root" || exit 1
 version=$("$root/bin/trireme" --version | sed 's/^trireme //')
 for file in bin/trireme share/man/man1/trireme.1 share/bash-completion/completions/trireme \
   "share/modulefiles/trireme/$version" share/doc/trireme/README.md share/doc/trireme/LICENSE \
-  share/doc/trireme/docs/numerics.md share/trireme/data/README.md share/trireme/jobs/study/index.py; do
+  share/doc/trireme/docs/reproducibility.md share/trireme/data/README.md share/trireme/jobs/study/index.py; do
   [ -s "$file" ] || fail "$file is not there"
 done
 others=$(find . -type f | grep -vE '^\./(bin/trireme$|share/(man/man1|bash-completion/completions|modulefiles/trireme|doc/trireme|trireme/(jobs|data))/)')
