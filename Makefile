@@ -7,7 +7,7 @@ PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
-.PHONY: help deps configure build demo test test-long test-asan test-cuda test-slurm bench-cuda gpu-bundle fuzz planted-bugs lint format bench bench-layouts reproduce-nanogpt install package clean
+.PHONY: help deps configure build demo test test-long test-asan test-cuda test-slurm bench-cuda gpu-bundle fuzz planted-bugs lint format docs bench bench-layouts reproduce-nanogpt install package clean
 
 help:
 	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
@@ -24,6 +24,7 @@ help:
 	@echo 'make fuzz [SECONDS=60]        run each fuzz target for that long (clang, libFuzzer)'
 	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
 	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
+	@echo 'make docs                     docs/configuration.md from the program, the API reference in build/docs'
 	@echo 'make bench                    operations and whole steps, beside what bounds them, the peak and PyTorch'
 	@echo 'make bench-cuda               steps of GPT-2 and Llama models on a GPU beside its measured ceilings, and PyTorch'
 	@echo 'make gpu-bundle [BUNDLE=...]  pack tests and benchmarks for a machine that has a GPU and little else'
@@ -91,6 +92,13 @@ lint: configure
 format:
 	@scripts/deps.sh format
 	@find include src tests bench examples -name '*.[ch]pp' -print0 | xargs -0 -r clang-format -i
+
+docs: configure
+	@scripts/deps.sh docs
+	@cmake --build $(BUILD) --parallel $(JOBS) --target write_manual
+	@$(BUILD)/write_manual configuration > $(BUILD)/configuration.md && mv $(BUILD)/configuration.md docs/
+	@doxygen
+	@echo 'API reference: build/docs/html/index.html'
 
 bench: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report] [package] [slurm].
+# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report] [docs] [package] [slurm].
 # With nothing missing it takes a few milliseconds. Without root rights it prints the command to run instead.
 # On systems without apt it leaves the libraries to the site: CMake names any that it cannot find.
 # Where cuDNN is found, building also takes its frontend (headers alone) from the Python package index, into build/deps.
@@ -12,6 +12,7 @@ lint="clang-format clang-tidy shellcheck libomp-dev"  # clang-tidy reads its own
 demo="bible-kjv"
 fuzz="clang libclang-rt-dev"
 report="gnuplot-nox"  # the plots of `trireme report --html`
+docs="doxygen"
 package="dpkg-dev file lintian"
 slurm="slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge iproute2"
 
@@ -26,9 +27,10 @@ for purpose in "${@:-build}"; do
     demo) wanted+=" $demo" ;;
     fuzz) wanted+=" $fuzz" ;;
     report) wanted+=" $report" ;;
+    docs) wanted+=" $docs" ;;
     package) wanted+=" $package" ;;
     slurm) wanted+=" $slurm" ;;
-    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz, report, package or slurm" >&2; exit 2 ;;
+    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz, report, docs, package or slurm" >&2; exit 2 ;;
   esac
 done
 

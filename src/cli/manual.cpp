@@ -1,5 +1,7 @@
 #include "trireme/cli/manual.hpp"
 
+#include <span>
+
 #include "trireme/train/setup.hpp"
 
 #include "define.hpp"
@@ -100,28 +102,96 @@ std::string configuration() {
   return page;
 }
 
-constexpr const char* closing = R"(.SH ENVIRONMENT
-.TP
-\fBTRIREME_SECTION_KEY\fR
-A field of the configuration: model.layers is TRIREME_MODEL_LAYERS.
-.TP
-\fBOMP_NUM_THREADS\fR
-Threads of a rank where parallel.threads is 0.
-.SH EXIT STATUS
-.TP
-\fB0\fR
-Done.
-.TP
-\fB1\fR
-An error: one line on standard error that begins with \(lqtrireme: error: \(rq.
-.TP
-\fB2\fR
-A mistake on the command line.
-.TP
-\fB75\fR
-Saved ahead of the end, by a signal or a limit of time: to be started again.
-.SH SEE ALSO
-.BR mpirun (1)
+struct Fact {
+  const char* name;
+  const char* meaning;
+};
+
+constexpr Fact variables[] = {
+    {"TRIREME_SECTION_KEY", "A key of the configuration: model.layers is TRIREME_MODEL_LAYERS."},
+    {"OMP_NUM_THREADS", "Threads of a rank where parallel.threads is 0."},
+    {"ONEDNN_MAX_CPU_ISA",
+     "Widest instruction set for CPU products. Ranks with different ones are refused."},
+    {"SLURM_JOB_END_TIME",
+     "End of the Slurm job: the run saves and stops train.time_margin seconds before it."},
+    {"OMPI_MCA_mpi_yield_when_idle", "Set to 1 before MPI starts, unless it is already set."},
+};
+
+constexpr Fact exit_codes[] = {
+    {"0", "Done."},
+    {"1", "An error: one line on standard error that begins with \"trireme: error: \"."},
+    {"2", "A mistake on the command line."},
+    {"75", "Saved before the last step, on a signal or a time limit: start the command again."},
+};
+
+std::string facts(const char* title, std::span<const Fact> all) {
+  std::string page = fmt::format(".SH {}\n", title);
+  for (const Fact& fact : all) {
+    page += fmt::format(".TP\n\\fB{}\\fR\n{}\n", roff(fact.name), roff(fact.meaning));
+  }
+  return page;
+}
+
+/// `text` in a cell of a Markdown table.
+std::string cell(const std::string& text) {
+  std::string result;
+  for (const char c : one_paragraph(text)) result += c == '|' ? "\\|" : std::string(1, c);
+  return result;
+}
+
+std::string table(const char* title, const char* columns, std::span<const Fact> all) {
+  std::string page = fmt::format("\n## {}\n\n{}", title, columns);
+  for (const Fact& fact : all) page += fmt::format("| `{}` | {} |\n", fact.name, fact.meaning);
+  return page;
+}
+
+/// What a field accepts, as a phrase.
+std::string allowed(const config::Field& field) {
+  std::string list;
+  for (const std::string& choice : field.rule.choices) {
+    if (!choice.empty()) list += (list.empty() ? "`" : ", `") + choice + "`";
+  }
+  if (!list.empty()) return list;
+  const std::string_view words = field.rule.words;
+  if (words.starts_with("must be ")) {
+    return fmt::format("{}, {}", field.type_name(),
+                       words.substr(std::string_view("must be ").size()));
+  }
+  return field.type_name();
+}
+
+void markdown_of(const CLI::App& app, const std::string& path, std::string& page) {
+  page += fmt::format("\n### trireme {}\n\n{}.\n", path, app.get_description());
+  std::string rows;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->check_lname("help")) continue;
+    rows += fmt::format("| `{}` | {} |\n", shown(*option), cell(option->get_description()));
+  }
+  if (!rows.empty()) page += "\n| option | meaning |\n|---|---|\n" + rows;
+  for (const CLI::App* part : app.get_subcommands({})) {
+    markdown_of(*part, path + " " + part->get_name(), page);
+  }
+}
+
+constexpr const char* opening = R"(# Which settings are there?
+
+    trireme train --help                            # this list, in the terminal
+    trireme train --config run.toml --dry-run       # the values of a run, and where each came from
+
+`make docs` writes this page from the program; edit the declarations in the sources instead.
+train, evaluate, generate, plan and bench take the keys below. Each key can be set in four places.
+A later row of this table wins.
+
+| place | how `model.layers` is set |
+|---|---|
+| preset | `--model.preset gpt2` sets the keys of the model |
+| TOML file, `--config FILE` | `layers = 12` below `[model]` |
+| environment | `TRIREME_MODEL_LAYERS=12` |
+| command line | `--model.layers 12` |
+
+Integers may be written as `1e6` or `1_000_000`. A key of type yes/no takes true, false, yes, no,
+on, off, 1 or 0, and needs no value on the command line. An unknown key is an error that names the
+nearest one. `--dry-run` also checks the rules that join several keys.
 )";
 
 /// Flags and parts, words of letters, digits, - and _ alone.
@@ -181,7 +251,33 @@ std::string manual_page() {
       ".SH CONFIGURATION\nFields of train, evaluate, generate, plan and bench, with their "
       "built\\-in values. Each may come from a preset (\\-\\-model.preset), a TOML file "
       "(\\-\\-config), the environment and the command line; the later one wins.\n";
-  return page + configuration() + closing;
+  return page + configuration() + facts("ENVIRONMENT", variables) +
+         facts("EXIT STATUS", exit_codes) + ".SH SEE ALSO\n.BR mpirun (1)\n";
+}
+
+std::string configuration_reference() {
+  Command command;
+  CLI::App app;
+  define(app, command);
+  train::RunConfig config;
+  config::Fields fields;
+  config.declare(fields);
+  std::string page = opening;
+  for (const std::string& section : fields.sections()) {
+    page += fmt::format("\n## [{}]\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n",
+                        section);
+    for (const config::Field& field : fields.all()) {
+      if (!field.key.starts_with(section + ".")) continue;
+      const std::string value = config::to_string(field.built_in);
+      page += fmt::format("| `{}` | {} | {} | {} |\n", field.key,
+                          value.empty() ? "" : "`" + value + "`", allowed(field), cell(field.help));
+    }
+  }
+  page += table("Environment variables", "| variable | meaning |\n|---|---|\n", variables);
+  page += table("Exit codes", "| code | meaning |\n|---|---|\n", exit_codes);
+  page += "\n## Options of each subcommand\n";
+  for (const CLI::App* part : app.get_subcommands({})) markdown_of(*part, part->get_name(), page);
+  return page;
 }
 
 std::string bash_completion() {

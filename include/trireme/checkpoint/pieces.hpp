@@ -19,7 +19,7 @@ struct Writers {
   int data = 1;  // ranks on the data axis
 };
 
-/// Appends a piece named prefix/<row> for every box of a row that this rank is to write. Over all
+/// Appends a piece named `prefix/ROW` for every box of a row that this rank is to write. Over all
 /// ranks of the grid that makes each element once: not the copies on further tensor ranks (rows
 /// that are not split, shared key/value heads), on further stages (tied rows) or data ranks.
 /// `flat` is a buffer of `state`'s layout: parameters or an optimiser's moment, either whole

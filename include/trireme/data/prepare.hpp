@@ -27,7 +27,7 @@ struct PrepareOptions {
   std::int64_t sample_sentences = 1'000'000;  // for training SentencePiece
 };
 
-/// Streams the inputs (memory does not grow with them), writes `output`.tmp-<pid>, then renames it.
+/// Streams the inputs (memory does not grow with them), writes `output.tmp-PID`, then renames it.
 /// `progress` receives (bytes done, bytes in all). On any failure nothing is left behind. Throws
 /// Error.
 Manifest prepare(const PrepareOptions& options,
