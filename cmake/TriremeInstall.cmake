@@ -45,6 +45,7 @@ else()
 endif()
 file(GLOB trireme_documents CONFIGURE_DEPENDS docs/*.md)
 install(FILES ${trireme_documents} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
+install(DIRECTORY docs/schemas DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 foreach(folder jobs data)
   if(IS_DIRECTORY "${PROJECT_SOURCE_DIR}/${folder}")
     install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme USE_SOURCE_PERMISSIONS
