@@ -66,10 +66,10 @@ std::vector<double> compare(Ways& ways, int rounds,
   return {median(times[0]), median(times[1])};
 }
 
-void collectives(Ways& ways, int rounds, bool speaks) {
+void collectives(Ways& ways, int rounds, bool is_root) {
   constexpr std::int64_t most = 24 << 20;  // floats
   std::vector<float> memory(most, 1.0F), apart(most);
-  if (speaks)
+  if (is_root)
     fmt::print("| collective | MiB | messages, ms | shared, ms | ratio |\n|---|---|---|---|---|\n");
   for (const std::int64_t count : {std::int64_t{1} << 10, std::int64_t{1} << 14,
                                    std::int64_t{1} << 18, std::int64_t{1} << 20, most}) {
@@ -83,7 +83,7 @@ void collectives(Ways& ways, int rounds, bool speaks) {
       const auto times = compare(ways, rounds, [&](comm::Communicator& group) {
         for (int call = 0; call < calls; ++call) enqueue(group).wait();
       });
-      if (speaks) {
+      if (is_root) {
         fmt::print("| {} | {:.3f} | {:.3f} | {:.3f} | {:.2f} |\n", name,
                    static_cast<double>(count) * 4 / (1 << 20), times[0] / calls, times[1] / calls,
                    times[1] / times[0]);
@@ -103,7 +103,7 @@ void collectives(Ways& ways, int rounds, bool speaks) {
 
 /// A backward pass of some 255 ms of products on one thread, whose 96 MB of gradients are reduced
 /// in buckets as they come.
-void beside_products(Ways& ways, int rounds, bool speaks) {
+void beside_products(Ways& ways, int rounds, bool is_root) {
   const auto ops = ops::make_cpu_ops(1);
   constexpr std::int64_t n = 1024, all = 24 << 20;
   std::vector<float> a(n * n, 0.5F), b(n * n, 0.25F), c(n * n), gradients(all, 1.0F);
@@ -112,7 +112,7 @@ void beside_products(Ways& ways, int rounds, bool speaks) {
   auto begin = Clock::now();
   for (int i = 0; i < 5; ++i) ops->matmul(z, x, y, {});
   const int products = std::max(24, static_cast<int>(255 / (milliseconds_since(begin) / 5)));
-  if (speaks) {
+  if (is_root) {
     fmt::print(
         "\n{} products of {} beside 96 MiB of gradients\n"
         "| bucket, MiB | compute alone, ms | extra by messages, ms | extra, shared, ms | ratio |\n"
@@ -138,14 +138,14 @@ void beside_products(Ways& ways, int rounds, bool speaks) {
             progress.wake();
           }
         }
-        stream.synchronise();
+        stream.synchronize();
         const double slowest = group.all_reduce(milliseconds_since(begin), comm::Reduction::max);
         if (round >= 0) times[static_cast<std::size_t>(way)].push_back(slowest);
       }
     }
     const double alone = median(times[2]);
     const double messages = median(times[0]) - alone, shared = median(times[1]) - alone;
-    if (speaks) {
+    if (is_root) {
       fmt::print("| {} | {:.1f} | {:.1f} | {:.1f} | {:.2f} |\n", bucket * 4 >> 20, alone, messages,
                  shared, shared / messages);
     }
@@ -161,8 +161,8 @@ void steps(const comm::Session& session, int rounds) {
   config.vocabulary = 256;
   config.sequence = 256;
   config.resolve();
-  const bool speaks = session.rank() == 0;
-  if (speaks) {
+  const bool is_root = session.rank() == 0;
+  if (is_root) {
     fmt::print(
         "\nsteps of 4 sequences of 256\n"
         "| layout | by messages, ms | shared, ms | ratio |\n|---|---|---|---|\n");
@@ -187,7 +187,7 @@ void steps(const comm::Session& session, int rounds) {
     for (int way = 0; way < 2; ++way) {
       replicas.push_back(std::make_unique<parallel::Replica>(models[way], options, ways.grid(way),
                                                              recorder, ledger));
-      replicas.back()->initialise();
+      replicas.back()->initialize();
     }
     std::vector<parallel::HostMicrobatch> batches;
     batches.push_back(bench::random_batch(config, options.stage.sequences));
@@ -202,7 +202,7 @@ void steps(const comm::Session& session, int rounds) {
         if (round >= 0) times[way].push_back(milliseconds_since(begin));
       }
     }
-    if (speaks) {
+    if (is_root) {
       const double by_messages = median(times[0]), shared = median(times[1]);
       fmt::print("| {} | {:.1f} | {:.1f} | {:.3f} |\n", each.name, by_messages, shared,
                  shared / by_messages);

@@ -198,7 +198,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
     return own;
   };
   parallel::Replica replica(model, options, grid, recorder, ledger);
-  replica.initialise();
+  replica.initialize();
   replica.settle_choices();
   std::vector<parallel::HostMicrobatch> batches;
   batches.push_back(random_batch(config, each.batch));
@@ -327,12 +327,12 @@ int run(int argc, char** argv) {
   }
   if (held.compute != name_of(compute))
     throw Error("{}: this processor does not multiply it; measure fp32", name_of(compute));
-  const bool speaks = session.rank() == 0;
-  if (speaks) fmt::print("{}; {}\n", device.name(), device::cuda_description());
+  const bool is_root = session.rank() == 0;
+  if (is_root) fmt::print("{}; {}\n", device.name(), device::cuda_description());
   Ceilings ceilings{.nominal = arguments.nominal};
   if (!device.is_host()) {
     ceilings = measure_ceilings(computes, compute, arguments.nominal);
-    if (speaks) {
+    if (is_root) {
       fmt::print(
           "measured ceilings: {} products {:.1f} TFLOP/s (nominal: {}), copies {:.0f} GB/s read "
           "and written\n",
@@ -360,7 +360,7 @@ int run(int argc, char** argv) {
     }
     std::fflush(stdout);
   }
-  if (speaks && !arguments.results.empty()) {
+  if (is_root && !arguments.results.empty()) {
     replace_file(arguments.results, report::to_text(all, 2) + "\n");
   }
   return whole ? 0 : 1;

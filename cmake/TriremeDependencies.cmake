@@ -1,4 +1,4 @@
-# Every library the project stands on. Each comes with Debian, Spack and most centres' modules.
+# Every library the project stands on. Each comes with Debian, Spack and most centers' modules.
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(MPI 3.1 REQUIRED COMPONENTS C)

@@ -38,7 +38,7 @@ add_custom_target(trireme_manual ALL DEPENDS ${trireme_manuals})
 install(FILES "${trireme_completion}" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 install(FILES README.md ARCHITECTURE.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-if(TRIREME_PACKAGE)  # Debian has the licence's text, and wants no copies of it
+if(TRIREME_PACKAGE)  # Debian has the license's text, and wants no copies of it
   install(FILES packaging/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
 else()
   install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -9,7 +9,7 @@ add_library(trireme_options INTERFACE)
 # Of C++ files only: nvcc hands what it does not know to nobody, and CUDA files are told their own.
 set(trireme_cxx_options
   -Wall -Wextra -Wpedantic
-  # Designated initialisers name what differs; every member has a declared default.
+  # Designated initializers name what differs; every member has a declared default.
   -Wno-missing-field-initializers
   # GCC 12 warns of overlapping copies inside std::string's own operator+ (its bug 105651).
   $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>

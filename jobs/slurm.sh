@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains under Slurm. Three minutes ahead of the limit the ranks are signalled; they save, and the job goes back to the
+# Trains under Slurm. Three minutes ahead of the limit the ranks are signaled; they save, and the job goes back to the
 # queue and on from there, under the same job id and into the same output file, until its last step:
 #
 #   sbatch --nodes 4 --ntasks-per-node 8 --cpus-per-task 16 --time 4:00:00 jobs/slurm.sh --config run.toml

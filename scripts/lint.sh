@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Formatting and static analysis of every source: lint.sh BUILD_FOLDER [FILE...]. The folder holds
-# compile_commands.json. Headers are analysed through the sources that include them. A file that was
-# found clean is not analysed again while its text after preprocessing, comments included, the rules
-# and the analyser are the same: BUILD_FOLDER/lint/ has a mark for each such text.
+# compile_commands.json. Headers are analyzed through the sources that include them. A file that was
+# found clean is not analyzed again while its text after preprocessing, comments included, the rules
+# and the analyzer are the same: BUILD_FOLDER/lint/ has a mark for each such text.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -11,17 +11,17 @@ bash tests/structure/format_test.sh
 commands=$build/compile_commands.json
 files=("$@")
 if [ ${#files[@]} -eq 0 ]; then
-  # What this build leaves out (the sanitizers' own sources) has no command to analyse it with.
+  # What this build leaves out (the sanitizers' own sources) has no command to analyze it with.
   compiled=$(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",*\$|\1|p" "$commands" | LC_ALL=C sort -u)
   mapfile -t files < <(find src tests bench examples -name '*.cpp' | LC_ALL=C sort | comm -12 - <(echo "$compiled"))
   find src tests bench examples -name '*.cpp' | LC_ALL=C sort | comm -23 - <(echo "$compiled") |
-    sed 's/^/not in this build, not analysed: /'
+    sed 's/^/not in this build, not analyzed: /'
 fi
 marks=$build/lint
 mkdir -p "$marks"
 rules=$({ clang-tidy --version; cat .clang-tidy; } | sha256sum | cut -c1-64)
 
-analyse() {
+analyze() {
   local file=$1 command text mark
   # The line before the file's own is its command, as JSON: a backslash stands before what it quotes.
   command=$(grep -F -B1 "\"file\": \"$PWD/$file\"" "$commands" | sed -n 's/^ *"command": "\(.*\)",$/\1/p' | head -n 1 | sed 's/\\\(.\)/\1/g; s/ -o [^ ]* -c / -w -E -C -P /')
@@ -39,8 +39,8 @@ analyse() {
   fi
   touch "$mark"
 }
-export -f analyse
+export -f analyze
 export build commands marks rules
 echo "clang-tidy: ${#files[@]} files"
-printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${LINT_JOBS:-2}" bash -c 'set -euo pipefail; analyse "$1"' lint
+printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${LINT_JOBS:-2}" bash -c 'set -euo pipefail; analyze "$1"' lint
 echo "clang-tidy: no findings"

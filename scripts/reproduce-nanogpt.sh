@@ -28,7 +28,7 @@ rm -rf "$out"
 mkdir -p "$out"
 # The first 90 % of the characters train, the rest validate; 65 symbols occur.
 "$trireme" prepare --input "$CORPUS" --output "$out/dataset" --tokenizer characters --valid-fraction 0.1
-# The rest of the optimiser is that of nanoGPT's config/train_shakespeare_char.py and its README's CPU command.
+# The rest of the optimizer is that of nanoGPT's config/train_shakespeare_char.py and its README's CPU command.
 rate=${LEARNING_RATE:-3e-3}
 "$mpirun" -n "$ranks" "$trireme" train --data.path "$out/dataset" --train.output "$out/run" \
   --model.layers 4 --model.width 128 --model.heads 4 --model.sequence 64 --model.bias false --model.tied true \

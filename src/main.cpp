@@ -37,7 +37,7 @@ int alone(Session& session, const std::string& message) {
     say(message);
     return 1;
   }
-  if (session.claim_voice()) {
+  if (session.claim_reporting()) {
     say(fmt::format("rank {}: {}", session.rank(), message));
   } else {
     // Another rank of this node is about to print and abort; ending first would cut it off.

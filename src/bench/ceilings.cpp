@@ -18,7 +18,7 @@ double measure_copy(device::Device& device) {
     const auto begin = Clock::now();
     const int copies = device.is_host() ? 1 : 10;
     for (int i = 0; i < copies; ++i) device.copy(to.data(), from.data(), bytes);
-    device.synchronise();
+    device.synchronize();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     best = std::max(best, 2.0 * copies * static_cast<double>(bytes) / seconds);
   }

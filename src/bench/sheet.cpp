@@ -36,7 +36,7 @@ nlohmann::json machine_context() {
 }  // namespace
 
 void Sheet::note(const std::string& key, const nlohmann::json& value) {
-  if (!speaks_) return;
+  if (!is_root_) return;
   context_[key] = value;
   const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
   std::printf("# %s: %s\n", key.c_str(), text.c_str());
@@ -44,7 +44,7 @@ void Sheet::note(const std::string& key, const nlohmann::json& value) {
 
 void Sheet::columns(std::vector<Column> columns) {
   columns_ = std::move(columns);
-  if (!speaks_) return;
+  if (!is_root_) return;
   std::string titles = "#", units = "#";
   for (const Column& column : columns_) {
     titles += fmt::format(" {:>{}}", column.title, column.width);
@@ -58,7 +58,7 @@ void Sheet::columns(std::vector<Column> columns) {
 void Sheet::row(const std::vector<std::string>& cells) {
   TRIREME_ASSERT(cells.size() == columns_.size(), "{} cells for {} columns", cells.size(),
                  columns_.size());
-  if (!speaks_) return;
+  if (!is_root_) return;
   std::string text = " ";
   for (std::size_t i = 0; i < cells.size(); ++i) {
     text += fmt::format(" {:>{}}", cells[i], columns_[i].width);
@@ -68,7 +68,7 @@ void Sheet::row(const std::vector<std::string>& cells) {
 }
 
 void Sheet::add(Entry entry) {
-  if (speaks_) entries_.push_back(std::move(entry));
+  if (is_root_) entries_.push_back(std::move(entry));
 }
 
 nlohmann::json Sheet::json() const {

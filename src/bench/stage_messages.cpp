@@ -161,7 +161,7 @@ void bench_stage_messages(const Place& place, comm::Grid& grid, const StageMessa
                           Sheet& sheet) {
   if (grid.shape().of(comm::Axis::pipeline) < 2) {
     throw AgreedError(
-        "bench pipeline: one stage has no neighbours; use more ranks, or a parallel.pipeline of 2 "
+        "bench pipeline: one stage has no neighbors; use more ranks, or a parallel.pipeline of 2 "
         "or more");
   }
   sheet.note("grid", grid.shape().to_string());

@@ -15,7 +15,7 @@ Range overlap(const Range& a, const Range& b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-/// Neighbours along one dimension both in a block and in the logical tensor.
+/// Neighbors along one dimension both in a block and in the logical tensor.
 struct Stretch {
   Range local;
   std::int64_t logical = 0;  // where local.begin lies

@@ -216,7 +216,7 @@ class Steps {
     std::vector<json> described = together(
         world_, [&] { return describe(pieces); }, [] {},
         [&](int rank) { return first() || leads(rank); });
-    // Rank 0 alone looks at them: at scale they are many, and its neighbours share its memory.
+    // Rank 0 alone looks at them: at scale they are many, and its neighbors share its memory.
     std::string fault;
     try {
       if (first()) tensors_ = join(described);
@@ -317,7 +317,7 @@ struct Save::Writing {
                          to += bytes;
                        });
     }
-    device.synchronise();
+    device.synchronize();
     try {
       thread = std::thread([this] { write(); });
     } catch (const std::system_error&) {  // no thread is left: then here

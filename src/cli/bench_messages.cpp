@@ -114,7 +114,7 @@ void add_bench_collectives(CLI::App& bench, Command& command) {
 }
 
 void add_bench_pipeline(CLI::App& bench, Command& command) {
-  CLI::App* app = bench.add_subcommand("pipeline", "Messages between neighbouring stages");
+  CLI::App* app = bench.add_subcommand("pipeline", "Messages between neighboring stages");
   auto options = std::make_shared<SizeOptions>();
   add_sizes(*app, *options, "some of fp32,bf16,fp16,fp64,int64");
   auto common = add_bench_options(*app);

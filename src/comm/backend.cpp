@@ -172,7 +172,7 @@ bool message_arrives(device::Device& device, const DeviceMessages& messages) {
   std::vector<std::uint8_t> pattern(count), arrived(count);
   for (std::size_t i = 0; i < count; ++i) pattern[i] = static_cast<std::uint8_t>(i * 7 + 1);
   device::write(device, from.view(DType::u8, {count}), pattern.data());
-  device.synchronise();
+  device.synchronize();
   std::int64_t sent = 0;
   Requests requests({MPI_COMM_SELF, 0, &sent, &messages.address});
   requests.receive(to.data(), count, 0, 0);

@@ -18,8 +18,8 @@ constexpr std::array<std::string_view, 2> channel_names = {"activations", "gradi
 /// alone.
 std::shared_ptr<MpiHandle> split(const Session& session, const std::vector<int>& own) {
   MPI_Comm comm = MPI_COMM_NULL;
-  const int colour = own.size() == 1 ? MPI_UNDEFINED : own.front();
-  mpi_check(MPI_Comm_split(session.world(), colour, session.rank(), &comm), "MPI_Comm_split");
+  const int color = own.size() == 1 ? MPI_UNDEFINED : own.front();
+  mpi_check(MPI_Comm_split(session.world(), color, session.rank(), &comm), "MPI_Comm_split");
   return comm == MPI_COMM_NULL ? nullptr : std::make_shared<MpiHandle>(comm);
 }
 

@@ -14,9 +14,9 @@ MpiHandle::MpiHandle(MPI_Comm comm) : comm_(comm) {
 
 MpiHandle::~MpiHandle() {
   // Freeing is collective: a rank that fails alone must reach its abort instead.
-  int finalised = 0;
-  MPI_Finalized(&finalised);
-  if (finalised == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
 }
 
 int MpiHandle::take_channel() {

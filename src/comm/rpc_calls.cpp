@@ -132,7 +132,7 @@ void Service::deliver(int rank, const Bytes& message) {
     case Kind::beat:
       return;
     case Kind::goodbye:
-      return deliver_goodbye(rank);
+      return deliver_disconnect(rank);
     case Kind::acknowledgement:
       peer(rank).acknowledged = true;
       fail_calls(rank, "the endpoint was closed before the reply");

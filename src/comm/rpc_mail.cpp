@@ -59,9 +59,9 @@ Mail::~Mail() {
   keep_for_ever(std::move(given_up_));
   const bool all_well = std::none_of(given_up_peers_.begin(), given_up_peers_.end(),
                                      [](bool given_up) { return given_up; });
-  int finalised = 0;
-  MPI_Finalized(&finalised);
-  if (all_well && finalised == 0) MPI_Comm_free(&comm_);
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (all_well && finalized == 0) MPI_Comm_free(&comm_);
 }
 
 void Mail::send(int peer, Bytes message, Done done) {

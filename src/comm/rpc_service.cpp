@@ -193,7 +193,7 @@ void Service::beat(int rank) {
   mail_.send(rank, message_of({Kind::beat}, {}, {}), [&peer](bool) { peer.beating = false; });
 }
 
-void Service::deliver_goodbye(int rank) {
+void Service::deliver_disconnect(int rank) {
   Peer& peer = this->peer(rank);
   // What it sent and nobody has asked for yet would keep it waiting.
   for (const auto& [number, weak] : std::exchange(peer.arrived, {})) {
@@ -221,7 +221,7 @@ bool Service::close(double seconds) {
   if (thread_.joinable()) {
     const auto patience = std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(std::max(seconds, 0.0)));
-    post([this, deadline = Clock::now() + patience] { say_goodbye(deadline); });
+    post([this, deadline = Clock::now() + patience] { send_disconnect(deadline); });
     thread_.join();
   }
   return in_order_;
@@ -233,7 +233,7 @@ void Service::fail_kept_calls(int rank) {
   }
 }
 
-void Service::say_goodbye(Clock::time_point deadline) {
+void Service::send_disconnect(Clock::time_point deadline) {
   for (int rank = 0; rank < size(); ++rank) fail_kept_calls(rank);
   // Those failures are commands: they go before the goodbye.
   post([this, deadline] {

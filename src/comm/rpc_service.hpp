@@ -135,14 +135,14 @@ class Service : public std::enable_shared_from_this<Service> {
   void deliver_request(int rank, const Heading& heading, std::string_view name,
                        std::span<const std::byte> value);
   void deliver_answer(int rank, const Heading& heading, std::span<const std::byte> value);
-  void deliver_goodbye(int rank);
+  void deliver_disconnect(int rank);
   void send_answer(Answer answer);
   /// Ends the outstanding calls to a peer that will not answer any more.
   void fail_calls(int rank, const std::string& why);
   void fail_kept_calls(int rank);
   void end_if_complete(const std::shared_ptr<Outgoing>& call);
   void lose_now(int rank, const std::string& why);
-  void say_goodbye(Clock::time_point deadline);
+  void send_disconnect(Clock::time_point deadline);
   bool may_leave();
   void leave();
 

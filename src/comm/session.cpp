@@ -15,15 +15,15 @@ namespace trireme::comm {
 namespace {
 
 /// The voice of a node: 0 is free, 1 + a rank of the node reserved for it.
-constexpr int voice_taken = -1;
+constexpr int reporting_taken = -1;
 
-int initialised_rank() {
-  int initialised = 0;
-  int finalised = 0;
+int initialized_rank() {
+  int initialized = 0;
+  int finalized = 0;
   int rank = -1;
-  MPI_Initialized(&initialised);
-  MPI_Finalized(&finalised);
-  if (initialised != 0 && finalised == 0) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized != 0 && finalized == 0) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   return rank;
 }
 
@@ -51,7 +51,7 @@ Launched launched(const Variables& variable) {
 void mpi_check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
   // Outside MPI's own life not even its words can be asked for.
-  const int rank = initialised_rank();
+  const int rank = initialized_rank();
   char words[MPI_MAX_ERROR_STRING + 1] = {};
   int length = 0;
   if (rank < 0 || MPI_Error_string(code, words, &length) != MPI_SUCCESS) length = 0;
@@ -158,12 +158,14 @@ void Session::open() {
 
   void* base = nullptr;
   MPI_Aint bytes = node_rank_ == 0 ? MPI_Aint{sizeof(int)} : 0;
-  mpi_check(MPI_Win_allocate_shared(bytes, sizeof(int), MPI_INFO_NULL, node_, &base, &voice_),
-            "MPI_Win_allocate_shared");
+  mpi_check(
+      MPI_Win_allocate_shared(bytes, sizeof(int), MPI_INFO_NULL, node_, &base, &reporting_window_),
+      "MPI_Win_allocate_shared");
   int unit = 0;
-  mpi_check(MPI_Win_shared_query(voice_, 0, &bytes, &unit, &base), "MPI_Win_shared_query");
-  voice_flag_ = static_cast<int*>(base);
-  if (node_rank_ == 0) std::atomic_ref(*voice_flag_).store(0);
+  mpi_check(MPI_Win_shared_query(reporting_window_, 0, &bytes, &unit, &base),
+            "MPI_Win_shared_query");
+  reporting_flag_ = static_cast<int*>(base);
+  if (node_rank_ == 0) std::atomic_ref(*reporting_flag_).store(0);
   mpi_check(MPI_Barrier(node_), "MPI_Barrier");
 }
 
@@ -173,21 +175,22 @@ Session::~Session() {
   // of the session that owns MPI, not of one over some of its ranks.
   if (!owner_ && std::uncaught_exceptions() > 0) return;
   // Errors have nobody left to go to.
-  MPI_Win_free(&voice_);
+  MPI_Win_free(&reporting_window_);
   MPI_Comm_free(&node_);
   if (owner_) MPI_Finalize();
 }
 
-bool Session::claim_voice() {
+bool Session::claim_reporting() {
   for (int before : {0, 1 + node_rank_}) {
-    if (std::atomic_ref(*voice_flag_).compare_exchange_strong(before, voice_taken)) return true;
+    if (std::atomic_ref(*reporting_flag_).compare_exchange_strong(before, reporting_taken))
+      return true;
   }
   return false;
 }
 
-void Session::reserve_voice() {
+void Session::reserve_reporting() {
   int free = 0;
-  std::atomic_ref(*voice_flag_).compare_exchange_strong(free, 1 + node_rank_);
+  std::atomic_ref(*reporting_flag_).compare_exchange_strong(free, 1 + node_rank_);
 }
 
 void Session::abort(int code, unsigned seconds) {

@@ -248,7 +248,7 @@ std::string Watchdog::complaint(std::size_t silent, double seconds) const {
 }
 
 void Watchdog::end_job(std::size_t silent, double seconds) {
-  if (session_.claim_voice()) {
+  if (session_.claim_reporting()) {
     const std::string text = complaint(silent, seconds);
     std::fflush(stdout);
     std::fwrite(text.data(), 1, text.size(), stderr);

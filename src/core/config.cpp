@@ -14,7 +14,7 @@ namespace trireme::config {
 
 namespace {
 
-// Beyond 2^53 a double no longer tells neighbouring integers apart.
+// Beyond 2^53 a double no longer tells neighboring integers apart.
 constexpr double exact_limit = 9007199254740992.0;
 constexpr std::size_t longest_key = 80;  // that is compared with ours to find what was meant
 
@@ -126,7 +126,7 @@ std::optional<Value> converted(const Field& field, const Value& value) {
 }
 
 std::optional<Value> parsed(const Field& field, const std::string& text) {
-  // Made in place: GCC 12 with sanitizers takes a moved Value for uninitialised.
+  // Made in place: GCC 12 with sanitizers takes a moved Value for uninitialized.
   const auto wrap = [](const auto& value) {
     return value ? std::make_optional<Value>(*value) : std::nullopt;
   };

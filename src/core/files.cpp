@@ -114,7 +114,7 @@ SizeLimitGuard::~SizeLimitGuard() {
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
-// O_NONBLOCK: a named pipe must not hold us up before it is recognised.
+// O_NONBLOCK: a named pipe must not hold us up before it is recognized.
 InputFile::InputFile(const fs::path& path, Links links)
     : path_(path),
       descriptor_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC |

@@ -1,5 +1,5 @@
 // Byte-pair encoding of one pre-token (Sennrich et al. 2016, as in GPT-2): of the pairs of
-// neighbours that have a merge, the one of lowest rank, and of several the leftmost, becomes one
+// neighbors that have a merge, the one of lowest rank, and of several the leftmost, becomes one
 // token, until none is left.
 #pragma once
 
@@ -29,7 +29,7 @@ class BytePairs {
     std::int32_t rank = 0, made = 0;
   };
   struct Symbol {
-    std::int32_t id = 0, before = -1, after = -1;  // neighbours by index
+    std::int32_t id = 0, before = -1, after = -1;  // neighbors by index
     bool alive = true;
   };
   struct Candidate {

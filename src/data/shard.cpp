@@ -58,7 +58,7 @@ std::uint32_t fletcher32(std::span<const std::byte> data) {
   TRIREME_ASSERT(data.size() % 2 == 0 && data.size() <= (std::size_t{1} << 21), "{} bytes",
                  data.size());
   // Exact sums: with n ≤ 2^20 words the second is at most 65535·n(n+1)/2 < 2^56. Inside a block of
-  // 256 words both fit into 32 bits (65535·256·257/2 < 2^31.1), which lets the loop be vectorised.
+  // 256 words both fit into 32 bits (65535·256·257/2 < 2^31.1), which lets the loop be vectorized.
   constexpr std::size_t block = 256;
   std::uint64_t sum = 0;
   std::uint64_t running = 0;

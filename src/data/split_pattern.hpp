@@ -1,6 +1,6 @@
 // The regular expression that cuts text into pre-tokens. tokenizer.json means Oniguruma's (Ruby)
 // syntax; here PCRE2 matches it, so only what means the same in both is taken, and \s, which
-// differs in U+180E, is spelt out.
+// differs in U+180E, is spelled out.
 #pragma once
 
 #include <cstddef>

@@ -54,7 +54,7 @@ bool is_megatron_index(const fs::path& path) {
 
 fs::path with(fs::path path, const char* extension) { return path.replace_extension(extension); }
 
-std::optional<TokenFormat> recognised(const fs::path& path) {
+std::optional<TokenFormat> recognized(const fs::path& path) {
   if (llmc_kind(beginning(path, 4)) != nullptr) return TokenFormat::llmc;
   const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
   if (is_megatron_index(pair ? with(path, ".idx") : path)) return TokenFormat::megatron;
@@ -234,7 +234,7 @@ std::optional<TokenFormat> token_format(const std::string& wanted,
   }
   std::optional<TokenFormat> format;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::optional<TokenFormat> found = recognised(inputs[i]);
+    const std::optional<TokenFormat> found = recognized(inputs[i]);
     if (i > 0 && found != format) {
       throw Error("--input {}: is of another format than {}; prepare them one by one",
                   inputs[i].string(), inputs[0].string());

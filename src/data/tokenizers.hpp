@@ -49,7 +49,7 @@ std::string read_model(const std::filesystem::path& path);
 nlohmann::json details_of_model(const std::string& file, const std::string& content);
 
 /// Trains a BPE model of `vocabulary` ids on at most `sample_sentences` lines of `documents`,
-/// chosen at random but the same each time; returns it serialised. `progress` receives bytes read.
+/// chosen at random but the same each time; returns it serialized. `progress` receives bytes read.
 std::string train_sentencepiece(DocumentStream& documents, std::int64_t input_bytes,
                                 std::int64_t vocabulary, std::int64_t sample_sentences,
                                 const std::function<void(std::int64_t)>& progress);

@@ -28,7 +28,7 @@ class Immediate : public Base {
   void follow(Fence& fence) override {
     while (!fence.reached()) std::this_thread::yield();
   }
-  void synchronise() override {}
+  void synchronize() override {}
 };
 
 class HostDevice final : public Immediate<Device> {
@@ -78,7 +78,7 @@ Device& host_device() {
 void read(Device& device, void* to, const Tensor& tensor) {
   TRIREME_ASSERT(tensor.contiguous(), "a strided tensor {}", tensor.shape().to_string());
   device.copy(to, tensor.data(), tensor.bytes());
-  device.synchronise();
+  device.synchronize();
   device.check();
 }
 

@@ -17,7 +17,7 @@ void Readback::queue() {
 }
 
 void wait_for(Device& device) {
-  device.synchronise();
+  device.synchronize();
   device.check();
 }
 

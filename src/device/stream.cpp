@@ -61,7 +61,7 @@ Stream::~Stream() {
     return;
   }
   try {
-    synchronise();
+    synchronize();
   } catch (...) {  // NOLINT(bugprone-empty-catch): the error belongs to whoever holds the event
   }
   // A thread that polled last may still be leaving poll().
@@ -141,7 +141,7 @@ bool Stream::idle() const {
   return queue_.empty();
 }
 
-void Stream::synchronise() {
+void Stream::synchronize() {
   std::vector<Event> pending;
   {
     const std::lock_guard lock(queue_mutex_);

@@ -45,7 +45,7 @@ void Block::join(const UnitContext& context, const Tensor& y, const Tensor& x, S
   context.ops.add(y, x, y);
 }
 
-void Block::normalise(const UnitContext& context, const Norm& norm, const Tensor& normed,
+void Block::normalize(const UnitContext& context, const Norm& norm, const Tensor& normed,
                       const Tensor& x, const UnitMemory& memory) const {
   norm.forward(context, own_rows(context, normed), x, memory);
   enter_region(context, normed);
@@ -67,14 +67,14 @@ void Block::forward(const UnitContext& context, const Tensor& y, const Tensor& x
   const Tensor middle = memory.view(middle_, x.extent(0));
   const Tensor normed2 = memory.view(normed2_, all);
   const std::vector<Tensor> levels = partial_.levels(context, memory);
-  normalise(context, norm1_, normed1, x, memory);
+  normalize(context, norm1_, normed1, x, memory);
   {
     const Tensor partial = partial_.view(context, middle, memory);
     attention_.forward(context, partial, normed1, memory, levels);
     leave_region(context, middle, partial);
     join(context, middle, x, Site::attention);
   }
-  normalise(context, norm2_, normed2, middle, memory);
+  normalize(context, norm2_, normed2, middle, memory);
   const Tensor partial = partial_.view(context, y, memory);
   mlp_.forward(context, partial, normed2, memory, levels);
   leave_region(context, y, partial);
@@ -89,10 +89,10 @@ void Block::recompute(const UnitContext& context, const Tensor& x, const UnitMem
   const auto makes = [](const Slot& normed, const auto& branch) {
     return normed.area == Area::rebuilt || branch.recomputes_from_input();
   };
-  if (makes(normed1_, attention_)) normalise(context, norm1_, normed1, x, memory);
+  if (makes(normed1_, attention_)) normalize(context, norm1_, normed1, x, memory);
   attention_.recompute(context, normed1, memory);
   if (middle_.area == Area::rebuilt) attention_half(context, x, memory);
-  if (makes(normed2_, mlp_)) normalise(context, norm2_, normed2, middle, memory);
+  if (makes(normed2_, mlp_)) normalize(context, norm2_, normed2, middle, memory);
   mlp_.recompute(context, normed2, memory);
 }
 
@@ -160,7 +160,7 @@ void Block::backward_half(const UnitContext& context, const Branch& branch, cons
   branch.backward_output_weight(context, into, memory);
   branch.backward_inside(context, into, memory);
   const Tensor normed = memory.view(normed_slot, context.batch.tokens());
-  if (normed_slot.area == Area::scratch) normalise(context, norm, normed, x, memory);
+  if (normed_slot.area == Area::scratch) normalize(context, norm, normed, x, memory);
   branch.backward_input_weight(context, normed, memory);
   const Tensor dnormed = memory.view(dnormed_slot, dx.extent(0));
   const Tensor partial = partial_.view(context, dnormed, memory);

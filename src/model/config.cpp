@@ -22,7 +22,7 @@ void ModelConfig::declare(config::Fields& fields) {
              at_least(0));
   fields.add("vocabulary", vocabulary, "token ids; 0: the dataset's", at_least(0));
   fields.add("sequence", sequence, "tokens of a sequence", at_least(1));
-  fields.add("norm", norm, "normalisation", one_of({"layernorm", "rmsnorm"}));
+  fields.add("norm", norm, "normalization", one_of({"layernorm", "rmsnorm"}));
   fields.add("epsilon", epsilon, "added to the variance in norms", positive());
   fields.add("position", position, "how positions enter", one_of({"learned", "rotary"}));
   fields.add("rope_theta", rope_theta, "rotary: base of the wavelengths", positive());

@@ -12,14 +12,14 @@ Embedding::Embedding(params::ParameterTable& table, int unit, const ModelConfig&
   token.units = {unit};
   token.decay = true;
   token.in_products = config.tied;  // look-up alone multiplies nothing
-  token.initialisation = {params::Initialisation::Kind::normal, config.init_deviation};
+  token.initialization = {params::Initialization::Kind::normal, config.init_deviation};
   token_ = table.add(token);
   if (config.rotary()) return;
   params::Parameter position{.name = "embedding.position.weight",
                              .shape = {config.sequence, config.width}};
   position.units = {unit};
   position.decay = true;
-  position.initialisation = {params::Initialisation::Kind::normal, config.init_deviation};
+  position.initialization = {params::Initialization::Kind::normal, config.init_deviation};
   position_ = table.add(position);
 }
 

@@ -41,7 +41,7 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
   weight.units = {unit};
   weight.decay = true;
   weight.in_products = true;
-  weight.initialisation = {params::Initialisation::Kind::normal, config.init_deviation};
+  weight.initialization = {params::Initialization::Kind::normal, config.init_deviation};
   weight_ = table.add(weight);
 }
 

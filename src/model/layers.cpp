@@ -12,7 +12,7 @@ int add_weight(params::ParameterTable& table, int unit, const std::string& name,
   weight.units = {unit};
   weight.decay = true;
   weight.in_products = true;
-  weight.initialisation = {params::Initialisation::Kind::normal, options.deviation};
+  weight.initialization = {params::Initialization::Kind::normal, options.deviation};
   return table.add(weight);
 }
 
@@ -122,19 +122,19 @@ void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
 
 Norm::Norm(params::ParameterTable& table, int unit, const std::string& name,
            const ModelConfig& config)
-    : centred_(config.layer_norm()), epsilon_(static_cast<float>(config.epsilon)) {
+    : centered_(config.layer_norm()), epsilon_(static_cast<float>(config.epsilon)) {
   params::Parameter weight{.name = name + ".weight", .shape = {config.width}};
   weight.units = {unit};
-  weight.initialisation = {params::Initialisation::Kind::ones, 0};
+  weight.initialization = {params::Initialization::Kind::ones, 0};
   weight_ = table.add(weight);
-  if (!centred_ || !config.bias) return;
+  if (!centered_ || !config.bias) return;
   params::Parameter bias{.name = name + ".bias", .shape = {config.width}};
   bias.units = {unit};
   bias_ = table.add(bias);
 }
 
 void Norm::plan(UnitPlan& plan, Remake remake) {
-  if (centred_) mean_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
+  if (centered_) mean_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
   rstd_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
 }
 
@@ -146,7 +146,7 @@ void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x,
                    const UnitMemory& memory) const {
   const Tensor rstd = statistic(rstd_, memory, x.extent(0));
   const Tensor& gain = context.values(weight_);
-  if (!centred_) return context.ops.rms_norm(y, rstd, x, gain, epsilon_);
+  if (!centered_) return context.ops.rms_norm(y, rstd, x, gain, epsilon_);
   const Tensor bias = bias_ >= 0 ? context.values(bias_) : Tensor();
   context.ops.layer_norm(y, statistic(mean_, memory, x.extent(0)), rstd, x, gain, bias, epsilon_);
 }
@@ -155,7 +155,7 @@ void Norm::backward_input(const UnitContext& context, const Tensor& dx, const Te
                           const Tensor& x, const UnitMemory& memory, bool accumulate) const {
   const Tensor rstd = statistic(rstd_, memory, x.extent(0));
   const Tensor& gain = context.values(weight_);
-  if (!centred_) return context.ops.rms_norm_backward_input(dx, dy, x, gain, rstd, accumulate);
+  if (!centered_) return context.ops.rms_norm_backward_input(dx, dy, x, gain, rstd, accumulate);
   context.ops.layer_norm_backward_input(dx, dy, x, gain, statistic(mean_, memory, x.extent(0)),
                                         rstd, accumulate);
 }
@@ -163,11 +163,11 @@ void Norm::backward_input(const UnitContext& context, const Tensor& dx, const Te
 void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
                            const UnitMemory& memory) const {
   const Tensor all_rstd = statistic(rstd_, memory, x.extent(0));
-  const Tensor all_mean = centred_ ? statistic(mean_, memory, x.extent(0)) : Tensor();
+  const Tensor all_mean = centered_ ? statistic(mean_, memory, x.extent(0)) : Tensor();
   for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
     const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
     const Tensor& dgain = context.gradients(weight_, copy);
-    if (!centred_) {
+    if (!centered_) {
       return context.ops.rms_norm_backward_weight(dgain, part(dy), part(x), part(all_rstd));
     }
     const Tensor dbias = bias_ >= 0 ? context.gradients(bias_, copy) : Tensor();

@@ -91,13 +91,13 @@ std::unique_ptr<DataParallel> Replica::make_method(device::MemoryLedger& ledger)
       ledger);
 }
 
-void Replica::initialise() {
+void Replica::initialize() {
   if (stage_.options().served) return refresh();
   std::vector<params::FlatRange> ranges{{{0, stage_.layout().elements()}, 0}};
   if (state_.parameters_sharded()) ranges = stage_.shards().own_ranges();
   device::Device& device = state_.optimizer_device();
   if (device.is_host()) {
-    params::initialise(stage_.layout(), options_.seed, ranges, state_.parameters());
+    params::initialize(stage_.layout(), options_.seed, ranges, state_.parameters());
     return refresh();
   }
   // By way of the host, which makes the same values for every device.
@@ -107,7 +107,7 @@ void Replica::initialise() {
     for (std::int64_t at = range.elements.begin; at < range.elements.end; at += most) {
       const params::Range part{at, std::min(at + most, range.elements.end)};
       values.resize(static_cast<std::size_t>(part.size()));
-      params::initialise(stage_.layout(), options_.seed, {{part, 0}},
+      params::initialize(stage_.layout(), options_.seed, {{part, 0}},
                          Tensor(values.data(), {part.size()}));
       const std::int64_t first = range.offset + at - range.elements.begin;
       device::write(device, state_.parameters().slice(0, first, first + part.size()),

@@ -91,8 +91,8 @@ std::int64_t ServerShards::held() const {
   return elements;
 }
 
-void ServerShards::initialise(std::uint64_t seed) {
-  params::initialise(state_.layout(), seed, shards().own_ranges(), state_.parameters());
+void ServerShards::initialize(std::uint64_t seed) {
+  params::initialize(state_.layout(), seed, shards().own_ranges(), state_.parameters());
   refresh();
 }
 

@@ -41,7 +41,7 @@ ServerStaging::ServerStaging(const state::ModelState& state, ops::Ops& ops, DTyp
 
 ServerStaging::~ServerStaging() {
   try {
-    device_.synchronise();  // it reads what came last
+    device_.synchronize();  // it reads what came last
   } catch (...) {           // NOLINT(bugprone-empty-catch): whoever computes next is told
   }
 }

@@ -77,14 +77,14 @@ void StagePlan::place_stash(const Program& program, const params::Layout* lender
       }
     }
   }
-  Loans loans;
+  Aliases aliases;
   if (lender != nullptr) {
-    loans = plan_loans(program, *lender, last_unit, parts);
-    lent_ = loans.lent;
+    aliases = plan_aliases(program, *lender, last_unit, parts);
+    lent_ = aliases.lent;
   }
   const auto place = [&](std::size_t part) {
-    const bool lent = lender != nullptr && loans.places[part] >= 0;
-    if (lent) return Place{true, static_cast<std::size_t>(loans.places[part])};
+    const bool lent = lender != nullptr && aliases.places[part] >= 0;
+    if (lent) return Place{true, static_cast<std::size_t>(aliases.places[part])};
     const Place own{false, stash_bytes_};
     stash_bytes_ += parts[part].bytes;
     return own;

@@ -26,16 +26,16 @@ std::uint32_t stream_of(std::string_view name) {
 /// Fills values[0, n) with what elements first … first + n − 1 of `row` begin as.
 void fill_initial(const Parameter& row, std::uint64_t seed, std::int64_t first, std::int64_t n,
                   float* values) {
-  switch (row.initialisation.kind) {
-    case Initialisation::Kind::zeros:
+  switch (row.initialization.kind) {
+    case Initialization::Kind::zeros:
       std::fill_n(values, n, 0.0F);
       return;
-    case Initialisation::Kind::ones:
+    case Initialization::Kind::ones:
       std::fill_n(values, n, 1.0F);
       return;
-    case Initialisation::Kind::normal: {
-      const RandomKey key{seed, Purpose::initialisation, stream_of(row.name)};
-      const double deviation = row.initialisation.deviation;
+    case Initialization::Kind::normal: {
+      const RandomKey key{seed, Purpose::initialization, stream_of(row.name)};
+      const double deviation = row.initialization.deviation;
       constexpr std::int64_t chunk = 1024;
 #pragma omp parallel for schedule(static) if (n > 4 * chunk)
       for (std::int64_t begin = 0; begin < n; begin += chunk) {
@@ -171,11 +171,11 @@ std::vector<Range> Layout::owned(const Block& block) const {
   return result;
 }
 
-void initialise(const Layout& layout, std::uint64_t seed, const Tensor& flat) {
-  initialise(layout, seed, {{{0, layout.elements()}, 0}}, flat);
+void initialize(const Layout& layout, std::uint64_t seed, const Tensor& flat) {
+  initialize(layout, seed, {{{0, layout.elements()}, 0}}, flat);
 }
 
-void initialise(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
+void initialize(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
                 const Tensor& values) {
   std::fill_n(values.as<float>(), values.elements(), 0.0F);
   for (const FlatRange& range : ranges) {

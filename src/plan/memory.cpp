@@ -124,7 +124,7 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
     if (row.shape.dimensions() != 1 || block.elements() == 0) continue;
     // Gains and biases: their gradients are sums over rows; a norm makes both of its at once, and
     // gains are what begins as ones.
-    const bool gain = row.initialisation.kind == params::Initialisation::Kind::ones;
+    const bool gain = row.initialization.kind == params::Initialization::Kind::ones;
     const int outputs = gain && config.layer_norm() && config.bias ? 2 : 1;
     const std::int64_t rows =
         block.slices.empty() ? rows_of_a_sum(stage) : stage.memory().leaves().rows;
@@ -251,7 +251,7 @@ std::int64_t worker_snapshot_bytes(const parallel::Stage& stage, std::int64_t st
          ((1 + outer) * elements(all) + states * elements(own ? checkpoint::Writers{} : all));
 }
 
-/// The copy of what this rank writes of parameters and `states` states of the optimiser.
+/// The copy of what this rank writes of parameters and `states` states of the optimizer.
 std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
                             const MemoryQuestion& question) {
   if (question.average) return worker_snapshot_bytes(stage, states, question);

@@ -40,7 +40,7 @@ std::vector<ProductShape> largest_products(const model::Transformer& model, std:
 
 void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger& ledger,
                      const Tensor& x) {
-  const RandomKey key{1, Purpose::initialisation, 0};
+  const RandomKey key{1, Purpose::initialization, 0};
   std::vector<float> noise(static_cast<std::size_t>(std::min<std::int64_t>(x.elements(), 1 << 16)));
   for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = uniform(key, i) - 0.5F;
   const device::Buffer wide(ledger, device::Use::workspace, noise.size() * sizeof(float));
@@ -52,7 +52,7 @@ void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger
     const std::int64_t end = std::min(at + count, x.elements());
     ops.copy(flat.slice(1, at, end), part.slice(1, 0, end - at));
   }
-  device.synchronise();
+  device.synchronize();
 }
 
 double measure_product(ops::Ops& ops, device::Device& device, DType type, const ProductShape& shape,
@@ -76,7 +76,7 @@ double measure_product(ops::Ops& ops, device::Device& device, DType type, const 
   for (int round = 0; round < 2 || spent < least_seconds; ++round) {
     const auto begin = Clock::now();
     for (int i = 0; i < calls; ++i) ops.matmul(y, x, w, {.transpose_b = true});
-    device.synchronise();
+    device.synchronize();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     spent += seconds;
     best = std::max(best, calls * shape.operations() / seconds);

@@ -32,7 +32,7 @@ using TraceByRank = std::map<int, std::vector<TraceSpan>>;
 
 struct Kind {
   const char* name;
-  const char* colour;
+  const char* color;
   std::vector<const char*> sections;
 };
 /// In the order in which they are drawn: waits lie inside what waits.
@@ -181,7 +181,7 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
     plot.script += fmt::format("$kind{} << EOD\n{}EOD\n", k, blocks[k]);
     draws +=
         fmt::format("{}$kind{} using 1:5:1:2:3:4 with boxxyerror lc rgb '{}' title {}",
-                    draws.empty() ? "" : ", ", k, kinds()[k].colour, gnuplot_text(kinds()[k].name));
+                    draws.empty() ? "" : ", ", k, kinds()[k].color, gnuplot_text(kinds()[k].name));
   }
   plot.script += fmt::format(
       "set ytics scale 0 ({})\nset yrange [{}:-0.6] noreverse\nset xrange [0:{:.6g}]\nset grid "

@@ -14,10 +14,10 @@
 namespace trireme::report {
 namespace {
 
-// Okabe and Ito (2008): told apart by colour-blind readers too.
-constexpr std::array<const char*, 7> colours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                                "#e69f00", "#56b4e9", "#444444"};
-const char* colour(std::size_t i) { return colours[i % colours.size()]; }
+// Okabe and Ito (2008): told apart by color-blind readers too.
+constexpr std::array<const char*, 7> colors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                               "#e69f00", "#56b4e9", "#444444"};
+const char* color(std::size_t i) { return colors[i % colors.size()]; }
 
 /// Tics at few round values over those of `lines`: "20k".
 std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
@@ -103,11 +103,11 @@ Plot scaling_plot(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
     const ScalingPoint& first = line.points.front();
     if (!efficiency) {
       draws += fmt::format("{:.9g} * x with lines dt 2 lw 1 lc rgb '{}' notitle, ",
-                           first.tokens_per_second.median / first.ranks, colour(count));
+                           first.tokens_per_second.median / first.ranks, color(count));
     }
     draws +=
         fmt::format("${} using 1:2:3:4 with yerrorlines pt {} ps 0.7 lw 1.8 lc rgb '{}' title {}, ",
-                    name, 5 + 2 * (count % 5), colour(count),
+                    name, 5 + 2 * (count % 5), color(count),
                     gnuplot_text(line.label + " [" + line.fingerprint + "]"));
     ++count;
   }
@@ -204,12 +204,12 @@ Plot plot_losses(const std::vector<const Run*>& runs) {
     plot.script += block(fmt::format("run{}", i), rows);
     const bool named = i < most_named;
     draws += fmt::format("{}$run{} using 1:2 with lines lw 1.5 lc rgb '{}' {}",
-                         draws.empty() ? "" : ", ", i, colour(i),
+                         draws.empty() ? "" : ", ", i, color(i),
                          named ? "title " + gnuplot_text(run.name) : "notitle");
     if (points.empty()) continue;
     plot.script += block(fmt::format("valid{}", i), points);
     draws += fmt::format(", $valid{} using 1:2 with points pt 6 ps 0.8 lw 1.5 lc rgb '{}' notitle",
-                         i, colour(i));
+                         i, color(i));
   }
   if (draws.empty()) return plot;
   plot.script += std::string(key_below) +

@@ -10,7 +10,7 @@ namespace trireme::schedule {
 
 inline std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
-/// The far end of a dependency between neighbouring virtual stages, for the same micro-batch.
+/// The far end of a dependency between neighboring virtual stages, for the same micro-batch.
 struct FarEnd {
   int stage = 0;
   int chunk = 0;

@@ -44,7 +44,7 @@ constexpr int left = 70, top = 40, row_height = 26, row_gap = 4, legend_height =
 struct Style {
   Kind kind;
   const char* name;
-  const char* colour;
+  const char* color;
 };
 constexpr std::array<Style, 4> styles{{
     {Kind::forward, "forward", "#4c78a8"},
@@ -53,9 +53,9 @@ constexpr std::array<Style, 4> styles{{
     {Kind::backward_weight, "backward for weights", "#59a14f"},
 }};
 
-const char* colour(Kind kind) {
+const char* color(Kind kind) {
   for (const Style& style : styles)
-    if (style.kind == kind) return style.colour;
+    if (style.kind == kind) return style.color;
   return "#000000";
 }
 
@@ -98,7 +98,7 @@ std::string stage_row(const Schedule& schedule, const std::vector<Span>& spans, 
     const double width = (span.end - span.start) * scale;
     if (width <= 0) continue;
     const double opacity = 1.0 - 0.6 * span.action.chunk / std::max(1, schedule.chunks);
-    text += rectangle(x, y, width, row_height, colour(span.action.kind), opacity);
+    text += rectangle(x, y, width, row_height, color(span.action.kind), opacity);
     const std::string number = std::to_string(span.action.micro_batch);
     if (width >= 7.0 * static_cast<double>(number.size()))  // a digit's width, 11 pixels high
       text += words(x + width / 2, y + row_height * 0.65, "middle", number);
@@ -116,7 +116,7 @@ std::string legend(const Schedule& schedule, double y) {
                              [&](const Action& action) { return action.kind == style.kind; });
         });
     if (!used) continue;
-    text += rectangle(x, y, 14, 14, style.colour, 1);
+    text += rectangle(x, y, 14, 14, style.color, 1);
     text += words(x + 20, y + 11, "start", style.name);
     x += 150;
   }

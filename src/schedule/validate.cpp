@@ -185,8 +185,8 @@ class Validation {
       const int size = static_cast<int>(list(stage).size());
       while (position < size && ready(stage, position, done)) ++position;
       if (position == before) continue;
-      for (const int neighbour : {stage + 1, stage + schedule_.stages - 1})
-        if (neighbour % schedule_.stages != stage) work.push_back(neighbour % schedule_.stages);
+      for (const int neighbor : {stage + 1, stage + schedule_.stages - 1})
+        if (neighbor % schedule_.stages != stage) work.push_back(neighbor % schedule_.stages);
     }
     std::string waits;
     int told = 0, stuck = 0;

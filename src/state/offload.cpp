@@ -107,7 +107,7 @@ Offload::Offload(const ModelState& state, int threads, std::int64_t chunk,
 
 Offload::~Offload() {
   try {
-    device_.synchronise();  // it reads the slots
+    device_.synchronize();  // it reads the slots
   } catch (...) {           // NOLINT(bugprone-empty-catch): whoever computes next is told
   }
 }

@@ -184,12 +184,12 @@ void GradientNorm::add(const Part& part) {
   // Whole blocks that follow one another are one call: their sums are one, or follow one another.
   if (!parts_.empty()) {
     Part& last = parts_.back();
-    const bool neighbours = last.elements.end == part.elements.begin &&
-                            last.gradient.elements() % params::norm_block == 0;
+    const bool neighbors = last.elements.end == part.elements.begin &&
+                           last.gradient.elements() % params::norm_block == 0;
     const bool one_sum = last.sums.begin == part.sums.begin && last.sums.size() == 1;
     const bool own_sums = last.sums.end == part.sums.begin &&
                           last.sums.size() * params::norm_block == last.gradient.elements();
-    if (neighbours && (one_sum || own_sums)) {
+    if (neighbors && (one_sum || own_sums)) {
       last.gradient = Tensor(last.gradient.data(), last.gradient.type(),
                              {last.gradient.elements() + part.gradient.elements()});
       last.elements.end = part.elements.end;

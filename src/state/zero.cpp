@@ -6,7 +6,7 @@ namespace trireme::state {
 
 const ZeroPolicy& zero_policy(int stage) {
   static constexpr std::array<ZeroPolicy, 4> table = {{
-      // parameters, gradients, optimiser state
+      // parameters, gradients, optimizer state
       {Held::whole, Held::whole, Held::whole},
       {Held::whole, Held::whole, Held::sharded},
       {Held::whole, Held::sharded, Held::sharded},

@@ -78,7 +78,7 @@ class AsyncHost {
     if (std::uncaught_exceptions() > 0) {
       // The workers are about to hear that this server has left, but not why. Other servers wait
       // for it in many places: they are to find it silent, and end the job.
-      job_.session.reserve_voice();
+      job_.session.reserve_reporting();
       for (int s = 0; s < job_.place.servers; ++s) {
         if (s != job_.place.index) endpoint_.lose(job_.first_server() + s, "not waited for");
       }
@@ -92,7 +92,7 @@ class AsyncHost {
   void begin(const Beginning& beginning) {
     const ResumePoint& point = beginning.point;
     const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
-    if (point.folder.empty()) shards_.initialise(seed);
+    if (point.folder.empty()) shards_.initialize(seed);
     const int workers = job_.place.workers;
     server_.set_options(
         {.first_update = (point.step - point.states_begin) * workers,
@@ -115,7 +115,7 @@ class AsyncHost {
       return;
     }
     // At once: the servers may be in the midst of what is collective over them.
-    if (job_.session.claim_voice()) {
+    if (job_.session.claim_reporting()) {
       fmt::print(stderr,
                  "trireme: error: server rank {} is lost: {}: its part of the model is gone; start "
                  "again from the last checkpoint\n",
@@ -249,7 +249,7 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQ
   AsyncHost host(job, servers, endpoint, queue);
   show(&host);
   Beginning beginning;
-  beginning.surroundings = look_around(job.session, *job.everyone, job.threads);
+  beginning.environment = probe_environment(job.session, *job.everyone, job.threads);
   beginning.point = find_beginning(job, &host, beginning.passed_over);
   // The workers', who measure meanwhile.
   beginning.peak = agree_on_peak(job.config, *job.everyone, job.place.workers, {});
@@ -327,7 +327,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   }
 
   servers_of(session, false);
-  look_around(session, *job.everyone, job.threads);
+  probe_environment(session, *job.everyone, job.threads);
   std::vector<std::string> passed_over;
   find_beginning(job, nullptr, passed_over);
   Recorder recorder;

@@ -73,7 +73,7 @@ class Interruption {
 struct Beginning {
   ResumePoint point;
   std::vector<std::string> passed_over;  // checkpoints, and why
-  Surroundings surroundings;
+  Environment environment;
   double peak = 0;                  // operations per second of all workers; 0: not known
   nlohmann::json predicted_memory;  // of a worker, by use
 };

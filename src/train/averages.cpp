@@ -25,8 +25,9 @@ void Trainer::meet() {
   const Section section(recorder_, "wait for workers");
   // A worker that waits for a slower one has not stalled; that one is watched.
   const comm::Watchdog::Pause pause(*watchdog_);
-  const Told own{static_cast<double>(wishes_.stop), static_cast<double>(wishes_.save_due),
-                 static_cast<double>(wishes_.unwritten), static_cast<double>(skipped_in_a_row_)};
+  const Told own{
+      static_cast<double>(pending_requests_.stop), static_cast<double>(pending_requests_.save_due),
+      static_cast<double>(pending_requests_.unwritten), static_cast<double>(skipped_in_a_row_)};
   std::vector<std::uint8_t> bytes(sizeof own + own_steps_.size() * sizeof(WorkerStep));
   std::memcpy(bytes.data(), &own, sizeof own);
   std::memcpy(bytes.data() + sizeof own, own_steps_.data(), own_steps_.size() * sizeof(WorkerStep));
@@ -39,13 +40,15 @@ void Trainer::meet() {
     std::memcpy(&told, all[worker].data(), sizeof told);
     std::memcpy(worker_steps_[worker].data(), all[worker].data() + sizeof told,
                 bytes.size() - sizeof told);
-    wishes_.stop = std::max(wishes_.stop, static_cast<std::int64_t>(told.stop));
-    wishes_.save_due = std::max(wishes_.save_due, static_cast<std::int64_t>(told.save_due));
-    wishes_.unwritten = std::max(wishes_.unwritten, static_cast<std::int64_t>(told.unwritten));
+    pending_requests_.stop = std::max(pending_requests_.stop, static_cast<std::int64_t>(told.stop));
+    pending_requests_.save_due =
+        std::max(pending_requests_.save_due, static_cast<std::int64_t>(told.save_due));
+    pending_requests_.unwritten =
+        std::max(pending_requests_.unwritten, static_cast<std::int64_t>(told.unwritten));
     skipped_in_a_row_ =
         std::max(skipped_in_a_row_, static_cast<std::int64_t>(told.skipped_in_a_row));
   }
-  grant(wishes_);
+  grant(pending_requests_);
 }
 
 void Trainer::average() {

@@ -160,7 +160,7 @@ std::string graphs_warning(const device::DeviceConfig& config, bool host,
 void check_offload(const std::string& offload, bool host) {
   if (offload == "none" || !host) return;
   throw ConfigError("zero.offload", offload,
-                    "on a CPU must be none: the optimiser's state is in host memory as it is",
+                    "on a CPU must be none: the optimizer's state is in host memory as it is",
                     "use none, or device.type = cuda");
 }
 

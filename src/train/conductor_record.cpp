@@ -11,8 +11,8 @@ namespace trireme::train {
 using nlohmann::json;
 
 void Conductor::begin_record(const Beginning& beginning) {
-  const Surroundings& surroundings = beginning.surroundings;
-  json run = surroundings.provenance;
+  const Environment& environment = beginning.environment;
+  json run = environment.provenance;
   run["config"] = job_.resolved;
   run["config_provenance"] = job_.provenance;
   run["layout"] =
@@ -29,7 +29,7 @@ void Conductor::begin_record(const Beginning& beginning) {
   run["peak"] = peak_json(config_, peak_);
   run["predicted_memory"] = beginning.predicted_memory;
   run["first_step"] = step_;
-  run["cores_shared"] = surroundings.shared_cores;
+  run["cores_shared"] = environment.shared_cores;
   record_->write_run(run);
   const auto& model = config_.model;
   say(fmt::format("trireme {}: {} parameters, {} layers × {} wide, sequence {}, vocabulary {}",
@@ -42,7 +42,7 @@ void Conductor::begin_record(const Beginning& beginning) {
       config_.train.batch * model.sequence, config_.train.batch / job_.place.workers,
       config_.train.micro_batch));
   if (!job_.computes.warning().empty()) say("warning: " + job_.computes.warning());
-  if (!surroundings.shared_cores.empty()) say("warning: " + surroundings.shared_cores);
+  if (!environment.shared_cores.empty()) say("warning: " + environment.shared_cores);
   if (peak_ > 0) say(peak_line(config_, peak_));
 }
 
@@ -132,7 +132,7 @@ void Conductor::finish(const std::vector<json>& servers,
   for (const auto& [worker, why] : lost_) lost[std::to_string(worker)] = why;
   const std::int64_t tokens = steps_of_attempt_ * config_.train.batch * config_.model.sequence;
   const double speed = trained_seconds_ > 0 ? static_cast<double>(tokens) / trained_seconds_ : 0;
-  const bool foreseen = report::as_predicted(memory), finite = std::isfinite(last_loss_);
+  const bool predicted = report::as_predicted(memory), finite = std::isfinite(last_loss_);
   const json staleness = staleness_json(counts);
   if (progress_) progress_->finish();
   record_->write_summary({{"steps", step_},
@@ -164,14 +164,14 @@ void Conductor::finish(const std::vector<json>& servers,
                   staleness.at("most").get<std::int64_t>(),
                   staleness.at("bound").get<std::int64_t>()));
   for (const auto& [worker, why] : lost_) say(fmt::format("lost: worker rank {}: {}", worker, why));
-  if (speed > 0 && peak_ > 0 && foreseen && finite) {
+  if (speed > 0 && peak_ > 0 && predicted && finite) {
     say(mfu_line(config_, speed * job_.model.flops_per_token(), peak_));
   }
   say("record: " + record_->folder().string());
   if (speed <= 0) return;
-  if (!foreseen) say("no figure of merit: memory measured is not what was predicted (! above)");
+  if (!predicted) say("no figure of merit: memory measured is not what was predicted (! above)");
   if (!finite) say("no figure of merit: the last loss is not finite");
-  say(report::figure_of_merit(foreseen && finite ? speed : 0));
+  say(report::figure_of_merit(predicted && finite ? speed : 0));
 }
 
 void Conductor::record_failure(const std::string& why) noexcept {

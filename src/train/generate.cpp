@@ -146,9 +146,9 @@ std::string generate(comm::Session& session, const RunConfig& config,
     continuation = std::make_unique<Continuation>(*replica, ledger);
   });
   loading.reset();
-  const bool speaks = session.rank() == 0;
+  const bool is_root = session.rank() == 0;
   const auto show = [&](std::string_view text) {
-    if (!speaks) return;
+    if (!is_root) return;
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   };
@@ -182,7 +182,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
     next = {static_cast<std::int32_t>(id)};
   }
   show("\n");
-  return speaks ? text : std::string();
+  return is_root ? text : std::string();
 }
 
 }  // namespace trireme::train

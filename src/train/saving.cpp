@@ -27,7 +27,7 @@ Error damaged(const checkpoint::Reader& reader, const char* what) {
   return Error("{}: its {} damaged; use another checkpoint", reader.folder().string(), what);
 }
 
-/// Updates done when the optimiser's state was last zeroed. Throws Error where it is damaged.
+/// Updates done when the optimizer's state was last zeroed. Throws Error where it is damaged.
 std::int64_t states_begin_of(const checkpoint::Reader& reader) {
   const nlohmann::json& extra = reader.state().extra;
   if (!extra.is_object() || !extra.contains("states_begin")) return 0;
@@ -38,14 +38,14 @@ std::int64_t states_begin_of(const checkpoint::Reader& reader) {
   return begin.get<std::int64_t>();
 }
 
-/// Throws Error where another optimiser than the configuration's made the checkpoint.
+/// Throws Error where another optimizer than the configuration's made the checkpoint.
 void compare_optimizers(const optim::OptimConfig& config, const checkpoint::Reader& reader) {
   if (imported(reader)) return;
   for (const std::string& name : optim::Optimizer::state_names(config)) {
     const auto of_it = [&](const auto& entry) { return entry.name.starts_with(name + "/"); };
     if (std::ranges::any_of(reader.tensors(), of_it)) continue;
     throw Error(
-        "optim.name = {}: the checkpoint {} has no {}, as another optimiser made it; use that, or "
+        "optim.name = {}: the checkpoint {} has no {}, as another optimizer made it; use that, or "
         "another train.output",
         config.name, reader.folder().string(), name);
   }
@@ -194,7 +194,7 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   // A damaged checkpoint may have been read in part before.
   health_ = Health(config_.train.outlier);
   loss_scale_ = optim::LossScale(config_.precision.compute == "fp16");
-  if (!own && speaks()) servers_->worker->work(load_work, folder.string());
+  if (!own && is_root()) servers_->worker->work(load_work, folder.string());
   if (own) {
     checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
                             state.parameters_sharded());
@@ -214,7 +214,7 @@ std::vector<std::string> Trainer::load(const std::filesystem::path& folder) {
   if (point.own) saved_step_ = step_;
   saved_folder_ = point.folder;
   notes.insert(notes.end(), point.notes.begin(), point.notes.end());
-  if (speaks()) take_tokenizer(reader, dataset_, tokenizer_, notes);
+  if (is_root()) take_tokenizer(reader, dataset_, tokenizer_, notes);
   return notes;
 }
 
@@ -282,7 +282,7 @@ bool Trainer::load_workers(const checkpoint::Reader& reader, std::vector<std::st
   const bool own_states = workers.at("own_states").get<bool>();
   if (own_states && !same) {
     notes.push_back(fmt::format(
-        "its {} workers had optimiser states of their own: all go on from the first one's",
+        "its {} workers had optimizer states of their own: all go on from the first one's",
         each.size()));
   }
   return own_states && same;
@@ -297,7 +297,7 @@ void Trainer::load_outer_momentum(const checkpoint::Reader& reader,
     return checkpoint::load_pieces(reader, outer_momentum_name, replica_.state(), momentum, false);
   }
   replica_.ops().fill(momentum, 0);
-  notes.emplace_back("it has no momentum of an outer optimiser, which begins at zero");
+  notes.emplace_back("it has no momentum of an outer optimizer, which begins at zero");
 }
 
 std::vector<checkpoint::Piece> Trainer::pieces() const {
@@ -387,7 +387,7 @@ void Trainer::attempt_save(Failure failure, const std::function<void()>& work) {
 void Trainer::note_saved(const std::filesystem::path& folder, std::int64_t step) {
   saved_step_ = step;
   saved_folder_ = folder.string();
-  if (!speaks()) return;
+  if (!is_root()) return;
   record([&](report::RunRecord& run) { run.write_event(step_, "save", saved_folder_); });
   say("saved " + saved_folder_);
   try {

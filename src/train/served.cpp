@@ -62,8 +62,8 @@ class Server {
 
   /// Serves until the workers end the job.
   Ending run() {
-    shards_.initialise(static_cast<std::uint64_t>(config_.train.seed));
-    look_around(job_.session, *job_.everyone, job_.threads);
+    shards_.initialize(static_cast<std::uint64_t>(config_.train.seed));
+    probe_environment(job_.session, *job_.everyone, job_.threads);
     recorder_.reset();
     const std::string end = service_.serve();
     if (!end.empty()) throw AgreedError(end);
@@ -139,7 +139,8 @@ Ending train_served(ServedJob& job, Servers& servers, comm::Session& workers,
 
 }  // namespace
 
-Surroundings look_around(const comm::Session& session, comm::Communicator& everyone, int threads) {
+Environment probe_environment(const comm::Session& session, comm::Communicator& everyone,
+                              int threads) {
   comm::require_same_environment(
       everyone, {.instructions = fmt::format("{}, bf16 by {}", ops::instruction_set(),
                                              ops::cpu_bf16_products()),

@@ -18,12 +18,13 @@
 namespace trireme::train {
 
 /// What ranks find out together before anything else: the same on all.
-struct Surroundings {
+struct Environment {
   nlohmann::json provenance;
   std::string shared_cores;  // a warning; mostly empty
 };
 /// Collective over all ranks of the job; throws AgreedError where they do not compute alike.
-Surroundings look_around(const comm::Session& session, comm::Communicator& everyone, int threads);
+Environment probe_environment(const comm::Session& session, comm::Communicator& everyone,
+                              int threads);
 
 /// What a worker's Trainer knows of the servers. While `open`, they wait for what worker 0 tells
 /// them, and must be told when the job ends.

@@ -35,7 +35,7 @@ void Starting::end() {
 
 void Starting::lose(int rank, const std::string& why) {
   if (over_) return;
-  if (session_.claim_voice()) {
+  if (session_.claim_reporting()) {
     fmt::print(stderr,
                "trireme: error: rank {} is lost while the job starts: {}; look there for its last "
                "words\n",

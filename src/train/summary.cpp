@@ -168,7 +168,7 @@ std::string mfu_line(const RunConfig& config, double operations, double peak) {
 }
 
 void Trainer::begin_record() {
-  nlohmann::json run = surroundings_.provenance;
+  nlohmann::json run = environment_.provenance;
   const TrainConfig& train = config_.train;
   run["config"] = resolved_;
   run["config_provenance"] = provenance_;
@@ -187,9 +187,9 @@ void Trainer::begin_record() {
   run["product_algorithms"] = choices_json(replica_.choices());
   run["attention"] = attention_json(replica_.attention_choices());
   run["first_step"] = step_;
-  run["cores_shared"] = surroundings_.shared_cores;
+  run["cores_shared"] = environment_.shared_cores;
   comm::Communicator& world = grid_.world();
-  if (speaks()) record_->write_run(run);
+  if (is_root()) record_->write_run(run);
   world.barrier();
   say(fmt::format("trireme {}: {} parameters, {} layers × {} wide, sequence {}, vocabulary {}",
                   TRIREME_VERSION, model_.table().elements(), config_.model.layers,
@@ -199,7 +199,7 @@ void Trainer::begin_record() {
                   train.batch * config_.model.sequence, train.micro_batch));
   for (const std::string& warning : grid_.warnings()) warn(warning);
   warn(computes_.warning());
-  warn(surroundings_.shared_cores);
+  warn(environment_.shared_cores);
   warn(attention_warning(replica_.attention_choices()));
   warn(graphs_warning(config_.device, computes_.on_host(), grid_.shape(), train.trace));
   if (servers_ != nullptr) {
@@ -212,7 +212,7 @@ void Trainer::begin_record() {
   }
   if (const auto found = predicted_.find(device::Use::offloaded); found != predicted_.end()) {
     say(fmt::format(
-        "note: zero.offload = {}: optimiser state and fp32 masters in host memory, {:.1f} "
+        "note: zero.offload = {}: optimizer state and fp32 masters in host memory, {:.1f} "
         "MiB on rank 0, updated there by {} threads",
         config_.zero.offload, static_cast<double>(found->second) / (1 << 20), threads_));
   }
@@ -303,7 +303,7 @@ void Trainer::finish(Ending ending) {
   count_traffic();
   if (servers_ != nullptr) {
     servers_->open = false;
-    if (speaks()) servers_->worker->end({});
+    if (is_root()) servers_->worker->end({});
   }
   const Closing closing = close_job(everyone_, recorder_, account(), ending);
   const std::vector<nlohmann::json>& ranks = closing.ranks;
@@ -324,7 +324,7 @@ void Trainer::finish(Ending ending) {
   const HighWater work =
       gather_high_water({arenas.plan().work_bytes(), arenas.work_high_water()}, grid_.world());
   if (progress_) progress_->finish();
-  if (!speaks()) return;
+  if (!is_root()) return;
   if (!graphs_refused_) warn(refusals_warning(ranks));
   const double trained = std::accumulate(step_seconds_.begin(), step_seconds_.end(), 0.0);
   const double speed = trained > 0 ? static_cast<double>(attempt_tokens_) / trained : 0;
@@ -371,15 +371,15 @@ void Trainer::finish(Ending ending) {
                     axis.at("received_per_step").get<double>() / 1e6));
   }
   if (averaging_) say(averages_line());
-  const bool foreseen = report::as_predicted(memory), finite = std::isfinite(last_loss_);
-  if (speed > 0 && peak_ > 0 && foreseen && finite) {
+  const bool predicted = report::as_predicted(memory), finite = std::isfinite(last_loss_);
+  if (speed > 0 && peak_ > 0 && predicted && finite) {
     say(mfu_line(config_, speed * model_.flops_per_token(), peak_));
   }
   say("record: " + record_->folder().string());
   if (speed <= 0) return;
-  if (!foreseen) say("no figure of merit: memory measured is not what was predicted (! above)");
+  if (!predicted) say("no figure of merit: memory measured is not what was predicted (! above)");
   if (!finite) say("no figure of merit: the last loss is not finite");
-  say(report::figure_of_merit(foreseen && finite ? speed : 0));
+  say(report::figure_of_merit(predicted && finite ? speed : 0));
 }
 
 }  // namespace trireme::train

@@ -82,7 +82,7 @@ void Trainer::say(const std::string& line) {
 
 Ending Trainer::run() {
   auto starting = std::make_optional<comm::Watchdog::Pause>(*watchdog_);
-  surroundings_ = look_around(job_, everyone_, threads_);
+  environment_ = probe_environment(job_, everyone_, threads_);
   if (servers_ != nullptr) {
     servers_->endpoint.start();
     servers_->open = true;
@@ -91,7 +91,7 @@ Ending Trainer::run() {
   const std::string folder =
       find_resume(config_, grid_.world(), broken);  // before anything is written
   comm::agree(grid_.world(), [&] {
-    if (!speaks()) return;
+    if (!is_root()) return;
     tokenizer_ = data::stored_tokenizer(dataset_.manifest(), dataset_.folder());
     record_ = std::make_unique<report::RunRecord>(config_.train.output, config_.report);
     if (config_.train.quiet) return;
@@ -100,7 +100,7 @@ Ending Trainer::run() {
                                : std::make_unique<report::ProgressLine>(stdout, mode == "live");
   });
   for (const std::string& line : broken) say("passed over: " + line);
-  replica_.initialise();
+  replica_.initialize();
   if (!folder.empty()) resume(folder);
   if (averaging_) averaging_->begin();
   first_step_ = met_step_ = met_before_ = step_;
@@ -181,7 +181,7 @@ parallel::MakeMethod Trainer::make_method() {
 int Trainer::stop_wanted() const {
   if (const int signal = signals_.caught(); signal != 0) return signal;
   if (servers_ != nullptr && servers_->worker->signal() != 0) return servers_->worker->signal();
-  if (!speaks()) return 0;
+  if (!is_root()) return 0;
   std::optional<double> left = slurm_seconds_left();
   if (time_limit_) {
     const double own = *time_limit_ - seconds_since(begin_);
@@ -199,7 +199,7 @@ std::string Trainer::reason(int stop) const {
 
 Verdict Trainer::agree_on_step(Verdict own) {
   const std::int64_t minutes_over =
-      config_.checkpoint.every_minutes > 0 && speaks() &&
+      config_.checkpoint.every_minutes > 0 && is_root() &&
       seconds_since(saved_at_) >= 60 * config_.checkpoint.every_minutes;
   // The most of any rank: of what ranks know apart from each other, and of what all should see
   // alike.
@@ -207,14 +207,14 @@ Verdict Trainer::agree_on_step(Verdict own) {
                    static_cast<double>(minutes_over),
                    pending_save_ && !pending_save_->written() ? 1.0 : 0.0};
   members_.all_reduce(Tensor(word, {4}), comm::Reduction::max, agreement_stream_).wait();
-  wishes_ = {.stop = static_cast<std::int64_t>(word[1]),
-             .save_due = static_cast<std::int64_t>(word[2]),
-             .unwritten = static_cast<std::int64_t>(word[3])};
-  if (!averaging_) grant(wishes_);
+  pending_requests_ = {.stop = static_cast<std::int64_t>(word[1]),
+                       .save_due = static_cast<std::int64_t>(word[2]),
+                       .unwritten = static_cast<std::int64_t>(word[3])};
+  if (!averaging_) grant(pending_requests_);
   return static_cast<Verdict>(word[0]);
 }
 
-void Trainer::grant(const Wishes& wishes) {
+void Trainer::grant(const PendingRequests& wishes) {
   stop_ = static_cast<int>(wishes.stop);
   save_due_ = wishes.save_due > 0;
   save_written_ = pending_save_ && wishes.unwritten == 0;
@@ -304,7 +304,7 @@ void Trainer::check_placement() {
 }
 
 void Trainer::record(const std::function<void(report::RunRecord&)>& write) {
-  if (!speaks()) return;
+  if (!is_root()) return;
   try {
     write(*record_);
   } catch (const Error& error) {
@@ -316,7 +316,7 @@ void Trainer::record(const std::function<void(report::RunRecord&)>& write) {
 }
 
 void Trainer::show(const report::StepMetrics& metrics) {
-  if (!speaks()) return;
+  if (!is_root()) return;
   record([&](report::RunRecord& run) { run.write_step(metrics); });
   const std::string& refusal = replica_.engine().graphs().refusal();
   if (!refusal.empty() && !std::exchange(graphs_refused_, true)) {
@@ -357,7 +357,7 @@ void Trainer::evaluate() {
     evaluating_[name] += seconds - (earlier == before.end() ? 0 : earlier->second);
   }
   last_evaluation_ = sum.mean();
-  if (!speaks()) return;
+  if (!is_root()) return;
   record([&](report::RunRecord& run) {
     run.write_evaluation(step_, sum.mean(), static_cast<std::int64_t>(sum.weight));
   });

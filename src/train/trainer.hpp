@@ -56,15 +56,15 @@ struct WorkerStep {
 /// over. Collective over `world`.
 std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& broken);
-/// Whether the checkpoint has weights alone: then the optimiser's state begins at zero.
+/// Whether the checkpoint has weights alone: then the optimizer's state begins at zero.
 bool imported(const checkpoint::Reader& reader);
-/// One buffer of the optimiser's state, the checkpoint's under `prefix`, zeros where it is
+/// One buffer of the optimizer's state, the checkpoint's under `prefix`, zeros where it is
 /// imported; see checkpoint::load_pieces.
 void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
                     const state::ModelState& state, const Tensor& flat, bool sharded);
 /// Has all ranks `load` from `folder`, and where its data are damaged and checkpoint.resume = auto
 /// from an older one of the run folder; `tell` is told on every rank why. Returns the folder that
-/// was loaded. A model or an optimiser other than the configuration's is an error. Collective over
+/// was loaded. A model or an optimizer other than the configuration's is an error. Collective over
 /// `world`; throws AgreedError.
 std::string load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
                         const std::function<void(const std::string& folder)>& load,
@@ -79,7 +79,7 @@ inline std::string last_good(const std::string& folder) {
 struct ResumePoint {
   std::string folder;  // the checkpoint; empty: there is none
   std::int64_t step = 0, samples = 0;
-  std::int64_t states_begin = 0;   // updates done when the optimiser's state was last zeroed
+  std::int64_t states_begin = 0;   // updates done when the optimizer's state was last zeroed
   bool own = false;                // of the run folder itself
   std::vector<std::string> notes;  // what is worth telling about it
 };
@@ -121,7 +121,7 @@ class Trainer {
   std::vector<std::string> load(const std::filesystem::path& folder);
   std::int64_t rounding_of(const std::filesystem::path& folder) const;
   void train_steps();
-  /// One optimiser step on the next global batch; `meets`: after it workers on their own average.
+  /// One optimizer step on the next global batch; `meets`: after it workers on their own average.
   report::StepMetrics step(data::Loader& loader, bool meets);
   void check_placement();
   /// Shows the steps since the last time that all ranks met.
@@ -161,7 +161,7 @@ class Trainer {
   void inject_into_gradients();
   void inject_into_weights();
   /// What ranks may see differently at a step's end; of several the largest counts.
-  struct Wishes {
+  struct PendingRequests {
     std::int64_t stop = 0;       // as of stop_wanted
     std::int64_t save_due = 0;   // by the clock
     std::int64_t unwritten = 0;  // the save in the background is not
@@ -169,7 +169,7 @@ class Trainer {
   /// The gravest verdict of any rank whose step this is. Also agrees on wishes, which all-reduce
   /// grants at once and workers on their own when they meet. Collective over these ranks.
   Verdict agree_on_step(Verdict own);
-  void grant(const Wishes& wishes);
+  void grant(const PendingRequests& wishes);
   parallel::MakeMethod make_method();
   void begin_record();
   /// What this rank did in its steps: place, seconds of sections, communication.
@@ -177,32 +177,32 @@ class Trainer {
   void finish(Ending ending);
   /// Adds what the grid's groups have counted since the last reset to the steps' account.
   void count_traffic();
-  bool speaks() const { return session_.rank() == 0; }
+  bool is_root() const { return session_.rank() == 0; }
   void say(const std::string& line);
   void warn(const std::string& why) {  // nothing where it is empty
     if (!why.empty()) say("warning: " + why);
   }
   std::vector<checkpoint::Piece> pieces() const;
-  /// Where an optimiser state is kept in checkpoints: under its name, or where workers have states
+  /// Where an optimizer state is kept in checkpoints: under its name, or where workers have states
   /// of their own, but for the first, under the worker's too.
   std::string kept_name(const std::string& state, bool own) const;
   bool own_states() const { return averaging_ && config_.average.optimizer_state == "keep"; }
   /// Puts into `state` what each worker on its own has; collective over the data axis.
   void keep_workers(checkpoint::State& state) const;
-  /// Takes it out again; whether each worker finds optimiser states of its own.
+  /// Takes it out again; whether each worker finds optimizer states of its own.
   bool load_workers(const checkpoint::Reader& reader, std::vector<std::string>& notes);
   void load_health(const nlohmann::json& kept, const checkpoint::Reader& reader);
   /// Zeroes it where the checkpoint has none.
   void load_outer_momentum(const checkpoint::Reader& reader, std::vector<std::string>& notes);
   nlohmann::json health_json() const;
-  bool shards_state() const { return config_.parallel.zero > 0; }  // the optimiser's
+  bool shards_state() const { return config_.parallel.zero > 0; }  // the optimizer's
 
   comm::Session& session_;
   comm::Grid& grid_;
   Servers* servers_;              // null: this rank's kind holds the model
   comm::Session& job_;            // all ranks, servers too
   comm::Communicator& everyone_;  // likewise
-  Surroundings surroundings_;
+  Environment environment_;
   comm::Communicator& data_group_;
   comm::Communicator& members_;  // whose steps are one: all ranks, or a worker's on its own
   const ComputeDevice& computes_;
@@ -222,7 +222,7 @@ class Trainer {
 
   std::int64_t step_ = 0;          // updates done
   std::int64_t samples_ = 0;       // sequences trained on: where the next step begins
-  std::int64_t states_begin_ = 0;  // updates done when the optimiser's state was last zeroed
+  std::int64_t states_begin_ = 0;  // updates done when the optimizer's state was last zeroed
   std::int64_t saved_step_ = -1;   // of the newest checkpoint of this run folder
   std::string saved_folder_;       // the newest checkpoint, perhaps of another one
   std::int64_t evaluated_step_ = -1;
@@ -237,7 +237,7 @@ class Trainer {
   double longest_period_ = 0;   // seconds of the steps from one time that all ranks met to the next
   std::int64_t averages_ = 0;   // of this attempt
   double average_seconds_ = 0;  // waiting for workers is part of them
-  Wishes wishes_;
+  PendingRequests pending_requests_;
   bool record_fails_ = false, graphs_refused_ = false;
   double peak_ = 0;  // operations per second of all ranks together
   std::int64_t attempt_tokens_ = 0;

@@ -104,7 +104,7 @@ TEST_F(CheckpointMpi, AFileForEachNodeAndSubFolders) {
   std::vector<Whole> wholes = {make_whole("adamw.moment1/a", {30, 7}, DType::f32, 1),
                                make_whole("parameters/a", {30, 7}, DType::f32, 2),
                                make_whole("parameters/b", {65}, DType::bf16, 3)};
-  // Imagined nodes: one; two of neighbours; two that take turns; one for each rank.
+  // Imagined nodes: one; two of neighbors; two that take turns; one for each rank.
   for (const int kind : {0, 1, 2, 3}) {
     for (const std::int64_t per_folder : {1, 2, 1000}) {
       FileLayout layout{.per_folder = per_folder};

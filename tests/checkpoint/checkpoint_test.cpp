@@ -134,7 +134,7 @@ TEST_F(CheckpointTest, BlocksOfBoxesAreCutAndJoinedRight) {
 }
 
 // Found out by breaking the file behind the reader's back: what it kept it need not read again.
-TEST_F(CheckpointTest, NeighbouringRowsAreReadAndVerifiedOnce) {
+TEST_F(CheckpointTest, NeighboringRowsAreReadAndVerifiedOnce) {
   Whole whole = make_whole("w", {100, 60}, DType::f32, 9);
   Whole large = make_whole("x", {5 * (16 << 20)}, DType::u8, 9);
   const fs::path folder = save_all(

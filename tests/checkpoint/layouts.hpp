@@ -64,7 +64,7 @@ inline std::vector<Degrees> degrees_to_try() {
 inline params::ParameterTable random_table(const params::ParameterTable& table) {
   params::ParameterTable result;
   for (params::Parameter row : table.rows()) {
-    row.initialisation = {params::Initialisation::Kind::normal, 1.0};
+    row.initialization = {params::Initialization::Kind::normal, 1.0};
     result.add(row);
   }
   return result;
@@ -95,7 +95,7 @@ inline params::ParameterTable make_table(const std::string& kind) {
 
 constexpr int model_units = 6;  // embedding, blocks, head
 
-/// One rank of a grid with its parameters and one buffer of an optimiser.
+/// One rank of a grid with its parameters and one buffer of an optimizer.
 class Rank {
  public:
   Rank(const params::ParameterTable& table, const Degrees& degrees, int rank)
@@ -113,7 +113,7 @@ class Rank {
   /// What the first weights of `seed` are, in this rank's shards if `sharded`.
   std::vector<float> expected(std::uint64_t seed, bool sharded) const {
     std::vector<float> whole(static_cast<std::size_t>(layout_.elements()));
-    params::initialise(layout_, seed, Tensor(whole.data(), {layout_.elements()}));
+    params::initialize(layout_, seed, Tensor(whole.data(), {layout_.elements()}));
     if (!sharded) return whole;
     const state::ShardMap& shards = state_.shards();
     std::vector<float> own(static_cast<std::size_t>(shards.elements()));

@@ -27,7 +27,7 @@ TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
   }
   const params::Layout whole(table_, {{0, model_units}}, {});
   std::vector<float> values(static_cast<std::size_t>(whole.elements()));
-  params::initialise(whole, seed, Tensor(values.data(), {whole.elements()}));
+  params::initialize(whole, seed, Tensor(values.data(), {whole.elements()}));
   for (std::size_t from = 0; from < worlds.size(); ++from) {
     SCOPED_TRACE("saved by " + degrees_to_try()[from].text());
     // One rank writes what all would: save refuses what does not cover each tensor exactly once.

@@ -105,7 +105,7 @@ refuses 1 '--optim.beta1: bench gemm does not use it; it uses the sections model
 refuses 1 'bench io: nothing to read or write; name --folder, --data.path or both' io
 refuses 1 '--begin = 9: is above --end = 8; use a smaller one, or name a larger --end' collectives --begin 9 --end 8
 refuses 1 '--root = 3: a group has 1 ranks; use 0 to 0' collectives --root 3
-refuses 1 'bench pipeline: one stage has no neighbours; use more ranks, or a parallel.pipeline of 2 or more' pipeline
+refuses 1 'bench pipeline: one stage has no neighbors; use more ranks, or a parallel.pipeline of 2 or more' pipeline
 
 [ "$failures" -eq 0 ] && echo "trireme bench: all as expected"
 exit "$((failures > 0))"

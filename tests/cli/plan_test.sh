@@ -79,7 +79,7 @@ offloaded
 has '^optimizer '
 grep -qE 'offloaded|on the' out && fail "offloaded without being asked"
 offloaded --zero.offload optimizer
-grep -q '^optimizer ' out && fail "an optimiser on the GPU"
+grep -q '^optimizer ' out && fail "an optimizer on the GPU"
 awk -F'|' '
   { name = $1; sub(/ +$/, "", name); sub(/^ +/, "", name); value[name] = $2 + 0 }
   END {

@@ -10,11 +10,11 @@
 #include "trireme/core/random.hpp"
 
 #include "groups.hpp"
-#include "support/imaginary_device.hpp"
+#include "support/simulated_device.hpp"
 
 namespace trireme::comm::testing {
 
-using testing_support::ImaginaryDevice;
+using testing_support::SimulatedDevice;
 
 /// A device, its ledger, and a group beside each host group of the same ranks.
 struct DeviceGroups {
@@ -33,7 +33,7 @@ struct DeviceGroups {
     }
   }
   Groups hosts;
-  ImaginaryDevice device;
+  SimulatedDevice device;
   device::MemoryLedger ledger;
   std::vector<Group> groups;  // as hosts
 };
@@ -60,7 +60,7 @@ class OnDevice {
   }
 
  private:
-  ImaginaryDevice& device_;
+  SimulatedDevice& device_;
   std::int64_t count_;
   device::Buffer buffer_;
   Tensor all_;
@@ -237,7 +237,7 @@ inline void try_chain(const Trial& trial) {
 
 /// Between computation that comes before it, slowly, and computation that uses what it gives.
 inline void try_between_computation(const Trial& trial) {
-  ImaginaryDevice& device = trial.all.device;
+  SimulatedDevice& device = trial.all.device;
   for (int round = 0; round < 5; ++round) {
     OnDevice data(trial.all, DType::f32, 1000), copy(trial.all, DType::f32, 1000);
     Elements values = trial.begin(DType::f32, 1000);

@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using testing_support::ImaginaryDevice;
+using testing_support::SimulatedDevice;
 
 struct Layout {
   GridShape shape;
@@ -118,7 +118,7 @@ TEST(Grid, GroupsDoNotHearEachOther) {
                   static_cast<std::int64_t>(step) * groups[step]->size());
       }
       progress.wake();
-      for (device::Stream& stream : streams) stream.synchronise();
+      for (device::Stream& stream : streams) stream.synchronize();
       for (std::size_t i = 0; i < count; ++i) {
         const auto expected =
             static_cast<float>((i + 1) * static_cast<std::size_t>(groups[i]->size()));
@@ -128,7 +128,7 @@ TEST(Grid, GroupsDoNotHearEachOther) {
   }
 }
 
-// Neighbouring stages pass messages both ways at once, each direction on its own channel.
+// Neighboring stages pass messages both ways at once, each direction on its own channel.
 TEST(Grid, PipelineChannelsAreSeparate) {
   const Session session(nullptr, nullptr);
   device::MemoryLedger ledger;
@@ -223,7 +223,7 @@ TEST(GridBackends, AHostSharesMemoryAndRefusesNccl) {
 // Groups by NCCL where every rank has a device of its own, as the configuration says of each axis.
 TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
   const Session session(nullptr, nullptr);
-  ImaginaryDevice device(3, fmt::format("device-{}", session.rank()));
+  SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
   device::MemoryLedger ledger(device);
   testing_support::NcclDouble nccl(device);
   CommConfig config;
@@ -256,11 +256,11 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
   }
 }
 
-// Neighbours that both receive first, as schedules that interleave have them do.
+// Neighbors that both receive first, as schedules that interleave have them do.
 TEST(GridBackends, AChannelSendsWhileItWaits) {
   const Session session(nullptr, nullptr);
   const int size = session.size();
-  ImaginaryDevice device(3, fmt::format("device-{}", session.rank()));
+  SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
   device::MemoryLedger ledger(device);
   testing_support::NcclDouble nccl(device);
   CommConfig config;
@@ -288,7 +288,7 @@ TEST(GridBackends, AChannelSendsWhileItWaits) {
 TEST(GridBackends, AnErrorAbandonsWhatIsUnderWay) {
   const Session session(nullptr, nullptr);
   const int size = session.size();
-  ImaginaryDevice device(3, fmt::format("device-{}", session.rank()));
+  SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
   device::MemoryLedger ledger(device);
   testing_support::NcclDouble nccl(device);
   {
@@ -316,7 +316,7 @@ TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {
   const Session session(nullptr, nullptr);
   if (session.size() == 1) return;
   // The last two ranks.
-  ImaginaryDevice device(
+  SimulatedDevice device(
       3, fmt::format("device-{}", std::max(1, session.size() - 1 - session.rank())));
   device::MemoryLedger ledger(device);
   testing_support::NcclDouble nccl(device);
@@ -339,7 +339,7 @@ TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {
 }
 
 TEST(Direct, AMessageToItselfTellsWhetherItArrives) {
-  ImaginaryDevice device(3);
+  SimulatedDevice device(3);
   const auto real = [&](void* memory) {
     return static_cast<void*>(device.real(static_cast<std::byte*>(memory)));
   };

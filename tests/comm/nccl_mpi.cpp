@@ -110,7 +110,7 @@ TEST_F(Nccl, TheHostDoesNotWait) {
   event.wait();
   EXPECT_FALSE(event.done());
   open = true;
-  groups_.device.synchronise();
+  groups_.device.synchronize();
   EXPECT_TRUE(event.done());
 }
 
@@ -121,8 +121,8 @@ TEST_F(Nccl, OperationsAreSpansOfTheirQueue) {
   device::Stream stream(groups_.device);
   const auto reduce = [&] { world()->all_reduce(data.tensor(), Reduction::sum, stream).wait(); };
   const auto spans = [&] {
-    stream.queue().synchronise();
-    groups_.device.synchronise();
+    stream.queue().synchronize();
+    groups_.device.synchronize();
     return groups_.device.read_queues();
   };
   reduce();
@@ -208,7 +208,7 @@ TEST_F(Nccl, ScratchIsWhatWasPredicted) {
                                    world()->size(), static_cast<std::size_t>(count) * 4, options_)))
         << count;
   }
-  groups_.device.synchronise();
+  groups_.device.synchronize();
 }
 
 // On one rank, while the others wait for it: they learn of it as they would from a real network.
@@ -219,7 +219,7 @@ TEST_F(Nccl, ARefusedCallEndsTheGroupEverywhere) {
   OnDevice data(groups_, DType::f32, 1000);
   device::Stream stream(groups_.device);
   world()->all_reduce(data.tensor(), Reduction::max, stream).wait();
-  groups_.device.synchronise();
+  groups_.device.synchronize();
   world()->barrier();
   if (world()->rank() == last) double_.refuse("group_end", Result::system_error);
   const device::Event event = world()->all_reduce(data.tensor(), Reduction::max, stream);
@@ -227,7 +227,7 @@ TEST_F(Nccl, ARefusedCallEndsTheGroupEverywhere) {
     const auto expected = AllOf(HasSubstr("nccl: all_reduce on rank"), HasSubstr("of group world"),
                                 HasSubstr("NCCL's words for 2"));
     EXPECT_THAT(what([&] { event.wait(); }), expected);
-    EXPECT_THAT(what([&] { groups_.device.synchronise(); }), expected);
+    EXPECT_THAT(what([&] { groups_.device.synchronize(); }), expected);
     // Nothing more is asked of NCCL.
     const int calls = double_.calls("send");
     EXPECT_THAT(what([&] { world()->broadcast(data.tensor(), 0, stream).wait(); }), expected);
@@ -240,7 +240,7 @@ TEST_F(Nccl, ARefusedCallEndsTheGroupEverywhere) {
     double_.break_links(Result::remote_error);
     EXPECT_THAT(what([&] {
                   event.wait();
-                  groups_.device.synchronise();
+                  groups_.device.synchronize();
                 }),
                 AllOf(HasSubstr("of group "), HasSubstr("NCCL's words for 6")));
   }
@@ -262,7 +262,7 @@ TEST_F(Nccl, AnErrorWhileNobodyAsksEndsTheWork) {
       std::this_thread::sleep_for(100ms);
       double_.break_links(Result::remote_error);
     });
-    EXPECT_THAT(what([&] { groups_.device.synchronise(); }),
+    EXPECT_THAT(what([&] { groups_.device.synchronize(); }),
                 AllOf(HasSubstr("nccl: work under way on rank 0"), HasSubstr("words for 6")));
     fault.join();
     EXPECT_THROW(event.wait(), Error);
@@ -296,7 +296,7 @@ TEST_F(Nccl, ABeginningThatIsRefusedIsAnError) {
       AllOf(HasSubstr("nccl: init on rank"), HasSubstr("of group context"),
             HasSubstr("words for 3"),
             HasSubstr("; NCCL_DEBUG=WARN tells more, comm.tensor = mpi does without NCCL")));
-  EXPECT_THROW(groups_.device.synchronise(), Error);
+  EXPECT_THROW(groups_.device.synchronize(), Error);
   EXPECT_EQ(double_.alive(), 0);
 }
 
@@ -319,7 +319,7 @@ TEST_F(Nccl, AnExceptionOnItsWayAborts) {
     }
   };
   EXPECT_EQ(what(fails), "on its way");
-  EXPECT_EQ(what([&] { groups_.device.synchronise(); }), "on its way");
+  EXPECT_EQ(what([&] { groups_.device.synchronize(); }), "on its way");
   EXPECT_EQ(double_.calls("abort"), 1);
   MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -341,7 +341,7 @@ TEST_F(Nccl, NoAbortWaitsForAnothersWork) {
   runtime_.abandon(std::make_exception_ptr(Error("enough")));
   EXPECT_EQ(double_.calls("abort"), 2);
   EXPECT_EQ(double_.calls("abort that hangs"), 0);
-  EXPECT_EQ(what([&] { groups_.device.synchronise(); }), "enough");
+  EXPECT_EQ(what([&] { groups_.device.synchronize(); }), "enough");
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -366,7 +366,7 @@ TEST_F(Nccl, OperationsOfOneGroupAreDoneInOrderOnAllStreams) {
   std::this_thread::sleep_for(50ms);
   EXPECT_FALSE(sent.done());
   runtime_.abandon(std::make_exception_ptr(Error("enough")));
-  EXPECT_EQ(what([&] { groups_.device.synchronise(); }), "enough");
+  EXPECT_EQ(what([&] { groups_.device.synchronize(); }), "enough");
   world()->barrier();
 }
 
@@ -386,7 +386,7 @@ TEST_F(Nccl, ThreadsTakeTurnsWithAGroup) {
       std::vector<Communicator::Message> messages(20'000, {data.tensor(0, 0), peer, sends});
       messages.push_back({data.tensor(2 * own, 2), peer, sends});
       for (int i = 0; i < 40; ++i) world()->exchange(messages, streams[own]);
-      streams[own].synchronise();
+      streams[own].synchronize();
       throw Error("done");
     });
   };

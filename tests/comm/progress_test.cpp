@@ -63,7 +63,7 @@ TEST(Progress, WorksBesideWaitersThatPoll) {
     progress.wake();
     if (i % 3 != 0) event.wait();
   }
-  stream.synchronise();
+  stream.synchronize();
   EXPECT_EQ(sum, 2000);
 }
 

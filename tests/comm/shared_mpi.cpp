@@ -116,7 +116,7 @@ TEST(Shared, GivesTheBitsOfMessages) {
           device::Stream stream;
           one.enqueue(stream);
           other.enqueue(stream);
-          stream.synchronise();
+          stream.synchronize();
           EXPECT_EQ(one.first_difference(other), -1);
         }
       }
@@ -126,7 +126,7 @@ TEST(Shared, GivesTheBitsOfMessages) {
       device::Stream stream;
       messages->all_reduce(one.tensor(), Reduction::sum, stream);
       shared->all_reduce(other.tensor(), Reduction::sum, stream);
-      stream.synchronise();
+      stream.synchronize();
       EXPECT_TRUE(one.same_bytes(other)) << size;
     }
     MPI_Comm_free(&comm);
@@ -173,7 +173,7 @@ TEST(Shared, GroupsDoNotDisturbEachOther) {
       }
       progress.wake();
     }
-    for (device::Stream& stream : streams) stream.synchronise();
+    for (device::Stream& stream : streams) stream.synchronize();
     for (std::size_t i = 0; i < streams.size(); i += 2) {
       EXPECT_EQ(scripts[i]->first_difference(*scripts[i + 1]), -1)
           << name_of(static_cast<GroupKind>(i / 2));
@@ -202,7 +202,7 @@ TEST_F(SharedGroups, WaitForReadersThatAreLate) {
     const int root = (late + 1) % group_->size();
     group_->broadcast(data.tensor(), root, stream);
     group_->all_reduce(sum.tensor(), Reduction::max, stream);
-    stream.synchronise();
+    stream.synchronize();
     EXPECT_EQ(first_wrong(data, [&](std::int64_t i) { return pattern(root, i); }), -1) << late;
     EXPECT_EQ(first_wrong(sum,
                           [&](std::int64_t i) {

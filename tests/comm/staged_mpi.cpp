@@ -99,7 +99,7 @@ TEST_P(Devices, CopiesOfItsOwnAreWaitedFor) {
     Elements values(DType::i32, 100);
     for (std::int64_t i = 0; i < 100; ++i) values.set(i, static_cast<double>(i));
     from.put(values);
-    groups_.device.synchronise();
+    groups_.device.synchronize();
     device::Stream stream(groups_.device);
     std::atomic<bool> open = false;
     groups_.device.repeat(stream.queue().native(), [&] { return open.load(); });

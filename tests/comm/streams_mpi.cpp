@@ -47,7 +47,7 @@ TEST(Streams, ManySmallOperations) {
     for (std::int64_t& value : values) {
       events.push_back(group->all_reduce(Tensor(&value, {1}), Reduction::max, stream));
     }
-    stream.synchronise();
+    stream.synchronize();
     for (const std::int64_t value : values) ASSERT_EQ(value, group->size() - 1);
     for (const device::Event& event : events) ASSERT_TRUE(event.done());
   }
@@ -148,17 +148,17 @@ TEST(Session, OneRankOfANodeHasTheVoice) {
     Session session(nullptr, nullptr);
     EXPECT_EQ(session.node_size(), session.size());
     EXPECT_EQ(session.node_rank(), session.rank());
-    int voices = session.claim_voice() ? 1 : 0;
+    int voices = session.claim_reporting() ? 1 : 0;
     MPI_Allreduce(MPI_IN_PLACE, &voices, 1, MPI_INT, MPI_SUM, session.node());
     EXPECT_EQ(voices, 1);
-    EXPECT_FALSE(session.claim_voice());
+    EXPECT_FALSE(session.claim_reporting());
   }
   Session session(nullptr, nullptr);
   if (session.rank() == session.size() - 1) {
-    EXPECT_TRUE(session.claim_voice());  // whoever asks first, without the others' help
+    EXPECT_TRUE(session.claim_reporting());  // whoever asks first, without the others' help
   }
   MPI_Barrier(MPI_COMM_WORLD);
-  EXPECT_FALSE(session.claim_voice());
+  EXPECT_FALSE(session.claim_reporting());
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ struct ModelSection {
     fields.add("layers", layers, "blocks", at_least(1));
     fields.add("epsilon", epsilon, "added to the variance", positive());
     fields.add("bias", bias, "biases");
-    fields.add("norm", norm, "normalisation", one_of({"layernorm", "rmsnorm"}));
+    fields.add("norm", norm, "normalization", one_of({"layernorm", "rmsnorm"}));
     fields.add("note", note, "free text");
     fields.section("drop", drop);
     fields.add("last", last, "declared after a nested section");
@@ -409,7 +409,7 @@ TEST_F(Config, EditDistance) {
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3U);
   EXPECT_EQ(edit_distance("", "abc"), 3U);
   EXPECT_EQ(edit_distance("abc", ""), 3U);
-  EXPECT_EQ(edit_distance("abcd", "acbd"), 1U);  // neighbours swapped
+  EXPECT_EQ(edit_distance("abcd", "acbd"), 1U);  // neighbors swapped
   EXPECT_EQ(edit_distance("TRAIN", "train"), 0U);
   EXPECT_EQ(nearest("trian", {"plan", "train", "info"}), "train");
   EXPECT_EQ(nearest("fp16", {"fp32"}), "fp32");

@@ -34,7 +34,7 @@ TEST(Half, EveryValueSurvivesARoundTrip) {
   }
 }
 
-// Neighbours a < b, their midpoint (exact in fp32) and the fp32 numbers beside it decide rounding
+// Neighbors a < b, their midpoint (exact in fp32) and the fp32 numbers beside it decide rounding
 // everywhere; the value after the largest finite one stands at twice its last place.
 TEST(Half, RoundsToNearestAndTiesToEven) {
   for (const Format& format : formats) {

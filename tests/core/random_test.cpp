@@ -14,7 +14,7 @@ namespace trireme {
 namespace {
 
 using Block = std::array<std::uint32_t, 4>;
-const RandomKey key{1234, Purpose::initialisation, 7};
+const RandomKey key{1234, Purpose::initialization, 7};
 
 // The known answers published with the generator (Random123, kat_vectors).
 TEST(Random, PhiloxGivesTheKnownAnswers) {
@@ -110,7 +110,7 @@ TEST(Random, BitsNeverChange) {
 }
 
 TEST(Random, ManyNormalsHaveTheBitsOfSingleOnes) {
-  const RandomKey key{0x123456789abcdefULL, Purpose::initialisation, 77};
+  const RandomKey key{0x123456789abcdefULL, Purpose::initialization, 77};
   for (const std::uint64_t first : {0ULL, 1ULL, 127ULL, (1ULL << 33) - 5}) {
     for (const std::size_t count : {1U, 2U, 127U, 128U, 129U, 1000U}) {
       std::vector<double> drawn(count, -99.0);

@@ -77,14 +77,14 @@ TEST(CudaDevice, MarksComeInOrderAndWithinTheHostsTimes) {
   constexpr std::size_t bytes = std::size_t{64} << 20;
   void* memory = device.allocate(2 * bytes);
   for (int round = 0; round < 2; ++round) {
-    device.synchronise();
+    device.synchronize();
     const Clock::time_point begin = Clock::now();
     timeline->mark();
     for (int i = 0; i < 3; ++i) {
       device.copy(memory, static_cast<char*>(memory) + bytes, bytes);
       timeline->mark();
     }
-    device.synchronise();
+    device.synchronize();
     const std::vector<Clock::time_point> times = timeline->read();
     const Clock::time_point end = Clock::now();
     ASSERT_EQ(times.size(), 4U);
@@ -148,7 +148,7 @@ TEST(CudaDevice, CapturesThatFailLeaveTheDeviceAsItWas) {
   EXPECT_THROW(device::capture(capturing,
                                [&] {
                                  tested_ops().fill(y, 5);
-                                 device.synchronise();
+                                 device.synchronize();
                                }),
                Error);
   float read = 1;
@@ -187,7 +187,7 @@ std::vector<float> product(Ops& ops, DType type) {
              {});
   std::vector<float> result(static_cast<std::size_t>(m * n));
   device.copy(result.data(), c.data(), c.bytes());
-  device.synchronise();
+  device.synchronize();
   return result;
 }
 

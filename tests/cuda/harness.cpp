@@ -101,7 +101,7 @@ class Placed {
     memory_ = static_cast<std::byte*>(device.allocate(image_.size()));
     if (memory_ == nullptr) throw Error("no memory for a test");
     device.copy(memory_, image_.data(), image_.size());
-    device.synchronise();
+    device.synchronize();
   }
   Placed(const Placed&) = delete;
   Placed& operator=(const Placed&) = delete;
@@ -112,7 +112,7 @@ class Placed {
   }
   void fetch() {
     device_.copy(image_.data(), memory_, image_.size());
-    device_.synchronise();
+    device_.synchronize();
   }
   std::vector<double> values() const {
     std::vector<double> result;
@@ -166,7 +166,7 @@ PlacedList run(Ops& ops, device::Device& device, const std::vector<Argument>& ar
     tensors.push_back(placed.back()->view());
   }
   call(ops, tensors);
-  device.synchronise();
+  device.synchronize();
   for (const auto& each : placed) each->fetch();
   return placed;
 }
@@ -209,7 +209,7 @@ std::uint64_t test_seed() {
 }
 
 std::vector<double> random_values(std::int64_t count) {
-  const RandomKey key{test_seed(), Purpose::initialisation, next_stream()};
+  const RandomKey key{test_seed(), Purpose::initialization, next_stream()};
   std::vector<double> values;
   for (std::int64_t i = 0; i < count; ++i) {
     values.push_back(uniform(key, static_cast<std::uint64_t>(i)));

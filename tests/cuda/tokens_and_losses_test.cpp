@@ -42,7 +42,7 @@ TEST(Embedding, NegativeZeroBecomesPositive) {
                          Tensor(reinterpret_cast<std::int32_t*>(memory + 32), {1}),
                          Tensor(memory, {1, 8}));
   device.copy(y, memory + 16, sizeof(y));
-  device.synchronise();
+  device.synchronize();
   for (const float value : y) EXPECT_FALSE(std::signbit(value));
   device.release(memory);
 }
@@ -192,7 +192,7 @@ std::vector<std::uint16_t> stochastic_copies(Ops& ops, device::Device& device,
   ops.round(copy(1), Tensor(p, {n}));
   std::vector<std::uint16_t> result(2 * masters.size());
   device.copy(result.data(), copies, bytes);
-  device.synchronise();
+  device.synchronize();
   for (void* memory :
        {static_cast<void*>(p), static_cast<void*>(zeros), static_cast<void*>(copies)}) {
     device.release(memory);
@@ -201,7 +201,7 @@ std::vector<std::uint16_t> stochastic_copies(Ops& ops, device::Device& device,
 }
 
 TEST(Optimizer, RoundsStochasticallyAsTheOracle) {
-  // The same fp32 masters on both sides (no update), so the same bits of the copy; neighbours, and
+  // The same fp32 masters on both sides (no update), so the same bits of the copy; neighbors, and
   // rows of a larger matrix from the middle of one on, narrower than a pack and wider.
   const std::vector<double> values = random_values(1001);
   const std::vector<float> masters(values.begin(), values.end());

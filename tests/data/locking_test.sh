@@ -30,7 +30,7 @@ for file in data/train-00000.h5 run/step-00000001/rank-00000.h5; do
   until ! flock -n -s "$file" true; do sleep 0.1; done
   "$TRIREME" inspect "${file%/*}" --verify >out 2>&1 || fail "$file: a lock is looked at unasked"
   HDF5_USE_FILE_LOCKING=FALSE "$TRIREME" inspect "${file%/*}" --verify >out 2>&1 || fail "$file: FALSE does not get by"
-  if HDF5_USE_FILE_LOCKING=TRUE "$TRIREME" inspect "${file%/*}" --verify >out 2>&1; then fail "$file: TRUE is not honoured"; fi
+  if HDF5_USE_FILE_LOCKING=TRUE "$TRIREME" inspect "${file%/*}" --verify >out 2>&1; then fail "$file: TRUE is not honored"; fi
   told "$file" "$file" "Resource temporarily unavailable"
   kill "$holder"
   wait "$holder" 2>/dev/null || true
@@ -48,10 +48,10 @@ export TRIREME_FILE_FAULT="no_locks 1 $work/other"
 without_locks() { LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so "$@"; }
 without_locks train other || fail "locks are taken unasked"
 rm -r other
-if HDF5_USE_FILE_LOCKING=TRUE without_locks train other; then fail "no locks: TRUE is not honoured"; fi
+if HDF5_USE_FILE_LOCKING=TRUE without_locks train other; then fail "no locks: TRUE is not honored"; fi
 told "no locks" "other/step-00000001.tmp/rank-00000.h5" "No locks available"
 if HDF5_USE_FILE_LOCKING=TRUE without_locks "$TRIREME" prepare --input text --output other-data >out 2>&1; then
-  fail "prepare without locks: TRUE is not honoured"
+  fail "prepare without locks: TRUE is not honored"
 fi
 told "prepare without locks" "train-00000.h5" "No locks available"
 [ ! -e other-data ] || fail "prepare left a dataset"

@@ -22,7 +22,7 @@ std::unique_ptr<Tokenizer> tokenizer_for(const Scratch& scratch, const std::stri
   return load_tokenizer(dataset);
 }
 
-/// Byte strings that have broken tokenizers: spaces everywhere, NUL, U+2581, control tokens spelt
+/// Byte strings that have broken tokenizers: spaces everywhere, NUL, U+2581, control tokens spelled
 /// out, broken and overlong UTF-8, surrogates, noncharacters, long words.
 std::vector<std::string> nasty() {
   std::vector<std::string> texts = {"",

@@ -15,12 +15,12 @@
 #include "trireme/device/readback.hpp"
 #include "trireme/device/stream.hpp"
 
-#include "support/imaginary_device.hpp"
+#include "support/simulated_device.hpp"
 
 namespace trireme::device {
 namespace {
 
-using testing_support::ImaginaryDevice;
+using testing_support::SimulatedDevice;
 using namespace std::chrono_literals;
 
 /// Adds 1 to a number of the device `times`, on a queue.
@@ -76,7 +76,7 @@ class QueuedWork : public ::testing::TestWithParam<unsigned> {
     return [this] { return open_.load(); };
   }
 
-  ImaginaryDevice device_{GetParam()};
+  SimulatedDevice device_{GetParam()};
   Stream stream_;
   std::vector<int> log_;
   std::atomic<bool> open_ = false;
@@ -94,7 +94,7 @@ TEST_P(QueuedWork, ComesAfterTheComputationBeforeItAndBeforeThatAfterAWait) {
   EXPECT_FALSE(event.done());
   device_.compute([this] { log_.push_back(3); });
   open_ = true;
-  device_.synchronise();
+  device_.synchronize();
   EXPECT_TRUE(event.done());
   EXPECT_EQ(log_, (std::vector<int>{1, 2, 3}));
 }
@@ -104,11 +104,11 @@ TEST_P(QueuedWork, GoesOnBesideComputation) {
   device_.repeat(stream_.queue().native(), gate());
   const Event event = stream_.enqueue(noting(1));
   device_.compute([this] { log_.push_back(2); });
-  device_.synchronise();
+  device_.synchronize();
   EXPECT_FALSE(event.done());
   open_ = true;
   event.wait();
-  device_.synchronise();
+  device_.synchronize();
   EXPECT_EQ(log_, (std::vector<int>{2, 1}));
 }
 
@@ -128,7 +128,7 @@ TEST_P(QueuedWork, IsInOrderWithTheHostsOperations) {
   EXPECT_TRUE(seen);
   EXPECT_TRUE(first.done());
   third.wait();
-  device_.synchronise();
+  device_.synchronize();
   EXPECT_EQ(log_, (std::vector<int>{1, 2}));
 }
 
@@ -137,7 +137,7 @@ TEST_P(QueuedWork, MayTakeSeveralTestsToQueue) {
   const Event next = stream_.enqueue(noting(2));
   EXPECT_FALSE(stream_.idle());
   next.wait();
-  device_.synchronise();
+  device_.synchronize();
   EXPECT_TRUE(slow.done());
   EXPECT_EQ(log_, (std::vector<int>{1, 2}));
 }
@@ -147,7 +147,7 @@ TEST_P(QueuedWork, ErrorsReachTheirWaiterAndTheNextGoesOn) {
   const Event next = stream_.enqueue(noting(2));
   EXPECT_THROW(refused.wait(), std::runtime_error);
   next.wait();
-  device_.synchronise();
+  device_.synchronize();
   EXPECT_EQ(log_, std::vector<int>{2});
 }
 
@@ -175,7 +175,7 @@ TEST_P(QueuedWork, TheStreamsEndIsNotTheDevices) {
     open_ = true;
   }
   EXPECT_EQ(log_, std::vector<int>{1});  // a queue ends when its work is done
-  device_.synchronise();
+  device_.synchronize();
 }
 
 // What a communicator finds out of itself must not be computed with.
@@ -191,7 +191,7 @@ TEST_P(QueuedWork, AFailureOfTheDeviceIsThrownWhereverItsWorkIsWaitedFor) {
     device_.fail(std::make_exception_ptr(Error("and then something else")));
   }).join();
   for (int i = 0; i < 2; ++i) {
-    EXPECT_THROW(device_.synchronise(), Error);
+    EXPECT_THROW(device_.synchronize(), Error);
     EXPECT_THROW(event.wait(), Error);
     try {
       read(device_, &value, tensor);
@@ -203,7 +203,7 @@ TEST_P(QueuedWork, AFailureOfTheDeviceIsThrownWhereverItsWorkIsWaitedFor) {
 }
 
 TEST(Readback, SaysWhatToDoWhereNothingCanBePinned) {
-  ImaginaryDevice device(1);
+  SimulatedDevice device(1);
   device.refuse_staging();
   MemoryLedger ledger(device);
   float value = 0;
@@ -218,7 +218,7 @@ TEST(Readback, SaysWhatToDoWhereNothingCanBePinned) {
 }
 
 TEST(Readback, IsInTheLedgerWhereItIsACopy) {
-  ImaginaryDevice device(1);
+  SimulatedDevice device(1);
   MemoryLedger there(device), here;
   {
     const Buffer source(there, Use::batch, 12);
@@ -233,7 +233,7 @@ TEST(Readback, IsInTheLedgerWhereItIsACopy) {
 }
 
 TEST(QueueReduce, IsTheTreeOfTheHost) {
-  ImaginaryDevice device(5);
+  SimulatedDevice device(5);
   MemoryLedger ledger(device);
   constexpr std::int64_t n = 3001;
   for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64}) {
@@ -260,7 +260,7 @@ TEST(QueueReduce, IsTheTreeOfTheHost) {
         device.reduce(type, reduction, there, buffers[own].data(), n);
         std::vector<std::byte> result(bytes), expected(bytes);
         device.copy(result.data(), buffers[own].data(), bytes);
-        device.synchronise();
+        device.synchronize();
         reduce_tree(type, reduction, here, expected.data(), n);
         EXPECT_EQ(result, expected) << name_of(type) << " " << ranks;
       }

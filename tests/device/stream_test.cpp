@@ -52,7 +52,7 @@ TEST(Stream, RunsInOrderOneAtATime) {
   EXPECT_TRUE(events[0].done());
   EXPECT_TRUE(events[1].done());
   EXPECT_FALSE(events[3].done());
-  stream.synchronise();
+  stream.synchronize();
   EXPECT_TRUE(stream.idle());
   EXPECT_EQ(log, (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
 }
@@ -103,15 +103,15 @@ TEST(Stream, AnExceptionOnItsWayDoesNotWaitForWhatIsQueued) {
       std::runtime_error);
 }
 
-TEST(Stream, SynchroniseFinishesAllAndRethrowsTheFirst) {
+TEST(Stream, SynchronizeFinishesAllAndRethrowsTheFirst) {
   Stream stream;
   bool last = false;
   stream.enqueue(std::make_unique<Steps>(1, [] { throw std::runtime_error("first"); }));
   stream.enqueue(std::make_unique<Steps>(1, [] { throw std::logic_error("second"); }));
   stream.enqueue(std::make_unique<Steps>(5, [&] { last = true; }));
-  EXPECT_THROW(stream.synchronise(), std::runtime_error);
+  EXPECT_THROW(stream.synchronize(), std::runtime_error);
   EXPECT_TRUE(last);
-  EXPECT_NO_THROW(stream.synchronise());
+  EXPECT_NO_THROW(stream.synchronize());
 }
 
 TEST(Stream, ItsEndWaitsForWhatIsQueued) {
@@ -186,7 +186,7 @@ TEST(Stream, ManyThreadsShareIt) {
   }
   for (std::thread& worker : workers) worker.join();
   try {
-    stream.synchronise();
+    stream.synchronize();
   } catch (const std::runtime_error&) {  // NOLINT(bugprone-empty-catch): some fail on purpose
   }
   EXPECT_EQ(sum, 3 * per_thread);

@@ -74,7 +74,7 @@ TEST(TreeKernel, ConvertsAsTheHostDoes) {
               std::bit_cast<std::uint32_t>(bf16_to_float(half)));
     ASSERT_EQ(std::bit_cast<std::uint32_t>(kernels::Fp16::load(half)),
               std::bit_cast<std::uint32_t>(fp16_to_float(half)));
-    // Each exponent, and what lies around the middle between two neighbours.
+    // Each exponent, and what lies around the middle between two neighbors.
     for (const std::uint32_t low : {0U, 1U, 0x0fffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U}) {
       const auto value = std::bit_cast<float>(i << 16 | low);
       ASSERT_EQ(kernels::Bf16::store(value), float_to_bf16(value)) << i << " " << low;

@@ -76,7 +76,7 @@ TEST_P(NarrowTest, NormsRoundOnce) {
     Array wide_dx({rows, columns});
     // Sums of bf16 have an order of their own: four chains or more of C/4 terms, then their joints,
     // each sum off by that many roundings of terms of at most 2. A result has them times rstd and
-    // times a normalised value, of at most 4·rstd; a gradient the square of it.
+    // times a normalized value, of at most 4·rstd; a gradient the square of it.
     const double order = 4 * (static_cast<double>(columns) / 4 + 8) * roundoff;
     const auto off = [&](double each) {
       return std::vector<double>(static_cast<std::size_t>(rows * columns), each);
@@ -273,7 +273,7 @@ TEST_P(NarrowTest, UpdatesRoundTheirMasters) {
   step.learning_rate = 1e-3F;
   ops->adamw(p, m, v, g, step, {.values = to_nearest});
   expect_rounded(to_nearest, p, "adamw");
-  const RandomKey key{5, Purpose::initialisation, 9};
+  const RandomKey key{5, Purpose::initialization, 9};
   ops->sgd(p, m, g, 1e-3F, 0.9F, 0, 1,
            {.values = drawn, .stochastic = true, .key = key, .indices = {.first = 77}});
   for (std::int64_t i = 0; i < n; ++i) {

@@ -5,15 +5,15 @@ namespace {
 
 constexpr double epsilon = 1e-5;
 
-/// LayerNorm (centred) or RMSNorm of rows of x in fp64.
+/// LayerNorm (centered) or RMSNorm of rows of x in fp64.
 std::vector<double> norm(const std::vector<double>& x, const std::vector<double>& gain,
-                         const std::vector<double>& bias, bool centred) {
+                         const std::vector<double>& bias, bool centered) {
   const std::size_t columns = gain.size();
   std::vector<double> y(x.size());
   for (std::size_t begin = 0; begin < x.size(); begin += columns) {
     const auto n = static_cast<double>(columns);
     double mean = 0, variance = 0;
-    for (std::size_t i = 0; i < columns && centred; ++i) mean += x[begin + i] / n;
+    for (std::size_t i = 0; i < columns && centered; ++i) mean += x[begin + i] / n;
     for (std::size_t i = 0; i < columns; ++i) variance += std::pow(x[begin + i] - mean, 2) / n;
     const double rstd = 1 / std::sqrt(variance + epsilon);
     for (std::size_t i = 0; i < columns; ++i) {
@@ -31,8 +31,8 @@ const std::vector<Sizes> sizes = {{7, 37, 0}, {7, 37, 3}, {1, 1, 0}, {130, 8, 0}
 
 /// Inputs and outputs of one norm, forward done.
 struct Norm {
-  Norm(Ops& ops, const Sizes& s, bool centred_, bool with_bias)
-      : centred(centred_),
+  Norm(Ops& ops, const Sizes& s, bool centered_, bool with_bias)
+      : centered(centered_),
         x(random_array({s.rows, s.columns}, 1, 2, s.gap)),
         dy(random_array({s.rows, s.columns}, 2, 1, s.gap)),
         y({s.rows, s.columns}, s.gap),
@@ -41,7 +41,7 @@ struct Norm {
         mean({s.rows}),
         rstd({s.rows}) {
     for (std::int64_t i = 0; i < x.elements(); ++i) x[i] += 0.5F;
-    if (centred) {
+    if (centered) {
       ops.layer_norm(y, mean, rstd, x, gain, with_bias ? bias.view() : Tensor(), epsilon);
     } else {
       ops.rms_norm(y, rstd, x, gain, epsilon);
@@ -49,9 +49,9 @@ struct Norm {
   }
   double loss(const std::vector<double>& at_x, const std::vector<double>& at_gain,
               const std::vector<double>& at_bias) const {
-    return dot(norm(at_x, at_gain, at_bias, centred), widen(dy));
+    return dot(norm(at_x, at_gain, at_bias, centered), widen(dy));
   }
-  bool centred;
+  bool centered;
   Array x, dy, y, gain, bias, mean, rstd;
 };
 
@@ -66,14 +66,14 @@ class NormTest : public OpsTest {};
 
 TEST_P(NormTest, ForwardAgreesWithFp64) {
   for (const Sizes& s : sizes) {
-    for (const bool centred : {true, false}) {
+    for (const bool centered : {true, false}) {
       for (const bool with_bias : {true, false}) {
-        if (!centred && with_bias) continue;
-        const Norm n(*ops, s, centred, with_bias);
+        if (!centered && with_bias) continue;
+        const Norm n(*ops, s, centered, with_bias);
         const auto expected = norm(widen(n.x), widen(n.gain),
-                                   with_bias ? widen(n.bias) : std::vector<double>(), centred);
+                                   with_bias ? widen(n.bias) : std::vector<double>(), centered);
         expect_close(n.y, expected, std::vector<double>(expected.size(), forward_bound(s.columns)),
-                     centred ? "layer_norm" : "rms_norm");
+                     centered ? "layer_norm" : "rms_norm");
       }
     }
   }
@@ -81,20 +81,20 @@ TEST_P(NormTest, ForwardAgreesWithFp64) {
 
 TEST_P(NormTest, InputGradientAgreesWithFiniteDifferences) {
   for (const Sizes& s : sizes) {
-    for (const bool centred : {true, false}) {
+    for (const bool centered : {true, false}) {
       for (const bool accumulate : {false, true}) {
-        Norm n(*ops, s, centred, centred);
+        Norm n(*ops, s, centered, centered);
         Array dx = random_array({s.rows, s.columns}, 5, 1, s.gap);
         std::vector<double> expected = widen(dx);
         // One column: x is its own mean, and rstd = 1/√ε makes every rounding of it 300 times
         // larger.
-        if (s.columns == 1 && centred) continue;
+        if (s.columns == 1 && centered) continue;
         finite_differences([&](const auto& x) { return n.loss(x, widen(n.gain), widen(n.bias)); },
                            widen(n.x), 1,
                            [&](std::size_t i, double derivative) {
                              expected[i] = derivative + (accumulate ? expected[i] : 0);
                            });
-        if (centred) {
+        if (centered) {
           ops->layer_norm_backward_input(dx, n.dy, n.x, n.gain, n.mean, n.rstd, accumulate);
         } else {
           ops->rms_norm_backward_input(dx, n.dy, n.x, n.gain, n.rstd, accumulate);
@@ -102,7 +102,7 @@ TEST_P(NormTest, InputGradientAgreesWithFiniteDifferences) {
         // dx = rstd·(g − mean g − h·mean(g·h)): rstd ≤ 4 for these rows (their deviation exceeds
         // ¼), the bracket as forward; 1e-8 for the differences (values up to 1e3).
         const std::vector<double> bound(expected.size(), 4 * forward_bound(s.columns) + 1e-8);
-        expect_close(dx, expected, bound, centred ? "layer_norm dx" : "rms_norm dx");
+        expect_close(dx, expected, bound, centered ? "layer_norm dx" : "rms_norm dx");
       }
     }
   }
@@ -110,8 +110,8 @@ TEST_P(NormTest, InputGradientAgreesWithFiniteDifferences) {
 
 TEST_P(NormTest, WeightGradientsAccumulateAndAgreeWithFiniteDifferences) {
   for (const Sizes& s : sizes) {
-    for (const bool centred : {true, false}) {
-      Norm n(*ops, s, centred, centred);
+    for (const bool centered : {true, false}) {
+      Norm n(*ops, s, centered, centered);
       Array dgain = random_array({s.columns}, 5), dbias = random_array({s.columns}, 6);
       std::vector<double> expected_gain = widen(dgain), expected_bias = widen(dbias);
       finite_differences([&](const auto& gain) { return n.loss(widen(n.x), gain, widen(n.bias)); },
@@ -124,7 +124,7 @@ TEST_P(NormTest, WeightGradientsAccumulateAndAgreeWithFiniteDifferences) {
       const double rows = static_cast<double>(s.rows);
       const std::vector<double> bound(expected_gain.size(),
                                       2 * rows * forward_bound(s.columns) + 1e-7);
-      if (centred) {
+      if (centered) {
         Array only_gain = dgain;
         ops->layer_norm_backward_weight(only_gain, {}, n.dy, n.x, n.mean, n.rstd);
         ops->layer_norm_backward_weight(dgain, dbias, n.dy, n.x, n.mean, n.rstd);
@@ -133,7 +133,7 @@ TEST_P(NormTest, WeightGradientsAccumulateAndAgreeWithFiniteDifferences) {
       } else {
         ops->rms_norm_backward_weight(dgain, n.dy, n.x, n.rstd);
       }
-      expect_close(dgain, expected_gain, bound, centred ? "layer_norm dgain" : "rms_norm dgain");
+      expect_close(dgain, expected_gain, bound, centered ? "layer_norm dgain" : "rms_norm dgain");
     }
   }
 }
@@ -157,13 +157,13 @@ TEST_P(NormTest, ColumnSumAccumulates) {
 TEST_P(NormTest, RowsThatAreFarFromZeroKeepTheirVariance) {
   // mean 1000, deviation 1: E[x²] − mean² in fp32 would lose it.
   Array x = random_array({1, 64}, 1), y({1, 64}), gain({64}), mean({1}), rstd({1});
-  double deviation = 0, centre = 0;
+  double deviation = 0, center = 0;
   for (std::int64_t i = 0; i < 64; ++i) {
     x[i] += 1000.0F;
     gain[i] = 1;
-    centre += double{x[i]} / 64;
+    center += double{x[i]} / 64;
   }
-  for (std::int64_t i = 0; i < 64; ++i) deviation += std::pow(double{x[i]} - centre, 2) / 64;
+  for (std::int64_t i = 0; i < 64; ++i) deviation += std::pow(double{x[i]} - center, 2) / 64;
   ops->layer_norm(y, mean, rstd, x, gain, {}, 0.0F);
   // The mean is off by at most 6·u·1000 = 3.6e-4, so the variance by its square: 1.3e-7 of ⅓.
   EXPECT_NEAR(rstd[0] * std::sqrt(deviation), 1.0, 1e-6);

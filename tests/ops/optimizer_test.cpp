@@ -134,7 +134,7 @@ TEST_P(OptimizerTest, EachElementIsRoundedByTheBitsOfItsIndex) {
   }
 }
 
-TEST_P(OptimizerTest, RoundedUpAsOftenAsTheValueIsNearTheUpperNeighbour) {
+TEST_P(OptimizerTest, RoundedUpAsOftenAsTheValueIsNearTheUpperNeighbor) {
   // 16,384 steps, each with bits of its own: the mean is the value, within five deviations of it.
   constexpr int steps = 16384;
   Array x({4});
@@ -152,7 +152,7 @@ TEST_P(OptimizerTest, RoundedUpAsOftenAsTheValueIsNearTheUpperNeighbour) {
     for (int i = 0; i < 4; ++i) sums[i] += double{bf16_to_float(drawn[i])};
     ups += bf16_to_float(drawn[2]) > 1 ? 1 : 0;
   }
-  const double units[] = {0x1p-7, 0x1p-6, 0x1p-7, 0};  // from one neighbour to the other
+  const double units[] = {0x1p-7, 0x1p-6, 0x1p-7, 0};  // from one neighbor to the other
   for (int i = 0; i < 4; ++i) {
     EXPECT_NEAR(sums[i] / steps, double{x[i]}, 5 * 0.5 * units[i] / std::sqrt(steps)) << i;
   }

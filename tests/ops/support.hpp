@@ -92,7 +92,7 @@ using Integers = ArrayOf<std::int32_t>;
 inline Array random_array(const Shape& shape, std::uint32_t stream, float scale = 1.0F,
                           std::int64_t gap = 0) {
   Array x(shape, gap);
-  const RandomKey key{42, Purpose::initialisation, stream};
+  const RandomKey key{42, Purpose::initialization, stream};
   for (std::int64_t i = 0; i < x.elements(); ++i) {
     x[i] = scale * (2.0F * uniform(key, static_cast<std::uint64_t>(i)) - 1.0F);
   }
@@ -101,7 +101,7 @@ inline Array random_array(const Shape& shape, std::uint32_t stream, float scale 
 
 inline Integers random_integers(const Shape& shape, std::uint32_t stream, std::int32_t below) {
   Integers x(shape);
-  const RandomKey key{43, Purpose::initialisation, stream};
+  const RandomKey key{43, Purpose::initialization, stream};
   for (std::int64_t i = 0; i < x.elements(); ++i) {
     x[i] = static_cast<std::int32_t>(random_bits(key, static_cast<std::uint64_t>(i)) %
                                      static_cast<std::uint32_t>(below));

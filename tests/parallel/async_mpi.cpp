@@ -25,7 +25,7 @@ constexpr int server_rank = 1;
 void serve(const Stage& worker, const optim::OptimConfig& optim, comm::rpc::Endpoint& endpoint) {
   device::MemoryLedger ledger;
   ServerShards shards(worker, {.workers = 1, .servers = 1}, optim, 1, ledger);
-  shards.initialise(7);
+  shards.initialize(7);
   WorkQueue queue;
   Recorder recorder;
   AsyncServer server(shards, endpoint, queue);

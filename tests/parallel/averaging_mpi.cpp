@@ -134,7 +134,7 @@ TEST(Average, IsThatOfDoublePrecision) {
       for (const char* states : {"keep", "average", "reset"}) {
         const AverageConfig config{.optimizer_state = states, .outer = outer};
         expect_arithmetic(config, layout, {}, DType::f32);
-        expect_arithmetic(config, layout, make_imaginary_device, DType::bf16);
+        expect_arithmetic(config, layout, make_simulated_device, DType::bf16);
       }
     }
   }
@@ -160,7 +160,7 @@ TEST(Average, NothingElseCrossesTheDataAxis) {
     const model::ModelConfig config = testing_support::odd_model(false);
     const RunSettings settings{.reproducible = false};
     LayoutRun run(config, layout, worker_options(layout, settings), MPI_COMM_WORLD);
-    run.replica.initialise();
+    run.replica.initialize();
     Averaging averaging({}, run.replica, run.grid.group(comm::Axis::data),
                         LayoutRun::bucket_elements, run.ledger);
     run.grid.reset_traffic();

@@ -12,7 +12,7 @@ namespace trireme::parallel::test {
 namespace {
 
 using testing::Contains;
-using testing_support::ImaginaryDevice;
+using testing_support::SimulatedDevice;
 
 std::vector<LayoutCase> layouts_of_world() {
   std::vector<LayoutCase> layouts(5);
@@ -31,7 +31,7 @@ struct Steps {
         settings(settings),
         run(config, layout, stage_options(layout, settings), comm, settings.make_device, trace, {},
             settings.stochastic, settings.graphs) {
-    run.replica.initialise();
+    run.replica.initialize();
     run.replica.begin_trace();
   }
   StepSums step() {
@@ -82,9 +82,9 @@ TEST(DeviceSteps, TheHostWaitsOnceInAStep) {
       for (const DType compute : {DType::f32, DType::bf16}) {
         Steps steps(
             layout,
-            {.reproducible = false, .make_device = make_imaginary_device, .compute = compute},
+            {.reproducible = false, .make_device = make_simulated_device, .compute = compute},
             trace);
-        auto& device = dynamic_cast<ImaginaryDevice&>(*steps.run.device.device);
+        auto& device = dynamic_cast<SimulatedDevice&>(*steps.run.device.device);
         steps.step();  // rooms grow
         for (int i = 0; i < 3; ++i) {
           const std::uint64_t before = device.waits();
@@ -98,7 +98,7 @@ TEST(DeviceSteps, TheHostWaitsOnceInAStep) {
 
 TEST(DeviceSteps, WaitingOnceChangesNoBits) {
   for (const LayoutCase& layout : layouts_of_world()) {
-    Steps device(layout, {.make_device = make_imaginary_device}, true), host(layout, {}, false);
+    Steps device(layout, {.make_device = make_simulated_device}, true), host(layout, {}, false);
     for (int i = 0; i < 3; ++i) {
       const StepSums later = device.step(), at_once = host.step();
       EXPECT_EQ(later.loss.loss, at_once.loss.loss) << layout.to_string();
@@ -109,7 +109,7 @@ TEST(DeviceSteps, WaitingOnceChangesNoBits) {
 
 TEST(DeviceSteps, SpansAreOrderedAndWithinTheStep) {
   std::vector<std::string> names_on_host;
-  for (const MakeTestDevice& make : {MakeTestDevice(), MakeTestDevice(make_imaginary_device)}) {
+  for (const MakeTestDevice& make : {MakeTestDevice(), MakeTestDevice(make_simulated_device)}) {
     Steps steps({}, {.reproducible = false, .make_device = make}, true, MPI_COMM_SELF);
     steps.run.replica.wait();
     const std::size_t earlier = steps.device_spans().size();
@@ -142,7 +142,7 @@ TEST(DeviceSteps, SpansAreOrderedAndWithinTheStep) {
 }
 
 TEST(DeviceSteps, UntracedStepsLeaveNoSpansOfTheDevice) {
-  Steps steps({}, {.make_device = make_imaginary_device}, false, MPI_COMM_SELF);
+  Steps steps({}, {.make_device = make_simulated_device}, false, MPI_COMM_SELF);
   steps.step();
   steps.run.replica.wait();
   EXPECT_TRUE(steps.device_spans().empty());
@@ -150,7 +150,7 @@ TEST(DeviceSteps, UntracedStepsLeaveNoSpansOfTheDevice) {
 
 TEST(DeviceSteps, ATraceHoldsNothingBeforeItBegins) {
   // Values are rounded where it is made ready.
-  Steps steps({}, {.make_device = make_imaginary_device, .compute = DType::bf16}, true,
+  Steps steps({}, {.make_device = make_simulated_device, .compute = DType::bf16}, true,
               MPI_COMM_SELF);
   steps.run.replica.wait();
   EXPECT_TRUE(steps.device_spans().empty());
@@ -160,7 +160,7 @@ TEST(DeviceSteps, ATraceHoldsNothingBeforeItBegins) {
 
 TEST(DeviceSteps, CopiesAreInTheTrace) {
   for (const bool trace : {false, true}) {
-    Steps steps({}, {.make_device = make_imaginary_device, .compute = DType::bf16}, trace,
+    Steps steps({}, {.make_device = make_simulated_device, .compute = DType::bf16}, trace,
                 MPI_COMM_SELF);
     steps.run.replica.wait();
     const auto begin = Recorder::Clock::now();
@@ -206,7 +206,7 @@ TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
 }
 
 TEST(DeviceSteps, BatchesThatCannotBeStagedSayWhatToDo) {
-  ImaginaryDevice device(1);
+  SimulatedDevice device(1);
   device::MemoryLedger ledger(device);
   device.refuse_staging();
   try {
@@ -221,9 +221,9 @@ TEST(DeviceSteps, BatchesThatCannotBeStagedSayWhatToDo) {
 /// Steps with graphs beside the same without.
 struct WithGraphs {
   explicit WithGraphs(const LayoutCase& layout = {}, bool trace = false)
-      : with(layout, {.make_device = make_imaginary_device, .graphs = true}, trace, MPI_COMM_SELF),
-        without(layout, {.make_device = make_imaginary_device}, false, MPI_COMM_SELF),
-        device(dynamic_cast<ImaginaryDevice&>(*with.run.device.device)),
+      : with(layout, {.make_device = make_simulated_device, .graphs = true}, trace, MPI_COMM_SELF),
+        without(layout, {.make_device = make_simulated_device}, false, MPI_COMM_SELF),
+        device(dynamic_cast<SimulatedDevice&>(*with.run.device.device)),
         graphs(with.run.replica.engine().graphs()) {}
   /// One of both; how many graphs were captured and launched in it.
   struct Counts {
@@ -238,7 +238,7 @@ struct WithGraphs {
     return {graphs.captured() - before.graphs, graphs.launched() - before.launches};
   }
   Steps with, without;
-  ImaginaryDevice& device;
+  SimulatedDevice& device;
   const StepGraphs& graphs;
 };
 
@@ -293,7 +293,7 @@ TEST(DeviceSteps, ADeviceThatRefusesACaptureGoesOnWithoutGraphs) {
   both.device.refuse_captures();
   EXPECT_EQ(both.step(), (WithGraphs::Counts{0, 0}));
   EXPECT_EQ(both.step(), (WithGraphs::Counts{0, 0}));
-  EXPECT_THAT(both.graphs.refusal(), testing::HasSubstr("imaginary"));
+  EXPECT_THAT(both.graphs.refusal(), testing::HasSubstr("simulated"));
 }
 
 TEST(DeviceSteps, ATraceHasNoGraphs) {

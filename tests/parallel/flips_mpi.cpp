@@ -16,7 +16,7 @@ namespace {
 /// What has a replica in a layout, worked out by hand.
 enum class Replicated {
   everything,
-  parameters,  // and not the optimiser's state
+  parameters,  // and not the optimizer's state
   unsplit,     // rows that tensor ranks do not split
   tied         // the embedding alone
 };
@@ -84,7 +84,7 @@ int found_of(const FlipCase& each, int flips, std::uint64_t seed) {
   const model::ModelConfig config = testing_support::odd_model(each.llama);
   const RunSettings settings{.reproducible = false};
   LayoutRun run(config, each.layout, stage_options(each.layout, settings), MPI_COMM_WORLD);
-  run.replica.initialise();
+  run.replica.initialize();
   const int data_rank = run.grid.coordinate(comm::Axis::data);
   run.replica.backward(make_batches(config, each.layout, data_rank, 0, settings.global_batch));
   run.replica.update(1e-3, 0, 1.0);

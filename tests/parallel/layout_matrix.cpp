@@ -26,20 +26,20 @@ TEST(LayoutMatrix, ReproducibleDrawn) { compare_with_one_rank(cases_of(drawn_row
 
 /// What is computed later, in memory that the host cannot touch, is the same: every wait is there.
 TEST(LayoutMatrix, DeviceEqualsHostBitForBit) {
-  compare_bits(cases_of(committed_rows()), {.steps = 2, .make_device = make_imaginary_device},
+  compare_bits(cases_of(committed_rows()), {.steps = 2, .make_device = make_simulated_device},
                references({.steps = 2}));
 }
 
 TEST(LayoutMatrix, DeviceInBf16EqualsOneRankBitForBit) {
   compare_with_one_rank(cases_of(committed_rows()),
-                        {.steps = 2, .make_device = make_imaginary_device, .compute = DType::bf16});
+                        {.steps = 2, .make_device = make_simulated_device, .compute = DType::bf16});
 }
 
 /// Graphs are captured in the second step; they read the next batches, and add up with what is
 /// queued between them.
 TEST(LayoutMatrix, DeviceWithGraphsEqualsHostBitForBit) {
   compare_bits(cases_of(committed_rows()),
-               {.steps = 4, .make_device = make_imaginary_device, .graphs = true},
+               {.steps = 4, .make_device = make_simulated_device, .graphs = true},
                references({.steps = 4}));
 }
 
@@ -56,12 +56,12 @@ TEST(LayoutMatrix, OffloadedEqualsHostBitForBit) {
   expect_clipping(one);
   compare_bits(
       cases_of(committed_rows()),
-      {.steps = 2, .make_device = make_imaginary_device, .offload = true, .clip = low_clip}, one);
+      {.steps = 2, .make_device = make_simulated_device, .offload = true, .clip = low_clip}, one);
 }
 
 TEST(LayoutMatrix, OffloadedInBf16EqualsOneRankBitForBit) {
   MatrixRuns runs{
-      .steps = 2, .make_device = make_imaginary_device, .compute = DType::bf16, .clip = low_clip};
+      .steps = 2, .make_device = make_simulated_device, .compute = DType::bf16, .clip = low_clip};
   const std::vector<RunResult> one = references(runs);
   expect_clipping(one);
   runs.offload = runs.graphs = true;
@@ -76,7 +76,7 @@ TEST(LayoutMatrix, OffloadedShardsOfGradientsBitForBit) {
     if (each.layout.zero >= 2) cases.push_back(std::move(each));
   }
   MatrixRuns runs{
-      .reproducible = false, .steps = 3, .make_device = make_imaginary_device, .clip = low_clip};
+      .reproducible = false, .steps = 3, .make_device = make_simulated_device, .clip = low_clip};
   std::map<std::string, RunResult> here;
   run_cases(cases, runs, [&](const MatrixCase&, const RunResult& result, const std::string& what) {
     here[what] = result;

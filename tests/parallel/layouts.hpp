@@ -17,7 +17,7 @@
 #include "trireme/parallel/replica.hpp"
 
 #include "support/batches.hpp"
-#include "support/imaginary_ops.hpp"
+#include "support/simulated_ops.hpp"
 
 namespace trireme::parallel::test {
 
@@ -55,11 +55,11 @@ struct TestDevice {
 using MakeTestDevice = std::function<TestDevice(int rank)>;
 
 /// One whose memory the host cannot touch and whose work is done later.
-inline TestDevice make_imaginary_device(int rank) {
-  auto device = std::make_unique<testing_support::ImaginaryDevice>(static_cast<unsigned>(rank));
-  testing_support::ImaginaryDevice& own = *device;
+inline TestDevice make_simulated_device(int rank) {
+  auto device = std::make_unique<testing_support::SimulatedDevice>(static_cast<unsigned>(rank));
+  testing_support::SimulatedDevice& own = *device;
   return {std::move(device), [&own](device::MemoryLedger& ledger, int threads, bool reproducible) {
-            return std::make_unique<testing_support::ImaginaryOps>(
+            return std::make_unique<testing_support::SimulatedOps>(
                 own, ops::make_cpu_ops(threads, &ledger, reproducible));
           }};
 }
@@ -84,7 +84,7 @@ struct RunResult {
   /// By step, of each logical tensor: its gradient's hash, then its values' after the update.
   std::vector<std::vector<std::uint64_t>> hashes;
   std::vector<std::string> names;             // of logical tensors
-  std::vector<std::vector<float>> tensors;    // parameters, then each of the optimiser's states
+  std::vector<std::vector<float>> tensors;    // parameters, then each of the optimizer's states
   std::vector<std::vector<float>> gradients;  // of the first step
   /// After the last step: of each sequence in reproducible mode, else of all together.
   std::vector<double> evaluation;
@@ -116,11 +116,11 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
   std::vector<std::uint32_t> bits(static_cast<std::size_t>(first.back()), 0);
   std::vector<std::int64_t> spoken(rows.size(), 0);
   // Whole state: data rank 0 speaks. Sharded: the first shard group.
-  const bool speaks = sharded ? place.data_rank < place.shard : place.data_rank == 0;
+  const bool is_root = sharded ? place.data_rank < place.shard : place.data_rank == 0;
   std::vector<params::FlatRange> ranges{{{0, layout.elements()}, 0}};
   if (sharded) ranges = stage.shards().own_ranges();
   for (const params::Group& group : layout.groups()) {
-    if (!speaks || !layout.has_unit(group.units.front())) continue;
+    if (!is_root || !layout.has_unit(group.units.front())) continue;
     for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
       const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
       if (block.slices.empty() && stage.shares().tiles.first > 0) continue;
@@ -302,7 +302,7 @@ inline std::string memory_fault(LayoutRun& run) {
       ModelState::master_bytes(stage.layout(), stage.shards(), options) +
       2 * static_cast<std::int64_t>(sizeof(float)) * stage.shards().elements();
   const bool offload = options.offloaded();
-  expect("optimiser state", run.ledger.held(Use::optimizer), offload ? 0 : kept);
+  expect("optimizer state", run.ledger.held(Use::optimizer), offload ? 0 : kept);
   const std::int64_t staged =
       state::Offload::bytes(stage.shards(), options, LayoutRun::bucket_elements);
   expect("offloaded state", run.ledger.held(Use::offloaded), offload ? kept + staged : 0);
@@ -333,13 +333,13 @@ inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& co
        make_batches(config, run.layout, data_rank, settings.steps, settings.global_batch)) {
     for (const LossSum& leaf : run.replica.engine().evaluate(batch)) own.push_back(leaf.loss);
   }
-  // Every rank of a replica knows the same; data ranks have neighbouring sequences.
+  // Every rank of a replica knows the same; data ranks have neighboring sequences.
   const auto data = static_cast<std::size_t>(run.layout.data);
   std::vector<double> all(own.size() * data, 0.0);
-  const bool speaks = run.grid.coordinate(comm::Axis::tensor) == 0 &&
-                      run.grid.coordinate(comm::Axis::pipeline) == 0;
+  const bool is_root = run.grid.coordinate(comm::Axis::tensor) == 0 &&
+                       run.grid.coordinate(comm::Axis::pipeline) == 0;
   const std::size_t first = own.size() * static_cast<std::size_t>(data_rank);
-  if (speaks) std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(first));
+  if (is_root) std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(first));
   MPI_Allreduce(MPI_IN_PLACE, all.data(), static_cast<int>(all.size()), MPI_DOUBLE, MPI_SUM,
                 run.comm);
   for (std::size_t i = 0; i < own.size(); ++i) {
@@ -355,7 +355,7 @@ inline RunResult run_layout(const model::ModelConfig& config, const LayoutCase& 
   LayoutRun run(config, layout, stage_options(layout, settings), comm, settings.make_device, false,
                 {}, settings.stochastic, settings.graphs);
   Replica& replica = run.replica;
-  replica.initialise();
+  replica.initialize();
   RunResult result;
   const int data_rank = run.grid.coordinate(comm::Axis::data);
   device::Device& keeps = replica.state().optimizer_device();

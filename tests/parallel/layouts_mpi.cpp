@@ -105,9 +105,9 @@ TEST(Layouts, LentGradientsChangeNoBit) {
             LayoutCase{.zero = 1, .micro_batch = 8 / groups}}) {
         layout.data = groups;
         if (layout.ranks() > size) continue;
-        for (const bool imaginary : {false, true}) {
-          if (imaginary && (llama || layout.recompute == model::Recompute::none)) continue;
-          settings.make_device = imaginary ? make_imaginary_device : MakeTestDevice();
+        for (const bool simulated : {false, true}) {
+          if (simulated && (llama || layout.recompute == model::Recompute::none)) continue;
+          settings.make_device = simulated ? make_simulated_device : MakeTestDevice();
           MPI_Comm sub = MPI_COMM_NULL;
           MPI_Comm_split(MPI_COMM_WORLD, rank < layout.ranks() ? 0 : MPI_UNDEFINED, rank, &sub);
           if (sub == MPI_COMM_NULL) continue;

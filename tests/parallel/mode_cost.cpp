@@ -14,7 +14,7 @@ double seconds_per_step(const model::ModelConfig& config, const LayoutCase& layo
                         bool reproducible) {
   const RunSettings settings{.global_batch = 16, .reproducible = reproducible};
   LayoutRun run(config, layout, stage_options(layout, settings), MPI_COMM_WORLD);
-  run.replica.initialise();
+  run.replica.initialize();
   double best = 1e30;
   for (int step = 0; step < 6; ++step) {
     const auto batches = make_batches(config, layout, run.grid.coordinate(comm::Axis::data), step,

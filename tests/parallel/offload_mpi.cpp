@@ -1,4 +1,4 @@
-// Offloaded optimisers: steps that are skipped, and checks of what replicas hold in host memory.
+// Offloaded optimizers: steps that are skipped, and checks of what replicas hold in host memory.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -12,11 +12,11 @@ namespace {
 
 std::unique_ptr<LayoutRun> make_run(const LayoutCase& layout, DType compute, bool offload) {
   const RunSettings settings = settings_of(
-      0, {.make_device = make_imaginary_device, .compute = compute, .offload = offload});
+      0, {.make_device = make_simulated_device, .compute = compute, .offload = offload});
   auto run = std::make_unique<LayoutRun>(matrix_models().front().config, layout,
                                          stage_options(layout, settings), MPI_COMM_WORLD,
                                          settings.make_device);
-  run->replica.initialise();
+  run->replica.initialize();
   return run;
 }
 

@@ -24,7 +24,7 @@ std::string complaint_after_damage(const LayoutCase& layout, const std::string& 
                                    bool llama = false, bool last = false) {
   LayoutRun run(testing_support::odd_model(llama), layout, stage_options(layout, {}),
                 MPI_COMM_WORLD);
-  run.replica.initialise();
+  run.replica.initialize();
   EXPECT_EQ(complaint_of(run), "") << layout.to_string();
   const params::Layout& held = run.replica.stage().layout();
   const int index = *run.model.table().find(row);

@@ -57,7 +57,7 @@ Masks masks_of(bool llama, LayoutCase layout, bool reproducible, const Change& c
   Masks masks;
   const MakeTestDevice counting = counting_in(masks);
   LayoutRun run(config, layout, stage_options(layout, settings), MPI_COMM_WORLD, counting);
-  run.replica.initialise();
+  run.replica.initialize();
   const auto make = [&](std::int64_t first) {
     data::Batch batch = testing_support::make_test_batch(first, layout.micro_batch, config.sequence,
                                                          config.vocabulary);
@@ -139,7 +139,7 @@ TEST(PlainAttention, MadeUpTokensAreMaskedAsTheRunsAre) {
     Masks masks;
     LayoutRun run(testing_support::odd_model(true), layout, stage_options(layout, settings),
                   MPI_COMM_WORLD, counting_in(masks));
-    run.replica.initialise();
+    run.replica.initialize();
     run.replica.settle_choices(documents);
     EXPECT_EQ(masks.plain > 0, !documents);
     EXPECT_EQ(masks.other > 0, documents);

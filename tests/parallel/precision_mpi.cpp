@@ -1,4 +1,4 @@
-// Training in narrow types beside fp32, on an imaginary device whose operations round as a real
+// Training in narrow types beside fp32, on a simulated device whose operations round as a real
 // one's would, and on the host's own.
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ void compare_losses(const MakeTestDevice& make_device) {
   }
 }
 
-TEST(Precision, LossesInBf16StayWithinOnePercent) { compare_losses(make_imaginary_device); }
+TEST(Precision, LossesInBf16StayWithinOnePercent) { compare_losses(make_simulated_device); }
 
 TEST(Precision, LossesInBf16OnTheHostStayWithinOnePercent) { compare_losses({}); }
 
@@ -50,8 +50,8 @@ TEST(Precision, StochasticRoundingIsTheSameInEveryLayout) {
                         comm);
     };
     const LayoutCase alone{.micro_batch = 4};
-    for (const bool imaginary : {false, true}) {
-      const MakeTestDevice make = imaginary ? make_imaginary_device : MakeTestDevice();
+    for (const bool simulated : {false, true}) {
+      const MakeTestDevice make = simulated ? make_simulated_device : MakeTestDevice();
       const RunResult one = run(alone, MPI_COMM_SELF, true, make, false);
       const RunResult nearest = run(alone, MPI_COMM_SELF, false, make, false);
       EXPECT_NE(one.losses, nearest.losses);
@@ -60,9 +60,9 @@ TEST(Precision, StochasticRoundingIsTheSameInEveryLayout) {
       }
       for (const LayoutCase& layout : layouts) {
         for (const bool offload : {false, true}) {
-          if (offload && !imaginary) continue;
+          if (offload && !simulated) continue;
           EXPECT_EQ(first_difference(one, run(layout, MPI_COMM_WORLD, true, make, offload)), "")
-              << layout.to_string() << " imaginary " << imaginary << " offload " << offload;
+              << layout.to_string() << " simulated " << simulated << " offload " << offload;
         }
       }
     }
@@ -100,10 +100,10 @@ TEST(Precision, MastersReadDirectlyGiveTheBitsOfARoundedCopy) {
 TEST(Precision, SmallUpdatesAreKeptInMasters) {
   const MatrixModel& model = matrix_models().front();
   const RunSettings settings = settings_of(
-      0, {.reproducible = false, .make_device = make_imaginary_device, .compute = DType::bf16});
+      0, {.reproducible = false, .make_device = make_simulated_device, .compute = DType::bf16});
   LayoutRun run(model.config, {.micro_batch = 4}, stage_options({.micro_batch = 4}, settings),
                 MPI_COMM_SELF, settings.make_device);
-  run.replica.initialise();
+  run.replica.initialize();
   const state::ModelState& state = run.replica.state();
   const auto read = [&](const Tensor& tensor) {
     std::vector<std::byte> bytes(tensor.bytes());

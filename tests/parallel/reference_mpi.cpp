@@ -1,4 +1,4 @@
-// The whole model, its gradients and its optimiser against PyTorch (tests/reference), in every kind
+// The whole model, its gradients and its optimizer against PyTorch (tests/reference), in every kind
 // of layout that the launch has ranks for.
 #include <algorithm>
 #include <cmath>

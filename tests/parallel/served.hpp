@@ -52,10 +52,10 @@ inline optim::OptimConfig served_optimizer() {
 /// A communicator of some ranks, ended with its object.
 class Split {
  public:
-  Split(MPI_Comm parent, bool in, int colour = 0) {
+  Split(MPI_Comm parent, bool in, int color = 0) {
     int rank = 0;
     MPI_Comm_rank(parent, &rank);
-    MPI_Comm_split(parent, in ? colour : MPI_UNDEFINED, rank, &comm_);
+    MPI_Comm_split(parent, in ? color : MPI_UNDEFINED, rank, &comm_);
   }
   Split(const Split&) = delete;
   Split& operator=(const Split&) = delete;

@@ -33,14 +33,14 @@ struct Job {
   double clip = 1;
   int steps = 4;
   int skipped = -1;        // a step whose update is not made
-  bool imaginary = false;  // workers compute on imaginary devices
+  bool simulated = false;  // workers compute on simulated devices
   MakeTestDevice make_device() const {
-    return imaginary ? make_imaginary_device : MakeTestDevice();
+    return simulated ? make_simulated_device : MakeTestDevice();
   }
   std::string to_string() const {
     return fmt::format(
         "{} workers{}, {} servers, gradients {}, compute {}, {}, {} mode, micro-batch {}, clip {}",
-        workers, imaginary ? " on devices" : "", servers, name_of(gradients), name_of(compute),
+        workers, simulated ? " on devices" : "", servers, name_of(gradients), name_of(compute),
         tied ? "tied" : "untied", reproducible ? "reproducible" : "fast", micro_batch, clip);
   }
 };
@@ -61,7 +61,7 @@ inline StageOptions options_of(const Job& job, bool served) {
   return options;
 }
 
-/// What a worker sees of a run, and the optimiser's state, whole and flat, by name.
+/// What a worker sees of a run, and the optimizer's state, whole and flat, by name.
 struct Seen {
   std::vector<double> losses, norms;
   std::vector<std::vector<std::uint64_t>> values;  // hashes, by step and tensor
@@ -84,7 +84,7 @@ inline std::vector<std::uint64_t> hashes_of(LayoutRun& run) {
 
 inline Seen train(LayoutRun& run, const Job& job) {
   Seen seen;
-  run.replica.initialise();
+  run.replica.initialize();
   for (int step = 0; step < job.steps; ++step) {
     run.replica.start(make_batches(run.model.config(), run.layout,
                                    run.grid.coordinate(comm::Axis::data), step, global_batch));
@@ -138,7 +138,7 @@ inline void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
     device::MemoryLedger ledger;
     const auto servers = comm::make_mpi_communicator(side.get(), ledger);
     ServerShards shards(worker, place, served_optimizer(), 1, ledger);
-    shards.initialise(7);
+    shards.initialize(7);
     ParameterServer server(shards, endpoint, *servers, recorder, {});
     EXPECT_EQ(server.serve(), "");
     if (roles.after) roles.after(shards);
@@ -195,7 +195,7 @@ inline void expect_equal(const Job& job, MPI_Comm comm) {
   const Split workers(comm, rank < job.workers);
   Seen reference, found;
   Job by_all_reduce = job;
-  if (job.compute == DType::f32) by_all_reduce.imaginary = false;
+  if (job.compute == DType::f32) by_all_reduce.simulated = false;
   if (workers.get() != MPI_COMM_NULL) reference = train_by_all_reduce(by_all_reduce, workers.get());
   std::vector<std::vector<float>> states;  // as servers find them, of their ranges
   serve(job, comm,
@@ -218,7 +218,7 @@ inline void expect_equal(const Job& job, MPI_Comm comm) {
     EXPECT_EQ(found.norms, reference.norms) << job.to_string();
     EXPECT_EQ(found.values, reference.values) << job.to_string();
   }
-  // Servers hold the optimiser's state that worker 0 has by all-reduce.
+  // Servers hold the optimizer's state that worker 0 has by all-reduce.
   auto elements =
       static_cast<std::int64_t>(reference.states.empty() ? 0 : reference.states[0].size());
   MPI_Bcast(&elements, 1, MPI_INT64_T, 0, comm);

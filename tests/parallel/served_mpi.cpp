@@ -39,7 +39,7 @@ TEST(Served, IsAllReduceBitForBitInBf16) {
 TEST(Served, OnDevicesIsAllReduceBitForBit) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
     if (workers == 3) return;
-    const Job job{.workers = workers, .servers = servers, .imaginary = true};
+    const Job job{.workers = workers, .servers = servers, .simulated = true};
     expect_equal(job, comm);
     Job other = job;
     other.tied = false;
@@ -57,10 +57,10 @@ TEST(Served, OnDevicesRoundsGradientsAlike) {
     if (workers == 3) return;
     Job job{.workers = workers, .servers = servers, .gradients = DType::bf16, .micro_batch = 3};
     std::map<bool, Seen> seen;
-    for (const bool imaginary : {false, true}) {
-      job.imaginary = imaginary;
+    for (const bool simulated : {false, true}) {
+      job.simulated = simulated;
       serve(job, comm, {.work = [&](LayoutRun& run, ServedWorker&, comm::rpc::Endpoint&) {
-              seen[imaginary] = train(run, job);
+              seen[simulated] = train(run, job);
             }});
     }
     EXPECT_EQ(seen[true].losses, seen[false].losses) << job.to_string();
@@ -77,11 +77,11 @@ TEST(Served, OnDevicesTheHostWaitsOnceInAStep) {
                     .servers = servers,
                     .gradients = gradients,
                     .reproducible = false,
-                    .imaginary = true};
+                    .simulated = true};
       serve(job, comm, {.work = [&](LayoutRun& run, ServedWorker&, comm::rpc::Endpoint&) {
               auto& device =
-                  dynamic_cast<testing_support::ImaginaryDevice&>(run.replica.state().device());
-              run.replica.initialise();
+                  dynamic_cast<testing_support::SimulatedDevice&>(run.replica.state().device());
+              run.replica.initialize();
               for (int step = 0; step < job.steps; ++step) {
                 const std::uint64_t before = device.waits();
                 run.replica.start(make_batches(run.model.config(), run.layout,
@@ -152,7 +152,7 @@ TEST(Served, RoundedGradientsAreWithinBounds) {
 // 2Ψ for each worker and step: Ψ of gradients out and Ψ of values in, half of the former in bf16.
 TEST(Served, SendsTwiceTheParameters) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
-    for (const auto& [gradients, imaginary] :
+    for (const auto& [gradients, simulated] :
          {std::pair(DType::f32, false), std::pair(DType::bf16, false), std::pair(DType::f32, true),
           std::pair(DType::bf16, true)}) {
       const Job job{.workers = workers,
@@ -160,7 +160,7 @@ TEST(Served, SendsTwiceTheParameters) {
                     .gradients = gradients,
                     .reproducible = false,
                     .steps = 3,
-                    .imaginary = imaginary};
+                    .simulated = simulated};
       serve(job, comm,
             {.work = [&](LayoutRun& run, ServedWorker& link, comm::rpc::Endpoint& endpoint) {
               train(run, job);
@@ -211,12 +211,12 @@ class WaitsForTheFirst final : public DataParallel {
 
 TEST(Served, PushesWhileBackwardGoesOn) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
-    for (const bool imaginary : {false, true}) {
+    for (const bool simulated : {false, true}) {
       const Job job{.workers = workers,
                     .servers = servers,
                     .reproducible = false,
                     .steps = 1,
-                    .imaginary = imaginary};
+                    .simulated = simulated};
       bool seen = false;
       serve(job, comm,
             {.work =

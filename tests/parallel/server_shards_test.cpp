@@ -1,5 +1,5 @@
 // What one parameter server does with gradients, without messages: against sums taken one element
-// at a time, and one optimiser over the whole model.
+// at a time, and one optimizer over the whole model.
 #include "trireme/parallel/server_shards.hpp"
 
 #include <cmath>
@@ -176,9 +176,9 @@ TEST(ServerShards, RefuseWhatComesTwiceOrNever) {
 }
 
 // One server's norm, update and values against those of a whole state on one rank.
-TEST(ServerShards, UpdateAsOneOptimiserWould) {
+TEST(ServerShards, UpdateAsOneOptimizerWould) {
   const Servers alone(4, 1, DType::f32);
-  alone.all.front()->initialise(7);
+  alone.all.front()->initialize(7);
   const_cast<Servers&>(alone).send_all();  // NOLINT: what it fills is not const
   const auto self = comm::make_self_communicator();
   const double norm = alone.all.front()->norm(*self);
@@ -195,7 +195,7 @@ TEST(ServerShards, UpdateAsOneOptimiserWould) {
   EXPECT_GE(norm, 0.99 * std::sqrt(squares));
 
   Servers cut(4, 3, DType::f32);
-  for (auto& server : cut.all) server->initialise(7);
+  for (auto& server : cut.all) server->initialize(7);
   cut.send_all();
   for (auto& server : cut.all) {
     server->update(1e-2, 0, 0.5);

@@ -11,14 +11,14 @@
 
 #include "served.hpp"
 #include "support/gate.hpp"
-#include "support/imaginary_ops.hpp"
+#include "support/simulated_ops.hpp"
 
 namespace trireme::parallel::test {
 namespace {
 
 using testing_support::Gate;
-using testing_support::ImaginaryDevice;
-using testing_support::ImaginaryOps;
+using testing_support::SimulatedDevice;
+using testing_support::SimulatedOps;
 
 constexpr std::chrono::milliseconds held{50};
 
@@ -77,7 +77,7 @@ class Worker {
     return values;
   }
   std::int64_t staged_bytes() const { return ledger_.held(device::Use::communication) - before_; }
-  ImaginaryDevice& device() { return device_; }
+  SimulatedDevice& device() { return device_; }
   ServerStaging& staging() { return staging_; }
   const Stage& stage() const { return stage_; }
 
@@ -89,9 +89,9 @@ class Worker {
   }
   model::Transformer model_;
   Stage stage_;
-  ImaginaryDevice device_{1};
+  SimulatedDevice device_{1};
   device::MemoryLedger ledger_;
-  ImaginaryOps ops_;
+  SimulatedOps ops_;
   state::ModelState state_;
   std::int64_t before_;
   ServerStaging staging_;
@@ -123,7 +123,7 @@ TEST(ServerStaging, GradientsAreSentOnceTheyAreInHostMemory) {
 TEST(ServerStaging, TheModelIsReadBeforeGradientsTakeItsRoom) {
   Worker worker;
   const std::vector<float> gradients = worker.compute_gradients();
-  worker.device().synchronise();
+  worker.device().synchronize();
   Gate gate;
   worker.device().repeat(worker.device().native(), gate.check());
   worker.receive(0x41);

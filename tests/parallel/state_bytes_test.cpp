@@ -1,4 +1,4 @@
-// Bytes of parameters, gradients and optimiser state that a rank holds, against closed forms.
+// Bytes of parameters, gradients and optimizer state that a rank holds, against closed forms.
 #include <gtest/gtest.h>
 
 #include "trireme/optim/optimizer.hpp"

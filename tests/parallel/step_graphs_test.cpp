@@ -1,11 +1,11 @@
-// Graphs of steps on the imaginary device, without a model: what a capture that fails leaves.
+// Graphs of steps on the simulated device, without a model: what a capture that fails leaves.
 #include "trireme/parallel/step_graphs.hpp"
 
 #include <thread>
 
 #include <gtest/gtest.h>
 
-#include "support/imaginary_device.hpp"
+#include "support/simulated_device.hpp"
 
 namespace trireme::parallel {
 namespace {
@@ -29,7 +29,7 @@ struct Counter {
     graphs.queue(0, work);
   }
 
-  testing_support::ImaginaryDevice device;
+  testing_support::SimulatedDevice device;
   device::MemoryLedger ledger{device};
   device::Buffer memory{ledger, device::Use::batch, sizeof(std::int64_t)};
   device::Buffer spare{ledger, device::Use::batch, 8};
@@ -45,7 +45,7 @@ TEST(StepGraphs, WhatACaptureForbidsEndsItAndIsDoneAllTheSame) {
       {"memory",
        [](Counter& own) { const device::Buffer room(own.ledger, device::Use::batch, 8); }},
       {"memory given back", [](Counter& own) { own.spare = device::Buffer(); }},
-      {"a wait", [](Counter& own) { own.device.synchronise(); }},
+      {"a wait", [](Counter& own) { own.device.synchronize(); }},
       {"a fence", [](Counter& own) { own.device.fence(); }},
       {"a copy to the host", [](Counter& own) { own.value(); }},
       {"an error", [](Counter&) { throw Error("not here"); }},

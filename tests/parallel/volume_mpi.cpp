@@ -40,7 +40,7 @@ Counted count(const model::ModelConfig& config, const LayoutCase& layout, int gl
   const RunSettings settings{.global_batch = global_batch, .reproducible = false};
   const StageOptions options = stage_options(layout, settings);
   LayoutRun run(config, layout, options, MPI_COMM_WORLD);
-  run.replica.initialise();
+  run.replica.initialize();
   Counted counted{.parameters = run.model.table().elements(),
                   .micro_batches = options.micro_batches};
   for (int step = 0; step < 2; ++step) {

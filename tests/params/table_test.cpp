@@ -10,7 +10,7 @@ namespace {
 Parameter make(const std::string& name, const Shape& shape, int unit) {
   Parameter parameter{.name = name, .shape = shape};
   parameter.units = {unit};
-  parameter.initialisation = {Initialisation::Kind::normal, 0.5};
+  parameter.initialization = {Initialization::Kind::normal, 0.5};
   return parameter;
 }
 

@@ -31,7 +31,7 @@ TEST(OffloadedMemory, IsThatOfTheTable) {
   for (const LayoutCase& layout : layouts_here()) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       const RunSettings settings = settings_of(0, {.reproducible = false,
-                                                   .make_device = make_imaginary_device,
+                                                   .make_device = make_simulated_device,
                                                    .compute = compute,
                                                    .offload = true});
       LayoutRun run(matrix_models().front().config, layout,
@@ -78,7 +78,7 @@ class Training {
         run_(matrix_models().front().config, kind.layout,
              parallel::test::stage_options(kind.layout, settings_), MPI_COMM_WORLD,
              kind.make_device, false, {}, kind.stochastic) {
-    run_.replica.initialise();
+    run_.replica.initialize();
   }
   void steps(int first, int last) {
     for (int step = first; step < last; ++step) {
@@ -114,7 +114,7 @@ class Training {
     }
     run_.replica.refresh(updates);
   }
-  /// Hashes of parameters and optimiser state.
+  /// Hashes of parameters and optimizer state.
   std::vector<std::uint64_t> tensors() {
     const parallel::Replica& replica = run_.replica;
     std::vector<std::uint64_t> hashes;
@@ -147,11 +147,11 @@ TEST(OffloadedCheckpoint, GoesToOtherRunsAndBack) {
   };
   for (const auto& [compute, stochastic] :
        {How{DType::f32, false}, How{DType::bf16, false}, How{DType::bf16, true}}) {
-    const Kind offloaded{shards, true, make_imaginary_device, stochastic};
+    const Kind offloaded{shards, true, make_simulated_device, stochastic};
     // fp32 goes to a run that knows no device at all.
     const Kind other{
         tiles, false,
-        compute == DType::f32 ? MakeTestDevice() : MakeTestDevice(make_imaginary_device),
+        compute == DType::f32 ? MakeTestDevice() : MakeTestDevice(make_simulated_device),
         stochastic};
     Training straight(other, compute);
     straight.steps(0, 4);

@@ -14,13 +14,13 @@
 #include "trireme/state/update.hpp"
 
 #include "support/gate.hpp"
-#include "support/imaginary_device.hpp"
+#include "support/simulated_device.hpp"
 
 namespace trireme::state {
 namespace {
 
 using testing_support::Gate;
-using testing_support::ImaginaryDevice;
+using testing_support::SimulatedDevice;
 
 model::ModelConfig small_config() {
   model::ModelConfig config;
@@ -44,7 +44,7 @@ std::vector<float> drawn(std::int64_t elements, unsigned seed) {
 
 constexpr std::chrono::milliseconds held{50};
 
-/// One rank of two that share the optimiser's state, offloaded; and the same values on the host.
+/// One rank of two that share the optimizer's state, offloaded; and the same values on the host.
 class Sides {
  public:
   Sides(DType compute, std::int64_t chunk)
@@ -107,7 +107,7 @@ class Sides {
     }
     return {};
   }
-  ImaginaryDevice& device() { return device_; }
+  SimulatedDevice& device() { return device_; }
   device::Stream& stream() { return stream_; }
   Offload& offload() { return offload_; }
   void refresh() { offload_.refresh(optimizer_, 0); }
@@ -124,7 +124,7 @@ class Sides {
     return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
   }
 
-  ImaginaryDevice device_{3};
+  SimulatedDevice device_{3};
   model::Transformer model_;
   params::Layout layout_;
   ShardMap shards_;
@@ -193,7 +193,7 @@ TEST(Offload, ChunksWaitForTheirRoom) {
   Sides sides(DType::f32, 1000);
   sides.make_gradients();
   sides.take();
-  sides.device().synchronise();
+  sides.device().synchronize();
   Gate gate;
   sides.device().repeat(sides.device().native(), gate.check());  // nothing goes back
   gate.open_after(held);
@@ -205,7 +205,7 @@ TEST(Offload, NextStepWaitsForCopiesOfGradients) {
   Sides sides(DType::f32, 1000);
   Gate gate;
   sides.make_gradients();
-  sides.device().synchronise();
+  sides.device().synchronize();
   sides.device().repeat(sides.stream().queue().native(), gate.check());
   sides.take();
   sides.offload().begin_step();
@@ -213,7 +213,7 @@ TEST(Offload, NextStepWaitsForCopiesOfGradients) {
   std::this_thread::sleep_for(held);
   EXPECT_FALSE(zeroed->reached()) << "gradients may be overwritten before they are copied";
   gate.open();
-  sides.device().synchronise();
+  sides.device().synchronize();
   EXPECT_TRUE(zeroed->reached());
 }
 
@@ -221,7 +221,7 @@ TEST(Offload, GradientsThatChangeAreTakenAgain) {
   Sides sides(DType::f32, 1000);
   sides.make_gradients();
   sides.take();
-  sides.device().synchronise();
+  sides.device().synchronize();
   sides.make_gradients();
   sides.offload().retake();
   sides.update(0);

@@ -1,4 +1,4 @@
-// Holds back a queue of an imaginary device (ImaginaryDevice::repeat) for as long as a test wants.
+// Holds back a queue of a simulated device (SimulatedDevice::repeat) for as long as a test wants.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A stand-in for NCCL between imaginary devices, by MPI: work is queued and done later by the
+// A stand-in for NCCL between simulated devices, by MPI: work is queued and done later by the
 // device, that of one communicator in the order of the calls whatever the queue; communicators are
 // in progress for a while after each call and then take no other, and faults can be ordered.
 #pragma once
@@ -19,14 +19,14 @@
 
 #include "trireme/comm/nccl.hpp"
 
-#include "support/imaginary_device.hpp"
+#include "support/simulated_device.hpp"
 
 namespace trireme::testing_support {
 
 class NcclDouble final : public comm::NcclApi {
  public:
   /// Collective over the world; so is its end.
-  explicit NcclDouble(ImaginaryDevice& device) : device_(device) {
+  explicit NcclDouble(SimulatedDevice& device) : device_(device) {
     MPI_Comm_dup(MPI_COMM_WORLD, &world_);
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world_, &world_rank_);
@@ -404,7 +404,7 @@ class NcclDouble final : public comm::NcclApi {
     }
   }
 
-  ImaginaryDevice& device_;
+  SimulatedDevice& device_;
   MPI_Comm world_ = MPI_COMM_NULL;
   int world_rank_ = 0;
   std::mutex mutex_;

@@ -12,7 +12,7 @@ namespace trireme::train::test {
 namespace {
 
 /// A run of `config` on all ranks beside the one made by hand: losses, norms, parameters and every
-/// worker's optimiser state.
+/// worker's optimizer state.
 void expect_as_by_hand(const RunConfig& config, const WorkerCase& layout, const Lost& lost = {}) {
   const std::string what =
       layout.to_string() + ", " + config.optim.name + ", states " + config.average.optimizer_state;

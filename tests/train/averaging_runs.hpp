@@ -106,7 +106,7 @@ class HandWorker {
                                        data::LoaderOptions{.micro_batch = config_.train.micro_batch,
                                                            .length = config_.model.sequence},
                                        config_.train.batch * workers, number, workers, 0);
-    replica_.initialise();
+    replica_.initialize();
   }
   /// A step of which `lost` keeps the update.
   parallel::StepSums step(std::int64_t number, std::int64_t states_age, bool lost) {
@@ -169,7 +169,7 @@ struct HandStep {
 /// Whether a worker's update of a step (from 1) is lost.
 using Lost = std::function<bool(int worker, std::int64_t step)>;
 
-/// Trains as `config` says, without an outer optimiser, and writes the last checkpoint into
+/// Trains as `config` says, without an outer optimizer, and writes the last checkpoint into
 /// `output`. On one rank.
 inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
                                            const fs::path& output, const Lost& lost) {
@@ -181,7 +181,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
     for (std::int64_t i = 0; i < all.front()->elements(); ++i) {
       std::vector<float> terms;
       for (auto& worker : all) terms.push_back(values(*worker)[i]);
-      for (std::size_t n = terms.size(); n > 1; n = (n + 1) / 2) {  // neighbours, then pairs, …
+      for (std::size_t n = terms.size(); n > 1; n = (n + 1) / 2) {  // neighbors, then pairs, …
         for (std::size_t k = 0; k < n / 2; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
         if (n % 2 == 1) terms[n / 2] = terms[n - 1];
       }

@@ -61,7 +61,7 @@ else
   export CUDA_VISIBLE_DEVICES=
   refused "a GPU where there is none" "device.type = cuda: rank 0 sees no device .*use cpu" train data --device cuda
 fi
-refused "an optimiser offloaded from a CPU" "zero.offload = optimizer: on a CPU must be none: .*use none" train data --device cpu \
+refused "an optimizer offloaded from a CPU" "zero.offload = optimizer: on a CPU must be none: .*use none" train data --device cpu \
   --zero.offload optimizer
 refused "fp16 on a CPU" "precision.compute = fp16: .*bf16" train data --device cpu --precision.compute fp16
 printf '0F0,0B0,\n1F0,1X0\n' >wrong.csv

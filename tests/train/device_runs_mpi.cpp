@@ -1,31 +1,31 @@
-// Whole runs whose workers compute on imaginary devices, whose memory the host cannot touch and
+// Whole runs whose workers compute on simulated devices, whose memory the host cannot touch and
 // whose work is done later, against the same runs on CPUs: every way of data parallelism, from the
 // first step to the checkpoint that another run goes on from.
 #include <gtest/gtest.h>
 
-#include "support/imaginary_ops.hpp"
+#include "support/simulated_ops.hpp"
 #include "train/averaging_runs.hpp"
 
 namespace trireme::train::test {
 namespace {
 
-using testing_support::ImaginaryDevice;
-using testing_support::ImaginaryOps;
+using testing_support::SimulatedDevice;
+using testing_support::SimulatedOps;
 
 /// One device in each process, each another one.
-DeviceSource imaginary_devices() {
+DeviceSource simulated_devices() {
   return {.count = [] { return 1; },
           .make =
               [](int /*index*/) {
                 const int rank = world_rank();
-                return std::make_unique<ImaginaryDevice>(static_cast<unsigned>(rank),
+                return std::make_unique<SimulatedDevice>(static_cast<unsigned>(rank),
                                                          fmt::format("of rank {}", rank));
               },
           .operations =
               [](device::Device& device, const device::DeviceConfig&) {
-                return [&own = dynamic_cast<ImaginaryDevice&>(device)](
+                return [&own = dynamic_cast<SimulatedDevice&>(device)](
                            device::MemoryLedger& ledger, int threads, bool reproducible) {
-                  return std::make_unique<ImaginaryOps>(
+                  return std::make_unique<SimulatedOps>(
                       own, ops::make_cpu_ops(threads, &ledger, reproducible));
                 };
               }};
@@ -34,11 +34,11 @@ DeviceSource imaginary_devices() {
 /// Trains on all ranks, with workers on CPUs or on devices.
 void train_all(RunConfig config, bool on_devices) {
   config.device.type = on_devices ? "cuda" : "cpu";
-  // NCCL knows no imaginary device. Workers of servers make no group of its by themselves.
+  // NCCL knows no simulated device. Workers of servers make no group of its by themselves.
   if (on_devices && config.parallel.servers == 0) {
     config.comm.tensor = config.comm.data = config.comm.pipeline = "mpi";
   }
-  train_on(world_size(), std::move(config), on_devices ? imaginary_devices() : cuda_devices());
+  train_on(world_size(), std::move(config), on_devices ? simulated_devices() : cuda_devices());
 }
 
 RunConfig run_config(const Folder& folder, const std::string& name, const std::string& method) {
@@ -97,7 +97,7 @@ void expect_equal(const Folder& folder, const std::string& name, RunConfig confi
   train_all(device, true);
   if (world_rank() == 0) {
     EXPECT_EQ(difference_of(config, device), "") << name;
-    EXPECT_EQ(record_of(device.train.output).at("device"), "imaginary");
+    EXPECT_EQ(record_of(device.train.output).at("device"), "simulated");
     const nlohmann::json summary = summary_of(device.train.output);
     for (const nlohmann::json& rank : summary.at("ranks")) {
       if (rank.contains("server") || config.parallel.tensor > 1) continue;
@@ -119,7 +119,7 @@ TEST(DeviceRuns, ServersGiveTheBitsOfCpus) {
   }
 }
 
-// Products of bf16 on the CPU are added in another order than the imaginary device's, and fp16 it
+// Products of bf16 on the CPU are added in another order than the simulated device's, and fp16 it
 // has none of, so that all-reduce on devices is the measure.
 TEST(DeviceRuns, ServersHoldTheMastersOfNarrowWeights) {
   if (world_size() == 1) GTEST_SKIP() << "for two ranks";

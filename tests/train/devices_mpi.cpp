@@ -9,12 +9,12 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/train/compute_device.hpp"
 
-#include "support/imaginary_device.hpp"
+#include "support/simulated_device.hpp"
 
 namespace trireme::train {
 namespace {
 
-using testing_support::ImaginaryDevice;
+using testing_support::SimulatedDevice;
 
 /// What this process sees, and what was asked of it.
 struct Machine {
@@ -26,7 +26,7 @@ struct Machine {
             .make =
                 [this](int index) {
                   made.push_back(index);
-                  return std::make_unique<ImaginaryDevice>(1, fmt::format("number {}", index));
+                  return std::make_unique<SimulatedDevice>(1, fmt::format("number {}", index));
                 }};
   }
 };
@@ -47,7 +47,7 @@ TEST(Devices, AreWorkersInOrderAndNoServers) {
       Machine machine{.devices = rank < workers ? 2 : 0};  // none where servers run
       ComputeDevice computes(type(asked), session, servers, machine.source());
       EXPECT_FALSE(computes.on_host());
-      EXPECT_EQ(computes.name(), "imaginary");
+      EXPECT_EQ(computes.name(), "simulated");
       EXPECT_TRUE(computes.computes_in(DType::f16));
       EXPECT_EQ(computes.warning().empty(), workers <= 2) << computes.warning();
       if (rank < workers) {

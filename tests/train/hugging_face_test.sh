@@ -79,7 +79,7 @@ for model in gpt2 llama; do
   rm -rf again halves
 done
 
-# Training goes on from an imported model, on any layout; its optimiser begins anew.
+# Training goes on from an imported model, on any layout; its optimizer begins anew.
 train() {  # run folder, further flags
   "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output "$1" --train.steps 3 --train.batch 4 \
     --train.peak none --parallel.tensor 2 --model.layers 2 --model.width 24 --model.heads 4 --model.kv_heads 2 --model.hidden 44 \
@@ -101,10 +101,10 @@ done
 train own || fail "past a damaged checkpoint"
 grep -q '^passed over: own/step-00000003.* tensor adamw.moment2/.*checksum' out && grep -q '^resumed from own/step-00000000: step 0' out || fail "not passed over"
 for file in kept/*.h5; do
-  cmp "$file" "own/step-00000003/$(basename "$file")" || fail "the optimiser did not begin anew"
+  cmp "$file" "own/step-00000003/$(basename "$file")" || fail "the optimizer did not begin anew"
 done
-if train run --optim.name sgd; then fail "another optimiser: taken"; fi
-grep -q '^trireme: error: optim.name = sgd: the checkpoint run/step-00000003 has no sgd.momentum' err || fail "another optimiser: message"
+if train run --optim.name sgd; then fail "another optimizer: taken"; fi
+grep -q '^trireme: error: optim.name = sgd: the checkpoint run/step-00000003 has no sgd.momentum' err || fail "another optimizer: message"
 
 # Folders that are not whole.
 broken() {  # name, message; the folder "bad" was made by the caller

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run that stopped and was resumed is the run that never stopped, byte for byte: losses, gradient norms, weights,
-# optimiser state, sample cursor; on 1 and 2 ranks, with dropout, micro-batches, AdamW and SGD.
+# optimizer state, sample cursor; on 1 and 2 ranks, with dropout, micro-batches, AdamW and SGD.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -53,7 +53,7 @@ for job in "1 1" "2 1" "2 3" "4 2"; do
   echo "$job: identical"
 done
 
-# What was counted in the run of four workers, against theory: Ψ of gradients out and Ψ of weights in; and the optimiser's
+# What was counted in the run of four workers, against theory: Ψ of gradients out and Ψ of weights in; and the optimizer's
 # state is the servers' alone.
 python3 - <<'PYTHON' || fail "bytes or memory"
 import json

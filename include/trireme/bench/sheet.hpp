@@ -29,8 +29,8 @@ class Sheet {
     int width = 0;
   };
 
-  /// `speaks`: on this rank (0). The others collect nothing.
-  explicit Sheet(bool speaks) : speaks_(speaks) {}
+  /// `is_root`: on this rank (0). The others collect nothing.
+  explicit Sheet(bool is_root) : is_root_(is_root) {}
   /// A line "# KEY: VALUE" of the table, and a member of the JSON's context.
   void note(const std::string& key, const nlohmann::json& value);
   /// The columns of the rows that follow; their two lines begin with "#".
@@ -47,7 +47,7 @@ class Sheet {
   nlohmann::json json() const;
 
  private:
-  bool speaks_;
+  bool is_root_;
   std::vector<Column> columns_;
   nlohmann::json context_ = nlohmann::json::object();
   std::vector<Entry> entries_;

@@ -1,4 +1,4 @@
-// Messages between neighbouring pipeline stages, by the channels that a run uses.
+// Messages between neighboring pipeline stages, by the channels that a run uses.
 #pragma once
 
 #include "trireme/bench/collectives.hpp"
@@ -12,7 +12,7 @@ struct StageMessageOptions {
   bool check = true;
 };
 
-/// For each size: `ping-pong` (half of there and back, between the pairs of neighbours that the
+/// For each size: `ping-pong` (half of there and back, between the pairs of neighbors that the
 /// stages form), `activations` (each stage sends to the next), `gradients` (to the one before) and
 /// `both` at once. Collective over the world. Throws AgreedError where the grid has one stage.
 void bench_stage_messages(const Place& place, comm::Grid& grid, const StageMessageOptions& options,

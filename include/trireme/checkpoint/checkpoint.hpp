@@ -100,7 +100,7 @@ std::int64_t snapshot_bytes(const std::vector<Piece>& pieces);
 /// in full length; HDF5 files are opened when first read from. Nothing in a folder is trusted:
 /// every fault is an Error that names the file and, where it concerns one, the tensor and the
 /// element. May be used by several threads. Keeps up to 64 MiB of what it verified last, so that
-/// reading neighbouring parts one by one reads each block once.
+/// reading neighboring parts one by one reads each block once.
 class Reader {
  public:
   /// `folder` is a step-… folder. Throws Error that names the file and what is wrong.

@@ -48,7 +48,7 @@ struct ExportOptions {
 std::vector<std::string> export_safetensors(const Reader& reader, const model::ModelConfig& config,
                                             const ExportOptions& options);
 
-/// Reads such a folder into the checkpoint root/step-00000000, without optimiser state. Collective:
+/// Reads such a folder into the checkpoint root/step-00000000, without optimizer state. Collective:
 /// ranks share out the tensors. A tokenizer.json of the folder is kept in the checkpoint; where
 /// that cannot be, rank 0's `warning` receives the reason. Returns the checkpoint's path. Throws
 /// AgreedError.

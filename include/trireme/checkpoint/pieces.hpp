@@ -22,7 +22,7 @@ struct Writers {
 /// Appends a piece named `prefix/ROW` for every box of a row that this rank is to write. Over all
 /// ranks of the grid that makes each element once: not the copies on further tensor ranks (rows
 /// that are not split, shared key/value heads), on further stages (tied rows) or data ranks.
-/// `flat` is a buffer of `state`'s layout: parameters or an optimiser's moment, either whole
+/// `flat` is a buffer of `state`'s layout: parameters or an optimizer's moment, either whole
 /// [layout.elements], or `sharded` [shards.elements]. The pieces are views of it.
 void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
                    const state::ModelState& state, const Tensor& flat, bool sharded,

@@ -25,7 +25,7 @@ struct CommConfig {
     fields.add("data", data, "the same between data ranks", backend);
     fields.add("pipeline", pipeline,
                "the same of tied embeddings' gradients between first and last stage; messages "
-               "between neighbouring stages always go by MPI",
+               "between neighboring stages always go by MPI",
                backend);
     fields.add(
         "world", world,

@@ -21,7 +21,7 @@
 
 namespace trireme::comm {
 
-/// What travels between neighbouring pipeline stages.
+/// What travels between neighboring pipeline stages.
 enum class Direction : std::uint8_t { activations, gradients };
 
 /// What carries a grid's messages.

@@ -13,12 +13,12 @@
 
 namespace trireme::comm::rpc {
 
-/// Specialise it for types of your own: encode(value) gives bytes, decode(bytes) the value or an
+/// Specialize it for types of your own: encode(value) gives bytes, decode(bytes) the value or an
 /// Error where they cannot be one.
 template <class Value>
 struct Encoding {
   static_assert(std::is_trivially_copyable_v<Value>,
-                "specialise rpc::Encoding for a type that is not trivially copyable");
+                "specialize rpc::Encoding for a type that is not trivially copyable");
   static std::vector<std::byte> encode(const Value& value) {
     std::vector<std::byte> bytes(sizeof(Value));
     std::memcpy(bytes.data(), &value, sizeof(Value));

@@ -39,7 +39,7 @@ struct Cores {
 /// This process's; collective over the ranks of its node.
 Cores find_cores(MPI_Comm node);
 
-/// Initialises MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalises it at the end of its
+/// Initializes MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalizes it at the end of its
 /// life. Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI
 /// must not take a core from one that computes. A program without a launcher is also spared Open
 /// MPI's daemon and session folder (OMPI_MCA_ess_singleton_isolated=1,
@@ -68,10 +68,10 @@ class Session {
   const std::vector<int>& nodes() const { return nodes_; }
 
   /// True for the first of a node that asks, false ever after: who may print the error line.
-  bool claim_voice();
+  bool claim_reporting();
   /// From now on only this rank may claim the voice of its node, unless another has before: where
   /// the others may hear of an error before its line is printed.
-  void reserve_voice();
+  void reserve_reporting();
   /// A rank of the world has died: the end of this session's life then calls nothing of MPI,
   /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own; what
   /// the launcher makes of it, docs/communication.md says.
@@ -90,8 +90,8 @@ class Session {
   MPI_Comm node_ = MPI_COMM_NULL;
   Cores cores_;
   std::vector<int> nodes_;
-  MPI_Win voice_ = MPI_WIN_NULL;
-  int* voice_flag_ = nullptr;
+  MPI_Win reporting_window_ = MPI_WIN_NULL;
+  int* reporting_flag_ = nullptr;
 };
 
 /// "Open MPI 4.1.4, MPI 3.1", from the library itself.

@@ -131,7 +131,7 @@ class Fields {
 /// The word of `words` nearest to `word` in edit distance, or nothing when none is close.
 std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& words);
 
-/// Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`; case counts
+/// Insertions, deletions, replacements and swaps of neighbors that turn `a` into `b`; case counts
 /// not.
 std::size_t edit_distance(const std::string& a, const std::string& b);
 

@@ -1,5 +1,5 @@
 // Sixteen-bit floating point, stored as std::uint16_t: conversions to and from fp32, rounding to
-// the nearest and to even between two neighbours, as IEEE 754 does by default. Kernels use them
+// the nearest and to even between two neighbors, as IEEE 754 does by default. Kernels use them
 // too.
 #pragma once
 

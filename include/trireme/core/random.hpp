@@ -12,7 +12,7 @@ namespace trireme {
 /// What a stream of numbers is for. Values are part of the meaning of a seed: append, never
 /// renumber.
 enum class Purpose : std::uint32_t {
-  initialisation = 1,
+  initialization = 1,
   dropout = 2,
   sample_order = 3,
   window_offset = 4,
@@ -24,7 +24,7 @@ enum class Purpose : std::uint32_t {
 /// One stream of numbers. `stream` tells apart users of one purpose (a parameter, a dropout site).
 struct RandomKey {
   std::uint64_t seed = 0;
-  Purpose purpose = Purpose::initialisation;
+  Purpose purpose = Purpose::initialization;
   std::uint32_t stream = 0;
 };
 

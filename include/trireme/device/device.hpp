@@ -47,7 +47,7 @@ class Queue {
   /// Work queued from now on is done after `fence`; the host does not wait.
   virtual void follow(Fence& fence) = 0;
   /// Waits for all work queued so far. Throws Error where some of it failed.
-  virtual void synchronise() = 0;
+  virtual void synchronize() = 0;
   /// What libraries know the queue as: a cudaStream_t. Null where there is no such thing.
   virtual void* native() { return nullptr; }
 };
@@ -77,7 +77,7 @@ class Device : public Queue {
 
   /// Some of its work failed in a way that it cannot know of (a communicator was aborted, so what
   /// was to arrive did not): from now on `check` throws the first such error, and so do
-  /// synchronise, read, and waits for events of queued work. Any thread may tell, and ask.
+  /// synchronize, read, and waits for events of queued work. Any thread may tell, and ask.
   void fail(std::exception_ptr error);
   void check() const;
 

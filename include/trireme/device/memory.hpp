@@ -24,7 +24,7 @@ enum class Use : std::uint8_t {
   gathered,  // whole parameters and gradients of units whose state is sharded
   batch,
   snapshot,   // the copy that a background save writes
-  offloaded,  // optimiser state and what its update on the host needs
+  offloaded,  // optimizer state and what its update on the host needs
   count
 };
 std::string_view name_of(Use use);

@@ -75,7 +75,7 @@ class Stream {
   bool poll();
   bool idle() const;  // nothing queued
   /// Waits for everything queued so far; rethrows the first error among it.
-  void synchronise();
+  void synchronize();
 
  private:
   struct Entry {

@@ -33,7 +33,7 @@ class Block final : public Unit {
   /// middle = x + drop(attention), whose heads are mixed already.
   void attention_half(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
   /// normed = norm(x), all rows of it.
-  void normalise(const UnitContext& context, const Norm& norm, const Tensor& normed,
+  void normalize(const UnitContext& context, const Norm& norm, const Tensor& normed,
                  const Tensor& x, const UnitMemory& memory) const;
   /// All rows of the gradient that enters a branch: of `dy` itself, or of a copy of it in `slot`
   /// behind the dropout mask.

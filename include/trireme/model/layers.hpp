@@ -81,7 +81,7 @@ class Norm {
 
  private:
   Tensor statistic(const Slot& slot, const UnitMemory& memory, std::int64_t rows) const;
-  bool centred_ = true;  // LayerNorm
+  bool centered_ = true;  // LayerNorm
   float epsilon_ = 1e-5F;
   int weight_ = -1, bias_ = -1;
   Slot mean_, rstd_;

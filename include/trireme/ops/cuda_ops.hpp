@@ -4,7 +4,7 @@
 // that race over their inner dimension. Not thread-safe: one object per computing thread.
 //
 // Ids of embedding and embedding_backward lie on the device; one outside its table ends the kernel
-// with a printed line, and the next Device::synchronise throws.
+// with a printed line, and the next Device::synchronize throws.
 #pragma once
 
 #include <memory>

@@ -80,7 +80,7 @@ struct AdamWStep {
   float gradient_scale = 1;  // clipping: multiplies each gradient as it is read
 };
 
-/// Indices of neighbouring elements in something larger, of which they hold rows of `width` with
+/// Indices of neighboring elements in something larger, of which they hold rows of `width` with
 /// `skip` others between two: element i has index first + i + ⌊(column + i) / width⌋·skip.
 struct ElementIndices {
   std::int64_t first = 0;
@@ -215,7 +215,7 @@ class Ops {
   virtual void weighted_loss(const Tensor& total, const Tensor& sum, const Tensor& maximum,
                              const Tensor& target_logit, const Tensor& weights) = 0;
 
-  // Optimiser
+  // Optimizer
   /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n], or where sums is [1] the
   /// sum of all blocks, added in order.
   virtual void add_squares(const Tensor& sums, const Tensor& x) = 0;

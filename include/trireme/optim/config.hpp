@@ -1,4 +1,4 @@
-// Optimiser, learning-rate schedule and clipping.
+// Optimizer, learning-rate schedule and clipping.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct OptimConfig {
   double final_learning_rate = 0.1;  // as a share of learning_rate
 
   void declare(config::Fields& fields) {
-    fields.add("name", name, "optimiser", config::one_of({"adamw", "sgd"}));
+    fields.add("name", name, "optimizer", config::one_of({"adamw", "sgd"}));
     fields.add("learning_rate", learning_rate, "peak learning rate", config::positive());
     fields.add("beta1", beta1, "AdamW: decay of the first moment", config::below(0, 1));
     fields.add("beta2", beta2, "AdamW: decay of the second moment", config::below(0, 1));

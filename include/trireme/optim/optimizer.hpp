@@ -1,4 +1,4 @@
-// Optimisers over flat ranges of parameters.
+// Optimizers over flat ranges of parameters.
 #pragma once
 
 #include <span>
@@ -18,7 +18,7 @@ double clip_factor(double norm, double clip);
 struct UpdateRange {
   Tensor parameters, gradients;  // [n]
   Tensor rounded;                // [n], what units read of the parameters; absent: themselves
-  std::int64_t offset = 0;       // of its state in the optimiser's buffers
+  std::int64_t offset = 0;       // of its state in the optimizer's buffers
   bool decay = false;
   ops::ElementIndices indices;  // in the whole model, for stochastic rounding
 };

@@ -54,7 +54,7 @@ class AsyncServer {
     std::int64_t sent = 0;                              // bytes of the model
   };
   struct Options {
-    std::int64_t first_update = 0;  // of this start: what the optimiser counts on from
+    std::int64_t first_update = 0;  // of this start: what the optimizer counts on from
     bool inverse_rate = false;      // the learning rate over 1 + staleness
     std::int64_t most_stale = 0;    // an update that is staler is an error
   };

@@ -1,6 +1,6 @@
 // Periodic averaging: replicas that train on their own (workers), whose models become one now and
 // then. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-// (2017); with an outer optimiser: Douillard et al., "DiLoCo" (2023).
+// (2017); with an outer optimizer: Douillard et al., "DiLoCo" (2023).
 #pragma once
 
 #include <cstdint>
@@ -34,25 +34,25 @@ class Averaging {
   Averaging(const AverageConfig& config, Replica& replica, comm::Communicator& workers,
             std::int64_t bucket_elements, device::MemoryLedger& ledger);
 
-  /// The parameters, the same for all workers now, are what the outer optimiser goes on from: after
+  /// The parameters, the same for all workers now, are what the outer optimizer goes on from: after
   /// they were made or loaded.
   void begin();
   /// Makes one model of the workers': parameters become their mean, in fp32 and by
   /// Communicator::all_reduce's tree, divided by the workers' number last; or with an outer
-  /// optimiser what it makes of that mean. The optimiser's state is kept, averaged or zeroed. The
+  /// optimizer what it makes of that mean. The optimizer's state is kept, averaged or zeroed. The
   /// parameters' bits are the same on every worker, and what units read of them too: `updates`, the
   /// same on all, is what stochastic rounding goes by. Collective over the workers.
   void average(std::int64_t updates);
 
   /// Outer momentum [layout.elements], fp32, the same on every worker; absent without an outer
-  /// optimiser. Between begin() or an average and the next step the last model, which is the rest
-  /// of the outer optimiser's state, is the parameters themselves.
+  /// optimizer. Between begin() or an average and the next step the last model, which is the rest
+  /// of the outer optimizer's state, is the parameters themselves.
   const Tensor& outer_momentum() const { return momentum_; }
 
-  /// Bytes of the outer optimiser's state.
+  /// Bytes of the outer optimizer's state.
   static std::int64_t outer_bytes(const AverageConfig& config, const params::Layout& layout);
   /// Flat buffers of [layout.elements] fp32 that an average sums over the workers; `states`: that
-  /// the optimiser keeps.
+  /// the optimizer keeps.
   static std::int64_t summed_buffers(const AverageConfig& config, std::int64_t states);
 
  private:

@@ -29,7 +29,7 @@ struct ParallelConfig {
                config::at_least(1));
     fields.add("data", data, "data-parallel degree; 0: the rest of the world", config::at_least(0));
     fields.add("servers", servers,
-               "the world's last ranks, which hold parameters and optimiser state for the others "
+               "the world's last ranks, which hold parameters and optimizer state for the others "
                "(data_parallel.method = server or async-server)",
                config::at_least(0));
     fields.add("sequence", sequence,
@@ -39,7 +39,7 @@ struct ParallelConfig {
     fields.add("virtual_stages", virtual_stages, "chunks of layers on each stage (interleaved)",
                config::in_range(1, 1024));
     fields.add("zero", zero,
-               "what data ranks share out: 0 nothing, 1 optimiser state, 2 gradients too, 3 "
+               "what data ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 "
                "parameters too",
                config::in_range(0, 3));
     fields.add("recompute", recompute,
@@ -50,7 +50,7 @@ struct ParallelConfig {
     fields.add(
         "bucket_mb", bucket_mb,
         "MB of gradients in one reduction (zero 0; else a reduction per layer), and in one update "
-        "of an offloaded optimiser",
+        "of an offloaded optimizer",
         config::in_range(1, 1 << 20));
     fields.add("overlap", overlap, "reduce gradients while backward still runs");
     fields.add("threads", threads,
@@ -74,7 +74,7 @@ struct ZeroConfig {
                "zero 3: free a layer's parameters after forward and gather them again for "
                "backward");
     fields.add("offload", offload,
-               "optimizer: a GPU's share of optimiser state and fp32 masters is kept in host "
+               "optimizer: a GPU's share of optimizer state and fp32 masters is kept in host "
                "memory and updated by the CPU; none",
                config::one_of({"none", "optimizer"}));
   }
@@ -126,7 +126,7 @@ struct ServerConfig {
 };
 
 /// Periodic averaging: McMahan et al., "Communication-Efficient Learning of Deep Networks from
-/// Decentralized Data" (2017); with an outer optimiser: Douillard et al., "DiLoCo" (2023).
+/// Decentralized Data" (2017); with an outer optimizer: Douillard et al., "DiLoCo" (2023).
 struct AverageConfig {
   std::int64_t every = 16;
   std::int64_t per_epoch = 0;  // 0: see every
@@ -141,17 +141,17 @@ struct AverageConfig {
     fields.add("per_epoch", per_epoch, "averages in each pass over the data; 0: see every",
                config::at_least(0));
     fields.add("optimizer_state", optimizer_state,
-               "what an average does to the workers' optimiser state: keep (each its own), average "
+               "what an average does to the workers' optimizer state: keep (each its own), average "
                "or reset",
                config::one_of({"keep", "average", "reset"}));
     fields.add(
         "outer", outer,
-        "optimiser of the averages: none (the average is the new model) or nesterov (DiLoCo: "
+        "optimizer of the averages: none (the average is the new model) or nesterov (DiLoCo: "
         "the average's distance from the last model is its gradient)",
         config::one_of({"none", "nesterov"}));
-    fields.add("outer_learning_rate", outer_learning_rate, "of the outer optimiser",
+    fields.add("outer_learning_rate", outer_learning_rate, "of the outer optimizer",
                config::positive());
-    fields.add("outer_momentum", outer_momentum, "of the outer optimiser",
+    fields.add("outer_momentum", outer_momentum, "of the outer optimizer",
                config::in_range(0.0, 1.0));
   }
 };
@@ -189,7 +189,7 @@ struct PrecisionConfig {
                config::one_of({"fp32", "bf16", "fp16"}));
     fields.add("rounding", rounding,
                "how the weights that products read are rounded from fp32 masters: to nearest, or "
-               "up as often as they are near the upper neighbour (stochastic, with bf16)",
+               "up as often as they are near the upper neighbor (stochastic, with bf16)",
                config::one_of({"nearest", "stochastic"}));
   }
 };

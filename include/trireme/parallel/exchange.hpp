@@ -26,13 +26,13 @@ struct StateGroups {
   comm::Communicator& embedding;  // first and last stage
 };
 
-/// Gradients that are whole everywhere are handed over in buckets of neighbouring groups: the
+/// Gradients that are whole everywhere are handed over in buckets of neighboring groups: the
 /// elements [begin, end) once group `group` is whole.
 struct Bucket {
   params::Range elements;
   int group = 0;
 };
-/// The buckets of a program's reductions, none smaller than `elements` where its neighbours are
+/// The buckets of a program's reductions, none smaller than `elements` where its neighbors are
 /// contiguous and follow one another; exchanged groups stand alone.
 std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& layout,
                                  std::int64_t elements);

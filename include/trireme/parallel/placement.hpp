@@ -9,11 +9,11 @@
 
 namespace trireme::parallel {
 
-/// What the ranks of the data axis hold alike: all state, or, where workers keep optimiser states
+/// What the ranks of the data axis hold alike: all state, or, where workers keep optimizer states
 /// of their own, the parameters.
 enum class Alike : std::uint8_t { state, parameters };
 
-/// Compares every parameter, and every state of the optimiser, that ranks hold as replicas: over
+/// Compares every parameter, and every state of the optimizer, that ranks hold as replicas: over
 /// the data axis (or a replica group of shards), rows that are not split and shared key/value heads
 /// over the tensor axis, tied weights between first and last stage. What is sharded is compared
 /// with its replicas alone: tensor ranks cut shards in different places. Collective over the grid.
@@ -22,7 +22,7 @@ enum class Alike : std::uint8_t { state, parameters };
 void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step,
                     Alike alike = Alike::state);
 
-/// A bit changed on purpose in what this rank holds of parameters and optimiser state.
+/// A bit changed on purpose in what this rank holds of parameters and optimizer state.
 struct Flip {
   std::string tensor;        // "" where the rank holds nothing; else as check_replicas names it
   std::int64_t element = 0;  // of the rank's part of the tensor

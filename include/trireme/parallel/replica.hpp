@@ -30,7 +30,7 @@ struct ReplicaOptions {
   StageOptions stage;  // whose place the grid gives
   optim::OptimConfig optim;
   int threads = 1;
-  std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimiser updates at once
+  std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
   bool overlap = true;
   std::uint64_t seed = 0;  // of initial weights, dropout and stochastic rounding
   /// bf16 weights that units read are rounded stochastically, by what is the same in every layout.
@@ -59,7 +59,7 @@ class Replica {
           Recorder& recorder, device::MemoryLedger& ledger);
 
   /// Writes first values into the parameters. Collective.
-  void initialise();
+  void initialize();
   /// Makes what units read of parameters that were written otherwise than by an update, as the
   /// update before number `updates` (from 0) would have. Collective.
   void refresh(std::int64_t updates = 0);
@@ -97,7 +97,7 @@ class Replica {
   /// After other computation than backward has changed own gradients.
   void gradients_changed();
   /// Update number `step` (from 0); collective. Queued: the next wait is that of the next step,
-  /// unless the optimiser is offloaded, which waits for gradients to come to the host.
+  /// unless the optimizer is offloaded, which waits for gradients to come to the host.
   void update(double learning_rate, std::int64_t step, double gradient_scale);
   /// Instead of an update, where the step is not to count; collective.
   void skip() { method_->skip(); }

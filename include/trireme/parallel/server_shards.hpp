@@ -1,4 +1,4 @@
-// The part of a model that one parameter server holds: shards of parameters and optimiser state,
+// The part of a model that one parameter server holds: shards of parameters and optimizer state,
 // room for every worker's gradients, their sum, and the update. Li et al., "Scaling Distributed
 // Machine Learning with the Parameter Server" (2014). Without messages, which are
 // parameter_server.hpp's.
@@ -58,7 +58,7 @@ class ServerShards {
   std::int64_t held() const;
 
   /// First values of what it holds, of seed `seed`.
-  void initialise(std::uint64_t seed);
+  void initialize(std::uint64_t seed);
   /// Makes what workers read of parameters that were written otherwise than by an update.
   void refresh();
 

@@ -33,7 +33,7 @@ struct StageOptions {
   bool train = true;
   int zero = 0;
   bool reshard_after_forward = true;
-  bool offload = false;  // of the optimiser's state; see state::StateOptions
+  bool offload = false;  // of the optimizer's state; see state::StateOptions
   bool served = false;   // likewise
   bool sequence_parallel = false;
   model::Recompute recompute = model::Recompute::none;

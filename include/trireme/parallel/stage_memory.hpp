@@ -7,7 +7,7 @@
 
 #include "trireme/device/arena.hpp"
 #include "trireme/model/transformer.hpp"
-#include "trireme/parallel/loans.hpp"
+#include "trireme/parallel/aliasing.hpp"
 #include "trireme/parallel/lowering.hpp"
 
 namespace trireme::parallel {

@@ -38,7 +38,7 @@ struct Tiles {
 /// The stretch of each part of `row` along its split dimension that tile `v` of `tiles` holds, one
 /// for each part, in elements from the beginning of the dimension. The first part is cut into
 /// tiles; a part of which each grain serves `serves` grains of the first follows it, so that
-/// neighbouring tiles may hold the same grains (key/value heads with fewer heads than tiles).
+/// neighboring tiles may hold the same grains (key/value heads with fewer heads than tiles).
 std::vector<Range> tile_slices(const Parameter& row, int v, int tiles);
 
 /// One row's share on one tile: a dense matrix of its own in the flat buffer.
@@ -140,7 +140,7 @@ class Layout {
 
 /// Writes first values into `flat` (fp32, layout.elements()): element i of row r is a function of
 /// (seed, row name, i) alone, in every layout.
-void initialise(const Layout& layout, std::uint64_t seed, const Tensor& flat);
+void initialize(const Layout& layout, std::uint64_t seed, const Tensor& flat);
 
 /// A stretch of the flat buffer and where it lies in another one.
 struct FlatRange {
@@ -148,7 +148,7 @@ struct FlatRange {
   std::int64_t offset = 0;
 };
 /// The same of some stretches only, each at its place in `values`; what lies between is zeroed.
-void initialise(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
+void initialize(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
                 const Tensor& values);
 
 /// Elements of one partial sum of squares (reproducible norms); a cut of sharded state never falls

@@ -1,4 +1,4 @@
-// The parameter table: the single source of truth about every learned tensor. Initialisation, flat
+// The parameter table: the single source of truth about every learned tensor. Initialization, flat
 // layout, weight decay, gradient buckets, checkpoints and memory prediction all walk it.
 #pragma once
 
@@ -28,7 +28,7 @@ struct Part {
 };
 
 /// How the first values are made.
-struct Initialisation {
+struct Initialization {
   enum class Kind : std::uint8_t { zeros, ones, normal } kind = Kind::zeros;
   double deviation = 0;  // standard deviation of `normal`
 };
@@ -42,7 +42,7 @@ struct Parameter {
   std::vector<int> units;    // which units use it, ascending; a tied weight has two
   bool decay = false;        // weight decay applies
   bool in_products = false;  // a matrix of matrix products: counts in N of MFU
-  Initialisation initialisation;
+  Initialization initialization;
 };
 
 /// All parameters of a model: by first unit, then by declaration.

@@ -34,7 +34,7 @@ struct MemoryQuestion {
   bool snapshots = false;  // some checkpoints are written in the background
   /// The stage is a worker's on its own; the shape's data axis is of workers.
   std::optional<parallel::AverageConfig> average{};
-  /// Those that hold the stage's optimiser state, where it is `served`.
+  /// Those that hold the stage's optimizer state, where it is `served`.
   std::optional<parallel::ServerPlace> servers{};
   bool asynchronous = false;  // as parallel::AsyncWorker
 };

@@ -14,7 +14,7 @@ struct Measured {
   Figures figures;
 };
 
-/// What must be equal in runs that stand on one line: model, optimiser, precision, numerics, data,
+/// What must be equal in runs that stand on one line: model, optimizer, precision, numerics, data,
 /// sequence, parallel.* and zero.* but the degrees, comm, device, processor, threads of a rank,
 /// versions. Not the batch, the micro-batch and the degrees. As JSON.
 nlohmann::json essentials(const Run& run);

@@ -17,7 +17,7 @@ struct TextChart {
 };
 TextChart text_chart(const Schedule& schedule, const Timeline& timeline, int most_cells = 400);
 
-/// A self-contained SVG image: one row per stage, time to the right, a colour per kind (paler for
+/// A self-contained SVG image: one row per stage, time to the right, a color per kind (paler for
 /// later chunks), micro-batch numbers, a legend.
 std::string svg_chart(const Schedule& schedule, const Timeline& timeline);
 

@@ -22,9 +22,9 @@ struct StateOptions {
   int sets = 1;
   /// Sharded parameters stay gathered from forward to backward (reshard_after_forward = false).
   bool keeps_gathered = false;
-  /// Optimiser state and fp32 masters lie in host memory, whatever type units read (see Offload).
+  /// Optimizer state and fp32 masters lie in host memory, whatever type units read (see Offload).
   bool offload = false;
-  /// The optimiser's state and fp32 masters are those of parameter servers.
+  /// The optimizer's state and fp32 masters are those of parameter servers.
   bool served = false;
   /// Units read whole fp32 parameters, whatever type they compute in: operations round what they
   /// read, and there is no copy in that type.
@@ -33,7 +33,7 @@ struct StateOptions {
   bool serves = false;
 
   bool offloaded() const { return train && offload; }
-  /// Whether the optimiser's state is here.
+  /// Whether the optimizer's state is here.
   bool updates() const { return train && !served; }
   /// The type of what units read.
   DType values() const { return reads_masters ? DType::f32 : shares.compute; }
@@ -44,7 +44,7 @@ struct StateOptions {
   }
 };
 
-/// Where a group's whole values lie while its state is sharded: groups of neighbouring units take
+/// Where a group's whole values lie while its state is sharded: groups of neighboring units take
 /// turns in two rooms, so that one can be filled while the other is read; a group of several units
 /// has one of its own. Elements from the beginning of a buffer of all rooms.
 struct Rooms {
@@ -67,7 +67,7 @@ class ModelState {
   const StateOptions& options() const { return options_; }
   /// Where all of it lies but for offloaded parameters().
   device::Device& device() const { return device_; }
-  /// Where parameters() and the optimiser's state lie: the host, where they are offloaded.
+  /// Where parameters() and the optimizer's state lie: the host, where they are offloaded.
   device::Device& optimizer_device() const {
     return options_.offloaded() ? device::host_device() : device_;
   }
@@ -79,8 +79,8 @@ class ModelState {
   const model::ParameterViews& gradients(int set, bool last_unit) const;
 
   /// What is updated, saved and loaded: flat parameters [layout.elements], or this rank's shards of
-  /// them [shards.elements]. Where units read a copy in a narrower type, or the optimiser is
-  /// offloaded, these are fp32 masters, held as the optimiser's state is; without training what
+  /// them [shards.elements]. Where units read a copy in a narrower type, or the optimizer is
+  /// offloaded, these are fp32 masters, held as the optimizer's state is; without training what
   /// units read.
   const Tensor& parameters() const { return masters_ ? masters_ : stored_values_; }
   bool parameters_sharded() const {

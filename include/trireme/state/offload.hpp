@@ -1,4 +1,4 @@
-// An optimiser whose state is kept in host memory while a device computes: gradients come to the
+// An optimizer whose state is kept in host memory while a device computes: gradients come to the
 // host as they become final, the CPU updates fp32 masters and moments, and what units read goes
 // back. Ren et al., "ZeRO-Offload" (2021).
 #pragma once
@@ -53,7 +53,7 @@ class Offload {
                             std::int64_t chunk);
 
  private:
-  /// Neighbouring elements of one group's share.
+  /// Neighboring elements of one group's share.
   struct Chunk {
     Tensor values;                           // [n], what units read, on the device
     std::vector<optim::UpdateRange> ranges;  // of all of them; `rounded` is absent

@@ -46,7 +46,7 @@ struct TrainConfig {
 
   void declare(config::Fields& fields) {
     fields.add("output", output, "run folder, for the record and the checkpoints");
-    fields.add("steps", steps, "optimiser steps, counted from the beginning of training",
+    fields.add("steps", steps, "optimizer steps, counted from the beginning of training",
                config::at_least(1));
     fields.add("stop_after", stop_after, "steps of this start, then save and end; 0: no limit",
                config::at_least(0));

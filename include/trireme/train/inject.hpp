@@ -14,7 +14,7 @@ struct Fault {
     spike,  // the gradient is a million times too large, on every rank
     inf,    // the rank's reduced gradients are infinite
     slow,   // the rank takes `step` times as long for all its steps; what has no step
-    flip    // one bit of the rank's parameters or optimiser state is another one after the update,
+    flip    // one bit of the rank's parameters or optimizer state is another one after the update,
             // drawn from train.seed and the step
   };
   Kind kind = Kind::nan;

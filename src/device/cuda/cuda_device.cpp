@@ -127,7 +127,7 @@ class CudaQueue final : public Queue, public TimedQueue {
     if (noted) end_span();
     // CUDA itself lets go of pageable memory before it returns, but where the device reads such
     // memory directly: there it may be later.
-    if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) synchronise();
+    if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) synchronize();
   }
   void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
               std::byte* out, std::int64_t elements) override {
@@ -144,7 +144,7 @@ class CudaQueue final : public Queue, public TimedQueue {
     }
     while (!fence.reached()) std::this_thread::yield();
   }
-  void synchronise() override { TRIREME_CUDA_CALL(cudaStreamSynchronize(stream_)); }
+  void synchronize() override { TRIREME_CUDA_CALL(cudaStreamSynchronize(stream_)); }
   void begin_span(const char* name) override {
     if (log_->on()) open_ = log_->begin(name, number_, stream_);
   }
@@ -283,8 +283,8 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
   void* native() override { return queue_->native(); }
   std::shared_ptr<Fence> fence() override { return queue_->fence(); }
   void follow(Fence& fence) override { queue_->follow(fence); }
-  void synchronise() override {
-    queue_->synchronise();
+  void synchronize() override {
+    queue_->synchronize();
     check();
   }
   std::unique_ptr<Timeline> make_timeline() override {

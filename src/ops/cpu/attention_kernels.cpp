@@ -206,20 +206,20 @@ void softmax_gradient_block_as(const ScoreBlock& block, float* dprobabilities, c
         for (; i + 2 * lanes <= columns; i += 2 * lanes) {
           const Floats p0 = probability(hn::LoadU(d, row + i));
           const Floats p1 = probability(hn::LoadU(d, row + i + lanes));
-          const Floats centred0 = hn::Sub(hn::LoadU(d, gradient + i), vdelta);
-          const Floats centred1 = hn::Sub(hn::LoadU(d, gradient + i + lanes), vdelta);
+          const Floats centered0 = hn::Sub(hn::LoadU(d, gradient + i), vdelta);
+          const Floats centered1 = hn::Sub(hn::LoadU(d, gradient + i + lanes), vdelta);
           store_two(p0, p1, probabilities + i);
-          store_two(hn::Mul(hn::Mul(p0, vscale), centred0), hn::Mul(hn::Mul(p1, vscale), centred1),
-                    to + i);
+          store_two(hn::Mul(hn::Mul(p0, vscale), centered0),
+                    hn::Mul(hn::Mul(p1, vscale), centered1), to + i);
         }
       }
 #endif
       const std::size_t rest = i;
       for_vectors(columns - rest, [&](std::size_t j, auto access) HWY_ATTR {
         const Floats p = probability(access.load(d, row + rest + j));
-        const Floats centred = hn::Sub(access.load(d, gradient + rest + j), vdelta);
+        const Floats centered = hn::Sub(access.load(d, gradient + rest + j), vdelta);
         access.store(p, d, probabilities + rest + j);
-        access.store(hn::Mul(hn::Mul(p, vscale), centred), d, to + rest + j);
+        access.store(hn::Mul(hn::Mul(p, vscale), centered), d, to + rest + j);
       });
       continue;
     }
@@ -233,9 +233,9 @@ void softmax_gradient_block_as(const ScoreBlock& block, float* dprobabilities, c
                   static_cast<std::size_t>(run.end - run.begin),
                   [&](std::size_t i, auto access, Floats factor) HWY_ATTR {
                     const Floats p = probability(access.load(d, x + i));
-                    const Floats centred = hn::MulSub(access.load(d, dx + i), factor, vdelta);
+                    const Floats centered = hn::MulSub(access.load(d, dx + i), factor, vdelta);
                     access.store(hn::Mul(p, factor), d, px + i);
-                    access.store(hn::Mul(hn::Mul(p, vscale), centred), d, pdx + i);
+                    access.store(hn::Mul(hn::Mul(p, vscale), centered), d, pdx + i);
                   });
     }
   }

@@ -170,7 +170,7 @@ void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* sc
   auto* words = reinterpret_cast<std::uint32_t*>(scratch);
   std::uint32_t* left = words + cut.words();
   auto* sums = reinterpret_cast<float*>(left + cut.left_words());
-  // Neighbouring tasks share a block of columns.
+  // Neighboring tasks share a block of columns.
   const std::int64_t block = task / cut.sections.count(), section = task % cut.sections.count();
   const std::int64_t column = cut.columns.begin(block), n = cut.columns.end(block) - column;
   const std::int64_t first = cut.sections.begin(section), last = cut.sections.end(section);

@@ -1,5 +1,5 @@
 // Products of bf16 with fp32 sums, on one thread: the right factor is packed into panels of 64
-// columns, in which the elements of two neighbouring rows lie in one 32-bit word, as AVX512_BF16
+// columns, in which the elements of two neighboring rows lie in one 32-bit word, as AVX512_BF16
 // and AMX want them; the left one is read in place, or from such panels where it is transposed. An
 // element's sum runs over the inner dimension in an order that follows from its extent alone,
 // whatever lies beside it: its bits depend on neither the matrices' other extents nor on threads.

@@ -47,8 +47,8 @@ HWY_INLINE void layer_norm_together(std::size_t n, const Rows<T>& y, float* mean
   const auto sums = fold_rows<rows>(n, add, x.data, x.stride);
   for (std::size_t r = 0; r < rows; ++r) mean[r] = sums[r] / count;
   const auto add_square = [&](Floats sum, Floats v, int r) HWY_ATTR {
-    const Floats centred = hn::Sub(v, hn::Set(d, mean[r]));
-    return hn::MulAdd(centred, centred, sum);
+    const Floats centered = hn::Sub(v, hn::Set(d, mean[r]));
+    return hn::MulAdd(centered, centered, sum);
   };
   const auto squares = fold_rows<rows>(n, add_square, x.data, x.stride);
   for (std::size_t r = 0; r < rows; ++r) rstd[r] = 1.0F / std::sqrt(squares[r] / count + epsilon);
@@ -87,31 +87,31 @@ void layer_norm_rows(const Rows<T>& y, float* mean, float* rstd, const Rows<T>& 
 }
 TRIREME_INSTANCES(layer_norm_rows);
 
-/// With h = (x − mean)·rstd and g = dy·gain: dx = rstd·(g − centred·mean(g) − h·mean(g·h));
-/// `centred` is 1 for LayerNorm and 0 for RMSNorm, whose mean is 0.
-template <bool centred, class T>
+/// With h = (x − mean)·rstd and g = dy·gain: dx = rstd·(g − centered·mean(g) − h·mean(g·h));
+/// `centered` is 1 for LayerNorm and 0 for RMSNorm, whose mean is 0.
+template <bool centered, class T>
 HWY_INLINE void norm_backward_row(std::size_t n, T* dx, const T* dy, std::int64_t dy_ahead,
                                   const T* x, std::int64_t x_ahead, const T* gain, float mean,
                                   float rstd, bool accumulate, bool streamed) {
   const FloatTag d;
   const Floats vm = hn::Set(d, mean), vr = hn::Set(d, rstd);
-  const auto normalised = [&](Floats v) HWY_ATTR {
-    if (centred) v = hn::Sub(v, vm);
+  const auto normalized = [&](Floats v) HWY_ATTR {
+    if (centered) v = hn::Sub(v, vm);
     return hn::Mul(v, vr);
   };
   const auto add = [&](Floats* sums, Floats vdy, Floats vx, Floats vgain) HWY_ATTR {
     const Floats g = hn::Mul(vdy, vgain);
-    sums[0] = hn::MulAdd(g, normalised(vx), sums[0]);
-    if (centred) sums[1] = hn::Add(sums[1], g);
+    sums[0] = hn::MulAdd(g, normalized(vx), sums[0]);
+    if (centered) sums[1] = hn::Add(sums[1], g);
   };
-  const auto sums = fold < centred ? 2 : 1 > (n, add, dy, x, gain);
+  const auto sums = fold < centered ? 2 : 1 > (n, add, dy, x, gain);
   const float count = static_cast<float>(n);
   const Floats vmgh = hn::Set(d, sums[0] / count);
-  const Floats vmg = hn::Set(d, centred ? sums.back() / count : 0.0F);
+  const Floats vmg = hn::Set(d, centered ? sums.back() / count : 0.0F);
   const auto gradient = [&](Floats vdy, Floats vx, Floats vgain) HWY_ATTR {
     Floats g = hn::Mul(vdy, vgain);
-    if (centred) g = hn::Sub(g, vmg);
-    return hn::Mul(vr, hn::NegMulAdd(normalised(vx), vmgh, g));
+    if (centered) g = hn::Sub(g, vmg);
+    return hn::Mul(vr, hn::NegMulAdd(normalized(vx), vmgh, g));
   };
   const Coming<T> gradients{dy, dy_ahead}, in{x, x_ahead};
   if (accumulate) {

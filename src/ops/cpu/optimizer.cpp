@@ -1,4 +1,4 @@
-// Optimiser updates and the gradient's norm.
+// Optimizer updates and the gradient's norm.
 #include <array>
 #include <cmath>
 #include <limits>

@@ -35,7 +35,7 @@ struct RowMemory {
   }
 };
 
-template <class T, bool Centred, bool Held, int Threads>
+template <class T, bool Centered, bool Held, int Threads>
 __global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T* bias,
                                     Parameters p, float epsilon) {
   __shared__ float scratch[block_warps];
@@ -47,7 +47,7 @@ __global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T
     for (int c = first; c < p.columns; c += Threads * pack) {
       x.load(v, r, c, count_at(c, p.columns));
       held.put(c, v);
-      if constexpr (!Centred) {
+      if constexpr (!Centered) {
 #pragma unroll
         for (int i = 0; i < pack; ++i) v[i] *= v[i];
       }
@@ -55,7 +55,7 @@ __global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T
     }
     sum = group_reduce<Threads>(sum, scratch, Plus{});
     float mean = 0, variance = sum / count_of_row;
-    if constexpr (Centred) {
+    if constexpr (Centered) {
       mean = variance;
       float squares = 0;
       for (int c = first; c < p.columns; c += Threads * pack) {
@@ -69,7 +69,7 @@ __global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T
     }
     const float rstd = 1.0F / sqrtf(variance + epsilon);
     if (threadIdx.x == 0) {
-      if constexpr (Centred) p.mean[r] = mean;
+      if constexpr (Centered) p.mean[r] = mean;
       p.rstd[r] = rstd;
     }
     for (int c = first; c < p.columns; c += Threads * pack) {
@@ -80,8 +80,8 @@ __global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T
       if (bias != nullptr) load(b, bias + c, count, p.bias_aligned);
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
-        const float normalised = (v[i] - mean) * rstd;
-        v[i] = bias == nullptr ? normalised * g[i] : fmaf(normalised, g[i], b[i]);
+        const float normalized = (v[i] - mean) * rstd;
+        v[i] = bias == nullptr ? normalized * g[i] : fmaf(normalized, g[i], b[i]);
       }
       y.store(v, r, c, count);
     }
@@ -90,7 +90,7 @@ __global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T
 
 /// With h = (x − mean)·rstd and g = dy·gain: dx = rstd·(g − mean(g) − h·mean(g·h)); RMSNorm has no
 /// mean(g), and mean 0.
-template <class T, bool Centred, bool Held, int Threads>
+template <class T, bool Centered, bool Held, int Threads>
 __global__ void norm_backward_kernel(View<T> dx, View<T> dy, View<T> x, const T* gain, Parameters p,
                                      bool accumulate) {
   __shared__ float scratch[block_warps];
@@ -99,7 +99,7 @@ __global__ void norm_backward_kernel(View<T> dx, View<T> dy, View<T> x, const T*
   const RowMemory<Held> held_g{rows}, held_h{rows + padded};
   const auto count_of_row = static_cast<float>(p.columns);
   for (std::int64_t r = first_row(); r < p.rows; r += row_step()) {
-    const float mean = Centred ? p.mean[r] : 0.0F, rstd = p.rstd[r];
+    const float mean = Centered ? p.mean[r] : 0.0F, rstd = p.rstd[r];
     float g[pack], h[pack], w[pack], sum_g = 0, sum_gh = 0;
     const auto read = [&](int c, int count) {
       x.load(h, r, c, count);
@@ -115,13 +115,13 @@ __global__ void norm_backward_kernel(View<T> dx, View<T> dy, View<T> x, const T*
       read(c, count_at(c, p.columns));  // g is 0 behind the row's end
       held_g.put(c, g);
       held_h.put(c, h);
-      if constexpr (Centred) sum_g += pack_sum(g);
+      if constexpr (Centered) sum_g += pack_sum(g);
 #pragma unroll
       for (int i = 0; i < pack; ++i) w[i] = g[i] * h[i];
       sum_gh += pack_sum(w);
     }
     const float mean_g =
-        Centred ? group_reduce<Threads>(sum_g, scratch, Plus{}) / count_of_row : 0.0F;
+        Centered ? group_reduce<Threads>(sum_g, scratch, Plus{}) / count_of_row : 0.0F;
     const float mean_gh = group_reduce<Threads>(sum_gh, scratch, Plus{}) / count_of_row;
     for (int c = first; c < p.columns; c += Threads * pack) {
       const int count = count_at(c, p.columns);
@@ -152,18 +152,18 @@ Parameters parameters_of(const Norm& norm) {
           is_aligned(norm.bias)};
 }
 
-/// use(type, group, centred, held) as constants; `rows` rows of fp32 are to be kept for each row.
+/// use(type, group, centered, held) as constants; `rows` rows of fp32 are to be kept for each row.
 template <class Use>
 void choose(const Norm& norm, int rows, const Use& use) {
   with_type(norm.x.type, [&]<class T>(T type) {
     with_group(norm.x.columns, [&]<class Group>(Group group) {
       const std::int64_t padded = (norm.x.columns + pack - 1) / pack * pack;
       const auto shared = static_cast<std::size_t>(padded * 4 * rows * Group::rows);
-      const auto with_held = [&](auto centred) {
+      const auto with_held = [&](auto centered) {
         if (shared <= usual_shared - 1024) {
-          use(type, group, centred, std::bool_constant<true>{}, shared);
+          use(type, group, centered, std::bool_constant<true>{}, shared);
         } else {
-          use(type, group, centred, std::bool_constant<false>{}, std::size_t{0});
+          use(type, group, centered, std::bool_constant<false>{}, std::size_t{0});
         }
       };
       if (norm.mean != nullptr) {
@@ -179,9 +179,9 @@ void choose(const Norm& norm, int rows, const Use& use) {
 
 void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream) {
   if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose(norm, 1, [&]<class T, class Group>(T, Group, auto centred, auto held, std::size_t shared) {
+  choose(norm, 1, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
     launch("norm_forward",
-           norm_forward_kernel<T, decltype(centred)::value, decltype(held)::value, Group::threads>,
+           norm_forward_kernel<T, decltype(centered)::value, decltype(held)::value, Group::threads>,
            Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(y), view<T>(norm.x),
            static_cast<const T*>(norm.gain), static_cast<const T*>(norm.bias), parameters_of(norm),
            epsilon);
@@ -191,9 +191,9 @@ void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st*
 void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, bool accumulate,
                    CUstream_st* stream) {
   if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose(norm, 2, [&]<class T, class Group>(T, Group, auto centred, auto held, std::size_t shared) {
+  choose(norm, 2, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
     launch("norm_backward",
-           norm_backward_kernel<T, decltype(centred)::value, decltype(held)::value, Group::threads>,
+           norm_backward_kernel<T, decltype(centered)::value, decltype(held)::value, Group::threads>,
            Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(dx), view<T>(dy),
            view<T>(norm.x), static_cast<const T*>(norm.gain), parameters_of(norm), accumulate);
   });

@@ -1,4 +1,4 @@
-// Optimiser updates and the gradient's norm.
+// Optimizer updates and the gradient's norm.
 #include "trireme/core/half.hpp"
 
 #include "elements.cuh"
@@ -48,7 +48,7 @@ __global__ void add_in_order_kernel(double* total, const double* terms, std::int
   if (threadIdx.x == 0) *total += sum;
 }
 
-/// x rounded to one of its two neighbours, to the one farther from 0 with the probability of the
+/// x rounded to one of its two neighbors, to the one farther from 0 with the probability of the
 /// part cut off. Only bf16 is rounded so.
 __device__ inline Bf16 round_stochastically(Bf16, float x, std::uint32_t random) {
   return {float_to_bf16_up_by(x, random & 0xffffU)};

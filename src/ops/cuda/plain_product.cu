@@ -28,7 +28,7 @@ __device__ inline void fill_tile(float (&tile)[depth][side + 1], const Operand<T
                                  std::int64_t first, std::int64_t begin, std::int64_t k) {
 #pragma unroll
   for (int i = threadIdx.x; i < side * depth; i += threads) {
-    // Neighbouring threads read neighbours in memory.
+    // Neighboring threads read neighbors in memory.
     const int row = x.row_step == 1 ? i % side : i / depth;
     const int at = x.row_step == 1 ? i / side : i % depth;
     const bool inside = first + row < x.rows && begin + at < k;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads)
   __shared__ float a_tile[depth][side + 1], b_tile[depth][side + 1];
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * side;
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * side;
-  // A thread has 2 rows, 32 apart, by 8 neighbouring columns.
+  // A thread has 2 rows, 32 apart, by 8 neighboring columns.
   const int row = threadIdx.x / 8, column = threadIdx.x % 8 * pack;
   float sums[2][pack] = {};
   for (std::int64_t begin = 0; begin < k; begin += depth) {

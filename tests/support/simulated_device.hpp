@@ -30,14 +30,14 @@
 
 namespace trireme::testing_support {
 
-class ImaginaryDevice final : public device::Device,
+class SimulatedDevice final : public device::Device,
                               public device::Timed,
                               public device::TimedQueue,
                               public device::Capturing {
  public:
-  explicit ImaginaryDevice(unsigned seed, std::string identity = {})
+  explicit SimulatedDevice(unsigned seed, std::string identity = {})
       : identity_(std::move(identity)), random_(seed), worker_([this] { work(); }) {}
-  ~ImaginaryDevice() override {
+  ~SimulatedDevice() override {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -46,14 +46,14 @@ class ImaginaryDevice final : public device::Device,
     worker_.join();
   }
 
-  std::string name() const override { return "imaginary"; }
+  std::string name() const override { return "simulated"; }
   bool is_host() const override { return false; }
   std::string identity() const override { return identity_; }
 
   void* allocate(std::size_t bytes) override {
     refuse_in_capture("memory");
     const std::size_t size = pages(bytes);
-    const int file = memfd_create("imaginary", 0);
+    const int file = memfd_create("simulated", 0);
     if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) return nullptr;
     void* real = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     void* seen = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -97,10 +97,10 @@ class ImaginaryDevice final : public device::Device,
   }
   std::shared_ptr<device::Fence> fence() override { return fence_on(0); }
   void follow(device::Fence& fence) override { follow_on(0, fence); }
-  void synchronise() override { synchronise_on(0); }
+  void synchronize() override { synchronize_on(0); }
   void* native() override { return native_of(0); }
 
-  /// How often the host has waited for it: in synchronise, for a copy from or to memory that is not
+  /// How often the host has waited for it: in synchronize, for a copy from or to memory that is not
   /// staging memory, or in giving memory back. Fences that are asked for do not count.
   std::uint64_t waits() {
     const std::lock_guard lock(mutex_);
@@ -133,7 +133,7 @@ class ImaginaryDevice final : public device::Device,
     if (refuses_captures_) spoilt_ = "its refusal";
     if (!spoilt_.empty()) {
       captured_.clear();
-      throw Error("imaginary device: no capture, for {}", spoilt_);
+      throw Error("simulated device: no capture, for {}", spoilt_);
     }
     return std::make_unique<Captured>(*this, std::exchange(captured_, {}));
   }
@@ -157,7 +157,7 @@ class ImaginaryDevice final : public device::Device,
     const auto* at = reinterpret_cast<const std::byte*>(memory);
     const std::lock_guard lock(mutex_);
     std::byte* found = find(at);
-    TRIREME_ASSERT(found != nullptr, "host memory given to the imaginary device");
+    TRIREME_ASSERT(found != nullptr, "host memory given to the simulated device");
     return reinterpret_cast<T*>(found);
   }
 
@@ -184,7 +184,7 @@ class ImaginaryDevice final : public device::Device,
   };
   class Ticket final : public device::Fence {
    public:
-    Ticket(ImaginaryDevice& device, std::shared_ptr<std::uint64_t> done, std::uint64_t number)
+    Ticket(SimulatedDevice& device, std::shared_ptr<std::uint64_t> done, std::uint64_t number)
         : device_(device), done_(std::move(done)), number_(number) {}
     bool reached() override {
       device_.refuse_in_capture("a question");
@@ -193,26 +193,26 @@ class ImaginaryDevice final : public device::Device,
     }
 
    private:
-    friend class ImaginaryDevice;
-    ImaginaryDevice& device_;
+    friend class SimulatedDevice;
+    SimulatedDevice& device_;
     std::shared_ptr<std::uint64_t> done_;
     std::uint64_t number_;
   };
   class Captured final : public device::Graph {
    public:
-    Captured(ImaginaryDevice& device, std::deque<Task> tasks)
+    Captured(SimulatedDevice& device, std::deque<Task> tasks)
         : device_(device), tasks_(std::move(tasks)) {}
     void launch() override {
       for (const Task& task : tasks_) device_.push(0, task);
     }
 
    private:
-    ImaginaryDevice& device_;
+    SimulatedDevice& device_;
     std::deque<Task> tasks_;
   };
   class Marks final : public device::Timeline {
    public:
-    explicit Marks(ImaginaryDevice& device) : device_(device) {}
+    explicit Marks(SimulatedDevice& device) : device_(device) {}
     void mark() override {
       auto& time = times_.emplace_back(std::make_shared<std::optional<Clock::time_point>>());
       device_.compute([time] { *time = Clock::now(); });
@@ -229,12 +229,12 @@ class ImaginaryDevice final : public device::Device,
     }
 
    private:
-    ImaginaryDevice& device_;
+    SimulatedDevice& device_;
     std::vector<std::shared_ptr<std::optional<Clock::time_point>>> times_;
   };
   class Beside final : public device::Queue, public device::TimedQueue {
    public:
-    explicit Beside(ImaginaryDevice& device) : device_(device), lane_(device.add_lane()) {}
+    explicit Beside(SimulatedDevice& device) : device_(device), lane_(device.add_lane()) {}
     ~Beside() override { device_.remove_lane(lane_); }
     void copy(void* to, const void* from, std::size_t bytes) override {
       device_.copy_on(lane_, to, from, bytes);
@@ -246,13 +246,13 @@ class ImaginaryDevice final : public device::Device,
     }
     std::shared_ptr<device::Fence> fence() override { return device_.fence_on(lane_); }
     void follow(device::Fence& fence) override { device_.follow_on(lane_, fence); }
-    void synchronise() override { device_.synchronise_on(lane_); }
+    void synchronize() override { device_.synchronize_on(lane_); }
     void* native() override { return device_.native_of(lane_); }
     void begin_span(const char* name) override { device_.begin_span_on(lane_, name); }
     void end_span() override { device_.end_span_on(lane_); }
 
    private:
-    ImaginaryDevice& device_;
+    SimulatedDevice& device_;
     std::size_t lane_;
   };
 
@@ -301,12 +301,12 @@ class ImaginaryDevice final : public device::Device,
   }
   void refuse_in_capture(const char* what) {
     const std::lock_guard lock(mutex_);
-    if (captures_here()) throw Error("imaginary device: {} in a capture", what);
+    if (captures_here()) throw Error("simulated device: {} in a capture", what);
   }
   /// Whatever another thread does to the queue that is captured would become part of the capture.
   void refuse_beside_capture(std::size_t lane) {  // under mutex_
     if (lane == 0 && captures_ && !captures_here()) {
-      throw Error("imaginary device: another thread in a capture");
+      throw Error("simulated device: another thread in a capture");
     }
   }
   void push(std::size_t lane, Task task) {
@@ -314,7 +314,7 @@ class ImaginaryDevice final : public device::Device,
       const std::lock_guard lock(mutex_);
       const bool keeps = captures_here();
       refuse_beside_capture(lane);
-      if (keeps && lane != 0) throw Error("imaginary device: another queue in a capture");
+      if (keeps && lane != 0) throw Error("simulated device: another queue in a capture");
       (keeps ? captured_ : lanes_[lane].tasks).push_back(std::move(task));
       if (keeps) return;
       ++lanes_[lane].pushed;
@@ -357,7 +357,7 @@ class ImaginaryDevice final : public device::Device,
     {
       const std::lock_guard lock(mutex_);
       if (captures_here() && (find(target) == nullptr || find(source) == nullptr)) {
-        throw Error("imaginary device: a copy from or to the host in a capture");
+        throw Error("simulated device: a copy from or to the host in a capture");
       }
       noted = traces_ && !lanes_[lane].in_span;
       span = {device::copy_name(find(target) == nullptr, find(source) == nullptr),
@@ -417,7 +417,7 @@ class ImaginaryDevice final : public device::Device,
     const std::uint64_t all = lanes_[lane].pushed;
     changed_.wait(lock, [&] { return *lanes_[lane].done >= all; });
   }
-  void synchronise_on(std::size_t lane) {
+  void synchronize_on(std::size_t lane) {
     wait_for(lane);
     check();
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// The operations of an imaginary device: those of the CPU, done later by the device's thread, in
+// The operations of a simulated device: those of the CPU, done later by the device's thread, in
 // fp32 on rounded values where tensors are bf16 or fp16.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "trireme/core/half.hpp"
 #include "trireme/ops/forwarding.hpp"
 
-#include "imaginary_device.hpp"
+#include "simulated_device.hpp"
 
 namespace trireme::testing_support {
 
@@ -92,11 +92,11 @@ class Widening {
   std::vector<Pair> pairs_;
 };
 
-class ImaginaryOps final : public ops::ForwardingOps<ImaginaryOps> {
+class SimulatedOps final : public ops::ForwardingOps<SimulatedOps> {
  public:
-  ImaginaryOps(ImaginaryDevice& device, std::unique_ptr<ops::Ops> cpu)
+  SimulatedOps(SimulatedDevice& device, std::unique_ptr<ops::Ops> cpu)
       : device_(device), cpu_(std::move(cpu)) {}
-  ~ImaginaryOps() override { device_.synchronise(); }
+  ~SimulatedOps() override { device_.synchronize(); }
 
   template <class... Parameters, class... Arguments>
   void forward(const char* /*name*/, void (Ops::*operation)(Parameters...),
@@ -141,7 +141,7 @@ class ImaginaryOps final : public ops::ForwardingOps<ImaginaryOps> {
     result.values = real(copy.values);
     return result;
   }
-  ImaginaryDevice& device_;
+  SimulatedDevice& device_;
   std::unique_ptr<ops::Ops> cpu_;
 };
 

@@ -1,4 +1,4 @@
-#include "trireme/parallel/loans.hpp"
+#include "trireme/parallel/aliasing.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -47,10 +47,10 @@ std::vector<std::size_t> last_reads(const Program& program, const std::vector<St
 
 }  // namespace
 
-Loans plan_loans(const Program& program, const params::Layout& layout, int last_unit,
-                 const std::vector<StashPart>& parts) {
-  Loans loans{std::vector<std::int64_t>(parts.size(), -1),
-              std::vector<bool>(layout.groups().size(), false)};
+Aliases plan_aliases(const Program& program, const params::Layout& layout, int last_unit,
+                     const std::vector<StashPart>& parts) {
+  Aliases aliases{std::vector<std::int64_t>(parts.size(), -1),
+                  std::vector<bool>(layout.groups().size(), false)};
   const std::vector<std::size_t> additions = first_additions(program, layout, last_unit);
   const std::vector<std::size_t> reads = last_reads(program, parts);
   std::vector<std::size_t> order(parts.size());
@@ -80,13 +80,13 @@ Loans plan_loans(const Program& program, const params::Layout& layout, int last_
     end -= end % alignment;
     if (end - begin < bytes) continue;
     limit = end - bytes;
-    loans.places[part] = limit;
+    aliases.places[part] = limit;
     for (std::size_t g = 0; g < layout.groups().size(); ++g) {
       const params::Range& own = layout.groups()[g].elements;
-      if (own.begin * float_bytes < end && own.end * float_bytes > limit) loans.lent[g] = true;
+      if (own.begin * float_bytes < end && own.end * float_bytes > limit) aliases.lent[g] = true;
     }
   }
-  return loans;
+  return aliases;
 }
 
 }  // namespace trireme::parallel

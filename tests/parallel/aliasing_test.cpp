@@ -1,5 +1,5 @@
 // What is lent by gradients, against a walk through the program that knows who holds which byte.
-#include "trireme/parallel/loans.hpp"
+#include "trireme/parallel/aliasing.hpp"
 
 #include <algorithm>
 
@@ -27,7 +27,7 @@ model::ModelConfig model_of(int layers, bool tied) {
 
 /// Writes the parts' bytes as the program's forward does and the groups' as its backward does; each
 /// reader must find what was written for it. Gives the number of parts that were lent.
-int walk(const Stage& stage, const std::vector<StashPart>& parts, const Loans& loans) {
+int walk(const Stage& stage, const std::vector<StashPart>& parts, const Aliases& aliases) {
   const params::Layout& layout = stage.layout();
   const int last = stage.last_unit();
   // Who wrote a byte: part p of a micro-batch m as p·64 + m; a group's gradient as −1 − group.
@@ -46,7 +46,7 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Loans& l
     const params::Range& own = layout.groups()[static_cast<std::size_t>(g)].elements;
     return params::Range{own.begin * 4, own.end * 4};
   };
-  std::vector<bool> given = loans.lent;
+  std::vector<bool> given = aliases.lent;
   for (std::size_t g = 0; g < given.size(); ++g) {
     const params::Range own = bytes_of(static_cast<int>(g));
     if (!given[g]) fill(own.begin, own.size(), -1 - static_cast<std::int64_t>(g));
@@ -68,24 +68,25 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Loans& l
     if (adds) add(action.unit);
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const StashPart& part = parts[p];
-      if (loans.places[p] < 0 || part.chunk != action.chunk || part.slot != action.stash) continue;
+      if (aliases.places[p] < 0 || part.chunk != action.chunk || part.slot != action.stash)
+        continue;
       const auto bytes = static_cast<std::int64_t>(part.bytes);
       const std::int64_t who = static_cast<std::int64_t>(p) * 64 + action.micro_batch;
       if (part.unit == action.unit && action.kind == Kind::forward) {
-        fill(loans.places[p], bytes, who);
+        fill(aliases.places[p], bytes, who);
       } else if (part.unit == action.unit) {
-        EXPECT_TRUE(holds(loans.places[p], bytes, who))
+        EXPECT_TRUE(holds(aliases.places[p], bytes, who))
             << "part " << p << " at " << to_string(action);
       }
     }
     if (adds) add(action.unit);  // and nothing was written over it
   }
   EXPECT_EQ(std::count(given.begin(), given.end(), true), 0) << "a gradient that was never zeroed";
-  return static_cast<int>(std::count_if(loans.places.begin(), loans.places.end(),
+  return static_cast<int>(std::count_if(aliases.places.begin(), aliases.places.end(),
                                         [](std::int64_t place) { return place >= 0; }));
 }
 
-TEST(Loans, NothingIsReadAfterItsLenderWasAddedTo) {
+TEST(Aliases, NothingIsReadAfterItsLenderWasAddedTo) {
   int lent = 0, cases = 0;
   for (const bool tied : {false, true}) {
     const model::Transformer model(model_of(6, tied));
@@ -114,9 +115,9 @@ TEST(Loans, NothingIsReadAfterItsLenderWasAddedTo) {
             }
             SCOPED_TRACE(fmt::format("{} stage {} of {}, {} micro-batches", schedule, place, stages,
                                      micro_batches));
-            const Loans loans =
-                plan_loans(stage.program(), stage.layout(), stage.last_unit(), parts);
-            const int found = walk(stage, parts, loans);
+            const Aliases aliases =
+                plan_aliases(stage.program(), stage.layout(), stage.last_unit(), parts);
+            const int found = walk(stage, parts, aliases);
             if (stages == 1 && micro_batches == 1) {
               EXPECT_GE(found, 8);
             }
@@ -133,7 +134,7 @@ TEST(Loans, NothingIsReadAfterItsLenderWasAddedTo) {
   EXPECT_GT(lent, cases);
 }
 
-TEST(Loans, NotWhereSumsAreShardedOffloadedOrSeveral) {
+TEST(Aliases, NotWhereSumsAreShardedOffloadedOrSeveral) {
   const model::Transformer model(model_of(4, false));
   const auto lends = [&](const StageOptions& options) {
     const Stage stage(model, options);

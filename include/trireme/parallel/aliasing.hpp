@@ -16,7 +16,7 @@ struct StashPart {
   std::size_t bytes = 0;  // a multiple of device::alignment
 };
 
-struct Loans {
+struct Aliases {
   std::vector<std::int64_t> places;  // by part: byte of the flat gradients, −1: none
   std::vector<bool> lent;            // by group of the layout: some part lies in its gradient
 };
@@ -24,7 +24,7 @@ struct Loans {
 /// Places as many of `parts` as fit into the flat fp32 gradients of `layout`, last units' first. A
 /// group that lends is to be zeroed just before it is first added to. `last_unit` of the model adds
 /// to its groups in forward.
-Loans plan_loans(const Program& program, const params::Layout& layout, int last_unit,
-                 const std::vector<StashPart>& parts);
+Aliases plan_aliases(const Program& program, const params::Layout& layout, int last_unit,
+                     const std::vector<StashPart>& parts);
 
 }  // namespace trireme::parallel
