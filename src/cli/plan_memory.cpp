@@ -36,7 +36,7 @@ std::string row(const std::string& name, const std::vector<std::int64_t>& stages
 
 /// Of the parameter server that holds most.
 Memory fullest_server(const model::Transformer& model, const train::RunConfig& config,
-                      const train::LayoutFacts& facts, parallel::ServerPlace place) {
+                      const train::LayoutFacts& facts, data_parallel::ServerPlace place) {
   parallel::StageOptions options =
       train::stage_options(config, train::grid_shape(config, facts), facts);
   options.place = {.data = place.workers};
@@ -75,7 +75,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const int different = config.parallel.zero > 0 ? shard
                         : snapshots              ? shape.of(comm::Axis::data)
                                                  : 1;
-  const auto servers = served ? std::optional(parallel::ServerPlace{
+  const auto servers = served ? std::optional(data_parallel::ServerPlace{
                                     .workers = workers.of(comm::Axis::data),
                                     .servers = train::server_ranks(config),
                                     .gradients = dtype_from_name(config.data_parallel.gradients)})

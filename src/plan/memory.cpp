@@ -6,14 +6,14 @@
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/nccl.hpp"
+#include "trireme/data_parallel/averaging.hpp"
+#include "trireme/data_parallel/server_staging.hpp"
 #include "trireme/model/attention.hpp"
 #include "trireme/model/head.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 #include "trireme/ops/cuda_workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/averaging.hpp"
 #include "trireme/parallel/engine.hpp"
-#include "trireme/parallel/server_staging.hpp"
 #include "trireme/state/offload.hpp"
 #include "trireme/state/tensor_sums.hpp"
 #include "trireme/state/update.hpp"
@@ -197,7 +197,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
     return bytes + added(Kind::world, question.shape.size(), agreement_bytes) +
            comm::scratch_bytes(servers->workers + servers->servers, 0) +
            (question.asynchronous ? norms * norm_bytes(stage) : 0) +
-           static_cast<std::size_t>(parallel::ServerStaging::bytes(
+           static_cast<std::size_t>(data_parallel::ServerStaging::bytes(
                stage.state_options(), layout, servers->gradients, question.host));
   }
   const std::size_t squares = norm_bytes(stage);
@@ -283,7 +283,8 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   const std::int64_t optimizer =
       state::ModelState::master_bytes(stage.layout(), stage.shards(), options) +
       (options.updates() ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0) +
-      (question.average ? parallel::Averaging::outer_bytes(*question.average, stage.layout()) : 0);
+      (question.average ? data_parallel::Averaging::outer_bytes(*question.average, stage.layout())
+                        : 0);
   std::map<Use, std::int64_t> memory{
       {Use::parameters,
        state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
@@ -308,12 +309,12 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
 }
 
 std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
-                                                          const parallel::ServerPlace& place,
+                                                          const data_parallel::ServerPlace& place,
                                                           const optim::OptimConfig& optim,
                                                           bool asynchronous) {
   using device::Use;
   const state::ShardMap shards(worker.layout(), place.servers, place.index);
-  const state::StateOptions options = parallel::ServerShards::state_options(worker);
+  const state::StateOptions options = data_parallel::ServerShards::state_options(worker);
   const auto states = static_cast<std::int64_t>(optim::Optimizer::state_names(optim).size());
   const std::size_t squares = norm_bytes(worker);
   return {{Use::parameters, state::ModelState::parameter_bytes(worker.layout(), shards, options)},
@@ -321,7 +322,7 @@ std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage&
           {Use::optimizer, state::ModelState::master_bytes(worker.layout(), shards, options) +
                                states * shards.elements() * std::int64_t{sizeof(float)}},
           {Use::communication,
-           parallel::ServerShards::room_bytes(shards, place) +
+           data_parallel::ServerShards::room_bytes(shards, place) +
                static_cast<std::int64_t>(
                    squares + comm::scratch_bytes(place.servers, asynchronous ? 0 : squares) +
                    comm::scratch_bytes(place.workers + place.servers, 0))}};

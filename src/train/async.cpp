@@ -16,7 +16,7 @@
 
 namespace trireme::train {
 
-namespace async = parallel::async;
+namespace async = data_parallel::async;
 using nlohmann::json;
 
 namespace {
@@ -39,7 +39,7 @@ std::vector<int> range(int first, int end) {
 class AsyncHost {
  public:
   AsyncHost(AsyncJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint,
-            parallel::WorkQueue& queue)
+            data_parallel::WorkQueue& queue)
       : job_(job),
         servers_(servers),
         endpoint_(endpoint),
@@ -94,10 +94,10 @@ class AsyncHost {
     const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
     if (point.folder.empty()) shards_.initialize(seed);
     const int workers = job_.place.workers;
-    server_.set_options(
-        {.first_update = (point.step - point.states_begin) * workers,
-         .inverse_rate = job_.config.server.staleness_rate == "inverse",
-         .most_stale = parallel::Tickets::most_stale(workers, job_.config.server.max_staleness)});
+    server_.set_options({.first_update = (point.step - point.states_begin) * workers,
+                         .inverse_rate = job_.config.server.staleness_rate == "inverse",
+                         .most_stale = data_parallel::Tickets::most_stale(
+                             workers, job_.config.server.max_staleness)});
     if (conductor_) conductor_->begin(beginning);
   }
   void load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
@@ -186,7 +186,7 @@ class AsyncHost {
   }
 
   json account() const {
-    const parallel::AsyncServer::Counts& counts = server_.counts();
+    const data_parallel::AsyncServer::Counts& counts = server_.counts();
     // A step has an update of each worker.
     const auto workers = static_cast<double>(job_.place.workers);
     const double steps = static_cast<double>(std::max<std::int64_t>(1, counts.updates)) / workers;
@@ -210,12 +210,12 @@ class AsyncHost {
   AsyncJob& job_;
   comm::Session& servers_;
   comm::rpc::Endpoint& endpoint_;
-  parallel::WorkQueue& queue_;
+  data_parallel::WorkQueue& queue_;
   Recorder recorder_;
   std::map<device::Use, std::int64_t> predicted_;
   std::unique_ptr<comm::Communicator> group_;
-  parallel::ServerShards shards_;
-  parallel::AsyncServer server_;
+  data_parallel::ServerShards shards_;
+  data_parallel::AsyncServer server_;
   std::unique_ptr<Conductor> conductor_;        // of the first
   std::unique_ptr<Interruption> interruption_;  // of the others
   std::atomic<bool> leaving_ = false;
@@ -243,7 +243,7 @@ ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::stri
   return point;
 }
 
-Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::WorkQueue& queue,
                    const std::function<void(AsyncHost*)>& show) {
   comm::Session servers(servers_of(job.session, true));
   AsyncHost host(job, servers, endpoint, queue);
@@ -303,7 +303,7 @@ Interruption::Interruption(AsyncJob& job, comm::rpc::Endpoint& endpoint)
 void Interruption::tell() {
   const int signal = signals_.caught();
   if (signal == 0 || std::exchange(told_, true)) return;
-  static_cast<void>(endpoint_.call(parallel::async::interrupt, first_server_, signal));
+  static_cast<void>(endpoint_.call(data_parallel::async::interrupt, first_server_, signal));
 }
 
 namespace {
@@ -319,7 +319,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
     };
   }
   comm::rpc::Endpoint endpoint(session.world(), options);
-  parallel::WorkQueue queue;
+  data_parallel::WorkQueue queue;
   // From here on the world may lose ranks, and its end must not wait for them.
   if (config.server.tolerate_failures) session.abandon();
   if (job.serves()) {

@@ -15,8 +15,8 @@
 #include "trireme/comm/rpc.hpp"
 #include "trireme/comm/watchdog.hpp"
 #include "trireme/data/tokenizer.hpp"
-#include "trireme/parallel/async_server.hpp"
-#include "trireme/parallel/tickets.hpp"
+#include "trireme/data_parallel/async_server.hpp"
+#include "trireme/data_parallel/tickets.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/compute_device.hpp"
@@ -85,7 +85,7 @@ class Conductor {
   /// Saves the shards of all servers; collective over them, called by the first.
   using Save = std::function<std::string(const checkpoint::State& state)>;
   /// Serves on `endpoint`, which must not have started yet; works in `queue`.
-  Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+  Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::WorkQueue& queue,
             Recorder& recorder, Save save);
   Conductor(const Conductor&) = delete;
   Conductor& operator=(const Conductor&) = delete;
@@ -98,7 +98,7 @@ class Conductor {
   Ending run();
   /// Writes the summary; `servers` are accounts of all of them.
   void finish(const std::vector<nlohmann::json>& servers,
-              const parallel::AsyncServer::Counts& counts);
+              const data_parallel::AsyncServer::Counts& counts);
   /// A worker has died. In the queue's turn.
   void lose(int worker, const std::string& why);
   /// Leaves in the record why the run ends with an exception.
@@ -111,8 +111,9 @@ class Conductor {
     double loss = 0, weight = 0, norms = 0;
     std::int64_t shares = 0, skipped = 0;
   };
-  void take(int worker, const parallel::async::Outcome& outcome);
-  void note_share(const parallel::Ticket& ticket, const parallel::async::Outcome& outcome);
+  void take(int worker, const data_parallel::async::Outcome& outcome);
+  void note_share(const data_parallel::Ticket& ticket,
+                  const data_parallel::async::Outcome& outcome);
   void write_batch(const Batch& batch);
   void answer();
   /// Works until all before the fence is done.
@@ -125,25 +126,25 @@ class Conductor {
   void prune();
   void dismiss(Ending ending);
   void begin_record(const Beginning& beginning);
-  nlohmann::json staleness_json(const parallel::AsyncServer::Counts& counts) const;
+  nlohmann::json staleness_json(const data_parallel::AsyncServer::Counts& counts) const;
   void say(const std::string& line);
 
   AsyncJob& job_;
   const RunConfig& config_;
   comm::rpc::Endpoint& endpoint_;
-  parallel::WorkQueue& queue_;
+  data_parallel::WorkQueue& queue_;
   Recorder& recorder_;
   Save save_;
   data::Dataset dataset_;
   data::StoredTokenizer tokenizer_;
   SignalWatch signals_;
   std::optional<double> time_limit_;
-  std::optional<parallel::Tickets> tickets_;
-  std::map<int, comm::rpc::Call<parallel::async::Work>> asking_;  // by worker
-  std::map<std::int64_t, Batch> batches_;                         // by step, from 0
-  std::map<std::int64_t, parallel::LossSum> parts_;               // of an evaluation
-  std::map<int, nlohmann::json> accounts_;                        // of workers that have left
-  std::map<int, std::string> lost_;                               // workers, and why
+  std::optional<data_parallel::Tickets> tickets_;
+  std::map<int, comm::rpc::Call<data_parallel::async::Work>> asking_;  // by worker
+  std::map<std::int64_t, Batch> batches_;                              // by step, from 0
+  std::map<std::int64_t, parallel::LossSum> parts_;                    // of an evaluation
+  std::map<int, nlohmann::json> accounts_;                             // of workers that have left
+  std::map<int, std::string> lost_;                                    // workers, and why
   std::int64_t step_ = 0, samples_ = 0, states_begin_ = 0;
   std::int64_t saved_step_ = -1, evaluated_step_ = -1;
   std::string saved_folder_;

@@ -1,5 +1,5 @@
 // A worker's life where no worker waits for another.
-#include "trireme/parallel/async_worker.hpp"
+#include "trireme/data_parallel/async_worker.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -18,8 +18,8 @@
 
 namespace trireme::train {
 
-namespace async = parallel::async;
-using parallel::Ticket;
+namespace async = data_parallel::async;
+using data_parallel::Ticket;
 
 namespace {
 
@@ -50,9 +50,9 @@ class AsyncTraining {
                   .make_method =
                       [&](const parallel::Stage& stage, const state::ModelState& state,
                           ops::Ops& ops, device::MemoryLedger& ledger) {
-                        auto method = std::make_unique<parallel::AsyncWorker>(
-                            parallel::AsyncWorker::Parts{stage, state, ops, endpoint, recorder,
-                                                         job.place},
+                        auto method = std::make_unique<data_parallel::AsyncWorker>(
+                            data_parallel::AsyncWorker::Parts{stage, state, ops, endpoint, recorder,
+                                                              job.place},
                             ledger);
                         link_ = method.get();
                         return method;
@@ -232,7 +232,7 @@ class AsyncTraining {
   data::Dataset dataset_;
   std::unique_ptr<data::TokenReader> reader_, valid_;
   data::Sampler sampler_;
-  parallel::AsyncWorker* link_ = nullptr;  // before the replica, whose making sets it
+  data_parallel::AsyncWorker* link_ = nullptr;  // before the replica, whose making sets it
   parallel::Replica replica_;
   std::map<device::Use, std::int64_t> predicted_;
   std::vector<Fault> faults_;

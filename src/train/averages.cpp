@@ -112,7 +112,7 @@ void Trainer::show_steps() {
 
 nlohmann::json Trainer::averages_json() const {
   const auto states = static_cast<std::int64_t>(replica_.optimizer().states().size());
-  const std::int64_t buffers = parallel::Averaging::summed_buffers(config_.average, states);
+  const std::int64_t buffers = data_parallel::Averaging::summed_buffers(config_.average, states);
   const auto count = static_cast<double>(std::max<std::int64_t>(1, averages_));
   return {{"workers", data_group_.size()},
           {"count", averages_},

@@ -11,14 +11,14 @@
 
 namespace trireme::train {
 
-namespace async = parallel::async;
-using parallel::Ticket;
+namespace async = data_parallel::async;
+using data_parallel::Ticket;
 
 namespace {
 constexpr int out_of_time = -1;
 }
 
-Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, parallel::WorkQueue& queue,
+Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::WorkQueue& queue,
                      Recorder& recorder, Save save)
     : job_(job),
       config_(job.config),
@@ -66,11 +66,11 @@ void Conductor::begin(const Beginning& beginning) {
   step_ = point.step;
   samples_ = point.samples;
   states_begin_ = point.states_begin;
-  tickets_.emplace(parallel::Tickets::Plan{.workers = job_.place.workers,
-                                           .batch = config_.train.batch,
-                                           .first_step = step_,
-                                           .first_sample = samples_,
-                                           .staleness = config_.server.max_staleness});
+  tickets_.emplace(data_parallel::Tickets::Plan{.workers = job_.place.workers,
+                                                .batch = config_.train.batch,
+                                                .first_step = step_,
+                                                .first_sample = samples_,
+                                                .staleness = config_.server.max_staleness});
   record_ = std::make_unique<report::RunRecord>(config_.train.output, config_.report);
   if (!config_.train.quiet) {
     const std::string& mode = config_.train.progress;

@@ -46,7 +46,7 @@ void Conductor::begin_record(const Beginning& beginning) {
   if (peak_ > 0) say(peak_line(config_, peak_));
 }
 
-json Conductor::staleness_json(const parallel::AsyncServer::Counts& counts) const {
+json Conductor::staleness_json(const data_parallel::AsyncServer::Counts& counts) const {
   json histogram = json::array();
   double sum = 0;
   std::int64_t most = 0;
@@ -57,13 +57,13 @@ json Conductor::staleness_json(const parallel::AsyncServer::Counts& counts) cons
     most = staleness;
   }
   const auto updates = static_cast<double>(std::max<std::int64_t>(1, counts.updates));
-  return {
-      {"updates", counts.updates},
-      {"histogram", histogram},
-      {"mean", sum / updates},
-      {"most", most},
-      {"bound", parallel::Tickets::most_stale(job_.place.workers, config_.server.max_staleness)},
-      {"repeated_commits", counts.repeated}};
+  return {{"updates", counts.updates},
+          {"histogram", histogram},
+          {"mean", sum / updates},
+          {"most", most},
+          {"bound",
+           data_parallel::Tickets::most_stale(job_.place.workers, config_.server.max_staleness)},
+          {"repeated_commits", counts.repeated}};
 }
 
 namespace {
@@ -114,7 +114,7 @@ std::vector<report::MemoryRow> memory_rows(const std::vector<json>& ranks) {
 }  // namespace
 
 void Conductor::finish(const std::vector<json>& servers,
-                       const parallel::AsyncServer::Counts& counts) {
+                       const data_parallel::AsyncServer::Counts& counts) {
   std::vector<json> ranks;
   for (const auto& [worker, account] : accounts_) ranks.push_back(account);
   ranks.insert(ranks.end(), servers.begin(), servers.end());

@@ -9,8 +9,8 @@
 #include "trireme/comm/cores.hpp"
 #include "trireme/comm/environment.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/data_parallel/parameter_server.hpp"
 #include "trireme/ops/cpu_products.hpp"
-#include "trireme/parallel/parameter_server.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/interrupts.hpp"
 
@@ -112,8 +112,8 @@ class Server {
   std::unique_ptr<comm::Communicator> group_;
   SignalWatch signals_;
   comm::Watchdog watchdog_;
-  parallel::ServerShards shards_;
-  parallel::ParameterServer service_;
+  data_parallel::ServerShards shards_;
+  data_parallel::ParameterServer service_;
 };
 
 /// This rank's training beside servers.
@@ -149,7 +149,7 @@ Environment probe_environment(const comm::Session& session, comm::Communicator& 
           .shared_cores = comm::core_warning(session, threads)};
 }
 
-std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
+std::string save_shards(data_parallel::ServerShards& shards, const RunConfig& config,
                         const checkpoint::State& state, comm::Communicator& servers,
                         const std::vector<int>& nodes) {
   std::vector<checkpoint::Piece> pieces;
@@ -164,7 +164,7 @@ std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
   return checkpoint::save(config.train.output, state, pieces, servers, files).string();
 }
 
-void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader) {
+void load_shards(data_parallel::ServerShards& shards, const checkpoint::Reader& reader) {
   const state::ModelState& state = shards.state();
   checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
   for (const auto& kept : shards.optimizer().states()) {
@@ -272,7 +272,7 @@ Ending run_served(comm::Session& session, RunConfig& config, const config::Field
   Side side(session, job.serves());
   comm::rpc::Endpoint endpoint(
       session.world(),
-      parallel::messages::options(static_cast<int>(job.stage.layout().groups().size())));
+      data_parallel::messages::options(static_cast<int>(job.stage.layout().groups().size())));
   Ending ending = Ending::done;
   if (job.serves()) {
     Server server(job, side.session(), endpoint);

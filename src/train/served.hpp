@@ -8,8 +8,8 @@
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/rpc.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/data_parallel/served_worker.hpp"
 #include "trireme/model/transformer.hpp"
-#include "trireme/parallel/served_worker.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
@@ -32,8 +32,8 @@ struct Servers {
   comm::Session& session;  // all ranks of the job
   comm::Communicator& everyone;
   comm::rpc::Endpoint& endpoint;
-  parallel::ServerPlace place;
-  parallel::ServedWorker* worker = nullptr;  // this rank's link to them, once there is one
+  data_parallel::ServerPlace place;
+  data_parallel::ServedWorker* worker = nullptr;  // this rank's link to them, once there is one
   bool open = false;
 };
 
@@ -47,11 +47,11 @@ checkpoint::State state_of(std::span<const std::byte> text);
 
 /// Writes what the servers hold as a checkpoint of the run folder; returns its folder. Collective
 /// over them; throws what checkpoint::save throws. `nodes`: of the servers.
-std::string save_shards(parallel::ServerShards& shards, const RunConfig& config,
+std::string save_shards(data_parallel::ServerShards& shards, const RunConfig& config,
                         const checkpoint::State& state, comm::Communicator& servers,
                         const std::vector<int>& nodes);
 /// Fills a server's shards from a checkpoint of any layout; throws what its reader throws.
-void load_shards(parallel::ServerShards& shards, const checkpoint::Reader& reader);
+void load_shards(data_parallel::ServerShards& shards, const checkpoint::Reader& reader);
 /// A rank's memory by use for its account: {"predicted", "measured"}, and "in_part" where the
 /// prediction is not of all of it (plan::predicts_all).
 nlohmann::json memory_account(const std::map<device::Use, std::int64_t>& predicted,
@@ -78,7 +78,7 @@ struct ServedJob {
   std::unique_ptr<comm::Communicator> everyone;
   model::Transformer model;
   parallel::Stage stage;  // of a worker
-  parallel::ServerPlace place;
+  data_parallel::ServerPlace place;
   int threads;  // of this rank
 };
 

@@ -164,7 +164,7 @@ plan::CudaWork cuda_work(const RunConfig& config) {
               config.numerics.reproducible || config.device.deterministic_attention};
 }
 
-std::optional<parallel::AverageConfig> average_of(const RunConfig& config) {
+std::optional<data_parallel::AverageConfig> average_of(const RunConfig& config) {
   return trains_alone(config) ? std::optional(config.average) : std::nullopt;
 }
 

@@ -251,7 +251,7 @@ nlohmann::json Trainer::account() const {
                      {"least_bytes_per_step", needed}};
   }
   if (servers_ != nullptr) {
-    const parallel::ServedWorker& worker = *servers_->worker;
+    const data_parallel::ServedWorker& worker = *servers_->worker;
     const auto model = static_cast<double>(model_.table().elements());
     const parallel::StageOptions& stage = replica_.stage().options();
     traffic["servers"] = {

@@ -51,8 +51,8 @@ Trainer::Trainer(comm::Session& session, comm::Grid& grid, const ComputeDevice& 
                 .alone = trains_alone(config_)},
                grid, recorder_, ledger),
       averaging_(trains_alone(config_)
-                     ? std::make_unique<parallel::Averaging>(config_.average, replica_, data_group_,
-                                                             bucket_elements(config_), ledger)
+                     ? std::make_unique<data_parallel::Averaging>(
+                           config_.average, replica_, data_group_, bucket_elements(config_), ledger)
                      : nullptr),
       predicted_(plan::predict_memory(
           replica_.stage(),
@@ -148,8 +148,8 @@ void Trainer::train_steps() {
                        .document_mask = config_.data.document_mask,
                        .prefetch = config_.data.prefetch},
                       train.batch, data_group_.rank(), data_group_.size(), samples_);
-  const parallel::AverageSchedule averages(config_.average, train.batch,
-                                           sampler.windows_per_epoch(), train.steps);
+  const data_parallel::AverageSchedule averages(config_.average, train.batch,
+                                                sampler.windows_per_epoch(), train.steps);
   while ((step_ < last && stop_ == 0) || met_step_ < step_) {
     const bool meets = !averaging_ || averages.due(step_ + 1, samples_ + train.batch);
     unshown_.push_back(step(loader, meets));
@@ -169,9 +169,9 @@ parallel::MakeMethod Trainer::make_method() {
   if (servers_ == nullptr) return {};
   return [this](const parallel::Stage& stage, const state::ModelState& state, ops::Ops& ops,
                 device::MemoryLedger& ledger) {
-    auto worker = std::make_unique<parallel::ServedWorker>(
-        parallel::ServedWorker::Parts{stage, state, ops, servers_->endpoint, recorder_,
-                                      servers_->place},
+    auto worker = std::make_unique<data_parallel::ServedWorker>(
+        data_parallel::ServedWorker::Parts{stage, state, ops, servers_->endpoint, recorder_,
+                                           servers_->place},
         ledger);
     servers_->worker = worker.get();
     return worker;

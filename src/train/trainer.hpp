@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "trireme/data/tokenizer.hpp"
+#include "trireme/data_parallel/averaging.hpp"
 #include "trireme/optim/loss_scale.hpp"
-#include "trireme/parallel/averaging.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/compute_device.hpp"
@@ -217,7 +217,7 @@ class Trainer {
   std::unique_ptr<data::TokenReader> valid_reader_;
   model::Transformer model_;
   parallel::Replica replica_;
-  std::unique_ptr<parallel::Averaging> averaging_;  // absent: gradients are reduced
+  std::unique_ptr<data_parallel::Averaging> averaging_;  // absent: gradients are reduced
   std::map<device::Use, std::int64_t> predicted_;
 
   std::int64_t step_ = 0;          // updates done

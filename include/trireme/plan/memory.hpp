@@ -7,10 +7,10 @@
 
 #include "trireme/comm/backend.hpp"
 #include "trireme/comm/shape.hpp"
+#include "trireme/data_parallel/config.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/optim/config.hpp"
-#include "trireme/parallel/config.hpp"
-#include "trireme/parallel/server_shards.hpp"
 #include "trireme/parallel/stage.hpp"
 
 namespace trireme::plan {
@@ -33,10 +33,10 @@ struct MemoryQuestion {
   std::int64_t bucket_elements = 0;
   bool snapshots = false;  // some checkpoints are written in the background
   /// The stage is a worker's on its own; the shape's data axis is of workers.
-  std::optional<parallel::AverageConfig> average{};
+  std::optional<data_parallel::AverageConfig> average{};
   /// Those that hold the stage's optimizer state, where it is `served`.
-  std::optional<parallel::ServerPlace> servers{};
-  bool asynchronous = false;  // as parallel::AsyncWorker
+  std::optional<data_parallel::ServerPlace> servers{};
+  bool asynchronous = false;  // as data_parallel::AsyncWorker
 };
 
 /// Whether the prediction is of all that is held for `use`. On a device that is not the host it is
@@ -51,7 +51,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
 
 /// The same of a parameter server of such workers.
 std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
-                                                          const parallel::ServerPlace& place,
+                                                          const data_parallel::ServerPlace& place,
                                                           const optim::OptimConfig& optim,
                                                           bool asynchronous = false);
 

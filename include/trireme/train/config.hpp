@@ -8,6 +8,7 @@
 #include "trireme/comm/config.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/data/config.hpp"
+#include "trireme/data_parallel/config.hpp"
 #include "trireme/device/config.hpp"
 #include "trireme/model/config.hpp"
 #include "trireme/optim/config.hpp"
@@ -110,9 +111,9 @@ struct RunConfig {
   optim::OptimConfig optim;
   parallel::ParallelConfig parallel;
   parallel::ZeroConfig zero;
-  parallel::DataParallelConfig data_parallel;
-  parallel::ServerConfig server;
-  parallel::AverageConfig average;
+  data_parallel::DataParallelConfig data_parallel;
+  data_parallel::ServerConfig server;
+  data_parallel::AverageConfig average;
   parallel::NumericsConfig numerics;
   parallel::PrecisionConfig precision;
   device::DeviceConfig device;

@@ -79,7 +79,7 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
 /// Whether each replica trains on its own (ReplicaOptions::alone).
 bool trains_alone(const RunConfig& config);
 /// What averages their models, where they do.
-std::optional<parallel::AverageConfig> average_of(const RunConfig& config);
+std::optional<data_parallel::AverageConfig> average_of(const RunConfig& config);
 
 /// What a worker's work space depends on where it computes by the CUDA backend.
 plan::CudaWork cuda_work(const RunConfig& config);

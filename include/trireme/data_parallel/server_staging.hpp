@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "trireme/comm/rpc.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/device/stream.hpp"
 #include "trireme/ops/ops.hpp"
-#include "trireme/parallel/server_shards.hpp"
 #include "trireme/state/model_state.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// What a worker sends of its gradients and receives of the model. Where it computes on the host
 /// that lies where it is used, but for gradients of a narrower type. Else both pass through the
@@ -80,4 +80,4 @@ class Push final : public device::Operation {
   std::function<void()> send_;  // empty: they are made
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -1,10 +1,10 @@
-#include "trireme/parallel/tickets.hpp"
+#include "trireme/data_parallel/tickets.hpp"
 
 #include <algorithm>
 
 #include "trireme/core/error.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 Tickets::Tickets(const Plan& plan)
     : plan_(plan), next_(plan.first_step * plan.workers), fence_(plan.first_step) {
@@ -82,4 +82,4 @@ bool Tickets::drained() const {
   return waiting_.empty() && under_way_.empty() && next_ >= fence_ * plan_.workers;
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -1,12 +1,12 @@
-#include "trireme/parallel/async_server.hpp"
+#include "trireme/data_parallel/async_server.hpp"
 
 #include <chrono>
 #include <optional>
 #include <utility>
 
-#include "trireme/parallel/server_messages.hpp"
+#include "trireme/data_parallel/server_messages.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 using messages::bytes_of;
 
@@ -182,4 +182,4 @@ std::int64_t AsyncServer::update(int worker, const async::Commit& commit) {
   return staleness;
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -16,10 +16,10 @@
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/watchdog.hpp"
 #include "trireme/core/recorder.hpp"
-#include "trireme/parallel/server_messages.hpp"
-#include "trireme/parallel/server_shards.hpp"
+#include "trireme/data_parallel/server_messages.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// Takes messages on the endpoint's thread and works on the one that calls serve(): gradients are
 /// added group by group as they come, while workers compute.
@@ -97,4 +97,4 @@ class ParameterServer {
   int sending_ = 0;          // replies that still read the model
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

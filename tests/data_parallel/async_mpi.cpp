@@ -7,12 +7,12 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "trireme/parallel/async_server.hpp"
-#include "trireme/parallel/server_messages.hpp"
+#include "trireme/data_parallel/async_server.hpp"
+#include "trireme/data_parallel/server_messages.hpp"
 
-#include "served.hpp"
+#include "data_parallel/served.hpp"
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
 namespace {
 
 using comm::rpc::Call;
@@ -22,7 +22,8 @@ using testing::HasSubstr;
 constexpr double rate = 0.25;
 constexpr int server_rank = 1;
 
-void serve(const Stage& worker, const optim::OptimConfig& optim, comm::rpc::Endpoint& endpoint) {
+void serve(const parallel::Stage& worker, const optim::OptimConfig& optim,
+           comm::rpc::Endpoint& endpoint) {
   device::MemoryLedger ledger;
   ServerShards shards(worker, {.workers = 1, .servers = 1}, optim, 1, ledger);
   shards.initialize(7);
@@ -94,7 +95,7 @@ TEST(Async, DoubledGradientsCountOnce) {
   const Split pair(MPI_COMM_WORLD, rank < 2);
   if (pair.get() == MPI_COMM_NULL) return;
   const model::Transformer model(served_model(true));
-  const Stage stage(model, served_options(1, 2, false));
+  const parallel::Stage stage(model, served_options(1, 2, false));
   const params::Layout& layout = stage.layout();
   // p − rate · g, and nothing else.
   const optim::OptimConfig optim{.name = "sgd", .momentum = 0, .weight_decay = 0};
@@ -142,4 +143,4 @@ TEST(Async, DoubledGradientsCountOnce) {
 }
 
 }  // namespace
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test

@@ -13,10 +13,10 @@
 
 #include "trireme/comm/watchdog.hpp"
 #include "trireme/core/recorder.hpp"
-#include "trireme/parallel/async_messages.hpp"
-#include "trireme/parallel/server_shards.hpp"
+#include "trireme/data_parallel/async_messages.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// Work that the endpoint's thread finds and another one does, in order. What it throws reaches
 /// whoever does it.
@@ -94,4 +94,4 @@ class AsyncServer {
   std::set<std::int64_t> done_;  // tickets
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -1,10 +1,10 @@
-#include "trireme/parallel/server_staging.hpp"
+#include "trireme/data_parallel/server_staging.hpp"
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 std::int64_t ServerStaging::bytes(const state::StateOptions& options, const params::Layout& layout,
                                   DType gradients, bool host) {
@@ -97,4 +97,4 @@ bool Push::test() {
   return true;
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -15,7 +15,7 @@
 #include "trireme/state/model_state.hpp"
 #include "trireme/state/update.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// What a server is one of, and for whom.
 struct ServerPlace {
@@ -44,8 +44,8 @@ class ServerShards {
  public:
   /// `worker`: what a worker does, whose layout and type are served; it must outlive this. On the
   /// host.
-  ServerShards(const Stage& worker, const ServerPlace& place, const optim::OptimConfig& optim,
-               int threads, device::MemoryLedger& ledger);
+  ServerShards(const parallel::Stage& worker, const ServerPlace& place,
+               const optim::OptimConfig& optim, int threads, device::MemoryLedger& ledger);
 
   const ServerPlace& place() const { return place_; }
   const state::ModelState& state() const { return state_; }
@@ -91,7 +91,7 @@ class ServerShards {
   Tensor values(int group) const { return state_.own_values(group); }
 
   /// What such a server holds: its state as ModelState names it, and bytes of rooms.
-  static state::StateOptions state_options(const Stage& worker);
+  static state::StateOptions state_options(const parallel::Stage& worker);
   static std::int64_t room_bytes(const state::ShardMap& shards, const ServerPlace& place);
 
  private:
@@ -110,4 +110,4 @@ class ServerShards {
   int missing_ = 0;                      // groups that are not added yet
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -1,4 +1,4 @@
-#include "trireme/parallel/tickets.hpp"
+#include "trireme/data_parallel/tickets.hpp"
 
 #include <algorithm>
 #include <map>
@@ -9,7 +9,7 @@
 
 #include "trireme/core/error.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 namespace {
 
 constexpr Tickets::Plan plan{
@@ -140,4 +140,4 @@ TEST(Tickets, EveryShareIsDoneOnce) {
 }
 
 }  // namespace
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

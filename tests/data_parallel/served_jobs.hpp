@@ -11,13 +11,15 @@
 #include <mpi.h>
 
 #include "trireme/comm/mpi_communicator.hpp"
-#include "trireme/parallel/parameter_server.hpp"
-#include "trireme/parallel/served_worker.hpp"
+#include "trireme/data_parallel/parameter_server.hpp"
+#include "trireme/data_parallel/served_worker.hpp"
 
-#include "layouts.hpp"
-#include "served.hpp"
+#include "data_parallel/served.hpp"
+#include "parallel/layouts.hpp"
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
+
+using namespace parallel::test;  // NOLINT(google-build-using-namespace): layouts.hpp
 
 inline int ranks_of_launch() {
   int size = 0;
@@ -51,11 +53,11 @@ inline LayoutCase layout_of(const Job& job) {
   return {.data = job.workers, .micro_batch = job.micro_batch};
 }
 
-inline StageOptions options_of(const Job& job, bool served) {
-  StageOptions options = stage_options(layout_of(job), {.global_batch = global_batch,
-                                                        .reproducible = job.reproducible,
-                                                        .make_device = job.make_device(),
-                                                        .compute = job.compute});
+inline parallel::StageOptions options_of(const Job& job, bool served) {
+  parallel::StageOptions options = stage_options(layout_of(job), {.global_batch = global_batch,
+                                                                  .reproducible = job.reproducible,
+                                                                  .make_device = job.make_device(),
+                                                                  .compute = job.compute});
   options.served = served;
   options.reads_masters = false;  // what units read is compared, byte by byte
   return options;
@@ -88,7 +90,7 @@ inline Seen train(LayoutRun& run, const Job& job) {
   for (int step = 0; step < job.steps; ++step) {
     run.replica.start(make_batches(run.model.config(), run.layout,
                                    run.grid.coordinate(comm::Axis::data), step, global_batch));
-    const StepSums sums = run.replica.finish();
+    const parallel::StepSums sums = run.replica.finish();
     seen.losses.push_back(sums.loss.mean());
     seen.norms.push_back(sums.gradient_norm);
     if (step == job.skipped) {
@@ -117,7 +119,8 @@ inline Seen train_by_all_reduce(const Job& job, MPI_Comm workers) {
 struct Roles {
   std::function<void(LayoutRun&, ServedWorker&, comm::rpc::Endpoint&)> work;  // on workers
   std::function<void(ServerShards&)> after{};  // on servers that served
-  std::function<std::unique_ptr<DataParallel>(std::unique_ptr<DataParallel>)> wrap{};
+  std::function<std::unique_ptr<parallel::DataParallel>(std::unique_ptr<parallel::DataParallel>)>
+      wrap{};
 };
 
 /// Collective over `comm`, which has the job's ranks.
@@ -127,9 +130,9 @@ inline void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
   const bool serves = rank >= job.workers;
   const Split side(comm, true, serves ? 1 : 0);
   const model::Transformer model(served_model(job.tied));
-  StageOptions options = options_of(job, true);
+  parallel::StageOptions options = options_of(job, true);
   options.place.data = options.place.shard = job.workers;
-  const Stage worker(model, options);
+  const parallel::Stage worker(model, options);
   const ServerPlace place{job.workers, job.servers, serves ? rank - job.workers : 0, job.gradients};
   comm::rpc::Endpoint endpoint(
       comm, messages::options(static_cast<int>(worker.layout().groups().size())));
@@ -146,8 +149,9 @@ inline void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
     return;
   }
   ServedWorker* link = nullptr;
-  const MakeMethod make = [&](const Stage& stage, const state::ModelState& state, ops::Ops& ops,
-                              device::MemoryLedger& ledger) -> std::unique_ptr<DataParallel> {
+  const parallel::MakeMethod make =
+      [&](const parallel::Stage& stage, const state::ModelState& state, ops::Ops& ops,
+          device::MemoryLedger& ledger) -> std::unique_ptr<parallel::DataParallel> {
     auto made = std::make_unique<ServedWorker>(
         ServedWorker::Parts{stage, state, ops, endpoint, recorder, place}, ledger);
     link = made.get();
@@ -238,4 +242,4 @@ inline void expect_equal(const Job& job, MPI_Comm comm) {
   }
 }
 
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test

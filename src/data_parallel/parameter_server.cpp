@@ -1,9 +1,9 @@
-#include "trireme/parallel/parameter_server.hpp"
+#include "trireme/data_parallel/parameter_server.hpp"
 
 #include <memory>
 #include <utility>
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 using messages::bytes_of;
 
@@ -235,4 +235,4 @@ std::string ParameterServer::serve() {
   }
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -1,9 +1,9 @@
 // After which steps workers average.
-#include "trireme/parallel/averaging.hpp"
+#include "trireme/data_parallel/averaging.hpp"
 
 #include <gtest/gtest.h>
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
 namespace {
 
 TEST(AverageSchedule, EverySoManyStepsAndAfterTheLast) {
@@ -44,4 +44,4 @@ TEST(AverageSchedule, AtMostOnceAStep) {
 }
 
 }  // namespace
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test

@@ -1,6 +1,6 @@
 // What one parameter server does with gradients, without messages: against sums taken one element
 // at a time, and one optimizer over the whole model.
-#include "trireme/parallel/server_shards.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
 
 #include <cmath>
 #include <memory>
@@ -13,9 +13,9 @@
 #include "trireme/core/random.hpp"
 #include "trireme/device/reduce_tree.hpp"
 
-#include "served.hpp"
+#include "data_parallel/served.hpp"
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
 namespace {
 
 /// Element `i` of a worker's gradient.
@@ -70,7 +70,7 @@ struct Servers {
   }
 
   model::Transformer model;
-  Stage stage;
+  parallel::Stage stage;
   std::vector<std::unique_ptr<device::MemoryLedger>> ledgers;
   std::vector<std::unique_ptr<ServerShards>> all;
 };
@@ -213,4 +213,4 @@ TEST(ServerShards, UpdateAsOneOptimizerWould) {
 }
 
 }  // namespace
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// A piece of work for one worker.
 struct Ticket {
@@ -70,4 +70,4 @@ class Tickets {
   std::map<int, std::int64_t> clocks_;  // of workers that live
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -1,4 +1,4 @@
-#include "trireme/parallel/server_shards.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include "trireme/device/reduce_tree.hpp"
 #include "trireme/params/layout.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 namespace {
 
@@ -51,7 +51,7 @@ Tensor values_of(const state::ModelState& worker, const ServerPart& part) {
       .slice(0, part.elements.begin - first, part.elements.end - first);
 }
 
-state::StateOptions ServerShards::state_options(const Stage& worker) {
+state::StateOptions ServerShards::state_options(const parallel::Stage& worker) {
   state::StateOptions options = worker.state_options();
   options.zero = state::zero_policy(3);
   options.sets = 1;
@@ -65,7 +65,7 @@ std::int64_t ServerShards::room_bytes(const state::ShardMap& shards, const Serve
   return apart * shards.elements() * static_cast<std::int64_t>(size_of(place.gradients));
 }
 
-ServerShards::ServerShards(const Stage& worker, const ServerPlace& place,
+ServerShards::ServerShards(const parallel::Stage& worker, const ServerPlace& place,
                            const optim::OptimConfig& optim, int threads,
                            device::MemoryLedger& ledger)
     : place_(place),
@@ -193,4 +193,4 @@ void ServerShards::end_step() {
   }
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

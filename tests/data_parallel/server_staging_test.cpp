@@ -1,6 +1,6 @@
 // What passes between a worker's device and host memory, and every wait between the two, with the
 // device's computation held back on purpose.
-#include "trireme/parallel/server_staging.hpp"
+#include "trireme/data_parallel/server_staging.hpp"
 
 #include <cstring>
 #include <random>
@@ -9,11 +9,11 @@
 
 #include "trireme/core/half.hpp"
 
-#include "served.hpp"
+#include "data_parallel/served.hpp"
 #include "support/gate.hpp"
 #include "support/simulated_ops.hpp"
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
 namespace {
 
 using testing_support::Gate;
@@ -79,16 +79,16 @@ class Worker {
   std::int64_t staged_bytes() const { return ledger_.held(device::Use::communication) - before_; }
   SimulatedDevice& device() { return device_; }
   ServerStaging& staging() { return staging_; }
-  const Stage& stage() const { return stage_; }
+  const parallel::Stage& stage() const { return stage_; }
 
  private:
-  static StageOptions options(DType compute) {
-    StageOptions options = served_options(1, 8, true);
+  static parallel::StageOptions options(DType compute) {
+    parallel::StageOptions options = served_options(1, 8, true);
     options.compute = compute;
     return options;
   }
   model::Transformer model_;
-  Stage stage_;
+  parallel::Stage stage_;
   SimulatedDevice device_{1};
   device::MemoryLedger ledger_;
   SimulatedOps ops_;
@@ -170,4 +170,4 @@ TEST(ServerStaging, HoldsWhatItSays) {
 }
 
 }  // namespace
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test

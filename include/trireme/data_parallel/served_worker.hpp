@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "trireme/comm/rpc.hpp"
-#include "trireme/parallel/server_link.hpp"
-#include "trireme/parallel/server_messages.hpp"
+#include "trireme/data_parallel/server_link.hpp"
+#include "trireme/data_parallel/server_messages.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// Pushes gradients as backward finishes them and reads the model back where units read it. Adds
 /// up nothing: its own gradients stay what it contributed.
@@ -49,4 +49,4 @@ class ServedWorker final : public ServerLink {
   int signal_ = 0;
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

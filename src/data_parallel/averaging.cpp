@@ -1,8 +1,8 @@
-#include "trireme/parallel/averaging.hpp"
+#include "trireme/data_parallel/averaging.hpp"
 
 #include <algorithm>
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 AverageSchedule::AverageSchedule(const AverageConfig& config, std::int64_t batch,
                                  std::int64_t windows, std::int64_t last_step)
@@ -28,8 +28,9 @@ std::int64_t Averaging::summed_buffers(const AverageConfig& config, std::int64_t
   return 1 + (config.optimizer_state == "average" ? states : 0);
 }
 
-Averaging::Averaging(const AverageConfig& config, Replica& replica, comm::Communicator& workers,
-                     std::int64_t bucket_elements, device::MemoryLedger& ledger)
+Averaging::Averaging(const AverageConfig& config, parallel::Replica& replica,
+                     comm::Communicator& workers, std::int64_t bucket_elements,
+                     device::MemoryLedger& ledger)
     : config_(config),
       replica_(replica),
       workers_(workers),
@@ -83,4 +84,4 @@ void Averaging::average(std::int64_t updates) {
   replica_.refresh(updates);
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -6,12 +6,14 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/half.hpp"
-#include "trireme/parallel/averaging.hpp"
+#include "trireme/data_parallel/averaging.hpp"
 #include "trireme/parallel/placement.hpp"
 
-#include "layouts.hpp"
+#include "parallel/layouts.hpp"
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
+
+using namespace parallel::test;  // NOLINT(google-build-using-namespace): layouts.hpp
 namespace {
 
 int world_size() {
@@ -35,7 +37,7 @@ std::vector<LayoutCase> layouts_here() {
 }
 
 /// As a worker's: its steps are those of a run of its own.
-StageOptions worker_options(const LayoutCase& layout, const RunSettings& settings) {
+parallel::StageOptions worker_options(const LayoutCase& layout, const RunSettings& settings) {
   LayoutCase own = layout;
   own.data = 1;
   return stage_options(own, settings);
@@ -71,7 +73,7 @@ void expect_arithmetic(const AverageConfig& config, const LayoutCase& layout,
   const RunSettings settings{.reproducible = false, .make_device = make_device, .compute = compute};
   LayoutRun run(testing_support::odd_model(false), layout, worker_options(layout, settings),
                 MPI_COMM_WORLD, make_device);
-  Replica& replica = run.replica;
+  parallel::Replica& replica = run.replica;
   const Tensor& flat = replica.state().parameters();
   const auto n = static_cast<std::size_t>(flat.elements());
   Averaging averaging(config, replica, run.grid.group(comm::Axis::data), flat.elements() * 2 / 5,
@@ -182,10 +184,10 @@ TEST(Average, NothingElseCrossesTheDataAxis) {
     const double least = 2 * bytes * (layout.data - 1) / layout.data;
     EXPECT_NEAR(static_cast<double>(sent.bytes), least, 0.05 * least) << layout.to_string();
     // Workers were apart, and are one model now.
-    check_replicas(run.replica, run.grid, 3, Alike::parameters);
+    check_replicas(run.replica, run.grid, 3, parallel::Alike::parameters);
     EXPECT_THROW(check_replicas(run.replica, run.grid, 3), AgreedError);
   }
 }
 
 }  // namespace
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test

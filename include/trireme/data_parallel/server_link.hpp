@@ -11,21 +11,21 @@
 
 #include "trireme/comm/rpc.hpp"
 #include "trireme/core/recorder.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
+#include "trireme/data_parallel/server_staging.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/parallel/data_parallel.hpp"
-#include "trireme/parallel/server_shards.hpp"
-#include "trireme/parallel/server_staging.hpp"
 #include "trireme/parallel/stage.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// Pushes gradients bucket by bucket as backward finishes them, each server its part, and counts.
-class ServerLink : public DataParallel {
+class ServerLink : public parallel::DataParallel {
  public:
   /// What it works on, which outlives it; the servers are the ranks after place.workers of the
   /// started endpoint. The state is `served` and whole.
   struct Parts {
-    const Stage& stage;
+    const parallel::Stage& stage;
     const state::ModelState& state;
     ops::Ops& ops;
     comm::rpc::Endpoint& endpoint;
@@ -86,4 +86,4 @@ class ServerLink : public DataParallel {
   double seconds_ = 0;
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

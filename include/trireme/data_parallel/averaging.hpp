@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
-#include "trireme/parallel/config.hpp"
+#include "trireme/data_parallel/config.hpp"
 #include "trireme/parallel/replica.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// After which steps workers average: a function of what all of them know. Pure.
 class AverageSchedule {
@@ -31,7 +31,7 @@ class Averaging {
  public:
   /// `replica`, which is alone (ReplicaOptions), `workers`, the ranks of other replicas at the same
   /// place, and `ledger`, the replica's, must outlive it.
-  Averaging(const AverageConfig& config, Replica& replica, comm::Communicator& workers,
+  Averaging(const AverageConfig& config, parallel::Replica& replica, comm::Communicator& workers,
             std::int64_t bucket_elements, device::MemoryLedger& ledger);
 
   /// The parameters, the same for all workers now, are what the outer optimizer goes on from: after
@@ -61,7 +61,7 @@ class Averaging {
   void step_outer();
 
   AverageConfig config_;
-  Replica& replica_;
+  parallel::Replica& replica_;
   comm::Communicator& workers_;
   std::int64_t bucket_elements_;
   device::Buffer outer_buffer_;
@@ -69,4 +69,4 @@ class Averaging {
   device::Stream stream_;
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

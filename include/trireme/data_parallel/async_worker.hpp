@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
-#include "trireme/parallel/async_messages.hpp"
-#include "trireme/parallel/server_link.hpp"
+#include "trireme/data_parallel/async_messages.hpp"
+#include "trireme/data_parallel/server_link.hpp"
 #include "trireme/state/update.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 /// Pulls the model before a ticket's work, pushes gradients as backward finishes them, and commits
 /// them. Its grid is this rank alone: norms and losses are its own.
@@ -45,4 +45,4 @@ class AsyncWorker final : public ServerLink {
   std::int64_t ticket_ = -1, staleness_ = 0;
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

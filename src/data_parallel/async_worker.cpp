@@ -1,12 +1,12 @@
-#include "trireme/parallel/async_worker.hpp"
+#include "trireme/data_parallel/async_worker.hpp"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
-#include "trireme/parallel/server_messages.hpp"
+#include "trireme/data_parallel/server_messages.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 using comm::rpc::Future;
 using comm::rpc::Nothing;
@@ -62,4 +62,4 @@ void AsyncWorker::update(double learning_rate, std::int64_t /*step*/, double gra
 
 void AsyncWorker::skip() { commit({.use = 0}); }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

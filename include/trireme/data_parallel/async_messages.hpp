@@ -5,9 +5,9 @@
 #include <string>
 
 #include "trireme/comm/rpc.hpp"
-#include "trireme/parallel/tickets.hpp"
+#include "trireme/data_parallel/tickets.hpp"
 
-namespace trireme::parallel::async {
+namespace trireme::data_parallel::async {
 
 using comm::rpc::Method;
 using comm::rpc::Nothing;
@@ -59,4 +59,4 @@ inline constexpr Method<std::string, Nothing> account{"account"};
 inline constexpr Method<Nothing, Nothing> save{"save"};
 inline constexpr Method<Nothing, std::string> leave{"leave"};
 
-}  // namespace trireme::parallel::async
+}  // namespace trireme::data_parallel::async

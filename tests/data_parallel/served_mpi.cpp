@@ -8,9 +8,9 @@
 
 #include <gmock/gmock.h>
 
-#include "served_jobs.hpp"
+#include "data_parallel/served_jobs.hpp"
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
 namespace {
 
 constexpr std::int64_t word = sizeof(float);
@@ -179,9 +179,9 @@ TEST(Served, SendsTwiceTheParameters) {
 }
 
 /// Waits before it hands over the last bucket until the first one has arrived.
-class WaitsForTheFirst final : public DataParallel {
+class WaitsForTheFirst final : public parallel::DataParallel {
  public:
-  WaitsForTheFirst(std::unique_ptr<DataParallel> method, bool& seen)
+  WaitsForTheFirst(std::unique_ptr<parallel::DataParallel> method, bool& seen)
       : method_(std::move(method)), seen_(seen) {}
   void fetch() override { method_->fetch(); }
   device::Event reduce(const params::Range& elements, device::Stream& stream) override {
@@ -204,7 +204,7 @@ class WaitsForTheFirst final : public DataParallel {
   void skip() override { method_->skip(); }
 
  private:
-  std::unique_ptr<DataParallel> method_;
+  std::unique_ptr<parallel::DataParallel> method_;
   bool& seen_;
   std::optional<device::Event> first_;
 };
@@ -225,7 +225,7 @@ TEST(Served, PushesWhileBackwardGoesOn) {
                    EXPECT_TRUE(seen) << job.to_string();
                  },
              .wrap =
-                 [&](std::unique_ptr<DataParallel> method) {
+                 [&](std::unique_ptr<parallel::DataParallel> method) {
                    return std::make_unique<WaitsForTheFirst>(std::move(method), seen);
                  }});
     }
@@ -295,4 +295,4 @@ TEST(Served, RefusesWorkersThatDisagree) {
 }
 
 }  // namespace
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test

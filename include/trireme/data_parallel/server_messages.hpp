@@ -9,7 +9,7 @@
 #include "trireme/comm/rpc.hpp"
 #include "trireme/core/tensor.hpp"
 
-namespace trireme::parallel::messages {
+namespace trireme::data_parallel::messages {
 
 using comm::rpc::Method;
 using comm::rpc::Nothing;
@@ -61,4 +61,4 @@ inline std::span<std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data()), tensor.bytes()};
 }
 
-}  // namespace trireme::parallel::messages
+}  // namespace trireme::data_parallel::messages

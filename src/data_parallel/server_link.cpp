@@ -1,10 +1,10 @@
-#include "trireme/parallel/server_link.hpp"
+#include "trireme/data_parallel/server_link.hpp"
 
 #include <memory>
 
-#include "trireme/parallel/server_messages.hpp"
+#include "trireme/data_parallel/server_messages.hpp"
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 ServerLink::ServerLink(const Parts& parts, device::MemoryLedger& ledger)
     : parts_(parts),
@@ -35,4 +35,4 @@ device::Event ServerLink::reduce(const params::Range& elements, device::Stream& 
       }));
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

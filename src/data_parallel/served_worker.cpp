@@ -1,9 +1,9 @@
-#include "trireme/parallel/served_worker.hpp"
+#include "trireme/data_parallel/served_worker.hpp"
 
 #include <algorithm>
 #include <utility>
 
-namespace trireme::parallel {
+namespace trireme::data_parallel {
 
 using comm::rpc::Future;
 using comm::rpc::Nothing;
@@ -109,4 +109,4 @@ void ServedWorker::end(const std::string& text) {
   }
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::data_parallel

@@ -8,10 +8,10 @@
 
 #include "trireme/comm/rpc.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/data_parallel/server_shards.hpp"
 #include "trireme/model/transformer.hpp"
-#include "trireme/parallel/server_shards.hpp"
 
-namespace trireme::parallel::test {
+namespace trireme::data_parallel::test {
 
 /// Odd sizes; every group but the smallest ones has several blocks of the norm, so that each of
 /// three servers holds something.
@@ -34,8 +34,8 @@ inline model::ModelConfig served_model(bool tied) {
   return config;
 }
 
-inline StageOptions served_options(int workers, int global_batch, bool reproducible) {
-  StageOptions options;
+inline parallel::StageOptions served_options(int workers, int global_batch, bool reproducible) {
+  parallel::StageOptions options;
   options.place.data = options.place.shard = workers;
   options.micro_batches = global_batch / workers;
   options.served = true;
@@ -79,4 +79,4 @@ std::string fault_of(const comm::rpc::Future<Reply>& future) {
   return "nothing";
 }
 
-}  // namespace trireme::parallel::test
+}  // namespace trireme::data_parallel::test
