@@ -18,7 +18,7 @@ ABOUT = {
     'optim': 'optimizers, learning rates',
     'state': 'ZeRO, gradients, norm, update',
     'parallel': 'lowering, engine, all-reduce',
-    'data_parallel': 'servers, averaging',
+    'data_parallel': 'parameter servers, periodic averaging',
     'checkpoint': 'sharded checkpoints, safetensors',
     'plan': 'prediction of memory',
     'train': 'the training loop',
