@@ -1,10 +1,10 @@
-# trireme_module(name USES modules... LIBRARIES targets...)
+# trireme_module(name USES modules... LIBRARIES targets... PRECOMPILE headers...)
 # One static library per module, from every source below src/<name>/. Folders named cuda are compiled
 # only where CUDA was found, files named without_cuda.cpp only where it was not; cudnn_*.cpp and
 # without_cudnn.cpp are the same for cuDNN and its frontend, nccl_library.cpp and without_nccl.cpp for
-# NCCL.
+# NCCL. PRECOMPILE names system headers; sources include what they use all the same.
 function(trireme_module name)
-  cmake_parse_arguments(arg "" "" "USES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(arg "" "" "USES;LIBRARIES;PRECOMPILE" ${ARGN})
   list(TRANSFORM arg_USES PREPEND trireme_)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp")
   if(TRIREME_HAS_CUDA)
@@ -34,4 +34,8 @@ function(trireme_module name)
   endif()
   target_include_directories(trireme_${name} ${scope} "${PROJECT_SOURCE_DIR}/include")
   target_link_libraries(trireme_${name} ${scope} ${arg_USES} ${arg_LIBRARIES})
+  if(sources AND arg_PRECOMPILE)
+    list(TRANSFORM arg_PRECOMPILE REPLACE "(.+)" "$<$<COMPILE_LANGUAGE:CXX>:<\\1>>")
+    target_precompile_headers(trireme_${name} PRIVATE ${arg_PRECOMPILE})
+  endif()
 endfunction()

@@ -43,8 +43,13 @@ if(TRIREME_FUZZ)  # coverage for libFuzzer, whose main() only the targets link
   target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
+# Precompiled headers and ccache: its manual names both settings.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
+  target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+endif()
 find_program(TRIREME_CCACHE ccache)
 if(TRIREME_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${TRIREME_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+      "${TRIREME_CCACHE}")
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${TRIREME_CCACHE}")
 endif()
