@@ -65,7 +65,7 @@ run() { # name, ranks of a node, flags...
   fi
   before=$("$cluster" sent | awk '{ sum += $2 } END { printf "%.0f", sum }')
   local try
-  for try in 1 2 3; do # a start may crash inside the MPI library (docs/scaling-studies.md)
+  for try in 1 2 3; do # a start may crash inside the MPI library (docs/cluster.md)
     rm -rf "$folder"
     if srun --mpi=pmix --nodes=4 --ntasks=$((4 * each)) --ntasks-per-node="$each" --distribution=cyclic --kill-on-bad-exit=1 \
       ./trireme train "${flags[@]}" --train.steps "$steps" --train.evaluate_every "$every" --train.evaluate_samples 256 \
