@@ -63,7 +63,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   std::vector<int> nodes = facts.node_of;  // servers, the last ranks, are in no group
   if (!nodes.empty()) nodes.resize(static_cast<std::size_t>(shape.size()));
   const comm::Backends backends =
-      on_host ? comm::choose_host_backends(config.comm, shape, alone ? 1 : shard, nodes)
+      on_host ? comm::choose_backends(config.comm, shape, alone ? 1 : shard, {.node_of = nodes})
               : comm::Backends{};
   const model::Transformer model(config.model);
   const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));

@@ -14,12 +14,13 @@
 namespace trireme::comm {
 namespace {
 
-struct Asked {
+/// A key of the configuration and its value.
+struct Setting {
   const char* key;
   const std::string& value;
 };
 
-Asked asked(const CommConfig& config, GroupKind kind) {
+Setting setting_of(const CommConfig& config, GroupKind kind) {
   switch (kind) {
     case GroupKind::tensor:
     case GroupKind::context:
@@ -31,24 +32,75 @@ Asked asked(const CommConfig& config, GroupKind kind) {
     case GroupKind::pipeline:
     case GroupKind::embedding:
       return {"comm.pipeline", config.pipeline};
-    default:
+    case GroupKind::world:
+    case GroupKind::stage:
+    case GroupKind::model:
       return {"comm.world", config.world};
+    case GroupKind::count:
+      break;
   }
+  no_case_for(kind);
 }
 
-/// Whether Trireme has tensors pass there that are worth it. Those of pipeline channels, which
-/// NCCL's order would bring to a standstill, are MPI's always.
+/// Whether enough tensors pass there for another backend than MPI. Pipeline channels are always
+/// MPI's: NCCL's order of operations would block them.
 bool carries_tensors(GroupKind kind) {
   return kind != GroupKind::pipeline && kind != GroupKind::world && kind != GroupKind::stage &&
          kind != GroupKind::model;
 }
 
-/// Throws where `kind` is asked to use shared memory and cannot.
-void refuse_shared(const char* key, GroupKind kind, const BackendFacts& facts) {
-  if (!facts.is_host) {
+/// The first two ranks of `group` that are on different nodes; else empty.
+std::string apart(const std::vector<int>& group, const std::vector<int>& node_of) {
+  for (const int rank : group) {
+    if (node_of[static_cast<std::size_t>(rank)] ==
+        node_of[static_cast<std::size_t>(group.front())]) {
+      continue;
+    }
+    return fmt::format("ranks {} and {} are on different nodes", group.front(), rank);
+  }
+  return {};
+}
+
+/// The first two ranks of `group` that have one device, or one whose device has no identity; else
+/// empty.
+std::string crowded(const std::vector<int>& group, const std::vector<std::string>& devices) {
+  std::map<std::string, int> first;
+  for (const int rank : group) {
+    const std::string& device = devices[static_cast<std::size_t>(rank)];
+    if (device.empty()) return fmt::format("rank {} has a device without identity", rank);
+    const auto [known, is_new] = first.emplace(device, rank);
+    if (!is_new) return fmt::format("ranks {} and {} share {}", known->second, rank, device);
+  }
+  return {};
+}
+
+/// The first complaint about a group of `kind` of more than one rank; else empty.
+template <class Complaint>
+std::string first_complaint(const GridShape& shape, GroupKind kind, int shard,
+                            const Complaint& complaint) {
+  std::vector<bool> seen(static_cast<std::size_t>(shape.size()));
+  for (int rank = 0; rank < shape.size(); ++rank) {
+    if (seen[static_cast<std::size_t>(rank)]) continue;
+    const std::vector<int> group = members(shape, kind, shard, rank);
+    for (const int member : group) seen[static_cast<std::size_t>(member)] = true;
+    if (group.size() == 1) continue;
+    if (std::string text = complaint(group); !text.empty()) return text;
+  }
+  return {};
+}
+
+/// The facts as they are for the groups of one kind.
+struct KindFacts {
+  const BackendFacts& machine;
+  std::string apart;    // two ranks of a group that do not share memory
+  std::string crowded;  // two ranks of a group that share a device
+};
+
+void require_shared(const char* key, GroupKind kind, const KindFacts& facts) {
+  if (!facts.machine.is_host) {
     throw ConfigError(
         key, "shared",
-        fmt::format("ranks share memory of the host, and the device is {}", facts.device),
+        fmt::format("ranks share memory of the host, and the device is {}", facts.machine.device),
         "use auto, nccl or mpi");
   }
   if (!facts.apart.empty()) {
@@ -57,86 +109,87 @@ void refuse_shared(const char* key, GroupKind kind, const BackendFacts& facts) {
                                   name_of(kind), facts.apart),
                       "use auto or mpi");
   }
-  if (!facts.no_room.empty()) {
-    throw ConfigError(key, "shared", facts.no_room, "make room there, or use auto or mpi");
+  if (!facts.machine.no_room.empty()) {
+    throw ConfigError(key, "shared", facts.machine.no_room, "make room there, or use auto or mpi");
   }
 }
 
-}  // namespace
-
-std::string backend_key(GroupKind kind) {
-  static const CommConfig any;
-  return asked(any, kind).key;
-}
-
-Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFacts& facts) {
-  const auto [key, value] = asked(config, kind);
-  if (value == "mpi") return Backend::mpi;
-  if (value == "auto") {
-    if (!carries_tensors(kind)) return Backend::mpi;
-    if (facts.is_host) {
-      return facts.apart.empty() && facts.no_room.empty() ? Backend::shared : Backend::mpi;
-    }
-    return facts.nccl && facts.crowded.empty() ? Backend::nccl : Backend::mpi;
+void require_nccl(const char* key, GroupKind kind, const KindFacts& facts) {
+  if (facts.machine.is_host) {
+    throw ConfigError(
+        key, "nccl",
+        fmt::format("NCCL moves memory of GPUs, and the device is {}", facts.machine.device),
+        "use auto, shared or mpi");
   }
-  if (value == "shared") {
-    refuse_shared(key, kind, facts);
-    return Backend::shared;
-  }
-  if (facts.is_host) {
-    throw ConfigError(key, value,
-                      fmt::format("NCCL moves memory of GPUs, and the device is {}", facts.device),
-                      "use auto, shared or mpi");
-  }
-  if (!facts.nccl) {
-    throw ConfigError(key, value, "this trireme was built without NCCL", "use auto or mpi");
+  if (!facts.machine.nccl) {
+    throw ConfigError(key, "nccl", "this trireme was built without NCCL", "use auto or mpi");
   }
   if (!facts.crowded.empty()) {
-    throw ConfigError(key, value,
+    throw ConfigError(key, "nccl",
                       fmt::format("NCCL needs a GPU for every rank, and of a {} group {}",
                                   name_of(kind), facts.crowded),
                       "start one rank per GPU, or use auto or mpi");
   }
-  return Backend::nccl;
 }
 
-std::string scattered_ranks(const GridShape& shape, GroupKind kind, int shard,
-                            std::span<const int> node_of) {
-  const auto node = [&](int rank) { return node_of[static_cast<std::size_t>(rank)]; };
-  std::vector<bool> seen(node_of.size());
-  for (int rank = 0; rank < static_cast<int>(node_of.size()); ++rank) {
-    if (seen[static_cast<std::size_t>(rank)]) continue;
-    const std::vector<int> group = members(shape, kind, shard, rank);
-    for (const int member : group) {
-      seen[static_cast<std::size_t>(member)] = true;
-      if (node(member) == node(group.front())) continue;
-      return fmt::format("ranks {} and {} are on different nodes", group.front(), member);
+Backend choose_backend(const CommConfig& config, GroupKind kind, const KindFacts& facts) {
+  const auto [key, value] = setting_of(config, kind);
+  if (value == "auto") {
+    if (!carries_tensors(kind)) return Backend::mpi;
+    if (facts.machine.is_host) {
+      return facts.apart.empty() && facts.machine.no_room.empty() ? Backend::shared : Backend::mpi;
     }
+    return facts.machine.nccl && facts.crowded.empty() ? Backend::nccl : Backend::mpi;
   }
-  return {};
+  if (value == "mpi") return Backend::mpi;
+  if (value == "shared") {
+    require_shared(key, kind, facts);
+    return Backend::shared;
+  }
+  if (value == "nccl") {
+    require_nccl(key, kind, facts);
+    return Backend::nccl;
+  }
+  throw ConfigError(key, value, "is no backend", "use auto, nccl, shared or mpi");
 }
 
-Backends choose_host_backends(const CommConfig& config, const GridShape& shape, int shard,
-                              std::span<const int> node_of, const std::string& no_room) {
-  Backends backends{};
-  for (int index = 0; index < group_kinds; ++index) {
-    const auto kind = static_cast<GroupKind>(index);
-    const BackendFacts facts{.apart = scattered_ranks(shape, kind, shard, node_of),
-                             .no_room = no_room};
-    backends.at(static_cast<std::size_t>(index)) = choose_backend(config, kind, facts);
+}  // namespace
+
+std::string_view name_of(Backend backend) {
+  switch (backend) {
+    case Backend::mpi:
+      return "mpi";
+    case Backend::nccl:
+      return "nccl";
+    case Backend::shared:
+      return "shared";
+  }
+  no_case_for(backend);
+}
+
+std::string backend_key(GroupKind kind) {
+  static const CommConfig any;
+  return setting_of(any, kind).key;
+}
+
+Backends choose_backends(const CommConfig& config, const GridShape& shape, int shard,
+                         const BackendFacts& facts) {
+  Backends backends;
+  for (const GroupKind kind : all_group_kinds) {
+    KindFacts own{facts, {}, {}};
+    if (facts.is_host && !facts.node_of.empty()) {
+      own.apart = first_complaint(shape, kind, shard, [&](const std::vector<int>& group) {
+        return apart(group, facts.node_of);
+      });
+    }
+    if (facts.nccl) {
+      own.crowded = first_complaint(shape, kind, shard, [&](const std::vector<int>& group) {
+        return crowded(group, facts.devices);
+      });
+    }
+    backends[kind] = choose_backend(config, kind, own);
   }
   return backends;
-}
-
-std::string crowded_device(std::span<const int> members, std::span<const std::string> devices) {
-  std::map<std::string, int> first;
-  for (const int rank : members) {
-    const std::string& device = devices[static_cast<std::size_t>(rank)];
-    if (device.empty()) return fmt::format("rank {} has a device without identity", rank);
-    const auto [known, is_new] = first.emplace(device, rank);
-    if (!is_new) return fmt::format("ranks {} and {} share {}", known->second, rank, device);
-  }
-  return {};
 }
 
 std::optional<bool> mpi_reads_cuda() {
@@ -156,6 +209,8 @@ std::optional<bool> mpi_reads_cuda() {
 bool choose_direct(const std::string& staging, std::optional<bool> library) {
   if (staging == "yes") return false;
   if (staging == "auto") return library.value_or(false);
+  if (staging != "no")
+    throw ConfigError("comm.staging", staging, "is no choice", "use auto, yes or no");
   if (library == false) {
     throw ConfigError("comm.staging", staging,
                       "the MPI library says that it cannot read the memory of GPUs",

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <initializer_list>
+#include <map>
 #include <numeric>
-#include <optional>
+#include <utility>
 
 #include "trireme/core/error.hpp"
 
@@ -13,6 +15,7 @@ namespace trireme::comm {
 std::string_view name_of(Axis axis) {
   constexpr std::array<std::string_view, axis_count> names = {"tensor", "context", "data",
                                                               "pipeline"};
+  static_assert(!names.back().empty());
   return names.at(static_cast<std::size_t>(axis));
 }
 
@@ -20,6 +23,7 @@ std::string_view name_of(GroupKind kind) {
   constexpr std::array<std::string_view, group_kinds> names = {
       "tensor", "context", "data",  "pipeline", "world",
       "stage",  "model",   "shard", "replica",  "embedding"};
+  static_assert(!names.back().empty());
   return names.at(static_cast<std::size_t>(kind));
 }
 
@@ -56,16 +60,21 @@ std::string GridShape::to_string() const {
   return text;
 }
 
-std::vector<int> members(const GridShape& shape, Axes axes, int rank) {
-  // Fastest axis innermost, so the ranks come out in order.
+namespace {
+
+/// World ranks whose coordinates on all axes but `axes` are those of `rank`, in ascending order.
+std::vector<int> ranks_along(const GridShape& shape, std::initializer_list<Axis> axes, int rank) {
   std::array<int, axis_count> first = shape.coordinates(rank);
-  for (int axis = 0; axis < axis_count; ++axis) {
-    if (axes.has(static_cast<Axis>(axis))) first[axis] = 0;
+  std::array<bool, axis_count> along{};
+  for (const Axis axis : axes) {
+    along[static_cast<std::size_t>(axis)] = true;
+    first[static_cast<std::size_t>(axis)] = 0;
   }
+  // The fastest axis is innermost, so the ranks come out in order.
   std::vector<int> result = {shape.rank(first)};
   int stride = 1;
   for (int axis = 0; axis < axis_count; stride *= shape.degree[axis++]) {
-    if (!axes.has(static_cast<Axis>(axis))) continue;
+    if (!along[axis]) continue;
     const std::size_t inner = result.size();
     for (int i = 1; i < shape.degree[axis]; ++i) {
       for (std::size_t j = 0; j < inner; ++j) result.push_back(result[j] + i * stride);
@@ -74,42 +83,68 @@ std::vector<int> members(const GridShape& shape, Axes axes, int rank) {
   return result;
 }
 
+/// The ranks of `data_ranks` whose place among them satisfies `inside`.
+template <class Inside>
+std::vector<int> part_of(const std::vector<int>& data_ranks, const Inside& inside) {
+  std::vector<int> result;
+  for (std::size_t i = 0; i < data_ranks.size(); ++i) {
+    if (inside(static_cast<int>(i))) result.push_back(data_ranks[i]);
+  }
+  return result;
+}
+
+}  // namespace
+
 std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int rank) {
   using enum Axis;
-  const int place = shape.coordinates(rank)[static_cast<int>(data)];
-  std::vector<int> whole;
-  std::vector<int> result;
+  const auto along = [&](std::initializer_list<Axis> axes) {
+    return ranks_along(shape, axes, rank);
+  };
+  const int own = shape.coordinates(rank)[static_cast<std::size_t>(data)];
   switch (kind) {
     case GroupKind::tensor:
+      return along({tensor});
     case GroupKind::context:
+      return along({context});
     case GroupKind::data:
+      return along({data});
     case GroupKind::pipeline:
-      return members(shape, {static_cast<Axis>(kind)}, rank);
+      return along({pipeline});
     case GroupKind::world:
-      return members(shape, {tensor, context, data, pipeline}, rank);
+      return along({tensor, context, data, pipeline});
     case GroupKind::stage:
-      return members(shape, {tensor, context, data}, rank);
+      return along({tensor, context, data});
     case GroupKind::model:
-      return members(shape, {tensor, context, pipeline}, rank);
+      return along({tensor, context, pipeline});
     case GroupKind::shard:
+      return part_of(along({data}), [&](int i) { return i / shard == own / shard; });
     case GroupKind::replica:
-      whole = members(shape, {data}, rank);
-      for (int i = 0; i < shape.of(data); ++i) {
-        const bool inside =
-            kind == GroupKind::shard ? i / shard == place / shard : i % shard == place % shard;
-        if (inside) result.push_back(whole[i]);
-      }
-      return result;
-    case GroupKind::embedding:
-      whole = members(shape, {pipeline}, rank);
-      if (rank != whole.front() && rank != whole.back()) return {rank};
-      if (whole.size() == 1) return whole;
-      return {whole.front(), whole.back()};
+      return part_of(along({data}), [&](int i) { return i % shard == own % shard; });
+    case GroupKind::embedding: {
+      const std::vector<int> stages = along({pipeline});
+      if (rank != stages.front() && rank != stages.back()) return {rank};
+      if (stages.size() == 1) return stages;
+      return {stages.front(), stages.back()};
+    }
     case GroupKind::count:
       break;
   }
-  TRIREME_ASSERT(false, "group kind {}", static_cast<int>(kind));
-  return {};
+  no_case_for(kind);
+}
+
+std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape, int shard) {
+  // Rank 0 has the smallest coordinate everywhere: where two kinds give it the same group, they
+  // divide the world alike.
+  std::map<std::vector<int>, std::size_t> found;  // by rank 0's group
+  std::vector<std::vector<GroupKind>> divisions;
+  for (const GroupKind kind : all_group_kinds) {
+    std::vector<int> first = members(shape, kind, shard, 0);
+    if (first.size() == 1) continue;
+    const auto [known, is_new] = found.emplace(std::move(first), divisions.size());
+    if (is_new) divisions.emplace_back();
+    divisions[known->second].push_back(kind);
+  }
+  return divisions;
 }
 
 namespace {
@@ -132,9 +167,15 @@ struct Candidate {
 enum class Key : std::uint8_t { tensor, pipeline, data };
 
 std::int64_t of(const Degrees& degrees, Key key) {
-  return key == Key::tensor     ? degrees.tensor
-         : key == Key::pipeline ? degrees.pipeline
-                                : degrees.data;
+  switch (key) {
+    case Key::tensor:
+      return degrees.tensor;
+    case Key::pipeline:
+      return degrees.pipeline;
+    case Key::data:
+      return degrees.data;
+  }
+  no_case_for(key);
 }
 
 /// The best layout for each value of the refused degree, nearest value first.

@@ -5,6 +5,7 @@ namespace trireme::comm {
 std::string_view name_of(OperationKind kind) {
   constexpr std::array<std::string_view, operation_kinds> names = {
       "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange"};
+  static_assert(!names.back().empty());
   return names.at(static_cast<std::size_t>(kind));
 }
 

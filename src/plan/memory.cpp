@@ -173,7 +173,7 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   using Kind = comm::GroupKind;
   // Bytes that reductions of one communicator add to its agreement's.
   const auto added = [&](Kind kind, int ranks, std::size_t most) -> std::size_t {
-    switch (question.backends.at(static_cast<std::size_t>(kind))) {
+    switch (question.backends[kind]) {
       case comm::Backend::shared:
         return 0;
       case comm::Backend::nccl:
@@ -182,9 +182,10 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
         return stage.shares().reproducible || kind == Kind::tensor
                    ? comm::nccl_scratch_bytes(ranks, most)
                    : 0;
-      default:
+      case comm::Backend::mpi:
         return comm::scratch_bytes(ranks, most) - comm::scratch_bytes(ranks, 0);
     }
+    no_case_for(question.backends[kind]);
   };
   std::size_t bytes =
       comm::grid_bytes(question.shape, place.shard, question.rank, question.backends);

@@ -1,5 +1,7 @@
 #include "trireme/comm/backend.hpp"
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -15,66 +17,93 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-const BackendFacts gpus{.device = "cuda:0 (NVIDIA H200)", .is_host = false, .nccl = true};
+// Eight ranks in which every kind of group has more than one: tensor groups are {0, 1}, {2, 3}, …;
+// data groups {0, 2}, {1, 3}, {4, 6}, {5, 7}; the first stage has ranks 0 to 3.
+const GridShape shape{{2, 1, 2, 2}};
+constexpr int shard = 2;
 
-std::string refusal(const CommConfig& config, GroupKind kind, const BackendFacts& facts) {
+BackendFacts with_gpus() {
+  BackendFacts facts{.device = "cuda:0 (NVIDIA H200)", .is_host = false, .nccl = true};
+  for (int rank = 0; rank < shape.size(); ++rank) {
+    facts.devices.push_back("GPU-" + std::to_string(rank));
+  }
+  return facts;
+}
+
+Backend choice(const CommConfig& config, GroupKind kind, const BackendFacts& facts) {
+  return choose_backends(config, shape, shard, facts)[kind];
+}
+
+std::string refusal(const CommConfig& config, const BackendFacts& facts) {
   try {
-    choose_backend(config, kind, facts);
+    choose_backends(config, shape, shard, facts);
   } catch (const ConfigError& error) {
     return error.what();
   }
   return "not refused";
 }
 
-TEST(Backend, AutoTakesNcclWhereverItCan) {
-  BackendFacts facts = gpus;
-  EXPECT_EQ(choose_backend({}, GroupKind::data, facts), Backend::nccl);
-  facts.crowded = "ranks 0 and 1 share GPU-1";
-  EXPECT_EQ(choose_backend({}, GroupKind::data, facts), Backend::mpi);
-  facts = gpus;
-  facts.nccl = false;
-  EXPECT_EQ(choose_backend({}, GroupKind::data, facts), Backend::mpi);
+CommConfig data_by(const std::string& backend) {
+  CommConfig config;
+  config.data = backend;
+  return config;
 }
 
-TEST(Backend, AutoSharesMemoryInsideANode) {
-  BackendFacts facts;
-  using enum GroupKind;
-  for (const GroupKind kind : {tensor, context, data, shard, replica, embedding}) {
-    EXPECT_EQ(choose_backend({}, kind, facts), Backend::shared) << name_of(kind);
+constexpr GroupKind tensor_kinds[] = {GroupKind::tensor, GroupKind::context, GroupKind::data,
+                                      GroupKind::shard,  GroupKind::replica, GroupKind::embedding};
+constexpr GroupKind other_kinds[] = {GroupKind::pipeline, GroupKind::world, GroupKind::stage,
+                                     GroupKind::model};
+
+TEST(Backend, AutoTakesTheFastestWhereTensorsPass) {
+  for (const bool gpus : {false, true}) {
+    const Backends backends =
+        choose_backends({}, shape, shard, gpus ? with_gpus() : BackendFacts{});
+    for (const GroupKind kind : tensor_kinds) {
+      EXPECT_EQ(backends[kind], gpus ? Backend::nccl : Backend::shared) << name_of(kind);
+    }
+    for (const GroupKind kind : other_kinds) EXPECT_EQ(backends[kind], Backend::mpi);
   }
-  for (const GroupKind kind : {pipeline, world, stage, model}) {
-    EXPECT_EQ(choose_backend({}, kind, facts), Backend::mpi) << name_of(kind);
-  }
-  facts.apart = "ranks 0 and 2 are on different nodes";
-  EXPECT_EQ(choose_backend({}, data, facts), Backend::mpi);
-  CommConfig config;
-  config.data = "shared";
-  EXPECT_THAT(refusal(config, data, facts),
+}
+
+TEST(Backend, AutoUsesMpiWithoutNccl) {
+  BackendFacts facts = with_gpus();
+  facts.nccl = false;
+  EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
+}
+
+TEST(Backend, RanksOfOneDeviceDoNotUseNccl) {
+  BackendFacts facts = with_gpus();
+  facts.devices[7] = facts.devices[6];  // one tensor group, two data groups
+  EXPECT_EQ(choice({}, GroupKind::tensor, facts), Backend::mpi);
+  EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::nccl);
+  facts.devices[7] = facts.devices[5];
+  EXPECT_EQ(choice({}, GroupKind::tensor, facts), Backend::nccl);
+  EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
+  EXPECT_THAT(
+      refusal(data_by("nccl"), facts),
+      AllOf(StartsWith("comm.data = nccl: "),
+            HasSubstr("of a data group ranks 5 and 7 share GPU-5; start one rank per GPU")));
+  facts.devices[7].clear();
+  EXPECT_THAT(refusal(data_by("nccl"), facts),
+              HasSubstr("of a data group rank 7 has a device without identity"));
+}
+
+TEST(Backend, GroupsThatReachAcrossNodesSendMessages) {
+  // Tensor groups are inside nodes; data groups and their shard groups reach across.
+  const BackendFacts facts{.node_of = {0, 0, 2, 2, 4, 4, 6, 6}};
+  EXPECT_EQ(choice({}, GroupKind::tensor, facts), Backend::shared);
+  EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
+  EXPECT_EQ(choice({}, GroupKind::shard, facts), Backend::mpi);
+  EXPECT_EQ(choice({}, GroupKind::replica, facts), Backend::shared);  // of one rank each
+  EXPECT_THAT(refusal(data_by("shared"), facts),
               AllOf(StartsWith("comm.data = shared: "),
                     HasSubstr("of a data group ranks 0 and 2 are on different nodes; use auto")));
-  facts.apart.clear();
-  facts.no_room = "/dev/shm is full";
-  EXPECT_EQ(choose_backend({}, data, facts), Backend::mpi);
-  EXPECT_THAT(refusal(config, replica, facts), HasSubstr("/dev/shm is full; make room"));
-  EXPECT_THAT(refusal(config, data, gpus), HasSubstr("the device is cuda:0"));
 }
 
-// Four ranks on two nodes: tensor groups lie inside, data groups reach across.
-TEST(Backend, GroupsThatReachAcrossNodesSendMessages) {
-  const GridShape shape{{2, 1, 2, 1}};
-  const std::vector<int> nodes = {0, 0, 2, 2};
-  EXPECT_EQ(scattered_ranks(shape, GroupKind::tensor, 2, nodes), "");
-  EXPECT_EQ(scattered_ranks(shape, GroupKind::data, 2, nodes),
-            "ranks 0 and 2 are on different nodes");
-  const Backends backends = choose_host_backends({}, shape, 2, nodes);
-  const auto of = [&](GroupKind kind) { return backends.at(static_cast<std::size_t>(kind)); };
-  EXPECT_EQ(of(GroupKind::tensor), Backend::shared);
-  EXPECT_EQ(of(GroupKind::data), Backend::mpi);
-  EXPECT_EQ(of(GroupKind::shard), Backend::mpi);
-  for (const GroupKind kind : {GroupKind::data, GroupKind::shard, GroupKind::tensor}) {
-    EXPECT_EQ(choose_host_backends({}, shape, 2, {}).at(static_cast<std::size_t>(kind)),
-              Backend::shared);
-  }
+TEST(Backend, WithoutRoomForMemoryMessagesAreSent) {
+  const BackendFacts facts{.no_room = "/dev/shm is full"};
+  EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
+  EXPECT_THAT(refusal(data_by("shared"), facts), HasSubstr("/dev/shm is full; make room"));
 }
 
 TEST(Backend, EachAxisHasItsOwnGroups) {
@@ -88,51 +117,28 @@ TEST(Backend, EachAxisHasItsOwnGroups) {
                                           {GroupKind::data, GroupKind::shard, GroupKind::replica},
                                           {GroupKind::pipeline, GroupKind::embedding},
                                           {GroupKind::world, GroupKind::stage, GroupKind::model}};
-    for (int index = 0; index < group_kinds; ++index) {
-      const auto kind = static_cast<GroupKind>(index);
+    const Backends backends = choose_backends(config, shape, shard, with_gpus());
+    for (const GroupKind kind : all_group_kinds) {
       const bool is_own = std::find(own[axis].begin(), own[axis].end(), kind) != own[axis].end();
-      EXPECT_EQ(choose_backend(config, kind, gpus), is_own ? Backend::mpi : Backend::nccl)
-          << name_of(kind);
+      EXPECT_EQ(backends[kind], is_own ? Backend::mpi : Backend::nccl) << name_of(kind);
       EXPECT_EQ(backend_key(kind) == keys[axis], is_own) << name_of(kind);
     }
   }
 }
 
-TEST(Backend, AutoLeavesGroupsThatCarryNoTensorsToMpi) {
-  using enum GroupKind;
-  for (const GroupKind kind : {tensor, context, data, shard, replica, embedding}) {
-    EXPECT_EQ(choose_backend({}, kind, gpus), Backend::nccl) << name_of(kind);
-  }
-  for (const GroupKind kind : {pipeline, world, stage, model}) {
-    EXPECT_EQ(choose_backend({}, kind, gpus), Backend::mpi) << name_of(kind);
-  }
-}
-
 TEST(Backend, WhatCannotBeIsRefusedInOneLine) {
-  CommConfig config;
-  config.data = "nccl";
-  EXPECT_EQ(choose_backend(config, GroupKind::shard, gpus), Backend::nccl);
-  EXPECT_THAT(refusal(config, GroupKind::shard, {}),
+  EXPECT_EQ(choice(data_by("nccl"), GroupKind::shard, with_gpus()), Backend::nccl);
+  EXPECT_THAT(refusal(data_by("nccl"), {}),
               AllOf(StartsWith("comm.data = nccl: "), HasSubstr("the device is cpu")));
-  BackendFacts facts = gpus;
+  EXPECT_THAT(refusal(data_by("shared"), with_gpus()), HasSubstr("the device is cuda:0"));
+  BackendFacts facts = with_gpus();
   facts.nccl = false;
-  EXPECT_THAT(refusal(config, GroupKind::data, facts), HasSubstr("built without NCCL"));
-  facts = gpus;
-  facts.crowded = "ranks 4 and 5 share GPU-7";
-  EXPECT_THAT(refusal(config, GroupKind::data, facts),
-              HasSubstr("of a data group ranks 4 and 5 share GPU-7; start one rank per GPU"));
-  EXPECT_EQ(choose_backend(config, GroupKind::tensor, facts), Backend::mpi);
+  EXPECT_THAT(refusal(data_by("nccl"), facts), HasSubstr("built without NCCL"));
+  EXPECT_EQ(refusal(data_by("gloo"), {}),
+            "comm.data = gloo: is no backend; use auto, nccl, shared or mpi");
 }
 
-TEST(Backend, RanksOfOneDeviceAreFound) {
-  const std::vector<std::string> devices = {"a", "b", "a", "c", ""};
-  const auto crowded = [&](std::vector<int> members) { return crowded_device(members, devices); };
-  EXPECT_EQ(crowded({0, 1, 3}), "");
-  EXPECT_EQ(crowded({0, 1, 2}), "ranks 0 and 2 share a");
-  EXPECT_EQ(crowded({2, 4}), "rank 4 has a device without identity");
-}
-
-TEST(Direct, FollowsTheLibraryUnlessTold) {
+TEST(Direct, FollowsTheLibraryUnlessConfigured) {
   EXPECT_TRUE(choose_direct("auto", true));
   EXPECT_FALSE(choose_direct("auto", false));
   EXPECT_FALSE(choose_direct("auto", std::nullopt));
@@ -140,6 +146,7 @@ TEST(Direct, FollowsTheLibraryUnlessTold) {
   EXPECT_TRUE(choose_direct("no", true));
   EXPECT_TRUE(choose_direct("no", std::nullopt));
   EXPECT_THROW(choose_direct("no", false), ConfigError);
+  EXPECT_THROW(choose_direct("perhaps", true), ConfigError);
 }
 
 TEST(Direct, IsDescribed) {

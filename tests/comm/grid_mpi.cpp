@@ -53,8 +53,7 @@ TEST(Grid, GroupsHoldTheirMembers) {
               static_cast<std::int64_t>(
                   grid_bytes(shape, grid.shard(), session.rank(), grid.backends())));
     const auto here = shape.coordinates(session.rank());
-    for (int index = 0; index < group_kinds; ++index) {
-      const auto kind = static_cast<GroupKind>(index);
+    for (const GroupKind kind : all_group_kinds) {
       EXPECT_EQ(asked(grid.group(kind), session.rank()),
                 members(shape, kind, grid.shard(), session.rank()))
           << shape.to_string() << ", " << name_of(kind);
@@ -66,13 +65,9 @@ TEST(Grid, GroupsHoldTheirMembers) {
     }
     for (const Direction direction : {Direction::activations, Direction::gradients}) {
       EXPECT_EQ(asked(grid.pipeline_channel(direction), session.rank()),
-                members(shape, {Axis::pipeline}, session.rank()));
+                members(shape, GroupKind::pipeline, grid.shard(), session.rank()));
     }
-    const Axes set = {Axis::context, Axis::pipeline};
-    const auto further = grid.make_group(set);
-    EXPECT_EQ(asked(*further, session.rank()), members(shape, set, session.rank()));
     EXPECT_EQ(&grid.world(), &grid.group(GroupKind::world));
-    EXPECT_EQ(&grid.stage_group(), &grid.group(GroupKind::stage));
     EXPECT_EQ(&grid.model_group(), &grid.group(GroupKind::model));
     EXPECT_EQ(&grid.shard_group(), &grid.group(GroupKind::shard));
     EXPECT_EQ(&grid.replica_group(), &grid.group(GroupKind::replica));
@@ -95,9 +90,7 @@ TEST(Grid, GroupsDoNotHearEachOther) {
     device::MemoryLedger ledger;
     Grid grid(session, shape, ledger, shard);
     std::vector<Communicator*> groups;
-    for (int kind = 0; kind < group_kinds; ++kind) {
-      groups.push_back(&grid.group(static_cast<GroupKind>(kind)));
-    }
+    for (const GroupKind kind : all_group_kinds) groups.push_back(&grid.group(kind));
     groups.push_back(&grid.pipeline_channel(Direction::activations));
     groups.push_back(&grid.pipeline_channel(Direction::gradients));
     const std::size_t count = groups.size();
@@ -214,7 +207,6 @@ TEST(GridBackends, AHostSharesMemoryAndRefusesNccl) {
   for (const GroupKind kind : {pipeline, world, stage, model}) {
     EXPECT_EQ(grid.backend(kind), Backend::mpi) << name_of(kind);
   }
-  EXPECT_FALSE(grid.direct());
   config.pipeline = "nccl";
   EXPECT_THROW(Grid(session, {{1, 1, session.size(), 1}}, ledger, 0, {.comm = config}),
                ConfigError);
@@ -236,7 +228,7 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
     const device::Buffer buffer(ledger, device::Use::workspace, 8);
     const Tensor number = buffer.view(DType::i64, {1});
     device::Stream stream(device);
-    for (Communicator* group : {&grid.group(Axis::data), &grid.stage_group()}) {
+    for (Communicator* group : {&grid.group(Axis::data), &grid.group(GroupKind::stage)}) {
       std::int64_t value = session.rank() + 1;
       device::write(device, number, &value);
       group->all_reduce(number, Reduction::sum, stream).wait();

@@ -185,48 +185,59 @@ TEST(Members, AreThoseOfTheDrawing) {
   EXPECT_THAT(of(GroupKind::embedding, shape, 2, 5), ElementsAre(5, 21));
   EXPECT_THAT(of(GroupKind::embedding, shape, 2, 21), ElementsAre(5, 21));
   EXPECT_THAT(of(GroupKind::embedding, {{2, 1, 4, 1}}, 2, 5), ElementsAre(5));
-  EXPECT_THAT(members(shape, {Axis::tensor, Axis::pipeline}, 13),
-              ElementsAre(4, 5, 12, 13, 20, 21));
-  EXPECT_THAT(members(shape, {}, 13), ElementsAre(13));
 }
 
-// Of every kind and every set of axes: each rank is in its own group, all members agree on the
-// group, and a rank is inside exactly where the coordinates of the other axes are equal.
+/// Whether two ranks that differ in the coordinates `differ` (by axis) are in one group of `kind`,
+/// where that depends on nothing else.
+bool along(GroupKind kind, const std::array<bool, axis_count>& differ) {
+  const auto [tensor, context, data, pipeline] = differ;
+  switch (kind) {
+    case GroupKind::tensor:
+      return !context && !data && !pipeline;
+    case GroupKind::context:
+      return !tensor && !data && !pipeline;
+    case GroupKind::data:
+      return !tensor && !context && !pipeline;
+    case GroupKind::pipeline:
+      return !tensor && !context && !data;
+    case GroupKind::world:
+      return true;
+    case GroupKind::stage:
+      return !pipeline;
+    case GroupKind::model:
+      return !data;
+    default:
+      ADD_FAILURE() << name_of(kind);
+      return false;
+  }
+}
+
+// Each rank is in its own group, all members agree on the group, and along axes a rank is inside
+// exactly where the coordinates of the other axes are equal.
 TEST(Members, DivideTheWorld) {
   const GridShape shape{{2, 3, 4, 3}};
-  for (unsigned bits = 0; bits < 16; ++bits) {
-    Axes axes{};
-    for (int axis = 0; axis < axis_count; ++axis) {
-      if ((bits >> axis & 1U) != 0) axes = axes | Axes{static_cast<Axis>(axis)};
-    }
+  for (const GroupKind kind : all_group_kinds) {
     for (int rank = 0; rank < shape.size(); ++rank) {
-      std::vector<int> expected;
-      for (int other = 0; other < shape.size(); ++other) {
-        bool inside = true;
-        for (int axis = 0; axis < axis_count; ++axis) {
-          inside = inside && (axes.has(static_cast<Axis>(axis)) ||
-                              shape.coordinates(rank)[axis] == shape.coordinates(other)[axis]);
-        }
-        if (inside) expected.push_back(other);
-      }
-      EXPECT_EQ(members(shape, axes, rank), expected);
-    }
-  }
-  for (int index = 0; index < group_kinds; ++index) {
-    for (int rank = 0; rank < shape.size(); ++rank) {
-      const auto group = of(static_cast<GroupKind>(index), shape, 2, rank);
+      const auto group = of(kind, shape, 2, rank);
       EXPECT_TRUE(std::is_sorted(group.begin(), group.end()));
       EXPECT_EQ(std::count(group.begin(), group.end(), rank), 1);
-      for (const int other : group) {
-        EXPECT_EQ(of(static_cast<GroupKind>(index), shape, 2, other), group);
+      for (const int other : group) EXPECT_EQ(of(kind, shape, 2, other), group);
+      if (kind >= GroupKind::shard) continue;
+      std::vector<int> expected;
+      for (int other = 0; other < shape.size(); ++other) {
+        std::array<bool, axis_count> differ{};
+        for (std::size_t axis = 0; axis < differ.size(); ++axis) {
+          differ[axis] = shape.coordinates(rank)[axis] != shape.coordinates(other)[axis];
+        }
+        if (along(kind, differ)) expected.push_back(other);
       }
+      EXPECT_EQ(group, expected) << name_of(kind);
     }
   }
 }
 
-// What the grid relies on to let groups share an MPI communicator: where rank 0 has the same group
-// of two kinds, all ranks do.
-TEST(Members, OfRankZeroTellKindsApart) {
+// Kinds share an MPI communicator exactly where all ranks have the same group of them.
+TEST(SharedDivisions, HoldKindsThatDivideTheWorldAlike) {
   for (const int tensor : {1, 2, 3}) {
     for (const int context : {1, 2}) {
       for (const int data : {1, 2, 4}) {
@@ -234,18 +245,25 @@ TEST(Members, OfRankZeroTellKindsApart) {
           for (const int shard : {1, 2, 4}) {
             if (data % shard != 0) continue;
             const GridShape shape{{tensor, context, data, pipeline}};
-            for (int a = 0; a < group_kinds; ++a) {
-              for (int b = 0; b < a; ++b) {
-                const auto same = [&](int rank) {
-                  return of(static_cast<GroupKind>(a), shape, shard, rank) ==
-                         of(static_cast<GroupKind>(b), shape, shard, rank);
-                };
-                for (int rank = 1; same(0) && rank < shape.size(); ++rank) {
-                  ASSERT_TRUE(same(rank))
-                      << shape.to_string() << ": " << name_of(static_cast<GroupKind>(a)) << ", "
-                      << name_of(static_cast<GroupKind>(b)) << " of rank " << rank;
-                }
+            ByKind<int> division{};  // 0: in none
+            int count = 0;
+            for (const auto& kinds : shared_divisions(shape, shard)) {
+              ++count;
+              for (const GroupKind kind : kinds) {
+                EXPECT_EQ(division[kind], 0) << name_of(kind) << " twice";
+                division[kind] = count;
               }
+            }
+            for (const GroupKind a : all_group_kinds) {
+              for (const GroupKind b : all_group_kinds) {
+                bool same = true;
+                for (int rank = 0; same && rank < shape.size(); ++rank) {
+                  same = of(a, shape, shard, rank) == of(b, shape, shard, rank);
+                }
+                ASSERT_EQ(division[a] == division[b], same)
+                    << shape.to_string() << ": " << name_of(a) << ", " << name_of(b);
+              }
+              ASSERT_EQ(division[a] == 0, of(a, shape, shard, 0).size() == 1);
             }
           }
         }

@@ -1,11 +1,11 @@
 // What carries a group's messages, and how device memory gets to MPI: decided once, before any
-// group is made, from the configuration and from what is there.
+// group is made, from the configuration and from what the machine has.
 #pragma once
 
-#include <array>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "trireme/comm/config.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
@@ -14,42 +14,27 @@
 namespace trireme::comm {
 
 enum class Backend : std::uint8_t { mpi, nccl, shared };
-using Backends = std::array<Backend, group_kinds>;  // by GroupKind
+using Backends = ByKind<Backend>;
+std::string_view name_of(Backend backend);  // as the configuration has it
 
-/// What there is; the same on all ranks.
+/// What the machine has; the same on all ranks.
 struct BackendFacts {
   std::string device = "cpu";  // Device::name()
   bool is_host = true;
-  bool nccl = false;  // built in
-  /// Two ranks of one group of this kind that share a device, or have one that cannot be told
-  /// from others: their names; empty where there are none. Asked for kinds of more than one rank.
-  std::string crowded;
-  /// Two ranks of one group of this kind that do not share memory; empty where there are none.
-  std::string apart;
-  /// Why there is no shared memory to be had; empty: as far as is known there is.
-  std::string no_room;
+  bool nccl = false;                   // built in
+  std::vector<int> node_of{};          // as Session::nodes(); empty: all ranks share memory
+  std::vector<std::string> devices{};  // Device::identity() by world rank, where `nccl`
+  std::string no_room{};  // why there can be no shared memory; empty: nothing is known against it
 };
 
 /// "comm.data": the configuration's key for groups of `kind`.
 std::string backend_key(GroupKind kind);
 
-/// The backend of the groups of `kind`; by auto MPI where tensors do not pass (pipeline, whose
-/// channels are MPI's; world, stage and model groups). Throws ConfigError that names comm.tensor,
-/// comm.data, comm.pipeline or comm.world where what is asked for cannot be.
-Backend choose_backend(const CommConfig& config, GroupKind kind, const BackendFacts& facts);
-
-/// Of all kinds, where the host computes; pure. `node_of` as Session::nodes(); empty: one node.
-Backends choose_host_backends(const CommConfig& config, const GridShape& shape, int shard,
-                              std::span<const int> node_of, const std::string& no_room = {});
-
-/// The first two ranks of a group of `kind` that are on different nodes: "ranks 0 and 2 are on
-/// different nodes"; else empty.
-std::string scattered_ranks(const GridShape& shape, GroupKind kind, int shard,
-                            std::span<const int> node_of);
-
-/// The first two ranks of `members` whose devices (Device::identity(), by world rank) are the same
-/// one, or a rank whose device has no identity: "ranks 0 and 2 share GPU-4f…"; else empty.
-std::string crowded_device(std::span<const int> members, std::span<const std::string> devices);
+/// The backend of each kind of group; pure. For auto it is MPI where tensors do not pass: world,
+/// stage and model groups, and pipelines, whose channels are always MPI's. Throws ConfigError that
+/// names comm.tensor, comm.data, comm.pipeline or comm.world where a backend cannot be used.
+Backends choose_backends(const CommConfig& config, const GridShape& shape, int shard,
+                         const BackendFacts& facts);
 
 /// What the MPI library says at run time of messages in CUDA memory (MPIX_Query_cuda_support of
 /// Open MPI and MPICH, MPIX_GPU_query_support of MPICH); nothing where it cannot be asked. Call

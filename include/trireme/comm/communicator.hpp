@@ -71,11 +71,10 @@ class Communicator {
   virtual device::Event exchange(std::vector<Message> messages, device::Stream& stream) = 0;
 
   /// What this rank has sent by operations that were enqueued on streams and have finished, since
-  /// the start or the last reset. A group of one rank counts nothing.
+  /// the start or the last reset; the conveniences below are not counted. A group of one rank
+  /// counts nothing.
   virtual TrafficByKind traffic() const { return counter_.read(); }
   virtual void reset_traffic() { counter_.reset(); }
-  /// The same of the conveniences below, which `traffic` leaves out.
-  TrafficByKind agreement_traffic() { return agreement().traffic(); }
 
   // Blocking conveniences for agreement outside the step; they use a stream of their own.
   void barrier();

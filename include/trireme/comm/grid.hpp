@@ -1,4 +1,4 @@
-// The process grid: which rank stands where on which axis, and its groups.
+// The process grid: the coordinates of a rank and the groups that it is in.
 #pragma once
 
 #include <array>
@@ -52,12 +52,10 @@ class Grid {
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
   int shard() const { return shard_; }
 
-  Communicator& group(GroupKind kind) { return *groups_[static_cast<int>(kind)]; }
+  Communicator& group(GroupKind kind) { return *groups_[kind]; }
   /// Along one axis, ordered by its coordinate.
-  Communicator& group(Axis axis) { return group(static_cast<GroupKind>(axis)); }
+  Communicator& group(Axis axis) { return group(group_along(axis)); }
   Communicator& world() { return group(GroupKind::world); }
-  /// Everyone who has this pipeline stage: data × context × tensor.
-  Communicator& stage_group() { return group(GroupKind::stage); }
   /// One replica of the model: pipeline × context × tensor.
   Communicator& model_group() { return group(GroupKind::model); }
   /// The data axis in two factors, for hybrid sharding: `shard` consecutive data ranks …
@@ -72,20 +70,15 @@ class Grid {
   Communicator& pipeline_channel(Direction direction) {
     return *channels_[static_cast<std::size_t>(direction)];
   }
-  /// A further group over any set of axes, by MPI; collective over the world.
-  std::unique_ptr<Communicator> make_group(Axes axes);
 
-  Backend backend(GroupKind kind) const { return backends_[static_cast<std::size_t>(kind)]; }
+  Backend backend(GroupKind kind) const { return backends_[kind]; }
   const Backends& backends() const { return backends_; }
-  /// Whether MPI is given device memory as it is.
-  bool direct() const { return messages_.direct; }
-  /// To be called where an exception is caught that will end the job's work, before streams and
-  /// memory are given up, which wait for the device: ends what NCCL has under way, wherever it is.
-  /// Only agreement may follow.
+  /// Ends what NCCL has under way. To be called where an exception is caught that will end the
+  /// job's work, before streams and memory are freed, which would wait for the device. Only
+  /// agreement may follow.
   void abandon(const std::exception_ptr& why) noexcept;
 
-  /// What about this placement and its backends will cost speed, one line each; the same on every
-  /// rank.
+  /// What costs speed in this placement and its backends, one line each; the same on every rank.
   std::vector<std::string> warnings() const;
   /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
   std::string to_string() const { return where_; }
@@ -95,7 +88,8 @@ class Grid {
   void reset_traffic();
 
  private:
-  void choose_backends(const GridOptions& options);
+  void make_groups();
+  BackendFacts backend_facts(const GridOptions& options);
   void use_nccl(const GridOptions& options);
   void use_shared(const GridOptions& options);
   const Session& session_;
@@ -108,7 +102,7 @@ class Grid {
   std::vector<std::string> warnings_;
   std::unique_ptr<NcclRuntime> nccl_;     // outlives the groups
   std::unique_ptr<SharedWindow> window_;  // likewise
-  std::array<std::unique_ptr<Communicator>, group_kinds> groups_;
+  ByKind<std::unique_ptr<Communicator>> groups_;
   std::array<std::unique_ptr<Communicator>, 2> channels_;
   std::string where_;
 };

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "trireme/core/error.hpp"
 
 namespace trireme::comm {
 
@@ -15,22 +17,6 @@ namespace trireme::comm {
 enum class Axis : std::uint8_t { tensor, context, data, pipeline, count };
 constexpr int axis_count = static_cast<int>(Axis::count);
 std::string_view name_of(Axis axis);
-
-/// A set of axes.
-class Axes {
- public:
-  constexpr Axes(std::initializer_list<Axis> axes) {
-    for (const Axis axis : axes) bits_ |= 1U << static_cast<unsigned>(axis);
-  }
-  constexpr Axes operator|(Axes other) const {
-    other.bits_ |= bits_;
-    return other;
-  }
-  constexpr bool has(Axis axis) const { return (bits_ >> static_cast<unsigned>(axis) & 1U) != 0; }
-
- private:
-  unsigned bits_ = 0;
-};
 
 /// Degree of each axis, and coordinates.
 struct GridShape {
@@ -56,7 +42,9 @@ GridShape make_grid_shape(int world, const Degrees& degrees);
 /// ConfigError that names zero.group where `group` does not divide the data degree.
 int shard_degree(const GridShape& shape, std::int64_t group);
 
-/// The groups of which every rank has one; see Grid.
+/// The groups of which every rank has one: along an axis; everyone; those of one pipeline stage;
+/// one replica of the model (pipeline × context × tensor); `shard` consecutive data ranks, and the
+/// ranks of equal place in these; first and last stage.
 enum class GroupKind : std::uint8_t {
   tensor,
   context,
@@ -73,10 +61,48 @@ enum class GroupKind : std::uint8_t {
 constexpr int group_kinds = static_cast<int>(GroupKind::count);
 std::string_view name_of(GroupKind kind);
 
-/// World ranks of the group over `axes` that `rank` is in: all whose other coordinates are equal,
-/// in the order of world ranks.
-std::vector<int> members(const GridShape& shape, Axes axes, int rank);
-/// The same for a kind of group; `shard` as from shard_degree.
+/// Every kind once, in the order in which all ranks make their groups.
+constexpr std::array<GroupKind, group_kinds> all_group_kinds = [] {
+  std::array<GroupKind, group_kinds> kinds{};
+  for (std::size_t i = 0; i < kinds.size(); ++i) kinds[i] = static_cast<GroupKind>(i);
+  return kinds;
+}();
+
+/// The kind of the groups along `axis`.
+constexpr GroupKind group_along(Axis axis) {
+  switch (axis) {
+    case Axis::tensor:
+      return GroupKind::tensor;
+    case Axis::context:
+      return GroupKind::context;
+    case Axis::data:
+      return GroupKind::data;
+    case Axis::pipeline:
+      return GroupKind::pipeline;
+    case Axis::count:
+      break;
+  }
+  no_case_for(axis);
+}
+static_assert([] {  // of every axis: no_case_for is no constant expression
+  for (int axis = 0; axis < axis_count; ++axis) group_along(static_cast<Axis>(axis));
+  return true;
+}());
+
+/// One value for each kind of group.
+template <class Value>
+struct ByKind {
+  std::array<Value, group_kinds> values{};
+  Value& operator[](GroupKind kind) { return values[static_cast<std::size_t>(kind)]; }
+  const Value& operator[](GroupKind kind) const { return values[static_cast<std::size_t>(kind)]; }
+};
+
+/// World ranks of the group of `kind` that `rank` is in, in ascending order; `shard` as from
+/// shard_degree.
 std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int rank);
+
+/// Kinds by the division of the world that they share, so that one MPI communicator serves them
+/// all; without kinds whose groups have one rank each.
+std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape, int shard);
 
 }  // namespace trireme::comm

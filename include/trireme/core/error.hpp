@@ -2,6 +2,7 @@
 // and the mend. A programmer's mistake is a failed TRIREME_ASSERT.
 #pragma once
 
+#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -38,6 +39,14 @@ class ConfigError : public AgreedError {
 
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
                                    const std::string& message);
+
+/// Ends a switch that names every value of an enumeration: fails as TRIREME_ASSERT does.
+template <class Enum>
+[[noreturn]] void no_case_for(Enum value,
+                              std::source_location where = std::source_location::current()) {
+  assertion_failed("a case names the value", where.file_name(), static_cast<int>(where.line()),
+                   std::to_string(static_cast<long long>(value)));
+}
 
 /// Invariants stay checked in release builds. Usage: TRIREME_ASSERT(a == b, "rows {} and {}", a,
 /// b).
