@@ -8,7 +8,6 @@ find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(PkgConfig REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(tomlplusplus REQUIRED)
 # oneDNN by header and library: its own package file asks for OpenCL's headers, which CPU use does not need.
@@ -17,7 +16,6 @@ find_library(DNNL_LIBRARY dnnl REQUIRED HINTS ${DNNL_ROOT} ENV DNNLROOT PATH_SUF
 add_library(DNNL::dnnl INTERFACE IMPORTED)
 set_target_properties(DNNL::dnnl PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${DNNL_INCLUDE_DIR}" INTERFACE_LINK_LIBRARIES "${DNNL_LIBRARY}")
-pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)

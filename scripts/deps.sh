@@ -6,8 +6,8 @@
 set -euo pipefail
 
 build="cmake ninja-build ccache pkg-config g++ libopenmpi-dev openmpi-bin libhdf5-dev hdf5-tools libdnnl-dev
-  libcli11-dev libtomlplusplus-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libsentencepiece-dev libpcre2-dev
-  libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libhwloc-dev libhwy-dev python3"
+  libcli11-dev libtomlplusplus-dev libfmt-dev nlohmann-json3-dev libsentencepiece-dev libpcre2-dev
+  libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libhwy-dev python3"
 lint="clang-format clang-tidy shellcheck libomp-dev"  # clang-tidy reads its own omp.h
 demo="bible-kjv"
 fuzz="clang libclang-rt-dev"

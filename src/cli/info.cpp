@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include <dnnl.h>
 #include <hdf5.h>
-#include <hwloc.h>
 #include <unistd.h>
 
 #include "trireme/comm/backend.hpp"
@@ -114,7 +116,6 @@ std::string libraries() {
   const nlohmann::json versions = train::versions();
   hbool_t thread_safe = false;
   H5is_library_threadsafe(&thread_safe);
-  const unsigned hwloc = hwloc_get_api_version();
   return line("MPI", versions.at("mpi").get<std::string>()) +
          line("  thread level", thread_level()) +
          line("HDF5",
@@ -123,9 +124,8 @@ std::string libraries() {
          line("oneDNN", versions.at("onednn").get<std::string>()) +
          line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
          line("  instructions", ops::instruction_set()) +
-         line("  bf16 products", ops::cpu_bf16_products()) +
-         line("hwloc", fmt::format("{}.{}.{}", hwloc >> 16U, hwloc >> 8U & 0xFFU, hwloc & 0xFFU)) +
-         cuda_lines() + line("  GPU messages", comm::describe_direct(comm::mpi_reads_cuda())) +
+         line("  bf16 products", ops::cpu_bf16_products()) + cuda_lines() +
+         line("  GPU messages", comm::describe_direct(comm::mpi_reads_cuda())) +
          line("NCCL", comm::nccl_built_in() ? comm::nccl_library().version() : "not built in");
 }
 
@@ -166,21 +166,45 @@ std::string memory(const std::string& key) {
   return "unknown";
 }
 
+/// The first line of a file of Linux' sysfs; empty where there is none.
+std::string sysfs_line(const std::string& path) {
+  std::ifstream file("/sys/devices/system/" + path);
+  std::string text;
+  std::getline(file, text);
+  return text;
+}
+
+/// The numbers of a list such as "0-3,8".
+std::vector<int> numbers_of(const std::string& list) {
+  std::vector<int> numbers;
+  std::istringstream parts(list);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int first = 0, last = 0;
+    const int found = std::sscanf(part.c_str(), "%d-%d", &first, &last);
+    if (found < 1) return {};
+    for (int number = first; number <= (found == 2 ? last : first); ++number) {
+      numbers.push_back(number);
+    }
+  }
+  return numbers;
+}
+
 std::string topology() {
-  hwloc_topology_t topology = nullptr;
-  if (hwloc_topology_init(&topology) != 0 || hwloc_topology_load(topology) != 0) return "unknown";
-  const auto count = [topology](hwloc_obj_type_t type) {
-    return std::max(0, hwloc_get_nbobjs_by_type(topology, type));
-  };
-  const auto some = [](int number, const char* what) {
+  const std::vector<int> threads = numbers_of(sysfs_line("cpu/online"));
+  if (threads.empty()) return "unknown";
+  std::set<std::string> packages, cores;
+  for (const int cpu : threads) {
+    const std::string folder = fmt::format("cpu/cpu{}/topology/", cpu);
+    packages.insert(sysfs_line(folder + "physical_package_id"));
+    cores.insert(sysfs_line(folder + "thread_siblings_list"));
+  }
+  const auto some = [](std::size_t number, const char* what) {
     return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
   };
-  std::string text = some(count(HWLOC_OBJ_PACKAGE), "package") + ", " +
-                     some(count(HWLOC_OBJ_NUMANODE), "NUMA domain") + ", " +
-                     some(count(HWLOC_OBJ_CORE), "core") + ", " +
-                     some(count(HWLOC_OBJ_PU), "hardware thread");
-  hwloc_topology_destroy(topology);
-  return text;
+  const std::size_t domains = numbers_of(sysfs_line("node/online")).size();
+  return some(packages.size(), "package") + ", " +
+         some(std::max<std::size_t>(domains, 1), "NUMA domain") + ", " +
+         some(cores.size(), "core") + ", " + some(threads.size(), "hardware thread");
 }
 
 std::string machine(const comm::Cores& cores) {

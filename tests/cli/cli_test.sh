@@ -150,7 +150,7 @@ two "$TRIREME" info
 # The rest answers.
 run "$TRIREME" info
 [ "$code" -eq 0 ] || fail "info"
-for key in trireme compiler MPI HDF5 oneDNN hwloc CUDA 'kernel driver' 'GPU messages' NCCL CPU memory \
+for key in trireme compiler MPI HDF5 oneDNN CUDA 'kernel driver' 'GPU messages' NCCL CPU memory \
   'GPUs per rank' 'threads per rank'; do
   grep -qE "^ *$key  *[^ ]" "$work/out" || fail "info has no $key"
 done
