@@ -22,19 +22,9 @@ void Recorder::add_span(const char* name, int stream, Clock::time_point begin,
       {name, stream, Microseconds(begin - origin_).count(), Microseconds(end - begin).count()});
 }
 
-void Recorder::count(const char* counter, double amount) {
-  const std::lock_guard lock(mutex_);
-  counters_[counter] += amount;
-}
-
 std::map<std::string, double> Recorder::seconds() const {
   const std::lock_guard lock(mutex_);
   return seconds_;
-}
-
-std::map<std::string, double> Recorder::counters() const {
-  const std::lock_guard lock(mutex_);
-  return counters_;
 }
 
 std::vector<Span> Recorder::spans() const {
@@ -46,7 +36,6 @@ void Recorder::reset() {
   const std::lock_guard lock(mutex_);
   origin_ = Clock::now();
   seconds_.clear();
-  counters_.clear();
   spans_.clear();
 }
 

@@ -152,29 +152,6 @@ Handle line_of(std::uint64_t elements) {
   return {H5Screate_simple(1, &extent, nullptr), H5Sclose};
 }
 
-/// One piece of a transfer; `move` is H5Dread or H5Dwrite.
-template <class Move>
-void for_each_piece(const Handle& dataset, hid_t type, std::uint64_t offset, std::uint64_t count,
-                    Move move) {
-  std::size_t size = 0;
-  {
-    const Lock lock;
-    size = H5Tget_size(type);
-  }
-  TRIREME_ASSERT(size > 0 && size <= piece_bytes, "element of {} bytes", size);
-  const std::uint64_t most = piece_bytes / size;
-  for (std::uint64_t done = 0; done < count;) {
-    const Lock lock;
-    const hsize_t part = std::min<std::uint64_t>(most, count - done);
-    const hsize_t start = offset + done;
-    const Handle space(H5Dget_space(dataset.get()), H5Sclose);
-    const Handle memory = line_of(part);
-    H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &part, nullptr);
-    move(memory.get(), space.get(), done * size);
-    done += part;
-  }
-}
-
 }  // namespace
 
 Lock::Lock() : lock_(library_mutex()) { set_up_library(); }
@@ -357,21 +334,27 @@ Handle create_dataset(hid_t file, const std::string& name, hid_t type, std::uint
   return dataset;
 }
 
-void read_elements(const Handle& dataset, hid_t type, std::uint64_t offset, std::uint64_t count,
-                   void* data, const std::string& what) {
-  for_each_piece(dataset, type, offset, count, [&](hid_t memory, hid_t space, std::size_t at) {
-    checked(H5Dread(dataset.get(), type, memory, space, H5P_DEFAULT, static_cast<char*>(data) + at),
-            what, "read");
-  });
-}
-
 void write_elements(const Handle& dataset, hid_t type, std::uint64_t offset, std::uint64_t count,
                     const void* data, const std::string& what) {
-  for_each_piece(dataset, type, offset, count, [&](hid_t memory, hid_t space, std::size_t at) {
-    written(H5Dwrite(dataset.get(), type, memory, space, H5P_DEFAULT,
-                     static_cast<const char*>(data) + at),
+  std::size_t size = 0;
+  {
+    const Lock lock;
+    size = H5Tget_size(type);
+  }
+  TRIREME_ASSERT(size > 0 && size <= piece_bytes, "element of {} bytes", size);
+  const std::uint64_t most = piece_bytes / size;
+  for (std::uint64_t done = 0; done < count;) {
+    const Lock lock;
+    const hsize_t part = std::min<std::uint64_t>(most, count - done);
+    const hsize_t start = offset + done;
+    const Handle space(H5Dget_space(dataset.get()), H5Sclose);
+    const Handle memory = line_of(part);
+    H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &part, nullptr);
+    written(H5Dwrite(dataset.get(), type, memory.get(), space.get(), H5P_DEFAULT,
+                     static_cast<const char*>(data) + done * size),
             what);
-  });
+    done += part;
+  }
 }
 
 }  // namespace trireme::data::hdf5

@@ -7,24 +7,20 @@
 namespace trireme {
 namespace {
 
-TEST(Recorder, AddsSectionsAndCounters) {
+TEST(Recorder, AddsSections) {
   Recorder recorder;
   const auto begin = Recorder::Clock::now();
   recorder.add("forward", 0, begin, begin + std::chrono::milliseconds(250));
   recorder.add("forward", 0, begin, begin + std::chrono::milliseconds(500));
   recorder.add("reduce", 1, begin, begin + std::chrono::milliseconds(125));
-  recorder.count("bytes", 3);
-  recorder.count("bytes", 4);
   EXPECT_EQ(recorder.seconds().size(), 2U);
   EXPECT_NEAR(recorder.seconds().at("forward"), 0.75, 1e-9);
-  EXPECT_EQ(recorder.counters().at("bytes"), 7.0);
   ASSERT_EQ(recorder.spans().size(), 3U);
   EXPECT_EQ(recorder.spans()[2].stream, 1);
   EXPECT_NEAR(recorder.spans()[2].duration_us, 125'000, 1e-3);
   EXPECT_GE(recorder.spans()[0].begin_us, 0);
   recorder.reset();
   EXPECT_TRUE(recorder.seconds().empty());
-  EXPECT_TRUE(recorder.counters().empty());
   EXPECT_TRUE(recorder.spans().empty());
 }
 
@@ -57,12 +53,10 @@ TEST(Recorder, TakesEntriesFromManyThreads) {
     threads.emplace_back([&] {
       for (int i = 0; i < 1000; ++i) {
         const Section section(recorder, "work", 1);
-        recorder.count("items", 1);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(recorder.counters().at("items"), 4000.0);
   EXPECT_EQ(recorder.spans().size(), 4000U);
 }
 

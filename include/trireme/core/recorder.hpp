@@ -1,5 +1,5 @@
-// Records where the time goes: named sections (spans) and counters, kept by each rank and reduced
-// over ranks by `report`.
+// Records where the time goes: named sections (spans), kept by each rank and reduced over ranks by
+// `report`.
 #pragma once
 
 #include <chrono>
@@ -28,13 +28,11 @@ class Recorder {
   void add(const char* section, int stream, Clock::time_point begin, Clock::time_point end);
   /// A span alone, of no section: what a device did, which the host's sections hold already.
   void add_span(const char* name, int stream, Clock::time_point begin, Clock::time_point end);
-  void count(const char* counter, double amount);
   /// Seconds by section since the start or the last `reset`.
   std::map<std::string, double> seconds() const;
-  std::map<std::string, double> counters() const;
   /// The first `trace_capacity` spans recorded since the start or the last `reset`.
   std::vector<Span> spans() const;
-  /// Forgets everything and begins to count anew.
+  /// Forgets everything; spans count their time from now on.
   void reset();
 
   static constexpr std::size_t trace_capacity = 100'000;
@@ -43,7 +41,6 @@ class Recorder {
   mutable std::mutex mutex_;
   Clock::time_point origin_;
   std::map<std::string, double> seconds_;
-  std::map<std::string, double> counters_;
   std::vector<Span> spans_;
 };
 

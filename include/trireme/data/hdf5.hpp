@@ -106,10 +106,8 @@ Handle open_dataset(hid_t file, const std::string& name, hid_t type, std::uint64
 Handle create_dataset(hid_t file, const std::string& name, hid_t type, std::uint64_t elements,
                       Storage storage, std::uint64_t chunk, const std::string& what);
 
-/// Moves elements [offset, offset + count) of a one-dimensional dataset from or to memory, in
-/// pieces of at most `piece_bytes` with the lock released in between. `type` is the type in memory.
-void read_elements(const Handle& dataset, hid_t type, std::uint64_t offset, std::uint64_t count,
-                   void* data, const std::string& what);
+/// Writes elements [offset, offset + count) of a one-dimensional dataset, in pieces of at most
+/// `piece_bytes` with the lock released in between. `type` is the type in memory.
 void write_elements(const Handle& dataset, hid_t type, std::uint64_t offset, std::uint64_t count,
                     const void* data, const std::string& what);
 

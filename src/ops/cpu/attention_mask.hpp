@@ -40,7 +40,6 @@ class Visibility {
   void find(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t first,
             std::int64_t last, VisibleKeys& visible) const;
 
-  bool causal() const { return causal_; }
   /// Query i of a sequence sees keys 0 to i, and no others.
   bool plain() const { return plain_; }
   // Rows of sequence b; null where the mask has none.

@@ -101,13 +101,4 @@ inline std::size_t rounded_vector_bytes(std::int64_t elements) {
   return device::aligned(static_cast<std::size_t>(elements) * sizeof(Bf16));
 }
 
-/// Calls visit(view of y, view of x) for the whole where both are contiguous, else for each row.
-template <class Visit>
-void for_each_row(const Tensor& y, const Tensor& x, const Visit& visit) {
-  TRIREME_ASSERT(y.shape() == x.shape(), "{} beside {}", y.shape().to_string(),
-                 x.shape().to_string());
-  if (y.contiguous() && x.contiguous()) return visit(y, x);
-  for (std::int64_t r = 0; r < y.extent(0); ++r) visit(y.slice(0, r, r + 1), x.slice(0, r, r + 1));
-}
-
 }  // namespace trireme::ops

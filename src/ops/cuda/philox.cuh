@@ -48,10 +48,4 @@ __device__ inline void keep_factors(float (&factor)[8], const Keep& keep, std::u
   }
 }
 
-/// The same of one element.
-__device__ inline float keep_factor(const Keep& keep, std::uint64_t index) {
-  const Words words = random_words(keep.seed, keep.purpose, keep.stream, index / 4);
-  return words.pick(static_cast<unsigned>(index & 3U)) < keep.threshold ? 0.0F : keep.factor;
-}
-
 }  // namespace trireme::ops

@@ -75,10 +75,6 @@ template <class T>
 __device__ inline T from_lane_xor(T value, int mask) {
   return __shfl_xor_sync(whole_warp, value, mask);
 }
-template <class T>
-__device__ inline T from_lane(T value, int lane) {
-  return __shfl_sync(whole_warp, value, lane);
-}
 
 /// Four 8×8 matrices of 16-bit elements from shared memory: lane l gives the address of row l % 8
 /// of matrix l / 8, of 16 bytes and aligned to them; word[m] is then elements 2·(lane % 4) and one
