@@ -35,9 +35,13 @@ double bus_factor(Collective operation, int ranks) {
     case Collective::all_gather:
     case Collective::all_to_all:
       return others;
-    default:
+    case Collective::broadcast:
+    case Collective::send_receive:
       return ranks > 1 ? 1 : 0;
+    case Collective::count:
+      break;
   }
+  no_case_for(operation);
 }
 
 std::vector<std::int64_t> Sizes::all() const {
@@ -153,9 +157,12 @@ class Trial {
         return group_.all_gather(to, from, stream_);
       case Collective::all_to_all:
         return group_.all_to_all(to, from, stream_);
-      default:
+      case Collective::send_receive:
         return group_.exchange({{from, next(1), true}, {to, next(-1), false}}, stream_);
+      case Collective::count:
+        break;
     }
+    no_case_for(operation_);
   }
   int next(int step) const { return (group_.rank() + step + group_.size()) % group_.size(); }
 
@@ -185,9 +192,12 @@ class Trial {
         return number(options_.root, i);
       case Collective::all_to_all:
         return number(block, group_.rank() * count_ + i % count_);
-      default:
+      case Collective::send_receive:
         return number(next(-1), i);
+      case Collective::count:
+        break;
     }
+    no_case_for(operation_);
   }
 
   const Place& place_;
@@ -202,18 +212,6 @@ class Trial {
   Tensor input_, output_;
   Numbers numbers_;
 };
-
-/// As the configuration has it.
-const char* backend_name(comm::Backend backend) {
-  switch (backend) {
-    case comm::Backend::nccl:
-      return "nccl";
-    case comm::Backend::shared:
-      return "shared";
-    default:
-      return "mpi";
-  }
-}
 
 /// Elements of the call for a buffer of `size` bytes: the whole's, or a block's; at least one.
 std::int64_t count_of(Collective operation, std::int64_t size, DType type, int ranks) {
@@ -354,7 +352,7 @@ void bench_collectives(const Place& place, comm::Grid& grid, const CollectiveOpt
   sheet.note("groups", fmt::format("{} {}, {} ranks, at once", groups, comm::name_of(options.group),
                                    largest));
   // A rank alone only copies.
-  sheet.note("backend", largest == 1 ? "none" : backend_name(grid.backend(options.group)));
+  sheet.note("backend", largest == 1 ? "none" : std::string(name_of(grid.backend(options.group))));
   for (const Collective operation : options.operations) {
     sheet.note("operation", std::string(name_of(operation)));
     sheet.columns(collective_columns());

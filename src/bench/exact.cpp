@@ -19,12 +19,28 @@ T get(const std::byte* memory, std::int64_t index) {
   return value;
 }
 
+[[noreturn]] void no_benchmarks(DType type) {
+  throw Error("{}: has no benchmarks; use fp32, bf16, fp16, fp64 or int64", name_of(type));
+}
+
 }  // namespace
 
 std::int64_t exact_limit(DType type) {
-  if (type == DType::bf16) return 1 << 8;
-  if (type == DType::f16) return 1 << 11;
-  return 1 << 24;
+  switch (type) {
+    case DType::bf16:
+      return 1 << 8;
+    case DType::f16:
+      return 1 << 11;
+    case DType::f32:
+    case DType::f64:
+    case DType::i64:
+      return 1 << 24;
+    case DType::i32:
+    case DType::u16:
+    case DType::u8:
+      break;
+  }
+  no_benchmarks(type);
 }
 
 void store(DType type, std::byte* memory, std::int64_t index, double value) {
@@ -39,9 +55,12 @@ void store(DType type, std::byte* memory, std::int64_t index, double value) {
       return put(memory, index, value);
     case DType::i64:
       return put(memory, index, static_cast<std::int64_t>(value));
-    default:
-      throw Error("{}: has no benchmarks; use fp32, bf16, fp16, fp64 or int64", name_of(type));
+    case DType::i32:
+    case DType::u16:
+    case DType::u8:
+      break;
   }
+  no_benchmarks(type);
 }
 
 double load(DType type, const std::byte* memory, std::int64_t index) {
@@ -56,9 +75,12 @@ double load(DType type, const std::byte* memory, std::int64_t index) {
       return get<double>(memory, index);
     case DType::i64:
       return static_cast<double>(get<std::int64_t>(memory, index));
-    default:
-      throw Error("{}: has no benchmarks; use fp32, bf16, fp16, fp64 or int64", name_of(type));
+    case DType::i32:
+    case DType::u16:
+    case DType::u8:
+      break;
   }
+  no_benchmarks(type);
 }
 
 Numbers Numbers::for_sums_of(std::int64_t ranks, DType type) {

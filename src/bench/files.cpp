@@ -157,7 +157,7 @@ void bench_dataset(const Place& place, const FileOptions& options, Sheet& sheet)
   comm::agree(place.world, [&] {
     const data::Dataset dataset = data::Dataset::open(options.dataset);
     reader = dataset.reader(data::SplitName::train);
-    token_bytes = dataset.manifest().element_type == "uint32" ? 4 : 2;
+    token_bytes = static_cast<std::int64_t>(data::element_bytes(dataset.manifest()));
     vocabulary = dataset.manifest().vocabulary;
   });
   const data::Sampler sampler(reader->tokens(), options.length, reader->tokens(), 1, true);

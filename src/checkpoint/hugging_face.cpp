@@ -76,14 +76,20 @@ std::vector<std::vector<std::size_t>> split_files(const std::vector<ForeignTenso
   return files;
 }
 
+/// PyTorch's name for a type of safetensors that is exported.
+std::string torch_type(const std::string& type) {
+  if (type == "F32") return "float32";
+  if (type == "BF16") return "bfloat16";
+  if (type == "F16") return "float16";
+  throw Error("--type = {}: must be F32, BF16 or F16", type);
+}
+
 }  // namespace
 
 std::vector<std::string> export_safetensors(const Reader& reader, const model::ModelConfig& config,
                                             const ExportOptions& options) {
   const int bits = bits_of_safetensors_type(options.type);
-  if (options.type != "F32" && options.type != "BF16" && options.type != "F16") {
-    throw Error("--type = {}: must be F32, BF16 or F16", options.type);
-  }
+  const std::string torch_dtype = torch_type(options.type);
   const model::Transformer model(config);
   const std::vector<ForeignTensor> tensors = foreign_tensors(config, model.table());
   if (fs::exists(fs::symlink_status(options.output))) {
@@ -130,9 +136,7 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
     }
     std::vector<std::string> others = {"config.json"};
     json foreign = to_foreign_config(config);
-    foreign["torch_dtype"] = options.type == "F32"    ? "float32"
-                             : options.type == "BF16" ? "bfloat16"
-                                                      : "float16";
+    foreign["torch_dtype"] = torch_dtype;
     if (const auto tokenizer = kept_tokenizer(reader)) {
       if (tokenizer->tokenizer == "huggingface") {
         const data::StoredTokenizer stored = data::stored_tokenizer(*tokenizer, reader.folder());

@@ -71,9 +71,13 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
         tensor_ = {};
         tensor_.name = name_;
         return true;
-      default:
-        return refuse("an object");
+      case Place::metadata:
+      case Place::entry:
+      case Place::shape:
+      case Place::offsets:
+        break;
     }
+    return refuse("an object");
   }
   bool key(string_t& key) override {
     if (place_ == Place::top) {

@@ -48,11 +48,16 @@ const std::vector<std::string>& sum_types() {
 }
 
 comm::GroupKind group_of(const std::string& name) {
-  for (int i = 0; i < comm::group_kinds; ++i) {
-    const auto kind = static_cast<comm::GroupKind>(i);
+  for (const comm::GroupKind kind : comm::all_group_kinds) {
     if (comm::name_of(kind) == name) return kind;
   }
   throw ConfigError("--axis", name, "is no group", "use data, tensor, pipeline or world");
+}
+
+comm::Reduction reduction_of(const std::string& name) {
+  if (name == "sum") return comm::Reduction::sum;
+  if (name == "max") return comm::Reduction::max;
+  throw ConfigError("--reduction", name, "is no reduction", "use sum or max");
 }
 
 /// The grid of the configured layout.
@@ -96,8 +101,7 @@ void add_bench_collectives(CLI::App& bench, Command& command) {
               .group = group_of(options->axis),
               .sizes = options->sizes.sizes,
               .types = types_of("--types", options->sizes.types, sum_types()),
-              .reduction =
-                  options->reduction == "max" ? comm::Reduction::max : comm::Reduction::sum,
+              .reduction = reduction_of(options->reduction),
               .root = static_cast<int>(options->root),
               .rounds = common->rounds,
               .check = !options->sizes.no_check};

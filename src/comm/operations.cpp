@@ -16,6 +16,23 @@ constexpr std::size_t broadcast_window = 8;  // pieces under way on each side of
 
 std::size_t slots_for(std::size_t pieces) { return std::min(slots_in_flight, pieces); }
 
+Tag tag_of(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::all_gather:
+      return Tag::gathered;
+    case OperationKind::all_to_all:
+      return Tag::exchanged;
+    case OperationKind::exchange:
+      return Tag::grouped;
+    case OperationKind::all_reduce:
+    case OperationKind::reduce_scatter:
+    case OperationKind::broadcast:
+    case OperationKind::count:
+      break;
+  }
+  no_case_for(kind);
+}
+
 }  // namespace
 
 std::size_t reduce_piece_bytes(int size) {
@@ -45,9 +62,7 @@ ExchangeOperation::ExchangeOperation(const Group& group, const Place& place, Ope
                                      std::vector<Part> parts, std::vector<LocalCopy> copies)
     : WireOperation(group, place, kind),
       requests_(wire()),
-      tag_(kind == OperationKind::all_gather   ? Tag::gathered
-           : kind == OperationKind::all_to_all ? Tag::exchanged
-                                               : Tag::grouped),
+      tag_(tag_of(kind)),
       parts_(std::move(parts)),
       copies_(std::move(copies)) {}
 

@@ -138,6 +138,7 @@ void Service::deliver(int rank, const Bytes& message) {
       fail_calls(rank, "the endpoint was closed before the reply");
       return;
   }
+  no_case_for(heading.kind);
 }
 
 void Service::deliver_request(int rank, const Heading& heading, std::string_view name,

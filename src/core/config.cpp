@@ -174,7 +174,7 @@ std::string name_of(Source source) {
     case Source::command_line:
       return "command line";
   }
-  return "unknown";
+  no_case_for(source);
 }
 
 Value Field::value() const {

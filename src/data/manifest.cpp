@@ -138,7 +138,10 @@ std::string shard_file(SplitName split, std::size_t index) {
 }
 
 std::size_t element_bytes(const Manifest& manifest) {
-  return manifest.element_type == "uint16" ? 2 : 4;
+  if (manifest.element_type == "uint16") return 2;
+  if (manifest.element_type == "uint32") return 4;
+  throw Error("dataset {}: element type {} is neither uint16 nor uint32", manifest.name,
+              manifest.element_type);
 }
 
 const std::vector<ShardInfo>& shards_of(const Manifest& manifest, SplitName split) {

@@ -17,9 +17,6 @@ std::string name_of(SplitName split);  // "train", "valid"
 /// "train-00000.h5": the only name that shard `index` of a split may have.
 std::string shard_file(SplitName split, std::size_t index);
 
-/// Two or four.
-std::size_t element_bytes(const Manifest& manifest);
-
 const std::vector<ShardInfo>& shards_of(const Manifest& manifest, SplitName split);
 
 /// JSON whose first value is the xxh3 of all that follows it.

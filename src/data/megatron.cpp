@@ -56,7 +56,7 @@ std::int64_t bytes_of(TokenType type) {
     case TokenType::i64:
       return 8;
   }
-  return 0;
+  no_case_for(type);
 }
 
 MegatronIndex::MegatronIndex(const std::filesystem::path& path, std::int64_t data_bytes)

@@ -249,10 +249,16 @@ std::vector<TokenInput> open_token_files(TokenFormat format, const std::vector<f
   std::vector<TokenInput> opened;
   std::set<fs::path> pairs;
   for (const fs::path& path : inputs) {
-    if (format == TokenFormat::megatron) {
-      if (pairs.insert(with(path, "")).second) opened.push_back(open_megatron(path));
-    } else {
-      opened.push_back(format == TokenFormat::llmc ? open_llmc(path) : open_nanogpt(path));
+    switch (format) {
+      case TokenFormat::llmc:
+        opened.push_back(open_llmc(path));
+        break;
+      case TokenFormat::nanogpt:
+        opened.push_back(open_nanogpt(path));
+        break;
+      case TokenFormat::megatron:
+        if (pairs.insert(with(path, "")).second) opened.push_back(open_megatron(path));
+        break;
     }
   }
   return opened;

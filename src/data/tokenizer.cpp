@@ -88,7 +88,9 @@ std::vector<std::uint8_t> symbols_from(const nlohmann::json& details, const std:
 }
 
 std::string file_of_kind(const std::string& kind) {
-  return kind == "huggingface" ? tokenizer_json_file : model_file;
+  if (kind == "huggingface") return tokenizer_json_file;
+  if (kind == "sentencepiece") return model_file;
+  throw Error("tokenizer {}: has no file", kind);
 }
 
 /// The tokenizer's file, which must be the one that the manifest names.
@@ -194,11 +196,14 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
     LoadedModel loaded = sentencepiece_tokenizer(model, (folder / model_file).string(), ends);
     tokenizer = std::move(loaded.tokenizer);
     end_of_document = loaded.end_of_document;
-  } else {
-    tokenizer = manifest.tokenizer == "bytes"
-                    ? bytes_tokenizer(ends)
-                    : characters_tokenizer(symbols_from(manifest.tokenizer_details, where), ends);
+  } else if (manifest.tokenizer == "bytes") {
+    tokenizer = bytes_tokenizer(ends);
     end_of_document = tokenizer->vocabulary() - 1;
+  } else if (manifest.tokenizer == "characters") {
+    tokenizer = characters_tokenizer(symbols_from(manifest.tokenizer_details, where), ends);
+    end_of_document = tokenizer->vocabulary() - 1;
+  } else {
+    throw Error("{}: tokenizer {} is not known; prepare again", where, manifest.tokenizer);
   }
   if (tokenizer->vocabulary() != manifest.vocabulary ||
       (ends && end_of_document && *manifest.end_of_document != *end_of_document)) {

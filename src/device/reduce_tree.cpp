@@ -101,11 +101,13 @@ class Tree {
 template <class Type>
 void dispatch(Reduction reduction, std::span<const std::byte* const> contributions, std::byte* out,
               std::int64_t elements) {
-  if (reduction == Reduction::sum) {
-    Tree<Type, Sum>(contributions).run(out, elements);
-  } else {
-    Tree<Type, Max>(contributions).run(out, elements);
+  switch (reduction) {
+    case Reduction::sum:
+      return Tree<Type, Sum>(contributions).run(out, elements);
+    case Reduction::max:
+      return Tree<Type, Max>(contributions).run(out, elements);
   }
+  no_case_for(reduction);
 }
 
 }  // namespace
@@ -123,9 +125,12 @@ void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* con
       return dispatch<Bf16>(reduction, contributions, out, elements);
     case DType::f16:
       return dispatch<Fp16>(reduction, contributions, out, elements);
-    default:
-      TRIREME_ASSERT(false, "no reduction of {}", name_of(type));
+    case DType::i32:
+    case DType::u16:
+    case DType::u8:
+      break;
   }
+  TRIREME_ASSERT(false, "no reduction of {}", name_of(type));
 }
 
 }  // namespace trireme::device

@@ -55,8 +55,8 @@ std::string stream_name(int stream) {
     case 3:
       return "device";
     default:
-      return stream > 3 ? fmt::format("device queue {}", stream - 4)
-                        : fmt::format("stream {}", stream);
+      TRIREME_ASSERT(stream > 3, "a span of stream {}", stream);
+      return fmt::format("device queue {}", stream - 4);
   }
 }
 

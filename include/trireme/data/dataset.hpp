@@ -32,6 +32,7 @@ struct Manifest {
   std::vector<ShardInfo> train, valid;
   nlohmann::json tokenizer_details;  // character map; or file's name and xxh3
 };
+std::size_t element_bytes(const Manifest& manifest);  // of a stored token: 2 or 4
 
 enum class SplitName : std::uint8_t { train, valid };
 

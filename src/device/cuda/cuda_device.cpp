@@ -86,10 +86,14 @@ ReducedType reduced_type(DType type) {
       return ReducedType::f16;
     case DType::f64:
       return ReducedType::f64;
-    default:
-      TRIREME_ASSERT(type == DType::i64, "no reduction of {}", trireme::name_of(type));
+    case DType::i64:
       return ReducedType::i64;
+    case DType::i32:
+    case DType::u16:
+    case DType::u8:
+      break;
   }
+  throw Error("device: no reduction of {}", trireme::name_of(type));
 }
 
 cudaMemoryType type_of(const void* memory) {
