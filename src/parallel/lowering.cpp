@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "trireme/schedule/slots.hpp"
 
 namespace trireme::parallel {
 

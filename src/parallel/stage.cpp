@@ -1,6 +1,5 @@
 #include "trireme/parallel/stage.hpp"
 
-#include "trireme/schedule/split.hpp"
 
 namespace trireme::parallel {
 

@@ -8,8 +8,6 @@
 #include "trireme/core/config.hpp"
 #include "trireme/schedule/simulate.hpp"
 
-#include "text_file.hpp"
-
 namespace trireme::schedule {
 
 namespace {
@@ -94,7 +92,7 @@ Costs parse_costs(std::string_view text, const std::string& source, int virtual_
 }
 
 Costs read_costs(const std::filesystem::path& path, int virtual_stages) {
-  return parse_costs(read_small_file(path), path.string(), virtual_stages);
+  return parse_costs(read_schedule_text(path), path.string(), virtual_stages);
 }
 
 }  // namespace trireme::schedule

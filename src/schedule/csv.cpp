@@ -1,11 +1,12 @@
 // Schedules as text. The text may come from anywhere: sizes are bounded before anything is made.
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <system_error>
 
 #include "trireme/core/config.hpp"
+#include "trireme/core/files.hpp"
 #include "trireme/schedule/schedule.hpp"
-
-#include "text_file.hpp"
 
 namespace trireme::schedule {
 
@@ -13,6 +14,15 @@ namespace {
 
 constexpr int most_digits = 6;  // of a virtual stage or a micro-batch
 constexpr std::size_t most_stages = 65'536;
+constexpr std::int64_t most_bytes = std::int64_t{64} << 20;
+
+std::optional<Kind> kind_of(char written) {
+  for (const Kind kind :
+       {Kind::forward, Kind::backward, Kind::backward_input, Kind::backward_weight}) {
+    if (letter(kind) == written) return kind;
+  }
+  return std::nullopt;
+}
 
 /// A cell as it is written.
 struct Cell {
@@ -45,8 +55,8 @@ class Parser {
 
  private:
   [[noreturn]] void fail(std::size_t line, std::size_t column, const std::string& rule,
-                         const std::string& mend) const {
-    throw AgreedError("{}:{}:{}: {}; {}", source_, line + 1, column + 1, rule, mend);
+                         const std::string& remedy) const {
+    throw AgreedError("{}:{}:{}: {}; {}", source_, line + 1, column + 1, rule, remedy);
   }
 
   std::vector<Cell> read_line(std::string_view line, std::size_t number) const {
@@ -75,9 +85,9 @@ class Parser {
     };
     const char* at = number(text.data(), cell.virtual_stage);
     const bool staged = at != text.data() && at != end;
-    const std::size_t kind = staged ? std::string_view("FBIW").find(*at) : text.npos;
-    if (kind != text.npos) {
-      cell.kind = static_cast<Kind>(kind);
+    const auto kind = staged ? kind_of(*at) : std::nullopt;
+    if (kind) {
+      cell.kind = *kind;
       const char* const digits = at + 1;
       at = number(digits, cell.micro_batch);
       if (at == end && at != digits) return cell;
@@ -160,7 +170,21 @@ std::optional<std::string> path_of(std::string_view name) {
   return std::string(name.substr(prefix.size()));
 }
 
-std::string read_schedule_text(const std::filesystem::path& path) { return read_small_file(path); }
+std::string read_schedule_text(const std::filesystem::path& path) {
+  const std::string shown = config::one_line(path.string());
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error))
+    throw AgreedError("{}: is a folder; name a CSV file", shown);
+  if (!std::filesystem::exists(path, error))
+    throw AgreedError("{}: cannot be read: {}; name an existing CSV file", shown,
+                      std::generic_category().message(error ? error.value() : ENOENT));
+  InputFile file(path);
+  if (file.size() > most_bytes)
+    throw AgreedError("{}: is larger than {} MiB; is it the right file?", shown, most_bytes >> 20);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read(text.data(), text.size()));
+  return text;
+}
 
 std::string to_csv(const Schedule& schedule) {
   std::string text;

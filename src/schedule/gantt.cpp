@@ -42,21 +42,22 @@ double cell_time(const Timeline& timeline, int most_cells) {
 constexpr int left = 70, top = 40, row_height = 26, row_gap = 4, legend_height = 34;
 
 struct Style {
-  Kind kind;
   const char* name;
   const char* color;
 };
-constexpr std::array<Style, 4> styles{{
-    {Kind::forward, "forward", "#4c78a8"},
-    {Kind::backward, "backward", "#e08214"},
-    {Kind::backward_input, "backward for inputs", "#f2a93b"},
-    {Kind::backward_weight, "backward for weights", "#59a14f"},
-}};
 
-const char* color(Kind kind) {
-  for (const Style& style : styles)
-    if (style.kind == kind) return style.color;
-  return "#000000";
+Style style_of(Kind kind) {
+  switch (kind) {
+    case Kind::forward:
+      return {"forward", "#4c78a8"};
+    case Kind::backward:
+      return {"backward", "#e08214"};
+    case Kind::backward_input:
+      return {"backward for inputs", "#f2a93b"};
+    case Kind::backward_weight:
+      return {"backward for weights", "#59a14f"};
+  }
+  throw Error("schedule action {}", static_cast<int>(kind));
 }
 
 std::string escaped(const std::string& text) {
@@ -83,7 +84,7 @@ std::string rectangle(double x, double y, double width, double height, const cha
       x, y, width, height, fill, opacity);
 }
 
-std::string words(double x, double y, const char* anchor, const std::string& text) {
+std::string label_at(double x, double y, const char* anchor, const std::string& text) {
   return fmt::format(R"(<text x="{:.2f}" y="{:.2f}" text-anchor="{}">{}</text>)"
                      "\n",
                      x, y, anchor, escaped(text));
@@ -92,16 +93,17 @@ std::string words(double x, double y, const char* anchor, const std::string& tex
 std::string stage_row(const Schedule& schedule, const std::vector<Span>& spans, int stage,
                       double scale) {
   const double y = top + stage * (row_height + row_gap);
-  std::string text = words(left - 8, y + row_height * 0.65, "end", fmt::format("stage {}", stage));
+  std::string text =
+      label_at(left - 8, y + row_height * 0.65, "end", fmt::format("stage {}", stage));
   for (const Span& span : spans) {
     const double x = left + span.start * scale;
     const double width = (span.end - span.start) * scale;
     if (width <= 0) continue;
     const double opacity = 1.0 - 0.6 * span.action.chunk / std::max(1, schedule.chunks);
-    text += rectangle(x, y, width, row_height, color(span.action.kind), opacity);
+    text += rectangle(x, y, width, row_height, style_of(span.action.kind).color, opacity);
     const std::string number = std::to_string(span.action.micro_batch);
     if (width >= 7.0 * static_cast<double>(number.size()))  // a digit's width, 11 pixels high
-      text += words(x + width / 2, y + row_height * 0.65, "middle", number);
+      text += label_at(x + width / 2, y + row_height * 0.65, "middle", number);
   }
   return text;
 }
@@ -109,18 +111,20 @@ std::string stage_row(const Schedule& schedule, const std::vector<Span>& spans, 
 std::string legend(const Schedule& schedule, double y) {
   std::string text;
   double x = left;
-  for (const Style& style : styles) {
+  for (const Kind kind :
+       {Kind::forward, Kind::backward, Kind::backward_input, Kind::backward_weight}) {
     const bool used = std::any_of(
         schedule.actions.begin(), schedule.actions.end(), [&](const std::vector<Action>& actions) {
           return std::any_of(actions.begin(), actions.end(),
-                             [&](const Action& action) { return action.kind == style.kind; });
+                             [&](const Action& action) { return action.kind == kind; });
         });
     if (!used) continue;
+    const Style style = style_of(kind);
     text += rectangle(x, y, 14, 14, style.color, 1);
-    text += words(x + 20, y + 11, "start", style.name);
+    text += label_at(x + 20, y + 11, "start", style.name);
     x += 150;
   }
-  if (schedule.chunks > 1) text += words(x, y + 11, "start", "paler: later chunks");
+  if (schedule.chunks > 1) text += label_at(x, y + 11, "start", "paler: later chunks");
   return text;
 }
 
@@ -168,15 +172,15 @@ std::string svg_chart(const Schedule& schedule, const Timeline& timeline) {
   text += fmt::format(R"(<rect width="{:.0f}" height="{:.0f}" fill="#ffffff"/>)"
                       "\n",
                       width, bottom + legend_height);
-  text += words(left, 16, "start",
-                fmt::format("{}: {} stages, {} micro-batches{}", schedule.name, schedule.stages,
-                            schedule.micro_batches,
-                            schedule.chunks > 1
-                                ? fmt::format(", {} virtual stages per stage", schedule.chunks)
-                                : std::string()));
-  text += words(left, 31, "start",
-                fmt::format("total {:.6g}, bubble {:.4g} of the ideal time", timeline.total,
-                            timeline.bubble));
+  text += label_at(left, 16, "start",
+                   fmt::format("{}: {} stages, {} micro-batches{}", schedule.name, schedule.stages,
+                               schedule.micro_batches,
+                               schedule.chunks > 1
+                                   ? fmt::format(", {} virtual stages per stage", schedule.chunks)
+                                   : std::string()));
+  text += label_at(left, 31, "start",
+                   fmt::format("total {:.6g}, bubble {:.4g} of the ideal time", timeline.total,
+                               timeline.bubble));
   for (int stage = 0; stage < schedule.stages; ++stage) {
     text += rectangle(left, top + stage * (row_height + row_gap), timeline.total * scale,
                       row_height, "#eeeeee", 1);

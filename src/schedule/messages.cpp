@@ -4,8 +4,6 @@
 #include <array>
 #include <limits>
 
-#include "trireme/schedule/slots.hpp"
-
 #include "edges.hpp"
 #include "walk.hpp"
 
@@ -22,7 +20,7 @@ constexpr int least_send_slots = 2;
 /// A message as its receiver sees it.
 struct Incoming {
   int consumer = 0;  // position of the action that needs it
-  int start = 0;     // position of the action before which its receive stands
+  int start = 0;     // position of the action that its receive precedes
 };
 
 class Lowering {
@@ -72,7 +70,7 @@ class Lowering {
   }
 
   /// Each receiver's messages in the order in which their sender makes them, and where their
-  /// receives stand: one compute ahead of the one that needs them, or before a later message of
+  /// receives go: one compute ahead of the one that needs them, or before a later message of
   /// the same channel that must start by then.
   void order_messages() {
     std::array<std::vector<int>, 2> consumers;  // positions by (virtual stage, micro-batch)

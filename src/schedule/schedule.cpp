@@ -1,6 +1,7 @@
 #include "trireme/schedule/schedule.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "trireme/core/config.hpp"
@@ -11,10 +12,10 @@ namespace {
 
 using Actions = std::vector<Action>;
 
-/// Above this a step's lists would fill memory, and the numbers are surely a slip of the pen.
+/// Above this a step's lists would fill memory, and the numbers are probably a typo.
 constexpr std::int64_t most_pairs = 1 << 24;
 
-Actions gpipe(const Schedule& plan) {
+Actions gpipe(const Schedule& plan, int /*stage*/) {
   Actions actions;
   for (int chunk = 0; chunk < plan.chunks; ++chunk) {
     for (int i = 0; i < plan.micro_batches; ++i) actions.push_back({Kind::forward, i, chunk});
@@ -52,7 +53,8 @@ Actions one_forward_one_backward(const Schedule& plan, int stage) {
 /// that has anything else to do, and with the backwards in between the stages would wait for each
 /// other: so `micro_batches` / `stages` rounds of nearly equal size, the larger first (or one). The
 /// first backward of the last stage waits for (chunks − 1) passes of the first round, and each
-/// stage before it is two forwards further ahead: one on the way there, one on the way back.
+/// stage before it is two forwards further ahead: one for the way to the last stage, one for the
+/// way back.
 Actions interleaved(const Schedule& plan, int stage) {
   if (plan.chunks == 1) return one_forward_one_backward(plan, stage);
   Actions forwards;
@@ -90,11 +92,15 @@ Actions zero_bubble(const Schedule& plan, int stage) {
   return actions;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
+struct Generator {
+  const char* name;
+  Actions (*make)(const Schedule& plan, int stage);  // one stage's
+  bool chunked;                                      // with any number of virtual stages
+};
+constexpr std::array<Generator, 4> generators{{{"gpipe", gpipe, true},
+                                               {"1f1b", one_forward_one_backward, false},
+                                               {"interleaved", interleaved, true},
+                                               {"zero-bubble", zero_bubble, false}}};
 
 void check_sizes(const Schedule& plan) {
   if (plan.stages < 1)
@@ -128,7 +134,7 @@ char letter(Kind kind) {
     case Kind::backward_weight:
       return 'W';
   }
-  return '?';
+  throw Error("schedule action {}", static_cast<int>(kind));
 }
 
 bool Schedule::splits_backward() const {
@@ -139,29 +145,33 @@ bool Schedule::splits_backward() const {
 }
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names{"gpipe", "1f1b", "interleaved", "zero-bubble"};
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> result;
+    for (const Generator& generator : generators) result.emplace_back(generator.name);
+    return result;
+  }();
   return names;
 }
 
 Schedule make_schedule(std::string_view name, int stages, int micro_batches, int chunks) {
   Schedule plan{std::string(name), stages, micro_batches, chunks, {}};
-  const auto& names = schedule_names();
-  if (std::find(names.begin(), names.end(), name) == names.end()) {
-    const auto near = config::nearest(plan.name, names);
+  const auto* generator = std::find_if(generators.begin(), generators.end(),
+                                       [&](const Generator& known) { return known.name == name; });
+  if (generator == generators.end()) {
+    std::string listed;
+    for (const std::string& known : schedule_names()) listed += known + ", ";
+    const auto near = config::nearest(plan.name, schedule_names());
     throw ConfigError("parallel.schedule", config::one_line(plan.name),
-                      "must be one of " + joined(names) + ", file:PATH",
+                      "must be one of " + listed + "file:PATH",
                       near ? "did you mean " + *near + "?" : "use one of these");
   }
   check_sizes(plan);
-  if (chunks > 1 && name != "interleaved" && name != "gpipe")
+  if (chunks > 1 && !generator->chunked)
     throw ConfigError("parallel.virtual_stages", std::to_string(chunks),
                       fmt::format("parallel.schedule = {} has one virtual stage per stage", name),
                       "use 1, or parallel.schedule = interleaved");
   for (int stage = 0; stage < stages; ++stage) {
-    if (name == "gpipe") plan.actions.push_back(gpipe(plan));
-    if (name == "1f1b") plan.actions.push_back(one_forward_one_backward(plan, stage));
-    if (name == "interleaved") plan.actions.push_back(interleaved(plan, stage));
-    if (name == "zero-bubble") plan.actions.push_back(zero_bubble(plan, stage));
+    plan.actions.push_back(generator->make(plan, stage));
   }
   return plan;
 }

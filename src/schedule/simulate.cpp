@@ -46,7 +46,6 @@ Costs Costs::uniform(int virtual_stages, double forward, double input, double we
 Timeline simulate(const Schedule& schedule, const std::vector<StageSteps>& lists,
                   const Costs& costs) {
   check_costs(costs, schedule.virtual_stages());
-  check_messages(schedule, lists);
   Walk walk(schedule, lists, costs);
   if (!walk.run())
     throw AgreedError("schedule {}: its stages wait for each other: {}",

@@ -1,12 +1,10 @@
-#include "trireme/schedule/split.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <numeric>
 
-#include "trireme/core/error.hpp"
+#include "trireme/schedule/schedule.hpp"
 
 namespace trireme::schedule {
 

@@ -189,12 +189,11 @@ class Validation {
         if (neighbor % schedule_.stages != stage) work.push_back(neighbor % schedule_.stages);
     }
     std::string waits;
-    int told = 0, stuck = 0;
+    int stuck = 0;
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       const int position = done[static_cast<std::size_t>(stage)];
       if (position == static_cast<int>(list(stage).size())) continue;
-      ++stuck;
-      if (++told > 4) continue;
+      if (++stuck > 4) continue;
       const Action& action = list(stage)[static_cast<std::size_t>(position)];
       const auto [other, needed] = awaited(stage, action).value();
       const Action& missing = list(other)[static_cast<std::size_t>(needed)];

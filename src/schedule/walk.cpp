@@ -129,7 +129,7 @@ double Walk::cost(int stage, const Action& action) const {
     case Kind::backward_weight:
       return costs_.weight[row];
   }
-  return 0;
+  throw Error("schedule action {}", static_cast<int>(action.kind));
 }
 
 std::string Walk::wait_of(int stage) const {

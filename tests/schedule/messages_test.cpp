@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "schedule/check_messages.hpp"
 #include "schedule/support.hpp"
 
 namespace trireme::schedule {
@@ -39,7 +40,6 @@ void collect(const Schedule& plan, const std::vector<StageSteps>& lists, Orders&
   }
 }
 
-// An oracle of its own for what check_messages checks, too.
 TEST_P(EveryList, SendsAndReceivesInTheSameOrder) {
   for_each_schedule(GetParam(), [](const Schedule& plan) {
     const auto lists = add_messages(plan);

@@ -1,5 +1,5 @@
 // Units to virtual stages: against every possible split of small cases.
-#include "trireme/schedule/split.hpp"
+#include "trireme/schedule/schedule.hpp"
 
 #include <algorithm>
 #include <random>

@@ -3,8 +3,8 @@
 // How a list is walked. Steps start in list order. A start never blocks the list, except that
 // - a compute first waits for the message in its `input_slot` and for the earlier send from its
 //   `output_slot` (that slot is about to be written);
-// - a receive first waits for the earlier compute that reads the same slot; it stands earlier in
-//   the list, so this costs something only where computes run asynchronously.
+// - a receive first waits for the earlier compute that reads the same slot. That compute comes
+//   earlier in the list, so the wait takes time only where computes run asynchronously.
 // A send starts when the compute right before it has finished. All steps are done at the end.
 //
 // Channels. A stage sends activations to the next stage and gradients to the one before, both
@@ -13,6 +13,7 @@
 // channel start in the same order on both sides, and neither channel waits for another.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "trireme/schedule/schedule.hpp"
@@ -31,7 +32,7 @@ struct Step {
   /// needs none (first virtual stage's F, last one's B or I, any W).
   int input_slot = -1;
   /// compute: where it writes what the next virtual stage (F) or the one before (B, I) needs, a
-  /// send slot (a local one where there is one stage); −1: nobody needs it.
+  /// send slot (a local one where there is one stage); −1: it is not needed.
   int output_slot = -1;
 
   bool is_receive() const {
@@ -40,6 +41,23 @@ struct Step {
   /// Of messages: whether it is a gradient; else an activation.
   bool is_gradient() const { return kind == Kind::receive_gradient || kind == Kind::send_gradient; }
   bool operator==(const Step&) const = default;
+};
+
+/// Numbers buffers of one sort. The lowest free number is taken.
+class Slots {
+ public:
+  int take() {
+    const auto free = std::find(used_.begin(), used_.end(), false);
+    const auto slot = static_cast<std::size_t>(free - used_.begin());
+    if (free == used_.end()) used_.push_back(true);
+    used_[slot] = true;
+    return static_cast<int>(slot);
+  }
+  void release(int slot) { used_[static_cast<std::size_t>(slot)] = false; }
+  int count() const { return static_cast<int>(used_.size()); }  // the most in use at once
+
+ private:
+  std::vector<bool> used_;
 };
 
 /// One stage's list and how many buffers of each sort it needs. Activations and gradients of one
@@ -56,15 +74,10 @@ struct StageSteps {
   int local_gradient_slots = 0;
 };
 
-/// The lists of all stages. A receive stands just before the compute that precedes the one that
-/// needs it (earlier where the sender's order demands it). Each direction has two send slots, or as
-/// many as it takes that no compute waits for one when F, I and W take equal times; that also
+/// The lists of all stages. A receive comes just before the compute that precedes the one that
+/// needs it, or earlier where the sender's order requires it. Each direction has at least two send
+/// slots, and so many that no compute waits for one when F, I and W take equal times. That also
 /// excludes deadlock for any times. The schedule is validated.
 std::vector<StageSteps> add_messages(const Schedule& schedule);
-
-/// Checks lists against the rules above: computes are the schedule's, every message has both sides,
-/// in the same order on its channel, receives stand before and sends right after their computes,
-/// and no slot is overwritten in use. Throws AgreedError that names the first fault.
-void check_messages(const Schedule& schedule, const std::vector<StageSteps>& lists);
 
 }  // namespace trireme::schedule

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -72,8 +73,8 @@ struct Sizes {
 
 /// A schedule from text: one line per stage, cells separated by commas; a cell is the virtual
 /// stage, the kind and the micro-batch ("0F0", "2I0", "2W0", "1B3"), or empty (idle; no meaning).
-/// `source` stands for the text in messages. The result is valid (see validate) and
-/// its name is "file:<source>". Throws AgreedError
+/// Messages call the text `source`. The result is valid (see validate) and its name is
+/// "file:<source>". Throws AgreedError
 /// "<source>:<line>:<column>: …" on the first fault.
 Schedule parse_schedule(std::string_view text, const std::string& source, Sizes expected = {});
 
@@ -82,13 +83,14 @@ Schedule read_schedule(const std::filesystem::path& path, Sizes expected = {});
 
 /// The file that a schedule's name "file:PATH" means; nothing where it is a built-in one's.
 std::optional<std::string> path_of(std::string_view name);
-/// That file's text: for a run one rank reads it and sends it to the others. Throws AgreedError.
+/// The text of a CSV file of at most 64 MiB. In a run one rank reads it and sends it to the others.
+/// Throws AgreedError with the path and the reason.
 std::string read_schedule_text(const std::filesystem::path& path);
 
 /// The text that parse_schedule reads.
 std::string to_csv(const Schedule& schedule);
 
-/// What `validate` demands beyond a schedule that can run.
+/// What `validate` requires beyond a schedule that can run.
 enum class WeightOrder {
   any,
   ascending,  // each chunk's weight parts by ascending micro-batch: reproducible sums need it
@@ -101,5 +103,12 @@ void validate(const Schedule& schedule, WeightOrder order = WeightOrder::any);
 
 /// "2F3": virtual stage, kind, micro-batch; as in CSV.
 std::string to_string(const Schedule& schedule, int stage, const Action& action);
+
+/// Splits units (embedding, blocks, head; `costs` in any unit, ≥ 0) into `virtual_stages`
+/// contiguous runs of at least one unit, so that the largest run costs least; among such splits the
+/// one with the least sum of squares, then the one whose first runs have fewest units. Costs count
+/// to within 2⁻³⁰ of their sum. Returns virtual_stages + 1 numbers: the first unit of each, and the
+/// number of units. Throws ConfigError when there are fewer units than virtual stages.
+std::vector<int> split_units(std::span<const double> costs, int virtual_stages);
 
 }  // namespace trireme::schedule

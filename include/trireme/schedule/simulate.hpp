@@ -1,4 +1,4 @@
-// How long a schedule takes and what it keeps, for given costs: an event-driven walk of its lists
+// The duration and memory of a schedule for given costs, by an event-driven walk of its lists
 // under rendezvous semantics (a send ends only once the matching receive has started).
 #pragma once
 
@@ -23,8 +23,8 @@ struct Costs {
                        double latency = 0);
 };
 
-/// Costs from text: one line "F,I,W" for all virtual stages, or one line for each. `source` stands
-/// for the text in messages. Throws AgreedError that names source and line.
+/// Costs from text: one line "F,I,W" for all virtual stages, or one line for each. Messages
+/// call the text `source`. Throws AgreedError that names source and line.
 Costs parse_costs(std::string_view text, const std::string& source, int virtual_stages);
 /// The same from a file.
 Costs read_costs(const std::filesystem::path& path, int virtual_stages);
@@ -51,8 +51,8 @@ struct Timeline {
   std::vector<int> peak_pending_weights;  // [stages]
 };
 
-/// Walks `lists` (from add_messages). Throws AgreedError that says which stages wait for what when
-/// they wait for each other.
+/// Walks `lists` (from add_messages). Throws AgreedError that names the stages that
+/// wait for each other and what they wait for.
 Timeline simulate(const Schedule& schedule, const std::vector<StageSteps>& lists,
                   const Costs& costs);
 /// The same with add_messages(schedule).

@@ -1,23 +1,19 @@
+// Checks lists of steps against the rules of trireme/schedule/messages.hpp: computes are the
+// schedule's, every message has both sides in the same order on its channel, receives come before
+// and sends right after their computes, and no slot is overwritten in use.
+#pragma once
+
 #include <array>
+#include <optional>
+#include <vector>
 
-#include "trireme/core/config.hpp"
 #include "trireme/schedule/messages.hpp"
-
-#include "edges.hpp"
 
 namespace trireme::schedule {
 
-namespace {
-
-/// A message: the action of its receiver that needs it.
-struct Message {
-  int stage = 0;
-  Action action;
-};
-
-class Check {
+class MessageCheck {
  public:
-  Check(const Schedule& schedule, const std::vector<StageSteps>& lists)
+  MessageCheck(const Schedule& schedule, const std::vector<StageSteps>& lists)
       : schedule_(schedule), lists_(lists), sent_(lists.size()), received_(lists.size()) {}
 
   void run() {
@@ -30,13 +26,50 @@ class Check {
   }
 
  private:
+  /// A message: the action of its receiver that needs it.
+  struct Message {
+    int stage = 0;
+    Action action;
+  };
+  /// The other side of a message.
+  struct End {
+    int stage = 0;
+    int chunk = 0;
+    bool gradient = false;
+  };
+
+  static std::size_t at(int index) { return static_cast<std::size_t>(index); }
+  End end_of(int virtual_stage, bool gradient) const {
+    return {virtual_stage % schedule_.stages, virtual_stage / schedule_.stages, gradient};
+  }
+  /// Where the input of an action is made.
+  std::optional<End> source_of(int stage, const Action& action) const {
+    const int here = stage + action.chunk * schedule_.stages;
+    if (action.kind == Kind::forward) {
+      return here == 0 ? std::nullopt : std::optional(end_of(here - 1, false));
+    }
+    const bool last = here == schedule_.stages * schedule_.chunks - 1;
+    if (action.kind == Kind::backward_weight || last) return std::nullopt;
+    return end_of(here + 1, true);
+  }
+  /// Where the result of an action is needed.
+  std::optional<End> target_of(int stage, const Action& action) const {
+    const int here = stage + action.chunk * schedule_.stages;
+    if (action.kind == Kind::forward) {
+      const bool last = here == schedule_.stages * schedule_.chunks - 1;
+      return last ? std::nullopt : std::optional(end_of(here + 1, false));
+    }
+    if (action.kind == Kind::backward_weight || here == 0) return std::nullopt;
+    return end_of(here - 1, true);
+  }
+
   template <class... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw AgreedError("messages of schedule {}: {}", config::one_line(schedule_.name),
+    throw AgreedError("messages of schedule {}: {}", schedule_.name,
                       fmt::format(format, std::forward<Args>(args)...));
   }
 
-  /// What stands in a stage's slots, by direction.
+  /// The action that needs what is in each of a stage's slots, by direction.
   struct Held {
     std::array<std::vector<std::optional<Action>>, 2> slots;
     Held(int activations, int gradients)
@@ -63,7 +96,7 @@ class Check {
                cell(stage, step));
         ++computed;
         take_input(stage, step, inputs);
-        const bool output = output_of(schedule_, stage, step.action).has_value();
+        const bool output = target_of(stage, step.action).has_value();
         if (!output && step.output_slot >= 0)
           fail("stage {}: nobody needs what {} writes", stage, cell(stage, step));
         if (output && local) put_local(step, inputs);
@@ -108,7 +141,7 @@ class Check {
 
   void put_received(int stage, const Step& step, Held& inputs) {
     const bool gradient = step.is_gradient();
-    const auto source = input_of(schedule_, stage, step.action);
+    const auto source = source_of(stage, step.action);
     if (!source || source->gradient != gradient || source->stage != step.peer_stage)
       fail("stage {}: {} needs no such message from stage {}", stage, cell(stage, step),
            step.peer_stage);
@@ -118,8 +151,8 @@ class Check {
 
   /// The action that needs what `action` of `stage` makes.
   Message reader_of(int stage, const Action& action) const {
-    const FarEnd target = output_of(schedule_, stage, action).value();
-    // Whether the reader is a B or an I is its own affair: a message is told by what it carries.
+    const End target = target_of(stage, action).value();
+    // A B and an I need the same message.
     return {
         target.stage,
         {target.gradient ? Kind::backward_input : Kind::forward, action.micro_batch, target.chunk}};
@@ -136,7 +169,7 @@ class Check {
   }
 
   void take_input(int stage, const Step& step, Held& inputs) {
-    const auto source = input_of(schedule_, stage, step.action);
+    const auto source = source_of(stage, step.action);
     if (!source && step.input_slot < 0) return;
     if (!source) fail("stage {}: {} needs no input", stage, cell(stage, step));
     auto& place = slot_in(stage, step, step.input_slot, source->gradient, inputs);
@@ -147,7 +180,7 @@ class Check {
   }
 
   void check_send(int stage, const Step& compute, const Step& step, const Held& outputs) {
-    const FarEnd target = output_of(schedule_, stage, compute.action).value();
+    const End target = target_of(stage, compute.action).value();
     const auto kind = target.gradient ? Step::Kind::send_gradient : Step::Kind::send_activation;
     if (step.kind != kind || step.action != compute.action || step.peer_stage != target.stage ||
         step.slot != compute.output_slot)
@@ -181,10 +214,9 @@ class Check {
   std::vector<std::array<std::vector<Message>, 2>> sent_, received_;
 };
 
-}  // namespace
-
-void check_messages(const Schedule& schedule, const std::vector<StageSteps>& lists) {
-  Check(schedule, lists).run();
+/// Throws AgreedError that names the first fault.
+inline void check_messages(const Schedule& schedule, const std::vector<StageSteps>& lists) {
+  MessageCheck(schedule, lists).run();
 }
 
 }  // namespace trireme::schedule
