@@ -23,7 +23,8 @@ ServerLink::Bucket& ServerLink::bucket_of(const params::Range& elements) {
   return bucket;
 }
 
-device::Event ServerLink::reduce(const params::Range& elements, device::Stream& stream) {
+device::Event ServerLink::reduce(const params::Range& elements, const Tensor& /*gradient*/,
+                                 device::Stream& stream) {
   Bucket& bucket = bucket_of(elements);
   return stream.enqueue(
       std::make_unique<Push>(staging_.take(elements), bucket.futures, [this, &bucket] {

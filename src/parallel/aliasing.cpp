@@ -57,9 +57,9 @@ Aliases plan_aliases(const Program& program, const params::Layout& layout, int l
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return reads[a] < reads[b]; });
-  // Who is read later finds no group that an earlier one did not: a group that is refused to one is
-  // lost to none behind it. From the end on: backward adds to the last units' gradients first, so
-  // that the groups that lend for longest are left for those who need them longest.
+  // A part that is read later can alias no group that an earlier one cannot, so a group that one
+  // part skips is of no use to those after it. Parts are placed from the end on: backward adds to
+  // the last units' gradients first, and the groups that stay free longest are left for last.
   constexpr auto alignment = static_cast<std::int64_t>(device::alignment);
   std::int64_t limit = layout.elements() * float_bytes;
   for (const std::size_t part : order) {
@@ -83,7 +83,7 @@ Aliases plan_aliases(const Program& program, const params::Layout& layout, int l
     aliases.places[part] = limit;
     for (std::size_t g = 0; g < layout.groups().size(); ++g) {
       const params::Range& own = layout.groups()[g].elements;
-      if (own.begin * float_bytes < end && own.end * float_bytes > limit) aliases.lent[g] = true;
+      if (own.begin * float_bytes < end && own.end * float_bytes > limit) aliases.aliased[g] = true;
     }
   }
   return aliases;

@@ -4,8 +4,8 @@ namespace trireme::parallel {
 
 namespace {
 
-/// Gradients that all data ranks hold are read by all of them, each its share; those of shards by
-/// the first shard group.
+/// With ZeRO 0 every data rank holds all gradients and reads its share of them. With ZeRO 1 to 3
+/// the ranks of the first shard group read their shards.
 state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
                             device::MemoryLedger& ledger) {
   const Place& place = stage.options().place;
@@ -27,9 +27,9 @@ AllReduce::AllReduce(const Parts& parts, device::MemoryLedger& ledger)
                   ? state::update_ranges(parts.state, parts.stochastic_rounding)
                   : std::vector<optim::UpdateRange>()) {}
 
-device::Event AllReduce::reduce(const params::Range& elements, device::Stream& stream) {
-  return parts_.data.all_reduce(parts_.state.gradients().slice(0, elements.begin, elements.end),
-                                comm::Reduction::sum, stream);
+device::Event AllReduce::reduce(const params::Range& /*elements*/, const Tensor& gradient,
+                                device::Stream& stream) {
+  return parts_.replicas.all_reduce(gradient, comm::Reduction::sum, stream);
 }
 
 void AllReduce::update(double learning_rate, std::int64_t step, double gradient_scale) {

@@ -11,7 +11,7 @@ using Kind = UnitAction::Kind;
 namespace {
 
 constexpr std::size_t message_kinds = 4;
-/// Actions of one graph: a launch for so many is next to nothing, and graphs stay small.
+/// Most actions of one graph. The cost of a launch is negligible over so many.
 constexpr std::size_t most_together = 64;
 
 bool is_compute(const UnitAction& action) {
@@ -22,9 +22,14 @@ bool is_compute(const UnitAction& action) {
     case Kind::backward_input:
     case Kind::backward_weight:
       return true;
-    default:
+    case Kind::receive:
+    case Kind::send:
+    case Kind::gather:
+    case Kind::reduce:
+    case Kind::reduce_tied:
       return false;
   }
+  throw Error("unit action {}", static_cast<int>(action.kind));
 }
 
 bool is_send(StageMemory::Message kind) {
@@ -59,9 +64,22 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       options_(options),
       memory_(stage.memory(), state.gradients(), ledger),
       tensor_stream_(device_),
+      state_stream_(device_),
       tensor_{groups.tensor, tensor_stream_},
-      exchange_(state, stage.program(), ops, groups.state, tensor_, method, recorder, ledger,
-                options.bucket_elements, options.offload, stage.memory().lent()),
+      parameters_(state, groups.shard, recorder, state_stream_),
+      gradients_({.state = state,
+                  .program = stage.program(),
+                  .aliased = stage.memory().aliased(),
+                  .ops = ops,
+                  .tensor = tensor_,
+                  .shard = groups.shard,
+                  .embedding = groups.embedding,
+                  .method = method,
+                  .offload = options.offload,
+                  .recorder = recorder,
+                  .stream = state_stream_,
+                  .bucket_elements = options.bucket_elements},
+                 ledger),
       batches_(stage.options().micro_batches, stage.options().sequences,
                stage.model().config().sequence, ledger),
       loss_buffer_(ledger, device::Use::batch, loss_bytes(stage)),
@@ -78,7 +96,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
     device::write(device_, frequencies_, stage.model().frequencies().data());
   }
   std::vector<device::Stream*> streams;
-  if (options.overlap) streams.push_back(&exchange_.stream());
+  if (options.overlap) streams.push_back(&state_stream_);
   for (std::size_t kind = 0; kind < message_kinds; ++kind) {
     message_streams_.push_back(std::make_unique<device::Stream>(device_));
     streams.push_back(message_streams_.back().get());
@@ -89,16 +107,13 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       std::vector<device::Event>(static_cast<std::size_t>(program.receive_gradient_slots)),
       std::vector<device::Event>(static_cast<std::size_t>(program.send_activation_slots)),
       std::vector<device::Event>(static_cast<std::size_t>(program.send_gradient_slots))};
-  if (options.watchdog != nullptr) {
-    for (const UnitAction& action : program.actions) labels_.push_back(to_string(action));
-  }
   for (const auto& unit : stage.model().units()) {
     forward_names_.push_back("forward " + unit->name());
     backward_names_.push_back("backward " + unit->name());
   }
   // Messages between stages must go on while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
-  const bool reduces = groups.state.data.size() > 1 || stage.options().served;
+  const bool reduces = groups.data.size() > 1 || stage.options().served;
   if (messages || (reduces && options.overlap)) {
     progress_ = std::make_unique<comm::Progress>(streams);
   }
@@ -112,21 +127,6 @@ int Engine::set_of(int micro_batch, int leaf) const {
   return (micro_batch * leaves + leaf) * stage_.sets() / all;
 }
 
-model::UnitContext Engine::context(const model::Microbatch& leaf, const UnitAction& action,
-                                   model::Mode mode, int set) {
-  const bool last_unit = action.unit == stage_.last_unit();
-  return {.ops = ops_,
-          .batch = leaf,
-          .shares = stage_.shares(),
-          .tensor = tensor_,
-          .values = state_.values(),
-          .gradients = state_.gradients(set, last_unit),
-          .mode = mode,
-          .seed = options_.seed,
-          .gradient_factor = batches_.factor(),
-          .frequencies = frequencies_};
-}
-
 void Engine::zero_losses() { ops_.fill(losses_.reshape({losses_.elements()}), 0); }
 
 device::Event& Engine::message_event(Message kind, int slot) {
@@ -136,7 +136,7 @@ device::Event& Engine::message_event(Message kind, int slot) {
 Tensor Engine::incoming(Message kind, int slot) {
   const Section section(recorder_, "wait for pipeline");
   message_event(kind, slot).wait();
-  return memory_.message(kind, slot);
+  return rows_of(memory_.message(kind, slot));
 }
 
 void Engine::start_message(const UnitAction& action) {
@@ -146,9 +146,14 @@ void Engine::start_message(const UnitAction& action) {
                            : (send ? Message::send_activation : Message::receive_activation);
   comm::Communicator& channel = action.gradient ? groups_.gradients : groups_.activations;
   message_event(kind, action.slot) =
-      channel.exchange({{memory_.message(kind, action.slot), action.peer, is_send(kind)}},
+      channel.exchange({{rows_of(memory_.message(kind, action.slot)), action.peer, is_send(kind)}},
                        *message_streams_[static_cast<std::size_t>(kind)]);
-  if (progress_) progress_->wake();
+}
+
+void Engine::wait_for_messages() {
+  for (auto& events : message_events_) {
+    for (device::Event& event : events) event.wait();
+  }
 }
 
 bool Engine::adds_to_gradients(const UnitAction& action) const {
@@ -156,24 +161,16 @@ bool Engine::adds_to_gradients(const UnitAction& action) const {
   return action.kind == Kind::backward || action.kind == Kind::backward_weight;
 }
 
-Tensor Engine::output_gradient(const UnitAction& action) {
-  if (action.unit == stage_.last_unit() || action.kind == Kind::recompute) return {};
-  // Where backward is split the gradient must last until the part for weights.
-  const bool stays = action.input_slot >= 0 && action.pending < 0;
-  return stays ? memory_.message(Message::receive_gradient, action.input_slot)
-               : memory_.output_gradient(action);
-}
-
-void Engine::prepare(const UnitAction& action, model::Mode mode) {
+void Engine::prepare(const UnitAction& action) {
   const bool forward = action.kind == Kind::forward;
-  if (action.kind != Kind::backward_weight) exchange_.need_values(action.unit);
-  if (mode == model::Mode::train && adds_to_gradients(action)) {
-    exchange_.need_gradients(action.unit);
+  if (action.kind != Kind::backward_weight) parameters_.wait(action.unit);
+  if (walk_.mode == model::Mode::train && adds_to_gradients(action)) {
+    gradients_.prepare(action.unit);
   }
   if (action.input_slot >= 0 && action.kind != Kind::recompute) {
     const Tensor message = incoming(
         forward ? Message::receive_activation : Message::receive_gradient, action.input_slot);
-    const Tensor input = forward ? memory_.input(action) : output_gradient(action);
+    const Tensor input = rows_of(forward ? memory_.input(action) : output_gradient(action));
     if (input && input.data() != message.data()) ops_.copy(input, message);
   }
   const bool passes_on =
@@ -186,103 +183,40 @@ void Engine::prepare(const UnitAction& action, model::Mode mode) {
   }
 }
 
-void Engine::compute(const UnitAction& action, model::Mode mode) {
-  return action.kind == Kind::forward ? forward(action, mode) : backward(action);
-}
-
-void Engine::forward(const UnitAction& action, model::Mode mode) {
-  const bool train = mode == model::Mode::train;
-  const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
-  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
-  const Leaves& leaves = memory_.plan().leaves();
-  const std::int64_t own = memory_.plan().own_rows();
-  Tensor x, y;
-  if (action.unit > 0) x = memory_.input(action);
-  if (action.unit != stage_.last_unit()) {
-    y = action.output_slot >= 0 ? memory_.message(Message::send_activation, action.output_slot)
-                                : memory_.next_input(action);
-  }
-  const auto part = [&](const Tensor& t, int leaf) {
-    return t ? t.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
-  };
-  for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves.count);
-    const int set = train ? set_of(action.micro_batch, leaf) : 0;
-    model::UnitContext call = context(tokens, action, mode, set);
-    call.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
-                    .slice(1, leaf, leaf + 1)
-                    .reshape({1});
-    unit.forward(call, part(y, leaf), part(x, leaf), memory_.unit(action, leaf));
-  }
-}
-
-void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
-                           const Tensor& dx, const Tensor& dy, const Tensor& x) {
-  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
-  const model::UnitMemory memory = memory_.unit(action, leaf);
-  switch (action.kind) {
-    case Kind::backward:
-      return unit.backward(context, dx, dy, x, memory);
-    case Kind::recompute:
-      return unit.recompute(context, x, memory);
-    case Kind::backward_input:
-      return unit.backward_input(context, dx, dy, x, memory);
-    default:
-      return unit.backward_weight(context, dy, x, memory);
-  }
-}
-
-void Engine::backward(const UnitAction& action) {
-  const device::Range range(backward_names_[static_cast<std::size_t>(action.unit)]);
-  const Leaves& leaves = memory_.plan().leaves();
-  const std::int64_t own = memory_.plan().own_rows();
-  const bool input = action.kind == Kind::backward || action.kind == Kind::backward_input;
-  const Tensor dy = output_gradient(action);
-  Tensor x, dx;
-  if (action.unit > 0) x = memory_.input(action);
-  if (input && action.unit > 0) {
-    dx = action.output_slot >= 0 ? memory_.message(Message::send_gradient, action.output_slot)
-                                 : memory_.input_gradient(action);
-  }
-  const auto part = [&](const Tensor& t, int leaf) {
-    return t ? t.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
-  };
-  for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves.count);
-    const int set = set_of(action.micro_batch, leaf);
-    backward_leaf(action, context(tokens, action, model::Mode::train, set), leaf, part(dx, leaf),
-                  part(dy, leaf), part(x, leaf));
-  }
-}
-
 void Engine::start(const UnitAction& action) {
   switch (action.kind) {
     case Kind::receive:
     case Kind::send:
-      return start_message(action);
+      start_message(action);
+      break;
     case Kind::gather: {
       const device::Range range("gather parameters");
-      exchange_.gather(action.group);
+      parameters_.gather(action.group);
       break;
     }
     case Kind::reduce: {
       const device::Range range("reduce gradients");
-      exchange_.reduce(action.group);
+      gradients_.reduce(action.group);
       break;
     }
-    default: {
-      TRIREME_ASSERT(action.kind == Kind::exchange, "started: {}", to_string(action));
-      const device::Range range("exchange tied gradients");
-      exchange_.exchange(action.group);
+    case Kind::reduce_tied: {
+      const device::Range range("reduce tied gradients");
+      gradients_.reduce_tied(action.group);
       break;
     }
+    case Kind::forward:
+    case Kind::backward:
+    case Kind::recompute:
+    case Kind::backward_input:
+    case Kind::backward_weight:
+      throw Error("{} is computed, not started", to_string(action));
   }
   if (progress_) progress_->wake();
 }
 
 std::vector<bool> Engine::find_continuing() const {
   const std::vector<UnitAction>& actions = stage_.program().actions;
-  std::vector<bool> borrowed = stage_.memory().lent();  // by group: a gradient that is not back yet
+  std::vector<bool> aliased = stage_.memory().aliased();  // by group: still
   std::vector<bool> continuing;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const UnitAction& action = actions[i];
@@ -291,8 +225,8 @@ std::vector<bool> Engine::find_continuing() const {
     if (is_compute(action) && adds_to_gradients(action)) {
       alone = alone || state_.gradients_sharded();
       for (const int g : stage_.layout().groups_of(action.unit)) {
-        if (borrowed.empty() || !borrowed[static_cast<std::size_t>(g)]) continue;
-        borrowed[static_cast<std::size_t>(g)] = false;
+        if (aliased.empty() || !aliased[static_cast<std::size_t>(g)]) continue;
+        aliased[static_cast<std::size_t>(g)] = false;
         alone = true;
       }
     }
@@ -302,23 +236,43 @@ std::vector<bool> Engine::find_continuing() const {
 }
 
 std::size_t Engine::compute_from(std::size_t begin) {
-  const std::vector<UnitAction>& actions = stage_.program().actions;
+  const std::vector<UnitAction>& actions = walk_.program->actions;
+  const bool train = walk_.mode == model::Mode::train;
   std::size_t end = begin + 1;
   bool forward = actions[begin].kind == Kind::forward, backward = !forward;
-  for (;
-       graphs_.active() && end < actions.size() && end - begin < most_together && continuing_[end];
+  for (; train && graphs_.active() && end < actions.size() && end - begin < most_together &&
+         continuing_[end];
        ++end) {
     (actions[end].kind == Kind::forward ? forward : backward) = true;
   }
-  const Section section(recorder_, !backward  ? "forward"
-                                   : !forward ? "backward"
-                                              : "forward and backward");
-  prepare(actions[begin], model::Mode::train);
-  graphs_.queue(begin, [&] {
-    for (std::size_t i = begin; i < end; ++i) compute(actions[i], model::Mode::train);
-  });
-  if (progress_ && state_.gradients_sharded()) progress_->wake();  // settling enqueues
+  const Section section(recorder_, !train      ? "forward of evaluation"
+                                   : !backward ? "forward"
+                                   : !forward  ? "backward"
+                                               : "forward and backward");
+  prepare(actions[begin]);
+  const auto work = [&] {
+    for (std::size_t i = begin; i < end; ++i) compute(actions[i]);
+  };
+  if (train) {
+    graphs_.queue(begin, work);
+  } else {
+    work();
+  }
+  if (progress_ && state_.gradients_sharded()) progress_->wake();  // prepare may have enqueued
   return end;
+}
+
+void Engine::run(const Walk& walk) {
+  walk_ = walk;
+  const std::vector<UnitAction>& actions = walk.program->actions;
+  for (std::size_t i = 0; i < actions.size();) {
+    if (options_.watchdog != nullptr) options_.watchdog->beat(to_string(actions[i]));
+    if (is_compute(actions[i])) {
+      i = compute_from(i);
+    } else {
+      start(actions[i++]);
+    }
+  }
 }
 
 double Engine::sum_sets() {
@@ -326,7 +280,7 @@ double Engine::sum_sets() {
       static_cast<std::int64_t>(set_sums_.size()), [&](std::int64_t to, std::int64_t from) {
         set_sums_[static_cast<std::size_t>(to)] += set_sums_[static_cast<std::size_t>(from)];
       });
-  return groups_.state.data.all_reduce(set_sums_.front(), comm::Reduction::sum);
+  return groups_.data.all_reduce(set_sums_.front(), comm::Reduction::sum);
 }
 
 void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
@@ -347,30 +301,20 @@ void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
     const Section section(recorder_, "zero gradients");
     batches_.take(batches, loss_scale_ / denominator_);
     zero_losses();
-    exchange_.begin_step();
+    gradients_.begin_step();
   }
   StepGraphs::Pattern pattern;  // what attention and dropout depend on
   for (const HostMicrobatch& batch : batches) {
     pattern.push_back((batch.view().plain ? 1 : 0) + (batch.view().documents ? 2 : 0));
   }
   graphs_.begin_step(pattern);
-  const std::vector<UnitAction>& actions = stage_.program().actions;
-  for (std::size_t i = 0; i < actions.size();) {
-    if (options_.watchdog != nullptr) options_.watchdog->beat(labels_[i]);
-    if (is_compute(actions[i])) {
-      i = compute_from(i);
-    } else {
-      start(actions[i++]);
-    }
-  }
+  run({.program = &stage_.program(), .mode = model::Mode::train});
   if (options_.watchdog != nullptr) options_.watchdog->beat("wait for gradients");
   {
     const device::Range range("wait for gradients");
-    exchange_.finish();
+    gradients_.finish();
   }
-  for (auto& events : message_events_) {
-    for (device::Event& event : events) event.wait();
-  }
+  wait_for_messages();
   losses_read_.queue();
 }
 
@@ -385,6 +329,37 @@ LossSum Engine::step_sums() {
   }
   const double own = sum_sets();  // zero but on the last stage
   return {groups_.pipeline.all_reduce(own, comm::Reduction::sum), denominator_};
+}
+
+std::vector<LossSum> Engine::evaluate(const HostMicrobatch& batch) {
+  batches_.take(batch);
+  zero_losses();
+  run({.program = &stage_.forward_program()});
+  wait_for_messages();
+  losses_read_.queue();
+  device::wait_for(device_);
+  const int leaves = memory_.plan().leaves().count;
+  const auto* sums = losses_read_.values().as<double>();  // zeros but on the last stage
+  std::vector<LossSum> result;
+  for (int leaf = 0; leaf < leaves; ++leaf) {
+    result.push_back({groups_.pipeline.all_reduce(sums[leaf], comm::Reduction::sum),
+                      batch.weight(leaf, leaves)});
+  }
+  return result;
+}
+
+void Engine::extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
+                    const Tensor& logits) {
+  TRIREME_ASSERT(!stage_.shares().sequence_parallel, "generation with sequence parallelism");
+  batches_.use(tokens);
+  run({.program = &stage_.forward_program(), .caches = &caches, .logits = logits});
+  wait_for_messages();
+}
+
+void Engine::logits(const HostMicrobatch& batch, const Tensor& logits) {
+  batches_.take(batch);
+  run({.program = &stage_.forward_program(), .logits = logits});
+  wait_for_messages();
 }
 
 }  // namespace trireme::parallel

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 
-
 namespace trireme::parallel {
 
 namespace {
@@ -99,21 +98,21 @@ class Computes {
   std::map<std::pair<int, int>, int> stash_of_, pending_of_;
 };
 
-/// Second pass: reductions. A group's gradient is whole once each of its units here has added its
+/// Second pass: reductions of gradients. A group's is due once each of its units here has added its
 /// part, of every micro-batch or of one.
 void insert_reductions(const params::Layout& layout, const LoweringOptions& options,
                        Program& program) {
   const auto groups = layout.groups().size();
   std::vector<int> left(groups, 0);          // contributions still to come
   std::vector<std::int64_t> lowest(groups);  // unit that comes last in backward
-  std::vector<bool> elsewhere(groups, false);
+  std::vector<bool> tied(groups, false);     // to a unit of another stage
   for (std::size_t g = 0; g < groups; ++g) {
     lowest[g] = layout.groups()[g].units.back();
     for (int unit : layout.groups()[g].units) {
       if (layout.has_unit(unit)) {
         lowest[g] = std::min<std::int64_t>(lowest[g], unit);
       } else {
-        elsewhere[g] = true;
+        tied[g] = true;
       }
     }
   }
@@ -121,6 +120,7 @@ void insert_reductions(const params::Layout& layout, const LoweringOptions& opti
     if (!ends_gradients(action.kind)) continue;
     for (int g : layout.groups_of(action.unit)) ++left[static_cast<std::size_t>(g)];
   }
+  if (std::all_of(left.begin(), left.end(), [](int count) { return count == 0; })) return;
   std::vector<UnitAction> result;
   for (const UnitAction& action : program.actions) {
     result.push_back(action);
@@ -129,19 +129,19 @@ void insert_reductions(const params::Layout& layout, const LoweringOptions& opti
       const auto i = static_cast<std::size_t>(g);
       --left[i];
       const bool due = options.reduces_each_micro_batch ? action.unit == lowest[i] : left[i] == 0;
-      const bool waits = elsewhere[i] && !options.reduces_each_micro_batch;
+      const bool waits = tied[i] && !options.reduces_each_micro_batch;
       if (!due || waits) continue;
       result.push_back({.kind = Kind::reduce, .micro_batch = action.micro_batch, .group = g});
     }
   }
   for (std::size_t g = 0; g < groups; ++g) {
-    if (elsewhere[g]) result.push_back({.kind = Kind::exchange, .group = static_cast<int>(g)});
+    if (tied[g]) result.push_back({.kind = Kind::reduce_tied, .group = static_cast<int>(g)});
   }
   program.actions = std::move(result);
 }
 
-/// Third pass: gathers of sharded parameters, each one unit action ahead of its use where its room
-/// is free by then.
+/// Third pass: gathers of sharded parameters, each one unit action ahead of its use where its
+/// buffer is free by then.
 class Gathers {
  public:
   Gathers(const params::Layout& layout, const LoweringOptions& options)
@@ -158,11 +158,11 @@ class Gathers {
       if (!reads_values(action.kind)) continue;
       before_last_use_ = place;
       for (int g : layout_.groups_of(action.unit)) {
-        Room& room = rooms_[room_of(g)];
-        room.used = place;
+        Buffer& buffer = buffers_[buffer_of(g)];
+        buffer.used = place;
         const bool last_use = action.kind == Kind::backward || action.kind == Kind::backward_input;
         if ((options_.reshard_after_forward || last_use) && !next_needs(actions, i, g)) {
-          room.group = -1;
+          buffer.group = -1;
         }
       }
     }
@@ -170,27 +170,29 @@ class Gathers {
   }
 
  private:
-  struct Room {
-    int group = -1;        // what is in it
-    std::size_t used = 0;  // place of the last action that read it, plus 1 where there is one
+  struct Buffer {
+    int group = -1;        // gathered in it
+    std::size_t used = 0;  // index of the last action that read it
+    bool filled = false;   // at least once
   };
-  int room_of(int group) const { return options_.value_rooms[static_cast<std::size_t>(group)]; }
+  int buffer_of(int group) const {
+    return options_.gather_buffers[static_cast<std::size_t>(group)];
+  }
 
   void need(int group) {
-    Room& room = rooms_[room_of(group)];
-    if (room.group == group) return;
-    const bool read_before = seen_.contains(room_of(group));
+    Buffer& buffer = buffers_[buffer_of(group)];
+    if (buffer.group == group) return;
     std::size_t place = std::min(before_last_use_, out_.size());
-    if (read_before) place = std::max(place, room.used + 1);
+    if (buffer.filled) place = std::max(place, buffer.used + 1);
     out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(place),
                 {.kind = Kind::gather, .group = group});
-    for (auto& [number, other] : rooms_) {
-      if (seen_.contains(number) && other.used >= place) ++other.used;
+    for (auto& [number, other] : buffers_) {
+      if (other.filled && other.used >= place) ++other.used;
     }
     if (before_last_use_ >= place && before_last_use_ + 1 < out_.size()) ++before_last_use_;
-    room.group = group;
-    seen_.insert({room_of(group), true});
-    room.used = std::max(room.used, place);
+    buffer.group = group;
+    buffer.filled = true;
+    buffer.used = std::max(buffer.used, place);
   }
   /// Whether the next action that reads parameters needs group `g`.
   bool next_needs(const std::vector<UnitAction>& actions, std::size_t i, int g) const {
@@ -205,18 +207,40 @@ class Gathers {
   const params::Layout& layout_;
   const LoweringOptions& options_;
   std::vector<UnitAction> out_;
-  std::map<int, Room> rooms_;
-  std::map<int, bool> seen_;
+  std::map<int, Buffer> buffers_;
   std::size_t before_last_use_ = 0;
 };
+
+const char* name_of(UnitAction::Kind kind) {
+  switch (kind) {
+    case Kind::receive:
+      return "receive";
+    case Kind::send:
+      return "send";
+    case Kind::gather:
+      return "gather";
+    case Kind::forward:
+      return "forward";
+    case Kind::backward:
+      return "backward";
+    case Kind::recompute:
+      return "recompute";
+    case Kind::backward_input:
+      return "backward input";
+    case Kind::backward_weight:
+      return "backward weight";
+    case Kind::reduce:
+      return "reduce";
+    case Kind::reduce_tied:
+      return "reduce tied";
+  }
+  throw Error("unit action {}", static_cast<int>(kind));
+}
 
 }  // namespace
 
 std::string to_string(const UnitAction& action) {
-  static constexpr const char* names[] = {
-      "receive",   "send",           "gather",          "forward", "backward",
-      "recompute", "backward input", "backward weight", "reduce",  "exchange"};
-  std::string text = names[static_cast<std::size_t>(action.kind)];
+  std::string text = name_of(action.kind);
   if (action.unit >= 0) text += fmt::format(" unit {}", action.unit);
   if (action.group >= 0) text += fmt::format(" group {}", action.group);
   if (action.peer >= 0) {
@@ -225,6 +249,14 @@ std::string to_string(const UnitAction& action) {
   }
   if (action.micro_batch >= 0) text += fmt::format(" of micro-batch {}", action.micro_batch);
   return text;
+}
+
+schedule::StageSteps forward_only(schedule::StageSteps steps) {
+  std::erase_if(steps.steps, [](const schedule::Step& step) {
+    return step.action.kind != schedule::Kind::forward;
+  });
+  steps.receive_gradient_slots = steps.send_gradient_slots = 0;
+  return steps;
 }
 
 Program lower(const schedule::StageSteps& steps, const params::Layout& layout,

@@ -36,10 +36,9 @@ EngineGroups Replica::groups() {
   using comm::Direction;
   const bool alone = options_.alone;
   return {.tensor = grid_.group(Axis::tensor),
-          .state = {.data = alone ? *self_ : grid_.group(Axis::data),
-                    .shard = alone ? *self_ : grid_.shard_group(),
-                    .replica = alone ? *self_ : grid_.replica_group(),
-                    .embedding = grid_.embedding_group()},
+          .data = alone ? *self_ : grid_.group(Axis::data),
+          .shard = alone ? *self_ : grid_.shard_group(),
+          .embedding = grid_.embedding_group(),
           .pipeline = grid_.group(Axis::pipeline),
           .activations = grid_.pipeline_channel(Direction::activations),
           .gradients = grid_.pipeline_channel(Direction::gradients)};
@@ -84,9 +83,11 @@ std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
 
 std::unique_ptr<DataParallel> Replica::make_method(device::MemoryLedger& ledger) {
   if (options_.make_method) return options_.make_method(stage_, state_, *ops_, ledger);
+  comm::Communicator& replicas = options_.alone              ? *self_
+                                 : stage_.options().zero > 0 ? grid_.replica_group()
+                                                             : grid_.group(comm::Axis::data);
   return std::make_unique<AllReduce>(
-      AllReduce::Parts{stage_, state_, optimizer_, offload_.get(), *ops_,
-                       options_.alone ? *self_ : grid_.group(comm::Axis::data), members_,
+      AllReduce::Parts{stage_, state_, optimizer_, offload_.get(), *ops_, replicas, members_,
                        options_.stochastic_rounding},
       ledger);
 }
@@ -128,7 +129,7 @@ void Replica::refresh(std::int64_t updates) {
       optimizer_.round(*ops_, range, updates);
     }
   }
-  engine_.spread();
+  engine_.gather_updated();
 }
 
 void Replica::settle_choices(bool documents) {
@@ -190,7 +191,7 @@ void Replica::update(double learning_rate, std::int64_t step, double gradient_sc
   const device::Range range("optimizer");
   rounded_for_ = step + 1;
   method_->update(learning_rate, step, gradient_scale);
-  engine_.spread();
+  engine_.gather_updated();
 }
 
 }  // namespace trireme::parallel

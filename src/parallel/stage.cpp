@@ -1,16 +1,12 @@
 #include "trireme/parallel/stage.hpp"
 
+#include <algorithm>
 
 namespace trireme::parallel {
 
 namespace {
 
 schedule::Schedule schedule_of(const StageOptions& options) {
-  if (!options.train) {
-    // Evaluation needs the slots of one micro-batch.
-    return schedule::make_schedule(options.virtual_stages > 1 ? "interleaved" : "1f1b",
-                                   options.place.pipeline, 1, options.virtual_stages);
-  }
   if (const auto path = schedule::path_of(options.schedule)) {
     return schedule::parse_schedule(options.schedule_text, *path,
                                     {.stages = options.place.pipeline,
@@ -19,6 +15,12 @@ schedule::Schedule schedule_of(const StageOptions& options) {
   }
   return schedule::make_schedule(options.schedule, options.place.pipeline, options.micro_batches,
                                  options.virtual_stages);
+}
+
+/// Of one micro-batch, for forward alone.
+schedule::Schedule single_schedule(const StageOptions& options) {
+  return schedule::make_schedule(options.virtual_stages > 1 ? "interleaved" : "1f1b",
+                                 options.place.pipeline, 1, options.virtual_stages);
 }
 
 std::vector<params::Range> chunks_of(const model::Transformer& model, const StageOptions& options) {
@@ -83,27 +85,46 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   const bool shards = options.zero > 0;
   shards_ = std::make_unique<state::ShardMap>(*layout_, shards ? place.shard : 1,
                                               shards ? place.data_rank % place.shard : 0);
-  const schedule::Schedule schedule = schedule_of(options);
-  if (options.reproducible) {
-    schedule::validate(schedule, schedule::WeightOrder::ascending);
-    check_forward_order(schedule);
-  }
-  const state::StateOptions state = state_options();
-  LoweringOptions lowering{.chunk_units = chunks_,
-                           .recompute = options.recompute > model::Recompute::cheap,
-                           .gathers = state.zero.parameters == state::Held::sharded,
-                           .reshard_after_forward = options.reshard_after_forward,
-                           .reduces_each_micro_batch = state.gradients_sharded()};
-  if (lowering.gathers) lowering.value_rooms = state::value_rooms(*layout_, state).room;
-  const auto lists = schedule::add_messages(schedule);
-  program_ = lower(lists[static_cast<std::size_t>(place.stage)], *layout_, lowering);
+  lower_programs();
   const std::int64_t length = model.config().sequence;
   const Leaves leaves = options.reproducible ? Leaves{length, static_cast<int>(options.sequences)}
                                              : Leaves{length * options.sequences, 1};
   // One flat sum of gradients that nobody else reads between two steps.
-  const bool lends = options.train && sets_ == 1 && !state.gradients_sharded() && !state.offload;
+  const state::StateOptions state = state_options();
+  const bool alias = options.train && sets_ == 1 && !state.gradients_sharded() && !state.offload;
   memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_,
-                                        lends ? layout_.get() : nullptr);
+                                        alias ? layout_.get() : nullptr);
+}
+
+void Stage::lower_programs() {
+  const state::StateOptions state = state_options();
+  LoweringOptions lowering{.chunk_units = chunks_,
+                           .recompute = options_.recompute > model::Recompute::cheap,
+                           .gathers = state.zero.parameters == state::Held::sharded,
+                           .reshard_after_forward = options_.reshard_after_forward,
+                           .reduces_each_micro_batch = state.gradients_sharded()};
+  if (lowering.gathers) {
+    lowering.gather_buffers = state::plan_gather_buffers(*layout_, state).buffer;
+  }
+  const auto steps_of = [&](const schedule::Schedule& schedule) {
+    return schedule::add_messages(schedule)[static_cast<std::size_t>(options_.place.stage)];
+  };
+  forward_program_ = lower(forward_only(steps_of(single_schedule(options_))), *layout_, lowering);
+  if (!options_.train) {
+    program_ = forward_program_;
+    return;
+  }
+  const schedule::Schedule schedule = schedule_of(options_);
+  if (options_.reproducible) {
+    schedule::validate(schedule, schedule::WeightOrder::ascending);
+    check_forward_order(schedule);
+  }
+  program_ = lower(steps_of(schedule), *layout_, lowering);
+  // Both programs use the same message buffers.
+  program_.receive_activation_slots =
+      std::max(program_.receive_activation_slots, forward_program_.receive_activation_slots);
+  program_.send_activation_slots =
+      std::max(program_.send_activation_slots, forward_program_.send_activation_slots);
 }
 
 }  // namespace trireme::parallel

@@ -13,7 +13,7 @@ std::size_t StagePlan::activation_bytes() const {
 
 StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
                      const model::Shares& shares, const Leaves& leaves, const Program& program,
-                     const params::Layout* lender)
+                     const params::Layout* gradients)
     : leaves_(leaves),
       own_rows_(shares.rows(leaves.rows).size()),
       width_(model.config().width),
@@ -33,7 +33,7 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
       model.units()[static_cast<std::size_t>(unit)]->plan(plan);
       UnitSizes sizes{plan.bytes(Area::stash), plan.bytes(Area::rebuilt), plan.bytes(Area::delta),
                       plan.bytes(Area::scratch)};
-      // Between I and W a unit keeps its output's gradient, what it rebuilt and its deltas.
+      // Between I and W a unit keeps its output's gradient, what it recomputed and its deltas.
       sizes.pending_offset = chunk.pending_bytes;
       chunk.pending_bytes += activation + count * (sizes.rebuilt + sizes.delta);
       largest_rebuilt = std::max(largest_rebuilt, sizes.rebuilt);
@@ -43,7 +43,7 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
     }
     chunks_.push_back(std::move(chunk));
   }
-  place_stash(program, lender, static_cast<int>(model.units().size()) - 1);
+  place_stash(program, gradients, static_cast<int>(model.units().size()) - 1);
   const auto take = [&](std::size_t& place, std::size_t bytes) {
     place = work_bytes_;
     work_bytes_ += bytes;
@@ -62,7 +62,8 @@ StagePlan::StagePlan(const model::Transformer& model, const std::vector<params::
   take(scratch_, largest_scratch);
 }
 
-void StagePlan::place_stash(const Program& program, const params::Layout* lender, int last_unit) {
+void StagePlan::place_stash(const Program& program, const params::Layout* gradients,
+                            int last_unit) {
   std::vector<StashPart> parts;
   for (std::size_t c = 0; c < chunks_.size(); ++c) {
     const Chunk& chunk = chunks_[c];
@@ -78,13 +79,13 @@ void StagePlan::place_stash(const Program& program, const params::Layout* lender
     }
   }
   Aliases aliases;
-  if (lender != nullptr) {
-    aliases = plan_aliases(program, *lender, last_unit, parts);
-    lent_ = aliases.lent;
+  if (gradients != nullptr) {
+    aliases = plan_aliases(program, *gradients, last_unit, parts);
+    aliased_ = aliases.aliased;
   }
   const auto place = [&](std::size_t part) {
-    const bool lent = lender != nullptr && aliases.places[part] >= 0;
-    if (lent) return Place{true, static_cast<std::size_t>(aliases.places[part])};
+    const bool alias = gradients != nullptr && aliases.places[part] >= 0;
+    if (alias) return Place{true, static_cast<std::size_t>(aliases.places[part])};
     const Place own{false, stash_bytes_};
     stash_bytes_ += parts[part].bytes;
     return own;
@@ -100,7 +101,7 @@ StageMemory::StageMemory(const StagePlan& plan, const Tensor& gradients,
                          device::MemoryLedger& ledger)
     : plan_(plan),
       stash_(ledger, device::Use::stash, plan.stash_bytes()),
-      lent_(gradients),
+      gradients_(gradients),
       work_(ledger, device::Use::workspace, plan.work_bytes()) {}
 
 Tensor StageMemory::activation(device::Arena& arena, std::size_t offset) {

@@ -290,7 +290,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
       {Use::parameters,
        state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
       {Use::gradients, state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
-      {Use::gathered, state::ModelState::room_bytes(stage.layout(), options)},
+      {Use::gathered, state::ModelState::gathered_bytes(stage.layout(), options)},
       {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
       {Use::workspace,
        static_cast<std::int64_t>(stage.memory().work_bytes() +

@@ -57,44 +57,40 @@ std::vector<bool> of_last_unit(const params::Layout& layout) {
   return result;
 }
 
-Rooms gradient_rooms(const params::Layout& layout) {
-  return plan_rooms(layout, of_last_unit(layout));
+bool sharded(Held held) { return held == Held::sharded; }
+
+/// `apart`: by group, those that must never be displaced.
+GroupBuffers plan_buffers(const params::Layout& layout, const std::vector<bool>& apart) {
+  GroupBuffers plan{.count = 2};
+  const std::vector<params::Group>& groups = layout.groups();
+  const auto alternates = [&](std::size_t g) { return !apart[g] && groups[g].units.size() == 1; };
+  std::int64_t largest[2] = {0, 0};
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::int64_t& own = largest[groups[g].units.front() % 2];
+    if (alternates(g)) own = std::max(own, groups[g].elements.size());
+  }
+  plan.elements = largest[0] + largest[1];
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (alternates(g)) {
+      plan.buffer.push_back(groups[g].units.front() % 2);
+      plan.first.push_back(plan.buffer.back() == 0 ? 0 : largest[0]);
+    } else {
+      plan.buffer.push_back(plan.count++);
+      plan.first.push_back(plan.elements);
+      plan.elements += groups[g].elements.size();
+    }
+  }
+  return plan;
 }
 
-bool sharded(Held held) { return held == Held::sharded; }
+GroupBuffers plan_gradient_buffers(const params::Layout& layout) {
+  return plan_buffers(layout, of_last_unit(layout));
+}
 
 }  // namespace
 
-Rooms plan_rooms(const params::Layout& layout, const std::vector<bool>& apart) {
-  Rooms rooms;
-  const auto count = layout.groups().size();
-  rooms.first.resize(count);
-  rooms.room.resize(count);
-  std::int64_t shared[2] = {0, 0};
-  for (std::size_t g = 0; g < count; ++g) {
-    const params::Group& group = layout.groups()[g];
-    if (apart[g] || group.units.size() > 1) continue;
-    const auto parity = static_cast<std::size_t>(group.units.front() % 2);
-    shared[parity] = std::max(shared[parity], group.elements.size());
-  }
-  rooms.elements = shared[0] + shared[1];
-  int next = 2;
-  for (std::size_t g = 0; g < count; ++g) {
-    const params::Group& group = layout.groups()[g];
-    if (apart[g] || group.units.size() > 1) {
-      rooms.first[g] = rooms.elements;
-      rooms.room[g] = next++;
-      rooms.elements += group.elements.size();
-    } else {
-      rooms.room[g] = group.units.front() % 2;
-      rooms.first[g] = rooms.room[g] == 0 ? 0 : shared[0];
-    }
-  }
-  return rooms;
-}
-
-Rooms value_rooms(const params::Layout& layout, const StateOptions& options) {
-  return plan_rooms(layout, std::vector<bool>(layout.groups().size(), options.keeps_gathered));
+GroupBuffers plan_gather_buffers(const params::Layout& layout, const StateOptions& options) {
+  return plan_buffers(layout, std::vector<bool>(layout.groups().size(), options.keeps_gathered));
 }
 
 std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const ShardMap& shards,
@@ -119,14 +115,14 @@ std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const Shar
           tied_elements(layout, options));
 }
 
-std::int64_t ModelState::room_bytes(const params::Layout& layout, const StateOptions& options) {
+std::int64_t ModelState::gathered_bytes(const params::Layout& layout, const StateOptions& options) {
   if (options.serves) return 0;
   std::int64_t bytes = 0;
   if (sharded(options.zero.parameters)) {
-    bytes += value_bytes(options) * value_rooms(layout, options).elements;
+    bytes += value_bytes(options) * plan_gather_buffers(layout, options).elements;
   }
   if (options.train && options.gradients_sharded()) {
-    bytes += float_bytes * gradient_rooms(layout).elements;
+    bytes += float_bytes * plan_gradient_buffers(layout).elements;
   }
   return bytes;
 }
@@ -140,23 +136,23 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
     return device::Buffer(ledger, use, static_cast<std::size_t>(bytes));
   };
   const std::int64_t elements = values_sharded() ? shards_.elements() : layout_.elements();
-  value_buffer_ = buffer(Use::parameters, parameter_bytes(layout_, shards_, options_));
-  stored_values_ = value_buffer_.view(type, {elements});
+  value_memory_ = buffer(Use::parameters, parameter_bytes(layout_, shards_, options_));
+  stored_values_ = value_memory_.view(type, {elements});
   if (options_.has_masters()) {
     const std::int64_t bytes = master_bytes(layout_, shards_, options_);
-    master_buffer_ = device::Buffer(ledger, options_.offloaded() ? Use::offloaded : Use::optimizer,
+    master_memory_ = device::Buffer(ledger, options_.offloaded() ? Use::offloaded : Use::optimizer,
                                     static_cast<std::size_t>(bytes), optimizer_device());
-    masters_ = master_buffer_.view(DType::f32, {bytes / float_bytes});
+    masters_ = master_memory_.view(DType::f32, {bytes / float_bytes});
   }
   if (options_.serves) {
-    gradient_buffer_ = buffer(Use::gradients, gradient_bytes(layout_, shards_, options_));
-    gradients_ = gradient_buffer_.view(DType::f32, {shards_.elements()});
+    gradient_memory_ = buffer(Use::gradients, gradient_bytes(layout_, shards_, options_));
+    gradients_ = gradient_memory_.view(DType::f32, {shards_.elements()});
     return;
   }
   if (values_sharded()) {
-    value_rooms_ = value_rooms(layout_, options_);
-    value_room_buffer_ = buffer(Use::gathered, value_bytes(options_) * value_rooms_.elements);
-    value_room_ = value_room_buffer_.view(type, {value_rooms_.elements});
+    gather_buffers_ = plan_gather_buffers(layout_, options_);
+    gathered_memory_ = buffer(Use::gathered, value_bytes(options_) * gather_buffers_.elements);
+    gathered_ = gathered_memory_.view(type, {gather_buffers_.elements});
   }
   std::vector<Tensor> groups;
   for (int g = 0; g < shards_.groups(); ++g) groups.push_back(group_values(g));
@@ -203,29 +199,29 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
     tied_.push_back(apart ? tied : -1);
     if (apart) tied += group.elements.size();
   }
-  gradient_buffer_ = device::Buffer(
+  gradient_memory_ = device::Buffer(
       ledger, Use::gradients, static_cast<std::size_t>(gradient_bytes(layout_, shards_, options_)));
-  Tensor rooms;
+  Tensor collected;
   if (gradients_sharded()) {
-    gradient_rooms_ = gradient_rooms(layout_);
-    gradient_room_buffer_ = device::Buffer(
-        ledger, Use::gathered, static_cast<std::size_t>(gradient_rooms_.elements * float_bytes));
-    rooms = gradient_room_buffer_.view(DType::f32, {gradient_rooms_.elements});
-    gradients_ = gradient_buffer_.view(DType::f32, {shards_.elements()});
-    sums_ = {gradients_, rooms};
+    gradient_buffers_ = plan_gradient_buffers(layout_);
+    collected_memory_ = device::Buffer(
+        ledger, Use::gathered, static_cast<std::size_t>(gradient_buffers_.elements * float_bytes));
+    collected = collected_memory_.view(DType::f32, {gradient_buffers_.elements});
+    gradients_ = gradient_memory_.view(DType::f32, {shards_.elements()});
+    sums_ = {gradients_, collected};
   }
   std::int64_t offset = 0;
   const auto take = [&](const Shape& shape) {
     if (shape.elements() == 0) return Tensor();
     const Tensor part =
-        gradient_buffer_.view(DType::f32, shape, static_cast<std::size_t>(offset * float_bytes));
+        gradient_memory_.view(DType::f32, shape, static_cast<std::size_t>(offset * float_bytes));
     offset += shape.elements();
     sums_.push_back(part.reshape({part.elements()}));
     return part;
   };
   sets_.resize(static_cast<std::size_t>(options_.sets));
   for (Set& set : sets_) {
-    set.flat = gradients_sharded() ? rooms : take({layout_.elements()});
+    set.flat = gradients_sharded() ? collected : take({layout_.elements()});
     if (!gradients_sharded()) {
       set.copies = take({copies_ - 1, replicated});
       set.tied = take({tied});
@@ -266,8 +262,8 @@ const model::ParameterViews& ModelState::gradients(int set, bool last_unit) cons
 Tensor ModelState::group_values(int group) const {
   const params::Range& elements = layout_.groups()[static_cast<std::size_t>(group)].elements;
   if (!values_sharded()) return stored_values_.slice(0, elements.begin, elements.end);
-  const std::int64_t first = value_rooms_.first[static_cast<std::size_t>(group)];
-  return value_room_.slice(0, first, first + elements.size());
+  const std::int64_t first = gather_buffers_.first[static_cast<std::size_t>(group)];
+  return gathered_.slice(0, first, first + elements.size());
 }
 
 Tensor ModelState::own_part(const Tensor& flat, int group, bool sharded) const {
@@ -288,20 +284,12 @@ Tensor ModelState::group_gradient(int group, int set) const {
   const params::Range& elements = layout_.groups()[static_cast<std::size_t>(group)].elements;
   const Tensor& flat = sets_[static_cast<std::size_t>(set)].flat;
   if (!gradients_sharded()) return flat.slice(0, elements.begin, elements.end);
-  const std::int64_t first = gradient_rooms_.first[static_cast<std::size_t>(group)];
+  const std::int64_t first = gradient_buffers_.first[static_cast<std::size_t>(group)];
   return flat.slice(0, first, first + elements.size());
 }
 
 Tensor ModelState::own_gradient(int group) const {
   return own_part(gradients_, group, gradients_sharded());
-}
-
-int ModelState::value_room(int group) const {
-  return values_sharded() ? value_rooms_.room[static_cast<std::size_t>(group)] : -1;
-}
-
-int ModelState::gradient_room(int group) const {
-  return gradients_sharded() ? gradient_rooms_.room[static_cast<std::size_t>(group)] : -1;
 }
 
 Tensor ModelState::gradient_copy(int block, int set, int copy) const {

@@ -48,7 +48,7 @@ class Count {
         return add(action.gradient ? "gradients" : "activations", message_bytes());
       case Kind::gather:
         return add("shard", share(place_.shard, value_bytes(action.group)));
-      case Kind::exchange:
+      case Kind::reduce_tied:
         add("embedding",
             2 * share(2, gradient_bytes(action.group) / (gradients_split() ? place_.shard : 1)));
         if (gradients_split()) return;

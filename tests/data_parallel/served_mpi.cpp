@@ -184,7 +184,8 @@ class WaitsForTheFirst final : public parallel::DataParallel {
   WaitsForTheFirst(std::unique_ptr<parallel::DataParallel> method, bool& seen)
       : method_(std::move(method)), seen_(seen) {}
   void fetch() override { method_->fetch(); }
-  device::Event reduce(const params::Range& elements, device::Stream& stream) override {
+  device::Event reduce(const params::Range& elements, const Tensor& gradient,
+                       device::Stream& stream) override {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     // Backward goes from the last unit to the first.
     while (elements.begin == 0 && first_ && !first_->done() &&
@@ -192,7 +193,7 @@ class WaitsForTheFirst final : public parallel::DataParallel {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     if (elements.begin == 0) seen_ = first_ && first_->done();
-    device::Event event = method_->reduce(elements, stream);
+    device::Event event = method_->reduce(elements, gradient, stream);
     if (!first_) first_ = event;
     return event;
   }

@@ -1,4 +1,4 @@
-// What is lent by gradients, against a walk through the program that knows who holds which byte.
+// Activations that alias gradients, against a walk that knows what each byte holds.
 #include "trireme/parallel/aliasing.hpp"
 
 #include <algorithm>
@@ -26,11 +26,11 @@ model::ModelConfig model_of(int layers, bool tied) {
 }
 
 /// Writes the parts' bytes as the program's forward does and the groups' as its backward does; each
-/// reader must find what was written for it. Gives the number of parts that were lent.
+/// reader must find what was written for it. Returns the number of parts that alias gradients.
 int walk(const Stage& stage, const std::vector<StashPart>& parts, const Aliases& aliases) {
   const params::Layout& layout = stage.layout();
   const int last = stage.last_unit();
-  // Who wrote a byte: part p of a micro-batch m as p·64 + m; a group's gradient as −1 − group.
+  // What wrote a byte: part p of a micro-batch m as p·64 + m; a group's gradient as −1 − group.
   std::vector<std::int64_t> owner(static_cast<std::size_t>(layout.elements()) * sizeof(float),
                                   -999);
   const auto fill = [&](std::int64_t begin, std::int64_t bytes, std::int64_t who) {
@@ -46,23 +46,23 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Aliases&
     const params::Range& own = layout.groups()[static_cast<std::size_t>(g)].elements;
     return params::Range{own.begin * 4, own.end * 4};
   };
-  std::vector<bool> given = aliases.lent;
-  for (std::size_t g = 0; g < given.size(); ++g) {
+  std::vector<bool> unzeroed = aliases.aliased;
+  for (std::size_t g = 0; g < unzeroed.size(); ++g) {
     const params::Range own = bytes_of(static_cast<int>(g));
-    if (!given[g]) fill(own.begin, own.size(), -1 - static_cast<std::int64_t>(g));
+    if (!unzeroed[g]) fill(own.begin, own.size(), -1 - static_cast<std::int64_t>(g));
   }
   const auto add = [&](int unit) {
     for (int g : layout.groups_of(unit)) {
       const params::Range own = bytes_of(g);
       const auto i = static_cast<std::size_t>(g);
-      if (given[i]) fill(own.begin, own.size(), -1 - g);
-      given[i] = false;
+      if (unzeroed[i]) fill(own.begin, own.size(), -1 - g);
+      unzeroed[i] = false;
       EXPECT_TRUE(holds(own.begin, own.size(), -1 - g)) << "gradient of group " << g;
     }
   };
   for (const UnitAction& action : stage.program().actions) {
     if (action.unit < 0) continue;
-    // Room is made before the action reads anything.
+    // Gradients are zeroed before the action reads anything.
     const bool adds = action.kind == Kind::backward || action.kind == Kind::backward_weight ||
                       (action.kind == Kind::forward && action.unit == last);
     if (adds) add(action.unit);
@@ -81,13 +81,14 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Aliases&
     }
     if (adds) add(action.unit);  // and nothing was written over it
   }
-  EXPECT_EQ(std::count(given.begin(), given.end(), true), 0) << "a gradient that was never zeroed";
+  EXPECT_EQ(std::count(unzeroed.begin(), unzeroed.end(), true), 0)
+      << "a gradient that was never zeroed";
   return static_cast<int>(std::count_if(aliases.places.begin(), aliases.places.end(),
                                         [](std::int64_t place) { return place >= 0; }));
 }
 
-TEST(Aliases, NothingIsReadAfterItsLenderWasAddedTo) {
-  int lent = 0, cases = 0;
+TEST(Aliases, NothingIsReadAfterItsGradientWasAddedTo) {
+  int aliased = 0, cases = 0;
   for (const bool tied : {false, true}) {
     const model::Transformer model(model_of(6, tied));
     for (const int stages : {1, 2}) {
@@ -124,29 +125,29 @@ TEST(Aliases, NothingIsReadAfterItsLenderWasAddedTo) {
             if (stages == 1 && micro_batches > 1 && schedule == "1f1b") {
               EXPECT_EQ(found, 0);
             }
-            lent += found;
+            aliased += found;
             ++cases;
           }
         }
       }
     }
   }
-  EXPECT_GT(lent, cases);
+  EXPECT_GT(aliased, cases);
 }
 
 TEST(Aliases, NotWhereSumsAreShardedOffloadedOrSeveral) {
   const model::Transformer model(model_of(4, false));
-  const auto lends = [&](const StageOptions& options) {
+  const auto alias = [&](const StageOptions& options) {
     const Stage stage(model, options);
-    const std::vector<bool>& lent = stage.memory().lent();
-    return std::count(lent.begin(), lent.end(), true) > 0;
+    const std::vector<bool>& aliased = stage.memory().aliased();
+    return std::count(aliased.begin(), aliased.end(), true) > 0;
   };
-  EXPECT_TRUE(lends({}));
-  EXPECT_TRUE(lends({.zero = 1}));
-  EXPECT_FALSE(lends({.train = false}));
-  EXPECT_FALSE(lends({.zero = 2}));
-  EXPECT_FALSE(lends({.zero = 1, .offload = true}));
-  EXPECT_FALSE(lends({.sequences = 8, .reproducible = true}));
+  EXPECT_TRUE(alias({}));
+  EXPECT_TRUE(alias({.zero = 1}));
+  EXPECT_FALSE(alias({.train = false}));
+  EXPECT_FALSE(alias({.zero = 2}));
+  EXPECT_FALSE(alias({.zero = 1, .offload = true}));
+  EXPECT_FALSE(alias({.sequences = 8, .reproducible = true}));
 }
 
 }  // namespace

@@ -85,9 +85,9 @@ TEST(Layouts, EqualOneRankBitForBit) {
   }
 }
 
-// With one group of sequences on each data rank, gradients lend their memory to what forward keeps
-// of the only micro-batch; with several micro-batches or groups they do not.
-TEST(Layouts, LentGradientsChangeNoBit) {
+// With one group of sequences on each data rank, the activations of the only micro-batch alias
+// gradients; with several micro-batches or groups they do not.
+TEST(Layouts, AliasedGradientsChangeNoBit) {
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -116,8 +116,8 @@ TEST(Layouts, LentGradientsChangeNoBit) {
           options.place.pipeline = layout.pipeline;
           options.place.data = layout.data;
           const model::Transformer model(config);
-          const std::vector<bool> lent = Stage(model, options).memory().lent();
-          EXPECT_NE(std::count(lent.begin(), lent.end(), true), 0) << layout.to_string();
+          const std::vector<bool> aliased = Stage(model, options).memory().aliased();
+          EXPECT_NE(std::count(aliased.begin(), aliased.end(), true), 0) << layout.to_string();
           const RunResult found = run_layout(config, layout, settings, sub);
           EXPECT_EQ(first_difference(one, found), "") << layout.to_string();
           EXPECT_EQ(found.fault, "") << layout.to_string();

@@ -33,7 +33,8 @@ class ServerLink : public parallel::DataParallel {
     ServerPlace place;
   };
 
-  device::Event reduce(const params::Range& elements, device::Stream& stream) final;
+  device::Event reduce(const params::Range& elements, const Tensor& gradient,
+                       device::Stream& stream) final;
 
   /// Bytes of gradients that were sent and of the model that came, and seconds in which this worker
   /// waited for servers.

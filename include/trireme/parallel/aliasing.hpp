@@ -1,6 +1,6 @@
-// Gradients lie idle from one update until backward adds to them again. What forward keeps for
-// backward may lie there meanwhile, where the program reads it for the last time before the
-// gradient is first added to.
+// Activation aliasing: gradients are not in use from one update until backward adds to them again.
+// Activations may use their memory meanwhile, where the program reads them for the last time before
+// it first adds to the gradient.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ struct StashPart {
 
 struct Aliases {
   std::vector<std::int64_t> places;  // by part: byte of the flat gradients, −1: none
-  std::vector<bool> lent;            // by group of the layout: some part lies in its gradient
+  std::vector<bool> aliased;         // by group of the layout: some part aliases its gradient
 };
 
-/// Places as many of `parts` as fit into the flat fp32 gradients of `layout`, last units' first. A
-/// group that lends is to be zeroed just before it is first added to. `last_unit` of the model adds
-/// to its groups in forward.
+/// Places as many of `parts` as fit into the flat fp32 gradients of `layout`, last units' first. An
+/// aliased gradient must be zeroed just before it is first added to. `last_unit` of the model adds
+/// to its gradients in forward.
 Aliases plan_aliases(const Program& program, const params::Layout& layout, int last_unit,
                      const std::vector<StashPart>& parts);
 

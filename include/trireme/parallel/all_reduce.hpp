@@ -1,5 +1,5 @@
-// Data parallelism by all-reduce: every rank holds the model, or its shards of it (ZeRO), adds its
-// gradients to the others' and updates what it holds.
+// Data parallelism by all-reduce: every rank holds the model, or its shards of it (ZeRO), and
+// updates what it holds.
 #pragma once
 
 #include <vector>
@@ -22,14 +22,15 @@ class AllReduce final : public DataParallel {
     optim::Optimizer& optimizer;
     state::Offload* offload;
     ops::Ops& ops;
-    comm::Communicator& data;
+    comm::Communicator& replicas;  // ranks that hold the same shard: with ZeRO 0 the data axis
     comm::Communicator& world;
     bool stochastic_rounding = false;  // as ReplicaOptions
   };
   AllReduce(const Parts& parts, device::MemoryLedger& ledger);
 
-  /// Adds over the data axis, in place. Shards are StateExchange's, whose rooms they pass through.
-  device::Event reduce(const params::Range& elements, device::Stream& stream) override;
+  /// An all-reduce over the replicas, in place.
+  device::Event reduce(const params::Range& elements, const Tensor& gradient,
+                       device::Stream& stream) override;
   void start_norm(ops::Ops& ops) override { norm_.start(ops); }
   double finish_norm() override { return norm_.finish(parts_.world); }
   void update(double learning_rate, std::int64_t step, double gradient_scale) override;

@@ -21,10 +21,11 @@ class DataParallel {
 
   /// Makes what units read of a model that others hold; nothing where ranks hold it themselves.
   virtual void fetch() {}
-  /// This rank's gradient of `elements` of the flat buffer is what it is to contribute, once
-  /// computation has done what it was given. Starts on `stream` what becomes of it; the event is
-  /// done when the memory is the caller's again.
-  virtual device::Event reduce(const params::Range& elements, device::Stream& stream) = 0;
+  /// `gradient` is this rank's summed gradient of `elements` of the flat buffer, its own shard with
+  /// ZeRO 1 to 3, once computation has done what it was given. Starts its reduction on `stream`;
+  /// the event is done when the memory is the caller's again.
+  virtual device::Event reduce(const params::Range& elements, const Tensor& gradient,
+                               device::Stream& stream) = 0;
   /// Queues this rank's part of the norm of the summed gradients, after all events of the step.
   virtual void start_norm(ops::Ops& ops) = 0;
   /// The norm, once the device's work has been waited for: the same bits on every rank.

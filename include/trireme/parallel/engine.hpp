@@ -1,5 +1,6 @@
-// Runs a step: walks the program of this rank's stage, and with it the micro-batches through the
-// units, the messages between stages, and the reductions of gradients.
+// Walks the programs of this rank's stage: a training step, evaluation, or generation. A program
+// holds the computations of units, the messages between stages, the gathers of parameters and the
+// reductions of gradients.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,9 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/readback.hpp"
 #include "trireme/model/transformer.hpp"
-#include "trireme/parallel/exchange.hpp"
+#include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/microbatch.hpp"
+#include "trireme/parallel/parameter_gatherer.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/parallel/stage_memory.hpp"
 #include "trireme/parallel/step_graphs.hpp"
@@ -32,7 +34,9 @@ struct LossSum {
 /// The communicators of one rank.
 struct EngineGroups {
   comm::Communicator& tensor;
-  StateGroups state;
+  comm::Communicator& data;
+  comm::Communicator& shard;        // data ranks among which state is sharded
+  comm::Communicator& embedding;    // the first and the last stage
   comm::Communicator& pipeline;     // agreement along the stages
   comm::Communicator& activations;  // the same ranks, once for each direction of messages
   comm::Communicator& gradients;
@@ -42,16 +46,16 @@ struct EngineOptions {
   std::int64_t bucket_elements = 2 << 20;
   bool overlap = true;                 // reduce while backward runs
   std::uint64_t seed = 0;              // of dropout
-  comm::Watchdog* watchdog = nullptr;  // is told of every action, where there is one
-  state::Offload* offload = nullptr;   // takes final gradients, where there is one
-  /// What a step computes is captured, where the device captures and no tensor group's messages are
-  /// in between; see StepGraphs.
+  comm::Watchdog* watchdog = nullptr;  // null: none; else learns of every action
+  state::Offload* offload = nullptr;   // null: the optimizer is not offloaded
+  /// Capture what a training step computes, where the device captures and no messages of a tensor
+  /// group are in between; see StepGraphs.
   bool graphs = false;
 };
 
 class Engine {
  public:
-  /// `stage` and `state` describe the same rank; the former's program is walked.
+  /// `stage` and `state` describe the same rank. All arguments outlive the engine.
   Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
          const EngineGroups& groups, DataParallel& method, Recorder& recorder,
          device::MemoryLedger& ledger, const EngineOptions& options);
@@ -68,9 +72,9 @@ class Engine {
   LossSum step_sums();
   /// Multiplies all gradients of the steps that follow (1 at first), and no loss.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
-  /// After an update: parameters are whole again where they are kept whole.
-  void spread() { exchange_.spread(); }
-  /// Forward alone; the sums of each leaf of the micro-batch, on every rank of the replica.
+  /// After an update: see ParameterGatherer::gather_updated.
+  void gather_updated() { parameters_.gather_updated(); }
+  /// Forward alone: the sums of each leaf of the micro-batch, on every rank of the replica.
   std::vector<LossSum> evaluate(const HostMicrobatch& batch);
 
   /// Forward of the next tokens of one sequence, whose earlier keys and values `caches` hold (by
@@ -80,8 +84,8 @@ class Engine {
   void extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
               const Tensor& logits);
 
-  /// logits [R, V] of every token of the micro-batch, R·V fp32 in the device's memory, where there
-  /// is one stage: for comparison with other programs.
+  /// logits [R, V] of every token of the micro-batch, fp32 in the device's memory, on every rank of
+  /// the last stage: for comparison with other programs.
   void logits(const HostMicrobatch& batch, const Tensor& logits);
 
   const StageMemory& memory() const { return memory_; }
@@ -93,29 +97,43 @@ class Engine {
 
  private:
   using Message = StageMemory::Message;
+  /// What one walk through a program computes.
+  struct Walk {
+    const Program* program;
+    model::Mode mode = model::Mode::evaluate;
+    std::vector<model::KeyValueCache>* caches = nullptr;  // generation: by unit
+    Tensor logits;  // what the last unit writes; absent: it adds to the loss
+  };
   static std::size_t loss_bytes(const Stage& stage);
+  /// Runs a program on the micro-batches in batches_.
+  void run(const Walk& walk);
+  void wait_for_messages();
   void start(const UnitAction& action);
-  /// Computation from action `begin` on: of as many actions as need nothing in between; where the
-  /// next one is.
+  /// Computes action `begin` and as many after it as need nothing in between. Returns the index of
+  /// the next one.
   std::size_t compute_from(std::size_t begin);
-  /// For each action of the program whether it computes, needs nothing but what was computed before
-  /// it, and so may share a graph with the one before.
+  /// By action of the training program: it needs nothing but what was computed before it, and so
+  /// may share a graph with the action before.
   std::vector<bool> find_continuing() const;
   bool adds_to_gradients(const UnitAction& action) const;
-  /// Waits and moves before an action's computation.
-  void prepare(const UnitAction& action, model::Mode mode);
-  void compute(const UnitAction& action, model::Mode mode);
-  void evaluate(const UnitAction& action);
-  void forward(const UnitAction& action, model::Mode mode);
+  /// Waits and copies before an action's computation.
+  void prepare(const UnitAction& action);
+  void compute(const UnitAction& action);
+  void forward(const UnitAction& action);
+  void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
   void backward(const UnitAction& action);
   void backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
                      const Tensor& dx, const Tensor& dy, const Tensor& x);
   void start_message(const UnitAction& action);
   device::Event& message_event(Message kind, int slot);
   Tensor incoming(Message kind, int slot);
-  model::UnitContext context(const model::Microbatch& leaf, const UnitAction& action,
-                             model::Mode mode, int set);
+  model::UnitContext context(const model::Microbatch& leaf, const UnitAction& action, int set);
   Tensor output_gradient(const UnitAction& action);
+  /// Rows of a leaf of this walk's micro-batches on this rank.
+  std::int64_t own_rows() const;
+  /// The rows of an activation [leaves · plan rows, C] that this walk uses, or those of one leaf.
+  Tensor rows_of(const Tensor& activation) const;
+  Tensor leaf_rows(const Tensor& activation, int leaf) const;
   void zero_losses();
   int set_of(int micro_batch, int leaf) const;
   /// Adds up set_sums_, over the data ranks too.
@@ -129,9 +147,10 @@ class Engine {
   Recorder& recorder_;
   EngineOptions options_;
   StageMemory memory_;
-  device::Stream tensor_stream_;
+  device::Stream tensor_stream_, state_stream_;
   model::TensorGroup tensor_;
-  StateExchange exchange_;
+  ParameterGatherer parameters_;
+  GradientReducer gradients_;
   // One stream for each kind of message: a send must not wait for a receive.
   std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
   std::vector<std::vector<device::Event>> message_events_;        // by Message and slot
@@ -143,8 +162,8 @@ class Engine {
   Tensor frequencies_;            // [D/2], absent without rotary positions
   double denominator_ = 1, loss_scale_ = 1;
   StepGraphs graphs_;
-  std::vector<bool> continuing_;     // by action; see find_continuing
-  std::vector<std::string> labels_;  // of the program's actions, for the watchdog
+  std::vector<bool> continuing_;  // by action; see find_continuing
+  Walk walk_{};                   // the current one
   /// What profilers call the work of each unit of the model.
   std::vector<std::string> forward_names_, backward_names_;
   std::unique_ptr<comm::Progress> progress_;

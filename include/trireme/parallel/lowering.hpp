@@ -1,6 +1,6 @@
 // From a stage's schedule to unit actions: the list that the engine walks, and that memory
-// prediction reads. Pure. Gathers, releases and reductions of sharded state are actions too, so
-// that what overlaps with what is decided here and nowhere else.
+// prediction reads. Pure. Gathers of sharded parameters and reductions of gradients are actions
+// too, so that what overlaps with what is decided here and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ struct UnitAction {
   enum class Kind : std::uint8_t {
     receive,          // start to fill receive slot `slot`
     send,             // start to send from send slot `slot`
-    gather,           // start to make `group`'s parameters whole
+    gather,           // start to gather `group`'s parameters
     forward,          // of `unit`
     backward,         // of `unit`: recomputation and both parts, leaf by leaf
     recompute,        // what forward did not keep, where backward is split
     backward_input,   // of `unit`
     backward_weight,  // of `unit`
-    reduce,           // `group`'s gradient is whole on this rank: start to reduce it
-    exchange          // a tied weight's gradient: add the other stage's, then reduce
+    reduce,           // this rank has added all of `group`'s gradient: start to reduce it
+    reduce_tied       // the same of a weight that another stage holds too
   };
   Kind kind = Kind::forward;
   int micro_batch = -1;
@@ -44,11 +44,11 @@ std::string to_string(const UnitAction& action);
 
 struct LoweringOptions {
   std::vector<params::Range> chunk_units;  // of this stage, by chunk
-  bool recompute = false;                  // something is rebuilt before backward
+  bool recompute = false;                  // of more than one pass, before a split backward
   bool gathers = false;                    // parameters are sharded
   bool reshard_after_forward = true;       // gather again for backward
   bool reduces_each_micro_batch = false;   // gradients are sharded
-  std::vector<int> value_rooms;            // by group; see state::Rooms; −1: always there
+  std::vector<int> gather_buffers;         // by group; see state::GroupBuffers
 };
 
 struct Program {
@@ -58,6 +58,9 @@ struct Program {
   int receive_activation_slots = 0, receive_gradient_slots = 0;
   int send_activation_slots = 0, send_gradient_slots = 0;
 };
+
+/// The steps of forward alone, for evaluation and generation.
+schedule::StageSteps forward_only(schedule::StageSteps steps);
 
 /// The program of one stage whose parameters `layout` describes.
 Program lower(const schedule::StageSteps& steps, const params::Layout& layout,

@@ -47,6 +47,8 @@ class DeviceBatches {
   /// see UnitContext::gradient_factor.
   void take(std::span<const HostMicrobatch> batches, double factor = 0);
   void take(const HostMicrobatch& batch) { take({&batch, 1}); }
+  /// Refers to one that is in the device's memory already.
+  void use(const model::Microbatch& batch) { views_ = {batch}; }
   /// f32 [1] where the device computes.
   const Tensor& factor() const { return factor_; }
   const model::Microbatch& operator[](int index) const {

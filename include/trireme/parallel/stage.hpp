@@ -69,17 +69,20 @@ class Stage {
   const std::vector<params::Range>& chunks() const { return chunks_; }
   const params::Layout& layout() const { return *layout_; }
   const state::ShardMap& shards() const { return *shards_; }
+  /// Of a training step; without training forward_program.
   const Program& program() const { return program_; }
+  /// Of one micro-batch's evaluation or generation.
+  const Program& forward_program() const { return forward_program_; }
   const StagePlan& memory() const { return *memory_; }
   /// Sums of gradients kept apart; see state::StateOptions.
   int sets() const { return sets_; }
   state::StateOptions state_options() const;
   int last_unit() const { return static_cast<int>(model_.units().size()) - 1; }
   bool holds_last_unit() const { return layout_->has_unit(last_unit()); }
-  /// Which rank along the pipeline has virtual stage `k`.
-  int stage_of(int virtual_stage) const { return virtual_stage % options_.place.pipeline; }
 
  private:
+  void lower_programs();
+
   const model::Transformer& model_;
   StageOptions options_;
   model::Shares shares_;
@@ -87,7 +90,7 @@ class Stage {
   std::vector<params::Range> chunks_;
   std::unique_ptr<params::Layout> layout_;
   std::unique_ptr<state::ShardMap> shards_;
-  Program program_;
+  Program program_, forward_program_;
   std::unique_ptr<StagePlan> memory_;
 };
 

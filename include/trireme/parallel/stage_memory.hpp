@@ -20,20 +20,20 @@ struct Leaves {
 };
 
 /// Offsets of a stage's activations in two arenas: *stash*, what lives from forward to backward,
-/// and *work*, everything else. Part of the stash may be lent by the gradients.
+/// and *work*, everything else. Part of the stash may alias the gradients.
 class StagePlan {
  public:
-  /// Plans the units of `chunks`, which then know their slots. `lender`: whose flat gradients may
-  /// hold part of the stash; null: none.
+  /// Plans the units of `chunks`, which then know their slots. `gradients`: the layout of flat
+  /// gradients that part of the stash may alias; null: none.
   StagePlan(const model::Transformer& model, const std::vector<params::Range>& chunks,
             const model::Shares& shares, const Leaves& leaves, const Program& program,
-            const params::Layout* lender);
+            const params::Layout* gradients);
 
-  /// Beside what is lent.
+  /// Without what aliases gradients.
   std::size_t stash_bytes() const { return stash_bytes_; }
-  /// By group of the layout: its gradient lends memory, and is to be zeroed only when it is first
-  /// added to; empty: none does.
-  const std::vector<bool>& lent() const { return lent_; }
+  /// By group of the layout: activations alias its gradient, which must be zeroed only when it is
+  /// first added to. Empty: none do.
+  const std::vector<bool>& aliased() const { return aliased_; }
   std::size_t work_bytes() const { return work_bytes_; }
   const Leaves& leaves() const { return leaves_; }
   std::int64_t own_rows() const { return own_rows_; }  // of a leaf
@@ -46,7 +46,7 @@ class StagePlan {
     std::size_t pending_offset = 0;                              // within a pending slot, of leaf 0
   };
   struct Place {
-    bool lent = false;  // in the gradients, else in the stash arena
+    bool aliases = false;  // the gradients; else in the stash arena
     std::size_t offset = 0;
   };
   /// What a stash slot holds of one unit: its input, and what it keeps for backward of each leaf.
@@ -61,12 +61,12 @@ class StagePlan {
     int pending_slots = 0;
   };
   std::size_t activation_bytes() const;  // [leaves · own rows, C]
-  void place_stash(const Program& program, const params::Layout* lender, int last_unit);
+  void place_stash(const Program& program, const params::Layout* gradients, int last_unit);
   Leaves leaves_;
   std::int64_t own_rows_ = 0, width_ = 0;
   DType type_ = DType::f32;
   std::vector<Chunk> chunks_;
-  std::vector<bool> lent_;
+  std::vector<bool> aliased_;
   std::size_t stash_bytes_ = 0, work_bytes_ = 0;
   std::size_t passing_ = 0, rebuilt_ = 0, delta_ = 0, scratch_ = 0;  // in the work arena
   std::size_t receive_activation_ = 0, receive_gradient_ = 0;
@@ -76,7 +76,7 @@ class StagePlan {
 /// The arenas themselves and the views that a program's actions need.
 class StageMemory {
  public:
-  /// `gradients`: the flat ones of the plan's lender.
+  /// `gradients`: the flat ones that the plan's stash may alias.
   StageMemory(const StagePlan& plan, const Tensor& gradients, device::MemoryLedger& ledger);
   const StagePlan& plan() const { return plan_; }
   enum class Message : std::uint8_t {
@@ -89,7 +89,7 @@ class StageMemory {
   Tensor message(Message kind, int slot);
   /// The input of an action's unit, [leaves · own rows, C].
   Tensor input(const UnitAction& action);
-  /// Where the input of the unit after the action's lies in the same chunk.
+  /// The input of the unit after the action's, in the same chunk.
   Tensor next_input(const UnitAction& action);
   /// The gradient for the output of the action's unit, and for its input, where they pass from unit
   /// to unit inside a chunk.
@@ -102,13 +102,15 @@ class StageMemory {
 
  private:
   Tensor activation(device::Arena& arena, std::size_t offset);
-  device::Arena& arena(const StagePlan::Place& place) { return place.lent ? lent_ : stash_; }
+  device::Arena& arena(const StagePlan::Place& place) {
+    return place.aliases ? gradients_ : stash_;
+  }
   const StagePlan::Kept& kept(const UnitAction& action) const;
   const StagePlan::Chunk& chunk(const UnitAction& action) const;
   const StagePlan::UnitSizes& sizes(const UnitAction& action) const;
   Tensor passing(const UnitAction& action, int unit);
   StagePlan plan_;
-  device::Arena stash_, lent_, work_;
+  device::Arena stash_, gradients_, work_;
 };
 
 }  // namespace trireme::parallel

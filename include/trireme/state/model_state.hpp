@@ -1,5 +1,5 @@
-// A rank's parameters and gradients in flat buffers, whole or as shards with room to gather and to
-// reduce, and the views of them that units use.
+// A rank's parameters and gradients in flat buffers, whole or as shards with buffers for whole
+// groups, and the views of them that units use.
 #pragma once
 
 #include <cstdint>
@@ -44,19 +44,18 @@ struct StateOptions {
   }
 };
 
-/// Where a group's whole values lie while its state is sharded: groups of neighboring units take
-/// turns in two rooms, so that one can be filled while the other is read; a group of several units
-/// has one of its own. Elements from the beginning of a buffer of all rooms.
-struct Rooms {
-  std::vector<std::int64_t> first;  // by group
-  std::vector<int> room;            // by group: groups of equal number displace each other
-  std::int64_t elements = 0;
+/// Where the whole values of groups are placed while their state is sharded. Groups of neighboring
+/// units alternate between two buffers, so that one is filled while the other is read. A group of
+/// several units, and every group that is needed for long, has a buffer of its own.
+struct GroupBuffers {
+  std::vector<std::int64_t> first;  // by group: its first element in the memory of all buffers
+  std::vector<int> buffer;          // by group
+  int count = 0;                    // of buffers
+  std::int64_t elements = 0;        // of all buffers
 };
-/// `apart`: groups that must never be displaced.
-Rooms plan_rooms(const params::Layout& layout, const std::vector<bool>& apart);
 
-/// The rooms of sharded parameters.
-Rooms value_rooms(const params::Layout& layout, const StateOptions& options);
+/// The buffers into which sharded parameters are gathered.
+GroupBuffers plan_gather_buffers(const params::Layout& layout, const StateOptions& options);
 
 class ModelState {
  public:
@@ -72,7 +71,7 @@ class ModelState {
     return options_.offloaded() ? device::host_device() : device_;
   }
 
-  /// What units read: whole flat parameters, or rooms for gathered ones.
+  /// What units read: whole flat parameters, or gather buffers.
   const model::ParameterViews& values() const { return values_; }
   /// What units add to: of set `set`; `last_unit` is given a second sum of its own for a tied
   /// weight whose units are all here, in reproducible mode.
@@ -102,9 +101,10 @@ class ModelState {
   /// the accumulated shard, or the rank's part of the whole buffer.
   Tensor group_gradient(int group, int set = 0) const;
   Tensor own_gradient(int group) const;
-  /// Which room a group's values or gradients are in; −1: they are whole and always there.
-  int value_room(int group) const;
-  int gradient_room(int group) const;
+  /// Where whole groups are gathered (values_sharded) and their gradients collected
+  /// (gradients_sharded); else there are none.
+  const GroupBuffers& gather_buffers() const { return gather_buffers_; }
+  const GroupBuffers& gradient_buffers() const { return gradient_buffers_; }
 
   /// Copies of rows that are not split, beyond the first: gradient copy `copy` (from 0) of `block`.
   Tensor gradient_copy(int block, int set, int copy) const;
@@ -121,12 +121,12 @@ class ModelState {
                                    const StateOptions& options);
   static std::int64_t gradient_bytes(const params::Layout& layout, const ShardMap& shards,
                                      const StateOptions& options);
-  /// Rooms to gather parameters and to collect gradients of sharded state.
-  static std::int64_t room_bytes(const params::Layout& layout, const StateOptions& options);
+  /// Gather buffers and gradient buffers of sharded state.
+  static std::int64_t gathered_bytes(const params::Layout& layout, const StateOptions& options);
 
  private:
   struct Set {
-    Tensor flat;    // [layout.elements], or the gradient rooms
+    Tensor flat;    // [layout.elements], or the gradient buffers
     Tensor copies;  // [copies − 1, replicated elements]
     Tensor tied;    // the last unit's sums of tied groups
     model::ParameterViews views, last_views;
@@ -142,10 +142,10 @@ class ModelState {
   int copies_ = 1;
   std::vector<std::int64_t> replicated_;  // by block: its place among rows not split, or −1
   std::vector<std::int64_t> tied_;        // by group: its place among tied sums, or −1
-  Rooms value_rooms_, gradient_rooms_;
-  device::Buffer value_buffer_, master_buffer_, value_room_buffer_, gradient_buffer_,
-      gradient_room_buffer_;
-  Tensor stored_values_, masters_, value_room_, gradients_;
+  GroupBuffers gather_buffers_, gradient_buffers_;
+  device::Buffer value_memory_, master_memory_, gathered_memory_, gradient_memory_,
+      collected_memory_;
+  Tensor stored_values_, masters_, gathered_, gradients_;
   model::ParameterViews values_;
   std::vector<Set> sets_;
   std::vector<Tensor> sums_;

@@ -1,0 +1,101 @@
+// The way of a gradient from backward to the optimizer, for every ZeRO stage:
+//
+// 1. Units add to the group's whole gradient on this rank (prepare).
+// 2. Sums that this rank keeps apart are added up (reduce, reduce_tied).
+// 3. A reduce-scatter over the shard group leaves each rank the sum of its own shard. With ZeRO 0
+//    a shard is the whole group and nothing is sent.
+// 4. With ZeRO 2 and 3 the shard is added to those of earlier micro-batches.
+// 5. The data-parallel method reduces the shard over the ranks that hold the same one
+//    (DataParallel::reduce). With ZeRO 0 neighboring groups go together, in buckets.
+// 6. An offloaded optimizer copies it to the host.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "trireme/comm/communicator.hpp"
+#include "trireme/core/recorder.hpp"
+#include "trireme/model/unit.hpp"
+#include "trireme/ops/ops.hpp"
+#include "trireme/parallel/data_parallel.hpp"
+#include "trireme/parallel/lowering.hpp"
+#include "trireme/state/model_state.hpp"
+#include "trireme/state/offload.hpp"
+#include "trireme/state/tensor_sums.hpp"
+
+namespace trireme::parallel {
+
+/// What one call of DataParallel::reduce takes: elements of the flat buffer, once the gradient of
+/// `group`, the last of them in backward, is ready.
+struct Bucket {
+  params::Range elements;
+  int group = 0;
+};
+/// ZeRO 0: neighboring groups in the order in which a program reduces them, until a bucket has
+/// `elements`. A weight that is tied between stages has a bucket of its own.
+std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& layout,
+                                 std::int64_t elements);
+
+class GradientReducer {
+ public:
+  /// What it works on, which outlives it.
+  struct Parts {
+    const state::ModelState& state;
+    const Program& program;
+    /// By group: activations alias its gradient until it is first added to (StagePlan::aliased).
+    const std::vector<bool>& aliased;
+    ops::Ops& ops;
+    model::TensorGroup& tensor;
+    comm::Communicator& shard;      // ranks among which state is sharded
+    comm::Communicator& embedding;  // the first and the last stage
+    DataParallel& method;
+    state::Offload* offload;  // null: the optimizer is not offloaded
+    Recorder& recorder;
+    device::Stream& stream;  // of all collectives of parameters and gradients
+    std::int64_t bucket_elements;
+  };
+  GradientReducer(const Parts& parts, device::MemoryLedger& ledger);
+
+  /// Zeroes all gradients but those that activations alias.
+  void begin_step();
+  /// Before a unit adds to its gradients: zeroes those whose memory held something else.
+  void prepare(int unit);
+  /// Starts to reduce a group's gradient. This rank has added all of it, or with ZeRO 2 and 3 all
+  /// of one micro-batch.
+  void reduce(int group);
+  /// The same of a weight that is tied between stages, with the other stage's gradient.
+  void reduce_tied(int group);
+  /// Waits for everything. Afterwards state.own_gradient(group) is final for every group.
+  void finish();
+
+ private:
+  /// A buffer that collects whole gradients of one group after another (ZeRO 2 and 3).
+  struct Collected {
+    int group = -1;           // whose gradient units add to
+    int scattering = -1;      // whose reduce-scatter is in progress
+    device::Event scattered;  // carries the error of a reduce-scatter that failed
+  };
+  void add_up(int group);
+  void scatter(int group);
+  void accumulate(Collected& buffer);
+  void count_contribution(int group);
+  void hand_over(int group);
+  /// Starts operations on the stream and has the recorder measure them.
+  void timed(const std::function<void()>& start);
+  /// This rank's shard within its group's whole gradient.
+  Tensor shard_of(int group) const;
+  Collected& buffer_of(int group);
+
+  const state::ModelState& state_;
+  Parts parts_;
+  ops::Ops& ops_;
+  state::TensorSums sums_;
+  std::vector<Bucket> buckets_;
+  std::vector<bool> unzeroed_;      // by group: activations still alias it in this step
+  std::vector<int> reductions_;     // by group, of a step
+  std::vector<int> left_;           // by group, those still to come
+  std::vector<Collected> buffers_;  // see ModelState::gradient_buffers
+  std::vector<device::Event> pending_;
+};
+
+}  // namespace trireme::parallel

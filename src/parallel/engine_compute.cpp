@@ -1,0 +1,136 @@
+// The computation of one action: a unit's forward or backward, leaf by leaf.
+#include "trireme/device/range.hpp"
+#include "trireme/parallel/engine.hpp"
+
+namespace trireme::parallel {
+
+using Kind = UnitAction::Kind;
+
+std::int64_t Engine::own_rows() const {
+  return stage_.shares().rows(batches_[0].tokens() / memory_.plan().leaves().count).size();
+}
+
+Tensor Engine::rows_of(const Tensor& activation) const {
+  return activation ? activation.slice(0, 0, memory_.plan().leaves().count * own_rows()) : Tensor();
+}
+
+Tensor Engine::leaf_rows(const Tensor& activation, int leaf) const {
+  const std::int64_t own = own_rows();
+  return activation ? activation.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
+}
+
+model::UnitContext Engine::context(const model::Microbatch& leaf, const UnitAction& action,
+                                   int set) {
+  const bool last_unit = action.unit == stage_.last_unit();
+  return {.ops = ops_,
+          .batch = leaf,
+          .shares = stage_.shares(),
+          .tensor = tensor_,
+          .values = state_.values(),
+          .gradients = state_.gradients(set, last_unit),
+          .mode = walk_.mode,
+          .seed = options_.seed,
+          .gradient_factor = batches_.factor(),
+          .frequencies = frequencies_};
+}
+
+Tensor Engine::output_gradient(const UnitAction& action) {
+  if (action.unit == stage_.last_unit() || action.kind == Kind::recompute) return {};
+  // Where backward is split the gradient must last until the part for weights.
+  const bool stays = action.input_slot >= 0 && action.pending < 0;
+  return stays ? memory_.message(Message::receive_gradient, action.input_slot)
+               : memory_.output_gradient(action);
+}
+
+void Engine::compute(const UnitAction& action) {
+  return action.kind == Kind::forward ? forward(action) : backward(action);
+}
+
+void Engine::forward(const UnitAction& action) {
+  const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
+  const auto unit = static_cast<std::size_t>(action.unit);
+  const bool last = action.unit == stage_.last_unit();
+  const int leaves = memory_.plan().leaves().count;
+  Tensor x, y;
+  if (action.unit > 0) x = memory_.input(action);
+  if (!last) {
+    y = action.output_slot >= 0 ? memory_.message(Message::send_activation, action.output_slot)
+                                : memory_.next_input(action);
+  }
+  for (int leaf = 0; leaf < leaves; ++leaf) {
+    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
+    const Tensor own = leaf_rows(x, leaf);
+    if (last && walk_.logits) {
+      compute_logits(action, tokens, leaf, own);
+      continue;
+    }
+    const int set = walk_.mode == model::Mode::train ? set_of(action.micro_batch, leaf) : 0;
+    model::UnitContext call = context(tokens, action, set);
+    if (walk_.caches != nullptr && !(*walk_.caches)[unit].keys.empty()) {
+      call.cache = &(*walk_.caches)[unit];
+    }
+    call.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
+                    .slice(1, leaf, leaf + 1)
+                    .reshape({1});
+    stage_.model().units()[unit]->forward(call, leaf_rows(y, leaf), own,
+                                          memory_.unit(action, leaf));
+  }
+}
+
+void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf,
+                            Tensor x) {
+  const std::int64_t rows = tokens.tokens();
+  Tensor logits = walk_.logits;
+  if (walk_.caches == nullptr) {
+    logits = logits.slice(0, leaf * rows, (leaf + 1) * rows);
+  } else {  // of the last token
+    tokens.length = 1;
+    x = x.slice(0, rows - 1, rows);
+  }
+  stage_.model().head().logits(context(tokens, action, 0), logits, x, memory_.unit(action, leaf));
+}
+
+void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
+                           const Tensor& dx, const Tensor& dy, const Tensor& x) {
+  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
+  const model::UnitMemory memory = memory_.unit(action, leaf);
+  switch (action.kind) {
+    case Kind::backward:
+      return unit.backward(context, dx, dy, x, memory);
+    case Kind::recompute:
+      return unit.recompute(context, x, memory);
+    case Kind::backward_input:
+      return unit.backward_input(context, dx, dy, x, memory);
+    case Kind::backward_weight:
+      return unit.backward_weight(context, dy, x, memory);
+    case Kind::receive:
+    case Kind::send:
+    case Kind::gather:
+    case Kind::forward:
+    case Kind::reduce:
+    case Kind::reduce_tied:
+      break;
+  }
+  throw Error("{} is no part of backward", to_string(action));
+}
+
+void Engine::backward(const UnitAction& action) {
+  const device::Range range(backward_names_[static_cast<std::size_t>(action.unit)]);
+  const int leaves = memory_.plan().leaves().count;
+  const bool input = action.kind == Kind::backward || action.kind == Kind::backward_input;
+  const Tensor dy = output_gradient(action);
+  Tensor x, dx;
+  if (action.unit > 0) x = memory_.input(action);
+  if (input && action.unit > 0) {
+    dx = action.output_slot >= 0 ? memory_.message(Message::send_gradient, action.output_slot)
+                                 : memory_.input_gradient(action);
+  }
+  for (int leaf = 0; leaf < leaves; ++leaf) {
+    const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
+    const int set = set_of(action.micro_batch, leaf);
+    backward_leaf(action, context(tokens, action, set), leaf, leaf_rows(dx, leaf),
+                  leaf_rows(dy, leaf), leaf_rows(x, leaf));
+  }
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,218 @@
+#include "trireme/parallel/gradient_reducer.hpp"
+
+#include <memory>
+#include <utility>
+
+#include "trireme/core/pairwise.hpp"
+
+namespace trireme::parallel {
+
+namespace {
+
+using Kind = UnitAction::Kind;
+
+bool reduces(const UnitAction& action) {
+  return action.kind == Kind::reduce || action.kind == Kind::reduce_tied;
+}
+
+/// Takes the time at which the stream reaches it.
+class Mark final : public device::Operation {
+ public:
+  explicit Mark(std::function<void()> reached) : reached_(std::move(reached)) {}
+  void start() override { reached_(); }
+  bool test() override { return true; }
+
+ private:
+  std::function<void()> reached_;
+};
+
+}  // namespace
+
+std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& layout,
+                                 std::int64_t elements) {
+  std::vector<Bucket> buckets;
+  bool open = false;
+  for (const UnitAction& action : program.actions) {
+    if (!reduces(action)) continue;
+    const bool tied = action.kind == Kind::reduce_tied;
+    const params::Range& own = layout.groups()[static_cast<std::size_t>(action.group)].elements;
+    // Backward goes from the last unit to the first, and the flat buffer from first to last.
+    if (open && !tied && buckets.back().elements.begin == own.end) {
+      buckets.back().elements.begin = own.begin;
+      buckets.back().group = action.group;
+    } else {
+      buckets.push_back({own, action.group});
+    }
+    open = !tied && buckets.back().elements.size() < elements;
+  }
+  return buckets;
+}
+
+GradientReducer::GradientReducer(const Parts& parts, device::MemoryLedger& ledger)
+    : state_(parts.state),
+      parts_(parts),
+      ops_(parts.ops),
+      sums_(parts.state, ledger),
+      reductions_(parts.state.layout().groups().size(), 0),
+      buffers_(static_cast<std::size_t>(parts.state.gradient_buffers().count)) {
+  for (const UnitAction& action : parts.program.actions) {
+    if (reduces(action)) ++reductions_[static_cast<std::size_t>(action.group)];
+  }
+  if (state_.options().zero.optimizer == state::Held::whole) {
+    buckets_ = plan_buckets(parts.program, state_.layout(), parts.bucket_elements);
+  } else {
+    for (int g = 0; g < state_.shards().groups(); ++g) {
+      buckets_.push_back({state_.shards().own(g), g});
+    }
+  }
+}
+
+GradientReducer::Collected& GradientReducer::buffer_of(int group) {
+  const int buffer = state_.gradient_buffers().buffer[static_cast<std::size_t>(group)];
+  return buffers_[static_cast<std::size_t>(buffer)];
+}
+
+Tensor GradientReducer::shard_of(int group) const {
+  const params::Range& own = state_.shards().own(group);
+  const std::int64_t begin =
+      own.begin - state_.layout().groups()[static_cast<std::size_t>(group)].elements.begin;
+  return state_.group_gradient(group).slice(0, begin, begin + own.size());
+}
+
+void GradientReducer::timed(const std::function<void()>& start) {
+  // A mark would hold up what a device queues.
+  if (!parts_.stream.device().is_host()) return start();
+  const auto begin = std::make_shared<Recorder::Clock::time_point>();
+  parts_.stream.enqueue(std::make_unique<Mark>([begin] { *begin = Recorder::Clock::now(); }));
+  start();
+  pending_.push_back(parts_.stream.enqueue(std::make_unique<Mark>([&to = parts_.recorder, begin] {
+    to.add("reduce gradients (overlapped)", 1, *begin, Recorder::Clock::now());
+  })));
+}
+
+void GradientReducer::begin_step() {
+  if (parts_.offload != nullptr) parts_.offload->begin_step();
+  left_ = reductions_;
+  unzeroed_ = parts_.aliased;
+  for (const Tensor& sum : state_.sums()) {
+    if (unzeroed_.empty() || sum.data() != state_.gradients().data()) ops_.fill(sum, 0);
+  }
+  for (std::size_t g = 0; g < unzeroed_.size(); ++g) {
+    if (!unzeroed_[g]) ops_.fill(state_.group_gradient(static_cast<int>(g)), 0);
+  }
+  for (Collected& buffer : buffers_) buffer = {};
+}
+
+void GradientReducer::prepare(int unit) {
+  for (int g : state_.layout().groups_of(unit)) {
+    if (!state_.gradients_sharded()) {
+      if (unzeroed_.empty() || !unzeroed_[static_cast<std::size_t>(g)]) continue;
+      unzeroed_[static_cast<std::size_t>(g)] = false;
+    } else {
+      Collected& buffer = buffer_of(g);
+      if (buffer.group == g) continue;
+      TRIREME_ASSERT(buffer.group < 0, "unit {} displaces gradients of group {}", unit,
+                     buffer.group);
+      if (buffer.scattering >= 0) {
+        const Section section(parts_.recorder, "wait for shards");
+        accumulate(buffer);
+      }
+      buffer.group = g;
+    }
+    ops_.fill(state_.group_gradient(g), 0);
+  }
+}
+
+void GradientReducer::add_up(int group) {
+  const Section section(parts_.recorder, "join gradients");
+  const int sets = state_.options().sets;
+  for (int set = 0; set < sets; ++set) sums_.join(group, set, ops_, parts_.tensor);
+  // Over this rank's groups of sequences, as a tree that the one over ranks continues.
+  add_pairwise(sets, [&](std::int64_t to, std::int64_t from) {
+    const Tensor sum = state_.group_gradient(group, static_cast<int>(to));
+    ops_.add(sum, sum, state_.group_gradient(group, static_cast<int>(from)));
+  });
+}
+
+void GradientReducer::reduce(int group) {
+  add_up(group);
+  scatter(group);
+  if (!state_.gradients_sharded()) hand_over(group);
+}
+
+void GradientReducer::scatter(int group) {
+  device::Event scattered;
+  if (state_.options().zero.optimizer == state::Held::sharded) {
+    timed([&] {
+      scattered = parts_.shard.reduce_scatter_v(shard_of(group), state_.group_gradient(group),
+                                                state_.shards().counts(group), comm::Reduction::sum,
+                                                parts_.stream);
+    });
+  }
+  if (state_.gradients_sharded()) {
+    buffer_of(group) = {.group = -1, .scattering = group, .scattered = scattered};
+  } else {
+    pending_.push_back(scattered);
+  }
+}
+
+void GradientReducer::accumulate(Collected& buffer) {
+  if (buffer.scattering < 0) return;
+  buffer.scattered.wait();
+  const int group = std::exchange(buffer.scattering, -1);
+  const Tensor sum = state_.own_gradient(group);
+  ops_.add(sum, sum, shard_of(group));
+  count_contribution(group);
+}
+
+void GradientReducer::count_contribution(int group) {
+  if (--left_[static_cast<std::size_t>(group)] == 0) hand_over(group);
+}
+
+void GradientReducer::hand_over(int group) {
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.group != group) continue;
+    const bool whole = state_.options().zero.optimizer == state::Held::whole;
+    const Tensor gradient =
+        whole ? state_.gradients().slice(0, bucket.elements.begin, bucket.elements.end)
+              : state_.own_gradient(group);
+    timed([&] {
+      pending_.push_back(parts_.method.reduce(bucket.elements, gradient, parts_.stream));
+    });
+    if (parts_.offload == nullptr) continue;
+    for (int g = 0; g < state_.shards().groups(); ++g) {
+      const params::Range& own = state_.shards().own(g);
+      const bool inside = own.begin >= bucket.elements.begin && own.end <= bucket.elements.end;
+      if (inside) pending_.push_back(parts_.offload->take(g, parts_.stream));
+    }
+  }
+}
+
+void GradientReducer::reduce_tied(int group) {
+  if (state_.gradients_sharded()) {
+    {
+      const Section section(parts_.recorder, "wait for gradients");
+      accumulate(buffer_of(group));
+    }
+    const Tensor own = state_.own_gradient(group);
+    pending_.push_back(parts_.embedding.all_reduce(own, comm::Reduction::sum, parts_.stream));
+    return count_contribution(group);
+  }
+  {
+    const Section section(parts_.recorder, "exchange tied gradients");
+    for (int set = 0; set < state_.options().sets; ++set) {
+      const Tensor gradient = state_.group_gradient(group, set);
+      parts_.embedding.all_reduce(gradient, comm::Reduction::sum, parts_.stream).wait();
+    }
+  }
+  reduce(group);
+}
+
+void GradientReducer::finish() {
+  const Section section(parts_.recorder, "wait for gradients");
+  for (Collected& buffer : buffers_) accumulate(buffer);
+  for (const device::Event& event : pending_) event.wait();
+  pending_.clear();
+}
+
+}  // namespace trireme::parallel
