@@ -297,7 +297,8 @@ inline std::string memory_fault(LayoutRun& run) {
          ModelState::parameter_bytes(stage.layout(), stage.shards(), options));
   expect("gradients", run.ledger.held(Use::gradients),
          ModelState::gradient_bytes(stage.layout(), stage.shards(), options));
-  expect("gathered", run.ledger.held(Use::gathered), ModelState::gathered_bytes(stage.layout(), options));
+  expect("gathered", run.ledger.held(Use::gathered),
+         ModelState::gathered_bytes(stage.layout(), options));
   const std::int64_t kept =
       ModelState::master_bytes(stage.layout(), stage.shards(), options) +
       2 * static_cast<std::int64_t>(sizeof(float)) * stage.shards().elements();

@@ -1,11 +1,11 @@
 // Units to virtual stages: against every possible split of small cases.
-#include "trireme/schedule/schedule.hpp"
-
 #include <algorithm>
 #include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "trireme/schedule/schedule.hpp"
 
 #include "schedule/support.hpp"
 
