@@ -42,8 +42,11 @@ def uses():
     """Modules that each module links directly."""
     text = re.sub(r'#.*', '', (SOURCE / 'CMakeLists.txt').read_text())
     calls = re.findall(r'trireme_module\((\w+)([^)]*)\)', text)
-    return {name: (re.findall(r'USES((?: +\w+)*)', rest.replace('LIBRARIES', '=')) or [''])[0].split()
-            for name, rest in calls}
+    found = {}
+    for name, rest in calls:
+        words = re.split('LIBRARIES|PRECOMPILE', rest)[0].split()
+        found[name] = words[1:] if words[:1] == ['USES'] else []
+    return found
 
 
 def draw():
