@@ -1,4 +1,4 @@
-// Made-up batches and models for tests.
+// Synthetic batches and models for tests.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace trireme::testing_support {
 
-/// Samples first … first + sequences − 1: tokens that depend on (sample, place) alone.
+/// Samples first … first + sequences − 1: tokens that depend only on (sample, position).
 inline data::Batch make_test_batch(std::int64_t first, std::int64_t sequences, std::int64_t length,
                                    std::int64_t vocabulary) {
   data::Batch batch;

@@ -24,14 +24,14 @@ namespace {
 using trireme::test::Fault;
 
 std::atomic<bool> armed{false};
-std::mutex mutex;  // of all below
+std::mutex mutex;  // guards everything below
 std::array<char, PATH_MAX> prefix{};
 std::array<char, PATH_MAX + 32> struck{};
 long counted = 0;
 long fails_at = 0;
 Fault kind = Fault::io_error;
 
-/// The C library's own.
+/// The C library's function.
 template <class Call>
 Call next(const char* name) {
   return reinterpret_cast<Call>(::dlsym(RTLD_NEXT, name));
@@ -39,9 +39,9 @@ Call next(const char* name) {
 #define TRIREME_NEXT(name) static const auto real = next<decltype(&::name)>(#name)
 
 /// The absolute path of `path` seen from `folder` (a descriptor or AT_FDCWD); not resolved.
-void make_absolute(int folder, const char* path, char* to, std::size_t room) {
+void make_absolute(int folder, const char* path, char* to, std::size_t capacity) {
   if (path[0] == '/') {
-    std::snprintf(to, room, "%s", path);
+    std::snprintf(to, capacity, "%s", path);
     return;
   }
   std::array<char, PATH_MAX> at{};
@@ -53,11 +53,12 @@ void make_absolute(int folder, const char* path, char* to, std::size_t room) {
     if (::readlink(link.data(), at.data(), at.size() - 1) < 0) at[0] = '\0';
   }
   const char* between = path[0] == '\0' ? "" : "/";
-  const int length = std::snprintf(to, room, "%s%s%s", at.data(), between, path);
-  if (length < 0 || static_cast<std::size_t>(length) >= room) to[0] = '\0';  // too long to be ours
+  const int length = std::snprintf(to, capacity, "%s%s%s", at.data(), between, path);
+  if (length < 0 || static_cast<std::size_t>(length) >= capacity)
+    to[0] = '\0';  // too long to match
 }
 
-/// Whether the operation that is about to be done is the one. Sets errno if so.
+/// Whether this operation is the one to fail. Sets errno if so.
 bool strikes(const char* operation, int folder, const char* path, bool can_be_short = false) {
   if (!armed.load(std::memory_order_acquire) || path == nullptr) return false;
   const int before = errno;
@@ -81,7 +82,7 @@ bool strikes_open_file(const char* operation, int file, bool can_be_short = fals
   return strikes(operation, file, "", can_be_short);
 }
 
-/// Writes by `write(bytes)`, all or what the fault leaves.
+/// Writes by `write(bytes)`: all bytes, or what the fault allows.
 template <class Write>
 ssize_t write_some(const char* operation, int file, std::size_t bytes, const Write& write) {
   if (!strikes_open_file(operation, file, bytes >= 2)) return write(bytes);
@@ -92,15 +93,16 @@ mode_t mode_of(int flags, va_list list) {
   return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(list, mode_t) : 0;
 }
 
-/// What TRIREME_FILE_FAULT asks for.
+/// Reads TRIREME_FILE_FAULT.
 __attribute__((constructor)) void arm_from_environment() {
-  const char* wish = std::getenv("TRIREME_FILE_FAULT");
-  if (wish == nullptr) return;
+  const char* request = std::getenv("TRIREME_FILE_FAULT");
+  if (request == nullptr) return;
   std::array<char, 32> name{};
   std::array<char, PATH_MAX> below{};
   long at = 0;
   int rank = -1;
-  const int fields = std::sscanf(wish, "%31s %ld %4095s %d", name.data(), &at, below.data(), &rank);
+  const int fields =
+      std::sscanf(request, "%31s %ld %4095s %d", name.data(), &at, below.data(), &rank);
   static constexpr std::array<const char*, 5> names = {"no_space", "io_error", "short_write",
                                                        "kill", "no_locks"};
   int fault = 0;
@@ -108,7 +110,7 @@ __attribute__((constructor)) void arm_from_environment() {
     ++fault;
   }
   if (fields < 3 || fault == 5) {
-    std::fprintf(stderr, "TRIREME_FILE_FAULT=%s: is not KIND AT PREFIX [RANK]\n", wish);
+    std::fprintf(stderr, "TRIREME_FILE_FAULT=%s: is not KIND AT PREFIX [RANK]\n", request);
     std::abort();
   }
   if (fields == 4) {
@@ -165,7 +167,7 @@ TRIREME_OPEN(open64)
 TRIREME_OPENAT(openat)
 TRIREME_OPENAT(openat64)
 
-// What the compiler makes of open(2) without a mode under _FORTIFY_SOURCE.
+// What the compiler calls for open(2) without a mode under _FORTIFY_SOURCE.
 int __open_2(const char* path, int flags) { return open(path, flags); }
 int __open64_2(const char* path, int flags) { return open64(path, flags); }
 

@@ -1,4 +1,4 @@
-// Folders that vanish, files of known content, and a limit on what may be written.
+// Temporary folders, files of known content, and a file size limit.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@
 
 namespace trireme::test {
 
-/// A folder of its own for each test.
+/// A temporary folder per test.
 class Scratch {
  public:
   Scratch() {

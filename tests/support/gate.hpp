@@ -1,4 +1,4 @@
-// Holds back a queue of a simulated device (SimulatedDevice::repeat) for as long as a test wants.
+// Blocks a queue of a simulated device (SimulatedDevice::repeat) for as long as a test needs.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace trireme::testing_support {
 
-/// Opens after a while, or when told to.
+/// Opens after a delay, or by a call.
 class Gate {
  public:
   ~Gate() { open(); }

@@ -1,5 +1,5 @@
-// Entry point of the MPI test programs: every rank runs every test; rank 0 prints, and a failure on
-// any rank is printed by that rank and fails the whole launch.
+// Entry point of the MPI test programs. Every rank runs every test; rank 0 prints. A failing rank
+// prints its failure and fails the launch.
 #include <gtest/gtest.h>
 #include <mpi.h>
 

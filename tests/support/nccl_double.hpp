@@ -1,6 +1,6 @@
-// A stand-in for NCCL between simulated devices, by MPI: work is queued and done later by the
-// device, that of one communicator in the order of the calls whatever the queue; communicators are
-// in progress for a while after each call and then take no other, and faults can be ordered.
+// A fake NCCL over MPI for simulated devices. Work of a communicator is queued and done later, in
+// call order. A communicator stays in progress for a while after each call. Tests can inject
+// faults.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace trireme::testing_support {
 
 class NcclDouble final : public comm::NcclApi {
  public:
-  /// Collective over the world; so is its end.
+  /// Collective over the world, as is the destructor.
   explicit NcclDouble(SimulatedDevice& device) : device_(device) {
     MPI_Comm_dup(MPI_COMM_WORLD, &world_);
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
@@ -38,7 +38,7 @@ class NcclDouble final : public comm::NcclApi {
     MPI_Comm_free(&world_);
   }
 
-  // What a test may order and ask.
+  // Controls for tests.
   /// The next call of that name gives `result` and does nothing.
   void refuse(const std::string& call, Result result) {
     const std::lock_guard lock(mutex_);
@@ -80,7 +80,7 @@ class NcclDouble final : public comm::NcclApi {
     group->tag = 2 * (512 * words[0] + words[1]);
     group->rank = rank;
     group->members.resize(static_cast<std::size_t>(size));
-    meet(*group, words[0]);
+    exchange_members(*group, words[0]);
     group->delay = 3;
     comm = reinterpret_cast<Comm>(group.get());
     groups_.push_back(std::move(group));
@@ -106,8 +106,8 @@ class NcclDouble final : public comm::NcclApi {
       --alive_;
     });
   }
-  /// As NCCL's, it waits until the device has left what the communicator queued; in a group of
-  /// calls, at the group's end.
+  /// Like NCCL's: waits for the communicator's queued work on the device; within a group call, at
+  /// its end.
   Result abort(Comm comm) override {
     std::shared_ptr<std::atomic<int>> under_way;
     {
@@ -203,17 +203,17 @@ class NcclDouble final : public comm::NcclApi {
   struct Group {
     std::vector<int> members;  // world ranks
     int rank = 0, tag = 0;
-    int delay = 0;  // looks at its errors until it is no longer in progress
+    int delay = 0;  // polls until no longer in progress
     bool ending = false, gone = false;
     std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<std::atomic<int>> under_way = std::make_shared<std::atomic<int>>(0);
     int submitted = 0;
     std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(0);
-    std::vector<std::pair<void*, std::function<bool()>>> held;  // until then
+    std::vector<std::pair<void*, std::function<bool()>>> held;  // until no longer in progress
     int size() const { return static_cast<int>(members.size()); }
   };
 
-  /// The messages of one group of calls, as the device does them.
+  /// The messages of one group call, as the device executes them.
   struct Work {
     std::vector<Call> calls;
     MPI_Comm world = MPI_COMM_NULL;
@@ -281,7 +281,7 @@ class NcclDouble final : public comm::NcclApi {
     static void add(const Call& call, const std::vector<std::vector<std::byte>>& parts) {
       auto* to = static_cast<T*>(call.to);
       for (std::size_t i = 0; i < call.bytes / sizeof(T); ++i) {
-        T sum = 0;  // from the last rank to the first: no order that anybody promised
+        T sum = 0;  // last rank first: NCCL promises no order
         for (std::size_t r = parts.size(); r-- > 0;) {
           sum += reinterpret_cast<const T*>(parts[r].data())[i];
         }
@@ -314,7 +314,7 @@ class NcclDouble final : public comm::NcclApi {
   };
 
   static Group& of(Comm comm) { return *reinterpret_cast<Group*>(comm); }
-  // Under mutex_, as is what follows.
+  // mutex_ guards this and what follows.
   Result count(const std::string& name) {
     ++calls_[name];
     if (refused_.first != name) return Result::success;
@@ -334,7 +334,7 @@ class NcclDouble final : public comm::NcclApi {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     for (const auto& under_way : std::exchange(aborted, {})) {
       while (*under_way > 0) {
-        if (std::chrono::steady_clock::now() > end) {  // for ever
+        if (std::chrono::steady_clock::now() > end) {  // hung
           const std::lock_guard lock(mutex_);
           count("abort that hangs");
           return Result::internal_error;
@@ -375,7 +375,7 @@ class NcclDouble final : public comm::NcclApi {
       --*under_way;
       return true;
     });
-    group.delay = turn_++ % 4;  // often it is queued at once
+    group.delay = turn_++ % 4;  // often queued at once
     if (group.delay == 0) hand_over(group);
     return group.delay == 0 ? Result::success : Result::in_progress;
   }
@@ -383,8 +383,8 @@ class NcclDouble final : public comm::NcclApi {
     for (auto& [queue, task] : std::exchange(group.held, {}))
       device_.repeat(queue, std::move(task));
   }
-  /// Who is who, by way of the rank that gave the id.
-  void meet(Group& group, int root) {
+  /// Exchanges world ranks through the rank that created the id.
+  void exchange_members(Group& group, int root) {
     const int own[2] = {group.rank, world_rank_};
     auto* const members = group.members.data();
     if (world_rank_ == root) {
@@ -413,7 +413,7 @@ class NcclDouble final : public comm::NcclApi {
   std::pair<std::string, Result> refused_;
   Result broken_ = Result::success;
   int sequence_ = 0, alive_ = 0, turn_ = 0;
-  // Groups of calls belong to a thread.
+  // Group calls are per thread.
   static inline thread_local int depth = 0;
   static inline thread_local std::vector<Call> grouped;
   static inline thread_local std::vector<std::shared_ptr<std::atomic<int>>>

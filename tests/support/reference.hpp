@@ -1,4 +1,4 @@
-// Reads the golden files of tests/reference: one JSON index and raw little-endian tensors.
+// Reads the reference files of tests/reference: one JSON index and raw little-endian tensors.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@
 
 namespace trireme::testing_support {
 
-/// One case of the golden files: "gpt2", "llama" or "llama3_rope". Tensors are named
+/// One case of the reference files: "gpt2", "llama" or "llama3_rope". Tensors are named
 /// "parameters/<name>", "gradients/<name>", "ids", "targets", "weights" and "logits". Errors throw
 /// std::runtime_error.
 class Reference {
@@ -41,7 +41,7 @@ class Reference {
   const nlohmann::json& adamw() const { return case_.at("adamw"); }
 
   bool has(const std::string& name) const { return case_.at("tensors").contains(name); }
-  /// Names of the tensors that start with `prefix`, without it.
+  /// Names of the tensors that start with `prefix`, with the prefix removed.
   std::vector<std::string> names(const std::string& prefix) const {
     std::vector<std::string> out;
     for (const auto& [name, entry] : case_.at("tensors").items()) {
@@ -71,7 +71,8 @@ class Reference {
  private:
   template <class Stored, class T>
   std::vector<T> read(const nlohmann::json& entry, const std::vector<std::int64_t>& shape) const {
-    static_assert(std::endian::native == std::endian::little, "the golden files are little-endian");
+    static_assert(std::endian::native == std::endian::little,
+                  "the reference files are little-endian");
     std::size_t count = 1;
     for (const std::int64_t extent : shape) count *= static_cast<std::size_t>(extent);
     std::vector<Stored> stored(count);

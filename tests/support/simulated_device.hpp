@@ -1,7 +1,6 @@
-// A device made up for tests: its memory cannot be touched by the host, and its work is done later,
-// by a thread of its own that takes turns between its queues at random. Whatever reads too early,
-// forgets to wait or uses the wrong memory shows, on machines without a real device.
-// Long because all of it is one class's state under one lock.
+// A simulated device for tests. The host cannot touch its memory, and its own thread executes work
+// later, from its queues in random order. This exposes early reads, missing waits and wrong memory
+// without a real device. The file is long because it is one class's state under one lock.
 #pragma once
 
 #include <algorithm>
@@ -66,14 +65,14 @@ class SimulatedDevice final : public device::Device,
   void release(void* memory) noexcept override {
     std::unique_lock lock(mutex_);
     ++waits_;
-    if (captures_here()) spoilt_ = "memory that was given back";
+    if (captures_here()) invalidated_by_ = "a release of memory";
     changed_.wait(lock, [this] { return pending_ == 0; });
     const auto block = blocks_.find(static_cast<std::byte*>(memory));
     munmap(block->second.real, block->second.size);
     munmap(memory, block->second.size);
     blocks_.erase(block);
   }
-  /// From now on there is no staging memory.
+  /// From now on allocate_staging fails.
   void refuse_staging() { refuses_staging_ = true; }
   void* allocate_staging(std::size_t bytes) override {
     if (refuses_staging_) return nullptr;
@@ -100,8 +99,8 @@ class SimulatedDevice final : public device::Device,
   void synchronize() override { synchronize_on(0); }
   void* native() override { return native_of(0); }
 
-  /// How often the host has waited for it: in synchronize, for a copy from or to memory that is not
-  /// staging memory, or in giving memory back. Fences that are asked for do not count.
+  /// How often the host has waited: in synchronize, in a copy from or to memory that is not staging
+  /// memory, or in release. Queries of fences do not count.
   std::uint64_t waits() {
     const std::lock_guard lock(mutex_);
     return waits_;
@@ -124,16 +123,16 @@ class SimulatedDevice final : public device::Device,
     const std::lock_guard lock(mutex_);
     TRIREME_ASSERT(!captures_, "a capture in a capture");
     captures_ = true;
-    spoilt_.clear();
+    invalidated_by_.clear();
     capturer_ = std::this_thread::get_id();
   }
   std::unique_ptr<device::Graph> end_capture() override {
     const std::lock_guard lock(mutex_);
     captures_ = false;
-    if (refuses_captures_) spoilt_ = "its refusal";
-    if (!spoilt_.empty()) {
+    if (refuses_captures_) invalidated_by_ = "its refusal";
+    if (!invalidated_by_.empty()) {
       captured_.clear();
-      throw Error("simulated device: no capture, for {}", spoilt_);
+      throw Error("simulated device: no capture, for {}", invalidated_by_);
     }
     return std::make_unique<Captured>(*this, std::exchange(captured_, {}));
   }
@@ -144,14 +143,14 @@ class SimulatedDevice final : public device::Device,
   }
   /// Queues `task` behind the computation so far.
   void compute(std::function<void()> task) { push(0, {once(std::move(task)), nullptr, 0}); }
-  /// Queues behind what the queue of that `native` has so far a task that is called again and again
-  /// until it returns true; other queues go on meanwhile.
+  /// Queues, on the queue with that `native`, a task that is called until it returns true. Other
+  /// queues proceed meanwhile.
   void repeat(void* native, std::function<bool()> task) {
     std::size_t lane = 0;
     while (native_of(lane) != native) ++lane;
     push(lane, {std::move(task), nullptr, 0});
   }
-  /// Where the worker finds what the host knows as `memory`. Throws where it is not this device's.
+  /// The worker's address of what the host knows as `memory`. Throws if it is not of this device.
   template <class T>
   T* real(T* memory) {
     const auto* at = reinterpret_cast<const std::byte*>(memory);
@@ -179,8 +178,8 @@ class SimulatedDevice final : public device::Device,
     std::deque<Task> tasks;
     std::uint64_t pushed = 0;
     std::shared_ptr<std::uint64_t> done = std::make_shared<std::uint64_t>(0);
-    bool in_span = false;    // as far as is queued
-    device::QueueSpan span;  // under way
+    bool in_span = false;    // as of the last queued task
+    device::QueueSpan span;  // in progress
   };
   class Ticket final : public device::Fence {
    public:
@@ -303,7 +302,7 @@ class SimulatedDevice final : public device::Device,
     const std::lock_guard lock(mutex_);
     if (captures_here()) throw Error("simulated device: {} in a capture", what);
   }
-  /// Whatever another thread does to the queue that is captured would become part of the capture.
+  /// Work that another thread queues would become part of the capture.
   void refuse_beside_capture(std::size_t lane) {  // under mutex_
     if (lane == 0 && captures_ && !captures_here()) {
       throw Error("simulated device: another thread in a capture");
@@ -452,7 +451,7 @@ class SimulatedDevice final : public device::Device,
         error = std::current_exception();
       }
       if (!done) std::this_thread::sleep_for(std::chrono::microseconds(ready.size() == 1 ? 50 : 5));
-      task.run = done ? nullptr : std::move(task.run);  // what it holds goes before it counts
+      task.run = done ? nullptr : std::move(task.run);  // frees its captures before it counts
       lock.lock();
       if (!done) {
         lane.tasks.push_front(std::move(task));
@@ -467,7 +466,7 @@ class SimulatedDevice final : public device::Device,
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::byte*, Block> blocks_;  // by what the host sees
+  std::map<std::byte*, Block> blocks_;  // by host address
   std::map<std::byte*, Staged> staging_;
   std::deque<Lane> lanes_{1};  // the first is the computation's
   std::vector<std::size_t> unused_lanes_;
@@ -477,9 +476,9 @@ class SimulatedDevice final : public device::Device,
   std::exception_ptr error_;
   std::mt19937 random_;
   bool stop_ = false, refuses_staging_ = false, traces_ = false;
-  std::vector<device::QueueSpan> spans_;  // that have ended
+  std::vector<device::QueueSpan> spans_;  // completed
   bool captures_ = false, refuses_captures_ = false;
-  std::string spoilt_;  // by what, so that its end fails
+  std::string invalidated_by_;  // the cause, if the capture fails
   std::thread::id capturer_;
   std::deque<Task> captured_;  // so far
   std::thread worker_;

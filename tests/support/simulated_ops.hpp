@@ -1,5 +1,5 @@
-// The operations of a simulated device: those of the CPU, done later by the device's thread, in
-// fp32 on rounded values where tensors are bf16 or fp16.
+// The operations of a simulated device: the CPU's, executed later by the device's thread, in fp32
+// on rounded values for bf16 and fp16 tensors.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@
 
 namespace trireme::testing_support {
 
-/// Stands in for narrow tensors in one operation of the CPU, which knows fp32 alone: arguments are
-/// widened, and what they hold afterwards is rounded back.
+/// Replaces narrow tensors in one CPU operation: widens the arguments to fp32, and rounds the
+/// results back.
 class Widening {
  public:
   template <class T>
@@ -57,7 +57,7 @@ class Widening {
     for (const Pair& pair : pairs_) {
       if (std::memcmp(pair.values->data(), pair.before.data(),
                       pair.before.size() * sizeof(float)) == 0) {
-        continue;  // an argument that was read alone, perhaps another view of what was written
+        continue;  // read-only, perhaps a view of what was written
       }
       const bool brain = pair.narrow.type() == DType::bf16;
       each_element(pair.narrow, [&](std::size_t i, std::uint16_t& value) {

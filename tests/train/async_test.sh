@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Parameter servers that wait for nobody: every sample once, staleness within its bound and in the record, a slow worker
-# that holds up nobody, workers that are killed, checkpoints, and what is refused.
-#   KILLS=20 async_test.sh: so many workers killed at random, in turn over shared memory and over TCP
+# Asynchronous parameter servers: every sample once, staleness bounded and recorded, slow workers, killed workers,
+# checkpoints, refused configurations. KILLS=20 async_test.sh kills that many workers at random, over shared memory and
+# TCP in turn.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -53,7 +53,7 @@ assert value, (value, st, [rank["tickets"] for rank in w], events)
 PYTHON
 }
 
-# Sound: all updates are made, losses fall, bytes are a gradient out and a model in, memory is as foretold.
+# A sound run: all updates are made, losses fall, bytes are one gradient out and one model in, memory is as predicted.
 serve 5 sound --train.steps 40 --optim.warmup_steps 4
 ran sound
 check sound 40 3 'st["updates"] == 120 and sum(k["tickets"] for k in w) == 120'
@@ -61,19 +61,19 @@ check sound 40 3 'm[-1]["loss"] < m[0]["loss"] - 0.8 and s["validation_loss"] < 
 check sound 40 3 'all(abs(k["communication"]["servers"]["bytes_per_step"] - psi) < 0.02 * psi for k in w)'
 # The model is pulled once more for the evaluation.
 check sound 40 3 'all(abs(k["communication"]["servers"]["received_per_step"] - psi) < 0.1 * psi for k in w)'
-grep -q 'Figure of Merit (FOM): [0-9]' out || fail "memory is not what was foretold"
+grep -q 'Figure of Merit (FOM): [0-9]' out || fail "memory is not as predicted"
 grep -q 'staleness of 120 updates' out || fail "no histogram in the closing table"
 
-# Another program's view of the same weights.
+# Another program reads the same weights.
 "$TRIREME" evaluate --checkpoint sound >out 2>err || fail evaluate
-python3 -B - <<'PYTHON' || fail "evaluation on servers and alone differ"
+python3 -B - <<'PYTHON' || fail "evaluation on servers and on one rank differ"
 import json, re
 ours = json.load(open("sound/attempts/0001/summary.json"))["validation_loss"]
 theirs = float(re.search(r"loss ([0-9.]+)", open("out").read()).group(1))
 assert abs(ours - theirs) < 1e-4, (ours, theirs)
 PYTHON
 
-# In two starts, with another number of workers and servers; then by all-reduce, from the same checkpoint.
+# In two starts with different numbers of workers and servers; then by all-reduce from the same checkpoint.
 serve 5 twice --train.steps 40 --train.stop_after 10
 ran "first start"
 run 3 twice --data_parallel.method async-server --parallel.servers 1 --server.max_staleness 3 --train.steps 40 \
@@ -82,38 +82,38 @@ ran "second start"
 check twice 30 2 'r["first_step"] == 10 and s["steps_of_attempt"] == 20'
 run 2 twice --train.steps 40
 ran "third start, by all-reduce"
-grep -q 'resumed from .*step-00000030: step 30' out || fail "all-reduce does not go on from there"
+grep -q 'resumed from .*step-00000030: step 30' out || fail "all-reduce does not resume from there"
 
-# A damaged checkpoint is passed over, with all that is worth telling; it stays until the run has one of its step again.
+# A damaged checkpoint is passed over with a report; it stays until the run saves that step again.
 serve 5 damaged --train.steps 20 --checkpoint.every 10
 ran damaged
 file=$(ls damaged/step-00000020/*.h5 | head -n 1)
 at=$(($(stat -c %s "$file") / 2))
 byte=$(od -An -tu1 -j"$at" -N1 "$file")
-printf "$(printf '\\%03o' $((byte ^ 255)))" | dd of="$file" bs=1 seek="$at" conv=notrunc status=none  # another one for sure
+printf "$(printf '\\%03o' $((byte ^ 255)))" | dd of="$file" bs=1 seek="$at" conv=notrunc status=none  # always changes the byte
 serve 5 damaged --train.steps 20 --train.seed 3
 ran "past the damaged"
-grep -q "^passed over: $file: " out || fail "damaged: not told"
+grep -q "^passed over: $file: " out || fail "damaged: not reported"
 grep -q '^resumed from damaged/step-00000010: step 10' out || fail "damaged: not from the older one"
-grep -q '^note: train.seed = 3, and 1 before' out || fail "damaged: another seed is not told"
+grep -q '^note: train.seed = 3, and 1 before' out || fail "damaged: the changed seed is not reported"
 check damaged 20 3 'r["first_step"] == 10 and s["steps_of_attempt"] == 10'
 rm damaged/step-00000020/manifest.json
 serve 5 damaged --train.steps 10
 ran "past the one without a manifest"
-grep -q '^passed over: damaged/step-00000020' out || fail "damaged: what rank 0 passed over is not told"
-# That of another folder is not this run's, even where no step is left.
+grep -q '^passed over: damaged/step-00000020' out || fail "damaged: what rank 0 passed over is not reported"
+# A damaged checkpoint in another folder is not this run's, even with no step left.
 serve 5 elsewhere --train.steps 10 --checkpoint.resume damaged/step-00000010
 ran elsewhere
 [ -e elsewhere/step-00000010/manifest.json ] || fail "elsewhere: no checkpoint of its own"
 
-# A worker that is stuck in a step ends the job, and is named with what it did last; those who wait for it are not.
+# A worker stuck in a step ends the job and is named with its last action; ranks that wait for it are not.
 serve 5 stuck --train.steps 40 --train.watchdog 2 --train.inject slow@100000/1
 [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "stuck: exit code $code"
-grep -q '^trireme: error: watchdog: rank 1 has not moved for 2' err || fail "stuck: not said"
-grep -Eq '^ +1 +1 +[0-9.]+  wait for gradients$' err || fail "stuck: what it did last is not told"
+grep -q '^trireme: error: watchdog: rank 1 has not moved for 2' err || fail "stuck: not reported"
+grep -Eq '^ +1 +1 +[0-9.]+  wait for gradients$' err || fail "stuck: its last action is not reported"
 [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "stuck: several voices"
 
-# No lead at all is the synchronous server.
+# A staleness of 0 is the synchronous server.
 for method in "server" "async-server --server.max_staleness 0"; do
   # shellcheck disable=SC2086
   run 3 "exact-${method%% *}" --train.steps 8 --numerics.reproducible --parallel.servers 1 --train.batch 8 \
@@ -124,21 +124,21 @@ for method in "server" "async-server --server.max_staleness 0"; do
 done
 cmp steps-server steps-async-server || fail "max_staleness = 0 is not the synchronous server"
 
-# Five times slower: it makes less than its share, the others go on until they are at the bound.
+# A worker five times slower makes fewer updates; the others continue up to the staleness bound.
 serve 5 slow --train.steps 40 --train.inject slow@5/1
 ran slow
 check slow 40 3 'w[1]["tickets"] < min(w[0]["tickets"], w[2]["tickets"]) and st["most"] > 2'
 
-# A gradient that is not finite is not used; too many in a row end the run.
+# A gradient that is not finite is not applied; too many in a row end the run.
 serve 5 nan --train.steps 20 --train.inject nan@3/1 --train.peak 10
 ran nan
 check nan 20 3 'st["updates"] == 59'
-# A peak is of all workers, and MFU as of every run.
+# The peak is that of all workers, and so is MFU.
 check nan 20 3 'r["peak"]["operations_per_second"] == 3e10 and r["peak"]["kind"] == "nominal"'
 check nan 20 3 'all(abs(k["mfu"] * 3e10 / (k["tokens_per_second"] * r["flops_per_token"]) - 1) < 1e-9 for k in m)'
 grep -q '^MFU .* of the nominal fp32 peak of 30.0 GFLOP/s' out || fail "nan: no MFU in the closing table"
 
-# A signal: everybody stops at a whole step, and it is saved.
+# A signal: all ranks stop at a complete step, and it is saved.
 "$TRIREME_MPIEXEC" -n 4 "$TRIREME" train --data.path data \
   --train.output signal "${model[@]}" --train.batch 12 --train.micro_batch 2 --train.peak none --train.steps 100000 \
   --data_parallel.method async-server --parallel.servers 2 --server.max_staleness 3 >out 2>err &
@@ -162,7 +162,7 @@ refused 'server.tolerate_failures = true: is for data_parallel.method = async-se
 [ ! -e refused ] || fail "a refused run left a folder"
 
 grep -q 'Open MPI\|OpenRTE\|open-mpi' <("$TRIREME_MPIEXEC" --version 2>&1) || exit 0
-# mpirun's exit code is 0 then, whatever happens.
+# mpirun's exit code is then always 0.
 options=--enable-recovery
 run 3 refused --data_parallel.method async-server --parallel.servers 1 --server.tolerate_failures \
   --server.heartbeat 4 --train.watchdog 4
@@ -171,7 +171,7 @@ code=1 refused 'train.watchdog = 4: must be 0 or above server.heartbeat with ser
 process_of() {
   local process
   for process in $(pgrep -f -- "--train.output $1 "); do
-    # Not a pipe: grep leaves at the first match, and what writes to it dies then.
+    # Not a pipe: grep exits at the first match and kills its writer.
     grep -qzx "OMPI_COMM_WORLD_RANK=$2" "/proc/$process/environ" 2>/dev/null &&
       grep -qzxF "$TRIREME" "/proc/$process/cmdline" 2>/dev/null && echo "$process" && return
   done
@@ -190,46 +190,46 @@ killed() {
     sleep 0.05
   done
   sleep "0.$((RANDOM % 10))"
-  kill "-$signal" "$(process_of "$folder" "$rank")" || fail "$folder: nobody to kill: $(pgrep -af -- "--train.output $folder ")"
+  kill "-$signal" "$(process_of "$folder" "$rank")" || fail "$folder: no process to kill: $(pgrep -af -- "--train.output $folder ")"
   code=0
   wait "$job" || code=$?
   [ "$code" -ne 124 ] || fail "$folder: hangs"
 }
 
-# One that dies while all still start together ends the job, also where its like may die later.
+# A rank that dies during startup ends the job, even where a later death would not.
 work=$(pwd -P)
-if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer wants to be preloaded alone
+if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer must be the only preloaded library
   export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so
   for fault in "kill 1 $work/data/ 4" "kill 20 $work/data/ 0" "kill 90 $work/data/ 1"; do
     rank=${fault##* }
     TRIREME_FILE_FAULT=$fault serve 5 early --train.steps 40 --server.heartbeat 2 --server.tolerate_failures
     [ "$code" -ne 124 ] || fail "early: rank $rank: hangs"
-    grep -q "trireme: error: rank $rank is lost while the job starts: silent for 2" err || fail "early: rank $rank: not said"
-    [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "early: several voices"
+    grep -q "trireme: error: rank $rank is lost while the job starts: silent for 2" err || fail "early: rank $rank: not reported"
+    [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "early: more than one error"
     [ ! -e early ] || fail "early: left a folder"
   done
-  # A worker with an error of its own says so; the others go on.
+  # A worker with its own error reports it; the others continue.
   TRIREME_FILE_FAULT="io_error 60 $work/data/train 1" serve 5 torn --train.steps 40 --server.heartbeat 2 \
     --server.tolerate_failures
   unset LD_PRELOAD
   ran torn
   check torn 40 3 "list(s['lost_workers']) == ['1'] and len(w) == 2"
-  grep -q '^trireme: error: rank 1: data/train-00000.h5: cannot read: ' err || fail "torn: not said"
-  [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "torn: several voices"
+  grep -q '^trireme: error: rank 1: data/train-00000.h5: cannot read: ' err || fail "torn: not reported"
+  [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "torn: more than one error"
 fi
 
-# A worker that is stuck, or stopped, is ended by the watchdog, and the others go on without it.
+# The watchdog ends a worker that is stuck or stopped, and the others continue without it.
 serve 5 stuck-alone --train.steps 40 --train.watchdog 4 --train.inject slow@100000/1 --server.heartbeat 2 \
   --server.tolerate_failures
 ran stuck-alone
 check stuck-alone 40 3 "list(s['lost_workers']) == ['1'] and len(w) == 2"
-grep -q '^trireme: warning: watchdog: rank 1 has not moved for 4' err || fail "stuck-alone: not said"
+grep -q '^trireme: warning: watchdog: rank 1 has not moved for 4' err || fail "stuck-alone: not reported"
 if grep -q 'trireme: error' err; then fail "stuck-alone: an error"; fi
 
 for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   rank=$((RANDOM % 4))
   transport= why='silent for '
-  # Over TCP a message to it may fail before its silence is noticed.
+  # Over TCP a message to it may fail before its silence is detected.
   [ $((i % 2)) -eq 1 ] || transport='--mca btl self,tcp' why='silent for |MPI_'
   rm -rf killed
   killed killed "$rank" --train.steps 250 --server.tolerate_failures --train.inject slow@2/0
@@ -238,25 +238,25 @@ for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   check killed 250 4 "any(re.match('lost: worker rank $rank is lost: ($why)', e) for e in events)"
   check killed 250 4 "st['updates'] == 1000"
   compgen -G 'killed/step-00000250/manifest.json' >/dev/null || fail "killed: no checkpoint"
-  grep -Eq "warning: worker rank $rank is lost: ($why).*; 3 workers go on" out || fail "killed: not told"
+  grep -Eq "warning: worker rank $rank is lost: ($why).*; 3 workers go on" out || fail "killed: not reported"
   echo "kill $i${transport:+ over TCP}: rank $rank, the others went on"
 done
 transport=
 signal=STOP killed stopped 2 --train.steps 250 --train.watchdog 6 --server.tolerate_failures
 ran stopped
 check stopped 250 4 "list(s['lost_workers']) == ['2'] and len(w) == 3"
-grep -q '^trireme: warning: watchdog: rank 2 has not moved for' err || fail "stopped: not said"
+grep -q '^trireme: warning: watchdog: rank 2 has not moved for' err || fail "stopped: not reported"
 # A signal to any rank ends the run in order.
 for rank in 1 4; do
   signal=TERM servers=2 killed "asked-$rank" "$rank" --train.steps 100000
   compgen -G "asked-$rank/step-*/manifest.json" >/dev/null || fail "asked-$rank: no checkpoint"
-  grep -q '^stopped at step .*: signal SIGTERM; saved: ' out || fail "asked-$rank: not said"
+  grep -q '^stopped at step .*: signal SIGTERM; saved: ' out || fail "asked-$rank: not reported"
 done
-# Where it may not die that ends the run, whose first server says so; the other servers end too.
+# Where a worker may not die, its death ends the run: the first server reports it and the other servers end too.
 for servers in 1 2; do
   rm -rf fatal
   killed fatal 1 --train.steps 100000
-  grep -q "trireme: error: rank $((5 - servers)): worker rank 1 is lost: silent for 4" err || fail "fatal: not said"
-  [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "fatal: several voices"
+  grep -q "trireme: error: rank $((5 - servers)): worker rank 1 is lost: silent for 4" err || fail "fatal: not reported"
+  [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "fatal: more than one error"
   grep -q '"failed"' fatal/attempts/0001/metrics.jsonl || fail "fatal: not in the record"
 done

@@ -1,4 +1,5 @@
-// What averaging costs: messages between workers, counted at MPI itself, and the record's bytes.
+// The cost of averaging: messages between workers counted at the MPI profiling interface, and the
+// recorded bytes.
 #include <atomic>
 #include <cmath>
 
@@ -12,7 +13,7 @@ std::atomic<std::int64_t> messages{0}, collectives{0};
 
 }  // namespace
 
-// MPI's profiling interface: what the program calls goes through here.
+// MPI's profiling interface: the program's calls go through here.
 extern "C" {
 int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
               MPI_Request* request) {
@@ -33,7 +34,7 @@ int MPI_Barrier(MPI_Comm comm) {
 namespace trireme::train::test {
 namespace {
 
-/// Of this rank in a run that averages once, after so many steps.
+/// Messages of this rank in a run that averages once, after that many steps.
 struct Counted {
   std::int64_t messages = 0, collectives = 0;
 };
@@ -43,7 +44,7 @@ Counted count_in(const RunConfig& config, const WorkerCase& layout) {
   return {::messages - before.messages, ::collectives - before.collectives};
 }
 
-// Twelve steps to an average send what three do. By messages, for shared memory needs none.
+// Twelve steps per average send as much as three. Over messages, because shared memory sends none.
 TEST(AverageCosts, StepsSendNothing) {
   const Folder folder;
   const WorkerCase layout{.workers = world_size()};
@@ -58,15 +59,15 @@ TEST(AverageCosts, StepsSendNothing) {
   EXPECT_EQ(many.collectives, few.collectives);
   if (world_size() == 1) return;
   EXPECT_GT(few.messages, 0);
-  // What every step tells travels with the average; so much of it is no message more.
+  // The per-step report is sent with the average, without an additional message.
   EXPECT_EQ(many.messages, few.messages);
-  // The count counts.
+  // The counter works.
   EXPECT_GT(count(12, "allreduce").messages, count(3, "allreduce").messages);
 }
 
-// 2Ψ(n−1)/n bytes in every average, and nothing else between workers; Ψ the parameters, and with
-// averaged states those.
-TEST(AverageCosts, BytesAreThoseOfTheory) {
+// 2Ψ(n−1)/n bytes per average and nothing else between workers. Ψ: the parameters, plus the
+// optimizer state if averaged.
+TEST(AverageCosts, BytesMatchTheory) {
   const Folder folder;
   for (const WorkerCase& layout : worker_cases()) {
     if (layout.workers == 1) continue;
@@ -78,7 +79,7 @@ TEST(AverageCosts, BytesAreThoseOfTheory) {
       if (world_rank() == 0) {
         const nlohmann::json summary = summary_of(config.train.output);
         EXPECT_EQ(summary.at("averages").at("count"), 3);
-        double sent = 0;  // by the replica that this rank is in
+        double sent = 0;  // by this rank's replica
         for (const auto& rank : summary.at("ranks")) {
           const auto& axes = rank.at("communication");
           for (const char* across : {"world", "stage", "shard", "replica"}) {
@@ -94,8 +95,8 @@ TEST(AverageCosts, BytesAreThoseOfTheory) {
         std::ifstream file(fs::path(config.train.output) / "attempts/0001/run.json");
         double parameters = nlohmann::json::parse(file).at("parameters");
         if (states == std::string("average")) parameters *= 3;  // and AdamW's moments
-        // Of a replica; what its tensor ranks or stages each hold of unsplit and tied rows, and
-        // gaps between rows, come on top: of this small model some per cent.
+        // Per replica. Unsplit and tied rows of tensor ranks or stages and padding between rows add
+        // a few percent in this small model.
         const double theory = 3.0 / 8 * 2 * 4 * parameters * (layout.workers - 1) / layout.workers;
         const bool split = layout.tensor * layout.pipeline > 1;
         EXPECT_GT(sent, 0.999 * theory) << layout.to_string();

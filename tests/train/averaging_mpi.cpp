@@ -1,5 +1,5 @@
-// Workers on their own against the same made by hand, and runs that were stopped against those that
-// were not.
+// Averaging runs against a reference implementation, and interrupted runs against uninterrupted
+// ones.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 namespace trireme::train::test {
 namespace {
 
-/// A run of `config` on all ranks beside the one made by hand: losses, norms, parameters and every
-/// worker's optimizer state.
+/// A run of `config` on all ranks beside the reference: losses, norms, parameters and the optimizer
+/// state of every worker.
 void expect_as_by_hand(const RunConfig& config, const WorkerCase& layout, const Lost& lost = {}) {
   const std::string what =
       layout.to_string() + ", " + config.optim.name + ", states " + config.average.optimizer_state;
@@ -38,8 +38,8 @@ void expect_as_by_hand(const RunConfig& config, const WorkerCase& layout, const 
   quiet_barrier();
 }
 
-// Every third step and after the last, the eighth.
-TEST(Averaging, IsWhatItIsByHandBitForBit) {
+// Every third step, and after the eighth and last.
+TEST(Averaging, MatchesTheReferenceBitForBit) {
   const Folder folder;
   int number = 0;
   for (const WorkerCase& layout : worker_cases()) {
@@ -55,8 +55,8 @@ TEST(Averaging, IsWhatItIsByHandBitForBit) {
   }
 }
 
-// The first worker's gradient is infinite in the fifth step: it loses that update, the others none.
-TEST(Averaging, OneWorkersBadGradientIsItsOwnAffair) {
+// The first worker's gradient is infinite in the fifth step: only that worker skips the update.
+TEST(Averaging, OnlyTheWorkerWithABadGradientSkipsTheUpdate) {
   const Folder folder;
   for (const WorkerCase& layout : worker_cases()) {
     RunConfig config = average_config(folder, "run-" + layout.to_string(), layout);
@@ -71,9 +71,9 @@ TEST(Averaging, OneWorkersBadGradientIsItsOwnAffair) {
   }
 }
 
-// Weights of bf16, rounded by chance: what is drawn goes by the step, of which a worker's skipped
-// update is one, so that all workers read the same model after the next average. The first worker
-// loses a step between two averages, and the one before the second of them.
+// Stochastic rounding of bf16 weights is seeded by the step, and a skipped update counts as a step:
+// all workers read the same model after the next average. The first worker skips a step between two
+// averages, and the one before the second average.
 TEST(Averaging, RoundsStochasticallyPastASkippedStep) {
   if (!ops::cpu_multiplies_bf16()) GTEST_SKIP() << "this processor does not multiply bf16";
   const Folder folder;
@@ -95,13 +95,13 @@ TEST(Averaging, RoundsStochasticallyPastASkippedStep) {
       EXPECT_NE(tensor_difference(fs::path(config.train.output) / last,
                                   fs::path(nearest.train.output) / last),
                 "")
-          << "rounding is never by chance";
+          << "rounding is never stochastic";
     }
     quiet_barrier();
   }
 }
 
-/// Σ|x|² of a tensor of a checkpoint, and of the differences from another one's.
+/// Σ|x|² of a checkpoint's tensor, and of its differences from another checkpoint's.
 struct Squares {
   double own = 0, difference = 0;
 };
@@ -121,10 +121,10 @@ Squares squares_of(const checkpoint::Reader& one, const checkpoint::Reader& othe
   return squares;
 }
 
-// With plain SGD the mean of the workers' weights is the weights of the mean gradient but for
-// rounding: u of a weight in its update, in each level of the tree and in each of two sums that
-// make the other side; and the learning rate times the error of two gradients whose sums over
-// `tokens` are cut differently (tests/parallel/fast_bounds.hpp), here √tokens·u of their norm.
+// With plain SGD the mean of the workers' weights equals the weights of the mean gradient up to
+// rounding: u of a weight in its update, in each tree level and in both sums of the reference; plus
+// the learning rate times the error of two gradients summed in different blocks
+// (tests/parallel/fast_bounds.hpp), here √tokens·u of their norm.
 TEST(Averaging, EveryStepWithSgdIsAllReduce) {
   const Folder folder;
   const WorkerCase layout{.workers = world_size()};
@@ -167,8 +167,8 @@ TEST(Averaging, EveryStepWithSgdIsAllReduce) {
   quiet_barrier();
 }
 
-// Stops, saves and evaluations that are wanted between two averages wait for the next one; a run
-// that was stopped goes on as one that was not.
+// Stops, saves and evaluations due between two averages wait for the next one. A resumed run
+// matches an uninterrupted one.
 TEST(Averaging, ResumesBitForBit) {
   const Folder folder;
   int number = 0;
@@ -177,7 +177,7 @@ TEST(Averaging, ResumesBitForBit) {
       for (const char* outer : {"none", "nesterov"}) {
         RunConfig config = average_config(folder, fmt::format("straight-{}", number), layout);
         config.train.steps = 11;
-        config.train.outlier = 20;  // so that each worker's steps have to be remembered
+        config.train.outlier = 20;  // so that each worker's history is saved
         config.average.every = 4;
         config.average.optimizer_state = states;
         config.average.outer = outer;
@@ -212,8 +212,8 @@ TEST(Averaging, ResumesBitForBit) {
   }
 }
 
-// What one method leaves, another one goes on from.
-TEST(Averaging, CheckpointsAreEveryMethods) {
+// A checkpoint of one method can be resumed by another.
+TEST(Averaging, CheckpointsWorkWithEveryMethod) {
   const Folder folder;
   const WorkerCase layout{.workers = world_size()};
   RunConfig config = average_config(folder, "average", layout);
@@ -222,7 +222,7 @@ TEST(Averaging, CheckpointsAreEveryMethods) {
   const fs::path average = config.train.output;
   config.train.output = (folder / "reduced").string();
   config.checkpoint.resume = (average / step_folder(3)).string();
-  config.data_parallel.method = "allreduce";  // nothing is left to do but to save
+  config.data_parallel.method = "allreduce";  // no step left: only saves
   train_on(layout.ranks(), config);
   config.checkpoint.resume = (fs::path(config.train.output) / step_folder(3)).string();
   config.data_parallel.method = "average";
@@ -234,7 +234,7 @@ TEST(Averaging, CheckpointsAreEveryMethods) {
     for (const auto& tensor : b.tensors()) {
       EXPECT_EQ(values_of(a, *a.find(tensor.name)), values_of(b, tensor)) << tensor.name;
     }
-    // Every worker goes on from what there was: the first one's.
+    // Every worker starts from the only saved state: the first worker's.
     for (const auto& tensor : c.tensors()) {
       const std::size_t slash = tensor.name.find('/');
       const bool own = tensor.name.starts_with("worker-");

@@ -1,5 +1,5 @@
-// Runs whose workers train on their own and average, and the same made by hand: single-rank
-// replicas one after the other in one process, whose weights are averaged in a few lines.
+// Averaging runs, and their reference: single-rank replicas trained one after the other in one
+// process, with weights averaged explicitly.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ inline int world_size() {
   return size;
 }
 
-/// How the ranks of a test are laid out.
+/// The layout of a test's ranks.
 struct WorkerCase {
   int workers = 1, tensor = 1, pipeline = 1;
   int ranks() const { return workers * tensor * pipeline; }
@@ -28,7 +28,7 @@ struct WorkerCase {
   }
 };
 
-/// What the ranks that there are allow.
+/// Layouts that fit the available ranks.
 inline std::vector<WorkerCase> worker_cases() {
   const int ranks = world_size();
   std::vector<WorkerCase> cases{{.workers = ranks}};
@@ -37,7 +37,7 @@ inline std::vector<WorkerCase> worker_cases() {
   return cases;
 }
 
-/// 16 sequences a step in micro-batches of 2; reproducible, so that a worker's layout does not
+/// 16 sequences per step in micro-batches of 2; reproducible, so that a worker's layout does not
 /// matter.
 inline RunConfig average_config(const Folder& folder, const std::string& name,
                                 const WorkerCase& layout) {
@@ -69,7 +69,7 @@ inline nlohmann::json summary_of(const fs::path& run, const std::string& attempt
   return nlohmann::json::parse(file);
 }
 
-/// Where a run held other memory than predicted; empty: nowhere.
+/// Where measured memory differs from the prediction; empty: nowhere.
 inline std::string memory_fault(const fs::path& run) {
   std::string fault;
   const nlohmann::json summary = summary_of(run);
@@ -79,7 +79,7 @@ inline std::string memory_fault(const fs::path& run) {
   return fault;
 }
 
-/// One worker, on this rank alone.
+/// One worker, on this rank only.
 class HandWorker {
  public:
   HandWorker(RunConfig config, int number, int workers)
@@ -108,7 +108,7 @@ class HandWorker {
                                        config_.train.batch * workers, number, workers, 0);
     replica_.initialize();
   }
-  /// A step of which `lost` keeps the update.
+  /// One step; `lost` skips the update.
   parallel::StepSums step(std::int64_t number, std::int64_t states_age, bool lost) {
     std::vector<parallel::HostMicrobatch> batches;
     for (std::int64_t i = 0; i < config_.train.batch / config_.train.micro_batch; ++i) {
@@ -121,13 +121,13 @@ class HandWorker {
     }
     return sums;
   }
-  /// Makes what units read of parameters that are those after so many steps.
+  /// Prepares the units' copies of parameters for that step.
   void read(std::int64_t steps) { replica_.refresh(steps); }
   float* parameters() { return replica_.state().parameters().as<float>(); }
   float* state(std::size_t which) { return replica_.optimizer().states()[which].flat.as<float>(); }
   std::size_t states() const { return replica_.optimizer().states().size(); }
   std::int64_t elements() const { return replica_.stage().layout().elements(); }
-  /// What a checkpoint of all workers has of this one; of all `parameters` once.
+  /// This worker's part of a checkpoint of all workers; `parameters` are saved once.
   void append_to(std::vector<checkpoint::Piece>& pieces, const std::string& prefix,
                  bool parameters) {
     if (parameters) {
@@ -161,16 +161,16 @@ class HandWorker {
   std::unique_ptr<data::Loader> loader_;
 };
 
-/// What the workers of a run made by hand told in a step.
+/// What the workers of the reference report per step.
 struct HandStep {
   double loss = 0, gradient_norm = 0;
 };
 
-/// Whether a worker's update of a step (from 1) is lost.
+/// Whether a worker's update of a step (from 1) is skipped.
 using Lost = std::function<bool(int worker, std::int64_t step)>;
 
-/// Trains as `config` says, without an outer optimizer, and writes the last checkpoint into
-/// `output`. On one rank.
+/// Trains as `config` says, without an outer optimizer, on one rank, and writes the last checkpoint
+/// into `output`.
 inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
                                            const fs::path& output, const Lost& lost) {
   std::vector<std::unique_ptr<HandWorker>> all;
@@ -190,7 +190,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
     }
   };
   const std::string& states = config.average.optimizer_state;
-  std::vector<HandStep> told;
+  std::vector<HandStep> steps;
   std::int64_t age = 0;
   for (std::int64_t step = 1; step <= config.train.steps; ++step, ++age) {
     double loss = 0, weight = 0, norm = 0;
@@ -201,7 +201,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
       weight += sums.loss.weight;
       norm += sums.gradient_norm / workers;
     }
-    told.push_back({loss / weight, norm});
+    steps.push_back({loss / weight, norm});
     if (step % config.average.every != 0 && step != config.train.steps) continue;
     average([](HandWorker& worker) { return worker.parameters(); });
     for (auto& worker : all) worker->read(step);
@@ -220,7 +220,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
   }
   const checkpoint::State state{.step = config.train.steps};
   checkpoint::save(output, state, pieces, all.front()->world());
-  return told;
+  return steps;
 }
 
 /// Where the tensors of two checkpoints differ; empty: nowhere.

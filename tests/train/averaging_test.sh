@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Periodic averaging as a user runs it: what is refused, signals and limits between averages, evaluations, averages by
-# the pass, memory as planned, the report and a study of the method.
-# shellcheck disable=SC2015  # what stands behind || ends the script
+# Periodic averaging through the program: refused configurations, signals and limits between averages, evaluations,
+# averages per pass, memory as planned, the report and a study of the method.
+# shellcheck disable=SC2015  # what follows || ends the script
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -36,7 +36,7 @@ refuses 'parallel.servers = 1: data_parallel.method = average has no servers' --
 refuses "numerics.virtual_data = 8: must divide a worker's 4 sequences.*use 4, or a train.batch of 16" --numerics.reproducible true
 refuses 'average.every = 0: must be at least 1' --average.every 0
 
-# What is wanted after every third step comes with the average after it; the last average is the last step's.
+# What is due every third step happens at the next average; the last average is at the last step.
 run straight --train.steps 14 --average.every 4 --train.evaluate_every 3 --checkpoint.every 5 --checkpoint.keep 9 \
   --train.check placement --train.log_every 1
 [ "$code" -eq 0 ] || fail "straight: exit code $code"
@@ -46,7 +46,7 @@ run straight --train.steps 14 --average.every 4 --train.evaluate_every 3 --check
 [ "$(number straight count)" = 4 ] || fail "averages"
 grep -q '^averages: 4 over 2 workers in 14 steps, each 0\.[0-9]* MB of a rank at least' out || fail "no line of averages"
 
-# A signal between averages: the run ends with the next one, and goes on from there as if nothing had been.
+# A signal between averages: the run ends at the next one and resumes from there unchanged.
 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train "${model[@]}" --train.output signal --train.steps 4000 --average.every 7 \
   --average.outer nesterov --optim.schedule constant --train.evaluate_at_end=false --checkpoint.at_end=false \
   >out 2>err &
@@ -67,19 +67,19 @@ run whole "${further[@]}"
 diff <(steps whole) <(steps signal) >diff.out || fail "signal: $(head -n 4 diff.out)"
 cmp "whole/step-$(printf %08d $((step + 9)))/rank-00001.h5" "signal/step-$(printf %08d $((step + 9)))/rank-00001.h5"
 
-# One worker whose steps are bad in a row ends the run at the average after them.
+# One worker with bad steps in a row ends the run at the next average.
 run bad --train.steps 20 --average.every 5 --train.inject nan@6/1,nan@7/1,nan@8/1 --checkpoint.every 5
 [ "$code" -eq 1 ] && grep -q 'error: step 10: the last of 3 steps in a row .*bad/step-00000005' err || fail "bad: $code"
 [ "$(grep -c '"skipped": *"not finite (by 1 of 2 workers)"' bad/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "bad: record"
 
-# So many averages a pass: a pass is (tokens − 1) / 33 windows, of which a step takes 8.
+# Averages per pass: a pass is (tokens − 1) / 33 windows, of which a step takes 8.
 samples=$(tr -d ' \n' <straight/attempts/0001/run.json | grep -o '"train_samples":[0-9]*' | cut -d: -f2)
 run pass --train.steps 40 --average.per_epoch 50
 expected=$(awk -v w="$samples" 'BEGIN { for (s = 1; s <= 40; ++s) { a = int(8 * s * 50 / w); n += (a > b) || s == 40; b = a } print n }')
 [ "$(number pass count)" = "$expected" ] && [ "$expected" -gt 5 ] && [ "$expected" -lt 35 ] ||
   fail "per_epoch: $(number pass count) averages, expected $expected"
 
-# Memory as it was planned, by `plan` too.
+# Memory as planned, by `plan` too.
 for options in "" "--average.outer nesterov --average.optimizer_state average" "--precision.compute bf16 --average.outer nesterov" \
   "--checkpoint.async true --checkpoint.every 4"; do
   rm -rf memory
@@ -92,7 +92,7 @@ for options in "" "--average.outer nesterov --average.optimizer_state average" "
   [ -n "$planned" ] && [ "$planned" = "$measured" ] || fail "planned $planned MiB, measured $measured: $options"
 done
 
-# The report takes the method for a part of the configuration, and a study can vary it.
+# The report treats the method as part of the configuration, and a study can vary it.
 "$TRIREME" report straight --shared-cores --json report.json >out 2>err || fail "report"
 grep -q '"method": *"average"' report.json || fail "report: no method"
 if command -v python3 >/dev/null; then
@@ -100,6 +100,6 @@ if command -v python3 >/dev/null; then
   python3 -B "$SOURCE/jobs/scaling-study" --mode strong --ranks 1,2 --batch 8 --steps 8 --repeats 1 --layouts layouts \
     --launcher local --shared-cores --output study -- "${model[@]:0:10}" --train.peak none >out 2>err || fail "study"
   [ "$(grep -c '"state": "done"' study/index.json)" -eq 4 ] || fail "study: points"
-  grep -q 'data 2, average' study/report.json && grep -q 'average4 ' out || fail "study: the method is not told"
+  grep -q 'data 2, average' study/report.json && grep -q 'average4 ' out || fail "study: the method is not reported"
 fi
 echo ok

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a user may get wrong, and what may break: each ends with one line "trireme: error: …" from one of two ranks, a
-# non-zero exit, and nothing half-written.
+# User errors and faults: each ends with one line "trireme: error: …" from one of two ranks, a non-zero exit code and no
+# partial output.
 set -uo pipefail
 folder=$(mktemp -d)
 mounted=
@@ -79,7 +79,7 @@ refused "empty input" "empty-text|holds no|empty" "$TRIREME" prepare --input fil
 refused "checkpoint that is none" "nowhere" two evaluate --checkpoint nowhere
 [ ! -e run ] || { echo "FAILED: refused runs left a folder"; find run; failures=$((failures + 1)); }
 
-# One bit flipped in the middle of the tokens: the chunk's checksum tells, with the file and the place.
+# One bit flipped in the middle of the tokens: the chunk's checksum reports the file and the position.
 cp -r data corrupt
 size=$(stat -c %s corrupt/train-00000.h5)
 at=$((size / 2))
@@ -88,7 +88,7 @@ printf "$(printf '\\%03o' $((byte ^ 4)))" | dd of=corrupt/train-00000.h5 bs=1 se
 refused "corrupt shard" "corrupt/train-00000.h5: .*byte [0-9]+" train corrupt --train.batch 512 --train.steps 200
 refused "corrupt shard, verified" "corrupt/train-00000.h5: " "$TRIREME" inspect corrupt --verify
 
-# A disk that fills up, where a small one can be mounted.
+# A full disk, where a small one can be mounted.
 mkdir disk
 if mount -t tmpfs -o size=600k tmpfs disk 2>/dev/null; then
   mounted=$folder/disk
@@ -100,7 +100,7 @@ else
   echo "no tmpfs can be mounted here: the full disk is left to the modules' own tests"
 fi
 
-# Errors in the configuration are told within two seconds of the program's start.
+# Configuration errors are reported within two seconds of the program's start.
 begin=$(date +%s%N)
 train data --model.heads 3 >/dev/null 2>&1
 took=$((($(date +%s%N) - begin) / 1000000))

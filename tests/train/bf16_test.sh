@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bf16 on CPUs as a user meets it: losses beside fp32's, the prediction of memory, checkpoints that go from bf16 to fp32
-# and back, and what happens where the processor does not multiply bf16.
+# bf16 on CPUs through the program: losses against fp32, predicted memory, checkpoints between bf16 and fp32, and
+# processors without bf16 products.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -41,7 +41,8 @@ if grep -Eq '^ *bf16 products *(AMX|AVX512_BF16)' <("$TRIREME" info); then
     exit 1
   fi
 
-  # Checkpoints hold the masters: bf16 resumed is bf16 that never stopped, and either type goes on from the other's.
+  # Checkpoints hold the master weights: resumed bf16 matches uninterrupted bf16, and either type resumes from the
+  # other's.
   run 1 halves bf16 --train.stop_after 10 >/dev/null
   cp -r halves to-wide
   run 1 halves bf16 >/dev/null
@@ -54,7 +55,8 @@ if grep -Eq '^ *bf16 products *(AMX|AVX512_BF16)' <("$TRIREME" info); then
   cmp <(losses wide | head -10) <(losses to-narrow | head -10)
   [ "$(losses wide | tail -1)" != "$(losses to-narrow | tail -1)" ]
 
-  # Stochastic rounding: other weights, near ones; goes on as if it had never stopped, though a step before was skipped.
+  # Stochastic rounding: different but close weights; a resumed run matches an uninterrupted one, even after a skipped
+  # step.
   drawn=(bf16 --precision.rounding stochastic --train.inject nan@8)
   run 1 drawn "${drawn[@]}" --train.steps 12 >out-drawn
   grep -q '"skipped"' drawn/attempts/0001/metrics.jsonl
@@ -68,11 +70,11 @@ else
   echo "skipped: this processor has no AVX512_BF16; runs in bf16 are runs in fp32 here"
 fi
 
-# Only bf16 is rounded so.
+# Stochastic rounding is for bf16 only.
 if run 1 refused fp32 --precision.rounding stochastic >out-refused 2>&1; then exit 1; fi
 [ "$(grep -c '^trireme: error: precision.rounding = stochastic: .*precision.compute = fp32.*use nearest' out-refused)" -eq 1 ]
 
-# Without the instructions: one warning, and fp32 bit for bit, which the record says.
+# Without the instructions: one warning, and fp32 bit for bit, as recorded.
 export ONEDNN_MAX_CPU_ISA=AVX2
 run 1 without-wide fp32 >out-without-wide
 run 1 without bf16 >out-without

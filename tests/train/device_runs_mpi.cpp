@@ -1,6 +1,5 @@
-// Whole runs whose workers compute on simulated devices, whose memory the host cannot touch and
-// whose work is done later, against the same runs on CPUs: every way of data parallelism, from the
-// first step to the checkpoint that another run goes on from.
+// Complete runs on simulated devices against the same runs on CPUs: every data-parallel method,
+// from the first step to a resumed checkpoint.
 #include <gtest/gtest.h>
 
 #include "support/simulated_ops.hpp"
@@ -12,7 +11,7 @@ namespace {
 using testing_support::SimulatedDevice;
 using testing_support::SimulatedOps;
 
-/// One device in each process, each another one.
+/// One device per process, each with a different identity.
 DeviceSource simulated_devices() {
   return {.count = [] { return 1; },
           .make =
@@ -34,7 +33,7 @@ DeviceSource simulated_devices() {
 /// Trains on all ranks, with workers on CPUs or on devices.
 void train_all(RunConfig config, bool on_devices) {
   config.device.type = on_devices ? "cuda" : "cpu";
-  // NCCL knows no simulated device. Workers of servers make no group of its by themselves.
+  // NCCL does not support simulated devices. Workers of servers form no group of its kind.
   if (on_devices && config.parallel.servers == 0) {
     config.comm.tensor = config.comm.data = config.comm.pipeline = "mpi";
   }
@@ -48,7 +47,7 @@ RunConfig run_config(const Folder& folder, const std::string& name, const std::s
   return config;
 }
 
-/// Half of the ranks serve; each has something to hold.
+/// Half of the ranks are servers; each holds parameters.
 RunConfig served_config(const Folder& folder, const std::string& name) {
   RunConfig config = run_config(folder, name, "server");
   config.model.width = 60;
@@ -74,8 +73,8 @@ std::string difference_of(const RunConfig& one, const RunConfig& other) {
   return difference(a / last, b / last);
 }
 
-/// As memory_fault, but that workers with devices pass averages through staging memory that is not
-/// foretold.
+/// Like memory_fault, except that workers with devices stage averages through host memory that is
+/// not predicted.
 std::string memory_fault_on_device(const RunConfig& config) {
   if (config.parallel.servers > 0) return memory_fault(config.train.output);
   std::string fault;
@@ -108,7 +107,7 @@ void expect_equal(const Folder& folder, const std::string& name, RunConfig confi
   quiet_barrier();
 }
 
-TEST(DeviceRuns, ServersGiveTheBitsOfCpus) {
+TEST(DeviceRuns, ServersMatchCpusBitForBit) {
   if (world_size() == 1) GTEST_SKIP() << "for two ranks";
   const Folder folder;
   for (const char* gradients : {"fp32", "bf16"}) {
@@ -119,8 +118,8 @@ TEST(DeviceRuns, ServersGiveTheBitsOfCpus) {
   }
 }
 
-// Products of bf16 on the CPU are added in another order than the simulated device's, and fp16 it
-// has none of, so that all-reduce on devices is the measure.
+// The CPU adds products of bf16 in a different order than the simulated device, and has none of
+// fp16: all-reduce on devices is the reference.
 TEST(DeviceRuns, ServersHoldTheMastersOfNarrowWeights) {
   if (world_size() == 1) GTEST_SKIP() << "for two ranks";
   const Folder folder;
@@ -141,7 +140,7 @@ TEST(DeviceRuns, ServersHoldTheMastersOfNarrowWeights) {
   }
 }
 
-TEST(DeviceRuns, ServersGoOnFromDevicesOnCpusAndBack) {
+TEST(DeviceRuns, ServersResumeFromDevicesOnCpusAndBack) {
   if (world_size() == 1) GTEST_SKIP() << "for two ranks";
   const Folder folder;
   RunConfig straight = served_config(folder, "straight");
@@ -163,7 +162,7 @@ TEST(DeviceRuns, ServersGoOnFromDevicesOnCpusAndBack) {
   }
 }
 
-TEST(DeviceRuns, AveragesGiveTheBitsOfCpus) {
+TEST(DeviceRuns, AveragesMatchCpusBitForBit) {
   const Folder folder;
   for (const WorkerCase& layout : worker_cases()) {
     for (const char* outer : {"none", "nesterov"}) {
@@ -180,7 +179,7 @@ TEST(DeviceRuns, AveragesGiveTheBitsOfCpus) {
   }
 }
 
-TEST(DeviceRuns, AveragesGoOnFromDevicesOnCpusAndBack) {
+TEST(DeviceRuns, AveragesResumeFromDevicesOnCpusAndBack) {
   const Folder folder;
   for (const char* outer : {"none", "nesterov"}) {
     const WorkerCase layout{.workers = world_size()};
@@ -203,8 +202,8 @@ TEST(DeviceRuns, AveragesGoOnFromDevicesOnCpusAndBack) {
   }
 }
 
-// One worker's updates come in order, and a run is what it is on CPUs; of several only the end is
-// known.
+// With one worker the order of updates is fixed and the run matches one on CPUs; with several only
+// the final count is.
 TEST(DeviceRuns, AsyncServersTrain) {
   if (world_size() == 1) GTEST_SKIP() << "for two ranks";
   const Folder folder;

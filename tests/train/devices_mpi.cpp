@@ -1,4 +1,4 @@
-// Which rank takes which device of its node, with devices that are made up.
+// Assigns simulated devices of a node to its ranks.
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ namespace {
 
 using testing_support::SimulatedDevice;
 
-/// What this process sees, and what was asked of it.
+/// The devices this process sees, and the calls it received.
 struct Machine {
   int devices = 0;
   int counted = 0;
@@ -38,7 +38,7 @@ device::DeviceConfig type(const char* name) {
 }
 
 // The ranks of a launch share one node.
-TEST(Devices, AreWorkersInOrderAndNoServers) {
+TEST(Devices, GoToWorkersInOrderAndNotToServers) {
   comm::Session session(MPI_COMM_WORLD);
   const int size = session.size(), rank = session.rank();
   for (const char* asked : {"cuda", "auto"}) {
@@ -59,7 +59,7 @@ TEST(Devices, AreWorkersInOrderAndNoServers) {
         EXPECT_TRUE(computes.device().is_host());
         EXPECT_FALSE(computes.make_ops());
       }
-      // What workers compute in is settled alike, whatever servers have.
+      // The compute type is the same for all workers, with or without servers.
       device::MemoryLedger ledger;
       const auto world = comm::make_mpi_communicator(session.world(), ledger);
       parallel::PrecisionConfig precision;
@@ -70,7 +70,7 @@ TEST(Devices, AreWorkersInOrderAndNoServers) {
   }
 }
 
-TEST(Devices, AWorkerWithoutOneIsTold) {
+TEST(Devices, AWorkerWithoutOneIsRefused) {
   comm::Session session(MPI_COMM_WORLD);
   const int last = session.size() - 1;
   const int servers = last > 0 ? 1 : 0;

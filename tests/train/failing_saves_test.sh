@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# A file operation of one rank fails in the middle of a save of a whole training: it is told, and training goes on to
-# the same end or stops, as checkpoint.on_failure says; with a file for each rank or one for the node, in the foreground or
-# background.
+# A file operation of one rank fails in the middle of a save: it is reported, and training continues to the same result
+# or stops, as checkpoint.on_failure says; with a file per rank or per node, in the foreground or background.
 set -euo pipefail
 if grep -q 'lib[at]san' <(ldd "$TRIREME"); then
-  echo "skipped: a sanitizer wants to be preloaded alone"
+  echo "skipped: a sanitizer must be the only preloaded library"
   exit 0
 fi
 work=$(mktemp -d)
@@ -47,16 +46,16 @@ while read -r files async fault; do
   name="run-$files-$async-${fault// /-}"
   run "$fault" "$name" --checkpoint.files "$files" --checkpoint.async="$async"
   [ "$code" -eq 0 ] || fail "$name: exit code $code"
-  same "sound-$files" "$name" || fail "$name: its end is another"
+  same "sound-$files" "$name" || fail "$name: its result differs"
   "$TRIREME" inspect "$name/step-00000006" --verify >/dev/null || fail "$name: the last checkpoint is damaged"
   [ -z "$(ls "$name" | grep tmp)" ] || fail "$name: leftovers"
   case $fault in
-    short*) ! grep -q warning out err || fail "$name: a short write is to be carried on" ;;
+    short*) ! grep -q warning out err || fail "$name: a short write must be continued" ;;
     *)
       reason="No space left on device"
       [ "${fault%% *}" = no_space ] || reason="Input/output error"
       grep -q "warning: checkpoint not saved: rank ${fault##* }: .*$name/step-00000004.tmp.*$reason.*training goes on" out err ||
-        fail "$name: not told"
+        fail "$name: not reported"
       grep -q '"save failed"' "$name"/attempts/0001/metrics.jsonl || fail "$name: not recorded"
       [ -d "$name/step-00000002" ] && [ ! -e "$name/step-00000004" ] || fail "$name: $(ls "$name")"
       ;;
@@ -75,4 +74,4 @@ run "io_error 4 4 1" stopped --checkpoint.on_failure stop
 grep -q 'error: checkpoint not saved: rank 1: .*step-00000004.tmp.*Input/output error' err || fail "stop: message"
 grep -q '^step  *2$' <("$TRIREME" inspect stopped --verify) || fail "stop: the previous checkpoint"
 run "" stopped
-[ "$code" -eq 0 ] && same sound-rank stopped || fail "stop: going on"
+[ "$code" -eq 0 ] && same sound-rank stopped || fail "stop: resuming"

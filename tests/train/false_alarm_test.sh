@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The check of replicas finds nothing where nothing is wrong: ALARM_STEPS steps on four ranks, checked after each of them.
+# The replica check reports nothing in correct runs: ALARM_STEPS steps on four ranks, checked after each step.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

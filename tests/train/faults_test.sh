@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Faults in training: steps that must not count, damaged replicas, signals and limits of time, saves that fail.
+# Faults in training: skipped steps, damaged replicas, signals, time limits and failing saves.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -22,7 +22,7 @@ run() {  # run folder, further flags; the exit code in $code
 errors() { grep -c '^trireme: error: ' err || true; }
 steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
 
-# A NaN on one rank: both skip the update and go on alike.
+# A NaN on one rank: both ranks skip the update and continue.
 for layout in "" "--parallel.zero 3" "--parallel.tensor 2" "--parallel.pipeline 2"; do
   rm -rf nan
   run nan --train.steps 8 --train.inject nan@5/1 --train.check placement $layout
@@ -30,7 +30,7 @@ for layout in "" "--parallel.zero 3" "--parallel.tensor 2" "--parallel.pipeline 
   [ "$(grep -c '"skipped": *"not finite"' nan/attempts/0001/metrics.jsonl)" -eq 1 ] || fail "nan ($layout): not skipped once"
   [ "$(grep '"skipped"' nan/attempts/0001/metrics.jsonl | grep -c '"step": *5,')" -eq 1 ] || fail "nan ($layout): not step 5"
   grep -q 'step *5/8 .*SKIPPED: not finite' out || fail "nan ($layout): not shown"
-  # A gradient norm that is not finite, of gradients that one rank alone holds, beside a loss that is.
+  # A non-finite norm of gradients that only one rank holds, with a finite loss.
   rm -rf inf
   run inf --train.steps 8 --train.inject inf@5/1 --train.check placement $layout
   [ "$code" -eq 0 ] || fail "inf ($layout): exit code $code"
@@ -38,44 +38,44 @@ for layout in "" "--parallel.zero 3" "--parallel.tensor 2" "--parallel.pipeline 
   grep -q '"loss": *[0-9]' skipped && grep -qE '"gradient_norm": *("inf"|"nan"|null)' skipped || fail "inf ($layout): $(cat skipped)"
   [ "$(grep -c '"skipped"' inf/attempts/0001/metrics.jsonl)" -eq 1 ] || fail "inf ($layout): not skipped once"
 done
-# What was skipped has left no trace: until the next step these are the weights that the step before left.
+# A skipped step changes nothing: the weights stay those of the step before.
 run before --train.steps 8 --train.stop_after 4
 run before --train.steps 8 --train.stop_after 1 --train.inject inf@5/1
 pieces() { grep '"xxh3"' "before/step-0000000$1/manifest.json"; }
 [ "$(pieces 4 | wc -l)" -gt 50 ] && diff <(pieces 4) <(pieces 5) || fail "a skipped update changed something"
-# Too many in a row: the run ends and names the checkpoint to go back to.
+# Too many in a row: the run ends and names the checkpoint to return to.
 run row --train.steps 8 --train.inject nan@5,nan@6/1,nan@7 --checkpoint.every 2 --train.skip_limit 3
 [ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "three in a row: exit code $code"
 grep -q 'error: step 7: the last of 3 steps in a row .*row/step-00000006' err || fail "three in a row: message"
-# One that is sound between them starts the count anew.
+# A sound step between them resets the count.
 run apart --train.steps 8 --train.inject nan@4,nan@5,nan@7,nan@8 --train.skip_limit 3
 [ "$code" -eq 0 ] || fail "two and two: exit code $code"
 
-# An outlier is skipped, and a run resumed in the middle knows the steps before it.
+# An outlier is skipped, and a run resumed in the middle remembers the steps before it.
 run spike --train.steps 40 --train.inject spike@38/1 --train.outlier 6
 [ "$code" -eq 0 ] && grep -q '"step": *38,' <(grep '"skipped": *"outlier"' spike/attempts/0001/metrics.jsonl) || fail "spike"
 run halves --train.steps 40 --train.inject spike@38/1 --train.outlier 6 --train.stop_after 36
 run halves --train.steps 40 --train.inject spike@38/1 --train.outlier 6
 diff <(steps spike) <(steps halves) || fail "spike: the resumed run differs"
 
-# A bit that flipped in one replica's weights is found at the next check.
+# A flipped bit in one replica's weights is found at the next check.
 for seed in 1 2 3; do
   rm -rf flip
   run flip --train.steps 9 --train.inject flip@4/1 --train.check placement --train.check_every 3 --train.seed $seed
   [ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] || fail "flip, seed $seed: exit code $code"
   flipped=$(sed -nE 's/^injected after step 4: rank 1: bit [0-9]+ of element [0-9]+ of ([^ ]+).*/\1/p' err)
-  [ -n "$flipped" ] || fail "flip, seed $seed: not told what was flipped"
+  [ -n "$flipped" ] || fail "flip, seed $seed: the injected flip is not reported"
   grep -q 'error: step 6: replicas of .* differ on the data axis between ranks 0 and 1' err || fail "flip, seed $seed: message"
   echo "flip, seed $seed: $flipped: $(grep -o 'replicas of [^ ]*' err)"
 done
 
-# A checkpoint between two checks is not made of it.
+# No checkpoint is saved of damage between two checks.
 rm -rf flip
 run flip --train.steps 9 --train.inject flip@4/1 --train.check placement --train.check_every 9 --checkpoint.every 5
 [ "$code" -eq 1 ] && grep -q 'error: step 5: replicas of .* differ' err && [ ! -e flip/step-00000005 ] || fail "flip: saved"
 
-# Signals: saved at the end of the step, exit code 75; the run that goes on is the one that was never stopped. SIGUSR1
-# INTERRUPTIONS times, to one rank and the other in turn, the other two signals once.
+# Signals: saved at the end of the step, exit code 75; the resumed run matches the uninterrupted one. SIGUSR1
+# INTERRUPTIONS times, to each rank in turn, the other two signals once.
 signaled=2400  # steps
 run straight --train.steps $signaled --train.quiet
 [ "$code" -eq 0 ] || fail "straight run"
@@ -109,10 +109,10 @@ for attempt in $(seq $interruptions); do
   wait $job || code=$?
   if [ "$code" -eq 0 ]; then
     grep -q "^step *$signaled/$signaled" out || fail "signal: exit code 0 before the end"
-    break  # it was done before the signal came
+    break  # it ended before the signal
   fi
   [ "$code" -eq 75 ] || fail "signal: exit code $code"
-  grep -q "stopped at step .*signal SIG$signal" out || fail "signal: not told"
+  grep -q "stopped at step .*signal SIG$signal" out || fail "signal: not reported"
   at=$(sed -nE 's/^stopped at step ([0-9]+) .*/\1/p' out)
   [ -e "$(printf 'stopped/step-%08d/manifest.json' "$at")" ] || fail "signal: no checkpoint of step $at"
   times=$((times + 1))
@@ -125,7 +125,7 @@ last=$(printf 'step-%08d' $signaled)
 for file in straight/$last/*.h5; do cmp "$file" "stopped/$last/$(basename "$file")"; done
 echo "$times times stopped by a signal, identical"
 
-# A limit of time does the same, by the clock of the run or by Slurm's.
+# A time limit does the same, by the run's clock or by Slurm's.
 run limit --train.steps 1000000 --train.time_limit 2 --train.time_margin 0 --train.quiet
 [ "$code" -eq 75 ] || fail "time limit: exit code $code"
 [ -d "$(echo limit/step-*)" ] || fail "time limit: nothing saved"
@@ -134,7 +134,7 @@ SLURM_JOB_END_TIME=$(($(date +%s) + 30)) run slurm --train.steps 1000000 --train
 run unknown --train.steps 1 --train.signals KILL
 [ "$code" -eq 1 ] && [ ! -e unknown ] || fail "unknown signal: exit code $code"
 
-# A save that fails ahead of the end is told and survived, unless it must not be.
+# A save that fails before the end is reported and survived, unless configured otherwise.
 mkdir disk
 if mount -t tmpfs -o size=600k tmpfs disk 2>/dev/null; then
   trap 'umount "$work/disk"; rm -rf "$work"' EXIT

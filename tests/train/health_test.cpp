@@ -1,4 +1,4 @@
-// What a step may not be: a number that is none, or far from those before.
+// Checks of a step's loss and norm: not finite, or far from earlier ones.
 #include "trireme/train/health.hpp"
 
 #include <cmath>
@@ -25,7 +25,7 @@ Health accustomed(double limit, std::size_t steps) {
 }
 
 // A NaN fails every comparison, so that a test for "too large" lets it pass.
-TEST(Health, WhatIsNotFiniteIsFoundWithAndWithoutALimit) {
+TEST(Health, NonFiniteValuesAreFoundWithAndWithoutALimit) {
   for (const double limit : {0.0, 3.0}) {
     for (const std::size_t steps : {std::size_t{0}, Health::least}) {
       const Health health = accustomed(limit, steps);
@@ -39,14 +39,14 @@ TEST(Health, WhatIsNotFiniteIsFoundWithAndWithoutALimit) {
   }
 }
 
-TEST(Health, OutliersLieAboveTheLimit) {
+TEST(Health, OutliersAreAboveTheLimit) {
   const Health health = accustomed(3, Health::least);
   // 32 values of 2 ± 1: deviation √(32/31).
   const double edge = 2 + 3 * std::sqrt(32.0 / 31);
   EXPECT_EQ(health.judge(edge - 1e-9, 2), Verdict::sound);
   EXPECT_EQ(health.judge(edge + 1e-9, 2), Verdict::outlier);
   EXPECT_EQ(health.judge(2, edge + 1e-9), Verdict::outlier);
-  EXPECT_EQ(health.judge(-100, 0), Verdict::sound);  // good news is none
+  EXPECT_EQ(health.judge(-100, 0), Verdict::sound);  // a low loss is no outlier
 }
 
 TEST(Health, TooFewStepsOrNoLimitOrNoSpreadMeanNoOutliers) {
@@ -71,7 +71,7 @@ TEST(Health, OldStepsAreForgottenAndSkippedOnesNotLearned) {
   EXPECT_EQ(health.judge(110, 102), Verdict::outlier);
 }
 
-TEST(Health, ComesBackFromACheckpointToTheLastBit) {
+TEST(Health, RestoresFromACheckpointBitForBit) {
   Health health(3);
   for (int i = 0; i < 200; ++i) health.note(Verdict::sound, 2 + std::sin(i), 1 / (1.0 + i));
   health.note(Verdict::not_finite, nan, nan);
@@ -99,7 +99,7 @@ TEST(Health, AnOverflowOfScaledGradientsIsNotAFailure) {
   EXPECT_EQ(health.judge(infinite, infinite, true), Verdict::not_finite);
   EXPECT_EQ(health.judge(1, 1, true), Verdict::sound);
   health.note(Verdict::not_finite, 1, infinite);
-  health.note(Verdict::overflow, 1, infinite);  // neither one more nor the end of the row
+  health.note(Verdict::overflow, 1, infinite);  // neither counts nor resets the count
   EXPECT_EQ(health.skipped_in_a_row(), 1);
 }
 

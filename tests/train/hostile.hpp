@@ -1,4 +1,4 @@
-// A corpus of malicious files, and the program run on each.
+// A corpus of malicious files, and runs of the program on each.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@ namespace trireme::hostile {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// A run of trireme that must be refused in a line that holds `message`.
+/// A run of trireme that must be refused with one line that contains `message`.
 struct Case {
   std::string name;
   std::string message;
@@ -42,7 +42,7 @@ inline std::string replaced(std::string text, const std::string& from, const std
   return text.replace(at, from.size(), to);
 }
 
-/// Other things in the place of a file: what they are, and how they are made.
+/// Other file types in the place of a file, and how to create them.
 inline const std::vector<std::pair<std::string, std::function<void(const fs::path&)>>>& others() {
   static const std::vector<std::pair<std::string, std::function<void(const fs::path&)>>> list = {
       {"pipe", [](const fs::path& path) { ::mkfifo(path.c_str(), 0600); }},
@@ -52,7 +52,7 @@ inline const std::vector<std::pair<std::string, std::function<void(const fs::pat
   return list;
 }
 
-/// Makes cases below `root` out of the sound dataset base/data, run folder base/run and
+/// Creates cases below `root` from the sound dataset base/data, run folder base/run and
 /// transformers folder base/theirs.
 class Corpus {
  public:
@@ -60,31 +60,31 @@ class Corpus {
   const std::vector<Case>& cases() const { return cases_; }
   const fs::path& base() const { return base_; }
 
-  /// A copy of the dataset that `edit` gets the folder of.
+  /// A copy of the dataset whose folder `edit` changes.
   void dataset(const std::string& name, const std::string& message,
                const std::function<void(const fs::path&)>& edit) {
     const fs::path folder = copy("data", "dataset-" + name);
     edit(folder);
     cases_.push_back({"dataset " + name, message, {"inspect", folder, "--verify"}});
   }
-  /// Its manifest changed as text.
+  /// The dataset with its manifest changed as text.
   void manifest(const std::string& name, const std::string& message, const std::string& from,
                 const std::string& to) {
     dataset("manifest-" + name, message, [&](const fs::path& folder) {
       std::string text = read(folder / "dataset.json");
       const std::size_t seal = text.find("  \"manifest_xxh3\"");
-      text.erase(seal, text.find('\n', seal) + 1 - seal);  // as older manifests are
+      text.erase(seal, text.find('\n', seal) + 1 - seal);  // like older manifests
       write(folder / "dataset.json", replaced(text, from, to));
     });
   }
-  /// A copy of the checkpoint that `edit` gets the step folder of.
+  /// A copy of the checkpoint whose step folder `edit` changes.
   void checkpoint(const std::string& name, const std::string& message,
                   const std::function<void(const fs::path&)>& edit) {
     const fs::path folder = copy("run/step-00000002", "checkpoint-" + name);
     edit(folder);
     cases_.push_back({"checkpoint " + name, message, {"inspect", folder, "--verify"}});
   }
-  /// Its manifest changed as text behind the seal, and sealed again.
+  /// The checkpoint with its manifest changed as text and sealed again.
   void sealed(const std::string& name, const std::string& message,
               const std::function<std::string(std::string)>& edit) {
     checkpoint("manifest-" + name, message, [&](const fs::path& folder) {
@@ -95,7 +95,7 @@ class Corpus {
       write(folder / "manifest.json", "{\"manifest_xxh3\": \"" + hash.hex() + "\",\n" + rest);
     });
   }
-  /// The checkpoint added last is evaluated rather than inspected.
+  /// Evaluates the checkpoint added last instead of inspecting it.
   void evaluate() {
     Case& last = cases_.back();
     last.arguments = {"evaluate", "--checkpoint", last.arguments[1], "--data.path",

@@ -1,4 +1,4 @@
-// HDF5 files that the library writes without a complaint and nobody should read.
+// HDF5 files that the library writes without complaint and that must be refused.
 #pragma once
 
 #include <limits>
@@ -10,10 +10,10 @@
 
 namespace trireme::hostile {
 
-constexpr hsize_t tokens_of_base = 4000;  // what base/data's training shard holds
+constexpr hsize_t tokens_of_base = 4000;  // tokens of base/data's training shard
 constexpr hsize_t huge = hsize_t{1} << 40;
 
-/// A dataset to put in the place of a sound one.
+/// A dataset that replaces a sound one.
 struct Forged {
   hid_t type = H5T_STD_U16LE;
   std::vector<hsize_t> extent = {tokens_of_base};
@@ -55,7 +55,7 @@ inline void change(const fs::path& path, const std::function<void(hid_t)>& edit)
   H5Pclose(access);
 }
 
-/// "tokens" of the training shard made anew by `make`.
+/// "tokens" of the training shard replaced by `make`.
 inline void shard(Corpus& corpus, const std::string& name, const std::string& message,
                   const std::function<void(hid_t)>& make) {
   corpus.dataset(name, message, [&](const fs::path& folder) {
@@ -70,7 +70,7 @@ inline void shard(Corpus& corpus, const std::string& name, const std::string& me
   shard(corpus, name, message, [&](hid_t file) { forge(file, "tokens", what); });
 }
 
-/// The attribute `name` of the file made anew.
+/// The attribute `name` of the file replaced.
 inline void attribute(hid_t file, const char* name, hid_t type, hid_t space, const void* value) {
   H5Adelete(file, name);
   const hid_t made = H5Acreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
@@ -230,7 +230,7 @@ inline void add_attributes(Corpus& corpus) {
   H5Sclose(scalar);
 }
 
-/// Files that the library can open, and whose format is none of ours.
+/// Files that the library can open but that have another format.
 inline void add_formats(Corpus& corpus) {
   const auto made = [&](const std::string& name, const std::string& message, unsigned user_block,
                         bool old) {

@@ -1,7 +1,7 @@
-// hostile_program BASE FOLDER TRIREME: makes a malicious corpus in FOLDER out of the sound dataset
+// hostile_program BASE FOLDER TRIREME: creates a malicious corpus in FOLDER from the sound dataset
 // BASE/data, run BASE/run and transformers model BASE/theirs, and runs TRIREME on each file. Each
-// must be refused within seconds and bounded memory, by exit code 1 or 2 and one line that says
-// what is wrong.
+// must be refused within seconds and bounded memory, by exit code 1 or 2 and one line that names
+// the fault.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -27,14 +27,14 @@ constexpr double slower = 5;  // than without sanitizers, at most
 #else
 constexpr double slower = 1;
 #endif
-constexpr double most_seconds = 60 * slower;  // a shared machine; half a second is usual
-constexpr long most_kib = 700'000;            // 64 MiB of text, its copies, and what MPI takes
+constexpr double most_seconds = 60 * slower;  // for a shared machine; typically 0.5 s
+constexpr long most_kib = 700'000;            // 64 MiB of text, its copies, and MPI
 
 struct Outcome {
   int status = 0;
   bool stopped = false;  // ran out of time
   double seconds = 0;
-  long kib = 0;  // resident at most
+  long kib = 0;  // peak resident
   std::string errors;
 };
 
@@ -74,7 +74,7 @@ Outcome run(const fs::path& trireme, const std::vector<std::string>& arguments,
   return outcome;
 }
 
-/// Why an outcome is wrong; "" where it is right.
+/// Why an outcome is wrong; "" if it is right.
 std::string fault(const Outcome& outcome, const std::string& message) {
   if (outcome.stopped) return "does not end";
   if (WIFSIGNALED(outcome.status))
@@ -93,9 +93,9 @@ std::string fault(const Outcome& outcome, const std::string& message) {
 }
 
 int check(const Corpus& corpus, const fs::path& folder, const fs::path& trireme) {
-  constexpr int workers = 4;  // most of a start is waiting
+  constexpr int workers = 4;  // most of startup is waiting
   std::atomic<std::size_t> next{0};
-  std::mutex mutex;  // of what follows, and of standard output
+  std::mutex mutex;  // guards what follows, and standard output
   int failures = 0;
   double slowest = 0;
   long largest = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A malicious corpus: every file is refused by the program itself, in one line that says what is wrong.
+# A malicious corpus: the program itself refuses every file in one line that names the fault.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -15,7 +15,7 @@ rm -rf base/run/attempts
 "$TRIREME" inspect base/run/step-00000002 --verify >/dev/null
 "$PROGRAMS/hostile_program" base corpus "$TRIREME"
 
-# Links inside of a hub's cache are followed.
+# Links inside a hub's cache are followed.
 mkdir -p hub/blobs hub/snapshots/main
 for file in config.json model.safetensors; do
   cp "base/theirs/$file" "hub/blobs/$file-hash"

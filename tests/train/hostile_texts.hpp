@@ -1,4 +1,4 @@
-// Manifests, safetensors, configurations, schedules and corpora that lie.
+// Malicious manifests, safetensors, configurations, schedules and corpora.
 #pragma once
 
 #include <cstring>
@@ -120,7 +120,7 @@ inline void add_checkpoints(Corpus& corpus) {
                         });
     }
   }
-  // A configuration for which the checkpoint has no tensors, and no machine the memory.
+  // A configuration that the checkpoint's tensors do not match, and that no machine can hold.
   corpus.sealed("config-bomb", "and its configuration means", [](const std::string& text) {
     return replaced(text, "\"width\":16", "\"width\":1048576");
   });
@@ -135,7 +135,7 @@ inline void add_checkpoints(Corpus& corpus) {
   corpus.evaluate();
 }
 
-/// `header` and `zeros` bytes of data behind its length.
+/// `header` and `zeros` bytes of data after its length.
 inline std::string safetensors(const std::string& header, std::size_t zeros) {
   const std::uint64_t length = header.size();
   std::string file(8, '\0');
@@ -259,7 +259,7 @@ inline void add_configurations(Corpus& corpus) {
     fs::resize_file(file, std::uintmax_t{1} << 40);
   });
   for (const auto& [what, make] : others()) {
-    // Whoever names a file may name a link.
+    // A user who names a file may name a link.
     if (what == "link") continue;
     corpus.toml(what, what == "folder" ? "is a folder" : "is not a regular file", make);
   }

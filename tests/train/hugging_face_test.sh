@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Models that transformers saved give the loss that it computed; what is exported of them is what they were, to the bit;
-# training goes on from them; and folders that are not whole are refused.
+# Models saved by transformers give the loss that transformers computed; exported models match the imported ones bit for
+# bit; training continues from them; incomplete folders are refused.
 set -euo pipefail
 golden=$SOURCE/tests/reference/hugging_face
 work=$(mktemp -d)
@@ -24,23 +24,23 @@ for model in gpt2 llama; do
     echo "$model on $ranks ranks: loss $found, transformers $want"
     awk -v a="$found" -v b="$want" 'BEGIN { d = a - b; exit !(d < 2e-5 && d > -2e-5) }' || fail "$model: loss"
   done
-  # Out again: every tensor as it was.
+  # Exported again: every tensor unchanged.
   "$TRIREME" export --checkpoint start --output again >out 2>err || fail "export $model"
   rm -rf start2
   "$TRIREME_MPIEXEC" -n 3 "$TRIREME" import --input again --output start2 >out 2>err || fail "import what was exported"
   for rank in 0 1 2; do
-    cmp start/step-00000000/rank-0000$rank.h5 start2/step-00000000/rank-0000$rank.h5 || fail "$model: another tensor after a round trip"
+    cmp start/step-00000000/rank-0000$rank.h5 start2/step-00000000/rank-0000$rank.h5 || fail "$model: a tensor differs after a round trip"
   done
   "$TRIREME" evaluate --checkpoint start2 --data.path data >out 2>err || fail evaluate
   [ "$(grep -o 'loss [0-9.]*' out)" = "loss $found" ] || fail "$model: the loss after a round trip"
-  # In half the bytes.
+  # In BF16: half the bytes.
   "$TRIREME" export --checkpoint start --output halves --type BF16 >out 2>err || fail "export in BF16"
   rm -rf start3
   "$TRIREME" import --input halves --output start3 >out 2>err || fail "import BF16"
   "$TRIREME" evaluate --checkpoint start3 --data.path data >out 2>err || fail evaluate
   found=$(grep -o 'loss [0-9.]*' out | grep -o '[0-9.]*')
   awk -v a="$found" -v b="$want" 'BEGIN { d = a - b; exit !(d < 0.05 && d > -0.05 && d != 0) }' || fail "$model: BF16"
-  # In several files with an index, in each type: after one rounding nothing is lost any more, and the logits are the same bits.
+  # In several files with an index, in each type: nothing is lost after one rounding, and the logits have the same bits.
   for type in F32 F16 BF16; do
     rm -rf parts parts2 start4 start5
     "$TRIREME" export --checkpoint start --output parts --type $type --max-file-size 8KB >out 2>err || fail "export in parts"
@@ -54,7 +54,7 @@ for model in gpt2 llama; do
     "$TRIREME_MPIEXEC" -n 3 "$TRIREME" import --input parts --output start4 >out 2>err || fail "import of parts"
     if [ $type = F32 ]; then
       for rank in 0 1 2; do
-        cmp start/step-00000000/rank-0000$rank.h5 start4/step-00000000/rank-0000$rank.h5 || fail "$model: another tensor after parts"
+        cmp start/step-00000000/rank-0000$rank.h5 start4/step-00000000/rank-0000$rank.h5 || fail "$model: a tensor differs after parts"
       done
       "$PROGRAMS/logits_program" start ids logits
     else
@@ -66,20 +66,20 @@ for model in gpt2 llama; do
     "$PROGRAMS/logits_program" start4 ids logits4
     cmp logits logits4 || fail "$model, $type: other logits"
     "$TRIREME" export --checkpoint start4 --output parts2 --type $type --max-file-size 8KB >out 2>err || fail "export again"
-    for file in parts/model-*; do cmp "$file" "parts2/$(basename "$file")" || fail "$model, $type: another file after a round trip"; done
+    for file in parts/model-*; do cmp "$file" "parts2/$(basename "$file")" || fail "$model, $type: a file differs after a round trip"; done
     cmp parts/model.safetensors.index.json parts2/model.safetensors.index.json || fail "$model, $type: another index"
     "$TRIREME" evaluate --checkpoint start4 --data.path data >out 2>err || fail evaluate
     found=$(grep -o 'loss [0-9.]*' out | grep -o '[0-9.]*')
     awk -v a="$found" -v b="$want" 'BEGIN { d = a - b; exit !(d < 0.05 && d > -0.05) }' || fail "$model, $type in parts: loss $found"
     echo "$model, $type in $files files: loss $found"
   done
-  # Something is there already.
+  # The output exists already.
   if "$TRIREME" export --checkpoint start --output halves >out 2>err; then fail "overwrote a folder"; fi
   grep -q '^trireme: error: halves: exists already' err || fail "message of an existing folder"
   rm -rf again halves
 done
 
-# Training goes on from an imported model, on any layout; its optimizer begins anew.
+# Training continues from an imported model in any layout; its optimizer state starts fresh.
 train() {  # run folder, further flags
   "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output "$1" --train.steps 3 --train.batch 4 \
     --train.peak none --parallel.tensor 2 --model.layers 2 --model.width 24 --model.heads 4 --model.kv_heads 2 --model.hidden 44 \
@@ -89,7 +89,7 @@ train() {  # run folder, further flags
 }
 train run --checkpoint.resume start || fail "training from an imported model"
 grep -q '^resumed from start/step-00000000: step 0' out || fail "training from an imported model: not resumed"
-# Also where a damaged checkpoint was read in part before it.
+# Also where a damaged checkpoint was partly read before it.
 cp -r start own
 train own || fail "training in its folder"
 mkdir kept && cp own/step-00000003/*.h5 kept
@@ -101,12 +101,12 @@ done
 train own || fail "past a damaged checkpoint"
 grep -q '^passed over: own/step-00000003.* tensor adamw.moment2/.*checksum' out && grep -q '^resumed from own/step-00000000: step 0' out || fail "not passed over"
 for file in kept/*.h5; do
-  cmp "$file" "own/step-00000003/$(basename "$file")" || fail "the optimizer did not begin anew"
+  cmp "$file" "own/step-00000003/$(basename "$file")" || fail "the optimizer state did not start fresh"
 done
 if train run --optim.name sgd; then fail "another optimizer: taken"; fi
 grep -q '^trireme: error: optim.name = sgd: the checkpoint run/step-00000003 has no sgd.momentum' err || fail "another optimizer: message"
 
-# Folders that are not whole.
+# Incomplete folders.
 broken() {  # name, message; the folder "bad" was made by the caller
   local name=$1 message=$2
   rm -rf new
@@ -130,7 +130,7 @@ copy && sed -i 's/"model_type": "gpt2"/"model_type": "opt"/' bad/config.json && 
 copy && echo '{' >bad/config.json && broken "no JSON" 'bad/config.json: is not valid JSON'
 copy && echo '{"weight_map": {"x": "../model.safetensors"}}' >bad/model.safetensors.index.json && broken "a way out" 'is not a plain file name'
 copy && echo '{"weight_map": {"x": "model.safetensors"}}' >bad/model.safetensors.index.json && broken "a wrong index" "tensor 'x' is not in model.safetensors"
-# An index and its files must tell the same, whichever of the two has more.
+# An index and its files must match, whichever has more.
 parts() { "$TRIREME" export --checkpoint gpt2 --output bad --max-file-size 8KB >/dev/null; }
 "$TRIREME" import --input "$golden/gpt2" --output gpt2 >/dev/null
 index=bad/model.safetensors.index.json
@@ -147,7 +147,7 @@ for size in 0 -1 5XB GB 5GBx 99999999999GB 1.5GB; do
   grep -q '^trireme: error: --max-file-size = .*must be a number of bytes, KB, MB or GB' err || fail "message of size $size"
 done
 
-# Llama-3's frequencies and a tied head come in and go out; other scalings are refused.
+# Llama-3's frequencies and a tied head are imported and exported; other scalings are refused.
 cp -r "$golden/llama" bad && chmod -R u+w bad
 sed -i 's/"rope_scaling": null/"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}/' bad/config.json
 "$TRIREME" import --input bad --output scaled >out 2>err || fail "import of llama3 frequencies"

@@ -42,7 +42,7 @@ TEST(ParseSignals, NamesWithAndWithoutSig) {
   }
 }
 
-TEST(SignalWatch, NotesWhatComesAndPutsBackWhatWas) {
+TEST(SignalWatch, RecordsSignalsAndRestoresHandlers) {
   struct sigaction before {};
   ::sigaction(SIGUSR1, nullptr, &before);
   {
@@ -58,10 +58,10 @@ TEST(SignalWatch, NotesWhatComesAndPutsBackWhatWas) {
   struct sigaction after {};
   ::sigaction(SIGUSR1, nullptr, &after);
   EXPECT_EQ(after.sa_handler, before.sa_handler);
-  EXPECT_EQ(SignalWatch(parse_signals("USR1")).caught(), 0);  // nothing is left of the last one
+  EXPECT_EQ(SignalWatch(parse_signals("USR1")).caught(), 0);  // the last signal is cleared
 }
 
-/// oneDNN's products for AVX-512 do not bear a signal's frame on their stack.
+/// oneDNN's AVX-512 products fail if a signal's frame is on their stack.
 TEST(SignalWatch, SignalsDoNotReachProducts) {
   const SignalWatch watch(parse_signals("USR1"));
   std::atomic<bool> stop{false};

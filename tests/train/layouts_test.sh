@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One model through the program in many layouts: training that changes its layout at every resume,
-# evaluation and generation, against one rank; and layouts that must be refused.
+# One model through the program in many layouts: training that changes layout at every resume, evaluation and
+# generation, against one rank; and refused layouts.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -17,7 +17,7 @@ on() {
   shift
   "$TRIREME_MPIEXEC" -n "$ranks" "$TRIREME" "$@"
 }
-# Two key/value heads, so that four tensor ranks share them; nothing divides by 4.
+# Two key/value heads, shared by four tensor ranks; nothing divides by 4.
 model=(--model.layers 3 --model.width 48 --model.heads 6 --model.kv_heads 2 --model.hidden 70
   --model.norm rmsnorm --model.position rotary --model.activation swiglu --model.bias false
   --model.sequence 30 --model.dropout 0.1)
@@ -26,7 +26,7 @@ train=(--data.path data --train.batch 8 --train.steps 8 --train.peak none --trai
 
 losses() { cat "$1"/attempts/*/metrics.jsonl | grep -o '"gradient_norm":[^,]*\|"loss":[^,]*'; }
 
-# Reproducible mode: a run on one rank, and one whose layout changes every two steps.
+# Reproducible mode: one run on one rank, and one whose layout changes every two steps.
 on 1 train "${train[@]}" --train.output one --numerics.reproducible true
 layouts=("--parallel.tensor 2 --parallel.sequence true --parallel.zero 1"
   "--parallel.pipeline 2 --parallel.schedule zero-bubble --parallel.tensor 2"
@@ -40,7 +40,7 @@ done
 diff <(losses one) <(losses many) > diff || { cat diff; fail "losses or norms differ in bits"; }
 [ "$(losses one | wc -l)" -eq 16 ] || fail "sixteen figures expected"
 
-# The checkpoint in every layout: same loss in bits, same text.
+# The checkpoint in every layout: the same loss bit for bit, the same text.
 evaluate() { on "$1" evaluate --checkpoint many --numerics.reproducible true --train.micro_batch 2 "${@:2}" | tail -1; }
 write() { on "$1" generate --checkpoint many --prompt "line 7" --tokens 40 --temperature 0 "${@:2}"; }
 loss=$(evaluate 1)
@@ -71,7 +71,7 @@ refused() {
   if on "$ranks" train "${train[@]}" --train.output no "$@" > out 2> err; then fail "not refused: $*"; fi
   [ "$(grep -c '^trireme: error:' err)" -eq 1 ] || { cat err; fail "one line expected: $*"; }
   grep -q "^trireme: error: .*$key" err || { cat err; fail "$key expected: $*"; }
-  [ ! -e no ] || fail "something was left behind: $*"
+  [ ! -e no ] || fail "partial output was left: $*"
 }
 refused 4 parallel.tensor --parallel.tensor 3
 refused 2 parallel.data --parallel.data 4

@@ -1,5 +1,5 @@
 // All logits of one window: logits_program CHECKPOINT TOKENS OUTPUT. TOKENS holds the ids as text,
-// as many as a sequence has; OUTPUT receives [tokens, vocabulary] as raw fp32.
+// one sequence; OUTPUT receives [tokens, vocabulary] as raw fp32.
 #include <cstdio>
 #include <fstream>
 #include <numeric>

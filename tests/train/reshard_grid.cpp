@@ -1,7 +1,7 @@
-// Runs that change their layout at every start. Eight ranks; each model walks through its rows of
-// the layout matrix: it loads in one layout what the one before saved, saves it at once, which must
-// give every tensor and everything else that training goes on from unchanged, and then trains on,
-// which must give the losses, norms and checkpoints of one rank that was never moved, bit for bit.
+// Runs that change their layout at every start, on eight ranks. Each model steps through its rows
+// of the layout matrix: it loads the previous layout's checkpoint, saves it at once, which must
+// leave the complete training state unchanged, and trains on, which must match an uninterrupted run
+// on one rank bit for bit.
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -20,7 +20,7 @@ namespace {
 using parallel::test::LayoutCase;
 using parallel::test::MatrixModel;
 
-constexpr std::int64_t steps_between = 2;  // two moves
+constexpr std::int64_t steps_between = 2;  // two layouts
 
 RunConfig config_of(const MatrixModel& model, const LayoutCase& layout, const Folder& folder,
                     const fs::path& output) {
@@ -33,7 +33,7 @@ RunConfig config_of(const MatrixModel& model, const LayoutCase& layout, const Fo
   config.train.evaluate_at_end = false;
   config.train.quiet = true;
   config.train.peak = "none";
-  config.train.outlier = 20;  // so that the steps before have to be remembered
+  config.train.outlier = 20;  // so that the history is saved
   config.optim.learning_rate = 3e-3;
   config.optim.warmup_steps = 5;
   config.parallel.tensor = layout.tensor;
@@ -75,7 +75,7 @@ std::vector<std::vector<LayoutCase>> walks() {
   return result;
 }
 
-/// One model through all its layouts; returns the number of moves.
+/// Runs one model through all its layouts; returns the number of moves.
 int walk(const MatrixModel& model, const std::vector<LayoutCase>& layouts, const Folder& folder) {
   const auto last = static_cast<std::int64_t>(layouts.size()) * steps_between;
   const fs::path one = folder / (model.name + "-one");
@@ -97,7 +97,7 @@ int walk(const MatrixModel& model, const std::vector<LayoutCase>& layouts, const
     const fs::path moved = folder / fmt::format("{}-{}", model.name, i);
     if (i > 0) {
       RunConfig config = config_of(model, layout, folder, copy);
-      config.train.steps = begin;  // nothing is left to do but to save
+      config.train.steps = begin;  // no step left: only saves
       config.checkpoint.resume = from.string();
       train_on(layout.ranks(), config);
       if (world_rank() == 0) {
@@ -117,13 +117,13 @@ int walk(const MatrixModel& model, const std::vector<LayoutCase>& layouts, const
       for (const auto& [step, said] : found) EXPECT_EQ(said, expected.at(step)) << what;
       EXPECT_EQ(difference(from, one / from.filename()), "") << what;
     }
-    // What follows a move that went wrong would only be wrong too.
+    // After a failed move, later ones would fail too.
     if (from_rank_zero(testing::Test::HasFailure())) return static_cast<int>(i);
   }
   return static_cast<int>(layouts.size()) - 1;
 }
 
-TEST(ReshardGrid, EveryMoveKeepsEveryBit) {
+TEST(ReshardGrid, EveryMoveIsBitForBit) {
   const Folder folder;
   const auto layouts = walks();
   int moves = 0, other_world = 0;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run that stopped and was resumed is the run that never stopped, byte for byte: losses, gradient norms, weights,
-# optimizer state, sample cursor; on 1 and 2 ranks, with dropout, micro-batches, AdamW and SGD.
+# A resumed run matches an uninterrupted one byte for byte: losses, gradient norms, weights, optimizer state, sample
+# cursor; on 1 and 2 ranks, with dropout, micro-batches, AdamW and SGD.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -35,21 +35,21 @@ for method in "adamw" "sgd --optim.learning_rate 0.05"; do
   done
 done
 
-# In every layout, from a checkpoint that was written in the background while training went on; the start that wrote it
-# went two steps further and was then lost.
+# In every layout, from a checkpoint written in the background; the run that wrote it trained two steps more and was
+# then lost.
 for layout in "--parallel.zero 0" "--parallel.zero 1" "--parallel.zero 2" "--parallel.zero 3" "--parallel.tensor 2" \
   "--parallel.tensor 2 --parallel.sequence true" "--parallel.pipeline 2" "--parallel.pipeline 2 --parallel.schedule zero-bubble"; do
   rm -rf straight halves
   run 2 straight $layout
   run 2 halves $layout --train.stop_after 12 --checkpoint.every 10 --checkpoint.async true --checkpoint.at_end=false
   [ -d halves/step-00000010 ] && [ ! -e halves/step-00000012 ]
-  # The copies took what was predicted, and `plan` predicts the same.
+  # The copies took the predicted memory, and `plan` predicts the same.
   snapshot=$(tr -d ' \n' <halves/attempts/0001/summary.json | grep -o '"snapshot":{"measured":[0-9]*,"predicted":[0-9]*}')
   read -r measured predicted < <(echo "$snapshot" | tr -c '0-9\n' ' ')
   [ "$measured" -gt 100000 ] && [ "$measured" -eq "$predicted" ] || { echo "$layout: $snapshot"; exit 1; }
   planned=$("$TRIREME" plan --ranks 2 --data.path data --model.layers 2 --model.width 48 --model.heads 4 --model.sequence 33 \
     --train.batch 8 --train.micro_batch 2 --checkpoint.every 10 --checkpoint.async true $layout | grep '^snapshot' | tr -d '|')
-  # A row has the fullest rank of each stage, by its whole memory; of the stages the fullest is the one that was measured.
+  # A row shows the rank of each stage with the most total memory; the fullest stage is the measured one.
   echo "$planned" | awk -v bytes="$measured" '{
     for (i = 2; i <= NF; ++i) if ($i > most) most = $i
     d = most - bytes / 1048576; exit !(d < 0.051 && d > -0.051)
@@ -64,7 +64,7 @@ for layout in "--parallel.zero 0" "--parallel.zero 1" "--parallel.zero 2" "--par
   echo "$layout: identical"
 done
 
-# Another batch goes on where the last sample was: with weights that stay as they are, the losses of ten steps of 4 after
+# Another batch size continues at the next sample: with weights that do not change, the losses of ten steps of 4 after
 # five of 8 are those of steps 11 to 20 of 4.
 still="--optim.name sgd --optim.learning_rate 1e-30 --optim.weight_decay 0"
 rm -rf small other
@@ -76,16 +76,16 @@ figures() { steps "$1" | grep -o '"gradient_norm": *[0-9.e-]*\|"loss": *[0-9.]*\
 diff <(figures small | tail -n 30) <(figures other | tail -n 30)
 [ "$(figures other | tail -n 30 | sort -u | wc -l)" -eq 30 ]
 grep -o '"samples": *80' other/step-00000015/manifest.json
-# Another seed is allowed, and told.
+# Another seed is allowed, and reported.
 run 1 other $still --train.batch 4 --train.steps 16 --train.seed 9 --train.quiet=false >notes
 grep -q 'note: train.seed = 9, and 1 before' notes
 
-# A checkpoint of another run folder, with no step left to do, is saved in the layout of this start.
+# A checkpoint of another run folder, with no step left, is saved in the layout of this start.
 rm -rf copy
 run 1 copy $still --train.batch 4 --train.steps 15 --checkpoint.resume other/step-00000015
 [ -d copy/step-00000015 ]
 
-# A checkpoint of 2 ranks goes on with 1 and with 4: other sums, the same run within 1e-5.
+# A checkpoint of 2 ranks resumes on 1 and on 4: other sums, the same run within 1e-5.
 losses() { steps "$1" | grep -o '"loss": *[0-9.]*' | tr -dc '0-9.\n'; }
 rm -rf straight
 run 2 straight
@@ -98,14 +98,15 @@ for ranks in 1 4; do
   } END { printf "2 ranks, then %d: largest relative difference %.2g\n", ranks, worst; exit !(NR == 20 && worst <= 1e-5) }'
 done
 
-# The comparison can fail: another seed is another run.
+# The comparison can fail: another seed gives another run.
 rm -rf other
 run 1 other --train.seed 2
 if cmp -s other/step-00000020/rank-00000.h5 straight/step-00000020/rank-00000.h5; then exit 1; fi
 if diff -q <(steps other) <(steps straight) >/dev/null; then exit 1; fi
 
-# Going back inside a run folder would mix two runs: refused. A command that began elsewhere and is given again goes on.
-fails() {  # words of the one line, then what run takes
+# Resuming an earlier step inside a run folder would mix two runs: refused. The same command given again, after a start
+# elsewhere, continues.
+fails() {  # text of the one line, then run's arguments
   local words=$1
   shift
   if run "$@" >out 2>&1; then echo "not refused: $words"; exit 1; fi
@@ -120,7 +121,7 @@ run 1 second --checkpoint.resume first/step-00000004 --train.stop_after 2
 run 1 second --checkpoint.resume first/step-00000004 --train.stop_after 2 --train.quiet=false >out
 grep -q '^resumed from second/step-00000006: step 6' out || { cat out; exit 1; }
 
-# Data that are damaged under a whole manifest are passed over too, and stay; what is saved next is kept beside them.
+# Damaged data under a complete manifest are passed over too, and stay; the next save goes beside them.
 file=$(ls first/step-00000008/*.h5)
 at=$(($(stat -c %s "$file") / 2))
 byte=$(od -An -tu1 -j"$at" -N1 "$file")

@@ -1,5 +1,4 @@
-// Runs of the program's training inside a test, in a folder that all ranks see, and what they
-// leave.
+// Training runs inside a test, in a folder that all ranks see, and their output.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +27,7 @@ inline int world_rank() {
   return rank;
 }
 
-/// Waits for all ranks without taking a core from those that work.
+/// Waits for all ranks without using a core.
 inline void quiet_barrier() {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &request);
@@ -41,8 +40,7 @@ T from_rank_zero(T value) {
   return value;
 }
 
-/// A folder that all ranks see, with a dataset of a few characters whose windows are used up every
-/// few steps.
+/// A folder that all ranks see, with a tiny dataset whose windows are used up every few steps.
 class Folder {
  public:
   Folder() : path_(fs::path(testing::TempDir()) / fmt::format("trireme_grid_{}", number())) {
@@ -84,7 +82,7 @@ inline void train_on(int ranks, RunConfig config, const DeviceSource& devices = 
     } catch (const std::exception& error) {
       fmt::print("{}\n", error.what());
       std::fflush(stdout);
-      MPI_Abort(MPI_COMM_WORLD, 1);  // the others would wait for ever
+      MPI_Abort(MPI_COMM_WORLD, 1);  // the others would wait forever
     }
     MPI_Comm_free(&comm);
   }
@@ -99,7 +97,7 @@ inline std::vector<std::uint8_t> values_of(const checkpoint::Reader& reader,
   return bytes;
 }
 
-/// Where two checkpoints differ in what training goes on from; empty: nowhere.
+/// Where the training states of two checkpoints differ; empty: nowhere.
 inline std::string difference(const fs::path& one, const fs::path& other) {
   const checkpoint::Reader a(one), b(other);
   const checkpoint::State &sa = a.state(), &sb = b.state();
@@ -116,7 +114,7 @@ inline std::string difference(const fs::path& one, const fs::path& other) {
   return {};
 }
 
-/// What a run said of each step, but for how long it took.
+/// A run's record of each step, without timings.
 inline std::map<std::int64_t, std::string> steps_of(const fs::path& output) {
   std::map<std::int64_t, std::string> steps;
   std::ifstream file(output / "attempts" / "0001" / "metrics.jsonl");

@@ -11,7 +11,7 @@ namespace {
 // Probabilities 0.5, 0.3, 0.2 in the order of ids 2, 0, 1.
 const std::vector<float> logits{std::log(0.3F), std::log(0.2F), std::log(0.5F)};
 
-TEST(Sample, ZeroTemperatureTakesTheLikeliest) {
+TEST(Sample, ZeroTemperatureTakesTheMostLikely) {
   EXPECT_EQ(sample_token(logits, 0, 0, 1, 0.999), 2);
 }
 
@@ -22,7 +22,7 @@ TEST(Sample, FollowsTheDistribution) {
   EXPECT_EQ(sample_token(logits, 1, 0, 1, 0.81), 1);
 }
 
-TEST(Sample, TopKKeepsTheLikeliest) {
+TEST(Sample, TopKKeepsTheMostLikely) {
   EXPECT_EQ(sample_token(logits, 1, 2, 1, 0.999), 0);
   EXPECT_EQ(sample_token(logits, 1, 1, 1, 0.999), 2);
 }

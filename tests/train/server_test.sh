@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Parameter servers through the program: the same run as all-reduce's, bit for bit; checkpoints that move between the two;
-# bytes and memory as foretold; steps that are skipped, signals, saves that fail; what is refused.
+# Parameter servers through the program: bit for bit the all-reduce run; checkpoints that move between the two;
+# predicted bytes and memory; skipped steps, signals, failing saves; refused configurations.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -12,7 +12,7 @@ fail() {
   cat out err
   exit 1
 }
-# Every server holds something: the model has some forty blocks of 4096 elements.
+# Every server holds parameters: the model has about forty blocks of 4096 elements.
 model=(--model.layers 2 --model.width 60 --model.heads 3 --model.sequence 33 --model.dropout 0.1)
 run() {  # ranks, run folder, further flags; the exit code in $code
   local ranks=$1 folder=$2
@@ -46,15 +46,15 @@ for job in "1 1" "2 1" "2 3" "4 2"; do
   rm -rf served
   server $job served --checkpoint.files "$([ "$job" = "2 3" ] && echo node || echo rank)"
   ran "servers ($job)"
-  # Memory of workers and servers, to the byte: else there is no figure of merit.
-  grep -q 'Figure of Merit (FOM): [0-9]' out || fail "servers ($job): memory is not what was foretold"
+  # Memory of workers and servers to the byte: otherwise there is no figure of merit.
+  grep -q 'Figure of Merit (FOM): [0-9]' out || fail "servers ($job): memory is not as predicted"
   grep -q '^server optimizer  *| ' out || fail "servers ($job): no memory of servers"
   same one served
   echo "$job: identical"
 done
 
-# What was counted in the run of four workers, against theory: Ψ of gradients out and Ψ of weights in; and the optimizer's
-# state is the servers' alone.
+# Measured bytes with four workers against theory: Ψ of gradients out, Ψ of weights in. Only servers hold optimizer
+# state.
 python3 - <<'PYTHON' || fail "bytes or memory"
 import json
 run = json.load(open("served/attempts/0001/run.json"))
@@ -79,7 +79,7 @@ for rank in servers:
         assert bytes["predicted"] == bytes["measured"], (rank["rank"], use, bytes)
 open("measured", "w").write(str(max(sum(use["measured"] for use in rank["memory"].values()) for rank in servers) / 2**20))
 PYTHON
-# Nodes are told of all ranks, servers too.
+# Plans for nodes count all ranks, servers too.
 for method in server async-server; do
   "$TRIREME" plan --ranks 3 --ranks-per-node 3 --data.path data "${model[@]}" --train.batch 8 --data_parallel.method "$method" \
     --parallel.servers 1 >plan.txt 2>&1 || fail "plan of $method on nodes: $(tail -n 1 plan.txt)"
@@ -88,7 +88,7 @@ done
   --data_parallel.method server --parallel.servers 2 >out 2>err || fail "plan"
 grep -q '^stage .*server' out || fail "plan: no server"
 grep '^total ' out | awk -v found="$(cat measured)" '{ d = $NF - found; exit !(d < 0.051 && d > -0.051) }' || fail "plan: $(cat measured) MiB"
-# The record is one that reports read, whatever they make of ranks that share cores.
+# Reports read the record, even if ranks share cores.
 "$TRIREME" report served >out 2>err || grep -q 'ranks share cores' out err || fail "report"
 
 # Checkpoints move between methods and numbers of servers.
@@ -109,7 +109,7 @@ moves moved "2 1" "allreduce 2"
 moves moved "allreduce 4" "2 2"
 moves moved "1 3" "4 1"
 
-# A step with a NaN is skipped, and leaves no trace; too many in a row end the run, on servers too.
+# A step with a NaN is skipped without effect; too many in a row end the run, on servers too.
 rm -rf nan1 nan2
 run 2 nan1 --train.inject nan@5/1
 ran nan1
@@ -121,12 +121,12 @@ server 2 1 row --train.inject nan@5,nan@6/1,nan@7 --checkpoint.every 2 --train.s
 [ "$code" -eq 1 ] && [ "$(grep -c '^trireme: error: ' err)" -eq 1 ] || fail "three in a row: exit code $code"
 grep -q 'error: step 7: the last of 3 steps in a row .*row/step-00000006' err || fail "three in a row: message"
 
-# A damaged copy of the weights on one worker is found.
+# Damaged weights on one worker are found.
 server 2 1 flip --train.inject flip@3/1
 [ "$code" -eq 1 ] && grep -q 'step 3: replicas of .* differ' err || fail "flip: exit code $code"
 
-# Gradients in bf16: no longer the same bits, and near them. Each contribution is off by 2⁻⁸ at most, and so is the norm of a
-# sum, relative to the sum of norms; one worker's is its own.
+# Gradients in bf16: different bits, close values. Each contribution is off by at most 2⁻⁸, and so is the norm of a sum,
+# relative to the sum of norms.
 server 1 1 half --train.steps 1 --data_parallel.gradients bf16
 ran "gradients in bf16"
 python3 - <<'PYTHON' || fail "gradients in bf16"
@@ -143,7 +143,7 @@ link = json.load(open("half/attempts/0001/summary.json"))["ranks"][0]["communica
 assert abs(link["bytes_per_step"] / link["received_per_step"] - 0.5) < 1e-3, link
 PYTHON
 
-# A signal to a worker or to a server: saved at the end of the step, and the run that goes on is the one that never stopped.
+# A signal to a worker or a server: saved at the end of the step, and the resumed run matches the uninterrupted one.
 rank_of_ours() {  # rank: its process, once it is there
   for _ in $(seq 400); do
     for p in $(pgrep -f "$TRIREME train .*--train.output stopped" || true); do
@@ -174,14 +174,14 @@ for victim_rank in 1 2; do
   diff <(steps straight) <(steps stopped) || fail "after the signal the run differs"
 done
 
-# A save that fails at one server is told, and training goes on; the last one that fails ends the run and its servers.
-if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer wants to be preloaded alone
+# A save that fails at one server is reported, and training continues; a failing last save ends the run and its servers.
+if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer must be the only preloaded library
   work=$(pwd -P)
   export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so TRIREME_FILE_FAULT="io_error 4 $work/unsaved/step-00000010 3"
   server 2 2 unsaved --checkpoint.every 10
   unset LD_PRELOAD TRIREME_FILE_FAULT
   ran "a save that fails"
-  grep -q 'warning: checkpoint not saved: rank 1: .*training goes on' out || fail "a save that fails: not told"
+  grep -q 'warning: checkpoint not saved: rank 1: .*training goes on' out || fail "a save that fails: not reported"
   same one unsaved
   export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so TRIREME_FILE_FAULT="io_error 4 $work/unsaved/step-00000024 2"
   server 2 2 unsaved --train.steps 24
@@ -190,7 +190,7 @@ if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer wants to be pre
   grep -q 'error: checkpoint not saved: rank 0: ' err || fail "the last save fails: message"
 fi
 
-# What cannot be combined is refused, with one line and before anything is written.
+# Invalid combinations are refused with one line, before anything is written.
 refused() {  # ranks, what the line holds, flags
   local ranks=$1 words=$2
   shift 2
@@ -205,7 +205,7 @@ refused 1 'parallel.servers = 1: must leave a rank to train' --parallel.servers 
 refused 3 'parallel.zero = 1: must be 0' --parallel.servers 1 --parallel.zero 1
 refused 3 'parallel.tensor = 2: must be 1' --parallel.servers 1 --parallel.tensor 2
 refused 3 'parallel.pipeline = 2: must be 1' --parallel.servers 1 --parallel.pipeline 2
-# Servers need no GPU, workers do.
+# Servers need no GPU; workers do.
 CUDA_VISIBLE_DEVICES='' refused 3 'sees no device' --parallel.servers 1 --device.type cuda
 grep -q 'error: device.type = cuda: rank [01] sees no device (.*); use cpu, or give every worker a device$' err || fail "no GPU: message"
 CUDA_VISIBLE_DEVICES='' refused 3 'sees no device' --parallel.servers 1 --device.type cuda --data_parallel.method async-server \
@@ -221,4 +221,4 @@ grep -q 'parallel.servers = 40: leaves a server without parameters.*; use at mos
 rm -rf no
 run 2 no --parallel.servers 1
 [ "$code" -eq 1 ] && grep -q 'parallel.servers = 1: is for data_parallel.method = server' err || fail "servers without a method"
-echo "refused what must be"
+echo "invalid combinations refused"

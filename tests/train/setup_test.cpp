@@ -1,4 +1,4 @@
-// What a configuration asks for, given what the machine is like.
+// What a configuration resolves to on a machine.
 #include "trireme/train/setup.hpp"
 
 #include <gmock/gmock.h>
@@ -11,8 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The shard degree that zero.group = `group` comes to on `world` ranks, in nodes of the given
-/// sizes.
+/// The shard degree of zero.group = `group` on `world` ranks, in nodes of the given sizes.
 int shard_on(const std::string& group, int world, const std::vector<int>& nodes, int tensor = 1) {
   LayoutFacts facts{.world = world};
   for (const int size : nodes) {
@@ -36,7 +35,7 @@ TEST(ShardRanks, NodeStaysInsideEveryNode) {
   EXPECT_EQ(shard_on("node", 8, {4, 4}), 4);
   EXPECT_EQ(shard_on("node", 8, {4, 4}, 2), 2);
   EXPECT_EQ(shard_on("node", 8, {4, 4}, 8), 1);
-  // Every rank comes to the same, whatever its own node is like.
+  // Every rank gets the same result, whatever its own node.
   EXPECT_EQ(shard_on("node", 8, {6, 2}), 2);
   EXPECT_EQ(shard_on("node", 12, {6, 6}), 6);
   EXPECT_EQ(shard_on("node", 6, {5, 1}), 1);
@@ -55,7 +54,7 @@ TEST(ShardRanks, NumbersMustDivideTheDataDegree) {
   }
 }
 
-TEST(Precision, CpusReadMastersThatAreRoundedToNearest) {
+TEST(Precision, CpusReadMastersRoundedToNearest) {
   const auto reads = [](const std::string& rounding, bool host) {
     RunConfig config;
     config.precision.compute = "bf16";
@@ -69,7 +68,7 @@ TEST(Precision, CpusReadMastersThatAreRoundedToNearest) {
   EXPECT_FALSE(reads("nearest", false));
 }
 
-TEST(Recompute, AutoIsCheapOnCpusForWideModelsAndNothingElse) {
+TEST(Recompute, AutoIsLowCostOnCpusForWideModelsAndNoneElsewhere) {
   const auto policy = [](const std::string& name, bool host, std::int64_t width = 768) {
     RunConfig config;
     config.model.width = width;
@@ -99,7 +98,7 @@ TEST(ChooseMicroBatch, DividesTheShareAndHoldsAtMost4096Tokens) {
   EXPECT_EQ(choose_micro_batch(4, 8192), 1);
 }
 
-TEST(Rounding, StochasticIsOfBf16Alone) {
+TEST(Rounding, StochasticIsForBf16Only) {
   parallel::PrecisionConfig precision;
   check_rounding(precision);
   precision.rounding = "stochastic";
@@ -119,7 +118,7 @@ TEST(Rounding, StochasticIsOfBf16Alone) {
   check_rounding(precision);
 }
 
-TEST(Choices, AreInTheRecordAsTheyWere) {
+TEST(Choices, AreRecorded) {
   EXPECT_EQ(choices_json({}).dump(), "[]");
   const nlohmann::json json = choices_json({{.rows = 2,
                                              .columns = 3,
@@ -136,7 +135,7 @@ TEST(Choices, AreInTheRecordAsTheyWere) {
       "epilogue": "row sums", "algorithm": "21, work space 0 bytes", "source": "timed"}])"));
 }
 
-TEST(Choices, OfAttentionAreInTheRecordAndRefusalsAreWarnedOf) {
+TEST(Choices, OfAttentionAreRecordedAndRefusalsGiveAWarning) {
   std::vector<ops::AttentionChoice> choices{{.batch = 4,
                                              .tokens = 1024,
                                              .heads = 25,
@@ -157,7 +156,7 @@ TEST(Choices, OfAttentionAreInTheRecordAndRefusalsAreWarnedOf) {
             "(s_q = 1 is not supported.); kernels of Trireme's own compute it, more slowly");
 }
 
-TEST(Choices, ARefusalOfGraphsOnAnyRankIsWarnedOf) {
+TEST(Choices, ARefusalOfGraphsOnAnyRankGivesAWarning) {
   const auto account = [](int rank, const std::string& refusal) {
     return nlohmann::json{{"rank", rank},
                           {"graphs", {{"captured", 0}, {"launched", 0}, {"refusal", refusal}}}};

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `train --trace` puts the device's operations into trace.json, those of the last update too, and
-# changes nothing of what is trained; without it none are there.
+# `train --trace` writes the device's operations to trace.json, including those of the last update, and does not change
+# training; without it there are none.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

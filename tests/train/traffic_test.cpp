@@ -1,4 +1,5 @@
-// The least traffic of a step against closed forms, written anew for two ranks of a small model.
+// The least traffic of a step against closed forms, derived independently for two ranks of a small
+// model.
 #include "trireme/train/traffic.hpp"
 
 #include <gtest/gtest.h>
@@ -36,8 +37,8 @@ double elements() {
 
 TEST(LeastTraffic, OneRankSendsNothing) { EXPECT_TRUE(least({}).empty()); }
 
-// In units of (n−1)/n of 4 bytes per parameter: 2; 2; m + 1; 3m or 2m. What a turn of the program
-// keeps gathered (the head between forward and backward) lowers the last ones a little.
+// In units of (n−1)/n of 4 bytes per parameter: 2; 2; m + 1; 3m or 2m. Parameters kept gathered
+// (the head between forward and backward) lower the last ones slightly.
 TEST(LeastTraffic, OfDataRanks) {
   const double unit = 3.0 / 4 * 4 * elements();
   const auto of = [&](int zero, int micro_batches, bool reshard = true) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What we export, transformers loads, with the same logits; what transformers saves, we import, with the same logits.
-# Needs Python with torch and transformers ($PYTHON, default python3); says so and passes where there is none.
+# transformers loads what we export, and we import what it saves, with the same logits. Needs Python with torch and
+# transformers ($PYTHON, default python3); otherwise skips.
 set -euo pipefail
 python=${PYTHON:-python3}
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then

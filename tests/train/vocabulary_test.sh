@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A model and its own vocabulary: tokenizer.json comes in with import, text is prepared with it, training goes on, generate needs
-# no dataset, export writes it back.
+# A model's own vocabulary: import reads tokenizer.json, prepare and training use it, generate needs no dataset, export
+# writes it back.
 set -euo pipefail
 golden=$SOURCE/tests/reference
 work=$(mktemp -d)
@@ -13,7 +13,7 @@ fail() {
 }
 run() { "$TRIREME" "$@" >out 2>err || fail "$*"; }
 
-# transformers' model over bytes, with a tokenizer.json whose ids are the bytes: its loss must be transformers'.
+# transformers' model over bytes, with a tokenizer.json whose ids are the bytes: its loss must match transformers'.
 cp -r "$golden/hugging_face/gpt2" foreign && chmod -R u+w foreign
 cp "$golden/tokenizers/bytes.json" foreign/tokenizer.json
 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" import --input foreign --output start >out 2>err || fail import
@@ -30,7 +30,7 @@ model="--model.layers 2 --model.width 24 --model.heads 3 --model.sequence 24 --m
 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train $model --checkpoint.resume start --data.path data --train.output run >out 2>err || fail train
 grep -q '^resumed from start/step-00000000: step 0' out || fail "train: not resumed"
 if grep -q warning out err; then fail "train: a warning"; fi
-cmp run/step-00000003/tokenizer.json foreign/tokenizer.json || fail "train: another tokenizer in the checkpoint"
+cmp run/step-00000003/tokenizer.json foreign/tokenizer.json || fail "train: the checkpoint's tokenizer differs"
 run inspect run --verify
 grep -q '^tokenizer  *huggingface, vocabulary 256' out || fail "inspect: no tokenizer"
 rm -rf data
@@ -38,11 +38,11 @@ run generate --checkpoint run --prompt "And é" --tokens 20
 LC_ALL=C grep -aq '^And é.' out || fail "generate without the dataset"
 run generate --checkpoint start --prompt "And" --tokens 5
 
-# Another tokenizer is most likely a mistake; tokens without one keep the checkpoint's.
+# A different tokenizer is probably a mistake; tokens without one keep the checkpoint's.
 run prepare --input "$golden/hugging_face/text.txt" --output bytes
 run train $model --checkpoint.resume start --data.path bytes --train.output run2
 grep -q '^note: the dataset bytes has another tokenizer (bytes) than the checkpoint start/step-00000000 (huggingface)' out ||
-  fail "no word of another tokenizer"
+  fail "the other tokenizer is not reported"
 # The text's bytes as uint16, written by another program.
 od -An -v -tu1 -w1 "$golden/hugging_face/text.txt" | awk '{ printf "\\x%02x\\x00", $1 }' | xargs -0 printf >train.bin
 run prepare --input train.bin --input-format nanogpt --vocabulary 256 --output tokens
@@ -55,7 +55,7 @@ grep -q '^trireme: error: .*tokens: has tokens and no tokenizer' err || fail "me
 run train $model --checkpoint.resume start --data.path tokens --train.output run3
 run generate --checkpoint run3 --prompt "And" --tokens 5
 
-# A model of ours with a BPE of 2,004 tokens: out and in again.
+# One of our models with a BPE of 2,004 tokens: exported and imported again.
 gpt2=$golden/tokenizers/gpt2.json
 run prepare --input "$golden/hugging_face/text.txt" "$golden/hugging_face/text.txt" --output data --tokenizer "huggingface:$gpt2"
 model=${model/256/2004}
@@ -73,13 +73,13 @@ for checkpoint in own again more; do
   run generate --checkpoint $checkpoint --prompt "In the beginning" --tokens 8
   LC_ALL=C grep -aq '^In the beginning.' out || fail "generate from $checkpoint"
 done
-# A file that is damaged is named.
+# A damaged file is named.
 sed -i 's/ /_/' again/step-00000000/tokenizer.json
 echo " " >>again/step-00000000/tokenizer.json
-if "$TRIREME" generate --checkpoint again >out 2>err; then fail "a damaged tokenizer was taken"; fi
+if "$TRIREME" generate --checkpoint again >out 2>err; then fail "a damaged tokenizer was accepted"; fi
 grep -q '^trireme: error: .*again/step-00000000/tokenizer.json: its hash is' err || fail "message of a damaged tokenizer"
 
-# What cannot come along is said in one line, and the model comes in without it.
+# What cannot be imported is reported in one line, and the model is imported without it.
 unfit() {  # name, message
   rm -rf new
   run import --input foreign --output new

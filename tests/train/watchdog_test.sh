@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A rank that stops, and one that dies, end the job within the watchdog's time, and a survivor says
-# what each rank did last.
+# A rank that stops and one that dies end the job within the watchdog's time, and a survivor reports what each rank did
+# last.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'kill -9 $(cat "$work"/pid 2>/dev/null) 2>/dev/null || true; rm -rf "$work"' EXIT
@@ -33,7 +33,7 @@ try() {
   seconds=$((($(date +%s%N) - begin) / 1000000000))
   [ "$status" -ne 0 ] || { echo "$1: the job ended well"; return 1; }
   [ "$seconds" -le 20 ] || { echo "$1: the job took $seconds s to end"; return 1; }
-  # No process is left behind, the stopped one no more than the others; the launcher's kill may take a moment.
+  # No process is left, the stopped one included; the launcher's kill may take a moment.
   for _ in $(seq 50); do
     left=$(ours)
     [ -z "$left" ] && break
