@@ -111,7 +111,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
     forward_names_.push_back("forward " + unit->name());
     backward_names_.push_back("backward " + unit->name());
   }
-  // Messages between stages must go on while this rank waits for something else.
+  // Messages between stages must progress while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
   const bool reduces = groups.data.size() > 1 || stage.options().served;
   if (messages || (reduces && options.overlap)) {
@@ -216,7 +216,7 @@ void Engine::start(const UnitAction& action) {
 
 std::vector<bool> Engine::find_continuing() const {
   const std::vector<UnitAction>& actions = stage_.program().actions;
-  std::vector<bool> aliased = stage_.memory().aliased();  // by group: still
+  std::vector<bool> aliased = stage_.memory().aliased();  // by group
   std::vector<bool> continuing;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const UnitAction& action = actions[i];

@@ -18,7 +18,7 @@ bool reads_values(Kind kind) {
 /// Whether an action is its micro-batch's last contribution to the unit's gradients.
 bool ends_gradients(Kind kind) { return kind == Kind::backward || kind == Kind::backward_weight; }
 
-/// First pass: computes become unit actions, with their slots.
+/// First pass: turns computes into unit actions and assigns their slots.
 class Computes {
  public:
   Computes(const LoweringOptions& options, Program& program)

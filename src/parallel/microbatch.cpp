@@ -26,8 +26,7 @@ model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count) {
 
 namespace {
 
-/// Whether positions are 0, 1, … in every sequence. A window that documents divide, or a later part
-/// of one, has others.
+/// Whether positions are 0, 1, … in every sequence. Windows that documents divide have others.
 bool counts_from_zero(const data::Batch& batch) {
   const auto length = static_cast<std::size_t>(batch.length);
   for (std::size_t i = 0; i < batch.positions.size(); ++i) {
@@ -54,8 +53,8 @@ HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
     view_.documents = Tensor(batch_.documents.data(), {sequences, length});
   view_.samples = Tensor(batch_.samples.data(), {sequences});
   view_.rows = Tensor(rows_.data(), {rows});
-  // With a document mask never, even where a window lies inside one document: which kernel computes
-  // a sequence must not depend on what shares its micro-batch.
+  // Never with a document mask, even where a window is inside one document: the kernel of a
+  // sequence must not depend on the others of its micro-batch.
   view_.plain = batch_.documents.empty() && counts_from_zero(batch_);
 }
 
@@ -81,14 +80,14 @@ void for_each_tensor(const Visit& visit) {
 
 std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t length) {
   const std::int64_t rows = sequences * length;
-  const auto room = [](std::int64_t elements, std::size_t size) {
+  const auto padded = [](std::int64_t elements, std::size_t size) {
     return device::aligned(static_cast<std::size_t>(elements) * size);
   };
   // The factor; inputs, targets, weights, positions, documents; rows; samples.
   return device::alignment +
          static_cast<std::size_t>(count) *
-             (5 * room(rows, sizeof(std::int32_t)) + room(rows, sizeof(std::int64_t)) +
-              room(sequences, sizeof(std::int64_t)));
+             (5 * padded(rows, sizeof(std::int32_t)) + padded(rows, sizeof(std::int64_t)) +
+              padded(sequences, sizeof(std::int64_t)));
 }
 
 DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
@@ -96,7 +95,7 @@ DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t len
     : device_(ledger.device()), factor_(&host_factor_, {1}) {
   if (device_.is_host()) return;
   const std::size_t all = bytes(count, sequences, length);
-  room_ = (all - device::alignment) / static_cast<std::size_t>(count);
+  batch_bytes_ = (all - device::alignment) / static_cast<std::size_t>(count);
   buffer_ = device::Buffer(ledger, device::Use::batch, all);
   staging_ = device::Buffer::staging(ledger, device::Use::batch, all);
   factor_ = buffer_.view(DType::f32, {1});
@@ -109,13 +108,13 @@ void DeviceBatches::take(std::span<const HostMicrobatch> batches, double factor)
     for (const HostMicrobatch& batch : batches) views_.push_back(batch.view());
     return;
   }
-  const std::size_t all = device::alignment + batches.size() * room_;
+  const std::size_t all = device::alignment + batches.size() * batch_bytes_;
   TRIREME_ASSERT(all <= buffer_.bytes(), "{} micro-batches", batches.size());
   std::memcpy(staging_.data(), &host_factor_, sizeof(host_factor_));
   for (std::size_t i = 0; i < batches.size(); ++i) {
     model::Microbatch view = batches[i].view();
-    std::size_t offset = device::alignment + i * room_;
-    const std::size_t end = offset + room_;
+    std::size_t offset = device::alignment + i * batch_bytes_;
+    const std::size_t end = offset + batch_bytes_;
     for_each_tensor([&](Tensor model::Microbatch::*member) {
       Tensor& tensor = view.*member;
       if (!tensor) return;

@@ -14,7 +14,7 @@ namespace trireme::parallel {
 
 namespace {
 
-/// The hash of a replica, under the name it has on every rank that holds it.
+/// The hash of a replica, and its name, the same on every rank that holds it.
 struct Fingerprint {
   std::string name;
   std::uint64_t hash = 0;
@@ -76,7 +76,7 @@ std::string part_name(const Stage& stage, const Values& values, const params::Bl
   return name;
 }
 
-/// What all ranks of the data axis, or of a replica group, hold alike.
+/// What is equal on all ranks of the data axis, or of a replica group.
 std::vector<Fingerprint> of_data(const Replica& replica, bool sharded, Alike alike) {
   std::vector<Fingerprint> result;
   for (const Values& values : values_of(replica, alike)) {
@@ -139,8 +139,8 @@ struct Held {
   std::uint64_t rank = 0;
 };
 
-/// "between ranks 0 and 2 (rank 2 is alone with its values, 3 others agree)" of replicas that
-/// differ: a rank of the largest party, and the first outside it.
+/// For replicas that differ: "between ranks 0 and 2 (rank 2 is alone with its values, 3 others
+/// agree)", a rank of the largest set of equal replicas and the first outside it.
 std::string parties_of(const std::vector<Held>& replicas) {
   const auto size_of = [&](const Held& held) {
     return std::count_if(replicas.begin(), replicas.end(),
@@ -160,8 +160,8 @@ std::string parties_of(const std::vector<Held>& replicas) {
   return text;
 }
 
-/// Compares what goes by one name on whatever ranks of the group hold it; the first that differs,
-/// in `complaint`, unless there is one.
+/// Compares values of the same name on all ranks of the group that hold them. Reports the first
+/// that differs in `complaint`, unless it has text already.
 void compare(comm::Communicator& group, const std::vector<Fingerprint>& own, const char* axis,
              int world_rank, std::int64_t step, std::string& complaint) {
   struct Entry {
@@ -183,7 +183,7 @@ void compare(comm::Communicator& group, const std::vector<Fingerprint>& own, con
     for (std::size_t at = 0; at < all[rank].size(); at += sizeof(Entry)) {
       Entry entry;
       std::memcpy(&entry, all[rank].data() + at, sizeof entry);
-      // Ranks that do not hold it leave it to others.
+      // Ranks that do not hold it do not check it.
       if (names.contains(entry.name)) replicas[entry.name].push_back(entry.held);
     }
   }

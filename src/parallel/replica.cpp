@@ -101,7 +101,7 @@ void Replica::initialize() {
     params::initialize(stage_.layout(), options_.seed, ranges, state_.parameters());
     return refresh();
   }
-  // By way of the host, which makes the same values for every device.
+  // The host makes the values, so that they are the same for every device.
   constexpr std::int64_t most = 16 << 20;
   std::vector<float> values;
   for (const params::FlatRange& range : ranges) {
@@ -156,7 +156,7 @@ void Replica::settle_choices(bool documents) {
   const std::vector<std::byte> own = choosing_->choices();
   const auto all = grid_.world().all_gather_bytes(
       {reinterpret_cast<const std::uint8_t*>(own.data()), own.size()});
-  // The first rank last: what it chose stays.
+  // The first rank last: its choices replace the others'.
   for (auto theirs = all.rbegin(); theirs != all.rend(); ++theirs) {
     if (theirs->empty()) continue;
     choosing_->use_choices({reinterpret_cast<const std::byte*>(theirs->data()), theirs->size()});

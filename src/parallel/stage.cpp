@@ -89,7 +89,7 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
   const std::int64_t length = model.config().sequence;
   const Leaves leaves = options.reproducible ? Leaves{length, static_cast<int>(options.sequences)}
                                              : Leaves{length * options.sequences, 1};
-  // One flat sum of gradients that nobody else reads between two steps.
+  // Activations may alias one flat sum of gradients that is not read between two steps.
   const state::StateOptions state = state_options();
   const bool alias = options.train && sets_ == 1 && !state.gradients_sharded() && !state.offload;
   memory_ = std::make_unique<StagePlan>(model, chunks_, shares_, leaves, program_,

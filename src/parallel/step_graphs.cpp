@@ -38,7 +38,7 @@ void StepGraphs::queue(std::size_t number, const std::function<void()>& work) {
       graph = device::capture(*device_, work);
       ++captured_;
     } catch (const Error& error) {
-      // Nothing of it was done. Graphs that were launched hold their own until they are.
+      // Nothing was executed. Graphs that were launched keep their resources until they end.
       refusal_ = error.what();
       device_ = nullptr;
       forget();

@@ -16,14 +16,14 @@ std::int64_t round_up(std::int64_t value, std::int64_t grain) {
   return (value + grain - 1) / grain * grain;
 }
 
-/// FNV-1a: a parameter's stream of random numbers hangs on its name, not on its place in the table.
+/// FNV-1a: a parameter's random stream is derived from its name, not from its row in the table.
 std::uint32_t stream_of(std::string_view name) {
   std::uint32_t hash = 2166136261U;
   for (unsigned char c : name) hash = (hash ^ c) * 16777619U;
   return hash;
 }
 
-/// Fills values[0, n) with what elements first … first + n − 1 of `row` begin as.
+/// Fills values[0, n) with the initial values of elements first … first + n − 1 of `row`.
 void fill_initial(const Parameter& row, std::uint64_t seed, std::int64_t first, std::int64_t n,
                   float* values) {
   switch (row.initialization.kind) {
@@ -47,8 +47,10 @@ void fill_initial(const Parameter& row, std::uint64_t seed, std::int64_t first, 
           values[begin + i] = static_cast<float>(deviation * drawn[static_cast<std::size_t>(i)]);
         }
       }
+      return;
     }
   }
+  throw Error("initialization {}", static_cast<int>(row.initialization.kind));
 }
 
 }  // namespace
@@ -205,7 +207,7 @@ std::vector<std::int64_t> shard_bounds(const Layout& layout, const Group& group,
         cuts.push_back(block.offset + at - group.elements.begin);
       }
     };
-    // Norm blocks begin with each owned part; in between lies what lower tiles own.
+    // Norm blocks begin with each owned part. Between them is what lower tiles own.
     std::int64_t done = 0;
     for (const Range& own : layout.owned(block)) {
       cut(done, own.begin);

@@ -15,32 +15,37 @@ std::int64_t value_bytes(const StateOptions& options) {
   return static_cast<std::int64_t>(size_of(options.values()));
 }
 
-/// Elements of one copy of all rows that are not split.
-std::int64_t replicated_elements(const params::Layout& layout) {
+/// Where separate sums of some blocks or groups are placed, one after the other.
+struct Places {
+  std::vector<std::int64_t> first;  // by block or group; −1: it has none
   std::int64_t elements = 0;
+
+  void add(bool separate, std::int64_t size) {
+    first.push_back(separate ? elements : -1);
+    if (separate) elements += size;
+  }
+};
+
+/// Of one copy of all rows that are not split, by block.
+Places replicated_places(const params::Layout& layout) {
+  Places places;
   for (const params::Block& block : layout.blocks()) {
-    if (block.slices.empty())
-      elements += static_cast<std::int64_t>(
-          device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
+    const auto bytes = static_cast<std::size_t>(block.elements() * float_bytes);
+    places.add(block.slices.empty(),
+               static_cast<std::int64_t>(device::aligned(bytes)) / float_bytes);
   }
-  return elements;
+  return places;
 }
 
-/// Whether several of the group's units are on this stage.
-bool shared_here(const params::Layout& layout, const params::Group& group) {
-  const auto here = std::count_if(group.units.begin(), group.units.end(),
-                                  [&](int unit) { return layout.has_unit(unit); });
-  return here > 1;
-}
-
-/// Elements of the last unit's own sums of tied weights.
-std::int64_t tied_elements(const params::Layout& layout, const StateOptions& options) {
-  std::int64_t elements = 0;
-  if (!options.shares.reproducible) return 0;
+/// Of the last unit's own sums of weights that are tied on this stage, by group.
+Places tied_places(const params::Layout& layout, const StateOptions& options) {
+  Places places;
   for (const params::Group& group : layout.groups()) {
-    if (shared_here(layout, group)) elements += group.elements.size();
+    const auto here = std::count_if(group.units.begin(), group.units.end(),
+                                    [&](int unit) { return layout.has_unit(unit); });
+    places.add(options.shares.reproducible && here > 1, group.elements.size());
   }
-  return elements;
+  return places;
 }
 
 /// Groups that the model's last unit uses: it adds to their gradients in forward, long before they
@@ -111,8 +116,8 @@ std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const Shar
   if (options.gradients_sharded()) return float_bytes * shards.elements();
   const std::int64_t copies = model::gradient_copies(options.shares) - 1;
   return float_bytes * options.sets *
-         (layout.elements() + copies * replicated_elements(layout) +
-          tied_elements(layout, options));
+         (layout.elements() + copies * replicated_places(layout).elements +
+          tied_places(layout, options).elements);
 }
 
 std::int64_t ModelState::gathered_bytes(const params::Layout& layout, const StateOptions& options) {
@@ -154,29 +159,20 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
     gathered_memory_ = buffer(Use::gathered, value_bytes(options_) * gather_buffers_.elements);
     gathered_ = gathered_memory_.view(type, {gather_buffers_.elements});
   }
-  std::vector<Tensor> groups;
-  for (int g = 0; g < shards_.groups(); ++g) groups.push_back(group_values(g));
-  std::vector<int> group_of(layout_.blocks().size());
-  for (std::size_t g = 0; g < layout_.groups().size(); ++g) {
-    const params::Range& blocks = layout_.groups()[g].blocks;
-    for (std::int64_t b = blocks.begin; b < blocks.end; ++b) {
-      group_of[static_cast<std::size_t>(b)] = static_cast<int>(g);
-    }
-  }
-  values_ = views_of([&](int b) {
-    const params::Block& block = layout_.blocks()[static_cast<std::size_t>(b)];
-    const auto g = static_cast<std::size_t>(group_of[static_cast<std::size_t>(b)]);
-    const std::int64_t begin = block.offset - layout_.groups()[g].elements.begin;
-    return groups[g].slice(0, begin, begin + block.elements()).reshape(block.shape);
-  });
+  values_ = views_of([&](int g) { return group_values(g); });
   if (options_.train) make_gradients(ledger);
 }
 
-model::ParameterViews ModelState::views_of(const std::function<Tensor(int)>& block_view) const {
+model::ParameterViews ModelState::views_of(const std::function<Tensor(int)>& whole) const {
   model::ParameterViews views(layout_.table().rows().size());
-  for (std::size_t row = 0; row < layout_.table().rows().size(); ++row) {
-    for (int b : layout_.blocks_of(static_cast<int>(row))) {
-      views.of(static_cast<int>(row)).push_back(block_view(b));
+  int number = 0;
+  for (const params::Group& group : layout_.groups()) {
+    const Tensor values = whole(number++);
+    for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
+      const params::Block& block = layout_.blocks()[static_cast<std::size_t>(b)];
+      const std::int64_t begin = block.offset - group.elements.begin;
+      views.of(block.row).push_back(
+          values.slice(0, begin, begin + block.elements()).reshape(block.shape));
     }
   }
   return views;
@@ -184,21 +180,10 @@ model::ParameterViews ModelState::views_of(const std::function<Tensor(int)>& blo
 
 void ModelState::make_gradients(device::MemoryLedger& ledger) {
   using device::Use;
-  const std::int64_t replicated = replicated_elements(layout_);
+  const Places replicated = replicated_places(layout_), tied = tied_places(layout_, options_);
   copies_ = model::gradient_copies(options_.shares);
-  std::int64_t place = 0;
-  for (const params::Block& block : layout_.blocks()) {
-    replicated_.push_back(block.slices.empty() ? place : -1);
-    if (block.slices.empty())
-      place += static_cast<std::int64_t>(
-          device::aligned(static_cast<std::size_t>(block.elements() * float_bytes)) / float_bytes);
-  }
-  std::int64_t tied = 0;
-  for (const params::Group& group : layout_.groups()) {
-    const bool apart = options_.shares.reproducible && shared_here(layout_, group);
-    tied_.push_back(apart ? tied : -1);
-    if (apart) tied += group.elements.size();
-  }
+  replicated_ = replicated.first;
+  tied_ = tied.first;
   gradient_memory_ = device::Buffer(
       ledger, Use::gradients, static_cast<std::size_t>(gradient_bytes(layout_, shards_, options_)));
   Tensor collected;
@@ -223,8 +208,8 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
   for (Set& set : sets_) {
     set.flat = gradients_sharded() ? collected : take({layout_.elements()});
     if (!gradients_sharded()) {
-      set.copies = take({copies_ - 1, replicated});
-      set.tied = take({tied});
+      set.copies = take({copies_ - 1, replicated.elements});
+      set.tied = take({tied.elements});
     }
   }
   if (!gradients_sharded()) gradients_ = sets_.front().flat;
@@ -232,20 +217,14 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
     Set& set = sets_[static_cast<std::size_t>(s)];
     for (const bool last : {false, true}) {
       model::ParameterViews& views = last ? set.last_views : set.views;
-      views = model::ParameterViews(layout_.table().rows().size());
-      for (int g = 0; g < shards_.groups(); ++g) {
-        const params::Group& group = layout_.groups()[static_cast<std::size_t>(g)];
+      views = views_of([&](int g) {
         const Tensor own_sum = last ? tied_gradient(g, s) : Tensor();
-        const Tensor whole = own_sum ? own_sum : group_gradient(g, s);
-        for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
-          const params::Block& block = layout_.blocks()[static_cast<std::size_t>(b)];
-          const std::int64_t begin = block.offset - group.elements.begin;
-          auto& list = views.of(block.row);
-          list.push_back(whole.slice(0, begin, begin + block.elements()).reshape(block.shape));
-          if (!block.slices.empty()) continue;
-          for (int copy = 0; copy + 1 < copies_; ++copy) {
-            list.push_back(gradient_copy(static_cast<int>(b), s, copy));
-          }
+        return own_sum ? own_sum : group_gradient(g, s);
+      });
+      for (std::size_t b = 0; b < layout_.blocks().size(); ++b) {
+        const params::Block& block = layout_.blocks()[b];
+        for (int copy = 0; block.slices.empty() && copy + 1 < copies_; ++copy) {
+          views.of(block.row).push_back(gradient_copy(static_cast<int>(b), s, copy));
         }
       }
     }

@@ -23,8 +23,7 @@ std::int64_t slot_elements(const ShardMap& shards, std::int64_t chunk) {
   return (largest_chunk(shards, chunk) + line - 1) / line * line;
 }
 
-/// A copy that begins when the stream has done what it was given before, and which nothing on the
-/// stream waits for.
+/// A copy that starts after all earlier operations of the stream. Later ones do not wait for it.
 class TakeGradient final : public device::Operation {
  public:
   TakeGradient(const Tensor& to, const Tensor& from, device::Queue& stream, device::Queue& copies,
@@ -108,7 +107,7 @@ Offload::Offload(const ModelState& state, int threads, std::int64_t chunk,
 Offload::~Offload() {
   try {
     device_.synchronize();  // it reads the slots
-  } catch (...) {           // NOLINT(bugprone-empty-catch): whoever computes next is told
+  } catch (...) {           // NOLINT(bugprone-empty-catch): the next computation reports it
   }
 }
 

@@ -31,7 +31,7 @@ TensorSums::Pack TensorSums::plan(const params::Layout& layout, const params::Gr
       pack.elements += block.elements();
       continue;
     }
-    if (block.row == last_row) continue;  // the row's other tiles were seen to with its first
+    if (block.row == last_row) continue;  // done with the row's first tile
     last_row = block.row;
     const params::Parameter& row = layout.table().row(block.row);
     for (const params::SharedGrain& grain : params::shared_grains(row, shares.tiles.all)) {

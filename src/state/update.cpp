@@ -52,8 +52,8 @@ struct Piece {
   ops::ElementIndices indices;
 };
 
-/// All of `block`. Columns of a matrix, of which a row-split layer holds one stretch, are one piece
-/// and not one for each row.
+/// All of `block`. A column range of a matrix, as row-split layers hold it, is one piece and not
+/// one for each row.
 std::vector<Piece> pieces_of(const params::Layout& layout, const params::Block& block,
                              const std::vector<std::int64_t>& bases) {
   const params::Parameter& row = layout.table().row(block.row);
@@ -84,7 +84,7 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool inde
     const params::Range& own = state.shards().own(g);
     const Tensor values = state.own_parameters(g), gradients = state.own_gradient(g);
     const Tensor read = state.has_masters() ? state.own_values(g) : Tensor();
-    // [begin, end) of the rank's own; under the same rule as what ends where it begins: one range.
+    // Adds [begin, end) of the rank's own shard, or extends the range before it of the same decay.
     const auto add = [&](std::int64_t begin, std::int64_t end, bool decay,
                          const ops::ElementIndices& indices) {
       const bool joins = !indexed && begin > 0 && ranges.back().decay == decay;
@@ -114,7 +114,7 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool inde
         continue;
       }
       std::vector<Piece> pieces = pieces_of(layout, block, bases);
-      // The gap behind a block: indices that others have too do no harm to zeros.
+      // The gap after a block holds zeros, which any indices leave unchanged.
       if (pieces.empty()) pieces.push_back({});
       pieces.back().local.end = block_end - block.offset;
       for (const Piece& piece : pieces) {
@@ -181,7 +181,7 @@ GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bo
 }
 
 void GradientNorm::add(const Part& part) {
-  // Whole blocks that follow one another are one call: their sums are one, or follow one another.
+  // Adjacent whole blocks are one call: they have one sum, or adjacent sums.
   if (!parts_.empty()) {
     Part& last = parts_.back();
     const bool neighbors = last.elements.end == part.elements.begin &&

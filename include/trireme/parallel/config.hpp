@@ -25,7 +25,7 @@ struct ParallelConfig {
   void declare(config::Fields& fields) {
     fields.add("tensor", tensor, "tensor-parallel degree: ranks that share each layer's matrices",
                config::at_least(1));
-    fields.add("pipeline", pipeline, "pipeline stages: ranks that share out the layers",
+    fields.add("pipeline", pipeline, "pipeline stages: ranks among which the layers are divided",
                config::at_least(1));
     fields.add("data", data, "data-parallel degree; 0: the rest of the world", config::at_least(0));
     fields.add("servers", servers,
@@ -33,17 +33,17 @@ struct ParallelConfig {
                "(data_parallel.method = server or async-server)",
                config::at_least(0));
     fields.add("sequence", sequence,
-               "sequence parallelism: tensor ranks also share out norms, dropout and residuals");
+               "sequence parallelism: tensor ranks also divide norms, dropout and residuals");
     fields.add("schedule", schedule,
                "pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble or file:SCHEDULE.csv");
     fields.add("virtual_stages", virtual_stages, "chunks of layers on each stage (interleaved)",
                config::in_range(1, 1024));
     fields.add("zero", zero,
-               "what data ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 "
+               "what data ranks shard: 0 nothing, 1 optimizer state, 2 gradients too, 3 "
                "parameters too",
                config::in_range(0, 3));
     fields.add("recompute", recompute,
-               "what backward makes again instead of keeping: none, cheap (norms and activation "
+               "what backward recomputes instead of keeping: none, cheap (norms and activation "
                "functions), selective (attention too), full; auto: cheap on CPUs from a width of "
                "512, else none",
                config::one_of({"auto", "none", "cheap", "selective", "full"}));
@@ -59,8 +59,7 @@ struct ParallelConfig {
   }
 };
 
-/// Sharding of state over the data axis, where parallel.zero asks for it, and where shares are
-/// kept.
+/// Sharding of state over the data axis with parallel.zero, and the memory that holds the shards.
 struct ZeroConfig {
   std::string group = "all";  // all | node | a number of data ranks
   bool reshard_after_forward = true;
@@ -74,7 +73,7 @@ struct ZeroConfig {
                "zero 3: free a layer's parameters after forward and gather them again for "
                "backward");
     fields.add("offload", offload,
-               "optimizer: a GPU's share of optimizer state and fp32 masters is kept in host "
+               "optimizer: a GPU's shard of optimizer state and fp32 masters is kept in host "
                "memory and updated by the CPU; none",
                config::one_of({"none", "optimizer"}));
   }
@@ -99,9 +98,8 @@ struct NumericsConfig {
   }
 };
 
-/// What each kind of number is kept in. Gradients are added up and sent in fp32, and so are norms,
-/// softmax and loss computed; where products take a narrower type, the weights that they read are
-/// fp32 masters, rounded.
+/// Types of numbers. Gradients are added up and sent in fp32; norms, softmax and loss are computed
+/// in fp32. Where products take a narrower type, they read weights rounded from fp32 masters.
 struct PrecisionConfig {
   std::string compute = "fp32";
   std::string rounding = "nearest";

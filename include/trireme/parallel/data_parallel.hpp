@@ -1,5 +1,5 @@
-// The one interface of the ways to train one model on many workers: what becomes of a worker's
-// gradients, and what an update is.
+// The interface of data-parallel methods: how a worker's gradients are reduced, and what an update
+// is.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace trireme::parallel {
 
-/// One rank's side of a method whose workers keep step with each other. Its calls are made by the
-/// thread that computes, on all ranks of the grid in the same order.
+/// One rank's side of a method. The computing thread calls it, on all ranks of the grid in the same
+/// order.
 class DataParallel {
  public:
   DataParallel() = default;
@@ -19,7 +19,7 @@ class DataParallel {
   DataParallel& operator=(const DataParallel&) = delete;
   virtual ~DataParallel() = default;
 
-  /// Makes what units read of a model that others hold; nothing where ranks hold it themselves.
+  /// Gets what units read from the ranks that hold the model; nothing where this rank holds it.
   virtual void fetch() {}
   /// `gradient` is this rank's summed gradient of `elements` of the flat buffer, its own shard with
   /// ZeRO 1 to 3, once computation has done what it was given. Starts its reduction on `stream`;
@@ -30,8 +30,8 @@ class DataParallel {
   virtual void start_norm(ops::Ops& ops) = 0;
   /// The norm, once the device's work has been waited for: the same bits on every rank.
   virtual double finish_norm() = 0;
-  /// Update number `step` (from 0) with the summed gradients times `gradient_scale`, which ends the
-  /// step: what units read from then on is the new model.
+  /// Update number `step` (from 0) with the summed gradients times `gradient_scale`. Ends the step:
+  /// from then on units read the new model.
   virtual void update(double learning_rate, std::int64_t step, double gradient_scale) = 0;
   /// Ends the step instead: its gradients are dropped.
   virtual void skip() {}

@@ -63,14 +63,14 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  /// Queues forward and backward of all micro-batches of this replica, and waits for nothing but
-  /// messages. Afterwards the own gradients of the state are those of the mean loss over the global
-  /// batch. On the host `batches` are read until then.
+  /// Queues forward and backward of all micro-batches of this replica; waits only for messages.
+  /// Afterwards the state's own gradients are those of the mean loss over the global batch. On the
+  /// host `batches` are read until then.
   void start_step(const std::vector<HostMicrobatch>& batches);
   /// The sums over the global batch of the step that was started last, the same on every rank, once
   /// the device's work has been waited for (device::wait_for). Collective.
   LossSum step_sums();
-  /// Multiplies all gradients of the steps that follow (1 at first), and no loss.
+  /// Multiplies the gradients of the steps that follow, but not their losses. Initially 1.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
   /// After an update: see ParameterGatherer::gather_updated.
   void gather_updated() { parameters_.gather_updated(); }
@@ -91,8 +91,8 @@ class Engine {
   const StageMemory& memory() const { return memory_; }
   StepGraphs& graphs() { return graphs_; }
   const StepGraphs& graphs() const { return graphs_; }
-  /// What it enters in the ledger as batch: a loss for each leaf of a step; where the device is not
-  /// the host, the micro-batches too, and as much staging memory as all that.
+  /// Bytes of Use::batch: a loss for each leaf of a step. On other devices than the host also the
+  /// micro-batches, and as much again of staging memory.
   static std::size_t batch_bytes(const Stage& stage, bool host);
 
  private:
@@ -164,7 +164,7 @@ class Engine {
   StepGraphs graphs_;
   std::vector<bool> continuing_;  // by action; see find_continuing
   Walk walk_{};                   // the current one
-  /// What profilers call the work of each unit of the model.
+  /// Names of each unit's ranges in profilers.
   std::vector<std::string> forward_names_, backward_names_;
   std::unique_ptr<comm::Progress> progress_;
 };

@@ -1,4 +1,4 @@
-// Loaded batches as the units see them.
+// Loaded batches as tensors for the units.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace trireme::parallel {
 /// Leaf `leaf` of `count` equal ones of a micro-batch.
 model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count);
 
-/// Owns a batch and shows it as tensors in host memory.
+/// Owns a batch; its views are tensors in host memory.
 class HostMicrobatch {
  public:
   explicit HostMicrobatch(data::Batch batch);
@@ -33,33 +33,33 @@ class HostMicrobatch {
   model::Microbatch view_;
 };
 
-/// The micro-batches of a step where the device computes: the host's own views, or copies of them.
-/// Those of one shape lie in the same place in every step.
+/// The micro-batches of a step in the device's memory: the host's own views, or copies of them.
+/// Those of one shape have the same addresses in every step.
 class DeviceBatches {
  public:
-  /// Room for `count` micro-batches of `sequences` of `length` tokens, with documents or without;
+  /// Memory for `count` micro-batches of `sequences` of `length` tokens, with documents or without;
   /// none where the device is the host.
   DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
                 device::MemoryLedger& ledger);
   DeviceBatches(const DeviceBatches&) = delete;
   DeviceBatches& operator=(const DeviceBatches&) = delete;
-  /// Queues copies. What was taken before is no longer needed, by the device either. `factor`:
-  /// see UnitContext::gradient_factor.
+  /// Queues copies. The device must have finished with what was taken before. `factor`: see
+  /// UnitContext::gradient_factor.
   void take(std::span<const HostMicrobatch> batches, double factor = 0);
   void take(const HostMicrobatch& batch) { take({&batch, 1}); }
   /// Refers to one that is in the device's memory already.
   void use(const model::Microbatch& batch) { views_ = {batch}; }
-  /// f32 [1] where the device computes.
+  /// f32 [1] in the device's memory.
   const Tensor& factor() const { return factor_; }
   const model::Microbatch& operator[](int index) const {
     return views_[static_cast<std::size_t>(index)];
   }
-  /// On a device that is not the host; of staging memory as much again.
+  /// Bytes on a device that is not the host, and as much again of staging memory.
   static std::size_t bytes(int count, std::int64_t sequences, std::int64_t length);
 
  private:
   device::Device& device_;
-  std::size_t room_ = 0;             // bytes of one micro-batch
+  std::size_t batch_bytes_ = 0;      // of one micro-batch
   device::Buffer buffer_, staging_;  // the factor, then the micro-batches
   float host_factor_ = 0;
   Tensor factor_;

@@ -1,4 +1,4 @@
-// Replicas held to their word: what several ranks hold as equal is compared by hash.
+// Compares by hash what several ranks hold as replicas.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace trireme::parallel {
 
-/// What the ranks of the data axis hold alike: all state, or, where workers keep optimizer states
-/// of their own, the parameters.
+/// What is equal on all ranks of the data axis: all state, or only the parameters where workers
+/// keep optimizer states of their own.
 enum class Alike : std::uint8_t { state, parameters };
 
-/// Compares every parameter, and every state of the optimizer, that ranks hold as replicas: over
-/// the data axis (or a replica group of shards), rows that are not split and shared key/value heads
-/// over the tensor axis, tied weights between first and last stage. What is sharded is compared
-/// with its replicas alone: tensor ranks cut shards in different places. Collective over the grid.
-/// Throws AgreedError, the same on every rank, that names tensor, axis, two ranks of the world and
-/// `step`; where one rank differs from two or more that agree, which one it is.
+/// Compares every parameter and optimizer state that ranks hold as replicas:
+/// - over the data axis everything, or shards over their replica group;
+/// - over the tensor axis rows that are not split and shared key/value heads, where they are whole
+///   (tensor ranks cut shards in different places);
+/// - between the first and the last stage tied weights.
+/// Collective over the grid. Throws AgreedError, the same on every rank, that names tensor, axis,
+/// two ranks of the world and `step`, and the rank that differs where two or more others agree.
 void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step,
                     Alike alike = Alike::state);
 
@@ -27,14 +28,14 @@ struct Flip {
   std::string tensor;        // "" where the rank holds nothing; else as check_replicas names it
   std::int64_t element = 0;  // of the rank's part of the tensor
   int bit = 0;               // 0: the last of the fraction
-  Tensor word;               // fp32 [1], where it lies
+  Tensor word;               // fp32 [1], the element itself
   device::Device* device = nullptr;
-  /// Changes it; a second time, back.
+  /// Flips the bit. A second call restores it.
   void apply() const;
   std::string to_string() const;
 };
-/// Changes one: tensor, element and bit are functions of (seed, number) and of what this rank
-/// holds; every tensor (or tile of one) is as likely as any other. Not collective.
+/// Flips one bit. Tensor, element and bit are functions of (seed, number) and of what this rank
+/// holds; every tensor, or tile of one, is equally likely. Not collective.
 Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number);
 
 }  // namespace trireme::parallel

@@ -27,25 +27,25 @@ using MakeMethod =
                                                 ops::Ops& ops, device::MemoryLedger& ledger)>;
 
 struct ReplicaOptions {
-  StageOptions stage;  // whose place the grid gives
+  StageOptions stage;  // its place is taken from the grid
   optim::OptimConfig optim;
   int threads = 1;
   std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
   bool overlap = true;
   std::uint64_t seed = 0;  // of initial weights, dropout and stochastic rounding
-  /// bf16 weights that units read are rounded stochastically, by what is the same in every layout.
+  /// Round the bf16 weights that units read stochastically, with the same bits in every layout.
   bool stochastic_rounding = false;
   comm::Watchdog* watchdog = nullptr;
   MakeOps make_ops;        // absent: those of the CPU
   MakeMethod make_method;  // absent: AllReduce
-  bool trace = false;      // operations of the device become spans of the recorder's: begin_trace
-  bool graphs = false;     // see EngineOptions; not where there is a trace, which graphs hide from
-  /// Trains on its own (see Averaging): to it the data axis has one rank, so that steps and updates
-  /// concern the ranks of this replica alone, and nothing of them crosses the axis. Without ZeRO.
+  bool trace = false;      // record operations of the device as spans; see begin_trace
+  bool graphs = false;     // see EngineOptions; ignored with a trace, which cannot see into graphs
+  /// An independent worker (see Averaging). Its data axis has one rank, so steps and updates
+  /// involve only the ranks of this replica. Without ZeRO.
   bool alone = false;
 };
 
-/// What the host learns of a step's gradients.
+/// The results of a step that the host reads.
 struct StepSums {
   LossSum loss;
   double gradient_norm = 0;
@@ -58,17 +58,17 @@ class Replica {
   Replica(const model::Transformer& model, const ReplicaOptions& options, comm::Grid& grid,
           Recorder& recorder, device::MemoryLedger& ledger);
 
-  /// Writes first values into the parameters. Collective.
+  /// Writes initial values into the parameters. Collective.
   void initialize();
-  /// Makes what units read of parameters that were written otherwise than by an update, as the
-  /// update before number `updates` (from 0) would have. Collective.
+  /// Derives what units read from parameters that something other than an update has written.
+  /// Rounds as the update before number `updates` (from 0). Collective.
   void refresh(std::int64_t updates = 0);
-  /// The `updates` that gives what units read now; see refresh.
+  /// The number with which refresh reproduces what units read now.
   std::int64_t rounded_for() const { return rounded_for_; }
-  /// Where the backend chooses among algorithms (ops::Choosing), a step on made-up tokens lets it
-  /// meet its shapes; then all ranks use the same: for each shape the choice of the first rank that
-  /// met it. `documents`: the run's batches say which document each token is of. Leaves gradients
-  /// that mean nothing. Collective over the grid, before the first step.
+  /// Where the backend chooses among algorithms (ops::Choosing), runs a step on zero tokens so that
+  /// it sees all shapes. Then all ranks use, for each shape, the choice of the first rank that saw
+  /// it. `documents`: the run's batches name the document of each token. The gradients it leaves
+  /// are of no use. Collective over the grid, before the first step.
   void settle_choices(bool documents = false);
   /// What was chosen so far, the same on every rank after settle_choices; empty where nothing is.
   std::vector<ops::Choice> choices() const {
@@ -79,27 +79,27 @@ class Replica {
     return choosing_ == nullptr ? std::vector<ops::AttentionChoice>()
                                 : choosing_->describe_attention();
   }
-  /// With ReplicaOptions::trace operations are traced from now on: what came before is no step.
+  /// With ReplicaOptions::trace starts to trace operations, at the first step.
   void begin_trace() {
     if (traced_ != nullptr) traced_->begin();
   }
   /// Queues forward and backward of a step: see Engine::start_step.
   void start(const std::vector<HostMicrobatch>& batches) { engine_.start_step(batches); }
-  /// Queues the norm of the gradients that it leaves, waits for the device, the only time in a
-  /// step, and returns what came of both, the same on every rank. Collective over the grid, or over
-  /// the replica where it is alone, as are start and update.
+  /// Queues the norm of the gradients, waits for the device (the only wait of a step) and returns
+  /// both results, the same on every rank. Collective over the grid, or over the replica where it
+  /// is alone, as are start and update.
   StepSums finish();
-  /// Both, for one who does nothing between them.
+  /// start and finish.
   StepSums backward(const std::vector<HostMicrobatch>& batches) {
     start(batches);
     return finish();
   }
-  /// After other computation than backward has changed own gradients.
+  /// After something other than backward has changed own gradients.
   void gradients_changed();
-  /// Update number `step` (from 0); collective. Queued: the next wait is that of the next step,
-  /// unless the optimizer is offloaded, which waits for gradients to come to the host.
+  /// Update number `step` (from 0); collective. It is queued: the next wait is that of the next
+  /// step. An offloaded optimizer waits for gradients to reach the host.
   void update(double learning_rate, std::int64_t step, double gradient_scale);
-  /// Instead of an update, where the step is not to count; collective.
+  /// Drops the step instead of an update; collective.
   void skip() { method_->skip(); }
   /// Waits for the device, and with ReplicaOptions::trace puts what it did since the last wait into
   /// the recorder.
@@ -124,9 +124,9 @@ class Replica {
   comm::Communicator& members_;  // whose steps are one: the world, or this replica's ranks
   Recorder& recorder_;
   device::Device& device_;
-  // Before ops_, whose making sets them.
-  ops::Choosing* choosing_ = nullptr;  // what of it chooses
-  ops::TracedOps* traced_ = nullptr;   // itself, where it is traced
+  // Before ops_: make_ops sets them.
+  ops::Choosing* choosing_ = nullptr;  // null: the backend does not choose
+  ops::TracedOps* traced_ = nullptr;   // null: no trace
   std::unique_ptr<ops::Ops> ops_;
   Stage stage_;
   state::ModelState state_;

@@ -1,5 +1,5 @@
-// What one rank does, worked out from the configuration alone: which units and tiles it holds, the
-// program it walks, and the memory that this takes. Pure, so that `plan` and a run agree.
+// The part of one rank, derived from the configuration alone: its units and tiles, the programs
+// that it runs, and their memory. Pure, so that `plan` and a run agree.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +46,9 @@ struct StageOptions {
   int virtual_tensor = 8, virtual_data = 8;
 };
 
-/// What is made again where nothing is said: on CPUs one pass over kept values, where the model is
-/// so wide that products hide it (passes grow with the width, products with its square;
-/// docs/performance.md); on GPUs, whose memory is slower beside their products, nothing.
+/// What is recomputed by default. On CPUs what takes one pass over kept values, where the model is
+/// so wide that products hide it: passes grow with the width, products with its square. On GPUs,
+/// whose memory is slower relative to their products, nothing.
 model::Recompute usual_recompute(bool host, std::int64_t width);
 
 /// Refuses degrees, schedules and batches that do not go together; throws ConfigError that names

@@ -12,8 +12,8 @@
 
 namespace trireme::parallel {
 
-/// What one micro-batch consists of on this rank: `leaves` pieces of `rows` tokens each that units
-/// work on one after the other; one, or in reproducible mode one for each sequence.
+/// A micro-batch is `count` leaves of `rows` tokens each, which units compute one after the other:
+/// one, or in reproducible mode one for each sequence.
 struct Leaves {
   std::int64_t rows = 0;
   int count = 1;

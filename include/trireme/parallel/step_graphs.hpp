@@ -1,5 +1,5 @@
-// The computation of a step as graphs of the device: what is queued alike in every step is captured
-// once, and then launched.
+// The computation of a step as graphs of the device: what every step queues in the same way is
+// captured once, and then launched.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace trireme::parallel {
 
 class StepGraphs {
  public:
-  /// What of a step's batches decides which operations are queued, as numbers.
+  /// The properties of a step's batches that decide which operations are queued, as numbers.
   using Pattern = std::vector<int>;
   /// Steps of so many patterns are kept as graphs; those of others are queued each time.
   static constexpr std::size_t most_patterns = 4;
@@ -25,9 +25,9 @@ class StepGraphs {
   /// must outlive it.
   StepGraphs(device::MemoryLedger& ledger, bool wanted);
 
-  /// Whether graphs are made, of steps whose like was queued before.
+  /// Whether graphs are made, of steps with a pattern that was queued before.
   bool active() const { return device_ != nullptr; }
-  /// Why there are none any more: what the device said of a capture; empty: nothing.
+  /// The device's error that ended capturing; empty: none.
   const std::string& refusal() const { return refusal_; }
   /// How many graphs were made so far, and how often one was launched.
   std::uint64_t captured() const { return captured_; }
@@ -35,12 +35,11 @@ class StepGraphs {
 
   /// All that is queued until the next call is a step of this pattern.
   void begin_step(const Pattern& pattern);
-  /// Queues what `work` queues for computation, the same in every step of the pattern under the
-  /// same number: by calling it in the first such step, by its graph later. Where work space has
-  /// grown, and so moved, since graphs were made, they are made anew. `work` does nothing
-  /// else that lasts.
+  /// Queues the computation of `work`, which is the same in every step of the pattern under the
+  /// same number. The first such step calls `work`, later ones launch its graph. Work space moves
+  /// when it grows; then all graphs are captured again. `work` has no other lasting effect.
   void queue(std::size_t number, const std::function<void()>& work);
-  /// What was queued so far was not like what is to come.
+  /// Drops all graphs: later steps differ from those so far.
   void forget();
 
  private:
@@ -51,7 +50,7 @@ class StepGraphs {
   device::MemoryLedger& ledger_;
   device::Capturing* device_;  // null: not active
   std::map<Pattern, Step> steps_;
-  Step* current_ = nullptr;  // null: of a pattern too many, or not active
+  Step* current_ = nullptr;  // null: not active, or more than most_patterns
   std::uint64_t added_ = 0;  // to work space, when the graphs were made
   std::uint64_t captured_ = 0, launched_ = 0;
   std::string refusal_;

@@ -35,10 +35,10 @@ struct Tiles {
   }
 };
 
-/// The stretch of each part of `row` along its split dimension that tile `v` of `tiles` holds, one
-/// for each part, in elements from the beginning of the dimension. The first part is cut into
-/// tiles; a part of which each grain serves `serves` grains of the first follows it, so that
-/// neighboring tiles may hold the same grains (key/value heads with fewer heads than tiles).
+/// The range of each part of `row` along its split dimension that tile `v` of `tiles` holds. The
+/// first part is cut into tiles. A part of which each grain serves `serves` grains of the first
+/// follows it, so that neighboring tiles may hold the same grains (fewer key/value heads than
+/// tiles).
 std::vector<Range> tile_slices(const Parameter& row, int v, int tiles);
 
 /// One row's share on one tile: a dense matrix of its own in the flat buffer.
@@ -138,16 +138,16 @@ class Layout {
   std::int64_t elements_ = 0;
 };
 
-/// Writes first values into `flat` (fp32, layout.elements()): element i of row r is a function of
+/// Writes initial values into `flat` (fp32, layout.elements()): element i of row r is a function of
 /// (seed, row name, i) alone, in every layout.
 void initialize(const Layout& layout, std::uint64_t seed, const Tensor& flat);
 
-/// A stretch of the flat buffer and where it lies in another one.
+/// A range of the flat buffer and its offset in another one.
 struct FlatRange {
   Range elements;
   std::int64_t offset = 0;
 };
-/// The same of some stretches only, each at its place in `values`; what lies between is zeroed.
+/// The same of some ranges only, each at its offset in `values`. The gaps are zeroed.
 void initialize(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
                 const Tensor& values);
 
@@ -156,7 +156,7 @@ void initialize(const Layout& layout, std::uint64_t seed, const std::vector<Flat
 inline constexpr std::int64_t norm_block = 4096;
 
 /// Boundaries (size parts + 1, from the group's beginning) of the shards of a group over `parts`
-/// ranks: as even as they go, never inside a norm block, so that each rank can add up its own.
+/// ranks: as even as possible, never inside a norm block, so that each rank can add up its own.
 std::vector<std::int64_t> shard_bounds(const Layout& layout, const Group& group, int parts);
 
 }  // namespace trireme::params

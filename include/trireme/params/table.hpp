@@ -1,5 +1,5 @@
 // The parameter table: the single source of truth about every learned tensor. Initialization, flat
-// layout, weight decay, gradient buckets, checkpoints and memory prediction all walk it.
+// layout, weight decay, checkpoints and memory prediction read it.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Split {
   int dimension = -1;  // −1: replicated on every tensor rank
 };
 
-/// A stretch of a fused parameter along its split dimension (q|k|v, gate|up). A part splits by
+/// A range of a fused parameter along its split dimension (q|k|v, gate|up). A part splits by
 /// whole grains: head_dim rows for heads, 1 for plain columns. Each of its grains serves `serves`
 /// grains of the first part (query heads of one key/value head) and goes where those go.
 struct Part {
@@ -27,7 +27,7 @@ struct Part {
   std::int64_t serves = 1;
 };
 
-/// How the first values are made.
+/// The distribution of initial values.
 struct Initialization {
   enum class Kind : std::uint8_t { zeros, ones, normal } kind = Kind::zeros;
   double deviation = 0;  // standard deviation of `normal`

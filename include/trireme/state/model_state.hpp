@@ -17,19 +17,19 @@ struct StateOptions {
   bool train = true;  // with gradients
   ZeroPolicy zero;
   model::Shares shares;
-  /// Sums of gradients that are kept apart until the step's end, one for each of this rank's groups
-  /// of sequences in reproducible mode, which keeps gradients whole until then; else 1.
+  /// Separate sums of gradients until the step's end: in reproducible mode, which keeps gradients
+  /// whole until then, one for each of this rank's groups of sequences; else 1.
   int sets = 1;
   /// Sharded parameters stay gathered from forward to backward (reshard_after_forward = false).
   bool keeps_gathered = false;
-  /// Optimizer state and fp32 masters lie in host memory, whatever type units read (see Offload).
+  /// Optimizer state and fp32 masters are in host memory, whatever type units read (see Offload).
   bool offload = false;
   /// The optimizer's state and fp32 masters are those of parameter servers.
   bool served = false;
   /// Units read whole fp32 parameters, whatever type they compute in: operations round what they
   /// read, and there is no copy in that type.
   bool reads_masters = false;
-  /// A parameter server's own: shards of everything, which nobody gathers or computes with here.
+  /// State of a parameter server: shards of everything, not gathered or computed with here.
   bool serves = false;
 
   bool offloaded() const { return train && offload; }
@@ -37,7 +37,7 @@ struct StateOptions {
   bool updates() const { return train && !served; }
   /// The type of what units read.
   DType values() const { return reads_masters ? DType::f32 : shares.compute; }
-  /// Whether what is updated is apart from what units read.
+  /// Whether the optimizer updates a copy that units do not read.
   bool has_masters() const { return updates() && (offload || (shares.narrow() && !reads_masters)); }
   bool gradients_sharded() const {
     return zero.gradients == Held::sharded && (serves || !shares.reproducible);
@@ -64,9 +64,9 @@ class ModelState {
   const params::Layout& layout() const { return layout_; }
   const ShardMap& shards() const { return shards_; }
   const StateOptions& options() const { return options_; }
-  /// Where all of it lies but for offloaded parameters().
+  /// Holds everything but offloaded parameters().
   device::Device& device() const { return device_; }
-  /// Where parameters() and the optimizer's state lie: the host, where they are offloaded.
+  /// Holds parameters() and the optimizer's state: the host, where they are offloaded.
   device::Device& optimizer_device() const {
     return options_.offloaded() ? device::host_device() : device_;
   }
@@ -133,7 +133,8 @@ class ModelState {
   };
   void make_gradients(device::MemoryLedger& ledger);
   Tensor own_part(const Tensor& flat, int group, bool sharded) const;
-  model::ParameterViews views_of(const std::function<Tensor(int)>& block_view) const;
+  /// `whole`: a group's whole values.
+  model::ParameterViews views_of(const std::function<Tensor(int group)>& whole) const;
 
   const params::Layout& layout_;
   device::Device& device_;

@@ -1,6 +1,6 @@
-// An optimizer whose state is kept in host memory while a device computes: gradients come to the
-// host as they become final, the CPU updates fp32 masters and moments, and what units read goes
-// back. Ren et al., "ZeRO-Offload" (2021).
+// An optimizer whose state is in host memory while a device computes. Gradients are copied to the
+// host as they become final, the CPU updates fp32 masters and moments, and what units read is
+// copied back. Ren et al., "ZeRO-Offload" (2021).
 #pragma once
 
 #include <array>
@@ -18,9 +18,9 @@
 
 namespace trireme::state {
 
-/// Copies of gradients go on beside computation, on a queue of their own. The update takes the
-/// groups in the order in which they came, `chunk` elements at a time: while the CPU works on one
-/// chunk, the one before is on its way back. Its bits do not depend on `chunk`, and are those of an
+/// Copies of gradients overlap with computation, on a queue of their own. The update takes the
+/// groups in the order of their copies, `chunk` elements at a time: while the CPU updates one
+/// chunk, the one before is copied back. Its bits do not depend on `chunk`, and equal those of an
 /// update on the device where both have the same operations.
 class Offload {
  public:
@@ -37,18 +37,19 @@ class Offload {
   /// Starts to copy a group's own gradient, which is final once computation and `stream` have done
   /// what they were given. The event is done when the copy is queued.
   device::Event take(int group, device::Stream& stream);
-  /// Copies all own gradients again, which computation has changed since; their events are done.
+  /// Copies all own gradients a second time, after computation has changed them; their events are
+  /// done.
   void retake();
   /// Optimizer::update of all own ranges, of whose groups each was taken since begin_step and whose
   /// event is done. Waits for copies of gradients, not for those of the results: computation
   /// that is queued from now on comes after them.
   void update(optim::Optimizer& optimizer, double learning_rate, std::int64_t step,
               double gradient_scale);
-  /// Makes what units read of own masters, which were written otherwise than by an update: as
+  /// Derives what units read from own masters that something other than an update has written, as
   /// Optimizer::round.
   void refresh(const optim::Optimizer& optimizer, std::int64_t updates);
 
-  /// Bytes of staging memory: own gradients in fp32, and room for two chunks of results.
+  /// Bytes of staging memory: own gradients in fp32, and two chunks of results.
   static std::int64_t bytes(const ShardMap& shards, const StateOptions& options,
                             std::int64_t chunk);
 
@@ -63,7 +64,7 @@ class Offload {
     std::shared_ptr<device::Fence> sent;
   };
   void wait_for(const std::shared_ptr<device::Fence>& fence);
-  /// Sends back what `fill` writes of a chunk, given its ranges with room for it in a slot.
+  /// Copies back what `fill` writes of a chunk into a slot, which the ranges refer to.
   using Fill = std::function<void(std::span<const optim::UpdateRange> ranges)>;
   void send(const Chunk& chunk, const Fill& fill);
 
@@ -71,12 +72,12 @@ class Offload {
   device::Device& device_;
   std::unique_ptr<ops::Ops> cpu_;
   device::Buffer gradient_buffer_, slot_buffer_;
-  std::vector<Tensor> gradients_;           // by group: where its own gradient comes to
+  std::vector<Tensor> gradients_;           // by group: the host's copy of its own gradient
   std::vector<std::vector<Chunk>> chunks_;  // by group
   std::array<Slot, 2> slots_;
   std::size_t next_slot_ = 0;
   std::vector<int> taken_;                                // groups, in their order
-  std::vector<std::shared_ptr<device::Fence>> arrivals_;  // by group; null: it is there
+  std::vector<std::shared_ptr<device::Fence>> arrivals_;  // by group; null: it has arrived
   std::unique_ptr<device::Queue> copies_;                 // ends first: it waits for its work
 };
 

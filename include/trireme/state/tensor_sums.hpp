@@ -1,6 +1,6 @@
-// Gradients whose summands lie apart along the tensor axis: rows that are not split, summed per
-// tile of the leaf's rows (reproducible mode) or per rank's rows (sequence parallelism); and
-// key/value heads that several tiles hold.
+// Gradients with separate summands along the tensor axis: rows that are not split, summed per tile
+// of the leaf's rows (reproducible mode) or per rank's rows (sequence parallelism); and key/value
+// heads that several tiles hold.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace trireme::state {
 class TensorSums {
  public:
   TensorSums(const ModelState& state, device::MemoryLedger& ledger);
-  /// Makes whole, in the same bits wherever it is held, what the summands of `group` in set `set`
-  /// add up to. Collective over the tensor group; the bits do not depend on its size in
-  /// reproducible mode. A tied weight's second sum is added too.
+  /// Adds up the summands of `group` in set `set`, with the same bits on every rank that holds it.
+  /// Collective over the tensor group. In reproducible mode the bits do not depend on its size. A
+  /// tied weight's second sum is added too.
   void join(int group, int set, ops::Ops& ops, const model::TensorGroup& tensor) const;
   /// Bytes of the buffer through which values pass.
   static std::int64_t bytes(const params::Layout& layout, const model::Shares& shares);

@@ -1,4 +1,4 @@
-// The two walks over a rank's own gradients that end a step: their norm, and what is updated.
+// The end of a step on a rank's own gradients: their norm, and the ranges that are updated.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class GradientNorm {
  public:
   /// Partial sums are kept in `ledger`'s device, and once more in staging memory where that is not
   /// the host. `counting`: how the data axis shares out the work of reading gradients that several
-  /// of its ranks hold; `counts`: false for ranks whose like in another shard group counts.
+  /// of its ranks hold; `counts`: false for ranks whose replica in another shard group counts.
   GradientNorm(const ModelState& state, const ShardMap& counting, bool counts,
                device::MemoryLedger& ledger);
   /// Queues this rank's partial sums, after the gradients are final.

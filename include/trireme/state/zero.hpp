@@ -22,8 +22,8 @@ struct ZeroPolicy {
 /// Stage 0 (DDP) to 3 (FSDP).
 const ZeroPolicy& zero_policy(int stage);
 
-/// How the groups of a layout are cut over the `parts` ranks of a shard group, and where the shards
-/// of rank `index` lie in a buffer of its own shards, one after the other.
+/// The shards of a layout's groups on the `parts` ranks of a shard group, and the offsets of rank
+/// `index`'s shards in a buffer that holds them one after the other.
 class ShardMap {
  public:
   ShardMap(const params::Layout& layout, int parts, int index);
