@@ -17,8 +17,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Eight ranks in which every kind of group has more than one: tensor groups are {0, 1}, {2, 3}, …;
-// data groups {0, 2}, {1, 3}, {4, 6}, {5, 7}; the first stage has ranks 0 to 3.
+// Eight ranks in which every kind of group has more than one member: tensor groups are {0, 1}, {2,
+// 3}, …; data groups {0, 2}, {1, 3}, {4, 6}, {5, 7}; the first stage has ranks 0 to 3.
 const GridShape shape{{2, 1, 2, 2}};
 constexpr int shard = 2;
 
@@ -88,8 +88,8 @@ TEST(Backend, RanksOfOneDeviceDoNotUseNccl) {
               HasSubstr("of a data group rank 7 has a device without identity"));
 }
 
-TEST(Backend, GroupsThatReachAcrossNodesSendMessages) {
-  // Tensor groups are inside nodes; data groups and their shard groups reach across.
+TEST(Backend, GroupsThatSpanNodesSendMessages) {
+  // Tensor groups are inside nodes; data groups and their shard groups span nodes.
   const BackendFacts facts{.node_of = {0, 0, 2, 2, 4, 4, 6, 6}};
   EXPECT_EQ(choice({}, GroupKind::tensor, facts), Backend::shared);
   EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
@@ -100,7 +100,7 @@ TEST(Backend, GroupsThatReachAcrossNodesSendMessages) {
                     HasSubstr("of a data group ranks 0 and 2 are on different nodes; use auto")));
 }
 
-TEST(Backend, WithoutRoomForMemoryMessagesAreSent) {
+TEST(Backend, WithoutSpaceForSharedMemoryMessagesAreSent) {
   const BackendFacts facts{.no_room = "/dev/shm is full"};
   EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
   EXPECT_THAT(refusal(data_by("shared"), facts), HasSubstr("/dev/shm is full; make room"));
@@ -126,7 +126,7 @@ TEST(Backend, EachAxisHasItsOwnGroups) {
   }
 }
 
-TEST(Backend, WhatCannotBeIsRefusedInOneLine) {
+TEST(Backend, UnusableBackendsAreRefusedInOneLine) {
   EXPECT_EQ(choice(data_by("nccl"), GroupKind::shard, with_gpus()), Backend::nccl);
   EXPECT_THAT(refusal(data_by("nccl"), {}),
               AllOf(StartsWith("comm.data = nccl: "), HasSubstr("the device is cpu")));
@@ -155,7 +155,7 @@ TEST(Direct, IsDescribed) {
   EXPECT_THAT(describe_direct(std::nullopt), HasSubstr("cannot be asked"));
 }
 
-TEST(NcclLibrary, IsThereOrSaysThatItIsNot) {
+TEST(NcclLibrary, LoadsOrReportsThatItIsMissing) {
   if (nccl_built_in()) {
     EXPECT_FALSE(nccl_library().version().empty());
     return;

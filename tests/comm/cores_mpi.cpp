@@ -1,4 +1,4 @@
-// Who shares cores with whom, with masks that the test sets itself.
+// Detection of shared cores, with affinity masks that the test sets.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -9,12 +9,12 @@
 namespace trireme::comm {
 namespace {
 
-/// This process's mask, which comes back at the end.
+/// This process's mask, restored at the end.
 class Mask {
  public:
   Mask() {
     EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0);
-    // All that the system grants, whatever the launcher left.
+    // All processors of the system, not only the launcher's.
     std::memset(&all_, 0xff, sizeof all_);
     EXPECT_EQ(::sched_setaffinity(0, sizeof all_, &all_), 0);
     EXPECT_EQ(::sched_getaffinity(0, sizeof all_, &all_), 0);

@@ -1,5 +1,4 @@
-// Collectives on tensors of a device that is not the host, compared bit by bit with the same ones
-// on the host's.
+// Collectives on tensors of a simulated device, compared bit by bit with the same ones on the host.
 #pragma once
 
 #include <cmath>
@@ -16,7 +15,7 @@ namespace trireme::comm::testing {
 
 using testing_support::SimulatedDevice;
 
-/// A device, its ledger, and a group beside each host group of the same ranks.
+/// A device, its ledger, and a device group for each host group of the same ranks.
 struct DeviceGroups {
   struct Group {
     std::string name;
@@ -38,7 +37,7 @@ struct DeviceGroups {
   std::vector<Group> groups;  // as hosts
 };
 
-/// Contiguous elements of a device, with one spare element at the end that nobody may touch.
+/// Contiguous elements on a device, with one guard element at the end.
 class OnDevice {
  public:
   OnDevice(DeviceGroups& groups, DType type, std::int64_t count)
@@ -66,7 +65,7 @@ class OnDevice {
   Tensor all_;
 };
 
-/// What rank `rank` begins with: numbers of many sizes, so that every other order of addition
+/// Initial values of rank `rank`: numbers of many magnitudes, so that any other order of addition
 /// rounds differently; or whole numbers whose sums are exact.
 inline Elements begin_with(DType type, std::int64_t count, int rank, bool whole) {
   Elements values(type, count);
@@ -80,19 +79,19 @@ inline Elements begin_with(DType type, std::int64_t count, int rank, bool whole)
   return values;
 }
 
-/// What a test tells of the group it is given.
+/// Properties of the tested group.
 struct Trial {
   DeviceGroups& all;
   const DeviceGroups::Group& group;
-  bool whole = false;  // begin with whole numbers
+  bool whole = false;  // start with whole numbers
 
   int rank() const { return group.tested->rank(); }
   int size() const { return group.tested->size(); }
   Elements begin(DType type, std::int64_t count) const {
     return begin_with(type, count, rank(), whole);
   }
-  /// `run(communicator, tensors, stream)` on the tested group's device tensors and on the host's;
-  /// each begins with values of its own, and all must end equal in every bit.
+  /// Runs `run(communicator, tensors, stream)` on the tested group's device tensors and on the
+  /// host's. Each starts with its own values; results must match bit for bit.
   template <class Run>
   void expect_same(DType type, const std::vector<std::int64_t>& counts, const Run& run) const {
     std::vector<Elements> values;
@@ -118,7 +117,7 @@ struct Trial {
   }
 };
 
-/// Small and large for fp32; only time: large alone for other types.
+/// Small and large for fp32; large only for other types, to save time.
 inline std::vector<std::int64_t> counts_for(DType type, std::int64_t large) {
   if (type == DType::f32) return {0, 1, 1001, large};
   return {large};
@@ -129,7 +128,7 @@ inline void try_all_reduce(const Trial& trial, std::int64_t large) {
   for (const DType type : reducible_types) {
     for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
       for (const std::int64_t count : counts_for(type, large)) {
-        if (count == large && reduction == Reduction::max) continue;  // only time
+        if (count == large && reduction == Reduction::max) continue;  // saves time
         trial.expect_same(type, {count},
                           [&](Communicator& group, const Tensors& t, device::Stream& stream) {
                             group.all_reduce(t[0], reduction, stream).wait();
@@ -198,7 +197,7 @@ inline void try_moves(const Trial& trial, std::int64_t large) {
                         [&](Communicator& group, const Tensors& t, device::Stream& stream) {
                           group.all_to_all(t[0], t[1], stream).wait();
                         });
-      // To everyone, itself included, an empty message and two that must arrive in order.
+      // To every rank, itself included: an empty message and two that must arrive in order.
       trial.expect_same(type, {count * n, count * n, 2 * n, 2 * n},
                         [&](Communicator& group, const Tensors& t, device::Stream& stream) {
                           std::vector<Communicator::Message> messages;
@@ -217,7 +216,7 @@ inline void try_moves(const Trial& trial, std::int64_t large) {
   }
 }
 
-/// Several operations, each of which reads what the one before wrote; only the last is waited for.
+/// Several operations that each read the previous result; only the last is waited for.
 inline void try_chain(const Trial& trial) {
   const int n = trial.size();
   const std::int64_t count = 5'001;
@@ -235,7 +234,7 @@ inline void try_chain(const Trial& trial) {
                     });
 }
 
-/// Between computation that comes before it, slowly, and computation that uses what it gives.
+/// Between slow computation before it and computation that uses its result.
 inline void try_between_computation(const Trial& trial) {
   SimulatedDevice& device = trial.all.device;
   for (int round = 0; round < 5; ++round) {
@@ -248,7 +247,7 @@ inline void try_between_computation(const Trial& trial) {
     trial.group->all_reduce(data.tensor(), Reduction::sum, stream).wait();
     device.copy(copy.tensor().data(), data.tensor().data(), 4000);
     Elements junk(DType::f32, 1000);
-    data.put(junk);  // nobody needs it any more
+    data.put(junk);  // no longer needed
     device::Stream host;
     trial.group.host->all_reduce(values.tensor(), Reduction::sum, host).wait();
     EXPECT_EQ(first_wrong(copy.get(), [&](std::int64_t i) { return values.get(i); }), -1)
@@ -256,7 +255,7 @@ inline void try_between_computation(const Trial& trial) {
   }
 }
 
-/// The stream ends with work pending, which is done nevertheless.
+/// Destroys the stream with work pending; the work is still done.
 inline void try_end_with_work_pending(const Trial& trial) {
   OnDevice data(trial.all, DType::i64, 30'000);
   Elements values = trial.begin(DType::i64, 30'000);
@@ -272,7 +271,7 @@ inline void try_end_with_work_pending(const Trial& trial) {
   EXPECT_TRUE(data.get().same_bytes(values)) << trial.group.name;
 }
 
-/// `large` elements are more than a piece of whatever the communicator cuts.
+/// `large` elements are more than one piece of any communicator.
 inline void try_everything(DeviceGroups& groups, std::int64_t large, bool whole = false) {
   for (const DeviceGroups::Group& group : groups.groups) {
     const Trial trial{groups, group, whole};

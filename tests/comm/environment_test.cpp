@@ -7,13 +7,13 @@
 namespace trireme::comm {
 namespace {
 
-TEST(Environment, AlikeRanksAreFine) {
+TEST(Environment, MatchingRanksAreAccepted) {
   EXPECT_EQ(environment_complaint({}), "");
   const std::vector<Environment> ranks(5, {"AVX-512", "oneDNN 2.6.3"});
   EXPECT_EQ(environment_complaint(ranks), "");
 }
 
-TEST(Environment, OneLineNamesTwoRanksAndWhatTheyHave) {
+TEST(Environment, OneLineNamesTwoRanksAndTheirValues) {
   std::vector<Environment> ranks(5, {"AVX-512", "oneDNN 2.6.3"});
   ranks[3].instructions = "AVX2";
   EXPECT_EQ(environment_complaint(ranks),

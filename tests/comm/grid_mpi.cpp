@@ -1,4 +1,4 @@
-// The groups of a grid: who is in them, and that each has its own traffic.
+// The groups of a grid: their members and their separate traffic.
 #include <gmock/gmock.h>
 
 #include "trireme/comm/environment.hpp"
@@ -33,7 +33,7 @@ std::vector<Layout> layouts(int world) {
           {{{world, 1, 1, 1}}, 0}};
 }
 
-/// World ranks of a group in its order, found by asking it.
+/// World ranks of a group in its order, gathered through it.
 std::vector<int> asked(Communicator& group, int world_rank) {
   std::vector<std::int64_t> ranks(group.size(), -1);
   const Tensor all(ranks.data(), {group.size()});
@@ -82,9 +82,9 @@ TEST(Grid, GroupsHoldTheirMembers) {
   }
 }
 
-// All groups of one grid reduce at once, each on a stream of its own; those of the same ranks share
-// an MPI communicator. Nothing may be taken for another group's, in whatever order ranks start.
-TEST(Grid, GroupsDoNotHearEachOther) {
+// All groups of one grid reduce at once, each on its own stream; those of the same ranks share an
+// MPI communicator. Messages must not mix, whatever the starting order of ranks.
+TEST(Grid, GroupsDoNotMixMessages) {
   const Session session(nullptr, nullptr);
   for (const auto& [shape, shard] : layouts(session.size())) {
     device::MemoryLedger ledger;
@@ -106,7 +106,7 @@ TEST(Grid, GroupsDoNotHearEachOther) {
       for (std::size_t step = 0; step < count; ++step) {
         const std::size_t i = (step + static_cast<std::size_t>(session.rank()) * 5) % count;
         groups[i]->all_reduce(Tensor(values[i].data(), {10'000}), Reduction::sum, streams[i]);
-        // The conveniences of one group beside its stream's traffic, all ranks in the same order.
+        // The conveniences of one group during its stream's traffic, all ranks in the same order.
         EXPECT_EQ(groups[step]->all_reduce(static_cast<std::int64_t>(step), Reduction::sum),
                   static_cast<std::int64_t>(step) * groups[step]->size());
       }
@@ -149,9 +149,9 @@ TEST(Grid, PipelineChannelsAreSeparate) {
   EXPECT_EQ(from_below, rank == last ? -1 : 200 + rank + 1);
 }
 
-// Where a window has no room, messages take its place with a word about it, unless it was asked for
-// by name.
-TEST(GridBackends, WithoutRoomForAWindowMessagesDo) {
+// Without space for a window, auto falls back to messages with a warning; an explicit request is
+// refused.
+TEST(GridBackends, WithoutSpaceForAWindowMessagesAreSent) {
   const Session session(nullptr, nullptr);
   const GridShape shape{{1, 1, session.size(), 1}};
   device::MemoryLedger ledger;
@@ -189,7 +189,7 @@ TEST(GridBackends, WithoutRoomForAWindowMessagesDo) {
   EXPECT_TRUE(grid.warnings().empty());
 }
 
-/// An NCCL that is there, to which nobody comes.
+/// An NCCL that is available but must not be used.
 GridOptions with_nccl(testing_support::NcclDouble& nccl, const CommConfig& config) {
   return {.comm = config, .reproducible = true, .nccl = {}, .nccl_api = &nccl, .address = {}};
 }
@@ -198,7 +198,7 @@ TEST(GridBackends, AHostSharesMemoryAndRefusesNccl) {
   const Session session(nullptr, nullptr);
   device::MemoryLedger ledger;
   CommConfig config;
-  config.staging = "no";  // of no interest there
+  config.staging = "no";  // ignored there
   const Grid grid(session, {{1, 1, session.size(), 1}}, ledger, 0, {.comm = config});
   using enum GroupKind;
   for (const GroupKind kind : {tensor, context, data, shard, replica, embedding}) {
@@ -212,7 +212,7 @@ TEST(GridBackends, AHostSharesMemoryAndRefusesNccl) {
                ConfigError);
 }
 
-// Groups by NCCL where every rank has a device of its own, as the configuration says of each axis.
+// Groups by NCCL where every rank has its own device, as configured per axis.
 TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
   const Session session(nullptr, nullptr);
   SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
@@ -238,7 +238,7 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
     EXPECT_EQ(nccl.calls("group_end") > 0, session.size() > 1);
   }
   EXPECT_EQ(nccl.alive(), 0);
-  // Of a pipeline, those who have embeddings in common; the group of all when it is asked for.
+  // Of a pipeline, the stages with tied embeddings; the world group on request.
   const bool at_an_end = session.rank() == 0 || session.rank() == session.size() - 1;
   config = {};
   for (const int more : {0, 1}) {
@@ -248,7 +248,7 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
   }
 }
 
-// Neighbors that both receive first, as schedules that interleave have them do.
+// Neighbors that both receive first, as in interleaved schedules.
 TEST(GridBackends, AChannelSendsWhileItWaits) {
   const Session session(nullptr, nullptr);
   const int size = session.size();
@@ -276,8 +276,8 @@ TEST(GridBackends, AChannelSendsWhileItWaits) {
   EXPECT_EQ(end[0], previous);
 }
 
-// What is under way when an error comes waits for no other rank, and the streams' ends not for it.
-TEST(GridBackends, AnErrorAbandonsWhatIsUnderWay) {
+// On an error, pending operations and the streams' ends wait for no other rank.
+TEST(GridBackends, AnErrorAbandonsPendingOperations) {
   const Session session(nullptr, nullptr);
   const int size = session.size();
   SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
@@ -290,7 +290,7 @@ TEST(GridBackends, AnErrorAbandonsWhatIsUnderWay) {
     const device::Buffer buffer(ledger, device::Use::workspace, 16);
     device::Stream stream(device);
     const auto fails = [&] {
-      if (size > 1) {  // what nobody sends
+      if (size > 1) {  // never sent
         const Tensor all = buffer.view(DType::u8, {16});
         grid.group(Axis::data).exchange({{all, (session.rank() + 1) % size, false}}, stream).wait();
       }
@@ -299,7 +299,8 @@ TEST(GridBackends, AnErrorAbandonsWhatIsUnderWay) {
     EXPECT_THROW(or_abandon(grid, fails), Error);
     EXPECT_EQ(nccl.alive(), 0);
     EXPECT_THROW(size > 1 ? device.check() : fails(), Error);
-    EXPECT_EQ(grid.world().all_reduce(std::int64_t{1}, Reduction::sum), size);  // agreement goes on
+    EXPECT_EQ(grid.world().all_reduce(std::int64_t{1}, Reduction::sum),
+              size);  // agreement still works
   }
   EXPECT_EQ(nccl.calls("finalize"), 0);
 }
@@ -330,7 +331,7 @@ TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {
   }
 }
 
-TEST(Direct, AMessageToItselfTellsWhetherItArrives) {
+TEST(Direct, AMessageToItselfShowsWhetherItArrives) {
   SimulatedDevice device(3);
   const auto real = [&](void* memory) {
     return static_cast<void*>(device.real(static_cast<std::byte*>(memory)));
@@ -340,7 +341,7 @@ TEST(Direct, AMessageToItselfTellsWhetherItArrives) {
   EXPECT_FALSE(message_arrives(device, {.direct = true, .address = [&](void*) {
                                           return static_cast<void*>(&elsewhere[0]);
                                         }}));
-  // This machine's libraries know nothing of GPUs, or say so.
+  // This machine's libraries have no GPU support, or report so.
   EXPECT_FALSE(mpi_reads_cuda().value_or(false));
 }
 

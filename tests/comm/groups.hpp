@@ -1,4 +1,4 @@
-// Groups on which the collectives are tried, and typed access to their elements.
+// Groups for testing collectives, and typed access to their elements.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,7 @@
 
 namespace trireme::comm::testing {
 
-/// A communicator beside the MPI communicator that spans the same ranks in the same order (the
-/// oracle).
+/// A communicator and an MPI communicator (the reference) of the same ranks in the same order.
 struct TestGroup {
   std::string name;
   std::unique_ptr<Communicator> communicator;
@@ -26,7 +25,7 @@ struct TestGroup {
   Communicator* operator->() const { return communicator.get(); }
 };
 
-/// A group that passes through a window of its own, over all ranks of `comm`, which share a node.
+/// A group with its own shared-memory window, over all ranks of `comm` on one node.
 inline std::unique_ptr<Communicator> make_shared_group(
     MPI_Comm comm, device::MemoryLedger& ledger,
     std::vector<std::unique_ptr<SharedWindow>>& windows) {
@@ -43,19 +42,19 @@ inline std::unique_ptr<Communicator> make_shared_group(
   return make_shared_communicator(std::move(messages), areas);
 }
 
-/// This rank alone; the world; and in a world of four also groups of three and one. Groups of more
-/// than one rank by messages and through shared memory.
+/// This rank alone; the world; in a world of four also groups of three and one. Larger groups by
+/// messages and through shared memory.
 class Groups {
  public:
   Groups() {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
-    // MPICH tells the world of errors in sets of requests; a Session sets this too.
+    // MPICH reports errors in sets of requests to the world; a Session sets this too.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     groups_.push_back({"self", make_self_communicator(), MPI_COMM_SELF});
     groups_.push_back({"world", make_mpi_communicator(MPI_COMM_WORLD, ledger), MPI_COMM_WORLD});
     if (size_ >= 4) {
-      // In reverse order of world ranks, so that group and world ranks cannot be mistaken.
+      // In reverse order of world ranks, so that group and world ranks differ.
       MPI_Comm_split(MPI_COMM_WORLD, rank_ == 1 ? 1 : 0, -rank_, &split_);
       groups_.push_back({"split", make_mpi_communicator(split_, ledger), split_});
       groups_.push_back({"shared split", make_shared_group(split_, ledger, windows_), split_});
@@ -84,7 +83,7 @@ class Groups {
   std::vector<TestGroup> groups_;
 };
 
-/// Contiguous elements of any type, with one spare element at the end that nobody may touch.
+/// Contiguous elements of any type, with one guard element at the end.
 class Elements {
  public:
   Elements(DType type, std::int64_t count)
@@ -95,7 +94,7 @@ class Elements {
   Tensor tensor(std::int64_t begin, std::int64_t count) {
     return tensor().slice(0, begin, begin + count);
   }
-  /// With the spare element.
+  /// Including the guard element.
   Tensor whole() { return {bytes_.data(), type_, {count_ + 1}}; }
   bool same_bytes(const Elements& other) const { return bytes_ == other.bytes_; }
   std::int64_t count() const { return count_; }
@@ -169,9 +168,8 @@ class Elements {
   std::vector<std::byte> bytes_;
 };
 
-/// What element i of rank r starts as: whole numbers that every type holds, whose sums over some
-/// ranks bf16 holds as well (below 256), and which repeat with a period that divides no slice or
-/// piece.
+/// Initial element i of rank r: whole numbers that every type holds, whose sums over some ranks
+/// bf16 holds too (below 256), with a period that divides no slice or piece.
 inline double pattern(int rank, std::int64_t i, bool is_signed = true) {
   const auto at = static_cast<std::uint32_t>(i);
   const auto value =

@@ -1,4 +1,4 @@
-// Messages of more than 2³¹ bytes, which no count of MPI 3.1 holds. Two ranks, some 5 GiB in all.
+// Messages of more than 2³¹ bytes, which no count of MPI 3.1 holds. Two ranks, about 5 GiB in all.
 #include <cstring>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace {
 /// Beyond 2 GiB, and no multiple of any piece.
 constexpr std::int64_t large = (std::int64_t{1} << 31) + (std::int64_t{5} << 20) + 3;
 
-/// Elements that tell their place, repeated with a period that divides no power of two.
+/// Elements derived from their position, with a period that divides no power of two.
 template <class T>
 class Pattern {
  public:
@@ -66,7 +66,7 @@ TEST(LargeMessages, BroadcastArrivesWhole) {
   EXPECT_EQ(world.traffic().total().bytes, root_here ? large * (world.size() - 1) : 0);
 }
 
-// One long message each way would take four buffers; one way is enough, then the other.
+// One long message each way would take four buffers; the test sends one way, then the other.
 TEST(LargeMessages, ExchangeArrivesWhole) {
   Groups groups;
   Communicator& world = *groups.world();
@@ -104,9 +104,9 @@ TEST(LargeMessages, AllGatherOfUnequalCountsArrivesWhole) {
   EXPECT_EQ(data.back(), 0xa5);
 }
 
-// More than 2 GiB of fp32, all of it but a little for one rank. Small whole numbers, whose sums are
-// exact: element i of rank r is (i mod period) + r.
-TEST(LargeMessages, ReductionsAreRightThroughout) {
+// More than 2 GiB of fp32, nearly all of it for one rank. Whole numbers with exact sums: element i
+// of rank r is (i mod period) + r.
+TEST(LargeMessages, ReductionsAreCorrectThroughout) {
   Groups groups;
   Communicator& world = *groups.world();
   ASSERT_EQ(world.size(), 2);

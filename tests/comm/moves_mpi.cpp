@@ -143,7 +143,7 @@ TEST(Moves, ExchangeMatchesMessagesInOrder) {
 
 TEST(Moves, MismatchedLengthsAreErrors) {
   Groups groups;
-  // Own communicators: what is left in them afterwards is nobody's.
+  // Own communicators: their pending messages affect no other test.
   for (const auto& [sent, expected] : {std::pair{8, 16}, std::pair{16, 8}}) {
     const auto world = make_mpi_communicator(MPI_COMM_WORLD, groups.ledger);
     if (world->size() == 1 || world->rank() > 1) continue;

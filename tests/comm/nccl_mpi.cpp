@@ -1,4 +1,4 @@
-// The NCCL communicator, on a stand-in for NCCL.
+// The NCCL communicator, on a fake NCCL.
 #include <chrono>
 #include <exception>
 
@@ -45,11 +45,11 @@ class Nccl : public ::testing::Test {
   NcclRuntime runtime_{double_, groups_.ledger, options_};
 };
 
-TEST_F(Nccl, EveryCollectiveGivesTheBitsOfMpi) {
+TEST_F(Nccl, EveryCollectiveMatchesMpiBitForBit) {
   make();
   try_everything(groups_, 10'007);
   for (const char* name : {"all_reduce", "reduce_scatter", "reduce"}) {
-    EXPECT_EQ(double_.calls(name), 0) << name;  // no sum is the library's
+    EXPECT_EQ(double_.calls(name), 0) << name;  // no sum by the library
   }
   EXPECT_EQ(double_.calls("all_gather") > 0, world()->size() > 1);
 }
@@ -59,7 +59,7 @@ class LibrarySums : public Nccl {
   LibrarySums() : Nccl({.library_sums = true, .scratch = 10'000, .period = 20ms}) {}
 };
 
-TEST_F(LibrarySums, EveryCollectiveOfWholeNumbersGivesTheBitsOfMpi) {
+TEST_F(LibrarySums, EveryCollectiveOfWholeNumbersMatchesMpiBitForBit) {
   make();
   try_everything(groups_, 10'007, true);
   for (const char* name : {"all_reduce", "reduce_scatter"}) {
@@ -67,7 +67,7 @@ TEST_F(LibrarySums, EveryCollectiveOfWholeNumbersGivesTheBitsOfMpi) {
   }
 }
 
-TEST_F(LibrarySums, MaximaAnd16BitSumsAreNotTheLibrarys) {
+TEST_F(LibrarySums, MaximaAnd16BitSumsDoNotUseTheLibrary) {
   make();
   const Trial trial{groups_, world()};
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -98,7 +98,7 @@ TEST_F(Nccl, ANaNReachesEveryRank) {
   }
 }
 
-// What it queues is in the device's hands: the host neither waits nor copies.
+// Operations are queued on the device: the host neither waits nor copies.
 TEST_F(Nccl, TheHostDoesNotWait) {
   make();
   if (world()->size() == 1) return;
@@ -126,7 +126,7 @@ TEST_F(Nccl, OperationsAreSpansOfTheirQueue) {
     return groups_.device.read_queues();
   };
   reduce();
-  EXPECT_TRUE(spans().empty()) << "nobody asked for them";
+  EXPECT_TRUE(spans().empty()) << "tracing is off";
   groups_.device.trace_queues();
   const auto before = device::Timeline::Clock::now();
   reduce();
@@ -135,7 +135,7 @@ TEST_F(Nccl, OperationsAreSpansOfTheirQueue) {
     auto found = spans();
     return std::pair(std::move(found), device::Timeline::Clock::now());
   }();
-  ASSERT_EQ(after.first.size(), 2U) << "copies inside are not apart";
+  ASSERT_EQ(after.first.size(), 2U) << "copies inside are not separate";
   auto end = before;
   for (const device::QueueSpan& span : after.first) {
     EXPECT_STREQ(span.name, "all_reduce");
@@ -145,10 +145,10 @@ TEST_F(Nccl, OperationsAreSpansOfTheirQueue) {
     end = span.end;
   }
   EXPECT_LE(end, after.second);
-  EXPECT_TRUE(spans().empty()) << "they are read once";
+  EXPECT_TRUE(spans().empty()) << "spans are read once";
 }
 
-TEST_F(Nccl, HostTensorsAndAgreementGoByMpi) {
+TEST_F(Nccl, HostTensorsAndAgreementUseMpi) {
   make();
   for (const DeviceGroups::Group& group : groups_.groups) {
     std::vector<std::int64_t> values(100, group->rank());
@@ -164,7 +164,7 @@ TEST_F(Nccl, HostTensorsAndAgreementGoByMpi) {
   }
 }
 
-TEST_F(Nccl, TrafficIsThatOfMpi) {
+TEST_F(Nccl, TrafficMatchesMpi) {
   make();
   for (const DeviceGroups::Group& group : groups_.groups) {
     group.host->reset_traffic();
@@ -196,7 +196,7 @@ TEST_F(Nccl, TrafficIsThatOfMpi) {
   }
 }
 
-TEST_F(Nccl, ScratchIsWhatWasPredicted) {
+TEST_F(Nccl, ScratchMatchesThePrediction) {
   make();
   const auto held = [&] { return groups_.ledger.held(device::Use::communication); };
   const std::int64_t before = held();
@@ -211,7 +211,7 @@ TEST_F(Nccl, ScratchIsWhatWasPredicted) {
   groups_.device.synchronize();
 }
 
-// On one rank, while the others wait for it: they learn of it as they would from a real network.
+// On one rank, while the others wait for it: they see the error as from a real network.
 TEST_F(Nccl, ARefusedCallEndsTheGroupEverywhere) {
   make();
   if (world()->size() == 1) return;
@@ -228,11 +228,11 @@ TEST_F(Nccl, ARefusedCallEndsTheGroupEverywhere) {
                                 HasSubstr("NCCL's words for 2"));
     EXPECT_THAT(what([&] { event.wait(); }), expected);
     EXPECT_THAT(what([&] { groups_.device.synchronize(); }), expected);
-    // Nothing more is asked of NCCL.
+    // NCCL is not called any more.
     const int calls = double_.calls("send");
     EXPECT_THAT(what([&] { world()->broadcast(data.tensor(), 0, stream).wait(); }), expected);
     EXPECT_EQ(double_.calls("send"), calls);
-    // Other groups too, by the watch: what they have queued may wait for this one.
+    // Other groups fail too, through the watch: their queued work may wait for this one.
     for (int i = 0; double_.alive() > 0 && i < 1000; ++i) std::this_thread::sleep_for(10ms);
     EXPECT_EQ(double_.alive(), 0);
     EXPECT_GT(double_.calls("abort"), 1);
@@ -244,19 +244,19 @@ TEST_F(Nccl, ARefusedCallEndsTheGroupEverywhere) {
                 }),
                 AllOf(HasSubstr("of group "), HasSubstr("NCCL's words for 6")));
   }
-  EXPECT_THROW(data.get(), Error);  // what was computed with it is nobody's
+  EXPECT_THROW(data.get(), Error);  // its results are discarded
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// The host waits for the device, the device for a rank that never comes.
-TEST_F(Nccl, AnErrorWhileNobodyAsksEndsTheWork) {
+// The host waits for the device, the device for a rank that never arrives.
+TEST_F(Nccl, AnErrorBetweenPollsEndsTheWork) {
   make();
   if (world()->size() == 1) return;
   OnDevice data(groups_, DType::f32, 1000);
   device::Stream stream(groups_.device);
   if (world()->rank() == 0) {
     const device::Event event = world()->all_reduce(data.tensor(), Reduction::sum, stream);
-    // Several tests may go by until NCCL has queued it.
+    // NCCL may need several polls to queue it.
     event.wait();
     std::thread fault([&] {
       std::this_thread::sleep_for(100ms);
@@ -267,11 +267,11 @@ TEST_F(Nccl, AnErrorWhileNobodyAsksEndsTheWork) {
     fault.join();
     EXPECT_THROW(event.wait(), Error);
   }
-  if (world()->rank() != 0) double_.break_links(Result::remote_error);  // as a network would
+  if (world()->rank() != 0) double_.break_links(Result::remote_error);  // like a network
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-TEST_F(Nccl, WithoutAnIdAllRanksAreTold) {
+TEST_F(Nccl, WithoutAnIdAllRanksFail) {
   const int root = groups_.hosts.world()->rank();
   if (root == 0) double_.refuse("get_unique_id", Result::unhandled_cuda_error);
   if (groups_.hosts.world()->size() == 1) return;
@@ -285,7 +285,7 @@ TEST_F(Nccl, WithoutAnIdAllRanksAreTold) {
   EXPECT_EQ(double_.calls("init"), 0);
 }
 
-TEST_F(Nccl, ABeginningThatIsRefusedIsAnError) {
+TEST_F(Nccl, ARefusedInitializationIsAnError) {
   if (groups_.hosts.world()->size() == 1) return;
   double_.refuse("init", Result::internal_error);
   EXPECT_THAT(
@@ -300,8 +300,8 @@ TEST_F(Nccl, ABeginningThatIsRefusedIsAnError) {
   EXPECT_EQ(double_.alive(), 0);
 }
 
-// An exception on its way waits for no other rank, nor for what the device waits for.
-TEST_F(Nccl, AnExceptionOnItsWayAborts) {
+// An exception in flight waits for no other rank, nor for the device's pending work.
+TEST_F(Nccl, AnExceptionInFlightAborts) {
   if (groups_.hosts.world()->size() == 1) return;
   const auto fails = [&] {
     const auto own =
@@ -309,7 +309,7 @@ TEST_F(Nccl, AnExceptionOnItsWayAborts) {
     OnDevice data(groups_, DType::f32, 1000);
     device::Stream stream(groups_.device);
     try {
-      // What nobody sends.
+      // Never sent.
       own->exchange({{data.tensor(), (own->rank() + 1) % own->size(), false}}, stream).wait();
       throw Error("on its way");
     } catch (...) {
@@ -324,8 +324,8 @@ TEST_F(Nccl, AnExceptionOnItsWayAborts) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// The first one's work stands behind the second one's, which waits for a rank that never comes.
-TEST_F(Nccl, NoAbortWaitsForAnothersWork) {
+// The first group's work is queued behind the second's, which waits for a rank that never arrives.
+TEST_F(Nccl, NoAbortWaitsForAnotherGroupsWork) {
   if (groups_.hosts.world()->size() == 1) return;
   const auto make_own = [&](const char* name) {
     return runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name, "comm.data");
@@ -345,15 +345,15 @@ TEST_F(Nccl, NoAbortWaitsForAnothersWork) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// As NCCL does, and why one communicator cannot serve as a pipeline's channel: a send waits for the
-// receive that was called before it, on whatever stream.
+// Like NCCL, and why one communicator cannot be a pipeline's channel: a send waits for the receive
+// called before it, on any stream.
 TEST_F(Nccl, OperationsOfOneGroupAreDoneInOrderOnAllStreams) {
   make();
   const int size = world()->size();
   if (size == 1) return;
   OnDevice data(groups_, DType::f32, 10);
   device::Stream first(groups_.device), second(groups_.device);
-  // Not Event::wait, after which computation, and so the next exchange, would come after it.
+  // Not Event::wait: it would order computation, and so the next exchange, after it.
   const auto queue_all = [](device::Stream& stream) {
     while (!stream.idle()) stream.poll();
   };
@@ -380,8 +380,8 @@ TEST_F(Nccl, ThreadsTakeTurnsWithAGroup) {
   std::string ends[2] = {"done", "done"};
   const auto poll = [&](int own) {
     ends[own] = what([&] {
-      // One rank only sends and one only receives: the order of the two threads is no matter.
-      // Many empty messages, so that it takes a while from a look at the group to the calls.
+      // One rank only sends and one only receives, so the order of the threads does not matter.
+      // Many empty messages widen the gap between polling the group and calling it.
       const int peer = sends ? 1 : 0;
       std::vector<Communicator::Message> messages(20'000, {data.tensor(0, 0), peer, sends});
       messages.push_back({data.tensor(2 * own, 2), peer, sends});

@@ -36,7 +36,7 @@ bool within_seconds(double seconds, const std::function<bool()>& condition) {
   return true;
 }
 
-TEST(Progress, FinishesWhatNobodyWaitsFor) {
+TEST(Progress, FinishesOperationsWithoutAWaiter) {
   device::Stream first;
   device::Stream second;
   Progress progress({&first, &second});
@@ -73,7 +73,7 @@ double cpu_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-TEST(Progress, CostsLittleWhileSomethingIsOutstanding) {
+TEST(Progress, CostsLittleWhileOperationsAreOutstanding) {
   device::Stream stream;
   std::atomic<bool> arrived = false;
   std::atomic<int> polls = 0;
@@ -100,8 +100,7 @@ TEST(Progress, CostsLittleWhileSomethingIsOutstanding) {
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const int polled = polls - before;
   const std::chrono::duration<double, std::milli> passed = Clock::now() - begin;
-  // A pause of 1 ms lies between two looks, whatever the machine does: what they cost is measured
-  // by bench/progress_bench.
+  // Polls are 1 ms apart on any machine; bench/progress_bench measures their cost.
   EXPECT_GT(polled, 0);
   EXPECT_LE(polled, passed.count() + 2);
   arrived = true;

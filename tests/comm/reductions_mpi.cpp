@@ -1,4 +1,4 @@
-// All-reduce and reduce-scatter on every group, against MPI's own reduction and against stated
+// All-reduce and reduce-scatter on every group, against MPI's own reduction and against explicit
 // trees.
 #include <cmath>
 #include <numeric>
@@ -10,7 +10,8 @@
 namespace trireme::comm::testing {
 namespace {
 
-/// Elements of a tensor whose slices take two and a half of the largest pieces each, and then some.
+/// Elements of a tensor whose slices take two and a half of the largest pieces each, plus a
+/// remainder.
 std::int64_t crossing_pieces(DType type, int size) {
   return size * ((std::int64_t{5} << 19) / static_cast<std::int64_t>(size_of(type))) + 3;
 }
@@ -31,7 +32,7 @@ void for_each_case(const TestGroup& group, const Visit& visit) {
       for (const std::int64_t count :
            {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}, std::int64_t{17}, std::int64_t{1001},
             crossing_pieces(type, size)}) {
-        // Only time: what crosses pieces is the same for every type and reduction.
+        // Saves time: piece boundaries are the same for every type and reduction.
         const bool representative = reduction == Reduction::sum
                                         ? type == DType::f32 || type == DType::bf16
                                         : type == DType::i64;
@@ -100,7 +101,7 @@ float wild(int rank, std::int64_t i) {
   return std::ldexp(static_cast<float>(normal(key, index)), exponent);
 }
 
-/// The tree over `size` ranks, written out.
+/// The reduction tree over `size` ranks, explicitly.
 float stated_sum(int size, std::int64_t i) {
   const auto x = [i](int rank) { return wild(rank, i); };
   switch (size) {
@@ -115,7 +116,7 @@ float stated_sum(int size, std::int64_t i) {
   }
 }
 
-TEST(Reductions, SumsAreTheStatedTreeToTheBit) {
+TEST(Reductions, SumsMatchTheExplicitTreeBitForBit) {
   const Groups groups;
   for (const TestGroup& group : groups.all()) {
     ASSERT_LE(group->size(), 4);
@@ -132,7 +133,7 @@ TEST(Reductions, SumsAreTheStatedTreeToTheBit) {
       }
     }
     if (group->size() == 3) {
-      EXPECT_GT(other_order_differs, count / 10);  // so the test can tell
+      EXPECT_GT(other_order_differs, count / 10);  // so the test can fail
     }
   }
 }
@@ -152,7 +153,7 @@ std::vector<std::vector<std::int64_t>> divisions(int size, std::int64_t unit) {
   return result;
 }
 
-/// Its bits must be those of all_reduce, wherever the cuts fall.
+/// Must match all_reduce bit for bit, for any boundaries.
 void expect_part_of_all_reduce(const TestGroup& group, DType type, bool in_place,
                                const std::vector<std::int64_t>& counts) {
   const auto own = counts.begin() + group->rank();
@@ -199,7 +200,7 @@ TEST(Reductions, ReduceScatterOfUnequalCountsIsAPartOfAllReduce) {
   }
 }
 
-TEST(Reductions, ScratchForUnequalCountsIsWhatWasPredicted) {
+TEST(Reductions, ScratchForUnequalCountsMatchesThePrediction) {
   Groups groups;
   const TestGroup& group = groups.world();
   const std::int64_t before = groups.ledger.held(device::Use::communication);
@@ -229,12 +230,12 @@ TEST(Reductions, ANaNReachesEveryRank) {
   }
 }
 
-TEST(Reductions, ScratchIsWhatWasPredicted) {
+TEST(Reductions, ScratchMatchesThePrediction) {
   for (const std::int64_t count : {1, 100, 100'000, 3'000'000}) {
     Groups groups;
     const TestGroup& group = groups.world();
     const auto held = [&] { return groups.ledger.held(device::Use::communication); };
-    const std::int64_t before = held();  // of the other groups and of the conveniences
+    const std::int64_t before = held();  // other groups and conveniences
     Elements data(DType::f32, count);
     device::Stream stream;
     const auto bytes = static_cast<std::size_t>(count) * 4;

@@ -1,4 +1,4 @@
-// Remote calls between all ranks: every rank is caller and called.
+// Remote calls between all ranks: every rank is caller and callee.
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -61,14 +61,14 @@ std::string failure_of(const Future<Reply>& future) {
   return "no failure";
 }
 
-/// A rank that leaves while others still call it fails their calls.
+/// A rank that leaves fails the calls of others to it.
 void close_together(Endpoint& endpoint) {
   world_barrier();
   EXPECT_TRUE(endpoint.close());
   EXPECT_TRUE(endpoint.lost().empty());
 }
 
-/// Calls that are kept until somebody answers them.
+/// Calls held until they are answered.
 template <class Reply>
 class Kept {
  public:
@@ -131,7 +131,8 @@ TEST(RemoteCall, CarriesTypedValues) {
   close_together(endpoint);
 }
 
-/// Receives bulk, and replies with bulk of another length into larger room. `request` numbers it.
+/// Receives bulk, and replies with bulk of another length into a larger buffer. `request` numbers
+/// it.
 void serve_transform(Endpoint& endpoint, std::atomic<int>& sent) {
   endpoint.serve(transform, [&](Call<std::int64_t> call, std::int64_t request) {
     auto memory = std::make_shared<Bytes>(call.bulk_bytes());
@@ -214,7 +215,7 @@ TEST(RemoteCall, IsAnsweredLaterFromAnotherThread) {
   }
   const auto first = endpoint.call(keep, 0, {});
   if (world_rank() == world_size() - 1) {
-    // The last one comes late, and everybody else's call waits for it.
+    // The last rank starts late, and all others' calls wait for it.
     EXPECT_EQ(endpoint.call(greet, 0, std::string("x")).get(), "x");
   }
   first.get();
@@ -222,7 +223,7 @@ TEST(RemoteCall, IsAnsweredLaterFromAnotherThread) {
   close_together(endpoint);
 }
 
-TEST(RemoteCall, BringsErrorsBack) {
+TEST(RemoteCall, ReturnsErrors) {
   Endpoint endpoint(MPI_COMM_WORLD, {});
   endpoint.serve(misbehave, [](Call<Nothing> call, const std::string& how) {
     if (how == "throw") throw std::runtime_error("thrown on purpose");
@@ -235,7 +236,7 @@ TEST(RemoteCall, BringsErrorsBack) {
     call.receive(*memory, [memory](const Call<Nothing>&) { throw Error("thrown after bulk"); });
   });
   endpoint.start();
-  const Bytes bulk = patterned(1, 200'001);  // that mostly nobody receives
+  const Bytes bulk = patterned(1, 200'001);  // mostly never received
   for (int peer = 0; peer < endpoint.size(); ++peer) {
     const auto words = [&](const std::string& how) {
       const auto future = endpoint.call(misbehave, peer, how, bulk);
@@ -292,7 +293,7 @@ TEST(RemoteCall, BoundsWhatIsOutstanding) {
   });
   for (int answered = 0; answered < calls; answered += bound) {
     kept.wait_for(bound);
-    // The next call waits: nobody answers yet. Whatever does not wait has time to show.
+    // The next call blocks: no call is answered yet. A call that did not block would show.
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     world_barrier();
     EXPECT_EQ(made, answered + bound);
@@ -322,7 +323,7 @@ TEST(RemoteCall, HandlersMustNotWait) {
   if (world_rank() == 0) {
     EXPECT_THAT(failure_of(endpoint.call(misbehave, 0, std::string("wait"))),
                 HasSubstr("a handler waits for the reply of keep"));
-    // One call to itself is kept and one is this: no room is left for a third.
+    // One held call to itself and this one fill the limit of two.
     EXPECT_THAT(failure_of(endpoint.call(misbehave, 0, std::string("call"))),
                 HasSubstr("2 calls to rank 0 are outstanding"));
     kept.wait_for(1);
@@ -331,12 +332,12 @@ TEST(RemoteCall, HandlersMustNotWait) {
   close_together(endpoint);
 }
 
-TEST(RemoteCall, CloseFailsWhatIsKept) {
+TEST(RemoteCall, CloseFailsHeldCalls) {
   Kept<Nothing> kept;
   Endpoint endpoint(MPI_COMM_WORLD, {});
   endpoint.serve(keep, [&](Call<Nothing> call, Nothing) { kept.add(std::move(call)); });
   endpoint.start();
-  const Bytes bulk = patterned(3, 300'003);  // that nobody receives
+  const Bytes bulk = patterned(3, 300'003);  // never received
   const auto others = static_cast<std::size_t>(world_size() - 1);
   if (world_rank() == 0) {
     kept.wait_for(others);
@@ -366,7 +367,7 @@ TEST(RemoteCall, CloseFailsOwnCalls) {
     kept.wait_for(others);
     world_barrier();
     world_barrier();
-    kept.answer_all({});  // to nobody
+    kept.answer_all({});  // without a receiver
     EXPECT_TRUE(endpoint.close());
   } else {
     const auto future = endpoint.call(keep, 0, {}, bulk);
@@ -379,7 +380,7 @@ TEST(RemoteCall, CloseFailsOwnCalls) {
 }
 
 TEST(RemoteCall, CloseWithTrafficInFlight) {
-  // Every rank leaves when it likes while the others still call it.
+  // Each rank leaves at its own time while the others still call it.
   for (int round = 0; round < 10; ++round) {
     Options options;
     options.outstanding = 4;
@@ -430,8 +431,8 @@ TEST(RemoteCall, IdleEndpointsCostNoCore) {
   world_barrier();
   const double before = cpu_seconds();
   std::this_thread::sleep_for(std::chrono::seconds(2));
-  // A thread that polls without a pause takes 2 s where it has a core, at least 0.5 s where four
-  // ranks share two; one look in a millisecond costs some ten microseconds.
+  // Polling without a pause takes 2 s with a core, at least 0.5 s where four ranks share two; one
+  // poll per millisecond costs about ten microseconds.
   EXPECT_LT(cpu_seconds() - before, 0.16);
   if (world_rank() == 0) std::printf("idle: %.1f %% of a core\n", (cpu_seconds() - before) * 50);
   world_barrier();
@@ -440,20 +441,20 @@ TEST(RemoteCall, IdleEndpointsCostNoCore) {
   close_together(endpoint);
 }
 
-TEST(RemoteCall, LosesOnlyTheSilent) {
-  // Rank 0 declares the last rank lost and beats to it no more, so that each loses the other; the
-  // rest of the world notices nothing.
+TEST(RemoteCall, LosesOnlySilentPeers) {
+  // Rank 0 declares the last rank lost and stops its heartbeats to it, so each loses the other; the
+  // rest of the world is unaffected.
   if (world_size() < 2) GTEST_SKIP();
   const int last = world_size() - 1;
   std::mutex mutex;
-  std::vector<std::string> told;
+  std::vector<std::string> reports;
   Options options;
   options.beat = 0.05;
   options.silence = 1;
   for (int rank = 0; rank < world_size(); ++rank) options.watched.push_back(rank);
   options.on_lost = [&](int peer, const std::string& why) {
     const std::lock_guard lock(mutex);
-    told.push_back(fmt::format("{}: {}", peer, why));
+    reports.push_back(fmt::format("{}: {}", peer, why));
   };
   Kept<Nothing> kept;
   Endpoint endpoint(MPI_COMM_WORLD, options);
@@ -464,7 +465,7 @@ TEST(RemoteCall, LosesOnlyTheSilent) {
   const bool partner = world_rank() == 0 || world_rank() == last;
   const int other = world_rank() == 0 ? last : 0;
   std::this_thread::sleep_for(std::chrono::seconds(2));
-  EXPECT_TRUE(endpoint.lost().empty());  // signs of life come, although nobody calls
+  EXPECT_TRUE(endpoint.lost().empty());  // heartbeats arrive without calls
   world_barrier();
   if (partner) {
     const auto future = endpoint.call(keep, other, {}, bulk);
@@ -479,7 +480,7 @@ TEST(RemoteCall, LosesOnlyTheSilent) {
     EXPECT_THROW(endpoint.call(keep, other, {}, bulk).get(), PeerLost);
     EXPECT_EQ(endpoint.lost(), std::vector<int>{other});
     const std::lock_guard lock(mutex);
-    EXPECT_EQ(told.size(), 1U);
+    EXPECT_EQ(reports.size(), 1U);
   }
   for (int peer = 0; peer < world_size(); ++peer) {
     if (partner && peer == other) continue;
@@ -490,8 +491,8 @@ TEST(RemoteCall, LosesOnlyTheSilent) {
   EXPECT_EQ(endpoint.close(), !partner);
 }
 
-TEST(RemoteCall, CloseEndsInTimeWherePeersDoNot) {
-  // The last rank's endpoint is away: its service thread sleeps in a handler.
+TEST(RemoteCall, CloseEndsInTimeIfPeersDoNot) {
+  // The last rank's endpoint is unresponsive: its service thread sleeps in a handler.
   if (world_size() < 2) GTEST_SKIP();
   const int last = world_size() - 1;
   Endpoint endpoint(MPI_COMM_WORLD, {});

@@ -1,9 +1,8 @@
-// Workers that call rank 0 again and again, and one that dies:
-//   rpc_program RANK DEED SILENCE
-// After a while RANK does DEED: idle (kills itself between calls), bulk (while 8 MiB of its request
-// are under way), reply (while 8 MiB of a reply are), kept (while its call is kept), stop (stops
-// itself), none. Rank 0 tells of the lost, keeps on answering the others, and checks that each of
-// them made all its calls. Every rank that lives prints "rank R: well" and ends with code 0.
+// Workers that call rank 0 repeatedly, and one that fails: rpc_program RANK FAULT SILENCE. After a
+// while RANK does FAULT: idle (kills itself between calls), bulk (while it sends 8 MiB), reply
+// (while it receives 8 MiB), kept (while its call is held), stop (stops itself), none. Rank 0
+// reports lost ranks, keeps answering the others, and checks that each made all its calls. Every
+// surviving rank prints "rank R: well" and exits with 0.
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -57,16 +56,16 @@ struct Server {
   std::abort();
 }
 
-void misbehave(rpc::Endpoint& endpoint, const std::string& deed) {
-  rpc::Bytes out(deed == "bulk" ? large : 0);
-  rpc::Bytes in(deed == "reply" ? large : 0);
-  if (deed == "stop") std::raise(SIGSTOP);
-  if (deed == "kept") {
+void misbehave(rpc::Endpoint& endpoint, const std::string& fault) {
+  rpc::Bytes out(fault == "bulk" ? large : 0);
+  rpc::Bytes in(fault == "reply" ? large : 0);
+  if (fault == "stop") std::raise(SIGSTOP);
+  if (fault == "kept") {
     const auto future = endpoint.call(keep, 0, 0);  // NOLINT: under way when it dies
     nap(0.2);
     die();
   }
-  if (deed != "idle") {
+  if (fault != "idle") {
     const auto future = endpoint.call(work, 0, 0, out, in);  // NOLINT: likewise
     nap(0.002);
     die();
@@ -74,9 +73,9 @@ void misbehave(rpc::Endpoint& endpoint, const std::string& deed) {
   die();
 }
 
-bool make_calls(rpc::Endpoint& endpoint, bool bad, const std::string& deed) {
+bool make_calls(rpc::Endpoint& endpoint, bool bad, const std::string& fault) {
   for (int i = 0; i < calls; ++i) {
-    if (bad && i == calls / 4) misbehave(endpoint, deed);
+    if (bad && i == calls / 4) misbehave(endpoint, fault);
     rpc::Bytes out(static_cast<std::size_t>(i * 1000));
     rpc::Bytes in(out.size() / 2);
     if (endpoint.call(work, 0, i, out, in).get() != i + 1) return false;
@@ -102,7 +101,7 @@ int main(int argc, char** argv) {
   Session session(&argc, &argv);
   if (argc != 4) return 2;
   const int bad = std::atoi(argv[1]);
-  const std::string deed = argv[2];
+  const std::string fault = argv[2];
   Server server;
   rpc::Options options;
   options.silence = std::atof(argv[3]);
@@ -121,15 +120,15 @@ int main(int argc, char** argv) {
   server.serve(endpoint);
   endpoint.start();
   const bool well = session.rank() == 0
-                        ? serve_all(endpoint, server, deed != "none")
-                        : make_calls(endpoint, session.rank() == bad && deed != "none", deed);
-  // Rank 0 ends first, so that the workers see its goodbye.
+                        ? serve_all(endpoint, server, fault != "none")
+                        : make_calls(endpoint, session.rank() == bad && fault != "none", fault);
+  // Rank 0 ends first, so that the workers see it disconnect.
   while (session.rank() != 0 && endpoint.reachable(0)) nap(0.01);
   if (session.rank() == 0) server.kept.clear();
   const bool in_order = endpoint.close(5);
-  // A worker has seen nothing of it, but the death is the world's all the same.
-  if (deed != "none") session.abandon();
-  if (deed == "none" && !in_order) return 5;
+  // A worker did not see the death, but MPI's world is broken all the same.
+  if (fault != "none") session.abandon();
+  if (fault == "none" && !in_order) return 5;
   std::printf("rank %d: %s\n", session.rank(), well ? "well" : "wrong");
   std::fflush(stdout);
   return well ? 0 : 3;

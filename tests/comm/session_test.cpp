@@ -40,7 +40,7 @@ TEST(Launcher, LegitimateStartsAreNot) {
   EXPECT_EQ(complaint(1, {{"PMI_SIZE", "1"}}), "");
   // Inside a batch script, but not started by srun.
   EXPECT_EQ(complaint(1, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}), "");
-  // One rank by mpirun, whose own daemons are the tasks of a step.
+  // One rank by mpirun, whose daemons are the tasks of a step.
   EXPECT_EQ(complaint(1, {{"OMPI_COMM_WORLD_SIZE", "1"},
                           {"SLURM_PROCID", "1"},
                           {"SLURM_STEP_ID", "0"},
@@ -61,7 +61,7 @@ TEST(Launcher, StepsWithoutPmiAreRefusedBeforeMpiStarts) {
   Environment step = {{"SLURM_PROCID", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}};
   EXPECT_THAT(start(step), testing::HasSubstr("use srun --mpi=pmix"));
   EXPECT_THAT(start(step), testing::HasSubstr("4 processes"));
-  EXPECT_EQ(start(step, "MPICH 4.0.2, MPI 4.0"), "");  // its libpmi may know a way
+  EXPECT_EQ(start(step, "MPICH 4.0.2, MPI 4.0"), "");  // its libpmi may work
   for (const char* name : {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"}) {
     Environment connected = step;
     connected[name] = "2";

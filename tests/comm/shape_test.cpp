@@ -45,7 +45,7 @@ TEST(GridShape, DataIsTheRestOfTheWorld) {
             (std::array{2, 1, 4, 3}));
 }
 
-TEST(GridShape, AnImpossibleDegreeIsNamedWithItsMend) {
+TEST(GridShape, AnImpossibleDegreeIsNamedWithARemedy) {
   struct Case {
     int world;
     Degrees degrees;
@@ -65,7 +65,7 @@ TEST(GridShape, AnImpossibleDegreeIsNamedWithItsMend) {
        {.tensor = 0},
        "parallel.tensor = 0: must divide the number of ranks, 8; use 1 or 2: tensor 1 × pipeline 1 "
        "× data 8, tensor 2 × pipeline 1 × data 4"},
-      // The pipeline's degree is kept, so 6 is not on offer.
+      // The pipeline's degree is kept, so 6 is not offered.
       {12,
        {.tensor = 5, .pipeline = 4},
        "parallel.tensor = 5: must divide the number of ranks, 12; use 1 or 3: tensor 1 × pipeline "
@@ -93,7 +93,7 @@ TEST(GridShape, AnImpossibleDegreeIsNamedWithItsMend) {
        "parallel.data = -1: must be 6, as tensor 1 × pipeline 1 × data must be the number of "
        "ranks, "
        "6; use 6, or 0 for the rest of the world: tensor 1 × pipeline 1 × data 6"},
-      // A product that wraps round to the right one must not pass.
+      // A product that overflows to the right one must not pass.
       {6,
        {.tensor = (std::int64_t{1} << 32) + 1},
        "parallel.tensor = 4294967297: must divide the number of ranks, 6; use 3 or 6: tensor 3 × "
@@ -109,8 +109,8 @@ TEST(GridShape, AnImpossibleDegreeIsNamedWithItsMend) {
   }
 }
 
-// Every layout is either made or refused with layouts that can be made.
-TEST(GridShape, WhatIsOfferedWorks) {
+// Every layout is accepted, or refused with layouts that are accepted.
+TEST(GridShape, SuggestedLayoutsWork) {
   for (int world = 1; world <= 24; ++world) {
     for (int tensor = 1; tensor <= 6; ++tensor) {
       for (int pipeline = 1; pipeline <= 6; ++pipeline) {
@@ -167,8 +167,8 @@ std::vector<int> of(GroupKind kind, const GridShape& shape, int shard, int rank)
   return members(shape, kind, shard, rank);
 }
 
-// pipeline 3 × data 4 × context 1 × tensor 2, in words: rank = 8 p + 2 d + t.
-TEST(Members, AreThoseOfTheDrawing) {
+// pipeline 3 × data 4 × context 1 × tensor 2: rank = 8 p + 2 d + t.
+TEST(Members, MatchTheDocumentedExample) {
   const GridShape shape{{2, 1, 4, 3}};
   EXPECT_THAT(of(GroupKind::tensor, shape, 2, 13), ElementsAre(12, 13));
   EXPECT_THAT(of(GroupKind::context, shape, 2, 13), ElementsAre(13));
@@ -188,7 +188,7 @@ TEST(Members, AreThoseOfTheDrawing) {
 }
 
 /// Whether two ranks that differ in the coordinates `differ` (by axis) are in one group of `kind`,
-/// where that depends on nothing else.
+/// if that depends only on `differ`.
 bool along(GroupKind kind, const std::array<bool, axis_count>& differ) {
   const auto [tensor, context, data, pipeline] = differ;
   switch (kind) {
@@ -212,8 +212,8 @@ bool along(GroupKind kind, const std::array<bool, axis_count>& differ) {
   }
 }
 
-// Each rank is in its own group, all members agree on the group, and along axes a rank is inside
-// exactly where the coordinates of the other axes are equal.
+// Each rank is in its own group, all members agree on the group, and groups along axes hold exactly
+// the ranks with equal coordinates on the other axes.
 TEST(Members, DivideTheWorld) {
   const GridShape shape{{2, 3, 4, 3}};
   for (const GroupKind kind : all_group_kinds) {
@@ -236,7 +236,7 @@ TEST(Members, DivideTheWorld) {
   }
 }
 
-// Kinds share an MPI communicator exactly where all ranks have the same group of them.
+// Kinds share an MPI communicator if and only if all ranks have the same group of them.
 TEST(SharedDivisions, HoldKindsThatDivideTheWorldAlike) {
   for (const int tensor : {1, 2, 3}) {
     for (const int context : {1, 2}) {

@@ -1,5 +1,5 @@
-// Groups that share memory give the bits of messages, whatever their size, whatever is under way
-// beside; and what they do with ranks that are late, or at odds.
+// Groups that share memory give the bits of messages, for any size and with other operations
+// pending; and late or inconsistent ranks.
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -16,10 +16,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// More than a ring holds of one rank's contributions, and some rest.
+/// More than a ring holds of one rank's contributions, plus a remainder.
 constexpr std::int64_t crossing_rings = (std::int64_t{5} << 18) + 3;  // floats
 
-/// Numbers of many sizes, so that another order of addition gives other bits.
+/// Numbers of many magnitudes, so that another order of addition gives other bits.
 void make_wild(Elements& elements, int rank, DType type) {
   std::uint32_t state = 77 + 1000 * static_cast<std::uint32_t>(rank);
   for (std::int64_t i = 0; i < elements.count(); ++i) {
@@ -30,7 +30,7 @@ void make_wild(Elements& elements, int rank, DType type) {
   }
 }
 
-/// What one group makes of the same operations on the same data.
+/// One group's results of the same operations on the same data.
 class Script {
  public:
   Script(Communicator& group, DType type, std::int64_t count) : group_(group), type_(type) {
@@ -42,7 +42,7 @@ class Script {
     all_ = std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0});
     count_ = count;
   }
-  /// All at once on one stream; the events that are waited for are those of the last operation.
+  /// All at once on one stream; only the last operation's events are waited for.
   void enqueue(device::Stream& stream) {
     const auto wild = [&](std::int64_t n) -> Elements& {
       results_.push_back(std::make_unique<Elements>(type_, n));
@@ -91,7 +91,7 @@ class Script {
   std::vector<std::unique_ptr<Elements>> results_;
 };
 
-TEST(Shared, GivesTheBitsOfMessages) {
+TEST(Shared, MatchesMessagesBitForBit) {
   int rank = 0;
   int world = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -109,7 +109,7 @@ TEST(Shared, GivesTheBitsOfMessages) {
       for (const DType type : all_types) {
         for (const std::int64_t count :
              {std::int64_t{0}, std::int64_t{1}, std::int64_t{1001}, std::int64_t{20'011}}) {
-          if (count > 1001 && type != DType::f32 && type != DType::bf16) continue;  // only time
+          if (count > 1001 && type != DType::f32 && type != DType::bf16) continue;  // saves time
           SCOPED_TRACE(fmt::format("{} ranks, {} of {}", size, count, name_of(type)));
           Script one(*messages, type, count);
           Script other(*shared, type, count);
@@ -139,8 +139,8 @@ GridShape crowded_shape(int world) {
   return {{1, 1, world, 1}};
 }
 
-// Every group of a grid with several operations under way, each on a stream of its own that a
-// progress thread serves, in another order on every rank.
+// Every group of a grid with several operations pending, each on its own stream served by a
+// progress thread, in a different order on every rank.
 TEST(Shared, GroupsDoNotDisturbEachOther) {
   const Session session(nullptr, nullptr);
   const GridShape shape = crowded_shape(session.size());
@@ -189,7 +189,7 @@ class SharedGroups : public ::testing::Test {
   std::unique_ptr<Communicator> group_;
 };
 
-// One rank after the other is late: the others fill their rings and must wait with the rest.
+// Each rank in turn is late: the others fill their rings and must wait with the rest.
 TEST_F(SharedGroups, WaitForReadersThatAreLate) {
   for (int late = 0; late < group_->size(); ++late) {
     Elements data(DType::f32, crossing_rings);
@@ -217,8 +217,8 @@ TEST_F(SharedGroups, WaitForReadersThatAreLate) {
   }
 }
 
-// A root is done once its data lie in the ring; the others fetch them when they come.
-TEST_F(SharedGroups, ARootWaitsForNobodyWhileTheRingHasRoom) {
+// A root is done once its data are in the ring; the others fetch them when they arrive.
+TEST_F(SharedGroups, ARootDoesNotWaitWhileTheRingHasSpace) {
   std::int64_t value = group_->rank() == 0 ? 5 : 0;
   if (group_->rank() != 0) group_->barrier();
   device::Stream stream;
@@ -227,8 +227,8 @@ TEST_F(SharedGroups, ARootWaitsForNobodyWhileTheRingHasRoom) {
   EXPECT_EQ(value, 5);
 }
 
-// Also where the operation is the same and only its size differs.
-TEST_F(SharedGroups, RanksAtOddsAreTold) {
+// Also where only the size of the operation differs.
+TEST_F(SharedGroups, InconsistentRanksFail) {
   if (group_->size() == 1) return;
   for (const bool size : {false, true}) {
     std::vector<std::unique_ptr<SharedWindow>> windows;
@@ -241,7 +241,7 @@ TEST_F(SharedGroups, RanksAtOddsAreTold) {
                                              : group->all_reduce(all, Reduction::sum, stream);
     try {
       event.wait();
-      ADD_FAILURE() << "rank " << group->rank() << " heard nothing";
+      ADD_FAILURE() << "rank " << group->rank() << " got no error";
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("ranks must agree on every operation and size"));
     }
@@ -249,7 +249,7 @@ TEST_F(SharedGroups, RanksAtOddsAreTold) {
   }
 }
 
-TEST_F(SharedGroups, TakeTheMemoryThatIsCounted) {
+TEST_F(SharedGroups, TakeTheCountedMemory) {
   const auto held = [&] { return ledger_.held(device::Use::communication); };
   const std::int64_t before = held();
   EXPECT_EQ(before, static_cast<std::int64_t>(shared_area_bytes(group_->size()) +

@@ -9,7 +9,7 @@
 namespace trireme::comm::testing {
 namespace {
 
-/// By MPI, in either way.
+/// By MPI, staged or direct.
 class Devices : public ::testing::TestWithParam<bool> {
  protected:
   explicit Devices(unsigned seed = 7) : groups_(seed) {
@@ -32,9 +32,9 @@ class Devices : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Mpi, Devices, ::testing::Bool(),
                          [](const auto& direct) { return direct.param ? "Direct" : "Staged"; });
 
-TEST_P(Devices, EveryCollectiveGivesTheHostsBits) { try_everything(groups_, 10'007); }
+TEST_P(Devices, EveryCollectiveMatchesTheHostBitForBit) { try_everything(groups_, 10'007); }
 
-TEST_P(Devices, ReductionsInManyPiecesGiveTheHostsBits) {
+TEST_P(Devices, ReductionsInManyPiecesMatchTheHostBitForBit) {
   const std::int64_t count = world()->size() * ((std::int64_t{5} << 19) / 4) + 3;
   Trial{groups_, world()}.expect_same(
       DType::f32, {count}, [](Communicator& group, const Tensors& t, device::Stream& stream) {
@@ -62,7 +62,7 @@ TEST_P(Devices, AProgressThreadServesThem) {
   }
 }
 
-TEST_P(Devices, TrafficIsThatOfTheHost) {
+TEST_P(Devices, TrafficMatchesTheHost) {
   for (const DeviceGroups::Group& group : groups_.groups) {
     group.host->reset_traffic();
     Trial{groups_, group}.expect_same(
@@ -74,8 +74,8 @@ TEST_P(Devices, TrafficIsThatOfTheHost) {
   }
 }
 
-// Staging memory is used again, and all of it is returned in the end.
-TEST_P(Devices, MemoryGrowsToWhatIsInUseAtOnce) {
+// Staging memory is reused, and all of it is released at the end.
+TEST_P(Devices, MemoryGrowsToPeakUse) {
   const std::int64_t before = held();
   {
     const auto own = make(MPI_COMM_WORLD);
@@ -92,8 +92,8 @@ TEST_P(Devices, MemoryGrowsToWhatIsInUseAtOnce) {
   EXPECT_EQ(held(), before);
 }
 
-// A rank's messages to itself are the device's work, and done when that is.
-TEST_P(Devices, CopiesOfItsOwnAreWaitedFor) {
+// A rank's messages to itself are device copies, and complete with them.
+TEST_P(Devices, CopiesToItselfAreWaitedFor) {
   for (const DeviceGroups::Group& group : groups_.groups) {
     OnDevice from(groups_, DType::i32, 100), to(groups_, DType::i32, 100);
     Elements values(DType::i32, 100);
@@ -113,8 +113,8 @@ TEST_P(Devices, CopiesOfItsOwnAreWaitedFor) {
   }
 }
 
-// Of two ranks; what is left in the communicator afterwards is nobody's.
-TEST_P(Devices, AnOperationThatThrowsIsItsWaitersError) {
+// Of two ranks; pending messages in the communicator affect no other test.
+TEST_P(Devices, AnOperationThatThrowsFailsItsWaiter) {
   const auto own = make(MPI_COMM_WORLD);
   if (own->size() == 1 || own->rank() > 1) return;
   OnDevice data(groups_, DType::u8, 16), other(groups_, DType::u8, 8);
@@ -135,8 +135,8 @@ TEST_P(Devices, AnOperationThatThrowsIsItsWaitersError) {
   EXPECT_EQ(first_wrong(other.get(), [](std::int64_t) { return 5; }), -1);
 }
 
-// An exception on its way drops what is pending: at any stage, also while the device copies.
-TEST_P(Devices, AnExceptionOnItsWayDropsWhatIsPending) {
+// An exception in flight drops pending operations, at any stage, also during device copies.
+TEST_P(Devices, AnExceptionInFlightDropsPendingOperations) {
   for (int polls = 0; polls < 4; ++polls) {
     DeviceGroups alone(static_cast<unsigned>(polls));
     const auto fails = [&] {
@@ -150,7 +150,7 @@ TEST_P(Devices, AnExceptionOnItsWayDropsWhatIsPending) {
       OnDevice data(alone, DType::f32, 100'000);
       device::Stream stream(alone.device);
       const int next = (own->rank() + 1) % own->size();
-      // What nobody sends, unless it is to itself.
+      // Never sent, unless it is to itself.
       own->exchange(
           {{data.tensor(0, 9), next, next == own->rank()}, {data.tensor(9, 9), next, false}},
           stream);

@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Each operation reads what the one before wrote; only the last is waited for.
+// Each operation reads the previous result; only the last is waited for.
 TEST(Streams, OperationsRunInOrder) {
   const Groups groups;
   for (const TestGroup& group : groups.all()) {
@@ -53,7 +53,7 @@ TEST(Streams, ManySmallOperations) {
   }
 }
 
-// The main thread never polls: the progress thread alone brings a large reduction to its end.
+// The main thread never polls: the progress thread alone completes a large reduction.
 TEST(Streams, ProgressWorksWhileTheCallerComputes) {
   const Groups groups;
   for (const TestGroup& group : groups.all()) {
@@ -73,7 +73,7 @@ TEST(Streams, ProgressWorksWhileTheCallerComputes) {
   }
 }
 
-// Two communicators on two streams, waited for in opposite orders: nobody may hang, since the
+// Two communicators on two streams, waited for in opposite orders: no deadlock, because the
 // progress threads serve both.
 TEST(Streams, CommunicatorsAreIndependent) {
   Groups groups;
@@ -93,7 +93,7 @@ TEST(Streams, CommunicatorsAreIndependent) {
     const device::Event early = even ? reduce_a() : reduce_b();
     const device::Event late = even ? reduce_b() : reduce_a();
     progress.wake();
-    // Agreement goes its own way while reductions of the same communicator are under way.
+    // Agreement is independent of pending reductions on the same communicator.
     EXPECT_EQ(world.all_reduce(std::int64_t{1}, Reduction::sum), world.size());
     early.wait();
     late.wait();
@@ -131,7 +131,7 @@ TEST(Conveniences, GiveEveryRankTheSame) {
   }
 }
 
-TEST(Conveniences, NobodyLeavesABarrierBeforeTheLastEnters) {
+TEST(Conveniences, NoRankLeavesABarrierBeforeTheLastEnters) {
   const Groups groups;
   Communicator& world = *groups.world();
   world.barrier();
@@ -143,7 +143,7 @@ TEST(Conveniences, NobodyLeavesABarrierBeforeTheLastEnters) {
   EXPECT_GE(MPI_Wtime() - begin, 0.05);  // the ranks began within one barrier of each other
 }
 
-TEST(Session, OneRankOfANodeHasTheVoice) {
+TEST(Session, OneRankOfANodeReports) {
   for (int round = 0; round < 3; ++round) {
     Session session(nullptr, nullptr);
     EXPECT_EQ(session.node_size(), session.size());
@@ -155,7 +155,7 @@ TEST(Session, OneRankOfANodeHasTheVoice) {
   }
   Session session(nullptr, nullptr);
   if (session.rank() == session.size() - 1) {
-    EXPECT_TRUE(session.claim_reporting());  // whoever asks first, without the others' help
+    EXPECT_TRUE(session.claim_reporting());  // first caller, without communication
   }
   MPI_Barrier(MPI_COMM_WORLD);
   EXPECT_FALSE(session.claim_reporting());

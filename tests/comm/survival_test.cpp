@@ -16,13 +16,13 @@ std::string complaint(const std::map<std::string, std::string>& variables,
   });
 }
 
-TEST(Survival, NeedsALauncherThatLeavesTheOthersAlone) {
+TEST(Survival, NeedsALauncherThatKeepsSurvivors) {
   using testing::HasSubstr;
   EXPECT_EQ(complaint({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_MCA_orte_enable_recovery", "1"}}), "");
   EXPECT_THAT(complaint({{"OMPI_COMM_WORLD_SIZE", "4"}}), HasSubstr("mpirun --enable-recovery"));
   EXPECT_THAT(complaint({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_MCA_orte_enable_recovery", "0"}}),
               HasSubstr("mpirun --enable-recovery"));
-  // mpirun inside a job step: its word counts.
+  // mpirun inside a job step: mpirun's setting counts.
   EXPECT_THAT(
       complaint(
           {{"OMPI_COMM_WORLD_SIZE", "4"}, {"SLURM_STEP_ID", "0"}, {"SLURM_KILL_BAD_EXIT", "0"}}),

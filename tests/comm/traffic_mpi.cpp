@@ -1,4 +1,4 @@
-// What the communicators count, against what each algorithm must send.
+// Traffic that the communicators count, against what each algorithm must send.
 #include <cmath>
 #include <thread>
 
@@ -9,7 +9,7 @@
 namespace trireme::comm::testing {
 namespace {
 
-/// Traffic of one kind, everything else having stayed at nothing.
+/// Traffic of one kind; all other kinds must be zero.
 Traffic only(const TrafficByKind& traffic, OperationKind kind) {
   for (std::size_t each = 0; each < operation_kinds; ++each) {
     if (each == static_cast<std::size_t>(kind)) continue;
@@ -21,8 +21,8 @@ Traffic only(const TrafficByKind& traffic, OperationKind kind) {
 
 class Counting : public ::testing::Test {
  protected:
-  /// Runs `enqueue(group, stream)` on every group after a reset, and checks kind, bytes sent by
-  /// this rank, and that agreement was not counted with them.
+  /// Runs `enqueue(group, stream)` on every group after a reset, and checks kind and bytes sent by
+  /// this rank, without agreement.
   template <class Enqueue, class Expected>
   void expect(OperationKind kind, const Enqueue& enqueue, const Expected& expected) {
     for (const TestGroup& group : groups_.all()) {
@@ -40,7 +40,7 @@ class Counting : public ::testing::Test {
     }
   }
   Groups groups_;
-  // Divides by all group sizes; crosses several pieces of a reduction.
+  // Divides by all group sizes; spans several pieces of a reduction.
   static constexpr std::int64_t count = 12 * 100'003;
   static constexpr std::int64_t bytes = count * 4;
 };
@@ -55,7 +55,7 @@ TEST_F(Counting, AllReduceSendsTwiceTheOthersShare) {
       [&](Communicator& group) { return 2 * (group.size() - 1) * (bytes / group.size()); });
 }
 
-TEST_F(Counting, AllReduceThatDoesNotDivideDiffersByItsSlices) {
+TEST_F(Counting, AllReduceWithARemainderDiffersByItsSlices) {
   Elements data(DType::bf16, 1001);
   for (const TestGroup& group : groups_.all()) {
     if (group->size() == 1) continue;
@@ -122,7 +122,7 @@ TEST_F(Counting, AllGatherSendsItsPartToAllOthers) {
       [&](Communicator& group) { return (group.size() - 1) * (bytes / group.size()); });
 }
 
-// In all (n−1)·S, however the tree shares it out.
+// (n−1)·S in total, however the tree distributes it.
 TEST_F(Counting, BroadcastReachesEveryOtherRankOnce) {
   Elements data(DType::f32, count);
   for (const TestGroup& group : groups_.all()) {
@@ -146,7 +146,7 @@ TEST_F(Counting, AllToAllSendsAllButItsOwnBlock) {
       [&](Communicator& group) { return (group.size() - 1) * (bytes / group.size()); });
 }
 
-TEST_F(Counting, ExchangeCountsWhatLeavesForOthers) {
+TEST_F(Counting, ExchangeCountsMessagesToOthers) {
   Elements data(DType::f32, count);
   Elements arriving(DType::f32, count);
   Elements own(DType::f32, 1000);
@@ -155,7 +155,7 @@ TEST_F(Counting, ExchangeCountsWhatLeavesForOthers) {
       [&](Communicator& group, device::Stream& stream) {
         const int n = group.size();
         const int rank = group.rank();
-        // A ring, and a message to itself, which no wire carries.
+        // A ring, and a message to itself, which is not counted.
         return group.exchange({{data.tensor(), (rank + 1) % n, true},
                                {arriving.tensor(), (rank + n - 1) % n, false},
                                {data.tensor(0, 1000), rank, true},

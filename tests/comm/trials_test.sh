@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The example of remote calls: every trial is made once, whoever makes it, and the best is the same for any number of
-# ranks.
+# The example of remote calls: every trial is run exactly once, and the best is the same for any number of ranks.
 set -euo pipefail
 program=$EXAMPLES/trials
 out=$(mktemp -d)
@@ -12,6 +11,6 @@ for ranks in 1 2 4; do
   grep '^best of 60: ' "$out/$ranks" >"$out/best.$ranks"
   cmp "$out/best.1" "$out/best.$ranks"
 done
-# No rank is left without work.
+# Every rank ran trials.
 [ "$(awk '$3 == "tried" && $4 > 0' "$out/4" | wc -l)" -ge 2 ]
 cat "$out/best.1"

@@ -1,13 +1,12 @@
-// Ranks that work in step under a watchdog, until one of them does what it is told:
-//   watchdog_program TIMEOUT RANK DEED
-// After the third step RANK does DEED: sleep (for ever), kill or stop (itself), vanish (kills
-// itself under Pause), pause (for two timeouts, all ranks, under Pause), throw (leaves by an
+// Ranks that work in lockstep under a watchdog, until one fails: watchdog_program TIMEOUT RANK
+// FAULT. After the third step RANK does FAULT: sleep (forever), kill or stop (itself), vanish
+// (kills itself under Pause), pause (for two timeouts, all ranks, under Pause), throw (leaves by an
 // exception), agree (all ranks leave by an exception and end in order), linger (is late at the
-// end), apart (stops itself while the others go on without it), absent (sleeps while the others
-// wait for it in an all-reduce through shared memory), none; and where ranks end alone: outlive
-// (kills itself), outlive-sleep (sleeps for ever), outlive-stop (stops itself under Pause), and the
-// others go on for four timeouts; outlive-end (stops itself, and the others leave at once). Each
-// rank prints its process number, and the first "done" when all is over.
+// end), apart (stops itself while the others continue), absent (sleeps while the others wait for it
+// in an all-reduce through shared memory), none. Where ranks end independently: outlive (kills
+// itself), outlive-sleep (sleeps forever), outlive-stop (stops itself under Pause), and the others
+// continue for four timeouts; outlive-end (stops itself, and the others leave at once). Each rank
+// prints its process number; the first prints "done" at the end.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -30,17 +29,17 @@ using trireme::comm::Watchdog;
 
 void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-void misbehave(const std::string& deed) {
+void misbehave(const std::string& fault) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  std::printf("deed at %.3f\n", std::chrono::duration<double>(now).count());
+  std::printf("fault at %.3f\n", std::chrono::duration<double>(now).count());
   std::fflush(stdout);
-  if (deed == "sleep" || deed == "linger" || deed == "absent") nap(1e6);
-  if (deed == "kill") std::raise(SIGKILL);
-  if (deed == "stop" || deed == "apart") std::raise(SIGSTOP);
-  if (deed == "throw") throw std::runtime_error("thrown on purpose");
+  if (fault == "sleep" || fault == "linger" || fault == "absent") nap(1e6);
+  if (fault == "kill") std::raise(SIGKILL);
+  if (fault == "stop" || fault == "apart") std::raise(SIGSTOP);
+  if (fault == "throw") throw std::runtime_error("thrown on purpose");
 }
 
-void work(Session& session, double timeout, int rank, const std::string& deed) {
+void work(Session& session, double timeout, int rank, const std::string& fault) {
   trireme::device::MemoryLedger ledger;
   trireme::comm::Grid grid(session, {{1, 1, session.size(), 1}}, ledger);
   trireme::device::Stream stream;
@@ -48,27 +47,27 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
   Watchdog watchdog(session, timeout);
   for (int step = 0; step < 6; ++step) {
     watchdog.beat("forward of layer 7", step);
-    if (step == 3 && session.rank() == rank && deed != "linger") {
+    if (step == 3 && session.rank() == rank && fault != "linger") {
       watchdog.beat("the last thing that rank did");
-      if (deed == "vanish") {
+      if (fault == "vanish") {
         const Watchdog::Pause unwatched(watchdog);
         misbehave("kill");
       }
-      misbehave(deed);
+      misbehave(fault);
     }
-    while (step == 3 && deed == "apart") {
+    while (step == 3 && fault == "apart") {
       watchdog.beat("work that needs nobody");
       nap(timeout / 10);
     }
-    if (step == 3 && deed == "agree") throw trireme::AgreedError("thrown by all");
+    if (step == 3 && fault == "agree") throw trireme::AgreedError("thrown by all");
     nap(timeout / 10);
-    if (step == 3 && deed == "pause") {
+    if (step == 3 && fault == "pause") {
       const Watchdog::Pause outer(watchdog);
       const Watchdog::Pause inner(watchdog);
       nap(2 * timeout);
     }
     watchdog.beat("all-reduce of gradients");
-    if (deed != "absent") MPI_Barrier(session.world());
+    if (fault != "absent") MPI_Barrier(session.world());
     if (grid.backend(trireme::comm::GroupKind::data) != trireme::comm::Backend::shared) {
       throw trireme::Error("the ranks do not share memory");
     }
@@ -77,23 +76,23 @@ void work(Session& session, double timeout, int rank, const std::string& deed) {
                     stream)
         .wait();
   }
-  if (deed == "linger" && session.rank() == rank) {
+  if (fault == "linger" && session.rank() == rank) {
     watchdog.beat("the last thing that rank did");
-    misbehave(deed);
+    misbehave(fault);
   }
 }
 
-void outlive(Session& session, double timeout, int rank, const std::string& deed) {
+void outlive(Session& session, double timeout, int rank, const std::string& fault) {
   session.abandon();
   Watchdog watchdog(session, timeout, Watchdog::Ends::the_rank);
   watchdog.beat("the last thing that rank did", 3);
   if (session.rank() == rank) {
-    if (deed == "outlive") misbehave("kill");
-    if (deed == "outlive-sleep") misbehave("sleep");
+    if (fault == "outlive") misbehave("kill");
+    if (fault == "outlive-sleep") misbehave("sleep");
     const Watchdog::Pause unwatched(watchdog);
     misbehave("stop");
   }
-  for (int i = 0; i < 40 && deed != "outlive-end"; ++i) {
+  for (int i = 0; i < 40 && fault != "outlive-end"; ++i) {
     watchdog.beat("work that needs nobody");
     nap(timeout / 10);
   }
@@ -108,9 +107,9 @@ int main(int argc, char** argv) {
   std::printf("process %d\n", static_cast<int>(::getpid()));
   std::fflush(stdout);
   try {
-    const std::string deed = argv[3];
-    (deed.starts_with("outlive") ? outlive : work)(session, std::atof(argv[1]), std::atoi(argv[2]),
-                                                   deed);
+    const std::string fault = argv[3];
+    (fault.starts_with("outlive") ? outlive : work)(session, std::atof(argv[1]), std::atoi(argv[2]),
+                                                    fault);
   } catch (const trireme::AgreedError&) {
     return 4;
   } catch (const std::exception& error) {

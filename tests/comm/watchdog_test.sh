@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A rank that sleeps for ever, stops or dies ends the job within the watchdog's time and a little, with a table that
-# says what it did last; also where it is the first of its node, whose memory holds the table. A pause, and a job
-# that was suspended as a whole, do not.
+# A rank that sleeps forever, stops or dies ends the job shortly after the watchdog's timeout, with a table of each
+# rank's last operation; also if it is the first of its node, whose memory holds the table. A pause and the suspension
+# of the whole job do not.
 set -euo pipefail
 program=$PROGRAMS/watchdog_program
 out=$(mktemp -d)
@@ -18,45 +18,45 @@ run() {
   ended=$EPOCHREALTIME
 }
 
-# Start, work and end without a fault.
+# Start, work and end without a failure.
 run 5 0 none
 [ "$code" -eq 0 ] || fail "a sound run ended with $code"
 grep -q '^done$' "$out/text" || fail "a sound run did not end"
-if grep -q watchdog "$out/text"; then fail "a sound run was complained of"; fi
+if grep -q watchdog "$out/text"; then fail "a sound run got a complaint"; fi
 
-# Open MPI ends a job by itself when a rank dies, and only with recovery leaves that to us; MPICH's launcher likewise.
+# Open MPI ends a job when a rank dies, and only with recovery leaves that to us; MPICH's launcher likewise.
 survive=
 if grep -q 'Open MPI\|OpenRTE\|open-mpi' <("$TRIREME_MPIEXEC" --version 2>&1); then survive=--enable-recovery; fi
-for deed in sleep stop ${survive:+kill vanish} linger apart absent; do
+for fault in sleep stop ${survive:+kill vanish} linger apart absent; do
   for rank in 0 1; do
     options=
-    case $deed in kill | vanish) options=$survive ;; esac
-    # One timeout of silence, and a second to end the job (Open MPI waits one before it kills). A machine that is
-    # busy with something else needs longer: so five seconds, and the best of three.
+    case $fault in kill | vanish) options=$survive ;; esac
+    # One timeout of silence, and a second to end the job (Open MPI waits one before it kills). A loaded machine takes
+    # longer: so five seconds, and the best of three.
     for attempt in 1 2 3; do
-      run 1 "$rank" "$deed"
-      took=$(awk -v b="$ended" '$1 == "deed" { printf "%.1f", b - $3 }' "$out/text")
+      run 1 "$rank" "$fault"
+      took=$(awk -v b="$ended" '$1 == "fault" { printf "%.1f", b - $3 }' "$out/text")
       awk -v t="$took" 'BEGIN { exit !(t > 0 && t <= 5) }' && break
-      [ "$attempt" -lt 3 ] || fail "$deed of rank $rank: the end took '$took' s"
+      [ "$attempt" -lt 3 ] || fail "$fault of rank $rank: the end took '$took' s"
     done
-    echo "$deed of rank $rank: ended $took s later"
-    # With recovery Open MPI's launcher takes any end for a good one.
-    [ "$code" -ne 124 ] && { [ "$code" -ne 0 ] || [ -n "$options" ]; } || fail "$deed of rank $rank: exit code $code"
-    if grep -q '^done$' "$out/text"; then fail "$deed of rank $rank: the run went on"; fi
+    echo "$fault of rank $rank: ended $took s later"
+    # With recovery Open MPI's launcher treats any end as success.
+    [ "$code" -ne 124 ] && { [ "$code" -ne 0 ] || [ -n "$options" ]; } || fail "$fault of rank $rank: exit code $code"
+    if grep -q '^done$' "$out/text"; then fail "$fault of rank $rank: the run went on"; fi
     grep -q "trireme: error: watchdog: rank [01] has not moved for [1-9]\.[0-9] s: the limit is 1 s" "$out/text" ||
-      fail "$deed of rank $rank: no complaint"
-    case $deed in
+      fail "$fault of rank $rank: no complaint"
+    case $fault in
       kill) state=' (dead)' ;;
       vanish) state=' (dead, not watched)' ;;
       stop | apart) state=' (stopped)' ;;
       *) state= ;;
     esac
     step=3
-    [ "$deed" = linger ] && step=5
+    [ "$fault" = linger ] && step=5
     grep -q "^ *$rank  *$step  *[0-9.]*  the last thing that rank did$state\$" "$out/text" ||
-      fail "$deed of rank $rank: what it did last is not told"
-    [ "$(grep -c 'trireme: error' "$out/text")" -eq 1 ] || fail "$deed of rank $rank: several voices"
-    [ "$(grep -c "^ *[01]  *[0-9]  *[0-9.]*  " "$out/text")" -eq 2 ] || fail "$deed of rank $rank: not a line per rank"
+      fail "$fault of rank $rank: its last operation is not reported"
+    [ "$(grep -c 'trireme: error' "$out/text")" -eq 1 ] || fail "$fault of rank $rank: more than one error"
+    [ "$(grep -c "^ *[01]  *[0-9]  *[0-9.]*  " "$out/text")" -eq 2 ] || fail "$fault of rank $rank: not a line per rank"
   done
 done
 if [ -n "$survive" ]; then
@@ -64,18 +64,18 @@ if [ -n "$survive" ]; then
   for rank in 0 1; do
     run 1 "$rank" outlive
     grep -q '^outlived$' "$out/text" || fail "outlive: rank $rank ended the others, exit code $code"
-    if grep -q watchdog "$out/text"; then fail "outlive: the watchdog spoke"; fi
-    # Who stalls or is stopped is ended alone, by the others or by itself, before they leave.
-    for deed in outlive-sleep outlive-stop outlive-end; do
-      run 1 "$rank" "$deed"
-      [ "$code" -ne 124 ] && grep -q '^outlived$' "$out/text" || fail "$deed of rank $rank: exit code $code"
-      [ "$(grep -c 'watchdog' "$out/text")" -eq 1 ] || fail "$deed of rank $rank: not one complaint"
+    if grep -q watchdog "$out/text"; then fail "outlive: the watchdog reported"; fi
+    # A rank that stalls or is stopped is ended alone, by the others or by itself, before they leave.
+    for fault in outlive-sleep outlive-stop outlive-end; do
+      run 1 "$rank" "$fault"
+      [ "$code" -ne 124 ] && grep -q '^outlived$' "$out/text" || fail "$fault of rank $rank: exit code $code"
+      [ "$(grep -c 'watchdog' "$out/text")" -eq 1 ] || fail "$fault of rank $rank: not one complaint"
       grep -q "trireme: warning: watchdog: rank $rank has not moved for .*so that rank ends" "$out/text" ||
-        fail "$deed of rank $rank: no complaint"
+        fail "$fault of rank $rank: no complaint"
       state=' (stopped, not watched)'
-      [ "$deed" = outlive-sleep ] && state=
+      [ "$fault" = outlive-sleep ] && state=
       grep -q "^ *$rank  *3  *[0-9.]*  the last thing that rank did$state\$" "$out/text" ||
-        fail "$deed of rank $rank: what it did last is not told"
+        fail "$fault of rank $rank: its last operation is not reported"
     done
   done
 fi
@@ -83,23 +83,23 @@ options=
 run 1 1 kill
 [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "a killed rank: exit code $code"
 
-# A rank that leaves by an exception gets to its own end, unhindered by the others' watch.
+# A rank that leaves by an exception ends by itself, without the others' watchdogs.
 run 1 1 throw
 [ "$code" -eq 3 ] || fail "throw: exit code $code"
-if grep -q watchdog "$out/text"; then fail "throw: the watchdog spoke"; fi
+if grep -q watchdog "$out/text"; then fail "throw: the watchdog reported"; fi
 
 run 5 0 agree
 [ "$code" -eq 4 ] || fail "agree: exit code $code"
 if grep -q 'MPI_ABORT\|watchdog' "$out/text"; then fail "agree: the session did not end in order"; fi
 
-# What takes long on purpose.
+# Long operations under Pause.
 run 1 0 pause
 [ "$code" -eq 0 ] || fail "pause: exit code $code"
-# Timeouts of nothing: no watch.
+# A timeout of zero: no watchdog.
 run 0 0 none
 [ "$code" -eq 0 ] || fail "no timeout: exit code $code"
 
-# The whole job suspended for longer than the timeout, and let go on.
+# The whole job suspended for longer than the timeout, and resumed.
 "$TRIREME_MPIEXEC" -n 2 "$program" 3 0 none >"$out/text" 2>&1 &
 job=$!
 for _ in {1..600}; do
@@ -110,7 +110,7 @@ sleep 0.5
 mapfile -t ranks < <(awk '$1 == "process" { print $2 }' "$out/text")
 kill -STOP "${ranks[@]}"
 sleep 4.5
-# One after the other: the first finds that the second has not moved since long ago.
+# One after the other: the first finds that the second has been silent for long.
 kill -CONT "${ranks[0]}"
 sleep 0.7
 kill -CONT "${ranks[1]}"

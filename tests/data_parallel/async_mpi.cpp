@@ -1,4 +1,4 @@
-// An asynchronous parameter server against gradients that come more often than they should.
+// An asynchronous parameter server that receives duplicated gradients.
 #include <cmath>
 #include <span>
 #include <vector>
@@ -45,7 +45,7 @@ void serve(const parallel::Stage& worker, const optim::OptimConfig& optim,
   EXPECT_TRUE(endpoint.close());
 }
 
-/// The worker's side of it.
+/// The worker's side.
 class Sending {
  public:
   Sending(const params::Layout& layout, comm::rpc::Endpoint& endpoint)
@@ -85,9 +85,9 @@ class Sending {
   std::vector<float> gradients_;
 };
 
-// Each gradient of a ticket moves the model once, whenever its double comes: before the commit,
-// after it, or among the next ticket's.
-TEST(Async, DoubledGradientsCountOnce) {
+// Each gradient of a ticket updates the model once, whenever its duplicate arrives: before the
+// commit, after it, or among the next ticket's.
+TEST(Async, DuplicatedGradientsCountOnce) {
   int rank = 0, size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);

@@ -1,5 +1,5 @@
-// An average against double-precision arithmetic, and what workers on their own send each other:
-// nothing, but for averages.
+// An average against double-precision arithmetic, and messages between independent workers: none
+// but for averages.
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -21,7 +21,7 @@ std::array<std::atomic<std::int64_t>, most_ranks> messages_to;  // by world rank
 
 }  // namespace
 
-/// Counts every message of this program on its way to MPI (MPI's profiling interface).
+/// Counts every message that this program passes to MPI (MPI's profiling interface).
 extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int peer, int tag,
                          MPI_Comm comm, MPI_Request* request) {
   MPI_Group group = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
@@ -60,7 +60,7 @@ std::vector<LayoutCase> layouts_here() {
   return layouts;
 }
 
-/// As a worker's: its steps are those of a run of its own.
+/// Like a worker's: it counts its own steps.
 parallel::StageOptions worker_options(const LayoutCase& layout, const RunSettings& settings) {
   LayoutCase own = layout;
   own.data = 1;
@@ -73,8 +73,8 @@ std::vector<double> doubles(device::Device& device, const Tensor& flat) {
   return {values.begin(), values.end()};
 }
 
-/// Made-up values of a worker, the same for all ranks who ask.
-std::vector<float> made_up(std::size_t n, int worker, int round, int buffer) {
+/// Synthetic values of a worker, the same on all ranks.
+std::vector<float> synthetic_values(std::size_t n, int worker, int round, int buffer) {
   std::mt19937 random(static_cast<unsigned>(1000 * worker + 10 * round + buffer));
   std::uniform_real_distribution<float> uniform(-1, 1);
   std::vector<float> values(n);
@@ -91,7 +91,7 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& ex
   EXPECT_LE(worst, bound) << what;
 }
 
-/// Three averages of made-up parameters and states, in two buckets and a rest.
+/// Three averages of synthetic parameters and states, in two buckets and a remainder.
 void expect_arithmetic(const AverageConfig& config, const LayoutCase& layout,
                        const MakeTestDevice& make_device, DType compute) {
   const RunSettings settings{.reproducible = false, .make_device = make_device, .compute = compute};
@@ -107,18 +107,19 @@ void expect_arithmetic(const AverageConfig& config, const LayoutCase& layout,
   const auto write = [&](const Tensor& to, const std::vector<float>& values) {
     device::write(device, to, values.data());
   };
-  write(flat, made_up(n, 99, 0, 0));
+  write(flat, synthetic_values(n, 99, 0, 0));
   averaging.begin();
   std::vector<double> model = doubles(device, flat), momentum(n, 0.0);
   for (int round = 0; round < 3; ++round) {
     std::vector<double> mean(n, 0.0), mean_state(n, 0.0);
     for (int w = 0; w < workers; ++w) {
-      const auto values = made_up(n, w, round, 0), state = made_up(n, w, round, 1);
+      const auto values = synthetic_values(n, w, round, 0),
+                 state = synthetic_values(n, w, round, 1);
       for (std::size_t i = 0; i < n; ++i) mean[i] += double{values[i]} / workers;
       for (std::size_t i = 0; i < n; ++i) mean_state[i] += double{state[i]} / workers;
     }
-    write(flat, made_up(n, me, round, 0));
-    const auto own_state = made_up(n, me, round, 1);
+    write(flat, synthetic_values(n, me, round, 0));
+    const auto own_state = synthetic_values(n, me, round, 1);
     const Tensor& state = replica.optimizer().states()[1].flat;
     write(state, own_state);
     averaging.average(0);
@@ -130,7 +131,7 @@ void expect_arithmetic(const AverageConfig& config, const LayoutCase& layout,
                      : model[i] - config.outer_learning_rate *
                                       (gradient + config.outer_momentum * momentum[i]);
     }
-    // Values below 8 in size, a dozen roundings in each round, of which later ones keep a share.
+    // Values below 8 in magnitude, a dozen roundings per round, of which later rounds keep a share.
     const double bound = 8 * 16 * (round + 1) * std::ldexp(1.0, -24);
     const std::string what = layout.to_string() + " " + config.outer;
     expect_near(doubles(device, flat), model, bound, what);
@@ -154,7 +155,7 @@ void expect_arithmetic(const AverageConfig& config, const LayoutCase& layout,
   }
 }
 
-TEST(Average, IsThatOfDoublePrecision) {
+TEST(Average, MatchesDoublePrecision) {
   for (const LayoutCase& layout : layouts_here()) {
     for (const char* outer : {"none", "nesterov"}) {
       for (const char* states : {"keep", "average", "reset"}) {
@@ -166,8 +167,8 @@ TEST(Average, IsThatOfDoublePrecision) {
   }
 }
 
-/// What this rank has done with ranks of other workers: messages that it sent them, and operations
-/// on streams of groups with them, which may use shared memory instead.
+/// This rank's activity with ranks of other workers: messages sent, and operations on streams of
+/// groups with them, which may use shared memory.
 std::int64_t activity_across(comm::Grid& grid) {
   std::int64_t activity = 0;
   for (int rank = 0; rank < grid.shape().size(); ++rank) {
@@ -210,7 +211,7 @@ TEST(Average, NothingElseCrossesTheDataAxis) {
     const auto bytes = static_cast<double>(run.replica.stage().layout().elements()) * 4;
     const double least = 2 * bytes * (layout.data - 1) / layout.data;
     EXPECT_NEAR(static_cast<double>(sent.bytes), least, 0.05 * least) << layout.to_string();
-    // Workers were apart, and are one model now.
+    // The workers had diverged, and are one model now.
     check_replicas(run.replica, run.grid, 3, parallel::Alike::parameters);
     EXPECT_THROW(check_replicas(run.replica, run.grid, 3), AgreedError);
   }

@@ -1,5 +1,4 @@
-// What tests of parameter servers share: models that are cut at many places, groups of ranks,
-// calls.
+// Shared by tests of parameter servers: models split in many parts, groups of ranks, calls.
 #pragma once
 
 #include <string>
@@ -13,8 +12,8 @@
 
 namespace trireme::data_parallel::test {
 
-/// Odd sizes; every group but the smallest ones has several blocks of the norm, so that each of
-/// three servers holds something.
+/// Odd sizes; every group but the smallest has several norm blocks, so that each of three servers
+/// holds some.
 inline model::ModelConfig served_model(bool tied) {
   model::ModelConfig config;
   config.layers = 2;
@@ -49,7 +48,7 @@ inline optim::OptimConfig served_optimizer() {
   return optim;
 }
 
-/// A communicator of some ranks, ended with its object.
+/// A communicator of some ranks, freed with its object.
 class Split {
  public:
   Split(MPI_Comm parent, bool in, int color = 0) {
@@ -68,7 +67,7 @@ class Split {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
-/// What the call ends with.
+/// The outcome of a call.
 template <class Reply>
 std::string fault_of(const comm::rpc::Future<Reply>& future) {
   try {

@@ -1,4 +1,5 @@
-// Jobs of workers and parameter servers on the ranks of a launch, and the same by all-reduce.
+// Jobs of workers and parameter servers on the ranks of a launch, and the same training by
+// all-reduce.
 #pragma once
 
 #include <cmath>
@@ -34,7 +35,7 @@ struct Job {
   int micro_batch = 1;
   double clip = 1;
   int steps = 4;
-  int skipped = -1;        // a step whose update is not made
+  int skipped = -1;        // a step whose update is skipped
   bool simulated = false;  // workers compute on simulated devices
   MakeTestDevice make_device() const {
     return simulated ? make_simulated_device : MakeTestDevice();
@@ -59,18 +60,18 @@ inline parallel::StageOptions options_of(const Job& job, bool served) {
                                                                   .make_device = job.make_device(),
                                                                   .compute = job.compute});
   options.served = served;
-  options.reads_masters = false;  // what units read is compared, byte by byte
+  options.reads_masters = false;  // the units' copies are compared byte by byte
   return options;
 }
 
-/// What a worker sees of a run, and the optimizer's state, whole and flat, by name.
+/// A run as a worker sees it, and the optimizer state, whole and flat, by name.
 struct Seen {
   std::vector<double> losses, norms;
   std::vector<std::vector<std::uint64_t>> values;  // hashes, by step and tensor
   std::vector<std::vector<float>> states;
 };
 
-/// Of what units read, by group.
+/// The units' copies of parameters, by group.
 inline std::vector<std::uint64_t> hashes_of(LayoutRun& run) {
   const state::ModelState& state = run.replica.state();
   std::vector<std::uint64_t> hashes;
@@ -103,7 +104,7 @@ inline Seen train(LayoutRun& run, const Job& job) {
   return seen;
 }
 
-/// The same on the workers alone, by all-reduce.
+/// The same training on the workers alone, by all-reduce.
 inline Seen train_by_all_reduce(const Job& job, MPI_Comm workers) {
   LayoutRun run(served_model(job.tied), layout_of(job), options_of(job, false), workers,
                 job.make_device());
@@ -115,7 +116,7 @@ inline Seen train_by_all_reduce(const Job& job, MPI_Comm workers) {
   return seen;
 }
 
-/// What the ranks of a job do beside serving.
+/// Callbacks of a job's ranks.
 struct Roles {
   std::function<void(LayoutRun&, ServedWorker&, comm::rpc::Endpoint&)> work;  // on workers
   std::function<void(ServerShards&)> after{};  // on servers that served
@@ -163,7 +164,7 @@ inline void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
   endpoint.start();
   try {
     roles.work(run, *link, endpoint);
-  } catch (...) {  // servers would wait for ever
+  } catch (...) {  // servers would wait forever
     if (rank == 0) link->end("a worker failed");
     throw;
   }
@@ -172,8 +173,8 @@ inline void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
   EXPECT_TRUE(endpoint.close());
 }
 
-/// Runs `each` on the ranks of every job that this launch is large enough for, and no smaller
-/// launch of the tests (1, 2, 4 and 7 ranks) is.
+/// Runs `each` on the ranks of every job for which this launch (1, 2, 4 or 7 ranks) is the smallest
+/// that fits.
 inline void for_each_size(
     const std::function<void(int workers, int servers, MPI_Comm comm)>& each) {
   const int size = ranks_of_launch();
@@ -191,8 +192,8 @@ inline void for_each_size(
   }
 }
 
-/// Trains both ways and compares everything bit for bit. All-reduce is the CPUs', but for bf16 on
-/// devices, whose products the CPU adds in another order.
+/// Trains both ways and compares everything bit for bit. All-reduce runs on CPUs, except for bf16
+/// on devices, because the CPU adds its products in another order.
 inline void expect_equal(const Job& job, MPI_Comm comm) {
   int rank = 0;
   MPI_Comm_rank(comm, &rank);
@@ -201,7 +202,7 @@ inline void expect_equal(const Job& job, MPI_Comm comm) {
   Job by_all_reduce = job;
   if (job.compute == DType::f32) by_all_reduce.simulated = false;
   if (workers.get() != MPI_COMM_NULL) reference = train_by_all_reduce(by_all_reduce, workers.get());
-  std::vector<std::vector<float>> states;  // as servers find them, of their ranges
+  std::vector<std::vector<float>> states;  // of each server's ranges
   serve(job, comm,
         {.work = [&](LayoutRun& run, ServedWorker&,
                      comm::rpc::Endpoint&) { found = train(run, job); },
@@ -222,7 +223,7 @@ inline void expect_equal(const Job& job, MPI_Comm comm) {
     EXPECT_EQ(found.norms, reference.norms) << job.to_string();
     EXPECT_EQ(found.values, reference.values) << job.to_string();
   }
-  // Servers hold the optimizer's state that worker 0 has by all-reduce.
+  // Servers hold the optimizer state that worker 0 has by all-reduce.
   auto elements =
       static_cast<std::int64_t>(reference.states.empty() ? 0 : reference.states[0].size());
   MPI_Bcast(&elements, 1, MPI_INT64_T, 0, comm);

@@ -1,5 +1,5 @@
 // Steps with parameter servers against the same steps by all-reduce, over several numbers of
-// workers and servers: bits, bytes, the order of events, and what goes wrong.
+// workers and servers: bits, bytes, the order of events, and failures.
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -17,8 +17,8 @@ constexpr std::int64_t word = sizeof(float);
 
 TEST(Served, IsAllReduceBitForBit) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
-    // Reproducible mode has powers of two; for other numbers what does not depend on the norm, of
-    // which the fast mode adds rows in parts.
+    // Reproducible mode needs powers of two; for other numbers the test compares what does not
+    // depend on the norm, whose rows the fast mode adds in parts.
     if (workers == 3) return;
     expect_equal({.workers = workers, .servers = servers}, comm);
     expect_equal(
@@ -35,7 +35,7 @@ TEST(Served, IsAllReduceBitForBitInBf16) {
   });
 }
 
-// Workers on devices, whose gradients and weights pass through staging memory.
+// Workers on devices, whose gradients and weights are staged in host memory.
 TEST(Served, OnDevicesIsAllReduceBitForBit) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
     if (workers == 3) return;
@@ -51,7 +51,7 @@ TEST(Served, OnDevicesIsAllReduceBitForBit) {
   });
 }
 
-// Gradients that the device rounds are those that the CPU rounds.
+// The device rounds gradients as the CPU does.
 TEST(Served, OnDevicesRoundsGradientsAlike) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
     if (workers == 3) return;
@@ -69,7 +69,7 @@ TEST(Served, OnDevicesRoundsGradientsAlike) {
   });
 }
 
-// What is copied to and from servers is ordered by fences.
+// Fences order copies to and from servers.
 TEST(Served, OnDevicesTheHostWaitsOnceInAStep) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
     for (const DType gradients : {DType::f32, DType::bf16}) {
@@ -97,7 +97,7 @@ TEST(Served, OnDevicesTheHostWaitsOnceInAStep) {
 }
 
 // In fast mode too, gradients are added in one tree over ranks; only the norm's rows are added in
-// other parts: n terms of a row in fp64 differ by n·2⁻⁵³ at most.
+// other parts: n terms of a row in fp64 differ by at most n·2⁻⁵³.
 TEST(Served, IsWithinBoundsOfAllReduceInFastMode) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
     const Job job{.workers = workers, .servers = servers, .reproducible = false, .clip = 0};
@@ -149,7 +149,7 @@ TEST(Served, RoundedGradientsAreWithinBounds) {
   });
 }
 
-// 2Ψ for each worker and step: Ψ of gradients out and Ψ of values in, half of the former in bf16.
+// 2Ψ per worker and step: Ψ of gradients out and Ψ of values in, half of the former in bf16.
 TEST(Served, SendsTwiceTheParameters) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
     for (const auto& [gradients, simulated] :
@@ -178,7 +178,7 @@ TEST(Served, SendsTwiceTheParameters) {
   });
 }
 
-/// Waits before it hands over the last bucket until the first one has arrived.
+/// Holds back the last bucket until the first one has arrived.
 class WaitsForTheFirst final : public parallel::DataParallel {
  public:
   WaitsForTheFirst(std::unique_ptr<parallel::DataParallel> method, bool& seen)
@@ -187,7 +187,7 @@ class WaitsForTheFirst final : public parallel::DataParallel {
   device::Event reduce(const params::Range& elements, const Tensor& gradient,
                        device::Stream& stream) override {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    // Backward goes from the last unit to the first.
+    // Backward runs from the last unit to the first.
     while (elements.begin == 0 && first_ && !first_->done() &&
            std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -210,7 +210,7 @@ class WaitsForTheFirst final : public parallel::DataParallel {
   std::optional<device::Event> first_;
 };
 
-TEST(Served, PushesWhileBackwardGoesOn) {
+TEST(Served, PushesDuringBackward) {
   for_each_size([](int workers, int servers, MPI_Comm comm) {
     for (const bool simulated : {false, true}) {
       const Job job{.workers = workers,
@@ -233,8 +233,8 @@ TEST(Served, PushesWhileBackwardGoesOn) {
   });
 }
 
-// Gradients that are lost or doubled on their way, or belong to another step, stop the run.
-TEST(Served, MissesLostGradientsAndRefusesDoubledOnes) {
+// Lost or duplicated gradients, and gradients of another step, stop the run.
+TEST(Served, DetectsLostAndDuplicatedGradients) {
   if (ranks_of_launch() == 1) GTEST_SKIP() << "for two ranks";
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -264,7 +264,7 @@ TEST(Served, MissesLostGradientsAndRefusesDoubledOnes) {
         }});
 }
 
-// Workers that would settle different updates are told apart.
+// Workers that report different updates are detected.
 TEST(Served, RefusesWorkersThatDisagree) {
   if (ranks_of_launch() < 3) GTEST_SKIP() << "for three ranks";
   int rank = 0;
@@ -285,7 +285,7 @@ TEST(Served, RefusesWorkersThatDisagree) {
           messages::Settlement settlement{.step = 0, .update = 1, .learning_rate = 0.1};
           comm::rpc::Future<comm::rpc::Nothing> first;
           if (own == 0) first = endpoint.call(messages::settle, 2, settlement);
-          // A question that is answered after it.
+          // A call answered after it.
           if (own == 0) endpoint.call(messages::norm, 2, std::int64_t{0}).get();
           MPI_Barrier(run.comm);
           if (own == 0) return;

@@ -1,5 +1,5 @@
-// What one parameter server does with gradients, without messages: against sums taken one element
-// at a time, and one optimizer over the whole model.
+// One parameter server's handling of gradients, without messages: against sums of single elements,
+// and one optimizer over the whole model.
 #include "trireme/data_parallel/server_shards.hpp"
 
 #include <cmath>
@@ -36,7 +36,7 @@ struct Servers {
                                                    served_optimizer(), 2, *ledgers.back()));
     }
   }
-  /// Puts the worker's gradient of a group into every server's room.
+  /// Puts the worker's gradient of a group into every server's buffer.
   void send(int worker, int group) {
     for (auto& server : all) {
       if (!server->holds(group)) continue;
@@ -75,7 +75,7 @@ struct Servers {
   std::vector<std::unique_ptr<ServerShards>> all;
 };
 
-/// Σ over workers of element `i`, in the tree of all-reduce, as those workers send it.
+/// Σ over workers of element `i`, in all-reduce's tree, as those workers send it.
 float sum_of(int workers, std::int64_t i, DType gradients) {
   std::vector<float> values;
   std::vector<const std::byte*> parts;
@@ -104,7 +104,7 @@ TEST(ServerShards, CoverTheModelOnce) {
 
 TEST(ServerShards, AddUpGradientsInAllReducesTree) {
   for (int workers = 1; workers <= 5; ++workers) {
-    if (workers == 3 || workers == 5) continue;  // reproducible mode has powers of two
+    if (workers == 3 || workers == 5) continue;  // reproducible mode needs powers of two
     for (const DType gradients : {DType::f32, DType::bf16}) {
       for (int servers = 1; servers <= 3; ++servers) {
         Servers job(workers, servers, gradients);
@@ -124,8 +124,8 @@ TEST(ServerShards, AddUpGradientsInAllReducesTree) {
   }
 }
 
-// bf16 has 8 significant bits: rounding to the nearest moves a contribution by at most 2⁻⁸ of it
-// (or 2⁻¹³⁴ where it is subnormal, which these are not); the sum of fp32 adds (n−1)·2⁻²⁴ of all.
+// bf16 has 8 significant bits: rounding to nearest changes a contribution by at most 2⁻⁸ of it
+// (2⁻¹³⁴ for subnormals, absent here); the fp32 sum adds (n−1)·2⁻²⁴ of all.
 TEST(ServerShards, RoundedGradientsStayWithinBounds) {
   constexpr int workers = 4;
   Servers job(workers, 2, DType::bf16);
@@ -149,16 +149,16 @@ TEST(ServerShards, RoundedGradientsStayWithinBounds) {
     }
   }
   EXPECT_LE(largest, 1);
-  EXPECT_GE(largest, 0.3);  // a bound that is far away would prove nothing
+  EXPECT_GE(largest, 0.3);  // the bound must be tight
 }
 
-TEST(ServerShards, RefuseWhatComesTwiceOrNever) {
+TEST(ServerShards, RefuseDuplicatedAndLostGradients) {
   Servers job(2, 1, DType::f32);
   ServerShards& server = *job.all.front();
   EXPECT_FALSE(server.arrived(1, 0));
   try {
     server.arrived(1, 0);
-    FAIL() << "a doubled gradient was taken";
+    FAIL() << "a duplicated gradient was accepted";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "a second gradient of group 0 in one step");
   }
@@ -167,7 +167,7 @@ TEST(ServerShards, RefuseWhatComesTwiceOrNever) {
   EXPECT_NO_THROW(server.require_all_of(0));
   try {
     server.require_all_of(1);
-    FAIL() << "a lost gradient was not missed";
+    FAIL() << "a lost gradient was not detected";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "no gradient of group 1 has come from worker 1 in this step");
   }
@@ -175,7 +175,7 @@ TEST(ServerShards, RefuseWhatComesTwiceOrNever) {
   EXPECT_FALSE(server.arrived(1, 0));  // of the next step
 }
 
-// One server's norm, update and values against those of a whole state on one rank.
+// One server's norm, update and values against a complete state on one rank.
 TEST(ServerShards, UpdateAsOneOptimizerWould) {
   const Servers alone(4, 1, DType::f32);
   alone.all.front()->initialize(7);
@@ -190,7 +190,7 @@ TEST(ServerShards, UpdateAsOneOptimizerWould) {
       squares += static_cast<double>(sum.as<float>()[i]) * static_cast<double>(sum.as<float>()[i]);
     }
   }
-  // Gaps between blocks have made-up gradients here, which a norm leaves out: less than 1 %.
+  // Padding between blocks has synthetic gradients here, which a norm leaves out: less than 1 %.
   EXPECT_LE(norm, std::sqrt(squares));
   EXPECT_GE(norm, 0.99 * std::sqrt(squares));
 

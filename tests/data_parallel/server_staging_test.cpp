@@ -1,5 +1,5 @@
-// What passes between a worker's device and host memory, and every wait between the two, with the
-// device's computation held back on purpose.
+// Transfers between a worker's device and host memory, and every wait between the two, with the
+// device's computation delayed.
 #include "trireme/data_parallel/server_staging.hpp"
 
 #include <cstring>
@@ -22,7 +22,7 @@ using testing_support::SimulatedOps;
 
 constexpr std::chrono::milliseconds held{50};
 
-/// A worker's state on a device, and what is between it and two servers.
+/// A worker's state on a device, and its staging for two servers.
 class Worker {
  public:
   explicit Worker(DType gradients = DType::f32, DType compute = DType::f32)
@@ -36,7 +36,7 @@ class Worker {
         parts_(server_parts(stage_.layout(), 2)) {}
 
   params::Range all() const { return {0, stage_.layout().elements()}; }
-  /// Queues other gradients; returns them.
+  /// Queues new gradients; returns them.
   std::vector<float> compute_gradients() {
     std::mt19937 random(++seed_);
     std::normal_distribution<float> normal;
@@ -45,7 +45,7 @@ class Worker {
     device::write(device_, state_.gradients(), values.data());
     return values;
   }
-  /// A model whose bytes are all `byte` comes.
+  /// Receives a model whose bytes are all `byte`.
   void receive(int byte) {
     staging_.begin_receiving();
     for (const ServerPart& part : parts_) {
@@ -65,7 +65,7 @@ class Worker {
     }
     return true;
   }
-  /// What would be sent.
+  /// The bytes to be sent.
   std::vector<float> outgoing() const {
     const Tensor sent = staging_.outgoing(all());
     std::vector<float> values;
@@ -104,13 +104,13 @@ TEST(ServerStaging, GradientsAreSentOnceTheyAreInHostMemory) {
     Worker worker(type);
     Gate gate;
     worker.device().repeat(worker.device().native(), gate.check());
-    std::vector<float> expected = worker.compute_gradients();  // behind it
+    std::vector<float> expected = worker.compute_gradients();  // queued after it
     std::vector<float> sent;
     Push::Futures futures;
     Push push(worker.staging().take(worker.all()), futures, [&] { sent = worker.outgoing(); });
     push.start();
     for (int i = 0; i < 100; ++i) EXPECT_FALSE(push.test());
-    EXPECT_TRUE(sent.empty()) << "sent before it is there";
+    EXPECT_TRUE(sent.empty()) << "sent before it is in host memory";
     gate.open_after(held);
     while (!push.test()) std::this_thread::yield();
     if (type == DType::bf16) {
@@ -120,7 +120,7 @@ TEST(ServerStaging, GradientsAreSentOnceTheyAreInHostMemory) {
   }
 }
 
-TEST(ServerStaging, TheModelIsReadBeforeGradientsTakeItsRoom) {
+TEST(ServerStaging, TheModelIsReadBeforeGradientsOverwriteIt) {
   Worker worker;
   const std::vector<float> gradients = worker.compute_gradients();
   worker.device().synchronize();
@@ -136,7 +136,7 @@ TEST(ServerStaging, TheModelIsReadBeforeGradientsTakeItsRoom) {
   EXPECT_TRUE(worker.reads(0x41));
 }
 
-TEST(ServerStaging, AModelIsReadBeforeTheNextOneComes) {
+TEST(ServerStaging, AModelIsReadBeforeTheNextOverwritesIt) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     Worker worker(DType::f32, compute);
     Gate gate;
@@ -145,12 +145,12 @@ TEST(ServerStaging, AModelIsReadBeforeTheNextOneComes) {
     EXPECT_FALSE(gate.is_open());
     gate.open_after(held);
     worker.receive(0x42);
-    EXPECT_TRUE(gate.is_open()) << "the next one came to where the last one was still read";
+    EXPECT_TRUE(gate.is_open()) << "the next model overwrote one that was still read";
     EXPECT_TRUE(worker.reads(0x42));
   }
 }
 
-TEST(ServerStaging, HoldsWhatItSays) {
+TEST(ServerStaging, HoldsTheReportedBytes) {
   struct Case {
     DType gradients, compute;
     std::int64_t bytes;  // for each element: rounded gradients on the device, and staging

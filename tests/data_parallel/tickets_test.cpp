@@ -33,7 +33,7 @@ TEST(Tickets, CutEveryBatchIntoShares) {
   EXPECT_EQ(tickets.finish(0), second);
 }
 
-TEST(Tickets, HoldTheFastToTheBound) {
+TEST(Tickets, HoldFastWorkersToTheBound) {
   Tickets tickets(plan);
   tickets.set_fence(100);
   ASSERT_TRUE(tickets.next(0).has_value());  // and never finishes
@@ -50,7 +50,7 @@ TEST(Tickets, HoldTheFastToTheBound) {
   EXPECT_TRUE(tickets.next(1).has_value());
 }
 
-TEST(Tickets, TheDeadHoldUpNobody) {
+TEST(Tickets, DeadWorkersDoNotBlockOthers) {
   Tickets tickets(plan);
   tickets.set_fence(100);
   const Ticket begun = tickets.next(0).value();
@@ -63,7 +63,7 @@ TEST(Tickets, TheDeadHoldUpNobody) {
   EXPECT_FALSE(tickets.next(1).has_value());
   EXPECT_EQ(tickets.lose(0), begun);
   EXPECT_EQ(tickets.alive(), 2);
-  EXPECT_EQ(tickets.next(1), begun);  // first of all what was left undone
+  EXPECT_EQ(tickets.next(1), begun);  // the unfinished share first
   EXPECT_THROW(tickets.next(0), Error);
   EXPECT_EQ(tickets.lose(2), std::nullopt);
 }
@@ -91,7 +91,7 @@ TEST(Tickets, FencesWaitForAll) {
   EXPECT_TRUE(tickets.drained());
   tickets.set_fence(50);
   tickets.next(0);
-  tickets.close_fence();  // ends with the batch that was begun
+  tickets.close_fence();  // ends with the started batch
   tickets.finish(0);
   tickets.next(2);
   tickets.finish(2);
@@ -101,8 +101,8 @@ TEST(Tickets, FencesWaitForAll) {
   EXPECT_TRUE(tickets.drained());
 }
 
-/// Workers of random speed, some of which die: every share is finished, by one of the living once,
-/// and nobody is handed a share while more than the bound ahead.
+/// Workers of random speed, some of which die: a surviving worker finishes each share once, and
+/// none gets a share beyond the bound.
 TEST(Tickets, EveryShareIsDoneOnce) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
@@ -116,7 +116,7 @@ TEST(Tickets, EveryShareIsDoneOnce) {
     const std::int64_t steps = 20;
     tickets.set_fence(steps);
     for (int turn = 0; !tickets.drained(); ++turn) {
-      ASSERT_LT(turn, 100'000) << "nobody may go on";
+      ASSERT_LT(turn, 100'000) << "no worker may continue";
       auto chosen = living.begin();
       std::advance(chosen, random() % living.size());
       const int worker = *chosen;

@@ -1,4 +1,4 @@
-// Activations that alias gradients, against a walk that knows what each byte holds.
+// Activation aliasing, against a model of what each byte holds.
 #include "trireme/parallel/aliasing.hpp"
 
 #include <algorithm>
@@ -25,12 +25,12 @@ model::ModelConfig model_of(int layers, bool tied) {
   return config;
 }
 
-/// Writes the parts' bytes as the program's forward does and the groups' as its backward does; each
-/// reader must find what was written for it. Returns the number of parts that alias gradients.
+/// Writes the parts' bytes in the order of forward and the groups' in the order of backward; each
+/// reader must find its own bytes. Returns the number of parts that alias gradients.
 int walk(const Stage& stage, const std::vector<StashPart>& parts, const Aliases& aliases) {
   const params::Layout& layout = stage.layout();
   const int last = stage.last_unit();
-  // What wrote a byte: part p of a micro-batch m as p·64 + m; a group's gradient as −1 − group.
+  // Tags of bytes: part p of a micro-batch m as p·64 + m; a group's gradient as −1 − group.
   std::vector<std::int64_t> owner(static_cast<std::size_t>(layout.elements()) * sizeof(float),
                                   -999);
   const auto fill = [&](std::int64_t begin, std::int64_t bytes, std::int64_t who) {
@@ -79,7 +79,7 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Aliases&
             << "part " << p << " at " << to_string(action);
       }
     }
-    if (adds) add(action.unit);  // and nothing was written over it
+    if (adds) add(action.unit);  // and not overwritten
   }
   EXPECT_EQ(std::count(unzeroed.begin(), unzeroed.end(), true), 0)
       << "a gradient that was never zeroed";
@@ -87,7 +87,7 @@ int walk(const Stage& stage, const std::vector<StashPart>& parts, const Aliases&
                                         [](std::int64_t place) { return place >= 0; }));
 }
 
-TEST(Aliases, NothingIsReadAfterItsGradientWasAddedTo) {
+TEST(Aliases, NoActivationIsReadAfterItsGradientIsWritten) {
   int aliased = 0, cases = 0;
   for (const bool tied : {false, true}) {
     const model::Transformer model(model_of(6, tied));
@@ -135,7 +135,7 @@ TEST(Aliases, NothingIsReadAfterItsGradientWasAddedTo) {
   EXPECT_GT(aliased, cases);
 }
 
-TEST(Aliases, NotWhereSumsAreShardedOffloadedOrSeveral) {
+TEST(Aliases, NotWithShardedOffloadedOrSeveralSums) {
   const model::Transformer model(model_of(4, false));
   const auto alias = [&](const StageOptions& options) {
     const Stage stage(model, options);

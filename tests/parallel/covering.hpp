@@ -1,5 +1,5 @@
-// Covering arrays: a short list of rows in which every pair of values that can meet does meet.
-// Pure. Greedy, after the idea of Cohen et al., "The AETG System" (1997), but over all rows.
+// Covering arrays: a short list of rows that contains every feasible pair of values. Pure. Greedy,
+// after Cohen et al., "The AETG System" (1997), but over all rows.
 #pragma once
 
 #include <array>
@@ -14,12 +14,12 @@ namespace trireme::parallel::test {
 using Row = std::vector<int>;
 
 struct Space {
-  std::vector<int> values;                   // of each factor
-  std::function<bool(const Row&)> feasible;  // whether a row can be had at all
+  std::vector<int> values;                   // per factor
+  std::function<bool(const Row&)> feasible;  // whether a row is allowed
   std::size_t factors() const { return values.size(); }
 };
 
-/// All rows of a space that can be had, in lexical order.
+/// All feasible rows of a space, in lexical order.
 inline std::vector<Row> feasible_rows(const Space& space) {
   std::vector<Row> rows;
   Row row(space.factors(), 0);
@@ -89,9 +89,8 @@ inline std::size_t uncovered_pairs(const Space& space, const std::vector<Row>& r
   return left;
 }
 
-/// Feasible rows that cover every feasible pair, and more until there are `at_least`: always the
-/// row with most pairs that are new, among those the one with most new triples, among those the
-/// first.
+/// Feasible rows that cover every feasible pair, at least `at_least`: always the row with most new
+/// pairs, then most new triples, then the first.
 inline std::vector<Row> cover(const Space& space, std::size_t at_least) {
   const std::size_t all = Pairs::letters(space);
   struct Candidate {

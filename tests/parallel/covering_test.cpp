@@ -1,4 +1,4 @@
-// The matrix covers what it claims to cover.
+// The matrix covers every pair.
 #include "covering.hpp"
 
 #include <set>
@@ -10,7 +10,7 @@
 namespace trireme::parallel::test {
 namespace {
 
-// A square that can be worked out by hand: three factors of two values need four rows.
+// A case worked out by hand: three factors of two values need four rows.
 TEST(Covering, ThreeFlagsNeedFourRows) {
   const Space space{{2, 2, 2}, [](const Row&) { return true; }};
   const std::vector<Row> rows = cover(space, 1);
@@ -20,20 +20,20 @@ TEST(Covering, ThreeFlagsNeedFourRows) {
   EXPECT_EQ(uncovered_pairs(space, {{0, 0, 0}}), 9U);
 }
 
-TEST(Covering, PairsThatCannotMeetAreNotWanted) {
+TEST(Covering, InfeasiblePairsAreNotRequired) {
   const Space space{{2, 2}, [](const Row& row) { return row[0] != row[1]; }};
   EXPECT_EQ(uncovered_pairs(space, {}), 2U);
   EXPECT_EQ(cover(space, 9).size(), 2U);  // there are no more
 }
 
-TEST(Matrix, EveryPairOfValuesMeets) {
+TEST(Matrix, EveryPairOfValuesOccurs) {
   const Space space = matrix_space();
   std::vector<Row> rows = matrix_rows();
   EXPECT_GE(rows.size(), 60U);
   EXPECT_EQ(uncovered_pairs(space, rows), 0U);
   EXPECT_EQ(std::set<Row>(rows.begin(), rows.end()).size(), rows.size());
   for (const Row& row : rows) EXPECT_TRUE(space.feasible(row));
-  // All values of the plan are there.
+  // All values of the plan occur.
   std::set<int> tensor, pipeline, data, ranks;
   for (const MatrixCase& each : cases_of(rows)) {
     tensor.insert(each.layout.tensor);
@@ -48,7 +48,7 @@ TEST(Matrix, EveryPairOfValuesMeets) {
   EXPECT_TRUE(ranks.contains(8));
 }
 
-TEST(Matrix, DrawnRowsDependOnTheSeedAlone) {
+TEST(Matrix, DrawnRowsDependOnlyOnTheSeed) {
   EXPECT_EQ(random_rows(3, 10), random_rows(3, 10));
   EXPECT_NE(random_rows(3, 10), random_rows(4, 10));
   for (const Row& row : random_rows(5, 50)) EXPECT_TRUE(matrix_space().feasible(row));

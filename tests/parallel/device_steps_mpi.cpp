@@ -1,5 +1,4 @@
-// Steps on a device that computes later: how often the host waits for it, what a trace shows of it,
-// and that ranks agree on what their backends chose.
+// Steps on a simulated device: host waits, traces, and agreement of ranks on backend choices.
 #include <map>
 #include <sstream>
 
@@ -51,7 +50,7 @@ struct Steps {
     }
     return spans;
   }
-  /// The same tokens, those of a sequence's later half a document of their own.
+  /// The same tokens, with the second half of each sequence a separate document.
   static HostMicrobatch with_documents(const HostMicrobatch& batch) {
     const model::Microbatch& view = batch.view();
     const auto copy = [](auto& to, const Tensor& from) {
@@ -85,7 +84,7 @@ TEST(DeviceSteps, TheHostWaitsOnceInAStep) {
             {.reproducible = false, .make_device = make_simulated_device, .compute = compute},
             trace);
         auto& device = dynamic_cast<SimulatedDevice&>(*steps.run.device.device);
-        steps.step();  // rooms grow
+        steps.step();  // buffers grow
         for (int i = 0; i < 3; ++i) {
           const std::uint64_t before = device.waits();
           steps.step();
@@ -149,7 +148,7 @@ TEST(DeviceSteps, UntracedStepsLeaveNoSpansOfTheDevice) {
 }
 
 TEST(DeviceSteps, ATraceHoldsNothingBeforeItBegins) {
-  // Values are rounded where it is made ready.
+  // Values are rounded during construction.
   Steps steps({}, {.make_device = make_simulated_device, .compute = DType::bf16}, true,
               MPI_COMM_SELF);
   steps.run.replica.wait();
@@ -188,7 +187,7 @@ TEST(DeviceSteps, CopiesAreInTheTrace) {
   }
 }
 
-TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
+TEST(DeviceSteps, ATraceIsFullAtHalfItsCapacity) {
   Recorder recorder;
   float value = 0;
   ops::TracedOps ops(ops::make_cpu_ops(1), device::host_device(), recorder);
@@ -205,7 +204,7 @@ TEST(DeviceSteps, ATraceIsFullAtHalfItsRoom) {
   EXPECT_EQ(value, static_cast<float>(ops::TracedOps::most + 9));
 }
 
-TEST(DeviceSteps, BatchesThatCannotBeStagedSayWhatToDo) {
+TEST(DeviceSteps, BatchesThatCannotBeStagedNameARemedy) {
   SimulatedDevice device(1);
   device::MemoryLedger ledger(device);
   device.refuse_staging();
@@ -225,7 +224,7 @@ struct WithGraphs {
         without(layout, {.make_device = make_simulated_device}, false, MPI_COMM_SELF),
         device(dynamic_cast<SimulatedDevice&>(*with.run.device.device)),
         graphs(with.run.replica.engine().graphs()) {}
-  /// One of both; how many graphs were captured and launched in it.
+  /// One of the two runs, with its counts of captures and launches.
   struct Counts {
     std::uint64_t graphs = 0, launches = 0;
     bool operator==(const Counts&) const = default;
@@ -261,8 +260,8 @@ TEST(DeviceSteps, GraphsTakeTheLossScaleOfTheStep) {
   EXPECT_GT(both.graphs.launched(), 0U);
 }
 
-/// What is queued depends on whether batches have documents: each kind has graphs of its own.
-TEST(DeviceSteps, GraphsAreThoseOfTheBatchesPattern) {
+/// The queued work depends on whether batches have documents: each kind has its own graphs.
+TEST(DeviceSteps, GraphsMatchTheBatchesPattern) {
   WithGraphs both;
   std::vector<WithGraphs::Counts> counts;
   for (const bool documents : {false, true, false, true, true, false}) {
@@ -277,7 +276,7 @@ TEST(DeviceSteps, GraphsAreThoseOfTheBatchesPattern) {
   EXPECT_EQ(counts[5], counts[4]);
 }
 
-TEST(DeviceSteps, GraphsOfWorkSpaceThatMovedAreMadeAnew) {
+TEST(DeviceSteps, GraphsAreCapturedAgainIfTheWorkSpaceMoves) {
   WithGraphs both;
   both.step();
   const WithGraphs::Counts captured = both.step();
@@ -287,7 +286,7 @@ TEST(DeviceSteps, GraphsOfWorkSpaceThatMovedAreMadeAnew) {
   EXPECT_EQ(both.step(), (WithGraphs::Counts{0, captured.launches}));
 }
 
-TEST(DeviceSteps, ADeviceThatRefusesACaptureGoesOnWithoutGraphs) {
+TEST(DeviceSteps, ADeviceThatRefusesACaptureContinuesWithoutGraphs) {
   WithGraphs both;
   both.step();
   both.device.refuse_captures();
@@ -302,7 +301,7 @@ TEST(DeviceSteps, ATraceHasNoGraphs) {
   EXPECT_EQ(both.step(), (WithGraphs::Counts{0, 0}));
 }
 
-/// Operations of the CPU that "choose" for each shape of a product a number of this rank's own.
+/// CPU operations that "choose" a number of this rank for each product shape.
 class ChoosingOps final : public ops::ForwardingOps<ChoosingOps>, public ops::Choosing {
  public:
   ChoosingOps(std::unique_ptr<ops::Ops> inner, int rank)
@@ -356,7 +355,7 @@ TEST(DeviceSteps, RanksSettleOnTheSameChoices) {
                           return ops;
                         }};
     };
-    // Traced or not: who stands between does not hide it.
+    // Traced or not: the tracing wrapper does not hide it.
     Steps chosen(layout, {.reproducible = false, .make_device = make}, true);
     Steps plain(layout, {.reproducible = false}, false);
     EXPECT_TRUE(own->chosen_.empty());
@@ -364,14 +363,14 @@ TEST(DeviceSteps, RanksSettleOnTheSameChoices) {
     plain.run.replica.settle_choices();
     EXPECT_FALSE(plain.run.recorder.seconds().contains("settle choices"));
     const auto settled = own->chosen_;
-    // What the record says of them is what is used.
+    // The recorded choices are the ones used.
     const std::vector<ops::Choice> recorded = chosen.run.replica.choices();
     ASSERT_EQ(recorded.size(), settled.size());
     for (const ops::Choice& choice : recorded) {
       EXPECT_EQ(std::to_string(settled.at(choice.factors)), choice.algorithm);
     }
     EXPECT_TRUE(plain.run.replica.choices().empty());
-    // Every rank knows every shape, and the same of it.
+    // Every rank has the same choice for every shape.
     const std::vector<std::byte> mine = own->choices();
     for (const auto& theirs : chosen.run.grid.world().all_gather_bytes(
              {reinterpret_cast<const std::uint8_t*>(mine.data()), mine.size()})) {
@@ -379,7 +378,7 @@ TEST(DeviceSteps, RanksSettleOnTheSameChoices) {
                              reinterpret_cast<const std::uint8_t*>(mine.data()),
                              reinterpret_cast<const std::uint8_t*>(mine.data()) + mine.size()));
     }
-    // The first rank that met a shape chose for all.
+    // The first rank that used a shape chose for all.
     int of_rank_zero = 0;
     for (const auto& [shape, choice] : settled) of_rank_zero += choice < 1000 ? 1 : 0;
     EXPECT_FALSE(settled.empty());
@@ -389,7 +388,7 @@ TEST(DeviceSteps, RanksSettleOnTheSameChoices) {
     if (layout.data == world_size()) {
       EXPECT_EQ(of_rank_zero, static_cast<int>(settled.size()));
     }
-    // Training meets no other shapes, and is what it is without.
+    // Training uses no other shapes, and its results do not change.
     for (int i = 0; i < 2; ++i) {
       const StepSums with = chosen.step(), without = plain.step();
       EXPECT_EQ(with.loss.loss, without.loss.loss);

@@ -1,4 +1,4 @@
-// What the fast mode is held to beside one rank; docs/reproducibility.md derives the bounds.
+// Error bounds of the fast mode against one rank; docs/reproducibility.md derives them.
 #pragma once
 
 #include <array>
@@ -30,28 +30,28 @@ struct BoundUse {
         "largest observed/bound: gradients {:.3f}, gradient norm {:.3f}, losses {:.3f}",
         largest[gradient], largest[norm], largest[loss]);
   }
-  /// A bound of more than 100 times what was observed proves nothing.
+  /// A bound of more than 100 times the observed error proves nothing.
   bool tight() const {
     return std::all_of(largest.begin(), largest.end(), [](double ratio) { return ratio >= 0.01; });
   }
 };
 
-/// How far two fp32 runs' gradients of a row of unit `unit` may lie apart, over their norm: the
-/// errors of all sums between the tokens and the gradient, each of n terms √(n/2)·u in the
-/// statistical model, in quadrature, for both runs.
+/// Bound of the difference between two fp32 runs' gradients of a row of unit `unit`, over their
+/// norm: the errors of all sums between the tokens and the gradient, each of n terms √(n/2)·u in
+/// the statistical model, in quadrature, for both runs.
 inline double gradient_bound(const model::ModelConfig& config, std::int64_t unit,
                              std::int64_t tokens) {
   const std::int64_t c = config.width;
   // norm, q|k|v, scores, mixture of values, projection, norm, up, down
   const std::int64_t block = 5 * c + config.hidden + config.head_size() + config.sequence;
   const std::int64_t head = 2 * (c + config.vocabulary);
-  // Forward goes through all blocks, backward through those from the last to the row's own.
+  // Forward runs through all blocks, backward from the last to the row's own.
   const std::int64_t back = std::min(config.layers, config.layers + 1 - unit);
   const std::int64_t blocks = config.layers + back;
   return std::ldexp(std::sqrt(static_cast<double>(tokens + head + blocks * block)), -24);
 }
 
-/// Empty, or what of `other` is out of bounds beside one rank's result.
+/// Empty, or what of `other` exceeds its bound against one rank's result.
 inline std::string out_of_bounds(const model::ModelConfig& config, std::int64_t tokens,
                                  const RunResult& one, const RunResult& other, BoundUse& use) {
   for (std::size_t step = 0; step < one.losses.size(); ++step) {
@@ -74,7 +74,7 @@ inline std::string out_of_bounds(const model::ModelConfig& config, std::int64_t 
     errors.push_back(std::sqrt(error));
   }
   const model::Transformer model(config);
-  // Some gradients are zero but for rounding (key biases).
+  // Some gradients are zero up to rounding (key biases).
   const double least = 1e-2 * std::sqrt(all / static_cast<double>(norms.size()));
   for (std::size_t t = 0; t < norms.size(); ++t) {
     const std::int64_t unit = model.table().rows()[t].units.front();

@@ -1,5 +1,5 @@
-// One bit flipped in memory: any bit of any tensor that has replicas, on any rank, is found and
-// named. 100 flips on two ranks and 200 on four.
+// One bit flipped in memory: any bit of any replicated tensor, on any rank, is found and named. 100
+// flips on two ranks and 200 on four.
 #include <cstdlib>
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace trireme::parallel::test {
 namespace {
 
-/// What has a replica in a layout, worked out by hand.
+/// What is replicated in a layout, worked out by hand.
 enum class Replicated {
   everything,
   parameters,  // and not the optimizer's state
@@ -93,7 +93,7 @@ int found_of(const FlipCase& each, int flips, std::uint64_t seed) {
   for (int n = 0; n < flips; ++n) {
     const auto number = static_cast<std::uint64_t>(n) * 10'000;
     const auto size = static_cast<std::uint32_t>(run.session.size());
-    // Not the numbers that the flip itself is drawn from.
+    // Not the random numbers that draw the flip itself.
     const RandomKey who{seed, Purpose::fault, 1};
     const auto victim = static_cast<int>(random_bits(who, number) % size);
     Flip flip;
@@ -113,7 +113,7 @@ int found_of(const FlipCase& each, int flips, std::uint64_t seed) {
                        says(fmt::format(" and {}:", victim)) ||
                        says(fmt::format(" and {} (", victim));
     const bool tensor = says("replicas of " + row + " ");
-    // Among four replicas one alone is the damaged one.
+    // Among four replicas only one is damaged.
     const bool alone = each.layout.data < 4 || each.layout.shard > 0 ||
                        says(fmt::format("rank {} is alone with its values, 3 others", victim));
     EXPECT_TRUE(named && tensor && alone) << each.layout.to_string() << "; rank " << victim << ", "

@@ -1,5 +1,5 @@
-// The layout matrix: a covering array of layouts, and some drawn anew in every run, against one
-// rank. Eight ranks; layouts of n ranks run 8/n at a time.
+// The layout matrix: a covering array of layouts, and random ones in every run, against one rank.
+// Eight ranks; layouts of n ranks run 8/n at a time.
 #include <map>
 
 #include "fast_bounds.hpp"
@@ -17,14 +17,14 @@ TEST(LayoutMatrix, ReproducibleEqualsOneRankBitForBit) {
   compare_with_one_rank(cases_of(committed_rows()), {});
 }
 
-/// The CPU's own bf16, and the memory it is planned to take.
+/// The CPU's own bf16, and its planned memory.
 TEST(LayoutMatrix, ReproducibleInBf16EqualsOneRankBitForBit) {
   compare_with_one_rank(cases_of(committed_rows()), {.steps = 2, .compute = DType::bf16});
 }
 
 TEST(LayoutMatrix, ReproducibleDrawn) { compare_with_one_rank(cases_of(drawn_rows()), {}); }
 
-/// What is computed later, in memory that the host cannot touch, is the same: every wait is there.
+/// Delayed computation in memory that the host cannot touch gives the same: no wait is missing.
 TEST(LayoutMatrix, DeviceEqualsHostBitForBit) {
   compare_bits(cases_of(committed_rows()), {.steps = 2, .make_device = make_simulated_device},
                references({.steps = 2}));
@@ -35,7 +35,7 @@ TEST(LayoutMatrix, DeviceInBf16EqualsOneRankBitForBit) {
                         {.steps = 2, .make_device = make_simulated_device, .compute = DType::bf16});
 }
 
-/// Graphs are captured in the second step; they read the next batches, and add up with what is
+/// Graphs are captured in the second step; they read the next batches, and accumulate with work
 /// queued between them.
 TEST(LayoutMatrix, DeviceWithGraphsEqualsHostBitForBit) {
   compare_bits(cases_of(committed_rows()),
@@ -68,8 +68,8 @@ TEST(LayoutMatrix, OffloadedInBf16EqualsOneRankBitForBit) {
   compare_bits(cases_of(committed_rows()), runs, one);
 }
 
-/// Without reproducible mode gradients are sharded too, and final at other times: against the same
-/// layout without offloading and without graphs.
+/// Without reproducible mode gradients are sharded too and final at other times: against the same
+/// layout without offloading and graphs.
 TEST(LayoutMatrix, OffloadedShardsOfGradientsBitForBit) {
   std::vector<MatrixCase> cases;
   for (MatrixCase& each : cases_of(committed_rows())) {

@@ -1,5 +1,5 @@
-// A model in any layout on the ranks of a communicator, with made-up batches: what the layout tests
-// run and compare.
+// A model in any layout on the ranks of a communicator, with synthetic batches, for the layout
+// tests.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct LayoutCase {
   int threads = 1;
   model::Recompute recompute = model::Recompute::none;
   bool exact_gelu = true;
-  bool alone = false;  // each replica trains on its own; shard = 1
+  bool alone = false;  // replicas train independently; shard = 1
   int ranks() const { return tensor * pipeline * data; }
   std::string to_string() const {
     static constexpr const char* recomputes[] = {"none", "cheap", "selective", "full"};
@@ -47,14 +47,14 @@ struct LayoutCase {
   }
 };
 
-/// A device that is not the host, and its operations.
+/// A device other than the host, and its operations.
 struct TestDevice {
   std::unique_ptr<device::Device> device;
   MakeOps make_ops;
 };
 using MakeTestDevice = std::function<TestDevice(int rank)>;
 
-/// One whose memory the host cannot touch and whose work is done later.
+/// A simulated device: its memory is hidden from the host and its work is delayed.
 inline TestDevice make_simulated_device(int rank) {
   auto device = std::make_unique<testing_support::SimulatedDevice>(static_cast<unsigned>(rank));
   testing_support::SimulatedDevice& own = *device;
@@ -74,11 +74,11 @@ struct RunSettings {
   bool offload = false;
   double clip = 1;          // of the gradient norm
   bool stochastic = false;  // rounding of bf16 weights
-  bool copies = false;      // of weights in bf16 beside their masters, where CPUs need none
-  bool graphs = false;      // of what a device computes; see EngineOptions
+  bool copies = false;      // bf16 weights beside masters, even on CPUs
+  bool graphs = false;      // see EngineOptions
 };
 
-/// What a run leaves: the same on all its ranks, but for `fault`.
+/// Results of a run: the same on all its ranks, except `fault`.
 struct RunResult {
   std::vector<double> losses, norms;
   /// By step, of each logical tensor: its gradient's hash, then its values' after the update.
@@ -86,9 +86,9 @@ struct RunResult {
   std::vector<std::string> names;             // of logical tensors
   std::vector<std::vector<float>> tensors;    // parameters, then each of the optimizer's states
   std::vector<std::vector<float>> gradients;  // of the first step
-  /// After the last step: of each sequence in reproducible mode, else of all together.
+  /// After the last step: per sequence in reproducible mode, else of all together.
   std::vector<double> evaluation;
-  std::string fault;  // of this rank: what it holds otherwise than planned
+  std::string fault;  // of this rank: memory that differs from the plan
 };
 
 /// FNV-1a of a tensor's bits.
@@ -100,8 +100,8 @@ inline std::uint64_t hash_of(const std::vector<float>& values) {
   return hash;
 }
 
-/// Every logical tensor of values that lie as `flat` does (whole, or own shards) on `device`, on
-/// every rank, bit for bit. Each element has exactly one rank that speaks for it.
+/// Every logical tensor of values laid out as `flat` (whole, or own shards) on `device`, on every
+/// rank, bit for bit. Exactly one rank contributes each element.
 inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
                                                       device::Device& device, const Tensor& flat,
                                                       bool sharded, MPI_Comm world) {
@@ -115,7 +115,7 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
   for (const params::Parameter& row : rows) first.push_back(first.back() + row.shape.elements());
   std::vector<std::uint32_t> bits(static_cast<std::size_t>(first.back()), 0);
   std::vector<std::int64_t> spoken(rows.size(), 0);
-  // Whole state: data rank 0 speaks. Sharded: the first shard group.
+  // Whole state: data rank 0 contributes. Sharded: the first shard group.
   const bool is_root = sharded ? place.data_rank < place.shard : place.data_rank == 0;
   std::vector<params::FlatRange> ranges{{{0, layout.elements()}, 0}};
   if (sharded) ranges = stage.shards().own_ranges();
@@ -160,8 +160,8 @@ inline std::vector<std::vector<float>> gather_logical(const Replica& replica,
   return result;
 }
 
-/// Micro-batches of one data rank in step `step`. Weights differ from sequence to sequence, so that
-/// a mean of means would be wrong.
+/// Micro-batches of one data rank in step `step`. Weights differ between sequences, so that a mean
+/// of means would be wrong.
 inline std::vector<HostMicrobatch> make_batches(const model::ModelConfig& config,
                                                 const LayoutCase& layout, int data_rank,
                                                 std::int64_t step, int global_batch) {
@@ -193,7 +193,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .offload = settings.offload,
           .sequence_parallel = layout.sequence_parallel,
           .recompute = layout.recompute,
-          .exact_gelu = layout.exact_gelu && !settings.make_device,  // as runs set it
+          .exact_gelu = layout.exact_gelu && !settings.make_device,  // as in runs
           .compute = settings.compute,
           .reads_masters = !settings.make_device && !settings.stochastic && !settings.copies,
           .reproducible = settings.reproducible,
@@ -222,7 +222,7 @@ struct LayoutRun {
                                 stochastic, graphs),
                 grid, recorder, ledger) {}
 
-  /// The gradients that the last step left, every logical tensor of them.
+  /// The last step's gradients of every logical tensor.
   std::vector<std::vector<float>> gradients() {
     const state::ModelState& state = replica.state();
     const bool sharded = layout.zero > 0;
@@ -278,7 +278,7 @@ struct LayoutRun {
   Replica replica;
 };
 
-/// Where this rank holds other bytes than planned; empty: nowhere.
+/// Where this rank's memory differs from the plan; empty: nowhere.
 inline std::string memory_fault(LayoutRun& run) {
   const Stage& stage = run.replica.stage();
   const StageMemory& memory = run.replica.engine().memory();
@@ -310,8 +310,8 @@ inline std::string memory_fault(LayoutRun& run) {
   return fault;
 }
 
-/// Where steps after the first were not launched as graphs, though they were to be; empty: they
-/// were. A rank of a tensor group has none.
+/// Where steps after the first were not launched as graphs although configured; empty: nowhere. A
+/// rank of a tensor group has none.
 inline std::string graphs_fault(LayoutRun& run, const RunSettings& settings) {
   if (!settings.graphs) return {};
   const StepGraphs& graphs = run.replica.engine().graphs();
@@ -325,7 +325,7 @@ inline std::string graphs_fault(LayoutRun& run, const RunSettings& settings) {
                      graphs.captured(), graphs.launched(), steps, graphs.refusal());
 }
 
-/// Losses of a batch by forward alone, on every rank.
+/// Losses of a batch by forward only, on every rank.
 inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& config,
                                     const RunSettings& settings) {
   const int data_rank = run.grid.coordinate(comm::Axis::data);
@@ -334,7 +334,7 @@ inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& co
        make_batches(config, run.layout, data_rank, settings.steps, settings.global_batch)) {
     for (const LossSum& leaf : run.replica.engine().evaluate(batch)) own.push_back(leaf.loss);
   }
-  // Every rank of a replica knows the same; data ranks have neighboring sequences.
+  // All ranks of a replica have the same; data ranks have neighboring sequences.
   const auto data = static_cast<std::size_t>(run.layout.data);
   std::vector<double> all(own.size() * data, 0.0);
   const bool is_root = run.grid.coordinate(comm::Axis::tensor) == 0 &&
@@ -344,7 +344,7 @@ inline std::vector<double> evaluate(LayoutRun& run, const model::ModelConfig& co
   MPI_Allreduce(MPI_IN_PLACE, all.data(), static_cast<int>(all.size()), MPI_DOUBLE, MPI_SUM,
                 run.comm);
   for (std::size_t i = 0; i < own.size(); ++i) {
-    TRIREME_ASSERT(all[first + i] == own[i], "ranks of a replica know other losses");
+    TRIREME_ASSERT(all[first + i] == own[i], "losses differ between ranks of a replica");
   }
   if (settings.reproducible) return all;
   return {std::accumulate(all.begin(), all.end(), 0.0)};

@@ -31,7 +31,7 @@ TEST(Layouts, EqualOneRankBitForBit) {
       {.schedule = "gpipe"},
       {.schedule = "zero-bubble"},
       {.schedule = "zero-bubble", .recompute = model::Recompute::cheap},
-      // Files may split the backward of some micro-batches and do that of others whole.
+      // Schedule files may split the backward of some micro-batches and not of others.
       {.schedule = "file:mixed", .schedule_text = "0F0,0B0,0F1,0I1,0W1", .micro_batch = 4},
       {.pipeline = 2,
        .schedule = "file:mixed",
@@ -85,7 +85,7 @@ TEST(Layouts, EqualOneRankBitForBit) {
   }
 }
 
-// With one group of sequences on each data rank, the activations of the only micro-batch alias
+// With one group of sequences per data rank, the activations of the only micro-batch alias
 // gradients; with several micro-batches or groups they do not.
 TEST(Layouts, AliasedGradientsChangeNoBit) {
   int rank = 0, size = 1;

@@ -1,4 +1,4 @@
-// The layout matrix: which models and which layouts of them are compared with one rank. Pure.
+// The layout matrix: models and layouts compared with one rank. Pure.
 #pragma once
 
 #include <random>
@@ -10,14 +10,14 @@
 
 namespace trireme::parallel::test {
 
-/// A model and how its sums are cut in reproducible mode.
+/// A model and how its sums are split in reproducible mode.
 struct MatrixModel {
   std::string name;
   model::ModelConfig config;
   int virtual_tensor = 8, virtual_data = 8;
 };
 
-/// Small, and of sizes that nothing divides.
+/// Small, with sizes that nothing divides.
 inline const std::vector<MatrixModel>& matrix_models() {
   static const std::vector<MatrixModel> models = [] {
     const auto make = [](bool llama, int layers, int heads, int kv_heads, int vocabulary, bool tied,
@@ -45,9 +45,9 @@ inline const std::vector<MatrixModel>& matrix_models() {
     };
     return std::vector<MatrixModel>{
         {"gpt2", make(false, 3, 4, 4, 53, true, 0.1), 8, 4},
-        // Fewer heads than tensor ranks: one of them has none.
+        // Fewer heads than tensor ranks: one has none.
         {"gpt2-deep", make(false, 7, 3, 3, 61, false, 0), 4, 8},
-        // Six query heads do not divide by four, and two key/value heads are fewer than that.
+        // Six query heads do not divide by four, and there are fewer key/value heads than that.
         {"llama", make(true, 7, 6, 2, 47, false, 0), 4, 4},
         {"llama-tied", make(true, 3, 4, 1, 59, true, 0), 8, 16},
     };
@@ -66,7 +66,7 @@ struct MatrixCase {
 /// Sequences of a global batch: the largest data degree times the largest micro-batch.
 inline constexpr int matrix_batch = 16;
 
-/// What a row's values stand for.
+/// The meaning of a row's values.
 inline MatrixCase matrix_case(const Row& row) {
   struct Zero {
     int stage;
@@ -95,7 +95,7 @@ inline MatrixCase matrix_case(const Row& row) {
   return {at(9), layout};
 }
 
-/// All layouts that eight ranks can have and that mean something.
+/// All meaningful layouts of eight ranks.
 inline Space matrix_space() {
   Space space;
   space.values = {3, 3, 3, 4, 8, 2, 4, 3, 2, static_cast<int>(matrix_models().size())};
@@ -120,7 +120,7 @@ inline std::vector<MatrixCase> cases_of(const std::vector<Row>& rows) {
 
 inline std::vector<Row> matrix_rows() { return cover(matrix_space(), 64); }
 
-/// `count` rows drawn from all feasible ones.
+/// `count` random rows of all feasible ones.
 inline std::vector<Row> random_rows(std::uint64_t seed, int count) {
   const std::vector<Row> all = feasible_rows(matrix_space());
   std::mt19937_64 generator(seed);

@@ -1,4 +1,4 @@
-// The matrix's runs on the ranks of the world: one rank's results, and each case beside them.
+// Runs of the matrix on the ranks of the world: one rank's results, and each case beside them.
 #pragma once
 
 #include <cstdlib>
@@ -24,7 +24,7 @@ inline int world_size() {
   return size;
 }
 
-/// How the models of the matrix are run.
+/// Settings of the matrix's models.
 struct MatrixRuns {
   bool reproducible = true;
   int steps = 10;
@@ -94,7 +94,7 @@ inline std::vector<RunResult> references(const MatrixRuns& runs) {
   return results;
 }
 
-/// The covering array, on every rank, made on the first.
+/// The covering array, on every rank, computed on the first.
 inline std::vector<Row> committed_rows() {
   std::vector<Row> rows;
   if (world_rank() == 0) rows = matrix_rows();
@@ -111,8 +111,8 @@ inline std::vector<Row> drawn_rows() {
   return random_rows(static_cast<std::uint64_t>(seed), 10);
 }
 
-/// Runs `compare` on the result of each case, on all its ranks. An exception ends the launch: the
-/// case's other ranks would wait for ever.
+/// Runs `compare` on the result of each case, on all its ranks. An exception ends the launch,
+/// because the case's other ranks would wait forever.
 template <class Compare>
 void run_cases(const std::vector<MatrixCase>& cases, const MatrixRuns& runs,
                const Compare& compare) {
@@ -140,7 +140,7 @@ void run_cases(const std::vector<MatrixCase>& cases, const MatrixRuns& runs,
   }
 }
 
-/// Every case's bits against one rank's in the same mode.
+/// Compares every case with one rank in the same mode, bit for bit.
 inline void compare_bits(const std::vector<MatrixCase>& cases, const MatrixRuns& runs,
                          const std::vector<RunResult>& one) {
   run_cases(

@@ -1,4 +1,4 @@
-// What reproducible mode costs: seconds of a step in both modes and their ratio, for layouts of as
+// The cost of reproducible mode: seconds per step in both modes and their ratio, for layouts of as
 // many ranks as the launch has. A measurement, run by hand (docs/reproducibility.md).
 #include <chrono>
 

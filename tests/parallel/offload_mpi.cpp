@@ -1,4 +1,4 @@
-// Offloaded optimizers: steps that are skipped, and checks of what replicas hold in host memory.
+// Offloaded optimizers: skipped steps, and checks of replicas in host memory.
 #include <cmath>
 
 #include <gtest/gtest.h>

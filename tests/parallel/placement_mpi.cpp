@@ -1,4 +1,4 @@
-// A replica that one rank has damaged is found, by name.
+// A replica that one rank has damaged is found and named.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -18,8 +18,8 @@ std::string complaint_of(LayoutRun& run) {
   return {};
 }
 
-/// Changes one bit of the first (or last) element of `row` on the last rank; the complaint of every
-/// rank.
+/// Changes one bit of the first (or last) element of `row` on the last rank; returns the error of
+/// every rank.
 std::string complaint_after_damage(const LayoutCase& layout, const std::string& row,
                                    bool llama = false, bool last = false) {
   LayoutRun run(testing_support::odd_model(llama), layout, stage_options(layout, {}),
@@ -59,7 +59,7 @@ TEST(Placement, DamagedReplicasAreNamed) {
   expect({.data = 4, .zero = 1}, "blocks.0.norm2.bias", "data");
 }
 
-// A key/value head that two tensor ranks' queries need is on both; the value heads come last.
+// A key/value head that two tensor ranks' queries need is on both; the value heads are last.
 TEST(Placement, SharedKeyValueHeadsAreCompared) {
   int size = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -69,12 +69,12 @@ TEST(Placement, SharedKeyValueHeadsAreCompared) {
   EXPECT_NE(complaint.find("replicas of blocks.0.attention.qkv.weight rows ["), std::string::npos)
       << complaint;
   EXPECT_NE(complaint.find("on the tensor axis"), std::string::npos) << complaint;
-  // Its queries are its own.
+  // Its queries have no replica.
   EXPECT_EQ(complaint_after_damage({.tensor = size}, "blocks.0.attention.qkv.weight", true), "");
 }
 
-// Weights that are split have no replica on the tensor axis: what one rank holds is its own.
-TEST(Placement, SplitRowsAreNobodyElsesBusiness) {
+// Split weights have no replica on the tensor axis.
+TEST(Placement, SplitRowsAreNotCompared) {
   int size = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (size != 2) return;

@@ -1,5 +1,5 @@
-// Which calls of attention are told that their mask is plain (AttentionMask::plain), from a batch
-// as the loader makes it to the operation.
+// Which attention calls get a plain mask (AttentionMask::plain), from the loader's batch to the
+// operation.
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ struct Masks {
   int plain = 0, other = 0;
 };
 
-/// Operations of the CPU that count the masks they are given, and say that they choose.
+/// CPU operations that count the masks they receive and claim to choose kernels.
 class CountingOps final : public ops::ForwardingOps<CountingOps>, public ops::Choosing {
  public:
   CountingOps(std::unique_ptr<ops::Ops> inner, Masks& masks)
@@ -48,8 +48,8 @@ MakeTestDevice counting_in(Masks& masks) {
   };
 }
 
-/// A step on the ranks of the world, and an evaluation, on batches that `change` had its way with:
-/// the masks of all ranks together.
+/// A step and an evaluation on the ranks of the world, on batches that `change` modifies: the masks
+/// of all ranks.
 Masks masks_of(bool llama, LayoutCase layout, bool reproducible, const Change& change = {}) {
   const model::ModelConfig config = testing_support::odd_model(llama);
   layout.micro_batch = 2;
@@ -91,7 +91,7 @@ TEST(PlainAttention, OfOrdinaryRunsInEveryLayout) {
   }
 }
 
-TEST(PlainAttention, NotWhereTheMaskSaysMore) {
+TEST(PlainAttention, NotForOtherMasks) {
   LayoutCase layout;
   layout.data = world_size();
   const auto length = [](const data::Batch& batch) {
@@ -130,8 +130,8 @@ TEST(PlainAttention, NotWhereTheMaskSaysMore) {
   }
 }
 
-/// A library's kernels are chosen, and their work space taken, for what the run will ask of it.
-TEST(PlainAttention, MadeUpTokensAreMaskedAsTheRunsAre) {
+/// Kernels are chosen, and their work space allocated, for the masks of the run.
+TEST(PlainAttention, SyntheticTokensAreMaskedAsInTheRun) {
   LayoutCase layout;
   layout.data = world_size();
   const RunSettings settings;
@@ -146,7 +146,7 @@ TEST(PlainAttention, MadeUpTokensAreMaskedAsTheRunsAre) {
   }
 }
 
-/// Tokens of one document after another, of seven tokens each.
+/// Tokens of consecutive documents of seven tokens each.
 class Documents final : public data::TokenReader {
  public:
   std::int64_t tokens() const override { return 1000; }

@@ -1,5 +1,5 @@
-// Training in narrow types beside fp32, on a simulated device whose operations round as a real
-// one's would, and on the host's own.
+// Training in narrow types against fp32, on a simulated device that rounds like a real one, and on
+// the host.
 #include <gtest/gtest.h>
 
 #include "matrix_runs.hpp"
@@ -32,7 +32,7 @@ TEST(Precision, LossesInBf16StayWithinOnePercent) { compare_losses(make_simulate
 
 TEST(Precision, LossesInBf16OnTheHostStayWithinOnePercent) { compare_losses({}); }
 
-/// Rounded by the bits of seed, step and element: the same weights are read in every layout.
+/// Rounded by the bits of seed, step and element: every layout reads the same weights.
 TEST(Precision, StochasticRoundingIsTheSameInEveryLayout) {
   const int ranks = world_size();
   std::vector<LayoutCase> layouts{{.data = ranks, .zero = 0, .micro_batch = 2},
@@ -69,9 +69,8 @@ TEST(Precision, StochasticRoundingIsTheSameInEveryLayout) {
   }
 }
 
-/// A copy of the weights in bf16, and masters that operations round as they read them: the same
-/// bits.
-TEST(Precision, MastersReadDirectlyGiveTheBitsOfARoundedCopy) {
+/// A bf16 copy of the weights, and masters that operations round as they read them: the same bits.
+TEST(Precision, MastersReadDirectlyMatchARoundedCopyBitForBit) {
   const int models = static_cast<int>(matrix_models().size());
   for (int model = world_rank(); model < models; model += world_size()) {
     for (const bool reproducible : {false, true}) {
@@ -96,7 +95,7 @@ TEST(Precision, MastersReadDirectlyGiveTheBitsOfARoundedCopy) {
   }
 }
 
-/// With masters a run follows the fp32 one where updates are too small for the narrow type itself.
+/// With masters a run follows the fp32 one even if updates are too small for the narrow type.
 TEST(Precision, SmallUpdatesAreKeptInMasters) {
   const MatrixModel& model = matrix_models().front();
   const RunSettings settings = settings_of(

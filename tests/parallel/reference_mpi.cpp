@@ -1,5 +1,5 @@
 // The whole model, its gradients and its optimizer against PyTorch (tests/reference), in every kind
-// of layout that the launch has ranks for.
+// of layout that fits the launch.
 #include <algorithm>
 #include <cmath>
 
@@ -28,7 +28,7 @@ struct Setting {
   bool reproducible = false;
 };
 
-/// Layouts of exactly as many ranks as there are.
+/// Layouts of exactly as many ranks as the launch has.
 std::vector<Setting> settings() {
   const std::vector<Setting> all = {
       {"one", {.micro_batch = 3}},
@@ -125,8 +125,7 @@ class Case {
 };
 
 /// Each parameter's gradient g: error at most 1e-5·max(‖g‖, 1e-2·‖all‖/√(number of parameters)).
-/// Some gradients (key biases) are zero in exact arithmetic and only rounding here, hence the
-/// second term.
+/// The second term is for gradients (key biases) that are zero in exact arithmetic.
 void expect_gradients(Case& c, const std::string& what) {
   const auto found = c.run.gradients();
   const auto& rows = c.run.model.table().rows();

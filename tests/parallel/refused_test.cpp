@@ -1,4 +1,4 @@
-// Layouts that must be refused, and by which key the message names the mistake.
+// Layouts that must be refused, and the key that the message must name.
 #include <functional>
 
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 namespace trireme::parallel::test {
 namespace {
 
-/// What a user asks for.
+/// A user's request.
 struct Asked {
   int world = 1;
   comm::Degrees degrees;
@@ -18,7 +18,7 @@ struct Asked {
   int model = 0;  // of matrix_models()
 };
 
-/// All ranks' stages of what is asked for, as a run makes them.
+/// All ranks' stages of the request, as in a run.
 void lay_out(const Asked& asked) {
   const comm::GridShape shape = comm::make_grid_shape(asked.world, asked.degrees);
   const model::Transformer model(matrix_models()[static_cast<std::size_t>(asked.model)].config);
@@ -40,8 +40,8 @@ void lay_out(const Asked& asked) {
 struct Refused {
   const char* what;
   Asked asked;
-  const char* key;   // the message begins with it
-  const char* mend;  // and says this
+  const char* key;     // the message starts with it
+  const char* remedy;  // and contains this
 };
 
 StageOptions stage(const std::function<void(StageOptions&)>& change) {
@@ -168,7 +168,7 @@ const std::vector<Refused>& refused() {
   return list;
 }
 
-TEST(Refused, NamesTheKeyAndWhatWouldWork) {
+TEST(Refused, NamesTheKeyAndARemedy) {
   for (const Refused& each : refused()) {
     SCOPED_TRACE(each.what);
     try {
@@ -176,12 +176,12 @@ TEST(Refused, NamesTheKeyAndWhatWouldWork) {
       ADD_FAILURE() << "was accepted";
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(), testing::StartsWith(each.key));
-      EXPECT_THAT(error.what(), testing::HasSubstr(each.mend));
+      EXPECT_THAT(error.what(), testing::HasSubstr(each.remedy));
     }
   }
 }
 
-// What the matrix calls feasible can be laid out, in both modes.
+// Every layout of the matrix can be built, in both modes.
 TEST(Refused, NothingOfTheMatrix) {
   for (const Row& row : random_rows(1, 100)) {
     const MatrixCase each = matrix_case(row);

@@ -1,5 +1,5 @@
-// A rehearsal of a large run: 64 ranks, tensor 4 × pipeline 4 × data 4 with ZeRO 1, bit for bit
-// what one rank computes.
+// A rehearsal of a large run: 64 ranks, tensor 4 × pipeline 4 × data 4 with ZeRO 1, bit for bit the
+// results of one rank.
 #include <chrono>
 #include <thread>
 
@@ -11,7 +11,7 @@
 namespace trireme::parallel::test {
 namespace {
 
-/// Waits for everyone without taking a core from those that still work.
+/// Waits for all ranks without using a core.
 void wait_for_all() {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &request);

@@ -45,7 +45,7 @@ struct Bytes {
   std::int64_t parameters = 0, gradients = 0, optimizer = 0;
 };
 
-/// What the ledger says of one rank.
+/// The ledger of one rank.
 Bytes held(const Stage& stage) {
   device::MemoryLedger ledger;
   const state::ModelState state(stage.layout(), stage.shards(), stage.state_options(), ledger);
@@ -84,7 +84,8 @@ TEST_P(StateBytes, EqualTheFormula) {
           const Bytes own = held(stage);
           parameters = rank_parameters(stage.chunks().front(), tensor, tied);
           groups = static_cast<std::int64_t>(stage.layout().groups().size());
-          // Cuts fall on norm blocks, at most half of one off at either end of a group's shard.
+          // Shard boundaries are on norm blocks: at most half a block off at either end of a
+          // group's shard.
           const auto expect = [&](const char* what, std::int64_t bytes, std::int64_t each,
                                   bool sharded) {
             const double ideal = static_cast<double>(each * parameters) / (sharded ? shard : 1);
@@ -97,7 +98,7 @@ TEST_P(StateBytes, EqualTheFormula) {
           expect("parameters", own.parameters, 4, zero >= 3);
           expect("gradients", own.gradients, 4, zero >= 2);
           expect("optimizer", own.optimizer, 8, zero >= 1);
-          // As the shard map says, exactly.
+          // Exactly as in the shard map.
           for (int g = 0; zero > 0 && g < groups; ++g) {
             const auto& counts = stage.shards().counts(g);
             const double even =
@@ -114,7 +115,7 @@ TEST_P(StateBytes, EqualTheFormula) {
           sum.gradients += own.gradients;
           sum.optimizer += own.optimizer;
         }
-        // Over a shard group nothing is held twice and nothing is missing.
+        // Within a shard group nothing is held twice and nothing is missing.
         EXPECT_EQ(sum.parameters, 4 * parameters * (zero >= 3 ? 1 : shard));
         EXPECT_EQ(sum.gradients, 4 * parameters * (zero >= 2 ? 1 : shard));
         EXPECT_EQ(sum.optimizer, 8 * parameters * (zero >= 1 ? 1 : shard));
@@ -123,9 +124,9 @@ TEST_P(StateBytes, EqualTheFormula) {
   }
 }
 
-/// bf16: a copy beside masters takes two bytes a parameter; CPUs read the masters themselves where
-/// each rank has all of them.
-TEST_P(StateBytes, OfMastersThatAreReadDirectly) {
+/// bf16: a copy beside masters takes two bytes a parameter; CPUs read the masters directly if each
+/// rank has all of them.
+TEST_P(StateBytes, OfMastersReadDirectly) {
   const model::Transformer model(even_model(true));
   for (const bool direct : {false, true}) {
     for (const bool offload : {false, true}) {

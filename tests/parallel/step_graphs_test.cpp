@@ -1,4 +1,4 @@
-// Graphs of steps on the simulated device, without a model: what a capture that fails leaves.
+// Graphs of steps on the simulated device, without a model: the effects of a failed capture.
 #include "trireme/parallel/step_graphs.hpp"
 
 #include <thread>
@@ -10,7 +10,7 @@
 namespace trireme::parallel {
 namespace {
 
-/// One number on a device, to which each step adds one.
+/// One number on a device, incremented by each step.
 struct Counter {
   explicit Counter(unsigned seed) : device(seed) {
     const std::int64_t zero = 0;
@@ -37,14 +37,14 @@ struct Counter {
   StepGraphs graphs{ledger, true};
 };
 
-/// In each step once, whatever becomes of the capture, which is in the second step.
-TEST(StepGraphs, WhatACaptureForbidsEndsItAndIsDoneAllTheSame) {
+/// Every step counts once, whatever happens to the capture in the second step.
+TEST(StepGraphs, AForbiddenOperationEndsTheCaptureAndIsStillDone) {
   using Forbidden = std::function<void(Counter&)>;
   const std::vector<std::pair<const char*, Forbidden>> forbidden = {
       {"nothing", [](Counter&) {}},
       {"memory",
        [](Counter& own) { const device::Buffer room(own.ledger, device::Use::batch, 8); }},
-      {"memory given back", [](Counter& own) { own.spare = device::Buffer(); }},
+      {"memory released", [](Counter& own) { own.spare = device::Buffer(); }},
       {"a wait", [](Counter& own) { own.device.synchronize(); }},
       {"a fence", [](Counter& own) { own.device.fence(); }},
       {"a copy to the host", [](Counter& own) { own.value(); }},
@@ -73,7 +73,7 @@ TEST(StepGraphs, WhatACaptureForbidsEndsItAndIsDoneAllTheSame) {
 }
 
 /// On a GPU it would become part of the capture.
-TEST(StepGraphs, NoOtherThreadMayUseTheQueueMeanwhile) {
+TEST(StepGraphs, NoOtherThreadMayUseTheQueueDuringACapture) {
   Counter own(8);
   bool refused = false;
   int calls = 0;

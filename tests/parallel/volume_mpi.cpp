@@ -1,6 +1,6 @@
-// Bytes on the wire in one step of the fast mode, counted by the communicators, against the
-// formulae of the field: Rajbhandari et al., "ZeRO" (2020), section 7; Narayanan et al. (2021),
-// section 3.2; Korthikanti et al. (2022), section 4.2.2.
+// Bytes on the wire in one step of the fast mode, counted by the communicators, against published
+// formulas: Rajbhandari et al., "ZeRO" (2020), section 7; Narayanan et al. (2021), section 3.2;
+// Korthikanti et al. (2022), section 4.2.2.
 #include <map>
 
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@ namespace {
 constexpr int ranks = 4;
 constexpr std::int64_t word = sizeof(float);
 
-/// Many narrow blocks, so that what stays gathered at a turn of the program (the last unit between
-/// forward and backward, the first between micro-batches) is under 5 % of the parameters.
+/// Many narrow blocks, so that what stays gathered (the last unit between forward and backward, the
+/// first between micro-batches) is under 5 % of the parameters.
 model::ModelConfig deep_model() {
   model::ModelConfig config;
   config.layers = 32;
@@ -28,7 +28,7 @@ model::ModelConfig deep_model() {
   return config;
 }
 
-/// A step with `global_batch` sequences; bytes that all ranks together have sent, by group.
+/// A step with `global_batch` sequences; bytes that all ranks together sent, by group.
 struct Counted {
   std::map<std::string, double> bytes;
   std::map<std::string, double> most;  // of one rank
@@ -91,10 +91,10 @@ TEST(Volume, OfDataParallelState) {
       const std::string what = layout.to_string() + fmt::format(" m {}", micro_batches);
       const auto& group = each.zero == 0 ? "data" : "shard";
       expect_volume(counted.bytes.at(group), factor * sent(ranks, parameters), what);
-      // Nothing else worth mentioning goes over the data axis.
+      // Nothing else significant goes over the data axis.
       const auto& other = each.zero == 0 ? "shard" : "data";
       EXPECT_EQ(counted.bytes.at(other) + counted.bytes.at("replica"), 0) << what;
-      // All-reduces share the work out evenly.
+      // All-reduces distribute the work evenly.
       if (each.zero == 0) {
         expect_volume(counted.most.at("data"), factor * sent(ranks, parameters) / ranks, what);
       }
@@ -115,8 +115,8 @@ TEST(Volume, OfHybridSharding) {
 }
 
 // Four all-reduces of b·s·h per layer and micro-batch, one for the embedding's output and one for
-// the gradient that the head hands back; with sequence parallelism as many pairs of reduce-scatter
-// and all-gather, which send as much.
+// the head's input gradient; with sequence parallelism as many pairs of reduce-scatter and
+// all-gather, which send as much.
 TEST(Volume, OfTensorParallelism) {
   if (!four_ranks()) GTEST_SKIP() << "for " << ranks << " ranks";
   model::ModelConfig config = deep_model();
@@ -140,7 +140,7 @@ TEST(Volume, OfTensorParallelism) {
 }
 
 // Each boundary between virtual stages is crossed by one activation and one gradient of b·s·h per
-// micro-batch; sequence parallelism and tensor ranks split them as they split activations.
+// micro-batch, split by sequence parallelism and tensor ranks as activations are.
 TEST(Volume, OfPipelineParallelism) {
   if (!four_ranks()) GTEST_SKIP() << "for " << ranks << " ranks";
   model::ModelConfig config = deep_model();
