@@ -1,4 +1,4 @@
-// Saving with several ranks in made-up layouts, loading in others, and failures of one rank.
+// Saving with several ranks in random layouts, loading in others, and failures of one rank.
 #include <csignal>
 #include <optional>
 
@@ -31,7 +31,7 @@ class CheckpointMpi : public testing::Test {
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
 
-  /// Every rank's text, to compare.
+  /// Gathers every rank's text for comparison.
   std::vector<std::string> gather(const std::string& text) {
     std::vector<std::string> all;
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(text.data());
@@ -41,9 +41,8 @@ class CheckpointMpi : public testing::Test {
     return all;
   }
 
-  /// The pieces of this rank in a layout that all ranks draw alike: each tensor is cut at random,
-  /// each box is written by a random rank below `writers`, and held as a replica by some
-  /// others.
+  /// This rank's pieces in a random layout that all ranks draw alike: each tensor is split at
+  /// random; a random rank below `writers` writes each box, and some others hold it as a replica.
   std::vector<Piece> random_layout(std::vector<Whole>& wholes, int writers,
                                    std::mt19937_64& random) {
     std::vector<Piece> pieces;
@@ -67,7 +66,7 @@ class CheckpointMpi : public testing::Test {
   fs::path root_;
 };
 
-TEST_F(CheckpointMpi, AnyLayoutLoadsAnyLayout) {
+TEST_F(CheckpointMpi, EveryLayoutLoadsEveryLayout) {
   std::mt19937_64 shared(17);  // the same numbers on every rank
   std::mt19937_64 own(100 + static_cast<std::uint64_t>(rank()));
   for (int round = 0; round < 10; ++round) {
@@ -77,7 +76,7 @@ TEST_F(CheckpointMpi, AnyLayoutLoadsAnyLayout) {
                                  make_whole("parameters/c", {3, 4, 5, 6}, DType::f64, 4)};
     const int writers = 1 + static_cast<int>(shared() % static_cast<std::uint64_t>(size()));
     const std::vector<Piece> pieces = random_layout(wholes, writers, shared);
-    // What rank 0 says of the state counts; others may not know it.
+    // Rank 0's state is saved; others may not have it.
     State state{.step = round, .samples = 64 * round, .seed = 9};
     if (rank() != 0) state.samples = -1;
     const fs::path folder = save(root_, state, pieces, *world_);
@@ -92,7 +91,7 @@ TEST_F(CheckpointMpi, AnyLayoutLoadsAnyLayout) {
       }
     }
     reader.verify();
-    // One file per rank that wrote something.
+    // One file per rank with data.
     const bool wrote = std::any_of(pieces.begin(), pieces.end(),
                                    [](const Piece& p) { return p.write && p.data.elements() > 0; });
     EXPECT_EQ(fs::exists(folder / fmt::format("rank-{:05}.h5", rank())), wrote);
@@ -104,7 +103,7 @@ TEST_F(CheckpointMpi, AFileForEachNodeAndSubFolders) {
   std::vector<Whole> wholes = {make_whole("adamw.moment1/a", {30, 7}, DType::f32, 1),
                                make_whole("parameters/a", {30, 7}, DType::f32, 2),
                                make_whole("parameters/b", {65}, DType::bf16, 3)};
-  // Imagined nodes: one; two of neighbors; two that take turns; one for each rank.
+  // Simulated nodes: one; two of neighbors; two that alternate; one per rank.
   for (const int kind : {0, 1, 2, 3}) {
     for (const std::int64_t per_folder : {1, 2, 1000}) {
       FileLayout layout{.per_folder = per_folder};
@@ -140,7 +139,7 @@ TEST_F(CheckpointMpi, AFileForEachNodeAndSubFolders) {
           EXPECT_LE(entries_below(entry.path()), static_cast<std::size_t>(per_folder));
         }
         EXPECT_EQ(found, reader.files().size());
-        // Beside the manifest: as many files, or folders of files, as are allowed.
+        // Beside the manifest: the allowed number of files, or folders of files.
         EXPECT_LE(
             entries_below(folder),
             1 + std::max<std::size_t>(static_cast<std::size_t>(per_folder),
@@ -151,13 +150,13 @@ TEST_F(CheckpointMpi, AFileForEachNodeAndSubFolders) {
   }
 }
 
-TEST_F(CheckpointMpi, AFailureOfOneRankIsAgreedOnByAll) {
+TEST_F(CheckpointMpi, AFailureOfOneRankIsReportedByAll) {
   Whole whole = make_whole("w", {size(), 5000}, DType::f32, 1);
   const std::vector<Piece> pieces = {piece_of(whole, rank(), rank() + 1)};
   const fs::path before = save(root_, {.step = 1}, pieces, *world_);
   for (int culprit = 0; culprit < size(); ++culprit) {
     std::optional<FileSizeLimit> limit;
-    if (rank() == culprit) limit.emplace(10'000);  // room for HDF5's structure, not for the data
+    if (rank() == culprit) limit.emplace(10'000);  // enough for HDF5's structure, not for the data
     std::string message;
     try {
       save(root_, {.step = 2}, pieces, *world_);

@@ -1,5 +1,4 @@
-// Saving and loading on one rank: contents, naming, replacing, pruning, and what is refused at
-// save.
+// Saving and loading on one rank: contents, names, replacement, pruning, and refused states.
 #include "trireme/checkpoint/checkpoint.hpp"
 
 #include <limits>
@@ -44,7 +43,7 @@ std::vector<Whole> one_of_each_type() {
           make_whole("x/i", {13}, DType::u8, 8)};
 }
 
-TEST_F(CheckpointTest, EveryTypeAndShapeComesBackFromRandomPieces) {
+TEST_F(CheckpointTest, EveryTypeAndShapeLoadsFromRandomPieces) {
   std::mt19937_64 random(11);
   for (int round = 0; round < 20; ++round) {
     std::vector<Whole> wholes = one_of_each_type();
@@ -52,7 +51,7 @@ TEST_F(CheckpointTest, EveryTypeAndShapeComesBackFromRandomPieces) {
     for (Whole& whole : wholes) {
       for (const Region& region : random_regions(whole.shape, 1 + round % 6, random)) {
         pieces.push_back(piece_of(whole, region));
-        // A copy that another rank would hold: not written.
+        // A replica: not written.
         if (random() % 2 == 0) pieces.push_back(piece_of(whole, region, false));
       }
     }
@@ -71,7 +70,7 @@ TEST_F(CheckpointTest, EveryTypeAndShapeComesBackFromRandomPieces) {
   }
 }
 
-TEST_F(CheckpointTest, StateComesBackToTheLastBit) {
+TEST_F(CheckpointTest, StateLoadsBitForBit) {
   const double infinity = std::numeric_limits<double>::infinity();
   State state{.step = 123456789,
               .samples = std::numeric_limits<std::int64_t>::max(),
@@ -91,8 +90,9 @@ TEST_F(CheckpointTest, StateComesBackToTheLastBit) {
   EXPECT_EQ(reader.state().extra, state.extra);
 }
 
-TEST_F(CheckpointTest, BlocksOfLargeTensorsAreCutAndJoinedRight) {
-  // 40 MiB and a bit: two whole blocks of 16 MiB and a part, in two pieces that end off a block.
+TEST_F(CheckpointTest, BlocksOfLargeTensorsAreSplitAndJoined) {
+  // A little over 40 MiB: two whole blocks of 16 MiB and a part, in two pieces that end inside a
+  // block.
   Whole whole = make_whole("big", {10'485'770}, DType::f32, 9);
   const std::int64_t cut = 5'000'001;
   const fs::path folder =
@@ -110,15 +110,15 @@ TEST_F(CheckpointTest, BlocksOfLargeTensorsAreCutAndJoinedRight) {
   }
 }
 
-TEST_F(CheckpointTest, BlocksOfBoxesAreCutAndJoinedRight) {
-  // Two pieces side by side, of 22 and 18 MiB, whose rows lie apart in memory and in the tensor.
+TEST_F(CheckpointTest, BlocksOfBoxesAreSplitAndJoined) {
+  // Two adjacent pieces of 22 and 18 MiB, whose rows are not contiguous in memory or in the tensor.
   Whole whole = make_whole("big", {10, 1'048'577}, DType::f32, 9);
   const std::int64_t cut = 576'717;
   const Region left{{}, {10, cut}}, right{{0, cut}, {10, 1'048'577 - cut}};
   const Reader reader(save_all({.step = 1}, {piece_of(whole, left), piece_of(whole, right)}));
   EXPECT_TRUE(slice_is_right(reader, whole, region_of(whole.shape)));
   EXPECT_TRUE(slice_is_right(reader, whole, {{2, cut - 5}, {6, 10}}));
-  // Row by row, in an order that changes pieces and blocks all the time, from several threads.
+  // Row by row, in an order that alternates pieces and blocks, from several threads.
   std::vector<std::thread> threads;
   std::array<int, 3> wrong{};
   for (int t = 0; t < 3; ++t) {
@@ -133,7 +133,7 @@ TEST_F(CheckpointTest, BlocksOfBoxesAreCutAndJoinedRight) {
   EXPECT_EQ(wrong, (std::array<int, 3>{}));
 }
 
-// Found out by breaking the file behind the reader's back: what it kept it need not read again.
+// Damages the file after a read: cached blocks must not be read again.
 TEST_F(CheckpointTest, NeighboringRowsAreReadAndVerifiedOnce) {
   Whole whole = make_whole("w", {100, 60}, DType::f32, 9);
   Whole large = make_whole("x", {5 * (16 << 20)}, DType::u8, 9);
@@ -150,7 +150,7 @@ TEST_F(CheckpointTest, NeighboringRowsAreReadAndVerifiedOnce) {
   for (std::int64_t row = 0; row < 100; ++row) {
     EXPECT_TRUE(slice_is_right(reader, whole, row, row + 1)) << row;
   }
-  // What is kept is bounded: five blocks of 16 MiB drive the two small ones out.
+  // The cache is bounded: five blocks of 16 MiB evict the two small ones.
   for (int block = 0; block < 5; ++block) {
     EXPECT_TRUE(slice_is_right(reader, large, block * (16 << 20), block * (16 << 20) + 1));
   }
@@ -158,7 +158,7 @@ TEST_F(CheckpointTest, NeighboringRowsAreReadAndVerifiedOnce) {
               HasSubstr("tensor w, from element [0, 0] on: 8000 bytes"));
 }
 
-// What h5dump, h5py and the like see: read with the HDF5 library alone.
+// As seen by h5dump, h5py and similar tools: read with only the HDF5 library.
 TEST_F(CheckpointTest, OtherToolsFindTensorsByTheirNames) {
   const std::string name = "parameters/blocks.0.attention.qkv.weight";
   std::vector<float> values(6 * 4);
@@ -213,12 +213,12 @@ TEST_F(CheckpointTest, OtherToolsFindTensorsByTheirNames) {
   H5Fclose(file);
 }
 
-TEST_F(CheckpointTest, EqualStateMakesEqualBytes) {
+TEST_F(CheckpointTest, EqualStateGivesEqualBytes) {
   Whole whole = make_whole("a/b", {100}, DType::f32, 1);
   const fs::path folder = save_all({.step = 1}, {piece_of(whole, 0, 100)});
   const std::string manifest = read_text(folder / "manifest.json");
   const std::string data = read_text(folder / "rank-00000.h5");
-  ::sleep(1);  // HDF5 keeps times in seconds
+  ::sleep(1);  // HDF5 stores times in seconds
   save_all({.step = 1}, {piece_of(whole, 0, 100)});
   EXPECT_EQ(read_text(folder / "manifest.json"), manifest);
   EXPECT_EQ(read_text(folder / "rank-00000.h5"), data);
@@ -227,28 +227,28 @@ TEST_F(CheckpointTest, EqualStateMakesEqualBytes) {
 TEST_F(CheckpointTest, SavingOverAStepReplacesIt) {
   save_step(3, 100);
   const fs::path folder = save_step(3, 200);
-  fs::create_directory(root() / "step-00000003.tmp");  // of a save that failed
+  fs::create_directory(root() / "step-00000003.tmp");  // of a failed save
   spill(root() / "step-00000003.tmp" / "rank-00000.h5", "rubbish");
   save_step(3, 300);
   EXPECT_EQ(entries_below(root()), 1U);
   expect_all_right(Reader(folder), {make_whole("w", {5, 7}, DType::f32, 303)});
 }
 
-TEST_F(CheckpointTest, AReaderKeepsToOneVersionOfAStepThatIsReplaced) {
+TEST_F(CheckpointTest, AReaderStaysWithOneVersionOfAReplacedStep) {
   const fs::path folder = save_step(3, 100);
   const Reader reader(folder);
   save_step(3, 200);
   EXPECT_THAT(error_of([&] { reader.verify(); }), HasSubstr("do not match their checksum"));
 }
 
-TEST_F(CheckpointTest, NewestPassesOverWhatIsBrokenAndNamesIt) {
+TEST_F(CheckpointTest, NewestPassesOverBrokenFoldersAndNamesThem) {
   EXPECT_EQ(newest(root() / "missing"), std::nullopt);
   EXPECT_EQ(newest(root()), std::nullopt);
   for (const std::int64_t step : {1, 2, 10, 11, 12, 100'000'000}) save_step(step);
   const fs::path good = root() / "step-00000010";
   fs::remove(root() / "step-00000011" / "manifest.json");
   fs::resize_file(root() / "step-00000012" / "rank-00000.h5", 100);
-  fs::rename(root() / "step-100000000", root() / "step-00000099");  // not the step it says
+  fs::rename(root() / "step-100000000", root() / "step-00000099");  // not its manifest's step
   fs::create_directory(root() / "step-00000200");
   fs::create_directory(root() / "step-00000300.tmp");
   fs::create_directory(root() / "step-x");
@@ -263,8 +263,8 @@ TEST_F(CheckpointTest, NewestPassesOverWhatIsBrokenAndNamesIt) {
   EXPECT_THAT(passed_over[4], HasSubstr("step-00000011/manifest.json"));
 }
 
-// Where a file system cannot exchange two names, a crash between two renames leaves this.
-TEST_F(CheckpointTest, AnOldFolderStandsInForAMissingOne) {
+// Left by a crash between two renames on a file system that cannot exchange two names.
+TEST_F(CheckpointTest, AnOldFolderReplacesAMissingOne) {
   save_step(1);
   fs::rename(save_step(2), root() / "step-00000002.old");
   EXPECT_EQ(newest(root()), root() / "step-00000002.old");
@@ -277,7 +277,7 @@ TEST_F(CheckpointTest, AnOldFolderStandsInForAMissingOne) {
   EXPECT_EQ(entries_below(root()), 1U);
 }
 
-TEST_F(CheckpointTest, PruneKeepsTheNewestWholeOnes) {
+TEST_F(CheckpointTest, PruneKeepsTheNewestIntactOnes) {
   for (const std::int64_t step : {1, 2, 3, 4, 5}) save_step(step);
   fs::remove(root() / "step-00000002" / "manifest.json");
   fs::remove(root() / "step-00000004" / "manifest.json");
@@ -323,7 +323,7 @@ TEST_F(CheckpointTest, PiecesThatDoNotCoverAreRefused) {
   EXPECT_THAT(fault({flat}), HasSubstr("a piece [10] from [0] on does not fit into [2, 5]"));
 }
 
-// Any boxes against a count of each element's holders.
+// Random boxes against a count of each element's holders.
 TEST_F(CheckpointTest, TheFirstElementNotHeldOnceIsNamed) {
   std::mt19937_64 random(23);
   int refused = 0;
@@ -356,7 +356,7 @@ TEST_F(CheckpointTest, TheFirstElementNotHeldOnceIsNamed) {
       std::vector<Piece> pieces;
       for (const Region& region : regions) {
         pieces.push_back(piece_of(whole, region));
-        // Its elements by what they are in row-major order of the whole.
+        // Its elements by row-major index in the whole.
         for (std::size_t e = 0; e < holders.size(); ++e) {
           auto left = static_cast<std::int64_t>(e);
           bool inside = true;
@@ -387,7 +387,7 @@ TEST_F(CheckpointTest, TheFirstElementNotHeldOnceIsNamed) {
   EXPECT_GT(refused, 100);
 }
 
-// 512 ranks' worth of boxes: in seconds only where no box is compared with every other.
+// Boxes of 512 ranks: fast only if not all pairs are compared.
 TEST_F(CheckpointTest, ManyBoxesAreCheckedQuickly) {
   Whole whole = make_whole("w", {400, 250}, DType::f32, 1);
   std::vector<Piece> pieces;
@@ -399,7 +399,7 @@ TEST_F(CheckpointTest, ManyBoxesAreCheckedQuickly) {
               HasSubstr("no piece holds element [399, 249]"));
 }
 
-TEST_F(CheckpointTest, NamesThatHdf5OrPeopleWouldMisreadAreRefused) {
+TEST_F(CheckpointTest, AmbiguousNamesAreRefused) {
   for (const std::string name : {"", "/a", "a/", "a//b", "a/../b", ".", "a@5", "a\nb", "größe"}) {
     Whole whole = make_whole(name, {1}, DType::f32, 1);
     EXPECT_THAT(error_of([&] { save_all({.step = 1}, {piece_of(whole, 0, 1)}); }),

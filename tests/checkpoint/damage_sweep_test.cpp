@@ -1,7 +1,6 @@
-// One flipped bit or a cut, anywhere in a file that is read: refused, with the file's name, or
-// nothing of what is read differs. DAMAGES of them (1,000 unless said otherwise) are shared out
-// among the kinds of file, and follow from SEED. Loads run in children, so that a crash or a hang
-// is a failure with its seed.
+// One flipped bit or a truncation, anywhere in a file: refused with the file's name, or all data
+// read are unchanged. DAMAGES of them (default 1,000) are divided among the kinds of file and drawn
+// from SEED. Loads run in child processes, so that a crash or a hang is reported with its seed.
 #include <functional>
 #include <random>
 
@@ -19,8 +18,8 @@
 namespace trireme::checkpoint::test {
 namespace {
 
-/// A kind of file: `make` fills a folder and names the file to damage, `load` reads all that the
-/// program would, throws Error or says what differs from what was made.
+/// A kind of file: `make` fills a folder and returns the file to damage; `load` reads all that the
+/// program would, and throws Error or returns what differs.
 struct Kind {
   const char* name;
   std::function<fs::path(const fs::path&)> make;
@@ -69,7 +68,7 @@ std::string prose_of(int documents) {
   return text;
 }
 
-/// `documents` lines by characters; of 20,000 the shards have an index of several chunks.
+/// `documents` lines as characters; with 20,000 the shards have an index of several chunks.
 fs::path prepare_dataset(const fs::path& folder, int documents) {
   trireme::test::write_text(folder / "text", prose_of(documents));
   data::PrepareOptions options;
@@ -152,7 +151,8 @@ const Kind kinds[] = {
      [](const fs::path& at) { return load_dataset(at, 100); }},
     {"safetensors", write_safetensors, load_safetensors}};
 
-/// A flipped bit: half of the time in any byte, else in one that is not 0; every fifth a cut.
+/// A flipped bit: half of the time in any byte, otherwise in a nonzero one; every fifth a
+/// truncation.
 std::string damaged(const std::string& sound, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::string bytes = sound;
@@ -168,14 +168,14 @@ std::string damaged(const std::string& sound, std::uint64_t seed) {
   return bytes;
 }
 
-/// What a child leaves behind, however it ends.
+/// Shared with the child, however it ends.
 struct Outcome {
-  std::uint64_t seed = 0;  // the last one begun
+  std::uint64_t seed = 0;  // the last one started
   std::int64_t refused = 0, equal = 0;
   char fault[1024] = {};
 };
 
-/// The child's part: `count` damages from `seed` on.
+/// The child's loop: `count` damages from `seed` on.
 void try_all(const Kind& kind, const fs::path& folder, const fs::path& file,
              const std::string& sound, std::uint64_t seed, std::int64_t count, Outcome& outcome) {
   for (std::int64_t i = 0; i < count && outcome.fault[0] == '\0'; ++i) {
@@ -185,7 +185,7 @@ void try_all(const Kind& kind, const fs::path& folder, const fs::path& file,
     std::string fault;
     try {
       fault = kind.load(folder);
-      if (!fault.empty()) fault.insert(0, "read without a word, and differs: ");
+      if (!fault.empty()) fault.insert(0, "read without an error, and differs: ");
       ++outcome.equal;
     } catch (const Error& error) {
       const std::string message = error.what();
@@ -243,9 +243,9 @@ TEST_P(DamageSweep, IsRefusedOrHarmless) {
          static_cast<long long>(outcome.equal), most_memory / 1024);
   EXPECT_EQ(outcome.refused + outcome.equal, all);
   if (all >= 50) {
-    EXPECT_GT(outcome.refused, all / 5) << "cuts alone are so many";
+    EXPECT_GT(outcome.refused, all / 5) << "truncations alone are that many";
   }
-  EXPECT_LT(most_memory, 2L << 20) << "a size was believed before it was checked";
+  EXPECT_LT(most_memory, 2L << 20) << "a size was used before it was checked";
   ::munmap(shared, sizeof(Outcome));
 }
 

@@ -1,4 +1,4 @@
-// Damaged and hostile checkpoints: each fault is found, and named.
+// Damaged and malicious checkpoints: each fault is found and named.
 #include <functional>
 #include <utility>
 
@@ -9,7 +9,7 @@
 
 #include "checkpoint/support.hpp"
 
-// libhdf5 1.10.8 does not free what it had read of an object header that then proves damaged.
+// libhdf5 1.10.8 leaks parts of an object header that turns out to be damaged.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): LeakSanitizer's name
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 
@@ -42,7 +42,7 @@ class DamageTest : public testing::Test {
     manifest_ = manifest_of(folder_);
   }
 
-  /// What opening and reading everything says.
+  /// The error of opening and reading everything.
   std::string fault() const {
     return error_of([&] {
       const Reader reader(folder_);
@@ -52,7 +52,7 @@ class DamageTest : public testing::Test {
     });
   }
 
-  /// The fault after `edit` of the manifest, sealed again.
+  /// The error after `edit` of the manifest, sealed again.
   std::string fault_after(const std::function<void(json&)>& edit) const {
     json manifest = manifest_;
     edit(manifest);
@@ -83,7 +83,7 @@ TEST_F(DamageTest, AFlippedBitIsNamedWithFileTensorAndOffset) {
   const std::size_t byte = data + static_cast<std::size_t>(2 * block * 4 + 12345);
   flip_bit(file, byte, 3);
   const Reader reader(folder);
-  EXPECT_TRUE(slice_is_right(reader, big, 0, 2 * block)) << "blocks that are whole can be read";
+  EXPECT_TRUE(slice_is_right(reader, big, 0, 2 * block)) << "intact blocks can be read";
   EXPECT_TRUE(slice_is_right(reader, big, 3 * block, 3 * block + 1000));
   const auto named = AllOf(HasSubstr(file.string()), HasSubstr("tensor opt/moment"),
                            HasSubstr(fmt::format("element [{}]", 2 * block)),
@@ -94,7 +94,7 @@ TEST_F(DamageTest, AFlippedBitIsNamedWithFileTensorAndOffset) {
               named);
   EXPECT_THAT(error_of([&] { reader.verify(); }), named);
   flip_bit(file, byte, 3);
-  EXPECT_TRUE(slice_is_right(reader, big, 3 * block - 1, 3 * block)) << "a bad block was kept";
+  EXPECT_TRUE(slice_is_right(reader, big, 3 * block - 1, 3 * block)) << "a bad block was cached";
 }
 
 TEST_F(DamageTest, EveryUnsealedChangeOfTheManifestIsFound) {
@@ -130,13 +130,12 @@ TEST_F(DamageTest, RandomSealedChangesOfTheManifestNeverCrash) {
       const std::size_t byte = random() % bad.size();
       if (random() % 2 == 0) {
         bad[byte] = static_cast<char>(bad[byte] ^ (1 << random() % 8));
-      } else {  // a larger number, where it hits one
+      } else {  // a larger number, if on a digit
         bad.insert(byte, std::string(1 + random() % 20, '9'));
       }
     }
     write_sealed(folder_, bad);
-    // A forger may rename a tensor or change the step; what is read is then still whole by its
-    // checksums.
+    // An edit may rename a tensor or change the step; the data still match their checksums.
     const std::string message = error_of([&] {
       const Reader reader(folder_);
       reader.verify();
@@ -170,13 +169,13 @@ TEST_F(DamageTest, HostileManifestsAreRefused) {
        [](json& m) {
          m["tensors"][0]["shape"] = {1LL << 32, 1LL << 31};
        }},
-      // 2^64 + 9 elements, were it allowed to wrap round.
+      // 2^64 + 9 elements, if overflow were allowed.
       {"more than 2^63 bytes",
        [](json& m) {
          m["tensors"][0]["shape"] = {3LL << 61, 3};
        }},
       {"more than 2^63 bytes", [large](json& m) { m["tensors"][0]["shape"] = {large}; }},
-      // An extent of 0 does not excuse the others.
+      // An extent of 0 does not cancel the others.
       {"more than 2^63 bytes",
        [](json& m) {
          m["tensors"][0]["shape"] = {1LL << 62, 1LL << 62, 0};
@@ -281,8 +280,8 @@ TEST_F(DamageTest, HostileManifestsAreRefused) {
   EXPECT_EQ(fault_after([](json&) {}), "") << "the untouched manifest, sealed by this test";
 }
 
-TEST_F(DamageTest, AnyTypeThatReadsTheSameBytesIsNoOther) {
-  // bf16 and u16 lie in the file as the same type; the manifest decides. Reading as another type is
+TEST_F(DamageTest, TypesOfEqualSizeAreNotInterchangeable) {
+  // bf16 and u16 have the same type in the file; the manifest decides. Reading as the other type is
   // refused.
   const Reader reader(folder_);
   std::vector<std::uint16_t> to(5);
@@ -330,14 +329,13 @@ TEST_F(DamageTest, LinksInTheFolderAreRefused) {
   EXPECT_THAT(fault(), HasSubstr("manifest.json: is a symbolic link"));
 }
 
-/// Puts something else in the place of dataset "n" (5 × uint16) and adapts the manifest to the new
-/// size.
+/// Replaces dataset "n" (5 × uint16) and adapts the manifest to the new size.
 class ForgedFileTest : public DamageTest {
  protected:
   std::string fault_with(const std::function<void(hid_t)>& make) {
     {
       const data::hdf5::Lock lock;
-      const hid_t access = H5Pcreate(H5P_FILE_ACCESS);  // the format that save writes
+      const hid_t access = H5Pcreate(H5P_FILE_ACCESS);  // the format of save
       H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
       const hid_t file = H5Fopen(data_file().c_str(), H5F_ACC_RDWR, access);
       H5Pclose(access);
@@ -349,7 +347,7 @@ class ForgedFileTest : public DamageTest {
     return fault_after([&](json& m) { m["files"][0]["bytes"] = fs::file_size(data_file()); });
   }
 
-  /// Dataset "n" of `extent` × `type` with a property list that `set` changes.
+  /// Dataset "n" of `extent` × `type` with a property list changed by `set`.
   static void make_dataset(hid_t file, hid_t type, hsize_t extent,
                            const std::function<void(hid_t)>& set) {
     const std::vector<std::uint16_t> values(64, 7);

@@ -1,4 +1,4 @@
-// Full disks, folders that cannot be written, and processes that die while they save.
+// Full disks, unwritable folders, and processes that die during a save.
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(CheckpointFailure, AFileSizeLimitAnywhereLeavesThePreviousOneWhole) {
+TEST(CheckpointFailure, AFileSizeLimitLeavesThePreviousCheckpointIntact) {
   const Scratch scratch;
   const auto world = comm::make_self_communicator();
   Whole whole = make_whole("a/w", {40'000}, DType::f32, 1);
@@ -42,7 +42,7 @@ TEST(CheckpointFailure, AFileSizeLimitAnywhereLeavesThePreviousOneWhole) {
   EXPECT_EQ(newest(scratch.path()), scratch.path() / "step-00000002");
 }
 
-TEST(CheckpointFailure, AFullDiskIsNamedAndLeavesThePreviousOneWhole) {
+TEST(CheckpointFailure, AFullDiskIsNamedAndLeavesThePreviousCheckpointIntact) {
   const Scratch scratch;
   const fs::path root = scratch.path() / "disk";
   fs::create_directory(root);
@@ -54,12 +54,12 @@ TEST(CheckpointFailure, AFullDiskIsNamedAndLeavesThePreviousOneWhole) {
   Whole small = make_whole("w", {1000}, DType::f32, 1);
   Whole large = make_whole("w", {400'000}, DType::f32, 2);  // 1.6 MB
   const fs::path before = save(root, {.step = 1}, {piece_of(small, 0, 1000)}, *world);
-  // From plenty of room, in which only the data do not fit, to none at all, in pages of 4 KiB.
+  // From ample space, where only the data do not fit, to none, in pages of 4 KiB.
   for (int pages = 200; pages >= 0; pages -= pages > 8 ? 64 : 1) {
     spill(root / "ballast", "");
-    const std::size_t room = fs::space(root).available;
+    const std::size_t available = fs::space(root).available;
     const std::size_t keep = static_cast<std::size_t>(pages) * 4096;
-    spill(root / "ballast", std::string(room > keep ? room - keep : 0, 'x'));
+    spill(root / "ballast", std::string(available > keep ? available - keep : 0, 'x'));
     const std::string message =
         error_of([&] { save(root, {.step = 2}, {piece_of(large, 0, 400'000)}, *world); });
     EXPECT_THAT(message, testing::StartsWith("checkpoint not saved: rank 0: ")) << pages;
@@ -94,7 +94,7 @@ TEST(CheckpointFailure, ARootThatCannotBeMadeIsNamed) {
   }
 }
 
-TEST(CheckpointFailure, KillingASaveAtAnyMomentLeavesAWholeCheckpoint) {
+TEST(CheckpointFailure, KillingASaveAtAnyTimeLeavesAnIntactCheckpoint) {
   const Scratch scratch;
   std::mt19937_64 random(1);
   int interrupted = 0;
@@ -123,7 +123,7 @@ TEST(CheckpointFailure, KillingASaveAtAnyMomentLeavesAWholeCheckpoint) {
     EXPECT_EQ(entries_below(root), 1U);
     EXPECT_EQ(newest(root), found);
   }
-  EXPECT_GT(interrupted, 0) << "no save was interrupted: this test shows nothing";
+  EXPECT_GT(interrupted, 0) << "no save was interrupted: the test is vacuous";
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 #include "checkpoint/support.hpp"
 #include "support/file_faults.hpp"
 
-// libhdf5 1.10.8 does not free all that it had when one of its file operations failed.
+// libhdf5 1.10.8 leaks memory if one of its file operations fails.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): LeakSanitizer's name
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 
@@ -30,7 +30,7 @@ const char* reason_of(Fault fault) {
   return fault == Fault::no_space ? "No space left on device" : "Input/output error";
 }
 
-/// A line for people, with the file and the system's reason.
+/// One readable line with the file and the system's reason.
 void expect_told(const std::string& message, Fault fault, const fs::path& root) {
   EXPECT_THAT(message, HasSubstr(root.string()));
   EXPECT_THAT(message, HasSubstr(reason_of(fault)));
@@ -72,9 +72,9 @@ class FileFaultsMpi : public testing::Test {
     return make_whole("w", {size(), 3000}, DType::f32, static_cast<std::uint64_t>(step));
   }
 
-  /// "" or why it failed, the same on all ranks.
+  /// "" or the reason of the failure, the same on all ranks.
   std::string try_save(std::int64_t step, bool background, bool by_node = false) {
-    FileLayout layout;  // two imagined nodes, each in a folder of its own
+    FileLayout layout;  // two simulated nodes, a folder each
     if (by_node) layout = {.nodes = {}, .per_folder = 1};
     for (int r = 0; by_node && r < size(); ++r)
       layout.nodes.push_back(r < size() / 2 ? 0 : size() / 2);
@@ -101,8 +101,8 @@ class FileFaultsMpi : public testing::Test {
     Fault fault;
   };
 
-  /// Saves with operation 1, 2, 3, … of the culprit failing, until it has no more. Returns how
-  /// many.
+  /// Saves with operation 1, 2, 3, … of the culprit failing, until none is left. Returns their
+  /// number.
   std::int64_t sweep(const Way& way, std::int64_t& step, int& failed) {
     for (std::int64_t at = 1;; ++at) {
       const std::int64_t before = step;
@@ -144,7 +144,7 @@ class FileFaultsMpi : public testing::Test {
       expect_told(message, way.fault, root_);
       EXPECT_THAT(message,
                   testing::StartsWith(fmt::format("checkpoint not saved: rank {}: ", way.culprit)));
-      EXPECT_NE(way.fault, Fault::short_write) << "is to be carried on";
+      EXPECT_NE(way.fault, Fault::short_write) << "must be continued";
       EXPECT_TRUE(way.replaces || !fs::exists(fresh));
     }
     expect_all_right(Reader(*found), {weights(message.empty() ? next : before)});
@@ -163,7 +163,7 @@ class FileFaultsMpi : public testing::Test {
   fs::path root_;
 };
 
-TEST_F(FileFaultsMpi, ASaveFailsWholeOrSucceedsWhole) {
+TEST_F(FileFaultsMpi, ASaveIsAtomic) {
   std::int64_t step = 1;
   ASSERT_EQ(try_save(step, false), "");
   int failed = 0;
@@ -179,18 +179,18 @@ TEST_F(FileFaultsMpi, ASaveFailsWholeOrSucceedsWhole) {
     }
   }
   EXPECT_GT(operations, 100);
-  EXPECT_GT(failed, operations / 4) << "most operations cannot fail without being told";
+  EXPECT_GT(failed, operations / 4) << "most failures must be reported";
   if (rank() == 0) {
     printf("%d ranks: %lld file operations failed once, %d saves were reported as failed\n", size(),
            static_cast<long long>(operations), failed);
   }
 }
 
-/// What one rank does alone.
+/// Work of one rank.
 class FileFaultsAlone : public FileFaultsMpi {
  protected:
-  /// Runs `work` with operation 1, 2, 3, … below the root failing, between `before` and `check`,
-  /// which gets the message ("" when it succeeded), until there are no more.
+  /// Runs `work` with operation 1, 2, 3, … below the root failing, until none is left. `before` and
+  /// `check` run around it; `check` gets the message ("" on success).
   void sweep(const std::function<void()>& before, const std::function<void()>& work,
              const std::function<void(const std::string&)>& check) {
     for (const Fault fault : faults) {
@@ -211,13 +211,13 @@ class FileFaultsAlone : public FileFaultsMpi {
         failed += message.empty() ? 0 : 1;
         if (HasFailure()) return;
       }
-      printf("%s: %lld operations, %d failures told\n",
+      printf("%s: %lld operations, %d failures reported\n",
              fault == Fault::short_write ? "short writes" : reason_of(fault),
              static_cast<long long>(counted), failed);
       EXPECT_TRUE(fault == Fault::short_write || failed > 1);
     }
   }
-  /// The same for what makes `folder`: it is not there, or it is `expected`.
+  /// The same for work that creates `folder`: it is absent, or equals `expected`.
   void sweep_folder(const fs::path& folder, const std::function<void()>& work) {
     work();
     const auto expected = content_of(folder);
@@ -246,7 +246,7 @@ TEST_F(FileFaultsAlone, PruningAndReading) {
   sweep(
       save_all, [&] { prune(root_, 2); },
       [&](const std::string& message) {
-        // One that cannot be read counts as broken, and stays beside those kept.
+        // A checkpoint that cannot be read counts as broken, and stays beside those kept.
         EXPECT_TRUE(!message.empty() || entries_below(root_) <= 3U);
         std::vector<std::string> passed_over;
         EXPECT_EQ(newest(root_, &passed_over), last);
@@ -295,7 +295,7 @@ TEST_F(FileFaultsAlone, Prepare) {
   trireme::test::write_text(root_ / "text", text);
   data::PrepareOptions options;
   options.inputs = {root_ / "text"};
-  options.output = root_ / "made" / "dataset";  // and the folder on the way
+  options.output = root_ / "made" / "dataset";  // and its parent folder
   options.documents = "line";
   options.shard_tokens = 20'000;
   sweep_folder(options.output, [&] { data::prepare(options, {}); });

@@ -1,4 +1,4 @@
-// What config.json of a transformers model means here, and what of it is refused.
+// Translation of config.json of transformers models, and refused settings.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ json llama() {
           {"max_position_embeddings", 64}};
 }
 
-/// As Llama 3.2's config.json has it.
+/// As in Llama 3.2's config.json.
 json llama3_scaling() {
   return {{"factor", 32.0},
           {"high_freq_factor", 4.0},
@@ -62,7 +62,7 @@ TEST(ForeignConfig, Llama3FrequenciesAndATiedHead) {
 }
 
 // transformers 5 keeps theta and scaling in one place.
-TEST(ForeignConfig, TheNewerPlaceOfFrequencies) {
+TEST(ForeignConfig, FrequenciesInTransformers5) {
   json config = llama();
   config.erase("rope_theta");
   config["rope_parameters"] = llama3_scaling();
@@ -76,7 +76,7 @@ TEST(ForeignConfig, TheNewerPlaceOfFrequencies) {
   EXPECT_EQ(plain.rope_theta, 20000);
 }
 
-TEST(ForeignConfig, WhatWouldBeComputedOtherwiseIsRefused) {
+TEST(ForeignConfig, UnsupportedSettingsAreRefused) {
   for (const char* type : {"linear", "dynamic", "yarn", "longrope", "su"}) {
     for (const char* key : {"rope_type", "type"}) {
       json config = llama();

@@ -1,12 +1,10 @@
-// Ranks that save until one of them is killed with SIGKILL:
-//   killed_program ROOT SEED
-// First rank 0 looks at what the launch before has left in ROOT: says in which part of a save it
-// ended ("landed: …"), that the newest checkpoint is whole, is what its step says and is not older
-// than the last one that a save returned, that nothing broken has a final name, and that prune
-// removes what is left over. Any fault of these is a line "FAILED: …" and exit code 3. Then all
-// save, in the foreground or background, by rank or by imagined node, as SEED says, and one rank
-// that SEED chooses dies: at a moment that SEED chooses, or ahead of a file operation that SEED
-// chooses. With SEED 0 nobody dies, and it ends after the look.
+// Ranks that save until one of them is killed with SIGKILL: killed_program ROOT SEED. First rank 0
+// checks what the previous launch left in ROOT. It prints in which part of a save that launch ended
+// ("landed: …"). The newest checkpoint must be intact, hold the values of its step and not be older
+// than the last completed save; nothing broken may have a final name; prune must remove leftovers.
+// A violation prints "FAILED: …" and exits with 3. Then all ranks save, in the foreground or
+// background, by rank or by simulated node, and one rank dies at a random time or before a random
+// file operation, all drawn from SEED. With SEED 0 it ends after the check.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -41,11 +39,11 @@ constexpr std::int64_t columns = 30'000;
 constexpr int keep = 2;
 constexpr const char* names[] = {"adamw.moment1/w", "parameters/w"};
 
-/// What a rank was about when it died; outlives it in a file that is mapped.
+/// What a rank was doing when it died, in a memory-mapped file.
 struct Note {
   std::int64_t saving = 0;     // the step, or 0
   std::int64_t committed = 0;  // the last step whose save has returned
-  std::int64_t pruning = 0;    // 1 while it does
+  std::int64_t pruning = 0;    // 1 while pruning
 };
 
 Note* map_note(const fs::path& path) {
@@ -85,7 +83,7 @@ void expect_right(const Reader& reader) {
   }
 }
 
-/// Where in a save the launch before ended, by what it has left.
+/// Where in a save the previous launch ended, from its files.
 std::string place(const fs::path& root, const Note& note, std::int64_t newest) {
   const fs::path temporary = root / fmt::format("step-{:08}.tmp", note.saving);
   if (note.pruning != 0) return "pruning";
@@ -94,10 +92,10 @@ std::string place(const fs::path& root, const Note& note, std::int64_t newest) {
     if (newest == note.saving) return "the replaced one being removed";
     return fs::exists(temporary / "manifest.json") ? "manifest and rename" : "files";
   }
-  return newest == note.saving ? "renamed, not yet told" : "before the first file";
+  return newest == note.saving ? "renamed, not yet reported" : "before the first file";
 }
 
-/// The newest step that is there, after every promise was looked at; 0 in an empty folder.
+/// The newest step, after checking all guarantees; 0 in an empty folder.
 std::int64_t look(const fs::path& root, Note& note) {
   if (!fs::exists(root)) return 0;
   std::vector<std::string> passed_over;
@@ -122,7 +120,7 @@ std::int64_t look(const fs::path& root, Note& note) {
     if (entry.path().has_extension()) fail(entry.path().string() + ": left by prune");
     ++left;
   }
-  if (left > keep) fail("prune keeps more than it is told");
+  if (left > keep) fail("prune keeps more than configured");
   return step;
 }
 
@@ -165,7 +163,7 @@ int run(trireme::comm::Session& session, const fs::path& root, std::uint64_t see
   const bool background = random() % 2 == 0;
   const bool by_node = random() % 2 == 0;
   const bool by_operation = random() % 2 == 0;
-  // Rank 0 does all but the other ranks' files.
+  // Rank 0 does everything except the other ranks' files.
   const int culprit = by_operation && random() % 2 == 0 ? 0 : static_cast<int>(random() % 4);
   const std::uint64_t chance = random();
   std::thread killer;
@@ -180,7 +178,7 @@ int run(trireme::comm::Session& session, const fs::path& root, std::uint64_t see
     });
   }
   for (int round = 0; round < 1000; ++round) {
-    if (round % 4 != 3) ++step;  // else once more, in the place of the one that is there
+    if (round % 4 != 3) ++step;  // else replaces the existing one
     note.saving = step;
     save(root, step, background, by_node, *world, ledger);
     note.committed = step;
@@ -190,7 +188,7 @@ int run(trireme::comm::Session& session, const fs::path& root, std::uint64_t see
     note.pruning = 0;
     world->barrier();
   }
-  fail("nobody died");
+  fail("no rank died");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# kill -9 of one of four ranks at random moments of saving, KILLS times (50 unless said otherwise): the newest
-# committed checkpoint always loads, and the next launch goes on from it.
+# kill -9 of one of four ranks at random times during saves, KILLS times (default 50): the newest committed checkpoint
+# always loads, and the next launch resumes from it.
 set -euo pipefail
 kills=${KILLS:-50}
 seed=${SEED:-$(((RANDOM << 15 | RANDOM) + 1))}
@@ -14,21 +14,21 @@ fail() {
 }
 echo "seed $seed"
 for kill in $(seq 1 $((kills + 1))); do
-  wish=$((seed + kill))
-  [ "$kill" -le "$kills" ] || wish=0
+  chosen_seed=$((seed + kill))
+  [ "$kill" -le "$kills" ] || chosen_seed=0
   code=0
-  timeout 120 "$TRIREME_MPIEXEC" -n 4 "$PROGRAMS/killed_program" "$work/run" "$wish" >"$work/out" 2>&1 || code=$?
-  if grep -q '^FAILED' "$work/out"; then fail "kill $kill, seed $wish"; fi
-  if [ "$wish" -eq 0 ]; then
-    [ "$code" -eq 0 ] || fail "the last look: exit code $code"
+  timeout 120 "$TRIREME_MPIEXEC" -n 4 "$PROGRAMS/killed_program" "$work/run" "$chosen_seed" >"$work/out" 2>&1 || code=$?
+  if grep -q '^FAILED' "$work/out"; then fail "kill $kill, seed $chosen_seed"; fi
+  if [ "$chosen_seed" -eq 0 ]; then
+    [ "$code" -eq 0 ] || fail "the last check: exit code $code"
   else
-    [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "kill $kill, seed $wish: exit code $code"
+    [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "kill $kill, seed $chosen_seed: exit code $code"
   fi
-  grep '^landed: ' "$work/out" >>"$work/landed" || [ "$kill" -le 3 ] || fail "kill $kill, seed $wish: no word"
+  grep '^landed: ' "$work/out" >>"$work/landed" || [ "$kill" -le 3 ] || fail "kill $kill, seed $chosen_seed: no output"
 done
 echo "kills: $kills; they landed in"
 sort "$work/landed" | uniq -c | sort -rn | sed 's/landed: //'
 count() { grep -c "landed: \($1\)\$" "$work/landed" || true; }
-[ "$(count files)" -ge $((kills / 5)) ] || fail "too few while files were written: this test shows little"
-[ "$(count 'manifest and rename\|renamed, not yet told\|the replaced one being removed\|pruning')" -ge $((kills / 10)) ] ||
-  fail "too few between the files and the end: this test shows little"
+[ "$(count files)" -ge $((kills / 5)) ] || fail "too few while files were written: the test is weak"
+[ "$(count 'manifest and rename\|renamed, not yet reported\|the replaced one being removed\|pruning')" -ge $((kills / 10)) ] ||
+  fail "too few between the files and the end: the test is weak"

@@ -1,4 +1,4 @@
-// Ranks of any grid, made in one process: what they hold, and what they ought to.
+// Ranks of any grid, simulated in one process: their state, and the expected state.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace trireme::checkpoint::test {
 
 struct Degrees {
   int tensor = 1, pipeline = 1, virtual_stages = 1, data = 1;
-  int shard = 1;  // data ranks among which state is sharded
+  int shard = 1;  // data ranks that share the state
   int zero = 0;
   bool reproducible = false;  // 8 tiles at every tensor degree
 
@@ -28,7 +28,7 @@ struct Degrees {
   }
 };
 
-/// Every kind of split and copy, alone and together.
+/// Every kind of split and copy, separately and combined.
 inline std::vector<Degrees> degrees_to_try() {
   return {{},
           {.tensor = 2},
@@ -59,8 +59,8 @@ inline std::vector<Degrees> degrees_to_try() {
           {.tensor = 2, .data = 4, .shard = 4, .zero = 3, .reproducible = true}};
 }
 
-/// The rows of `table` with random first values throughout: ones and zeros are the same wherever
-/// they are put.
+/// The rows of `table` with random first values everywhere: ones and zeros would hide misplaced
+/// data.
 inline params::ParameterTable random_table(const params::ParameterTable& table) {
   params::ParameterTable result;
   for (params::Parameter row : table.rows()) {
@@ -70,9 +70,9 @@ inline params::ParameterTable random_table(const params::ParameterTable& table) 
   return result;
 }
 
-/// The table of a model of 4 layers whose heads, vocabulary (101) and hidden size divide by little.
-/// Its larger matrices have more than params::norm_block elements on each of 4 tensor ranks, so
-/// that shards end inside a row of them.
+/// The table of a model of 4 layers with heads, vocabulary (101) and hidden size that divide by
+/// little. Its larger matrices exceed params::norm_block elements on each of 4 tensor ranks, so
+/// that shards end inside a row.
 inline params::ParameterTable make_table(const std::string& kind) {
   model::ModelConfig config;
   config.layers = 4;
@@ -95,7 +95,7 @@ inline params::ParameterTable make_table(const std::string& kind) {
 
 constexpr int model_units = 6;  // embedding, blocks, head
 
-/// One rank of a grid with its parameters and one buffer of an optimizer.
+/// One rank of a grid with its parameters and one optimizer buffer.
 class Rank {
  public:
   Rank(const params::ParameterTable& table, const Degrees& degrees, int rank)
@@ -110,7 +110,7 @@ class Rank {
     moment_.resize(static_cast<std::size_t>(state_.shards().elements()));
   }
 
-  /// What the first weights of `seed` are, in this rank's shards if `sharded`.
+  /// The first weights of `seed`, in this rank's shards if `sharded`.
   std::vector<float> expected(std::uint64_t seed, bool sharded) const {
     std::vector<float> whole(static_cast<std::size_t>(layout_.elements()));
     params::initialize(layout_, seed, Tensor(whole.data(), {layout_.elements()}));
@@ -124,7 +124,7 @@ class Rank {
     return own;
   }
 
-  /// Made once: most of what these tests would take otherwise.
+  /// Cached: otherwise most of the tests' time.
   void set_expected(std::uint64_t seed) {
     parameters_expected_ = expected(seed, state_.parameters_sharded());
     moment_expected_ = expected(seed + 1, moment_sharded());
@@ -143,7 +143,7 @@ class Rank {
     append_pieces(pieces, "adamw.moment1", state_, moment(), moment_sharded(), writers);
   }
 
-  /// Loads over rubbish and compares every bit with what is expected; "" or what differs.
+  /// Loads over garbage and compares every bit; "" or what differs.
   std::string load_and_compare(const Reader& reader) {
     const auto check = [&](const std::string& name, const Tensor& flat, bool sharded,
                            const std::vector<float>& right) -> std::string {
@@ -197,7 +197,7 @@ class Rank {
   std::vector<float> moment_, parameters_expected_, moment_expected_;
 };
 
-/// All ranks of a grid, with what they hold of the first weights of `seed`.
+/// All ranks of a grid, holding the first weights of `seed`.
 inline std::vector<std::unique_ptr<Rank>> make_ranks(const params::ParameterTable& table,
                                                      const Degrees& degrees, std::uint64_t seed) {
   std::vector<std::unique_ptr<Rank>> ranks;

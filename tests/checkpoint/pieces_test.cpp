@@ -30,7 +30,8 @@ TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
   params::initialize(whole, seed, Tensor(values.data(), {whole.elements()}));
   for (std::size_t from = 0; from < worlds.size(); ++from) {
     SCOPED_TRACE("saved by " + degrees_to_try()[from].text());
-    // One rank writes what all would: save refuses what does not cover each tensor exactly once.
+    // One rank writes all ranks' pieces: save refuses pieces that do not cover each tensor exactly
+    // once.
     const fs::path folder = save(scratch_.path(), {.step = 1}, pieces_of(worlds[from]), *world_);
     const Reader reader(folder);
     ASSERT_EQ(reader.tensors().size(), 2 * table_.rows().size());
@@ -51,8 +52,8 @@ TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
   }
 }
 
-// That the layouts above do have the awkward boxes: parts of rows, also of rows split by columns.
-TEST_P(PiecesTest, TheseLayoutsCutInsideRows) {
+// Checks that the layouts above have parts of rows, also of rows split by columns.
+TEST_P(PiecesTest, TheseLayoutsSplitRows) {
   int parts = 0, parts_of_split_rows = 0;
   for (const Degrees& degrees : degrees_to_try()) {
     const auto ranks = make_ranks(table_, degrees, seed);

@@ -33,7 +33,7 @@ class SafeTensorsTest : public testing::Test {
  protected:
   fs::path path() const { return scratch_ / "x.safetensors"; }
   void write(const std::string& bytes) const { write_text(path(), bytes); }
-  /// Opens and reads every tensor that is a float.
+  /// Opens and reads every floating-point tensor.
   std::string error_of_reading() const {
     try {
       const SafeTensorsFile file(path());
@@ -49,7 +49,7 @@ class SafeTensorsTest : public testing::Test {
   trireme::test::Scratch scratch_;
 };
 
-TEST_F(SafeTensorsTest, WhatIsWrittenIsReadBack) {
+TEST_F(SafeTensorsTest, WrittenFilesReadBack) {
   const std::vector<float> values{1, -2.5F, 0.1F, 1e30F, -0.0F, 65504};
   {
     SafeTensorsWriter writer(path(),
@@ -94,13 +94,13 @@ TEST_F(SafeTensorsTest, WhatIsWrittenIsReadBack) {
   std::vector<float> middle(3);
   file.read(*file.find("a.weight"), 2, middle);
   EXPECT_THAT(middle, ElementsAre(0.1F, 1e30F, -0.0F));
-  // The data begin at a multiple of eight bytes.
+  // The data start at a multiple of eight bytes.
   std::uint64_t length = 0;
   std::memcpy(&length, read_text(path()).data(), sizeof length);
   EXPECT_EQ(length % 8, 0U);
 }
 
-TEST_F(SafeTensorsTest, WhatIsNotFinishedLeavesNothing) {
+TEST_F(SafeTensorsTest, AnUnfinishedFileIsRemoved) {
   {
     SafeTensorsWriter writer(path(), {{"a", "F32", {4}}}, {});
     const float one = 1;
@@ -198,7 +198,7 @@ TEST_F(SafeTensorsTest, HostileHeadersAreRefused) {
     EXPECT_EQ(message.find('\n'), std::string::npos);
   }
   EXPECT_GE(cases.size(), 30U);
-  // Lengths that lie.
+  // Wrong lengths.
   for (const std::uint64_t length : {std::uint64_t{1} << 63, ~std::uint64_t{0},
                                      std::uint64_t{100'000'001}, std::uint64_t{1000}}) {
     std::string bytes = file_of(good, eight);
@@ -208,7 +208,7 @@ TEST_F(SafeTensorsTest, HostileHeadersAreRefused) {
   }
 }
 
-TEST_F(SafeTensorsTest, LinksAreRefusedUnlessAskedFor) {
+TEST_F(SafeTensorsTest, LinksAreRefusedUnlessAllowed) {
   write(file_of("{}", ""));
   fs::create_symlink(path(), scratch_ / "link");
   EXPECT_THROW(SafeTensorsFile(scratch_ / "link"), Error);

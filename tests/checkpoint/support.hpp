@@ -1,4 +1,4 @@
-// Tensors whose elements are known functions of (seed, tensor, index), saved in made-up layouts.
+// Tensors whose elements are known functions of (seed, tensor, index), saved in random layouts.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using trireme::test::FileSizeLimit;
 using trireme::test::read_text;
 using trireme::test::Scratch;
 
-/// A whole logical tensor in memory: the oracle.
+/// A whole logical tensor in memory: the reference.
 struct Whole {
   std::string name;
   Shape shape;
@@ -68,7 +68,7 @@ struct Region {
 
 inline Region region_of(const Shape& shape) { return {{}, shape}; }
 
-/// A view of `whole`, strided as it lies there.
+/// A view of `whole` with its strides.
 inline Piece piece_of(Whole& whole, const Region& region, bool write = true) {
   Tensor data(whole.bytes.data(), whole.type, whole.shape);
   for (int d = 0; d < whole.shape.dimensions(); ++d) {
@@ -78,7 +78,7 @@ inline Piece piece_of(Whole& whole, const Region& region, bool write = true) {
   return {whole.name, whole.shape, region.begin, data, write};
 }
 
-/// Regions that cut `shape` up, each a random cut of an earlier one; some may be empty.
+/// Regions that partition `shape`, each a random split of an earlier one; some may be empty.
 inline std::vector<Region> random_regions(const Shape& shape, int count, std::mt19937_64& random) {
   std::vector<Region> regions{region_of(shape)};
   if (shape.dimensions() == 0) return regions;
@@ -100,26 +100,26 @@ inline Region random_region(const Shape& shape, std::mt19937_64& random) {
   return random_regions(shape, 1 + 2 * shape.dimensions(), random).back();
 }
 
-/// Reads a region into memory of its own whose rows lie `gap` elements apart, and compares with the
-/// oracle; nothing between the rows may change.
+/// Reads a region into memory whose rows are `gap` elements apart, and compares with the reference;
+/// elements between the rows must not change.
 inline bool slice_is_right(const Reader& reader, const Whole& whole, const Region& region,
                            std::int64_t gap = 0) {
   const int dimensions = whole.shape.dimensions();
   std::array<std::int64_t, 4> strides{};
-  std::int64_t room = 1;
+  std::int64_t stride = 1;
   for (int d = dimensions - 1; d >= 0; --d) {
-    strides[static_cast<std::size_t>(d)] = room;
-    room *= region.extent[d];
-    if (d == dimensions - 1) room += gap;
+    strides[static_cast<std::size_t>(d)] = stride;
+    stride *= region.extent[d];
+    if (d == dimensions - 1) stride += gap;
   }
   constexpr std::byte untouched{0x5a};
-  std::vector<std::byte> got(whole.at(room) + 1, untouched), expected = got;  // never null
+  std::vector<std::byte> got(whole.at(stride) + 1, untouched), expected = got;  // never null
   Tensor source(const_cast<std::byte*>(whole.bytes.data()), whole.type, whole.shape);
   for (int d = 0; d < dimensions; ++d) {
     const std::int64_t begin = region.begin[static_cast<std::size_t>(d)];
     source = source.slice(d, begin, begin + region.extent[d]);
   }
-  // The oracle: one element at a time, four dimensions however many there are.
+  // The reference: one element at a time, always four dimensions.
   std::array<std::int64_t, 4> n{1, 1, 1, 1};
   for (int d = 0; d < dimensions; ++d) n[static_cast<std::size_t>(d)] = region.extent[d];
   for (std::int64_t i = 0; i < n[0]; ++i) {
@@ -163,7 +163,7 @@ inline void expect_all_right(const Reader& reader, const std::vector<Whole>& who
   }
 }
 
-// A new file each time: ext4 writes a file that was cut to nothing to the disk when it is closed.
+// A new file each time: ext4 flushes a truncated file when it is closed.
 inline void spill(const fs::path& path, const std::string& text) {
   fs::remove(path);
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
@@ -177,7 +177,7 @@ inline void flip_bit(const fs::path& path, std::size_t byte, int bit) {
   file.put(value);
 }
 
-/// The manifest as JSON, without its seal, and back with a proper one: what a forger can do.
+/// The manifest as JSON without its seal, and written back with a valid one, as a forger could.
 inline json manifest_of(const fs::path& folder) {
   json manifest = json::parse(read_text(folder / "manifest.json"));
   manifest.erase("manifest_xxh3");
@@ -194,7 +194,7 @@ inline void forge(const fs::path& folder, const json& manifest) {
   write_sealed(folder, manifest.dump().substr(1));
 }
 
-/// The message of the Error that `work` throws; "" when it throws none.
+/// The message of the Error that `work` throws; "" if it throws none.
 template <class Work>
 std::string error_of(Work work) {
   try {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# trireme bench: every part on 1, 2 and 3 ranks with small sizes: columns, checks, JSON, errors, nothing left behind.
+# trireme bench: every part on 1, 2 and 3 ranks with small sizes: columns, checks, JSON, errors, no leftover files.
 set -uo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -12,7 +12,7 @@ fail() {
   head -n 10 err | sed 's/^/    err: /'
   failures=$((failures + 1))
 }
-# bench RANKS PART...: output in out and err; all results right, and as many cells as titles in each row.
+# bench RANKS PART...: output in out and err; all results correct, and as many cells as titles in each row.
 bench() {
   local ranks=$1
   shift
@@ -37,7 +37,7 @@ refuses() {
 
 for ranks in 1 2 3; do
   bench "$ranks" collectives --begin 8 --end 6144 --factor 16 --types fp32,bf16,int64 --json "$ranks.json"
-  # Seventeen columns and more than one kind of operation; the first eight are those of a form.
+  # Seventeen columns for several kinds of operation; the first eight have a fixed form.
   [ "$(grep -c '^# operation: ' out)" -eq 6 ] || fail "six collectives on $ranks ranks"
   bench "$ranks" collectives --begin 96 --end 96 --operations all_reduce --reduction max --types fp64,fp16
   bench "$ranks" gemm --shapes 5x7x3,16x33x24 --types fp32,bf16 --json "gemm$ranks.json" --peak 100
@@ -49,12 +49,12 @@ for ranks in 1 2 3; do
 done
 bench 3 pipeline --begin 8 --end 4096 --factor 64 --types fp32,bf16 --json pipeline3.json
 bench 2 pipeline --begin 8 --end 8
-# Two groups of two ranks at once; an embedding group leaves the rank between alone.
+# Two groups of two ranks at once; an embedding group leaves out the rank between.
 bench 4 collectives --axis data --parallel.tensor 2 --begin 64 --end 64
 grep -q '^# groups: 2 data, 2 ranks, at once$' out || fail "groups along an axis"
 grep -q '^# backend: shared$' out || fail "groups inside a node share memory"
 bench 2 collectives --axis data --begin 64 --end 64 --operations all_reduce --comm.data mpi
-grep -q '^# backend: mpi$' out || fail "the backend that was asked for"
+grep -q '^# backend: mpi$' out || fail "the configured backend"
 bench 2 collectives --axis pipeline --parallel.pipeline 2 --begin 64 --end 64 --operations all_reduce
 grep -q '^# backend: mpi$' out || fail "the backend of a pipeline"
 bench 1 collectives --begin 64 --end 64 --operations all_reduce
@@ -79,7 +79,7 @@ for part in "1 2 3 gemm1 gemm2 gemm3 copy1 copy2 copy3 attention1 attention2 att
         assert one["time_unit"] == "us" and one["run_type"] == "iteration" and one["iterations"] == 2, one
         assert one["time_min"] <= one["real_time"] * 1.000001 and one["real_time"] <= one["time_max"] * 1.000001, one
         assert one["wrong"] == 0, one
-# What ranks put on the wire is what the bus bandwidth says, where slices are even.
+# The bus bandwidth matches the bytes that ranks send, if slices are even.
 for n in 2, 3:
     factors = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": (n - 1) / n, "all_to_all": (n - 1) / n}
     seen = 0

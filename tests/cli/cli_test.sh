@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The command line as a user meets it: help, precedence of sources, one line per error, exit codes.
+# The command line: help, precedence of sources, one line per error, exit codes.
 set -uo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -23,7 +23,7 @@ refuses() {
   shift 2
   run "$@"
   [ "$code" -eq "$expected" ] || fail "exit code $code, not $expected: $*"
-  [ ! -s "$work/out" ] || fail "output beside the error: $*"
+  [ ! -s "$work/out" ] || fail "output in addition to the error: $*"
   if [ "$(cat "$work/err")" != "trireme: error: $line" ]; then
     printf '  wanted: trireme: error: %s\n' "$line"
     fail "other error: $*"
@@ -33,7 +33,7 @@ refuses() {
 has() { grep -qF -- "$1" "$2" || fail "no '$1' in $2"; }
 widest() { LC_ALL=C.UTF-8 awk '{ if (length($0) > m) m = length($0) } END { print m + 0 }' "$1"; }
 
-# Help: a screen of 80x24, examples at the end of each subcommand's.
+# Help: fits 80x24; each subcommand's ends with examples.
 run "$TRIREME" --help
 [ "$code" -eq 0 ] && [ ! -s "$work/err" ] || fail "--help"
 [ "$(wc -l <"$work/out")" -le 24 ] || fail "--help is longer than 24 lines"
@@ -52,7 +52,7 @@ has '--optim.learning_rate=' "$work/out"
 run "$TRIREME" --version
 grep -qE '^trireme [0-9]+\.[0-9]+\.[0-9]+$' "$work/out" || fail "--version"
 
-# Mistakes: one line, the nearest name, exit code 2 for the command line and 1 for values.
+# Mistakes: one line with the nearest name; exit code 2 for the command line and 1 for values.
 refuses 2 'no subcommand is given; `trireme --help` lists them' "$TRIREME"
 refuses 2 'evalute: is not a subcommand; did you mean evaluate?' "$TRIREME" evalute
 refuses 2 'train: --dry-rnu: is not a flag; did you mean --dry-run?' "$TRIREME" train --dry-rnu
@@ -72,7 +72,7 @@ run "$TRIREME" inspect "$work/nothing"
 [ "$code" -eq 1 ] && [ "$(grep -c '^trireme: error: ' "$work/err")" -eq 1 ] &&
   [ "$(wc -l <"$work/err")" -eq 1 ] || fail "inspect of a missing folder"
 
-# A dataset, made and looked at.
+# Prepares a dataset and inspects it.
 yes 'In the beginning was the word, and the word was with the machine.' | head -n 300 >"$work/text.txt"
 run "$TRIREME" prepare --input "$work/text.txt" --output "$work/dataset"
 [ "$code" -eq 0 ] || fail "prepare"
@@ -109,7 +109,7 @@ run "$TRIREME" train --config "$work/resolved.toml" --dry-run
 diff <(sed 's/ *#.*//' "$work/resolved.toml") <(sed 's/ *#.*//' "$work/out") >/dev/null ||
   fail "the printed configuration does not read back"
 
-# One field, as it is, for scripts: no layout need fit the ranks that ask.
+# One field, as it is, for scripts: the layout need not fit the ranks.
 printf '[train]\noutput = "a \\"run\\""\n[parallel]\ntensor = 2\n' >"$work/quoted.toml"
 run "$TRIREME" train --config "$work/quoted.toml" --show train.output
 [ "$code" -eq 0 ] && [ "$(cat "$work/out")" = 'a "run"' ] || fail "--show of a file's field"
@@ -119,22 +119,21 @@ refuses 1 '--show: train.ouput: is not a configuration key; did you mean train.o
 refuses 1 "$work/none.toml: cannot be read: No such file or directory; name an existing TOML file" \
   "$TRIREME" train --config "$work/none.toml" --show train.output
 
-# Under a launcher exactly one rank speaks, help and errors alike; nothing else follows our line but
-# the launcher's own banner.
+# Under a launcher exactly one rank prints, help and errors alike; only the launcher's own banner may follow our line.
 two() { run "$mpiexec" -n 2 "$@"; }
 two "$TRIREME" --help
 [ "$code" -eq 0 ] && [ "$(grep -c '^Usage: trireme' "$work/out")" -eq 1 ] || fail "--help on 2 ranks"
-speaks() {
+reports_once() {
   local line=$1
   shift
   two "$@"
   [ "$code" -ne 0 ] || fail "exit code 0: $*"
   [ "$(grep -c 'trireme: error:' "$work/err")" -eq 1 ] && grep -qxF "trireme: error: $line" "$work/err" ||
-    fail "not one voice: $*"
+    fail "not reported exactly once: $*"
 }
-speaks 'trian: is not a subcommand; did you mean train?' "$TRIREME" trian
-speaks '--model.layers = 0: must be at least 1; use 1 or more' "$TRIREME" train --model.layers 0
-speaks "$work/bad.toml:3: model.layer: is not a configuration key; did you mean model.layers?" \
+reports_once 'trian: is not a subcommand; did you mean train?' "$TRIREME" trian
+reports_once '--model.layers = 0: must be at least 1; use 1 or more' "$TRIREME" train --model.layers 0
+reports_once "$work/bad.toml:3: model.layer: is not a configuration key; did you mean model.layers?" \
   "$TRIREME" train --config "$work/bad.toml"
 two "$TRIREME" inspect "$work/nothing"
 [ "$code" -ne 0 ] && [ "$(grep -c 'trireme: error:' "$work/err")" -eq 1 ] || fail "inspect on 2 ranks"
@@ -147,7 +146,7 @@ cmp -s "$work/dataset/dataset.json" "$work/dataset2/dataset.json" ||
 two "$TRIREME" info
 [ "$code" -eq 0 ] && [ "$(grep -c '^ranks  *2 on 1 node, 2 per node' "$work/out")" -eq 1 ] || fail "info on 2 ranks"
 
-# The rest answers.
+# The other fields of info.
 run "$TRIREME" info
 [ "$code" -eq 0 ] || fail "info"
 for key in trireme compiler MPI HDF5 oneDNN CUDA 'kernel driver' 'GPU messages' NCCL CPU memory \
@@ -156,7 +155,7 @@ for key in trireme compiler MPI HDF5 oneDNN CUDA 'kernel driver' 'GPU messages' 
 done
 run "$TRIREME" presets
 [ "$code" -eq 0 ] || fail "presets"
-# Counts that others publish for the same models.
+# Published parameter counts of the same models.
 grep -qE '^gpt2 +124,439,808 ' "$work/out" || fail "presets: gpt2"
 grep -qE '^gpt2-xl +1,557,611,200 ' "$work/out" || fail "presets: gpt2-xl"
 grep -qE '^llama-7b +6,738,415,616 ' "$work/out" || fail "presets: llama-7b"
@@ -164,7 +163,7 @@ grep -qE '^llama-8b +8,030,261,248 ' "$work/out" || fail "presets: llama-8b"
 grep -qE '^llama-70b +70,553,706,496 ' "$work/out" || fail "presets: llama-70b"
 grep -qE '^llama-1b +1,235,814,400 ' "$work/out" || fail "presets: llama-1b"
 
-# Output that nobody can take is an error, not a success.
+# Output that cannot be written is an error.
 if [ -w /dev/full ]; then
   "$TRIREME" presets >/dev/full 2>"$work/err"
   code=$?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What inspect says of checkpoints: step, tensors and files of a sound one; the first damaged file and tensor of another;
-# and that h5dump, which is not ours, shows what the files hold.
+# inspect of checkpoints: step, tensors and files of a sound one; the first damaged file and tensor of another; and that
+# h5dump, an independent tool, shows the files' contents.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -36,7 +36,7 @@ done
 run "$TRIREME" inspect run/step-00000002 --tensors
 grep -q '^fp32  *\[16\]  *parameters/blocks.0.norm1.gain$\|^fp32 .*parameters/' out || fail "no tensors"
 
-# Structure and attributes for people and other programs.
+# Structure and attributes, readable by people and other programs.
 h5dump -A run/step-00000003/rank-00000.h5 >out 2>err || fail h5dump
 for word in 'ATTRIBUTE "format"' '"trireme checkpoint"' 'ATTRIBUTE "step"' 'ATTRIBUTE "global_shape"' \
   'ATTRIBUTE "global_offset"' 'ATTRIBUTE "type"' 'GROUP "parameters"' H5T_IEEE_F32LE; do
@@ -50,7 +50,7 @@ byte=$(od -An -tu1 -j "$at" -N 1 run/step-00000003/rank-00000.h5)
 printf "$(printf '\\%03o' $((byte ^ 16)))" | dd of=run/step-00000003/rank-00000.h5 bs=1 seek="$at" conv=notrunc status=none
 refused "run/step-00000003/rank-00000.h5: tensor ${name#/}, from element .*checksum" "$TRIREME" inspect run/step-00000003 --verify
 refused "run/step-00000003/rank-00000.h5: tensor ${name#/}" "$TRIREME" inspect run --verify
-# A cut is found at once; the newest that is whole is shown, and what was passed over.
+# A truncation is found at once; the newest intact checkpoint is shown, with those passed over.
 truncate -s -1 run/step-00000003/rank-00000.h5
 refused "step-00000003/rank-00000.h5: has [0-9]+ bytes, the manifest says" "$TRIREME" inspect run/step-00000003
 run "$TRIREME" inspect run

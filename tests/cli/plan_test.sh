@@ -49,7 +49,7 @@ stage         busy      idle activations in flight
 1                9         3                     1
 END
 
-# A third of 1F1B's 3/8; the files read back as the same schedule; the chart is XML where that can be checked.
+# A third of 1F1B's 3/8; the files read back as the same schedule; the chart is XML if that can be checked.
 plan --schedule zero-bubble --stages 4 --micro-batches 8 --csv z.csv --svg z.svg
 has '^bubble +12.5 %'
 has '^3 +24 +3 +4 +4$'
@@ -70,14 +70,14 @@ plan --stages 2 --micro-batches 2 --costs costs.csv --latency 0.5
 has '^total +16$' # F 1, a message, F 2 and B 4 twice, a message, B 2
 has '^ideal +9 '
 
-# Offloaded AdamW in bf16: 2 + 4 bytes of state a parameter on the GPU, 16 and the room for results on the host.
+# Offloaded AdamW in bf16: 2 + 4 bytes of state a parameter on the GPU, 16 and the result buffer on the host.
 offloaded() {
   plan --ranks 2 --model.layers 2 --model.width 64 --model.heads 4 --model.sequence 32 --model.vocabulary 256 --train.batch 4 \
     --parallel.zero 1 --precision.compute bf16 "$@"
 }
 offloaded
 has '^optimizer '
-grep -qE 'offloaded|on the' out && fail "offloaded without being asked"
+grep -qE 'offloaded|on the' out && fail "offloaded by default"
 offloaded --zero.offload optimizer
 grep -q '^optimizer ' out && fail "an optimizer on the GPU"
 awk -F'|' '
@@ -87,15 +87,15 @@ awk -F'|' '
     h = value["on the host"] - value["offloaded"]
     exit !(value["offloaded"] > 0 && d < 0.11 && d > -0.11 && h < 0.06 && h > -0.06)
   }' out || fail "host and GPU do not add up"
-# A GPU's checkpoint is copied to the host first, also where none is written in the background.
+# A GPU's checkpoint is copied to the host first, even if none is written in the background.
 grep -q '^snapshot ' out && fail "a snapshot of what is in host memory"
 offloaded --device.type cuda --zero.offload optimizer
 grep -q '^snapshot ' out && fail "a snapshot of what is in host memory, of a GPU"
 offloaded --device.type cuda
 has '^snapshot +\| +[0-9.]*[1-9]'
 
-# Work space of libraries on GPUs, MiB more than without attention's: 4 sequences of 1024 tokens, 12 heads of 64. Sums of
-# dout·out and two accumulators of 4 bytes, or 2 bytes for each pair of tokens; documents leave it to kernels of our own.
+# Work space of libraries on GPUs, in MiB above that without attention: 4 sequences of 1024 tokens, 12 heads of 64. Sums
+# of dout·out and two accumulators of 4 bytes, or 2 bytes per pair of tokens; documents use our own kernels.
 workspace() {
   plan --ranks 1 --device.type cuda --model.preset gpt2 --precision.compute bf16 --train.micro_batch 4 --train.batch 8 "$@"
   sed -n 's/^workspace *| *//p' out

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# trireme report of runs that were trained here: one and two ranks, a resume, a run that was cut off; every form; that
-# what ranks sent is the least that they had to; lines for what cannot be.
+# trireme report of real runs: one and two ranks, a resume, an interrupted run; every output format; sent bytes against
+# the least; errors.
 set -uo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -36,7 +36,7 @@ train 2 study/tensor --parallel.tensor 2 --checkpoint.at_end=false
 cp -r study/one study/cut
 rm study/cut/attempts/0001/summary.json
 
-# Ranks may share cores on the machine that runs this.
+# Ranks may share cores on the test machine.
 report study --shared-cores --csv r.csv --json r.json --benchmark b.json
 [ "$code" -eq 0 ] && [ ! -s err ] || fail "report: exit code $code"
 has '^study/one .* 1   1   1 \|'
@@ -54,8 +54,7 @@ has '"steps_left_out": 3' r.json
 has ':::MLLOG .*"run_stop".*"status":"success"' study/one/attempts/0001/mllog.txt
 has ':::MLLOG .*"run_stop".*"status":"aborted"' study/stages/attempts/0001/mllog.txt
 
-# Bytes that were sent are within 7 % of the least, on every axis but the world's few numbers: padding and, of ZeRO-3,
-# what is left gathered.
+# Bytes sent are within 7 % of the least on every axis except world: padding, and what ZeRO-3 keeps gathered.
 awk '/"[a-z]+": \{/ { axis = $1 } /"mean_bytes_per_step"/ { sent = $2 + 0 }
      /"mean_least_bytes_per_step"/ { if ($2 + 0 > 0) { ++n; ratio = sent / $2; if (ratio < 0.93 || ratio > 1.07) print axis, ratio } }
      END { if (n < 4) print n " axes" }' r.json >ratios
@@ -68,7 +67,7 @@ if command -v gnuplot >/dev/null; then
   [ "$(grep -cE 'https?:' page.html)" -eq 0 ] || fail "the page refers to something outside it"
 fi
 
-# One line each; nothing half-written.
+# One line each; no partial files.
 refuses() {  # refuses CODE LINE ARGUMENTS...
   local expected=$1 line=$2
   shift 2
@@ -80,7 +79,7 @@ refuses 1 "nowhere: is no folder; name a run folder, an attempt or a folder of r
 refuses 1 "data: holds no run; name a run folder, an attempt or a folder of runs" data
 refuses 1 "report: none of 1 runs is valid; the reasons stand above" study/cut
 refuses 2 "report: --csv and --html both name ./same; name two files" study --csv same --html ./same
-# The text comes first; what is not a regular file stays what it is.
+# The text is printed first; files that are not regular are not replaced.
 report study --shared-cores --json none/r.json
 [ "$code" -eq 1 ] || fail "an unwritable file: exit code $code"
 has '^strong scaling'
@@ -94,7 +93,7 @@ report study --shared-cores --json link.json --csv pipe
 wait "$reader"
 [ "$code" -eq 0 ] && [ -h link.json ] && [ -s real.json ] && [ -p pipe ] || fail "a link and a pipe: exit code $code"
 [ "$(cat real.json.tmp)" = mine ] || fail "another's file"
-cmp -s piped r.csv || fail "what went through the pipe"
+cmp -s piped r.csv || fail "the data read from the pipe"
 ln -s /proc/self/fd/1 stdout
 report study --shared-cores --json stdout
 [ "$code" -eq 0 ] && [ -h stdout ] || fail "--json to standard output: exit code $code"
@@ -107,10 +106,10 @@ report study --shared-cores --html none.html --json after.json
 PATH=$mpi_path
 [ "$code" -eq 1 ] && [ ! -e none.html ] && [ -s after.json ] || fail "without gnuplot"
 has '^trireme: error: none.html: gnuplot is not here' err
-# What the checks of a run find is the reason that its report gives.
+# Failed checks of a run are the reason in its report.
 "$mpiexec" -n 2 "$TRIREME" train --model.layers 2 --model.width 32 --model.heads 2 --model.sequence 32 --data.path data \
   --train.output flipped --train.steps 12 --train.batch 8 --train.peak none --train.quiet=true --train.check placement \
-  --train.inject flip@5/1 >out 2>err && fail "replicas that differ end no run"
+  --train.inject flip@5/1 >out 2>err && fail "differing replicas do not end the run"
 report flipped --shared-cores
 has '^ +attempt 0001: failed after step 5: .*replicas of .* differ'
 has 'faults were made on purpose: train.inject'

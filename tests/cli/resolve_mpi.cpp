@@ -24,7 +24,7 @@ struct Section {
   }
 };
 
-// Launchers do not carry the environment everywhere: here every rank but 0 sees another one.
+// Launchers do not always pass on the environment: here every rank except 0 has a different one.
 TEST(ResolveOnRanks, AllRanksGetRankZerosResult) {
   comm::Session session(nullptr, nullptr);
   Section section;
@@ -47,12 +47,12 @@ TEST(ResolveOnRanks, AllRanksGetRankZerosResult) {
   EXPECT_EQ(fields.find("net.rate")->source, config::Source::command_line);
 }
 
-TEST(ResolveOnRanks, AnErrorOfRankZeroIsEverybodys) {
+TEST(ResolveOnRanks, AnErrorOfRankZeroReachesAllRanks) {
   comm::Session session(nullptr, nullptr);
   Section section;
   config::Fields fields;
   fields.section("net", section);
-  // Wrong on rank 0 alone.
+  // Wrong only on rank 0.
   std::string variable = session.rank() == 0 ? "TRIREME_NET_LAYERS=0" : "TRIREME_NET_LAYERS=3";
   std::vector<char*> environment{variable.data(), nullptr};
   try {
@@ -64,7 +64,7 @@ TEST(ResolveOnRanks, AnErrorOfRankZeroIsEverybodys) {
   }
 }
 
-TEST(ResolveOnRanks, WorkRunsOnRankZeroAlone) {
+TEST(ResolveOnRanks, WorkRunsOnlyOnRankZero) {
   comm::Session session(nullptr, nullptr);
   int runs = 0;
   const std::string long_text = std::string(100000, 'x') + std::string("\0y", 2);

@@ -72,7 +72,7 @@ class Resolve : public testing::Test {
   std::vector<std::string> rest_;
 };
 
-// Each source in turn is the strongest that speaks.
+// Each source in turn is the strongest one set.
 TEST_F(Resolve, LaterSourcesWin) {
   const std::string environment = "TRIREME_NET_LAYERS=4";
   const auto layers = [&] {
@@ -100,7 +100,7 @@ TEST_F(Resolve, LaterSourcesWin) {
   EXPECT_EQ(fields_.find("net.rate")->source, config::Source::preset);
 }
 
-// The preset's name may come from a stronger source than values that it must not override.
+// The preset's name may come from a stronger source than values that the preset must not override.
 TEST_F(Resolve, APresetFromTheCommandLineStillYieldsToTheFile) {
   write("[net]\nlayers = 7\n");
   resolve_all({}, {{"net.preset", "big"}}, true);
@@ -134,7 +134,7 @@ TEST_F(Resolve, TakesItsFlagsAndLeavesTheRest) {
                                              "--", "--net.layers", "4"}));
 }
 
-TEST_F(Resolve, YesNoFlagsMayStandAlone) {
+TEST_F(Resolve, YesNoFlagsNeedNoValue) {
   EXPECT_EQ(take({"--net.bias"})[0].text, "true");
   EXPECT_EQ(take({"--net.bias=off"})[0].text, "off");
   EXPECT_EQ(take({"--net.bias", "No", "x"})[0].text, "No");
@@ -214,7 +214,7 @@ TEST(Parse, Mistakes) {
             "value: --valid-fraction = 1: must be at least 0 and below 1; use a value below 1");
 }
 
-TEST(Parse, AcceptsWhatTheExamplesShow) {
+TEST(Parse, AcceptsTheExamples) {
   EXPECT_EQ(parse_error({"prepare", "--input", "a", "b", "--output", "d", "--shard-tokens", "1e6"}),
             "no error");
   const Command train =

@@ -12,7 +12,7 @@
 
 #include "support.hpp"
 
-/// libhdf5 1.10 loses memory of its own when it meets damaged metadata. Read by LeakSanitizer.
+/// libhdf5 1.10 leaks memory on damaged metadata. Read by LeakSanitizer.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): its own name for it
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 
@@ -30,7 +30,7 @@ Dataset lines_dataset(const Scratch& scratch, const std::string& name, std::size
   return make_dataset(scratch, name, prose(size, 1), options);
 }
 
-TEST(Reader, AnyStretchOfSeveralShardsAndChunks) {
+TEST(Reader, AnyRangeOfSeveralShardsAndChunks) {
   const Scratch scratch;
   // Shards of 150,001 tokens have three chunks each; the cache of four chunks is always too small.
   const Dataset dataset = lines_dataset(scratch, "set", 500'000, 150'001);
@@ -106,7 +106,7 @@ TEST(Reader, DocumentsOfManyChunks) {
 TEST(Corruption, AChangedChunkIsNamedWithFileAndOffset) {
   const Scratch scratch;
   PrepareOptions options;
-  options.name = "another";  // not what the folder is called
+  options.name = "another";  // not the folder's name
   options.valid_fraction = 0;
   std::string text = prose(200'000, 3);
   const std::string mark = "find-these-bytes";
@@ -135,7 +135,7 @@ TEST(Corruption, AChangedChunkIsNamedWithFileAndOffset) {
   EXPECT_EQ(error_of([&] { dataset.verify(); }), expected);
 }
 
-/// Flips bits of the shard, or cuts it: every time an Error, or the very same data.
+/// Flips bits of the shard, or truncates it: every time an Error, or the very same data.
 class Mutation : public testing::TestWithParam<std::size_t> {
  protected:
   void SetUp() override {
@@ -148,7 +148,7 @@ class Mutation : public testing::TestWithParam<std::size_t> {
   void TearDown() override { EXPECT_EQ(open_identifiers(), 0); }
   fs::path shard() const { return scratch_ / "set/train-00000.h5"; }
 
-  /// True when the mutated shard reads as before; false when it is refused.
+  /// True if the mutated shard reads as before; false if it is refused.
   bool reads_the_same(const std::string& mutated) {
     write_text(shard(), mutated);
     EXPECT_THROW(Dataset::open(scratch_ / "set").verify(), Error);
@@ -177,7 +177,7 @@ TEST_P(Mutation, OneBit) {
   int refused = 0;
   for (int i = 0; i < 200; ++i) {
     std::string mutated = content_;
-    // Half of them in the front, where the library keeps most of what describes the data.
+    // Half of them at the start, where most of the library's metadata is.
     const std::size_t at = random() % (i % 2 == 0 ? 4096 : mutated.size());
     mutated[at] = static_cast<char>(mutated[at] ^ (1 << random() % 8));
     refused += reads_the_same(mutated) ? 0 : 1;
@@ -194,7 +194,7 @@ TEST_P(Mutation, Truncation) {
   EXPECT_FALSE(reads_the_same({}));
 }
 
-TEST_P(Mutation, RandomStretches) {
+TEST_P(Mutation, RandomRanges) {
   std::mt19937 random(6);
   for (int i = 0; i < 50; ++i) {
     std::string mutated = content_;
@@ -205,10 +205,10 @@ TEST_P(Mutation, RandomStretches) {
   }
 }
 
-// One chunk, whose place stands in the dataset's header; and four, which an index lists.
+// One chunk, located in the dataset's header; and four, located by an index.
 INSTANTIATE_TEST_SUITE_P(Shards, Mutation, testing::Values(3000, 200'000));
 
-/// Replaces `from` by `to` in dataset.json and expects a refusal that holds `expected`.
+/// Replaces `from` by `to` in dataset.json and expects a refusal that contains `expected`.
 void expect_refused(const Scratch& scratch, const std::string& from, const std::string& to,
                     const std::string& expected) {
   const fs::path file = scratch / "set/dataset.json";
@@ -226,7 +226,7 @@ void expect_refused(const Scratch& scratch, const std::string& from, const std::
   write_text(file, before);
 }
 
-TEST(Manifest, OnlyWhatTheWriterWrites) {
+TEST(Manifest, OnlyTheWritersFormIsAccepted) {
   const Scratch scratch;
   lines_dataset(scratch, "set", 3000);
   unseal(scratch / "set");

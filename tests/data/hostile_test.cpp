@@ -1,4 +1,4 @@
-// Shards that a stranger made: right manifest, wrong HDF5.
+// Malicious shards: a valid manifest, a wrong HDF5 file.
 #include <functional>
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 constexpr hsize_t size = 3000;
 
-/// Creates /`name` of `size` elements from `data`, as the writer would unless `plist` differs.
+/// Creates /`name` of `size` elements from `data`, like the writer unless `plist` differs.
 struct Recipe {
   hid_t type = H5T_STD_U16LE;
   std::vector<hsize_t> extent = {size};
@@ -61,7 +61,7 @@ class Hostile : public testing::Test {
   void TearDown() override { EXPECT_EQ(open_identifiers(), 0); }
   fs::path shard() const { return scratch_ / "set/train-00000.h5"; }
 
-  /// Writes the shard anew: `fill` makes the datasets.
+  /// Rewrites the shard: `fill` creates the datasets.
   void make(const std::function<void(hid_t)>& fill, const std::string& format = "trireme-tokens",
             std::uint64_t version = 1) {
     const hdf5::Lock lock;
@@ -171,7 +171,7 @@ TEST_F(Hostile, FiltersOtherThanTheChecksum) {
   recipe = {};
   recipe.fletcher = false;
   recipe.write = false;
-  recipe.change_plist = [](hid_t plist) {  // a filter that only a plug-in could provide
+  recipe.change_plist = [](hid_t plist) {  // a filter from a plug-in
     H5Pset_filter(plist, 32'000, H5Z_FLAG_OPTIONAL, 0, nullptr);
   };
   make(recipe);
@@ -181,7 +181,7 @@ TEST_F(Hostile, FiltersOtherThanTheChecksum) {
   make(recipe);
   EXPECT_THAT(refusal(), HasSubstr("/tokens: is stored in another way"));
   recipe = {};
-  recipe.write = false;  // no chunk there: the library would give fill values
+  recipe.write = false;  // no chunk: the library would return fill values
   make(recipe);
   EXPECT_THAT(refusal(), HasSubstr("the chunk of tokens 0-2999 is not there in full"));
 }
@@ -193,7 +193,7 @@ TEST_F(Hostile, ChunksThatSkipTheChecksum) {
     create(file, "tokens", recipe, tokens_);
     const Handle dataset(H5Dopen2(file, "tokens", H5P_DEFAULT), H5Dclose);
     std::vector<std::uint16_t> raw = tokens_;
-    raw.resize(size + 2);  // the size with a checksum, which the mask says is not there
+    raw.resize(size + 2);  // the size with a checksum, which the mask excludes
     const hsize_t offset = 0;
     ASSERT_GE(H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 1, &offset, raw.size() * 2, raw.data()),
               0);
@@ -235,7 +235,7 @@ TEST_F(Hostile, VirtualDatasets) {
   EXPECT_THAT(refusal(), HasSubstr("/tokens: is stored in another way"));
 }
 
-TEST_F(Hostile, LinksToElsewhere) {
+TEST_F(Hostile, LinksToOtherFiles) {
   fs::copy_file(shard(), scratch_ / "source.h5");
   make([&](hid_t file) {
     H5Lcreate_external((scratch_ / "source.h5").c_str(), "/tokens", file, "tokens", H5P_DEFAULT,
@@ -289,7 +289,7 @@ TEST_F(Hostile, DocumentEndsThatDoNotAscend) {
   }
 }
 
-/// What the checkpoint module stores: contiguous, in pieces of 16 MiB, also above one piece.
+/// As stored by the checkpoint module: contiguous, in pieces of 16 MiB, also above one piece.
 TEST(Hdf5, ContiguousElementsInPieces) {
   const Scratch scratch;
   const std::string path = (scratch / "file.h5").string();
@@ -318,7 +318,7 @@ TEST(Hdf5, ContiguousElementsInPieces) {
   EXPECT_THAT(error_of([&] { hdf5::create_file(path); }), HasSubstr("cannot write: "));
 }
 
-/// The contiguous kind has its own ways out of the file.
+/// Contiguous data can refer to other files in their own ways.
 TEST(Hdf5, ContiguousElementsElsewhereAreRefused) {
   const Scratch scratch;
   write_text(scratch / "secret", std::string(100, 's'));
@@ -353,7 +353,7 @@ TEST(Hdf5, ContiguousElementsElsewhereAreRefused) {
               HasSubstr("/values: is stored in another way"));
   EXPECT_THAT(refusal([](hid_t plist, hid_t) { H5Pset_layout(plist, H5D_COMPACT); }),
               HasSubstr("/values: is stored in another way"));
-  EXPECT_THAT(refusal([](hid_t, hid_t) {}),  // allocated late: nothing is there
+  EXPECT_THAT(refusal([](hid_t, hid_t) {}),  // allocated late: no data
               HasSubstr("/values: is not there in full"));
 }
 

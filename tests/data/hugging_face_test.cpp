@@ -1,5 +1,5 @@
-// A tokenizer.json against what the `tokenizers` package made of ten thousand strings
-// (tests/reference/tokenizers), and what is refused.
+// tokenizer.json against the results of the `tokenizers` package on ten thousand strings
+// (tests/reference/tokenizers), and refused files.
 #include <cstring>
 #include <map>
 
@@ -59,7 +59,7 @@ std::uint64_t fnv1a(const std::vector<std::int32_t>& ids) {
   return state;
 }
 
-/// UTF-8 by the definition, sharing nothing with the program's reader.
+/// UTF-8 by the definition, independent of the program's reader.
 std::string utf8(std::uint32_t c) {
   const auto unit = [](std::uint32_t bits) { return static_cast<char>(bits); };
   if (c < 0x80) return {unit(c)};
@@ -71,7 +71,7 @@ std::string utf8(std::uint32_t c) {
           unit(0x80 | (c & 63))};
 }
 
-// By code point: 0 other, 1 \p{L}, 2 \p{N}, 3 \s, 4 unassigned, as the package has them.
+// By code point: 0 other, 1 \p{L}, 2 \p{N}, 3 \s, 4 unassigned, as in the package.
 constexpr std::uint8_t unassigned = 4;
 std::vector<std::uint8_t> golden_classes() {
   const std::string all = read_text(golden / "classes.bin");
@@ -83,7 +83,7 @@ std::vector<std::uint8_t> golden_classes() {
   return classes;
 }
 
-/// Code points that the library's Unicode puts elsewhere than the package's does.
+/// Code points that the library's Unicode classifies differently from the package's.
 std::vector<bool> other_classes() {
   const std::vector<std::uint8_t> classes = golden_classes();
   SplitPattern patterns[] = {SplitPattern(R"(\p{L})", ""), SplitPattern(R"(\p{N})", ""),
@@ -102,8 +102,8 @@ std::vector<bool> other_classes() {
   return differs;
 }
 
-TEST(HuggingFace, UnicodeClassesAreThePackages) {
-  // A library of a later Unicode may give a meaning to what had none; that is all.
+TEST(HuggingFace, UnicodeClassesMatchThePackage) {
+  // A library of a later Unicode may only assign code points that were unassigned.
   const std::vector<std::uint8_t> classes = golden_classes();
   const std::vector<bool> differs = other_classes();
   std::size_t count = 0;
@@ -204,14 +204,14 @@ TEST_P(Parity, EveryCutOfAShortTextGivesTheSameTokens) {
   }
 }
 
-TEST_P(Parity, BytesThatAreNotUtf8ComeBack) {
+TEST_P(Parity, BytesThatAreNotUtf8RoundTrip) {
   const auto subject = tokenizer(GetParam());
   for (const std::string& text :
        {std::string("\xFF"), std::string("a\xC3"), std::string("\xED\xA0\x80 \xF4\x90\x80\x80"),
         std::string("\xE2\x82 \xC0\xAF\0x", 7), random_bytes(20'000, 7)}) {
     EXPECT_EQ(subject->decode(subject->encode(text)), text);
   }
-  // Each is the token of one byte, and the text beside it is encoded as if it stood alone.
+  // Each is the token of one byte, and the text beside it is encoded separately.
   std::vector<std::int32_t> apart = subject->encode("the sea");
   const std::vector<std::int32_t> byte = subject->encode("\xFF"), behind = subject->encode(" and");
   EXPECT_EQ(byte.size(), 1);
@@ -223,9 +223,9 @@ TEST_P(Parity, BytesThatAreNotUtf8ComeBack) {
 INSTANTIATE_TEST_SUITE_P(Files, Parity, testing::Values("gpt2", "llama3"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(HuggingFace, PatternsOfTheFieldAreTaken) {
-  // Of GPT-4o, Qwen 2 and Code Llama's relatives; only the first byte string that they cut is
-  // looked at.
+TEST(HuggingFace, CommonPatternsAreAccepted) {
+  // Of GPT-4o, Qwen 2 and relatives of Code Llama; only the first byte string that they split is
+  // checked.
   for (
       const char* pattern :
       {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
@@ -236,7 +236,7 @@ TEST(HuggingFace, PatternsOfTheFieldAreTaken) {
   }
 }
 
-TEST(HuggingFace, PatternsThatMeanSomethingElseAreRefused) {
+TEST(HuggingFace, UnsupportedPatternsAreRefused) {
   const auto refused = [](const char* pattern, const char* message) {
     const std::string error = error_of([&] { SplitPattern(pattern, "here"); });
     EXPECT_THAT(error, testing::StartsWith("here: the pattern ")) << pattern;
@@ -277,7 +277,7 @@ TEST(HuggingFace, APatternThatNeverEndsIsStopped) {
   EXPECT_THAT(error, HasSubstr("here: the pattern fails on this text: "));
 }
 
-/// The smaller golden file with one part changed.
+/// The smaller reference file with one part changed.
 std::string error_with(const std::string& from, const std::string& to,
                        const std::string& name = "gpt2") {
   std::string json = read_text(golden / (name + ".json"));
@@ -289,7 +289,7 @@ std::string error_with(const std::string& from, const std::string& to,
   return error;
 }
 
-TEST(HuggingFace, PartsThatAreNotComputedAreRefused) {
+TEST(HuggingFace, UnsupportedPartsAreRefused) {
   const auto expect = [](const std::string& from, const std::string& to, const std::string& message,
                          const std::string& name = "gpt2") {
     EXPECT_THAT(error_with(from, to, name), HasSubstr(message)) << to;
@@ -340,7 +340,7 @@ TEST(HuggingFace, PartsThatAreNotComputedAreRefused) {
               HasSubstr("nested more than"));
 }
 
-TEST(HuggingFace, DamagedFilesAreRefusedOrStillGiveTextsBack) {
+TEST(HuggingFace, DamagedFilesAreRefusedOrStillRoundTrip) {
   const std::string whole = read_text(golden / "llama3.json");
   const std::string text =
       "It's 12345 \xF0\x9F\x9A\xA3 oars\r\n\n  and\xFF<|eot_id|> \xE2\x80\x83 banks";
@@ -348,7 +348,7 @@ TEST(HuggingFace, DamagedFilesAreRefusedOrStillGiveTextsBack) {
   int refused = 0;
   for (int i = 0; i < 400; ++i) {
     std::string json = whole;
-    // Half of them in what is not vocabulary and merges, the smaller part by far.
+    // Half of them outside vocabulary and merges, by far the smaller part.
     const std::size_t at = i % 2 == 0 ? random() % 2400 : random() % json.size();
     if (i % 10 == 9) {
       json.resize(at);
@@ -366,8 +366,8 @@ TEST(HuggingFace, DamagedFilesAreRefusedOrStillGiveTextsBack) {
   EXPECT_GT(refused, 100);
 }
 
-TEST(HuggingFace, FilesOfOlderVersionsAreTaken) {
-  // GPT-2's own has no model type and empty strings for no prefix.
+TEST(HuggingFace, FilesOfOlderVersionsAreAccepted) {
+  // GPT-2's file has no model type, and empty strings for no prefix.
   std::string json = read_text(golden / "gpt2.json");
   const auto replace = [&](const std::string& from, const std::string& to) {
     ASSERT_NE(json.find(from), std::string::npos) << from;

@@ -17,7 +17,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Token i is i; documents end where told; fails from the n-th read on.
+/// Token i is i; documents end at the given places; reads fail from the n-th on.
 class Counting : public TokenReader {
  public:
   explicit Counting(std::int64_t tokens, std::vector<std::int64_t> ends = {},
@@ -25,7 +25,7 @@ class Counting : public TokenReader {
       : tokens_(tokens), ends_(std::move(ends)), good_reads_(good_reads) {}
   std::int64_t tokens() const override { return tokens_; }
   void read(std::int64_t begin, std::span<std::int32_t> out) override {
-    if (good_reads_-- == 0) throw Error("demo/train-00000.h5: broken on purpose; mend it");
+    if (good_reads_-- == 0) throw Error("demo/train-00000.h5: broken on purpose; repair it");
     ASSERT_LE(begin + static_cast<std::int64_t>(out.size()), tokens_);
     std::iota(out.begin(), out.end(), static_cast<std::int32_t>(begin));
   }
@@ -70,7 +70,7 @@ TEST(MakeBatch, TargetsFollowInputs) {
   EXPECT_TRUE(batch.documents.empty());
 }
 
-TEST(MakeBatch, DocumentsStartPositionsAnew) {
+TEST(MakeBatch, DocumentsRestartPositions) {
   Counting reader(100, {13, 18, 20, 55});
   const Sampler sampler(100, 10, 100, 1, false);
   LoaderOptions options = options_of(2, 10);
@@ -80,7 +80,7 @@ TEST(MakeBatch, DocumentsStartPositionsAnew) {
               ElementsAre(0, 1, 2, 0, 1, 2, 3, 4, 0, 1, /**/ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
   EXPECT_THAT(batch.documents,
               ElementsAre(0, 0, 0, 1, 1, 1, 1, 1, 2, 2, /**/ 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
-  // The last token of a document is not asked for the first of the next.
+  // The last token of a document has no target in the next one.
   EXPECT_THAT(batch.weights,
               ElementsAre(1, 1, 0, 1, 1, 1, 1, 0, 1, 0, /**/ 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));
 }
@@ -117,7 +117,7 @@ TEST(Loader, TheSameGlobalBatchesForEveryDataSizeAndMicroBatch) {
   const Dataset dataset = make_dataset(scratch, "set", random_bytes(10'000, 1), options);
   std::vector<std::vector<std::int32_t>> expected;
   auto reference = loaders_of(dataset, 1, 12, 0);
-  // 272 windows: the 30 steps of 12 reach into the second epoch.
+  // 272 windows: the 30 steps of 12 extend into the second epoch.
   for (int step = 0; step < 30; ++step) expected.push_back(global_batch(reference, 1));
   for (const int data_size : {1, 2, 4}) {
     for (const std::int64_t micro_batch : {1, 3}) {
@@ -147,7 +147,7 @@ TEST(Loader, ErrorsOfTheThreadArriveInOrder) {
   }
 }
 
-/// Counts reads in a place that outlives the loader.
+/// Counts reads in a counter that outlives the loader.
 class Watched : public Counting {
  public:
   Watched(std::int64_t tokens, std::atomic<int>& reads) : Counting(tokens), reads_(reads) {}
@@ -160,7 +160,7 @@ class Watched : public Counting {
   std::atomic<int>& reads_;
 };
 
-TEST(Loader, ReadsAheadOnlySoFarAndStopsWhileWaiting) {
+TEST(Loader, ReadAheadIsBoundedAndStopsWhileWaiting) {
   const Sampler sampler(1000, 10, 100, 1, true);
   LoaderOptions options = options_of(1, 10);
   options.prefetch = 3;
@@ -172,9 +172,9 @@ TEST(Loader, ReadsAheadOnlySoFarAndStopsWhileWaiting) {
     EXPECT_EQ(reads, 3);
     loader.next();
     while (reads < 4) std::this_thread::yield();
-  }  // the thread waits for room here
+  }  // the thread waits for space here
   EXPECT_EQ(reads, 4);
-  for (int i = 0; i < 50; ++i) {  // and at any other moment
+  for (int i = 0; i < 50; ++i) {  // and at any other time
     const Loader loader(std::make_unique<Watched>(1000, reads), sampler, options, 1, 0, 1, 0);
     if (i % 2 == 0) std::this_thread::yield();
   }

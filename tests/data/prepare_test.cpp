@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 constexpr std::int32_t end_of_document = 256;
 
-/// Ids of `texts` with the end-of-document token behind each.
+/// Ids of `texts`, each followed by the end-of-document token.
 std::vector<std::int32_t> joined(const std::vector<std::string>& texts) {
   std::vector<std::int32_t> ids;
   for (const std::string& text : texts) {
@@ -34,7 +34,7 @@ std::vector<std::int64_t> all_ends(const Dataset& dataset, SplitName split) {
   return reader->document_ends(0, reader->tokens());
 }
 
-/// What a failed prepare must leave: the inputs only.
+/// A failed prepare must leave only the inputs.
 void expect_only(const fs::path& folder, const std::vector<std::string>& names) {
   std::vector<std::string> found;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -43,9 +43,9 @@ void expect_only(const fs::path& folder, const std::vector<std::string>& names) 
   EXPECT_THAT(found, testing::UnorderedElementsAreArray(names));
 }
 
-TEST(Prepare, OneFileIsCutAtATokenAsNanoGptDoes) {
+TEST(Prepare, OneFileIsSplitAtATokenLikeNanoGpt) {
   const Scratch scratch;
-  // The size of the corpus whose split is well known: 1,003,854 tokens for training.
+  // The size of the corpus with the well-known split: 1,003,854 tokens for training.
   const std::string text = random_bytes(1'115'394, 1);
   const Dataset dataset = make_dataset(scratch, "set", text);
   EXPECT_EQ(dataset.manifest().vocabulary, 256);
@@ -83,7 +83,7 @@ TEST(Prepare, LinesAreDocumentsInSmallShards) {
   const Dataset dataset =
       make_dataset(scratch, "set", "first\n\nsecond line\nx\n\n\nlast, no newline", options);
   const std::vector<std::int32_t> all = joined({"first", "second line", "x", "last, no newline"});
-  // 37 tokens; the boundary nearest to 27.75 is behind "x" (20), since the next one is the end.
+  // 37 tokens; the boundary nearest to 27.75 is after "x" (20), because the next one is the end.
   const auto middle = all.begin() + 20;
   EXPECT_EQ(all_tokens(dataset, SplitName::train), std::vector<std::int32_t>(all.begin(), middle));
   EXPECT_EQ(all_tokens(dataset, SplitName::valid), std::vector<std::int32_t>(middle, all.end()));
@@ -105,7 +105,7 @@ TEST(Prepare, SeveralFilesAndLinesOfJson) {
   write_text(scratch / "b", "beta\n");
   PrepareOptions options;
   options.inputs = {scratch / "a", scratch / "b"};
-  options.output = scratch / "deep/er/files";  // parents are made
+  options.output = scratch / "deep/er/files";  // parents are created
   options.name = "two";
   options.valid_fraction = 0;
   prepare(options, {});
@@ -151,7 +151,7 @@ TEST(Prepare, TheSameTextGivesTheSameBytes) {
   options.name = "same";
   const std::string text = prose(300'000, 2);
   make_dataset(scratch, "one", text, options);
-  // Into another second: HDF5 would note the time in the file.
+  // In another second: HDF5 would store the time in the file.
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   make_dataset(scratch, "two", text, options);
   for (const char* file : {"dataset.json", "train-00000.h5", "valid-00000.h5", "tokenizer.model"}) {
@@ -224,7 +224,7 @@ TEST(Prepare, WrongOptionsAreExplained) {
   EXPECT_THAT(message([&](auto& o) { o.output = scratch.path(); }),
               HasSubstr("exists and is not an empty folder"));
   EXPECT_THAT(message([&](auto& o) { o.output = "/proc/trireme"; }), HasSubstr("cannot create"));
-  // An empty folder is taken, and one that another run filled meanwhile is not.
+  // An empty folder is accepted, but not if another run filled it meanwhile.
   fs::create_directory(scratch / "free");
   PrepareOptions options;
   options.inputs = {scratch / "in"};
@@ -242,7 +242,7 @@ TEST(Prepare, FailedWritesLeaveNothing) {
   options.output = scratch / "new/out";
   options.valid_fraction = 0;
   // The spool of 400,000 bytes fails at the first limits; the shard, a few KB larger, at the
-  // others: in the library's writes of data, or of metadata when it closes the file.
+  // others: when the library writes data, or metadata on close.
   for (const rlim_t limit : {0, 1000, 300'000, 399'999, 400'000, 401'000, 402'000, 480'000}) {
     std::string message;
     {
@@ -271,7 +271,7 @@ TEST(Prepare, FullDiskLeavesNothing) {
   for (int kilobytes = 64; !fitted; kilobytes += 128) {
     const std::string size = "size=" + std::to_string(kilobytes) + "k";
     if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, size.c_str()) != 0) {
-      GTEST_SKIP() << "no right to mount a small disk";
+      GTEST_SKIP() << "no permission to mount a small disk";
     }
     try {
       prepare(options, {});

@@ -74,7 +74,7 @@ TEST(Sampler, EpochsDifferInOrderAndOffset) {
     offsets.insert(*std::min_element(begins.begin(), begins.end()));
   }
   EXPECT_EQ(orders.size(), 20U);
-  // 20 draws of 32 values leave about 15 distinct ones; 8 or fewer are less likely than 1e-6.
+  // 20 draws of 32 values leave about 15 distinct ones; 8 or fewer have probability below 1e-6.
   EXPECT_GT(offsets.size(), 8U);
 }
 

@@ -1,4 +1,4 @@
-// HDF5 files that are wrong inside, under checksums that are right: libhdf5 must not see them.
+// HDF5 files that are malformed inside, under correct checksums: libhdf5 must not see them.
 #include <cstring>
 #include <functional>
 
@@ -36,7 +36,7 @@ class Structure : public testing::Test {
     sound_.assign(text.begin(), text.end());
   }
   fs::path shard() const { return scratch_ / "set/train-00000.h5"; }
-  /// What opening says after `edit`, sealed again.
+  /// The error of opening after `edit`, sealed again.
   std::string refusal(const std::function<void(File&)>& edit) {
     File file = sound_;
     edit(file);
@@ -56,7 +56,7 @@ TEST_F(Structure, SealingASoundFileChangesNothing) {
   EXPECT_NO_THROW(Dataset::open(scratch_ / "set"));
 }
 
-TEST_F(Structure, WhatDoesNotFitIsRefusedBeforeTheLibrarySeesIt) {
+TEST_F(Structure, MalformedFilesAreRefusedBeforeTheLibrarySeesThem) {
   const auto refused = [&](const std::string& message, const std::function<void(File&)>& edit) {
     EXPECT_THAT(refusal(edit),
                 AllOf(HasSubstr(shard().string() + ": cannot open as HDF5: "), HasSubstr(message)));
@@ -81,9 +81,9 @@ TEST_F(Structure, WhatDoesNotFitIsRefusedBeforeTheLibrarySeesIt) {
   refused("message 99", [&](File& file) { put(file, tokens + 8, 99, 1); });
 }
 
-TEST_F(Structure, AHeaderThatGoesOnInItselfEnds) {
+TEST_F(Structure, AHeaderThatContinuesInItselfIsRefused) {
   const std::size_t more = place_of(sound_, "OCHK");
-  // The root's continuation message: where, how much.
+  // The root's continuation message: position, size.
   const std::size_t message = place_of(sound_, std::string("\x10\x10\x00\x00", 4));
   EXPECT_THAT(refusal([&](File& file) {
                 const std::size_t inside = more + 4;

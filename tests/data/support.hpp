@@ -59,7 +59,7 @@ inline std::vector<std::int32_t> bytes_of(const std::string& text) {
   return ids;
 }
 
-/// The message of the Error that `call` throws; a failure when it throws none or spans lines.
+/// The message of the Error that `call` throws; a failure if it throws none or spans lines.
 template <class Call>
 std::string error_of(Call call) {
   try {
@@ -73,7 +73,8 @@ std::string error_of(Call call) {
   return {};
 }
 
-/// Takes the checksum out of a dataset.json, so that it may be edited; it is checked where it is.
+/// Removes the checksum from a dataset.json, so that it can be edited; it is checked only if
+/// present.
 inline void unseal(const fs::path& dataset) {
   std::string text = read_text(dataset / "dataset.json");
   const std::size_t begin = text.find("  \"manifest_xxh3\"");
@@ -81,8 +82,8 @@ inline void unseal(const fs::path& dataset) {
   write_text(dataset / "dataset.json", text);
 }
 
-/// Identifiers of libhdf5 that nobody has closed. The library keeps them reachable, so that no leak
-/// checker would tell.
+/// Open identifiers of libhdf5. The library keeps them reachable, so leak checkers do not report
+/// them.
 inline std::int64_t open_identifiers() {
   const hdf5::Lock lock;
   std::int64_t all = 0;

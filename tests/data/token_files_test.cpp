@@ -1,4 +1,4 @@
-// Token files in the three formats, written here byte by byte, and what is wrong with others.
+// Token files in the three formats, written here byte by byte, and malformed ones.
 #include <gmock/gmock.h>
 
 #include "trireme/data/tokenizer.hpp"
@@ -98,7 +98,7 @@ TEST_F(TokenFiles, LlmcOfBothKinds) {
   EXPECT_THAT(error_of([&] { load_tokenizer(dataset); }), HasSubstr("has tokens and no tokenizer"));
 }
 
-TEST_F(TokenFiles, LlmcThatIsWrong) {
+TEST_F(TokenFiles, MalformedLlmc) {
   const auto wrong = [&](const std::string& bytes) {
     write("a.bin", bytes);
     options.input_format = "llmc";
@@ -133,10 +133,10 @@ TEST_F(TokenFiles, NanogptIsNamed) {
   EXPECT_THAT(refused({"odd.bin"}), HasSubstr("no whole number of uint16"));
 }
 
-TEST_F(TokenFiles, DocumentsEndBehindTheirToken) {
+TEST_F(TokenFiles, DocumentsEndAfterTheirToken) {
   options.input_format = "nanogpt";
   options.end_of_document = "9";
-  // At the end as nanoGPT has it, before each document as llm.c has it, and over two files.
+  // At the end as in nanoGPT, before each document as in llm.c, and across two files.
   write("a", elements({1, 2, 9, 3, 9}, 2));
   EXPECT_EQ(ends(prepared({"a"})), (std::vector<std::int64_t>{3, 5}));
   write("b", elements({9, 1, 2, 9, 3, 4}, 2));
@@ -146,14 +146,14 @@ TEST_F(TokenFiles, DocumentsEndBehindTheirToken) {
   EXPECT_EQ(ends(prepared({"c"})), (std::vector<std::int64_t>{3, 7, 8}));
   options.end_of_document = "";
   EXPECT_EQ(ends(prepared({"a", "b"})), (std::vector<std::int64_t>{5, 11}));
-  // Also where a document ends at the edge of what is read at once.
+  // Also where a document ends at a read boundary.
   auto many = random_tokens(400'000, 8, 4);
   std::vector<std::int64_t> expected;
   for (const std::int64_t end : {131'072, 131'073, 262'144, 399'999}) {
     many[static_cast<std::size_t>(end) - 1] = 9;
     expected.push_back(end);
   }
-  expected.erase(expected.begin() + 1);  // of its end alone
+  expected.erase(expected.begin() + 1);  // only the end token
   expected.push_back(400'000);
   write("many", elements(many, 2));
   options.end_of_document = "9";
@@ -206,7 +206,7 @@ TEST_F(TokenFiles, MegatronPairsInARow) {
   EXPECT_EQ(ends(dataset), (std::vector<std::int64_t>{1, 3, 5}));
 }
 
-TEST_F(TokenFiles, MegatronThatIsWrong) {
+TEST_F(TokenFiles, MalformedMegatron) {
   const std::string tokens = elements({1, 2, 3, 4, 5}, 2);
   const Index good{.lengths = {2, 3}, .offsets = {0, 4}, .documents = {0, 1, 2}};
   const auto wrong = [&](auto change, const std::string& bytes, const std::string& end = "") {
@@ -229,7 +229,7 @@ TEST_F(TokenFiles, MegatronThatIsWrong) {
   EXPECT_THAT(message([](Index& i) { i.sequences = huge; }), HasSubstr("do not fit"));
   EXPECT_THAT(message([](Index& i) { i.indices = huge; }), HasSubstr("do not fit"));
   EXPECT_THAT(message([](Index& i) { i.indices = 0; }), HasSubstr("do not fit"));
-  // 12·N + 8·D that wraps round to the right size.
+  // 12·N + 8·D that overflows to the right size.
   EXPECT_THAT(message([](Index& i) { i.sequences = huge + 2, i.indices = 3 - huge / 2; }),
               HasSubstr("do not fit"));
   EXPECT_THAT(wrong([](Index&) {}, tokens, "x"), HasSubstr("do not fit"));
@@ -309,7 +309,7 @@ TEST_F(TokenFiles, OptionsThatDoNotFit) {
   EXPECT_THAT(refused({"b.txt"}), HasSubstr("--vocabulary 50257: is for token files"));
 }
 
-TEST_F(TokenFiles, ATokenizerComesAlong) {
+TEST_F(TokenFiles, ATokenizerIsCopied) {
   const fs::path file = fs::path(TRIREME_SOURCE_DIR) / "tests/reference/tokenizers/gpt2.json";
   options.vocabulary = 0;
   options.tokenizer = "huggingface:" + file.string();

@@ -12,7 +12,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A dataset whose tokenizer is of the kind asked for, over `text`.
+/// A dataset over `text` with the given kind of tokenizer.
 std::unique_ptr<Tokenizer> tokenizer_for(const Scratch& scratch, const std::string& kind,
                                          const std::string& text, const std::string& documents) {
   PrepareOptions options;
@@ -22,8 +22,8 @@ std::unique_ptr<Tokenizer> tokenizer_for(const Scratch& scratch, const std::stri
   return load_tokenizer(dataset);
 }
 
-/// Byte strings that have broken tokenizers: spaces everywhere, NUL, U+2581, control tokens spelled
-/// out, broken and overlong UTF-8, surrogates, noncharacters, long words.
+/// Byte strings that have broken tokenizers: spaces everywhere, NUL, U+2581, spelled-out control
+/// tokens, broken and overlong UTF-8, surrogates, noncharacters, long words.
 std::vector<std::string> nasty() {
   std::vector<std::string> texts = {"",
                                     " ",
@@ -54,7 +54,7 @@ std::vector<std::string> nasty() {
 
 class RoundTrip : public testing::TestWithParam<std::string> {};
 
-TEST_P(RoundTrip, EveryByteStringComesBack) {
+TEST_P(RoundTrip, EveryByteStringRoundTrips) {
   const Scratch scratch;
   const auto tokenizer = tokenizer_for(scratch, GetParam(), prose(60'000, 1), "line");
   for (const std::string& text : nasty()) {
@@ -62,7 +62,7 @@ TEST_P(RoundTrip, EveryByteStringComesBack) {
   }
   std::mt19937 random(2);
   for (int i = 0; i < 300; ++i) {
-    // Random bytes, prose, and prose with random bytes strewn in.
+    // Random bytes, prose, and prose with random bytes inserted.
     const auto size = static_cast<std::size_t>(random() % 400);
     std::string text = i % 3 == 0 ? random_bytes(size, random()) : prose(size, random());
     if (i % 3 == 2) {
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, RoundTrip, testing::Values("bytes", "sentencepie
                          [](const auto& info) { return info.param.substr(0, 5); });
 
 /// Text that spells out the model's own control and byte tokens must neither break training nor
-/// come back as anything else.
+/// decode differently.
 TEST(SentencePiece, TextThatLooksLikeControlTokens) {
   const Scratch scratch;
   std::string text;
@@ -114,7 +114,7 @@ TEST(SentencePiece, TextThatLooksLikeControlTokens) {
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
 }
 
-/// The cache of words and the stretches must not change what the library itself would answer.
+/// The cache of words and the segmentation must give the library's own results.
 TEST(SentencePiece, AgreesWithTheLibraryOnPlainLines) {
   const Scratch scratch;
   const auto tokenizer = tokenizer_for(scratch, "sentencepiece:450", prose(60'000, 5), "file");
@@ -146,7 +146,7 @@ TEST(SentencePiece, TrainingIsDeterministicAndCompresses) {
   EXPECT_LT(tokenizer->encode(text).size(), text.size() / 3);
 }
 
-TEST(SentencePiece, VocabularyThatDoesNotFitTheText) {
+TEST(SentencePiece, VocabularySizesThatDoNotFitTheText) {
   const Scratch scratch;
   const std::string large =
       error_of([&] { tokenizer_for(scratch, "sentencepiece:50000", prose(20'000, 8), "file"); });
@@ -154,7 +154,7 @@ TEST(SentencePiece, VocabularyThatDoesNotFitTheText) {
   const std::string small =
       error_of([&] { tokenizer_for(scratch, "sentencepiece:100", prose(20'000, 8), "file"); });
   EXPECT_THAT(small, HasSubstr("sentencepiece:100: this text needs at least "));
-  // The numbers that the messages offer do work.
+  // The numbers that the messages suggest are accepted.
   for (const std::string& message : {large, small}) {
     const std::size_t at = message.find("; use ") + 6;
     const std::string offer = message.substr(at, message.find(' ', at) - at);
@@ -195,7 +195,7 @@ TEST(SentencePiece, ModelsThatLoseTextAreRefused) {
   EXPECT_THAT(refusal(scratch, "remove_extra_whitespaces", "true"),
               HasSubstr("remove_extra_whitespaces"));
   EXPECT_THAT(refusal(scratch, "byte_fallback", "false"), HasSubstr("byte_fallback"));
-  // A good model with normalizer_spec { escape_whitespaces: false } behind it: fields merge.
+  // A good model followed by normalizer_spec { escape_whitespaces: false }: fields merge.
   const auto use_own = [&] {
     tokenizer_for(scratch, "sentencepiece:" + (scratch / "own.model").string(), "a b", "file");
   };
@@ -215,7 +215,7 @@ TEST(SentencePiece, ModelsThatLoseTextAreRefused) {
               HasSubstr("none.model: cannot open: No such file"));
 }
 
-/// A unigram model with </s>, <s> and pieces with spaces inside goes through whole lines.
+/// A unigram model with </s>, <s> and pieces with inner spaces encodes whole lines.
 TEST(SentencePiece, LoadedUnigramModelRoundTrips) {
   const Scratch scratch;
   write_text(scratch / "corpus.txt", prose(20'000, 10));
@@ -242,7 +242,7 @@ TEST(SentencePiece, LoadedUnigramModelRoundTrips) {
             "of the x y z of the sea");
 }
 
-TEST(Characters, OnlyWhatOccurs) {
+TEST(Characters, OnlyBytesThatOccur) {
   const Scratch scratch;
   const auto tokenizer = tokenizer_for(scratch, "characters", "hello\nworld\xC3\xA9", "file");
   EXPECT_EQ(tokenizer->kind(), "characters");
@@ -254,7 +254,7 @@ TEST(Characters, OnlyWhatOccurs) {
               HasSubstr("outside the vocabulary of 10"));
 }
 
-TEST(Bytes, EndOfDocumentStandsForNothing) {
+TEST(Bytes, EndOfDocumentDecodesToNothing) {
   const Scratch scratch;
   const auto one = tokenizer_for(scratch, "bytes", "one file", "file");
   EXPECT_EQ(one->vocabulary(), 256);

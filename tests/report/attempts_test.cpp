@@ -1,4 +1,4 @@
-// Runs of several attempts: whose times count, what each is held to, steps that are missing.
+// Runs of several attempts: whose times count, checks per attempt, missing steps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using OneRun = Run;  // testing::Test has a Run of its own
+using OneRun = Run;  // testing::Test has its own Run
 using test::FakeRun;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -43,7 +43,7 @@ TEST_F(AttemptsTest, ALaterAttemptsStepsWin) {
   EXPECT_EQ(counted_steps(run, {}).size(), 5U + 9U);
 }
 
-// An attempt laid out otherwise lends its losses, not its times.
+// An attempt with another layout contributes its losses, not its times.
 TEST_F(AttemptsTest, StepsOfAnotherLayoutGiveNoFigure) {
   const fs::path folder = scratch_ / "run";
   (void)FakeRun{.seconds = {7}}.write(folder, 1);
@@ -56,7 +56,7 @@ TEST_F(AttemptsTest, StepsOfAnotherLayoutGiveNoFigure) {
 }
 
 // 23 steps, then one more on other hosts after a requeue.
-TEST_F(AttemptsTest, TheAttemptsWithMostCountedStepsAreTold) {
+TEST_F(AttemptsTest, TheAttemptsWithMostCountedStepsAreReported) {
   const fs::path folder = scratch_ / "run";
   (void)FakeRun{.steps = 23, .seconds = {0.5}, .whole = false}.write(folder, 1);
   FakeRun late{.steps = 1, .first = 24, .seconds = {7}};
@@ -72,10 +72,10 @@ TEST_F(AttemptsTest, TheAttemptsWithMostCountedStepsAreTold) {
                                           "0002, the last one, is laid out otherwise and has 0")));
 }
 
-// The first attempt gives the steps, and the last one only ends the run.
-TEST_F(AttemptsTest, EveryAttemptThatLendsStepsIsChecked) {
+// The first attempt contributes the steps, and the last one only ends the run.
+TEST_F(AttemptsTest, EveryAttemptThatContributesStepsIsChecked) {
   const auto faults = [&](const FakeRun& first, const ReadOptions& options = {}) {
-    const fs::path folder = scratch_ / fmt::format("lends{}", ++count_);
+    const fs::path folder = scratch_ / fmt::format("contributes{}", ++count_);
     (void)first.write(folder, 1);
     (void)FakeRun{.steps = 1, .first = 13}.write(folder, 2);
     return read_run(folder, options).faults;
@@ -89,7 +89,7 @@ TEST_F(AttemptsTest, EveryAttemptThatLendsStepsIsChecked) {
   };
   EXPECT_THAT(faults(changed("train", "inject", "nan@3")),
               ElementsAre("attempt 0001: faults were made on purpose: train.inject = \"nan@3\""));
-  // Unlike attempts do not lend their times; here the later one alone is too short to be told.
+  // Attempts that differ do not share times; here the later one alone is too short to report.
   for (const auto& [section, key] :
        {std::pair{"optim", "name"}, std::pair{"comm", "data"}, std::pair{"checkpoint", "async"}}) {
     const fs::path folder = scratch_ / fmt::format("unlike{}", ++count_);
@@ -121,7 +121,7 @@ TEST_F(AttemptsTest, StepsMissingAtEitherEndAreFaults) {
               ElementsAre(HasSubstr("metrics.jsonl has 8 steps, and summary.json says 12")));
   write_text(metrics, "");
   EXPECT_FALSE(read_run(folder).valid());
-  // Without the count the last step tells.
+  // Without the count the last step decides.
   write_text(metrics, whole.substr(0, ends[7]));
   const fs::path summary = folder / "attempts/0001/summary.json";
   json values = json::parse(read_text(summary));
@@ -131,7 +131,7 @@ TEST_F(AttemptsTest, StepsMissingAtEitherEndAreFaults) {
               ElementsAre(HasSubstr("metrics.jsonl ends with step 8, and summary.json says step")));
 }
 
-TEST_F(AttemptsTest, ANumberThatTwoAttemptsHaveIsAFault) {
+TEST_F(AttemptsTest, ADuplicateAttemptNumberIsAFault) {
   const fs::path folder = FakeRun{}.write(scratch_ / "run");
   fs::copy(folder / "attempts/0001", folder / "attempts/00001");
   EXPECT_THAT(read_run(folder).faults, ElementsAre(HasSubstr("their steps would count twice")));

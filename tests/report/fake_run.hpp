@@ -1,4 +1,4 @@
-// Records of runs as they are written, made up.
+// Synthetic records of runs.
 #pragma once
 
 #include <filesystem>
@@ -17,16 +17,16 @@ struct FakeRun {
   int tensor = 1, pipeline = 1, data = 1;
   std::int64_t batch = 8, micro_batch = 2, steps = 12;
   std::int64_t first = 1;            // step
-  std::vector<double> seconds = {};  // by step; the last one for all further ones
+  std::vector<double> seconds = {};  // by step; the last one repeats
   double loss = 5;
   std::string cores_shared = {};
   std::string precision = "fp32";
-  /// Sections of a rank in seconds, all steps together.
+  /// Sections of a rank in seconds, summed over all steps.
   std::function<nlohmann::json(int rank)> sections = [](int) {
     return nlohmann::json{{"forward", 1.0}, {"backward", 2.0}, {"wait for pipeline", 0.0}};
   };
   nlohmann::json communication = nlohmann::json::object();
-  /// Changes before the files are written.
+  /// Changes applied before the files are written.
   std::function<void(nlohmann::json& run, nlohmann::json& summary)> change = [](auto&, auto&) {};
   bool whole = true;  // with summary.json
 

@@ -1,5 +1,5 @@
-// mllog.txt against MLPerf's rules, event files against published check sums and a golden file that
-// TensorBoard 2.20 was seen to read (tests/report/golden/README.md).
+// mllog.txt against MLPerf's rules; event files against published checksums and a reference file
+// that TensorBoard 2.20 reads (tests/report/golden/README.md).
 #include <bit>
 #include <fstream>
 #include <map>
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::HasSubstr;
 
-/// What is wrong with the lines of an mllog.txt, by the rules of MLPerf training; empty: nothing.
+/// Violations of MLPerf training's rules in the lines of an mllog.txt; empty: none.
 std::vector<std::string> complaints(const std::vector<std::string>& lines) {
   std::vector<std::string> wrong;
   std::map<std::string, int> times;
@@ -32,47 +32,48 @@ std::vector<std::string> complaints(const std::vector<std::string>& lines) {
   const std::set<std::string> types = {"INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"};
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const std::string prefix = ":::MLLOG ";
-    const auto say = [&](const std::string& what) {
+    const auto complain = [&](const std::string& what) {
       wrong.push_back(fmt::format("line {}: {}", i + 1, what));
     };
     if (!lines[i].starts_with(prefix)) {
-      say("no prefix");
+      complain("no prefix");
       continue;
     }
     const json event = json::parse(lines[i].substr(prefix.size()), nullptr, false);
     if (!event.is_object()) {
-      say("no JSON");
+      complain("no JSON");
       continue;
     }
     for (const char* key : {"namespace", "time_ms", "event_type", "key", "value", "metadata"}) {
-      if (!event.contains(key)) say(fmt::format("no {}", key));
+      if (!event.contains(key)) complain(fmt::format("no {}", key));
     }
-    if (event.size() != 6) say("other keys");
-    if (!event.value("metadata", json()).contains("file")) say("no file in metadata");
-    if (!event.value("metadata", json()).contains("lineno")) say("no lineno in metadata");
+    if (event.size() != 6) complain("other keys");
+    if (!event.value("metadata", json()).contains("file")) complain("no file in metadata");
+    if (!event.value("metadata", json()).contains("lineno")) complain("no lineno in metadata");
     const std::string key = event.value("key", ""), type = event.value("event_type", "");
-    if (!types.contains(type)) say("event_type " + type);
-    if (event.value("time_ms", std::int64_t{0}) < last) say("time goes back");
+    if (!types.contains(type)) complain("event_type " + type);
+    if (event.value("time_ms", std::int64_t{0}) < last) complain("time decreases");
     last = event.value("time_ms", std::int64_t{0});
     ++times[key];
     where[key] = i;
     if (type == "INTERVAL_START") ++open[key.substr(0, key.rfind('_'))];
-    if (type == "INTERVAL_END" && --open[key.substr(0, key.rfind('_'))] < 0) say("ends unbegun");
+    if (type == "INTERVAL_END" && --open[key.substr(0, key.rfind('_'))] < 0)
+      complain("ends without a start");
     const std::set<std::string> precisions = {"fp64", "fp32", "fp16", "bfloat16"};
     if (key.starts_with("lowest_numerical_precision") &&
         !precisions.contains(event["value"].get<std::string>())) {
-      say(fmt::format("no such precision: {}", event["value"].dump()));
+      complain(fmt::format("no such precision: {}", event["value"].dump()));
     }
     if (key.ends_with("_parallelism") || key == "micro_batch_size") {
-      if (!event["value"].is_number_integer() || event["value"] < 1) say("no degree: " + key);
+      if (!event["value"].is_number_integer() || event["value"] < 1) complain("no degree: " + key);
     }
     if (key == "eval_accuracy" &&
         !(event["metadata"].contains("samples_count") && event["metadata"].contains("epoch_num"))) {
-      say("no samples_count or epoch_num");
+      complain("no samples_count or epoch_num");
     }
     if (key == "run_stop") {
       const std::string status = event["metadata"].value("status", "");
-      if (status != "success" && status != "aborted") say("status " + status);
+      if (status != "success" && status != "aborted") complain("status " + status);
     }
   }
   for (const char* key : {"submission_benchmark",
@@ -155,7 +156,7 @@ class FormatsTest : public testing::Test {
   trireme::test::Scratch scratch_;
 };
 
-TEST_F(FormatsTest, AWholeRunFollowsTheRules) {
+TEST_F(FormatsTest, ACompleteRunFollowsTheRules) {
   const fs::path file = scratch_ / "mllog.txt";
   {
     MlLog log(file, {.organization = "A \"quoted\" name\n"});
@@ -202,7 +203,7 @@ TEST_F(FormatsTest, ARunThatThrowsIsAborted) {
   EXPECT_EQ(complaints(lines), std::vector<std::string>{"no eval_accuracy"});
 }
 
-TEST(MlLogRules, TheCheckFindsWhatIsWrong) {
+TEST(MlLogRules, TheCheckFindsViolations) {
   const std::string good =
       R"(:::MLLOG {"namespace":"","time_ms":5,"event_type":"POINT_IN_TIME","key":"seed","value":1,"metadata":{"file":"f","lineno":1}})";
   const auto first = [](const std::string& line) { return complaints({line}).front(); };
@@ -213,7 +214,7 @@ TEST(MlLogRules, TheCheckFindsWhatIsWrong) {
   EXPECT_THAT(complaints({good}), testing::Contains("0 times run_start"));
 }
 
-TEST(TensorBoard, ChecksumsArePublishedOnes) {
+TEST(TensorBoard, ChecksumsMatchPublishedOnes) {
   // RFC 3720, B.4, and the usual check value.
   EXPECT_EQ(crc32c("123456789"), 0xE3069283U);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAU);
@@ -231,7 +232,7 @@ TEST(TensorBoard, ChecksumsArePublishedOnes) {
 }
 
 /// The events of golden/events.bin, byte for byte: see golden/README.md.
-TEST(TensorBoard, EventsAreThoseOfTheGoldenFile) {
+TEST(TensorBoard, EventsMatchTheReferenceFile) {
   const std::string made =
       tfrecord(version_event(1700000000.5)) +
       tfrecord(scalar_event(1700000001.25, 1, {{"train/loss", 5.5}})) +
@@ -241,7 +242,7 @@ TEST(TensorBoard, EventsAreThoseOfTheGoldenFile) {
   EXPECT_EQ(made, trireme::test::read_text(golden));
 }
 
-TEST_F(FormatsTest, ARecordWritesWhatIsConfigured) {
+TEST_F(FormatsTest, ARecordWritesTheConfiguredFormats) {
   const auto files = [&](const ReportConfig& config, const char* name) {
     RunRecord record(scratch_ / name, config);
     record.write_run(small_run());

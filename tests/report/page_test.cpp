@@ -1,4 +1,4 @@
-// The four forms of a report, of made-up runs.
+// The four formats of a report, of synthetic runs.
 #include "trireme/report/page.hpp"
 
 #include <cmath>
@@ -22,8 +22,8 @@ using test::FakeRun;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Names of elements still open at the end, or what is wrong; empty: every element is closed, every
-/// attribute quoted, every & an entity. Enough XML for pages of ours.
+/// Names of elements still open at the end, or what is malformed; empty: every element is closed,
+/// every attribute quoted, every & an entity. Sufficient for our pages.
 std::string malformed(const std::string& page) {
   std::vector<std::string> open;
   std::size_t at = page.find('>') + 1;  // after the document type
@@ -113,7 +113,7 @@ TEST_F(PageTest, TextShowsFiguresAndReasons) {
   EXPECT_THAT(text, HasSubstr("nonparametric 95 % interval"));
 }
 
-TEST(EstimateText, SaysWhatItIs) {
+TEST(EstimateText, NamesTheEstimate) {
   EXPECT_EQ(estimate_text({}), "-");
   EXPECT_EQ(estimate_text(estimate({2})), "2 n 1");
   EXPECT_EQ(estimate_text(estimate({1, 2, 3})), "2 (1 to 3) n 3");
@@ -163,14 +163,14 @@ TEST_F(PageTest, JsonGivesNoFigureOfAnInvalidRun) {
   EXPECT_EQ(benchmarks[2]["iterations"], 9);
 }
 
-TEST_F(PageTest, HtmlStandsAlone) {
+TEST_F(PageTest, HtmlIsSelfContained) {
   if (!gnuplot_is_here()) GTEST_SKIP() << "without gnuplot";
   const std::string page = report_html(study());
   EXPECT_EQ(malformed(page), "");
   for (const char* outside : {"http:", "https:", "<script", "<link", "<img", "@import", "src="}) {
     EXPECT_THAT(page, Not(HasSubstr(outside)));
   }
-  // Whatever refers to something refers to an id of this page, and no id is there twice.
+  // Every reference is to an id of this page, and every id is unique.
   for (std::size_t at = page.find("href="); at != page.npos; at = page.find("href=", at + 1)) {
     EXPECT_EQ(page[at + 6], '#') << page.substr(at, 40);
   }
@@ -191,7 +191,7 @@ TEST_F(PageTest, HtmlStandsAlone) {
   EXPECT_EQ(malformed("<!DOCTYPE html><a><b></a>"), "closes /a in b");
 }
 
-TEST(Plots, ASpeedWithoutEndMakesNoScaleWithoutEnd) {
+TEST(Plots, AnInfiniteSpeedDoesNotBreakTheScale) {
   ScalingLine line;
   for (const int ranks : {1, 2}) {
     Estimate speed = estimate({1.0 * ranks});
@@ -205,7 +205,7 @@ TEST_F(PageTest, HtmlIsUtf8WhateverPathsAre) {
   if (!gnuplot_is_here()) GTEST_SKIP() << "without gnuplot";
   (void)FakeRun{.whole = false}.write(scratch_ / "study/b\xff");
   trireme::test::write_text(scratch_ / "study/b\xff/attempts/0001/metrics.jsonl", "{\n");
-  // The user's own settings are none of the page's business.
+  // The user's gnuplot settings must not affect the page.
   trireme::test::write_text(scratch_ / ".gnuplot", "exit status 3\n");
   const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
   ::setenv("HOME", scratch_.path().c_str(), 1);
@@ -215,7 +215,7 @@ TEST_F(PageTest, HtmlIsUtf8WhateverPathsAre) {
   EXPECT_THAT(page, HasSubstr("b\xef\xbf\xbd"));
 }
 
-TEST_F(PageTest, ADamagedTraceIsToldByFileAndLine) {
+TEST_F(PageTest, ADamagedTraceIsReportedByFileAndLine) {
   const fs::path folder = FakeRun{.data = 2}.write(scratch_ / "run");
   const fs::path trace = folder / "attempts/0001/trace.json";
   write_trace(folder / "attempts/0001");
@@ -229,7 +229,7 @@ TEST_F(PageTest, ADamagedTraceIsToldByFileAndLine) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr(trace.string() + ":2: name is missing"));
   }
-  // Without a whole step after warm-up there is no picture.
+  // Without a complete step after warm-up there is no picture.
   trireme::test::write_text(trace, "{\"traceEvents\": [\n]}\n");
   EXPECT_FALSE(plot_trace(read_run(folder), {}).has_value());
 }
@@ -238,14 +238,14 @@ TEST_F(PageTest, WithoutGnuplotThePageIsRefused) {
   const std::string before = std::getenv("PATH") == nullptr ? "" : std::getenv("PATH");
   const Report report = study();
   ::setenv("PATH", scratch_.path().c_str(), 1);
-  std::string told;
+  std::string message;
   try {
     (void)report_html(report);
   } catch (const Error& error) {
-    told = error.what();
+    message = error.what();
   }
   ::setenv("PATH", before.c_str(), 1);
-  EXPECT_THAT(told, HasSubstr("gnuplot is not here"));
+  EXPECT_THAT(message, HasSubstr("gnuplot is not here"));
 }
 
 }  // namespace

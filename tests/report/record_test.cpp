@@ -25,7 +25,7 @@ using testing::HasSubstr;
 using trireme::test::read_text;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-const ReportConfig plain{.tensorboard = false, .mllog = false};  // the record alone
+const ReportConfig plain{.tensorboard = false, .mllog = false};  // only the record
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 class RecordTest : public testing::Test {
@@ -67,7 +67,7 @@ TEST_F(RecordTest, StartsAtTheSameTimeDoNotShareAnAttempt) {
   EXPECT_EQ(names_in(run_ / "attempts").size(), 40U);
 }
 
-TEST_F(RecordTest, AFolderThatCannotBeMadeIsNamed) {
+TEST_F(RecordTest, AFolderThatCannotBeCreatedIsNamed) {
   std::ofstream(run_) << "a file";
   try {
     const RunRecord record(run_, plain);
@@ -78,7 +78,7 @@ TEST_F(RecordTest, AFolderThatCannotBeMadeIsNamed) {
   }
 }
 
-TEST_F(RecordTest, StepsAndEvaluationsAreLinesAtOnce) {
+TEST_F(RecordTest, StepsAndEvaluationsAreWrittenAtOnce) {
   RunRecord record(run_, plain);
   const fs::path path = record.folder() / "metrics.jsonl";
   record.write_step({.step = 1,
@@ -139,7 +139,7 @@ TEST_F(RecordTest, AFullDiskIsAnError) {
               testing::UnorderedElementsAre("run.json", "metrics.jsonl"));
 }
 
-TEST_F(RecordTest, RunAndSummaryAreWholeJson) {
+TEST_F(RecordTest, RunAndSummaryAreCompleteJson) {
   RunRecord record(run_, plain);
   record.write_run(
       {{"config", {{"loss", {1.0, nan, {{"deep", -infinity}}}}}}, {"bytes", "\xff\xfe ok"}});
@@ -189,7 +189,7 @@ TEST(FiniteJson, OnlyNumbersThatAreNotFiniteBecomeStrings) {
   EXPECT_EQ(to_text(finite_number(-infinity)), "\"-inf\"");
   EXPECT_EQ(to_text({{"a", 1}, {"b", nullptr}, {"c", true}, {"d", "nan"}, {"e", 0.1}}),
             R"({"a":1,"b":null,"c":true,"d":"nan","e":0.1})");
-  // Doubles come back to the last bit.
+  // Doubles round-trip bit for bit.
   for (const double value : {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, -0.0}) {
     const double back = json::parse(to_text(finite_number(value))).get<double>();
     EXPECT_EQ(std::bit_cast<std::uint64_t>(back), std::bit_cast<std::uint64_t>(value)) << value;

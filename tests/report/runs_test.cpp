@@ -1,5 +1,5 @@
-// Records read back: runs that are INVALID, damage told by file and line, lines of
-// runs that are alike.
+// Records read back: INVALID runs, damage reported by file and line, scaling lines of comparable
+// runs.
 #include "trireme/report/runs.hpp"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using OneRun = Run;  // testing::Test has a Run of its own
+using OneRun = Run;  // testing::Test has its own Run
 using test::FakeRun;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -40,7 +40,7 @@ class RunsTest : public testing::Test {
   int count_ = 0;
 };
 
-TEST_F(RunsTest, AWholeRunIsReadAndCounted) {
+TEST_F(RunsTest, ACompleteRunIsReadAndCounted) {
   // 12 steps: a quarter is warm-up, and slower.
   const OneRun run = read({.seconds = {9, 9, 9, 0.5, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1}});
   EXPECT_THAT(run.faults, IsEmpty());
@@ -64,7 +64,7 @@ TEST(WarmUp, IsFiveStepsOrAQuarter) {
   EXPECT_EQ(warm_up_steps(1), 1);
 }
 
-TEST_F(RunsTest, OldRecordsDoNotSayWhetherCoresWereShared) {
+TEST_F(RunsTest, OldRecordsLackWhetherCoresWereShared) {
   const OneRun run = read({.change = [](json& record, json&) { record.erase("cores_shared"); }});
   EXPECT_THAT(run.faults, IsEmpty());
   EXPECT_THAT(run.notes, testing::Contains(HasSubstr("does not say whether ranks shared cores")));
@@ -80,13 +80,13 @@ TEST_F(RunsTest, NamesAreOneLineOfText) {
   EXPECT_THAT(damaged.faults.front(), HasSubstr("a\\u001b[31m\\nb\xef\xbf\xbd/attempts"));
 }
 
-TEST_F(RunsTest, WhatFailsIsInvalidAndSaysWhy) {
+TEST_F(RunsTest, AFailedRunIsInvalidWithAReason) {
   EXPECT_THAT(fault({.whole = false}),
               HasSubstr("incomplete: there is no summary.json: it is still running, or it was"));
   EXPECT_THAT(
       fault({.change = [](json&, json& summary) { summary["memory"]["stash"]["measured"] = 101; }}),
       HasSubstr("memory of stash: 100 bytes predicted, 101 measured"));
-  // But where the prediction is known to be in part, on a GPU.
+  // Except where the prediction is known to be partial, on a GPU.
   const auto in_part = [](json&, json& summary) {
     summary["memory"]["stash"] = {{"predicted", 100}, {"measured", 101}, {"in_part", true}};
   };
@@ -108,7 +108,7 @@ TEST_F(RunsTest, WhatFailsIsInvalidAndSaysWhy) {
               ElementsAre(HasSubstr("failed after step 12: replicas differ")));
 }
 
-TEST_F(RunsTest, NonFiniteLossesAreInvalidAsTheyAreWritten) {
+TEST_F(RunsTest, NonFiniteLossesAreInvalid) {
   const fs::path folder = FakeRun{}.write(scratch_ / "run");
   const fs::path metrics = folder / "attempts/0001/metrics.jsonl";
   std::string text = read_text(metrics);
@@ -118,37 +118,38 @@ TEST_F(RunsTest, NonFiniteLossesAreInvalidAsTheyAreWritten) {
   EXPECT_THAT(read_run(folder).faults, ElementsAre("the loss of step 12 is not finite"));
 }
 
-TEST_F(RunsTest, DamageIsToldByFileAndLine) {
+TEST_F(RunsTest, DamageIsReportedByFileAndLine) {
   const fs::path folder = FakeRun{}.write(scratch_ / "run");
   const fs::path here = folder / "attempts/0001";
   const std::string metrics = read_text(here / "metrics.jsonl");
   const std::size_t third = metrics.find('\n', metrics.find('\n') + 1) + 1;
-  const auto told = [&](const std::string& inserted) {
+  const auto fault_with = [&](const std::string& inserted) {
     write_text(here / "metrics.jsonl",
                metrics.substr(0, third) + inserted + "\n" + metrics.substr(third));
     const OneRun run = read_run(folder);
     return run.faults.size() == 1 ? run.faults.front() : "no single fault";
   };
   const std::string line3 = (here / "metrics.jsonl:3: ").string();
-  EXPECT_THAT(told("{\"type\":"), HasSubstr(line3 + "is not valid JSON"));
-  EXPECT_THAT(told("[1]"), HasSubstr(line3 + "is not a JSON object"));
-  EXPECT_THAT(told("{}"), HasSubstr(line3 + "type is missing"));
-  EXPECT_THAT(told(R"({"type":"step","step":3})"), HasSubstr(line3 + "tokens is missing"));
-  EXPECT_THAT(told(R"({"type":"step","step":3.5})"), HasSubstr(line3 + "step = 3.5"));
-  EXPECT_THAT(told(R"({"type":"step","step":1e300})"), HasSubstr(line3 + "step = 1e+300"));
+  EXPECT_THAT(fault_with("{\"type\":"), HasSubstr(line3 + "is not valid JSON"));
+  EXPECT_THAT(fault_with("[1]"), HasSubstr(line3 + "is not a JSON object"));
+  EXPECT_THAT(fault_with("{}"), HasSubstr(line3 + "type is missing"));
+  EXPECT_THAT(fault_with(R"({"type":"step","step":3})"), HasSubstr(line3 + "tokens is missing"));
+  EXPECT_THAT(fault_with(R"({"type":"step","step":3.5})"), HasSubstr(line3 + "step = 3.5"));
+  EXPECT_THAT(fault_with(R"({"type":"step","step":1e300})"), HasSubstr(line3 + "step = 1e+300"));
   EXPECT_THAT(
-      told(R"({"type":"step","step":3,"tokens":1,"loss":1,"gradient_norm":1,"seconds":-1})"),
+      fault_with(R"({"type":"step","step":3,"tokens":1,"loss":1,"gradient_norm":1,"seconds":-1})"),
       HasSubstr(line3 + "seconds = -1"));
   for (const char* seconds : {"1e-310", "1e300", "0", "\"nan\""}) {
-    EXPECT_THAT(told(fmt::format(R"({{"type":"step","step":3,"tokens":1,"loss":1,)"
-                                 R"("gradient_norm":1,"seconds":{}}})",
-                                 seconds)),
+    EXPECT_THAT(fault_with(fmt::format(R"({{"type":"step","step":3,"tokens":1,"loss":1,)"
+                                       R"("gradient_norm":1,"seconds":{}}})",
+                                       seconds)),
                 HasSubstr(": must be from 1e-9 to 1e12"));
   }
-  EXPECT_THAT(told(R"({"type":"step","step":7,"tokens":1,"loss":1,"gradient_norm":1,"seconds":1})"),
-              HasSubstr(line3 + "step 7 follows step 2"));
-  EXPECT_THAT(told(std::string(200, '[')), HasSubstr(line3));
-  // Cut anywhere: never a crash, and all lines but the last are there.
+  EXPECT_THAT(
+      fault_with(R"({"type":"step","step":7,"tokens":1,"loss":1,"gradient_norm":1,"seconds":1})"),
+      HasSubstr(line3 + "step 7 follows step 2"));
+  EXPECT_THAT(fault_with(std::string(200, '[')), HasSubstr(line3));
+  // Truncated anywhere: never a crash, and all lines but the last are read.
   for (std::size_t size = 0; size < metrics.size(); size += 7) {
     write_text(here / "metrics.jsonl", metrics.substr(0, size));
     EXPECT_LE(read_run(folder).steps.size(), 12U);
@@ -162,7 +163,7 @@ TEST_F(RunsTest, DamageIsToldByFileAndLine) {
       ASSERT_EQ(run.faults.size(), 1U) << file << " cut to " << size;
       EXPECT_THAT(run.faults.front(), HasSubstr((here / file).string()));
     }
-    // Every value replaced by one of another kind.
+    // Every value replaced by one of another type.
     for (const char* other : {"null", "\"x\"", "[]", "{}", "-7", "1e999"}) {
       std::size_t colon = whole.find(": ");
       for (; colon != std::string::npos; colon = whole.find(": ", colon + 1)) {
@@ -178,8 +179,8 @@ TEST_F(RunsTest, DamageIsToldByFileAndLine) {
   EXPECT_TRUE(read_run(folder).valid());
 }
 
-/// A record of two workers, which wait for servers for a fifth of their steps, and of so many
-/// servers, which are busy all the time.
+/// A record of two workers, which wait for servers for a fifth of their steps, and of `servers`
+/// servers, which are always busy.
 FakeRun with_servers(const char* method, int servers) {
   FakeRun fake{.data = 2};
   fake.sections = [](int) {
@@ -204,9 +205,9 @@ FakeRun with_servers(const char* method, int servers) {
   return fake;
 }
 
-// Servers are ranks of the job and no workers: they count in its size and its layout, and neither
-// in shares of a step nor among those that ought to be equally fast.
-TEST_F(RunsTest, ServersAreNoWorkers) {
+// Servers are ranks of the job but not workers: they count in its size and layout, but not in
+// shares of a step or among ranks expected to be equally fast.
+TEST_F(RunsTest, ServersAreNotWorkers) {
   for (const char* method : {"server", "async-server"}) {
     const OneRun run = read(with_servers(method, 2));
     EXPECT_THAT(run.faults, IsEmpty());
@@ -234,7 +235,7 @@ TEST_F(RunsTest, ServersAreNoWorkers) {
                                         "1 servers, server; restore the file"));
 }
 
-TEST_F(RunsTest, RunsAreFoundBelowFolders) {
+TEST_F(RunsTest, RunsAreFoundInSubfolders) {
   const FakeRun fake;
   (void)fake.write(scratch_ / "study/b");
   (void)fake.write(scratch_ / "study/a/deep");
@@ -285,7 +286,7 @@ TEST_F(ScalingTest, StrongAndWeak) {
   EXPECT_THAT(found[0].notes, IsEmpty());
 }
 
-TEST_F(ScalingTest, TheUnlikeStandOnNoLine) {
+TEST_F(ScalingTest, DifferingRunsAreOnNoLine) {
   EXPECT_THAT(lines({{.batch = 8}, {.data = 2, .batch = 12}}), IsEmpty());
   EXPECT_THAT(lines({{}, {.data = 2, .precision = "bf16"}}), IsEmpty());
   EXPECT_EQ(differences(runs_[0], runs_[1]), std::vector<std::string>{"precision.compute"});
@@ -299,7 +300,7 @@ TEST_F(ScalingTest, TheUnlikeStandOnNoLine) {
   EXPECT_EQ(lines({{}, change("hosts", {{{"name", "b"}, {"cpu", "Some CPU"}}})}).size(), 1U);
 }
 
-/// A run of a data-parallel method, whose settings lie in `section`.
+/// A run of a data-parallel method, whose settings are in `section`.
 FakeRun with_method(int data, const char* method, const char* section, const json& settings,
                     int servers = 0) {
   FakeRun fake{.data = data};
@@ -323,17 +324,17 @@ TEST_F(ScalingTest, TheMethodIsPartOfAConfiguration) {
   EXPECT_THAT(lines({average(1, 16), average(2, 4)}), IsEmpty());
   EXPECT_EQ(differences(runs_[0], runs_[1]), std::vector<std::string>{"average.every"});
   EXPECT_THAT(lines({{}, average(2, 16)}), IsEmpty());
-  // A record from before there were methods is one of all-reduce, which reads no other's settings.
+  // A record without a method is one of all-reduce, which ignores other methods' settings.
   EXPECT_THAT(lines({{}, with_method(2, "allreduce", "average", {{"every", 4}})}),
               ElementsAre(testing::_));
-  // Servers are ranks beside the grid; as many more of them are a layout, no other configuration.
+  // Servers are ranks beside the grid; more of them change the layout, not the configuration.
   EXPECT_THAT(
       lines({with_method(2, "server", "server", {}, 1), with_method(4, "server", "server", {}, 2)}),
       ElementsAre(testing::_));
   EXPECT_EQ(runs_[1].facts.layout(), "tensor 1 × pipeline 1 × data 4 + 2 servers, server");
 }
 
-TEST_F(ScalingTest, WhatDiffersOnALineIsSaid) {
+TEST_F(ScalingTest, DifferencesOnALineAreNoted) {
   const auto found = lines({{.micro_batch = 4, .seconds = {1}},
                             {.data = 2, .micro_batch = 2, .seconds = {0.5}},
                             {.data = 2, .micro_batch = 4, .seconds = {0.6}}});
@@ -341,7 +342,7 @@ TEST_F(ScalingTest, WhatDiffersOnALineIsSaid) {
   EXPECT_EQ(found[0].points[1].micro_batch, 2) << "the faster one";
   EXPECT_THAT(found[0].notes,
               ElementsAre(HasSubstr("the fastest"), HasSubstr("micro-batch, 2 to 4")));
-  // No degree grows alone over all of them.
+  // No single degree grows over all of them.
   const auto mixed = lines({{.seconds = {1}},
                             {.tensor = 2, .seconds = {0.6}},
                             {.tensor = 2, .data = 2, .seconds = {0.4}}});
@@ -351,7 +352,7 @@ TEST_F(ScalingTest, WhatDiffersOnALineIsSaid) {
   EXPECT_EQ(mixed[2].points.size(), 3U);
 }
 
-TEST_F(ScalingTest, OtherNodesAreNoRepeat) {
+TEST_F(ScalingTest, OtherNodesAreNotRepeats) {
   const auto on = [](int nodes, double seconds) {
     FakeRun fake{.data = 4, .seconds = {seconds}};
     fake.change = [nodes](json& run, json&) {
@@ -405,7 +406,7 @@ class DiagnosisTest : public RunsTest {
 TEST_F(DiagnosisTest, ASoundRunHasNone) { EXPECT_THAT(rules({.data = 2}), IsEmpty()); }
 
 // 12 steps of 0.5 s. Four stages, four micro-batches: 3/7 of a step is bubble.
-TEST_F(DiagnosisTest, TheBubbleAndWhatLowersIt) {
+TEST_F(DiagnosisTest, TheBubbleAndItsRemedy) {
   FakeRun fake{.pipeline = 4, .batch = 16, .micro_batch = 4};
   fake.sections = [](int) {
     return json{{"forward", 2.0}, {"backward", 3.5}, {"wait for pipeline", 1.5}};
@@ -459,7 +460,7 @@ TEST_F(DiagnosisTest, TheSlowRankIsNamed) {
   };
   EXPECT_THAT(rules(fake), ElementsAre("slow-rank"));
   EXPECT_THAT(text_, HasSubstr("rank 3 computes 20 % longer"));
-  // Stages may differ from each other; that is another matter, of the split.
+  // Stages may differ from each other; that is a matter of the split.
   fake.data = 2, fake.pipeline = 2;
   fake.sections = [](int rank) {
     return json{{"forward", 1.0}, {"backward", rank >= 2 ? 2.6 : 2.0}};

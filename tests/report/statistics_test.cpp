@@ -9,7 +9,7 @@
 namespace trireme::report {
 namespace {
 
-TEST(Statistics, QuantilesAreNumpys) {
+TEST(Statistics, QuantilesMatchNumpy) {
   // numpy.quantile([3, 1, 4, 1, 5, 9, 2, 6], q), numpy 2.
   const std::vector<double> values = {3, 1, 4, 1, 5, 9, 2, 6};
   EXPECT_EQ(quantile(values, 0), 1);
@@ -21,13 +21,13 @@ TEST(Statistics, QuantilesAreNumpys) {
   EXPECT_EQ(quantile({7}, 0.3), 7);
 }
 
-TEST(Statistics, RanksOfTheIntervalAreThoseOfTheBinomial) {
+TEST(Statistics, RanksOfTheIntervalMatchTheBinomial) {
   // From exact binomial coefficients (Python's math.comb).
   const std::pair<std::int64_t, std::int64_t> exact[] = {
       {0, 0},  {1, 0},  {5, 0},  {6, 1},   {8, 1},   {9, 2},   {11, 2},   {12, 3},    {16, 4},
       {17, 5}, {20, 6}, {25, 8}, {30, 10}, {50, 18}, {71, 27}, {100, 40}, {500, 228}, {1000, 469}};
   for (const auto& [n, rank] : exact) EXPECT_EQ(interval_rank(n), rank) << n;
-  // Where coefficients leave every number's range: n/2 − 0.98·√n.
+  // Where coefficients exceed every number type: n/2 − 0.98·√n.
   EXPECT_NEAR(static_cast<double>(interval_rank(1'000'000)), 500'000 - 980, 2);
 }
 
@@ -48,7 +48,7 @@ TEST(Statistics, FewValuesGiveNoInterval) {
   EXPECT_EQ(none.spread, Spread::none);
 }
 
-TEST(Statistics, TheIntervalHoldsTheMedianAsOftenAsItSays) {
+TEST(Statistics, TheIntervalCoversTheMedianAtItsLevel) {
   std::mt19937 random(7);
   std::exponential_distribution<double> skewed(1);
   const double median = std::log(2.0);

@@ -1,4 +1,4 @@
-// What people read: lines, tables, progress; and what ranks gather for them.
+// Lines, tables and progress for users, and the data gathered for them.
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -34,7 +34,7 @@ TEST(StepLine, ReadsAsDocumented) {
       "eta 12:34");
 }
 
-TEST(StepLine, LeavesOutWhatIsNotKnownAndShowsWhatIsNotFinite) {
+TEST(StepLine, OmitsUnknownValuesAndShowsNonFiniteOnes) {
   const StepMetrics metrics{.step = 5, .loss = nan, .gradient_norm = infinity, .seconds = 2};
   EXPECT_EQ(step_line(metrics, 10, nan),
             "step  5/10  loss nan  norm inf  lr 0.0e+00  2.000 s  0 tok/s");
@@ -67,7 +67,7 @@ TEST(TimingTable, IsAligned) {
   EXPECT_THAT(timing_table({}, 0), HasSubstr("|       -\n")) << "no share of nothing";
 }
 
-TEST(MemoryTable, MarksWhatDiffers) {
+TEST(MemoryTable, MarksDifferences) {
   EXPECT_EQ(memory_table({{"parameters", 3 << 20, 3 << 20}, {"stash", 1 << 20, (1 << 20) + 64}}),
             "memory     | predicted MiB | measured MiB |\n"
             "-----------+---------------+--------------+\n"
@@ -82,7 +82,7 @@ TEST(MemoryTable, MarksWhatDiffers) {
             "total      |           3.0 |          4.0 | predicted in part\n");
 }
 
-TEST(AsPredicted, IsToTheByteAndOfEveryUse) {
+TEST(AsPredicted, IsExactForEveryUse) {
   EXPECT_TRUE(as_predicted({{"parameters", 3, 3}, {"stash", 4, 4}}));
   EXPECT_FALSE(as_predicted({{"parameters", 3, 4}, {"stash", 4, 3}})) << "the sum is the same";
   EXPECT_FALSE(as_predicted({{"parameters", 3, 3}, {"stash", 4, 5}}));
@@ -90,7 +90,7 @@ TEST(AsPredicted, IsToTheByteAndOfEveryUse) {
   EXPECT_FALSE(as_predicted({{"parameters", 3, 4}, {"workspace", 4, 5, true}}));
 }
 
-TEST(Gather, SectionsOfOneRankAreItsOwn) {
+TEST(Gather, SectionsOfOneRank) {
   const auto world = comm::make_self_communicator();
   Recorder recorder;
   const Recorder::Clock::time_point begin = Recorder::Clock::now();
@@ -119,7 +119,7 @@ TEST(Gather, MemoryShowsUsesThatWerePredictedOrMeasured) {
   EXPECT_EQ(rows[1].measured, 100) << "the peak, not what is held now";
 }
 
-TEST(Provenance, HoldsTheEnvironmentThatUsersChooseAndNoSecret) {
+TEST(Provenance, HoldsChosenEnvironmentVariablesAndNoSecrets) {
   const auto world = comm::make_self_communicator();
   const std::map<std::string, std::string> set = {{"SLURM_NNODES", "2"},
                                                   {"OMP_PROC_BIND", "close"},
@@ -155,7 +155,7 @@ TEST(Provenance, HoldsTheEnvironmentThatUsersChooseAndNoSecret) {
   EXPECT_FALSE(host.at("cpu").get<std::string>().empty());
 }
 
-/// What is printed to `out` while `work` runs.
+/// What `work` prints to `out`.
 template <class Work>
 std::string printed(bool terminal, Work work) {
   char* text = nullptr;
@@ -182,7 +182,7 @@ TEST(ProgressLine, PrintsWholeLinesInALog) {
             "one\nnote\ntwo\n");
 }
 
-/// What a terminal shows of `text`: carriage return and "erase to the end of the line" obeyed.
+/// The visible text on a terminal: carriage return and "erase to the end of the line" applied.
 std::string shown(const std::string& text) {
   std::vector<std::string> lines(1);
   std::size_t column = 0;
