@@ -91,8 +91,7 @@ TEST_F(CheckpointTest, StateLoadsBitForBit) {
 }
 
 TEST_F(CheckpointTest, BlocksOfLargeTensorsAreSplitAndJoined) {
-  // A little over 40 MiB: two whole blocks of 16 MiB and a part, in two pieces that end inside a
-  // block.
+  // Over 40 MiB: two blocks of 16 MiB and a part, in two pieces that end inside a block.
   Whole whole = make_whole("big", {10'485'770}, DType::f32, 9);
   const std::int64_t cut = 5'000'001;
   const fs::path folder =

@@ -151,8 +151,7 @@ const Kind kinds[] = {
      [](const fs::path& at) { return load_dataset(at, 100); }},
     {"safetensors", write_safetensors, load_safetensors}};
 
-/// A flipped bit: half of the time in any byte, otherwise in a nonzero one; every fifth a
-/// truncation.
+/// A flipped bit, half of the time in a nonzero byte; every fifth a truncation.
 std::string damaged(const std::string& sound, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::string bytes = sound;

@@ -30,8 +30,7 @@ TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
   params::initialize(whole, seed, Tensor(values.data(), {whole.elements()}));
   for (std::size_t from = 0; from < worlds.size(); ++from) {
     SCOPED_TRACE("saved by " + degrees_to_try()[from].text());
-    // One rank writes all ranks' pieces: save refuses pieces that do not cover each tensor exactly
-    // once.
+    // One rank writes all ranks' pieces: save refuses gaps and overlaps.
     const fs::path folder = save(scratch_.path(), {.step = 1}, pieces_of(worlds[from]), *world_);
     const Reader reader(folder);
     ASSERT_EQ(reader.tensors().size(), 2 * table_.rows().size());

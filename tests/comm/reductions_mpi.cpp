@@ -10,8 +10,7 @@
 namespace trireme::comm::testing {
 namespace {
 
-/// Elements of a tensor whose slices take two and a half of the largest pieces each, plus a
-/// remainder.
+/// Elements of a tensor whose slices take more than two and a half of the largest pieces.
 std::int64_t crossing_pieces(DType type, int size) {
   return size * ((std::int64_t{5} << 19) / static_cast<std::int64_t>(size_of(type))) + 3;
 }

@@ -131,8 +131,7 @@ TEST(RemoteCall, CarriesTypedValues) {
   close_together(endpoint);
 }
 
-/// Receives bulk, and replies with bulk of another length into a larger buffer. `request` numbers
-/// it.
+/// Receives bulk, and replies with shorter bulk than the buffer. `request` numbers it.
 void serve_transform(Endpoint& endpoint, std::atomic<int>& sent) {
   endpoint.serve(transform, [&](Call<std::int64_t> call, std::int64_t request) {
     auto memory = std::make_shared<Bytes>(call.bulk_bytes());

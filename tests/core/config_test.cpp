@@ -58,7 +58,7 @@ struct Program {
 };
 
 struct Config : Program, testing::Test {
-  /// The line of the error that `action` throws.
+  /// The error line that `action` throws.
   template <class Action>
   static std::string error_of(Action action) {
     try {
@@ -108,7 +108,7 @@ TEST_F(Config, TomlSetsEveryTypeAndRecordsTheLine) {
   EXPECT_EQ(fields.find("model.last")->source, Source::built_in);
 }
 
-TEST_F(Config, TomlErrorsNameFileLineAndMend) {
+TEST_F(Config, TomlErrorsNameFileLineAndRemedy) {
   EXPECT_EQ(toml_error("[model]\n\nlayer = 3\n"),
             "run.toml:3: model.layer: is not a configuration key; did you mean model.layers?");
   EXPECT_EQ(toml_error("[modle]\nlayers = 3\n"),
@@ -159,7 +159,7 @@ TEST_F(Config, TomlTypesAreChecked) {
   EXPECT_EQ(model.layers, 6);
 }
 
-TEST_F(Config, TomlWholeNumbersPassForIntegers) {
+TEST_F(Config, TomlWholeNumbersAreAcceptedAsIntegers) {
   fields.parse_toml("[model]\nlayers = 1e6\nlast = 1_000\n", "run.toml");
   EXPECT_EQ(model.layers, 1000000);
   EXPECT_EQ(model.last, 1000);
@@ -264,7 +264,7 @@ TEST_F(Config, Utf8) {
   for (const char* good : {"", "naïve", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "\xED\x9F\xBF"}) {
     EXPECT_EQ(text_error("model.note", good), "no error");
   }
-  // Overlong forms, surrogates, beyond U+10FFFF, cut short, stray continuation.
+  // Overlong forms, surrogates, beyond U+10FFFF, truncated, stray continuation.
   for (const char* bad : {"\xC0\x80", "\xE0\x80\x80", "\xF0\x80\x80\x80", "\xED\xA0\x80",
                           "\xF4\x90\x80\x80", "\xE2\x82", "\x80", "\xF5\x80\x80\x80"}) {
     EXPECT_NE(text_error("model.note", bad), "no error");
@@ -345,7 +345,7 @@ TEST_F(Config, TomlRoundTripWithOrigins) {
       "[model]\nlayers = 9\nepsilon = 1e-300\nnote = \"# \\\"q\\\" \\\\ \\n\\t\\u007f é\"\n",
       "f.toml");
   set_text("model.last", "7");
-  model.bias = false;  // as a run fills in what it derives
+  model.bias = false;  // like a run's derived values
   const std::string text = fields.to_toml();
   EXPECT_NE(text.find("layers = 9                          # f.toml:2\n"), std::string::npos)
       << text;

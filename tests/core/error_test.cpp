@@ -17,7 +17,7 @@ TEST(Error, AConfigErrorIsAgreed) {
   EXPECT_THROW(throw AgreedError("a"), Error);
 }
 
-TEST(Error, AFailedAssertionSaysWhereAndWhat) {
+TEST(Error, AFailedAssertionNamesPlaceAndCondition) {
   const int rows = 3;
   TRIREME_ASSERT(rows == 3, "rows {}", rows);
   try {

@@ -45,7 +45,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-/// `size` bytes that no short period repeats.
+/// `size` bytes without a short period.
 std::string pattern(std::size_t size) {
   std::string text(size, '\0');
   for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * i * 2654435761U >> 13);
@@ -67,7 +67,7 @@ bool signal_is_held_back() {
   return sigismember(&mask, SIGXFSZ) == 1;
 }
 
-TEST(FileError, NamesPathReasonAndMend) {
+TEST(FileError, NamesPathReasonAndRemedy) {
   EXPECT_EQ(error_of([] { throw_file_error("a/b", "write", ENOSPC); }),
             "a/b: cannot write: No space left on device; free space on that disk or choose another "
             "folder");
@@ -101,12 +101,12 @@ TEST(Descriptor, ClosesWhatItOwnsOnce) {
   EXPECT_FALSE(is_open(second));
   Descriptor none;
   EXPECT_EQ(none.close(), 0);
-  Descriptor wrong(first);  // closed already: close(2) says so
+  Descriptor wrong(first);  // closed already: close(2) fails
   EXPECT_EQ(wrong.close(), -1);
   EXPECT_EQ(wrong.close(), 0);
 }
 
-TEST(SizeLimitGuard, NestsAndLeavesNoSignalBehind) {
+TEST(SizeLimitGuard, NestsAndLeavesNoPendingSignal) {
   const Scratch scratch;
   const Descriptor file(::open((scratch / "file").c_str(), O_WRONLY | O_CREAT, 0600));
   {
@@ -117,7 +117,7 @@ TEST(SizeLimitGuard, NestsAndLeavesNoSignalBehind) {
       EXPECT_EQ(::write(file.get(), "x", 1), -1);
       EXPECT_EQ(errno, EFBIG);
     }
-    EXPECT_TRUE(signal_is_held_back()) << "the outer guard still holds";
+    EXPECT_TRUE(signal_is_held_back()) << "the outer guard is still active";
     EXPECT_TRUE(signal_is_pending());
     EXPECT_EQ(::write(file.get(), "x", 1), -1);
   }
@@ -141,12 +141,12 @@ TEST(InputFile, ReadsInPartsToTheEnd) {
   EXPECT_EQ(file.read(part.data(), 1), 0U);
 }
 
-TEST(InputFile, TakesRegularFilesOnly) {
+TEST(InputFile, AcceptsOnlyRegularFiles) {
   const Scratch scratch;
   EXPECT_THAT(error_of([&] { InputFile{scratch / "none"}; }),
               HasSubstr("none: cannot open: No such file or directory; check the name"));
   EXPECT_THAT(error_of([&] { InputFile{scratch.path()}; }), HasSubstr("is not a regular file"));
-  // Nobody writes to it: an open that waits for a writer would hang.
+  // No process writes to it: an open that waits for a writer would hang.
   ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
   EXPECT_THAT(error_of([&] { InputFile{scratch / "pipe"}; }), HasSubstr("is not a regular file"));
   write_text(scratch / "file", "text");
@@ -159,7 +159,7 @@ TEST(InputFile, TakesRegularFilesOnly) {
   EXPECT_EQ(InputFile(scratch / "file", Links::refuse).size(), 4);
 }
 
-TEST(ReadSmallFile, TakesAsMuchAsTheLimitAndNoLinks) {
+TEST(ReadSmallFile, AcceptsFilesUpToTheLimitAndNoLinks) {
   const Scratch scratch;
   write_text(scratch / "file", "12345");
   write_text(scratch / "empty", "");
@@ -235,7 +235,7 @@ TEST(ReplaceFile, LeavesOtherFilesOfTheSameNameAlone) {
   EXPECT_EQ(names_in(scratch.path()), (std::vector<std::string>{"file", "file.1.tmp", "file.tmp"}));
 }
 
-TEST(WriteOutput, GoesThroughWhatIsNoRegularFile) {
+TEST(WriteOutput, WritesThroughFilesThatAreNotRegular) {
   const Scratch scratch;
   write_output(scratch / "file", "first");
   EXPECT_EQ(read_text(scratch / "file"), "first");
@@ -247,7 +247,7 @@ TEST(WriteOutput, GoesThroughWhatIsNoRegularFile) {
   write_output(scratch / "nowhere", "third");
   EXPECT_TRUE(fs::is_symlink(scratch / "nowhere"));
   EXPECT_EQ(read_text(scratch / "made"), "third");
-  // Both ends of the pipe here, so that no open waits for the other one.
+  // Both ends of the pipe are open here, so that no open waits for the other.
   ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
   const Descriptor pipe(::open((scratch / "pipe").c_str(), O_RDWR));
   write_output(scratch / "pipe", "fourth");
@@ -263,7 +263,7 @@ TEST(WriteOutput, GoesThroughWhatIsNoRegularFile) {
   EXPECT_EQ(names_in(scratch.path()).size(), 6U);
 }
 
-TEST(WriteFile, IsTheWholeContent) {
+TEST(WriteFile, WritesTheWholeContent) {
   const Scratch scratch;
   const std::string text = pattern(200'000);
   write_file(scratch / "file", text + "more");
@@ -278,7 +278,7 @@ TEST(WriteFile, AFullDiskIsAnError) {
   const fs::path disk = scratch / "disk";
   fs::create_directory(disk);
   if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=64k") != 0) {
-    GTEST_SKIP() << "no right to mount a small disk";
+    GTEST_SKIP() << "no permission to mount a small disk";
   }
   const std::string text = pattern(100'000);
   EXPECT_THAT(error_of([&] { write_file(disk / "whole", text); }),

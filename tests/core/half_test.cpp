@@ -34,8 +34,8 @@ TEST(Half, EveryValueSurvivesARoundTrip) {
   }
 }
 
-// Neighbors a < b, their midpoint (exact in fp32) and the fp32 numbers beside it decide rounding
-// everywhere; the value after the largest finite one stands at twice its last place.
+// Neighbors a < b, their midpoint (exact in fp32) and the adjacent fp32 numbers decide rounding
+// everywhere; the value after the largest finite one is one unit in the last place above it.
 TEST(Half, RoundsToNearestAndTiesToEven) {
   for (const Format& format : formats) {
     for (std::uint32_t bits = 0; bits < format.infinite; ++bits) {
@@ -69,13 +69,13 @@ TEST(Half, KnownValues) {
   EXPECT_EQ(float_to_bf16(1.0F), 0x3f80);
   EXPECT_EQ(float_to_bf16(infinity), 0x7f80);
   EXPECT_EQ(float_to_bf16(std::numeric_limits<float>::max()), 0x7f80);
-  // A NaN whose payload is in the low half alone must not turn into infinity.
+  // A NaN whose payload is only in the low half must not become infinity.
   EXPECT_TRUE(std::isnan(bf16_to_float(float_to_bf16(std::bit_cast<float>(0x7f800001U)))));
   EXPECT_TRUE(std::isnan(fp16_to_float(float_to_fp16(std::bit_cast<float>(0x7f800001U)))));
 }
 
-TEST(Half, RoundingByAnAddendGoesUpAsOftenAsIsCutOff) {
-  const float value = std::bit_cast<float>(0x3f804000U);  // a quarter of the way between two
+TEST(Half, RoundingByAnAddendIsUnbiased) {
+  const float value = std::bit_cast<float>(0x3f804000U);  // a quarter of the way between neighbors
   int up = 0;
   for (std::uint32_t addend = 0; addend < 65536; ++addend) {
     const std::uint16_t rounded = float_to_bf16_up_by(value, addend);

@@ -23,7 +23,7 @@ std::string fault(const std::string& text) {
   return "";
 }
 
-TEST(Json, WhatIsSoundIsRead) {
+TEST(Json, ValidJsonIsRead) {
   EXPECT_EQ(parse_json(R"({"a": [1, -2, 0.5, "x"], "b": null})", "x"),
             nlohmann::json({{"a", {1, -2, 0.5, "x"}}, {"b", nullptr}}));
   EXPECT_EQ(fault(std::string(64, '[') + std::string(64, ']')), "");
@@ -45,7 +45,7 @@ TEST(Json, NestingIsBounded) {
   }
 }
 
-TEST(Json, WhatIsNoneIsRefused) {
+TEST(Json, InvalidJsonIsRefused) {
   for (const char* text :
        {"", "{", "{\"a\": }", "[1] x", "NaN", "[1e999]", "\"\xC3(\"", "{'a': 1}"}) {
     EXPECT_THAT(fault(text), HasSubstr("is not valid JSON")) << text;

@@ -109,7 +109,7 @@ TEST(Random, BitsNeverChange) {
   EXPECT_EQ(normal(key, 0), -0x1.824cf39dcd389p-1);
 }
 
-TEST(Random, ManyNormalsHaveTheBitsOfSingleOnes) {
+TEST(Random, ManyNormalsMatchSingleOnesBitForBit) {
   const RandomKey key{0x123456789abcdefULL, Purpose::initialization, 77};
   for (const std::uint64_t first : {0ULL, 1ULL, 127ULL, (1ULL << 33) - 5}) {
     for (const std::size_t count : {1U, 2U, 127U, 128U, 129U, 1000U}) {
@@ -167,7 +167,7 @@ TEST(Permute, KeysGiveDifferentOrders) {
   EXPECT_EQ(orders.size(), keys.size());
 }
 
-// Over keys, every order of a few items and every place of many is equally likely. Counts of k
+// Over keys, every order of a few items and every position of many is equally likely. Counts of k
 // equally likely outcomes give chi-squared with f = k − 1 degrees of freedom; by the
 // Wilson–Hilferty approximation its cube root over f is normal with mean 1 − 2/9f and variance
 // 2/9f: five deviations.
@@ -202,7 +202,7 @@ TEST(Permute, OrdersAreEquallyLikely) {
   }
 }
 
-TEST(Permute, PlacesAreEquallyLikely) {
+TEST(Permute, PositionsAreEquallyLikely) {
   constexpr std::uint64_t keys = 20'000;
   for (const std::uint64_t size : {5, 10, 16, 37}) {
     for (const std::uint64_t index : {std::uint64_t{0}, size - 1}) {

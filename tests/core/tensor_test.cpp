@@ -8,7 +8,7 @@
 namespace trireme {
 namespace {
 
-TEST(DType, NamesReadBackAndSizesAreRight) {
+TEST(DType, NamesRoundTripAndSizesAreCorrect) {
   const std::pair<DType, std::size_t> sizes[] = {{DType::f32, 4}, {DType::bf16, 2}, {DType::f16, 2},
                                                  {DType::f64, 8}, {DType::i32, 4},  {DType::i64, 8},
                                                  {DType::u16, 2}, {DType::u8, 1}};
@@ -37,7 +37,7 @@ TEST(Tensor, AbsentUntilGivenData) {
   EXPECT_TRUE(Tensor(&value, {1}));
 }
 
-TEST(Tensor, SlicesShareMemoryAtTheRightPlace) {
+TEST(Tensor, SlicesShareMemoryAtTheRightOffset) {
   std::vector<float> values(2 * 3 * 4);
   std::iota(values.begin(), values.end(), 0.0F);
   const Tensor tensor(values.data(), {2, 3, 4});
@@ -58,7 +58,7 @@ TEST(Tensor, SlicesShareMemoryAtTheRightPlace) {
   EXPECT_TRUE(tensor.slice(0, 2, 2).contiguous());
 }
 
-TEST(Tensor, RefusesWhatDoesNotFit) {
+TEST(Tensor, RefusesInvalidArguments) {
   std::vector<float> values(6);
   const Tensor tensor(values.data(), {2, 3});
   EXPECT_THROW(tensor.slice(0, 1, 3), std::logic_error);

@@ -1,4 +1,4 @@
-// Attention: masks, groups, slices of heads, dropout, sizes that no tile likes.
+// Attention: masks, groups, slices of heads, dropout, sizes that tiles do not divide.
 #include <cmath>
 
 #include "harness.hpp"
@@ -23,7 +23,7 @@ std::string name_of(const Problem& p) {
                      p.slice.first, p.slice.all);
 }
 
-/// Positions of queries are those of the last keys, as with a key/value cache.
+/// Queries have the last keys' positions, as with a key/value cache.
 std::vector<double> positions(const Problem& p, std::int64_t tokens) {
   std::vector<double> all;
   for (std::int64_t b = 0; b < p.batch; ++b) {
@@ -34,7 +34,7 @@ std::vector<double> positions(const Problem& p, std::int64_t tokens) {
   return all;
 }
 
-/// Documents of uneven lengths; the last queries' one has no keys.
+/// Documents of uneven lengths; the last queries' document has no keys.
 std::vector<double> documents(const Problem& p, std::int64_t tokens, bool queries) {
   std::vector<double> all;
   for (std::int64_t b = 0; b < p.batch; ++b) {

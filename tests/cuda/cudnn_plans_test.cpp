@@ -1,6 +1,5 @@
-// What cuDNN says, without a device, of the graphs that calls of attention become: since 9.8 it
-// builds kernels for a device that is described to it. It takes them all, and needs no more work
-// space than was predicted.
+// cuDNN's plans for attention graphs, without a device: since 9.8 cuDNN builds kernels for a
+// described device. It must accept every call within the predicted work space.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -19,12 +18,12 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-/// Of NVIDIA's data sheets and of the CUDA programming guide's table of compute capabilities.
+/// From NVIDIA's data sheets and the CUDA programming guide's table of compute capabilities.
 struct Gpu {
   const char* name;
   int capability;  // times 100
   int multiprocessors;
-  int shared_memory;  // bytes a block may ask for
+  int shared_memory;  // bytes per block, at most
   int l2;             // bytes
   std::int64_t memory;
   int clock, memory_clock;  // kHz
@@ -36,7 +35,7 @@ const std::vector<Gpu> gpus{
     {"NVIDIA H200", 900, 132, 232448, 62914560, 141'000'000'000, 1980000, 3201000, 0x2335},
     {"NVIDIA B200", 1000, 148, 232448, 132644864, 180'000'000'000, 1965000, 3996000, 0x2901}};
 
-/// cuDNN's own form, as version 9.19 reads it.
+/// cuDNN's format, as version 9.19 reads it.
 std::string description(const Gpu& gpu) {
   return fmt::format(
       R"({{"deviceName": "{}", "cudaDeviceId": 0, "deviceVer": {}, "driverVer": 13000, "isTccDriver": 0,
@@ -51,7 +50,7 @@ std::string description(const Gpu& gpu) {
 }
 
 struct Answer {
-  std::string refusal;  // empty: taken
+  std::string refusal;  // empty: accepted
   std::int64_t workspace = 0;
 };
 
@@ -65,7 +64,7 @@ class CudnnPlans : public testing::Test {
       auto properties = std::make_shared<fe::DeviceProperties>();
       fe::error_t read = properties->deserialize({text.begin(), text.end()});
       if (read.is_bad() && version != known_version) {
-        GTEST_SKIP() << "cuDNN " << version << " describes devices in another way than "
+        GTEST_SKIP() << "cuDNN " << version << " describes devices differently than "
                      << known_version << ": " << read.get_message();
       }
       ASSERT_TRUE(read.is_good()) << read.get_message();
@@ -73,7 +72,7 @@ class CudnnPlans : public testing::Test {
     }
   }
 
-  /// Of the call, or of its gradients where there are some.
+  /// Of the call, or of its gradients if it has any.
   Answer ask(std::size_t gpu, const Attention& call, const AttentionGradients* to = nullptr,
              bool deterministic = false) const {
     fe::graph::Graph graph;
@@ -93,7 +92,7 @@ class CudnnPlans : public testing::Test {
   std::vector<std::shared_ptr<const fe::DeviceProperties>> described_;
 };
 
-/// Queries, keys and values side by side in rows of one matrix, as blocks of a model have them.
+/// Queries, keys and values side by side in the rows of one matrix, as in a model's blocks.
 struct Call {
   Call(Element type, const AttentionShape& shape) {
     const std::int64_t row = (shape.heads + 2 * shape.groups) * shape.size;
@@ -125,7 +124,7 @@ const std::vector<AttentionShape> shapes{
     {2, 1024, 1024, 25, 25, 64},  // 1.5B
     {1, 4096, 4096, 32, 8, 64},   // Llama, 1B
     {1, 2048, 2048, 32, 8, 128},  // 8B
-    {2, 513, 513, 16, 2, 96},     // lengths and heads that tiles do not like
+    {2, 513, 513, 16, 2, 96},     // lengths and heads that tiles do not divide
     {3, 37, 37, 3, 1, 8},        {1, 2, 2, 1, 1, 16}, {2, 200, 200, 5, 5, 104},
 };
 
@@ -134,7 +133,7 @@ std::string name_of(const AttentionShape& shape) {
                      shape.groups, shape.size);
 }
 
-TEST_F(CudnnPlans, EveryCallThatIsFusedIsTakenInThePredictedWorkspace) {
+TEST_F(CudnnPlans, EveryFusedCallFitsThePredictedWorkspace) {
   for (std::size_t gpu = 0; gpu < gpus.size(); ++gpu) {
     for (const AttentionShape& shape : shapes) {
       const Element type = shape.size % 16 == 0 ? Element::bf16 : Element::f16;
@@ -151,7 +150,7 @@ TEST_F(CudnnPlans, EveryCallThatIsFusedIsTakenInThePredictedWorkspace) {
         const auto predicted =
             static_cast<std::int64_t>(cuda_attention_workspace(shape, deterministic));
         EXPECT_LE(backward.workspace, predicted) << "deterministic " << deterministic;
-        // No wild guess either: of long sequences on Hopper, half of it at least.
+        // Nor far below: of long sequences on Hopper, at least half of it.
         if (gpus.at(gpu).capability == 900 && shape.queries >= 256) {
           EXPECT_GE(2.1 * static_cast<double>(backward.workspace), static_cast<double>(predicted));
         }
@@ -160,8 +159,8 @@ TEST_F(CudnnPlans, EveryCallThatIsFusedIsTakenInThePredictedWorkspace) {
   }
 }
 
-/// Else the test above would show nothing.
-TEST_F(CudnnPlans, WhatNoKernelTakesIsRefused) {
+/// Otherwise the test above would be vacuous.
+TEST_F(CudnnPlans, UnsupportedCallsAreRefused) {
   Call narrow(Element::bf16, {2, 64, 64, 4, 4, 20});  // 40 bytes a head
   EXPECT_FALSE(can_fuse(narrow.call, narrow.to));
   Call wide(Element::bf16, {2, 64, 64, 4, 4, 264});

@@ -1,4 +1,4 @@
-// What only a device can show: its memory, queues and fences, and the libraries' choices.
+// Tests that need a device: its memory, queues and fences, and the libraries' choices.
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -27,7 +27,7 @@ TEST(CudaDevice, MemoryIsZeroAndCopiesArrive) {
   for (std::size_t i = 0; i < bytes; ++i) host[i] = static_cast<unsigned char>(i * 7);
   const std::vector<unsigned char> sent = host;
   device.copy(there.data(), host.data(), bytes);
-  std::memset(host.data(), 0, bytes);  // pageable memory may be used again at once
+  std::memset(host.data(), 0, bytes);  // pageable memory can be reused at once
   device.copy(back.data(), there.data(), bytes);
   EXPECT_EQ(back, sent);
   EXPECT_EQ(ledger.held(device::Use::workspace), static_cast<std::int64_t>(bytes));
@@ -58,7 +58,7 @@ TEST(CudaDevice, QueuesFollowFences) {
   device.release(memory);
 }
 
-TEST(CudaDevice, AnyThreadMayAsk) {
+TEST(CudaDevice, AnyThreadMayQuery) {
   device::Device& device = tested_device();
   const std::shared_ptr<device::Fence> fence = device.fence();
   std::thread([&] {
@@ -70,7 +70,7 @@ TEST(CudaDevice, AnyThreadMayAsk) {
   }).join();
 }
 
-TEST(CudaDevice, MarksComeInOrderAndWithinTheHostsTimes) {
+TEST(CudaDevice, MarksAreInOrderAndWithinTheHostsTimes) {
   using Clock = device::Timeline::Clock;
   device::Device& device = tested_device();
   const std::unique_ptr<device::Timeline> timeline = device::make_timeline(device);
@@ -88,7 +88,7 @@ TEST(CudaDevice, MarksComeInOrderAndWithinTheHostsTimes) {
     const std::vector<Clock::time_point> times = timeline->read();
     const Clock::time_point end = Clock::now();
     ASSERT_EQ(times.size(), 4U);
-    // The last mark is taken to be the time of reading, so all may be late by the wait's end.
+    // The time of reading stands for the last mark, so all may be late by the length of the wait.
     EXPECT_GE(times.front(), begin);
     EXPECT_LE(times.back(), end);
     for (std::size_t i = 1; i < times.size(); ++i) EXPECT_LT(times[i - 1], times[i]);
@@ -96,7 +96,7 @@ TEST(CudaDevice, MarksComeInOrderAndWithinTheHostsTimes) {
   device.release(memory);
 }
 
-TEST(CudaDevice, GraphsHoldWhatWasQueued) {
+TEST(CudaDevice, GraphsHoldTheQueuedWork) {
   device::Device& device = tested_device();
   device::MemoryLedger ledger(device);
   const device::Buffer memory(ledger, device::Use::workspace, 2 * sizeof(float));
@@ -112,7 +112,7 @@ TEST(CudaDevice, GraphsHoldWhatWasQueued) {
   ops.fill(factor, 2);
   ops.scale_by(y, factor);  // loads the kernel
   std::atomic<bool> ends = false;
-  std::thread other([&] {  // what a progress thread does meanwhile
+  std::thread other([&] {  // like a progress thread
     device.enter_thread();
     const std::unique_ptr<device::Queue> beside = device.make_queue();
     const device::Buffer own(ledger, device::Use::communication, 1000);
@@ -139,7 +139,7 @@ TEST(CudaDevice, GraphsHoldWhatWasQueued) {
   EXPECT_EQ(value(), 3);
 }
 
-TEST(CudaDevice, CapturesThatFailLeaveTheDeviceAsItWas) {
+TEST(CudaDevice, FailedCapturesLeaveTheDeviceUnchanged) {
   device::Device& device = tested_device();
   device::MemoryLedger ledger(device);
   const device::Buffer memory(ledger, device::Use::workspace, sizeof(float));
@@ -160,7 +160,7 @@ TEST(CudaDevice, CapturesThatFailLeaveTheDeviceAsItWas) {
   EXPECT_EQ(read, 5);
 }
 
-TEST(CudaDevice, RefusesIndicesThatAreNone) {
+TEST(CudaDevice, RefusesInvalidIndices) {
   EXPECT_THROW(device::make_cuda_device(-1), Error);
   EXPECT_THROW(device::make_cuda_device(10000), Error);
 }
@@ -193,7 +193,7 @@ std::vector<float> product(Ops& ops, DType type) {
 
 Choosing& choosing(Ops& ops) { return dynamic_cast<Choosing&>(ops); }
 
-TEST(Libraries, AlgorithmsTravel) {
+TEST(Libraries, AlgorithmsAreTransferred) {
   const std::unique_ptr<Ops> first = make_tested_ops({.time_algorithms = true});
   const std::vector<float> expected = product(*first, DType::bf16);
   const std::vector<std::byte> algorithms = choosing(*first).choices();

@@ -1,4 +1,4 @@
-// The first GPU of this machine. Exits with 77 where there is none.
+// The first GPU of this machine. Exits with 77 if there is none.
 #include <cstdio>
 #include <exception>
 

@@ -1,6 +1,5 @@
-// A CUDA driver that has no device and loads whatever code it is given, without looking: enough for
-// cuDNN, which builds the kernels of a device that is described to it, and only then loads them.
-// Found as libcuda.so.1 by the one test that asks for it.
+// A fake CUDA driver without a device that accepts any code: enough for cuDNN, which builds kernels
+// for a described device before loading them. One test loads it as libcuda.so.1.
 namespace {
 constexpr int success = 0, no_device = 100;
 char something = 0;
@@ -19,7 +18,7 @@ int cuDeviceGetCount(int* count) {
   return no_device;
 }
 int cuGetErrorName(int /*error*/, const char** text) {
-  *text = "of a stand-in";
+  *text = "of a fake driver";
   return success;
 }
 int cuGetErrorString(int error, const char** text) { return cuGetErrorName(error, text); }
@@ -33,7 +32,7 @@ int cuLibraryGetKernel(void** kernel, void* /*library*/, const char* /*name*/) {
 }
 int cuLibraryUnload(void* /*library*/) { return success; }
 
-// Looked up together with those above, and not called where there is no device.
+// Looked up with those above, and not called without a device.
 #define TRIREME_WITHOUT_DEVICE(name) \
   int name() { return no_device; }
 TRIREME_WITHOUT_DEVICE(cuCtxGetCurrent)

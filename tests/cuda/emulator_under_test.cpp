@@ -1,4 +1,4 @@
-// The kernels under the emulator, products by our own kernel: what can be tested without a device.
+// The kernels under the emulator, with our own product kernel; needs no device.
 #include "../../src/ops/cuda/cuda_ops.hpp"
 #include "harness.hpp"
 #include "language.cuh"

@@ -74,7 +74,7 @@ double rounded_to(DType type, double value) {
   return get(bytes, type);
 }
 
-/// An argument in some device's memory.
+/// An argument in a device's memory.
 class Placed {
  public:
   Placed(device::Device& device, const Argument& argument, DType type, int offset)
@@ -120,7 +120,7 @@ class Placed {
     return result;
   }
   const std::vector<std::byte>& image() const { return image_; }
-  /// Whether nothing but elements was written, and where `all`, not these either.
+  /// Whether only elements were written, and with `all`, not even these.
   bool rest_untouched(bool all) {
     std::vector<std::byte> now = image_;
     if (!all) {
@@ -232,7 +232,7 @@ Case& Case::add(const Shape& shape, Kind kind, Role role, std::int64_t gap, doub
   Argument argument{shape, kind, role, {}, gap};
   if (role != Role::out) {
     argument.values = random_values(shape.elements());
-    // Representable in fp32, so that the oracle's inputs are these.
+    // Representable in fp32, so that the reference has the same inputs.
     for (double& value : argument.values) value = static_cast<float>(scale * (2 * value - 1));
   }
   arguments_.push_back(std::move(argument));
@@ -280,10 +280,10 @@ void Case::check_type(const Call& call, DType type, int offset) {
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const Argument& argument = arguments_[i];
     EXPECT_TRUE(actual[i]->rest_untouched(argument.role == Role::in))
-        << "argument " << i << ": something was written beside it";
+        << "argument " << i << ": memory beside it was written";
     if (argument.role == Role::in) continue;
     EXPECT_EQ(actual[i]->image(), again[i]->image())
-        << "argument " << i << ": another run, other bits";
+        << "argument " << i << ": a second run gave other bits";
     const std::vector<double> result = actual[i]->values(), ideal = expected[i]->values();
     const double error = relative_error(result, ideal);
     if (type == DType::f32) {
@@ -292,8 +292,8 @@ void Case::check_type(const Call& call, DType type, int offset) {
     }
     EXPECT_LE(error, argument.kind == Kind::f64 ? tolerance_ + narrow_ : narrow_)
         << "argument " << i;
-    // The result's own rounding, where it is of the type: to nearest 2^-8 or 2^-11 at most of each
-    // element, and twice that where it is stochastic.
+    // The result's own rounding, if it is of the type: to nearest at most 2^-8 or 2^-11 of each
+    // element, twice that if stochastic.
     const std::vector<double> all = exact[i]->values();
     const double own =
         argument.kind == Kind::compute ? norm(all) * (type == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;

@@ -1,7 +1,6 @@
-// One description of a call, run on the CPU backend (the oracle) and on the one under test: a GPU,
-// or its kernels run on the host by the emulator. Outputs are poisoned with NaN, gaps between rows
-// hold a sentinel, memory may begin off a 16-byte boundary, and a second run must give the same
-// bits.
+// One description of a call, run on the CPU backend (the reference) and on the backend under test:
+// a GPU, or the emulator on the host. Outputs are poisoned with NaN, gaps between rows hold a
+// sentinel, memory may be off 16-byte alignment, and a second run must give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +18,17 @@
 
 namespace trireme::ops {
 
-/// What is under test; one of device_under_test.cpp and emulator_under_test.cpp defines these.
+/// The backend under test, defined by device_under_test.cpp or emulator_under_test.cpp.
 device::Device& tested_device();
 Ops& tested_ops();
 /// A new backend with options.
 std::unique_ptr<Ops> make_tested_ops(const CudaOpsOptions& options);
 /// Called before the second of two runs that must agree.
 void disturb();
-/// How large sizes may be where they do not matter: the emulator is slow.
+/// Scale of sizes where they do not matter: the emulator is slow.
 bool is_emulated();
 
-/// Differs from run to run unless TRIREME_TEST_SEED says otherwise; printed at start.
+/// Random per run unless TRIREME_TEST_SEED is set; printed at start.
 std::uint64_t test_seed();
 
 enum class Kind : std::uint8_t { compute, f32, f64, i32, i64 };
@@ -45,8 +44,8 @@ struct Argument {
 
 using Call = std::function<void(Ops&, const std::vector<Tensor>&)>;
 
-/// Norm of the difference over the norm of what is expected. NaN where either holds one that the
-/// other does not; equal infinities do not differ.
+/// Norm of the difference over the norm of the expected. NaN if only one side has a NaN; equal
+/// infinities do not differ.
 double relative_error(const std::vector<double>& actual, const std::vector<double>& expected);
 
 class Case {
@@ -63,25 +62,25 @@ class Case {
               Role role = Role::in);
   std::vector<double>& last() { return arguments_.back().values; }
 
-  /// fp32 within this of the oracle; 0: the same bits.
+  /// fp32 within this of the reference; 0: the same bits.
   Case& within(double tolerance) {
     tolerance_ = tolerance;
     return *this;
   }
-  /// bf16 and fp16 within this of the oracle on rounded inputs.
+  /// bf16 and fp16 within this of the reference on rounded inputs.
   Case& narrow_within(double tolerance) {
     narrow_ = tolerance;
     return *this;
   }
-  /// How often the error of rounding the inputs alone a narrow result may have (see check).
+  /// Bound of a narrow result's error in multiples of the inputs' rounding error (see check).
   Case& times_rounding(double times) {
     times_ = times;
     return *this;
   }
 
-  /// Runs it for each compute type and both alignments. Narrow types: with E the oracle's results
-  /// on the inputs and R those on inputs rounded to the type, |result − R| ≤ narrow·|R| and |result
-  /// − E| ≤ times·(|R − E| + rounding of the result itself).
+  /// Runs the call for each compute type and both alignments. Narrow types: with E the reference's
+  /// results on the inputs and R those on inputs rounded to the type, |result − R| ≤ narrow·|R| and
+  /// |result − E| ≤ times·(|R − E| + rounding of the result itself).
   void check(const Call& call);
   void check(const Call& call, const std::vector<DType>& types);
 

@@ -1,5 +1,5 @@
-// What the backend decides on the host: keys of products, bytes of algorithms, tiles, masks, which
-// attention is a library's. And the emulator itself.
+// The backend's host logic: keys of products, bytes of algorithms, tiles, masks, selection of
+// library attention. Also the emulator itself.
 #include <algorithm>
 
 #include "trireme/core/error.hpp"
@@ -36,7 +36,7 @@ TEST(ProductKeys, SeeRowMajorAsTransposedColumnMajor) {
   EXPECT_NE(key_of(p), key);
 }
 
-TEST(ProductKeys, TellApartWhatAnAlgorithmDependsOn) {
+TEST(ProductKeys, DistinguishWhatAnAlgorithmDependsOn) {
   const ProductKey plain = key_of(example());
   std::vector<ProductKey> keys = {plain};
   const auto with = [&](auto change) {
@@ -56,13 +56,13 @@ TEST(ProductKeys, TellApartWhatAnAlgorithmDependsOn) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) EXPECT_NE(keys[i], keys[j]) << i << " " << j;
   }
-  // Where memory lies beyond 16 bytes does not matter.
+  // Alignment beyond 16 bytes does not matter.
   Product p = example();
   p.a.data = reinterpret_cast<char*>(memory) + 16;
   EXPECT_EQ(key_of(p), plain);
 }
 
-TEST(ProductKeys, SayWhatLibrariesCannotFuse) {
+TEST(ProductKeys, ReportWhatLibrariesCannotFuse) {
   const auto fuses = [](auto change) {
     Product p = example();
     change(p);
@@ -105,7 +105,7 @@ TEST(ProductKeys, SayWhatLibrariesCannotFuse) {
   }));
 }
 
-TEST(Algorithms, SurviveTheirBytes) {
+TEST(Algorithms, RoundTripAsBytes) {
   std::vector<KeyedAlgorithm> all;
   for (std::uint64_t i = 0; i < 3; ++i) {
     KeyedAlgorithm each;
@@ -138,7 +138,7 @@ TEST(Algorithms, SurviveTheirBytes) {
   EXPECT_TRUE(unpack_algorithms(1, pack_algorithms(1, {})).empty());
 }
 
-TEST(Algorithms, CanBeRead) {
+TEST(Algorithms, HaveReadableDescriptions) {
   Product product;  // c [3, 5] += aᵀ·b, a [7, 3], b [7, 5]
   product.c = {memory, Element::f32, 3, 5, 5};
   product.a = {memory, Element::bf16, 7, 3, 3};
@@ -174,7 +174,7 @@ TEST(Algorithms, CanBeRead) {
   EXPECT_EQ(other.source, "heuristic");
 }
 
-/// A library that remembers what it is told.
+/// A library that records its calls.
 class RememberingProducts final : public Products {
  public:
   explicit RememberingProducts(std::vector<std::byte>& used) : used_(used) {}
@@ -191,7 +191,7 @@ class RememberingProducts final : public Products {
   std::vector<std::byte>& used_;
 };
 
-TEST(Algorithms, AreWhatTheBackendChooses) {
+TEST(Algorithms, AreChosenByTheBackend) {
   std::vector<std::byte> used;
   CudaParts parts;
   parts.device = &tested_device();
@@ -204,7 +204,7 @@ TEST(Algorithms, AreWhatTheBackendChooses) {
   EXPECT_EQ(used, chosen);
   ASSERT_EQ(choosing.describe_choices().size(), 1U);
   EXPECT_EQ(choosing.describe_choices().front().algorithm, "9, work space 0 bytes");
-  // Our own kernels leave nothing to choose.
+  // Our own kernels have nothing to choose.
   EXPECT_TRUE(dynamic_cast<Choosing&>(tested_ops()).describe_choices().empty());
   EXPECT_TRUE(dynamic_cast<Choosing&>(tested_ops()).choices().empty());
 }
@@ -224,8 +224,8 @@ TEST(Tiles, CoverAllRowsOnce) {
   EXPECT_EQ(elements_to_boundary(36, 4), 3);
 }
 
-TEST(Tiles, NeverHideAPairThatIsSeen) {
-  // All masks of short ranges: what seen() says of blocks against what each pair says.
+TEST(Tiles, NeverHideAVisiblePair) {
+  // All masks of short ranges: seen() of blocks against seen() of each pair.
   for (int trial = 0; trial < 2000; ++trial) {
     const std::vector<double> numbers = random_integers(16, 6);
     const auto range = [&](std::size_t i, std::size_t j) {
@@ -281,7 +281,7 @@ Attention plain_call() {
   return call;
 }
 
-TEST(FusedAttention, TakesPlainCallsOnly) {
+TEST(FusedAttention, AcceptsOnlyPlainCalls) {
   EXPECT_TRUE(can_fuse(plain_call()));
   const auto fuses = [](auto change) {
     Attention call = plain_call();

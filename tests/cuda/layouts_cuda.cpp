@@ -1,5 +1,5 @@
-// Whole models in the layouts of the matrix on GPUs, several ranks to each where there are fewer:
-// against the CPU, and against one rank. Skipped where there is no device.
+// Whole models in the layouts of the matrix on GPUs, shared by several ranks if there are fewer:
+// against the CPU, and against one rank. Skipped without a device.
 #include <cmath>
 
 #include "trireme/device/cuda.hpp"
@@ -29,7 +29,7 @@ class CudaLayouts : public testing::Test {
   }
 };
 
-/// Losses of `other` lie within `tolerance` of those of `one`, relatively.
+/// Losses of `other` are within `tolerance` of those of `one`, relatively.
 void compare_losses(const std::vector<RunResult>& one, const std::vector<RunResult>& other,
                     double tolerance) {
   for (std::size_t model = 0; model < one.size(); ++model) {
@@ -42,7 +42,7 @@ void compare_losses(const std::vector<RunResult>& one, const std::vector<RunResu
   }
 }
 
-TEST_F(CudaLayouts, LossesOfTwentyStepsAreTheCpus) {
+TEST_F(CudaLayouts, LossesOfTwentyStepsMatchTheCpu) {
   MatrixRuns runs{.reproducible = false, .steps = 20};
   const std::vector<RunResult> cpu = references(runs);
   runs.make_device = make_cuda;
@@ -73,7 +73,7 @@ TEST_F(CudaLayouts, GraphsEqualOneRankBitForBit) {
   }
 }
 
-/// The CPU's update and the device's are written to round alike.
+/// The CPU's update and the device's round alike by design.
 TEST_F(CudaLayouts, OffloadedEqualsOneRankBitForBit) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     MatrixRuns runs{.steps = 3, .make_device = make_cuda, .compute = compute};

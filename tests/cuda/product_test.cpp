@@ -1,4 +1,4 @@
-// Matrix products: all forms, sizes that no tile likes, strides, epilogues, nothing to add up.
+// Matrix products: all forms, sizes that tiles do not divide, strides, epilogues, empty sums.
 #include "harness.hpp"
 
 namespace trireme::ops {
@@ -49,7 +49,7 @@ TEST(Product, WithBiasAndGelu) {
       Case product("product with gelu");
       product.in({s.m, s.k}, 1, s.gap).in({s.n, s.k}, 1, s.gap).in({s.n});
       product.out({s.m, s.n}, s.gap).out({s.m, s.n}, s.gap).out({s.m, s.n}, s.gap);
-      product.times_rounding(3);  // the gelu of a small sum is half of it, whatever the others
+      product.times_rounding(3);  // the gelu of a small sum is half of it
       product.check([&](Ops& ops, const Tensors& t) {
         MatmulOptions options;
         options.transpose_b = true;

@@ -18,7 +18,7 @@ TEST(Elementwise, FillsAnyFloatType) {
 }
 
 TEST(Elementwise, FillsNarrowTypes) {
-  // The oracle fills fp32 alone; through a conversion it fills all.
+  // The reference fills only fp32; a conversion covers the others.
   Case("fill through copy").out({41}).out({41}, 0, Kind::f32).check([](Ops& ops, const Tensors& t) {
     ops.fill(t[0], 0.375F);
     ops.copy(t[1], t[0]);
@@ -104,7 +104,7 @@ TEST(Activation, Swiglu) {
 struct Rows {
   std::int64_t rows, columns, gap;
 };
-// One warp, several warps, a row too long to be kept, odd rows and strides.
+// One warp, several warps, a row too long to be kept in registers, odd rows and strides.
 std::vector<Rows> row_shapes() {
   return {{1, 1, 0}, {7, 13, 0}, {9, 64, 8}, {5, 1001, 3}, {3, 2048, 0}, {2, 13001, 1}, {0, 16, 0}};
 }
@@ -119,7 +119,7 @@ TEST(Norm, LayerNorm) {
           .out({s.rows, s.columns}, s.gap)
           .out({s.rows}, 0, Kind::f32)
           .out({s.rows}, 0, Kind::f32)
-          .within(s.columns == 1 ? 1e-3 : 1e-5)  // of one column the result is its rounding errors
+          .within(s.columns == 1 ? 1e-3 : 1e-5)  // with one column the result is rounding error
           .check([&](Ops& ops, const Tensors& t) {
             ops.layer_norm(t[3], t[4], t[5], t[0], t[1], bias ? t[2] : Tensor(), 1e-5F);
           });

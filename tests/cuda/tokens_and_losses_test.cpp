@@ -50,7 +50,7 @@ TEST(Embedding, NegativeZeroBecomesPositive) {
 TEST(EmbeddingBackward, AddsInRowOrder) {
   for (const std::int64_t rows : {0, 1, 3, 200}) {
     for (const std::int64_t columns : {8, 37, 1100}) {
-      // 11 rows make long runs; ids of 26 rows lie in other tiles too.
+      // 11 rows make long runs; ids of 26 rows are in other tiles too.
       Case("embedding_backward")
           .integers({rows}, random_integers(rows, 26))
           .in({rows, columns}, 1, 2)
@@ -80,7 +80,7 @@ TEST(Rotary, AtSmallAndLargePositions) {
   }
 }
 
-TEST(Dropout, HasTheBitsOfTheGenerator) {
+TEST(Dropout, MatchesTheGeneratorBitForBit) {
   for (const std::int64_t columns : {1, 3, 8, 64, 333}) {
     std::vector<double> rows = random_integers(6, 1 << 20);
     rows[0] = 4294967296.0 * 3;  // beyond 32 bits
@@ -94,7 +94,7 @@ TEST(Dropout, HasTheBitsOfTheGenerator) {
   }
 }
 
-TEST(Dropout, OfRateNothingCopies) {
+TEST(Dropout, OfRateZeroCopies) {
   Case("dropout").in({3, 9}).out({3, 9}).within(0).check(
       [](Ops& ops, const Tensors& t) { ops.dropout(t[1], t[0], Tensor(), Dropout{}); });
 }
@@ -172,7 +172,7 @@ TEST(Optimizer, AdamWWithRoundedCopies) {
   }
 }
 
-/// A bf16 copy of masters, by the operation of its own and by an update that changes nothing.
+/// A bf16 copy of masters, by its own operation and by an update that changes nothing.
 std::vector<std::uint16_t> stochastic_copies(Ops& ops, device::Device& device,
                                              const std::vector<float>& masters,
                                              const ElementIndices& indices) {
@@ -200,9 +200,9 @@ std::vector<std::uint16_t> stochastic_copies(Ops& ops, device::Device& device,
   return result;
 }
 
-TEST(Optimizer, RoundsStochasticallyAsTheOracle) {
-  // The same fp32 masters on both sides (no update), so the same bits of the copy; neighbors, and
-  // rows of a larger matrix from the middle of one on, narrower than a pack and wider.
+TEST(Optimizer, RoundsStochasticallyLikeTheReference) {
+  // The same fp32 masters on both sides (no update), hence the same bits of the copy; contiguous,
+  // and rows of a larger matrix from the middle of one on, narrower and wider than a pack.
   const std::vector<double> values = random_values(1001);
   const std::vector<float> masters(values.begin(), values.end());
   const std::unique_ptr<Ops> oracle = make_cpu_ops(1);

@@ -73,8 +73,7 @@ std::string error_of(Call call) {
   return {};
 }
 
-/// Removes the checksum from a dataset.json, so that it can be edited; it is checked only if
-/// present.
+/// Removes the checksum, which is optional, from a dataset.json, so that it can be edited.
 inline void unseal(const fs::path& dataset) {
   std::string text = read_text(dataset / "dataset.json");
   const std::size_t begin = text.find("  \"manifest_xxh3\"");

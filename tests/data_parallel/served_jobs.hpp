@@ -1,5 +1,4 @@
-// Jobs of workers and parameter servers on the ranks of a launch, and the same training by
-// all-reduce.
+// Jobs of workers and parameter servers, and the same training by all-reduce.
 #pragma once
 
 #include <cmath>

@@ -9,7 +9,7 @@
 namespace trireme::device {
 namespace {
 
-TEST(MemoryLedger, KeepsWhatIsHeldAndThePeakByUse) {
+TEST(MemoryLedger, RecordsHeldAndPeakBytesByUse) {
   MemoryLedger ledger;
   ledger.add(Use::stash, 100);
   ledger.add(Use::stash, 50);
@@ -61,13 +61,13 @@ TEST(Buffer, IsAlignedZeroedAndEnteredInTheLedger) {
   EXPECT_EQ(ledger.peak(Use::gradients), 1001);
 }
 
-TEST(Buffer, MovesItsEntryAlong) {
+TEST(Buffer, MovesItsEntry) {
   MemoryLedger ledger;
   Buffer first(ledger, Use::stash, 64);
   first.data()[5] = std::byte{9};
   Buffer second(std::move(first));
   EXPECT_EQ(second.data()[5], std::byte{9});
-  // What a move leaves behind is a contract.
+  // The state after a move is part of the contract.
   // NOLINTBEGIN(bugprone-use-after-move,clang-analyzer-cplusplus.Move)
   EXPECT_EQ(first.data(), nullptr);
   // NOLINTEND(bugprone-use-after-move,clang-analyzer-cplusplus.Move)
@@ -79,7 +79,7 @@ TEST(Buffer, MovesItsEntryAlong) {
   EXPECT_EQ(ledger.held(Use::batch), 0);
 }
 
-TEST(Buffer, ViewsKeepInside) {
+TEST(Buffer, ViewsStayInside) {
   MemoryLedger ledger;
   const Buffer buffer(ledger, Use::stash, 96);
   const Tensor view = buffer.view(DType::f32, {2, 4}, 64);
@@ -97,7 +97,7 @@ TEST(Buffer, AnEmptyOneGivesPresentTensors) {
   EXPECT_EQ(ledger.held(Use::stash), 0);
 }
 
-TEST(Buffer, SaysWhenTheSystemHasNotEnough) {
+TEST(Buffer, ReportsWhenTheSystemHasNotEnough) {
   MemoryLedger ledger;
   EXPECT_THROW(Buffer(ledger, Use::optimizer, ~std::size_t{0}), Error);
   EXPECT_EQ(ledger.held(Use::optimizer), 0);

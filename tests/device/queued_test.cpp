@@ -1,5 +1,5 @@
-// Operations that are queued on a device, and what else a Stream does beside one; on a device that
-// works later and in an order of its own.
+// Operations queued on a device, and host operations of the same Stream, on a simulated device that
+// works later in random order.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -23,7 +23,7 @@ namespace {
 using testing_support::SimulatedDevice;
 using namespace std::chrono_literals;
 
-/// Adds 1 to a number of the device `times`, on a queue.
+/// Adds 1 to a number on the device `times` times, on a queue.
 class Queued : public Operation {
  public:
   Queued(Queue& queue, std::function<void()> body, int tests = 1)
@@ -46,7 +46,7 @@ class Queued : public Operation {
   int tests_;
 };
 
-/// Work of the host.
+/// Work on the host.
 class OfHost : public Operation {
  public:
   explicit OfHost(std::function<void()> body) : body_(std::move(body)) {}
@@ -60,7 +60,7 @@ class OfHost : public Operation {
 class QueuedWork : public ::testing::TestWithParam<unsigned> {
  protected:
   QueuedWork() : stream_(device_) {}
-  /// Notes `number` when the device comes to it, on the stream's queue.
+  /// Logs `number` when the device executes it, on the stream's queue.
   std::unique_ptr<Operation> noting(int number, int tests = 1) {
     return std::make_unique<Queued>(
         stream_.queue(), [this, number] { device_.repeat(stream_.queue().native(), note(number)); },
@@ -84,13 +84,13 @@ class QueuedWork : public ::testing::TestWithParam<unsigned> {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, QueuedWork, ::testing::Range(1U, 9U));
 
-TEST_P(QueuedWork, ComesAfterTheComputationBeforeItAndBeforeThatAfterAWait) {
+TEST_P(QueuedWork, IsOrderedAfterEarlierComputationAndBeforeComputationAfterAWait) {
   device_.repeat(device_.native(), gate());
   device_.compute([this] { log_.push_back(1); });
   const Event event = stream_.enqueue(noting(2));
-  EXPECT_TRUE(stream_.idle());  // handed over
-  EXPECT_FALSE(event.done());   // and not yet done
-  event.wait();                 // nor is the host made to wait for it
+  EXPECT_TRUE(stream_.idle());  // queued
+  EXPECT_FALSE(event.done());   // but not done
+  event.wait();                 // without blocking the host
   EXPECT_FALSE(event.done());
   device_.compute([this] { log_.push_back(3); });
   open_ = true;
@@ -99,8 +99,8 @@ TEST_P(QueuedWork, ComesAfterTheComputationBeforeItAndBeforeThatAfterAWait) {
   EXPECT_EQ(log_, (std::vector<int>{1, 2, 3}));
 }
 
-// Without a wait, computation does not come after what is queued: that is what streams are for.
-TEST_P(QueuedWork, GoesOnBesideComputation) {
+// Without a wait, later computation is not ordered after queued work: streams overlap.
+TEST_P(QueuedWork, OverlapsComputation) {
   device_.repeat(stream_.queue().native(), gate());
   const Event event = stream_.enqueue(noting(1));
   device_.compute([this] { log_.push_back(2); });
@@ -132,7 +132,7 @@ TEST_P(QueuedWork, IsInOrderWithTheHostsOperations) {
   EXPECT_EQ(log_, (std::vector<int>{1, 2}));
 }
 
-TEST_P(QueuedWork, MayTakeSeveralTestsToQueue) {
+TEST_P(QueuedWork, MayTakeSeveralPollsToQueue) {
   const Event slow = stream_.enqueue(noting(1, 5));
   const Event next = stream_.enqueue(noting(2));
   EXPECT_FALSE(stream_.idle());
@@ -142,7 +142,7 @@ TEST_P(QueuedWork, MayTakeSeveralTestsToQueue) {
   EXPECT_EQ(log_, (std::vector<int>{1, 2}));
 }
 
-TEST_P(QueuedWork, ErrorsReachTheirWaiterAndTheNextGoesOn) {
+TEST_P(QueuedWork, ErrorsReachTheirWaiterAndTheNextContinues) {
   const Event refused = stream_.enqueue(noting(1, 0));
   const Event next = stream_.enqueue(noting(2));
   EXPECT_THROW(refused.wait(), std::runtime_error);
@@ -151,20 +151,20 @@ TEST_P(QueuedWork, ErrorsReachTheirWaiterAndTheNextGoesOn) {
   EXPECT_EQ(log_, std::vector<int>{2});
 }
 
-/// Cannot say where it ends.
+/// Throws when its end is queried.
 class WithoutEnd : public Queued {
  public:
   using Queued::Queued;
   std::shared_ptr<Fence> end() override { throw std::runtime_error("no end"); }
 };
 
-TEST_P(QueuedWork, AnEndThatFailsIsTheWaitersError) {
+TEST_P(QueuedWork, AFailingEndFailsItsWaiter) {
   const Event event = stream_.enqueue(std::make_unique<WithoutEnd>(stream_.queue(), [] {}));
   EXPECT_THROW(event.wait(), std::runtime_error);
   EXPECT_TRUE(stream_.idle());
 }
 
-TEST_P(QueuedWork, TheStreamsEndIsNotTheDevices) {
+TEST_P(QueuedWork, DestroyingTheStreamKeepsTheDeviceRunning) {
   Event event;
   {
     Stream other(device_);
@@ -178,8 +178,8 @@ TEST_P(QueuedWork, TheStreamsEndIsNotTheDevices) {
   device_.synchronize();
 }
 
-// What a communicator finds out of itself must not be computed with.
-TEST_P(QueuedWork, AFailureOfTheDeviceIsThrownWhereverItsWorkIsWaitedFor) {
+// Results must not be used after the communicator detects an error.
+TEST_P(QueuedWork, AFailureOfTheDeviceReachesEveryWaiter) {
   MemoryLedger ledger(device_);
   const Buffer buffer(ledger, Use::workspace, 8);
   const Event event = stream_.enqueue(noting(1));
@@ -202,7 +202,7 @@ TEST_P(QueuedWork, AFailureOfTheDeviceIsThrownWhereverItsWorkIsWaitedFor) {
   }
 }
 
-TEST(Readback, SaysWhatToDoWhereNothingCanBePinned) {
+TEST(Readback, ReportsARemedyIfNothingCanBePinned) {
   SimulatedDevice device(1);
   device.refuse_staging();
   MemoryLedger ledger(device);
@@ -217,7 +217,7 @@ TEST(Readback, SaysWhatToDoWhereNothingCanBePinned) {
   }
 }
 
-TEST(Readback, IsInTheLedgerWhereItIsACopy) {
+TEST(Readback, IsInTheLedgerIfItIsACopy) {
   SimulatedDevice device(1);
   MemoryLedger there(device), here;
   {
@@ -232,7 +232,7 @@ TEST(Readback, IsInTheLedgerWhereItIsACopy) {
   EXPECT_EQ(there.held(Use::batch), 0);
 }
 
-TEST(QueueReduce, IsTheTreeOfTheHost) {
+TEST(QueueReduce, MatchesTheHostsTree) {
   SimulatedDevice device(5);
   MemoryLedger ledger(device);
   constexpr std::int64_t n = 3001;
@@ -245,7 +245,7 @@ TEST(QueueReduce, IsTheTreeOfTheHost) {
         std::vector<const std::byte*> here, there;
         for (std::size_t r = 0; r < ranks; ++r) {
           for (std::size_t i = 0; i < bytes; ++i) {
-            // High bytes of small variety: no NaN, whose bits are nobody's promise.
+            // Few high bytes, hence no NaN: its bits are not specified.
             const auto bits = random_bits({4, Purpose::dropout, static_cast<std::uint32_t>(r)}, i);
             values[r][i] = static_cast<std::byte>(i % size_of(type) + 1 == size_of(type)
                                                       ? 0x3a + bits % 8 + bits / 8 % 2 * 128

@@ -25,8 +25,7 @@ std::vector<T> reduced(DType type, Reduction reduction, const std::vector<std::v
   return out;
 }
 
-/// Numbers between 2^-12 and 2^12 in size, so that almost every other order of addition rounds
-/// differently.
+/// Numbers between 2^-12 and 2^12, so that almost every other order of addition rounds differently.
 std::vector<float> wild(std::uint32_t rank, int n) {
   std::vector<float> values;
   for (int i = 0; i < n; ++i) {
@@ -37,7 +36,7 @@ std::vector<float> wild(std::uint32_t rank, int n) {
   return values;
 }
 
-// The stated trees, written out.
+// The specified trees, explicitly.
 float expected(const std::vector<float>& x) {
   switch (x.size()) {
     case 1:
@@ -61,8 +60,8 @@ float expected(const std::vector<float>& x) {
   }
 }
 
-TEST(ReduceTree, AddsInTheStatedOrder) {
-  constexpr int n = 2500;  // more than one block, and not a whole number of them
+TEST(ReduceTree, AddsInTheSpecifiedOrder) {
+  constexpr int n = 2500;  // more than one block, with a remainder
   for (std::uint32_t ranks = 1; ranks <= 9; ++ranks) {
     std::vector<std::vector<float>> inputs;
     for (std::uint32_t r = 0; r < ranks; ++r) inputs.push_back(wild(r, n));
@@ -118,7 +117,7 @@ TEST(ReduceTree, WideTypesKeepTheirPrecision) {
   EXPECT_EQ(reduced<double>(DType::f64, Reduction::sum, {{1}, {0x1p-52}})[0], 1 + 0x1p-52);
 }
 
-TEST(ReduceTree, MaximumKeepsNaNWhereverItStands) {
+TEST(ReduceTree, MaximumKeepsNaNAtAnyPosition) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (std::size_t place = 0; place < 3; ++place) {
     std::vector<std::vector<float>> inputs = {{1}, {-2}, {3}};

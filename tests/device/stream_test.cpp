@@ -13,7 +13,7 @@
 namespace trireme::device {
 namespace {
 
-/// Runs `begin` at its start, then needs `tests` tests; `body` runs at the last one.
+/// Runs `begin` at its start, then needs `tests` polls; `body` runs at the last one.
 class Steps : public Operation {
  public:
   explicit Steps(int tests, std::function<void()> body = {}, std::function<void()> begin = {})
@@ -72,7 +72,7 @@ TEST(Stream, PollFinishesOneAndStartsTheNext) {
   EXPECT_FALSE(second.done());
 }
 
-TEST(Stream, ErrorsReachTheWaitersOfThatEventAlone) {
+TEST(Stream, ErrorsReachOnlyTheWaitersOfThatEvent) {
   Stream stream;
   const Event at_start = stream.enqueue(std::make_unique<Steps>(
       1, [] {}, [] { throw std::runtime_error("at start"); }));
@@ -81,7 +81,7 @@ TEST(Stream, ErrorsReachTheWaitersOfThatEventAlone) {
       stream.enqueue(std::make_unique<Steps>(2, [] { throw std::logic_error("at test"); }));
   EXPECT_THROW(at_test.wait(), std::logic_error);
   EXPECT_NO_THROW(fine.wait());
-  // Events are handles: one that is copied stands for the same steps.
+  // Events are handles: a copy refers to the same steps.
   // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the copy is what is tested
   const Event copy = at_start;
   EXPECT_THROW(at_start.wait(), std::runtime_error);
@@ -89,8 +89,8 @@ TEST(Stream, ErrorsReachTheWaitersOfThatEventAlone) {
   EXPECT_TRUE(stream.idle());
 }
 
-// What is queued may be waiting for the very work that failed.
-TEST(Stream, AnExceptionOnItsWayDoesNotWaitForWhatIsQueued) {
+// Queued operations may depend on the one that failed.
+TEST(Stream, AnExceptionInFlightDoesNotWaitForQueuedWork) {
   const auto never = std::numeric_limits<int>::max();
   EXPECT_THROW(
       {
@@ -114,7 +114,7 @@ TEST(Stream, SynchronizeFinishesAllAndRethrowsTheFirst) {
   EXPECT_NO_THROW(stream.synchronize());
 }
 
-TEST(Stream, ItsEndWaitsForWhatIsQueued) {
+TEST(Stream, DestructionWaitsForQueuedWork) {
   int finished = 0;
   Event event;
   {
@@ -128,7 +128,7 @@ TEST(Stream, ItsEndWaitsForWhatIsQueued) {
   event.wait();
 }
 
-/// Notes at its own end whether its event was done by then.
+/// Records in its destructor whether its event was done.
 class Witness : public Operation {
  public:
   Witness(const Event& event, bool& early) : event_(event), early_(early) {}
@@ -141,8 +141,8 @@ class Witness : public Operation {
   bool& early_;
 };
 
-// What an operation holds (scratch, requests) is released before its waiter can go on.
-TEST(Stream, TheOperationIsGoneOnceItsEventIsDone) {
+// An operation's resources (scratch, requests) are released before its waiter continues.
+TEST(Stream, TheOperationIsDestroyedBeforeItsEventIsDone) {
   Event event;
   bool early = true;
   Stream stream;
@@ -151,8 +151,8 @@ TEST(Stream, TheOperationIsGoneOnceItsEventIsDone) {
   EXPECT_FALSE(early);
 }
 
-// Two pollers, several waiters and several that enqueue; each stream's operations touch plain data,
-// which ThreadSanitizer would flag if two of them ever ran at once or without an order.
+// Two pollers, several waiters and several producers; operations of a stream write plain data, so
+// ThreadSanitizer reports any concurrent or unordered execution.
 TEST(Stream, ManyThreadsShareIt) {
   constexpr int per_thread = 2'000;
   Stream stream;
@@ -196,7 +196,7 @@ TEST(Stream, ManyThreadsShareIt) {
   for (std::thread& poller : pollers) poller.join();
 }
 
-// A waiter whose operation is in another thread's hands must leave the core to that thread.
+// A waiter whose operation another thread executes must yield the core to that thread.
 TEST(Stream, WaitingDoesNotSpin) {
   Stream stream;
   std::atomic<bool> running = false;
@@ -216,7 +216,7 @@ TEST(Stream, WaitingDoesNotSpin) {
   };
   const double before = busy_seconds();
   event.wait();
-  // One that spins takes all of the 0.2 s; one that sleeps 20 µs at a time, a few µs between them.
+  // A spinning waiter takes all of the 0.2 s; a sleeping one wakes for a few µs every 20 µs.
   EXPECT_LT(busy_seconds() - before, 0.1);
   poller.join();
 }

@@ -1,4 +1,4 @@
-// What a thread of the CUDA kernel adds, as the host's compiler reads it, against reduce_tree.
+// The CUDA kernel's per-thread sums, compiled by the host compiler, against reduce_tree.
 #include <bit>
 #include <cmath>
 #include <vector>
@@ -59,7 +59,7 @@ void try_type(DType type) {
   expect_the_tree<Type, kernels::Sum, 8, width>(type, Reduction::sum, 8);
 }
 
-TEST(TreeKernel, AddsAsTheHostDoes) {
+TEST(TreeKernel, AddsLikeTheHost) {
   try_type<kernels::Plain<float>>(DType::f32);
   try_type<kernels::Plain<double>>(DType::f64);
   try_type<kernels::Plain<std::int64_t>>(DType::i64);
@@ -67,14 +67,14 @@ TEST(TreeKernel, AddsAsTheHostDoes) {
   try_type<kernels::Fp16>(DType::f16);
 }
 
-TEST(TreeKernel, ConvertsAsTheHostDoes) {
+TEST(TreeKernel, ConvertsLikeTheHost) {
   for (std::uint32_t i = 0; i < 65536; ++i) {
     const auto half = static_cast<std::uint16_t>(i);
     ASSERT_EQ(std::bit_cast<std::uint32_t>(kernels::Bf16::load(half)),
               std::bit_cast<std::uint32_t>(bf16_to_float(half)));
     ASSERT_EQ(std::bit_cast<std::uint32_t>(kernels::Fp16::load(half)),
               std::bit_cast<std::uint32_t>(fp16_to_float(half)));
-    // Each exponent, and what lies around the middle between two neighbors.
+    // Each exponent, and values around the midpoint of two neighbors.
     for (const std::uint32_t low : {0U, 1U, 0x0fffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U}) {
       const auto value = std::bit_cast<float>(i << 16 | low);
       ASSERT_EQ(kernels::Bf16::store(value), float_to_bf16(value)) << i << " " << low;
@@ -83,14 +83,14 @@ TEST(TreeKernel, ConvertsAsTheHostDoes) {
   }
 }
 
-TEST(TreeKernel, FindsContributionsAtEvenDistances) {
-  std::vector<std::byte> room(100'000), own(64);
+TEST(TreeKernel, DetectsContributionsAtEvenDistances) {
+  std::vector<std::byte> memory(100'000), own(64);
   for (int ranks = 3; ranks <= 80; ++ranks) {
     for (const int odd : {0, 1, 2, ranks / 2, ranks - 1}) {
-      for (const std::byte* elsewhere : {own.data(), room.data() + 99'000}) {
+      for (const std::byte* elsewhere : {own.data(), memory.data() + 99'000}) {
         std::vector<const std::byte*> places;
         for (int r = 0; r < ranks; ++r) {
-          places.push_back(r == odd ? elsewhere : room.data() + (r < odd ? r : r - 1) * 192);
+          places.push_back(r == odd ? elsewhere : memory.data() + (r < odd ? r : r - 1) * 192);
         }
         kernels::Lanes lanes{};
         ASSERT_TRUE(kernels::find_lanes(places.data(), ranks, lanes)) << ranks << " " << odd;
@@ -100,7 +100,8 @@ TEST(TreeKernel, FindsContributionsAtEvenDistances) {
       }
     }
   }
-  std::vector<const std::byte*> wild = {&room[0], &room[64], &room[192], &room[200], &room[512]};
+  std::vector<const std::byte*> wild = {&memory[0], &memory[64], &memory[192], &memory[200],
+                                        &memory[512]};
   kernels::Lanes lanes{};
   EXPECT_FALSE(kernels::find_lanes(wild.data(), 5, lanes));
 }

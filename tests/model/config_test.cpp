@@ -21,7 +21,7 @@ std::int64_t parameters(const std::string& name) {
   return Transformer(preset(name)).table().elements();
 }
 
-// The counts that the models' authors publish (biases, norms and positions included).
+// Published parameter counts (biases, norms and positions included).
 TEST(Presets, HaveTheirPublishedSizes) {
   EXPECT_EQ(parameters("gpt2"), 124'439'808);
   EXPECT_EQ(parameters("gpt2-medium"), 354'823'168);
@@ -46,7 +46,7 @@ void expect_error(ModelConfig config, const std::string& key) {
   }
 }
 
-TEST(Resolve, RefusesWhatDoesNotDivide) {
+TEST(Resolve, RefusesIndivisibleSizes) {
   ModelConfig config;
   config.heads = 7;
   expect_error(config, "model.heads = 7");
@@ -59,7 +59,7 @@ TEST(Resolve, RefusesWhatDoesNotDivide) {
   expect_error(config, "model.position");
 }
 
-// 6·N + 6·L·C·T: a tied head counts once, positions and look-ups not.
+// 6·N + 6·L·C·T: a tied head counts once; positions and look-ups do not count.
 TEST(Flops, FollowTheDefinition) {
   ModelConfig config;
   config.layers = 2;

@@ -12,11 +12,11 @@ double gelu(double x) {
 
 double silu(double x) { return x * logistic(x); }
 
-/// The argument z of exp carries some 4 roundings, which exp turns into a relative error of 4u|z|;
-/// exp, sum, quotient and product add some 6u. Beyond |z| = 104 nothing is left.
+/// The argument z of exp carries about 4 roundings, which exp turns into a relative error of 4u|z|;
+/// exp, sum, quotient and product add about 6u. Beyond |z| = 104 the result is 0.
 double gelu_bound(double x) {
   const double z = std::min(104.0, std::abs(1.6 * (x + 0.045 * x * x * x)));
-  // The logistic function is cut to 0 below exp(−89), and denormal just above it.
+  // The logistic function is set to 0 below exp(−89), and denormal just above it.
   return roundoff * (4 * z + 8) * std::abs(gelu(x)) + std::abs(x) * 1.2e-38;
 }
 
@@ -42,7 +42,7 @@ TEST_P(ActivationTest, GeluIsAccurateEverywhere) {
     expected.push_back(gelu(x[i]));
     bound.push_back(gelu_bound(x[i]));
     if (std::abs(x[i]) < 1) {
-      // The promise near the origin, where activations live.
+      // Tighter near the origin, where most activations are.
       bound.back() = std::min(bound.back(), 1e-6 * std::abs(expected.back()) + 1e-37);
     }
   }
@@ -59,7 +59,7 @@ TEST_P(ActivationTest, GeluBackwardAgreesWithFiniteDifferences) {
     x[i] = points[static_cast<std::size_t>(i)];
     const double h = 1e-5, at = std::clamp(double{x[i]}, -25.0, 25.0);  // constant slope beyond
     expected.push_back(dy[i] * (gelu(at + h) - gelu(at - h)) / (2 * h));
-    // |slope| ≤ 1.13; its parts lie below 3 and carry (4|z| + 8)u where exp(−|z|)·|z| is not yet
+    // |slope| ≤ 1.13; its parts are below 3 and carry (4|z| + 8)u where exp(−|z|)·|z| is not yet
     // small: |z|·exp(−|z|) ≤ 0.4, |z|²·exp(−|z|) ≤ 0.6. Differences: h²/6·|f'''| < 1e-10.
     bound.push_back(40 * roundoff * std::abs(dy[i]) + 1e-9);
   }
@@ -101,7 +101,7 @@ TEST_P(ActivationTest, SwigluAgreesWithFp64AndFiniteDifferences) {
       bound.push_back(8 * roundoff * std::abs(expected.back()));
       gradient[static_cast<std::size_t>(gate)] = dy[i] * u * (silu(g + h) - silu(g - h)) / (2 * h);
       gradient[static_cast<std::size_t>(up)] = dy[i] * silu(g);
-      // The slope is a sum of two parts that lie below 1.1 each; differences are good to 1e-9.
+      // The slope is a sum of two parts below 1.1 each; differences are accurate to 1e-9.
       gradient_bound[static_cast<std::size_t>(gate)] =
           (24 * roundoff + 1e-9) * (std::abs(dy[i] * u) + 1e-9);
       gradient_bound[static_cast<std::size_t>(up)] = 8 * roundoff * std::abs(dy[i] * silu(g));

@@ -31,7 +31,7 @@ struct Problem {
     dropout = {rate, {99, Purpose::dropout, 3}};
     for (std::int64_t b = 0; b < s.batch; ++b) {
       samples[b] = 1000 + 7 * b;
-      // The last query sits at the last key, as in generation with a key/value cache.
+      // The last query is at the last key, as in generation with a key/value cache.
       for (std::int64_t i = 0; i < s.queries; ++i) {
         query_positions[b * s.queries + i] = static_cast<std::int32_t>(s.keys - s.queries + i);
       }
@@ -87,8 +87,7 @@ struct Inputs {
   std::vector<double> q, k, v;
 };
 
-/// Attention in fp64. `sizes`, where given, receives Σ P|v|, what the error of `out` is relative
-/// to.
+/// Attention in fp64. `sizes`, if given, receives Σ P|v|, the scale of the error of `out`.
 std::vector<double> reference(const Problem& p, const Inputs& x, std::vector<double>* lse = nullptr,
                               std::vector<double>* sizes = nullptr) {
   const Sizes& s = p.s;
@@ -134,8 +133,8 @@ std::vector<double> reference(const Problem& p, const Inputs& x, std::vector<dou
 void check_forward(const Problem& p, const std::string& what) {
   std::vector<double> lse, sizes;
   const auto out = reference(p, {widen(p.q), widen(p.k), widen(p.v)}, &lse, &sizes);
-  // A score is a sum of D products of up to 4, times ¼: off by (D + 2)·u·D, which exp turns into a
-  // relative error; the two sums over keys add one rounding per key; exp and the quotient some 8.
+  // A score is a sum of D products of up to 4, times ¼: off by (D + 2)·u·D, a relative error after
+  // exp; the two sums over keys add one rounding per key; exp and the quotient about 8.
   const auto size = static_cast<double>(p.s.size);
   const double relative =
       roundoff * (2 * (size + 2) * size + 2 * static_cast<double>(p.s.keys) + 16);
@@ -159,9 +158,8 @@ void check_backward(const Problem& p, std::size_t step, const std::string& what)
   const auto check = [&](std::vector<double> Inputs::*member, const Array& gradient, double terms,
                          const char* name) {
     Inputs moved = x;
-    // Each gradient sums `terms` rows of P∘(dP − δ)·scale·x with Σ P = 1 per query, |x| ≤ 2,
-    // |dP|, |δ| ≤ 2D·(1/(1 − rate)): a wide bound, tight enough for any wrong term; 1e-8:
-    // differences.
+    // Each gradient sums `terms` rows of P∘(dP − δ)·scale·x with Σ P = 1 per query, |x| ≤ 2, |dP|,
+    // |δ| ≤ 2D·(1/(1 − rate)): wide, but any wrong term exceeds it; 1e-8 for the differences.
     const double size = static_cast<double>(s.size), kept = 1 / (1 - double{p.dropout.rate});
     const double bound = roundoff * (4 * (size + 2) * size + 2 * static_cast<double>(s.keys) + 32) *
                              (1 + size * kept) * terms +
@@ -181,7 +179,7 @@ void check_backward(const Problem& p, std::size_t step, const std::string& what)
         });
     EXPECT_TRUE(gradient.gaps_untouched()) << what << ": " << name;
   };
-  // A key gathers from all queries and heads of its group, with weights that sum to far less.
+  // A key sums over all queries and heads of its group, with weights that sum to far less.
   const std::int64_t gathers = s.queries * (s.heads / s.groups);
   const double gathered = std::sqrt(static_cast<double>(gathers));
   check(&Inputs::q, p.dq, 1, "dq");
@@ -228,7 +226,7 @@ TEST_P(AttentionTest, FewQueriesAgainstACache) {
 }
 
 TEST_P(AttentionTest, OffsetPositionsHideWholeBlocks) {
-  // As one rank of ring attention sees it: keys before, across and after the queries.
+  // As on one rank of ring attention: keys before, across and after the queries.
   for (const std::int32_t offset : {-1000, -40, 0, 40}) {
     Problem p({1, 70, 130, 2, 2, 3}, 0, 0);
     for (std::int64_t i = 0; i < 70; ++i) p.query_positions[i] = static_cast<std::int32_t>(i) + 200;
@@ -269,9 +267,9 @@ TEST_P(AttentionTest, Documents) {
 TEST_P(AttentionTest, ADocumentWithoutKeysGivesZeros) {
   Problem p({1, 40, 40, 2, 1, 3}, 0, 0);
   p.documents = true;
-  p.query_documents[5] = 9;                                        // in a block that sees some
+  p.query_documents[5] = 9;                                        // in a block with visible keys
   for (std::int64_t i = 0; i < 3; ++i) p.query_positions[i] = -5;  // before every key
-  p.backward(*ops);  // leaves numbers behind that must be overwritten
+  p.backward(*ops);  // writes values that must be overwritten
   p.forward(*ops);
   for (std::int64_t h = 0; h < 2; ++h) {
     for (const std::int64_t i : {0, 1, 2, 5}) {
@@ -280,7 +278,7 @@ TEST_P(AttentionTest, ADocumentWithoutKeysGivesZeros) {
     }
   }
   check(*ops, p, 7, "unseen");
-  for (std::int64_t i = 0; i < 40; ++i) p.query_documents[i] = 9;  // nothing is visible at all
+  for (std::int64_t i = 0; i < 40; ++i) p.query_documents[i] = 9;  // no key is visible
   check(*ops, p, 7, "all unseen");
   for (std::int64_t i = 0; i < p.dq.elements(); ++i) EXPECT_EQ(p.dq[i], 0.0F);
   for (std::int64_t i = 0; i < p.dk.elements(); ++i) EXPECT_EQ(p.dk[i], 0.0F);
@@ -314,7 +312,7 @@ TEST_P(AttentionTest, LargeScoresAndNan) {
 }
 
 TEST_P(AttentionTest, BitsDoNotDependOnThreads) {
-  // B·G = 2 is dealt out in parts; B·G = 18 is not.
+  // B·G = 2 is split among threads; B·G = 18 is not.
   for (const Sizes& s : std::vector<Sizes>{{1, 200, 200, 6, 2, 8}, {9, 70, 70, 4, 2, 8}}) {
     std::vector<Problem> results;
     for (const int threads : {1, 2, 3}) {
@@ -334,7 +332,7 @@ TEST_P(AttentionTest, BitsDoNotDependOnThreads) {
   }
 }
 
-/// What the host knows of a mask saves work and changes no bit.
+/// Host knowledge of a mask saves work and changes no bit.
 TEST_P(AttentionTest, APlainMaskGivesTheSameBits) {
   for (const Sizes& s :
        std::vector<Sizes>{{2, 200, 200, 6, 2, 8}, {1, 1100, 1100, 2, 1, 20}, {1, 5, 5, 2, 2, 7}}) {
@@ -360,14 +358,14 @@ TEST_P(AttentionTest, WorkSpaceIsBoundedAndEntered) {
   Problem p({4, 300, 300, 4, 4, 8}, 0, 0);
   p.forward(*backend);
   const std::int64_t forward = ledger.held(device::Use::workspace);
-  // Per thread one block of 64 queries and a head's 8 columns, by the keys rounded up to a cache
-  // line and one more; the head's values; the block's results.
+  // Per thread: scores of one block of 64 queries by the keys, with 8 columns of a head and one
+  // cache line more; the head's values; the block's results.
   const std::int64_t scores = (64 + 8) * (304 + 16), rows = 304 * 8, block = 64 * 8;
   EXPECT_GT(forward, 0);
   EXPECT_LE(forward, 2 * (scores + rows + block) * 4 + 64);
   p.backward(*backend);
   const std::int64_t backward = ledger.held(device::Use::workspace);
-  // The same of dout·vᵀ, the gradients of keys and values, the block's queries and dout.
+  // Likewise for dout·vᵀ, the gradients of keys and values, the block's queries and dout.
   EXPECT_LE(backward, 2 * (2 * scores + 3 * rows + 3 * block) * 4 + 64);
   p.forward(*backend);
   p.backward(*backend);
@@ -375,9 +373,9 @@ TEST_P(AttentionTest, WorkSpaceIsBoundedAndEntered) {
   EXPECT_EQ(ledger.peak(device::Use::workspace), backward);
 }
 
-/// Heads in uneven slices, key/value heads that two slices share: forward, backward and dropout are
-/// those of all heads in one call.
-TEST_P(AttentionTest, SlicesOfHeadsTogetherAreAllHeads) {
+/// Heads in uneven slices, with key/value heads that two slices share: forward, backward and
+/// dropout match one call with all heads.
+TEST_P(AttentionTest, SlicesOfHeadsMatchAllHeads) {
   const std::int64_t batch = 2, length = 21, heads = 6, groups = 2, share = 3, size = 8;
   const Sizes sizes{batch, length, length, heads, groups, size};
   Problem whole(sizes, 0.3F, 0);
@@ -415,15 +413,15 @@ TEST_P(AttentionTest, SlicesOfHeadsTogetherAreAllHeads) {
       }
     }
   }
-  // Sums over heads in another order: each of few additions rounds once.
+  // Sums over heads in another order: few additions that round once each.
   for (std::int64_t i = 0; i < dk.elements(); ++i) {
     ASSERT_NEAR(dk[i], whole.dk[i], 1e-5);
     ASSERT_NEAR(dv[i], whole.dv[i], 1e-5);
   }
 }
 
-TEST(Workspace, IsWhatWasForetold) {
-  // Dealt out in parts, not in parts, more keys than a chunk of backward, forward the larger.
+TEST(Workspace, MatchesThePrediction) {
+  // Split among threads, not split, more keys than a chunk of backward, forward the larger.
   for (const Sizes& s :
        std::vector<Sizes>{{1, 200, 200, 6, 2, 8}, {9, 70, 70, 4, 2, 8}, {1, 3, 1300, 16, 16, 4}}) {
     for (const int threads : {1, 3}) {

@@ -1,5 +1,5 @@
-// Results so large that they are written past the caches have the bits of the same rows in pieces
-// that are not: rows of odd length, so that vectors are aligned in some and not in others.
+// Results large enough to bypass the caches match the same rows computed in smaller pieces; rows of
+// odd length vary the alignment of vectors.
 #include <cstring>
 #include <functional>
 
@@ -29,7 +29,7 @@ class Pieces : public testing::TestWithParam<DType> {
     ops->copy(x, Tensor(values.data(), x.shape()));
     return x;
   }
-  /// work(y, rows [begin, end)) at once and in pieces.
+  /// work(y, rows [begin, end)) in one call and in pieces.
   void check(std::int64_t width,
              const std::function<void(const Tensor&, std::int64_t, std::int64_t)>& work,
              const char* what) {
@@ -49,7 +49,7 @@ class Pieces : public testing::TestWithParam<DType> {
   std::vector<std::vector<std::byte>> memory_;  // of tensors
 };
 
-TEST_P(Pieces, HaveTheBitsOfTheWhole) {
+TEST_P(Pieces, MatchTheWholeBitForBit) {
   const Tensor x = filled(columns), dy = filled(columns), gain = filled(columns).slice(0, 0, 1);
   const Tensor g = gain.reshape({columns});
   std::vector<float> mean(static_cast<std::size_t>(rows), 0.25F), rstd(mean.size(), 0.5F);
@@ -97,7 +97,7 @@ TEST_P(Pieces, HaveTheBitsOfTheWhole) {
       "rms_norm");
 }
 
-TEST_P(Pieces, OfGatesHaveTheBitsOfTheWhole) {
+TEST_P(Pieces, OfGatesMatchTheWholeBitForBit) {
   const Tensor x = filled(2 * columns), dy = filled(columns);
   check(
       columns, [&](auto y, auto a, auto b) { ops->swiglu(y, x.slice(0, a, b)); }, "swiglu");

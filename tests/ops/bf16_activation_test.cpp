@@ -1,4 +1,4 @@
-// Activations and losses of bf16 at every value that bf16 has, beside fp64.
+// Activations and losses of bf16 at every bf16 value, against fp64.
 #include "bf16_support.hpp"
 
 namespace trireme::ops {
@@ -6,8 +6,8 @@ namespace {
 
 class NarrowActivationTest : public OpsTest {};
 
-// 2ᵗ is within 2.9e-6; t carries up to 5 roundings of fp32, which make 126·ln 2·5·2⁻²⁴ = 2.6e-5 of
-// it where it is largest; quotient, sums and products add a few 2⁻²⁴. All below 2⁻¹⁴.
+// 2ᵗ is within 2.9e-6; t carries up to 5 roundings of fp32: at most 126·ln 2·5·2⁻²⁴ = 2.6e-5 of it;
+// quotient, sums and products add a few 2⁻²⁴. All below 2⁻¹⁴.
 constexpr double arithmetic = 1.0 / (1 << 14);
 
 /// All finite bf16.
@@ -27,7 +27,7 @@ double gelu_argument_slope(double x) {
   return 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
 
-/// actual is `exact` rounded once, or off by `more`.
+/// `actual` is `exact` rounded once, or off by `more`.
 void expect_near(Bf16 actual, double exact, double more, float x, const char* what) {
   const double value = ops::widened(actual);
   // 2⁻¹³³: half of the least bf16.
@@ -52,7 +52,7 @@ TEST_P(NarrowActivationTest, GeluOfEveryValue) {
     // Where 2ᵗ overflows, x/2¹²⁸ counts as 0.
     expect_near(y[i], v * r, arithmetic * std::abs(v * r) + std::abs(double{v}) * 0x1p-126, v,
                 "gelu");
-    // Beyond ±9.9 the slope is that there: its parts are below 2⁻¹²²·220.
+    // Beyond ±9.9 the slope is constant: its parts are below 2⁻¹²²·220.
     const double inner = std::abs(v) < 1e3F ? v * gelu_argument_slope(v) * (1 - r) : 0;
     expect_near(dx[i], r * (1 + inner), arithmetic * r * (1 + std::abs(inner)) + 0x1p-114, v,
                 "gelu_backward");
@@ -83,7 +83,7 @@ TEST_P(NarrowActivationTest, SwigluOfEveryGate) {
   }
 }
 
-TEST_P(NarrowActivationTest, NaNStaysNaNWhereverItLies) {
+TEST_P(NarrowActivationTest, NaNStaysNaNAtAnyPosition) {
   for (std::int64_t n = 1; n < 70; ++n) {
     const Bf16 one{0x3f80}, nan{0xff81};
     Narrow x({1, n}), dy({1, n}), y = poisoned({1, n}), pair({1, 2 * n}), dpair({1, 2 * n});
@@ -108,7 +108,7 @@ TEST_P(NarrowActivationTest, NaNStaysNaNWhereverItLies) {
   }
 }
 
-/// exp(x − maximum) of every logit up to the maximum, those that are masked out included.
+/// exp(x − maximum) of every logit up to the maximum, masked ones included.
 TEST_P(NarrowActivationTest, ExponentialsOfEveryLogit) {
   const std::vector<std::uint16_t> bits = finite();
   const float most = 5;
@@ -128,8 +128,8 @@ TEST_P(NarrowActivationTest, ExponentialsOfEveryLogit) {
     expected += std::exp(double{ops::widened(x[i])} - most);
   }
   ops->exp_sum_and_target(sum, target, x, maximum, targets, 0);
-  // Arguments d = x − 5 lie in fp32 to 2⁻²⁴·|d|, as their products with log₂ e do; of terms that
-  // count d is above −17. Chains of n/64 and more terms.
+  // Arguments d = x − 5 are exact in fp32 to 2⁻²⁴·|d|, and so are their products with log₂ e; terms
+  // that count have d above −17. Chains of n/64 and more terms.
   const double chain = static_cast<double>(n) / 16;
   EXPECT_NEAR(sum[0], expected, (chain + 3 * 17 + 8) * roundoff * expected);
   Narrow gradient = x;
@@ -138,7 +138,7 @@ TEST_P(NarrowActivationTest, ExponentialsOfEveryLogit) {
   for (std::int64_t i = 0; i < n; ++i) {
     const float v = ops::widened(x[i]);
     const double exact = std::exp(double{v} - most);
-    // Cut to 0 below 2⁻¹²⁶.
+    // Set to 0 below 2⁻¹²⁶.
     expect_near(gradient[i], exact, arithmetic * exact + 0x1.01p-126, v, "gradient");
   }
 }

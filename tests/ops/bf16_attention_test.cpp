@@ -1,5 +1,5 @@
-// What the host knows of a mask saves attention of bf16 work and changes no bit, whatever an
-// earlier call left in the work space.
+// Host knowledge of a mask saves bf16 attention work and changes no bit, whatever an earlier call
+// left in the work space.
 #include "bf16_support.hpp"
 
 namespace trireme::ops {

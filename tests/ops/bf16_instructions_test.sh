@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Products and attention of bf16 with every set of instructions that this processor has: the tests choose the best one,
-# and ONEDNN_MAX_CPU_ISA takes AMX away, then AVX512_BF16. Which one is used, `trireme info` says.
+# bf16 products and attention with every instruction set of this processor: the tests choose the best one, and
+# ONEDNN_MAX_CPU_ISA disables AMX, then AVX512_BF16. `trireme info` reports the one in use.
 set -euo pipefail
 used() { "$TRIREME" info | sed -n 's/^ *bf16 products *//p'; }
 seen=

@@ -1,4 +1,4 @@
-// Products and attention of bf16, on this machine's instructions and on widened elements.
+// Products and attention of bf16, with this machine's instructions and with widened elements.
 #include <numeric>
 
 #include <fmt/format.h>
@@ -21,8 +21,8 @@ struct Case {
 };
 
 /// Products of two bf16 are exact in fp32; their sum in any order, two at a time, is off by at most
-/// (k + 2)·2u·Σ|a||b| (u doubled: AVX512_BF16 may round each half of a pair; subnormal sums count
-/// as zero, which 2⁻¹²⁰ covers), with 2 more for c or the bias. Then it is rounded once.
+/// (k + 2)·2u·Σ|a||b| (u doubled: AVX512_BF16 may round each half of a pair; subnormal sums flush
+/// to zero, which 2⁻¹²⁰ covers), with 2 more for c or the bias. Then it is rounded once.
 void check_product(Ops& ops, const Case& t, std::int64_t gap) {
   Both a(t.transpose_a ? Shape{t.k, t.m} : Shape{t.m, t.k}, 1, 1, gap);
   Both b(t.transpose_b ? Shape{t.n, t.k} : Shape{t.k, t.n}, 2, 1, gap), bias({t.n}, 4);
@@ -84,7 +84,7 @@ TEST_P(NarrowProductTest, EveryFormAgreesWithFp64) {
   }
 }
 
-/// fp32 beside bf16, as masters are: the bits of a product with what they round to.
+/// An fp32 right factor with bf16, as with masters: matches the product with its rounded copy.
 TEST_P(NarrowProductTest, AWideRightFactorAndBiasAreRoundedAsTheyAreRead) {
   for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
            {1, 1, 1}, {7, 37, 11}, {13, 130, 65}, {3, 5, 9001}, {400, 1500, 33}, {5, 64, 0}}) {
@@ -128,7 +128,7 @@ TEST_P(NarrowProductTest, AWideRightFactorAndBiasAreRoundedAsTheyAreRead) {
 }
 
 /// Inner dimensions that are summed block by block, and more columns than are packed at once.
-TEST_P(NarrowProductTest, LargeExtentsAreCut) {
+TEST_P(NarrowProductTest, LargeExtentsAreSplit) {
   check_product(*ops, {3, 5, 9001, false, false, false, true, false}, 0);
   check_product(*ops, {3, 5, 9001, false, true, true, false, false}, 3);
   check_product(*ops, {3, 5, 9001, true, false, true, false, true}, 0);
@@ -146,7 +146,7 @@ TEST_P(NarrowProductTest, AnEmptyInnerDimensionGivesZerosOrTheBias) {
   }
 }
 
-/// Threads cut rows and columns elsewhere; the sums are the same.
+/// Threads split rows and columns differently; the sums are the same.
 TEST_P(NarrowProductTest, BitsDoNotDependOnThreads) {
   for (int form = 0; form < 4; ++form) {
     MatmulOptions options;
@@ -165,7 +165,7 @@ TEST_P(NarrowProductTest, BitsDoNotDependOnThreads) {
   }
 }
 
-TEST_P(NarrowProductTest, FusedEqualsTheSameApart) {
+TEST_P(NarrowProductTest, FusedEqualsSeparate) {
   for (const std::int64_t gap : {0, 3}) {
     const std::int64_t m = 9, n = 21, k = 13;
     Both a({m, k}, 1, 1, gap), b({n, k}, 2), bias({n}, 3);
@@ -179,7 +179,7 @@ TEST_P(NarrowProductTest, FusedEqualsTheSameApart) {
     expect_same(before, apart, "before gelu");
     EXPECT_TRUE(c.gaps_untouched() && before.gaps_untouched());
 
-    // The product in fp32 is not rounded before it meets the slope, apart it is: one rounding more.
+    // Separately, the fp32 product is rounded before the slope: one rounding more.
     Both input({m, n}, 4, 2, gap);
     Array product({m, n}), expected({m, n});
     ops->matmul(product, a.narrow, b.narrow, {.transpose_b = true});
@@ -199,7 +199,7 @@ TEST_P(NarrowProductTest, FusedEqualsTheSameApart) {
   }
 }
 
-TEST(NarrowWorkspace, IsWhatWasForetold) {
+TEST(NarrowWorkspace, MatchesThePrediction) {
   for (const int threads : {1, 3}) {
     for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
              {3, 5, 7}, {500, 700, 90}, {20, 70, 9001}, {1000, 64, 2500}}) {
@@ -245,7 +245,7 @@ TEST_P(NarrowProductTest, WrongShapesAndTypesAreRefused) {
   EXPECT_ANY_THROW(ops->matmul(c, a, whole, {}));
 }
 
-/// Tiles of vectors and of AMX, where there are any.
+/// Tiles of vectors and of AMX, where available.
 std::vector<const Bf16Tiles*> special_tiles() {
   std::vector<const Bf16Tiles*> all;
   for (const Bf16Tiles* each : {native_bf16_tiles(), amx_bf16_tiles()}) {
@@ -254,7 +254,7 @@ std::vector<const Bf16Tiles*> special_tiles() {
   return all;
 }
 
-/// All kinds of tiles read the same panels: what one packs the other multiplies.
+/// All kinds of tiles read the same panels: one packs, the other multiplies.
 TEST(Bf16Tiles, AgreeOnPanels) {
   if (special_tiles().empty()) GTEST_SKIP() << "this processor has no AVX512_BF16";
   const Bf16Tiles& portable = portable_bf16_tiles();
@@ -268,7 +268,7 @@ TEST(Bf16Tiles, AgreeOnPanels) {
         const std::int64_t stride = b.view().stride(0);
         tiles->pack(k, n, transposed, &b[0], stride, one.data());
         portable.pack(k, n, transposed, &b[0], stride, two.data());
-        // Columns that the last panel lacks are never read.
+        // Columns beyond the last panel are never read.
         for (std::size_t i = 0; i < words; ++i) {
           const auto panel = static_cast<std::int64_t>(i) / panel_words(k);
           if (panel * panel_columns + static_cast<std::int64_t>(i) % panel_columns >= n) continue;
@@ -279,8 +279,8 @@ TEST(Bf16Tiles, AgreeOnPanels) {
   }
 }
 
-/// What lies behind the factors' ends, or beside columns that exist, is not taken in, though whole
-/// registers are read: all of it is NaN here. Small integers, so that every sum is exact.
+/// Values behind the factors' ends or beside columns are read with whole registers but not used:
+/// all of them are NaN here. Small integers make every sum exact.
 TEST(Bf16Tiles, GiveTheSameSumsOfIntegers) {
   if (special_tiles().empty()) GTEST_SKIP() << "this processor has no AVX512_BF16";
   const auto integers = [](const Shape& shape, std::uint32_t stream) {
@@ -353,10 +353,10 @@ class NarrowAttentionTest : public OpsTest {
 };
 TRIREME_FOR_INSTRUCTION_SETS(NarrowAttentionTest);
 
-/// The same call in fp32 differs by the rounding of what bf16 products take and give:
-/// probabilities P (u each), gradients of scores dS (u each), and the results. With absolute values
-/// |out − wide| ≤ u·(P·|v| + |wide|), |dv − wide| ≤ u·(Pᵀ·|dout| + |wide|), and so on; P and dS
-/// are those of fp64 loops, and fp32's own errors are 2⁻¹⁰ of the bound.
+/// The same call in fp32 differs by the rounding of what bf16 products take and give: probabilities
+/// P (u each), gradients of scores dS (u each), and the results. With absolute values |out − wide|
+/// ≤ u·(P·|v| + |wide|), |dv − wide| ≤ u·(Pᵀ·|dout| + |wide|), and so on; P and dS are those of
+/// fp64 loops, and fp32's own errors are 2⁻¹⁰ of the bound.
 void NarrowAttentionTest::check(const AttentionCase& c) {
   const Shape of_queries{c.batch, c.queries, c.heads, c.size};
   const Shape of_keys{c.batch, c.keys, c.groups, c.size};
@@ -389,7 +389,7 @@ void NarrowAttentionTest::check(const AttentionCase& c) {
   Array wide(of_queries), lse({c.batch, c.heads, c.queries}), wide_lse = lse;
   ops->attention(out, lse, q.narrow, k.narrow, v.narrow, mask, scale, dropout, sample);
   ops->attention(wide, wide_lse, q.wide, k.wide, v.wide, mask, scale, dropout, sample);
-  // A score of D terms of at most 4, and the logarithm's own few roundings.
+  // A score of D terms of at most 4, and a few roundings of the logarithm.
   const double of_lse =
       4 * roundoff *
       (4 * std::sqrt(static_cast<double>(c.size)) * static_cast<double>(c.size) + 32);
@@ -397,7 +397,7 @@ void NarrowAttentionTest::check(const AttentionCase& c) {
     if (lse[i] == wide_lse[i]) continue;  // −∞
     ASSERT_NEAR(lse[i], wide_lse[i], of_lse) << i;
   }
-  // The same out and lse for both backwards.
+  // The same out and lse for both backward calls.
   Array same_out = widened(out);
   Narrow dq = poisoned(of_queries), dk = poisoned(of_keys), dv = poisoned(of_keys);
   Array wide_dq(of_queries), wide_dk(of_keys), wide_dv(of_keys);

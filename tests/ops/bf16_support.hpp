@@ -1,4 +1,4 @@
-// Arrays of bf16 beside the fp32 arrays of the same values.
+// Arrays of bf16 with fp32 arrays of the same values.
 #pragma once
 
 #include "support.hpp"
@@ -10,7 +10,7 @@ using Narrow = ArrayOf<Bf16>;
 /// Unit roundoff of bf16.
 inline constexpr double narrow_roundoff = 1.0 / (1 << 8);
 
-/// The nearest bf16 to each element.
+/// Each element rounded to the nearest bf16.
 inline Narrow narrowed(const Array& x, std::int64_t gap = 0) {
   const std::vector<float> values = x.values();
   Narrow y(x.shape(), gap);
@@ -32,14 +32,14 @@ struct Both {
   Array wide;
 };
 
-/// An output of bf16 in which every element is a NaN.
+/// A bf16 output filled with NaN.
 inline Narrow poisoned(const Shape& shape, std::int64_t gap = 0) {
   Narrow x(shape, gap);
   for (std::int64_t i = 0; i < x.elements(); ++i) x[i] = Narrow::sentinel();
   return x;
 }
 
-/// Each element is that of `wide` rounded `roundings` times, or off by `more` of its own beside.
+/// Each element is that of `wide` rounded `roundings` times, plus an error of at most `more`.
 inline void expect_rounded(const Narrow& actual, const Array& wide, const std::string& what,
                            double roundings = 1, const std::vector<double>& more = {}) {
   ASSERT_EQ(actual.elements(), wide.elements()) << what;
@@ -56,10 +56,10 @@ inline void expect_rounded(const Narrow& actual, const Array& wide, const std::s
     ADD_FAILURE() << what << "[" << i << "] = " << value << ", expected " << expected << " within "
                   << bound;
   }
-  EXPECT_TRUE(actual.gaps_untouched()) << what << ": something was written between rows";
+  EXPECT_TRUE(actual.gaps_untouched()) << what << ": memory between rows was written";
 }
 
-/// The same bits in both.
+/// Both have the same bits.
 inline void expect_same(const Narrow& a, const Narrow& b, const std::string& what) {
   ASSERT_EQ(a.elements(), b.elements()) << what;
   for (std::int64_t i = 0; i < a.elements(); ++i) {

@@ -1,5 +1,5 @@
-// Operations in bf16 beside the same in fp32 on the same values: arithmetic is fp32 in both, so
-// that results differ by the rounding of what is stored.
+// Operations in bf16 against the same in fp32 on the same values: both compute in fp32, so results
+// differ only by the rounding of what is stored.
 #include <algorithm>
 
 #include "bf16_support.hpp"
@@ -15,8 +15,8 @@ double greatest(const Array& x) {
 }
 TRIREME_FOR_INSTRUCTION_SETS(NarrowTest);
 
-/// Every bf16, and fp32 values on both sides of each middle between two of them.
-TEST_P(NarrowTest, CopiesConvertAsScalarsDo) {
+/// Every bf16, and fp32 values on both sides of each midpoint of neighbors.
+TEST_P(NarrowTest, CopiesConvertLikeScalars) {
   Narrow all({65536}), back = poisoned({65536});
   for (std::int64_t i = 0; i < 65536; ++i) all[i].bits = static_cast<std::uint16_t>(i);
   Array wide({65536});
@@ -74,9 +74,9 @@ TEST_P(NarrowTest, NormsRoundOnce) {
     Narrow y = poisoned({rows, columns}, 3), dx({rows, columns});
     Array wide({rows, columns}), mean({rows}), rstd({rows}), mean2({rows}), rstd2({rows});
     Array wide_dx({rows, columns});
-    // Sums of bf16 have an order of their own: four chains or more of C/4 terms, then their joints,
-    // each sum off by that many roundings of terms of at most 2. A result has them times rstd and
-    // times a normalized value, of at most 4·rstd; a gradient the square of it.
+    // Sums of bf16 have their own order: four or more chains of C/4 terms, then their joins, each
+    // sum off by that many roundings of terms of at most 2. A result has them times rstd and times
+    // a normalized value of at most 4·rstd; a gradient the square of it.
     const double order = 4 * (static_cast<double>(columns) / 4 + 8) * roundoff;
     const auto off = [&](double each) {
       return std::vector<double>(static_cast<std::size_t>(rows * columns), each);
@@ -156,7 +156,7 @@ TEST_P(NarrowTest, NaNStaysNaN) {
   }
 }
 
-/// Gains, biases and tables in fp32 beside bf16, as masters are: the bits of a rounded copy.
+/// fp32 gains, biases and tables with bf16, as with masters: match a rounded copy.
 TEST_P(NarrowTest, WideParametersAreRoundedAsTheyAreRead) {
   for (const std::int64_t columns : {1, 7, 37, 384}) {
     const std::int64_t rows = 70;
@@ -164,7 +164,7 @@ TEST_P(NarrowTest, WideParametersAreRoundedAsTheyAreRead) {
     Array gain = random_array({columns}, 3), bias = random_array({columns}, 4);
     Array table = random_array({23, columns}, 5);
     for (Array* each : {&gain, &bias, &table}) {
-      // Halfway to an even and to an odd one, and what rounds to zeros.
+      // Halfway to an even and to an odd neighbor, and values that round to zeros.
       const std::uint32_t odd[] = {0x3f808000U, 0xbf818000U, 1U, 0x80000001U};
       for (std::int64_t i = 0; i < each->elements(); ++i) {
         if (i % 3 == 0) (*each)[i] = std::bit_cast<float>(odd[i / 3 % 4]);
@@ -241,7 +241,7 @@ TEST_P(NarrowTest, DropoutEmbeddingAndRotaryRoundOnce) {
   expect_rounded(turned.narrow, turned.wide, "rotary");
 }
 
-TEST_P(NarrowTest, LossesAreThoseOfTheWidenedLogits) {
+TEST_P(NarrowTest, LossesMatchTheWidenedLogits) {
   for (const std::int64_t columns : {1, 13, 300}) {
     const std::int64_t rows = 9;
     Both logits({rows, columns}, 1, 5);
@@ -253,7 +253,7 @@ TEST_P(NarrowTest, LossesAreThoseOfTheWidenedLogits) {
     expect_same_bits(maximum, maximum2, "maximum");
     ops->exp_sum_and_target(sum, target, logits.narrow, maximum, targets, 1);
     ops->exp_sum_and_target(sum2, target2, logits.wide, maximum, targets, 1);
-    // Arguments of exp lie in fp32 to 3 roundings of at most 10, exp itself to 2, sums as in norms.
+    // exp has arguments of at most 10 with 3 roundings, and 2 of its own; sums as in norms.
     for (std::int64_t r = 0; r < rows; ++r) {
       EXPECT_NEAR(sum[r], sum2[r],
                   (30 + 4 + 2 * (static_cast<double>(columns) / 4 + 8)) * roundoff * sum2[r]);

@@ -1,4 +1,4 @@
-// What an element's bits must not depend on: its place in a vector, and the number of threads.
+// An element's bits must not depend on its position in a vector or on the number of threads.
 #include "support.hpp"
 
 namespace trireme::ops {
@@ -6,8 +6,8 @@ namespace {
 
 class InvarianceTest : public OpsTest {};
 
-/// op(inputs of n elements, outputs of n elements): runs it with one marked element at every place
-/// of lengths 1 … 40 and demands the bits it has alone.
+/// op(inputs of n elements, outputs of n elements): runs it with one marked element at every
+/// position of lengths 1 … 40 and requires the bits of that element computed alone.
 void check_places(int inputs, int outputs,
                   const std::function<void(std::vector<Array>&, std::vector<Array>&)>& op,
                   const std::string& what) {
@@ -38,7 +38,7 @@ void check_places(int inputs, int outputs,
   }
 }
 
-/// Two arrays side by side in one row, as SwiGLU takes them.
+/// Two arrays side by side in one row, as in SwiGLU.
 Array side_by_side(const Array& a, const Array& b) {
   const std::int64_t n = a.elements();
   Array both({1, 2 * n});
@@ -49,7 +49,7 @@ Array side_by_side(const Array& a, const Array& b) {
   return both;
 }
 
-TEST_P(InvarianceTest, PlaceInTheVectorElementwise) {
+TEST_P(InvarianceTest, PositionInTheVectorElementwise) {
   using Arrays = std::vector<Array>;
   check_places(
       2, 1, [&](Arrays& in, Arrays& out) { ops->add(out[0], in[0], in[1]); }, "add");
@@ -92,7 +92,7 @@ TEST_P(InvarianceTest, PlaceInTheVectorElementwise) {
       "sgd");
 }
 
-TEST_P(InvarianceTest, PlaceInTheVectorByColumn) {
+TEST_P(InvarianceTest, PositionInTheVectorByColumn) {
   using Arrays = std::vector<Array>;
   check_places(
       0, 1,

@@ -22,7 +22,7 @@ class LossTest : public OpsTest {
     explicit Parts(std::int64_t rows) : maximum({rows}), sum({rows}), target({rows}) {}
     Array maximum, sum, target;
   };
-  /// The three ops on columns [begin, end) of the vocabulary each, joined as tensor ranks would.
+  /// The three operations on vocabulary columns [begin, end), joined as by tensor ranks.
   double sharded(Array& logits, Integers& targets, Array& weights,
                  const std::vector<std::int64_t>& ends) {
     const std::int64_t rows = logits.extent(0);

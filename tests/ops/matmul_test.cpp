@@ -66,8 +66,8 @@ TEST(Matmul, AnEmptyInnerDimensionGivesZerosOrTheBias) {
   check_product(*ops, {0, 4, 3, false, false, false, true}, 0);
 }
 
-/// Only repetition is promised: another number of threads cuts rows and columns elsewhere.
-TEST(Matmul, RepeatsItsBits) {
+/// Only repetition is guaranteed: another number of threads splits rows and columns differently.
+TEST(Matmul, IsRepeatable) {
   for (int form = 0; form < 4; ++form) {
     MatmulOptions options;
     options.transpose_a = form & 1;
@@ -89,8 +89,8 @@ TEST(Matmul, WrongShapesAreRefused) {
   EXPECT_ANY_THROW(ops->matmul(c, a, b, {}));
 }
 
-/// What is fused into a product is what the operations say one after the other, in bits.
-TEST(Matmul, FusedEqualsTheSameApart) {
+/// A fused product matches the separate operations bit for bit.
+TEST(Matmul, FusedEqualsSeparate) {
   const auto ops = make_cpu_ops(2);
   for (const std::int64_t gap : {0, 3}) {
     const std::int64_t m = 9, n = 21, k = 13;
@@ -121,7 +121,7 @@ TEST(Matmul, FusedEqualsTheSameApart) {
   }
 }
 
-TEST(Matmul, WhatWantsTheWholeIsNotAccumulated) {
+TEST(Matmul, EpiloguesOfTheWholeAreNotAccumulated) {
   const auto ops = make_cpu_ops(1);
   Array a({2, 2}), b({2, 2}), c({2, 2}), other({2, 2}), bias({2});
   EXPECT_ANY_THROW(ops->matmul(c, a, b, {.accumulate = true, .bias = bias}));

@@ -56,7 +56,7 @@ struct Norm {
 };
 
 /// Sums of C terms of size up to 2.5 keep C·u; x − mean, rstd, gain and bias add a few roundings of
-/// values up to |y|: |h| ≤ √C bounds them all. A wide but honest constant: (C + 16)·u·(√C + 1).
+/// values up to |y|: |h| ≤ √C bounds them all. A wide constant: (C + 16)·u·(√C + 1).
 double forward_bound(std::int64_t columns) {
   return static_cast<double>(columns + 16) * roundoff *
          (std::sqrt(static_cast<double>(columns)) + 1);
@@ -86,8 +86,7 @@ TEST_P(NormTest, InputGradientAgreesWithFiniteDifferences) {
         Norm n(*ops, s, centered, centered);
         Array dx = random_array({s.rows, s.columns}, 5, 1, s.gap);
         std::vector<double> expected = widen(dx);
-        // One column: x is its own mean, and rstd = 1/√ε makes every rounding of it 300 times
-        // larger.
+        // One column: x is its own mean, and rstd = 1/√ε amplifies every rounding 300 times.
         if (s.columns == 1 && centered) continue;
         finite_differences([&](const auto& x) { return n.loss(x, widen(n.gain), widen(n.bias)); },
                            widen(n.x), 1,
@@ -154,7 +153,7 @@ TEST_P(NormTest, ColumnSumAccumulates) {
   }
 }
 
-TEST_P(NormTest, RowsThatAreFarFromZeroKeepTheirVariance) {
+TEST_P(NormTest, RowsFarFromZeroKeepTheirVariance) {
   // mean 1000, deviation 1: E[x²] − mean² in fp32 would lose it.
   Array x = random_array({1, 64}, 1), y({1, 64}), gain({64}), mean({1}), rstd({1});
   double deviation = 0, center = 0;

@@ -7,7 +7,7 @@ namespace {
 
 class OptimizerTest : public OpsTest {};
 
-TEST_P(OptimizerTest, SumOfSquaresIsExactToTheLastBitOfItsOrder) {
+TEST_P(OptimizerTest, SumOfSquaresMatchesItsOrderBitForBit) {
   for (const std::int64_t n : {0, 1, 15, 16, 37, 4096, 4097, 100001}) {
     Array x = random_array({n}, 1);
     // Squares are exact in fp64; chains i mod 16 of a block, joined pairwise, then blocks in order.
@@ -57,8 +57,8 @@ TEST_P(OptimizerTest, AdamWFollowsThePaper) {
     }
     ops->adamw(p, m, v, g, step);
   }
-  // Each step moves p by at most 0.01·√(1/(1 − β2)) ≈ 0.05 with some 12u relative error of its own
-  // and of the moments so far (3u a step), and rounds p (|p| ≤ 2) twice: 10·(0.05·42u + 4u).
+  // Each step moves p by at most 0.01·√(1/(1 − β2)) ≈ 0.05 with a relative error of about 12u plus
+  // that of the moments (3u a step), and rounds p (|p| ≤ 2) twice: 10·(0.05·42u + 4u).
   const auto count = static_cast<std::size_t>(n);
   expect_close(p, rp, std::vector<double>(count, 62 * roundoff), "p");
   // Moments of at most ½ and ¼: three roundings a step.
@@ -102,7 +102,7 @@ TEST_P(OptimizerTest, RoundedCopiesAreOfTheUpdatedParameters) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(p[i]);
     const std::uint32_t noise = random_bits(key, static_cast<std::uint64_t>(100 + i)) & 0xffffU;
     ASSERT_EQ(drawn[at], static_cast<std::uint16_t>((bits + noise) >> 16));
-    // In units of the last place kept: of variance below ¼ each.
+    // In units of the last kept bit: variance below ¼ each.
     const float below = bf16_to_float(static_cast<std::uint16_t>(bits >> 16));
     const float above = bf16_to_float(static_cast<std::uint16_t>((bits >> 16) + 1));
     bias += double{bf16_to_float(drawn[at]) - p[i]} / double{above - below};
@@ -134,8 +134,8 @@ TEST_P(OptimizerTest, EachElementIsRoundedByTheBitsOfItsIndex) {
   }
 }
 
-TEST_P(OptimizerTest, RoundedUpAsOftenAsTheValueIsNearTheUpperNeighbor) {
-  // 16,384 steps, each with bits of its own: the mean is the value, within five deviations of it.
+TEST_P(OptimizerTest, RoundingUpIsProportionalToTheDistance) {
+  // 16,384 steps with different bits: the mean is the value, within five deviations.
   constexpr int steps = 16384;
   Array x({4});
   x[0] = 1.0F + 0x1p-10F;
@@ -156,7 +156,7 @@ TEST_P(OptimizerTest, RoundedUpAsOftenAsTheValueIsNearTheUpperNeighbor) {
   for (int i = 0; i < 4; ++i) {
     EXPECT_NEAR(sums[i] / steps, double{x[i]}, 5 * 0.5 * units[i] / std::sqrt(steps)) << i;
   }
-  // The third is 2^-13 of the way: twice in so many steps are expected.
+  // The third is 2^-13 of the way: two expected in that many steps.
   EXPECT_LT(ups, 16);
 }
 

@@ -1,5 +1,5 @@
-// Sums over rows: nothing is left out or taken twice, and the order of additions is the same
-// however many threads there are and however many tiles each of them joins by itself.
+// Sums over rows: no element is omitted or counted twice, and the order of additions is independent
+// of the number of threads and of tiles per thread.
 #include "support.hpp"
 
 namespace trireme::ops {

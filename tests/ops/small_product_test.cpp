@@ -1,5 +1,5 @@
-// Products of small factors against exact integers: factors of small integers make every sum exact,
-// so that a wrong, missing or doubled term shows.
+// Products of small integers against exact sums, which reveal any wrong, missing or duplicated
+// term.
 #include "../../src/ops/cpu/small_product.hpp"
 
 #include "support.hpp"

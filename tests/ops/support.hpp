@@ -1,5 +1,5 @@
-// Arrays, oracles' comparisons and the fixture of the ops tests. Every test runs once for each
-// instruction set that this machine and the build have.
+// Arrays, comparisons and the fixture of the operation tests. Every test runs once for each
+// available instruction set.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ namespace trireme::ops {
 /// Unit roundoff of fp32: a rounded operation is off by at most this, relatively.
 inline constexpr double roundoff = 1.0 / (1 << 24);
 
-/// An owned tensor whose rows may lie further apart than they are long; the gaps hold a sentinel.
+/// An owned tensor with optional gaps between rows; the gaps hold a sentinel.
 template <class T>
 class ArrayOf {
  public:
@@ -61,7 +61,7 @@ class ArrayOf {
     for (std::int64_t i = 0; i < elements(); ++i) out.push_back((*this)[i]);
     return out;
   }
-  /// Whether nothing was written between rows.
+  /// Whether the gaps between rows are unchanged.
   bool gaps_untouched() const {
     std::vector<bool> used(memory_.size(), false);
     for (std::int64_t i = 0; i < elements(); ++i) used[place(i)] = true;
@@ -127,7 +127,7 @@ inline void expect_close(const Array& actual, const std::vector<double>& expecte
     ADD_FAILURE() << what << "[" << i << "] = " << value << ", expected " << expected[i]
                   << " within " << bound[i];
   }
-  EXPECT_TRUE(actual.gaps_untouched()) << what << ": something was written between rows";
+  EXPECT_TRUE(actual.gaps_untouched()) << what << ": memory between rows was written";
 }
 
 /// The same bits, NaN and signed zeros included.

@@ -23,7 +23,7 @@ TEST_P(TokensTest, EmbeddingAddsPositions) {
   EXPECT_TRUE(plain.gaps_untouched() && with.gaps_untouched());
 }
 
-TEST_P(TokensTest, TilesOfATableTogetherAreTheTable) {
+TEST_P(TokensTest, TilesOfATableMatchTheTable) {
   Array table = random_array({101, 37}, 1), dy = random_array({70, 37}, 2);
   table[0] = -0.0F;
   Integers ids = random_integers({70}, 3, 101);
@@ -95,7 +95,7 @@ TEST_P(TokensTest, RotaryAgreesWithFp64AlsoAtLargePositions) {
   expect_close(x, widen(before), std::vector<double>(expected.size(), 40 * roundoff), "and back");
 }
 
-TEST_P(TokensTest, DropoutFollowsTheIndexAndNothingElse) {
+TEST_P(TokensTest, DropoutDependsOnlyOnTheIndex) {
   const RandomKey key{0x123456789ABCDEFULL, Purpose::dropout, 5};
   const Dropout dropout{0.3F, key};
   const float kept = 1.0F / (1.0F - 0.3F);

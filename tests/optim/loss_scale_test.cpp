@@ -9,7 +9,7 @@
 namespace trireme::optim {
 namespace {
 
-TEST(LossScale, IsOneWhereItIsNotDynamic) {
+TEST(LossScale, IsOneIfNotDynamic) {
   LossScale scale(false);
   scale.note(true);
   EXPECT_EQ(scale.value(), 1);
@@ -25,7 +25,7 @@ TEST(LossScale, HalvesAtOnceAndDoublesAfterPatience) {
   EXPECT_EQ(scale.value(), LossScale::first / 4);
   scale.note(false);
   EXPECT_EQ(scale.value(), LossScale::first / 2);
-  // An overflow begins the count anew.
+  // An overflow restarts the count.
   for (std::int64_t i = 1; i < LossScale::patience; ++i) scale.note(false);
   scale.note(true);
   scale.note(false);
@@ -41,7 +41,7 @@ TEST(LossScale, StaysWithinItsBounds) {
   EXPECT_EQ(scale.value(), LossScale::most);
 }
 
-TEST(LossScale, GoesOnWhereItWas) {
+TEST(LossScale, ResumesFromSavedState) {
   LossScale one(true), other(true);
   for (int i = 0; i < 7; ++i) one.note(false);
   one.note(true);

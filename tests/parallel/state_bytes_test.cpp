@@ -84,8 +84,7 @@ TEST_P(StateBytes, EqualTheFormula) {
           const Bytes own = held(stage);
           parameters = rank_parameters(stage.chunks().front(), tensor, tied);
           groups = static_cast<std::int64_t>(stage.layout().groups().size());
-          // Shard boundaries are on norm blocks: at most half a block off at either end of a
-          // group's shard.
+          // Shard boundaries are on norm blocks, at most half a block off.
           const auto expect = [&](const char* what, std::int64_t bytes, std::int64_t each,
                                   bool sharded) {
             const double ideal = static_cast<double>(each * parameters) / (sharded ? shard : 1);

@@ -53,7 +53,7 @@ TEST(Tiles, CoverWithoutGaps) {
   }
 }
 
-TEST(Tiles, KeyValueHeadsGoWhereTheirQueriesGo) {
+TEST(Tiles, KeyValueHeadsAreWithTheirQueries) {
   const ParameterTable table = odd_table();
   const Parameter& qkv = table.row(*table.find("1.qkv"));
   for (const int tiles : {1, 2, 3, 4, 8}) {
@@ -79,7 +79,7 @@ TEST(Layout, BlocksAreAlignedAndDoNotOverlap) {
     end = block.offset + block.elements();
   }
   EXPECT_LE(end, layout.elements());
-  // The tied weight is a group of its own; the others are one group per unit.
+  // The tied weight is its own group; the others are one group per unit.
   EXPECT_EQ(layout.groups().size(), 5U);
   EXPECT_EQ(layout.groups()[0].units, (std::vector<int>{0, 4}));
   EXPECT_EQ(layout.groups_of(4).size(), 2U);
@@ -119,7 +119,7 @@ TEST(Layout, OwnedPartsCoverEveryElementOnce) {
   }
 }
 
-TEST(Layout, FirstValuesAreThoseOfOneRank) {
+TEST(Layout, FirstValuesMatchOneRank) {
   const ParameterTable table = odd_table();
   const Layout one(table, all_units, {});
   std::vector<float> whole(static_cast<std::size_t>(one.elements()), -1);
@@ -146,7 +146,7 @@ TEST(Layout, FirstValuesAreThoseOfOneRank) {
   EXPECT_NE(whole, other);
 }
 
-TEST(Layout, ShardsAreInitializedAsTheWholeIs) {
+TEST(Layout, ShardsAreInitializedLikeTheWhole) {
   const ParameterTable table = odd_table();
   const Layout layout(table, all_units, {2, 0, 1});
   std::vector<float> whole(static_cast<std::size_t>(layout.elements()));
@@ -162,7 +162,7 @@ TEST(Layout, ShardsAreInitializedAsTheWholeIs) {
   }
 }
 
-TEST(Layout, ShardsNeverCutANormBlock) {
+TEST(Layout, ShardsNeverSplitANormBlock) {
   ParameterTable table;
   table.add(make("a", {100, 130}, 0, 0));
   table.add(make("b", {24}, 0));
@@ -189,8 +189,8 @@ TEST(Layout, ShardsNeverCutANormBlock) {
   }
 }
 
-// Key/value heads that a lower tile owns too must not make one shard larger than the others.
-TEST(Layout, ShardsAreEvenAlsoWithinWhatLowerTilesOwn) {
+// Key/value heads that a lower tile also owns must not make one shard larger than the others.
+TEST(Layout, ShardsAreEvenWithSharedKeyValueHeads) {
   ParameterTable table;
   Parameter qkv = make("qkv", {128 * 10, 512}, 0, 0);
   qkv.parts = {{"q", 128 * 8, 128, 1}, {"k", 128, 128, 8}, {"v", 128, 128, 8}};

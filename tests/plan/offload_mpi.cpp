@@ -1,4 +1,4 @@
-// Offloaded runs: memory as predicted, and checkpoints that go from them to others and back.
+// Offloaded runs: memory as predicted, and checkpoints exchanged with other runs.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ std::vector<LayoutCase> layouts_here() {
   return layouts;
 }
 
-TEST(OffloadedMemory, IsThatOfTheTable) {
+TEST(OffloadedMemory, MatchesTheTable) {
   for (const LayoutCase& layout : layouts_here()) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       const RunSettings settings = settings_of(0, {.reproducible = false,
@@ -62,7 +62,7 @@ TEST(OffloadedMemory, IsThatOfTheTable) {
   }
 }
 
-/// A run in some layout and where it keeps what.
+/// A run in some layout, and where it keeps its state.
 struct Kind {
   LayoutCase layout;
   bool offload = false;
@@ -103,7 +103,7 @@ class Training {
                           run_.grid.world(), run_.ledger);
     return save.finish();
   }
-  /// `updates`: those that the checkpoint holds.
+  /// `updates`: those in the checkpoint.
   void load(const fs::path& folder, std::int64_t updates) {
     const checkpoint::Reader reader(folder);
     const state::ModelState& state = run_.replica.state();
@@ -134,7 +134,7 @@ class Training {
   LayoutRun run_;
 };
 
-TEST(OffloadedCheckpoint, GoesToOtherRunsAndBack) {
+TEST(OffloadedCheckpoint, MovesToOtherRunsAndBack) {
   const int ranks = world_size();
   int number = ::getpid();
   MPI_Bcast(&number, 1, MPI_INT, 0, MPI_COMM_WORLD);
@@ -148,7 +148,7 @@ TEST(OffloadedCheckpoint, GoesToOtherRunsAndBack) {
   for (const auto& [compute, stochastic] :
        {How{DType::f32, false}, How{DType::bf16, false}, How{DType::bf16, true}}) {
     const Kind offloaded{shards, true, make_simulated_device, stochastic};
-    // fp32 goes to a run that knows no device at all.
+    // fp32 moves to a run without a device.
     const Kind other{
         tiles, false,
         compute == DType::f32 ? MakeTestDevice() : MakeTestDevice(make_simulated_device),

@@ -1,4 +1,4 @@
-// What a training step of a well-known model takes, as predicted, which runs hold to the byte.
+// Predicted memory of a training step of well-known models, which runs match to the byte.
 #include <limits>
 #include <numeric>
 
@@ -34,10 +34,9 @@ model::ModelConfig gpt2() {
 
 constexpr double mib = 1 << 20;
 
-// GPT-2 124M, 4 sequences of 1,024 tokens in one micro-batch. State is 16 bytes of each of 124.4M
-// parameters in either type; of each of the 12 layers, 10 widths of each token are kept
-// (input, q|k|v, mixed, middle, four before GELU), of which gradients lend room for two or
-// three layers.
+// GPT-2 124M, 4 sequences of 1,024 tokens in one micro-batch. State is 16 bytes for each of 124.4M
+// parameters in either type. Each of the 12 layers keeps 10 widths per token (input, q|k|v, mixed,
+// middle, four before GELU), of which two or three layers alias gradients.
 TEST(StepMemory, Gpt2OnCpus) {
   const double state = 124439808 / mib, width = 4096 * 768 / mib;
   const double fp32 = static_cast<double>(bytes_of(
@@ -51,8 +50,8 @@ TEST(StepMemory, Gpt2OnCpus) {
   EXPECT_LE(bf16 / mib, 16 * state + 2 * width * (8 * 10 + 8) + 48);
 }
 
-// Each policy takes no more than the one before; where backward is split, what is rebuilt has to
-// last from its one part to the other and may take more than it saves.
+// Each policy takes no more than the one before; if backward is split, recomputed activations must
+// last from one part to the other and may take more than they save.
 TEST(StepMemory, PoliciesAreInOrder) {
   model::ModelConfig config = gpt2();
   for (const bool llama : {false, true}) {

@@ -1,6 +1,6 @@
 // Checks lists of steps against the rules of trireme/schedule/messages.hpp: computes are the
-// schedule's, every message has both sides in the same order on its channel, receives come before
-// and sends right after their computes, and no slot is overwritten in use.
+// schedule's, every message has both sides in the same order on its channel, receives precede and
+// sends directly follow their computes, and no slot is overwritten in use.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ class MessageCheck {
   }
 
  private:
-  /// A message: the action of its receiver that needs it.
+  /// A message, as the receiver's action that needs it.
   struct Message {
     int stage = 0;
     Action action;
@@ -42,7 +42,7 @@ class MessageCheck {
   End end_of(int virtual_stage, bool gradient) const {
     return {virtual_stage % schedule_.stages, virtual_stage / schedule_.stages, gradient};
   }
-  /// Where the input of an action is made.
+  /// Where an action's input is produced.
   std::optional<End> source_of(int stage, const Action& action) const {
     const int here = stage + action.chunk * schedule_.stages;
     if (action.kind == Kind::forward) {
@@ -52,7 +52,7 @@ class MessageCheck {
     if (action.kind == Kind::backward_weight || last) return std::nullopt;
     return end_of(here + 1, true);
   }
-  /// Where the result of an action is needed.
+  /// Where an action's result is needed.
   std::optional<End> target_of(int stage, const Action& action) const {
     const int here = stage + action.chunk * schedule_.stages;
     if (action.kind == Kind::forward) {
@@ -69,7 +69,7 @@ class MessageCheck {
                       fmt::format(format, std::forward<Args>(args)...));
   }
 
-  /// The action that needs what is in each of a stage's slots, by direction.
+  /// The action that needs the contents of each of a stage's slots, by direction.
   struct Held {
     std::array<std::vector<std::optional<Action>>, 2> slots;
     Held(int activations, int gradients)
@@ -98,7 +98,7 @@ class MessageCheck {
         take_input(stage, step, inputs);
         const bool output = target_of(stage, step.action).has_value();
         if (!output && step.output_slot >= 0)
-          fail("stage {}: nobody needs what {} writes", stage, cell(stage, step));
+          fail("stage {}: no action needs what {} writes", stage, cell(stage, step));
         if (output && local) put_local(step, inputs);
         if (output && !local) to_send = &step;
       } else if (step.is_receive() && !local) {
@@ -149,7 +149,7 @@ class MessageCheck {
     received_[at(stage)][gradient].push_back({stage, step.action});
   }
 
-  /// The action that needs what `action` of `stage` makes.
+  /// The action that needs the result of `action` of `stage`.
   Message reader_of(int stage, const Action& action) const {
     const End target = target_of(stage, action).value();
     // A B and an I need the same message.

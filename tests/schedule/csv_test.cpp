@@ -1,4 +1,4 @@
-// Schedules as text: what is written reads back, and what comes from elsewhere is checked.
+// Schedules as text: written schedules read back, and other text is checked.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -87,7 +87,7 @@ TEST(Csv, NamesLineColumnAndRule) {
   }
 }
 
-TEST(Csv, RefusesOtherSizesThanTheRuns) {
+TEST(Csv, RefusesSizesOtherThanTheRuns) {
   const std::string text = to_csv(make_schedule("interleaved", 2, 2, 2));
   EXPECT_EQ(error_of([&] {
               parse_schedule(text, "s", {4, 2, 1});

@@ -22,20 +22,20 @@ TEST(TextChart, DrawsTimeInCells) {
             "stage 1 | .  F0 B0--- F1 B1--- .  .\n");
 }
 
-TEST(TextChart, NamesVirtualStagesWhereThereAreChunks) {
+TEST(TextChart, NamesVirtualStagesIfThereAreChunks) {
   const Schedule plan = make_schedule("interleaved", 2, 2, 2);
   const TextChart chart = text_chart(plan, simulate(plan, Costs::uniform(4, 1, 0.5, 0.5)));
   EXPECT_THAT(chart.text, HasSubstr("stage 0 | 0F0 0F1 2F0 2F1 "));
 }
 
-TEST(TextChart, CutsCellsSoThatTimesAreMultiples) {
+TEST(TextChart, SplitsCellsSoThatTimesAreMultiples) {
   const Schedule plan = make_schedule("1f1b", 1, 1);
   const TextChart chart = text_chart(plan, simulate(plan, Costs::uniform(1, 1, 0.75, 0.75)));
   EXPECT_EQ(chart.cell, 0.5);
   EXPECT_EQ(chart.text, "stage 0 | F0--- B0------\n");
 }
 
-TEST(TextChart, StaysSmallWhereTimesDiffer) {
+TEST(TextChart, StaysSmallIfTimesDiffer) {
   const Schedule plan = make_schedule("zero-bubble", 2, 4);
   const TextChart chart = text_chart(plan, simulate(plan, Costs::uniform(2, 1e-9, 1, 1e9)), 50);
   EXPECT_LT(chart.text.size(), 2U * (50 * 3 + 12));
@@ -55,12 +55,12 @@ TEST(SvgChart, HasARectanglePerCompute) {
   const std::string svg = svg_chart(plan, simulate(plan, Costs::uniform(3, 1, 1, 1)));
   EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
   EXPECT_TRUE(svg.ends_with("</svg>\n"));
-  // Background, a ground per stage, the computes, a legend of three kinds.
+  // Background, a row per stage, the computes, a legend of three kinds.
   EXPECT_EQ(count(svg, "<rect "), 1 + 3 + 3 * 4 * 3 + 3);
   EXPECT_THAT(svg, HasSubstr("file:&lt;a&amp;b&gt;: 3 stages, 4 micro-batches"));
   EXPECT_THAT(svg, HasSubstr("backward for weights"));
   EXPECT_EQ(count(svg, "<text "), count(svg, "</text>"));
-  // All within the picture.
+  // Everything is within the picture.
   EXPECT_EQ(count(svg, ">3</text>"), 3 * 3);
 }
 

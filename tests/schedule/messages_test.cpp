@@ -1,4 +1,4 @@
-// Lists with messages: both sides of every channel, buffers, and what is refused.
+// Lists with messages: both sides of every channel, buffers, and refused lists.
 #include "trireme/schedule/messages.hpp"
 
 #include <algorithm>
@@ -19,8 +19,8 @@ using Kinds = Step::Kind;
 
 class EveryList : public testing::TestWithParam<std::string> {};
 
-/// Messages by ordered pair of stages and direction, told by micro-batch and the virtual stage that
-/// needs them, in the order of their starts.
+/// Messages by ordered pair of stages and direction, identified by micro-batch and the virtual
+/// stage that needs them, in the order of their starts.
 using Orders = std::map<std::tuple<int, int, bool>, std::vector<std::pair<int, int>>>;
 
 void collect(const Schedule& plan, const std::vector<StageSteps>& lists, Orders& sent,
@@ -49,7 +49,7 @@ TEST_P(EveryList, SendsAndReceivesInTheSameOrder) {
     EXPECT_EQ(sent, received);
     std::size_t messages = 0;
     for (const auto& [channel, order] : sent) messages += order.size();
-    // Each micro-batch crosses each boundary of virtual stages once forth and once back.
+    // Each micro-batch crosses each boundary of virtual stages once in each direction.
     const std::size_t boundaries =
         plan.stages == 1 ? 0 : static_cast<std::size_t>(plan.virtual_stages()) - 1;
     EXPECT_EQ(messages, 2 * boundaries * static_cast<std::size_t>(plan.micro_batches));
@@ -70,7 +70,7 @@ TEST_P(EveryList, StartsReceivesOneComputeAhead) {
         }
         ++computes;
       }
-      // So there are never more than two messages of a direction waiting.
+      // So at most two messages of a direction are waiting.
       EXPECT_LE(list.receive_activation_slots, 2);
       EXPECT_LE(list.receive_gradient_slots, 2);
     }
@@ -115,7 +115,7 @@ TEST(Messages, OfTwoStages) {
   EXPECT_EQ(lists[1].receive_activation_slots, 1);
 }
 
-TEST(Messages, FollowTheSenderWhereTheReceiverHasAnotherOrder) {
+TEST(Messages, FollowTheSenderIfTheReceiverHasAnotherOrder) {
   const Schedule plan = by_hand(2, {{{forward, 0}, {forward, 1}, {backward, 0}, {backward, 1}},
                                     {{forward, 1}, {backward, 1}, {forward, 0}, {backward, 0}}});
   const auto lists = add_messages(plan);
@@ -149,7 +149,7 @@ TEST(Messages, HaveAsManySendSlotsAsTheOrderNeeds) {
   EXPECT_EQ(add_messages(make_schedule("1f1b", 4, 1))[0].send_activation_slots, 1);
 }
 
-TEST(CheckMessages, RefusesWhatBreaksARule) {
+TEST(CheckMessages, RefusesBrokenRules) {
   struct Case {
     void (*damage)(std::vector<StageSteps>&);
     const char* words;
@@ -177,9 +177,9 @@ TEST(CheckMessages, RefusesWhatBreaksARule) {
       {[](Lists& l) { l[1].steps[0].peer_stage = 1; }, "needs no such message from stage 1"},
       {[](Lists& l) { l[1].steps[0].kind = Kinds::receive_gradient; }, "needs no such message"},
       {[](Lists& l) { l[0].steps[0].input_slot = 0; }, "0F0 needs no input"},
-      {[](Lists& l) { l[1].steps[1].output_slot = 0; }, "nobody needs what 1F0 writes"},
+      {[](Lists& l) { l[1].steps[1].output_slot = 0; }, "no action needs what 1F0 writes"},
       {[](Lists& l) { l[1].steps.push_back(l[1].steps[0]); }, "nothing reads what was received"},
-      {[](Lists& l) {  // the receives of stage 0's two gradients change places
+      {[](Lists& l) {  // swaps the receives of stage 0's two gradients
          std::swap(l[0].steps[2], l[0].steps[5]);
        },
        "gradient 0 is received for 0B1 but sent for 0I0; both sides"},
@@ -192,7 +192,7 @@ TEST(CheckMessages, RefusesWhatBreaksARule) {
   }
 }
 
-TEST(CheckMessages, RefusesALocalSlotThatIsTakenTwice) {
+TEST(CheckMessages, RefusesALocalSlotUsedTwice) {
   const Schedule plan = make_schedule("gpipe", 1, 2, 2);
   auto lists = add_messages(plan);
   lists[0].steps[1].output_slot = lists[0].steps[0].output_slot;

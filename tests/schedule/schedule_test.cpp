@@ -1,4 +1,4 @@
-// Orders of actions: what is built is valid, and what is broken is refused.
+// Orders of actions: built ones are valid, and broken ones are refused.
 #include "trireme/schedule/schedule.hpp"
 
 #include <gmock/gmock.h>
@@ -42,7 +42,7 @@ TEST(MakeSchedule, GivesThePublishedOrders) {
             "1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n");
 }
 
-TEST(MakeSchedule, NamesKeyRuleAndMend) {
+TEST(MakeSchedule, NamesKeyRuleAndRemedy) {
   EXPECT_EQ(error_of([] { make_schedule("1f1", 2, 2); }),
             "parallel.schedule = 1f1: must be one of gpipe, 1f1b, interleaved, zero-bubble, "
             "file:PATH; did you mean 1f1b?");
@@ -60,7 +60,7 @@ TEST(MakeSchedule, NamesKeyRuleAndMend) {
 }
 
 /// 1F1B and ZB-H1 of two stages and three micro-batches, one fault each.
-TEST(Validate, RefusesWhatBreaksARule) {
+TEST(Validate, RefusesBrokenRules) {
   struct Case {
     const char* schedule;
     void (*damage)(Schedule&);
@@ -144,7 +144,7 @@ TEST(Validate, RefusesWhatBreaksARule) {
 }
 
 TEST(Validate, RefusesAnOrderThatWaitsForItself) {
-  // Stage 0 wants a gradient before it has sent what stage 1 needs next.
+  // Stage 0 needs a gradient before it has sent what stage 1 needs next.
   const Schedule across = by_hand(2, {{{forward, 0}, {backward, 0}, {forward, 1}, {backward, 1}},
                                       {{forward, 0}, {forward, 1}, {backward, 0}, {backward, 1}}});
   EXPECT_EQ(error_of([&] { validate(across); }),

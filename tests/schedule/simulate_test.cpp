@@ -37,34 +37,34 @@ void expect_idle(const std::string& name, const Cost& cost,
 
 double whole(const Cost& cost) { return cost.forward + cost.input + cost.weight; }
 
-TEST(Bubble, Of1F1BIsThatOfTheFormula) {
+TEST(Bubble, Of1F1BMatchesTheFormula) {
   for (const Cost& cost : {unit, equal, uneven_backward}) {
     // (p−1)/m of the ideal time m·(F+B).
     expect_idle("1f1b", cost, [&](const Schedule& s) { return (s.stages - 1) * whole(cost); });
   }
 }
 
-/// (p−1)/(v·m) of the ideal time v·m·(F+B), also where p does not divide m. Where m < p, each of
-/// the v−1 returns to the first stage finds it idle since p−m micro-batches.
+/// (p−1)/(v·m) of the ideal time v·m·(F+B), also if p does not divide m. If m < p, each of the v−1
+/// returns to the first stage finds it idle since p−m micro-batches.
 double idle_of_chunks(const Schedule& plan, const Cost& cost) {
   const int returns = (plan.chunks - 1) * std::max(0, plan.stages - plan.micro_batches);
   return (plan.stages - 1 + returns) * whole(cost);
 }
 
-TEST(Bubble, OfGPipeIsThatOfTheFormula) {
+TEST(Bubble, OfGPipeMatchesTheFormula) {
   for (const Cost& cost : {unit, equal, uneven_backward})
     expect_idle("gpipe", cost, [&](const Schedule& s) { return idle_of_chunks(s, cost); });
 }
 
-TEST(Bubble, OfInterleavedIsThatOfTheFormula) {
+TEST(Bubble, OfInterleavedMatchesTheFormula) {
   for (const Cost& cost : {unit, equal, uneven_backward})
     expect_idle("interleaved", cost, [&](const Schedule& s) { return idle_of_chunks(s, cost); });
 }
 
 TEST(Bubble, OfZeroBubbleIsAThirdOf1F1B) {
-  // Qi et al. 2023, table 2: (p−1)(F + I − W), with unit times a third of (p−1)(F + I + W), where
-  // m ≥ p. With fewer micro-batches the first stage gets its last gradient at p−1 + 2m + p−1: the
-  // forwards' way there, F and I of each micro-batch on the last stage, the way back; then I and W.
+  // Qi et al. 2023, table 2: (p−1)(F + I − W), with unit times a third of (p−1)(F + I + W), if m ≥
+  // p. With fewer micro-batches the first stage gets its last gradient at p−1 + 2m + p−1: the
+  // forwards' way to the last stage, F and I of each micro-batch there, the way back; then I and W.
   expect_idle("zero-bubble", unit, [](const Schedule& s) {
     const int p = s.stages, m = s.micro_batches;
     return m >= p ? p - 1.0 : (2.0 * (p - 1) + 2 * m + 1) - 3 * m;
@@ -116,7 +116,7 @@ TEST(Peak, OfGPipeIsEverything) {
       "gpipe", [](const Schedule& s, int) { return s.micro_batches * s.chunks; }, none);
 }
 
-TEST(Peak, OfZeroBubbleIsThatOf1F1BsFirstStage) {
+TEST(Peak, OfZeroBubbleEquals1F1BsFirstStage) {
   expect_peaks(
       "zero-bubble", [](const Schedule& s, int) { return std::min(s.stages, s.micro_batches); },
       [](const Schedule& s, int stage) { return std::min(stage + 1, s.micro_batches); });
@@ -136,7 +136,7 @@ TEST(Peak, OfInterleavedIsItsWarmUpAndOne) {
       none);
 }
 
-/// Every compute starts after those it needs, on whatever stage, and a stage does one at a time.
+/// Every compute starts after its inputs, on any stage, and a stage does one at a time.
 void expect_causal(const Schedule& plan, const Timeline& timeline, double latency) {
   const auto index = [&](int virtual_stage, int micro_batch) {
     return static_cast<std::size_t>(virtual_stage) * static_cast<std::size_t>(plan.micro_batches) +
@@ -175,7 +175,7 @@ void expect_causal(const Schedule& plan, const Timeline& timeline, double latenc
   }
 }
 
-TEST(Simulate, StartsNothingBeforeWhatItNeeds) {
+TEST(Simulate, StartsNothingBeforeItsInputs) {
   for (const std::string& name : schedule_names()) {
     for (const int stages : {2, 3, 4, 8}) {
       for (const int micro_batches : {1, 3, 8, 13}) {
@@ -203,7 +203,7 @@ TEST(Simulate, CountsIdleTimeOfUnequalStages) {
 }
 
 TEST(Simulate, AddsTheLatencyOfEachMessage) {
-  // One micro-batch: two messages forth, two back.
+  // One micro-batch: two messages forward, two back.
   const Timeline timeline = simulate(make_schedule("1f1b", 3, 1), Costs::uniform(3, 1, 1, 1, 0.5));
   EXPECT_EQ(timeline.total, 3 * 3 + 4 * 0.5);
 }
@@ -234,8 +234,8 @@ TEST(Rendezvous, HoldsASendUntilItsReceiveStarts) {
 }
 
 TEST(Rendezvous, FindsStagesThatWaitForEachOther) {
-  // With one buffer stage 0 cannot come to F7, before which it starts to receive the first
-  // gradient; stage 1 cannot send its second before that.
+  // With one buffer stage 0 cannot reach F7, before which it starts to receive the first gradient;
+  // stage 1 cannot send its second before that.
   const Schedule plan = greedy_first_stage(8);
   const Costs costs = Costs::uniform(2, 1, 1, 1);
   auto lists = add_messages(plan);

@@ -1,4 +1,4 @@
-// Units to virtual stages: against every possible split of small cases.
+// Assignment of units to virtual stages, against every possible split of small cases.
 #include <algorithm>
 #include <random>
 
@@ -12,7 +12,7 @@
 namespace trireme::schedule {
 namespace {
 
-/// All ways to cut, in ascending order of the numbers of units of the first, second, … run.
+/// All splits, in ascending order of the numbers of units of the first, second, … run.
 void every_split(int units, int runs, std::vector<int> begun,
                  std::vector<std::vector<int>>& result) {
   const int first = begun.back();
@@ -64,7 +64,7 @@ TEST(SplitUnits, WeighsEmbeddingAndHead) {
   std::vector<double> costs(14, 1.0);
   costs.front() = 0.1, costs.back() = 3;
   EXPECT_EQ(split_units(costs, 4), (std::vector<int>{0, 4, 8, 12, 14}));
-  // Equal runs come first where blocks do not divide.
+  // Equal runs come first if blocks do not divide.
   EXPECT_EQ(split_units(std::vector<double>(10, 0.1), 4), (std::vector<int>{0, 2, 4, 7, 10}));
   EXPECT_EQ(split_units(std::vector<double>(3, 0.0), 3), (std::vector<int>{0, 1, 2, 3}));
 }

@@ -1,4 +1,4 @@
-// What several tests of schedules share.
+// Shared by tests of schedules.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,7 @@ inline void for_each_schedule(const std::string& name,
   }
 }
 
-/// The text of the error that `work` throws; empty where it throws none.
+/// The text of the error that `work` throws; empty if it throws none.
 inline std::string error_of(const std::function<void()>& work) {
   try {
     work();
@@ -44,7 +44,7 @@ inline Schedule by_hand(int micro_batches, std::vector<std::vector<Action>> acti
   return {"by hand", static_cast<int>(actions.size()), micro_batches, 1, std::move(actions)};
 }
 
-/// Stage 0 runs all forwards first, stage 1 alternates: legal, but hard on buffers.
+/// Stage 0 runs all forwards first, stage 1 alternates: legal, but needs many buffers.
 inline Schedule greedy_first_stage(int micro_batches) {
   Schedule plan = make_schedule("1f1b", 2, micro_batches);
   plan.name = "greedy";

@@ -83,7 +83,7 @@ std::int64_t distance(const Tensor& base, const Tensor& tensor) {
 TEST(ShardMap, OfTwoRanks) {
   const params::Layout layout = whole_layout();
   EXPECT_EQ(first_elements(layout), (Offsets{0, 6400, 8448, 29504, 50560, 50624}));
-  // Even shares would be cut at 3200, 1024, 10528, 10528 and 32.
+  // Even shares would end at 3200, 1024, 10528, 10528 and 32.
   const ShardMap first(layout, 2, 0), second(layout, 2, 1);
   EXPECT_EQ(shards_of(first), (std::vector<Offsets>{{0, 4096, 0},
                                                     {6400, 8448, 4096},
@@ -101,7 +101,7 @@ TEST(ShardMap, OfTwoRanks) {
   EXPECT_EQ(second.counts(1), (Offsets{2048, 0}));
 }
 
-// Even shares of unit 1 would be cut at 7018 and 14037.
+// Even shares of unit 1 would end at 7018 and 14037.
 TEST(ShardMap, OfThreeRanks) {
   const params::Layout layout = whole_layout();
   const ShardMap middle(layout, 3, 1);
@@ -123,7 +123,7 @@ TEST(ShardMap, KeyValueReplicas) {
   EXPECT_EQ(ShardMap(layout, 4, 0).counts(2), (Offsets{1088, 2048, 3200, 0}));
 }
 
-// A tied weight is cut alike on both stages, wherever it is in their flat buffers.
+// A tied weight is split alike on both stages, wherever it is in their flat buffers.
 TEST(ShardMap, TiedWeightOfTwoStages) {
   const params::Layout first = layout_of({{0, 2}}), last = layout_of({{2, 4}});
   EXPECT_EQ(first_elements(first), (Offsets{0, 6400, 8448, 29504}));
@@ -168,7 +168,7 @@ TEST(ModelState, BytesByUse) {
   }
 }
 
-// bf16 weights: 2 bytes where units read them, fp32 masters as the optimizer's state is held.
+// bf16 weights: 2 bytes where units read them; fp32 masters are held like the optimizer's state.
 TEST(ModelState, BytesOfMasters) {
   using device::Use;
   StateOptions options;

@@ -1,5 +1,5 @@
-// The update on the host of what a device computes with, beside one of the same values that knows
-// no device; and every wait between the two, with one side held back on purpose.
+// The host update of a device's parameters, against the same values without a device; and every
+// wait between the two, with one side delayed.
 #include "trireme/state/offload.hpp"
 
 #include <algorithm>
@@ -60,7 +60,7 @@ class Sides {
         host_state_(layout_, shards_, options(DType::f32, false), host_ledger_),
         host_optimizer_({}, shards_.elements(), host_ledger_),
         cpu_(ops::make_cpu_ops(1)) {
-    // Gaps between blocks are zeros.
+    // Padding between blocks is zero.
     for (const optim::UpdateRange& range : update_ranges(state_)) {
       const auto values = drawn(range.parameters.elements(), ++seed_);
       std::memcpy(range.parameters.data(), values.data(), range.parameters.bytes());
@@ -70,7 +70,7 @@ class Sides {
       if (to) std::memcpy(to.data(), from.data(), to.bytes());
     }
   }
-  /// Other gradients on both sides.
+  /// New gradients on both sides.
   void make_gradients() {
     for (int g = 0; g < shards_.groups(); ++g) {
       const Tensor there = host_state_.own_gradient(g);
@@ -140,7 +140,7 @@ class Sides {
   unsigned seed_ = 0;
 };
 
-TEST(Offload, UpdatesAsTheHostDoesWhateverTheChunk) {
+TEST(Offload, UpdatesLikeTheHostForAnyChunkSize) {
   for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
     for (const std::int64_t chunk : {37, 1000, 1 << 20}) {
       Sides sides(compute, chunk);
@@ -156,11 +156,11 @@ TEST(Offload, UpdatesAsTheHostDoesWhateverTheChunk) {
   }
 }
 
-TEST(Offload, HoldsWhatItSays) {
+TEST(Offload, HoldsTheReportedBytes) {
   const Sides sides(DType::bf16, 37);
   const std::int64_t elements = sides.state().shards().elements();
   using device::Use;
-  // Masters, two moments and gradients; room for two chunks, on cache lines of elements.
+  // Masters, two moments and gradients; two chunks, on cache lines of elements.
   EXPECT_EQ(sides.ledger().held(Use::offloaded), 16 * elements + 2 * 64 * 2);
   EXPECT_EQ(sides.ledger().held(Use::optimizer), 0);
   EXPECT_TRUE(sides.state().optimizer_device().is_host());
@@ -178,24 +178,24 @@ TEST(Offload, UpdateWaitsForGradients) {
   EXPECT_EQ(sides.difference(), "");
 }
 
-TEST(Offload, GradientsAreTakenOnceTheyAreComputed) {
+TEST(Offload, GradientsAreCopiedOnceTheyAreComputed) {
   Sides sides(DType::f32, 1000);
   Gate gate;
   sides.device().repeat(sides.device().native(), gate.check());
-  sides.make_gradients();  // behind it
+  sides.make_gradients();  // queued after it
   sides.take();
   gate.open_after(held);
   sides.update(0);
   EXPECT_EQ(sides.difference(), "");
 }
 
-TEST(Offload, ChunksWaitForTheirRoom) {
+TEST(Offload, ChunksWaitForTheirBuffers) {
   Sides sides(DType::f32, 1000);
   sides.make_gradients();
   sides.take();
   sides.device().synchronize();
   Gate gate;
-  sides.device().repeat(sides.device().native(), gate.check());  // nothing goes back
+  sides.device().repeat(sides.device().native(), gate.check());  // nothing is copied back
   gate.open_after(held);
   sides.update(0);
   EXPECT_EQ(sides.difference(), "");
@@ -217,7 +217,7 @@ TEST(Offload, NextStepWaitsForCopiesOfGradients) {
   EXPECT_TRUE(zeroed->reached());
 }
 
-TEST(Offload, GradientsThatChangeAreTakenAgain) {
+TEST(Offload, ChangedGradientsAreCopiedAgain) {
   Sides sides(DType::f32, 1000);
   sides.make_gradients();
   sides.take();

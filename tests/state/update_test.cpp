@@ -1,4 +1,4 @@
-// The walk over what is updated: which element of the model each one is, in whatever layout.
+// The ranges of an update: the index in the model of each element, in any layout.
 #include "trireme/state/update.hpp"
 
 #include <vector>
@@ -73,7 +73,7 @@ void expect_the_models_indices(const params::Layout& layout, int ranks, int rank
   }
 }
 
-TEST(UpdateRanges, KnowEachElementsIndexInTheModel) {
+TEST(UpdateRanges, MapEachElementToItsIndexInTheModel) {
   const model::Transformer model(llama());
   const auto units = static_cast<std::int64_t>(model.units().size());
   for (const int tiles : {1, 2, 4, 8}) {
@@ -89,7 +89,7 @@ TEST(UpdateRanges, KnowEachElementsIndexInTheModel) {
   }
 }
 
-TEST(UpdateRanges, AreCutForIndicesAlone) {
+TEST(UpdateRanges, AreSplitOnlyForIndices) {
   const model::Transformer model(llama());
   const auto units = static_cast<std::int64_t>(model.units().size());
   const params::Layout layout(model.table(), {{0, units}}, {4, 1, 1});
@@ -101,8 +101,8 @@ TEST(UpdateRanges, AreCutForIndicesAlone) {
   const std::size_t plain = update_ranges(state).size(),
                     indexed = update_ranges(state, true).size();
   EXPECT_LT(plain, layout.blocks().size());
-  // Each block one, a fused one as many as it has parts: columns of a row-split layer are no ranges
-  // of their own.
+  // One range per block, a fused block one per part: columns of a row-split layer are not separate
+  // ranges.
   EXPECT_LE(indexed, 2 * layout.blocks().size());
 }
 

@@ -1,5 +1,4 @@
-// The cost of averaging: messages between workers counted at the MPI profiling interface, and the
-// recorded bytes.
+// The cost of averaging: messages counted at the MPI profiling interface, and recorded bytes.
 #include <atomic>
 #include <cmath>
 

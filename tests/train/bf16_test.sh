@@ -41,8 +41,7 @@ if grep -Eq '^ *bf16 products *(AMX|AVX512_BF16)' <("$TRIREME" info); then
     exit 1
   fi
 
-  # Checkpoints hold the master weights: resumed bf16 matches uninterrupted bf16, and either type resumes from the
-  # other's.
+  # Checkpoints hold the masters: resumed bf16 matches uninterrupted bf16, and the types resume from each other.
   run 1 halves bf16 --train.stop_after 10 >/dev/null
   cp -r halves to-wide
   run 1 halves bf16 >/dev/null
@@ -55,8 +54,7 @@ if grep -Eq '^ *bf16 products *(AMX|AVX512_BF16)' <("$TRIREME" info); then
   cmp <(losses wide | head -10) <(losses to-narrow | head -10)
   [ "$(losses wide | tail -1)" != "$(losses to-narrow | tail -1)" ]
 
-  # Stochastic rounding: different but close weights; a resumed run matches an uninterrupted one, even after a skipped
-  # step.
+  # Stochastic rounding: other but close weights; resumed runs match uninterrupted ones, even after a skipped step.
   drawn=(bf16 --precision.rounding stochastic --train.inject nan@8)
   run 1 drawn "${drawn[@]}" --train.steps 12 >out-drawn
   grep -q '"skipped"' drawn/attempts/0001/metrics.jsonl

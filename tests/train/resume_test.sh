@@ -104,8 +104,7 @@ run 1 other --train.seed 2
 if cmp -s other/step-00000020/rank-00000.h5 straight/step-00000020/rank-00000.h5; then exit 1; fi
 if diff -q <(steps other) <(steps straight) >/dev/null; then exit 1; fi
 
-# Resuming an earlier step inside a run folder would mix two runs: refused. The same command given again, after a start
-# elsewhere, continues.
+# Resuming an earlier step inside a run folder would mix two runs: refused. Repeating the same command continues.
 fails() {  # text of the one line, then run's arguments
   local words=$1
   shift

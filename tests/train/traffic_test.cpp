@@ -1,5 +1,4 @@
-// The least traffic of a step against closed forms, derived independently for two ranks of a small
-// model.
+// The least traffic of a step against independent closed forms for two ranks of a small model.
 #include "trireme/train/traffic.hpp"
 
 #include <gtest/gtest.h>

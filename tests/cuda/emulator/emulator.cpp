@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t stack_bytes = 128U << 10;
 constexpr int lanes = 32;
 
-/// Threads that wait for one another. Those that have ended count as arrived.
+/// Threads that wait for each other. Finished threads count as arrived.
 struct Barrier {
   int expected = 0, arrived = 0;
   std::uint64_t generation = 0;
@@ -31,12 +31,12 @@ struct Barrier {
 
 struct Warp {
   Barrier barrier;
-  std::uint64_t exchanges[lanes] = {};  // of each lane, to find its buffer
+  std::uint64_t exchanges[lanes] = {};  // per lane, to find its buffer
   std::uint32_t words[2][lanes][16] = {};
 };
 
 struct Fiber {
-  ucontext_t context{};  // of its start alone: changing contexts costs a system call
+  ucontext_t context{};  // only for its start: swapping contexts costs a system call
   std::jmp_buf place;
   bool started = false;
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(stack_bytes);
@@ -68,7 +68,7 @@ void to_scheduler() {
   if (_setjmp(machine().current->place) == 0) _longjmp(machine().scheduler, 1);
 }
 
-/// Runs a fiber until it waits. A function of its own: nothing in it changes between the two jumps.
+/// Runs a fiber until it waits. A separate function: nothing in it changes between the two jumps.
 [[gnu::noinline]] void resume(Fiber& fiber) {
   if (_setjmp(machine().scheduler) != 0) return;
   if (fiber.started) _longjmp(fiber.place, 1);
@@ -150,7 +150,7 @@ void run_fiber(Fiber& fiber) {
 
 void run_block(const char* name, dim3 block) {
   Machine& m = machine();
-  // What nobody wrote is NaN in every type.
+  // Unwritten memory is NaN in every type.
   std::memset(static_cast<void*>(m.shared.data()), 0xff, m.shared.size() * sizeof(uint4));
   start_fibers(block);
   std::vector<int> numbers(block.x * block.y * block.z);
@@ -159,7 +159,7 @@ void run_block(const char* name, dim3 block) {
     alive = false;
     arrange(numbers);
     for (std::size_t first = 0; first < numbers.size(); first += lanes) {
-      // A warp runs ahead as far as it can, alone, before the next one does.
+      // A warp runs as far as it can before the next one.
       for (std::uint64_t last = m.progress + 1; last != m.progress;) {
         last = m.progress;
         for (std::size_t i = first; i < first + lanes && i < numbers.size(); ++i) {
@@ -185,7 +185,7 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared,
   Machine& m = machine();
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   const unsigned threads = block.x * block.y * block.z;
-  // What CUDA refuses.
+  // Launches that CUDA refuses.
   if (blocks == 0 || grid.x > 0x7fffffffU || grid.y > 65535 || grid.z > 65535 || threads == 0 ||
       threads > 1024 || block.z > 64 || shared > (227U << 10)) {
     throw Error("{}: grid {} {} {}, block {} {} {}, shared memory {}", name, grid.x, grid.y, grid.z,

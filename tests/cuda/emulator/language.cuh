@@ -1,7 +1,7 @@
-// The host's version of src/ops/cuda/native/language.cuh: kernels run as plain C++, each thread of
-// a block a fiber that runs until it waits for others. One block at a time, so `static` is shared
-// memory. A warp runs as far as it can before the next, in an order that can be turned round: that
-// brings out missing barriers.
+// The host's version of src/ops/cuda/native/language.cuh. Kernels run as plain C++: each thread of
+// a block is a fiber that runs until it waits. Blocks run one at a time, so `static` is shared
+// memory. Warps run one after the other, in an order that can be reversed to expose missing
+// barriers.
 #pragma once
 
 #include <bit>
@@ -41,14 +41,14 @@ namespace trireme::emulator {
 
 enum class Order : std::uint8_t { forwards, backwards, shuffled };
 
-/// In which fibers and blocks run from now on.
+/// The order of fibers and blocks from now on.
 void set_order(Order order);
-/// Runs `body` once for each thread of each block. Throws Error where threads wait for one another
-/// for ever, or where one called fail().
+/// Runs `body` once for each thread of each block. Throws Error if threads deadlock, or if one
+/// called fail().
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared,
          const std::function<void()>& body);
 void block_barrier();
-/// Gives each lane's 16 words to all lanes of the warp: [32][16], until the next exchange but one.
+/// Exchanges each lane's 16 words within the warp: [32][16], valid until the next exchange but one.
 const std::uint32_t (*exchange(const std::uint32_t (&words)[16]))[16];
 int lane();
 char* shared_memory();
