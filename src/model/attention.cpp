@@ -49,22 +49,24 @@ Attention::Attention(params::ParameterTable& table, int unit, const std::string&
                       .parts = {{"heads", config.width, head_size_, 1}}});
 }
 
+Attention::TileHeads Attention::heads_of_tile(std::int64_t heads, std::int64_t kv_heads,
+                                              const params::Tiles& tiles, int tile) {
+  const params::Range query = params::tile_of(heads, tiles.first + tile, tiles.all);
+  const std::int64_t share = heads / kv_heads, first = query.begin / share;
+  if (query.size() == 0) return {query, {first, first}};
+  return {query, {first, (query.end + share - 1) / share}};
+}
+
 Attention::TileHeads Attention::heads_of_tile(const params::Tiles& tiles, int tile) const {
-  const params::Range query = params::tile_of(heads_, tiles.first + tile, tiles.all);
-  const std::int64_t share = heads_ / kv_heads_;
-  if (query.size() == 0) return {query, {query.begin / share, query.begin / share}};
-  return {query, {query.begin / share, (query.end + share - 1) / share}};
+  return heads_of_tile(heads_, kv_heads_, tiles, tile);
 }
 
 std::vector<std::int64_t> Attention::key_widths(const ModelConfig& config,
                                                 const params::Tiles& tiles) {
   std::vector<std::int64_t> widths;
-  const std::int64_t share = config.heads / config.kv_heads;
   for (int i = 0; i < tiles.count; ++i) {
-    const params::Range query = params::tile_of(config.heads, tiles.first + i, tiles.all);
-    const std::int64_t heads =
-        query.size() == 0 ? 0 : (query.end + share - 1) / share - query.begin / share;
-    widths.push_back(heads * config.head_size());
+    const TileHeads heads = heads_of_tile(config.heads, config.kv_heads, tiles, i);
+    widths.push_back(heads.key.size() * config.head_size());
   }
   return widths;
 }
@@ -83,7 +85,7 @@ void Attention::plan(UnitPlan& plan) {
   dqkv_ = plan.add_tiles(plan.between(), plan.rows(), qkv);
 }
 
-void Attention::plan_inside(UnitPlan& plan) {
+void Attention::plan_inner(UnitPlan& plan) {
   std::vector<std::int64_t> mixed;
   for (const Slot& slot : mixed_) mixed.push_back(slot.width);
   dmixed_ = plan.add_tiles(Area::scratch, plan.rows(), mixed);
@@ -116,9 +118,8 @@ ops::Dropout Attention::dropout(const UnitContext& context) const {
   return {rate, {context.seed, Purpose::dropout, static_cast<std::uint32_t>(3 * layer_ + 1)}};
 }
 
-void Attention::project_in(const UnitContext& context, const Tensor& x,
-                           const UnitMemory& memory) const {
-  const std::vector<Tensor> qkv = memory.views(qkv_value_, x.extent(0));
+void Attention::project_in(const UnitContext& context, const Tensor& x) const {
+  const std::vector<Tensor> qkv = context.full(qkv_value_);
   qkv_.forward(context, qkv, x);
   for (std::size_t i = 0; i < qkv.size(); ++i) {
     if (qkv[i].elements() == 0) continue;
@@ -126,17 +127,21 @@ void Attention::project_in(const UnitContext& context, const Tensor& x,
   }
 }
 
-void Attention::attend(const UnitContext& context, const UnitMemory& memory) const {
+Tensor Attention::log_sums(const UnitContext& context, std::size_t tile) const {
+  const Tensor lse = context.full(lse_[tile]);
+  return lse.reshape({context.batch.sequences, lse.extent(1), context.batch.length});
+}
+
+void Attention::attend(const UnitContext& context) const {
   const Microbatch& batch = context.batch;
-  const std::int64_t rows = batch.tokens();
   for (std::size_t i = 0; i < qkv_value_.size(); ++i) {
     const int tile = static_cast<int>(i);
     const TileHeads own = heads_of_tile(context.shares.tiles, tile);
     const std::int64_t count = own.query.size();
     if (count == 0) continue;
-    const Heads heads = split(memory.view(qkv_value_[i], rows), batch, own);
-    const Tensor out = heads_of(memory.view(mixed_[i], rows), batch, 0, count, head_size_);
-    const Tensor lse = memory.view(lse_[i], rows).reshape({batch.sequences, count, batch.length});
+    const Heads heads = split(context.full(qkv_value_[i]), batch, own);
+    const Tensor out = heads_of(context.full(mixed_[i]), batch, 0, count, head_size_);
+    const Tensor lse = log_sums(context, i);
     if (context.cache != nullptr) {
       attend_cached(context, tile, out, lse, heads, slice(own));
     } else {
@@ -168,35 +173,27 @@ void Attention::attend_cached(const UnitContext& context, int tile, const Tensor
   context.ops.attention(out, lse, heads.q, all(keys), all(values), mask, scale_, {}, {}, slice);
 }
 
-void Attention::recompute(const UnitContext& context, const Tensor& x,
-                          const UnitMemory& memory) const {
-  if (recomputes_from_input()) project_in(context, x, memory);
-  if (mixed_.front().area == Area::rebuilt) attend(context, memory);
+void Attention::forward(const UnitContext& context, const Tensor& x) const {
+  project_in(context, x);
+  attend(context);
 }
 
-void Attention::project(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
-                        std::span<const Tensor> levels) const {
-  out_.forward(context, partial, memory.views(mixed_, context.batch.tokens()), levels);
+void Attention::recompute(const UnitContext& context, const Tensor& x) const {
+  if (recomputes_from_input()) project_in(context, x);
+  if (mixed_.front().area == Area::rebuilt) attend(context);
 }
 
-void Attention::forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
-                        const UnitMemory& memory, std::span<const Tensor> levels) const {
-  project_in(context, x, memory);
-  attend(context, memory);
-  project(context, partial, memory, levels);
+void Attention::project(const UnitContext& context, const Summand& partial) const {
+  out_.forward(context, partial, context.full(mixed_));
 }
 
-void Attention::backward_output_weight(const UnitContext& context, const Tensor& dy,
-                                       const UnitMemory& memory) const {
-  out_.backward_weight(context, dy, memory.views(mixed_, dy.extent(0)));
+void Attention::backward_output_weight(const UnitContext& context, const Tensor& dy) const {
+  out_.backward_weight(context, dy, context.full(mixed_));
 }
 
-void Attention::backward_inside(const UnitContext& context, const Tensor& dy,
-                                const UnitMemory& memory) const {
+void Attention::backward_inner(const UnitContext& context, const Tensor& dy) const {
   const Microbatch& batch = context.batch;
-  const std::int64_t rows = dy.extent(0);
-  const std::vector<Tensor> dmixed = memory.views(dmixed_, rows);
-  const std::vector<Tensor> dqkv = memory.views(dqkv_, rows);
+  const std::vector<Tensor> dmixed = context.full(dmixed_), dqkv = context.full(dqkv_);
   out_.backward_input(context, dmixed, dy);
   for (std::size_t i = 0; i < dqkv.size(); ++i) {
     const TileHeads own = heads_of_tile(context.shares.tiles, static_cast<int>(i));
@@ -205,25 +202,22 @@ void Attention::backward_inside(const UnitContext& context, const Tensor& dy,
     const auto of_queries = [&](const Tensor& x) {
       return heads_of(x, batch, 0, count, head_size_);
     };
-    const Heads heads = split(memory.view(qkv_value_[i], rows), batch, own);
+    const Heads heads = split(context.full(qkv_value_[i]), batch, own);
     const Heads dheads = split(dqkv[i], batch, own);
-    context.ops.attention_backward(
-        dheads.q, dheads.k, dheads.v, of_queries(dmixed[i]),
-        of_queries(memory.view(mixed_[i], rows)),
-        memory.view(lse_[i], rows).reshape({batch.sequences, count, batch.length}), heads.q,
-        heads.k, heads.v, causal_mask(batch), scale_, dropout(context), batch.samples, slice(own));
+    context.ops.attention_backward(dheads.q, dheads.k, dheads.v, of_queries(dmixed[i]),
+                                   of_queries(context.full(mixed_[i])), log_sums(context, i),
+                                   heads.q, heads.k, heads.v, causal_mask(batch), scale_,
+                                   dropout(context), batch.samples, slice(own));
     rotate(context, dqkv[i], own, true);
   }
 }
 
-void Attention::backward_input_weight(const UnitContext& context, const Tensor& x,
-                                      const UnitMemory& memory) const {
-  qkv_.backward_weight(context, memory.views(dqkv_, x.extent(0)), x);
+void Attention::backward_input_weight(const UnitContext& context, const Tensor& x) const {
+  qkv_.backward_weight(context, context.full(dqkv_), x);
 }
 
-void Attention::backward_input(const UnitContext& context, const Tensor& partial,
-                               const UnitMemory& memory, std::span<const Tensor> levels) const {
-  qkv_.backward_input(context, partial, memory.views(dqkv_, partial.extent(0)), levels);
+void Attention::backward_input(const UnitContext& context, const Summand& partial) const {
+  qkv_.backward_input(context, partial, context.full(dqkv_));
 }
 
 }  // namespace trireme::model

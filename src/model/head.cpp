@@ -16,7 +16,8 @@ constexpr std::int64_t logits_by_rows = 4;
 }  // namespace
 
 struct Head::RowBlock {
-  Tensor normed, dnormed;           // [rows, C]; dnormed absent when not training
+  Tensor normed;                    // [rows, C]
+  Summand dnormed;                  // [rows, C], absent when not training
   Tensor targets, weights, factor;  // [rows]
 };
 
@@ -69,8 +70,9 @@ params::Range Head::tile(const UnitContext& context, int local) const {
   return params::tile_of(vocabulary_, tiles.first + local, tiles.all);
 }
 
-void Head::run(const UnitContext& context, const RowBlock& block, const UnitMemory& memory) const {
+void Head::run(const UnitContext& context, const RowBlock& block) const {
   ops::Ops& ops = context.ops;
+  const UnitMemory& memory = context.memory;
   const std::int64_t rows = block.normed.extent(0);
   const std::vector<Tensor> logits = memory.views(logits_, rows);  // [rows, Vv] each
   const auto used = [&](int i) { return logits[static_cast<std::size_t>(i)].extent(1) > 0; };
@@ -86,18 +88,20 @@ void Head::run(const UnitContext& context, const RowBlock& block, const UnitMemo
   }
   reduce_over_tensor(context, maximum, comm::Reduction::max);
 
-  const Tensor sums = memory.view(sums_, 2 * rows);  // Σ exp, then the targets' logits
+  // Σ exp, then the targets' logits
+  const Summand both{memory.view(sums_, 2 * rows), memory.views(sum_levels_, 2 * rows)};
+  const Tensor& sums = both.value;
   const auto part = [&](const Tensor& pair, int which) {
     return pair.slice(0, which * rows, (which + 1) * rows).reshape({rows});
   };
-  sum_tiles(context, sums, memory.views(sum_levels_, 2 * rows), [&](int i, const Tensor& to) {
+  sum_tiles(context, both, [&](int i, const Tensor& to) {
     if (!used(i)) return ops.fill(to, 0);
     ops.exp_sum_and_target(part(to, 0), part(to, 1), logits[static_cast<std::size_t>(i)], maximum,
                            block.targets, tile(context, i).begin);
   });
   reduce_over_tensor(context, sums, comm::Reduction::sum);
   ops.weighted_loss(context.loss, part(sums, 0), maximum, part(sums, 1), block.weights);
-  if (!block.dnormed) return;
+  if (!block.dnormed.value) return;
 
   for (int i = 0; i < tiles; ++i) {
     if (!used(i)) continue;
@@ -107,53 +111,52 @@ void Head::run(const UnitContext& context, const RowBlock& block, const UnitMemo
     ops.matmul(context.gradients(weight_, i), own, block.normed,
                {.transpose_a = true, .accumulate = true});
   }
-  sum_tiles(context, block.dnormed, partial_.levels(context, memory), [&](int i, const Tensor& to) {
+  sum_tiles(context, block.dnormed, [&](int i, const Tensor& to) {
     if (!used(i)) return ops.fill(to, 0);
     ops.matmul(to, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {});
   });
 }
 
-void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor& x,
-                   const UnitMemory& memory) const {
+Tensor Head::normalize(const UnitContext& context, const Tensor& x) const {
+  const Tensor normed = context.full(normed_);
+  norm_.forward(context, context.local(normed), x);
+  enter_region(context, normed);
+  return normed;
+}
+
+void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor& x) const {
   const Microbatch& batch = context.batch;
   const bool train = context.mode == Mode::train;
   const std::int64_t rows = batch.tokens();
-  const Tensor normed = memory.view(normed_, rows);  // [R, C]
-  norm_.forward(context, own_rows(context, normed), x, memory);
-  enter_region(context, normed);
-  const Tensor factor = memory.view(factor_, rows).reshape({rows});
-  Tensor own, partial;
+  const Tensor normed = normalize(context, x);
+  const Tensor factor = context.full(factor_).reshape({rows});
+  Tensor local;
+  Summand partial;
   if (train) {
     context.ops.copy(factor.reshape({1, rows}), batch.weights.reshape({1, rows}));
     context.ops.scale_by(factor, context.gradient_factor);
-    own = memory.view(dnormed_, x.extent(0));
-    partial = partial_.view(context, own, memory);
+    local = context.local(dnormed_);
+    partial = partial_.of(context, local);
   }
   for (std::int64_t begin = 0; begin < rows; begin += block_) {
     const std::int64_t end = std::min(rows, begin + block_);
     const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
-    run(context,
-        {part(normed), part(partial), part(batch.targets), part(batch.weights), part(factor)},
-        memory);
+    run(context, {part(normed),
+                  {part(partial.value), partial.levels},
+                  part(batch.targets),
+                  part(batch.weights),
+                  part(factor)});
   }
-  if (train) enter_region_backward(context, own, partial);
+  if (train) enter_region_backward(context, local, partial.value);
 }
 
-void Head::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& /*dy*/,
-                          const Tensor& x, const UnitMemory& memory) const {
-  norm_.backward_input(context, dx, memory.view(dnormed_, x.extent(0)), x, memory, false);
+void Head::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
+                    const Tensor& /*dy*/, const Tensor& x) const {
+  norm_.backward(context, part, dx, context.local(dnormed_), x, false);
 }
 
-void Head::backward_weight(const UnitContext& context, const Tensor& /*dy*/, const Tensor& x,
-                           const UnitMemory& memory) const {
-  norm_.backward_weight(context, memory.view(dnormed_, x.extent(0)), x, memory);
-}
-
-void Head::logits(const UnitContext& context, const Tensor& logits, const Tensor& x,
-                  const UnitMemory& memory) const {
-  const Tensor normed = memory.view(normed_, context.batch.tokens());
-  norm_.forward(context, own_rows(context, normed), x, memory);
-  enter_region(context, normed);
+void Head::logits(const UnitContext& context, const Tensor& logits, const Tensor& x) const {
+  const Tensor normed = normalize(context, x);
   context.ops.fill(logits.reshape({logits.elements()}), 0);
   for (int i = 0; i < context.shares.tiles.count; ++i) {
     const params::Range own = tile(context, i);

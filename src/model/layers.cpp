@@ -54,10 +54,9 @@ void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor>
   }
 }
 
-void ColumnParallel::backward_input(const UnitContext& context, const Tensor& partial,
-                                    std::span<const Tensor> dy,
-                                    std::span<const Tensor> levels) const {
-  sum_tiles(context, partial, levels, [&](int tile, const Tensor& to) {
+void ColumnParallel::backward_input(const UnitContext& context, const Summand& partial,
+                                    std::span<const Tensor> dy) const {
+  sum_tiles(context, partial, [&](int tile, const Tensor& to) {
     const Tensor& from = dy[static_cast<std::size_t>(tile)];
     if (from.elements() == 0) return context.ops.fill(to, 0);
     context.ops.matmul(to, from, context.values(weight_, tile), {});
@@ -84,9 +83,9 @@ RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::str
   bias_ = table.add(bias);
 }
 
-void RowParallel::forward(const UnitContext& context, const Tensor& partial,
-                          std::span<const Tensor> x, std::span<const Tensor> levels) const {
-  sum_tiles(context, partial, levels, [&](int tile, const Tensor& to) {
+void RowParallel::forward(const UnitContext& context, const Summand& partial,
+                          std::span<const Tensor> x) const {
+  sum_tiles(context, partial, [&](int tile, const Tensor& to) {
     const bool carries_bias = bias_ >= 0 && context.shares.tiles.first + tile == 0;
     const Tensor& from = x[static_cast<std::size_t>(tile)];
     ops::MatmulOptions options{.transpose_b = true};
@@ -114,9 +113,9 @@ void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
                        {.transpose_a = true, .accumulate = true});
   }
   if (bias_ < 0) return;
-  const Tensor own = own_rows(context, dy);
+  const Tensor local = context.local(dy);
   for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
-    context.ops.column_sum(context.gradients(bias_, copy), own.slice(0, begin, end));
+    context.ops.column_sum(context.gradients(bias_, copy), local.slice(0, begin, end));
   });
 }
 
@@ -138,32 +137,37 @@ void Norm::plan(UnitPlan& plan, Remake remake) {
   rstd_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
 }
 
-Tensor Norm::statistic(const Slot& slot, const UnitMemory& memory, std::int64_t rows) const {
-  return memory.view(slot, rows).reshape({rows});
+Tensor Norm::statistic(const UnitContext& context, const Slot& slot) const {
+  const Tensor column = context.local(slot);  // [r, 1]
+  return column.reshape({column.extent(0)});
 }
 
-void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x,
-                   const UnitMemory& memory) const {
-  const Tensor rstd = statistic(rstd_, memory, x.extent(0));
+void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x) const {
+  const Tensor rstd = statistic(context, rstd_);
   const Tensor& gain = context.values(weight_);
   if (!centered_) return context.ops.rms_norm(y, rstd, x, gain, epsilon_);
   const Tensor bias = bias_ >= 0 ? context.values(bias_) : Tensor();
-  context.ops.layer_norm(y, statistic(mean_, memory, x.extent(0)), rstd, x, gain, bias, epsilon_);
+  context.ops.layer_norm(y, statistic(context, mean_), rstd, x, gain, bias, epsilon_);
+}
+
+void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
+                    const Tensor& dy, const Tensor& x, bool accumulate) const {
+  if (has_weight(part)) backward_weight(context, dy, x);
+  if (has_input(part)) backward_input(context, dx, dy, x, accumulate);
 }
 
 void Norm::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                          const Tensor& x, const UnitMemory& memory, bool accumulate) const {
-  const Tensor rstd = statistic(rstd_, memory, x.extent(0));
+                          const Tensor& x, bool accumulate) const {
+  const Tensor rstd = statistic(context, rstd_);
   const Tensor& gain = context.values(weight_);
   if (!centered_) return context.ops.rms_norm_backward_input(dx, dy, x, gain, rstd, accumulate);
-  context.ops.layer_norm_backward_input(dx, dy, x, gain, statistic(mean_, memory, x.extent(0)),
-                                        rstd, accumulate);
+  context.ops.layer_norm_backward_input(dx, dy, x, gain, statistic(context, mean_), rstd,
+                                        accumulate);
 }
 
-void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
-                           const UnitMemory& memory) const {
-  const Tensor all_rstd = statistic(rstd_, memory, x.extent(0));
-  const Tensor all_mean = centered_ ? statistic(mean_, memory, x.extent(0)) : Tensor();
+void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const {
+  const Tensor all_rstd = statistic(context, rstd_);
+  const Tensor all_mean = centered_ ? statistic(context, mean_) : Tensor();
   for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
     const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
     const Tensor& dgain = context.gradients(weight_, copy);

@@ -30,16 +30,15 @@ void Mlp::plan(UnitPlan& plan) {
       [&] { dup_ = plan.add_tiles(plan.between(), plan.rows(), up); });
 }
 
-void Mlp::plan_inside(UnitPlan& plan) {
+void Mlp::plan_inner(UnitPlan& plan) {
   if (!gated_) return;
   std::vector<std::int64_t> hidden = up_.widths(plan.shares().tiles);
   for (std::int64_t& width : hidden) width /= 2;
   dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
 }
 
-void Mlp::activate(const UnitContext& context, const UnitMemory& memory, std::int64_t rows) const {
-  const std::vector<Tensor> up = memory.views(up_value_, rows);
-  const std::vector<Tensor> active = memory.views(active_, rows);
+void Mlp::activate(const UnitContext& context) const {
+  const std::vector<Tensor> up = context.full(up_value_), active = context.full(active_);
   for (std::size_t i = 0; i < up.size(); ++i) {
     if (active[i].elements() == 0) continue;
     if (gated_) {
@@ -50,52 +49,42 @@ void Mlp::activate(const UnitContext& context, const UnitMemory& memory, std::in
   }
 }
 
-void Mlp::make_hidden(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
-  const std::int64_t rows = x.extent(0);
-  const std::vector<Tensor> up = memory.views(up_value_, rows);
-  if (!gated_) return up_.forward(context, memory.views(active_, rows), x, up);
+void Mlp::forward(const UnitContext& context, const Tensor& x) const {
+  const std::vector<Tensor> up = context.full(up_value_);
+  if (!gated_) return up_.forward(context, context.full(active_), x, up);
   up_.forward(context, up, x);
-  activate(context, memory, rows);
+  activate(context);
 }
 
-void Mlp::recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const {
-  if (recomputes_from_input()) make_hidden(context, x, memory);
+void Mlp::recompute(const UnitContext& context, const Tensor& x) const {
+  if (recomputes_from_input()) forward(context, x);
 }
 
-void Mlp::forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
-                  const UnitMemory& memory, std::span<const Tensor> levels) const {
-  make_hidden(context, x, memory);
-  down_.forward(context, partial, memory.views(active_, x.extent(0)), levels);
+void Mlp::project(const UnitContext& context, const Summand& partial) const {
+  down_.forward(context, partial, context.full(active_));
 }
 
-void Mlp::backward_output_weight(const UnitContext& context, const Tensor& dy,
-                                 const UnitMemory& memory) const {
-  const std::int64_t rows = dy.extent(0);
-  if (area(active_) == Area::scratch) activate(context, memory, rows);
-  down_.backward_weight(context, dy, memory.views(active_, rows));
+void Mlp::backward_output_weight(const UnitContext& context, const Tensor& dy) const {
+  if (active_.front().area == Area::scratch) activate(context);
+  down_.backward_weight(context, dy, context.full(active_));
 }
 
-void Mlp::backward_inside(const UnitContext& context, const Tensor& dy,
-                          const UnitMemory& memory) const {
-  const std::int64_t rows = dy.extent(0);
-  const std::vector<Tensor> up = memory.views(up_value_, rows);
-  const std::vector<Tensor> dup = memory.views(dup_, rows);
+void Mlp::backward_inner(const UnitContext& context, const Tensor& dy) const {
+  const std::vector<Tensor> up = context.full(up_value_), dup = context.full(dup_);
   if (!gated_) return down_.backward_input(context, dup, dy, up);
-  const std::vector<Tensor> dactive = memory.views(dactive_, rows);
+  const std::vector<Tensor> dactive = context.full(dactive_);
   down_.backward_input(context, dactive, dy);
   for (std::size_t i = 0; i < up.size(); ++i) {
     if (dup[i].elements() > 0) context.ops.swiglu_backward(dup[i], dactive[i], up[i]);
   }
 }
 
-void Mlp::backward_input_weight(const UnitContext& context, const Tensor& x,
-                                const UnitMemory& memory) const {
-  up_.backward_weight(context, memory.views(dup_, x.extent(0)), x);
+void Mlp::backward_input_weight(const UnitContext& context, const Tensor& x) const {
+  up_.backward_weight(context, context.full(dup_), x);
 }
 
-void Mlp::backward_input(const UnitContext& context, const Tensor& partial,
-                         const UnitMemory& memory, std::span<const Tensor> levels) const {
-  up_.backward_input(context, partial, memory.views(dup_, partial.extent(0)), levels);
+void Mlp::backward_input(const UnitContext& context, const Summand& partial) const {
+  up_.backward_input(context, partial, context.full(dup_));
 }
 
 }  // namespace trireme::model

@@ -22,40 +22,35 @@ Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
 void gather_rows(const UnitContext& context, const Tensor& full) {
   if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) return;
   context.tensor.group
-      .all_gather_v(flat(full), flat(own_rows(context, full)), row_counts(context, full.extent(1)),
+      .all_gather_v(flat(full), flat(context.local(full)), row_counts(context, full.extent(1)),
                     context.tensor.stream)
       .wait();
 }
 
-void sum_rows(const UnitContext& context, const Tensor& own, const Tensor& partial) {
-  Tensor sum = own_rows(context, partial);
+void sum_rows(const UnitContext& context, const Tensor& local, const Tensor& partial) {
+  Tensor sum = context.local(partial);
   if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) {
     reduce_over_tensor(context, partial, comm::Reduction::sum);
   } else {
-    if (partial.type() == own.type()) sum = own;
+    if (partial.type() == local.type()) sum = local;
     context.tensor.group
         .reduce_scatter_v(flat(sum), flat(partial), row_counts(context, partial.extent(1)),
                           comm::Reduction::sum, context.tensor.stream)
         .wait();
   }
-  if (sum.data() != own.data()) context.ops.copy(own, sum);  // rounds
+  if (sum.data() != local.data()) context.ops.copy(local, sum);  // rounds
 }
 
 }  // namespace
 
-Tensor own_rows(const UnitContext& context, const Tensor& full) {
-  const params::Range rows = context.rows();
-  return full.slice(0, rows.begin, rows.end);
-}
-
 void enter_region(const UnitContext& context, const Tensor& full) { gather_rows(context, full); }
 
-void enter_region_backward(const UnitContext& context, const Tensor& own, const Tensor& partial) {
-  sum_rows(context, own, partial);
+void enter_region_backward(const UnitContext& context, const Tensor& local, const Tensor& partial) {
+  sum_rows(context, local, partial);
 }
 
-void leave_region(const UnitContext& context, const Tensor& own, const Tensor& partial) {
-  sum_rows(context, own, partial);
+void leave_region(const UnitContext& context, const Tensor& local, const Tensor& partial) {
+  sum_rows(context, local, partial);
 }
 
 void leave_region_backward(const UnitContext& context, const Tensor& full) {
@@ -89,13 +84,32 @@ void PartialSum::plan(UnitPlan& plan, std::int64_t width) {
       std::vector<std::int64_t>(static_cast<std::size_t>(tree_levels(shares.tiles)), width), type);
 }
 
-Tensor PartialSum::view(const UnitContext& context, const Tensor& own,
-                        const UnitMemory& memory) const {
-  return apart_ ? memory.view(partial_, context.batch.tokens()) : own;
+Summand PartialSum::of(const UnitContext& context, const Tensor& local) const {
+  return {apart_ ? context.full(partial_) : local, context.full(levels_)};
 }
 
-std::vector<Tensor> PartialSum::levels(const UnitContext& context, const UnitMemory& memory) const {
-  return memory.views(levels_, context.batch.tokens());
+void RegionDropout::plan(UnitPlan& plan, std::int64_t width) {
+  copies_ = rate_ > 0 || plan.shares().sequence_parallel;
+  if (copies_) gradient_ = plan.add(plan.between(), plan.rows(), width);
+}
+
+void RegionDropout::forward(const UnitContext& context, const Tensor& y) const {
+  if (rate_ == 0 || context.mode != Mode::train) return;
+  context.ops.dropout(y, y, context.local(context.batch.rows), options(context));
+}
+
+Tensor RegionDropout::backward(const UnitContext& context, BackwardPart part,
+                               const Tensor& dy) const {
+  const Tensor full = copies_ ? context.full(gradient_) : dy;
+  if (!has_input(part)) return full;
+  if (rate_ > 0) {
+    context.ops.dropout(context.local(full), dy, context.local(context.batch.rows),
+                        options(context));
+  } else if (copies_) {
+    context.ops.copy(context.local(full), dy);
+  }
+  leave_region_backward(context, full);
+  return full;
 }
 
 std::vector<Slot> UnitPlan::add_tiles(Area area, std::int64_t rows,

@@ -19,15 +19,16 @@ Tensor Engine::leaf_rows(const Tensor& activation, int leaf) const {
   return activation ? activation.slice(0, leaf * own, (leaf + 1) * own) : Tensor();
 }
 
-model::UnitContext Engine::context(const model::Microbatch& leaf, const UnitAction& action,
-                                   int set) {
+model::UnitContext Engine::context(const model::Microbatch& tokens, const UnitAction& action,
+                                   int leaf, int set) {
   const bool last_unit = action.unit == stage_.last_unit();
   return {.ops = ops_,
-          .batch = leaf,
+          .batch = tokens,
           .shares = stage_.shares(),
           .tensor = tensor_,
           .values = state_.values(),
           .gradients = state_.gradients(set, last_unit),
+          .memory = memory_.unit(action, leaf),
           .mode = walk_.mode,
           .seed = options_.seed,
           .gradient_factor = batches_.factor(),
@@ -65,15 +66,14 @@ void Engine::forward(const UnitAction& action) {
       continue;
     }
     const int set = walk_.mode == model::Mode::train ? set_of(action.micro_batch, leaf) : 0;
-    model::UnitContext call = context(tokens, action, set);
+    model::UnitContext call = context(tokens, action, leaf, set);
     if (walk_.caches != nullptr && !(*walk_.caches)[unit].keys.empty()) {
       call.cache = &(*walk_.caches)[unit];
     }
     call.loss = losses_.slice(0, action.micro_batch, action.micro_batch + 1)
                     .slice(1, leaf, leaf + 1)
                     .reshape({1});
-    stage_.model().units()[unit]->forward(call, leaf_rows(y, leaf), own,
-                                          memory_.unit(action, leaf));
+    stage_.model().units()[unit]->forward(call, leaf_rows(y, leaf), own);
   }
 }
 
@@ -87,22 +87,23 @@ void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, 
     tokens.length = 1;
     x = x.slice(0, rows - 1, rows);
   }
-  stage_.model().head().logits(context(tokens, action, 0), logits, x, memory_.unit(action, leaf));
+  stage_.model().head().logits(context(tokens, action, leaf, 0), logits, x);
 }
 
-void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
+void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& context,
                            const Tensor& dx, const Tensor& dy, const Tensor& x) {
+  using model::BackwardPart;
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
-  const model::UnitMemory memory = memory_.unit(action, leaf);
   switch (action.kind) {
     case Kind::backward:
-      return unit.backward(context, dx, dy, x, memory);
+      unit.recompute(context, x);
+      return unit.backward(context, BackwardPart::all, dx, dy, x);
     case Kind::recompute:
-      return unit.recompute(context, x, memory);
+      return unit.recompute(context, x);
     case Kind::backward_input:
-      return unit.backward_input(context, dx, dy, x, memory);
+      return unit.backward(context, BackwardPart::input, dx, dy, x);
     case Kind::backward_weight:
-      return unit.backward_weight(context, dy, x, memory);
+      return unit.backward(context, BackwardPart::weight, {}, dy, x);
     case Kind::receive:
     case Kind::send:
     case Kind::gather:
@@ -128,7 +129,7 @@ void Engine::backward(const UnitAction& action) {
   for (int leaf = 0; leaf < leaves; ++leaf) {
     const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
     const int set = set_of(action.micro_batch, leaf);
-    backward_leaf(action, context(tokens, action, set), leaf, leaf_rows(dx, leaf),
+    backward_leaf(action, context(tokens, action, leaf, set), leaf_rows(dx, leaf),
                   leaf_rows(dy, leaf), leaf_rows(x, leaf));
   }
 }

@@ -13,28 +13,22 @@ class Attention {
             const ModelConfig& config, int layer);
   void plan(UnitPlan& plan);
   /// Adds what backward needs before it has the gradient for x and no longer then.
-  void plan_inside(UnitPlan& plan);
-  /// partial [R, C]: this rank's summand of the output, from all rows of x [R, C].
-  void forward(const UnitContext& context, const Tensor& partial, const Tensor& x,
-               const UnitMemory& memory, std::span<const Tensor> levels) const;
-  /// Makes again what the plan rebuilds; x as in forward.
-  void recompute(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
+  void plan_inner(UnitPlan& plan);
+  /// The mixed heads, from all rows of x [R, C].
+  void forward(const UnitContext& context, const Tensor& x) const;
+  /// The output: this rank's summand [R, C], from what forward or recompute made.
+  void project(const UnitContext& context, const Summand& partial) const;
+  /// Recomputes what the plan rebuilds; x as in forward.
+  void recompute(const UnitContext& context, const Tensor& x) const;
   /// Whether recompute reads x.
   bool recomputes_from_input() const { return qkv_value_.front().area == Area::rebuilt; }
-  /// The output alone, from heads that forward or recompute has mixed.
-  void project(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
-               std::span<const Tensor> levels) const;
-  /// Backward's four parts, this one and the second in any order; dy [R, C], all rows.
-  void backward_output_weight(const UnitContext& context, const Tensor& dy,
-                              const UnitMemory& memory) const;
+  /// Backward in four parts, from all rows of dy [R, C]; the first and the second in any order.
+  void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
   /// The gradient for what x was multiplied to.
-  void backward_inside(const UnitContext& context, const Tensor& dy,
-                       const UnitMemory& memory) const;
-  void backward_input_weight(const UnitContext& context, const Tensor& x,
-                             const UnitMemory& memory) const;
-  /// partial [R, C]: this rank's summand of the gradient for x.
-  void backward_input(const UnitContext& context, const Tensor& partial, const UnitMemory& memory,
-                      std::span<const Tensor> levels) const;
+  void backward_inner(const UnitContext& context, const Tensor& dy) const;
+  void backward_input_weight(const UnitContext& context, const Tensor& x) const;
+  /// This rank's summand [R, C] of the gradient for x.
+  void backward_input(const UnitContext& context, const Summand& partial) const;
 
   /// Width [Gv·D] of each local tile's keys.
   static std::vector<std::int64_t> key_widths(const ModelConfig& config,
@@ -45,6 +39,8 @@ class Attention {
   struct TileHeads {
     params::Range query, key;
   };
+  static TileHeads heads_of_tile(std::int64_t heads, std::int64_t kv_heads,
+                                 const params::Tiles& tiles, int tile);
   TileHeads heads_of_tile(const params::Tiles& tiles, int tile) const;
   struct Heads {
     Tensor q, k, v;  // [B, T, heads, D], views of one tile's q|k|v
@@ -54,8 +50,9 @@ class Attention {
   void rotate(const UnitContext& context, const Tensor& qkv, const TileHeads& heads,
               bool inverse) const;
   ops::Dropout dropout(const UnitContext& context) const;
-  void project_in(const UnitContext& context, const Tensor& x, const UnitMemory& memory) const;
-  void attend(const UnitContext& context, const UnitMemory& memory) const;
+  void project_in(const UnitContext& context, const Tensor& x) const;
+  void attend(const UnitContext& context) const;
+  Tensor log_sums(const UnitContext& context, std::size_t tile) const;  // [B, Hv, T]
   void attend_cached(const UnitContext& context, int tile, const Tensor& out, const Tensor& lse,
                      const Heads& heads, const ops::HeadSlice& slice) const;
 

@@ -14,15 +14,11 @@ class Head final : public Unit {
   Head(params::ParameterTable& table, int unit, const ModelConfig& config, int token_row);
   std::string name() const override { return "head"; }
   void plan(UnitPlan& plan) override;
-  void forward(const UnitContext& context, const Tensor& y, const Tensor& x,
-               const UnitMemory& memory) const override;
-  void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                      const Tensor& x, const UnitMemory& memory) const override;
-  void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
-                       const UnitMemory& memory) const override;
+  void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const override;
+  void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
+                const Tensor& x) const override;
   /// logits [R, V] of x [r, C] on every tensor rank: few rows, for generation and comparison.
-  void logits(const UnitContext& context, const Tensor& logits, const Tensor& x,
-              const UnitMemory& memory) const;
+  void logits(const UnitContext& context, const Tensor& logits, const Tensor& x) const;
 
   /// Rows of `rows`, of `width` elements of `type`, whose logits exist at once.
   static std::int64_t block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
@@ -33,7 +29,9 @@ class Head final : public Unit {
   struct RowBlock;
   params::Range tile(const UnitContext& context, int local) const;
   /// Σ weight·nll of the block; with its gradients when training.
-  void run(const UnitContext& context, const RowBlock& block, const UnitMemory& memory) const;
+  void run(const UnitContext& context, const RowBlock& block) const;
+  /// All rows [R, C] of norm(x).
+  Tensor normalize(const UnitContext& context, const Tensor& x) const;
 
   std::int64_t width_, vocabulary_, block_ = 0;
   int weight_ = -1;

@@ -33,8 +33,8 @@ class ColumnParallel {
   void forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x,
                std::span<const Tensor> before_gelu = {}) const;
   /// partial [R, in]: this rank's summand of the gradient for x.
-  void backward_input(const UnitContext& context, const Tensor& partial, std::span<const Tensor> dy,
-                      std::span<const Tensor> levels) const;
+  void backward_input(const UnitContext& context, const Summand& partial,
+                      std::span<const Tensor> dy) const;
   void backward_weight(const UnitContext& context, std::span<const Tensor> dy,
                        const Tensor& x) const;
 
@@ -51,8 +51,7 @@ class RowParallel {
   RowParallel(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
               std::int64_t out, const LinearOptions& options);
   /// partial [R, out]: this rank's summand of y. x: one [R, in_v] for each local tile.
-  void forward(const UnitContext& context, const Tensor& partial, std::span<const Tensor> x,
-               std::span<const Tensor> levels) const;
+  void forward(const UnitContext& context, const Summand& partial, std::span<const Tensor> x) const;
   /// dx: one [R, in_v] for each local tile, from all rows of dy [R, out]. With `gelu_inputs`, as
   /// many of the same shape, dx is the gradient for what x is the gelu of.
   void backward_input(const UnitContext& context, std::span<const Tensor> dx, const Tensor& dy,
@@ -71,16 +70,17 @@ class Norm {
   Norm(params::ParameterTable& table, int unit, const std::string& name, const ModelConfig& config);
   /// `remake`: of the statistics, which forward writes.
   void plan(UnitPlan& plan, Remake remake);
-  void forward(const UnitContext& context, const Tensor& y, const Tensor& x,
-               const UnitMemory& memory) const;
-  /// dx = gradient, or += with `accumulate`.
-  void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                      const Tensor& x, const UnitMemory& memory, bool accumulate) const;
-  void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
-                       const UnitMemory& memory) const;
+  void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
+  /// Adds to the gradients of gain and bias; dx = gradient, or += with `accumulate`.
+  void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
+                const Tensor& x, bool accumulate) const;
 
  private:
-  Tensor statistic(const Slot& slot, const UnitMemory& memory, std::int64_t rows) const;
+  Tensor statistic(const UnitContext& context, const Slot& slot) const;
+  void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
+                      const Tensor& x, bool accumulate) const;
+  void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const;
+
   bool centered_ = true;  // LayerNorm
   float epsilon_ = 1e-5F;
   int weight_ = -1, bias_ = -1;

@@ -5,37 +5,41 @@
 // by rows, g is an all-gather forward and a reduce-scatter backward, and ḡ the reverse.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "trireme/model/unit.hpp"
 
 namespace trireme::model {
 
-/// The rank's rows [r, C] of `full` [R, C].
-Tensor own_rows(const UnitContext& context, const Tensor& full);
-
-/// f, or g with sequence parallelism: `full` [R, C], of which own_rows are written, becomes whole.
+/// f, or g with sequence parallelism: `full` [R, C], whose local rows are written, becomes whole.
 void enter_region(const UnitContext& context, const Tensor& full);
-/// Its backward: `partial` [R, C] is one rank's summand; `own` [r, C] gets the rank's rows of the
+/// Its backward: `partial` [R, C] is one rank's summand; `local` [r, C] gets the rank's rows of the
 /// sum. Without sequence parallelism both are the same memory where they are of one type.
-void enter_region_backward(const UnitContext& context, const Tensor& own, const Tensor& partial);
+void enter_region_backward(const UnitContext& context, const Tensor& local, const Tensor& partial);
 
 /// g, or ḡ with sequence parallelism: as enter_region_backward, in forward.
-void leave_region(const UnitContext& context, const Tensor& own, const Tensor& partial);
+void leave_region(const UnitContext& context, const Tensor& local, const Tensor& partial);
 /// Its backward: as enter_region.
 void leave_region_backward(const UnitContext& context, const Tensor& full);
 
-/// Where a region's partial sums [R, C] go: `own` itself, or a place of their own with sequence
-/// parallelism, where `own` is shorter, and where summands are wider than what they add up to.
+/// One rank's summand [R, C] of what a region computes, itself a sum over the local tiles.
+struct Summand {
+  Tensor value;
+  std::vector<Tensor> levels;  // scratch: log2(tiles) summands of the same shape
+};
+
+/// Memory of summands: of the result itself, or apart where the result is shorter (sequence
+/// parallelism) or narrower than its summands.
 class PartialSum {
  public:
   PartialSum() = default;
   /// `exact`: all summands of an element but one are zero.
   explicit PartialSum(bool exact) : exact_(exact) {}
   void plan(UnitPlan& plan, std::int64_t width);
-  Tensor view(const UnitContext& context, const Tensor& own, const UnitMemory& memory) const;
-  /// Scratch for adding up the local tiles.
-  std::vector<Tensor> levels(const UnitContext& context, const UnitMemory& memory) const;
+  /// For the result `local` [r, C].
+  Summand of(const UnitContext& context, const Tensor& local) const;
 
  private:
   bool exact_ = false, apart_ = false;
@@ -43,23 +47,45 @@ class PartialSum {
   std::vector<Slot> levels_;
 };
 
-/// out = Σ over the local tiles of what compute(tile, to) writes, as a balanced binary tree that
-/// the sum over ranks continues; `levels` hold log2(tiles) summands shaped like `out`.
+/// Dropout of what leaves a region, on the rank's rows.
+class RegionDropout {
+ public:
+  /// `stream`: of the random bits, one for each place in the model.
+  RegionDropout(double rate, std::uint32_t stream)
+      : rate_(static_cast<float>(rate)), stream_(stream) {}
+  void plan(UnitPlan& plan, std::int64_t width);
+  /// In place, when training.
+  void forward(const UnitContext& context, const Tensor& y) const;
+  /// All rows [R, C] of the gradient behind the mask: of `dy` itself where nothing changes, else of
+  /// a copy, which the part for inputs makes.
+  Tensor backward(const UnitContext& context, BackwardPart part, const Tensor& dy) const;
+
+ private:
+  ops::Dropout options(const UnitContext& context) const {
+    return {rate_, {context.seed, Purpose::dropout, stream_}};
+  }
+  float rate_;
+  std::uint32_t stream_;
+  bool copies_ = false;
+  Slot gradient_;  // [R, C], only with dropout or sequence parallelism
+};
+
+/// sum = Σ over the local tiles of what compute(tile, to) writes, as a balanced binary tree that
+/// the sum over ranks continues.
 template <class Compute>
-void sum_tiles(const UnitContext& context, const Tensor& out, std::span<const Tensor> levels,
+void sum_tiles(const UnitContext& context, const Tensor& sum, std::span<const Tensor> levels,
                const Compute& compute, int first, int count) {
-  if (count == 1) return compute(first, out);
+  if (count == 1) return compute(first, sum);
   TRIREME_ASSERT(count % 2 == 0 && !levels.empty(), "a tree over {} tiles", count);
   const auto lower = levels.first(levels.size() - 1);
-  const Tensor other = levels.back().slice(0, 0, out.extent(0));
-  sum_tiles(context, out, lower, compute, first, count / 2);
+  const Tensor other = levels.back().slice(0, 0, sum.extent(0));
+  sum_tiles(context, sum, lower, compute, first, count / 2);
   sum_tiles(context, other, lower, compute, first + count / 2, count / 2);
-  context.ops.add(out, out, other);
+  context.ops.add(sum, sum, other);
 }
 template <class Compute>
-void sum_tiles(const UnitContext& context, const Tensor& out, std::span<const Tensor> levels,
-               const Compute& compute) {
-  sum_tiles(context, out, levels, compute, 0, context.shares.tiles.count);
+void sum_tiles(const UnitContext& context, const Summand& sum, const Compute& compute) {
+  sum_tiles(context, sum.value, sum.levels, compute, 0, context.shares.tiles.count);
 }
 
 /// Levels of the tree over the local tiles.

@@ -65,7 +65,7 @@ struct TensorGroup {
   device::Stream& stream;
 };
 
-/// What a unit is given for one call.
+/// What every call of a unit needs.
 struct UnitContext {
   ops::Ops& ops;
   const Microbatch& batch;
@@ -73,6 +73,7 @@ struct UnitContext {
   const TensorGroup& tensor;
   const ParameterViews& values;
   const ParameterViews& gradients;  // empty when not training
+  UnitMemory memory;                // the unit's, for this leaf
   Mode mode = Mode::train;
   std::uint64_t seed = 0;  // of dropout
   /// f32 [1], multiplies all gradients: the loss scale, against underflow in fp16, over the
@@ -83,7 +84,22 @@ struct UnitContext {
   KeyValueCache* cache = nullptr;  // generation (block)
 
   params::Range rows() const { return shares.rows(batch.tokens()); }  // the rank's
+  /// The rank's rows [r, …] of `full` [R, …].
+  Tensor local(const Tensor& full) const {
+    const params::Range own = rows();
+    return full.slice(0, own.begin, own.end);
+  }
+  Tensor local(const Slot& slot) const { return memory.view(slot, rows().size()); }  // [r, width]
+  Tensor full(const Slot& slot) const { return memory.view(slot, batch.tokens()); }  // [R, width]
+  std::vector<Tensor> full(const std::vector<Slot>& slots) const {
+    return memory.views(slots, batch.tokens());
+  }
 };
+
+/// Backward as one call, or as two: for the input, then for the weights.
+enum class BackwardPart : std::uint8_t { all, input, weight };
+constexpr bool has_input(BackwardPart part) { return part != BackwardPart::weight; }
+constexpr bool has_weight(BackwardPart part) { return part != BackwardPart::input; }
 
 class Unit {
  public:
@@ -95,29 +111,16 @@ class Unit {
   /// Asks for its slots. Called once, before any other call.
   virtual void plan(UnitPlan& plan) = 0;
   /// x [r, C] in (absent for the embedding), y [r, C] out (absent for the head).
-  virtual void forward(const UnitContext& context, const Tensor& y, const Tensor& x,
-                       const UnitMemory& memory) const = 0;
-  /// Makes again what the plan put into Area::rebuilt, with the bits of forward.
-  virtual void recompute(const UnitContext& context, const Tensor& x,
-                         const UnitMemory& memory) const {
+  virtual void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const = 0;
+  /// Recomputes what the plan put into Area::rebuilt, with the bits of forward. Precedes backward.
+  virtual void recompute(const UnitContext& context, const Tensor& x) const {
     static_cast<void>(context);
     static_cast<void>(x);
-    static_cast<void>(memory);
   }
-  /// dx [r, C] out (absent for the embedding) from dy [r, C] (absent for the head). x as in
-  /// forward.
-  virtual void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                              const Tensor& x, const UnitMemory& memory) const = 0;
-  /// Adds to the gradients of the unit's parameters. dy and x as before, after backward_input.
-  virtual void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x,
-                               const UnitMemory& memory) const = 0;
-  /// recompute, backward_input and backward_weight as one, in whatever order needs least memory.
-  virtual void backward(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                        const Tensor& x, const UnitMemory& memory) const {
-    recompute(context, x, memory);
-    backward_input(context, dx, dy, x, memory);
-    backward_weight(context, dy, x, memory);
-  }
+  /// Writes dx [r, C] (absent for the embedding) from dy [r, C] (absent for the head), and adds to
+  /// the gradients of the unit's parameters. x as in forward.
+  virtual void backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
+                        const Tensor& dy, const Tensor& x) const = 0;
 };
 
 }  // namespace trireme::model

@@ -122,12 +122,13 @@ class Engine {
   void forward(const UnitAction& action);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
   void backward(const UnitAction& action);
-  void backward_leaf(const UnitAction& action, const model::UnitContext& context, int leaf,
-                     const Tensor& dx, const Tensor& dy, const Tensor& x);
+  void backward_leaf(const UnitAction& action, const model::UnitContext& context, const Tensor& dx,
+                     const Tensor& dy, const Tensor& x);
   void start_message(const UnitAction& action);
   device::Event& message_event(Message kind, int slot);
   Tensor incoming(Message kind, int slot);
-  model::UnitContext context(const model::Microbatch& leaf, const UnitAction& action, int set);
+  model::UnitContext context(const model::Microbatch& tokens, const UnitAction& action, int leaf,
+                             int set);
   Tensor output_gradient(const UnitAction& action);
   /// Rows of a leaf of this walk's micro-batches on this rank.
   std::int64_t own_rows() const;
