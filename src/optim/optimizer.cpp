@@ -4,11 +4,28 @@
 
 namespace trireme::optim {
 
+namespace {
+
+enum class Method { adamw, sgd };
+
+Method method_of(const OptimConfig& config) {
+  if (config.name == "adamw") return Method::adamw;
+  TRIREME_ASSERT(config.name == "sgd", "optimizer {}", config.name);
+  return Method::sgd;
+}
+
+}  // namespace
+
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1.0; }
 
 std::vector<std::string> Optimizer::state_names(const OptimConfig& config) {
-  if (config.name == "sgd") return {"sgd.momentum"};
-  return {"adamw.moment1", "adamw.moment2"};
+  switch (method_of(config)) {
+    case Method::adamw:
+      return {"adamw.moment1", "adamw.moment2"};
+    case Method::sgd:
+      return {"sgd.momentum"};
+  }
+  TRIREME_ASSERT(false, "optimizer {}", config.name);
 }
 
 Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger,
@@ -26,6 +43,7 @@ Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements, device::M
 
 void Optimizer::update(ops::Ops& ops, std::span<const UpdateRange> ranges, double learning_rate,
                        std::int64_t step, double gradient_scale) {
+  const Method method = method_of(config_);
   const auto t = static_cast<double>(step + 1);
   ops::AdamWStep adamw{.learning_rate = static_cast<float>(learning_rate),
                        .beta1 = static_cast<float>(config_.beta1),
@@ -38,15 +56,17 @@ void Optimizer::update(ops::Ops& ops, std::span<const UpdateRange> ranges, doubl
     const auto state = [&](std::size_t i) {
       return states_[i].flat.slice(0, range.offset, range.offset + range.parameters.elements());
     };
-    const double decay = range.decay ? config_.weight_decay : 0.0;
+    adamw.weight_decay = range.decay ? static_cast<float>(config_.weight_decay) : 0.0F;
     const ops::RoundedCopy copy = rounding_.copy(range.rounded, range.indices, step + 1);
-    if (config_.name == "sgd") {
-      ops.sgd(range.parameters, state(0), range.gradients, adamw.learning_rate,
-              static_cast<float>(config_.momentum), static_cast<float>(decay), adamw.gradient_scale,
-              copy);
-    } else {
-      adamw.weight_decay = static_cast<float>(decay);
-      ops.adamw(range.parameters, state(0), state(1), range.gradients, adamw, copy);
+    switch (method) {
+      case Method::adamw:
+        ops.adamw(range.parameters, state(0), state(1), range.gradients, adamw, copy);
+        break;
+      case Method::sgd:
+        ops.sgd(range.parameters, state(0), range.gradients, adamw.learning_rate,
+                static_cast<float>(config_.momentum), adamw.weight_decay, adamw.gradient_scale,
+                copy);
+        break;
     }
   }
 }
