@@ -9,7 +9,7 @@
 #include "trireme/bench/attention.hpp"
 #include "trireme/device/readback.hpp"
 #include "trireme/device/timeline.hpp"
-#include "trireme/ops/choosing.hpp"
+#include "trireme/ops/algorithm_choices.hpp"
 #include "trireme/ops/forwarding.hpp"
 
 namespace trireme::bench {
@@ -22,7 +22,7 @@ struct OpWork {
   double bytes = 0;       // of its tensors, each once: the least that goes through memory
 };
 
-class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::Choosing {
+class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::AlgorithmChoices {
  public:
   MeasuredOps(std::unique_ptr<ops::Ops> inner, device::Device& device)
       : inner_(std::move(inner)), device_(device), timeline_(device::make_timeline(device)) {}
@@ -60,15 +60,15 @@ class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::Ch
     calls_.push_back({name, operations_of(arguments...), bytes_of_call(arguments...)});
   }
   std::vector<std::byte> choices() const override {
-    const auto* choosing = dynamic_cast<const ops::Choosing*>(inner_.get());
+    const auto* choosing = dynamic_cast<const ops::AlgorithmChoices*>(inner_.get());
     return choosing == nullptr ? std::vector<std::byte>() : choosing->choices();
   }
   void use_choices(std::span<const std::byte> choices) override {
-    auto* choosing = dynamic_cast<ops::Choosing*>(inner_.get());
+    auto* choosing = dynamic_cast<ops::AlgorithmChoices*>(inner_.get());
     if (choosing != nullptr) choosing->use_choices(choices);
   }
   std::vector<ops::Choice> describe_choices() const override {
-    const auto* choosing = dynamic_cast<const ops::Choosing*>(inner_.get());
+    const auto* choosing = dynamic_cast<const ops::AlgorithmChoices*>(inner_.get());
     return choosing == nullptr ? std::vector<ops::Choice>() : choosing->describe_choices();
   }
 

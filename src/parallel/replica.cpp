@@ -74,7 +74,7 @@ std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   std::unique_ptr<ops::Ops> own = options_.make_ops
                                       ? options_.make_ops(ledger, options_.threads, reproducible)
                                       : ops::make_cpu_ops(options_.threads, &ledger, reproducible);
-  choosing_ = dynamic_cast<ops::Choosing*>(own.get());
+  choosing_ = dynamic_cast<ops::AlgorithmChoices*>(own.get());
   if (!options_.trace) return own;
   auto traced = std::make_unique<ops::TracedOps>(std::move(own), device_, recorder_);
   traced_ = traced.get();

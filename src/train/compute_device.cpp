@@ -31,12 +31,12 @@ DeviceSource cuda_devices() {
           .operations = [](device::Device& device, const device::DeviceConfig& config) {
             return [&device, config](device::MemoryLedger& ledger, int /*threads*/,
                                      bool reproducible) {
-              return ops::make_cuda_ops(device,
-                                        {.ledger = &ledger,
-                                         .reproducible = reproducible,
-                                         .tf32 = config.tf32,
-                                         .time_algorithms = config.time_products && !reproducible,
-                                         .hasty_attention = !config.deterministic_attention});
+              return ops::make_cuda_ops(
+                  device, {.ledger = &ledger,
+                           .reproducible = reproducible,
+                           .tf32 = config.tf32,
+                           .time_algorithms = config.time_products && !reproducible,
+                           .deterministic_attention = config.deterministic_attention});
             };
           }};
 }

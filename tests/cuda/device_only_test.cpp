@@ -9,7 +9,7 @@
 #include "trireme/device/graph.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/device/timeline.hpp"
-#include "trireme/ops/choosing.hpp"
+#include "trireme/ops/algorithm_choices.hpp"
 
 #include "harness.hpp"
 
@@ -191,7 +191,7 @@ std::vector<float> product(Ops& ops, DType type) {
   return result;
 }
 
-Choosing& choosing(Ops& ops) { return dynamic_cast<Choosing&>(ops); }
+AlgorithmChoices& choosing(Ops& ops) { return dynamic_cast<AlgorithmChoices&>(ops); }
 
 TEST(Libraries, AlgorithmsAreTransferred) {
   const std::unique_ptr<Ops> first = make_tested_ops({.time_algorithms = true});

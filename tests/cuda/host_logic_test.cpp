@@ -197,7 +197,7 @@ TEST(Algorithms, AreChosenByTheBackend) {
   parts.device = &tested_device();
   parts.products = std::make_unique<RememberingProducts>(used);
   CudaOps with(std::move(parts));
-  auto& choosing = dynamic_cast<Choosing&>(static_cast<Ops&>(with));
+  auto& choosing = dynamic_cast<AlgorithmChoices&>(static_cast<Ops&>(with));
   const std::vector<std::byte> chosen = choosing.choices();
   EXPECT_EQ(chosen.size(), 2U);
   choosing.use_choices(chosen);
@@ -205,8 +205,8 @@ TEST(Algorithms, AreChosenByTheBackend) {
   ASSERT_EQ(choosing.describe_choices().size(), 1U);
   EXPECT_EQ(choosing.describe_choices().front().algorithm, "9, work space 0 bytes");
   // Our own kernels have nothing to choose.
-  EXPECT_TRUE(dynamic_cast<Choosing&>(tested_ops()).describe_choices().empty());
-  EXPECT_TRUE(dynamic_cast<Choosing&>(tested_ops()).choices().empty());
+  EXPECT_TRUE(dynamic_cast<AlgorithmChoices&>(tested_ops()).describe_choices().empty());
+  EXPECT_TRUE(dynamic_cast<AlgorithmChoices&>(tested_ops()).choices().empty());
 }
 
 TEST(Tiles, CoverAllRowsOnce) {

@@ -302,7 +302,7 @@ TEST(DeviceSteps, ATraceHasNoGraphs) {
 }
 
 /// CPU operations that "choose" a number of this rank for each product shape.
-class ChoosingOps final : public ops::ForwardingOps<ChoosingOps>, public ops::Choosing {
+class ChoosingOps final : public ops::ForwardingOps<ChoosingOps>, public ops::AlgorithmChoices {
  public:
   ChoosingOps(std::unique_ptr<ops::Ops> inner, int rank)
       : inner_(std::move(inner)), next_(1000 * rank) {}

@@ -14,7 +14,7 @@ struct Masks {
 };
 
 /// CPU operations that count the masks they receive and claim to choose kernels.
-class CountingOps final : public ops::ForwardingOps<CountingOps>, public ops::Choosing {
+class CountingOps final : public ops::ForwardingOps<CountingOps>, public ops::AlgorithmChoices {
  public:
   CountingOps(std::unique_ptr<ops::Ops> inner, Masks& masks)
       : inner_(std::move(inner)), masks_(masks) {}

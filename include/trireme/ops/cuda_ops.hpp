@@ -25,13 +25,13 @@ struct CudaOpsOptions {
   bool time_algorithms = false;
   /// cuDNN's attention where it takes a call, else our own.
   bool fused_attention = true;
-  /// cuDNN's backward may add in any order, which is faster and takes less work space
-  /// (cuda_workspace.hpp): the one exception to the above. Never in reproducible mode.
-  bool hasty_attention = false;
+  /// Otherwise cuDNN's backward adds in any order, which is faster and needs less workspace: the
+  /// one result that depends on timing. Reproducible mode is always deterministic.
+  bool deterministic_attention = true;
 };
 
-/// `device` is one of make_cuda_device, and outlives what is made, which is Choosing too. Throws
-/// Error where Trireme was built without CUDA.
+/// `device` is one of make_cuda_device, and outlives what is made, which is AlgorithmChoices too.
+/// Throws Error where Trireme was built without CUDA.
 std::unique_ptr<Ops> make_cuda_ops(device::Device& device, const CudaOpsOptions& options = {});
 
 /// Versions of the libraries that the backend uses, in words; empty without CUDA.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "trireme/comm/grid.hpp"
-#include "trireme/ops/choosing.hpp"
+#include "trireme/ops/algorithm_choices.hpp"
 #include "trireme/ops/traced.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/data_parallel.hpp"
@@ -65,10 +65,10 @@ class Replica {
   void refresh(std::int64_t updates = 0);
   /// The number with which refresh reproduces what units read now.
   std::int64_t rounded_for() const { return rounded_for_; }
-  /// Where the backend chooses among algorithms (ops::Choosing), runs a step on zero tokens so that
-  /// it sees all shapes. Then all ranks use, for each shape, the choice of the first rank that saw
-  /// it. `documents`: the run's batches name the document of each token. The gradients it leaves
-  /// are of no use. Collective over the grid, before the first step.
+  /// Where the backend chooses among algorithms (ops::AlgorithmChoices), runs a step on zero tokens
+  /// so that it sees all shapes. Then all ranks use, for each shape, the choice of the first rank
+  /// that saw it. `documents`: the run's batches name the document of each token. The gradients it
+  /// leaves are of no use. Collective over the grid, before the first step.
   void settle_choices(bool documents = false);
   /// What was chosen so far, the same on every rank after settle_choices; empty where nothing is.
   std::vector<ops::Choice> choices() const {
@@ -125,8 +125,8 @@ class Replica {
   Recorder& recorder_;
   device::Device& device_;
   // Before ops_: make_ops sets them.
-  ops::Choosing* choosing_ = nullptr;  // null: the backend does not choose
-  ops::TracedOps* traced_ = nullptr;   // null: no trace
+  ops::AlgorithmChoices* choosing_ = nullptr;  // null: the backend does not choose
+  ops::TracedOps* traced_ = nullptr;           // null: no trace
   std::unique_ptr<ops::Ops> ops_;
   Stage stage_;
   state::ModelState state_;

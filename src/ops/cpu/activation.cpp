@@ -76,14 +76,15 @@ HWY_INLINE Floats gelu_slope(Floats x) {
 template <class T>
 void gelu_range(std::size_t n, T* y, const T* x, bool streamed) {
   map_out(
-      streamed, n, y, [](Floats v) HWY_ATTR { return gelu_value<gelu_terms<T>>(v); }, coming(x));
+      streamed, n, y, [](Floats v) HWY_ATTR { return gelu_value<gelu_terms<T>>(v); },
+      prefetched(x));
 }
 TRIREME_INSTANCES(gelu_range);
 
 /// x += bias, in the cache of what reads it next.
 void add_bias(std::size_t n, float* x, const float* bias) {
   map(
-      n, x, [](Floats v, Floats b) HWY_ATTR { return hn::Add(v, b); }, coming(x), bias);
+      n, x, [](Floats v, Floats b) HWY_ATTR { return hn::Add(v, b); }, prefetched(x), bias);
 }
 
 template <class T>
@@ -91,7 +92,7 @@ void gelu_backward_range(std::size_t n, T* dx, const T* dy, const T* x, bool str
   map_out(
       streamed, n, dx,
       [](Floats g, Floats v) HWY_ATTR { return hn::Mul(g, gelu_slope<gelu_terms<T>>(v)); },
-      coming(dy), coming(x));
+      prefetched(dy), prefetched(x));
 }
 TRIREME_INSTANCES(gelu_backward_range);
 
@@ -104,7 +105,7 @@ HWY_INLINE Floats narrow_logistic(Floats z, Floats a) {
 
 template <class T>
 void swiglu_row(std::size_t n, T* y, const T* gate_up, std::int64_t ahead, bool streamed) {
-  const Coming<T> gate{gate_up, ahead}, up{gate_up + n, ahead};
+  const Prefetched<T> gate{gate_up, ahead}, up{gate_up + n, ahead};
   if constexpr (std::is_same_v<T, Bf16>) {
     map_out(
         streamed, n, y,
@@ -140,7 +141,7 @@ void swiglu_backward_row(std::size_t n, T* dgate, const T* dy, const T* gate_up,
                          std::int64_t pair_ahead, bool streamed) {
   const FloatTag d;
   T* dup = dgate + n;
-  const Coming<T> gradient{dy, ahead}, gate{gate_up, pair_ahead}, up{gate_up + n, pair_ahead};
+  const Prefetched<T> gradient{dy, ahead}, gate{gate_up, pair_ahead}, up{gate_up + n, pair_ahead};
   const std::size_t lanes = hn::Lanes(d), vector = lanes * sizeof(float);
   streamed = streamed && reinterpret_cast<std::uintptr_t>(dgate) % vector == 0 &&
              reinterpret_cast<std::uintptr_t>(dup) % vector == 0;
@@ -148,9 +149,9 @@ void swiglu_backward_row(std::size_t n, T* dgate, const T* dy, const T* gate_up,
 #if TRIREME_OPS_PAIRS
   if constexpr (std::is_same_v<T, Bf16>) {
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
-      fetch_ahead(gradient + i);
-      fetch_ahead(gate + i);
-      fetch_ahead(up + i);
+      prefetch_line(gradient + i);
+      prefetch_line(gate + i);
+      prefetch_line(up + i);
       const FloatPair vdy = load_pair(dy + i), g = load_pair(gate + i), u = load_pair(up + i);
       const GateGradients even = gate_gradients<T>(vdy.even, g.even, u.even);
       const GateGradients odd = gate_gradients<T>(vdy.odd, g.odd, u.odd);
@@ -166,9 +167,9 @@ void swiglu_backward_row(std::size_t n, T* dgate, const T* dy, const T* gate_up,
 #endif
   if constexpr (std::is_same_v<T, float>) {
     for (; streamed && i + lanes <= n; i += lanes) {
-      fetch_ahead(gradient + i);
-      fetch_ahead(gate + i);
-      fetch_ahead(up + i);
+      prefetch_line(gradient + i);
+      prefetch_line(gate + i);
+      prefetch_line(up + i);
       const GateGradients v = gate_gradients<T>(hn::LoadU(d, dy + i), hn::LoadU(d, gate_up + i),
                                                 hn::LoadU(d, gate_up + n + i));
       hn::Stream(v.gate, d, dgate + i);
@@ -178,9 +179,9 @@ void swiglu_backward_row(std::size_t n, T* dgate, const T* dy, const T* gate_up,
   const std::size_t rest = i;
   for_vectors(n - rest, [&](std::size_t j, auto access) HWY_ATTR {
     const std::size_t at = rest + j;
-    fetch_ahead(gradient + at);
-    fetch_ahead(gate + at);
-    fetch_ahead(up + at);
+    prefetch_line(gradient + at);
+    prefetch_line(gate + at);
+    prefetch_line(up + at);
     const GateGradients v = gate_gradients<T>(access.load(d, dy + at), access.load(d, gate + at),
                                               access.load(d, up + at));
     access.store(v.gate, d, dgate + at);

@@ -19,7 +19,8 @@ namespace {
 /// transposed [D, keys from `first` on], strided as scores are.
 void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                    std::int64_t rows, float scale, const float* x, std::int64_t x_stride,
-                   const float* transposed, std::int64_t first, float* scores, Ahead* ahead) {
+                   const float* transposed, std::int64_t first, float* scores,
+                   PrefetchQueue* ahead) {
   for (const KeyRun& run : visible.runs) {
     small_product({.m = rows,
                    .n = run.end - run.begin,
@@ -41,7 +42,7 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t be
 /// weights.
 void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                       std::int64_t rows, const float* weights, const float* y, std::int64_t first,
-                      float* out, Ahead* ahead) {
+                      float* out, PrefetchQueue* ahead) {
   for (const KeyRun& run : visible.runs) {
     small_product({.m = rows,
                    .n = p.size,
@@ -63,7 +64,7 @@ void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t
 /// y [keys from `first` on, D] += weightsᵀ·x over the visible keys; x [rows, D].
 void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                         std::int64_t rows, const float* weights, const float* x, float* y,
-                        std::int64_t first, Ahead* ahead) {
+                        std::int64_t first, PrefetchQueue* ahead) {
   for (const KeyRun& run : visible.runs) {
     small_product({.m = run.end - run.begin,
                    .n = p.size,
@@ -98,13 +99,13 @@ using Gradients = GradientsOf<float>;
 
 /// A thread's scratch; without memory, its size.
 struct Scratch {
-  float* scores = nullptr;  // [query_block, keys]
-  float* turned = nullptr;  // [D, keys]: keys
-  float* rows = nullptr;    // [keys, D]: forward values, backward keys
-  float* sums = nullptr;    // [query_block, D] of out or dq
+  float* scores = nullptr;           // [query_block, keys]
+  float* transposed_keys = nullptr;  // [D, keys]: keys
+  float* rows = nullptr;             // [keys, D]: forward values, backward keys
+  float* sums = nullptr;             // [query_block, D] of out or dq
   // Backward alone, where `keys` are those of a chunk
   float* dscores = nullptr;                    // [query_block, keys]
-  float* turned_values = nullptr;              // [D, keys]
+  float* transposed_values = nullptr;          // [D, keys]
   float *queries = nullptr, *douts = nullptr;  // [query_block, D]
   float *dk = nullptr, *dv = nullptr;          // [keys, D]
   std::int64_t size = 0;
@@ -116,12 +117,12 @@ struct Scratch {
       return at;
     };
     scores = take(query_block * p.row());
-    turned = take(p.size * p.row());
+    transposed_keys = take(p.size * p.row());
     rows = take(p.scores_width * p.size);
     sums = take(query_block * p.size);
     if (!backward) return;
     dscores = take(query_block * p.row());
-    turned_values = take(p.size * p.row());
+    transposed_values = take(p.size * p.row());
     queries = take(query_block * p.size);
     douts = take(query_block * p.size);
     dk = take(p.scores_width * p.size);
@@ -140,16 +141,16 @@ struct Chunk {
 /// chunk's dk and dv. `visible` are the chunk's.
 void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
                     std::int64_t begin, const Chunk& chunk, const VisibleKeys& visible,
-                    const Scratch& scratch, Ahead* ahead) {
+                    const Scratch& scratch, PrefetchQueue* ahead) {
   const std::int64_t rows = std::min(query_block, p.queries - begin);
   const float* dout = g.dout.at(b, begin, h);
   float delta[query_block];
   row_dots(dout, g.dout.stride, g.out.at(b, begin, h), g.out.stride, rows, p.size, delta);
   move_rows(scratch.douts, p.size, dout, g.dout.stride, rows, p.size);
   move_rows(scratch.queries, p.size, g.q.at(b, begin, h), g.q.stride, rows, p.size);
-  score_product(p, visible, begin, rows, p.scale, scratch.queries, p.size, scratch.turned,
+  score_product(p, visible, begin, rows, p.scale, scratch.queries, p.size, scratch.transposed_keys,
                 chunk.first, scratch.scores, ahead);
-  score_product(p, visible, begin, rows, 1.0F, scratch.douts, p.size, scratch.turned_values,
+  score_product(p, visible, begin, rows, 1.0F, scratch.douts, p.size, scratch.transposed_values,
                 chunk.first, scratch.dscores, ahead);
   softmax_gradient_block(p.score_block(b, h, begin, rows, visible, scratch.scores), scratch.dscores,
                          g.lse + (b * p.heads + h) * p.queries + begin, delta, p.scale);
@@ -166,7 +167,7 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
 /// chunk of its keys.
 void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t group,
                     std::int64_t part, std::int64_t parts, Chunk chunk, VisibleKeys& visible,
-                    const Scratch& scratch, Ahead* ahead) {
+                    const Scratch& scratch, PrefetchQueue* ahead) {
   const std::int64_t keys = chunk.last - chunk.first, blocks = p.blocks();
   const std::int64_t head = p.first_head(group), heads = p.first_head(group + 1) - head;
   std::fill_n(chunk.dk, keys * p.size, 0.0F);
@@ -181,8 +182,8 @@ void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::i
     }
     if (!chunk.ready) {
       const float* k = g.k.at(b, chunk.first, group);
-      transpose(scratch.turned, p.row(), k, g.k.stride, keys, p.size);
-      transpose(scratch.turned_values, p.row(), g.v.at(b, chunk.first, group), g.v.stride, keys,
+      transpose(scratch.transposed_keys, p.row(), k, g.k.stride, keys, p.size);
+      transpose(scratch.transposed_values, p.row(), g.v.at(b, chunk.first, group), g.v.stride, keys,
                 p.size);
       move_rows(scratch.rows, p.size, k, g.k.stride, keys, p.size);
       chunk.ready = true;
@@ -227,9 +228,9 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
     const std::int64_t b = task / (p.heads * parts), h = task / parts % p.heads;
     const std::int64_t group = p.group_of(h);
     const Scratch own(p, false, scratch_of_all + thread * scratch_size);
-    Ahead ahead;
+    PrefetchQueue ahead;
     if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
-    transpose(own.turned, p.row(), key.at(b, 0, group), key.stride, p.keys, p.size);
+    transpose(own.transposed_keys, p.row(), key.at(b, 0, group), key.stride, p.keys, p.size);
     move_rows(own.rows, p.size, value.at(b, 0, group), value.stride, p.keys, p.size);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     for (std::int64_t block = task % parts; block < blocks; block += parts) {
@@ -237,7 +238,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
       score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride,
-                    own.turned, 0, own.scores, &ahead);
+                    own.transposed_keys, 0, own.scores, &ahead);
       float inverse[query_block];
       softmax_block(p.score_block(b, h, begin, rows, visible, own.scores),
                     log_sums + (b * p.heads + h) * p.queries + begin, inverse);
@@ -278,7 +279,7 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
   parallel_tasks(threads_, p.batch * p.groups * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
     const Scratch own(p, true, scratch_of_all + thread * scratch_size);
-    Ahead ahead;
+    PrefetchQueue ahead;
     if (parts == 1) ahead = ahead_of_backward(p, g, task, task + threads_);
     for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
       Chunk chunk{first, std::min(first + key_chunk, p.keys), own.dk, own.dv};

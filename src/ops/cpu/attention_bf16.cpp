@@ -12,9 +12,9 @@ namespace {
 using NarrowHeads = HeadsOf<Bf16>;
 
 /// Hands out a thread's work space, or counts it where there is none.
-class Carver {
+class ScratchAllocator {
  public:
-  explicit Carver(std::byte* base) : base_(base) {}
+  explicit ScratchAllocator(std::byte* base) : base_(base) {}
   template <class T>
   T* take(std::int64_t elements) {
     T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
@@ -30,9 +30,9 @@ class Carver {
 
 /// What one thread works on; `backward` tells how much of it there is.
 struct Work {
-  float* scores;                        // [64, row], as bf16 once it is rounded
-  std::uint32_t *keys_turned, *values;  // packed: kᵀ; v, or in backward vᵀ
-  float* sums;                          // [64, D] of out or dq
+  float* scores;                            // [64, row], as bf16 once it is rounded
+  std::uint32_t *transposed_keys, *values;  // packed: kᵀ; v, or in backward vᵀ
+  float* sums;                              // [64, D] of out or dq
   // Backward alone
   float* gradients;                // of scores
   std::uint32_t* keys;             // packed: k
@@ -40,10 +40,10 @@ struct Work {
   std::uint32_t* weights;          // packed: scores or their gradients, of one chunk of keys
   float *dk, *dv;                  // [Tk, D], where a head is one part
 
-  Work(const Problem& p, bool backward, Carver& from) {
+  Work(const Problem& p, bool backward, ScratchAllocator& from) {
     const std::int64_t chunk = std::min(p.keys, key_chunk);
     scores = from.take<float>(query_block * p.row());
-    keys_turned = from.take<std::uint32_t>(packed_words(p.size, p.keys));
+    transposed_keys = from.take<std::uint32_t>(packed_words(p.size, p.keys));
     values = from.take<std::uint32_t>(backward ? packed_words(p.size, p.keys)
                                                : packed_words(p.keys, p.size));
     sums = from.take<float>(query_block * p.size);
@@ -59,7 +59,7 @@ struct Work {
 };
 
 std::size_t work_bytes(const Problem& p, bool backward) {
-  Carver counter(nullptr);
+  ScratchAllocator counter(nullptr);
   const Work work(p, backward, counter);
   return counter.bytes();
 }
@@ -95,11 +95,11 @@ std::int64_t reach_of(const Problem& p, std::int64_t begin, std::int64_t row, st
   return p.visibility->plain() ? begin + row + count : p.keys;
 }
 
-/// scores [rows, visible] = factor·x [rows, D] · what was packed of all keys, turned; 0 where the
-/// mask is known to hide what a whole step of rows would give.
+/// scores [rows, visible] = factor·x [rows, D] · what was packed of all keys, transposed_keys; 0
+/// where the mask is known to hide what a whole step of rows would give.
 void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                    std::int64_t rows, float factor, const Bf16* x, std::int64_t stride,
-                   const std::uint32_t* words, float* scores, Ahead& ahead) {
+                   const std::uint32_t* words, float* scores, PrefetchQueue& ahead) {
   const std::int64_t step = row_step();
   const auto of_panel = [&](const KeyRun& run, std::int64_t first, std::int64_t last) {
     for (std::int64_t row = 0; row < rows; row += step) {
@@ -131,7 +131,7 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t be
 /// rows.
 void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                       std::int64_t rows, const float* weights, const std::uint32_t* words, bool add,
-                      float* sums, Ahead& ahead) {
+                      float* sums, PrefetchQueue& ahead) {
   const Bf16Tiles& tiles = bf16_tiles();
   const std::int64_t step = row_step();
   const auto* narrow = reinterpret_cast<const Bf16*>(weights);
@@ -184,7 +184,7 @@ using Gradients = GradientsOf<Bf16>;
 /// dq of one block of queries of one head, and its share of the head's dk and dv [Tk, D].
 void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
                     std::int64_t begin, VisibleKeys& visible, const Work& work, float* dk,
-                    float* dv, Ahead& ahead) {
+                    float* dv, PrefetchQueue& ahead) {
   const Bf16Tiles& tiles = bf16_tiles();
   const std::int64_t rows = std::min(query_block, p.queries - begin);
   const Bf16* dout = g.dout.at(b, begin, h);
@@ -197,8 +197,8 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
   for (std::int64_t first = 0; first < p.keys; first += key_chunk) {
     p.visibility->find(b, begin, begin + rows, first, std::min(first + key_chunk, p.keys), visible);
     if (visible.columns == 0) continue;
-    score_product(p, visible, begin, rows, p.scale, q, g.q.stride, work.keys_turned, work.scores,
-                  ahead);
+    score_product(p, visible, begin, rows, p.scale, q, g.q.stride, work.transposed_keys,
+                  work.scores, ahead);
     score_product(p, visible, begin, rows, 1.0F, dout, g.dout.stride, work.values, work.gradients,
                   ahead);
     softmax_gradient_block<Bf16>(p.score_block(b, h, begin, rows, visible, work.scores),
@@ -245,21 +245,21 @@ void CpuOps::narrow_attention(const Tensor& out, const Tensor& lse, const Tensor
   parallel_tasks(threads_, p.batch * p.heads * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / parts / p.heads, h = task / parts % p.heads;
     const std::int64_t group = p.group_of(h);
-    Carver carver(scratch_of_all + static_cast<std::size_t>(thread) * own);
-    const Work work(p, false, carver);
-    Ahead ahead;
+    ScratchAllocator allocator(scratch_of_all + static_cast<std::size_t>(thread) * own);
+    const Work work(p, false, allocator);
+    PrefetchQueue ahead;
     if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     const Bf16Tiles& tiles = bf16_tiles();
     const TileScope scope(tiles);
-    tiles.pack(p.size, p.keys, true, key.at(b, 0, group), key.stride, work.keys_turned);
+    tiles.pack(p.size, p.keys, true, key.at(b, 0, group), key.stride, work.transposed_keys);
     tiles.pack(p.keys, p.size, false, value.at(b, 0, group), value.stride, work.values);
     for (std::int64_t block = task % parts; block < p.blocks(); block += parts) {
       const std::int64_t begin = block * query_block;
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
       score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride,
-                    work.keys_turned, work.scores, ahead);
+                    work.transposed_keys, work.scores, ahead);
       float inverse[query_block];
       softmax_block<Bf16>(p.score_block(b, h, begin, rows, visible, work.scores),
                           log_sums + (b * p.heads + h) * p.queries + begin, inverse);
@@ -296,9 +296,9 @@ void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const
 
   parallel_tasks(threads_, kv_heads * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
-    Carver carver(work_of_all + static_cast<std::size_t>(thread) * own);
-    const Work work(p, true, carver);
-    Ahead ahead;
+    ScratchAllocator allocator(work_of_all + static_cast<std::size_t>(thread) * own);
+    const Work work(p, true, allocator);
+    PrefetchQueue ahead;
     if (parts == 1) ahead = ahead_of_backward(p, g, task, task + threads_);
     float* my_dk = parts == 1 ? work.dk : partial + 2 * task * part_size;
     float* my_dv = parts == 1 ? work.dv : my_dk + part_size;
@@ -306,7 +306,7 @@ void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const
     std::fill_n(my_dv, part_size, 0.0F);
     const Bf16Tiles& tiles = bf16_tiles();
     const TileScope scope(tiles);
-    tiles.pack(p.size, p.keys, true, g.k.at(b, 0, group), g.k.stride, work.keys_turned);
+    tiles.pack(p.size, p.keys, true, g.k.at(b, 0, group), g.k.stride, work.transposed_keys);
     tiles.pack(p.size, p.keys, true, g.v.at(b, 0, group), g.v.stride, work.values);
     tiles.pack(p.keys, p.size, false, g.k.at(b, 0, group), g.k.stride, work.keys);
     const std::int64_t blocks = p.blocks();

@@ -120,7 +120,7 @@ HWY_ATTR void finish_sums(std::size_t rows, float* maximum, float* sum) {
 
 /// Probabilities as T from where each row begins: a row's never reach scores not yet read.
 template <class T>
-void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
+void softmax_of_block(const ScoreBlock& block, float* lse, float* inverse) {
   const FloatTag d;
   const auto columns = static_cast<std::size_t>(block.visible->columns);
   for (std::int64_t r = 0; r < block.rows; ++r) {
@@ -148,7 +148,7 @@ void softmax_block_as(const ScoreBlock& block, float* lse, float* inverse) {
   }
   finish_sums(static_cast<std::size_t>(block.rows), lse, inverse);
 }
-TRIREME_INSTANCES(softmax_block_as);
+TRIREME_INSTANCES(softmax_of_block);
 
 template <class T>
 void scaled_rows(T* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
@@ -249,14 +249,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace trireme::ops {
 
-TRIREME_EXPORT(softmax_block_as);
+TRIREME_EXPORT(softmax_of_block);
 TRIREME_EXPORT(scaled_rows);
 TRIREME_EXPORT(dots);
 TRIREME_EXPORT(softmax_gradient_block_as);
 
 template <class T>
 void softmax_block(const ScoreBlock& block, float* lse, float* inverse) {
-  TRIREME_KERNEL(softmax_block_as, T)(block, lse, inverse);
+  TRIREME_KERNEL(softmax_of_block, T)(block, lse, inverse);
 }
 template void softmax_block<float>(const ScoreBlock&, float*, float*);
 template void softmax_block<Bf16>(const ScoreBlock&, float*, float*);

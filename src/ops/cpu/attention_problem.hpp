@@ -7,8 +7,8 @@
 #include "trireme/core/pairwise.hpp"
 #include "trireme/ops/cpu_workspace.hpp"
 
-#include "ahead.hpp"
 #include "attention_kernels.hpp"
+#include "prefetch.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
 
@@ -107,44 +107,44 @@ struct GradientsOf {
 inline constexpr std::int64_t rows_ahead = 256;
 
 template <class T>
-void expect(Ahead& ahead, const Problem& p, const HeadsOf<T>& x, std::int64_t b, std::int64_t h,
-            std::int64_t rows) {
-  ahead.expect(x.at(b, 0, h), x.stride, std::min(rows, rows_ahead), p.size);
+void prefetch_head(PrefetchQueue& ahead, const Problem& p, const HeadsOf<T>& x, std::int64_t b,
+                   std::int64_t h, std::int64_t rows) {
+  ahead.add(x.at(b, 0, h), x.stride, std::min(rows, rows_ahead), p.size);
 }
 
 /// Where the results of query head `head` of B·H go, and what head `next` reads, if there is one.
 template <class T>
-Ahead ahead_of_forward(const Problem& p, const HeadsOf<T>& out, const HeadsOf<T>& q,
-                       const HeadsOf<T>& k, const HeadsOf<T>& v, std::int64_t head,
-                       std::int64_t next) {
-  Ahead ahead;
-  expect(ahead, p, out, head / p.heads, head % p.heads, p.queries);
+PrefetchQueue ahead_of_forward(const Problem& p, const HeadsOf<T>& out, const HeadsOf<T>& q,
+                               const HeadsOf<T>& k, const HeadsOf<T>& v, std::int64_t head,
+                               std::int64_t next) {
+  PrefetchQueue ahead;
+  prefetch_head(ahead, p, out, head / p.heads, head % p.heads, p.queries);
   if (next >= p.batch * p.heads) return ahead;
   const std::int64_t b = next / p.heads, h = next % p.heads;
-  expect(ahead, p, k, b, p.group_of(h), p.keys);
-  expect(ahead, p, v, b, p.group_of(h), p.keys);
-  expect(ahead, p, q, b, h, p.queries);
+  prefetch_head(ahead, p, k, b, p.group_of(h), p.keys);
+  prefetch_head(ahead, p, v, b, p.group_of(h), p.keys);
+  prefetch_head(ahead, p, q, b, h, p.queries);
   return ahead;
 }
 
 /// The same of backward, where `head` and `next` are of B·G.
 template <class T>
-Ahead ahead_of_backward(const Problem& p, const GradientsOf<T>& g, std::int64_t head,
-                        std::int64_t next) {
-  Ahead ahead;
+PrefetchQueue ahead_of_backward(const Problem& p, const GradientsOf<T>& g, std::int64_t head,
+                                std::int64_t next) {
+  PrefetchQueue ahead;
   const std::int64_t b = head / p.groups, group = head % p.groups;
-  expect(ahead, p, g.dq, b, p.first_head(group), p.queries);
+  prefetch_head(ahead, p, g.dq, b, p.first_head(group), p.queries);
   if (next < p.batch * p.groups) {
     const std::int64_t next_b = next / p.groups, next_group = next % p.groups;
     const std::int64_t next_head = p.first_head(next_group);
-    expect(ahead, p, g.k, next_b, next_group, p.keys);
-    expect(ahead, p, g.v, next_b, next_group, p.keys);
-    expect(ahead, p, g.q, next_b, next_head, p.queries);
-    expect(ahead, p, g.dout, next_b, next_head, p.queries);
-    expect(ahead, p, g.out, next_b, next_head, p.queries);
+    prefetch_head(ahead, p, g.k, next_b, next_group, p.keys);
+    prefetch_head(ahead, p, g.v, next_b, next_group, p.keys);
+    prefetch_head(ahead, p, g.q, next_b, next_head, p.queries);
+    prefetch_head(ahead, p, g.dout, next_b, next_head, p.queries);
+    prefetch_head(ahead, p, g.out, next_b, next_head, p.queries);
   }
-  expect(ahead, p, g.dk, b, group, p.keys);
-  expect(ahead, p, g.dv, b, group, p.keys);
+  prefetch_head(ahead, p, g.dk, b, group, p.keys);
+  prefetch_head(ahead, p, g.dv, b, group, p.keys);
   return ahead;
 }
 

@@ -1,5 +1,5 @@
-// What bf16 kernels of AVX512_BF16 and of AMX have in common: how sums are stored, and rows turned.
-// Highway 1.0.3 has no such targets: these functions name theirs themselves.
+// What bf16 kernels of AVX512_BF16 and of AMX have in common: how sums are stored, and rows
+// transposed_keys. Highway 1.0.3 has no such targets: these functions name theirs themselves.
 #pragma once
 
 #include "bf16_tiles.hpp"
@@ -98,8 +98,8 @@ TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const Ti
   }
 }
 
-/// Sixteen rows of sixteen words, turned.
-TRIREME_BF16_INLINE void turn(__m512i (&x)[16]) {
+/// Sixteen rows of sixteen words, transposed_keys.
+TRIREME_BF16_INLINE void transpose_block(__m512i (&x)[16]) {
   __m512i y[16];
   for (int i = 0; i < 16; i += 2) {
     y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);

@@ -183,10 +183,10 @@ void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* sc
       const TileResult part = lower(result, row - first);
       if (p.transpose_left) {
         tiles.pack(k, m, false, p.left.row(from) + row, p.left.stride, left);
-        Ahead ahead;
+        PrefetchQueue ahead;
         if (row + m < last) {
-          ahead.expect(p.left.row(from) + row + m, p.left.stride, k,
-                       std::min(cut.rows, last - row - m));
+          ahead.add(p.left.row(from) + row + m, p.left.stride, k,
+                    std::min(cut.rows, last - row - m));
         }
         tiles.multiply_packed(m, n, k, left, words, part, &ahead);
       } else {

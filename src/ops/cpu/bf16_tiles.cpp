@@ -135,7 +135,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
 }
 
 void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                     const std::uint32_t* right, const TileResult& result, Ahead*) {
+                     const std::uint32_t* right, const TileResult& result, PrefetchQueue*) {
   alignas(64) float sums[tile_rows * panel_columns];
   for (std::int64_t column = 0; column < n; column += panel_columns, right += panel_words(k)) {
     for (std::int64_t row = 0; row < m;) {

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ahead.hpp"
+#include "prefetch.hpp"
 #include "storage.hpp"
 
 namespace trireme::ops {
@@ -54,7 +54,8 @@ struct Bf16Tiles {
   /// result [m, n] = leftᵀ · right, both packed, of k rows each. Meanwhile lines of `ahead` are
   /// fetched; null: of nothing.
   void (*multiply_packed)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                          const std::uint32_t* right, const TileResult& result, Ahead* ahead);
+                          const std::uint32_t* right, const TileResult& result,
+                          PrefetchQueue* ahead);
   /// What a thread calls before its first product and after its last; nothing between them may
   /// use AMX otherwise.
   void (*enter)();

@@ -30,7 +30,7 @@ constexpr std::int64_t parts(std::int64_t all, std::int64_t each) {
 
 /// GCC's intrinsics do not tell it that tiles and their shapes are read from memory: what was
 /// written to be read by one is written when this returns.
-inline __attribute__((always_inline)) void settle() { __asm__ volatile("" ::: "memory"); }
+inline __attribute__((always_inline)) void compiler_barrier() { __asm__ volatile("" ::: "memory"); }
 
 /// What LDTILECFG reads. Registers 0 to 3 hold sums, 4 and 5 rows of the left factor, 6 and 7
 /// columns of the right one.
@@ -51,7 +51,7 @@ struct alignas(64) Shapes {
 
 TRIREME_AMX_TARGET void shape_tiles(std::int64_t left_rows) {
   const Shapes shapes(left_rows);
-  settle();
+  compiler_barrier();
   _tile_loadconfig(&shapes);
 }
 
@@ -64,7 +64,7 @@ struct LeftRows {
 
 /// Lines that are fetched ahead, one of each series while `depth` is added.
 struct Series {
-  AheadLines lines[4] = {};
+  PrefetchLines lines[4] = {};
   int count = 0;
 };
 
@@ -101,7 +101,7 @@ TRIREME_AMX_INLINE void sum_block(std::int64_t k, const LeftRows& left, const st
   if constexpr (lower) _tile_zero(2);
   if constexpr (lower && second) _tile_zero(3);
   const char* rows = left.first;
-  AheadLines ahead[4] = {series.lines[0], series.lines[1], series.lines[2], series.lines[3]};
+  PrefetchLines ahead[4] = {series.lines[0], series.lines[1], series.lines[2], series.lines[3]};
   for (std::int64_t i = 0; i + depth <= k; i += depth) {
     add_depth<lower, second>(rows, left.stride, words, panel_bytes);
     for (int s = 0; s < series.count; ++s) {
@@ -116,7 +116,7 @@ TRIREME_AMX_INLINE void sum_block(std::int64_t k, const LeftRows& left, const st
   for (std::int64_t pair = 0; pair < pairs; ++pair, words += panel_columns) {
     std::memcpy(tail->right + pair * block, words, (second ? 2 : 1) * row_bytes);
   }
-  settle();
+  compiler_barrier();
   add_depth<lower, second>(reinterpret_cast<const char*>(tail->left), row_bytes, tail->right,
                            2 * row_bytes);
 }
@@ -232,8 +232,8 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
 
 /// tiles ← columns [0, rows) of a panel, from pair 0 on, as rows: 32 rows of `depth` elements of
 /// the inner dimension, then those of the next `depth`, with zeros behind k.
-TRIREME_AMX_TARGET void turn_rows(std::int64_t rows, std::int64_t k, const std::uint32_t* words,
-                                  Bf16* tiles) {
+TRIREME_AMX_TARGET void transpose_rows(std::int64_t rows, std::int64_t k,
+                                       const std::uint32_t* words, Bf16* tiles) {
   const std::int64_t pairs = (k + 1) / 2;
   for (std::int64_t pair = 0; pair < pairs; pair += tile_side, tiles += block * depth) {
     for (std::int64_t first = 0; first < rows; first += tile_side) {
@@ -244,14 +244,14 @@ TRIREME_AMX_TARGET void turn_rows(std::int64_t rows, std::int64_t k, const std::
                    ? _mm512_maskz_loadu_epi32(lanes, words + (pair + i) * panel_columns + first)
                    : _mm512_setzero_si512();
       }
-      turn(x);
+      transpose_block(x);
       for (int i = 0; i < 16; ++i) _mm512_store_si512(tiles + (first + i) * depth, x[i]);
     }
   }
 }
 
 void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                     const std::uint32_t* right, const TileResult& result, Ahead* ahead) {
+                     const std::uint32_t* right, const TileResult& result, PrefetchQueue* ahead) {
   const std::int64_t lines = k / depth, rest = k % depth;
   const std::int64_t each = least(parts(block * depth, n < 1 ? 1 : n), 4);
   alignas(64) Bf16 tiles[block * packed_depth];
@@ -261,9 +261,9 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
   for (std::int64_t row = 0; row < m;) {
     const std::int64_t inside = row % panel_columns;
     const std::int64_t rows = least(least(m - row, block), panel_columns - inside);
-    turn_rows(rows, k, left + row / panel_columns * panel_words(k) + inside, tiles);
+    transpose_rows(rows, k, left + row / panel_columns * panel_words(k) + inside, tiles);
     if (rest > 0) std::memcpy(tail.left, tiles + lines * block * depth, sizeof tail.left);
-    settle();
+    compiler_barrier();
     if (rows < block) shape_tiles(rows);
     multiply_rows(rows, n, k, {reinterpret_cast<const char*>(tiles), row_bytes, block * row_bytes},
                   right, rest > 0 ? &tail : nullptr, result, row, [&](std::int64_t) {

@@ -47,7 +47,7 @@ TRIREME_BF16_INLINE void add_pair(Sums<rows, vectors>& sums, const __m512i* left
 /// What is wanted in the cache soon: two series of lines, one of each while sixteen pairs are
 /// added.
 struct Next {
-  AheadLines lines[2];
+  PrefetchLines lines[2];
 };
 constexpr std::int64_t line_pairs = 16;
 
@@ -77,7 +77,7 @@ TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
       add_pair(sums, pairs, words);
     }
   };
-  AheadLines line0 = next.lines[0], line1 = next.lines[1];
+  PrefetchLines line0 = next.lines[0], line1 = next.lines[1];
   for (; i + 2 * line_pairs <= even; line0.first += line0.step, line1.first += line1.step) {
     _mm_prefetch(line0.first, _MM_HINT_T0);
     _mm_prefetch(line1.first, _MM_HINT_T0);
@@ -144,7 +144,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
 }
 
 void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
-                     const std::uint32_t* right, const TileResult& result, Ahead* ahead) {
+                     const std::uint32_t* right, const TileResult& result, PrefetchQueue* ahead) {
   const std::int64_t lines = k / (2 * line_pairs);
   for (std::int64_t row = 0; row < m;) {
     const std::int64_t inside = row % panel_columns;
@@ -154,7 +154,7 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
     for (std::int64_t column = 0; column < n; column += panel_columns, panel += panel_words(k)) {
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
       Next next{};
-      for (AheadLines& series : next.lines) {
+      for (PrefetchLines& series : next.lines) {
         if (ahead != nullptr && lines > 0) series = ahead->take(lines);
         if (series.step == 0) series.first = reinterpret_cast<const char*>(packed.words);
       }
@@ -195,8 +195,8 @@ constexpr std::int64_t pairs_ahead = 24;
 
 /// b [n, k]: a column of the product is a row here, its pairs lie side by side.
 template <class T>
-TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const T* b,
-                                     std::int64_t stride, std::uint32_t* words) {
+TRIREME_BF16_TARGET void pack_transposed(std::int64_t k, std::int64_t n, const T* b,
+                                         std::int64_t stride, std::uint32_t* words) {
   for (std::int64_t column = 0; column < n; column += 16) {
     std::uint32_t* to = words + column / panel_columns * panel_words(k) + column % panel_columns;
     for (std::int64_t pair = 0; 2 * pair < k; pair += 16) {
@@ -207,7 +207,7 @@ TRIREME_BF16_TARGET void pack_turned(std::int64_t k, std::int64_t n, const T* b,
         x[i] = column + i < n ? load_narrow(lanes, b + (column + i) * stride + 2 * pair)
                               : _mm512_setzero_si512();
       }
-      turn(x);
+      transpose_block(x);
       for (int i = 0; i < 16 && 2 * (pair + i) < k; ++i) {
         _mm512_storeu_si512(to + (pair + i) * panel_columns, x[i]);
       }
@@ -251,7 +251,7 @@ TRIREME_BF16_TARGET void pack_straight(std::int64_t k, std::int64_t n, const T* 
 template <class T>
 void pack(std::int64_t k, std::int64_t n, bool transpose, const T* b, std::int64_t stride,
           std::uint32_t* words) {
-  transpose ? pack_turned(k, n, b, stride, words) : pack_straight(k, n, b, stride, words);
+  transpose ? pack_transposed(k, n, b, stride, words) : pack_straight(k, n, b, stride, words);
 }
 
 }  // namespace

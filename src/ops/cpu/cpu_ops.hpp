@@ -94,7 +94,7 @@ class CpuOps final : public Ops {
   /// Where read_as may round a parameter's elements beside activations of type T; null where they
   /// are of that type. Less than any product's work space.
   template <class T>
-  T* rounding_room(const Tensor& parameter, std::int64_t elements) {
+  T* rounding_scratch(const Tensor& parameter, std::int64_t elements) {
     if (parameter.type() == DTypeOf<T>::value) return nullptr;
     return scratch<T>(static_cast<std::size_t>(elements));
   }

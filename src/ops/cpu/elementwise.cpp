@@ -32,8 +32,8 @@ TRIREME_INSTANCES(fill_range);
 template <class T>
 void add_range(std::size_t n, T* y, const T* a, const T* b, bool streamed) {
   map_out(
-      streamed, n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, coming(a),
-      coming(b));
+      streamed, n, y, [](Floats va, Floats vb) HWY_ATTR { return hn::Add(va, vb); }, prefetched(a),
+      prefetched(b));
 }
 TRIREME_INSTANCES(add_range);
 
@@ -41,7 +41,7 @@ template <class T>
 void scale_range(std::size_t n, T* y, float factor) {
   const Floats f = hn::Set(FloatTag(), factor);
   map(
-      n, y, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, coming(y));
+      n, y, [&](Floats v) HWY_ATTR { return hn::Mul(v, f); }, prefetched(y));
 }
 TRIREME_INSTANCES(scale_range);
 

@@ -24,11 +24,11 @@ template <class T>
 float maximum_of(std::size_t n, const T* x) {
   const FloatTag d;
   const Floats lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
-  const Coming<T> in = coming(x);
+  const Prefetched<T> in = prefetched(x);
   const Floats maximum = reduce(
       n, lowest, [](Floats a, Floats b) HWY_ATTR { return hn::Max(a, b); },
       [&](std::size_t i, auto access) HWY_ATTR {
-        fetch_ahead(in + i);
+        prefetch_line(in + i);
         return access.load(d, x + i);
       });
   return hn::GetLane(hn::MaxOfLanes(d, maximum));
@@ -51,7 +51,7 @@ float exp_sum_row(std::size_t n, const T* x, float maximum) {
       sums[0] = hn::Add(sums[0], exponential(FloatTag(), hn::Sub(v, m)));
     }
   };
-  return fold<1>(n, add, coming(x))[0];
+  return fold<1>(n, add, prefetched(x))[0];
 }
 TRIREME_INSTANCES(exp_sum_row);
 
@@ -62,11 +62,11 @@ void softmax_gradient_row(std::size_t n, T* x, float maximum, float factor) {
   if constexpr (std::is_same_v<T, Bf16>) {
     map(
         n, x, [&](Floats v) HWY_ATTR { return hn::Mul(narrow_exponential<4>(v, m), f); },
-        coming(x));
+        prefetched(x));
   } else {
     map(
         n, x, [&](Floats v) HWY_ATTR { return hn::Mul(exponential(d, hn::Sub(v, m)), f); },
-        coming(x));
+        prefetched(x));
   }
 }
 TRIREME_INSTANCES(softmax_gradient_row);

@@ -54,7 +54,7 @@ HWY_INLINE void layer_norm_together(std::size_t n, const Rows<T>& y, float* mean
   for (std::size_t r = 0; r < rows; ++r) rstd[r] = 1.0F / std::sqrt(squares[r] / count + epsilon);
   for (int r = 0; r < rows; ++r) {
     const Floats vm = hn::Set(d, mean[r]), vr = hn::Set(d, rstd[r]);
-    const Coming<T> in{x.row(r), x.ahead() + (rows - 1) * x.stride};
+    const Prefetched<T> in{x.row(r), x.ahead() + (rows - 1) * x.stride};
     if (bias != nullptr) {
       map_out(
           streamed, n, y.row(r),
@@ -113,13 +113,13 @@ HWY_INLINE void norm_backward_row(std::size_t n, T* dx, const T* dy, std::int64_
     if (centered) g = hn::Sub(g, vmg);
     return hn::Mul(vr, hn::NegMulAdd(normalized(vx), vmgh, g));
   };
-  const Coming<T> gradients{dy, dy_ahead}, in{x, x_ahead};
+  const Prefetched<T> gradients{dy, dy_ahead}, in{x, x_ahead};
   if (accumulate) {
     map(
         n, dx,
         [&](Floats vdy, Floats vx, Floats vgain, Floats before)
             HWY_ATTR { return hn::Add(gradient(vdy, vx, vgain), before); },
-        gradients, in, gain, coming(dx));
+        gradients, in, gain, prefetched(dx));
   } else {
     map_out(streamed, n, dx, gradient, gradients, in, gain);
   }
@@ -143,7 +143,7 @@ HWY_INLINE void rms_norm_together(std::size_t n, const Rows<T>& y, float* rstd, 
   }
   for (int r = 0; r < rows; ++r) {
     const Floats vr = hn::Set(FloatTag(), rstd[r]);
-    const Coming<T> in{x.row(r), x.ahead() + (rows - 1) * x.stride};
+    const Prefetched<T> in{x.row(r), x.ahead() + (rows - 1) * x.stride};
     map_out(
         streamed, n, y.row(r),
         [&](Floats v, Floats g) HWY_ATTR { return hn::Mul(hn::Mul(v, vr), g); }, in, gain);
@@ -194,7 +194,7 @@ void CpuOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd,
     float* rstds = flat(rstd, in.rows);
     TRIREME_ASSERT(!bias || bias.type() == gain.type(), "a gain of {} and a bias of {}",
                    name_of(gain.type()), name_of(bias.type()));
-    T* room = rounding_room<T>(gain, 2 * in.columns);
+    T* room = rounding_scratch<T>(gain, 2 * in.columns);
     const T* gains = read_as(gain, in.columns, room);
     const T* biases = read_as(bias, in.columns, room == nullptr ? room : room + in.columns);
     const bool streamed = writes_apart(out.data, in.rows * in.columns, in.data);
@@ -216,7 +216,7 @@ void CpuOps::layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const
     check_same_rows(from, in, "layer_norm_backward_input");
     const float* means = flat(mean, in.rows);
     const float* rstds = flat(rstd, in.rows);
-    const T* gains = read_as(gain, in.columns, rounding_room<T>(gain, in.columns));
+    const T* gains = read_as(gain, in.columns, rounding_scratch<T>(gain, in.columns));
     const auto n = static_cast<std::size_t>(in.columns);
     const bool streamed =
         !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);
@@ -237,7 +237,7 @@ void CpuOps::rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, cons
     const Rows<T> out = rows_of<T>(y), in = rows_of<T>(x);
     check_same_rows(out, in, "rms_norm");
     float* rstds = flat(rstd, in.rows);
-    const T* gains = read_as(gain, in.columns, rounding_room<T>(gain, in.columns));
+    const T* gains = read_as(gain, in.columns, rounding_scratch<T>(gain, in.columns));
     const bool streamed = writes_apart(out.data, in.rows * in.columns, in.data);
     parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
       TRIREME_KERNEL(rms_norm_rows, T)
@@ -254,7 +254,7 @@ void CpuOps::rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const T
     check_same_rows(to, in, "rms_norm_backward_input");
     check_same_rows(from, in, "rms_norm_backward_input");
     const float* rstds = flat(rstd, in.rows);
-    const T* gains = read_as(gain, in.columns, rounding_room<T>(gain, in.columns));
+    const T* gains = read_as(gain, in.columns, rounding_scratch<T>(gain, in.columns));
     const auto n = static_cast<std::size_t>(in.columns);
     const bool streamed =
         !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);

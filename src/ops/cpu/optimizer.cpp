@@ -38,7 +38,7 @@ double squares_of_block(std::size_t n, const float* x) {
   };
   std::size_t i = 0;
   for (; i + chains <= n; i += chains) {
-    fetch_ahead(coming(x + i));
+    prefetch_line(prefetched(x + i));
     add_chains(x + i);
   }
   if (i < n) {

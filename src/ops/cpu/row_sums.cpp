@@ -27,8 +27,8 @@ void column_sum_tile(std::size_t n, std::int64_t rows, float* partial, const T* 
     const T* p = x + r * stride;
     for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
       const auto row = [&](int j) HWY_ATTR {
-        const Coming<T> in{p + j * stride + i, 8 * stride};
-        fetch_ahead(in);
+        const Prefetched<T> in{p + j * stride + i, 8 * stride};
+        prefetch_line(in);
         return access.load(d, in);
       };
       const Floats low = hn::Add(hn::Add(row(0), row(1)), hn::Add(row(2), row(3)));
@@ -56,9 +56,10 @@ void norm_weight_tile(std::size_t n, std::int64_t rows, float* partial, const T*
   for (std::int64_t r = 0; r < rows; ++r) {
     const Floats m = hn::Set(d, mean == nullptr ? 0.0F : mean[r]), s = hn::Set(d, rstd[r]);
     for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
-      const Coming<T> gradient = coming(dy + r * dy_stride + i), in = coming(x + r * x_stride + i);
-      fetch_ahead(gradient);
-      fetch_ahead(in);
+      const Prefetched<T> gradient = prefetched(dy + r * dy_stride + i),
+                          in = prefetched(x + r * x_stride + i);
+      prefetch_line(gradient);
+      prefetch_line(in);
       const Floats g = access.load(d, gradient), v = access.load(d, in);
       const Floats sum = access.load(d, partial + i);
       access.store(hn::MulAdd(g, hn::Mul(hn::Sub(v, m), s), sum), d, partial + i);

@@ -8,7 +8,7 @@
 #include "trireme/core/tensor.hpp"
 #include "trireme/device/memory.hpp"
 
-#include "ahead.hpp"
+#include "prefetch.hpp"
 #include "storage.hpp"
 
 namespace trireme::ops {

@@ -15,7 +15,7 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
-#include "ahead.hpp"
+#include "prefetch.hpp"
 #include "storage.hpp"
 
 // Whether masked loads and stores of 32-bit lanes leave masked-off memory untouched.
@@ -203,28 +203,28 @@ HWY_INLINE void for_vectors(std::size_t n, const Body& body) {
 
 /// Elements of which those `distance` further on are fetched while these are read.
 template <class T>
-struct Coming {
+struct Prefetched {
   const T* first;
   std::ptrdiff_t distance;
   HWY_INLINE operator const T*() const { return first; }
-  HWY_INLINE Coming operator+(std::size_t i) const { return {first + i, distance}; }
+  HWY_INLINE Prefetched operator+(std::size_t i) const { return {first + i, distance}; }
 };
 template <class T>
-HWY_INLINE Coming<T> coming(const T* first) {
+HWY_INLINE Prefetched<T> prefetched(const T* first) {
   return {first, fetch_distance / static_cast<std::int64_t>(sizeof(T))};
 }
 
 /// A cache line of what comes; it need not exist.
 template <class T>
-HWY_INLINE void fetch_ahead(const Coming<T>& x) {
+HWY_INLINE void prefetch_line(const Prefetched<T>& x) {
   const auto ahead = static_cast<std::uintptr_t>(x.distance) * sizeof(T);
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(x.first) + ahead;
   __builtin_prefetch(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
 }
 template <class T>
-HWY_INLINE void fetch_ahead(const T*) {}
+HWY_INLINE void prefetch_line(const T*) {}
 
-/// Whether Inputs, pointers or Coming, are all of bf16.
+/// Whether Inputs, pointers or Prefetched, are all of bf16.
 template <class... Inputs>
 constexpr bool narrow_inputs = (true && ... && std::is_convertible_v<Inputs, const Bf16*>);
 
@@ -236,7 +236,7 @@ HWY_INLINE void map_as(std::size_t n, T* y, const Body& body, Inputs... inputs) 
   if constexpr (std::is_same_v<T, Bf16> && narrow_inputs<Inputs...>) {
     const std::size_t two = 2 * hn::Lanes(d);
     for (; i + two <= n; i += two) {
-      (fetch_ahead(inputs + i), ...);
+      (prefetch_line(inputs + i), ...);
       const auto apply = [&](auto... pairs) HWY_ATTR {
         return FloatPair{body(pairs.even...), body(pairs.odd...)};
       };
@@ -247,18 +247,18 @@ HWY_INLINE void map_as(std::size_t n, T* y, const Body& body, Inputs... inputs) 
   if constexpr (streamed && std::is_same_v<T, float>) {
     const std::size_t lanes = hn::Lanes(d);
     for (; i + lanes <= n; i += lanes) {
-      (fetch_ahead(inputs + i), ...);
+      (prefetch_line(inputs + i), ...);
       hn::Stream(body(Whole{}.load(d, inputs + i)...), d, y + i);
     }
   }
   const std::size_t rest = i;
   for_vectors(n - rest, [&](std::size_t j, auto access) HWY_ATTR {
-    (fetch_ahead(inputs + rest + j), ...);
+    (prefetch_line(inputs + rest + j), ...);
     access.store(body(access.load(d, inputs + rest + j)...), d, y + rest + j);
   });
 }
 
-/// y[i] = body(inputs[i]...); each input a pointer or Coming.
+/// y[i] = body(inputs[i]...); each input a pointer or Prefetched.
 template <class T, class Body, class... Inputs>
 HWY_INLINE void map(std::size_t n, T* y, const Body& body, Inputs... inputs) {
   map_as<false>(n, y, body, inputs...);
@@ -323,7 +323,7 @@ HWY_INLINE std::array<float, count> fold(std::size_t n, const Body& body, Inputs
     if constexpr (narrow_inputs<Inputs...>) {
       for (std::size_t j = 0; j < 2; ++j) {
         const std::size_t at = i + 2 * j * lanes;
-        (fetch_ahead(inputs + at), ...);
+        (prefetch_line(inputs + at), ...);
         const auto add = [&](auto... pairs) HWY_ATTR {
           body(chains[2 * j], pairs.even...);
           body(chains[2 * j + 1], pairs.odd...);
@@ -334,7 +334,7 @@ HWY_INLINE std::array<float, count> fold(std::size_t n, const Body& body, Inputs
     }
 #endif
     for (std::size_t j = 0; j < 4; ++j) {
-      (fetch_ahead(inputs + i + j * lanes), ...);
+      (prefetch_line(inputs + i + j * lanes), ...);
       body(chains[j], Whole{}.load(d, inputs + i + j * lanes)...);
     }
   }

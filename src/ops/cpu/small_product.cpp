@@ -34,7 +34,7 @@ struct Tile {
   std::int64_t c_row;
   float scale;
   bool accumulate;
-  AheadLines ahead;  // one for each of k; with steps of 0 anything that is near
+  PrefetchLines ahead;  // one for each of k; with steps of 0 anything that is near
 };
 
 /// `rows` rows of `vectors` vectors, the last of which is reached through `last`.
@@ -148,7 +148,7 @@ HWY_INLINE void tile(const SmallProduct& x, std::int64_t begin, std::int64_t end
     depth -= skipped;
     if (depth == 0 && x.accumulate) return;
   }
-  AheadLines ahead;
+  PrefetchLines ahead;
   if (x.ahead != nullptr && columns == tile_vectors * lanes) ahead = x.ahead->take(depth);
   if (ahead.step == 0) ahead.first = reinterpret_cast<const char*>(x.a);
   tile_of_columns(rows, columns,
@@ -190,8 +190,8 @@ HWY_INLINE hn::Vec<D> blocks_of_rows(D d, const float* x, std::int64_t x_row) {
 /// A vector of rows by four columns: four by four within vectors of 16 bytes, which every
 /// instruction set shuffles alike.
 template <class D>
-HWY_INLINE void turn_four_columns(D d, float* out, std::int64_t out_row, const float* x,
-                                  std::int64_t x_row) {
+HWY_INLINE void transpose_four_columns(D d, float* out, std::int64_t out_row, const float* x,
+                                       std::int64_t x_row) {
   const hn::Repartition<double, D> pairs;
   const auto row0 = blocks_of_rows(d, x, x_row), row1 = blocks_of_rows(d, x + x_row, x_row);
   const auto row2 = blocks_of_rows(d, x + 2 * x_row, x_row);
@@ -210,14 +210,14 @@ HWY_INLINE void turn_four_columns(D d, float* out, std::int64_t out_row, const f
 
 /// The whole vectors of rows from `first` on; the first row that is left.
 template <class D>
-HWY_INLINE std::int64_t turn_rows(D d, float* out, std::int64_t out_row, const float* x,
-                                  std::int64_t x_row, std::int64_t first, std::int64_t rows,
-                                  std::int64_t columns) {
+HWY_INLINE std::int64_t transpose_rows(D d, float* out, std::int64_t out_row, const float* x,
+                                       std::int64_t x_row, std::int64_t first, std::int64_t rows,
+                                       std::int64_t columns) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (; first + lanes <= rows; first += lanes) {
     std::int64_t c = 0;
     for (; c + 4 <= columns; c += 4) {
-      turn_four_columns(d, out + c * out_row + first, out_row, x + first * x_row + c, x_row);
+      transpose_four_columns(d, out + c * out_row + first, out_row, x + first * x_row + c, x_row);
     }
     for (; c < columns; ++c) {
       for (std::int64_t r = first; r < first + lanes; ++r) out[c * out_row + r] = x[r * x_row + c];
@@ -231,8 +231,8 @@ void transposed(float* out, std::int64_t out_row, const float* x, std::int64_t x
                 std::int64_t rows, std::int64_t columns) {
   std::int64_t r = 0;
 #if HWY_TARGET != HWY_SCALAR
-  r = turn_rows(FloatTag(), out, out_row, x, x_row, r, rows, columns);
-  r = turn_rows(hn::FixedTag<float, 4>(), out, out_row, x, x_row, r, rows, columns);
+  r = transpose_rows(FloatTag(), out, out_row, x, x_row, r, rows, columns);
+  r = transpose_rows(hn::FixedTag<float, 4>(), out, out_row, x, x_row, r, rows, columns);
 #endif
   for (; r < rows; ++r) {
     for (std::int64_t c = 0; c < columns; ++c) out[c * out_row + r] = x[r * x_row + c];

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ahead.hpp"
+#include "prefetch.hpp"
 
 namespace trireme::ops {
 
@@ -34,7 +34,7 @@ struct SmallProduct {
   bool accumulate = false;  // not together with Triangle::result
   Triangle triangle = Triangle::none;
   std::int64_t reach = 0;
-  Ahead* ahead = nullptr;  // where not null, memory to be fetched meanwhile
+  PrefetchQueue* ahead = nullptr;  // where not null, memory to be fetched meanwhile
 };
 
 /// Rows of b that are gone through at once: with 64 columns they fill two thirds of a first-level

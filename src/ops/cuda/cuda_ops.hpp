@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "trireme/device/memory.hpp"
-#include "trireme/ops/choosing.hpp"
+#include "trireme/ops/algorithm_choices.hpp"
 #include "trireme/ops/ops.hpp"
 
 #include "fused_attention.hpp"
@@ -27,7 +27,7 @@ struct CudaParts {
   bool reproducible = false;
 };
 
-class CudaOps final : public Ops, public Choosing {
+class CudaOps final : public Ops, public AlgorithmChoices {
  public:
   /// `complete` may add parts that need the ledger.
   explicit CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complete = {});

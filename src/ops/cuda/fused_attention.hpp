@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/ops/choosing.hpp"
+#include "trireme/ops/algorithm_choices.hpp"
 
 #include "kernels.hpp"
 
@@ -31,7 +31,7 @@ class FusedAttention {
   /// Queues the call; false, and nothing queued, where the library does not take it.
   virtual bool forward(const Attention& call) = 0;
   virtual bool backward(const Attention& call, const AttentionGradients& gradients) = 0;
-  /// See Choosing::describe_attention.
+  /// See AlgorithmChoices::describe_attention.
   virtual std::vector<AttentionChoice> describe() const = 0;
 };
 

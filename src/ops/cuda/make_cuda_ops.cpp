@@ -24,7 +24,7 @@ std::unique_ptr<Ops> make_cuda_ops(device::Device& device, const CudaOpsOptions&
                               {options.reproducible, options.tf32, options.time_algorithms});
     if (options.fused_attention) {
       own.attention = make_fused_attention(*own.ledger, device, own.stream,
-                                           options.reproducible || !options.hasty_attention);
+                                           options.reproducible || options.deterministic_attention);
     }
   });
 }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/ops/choosing.hpp"
+#include "trireme/ops/algorithm_choices.hpp"
 
 #include "kernels.hpp"
 
@@ -86,7 +86,7 @@ class Products {
   virtual ~Products() = default;
   /// Queues the product; false, and nothing queued, where the library has no algorithm for it.
   virtual bool multiply(const Product& product) = 0;
-  /// See Choosing.
+  /// See AlgorithmChoices.
   virtual std::vector<std::byte> algorithms() const = 0;
   virtual void use_algorithms(std::span<const std::byte> bytes) = 0;
   virtual std::vector<Choice> describe_algorithms() const = 0;

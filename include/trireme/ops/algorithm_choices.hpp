@@ -32,14 +32,14 @@ struct AttentionChoice {
   std::string refusal;         // why the library does not take it
 };
 
-/// What such an Ops is beside it: `dynamic_cast<Choosing*>(&ops)` is null for one that never
-/// chooses.
-class Choosing {
+/// What such an Ops is beside it: `dynamic_cast<AlgorithmChoices*>(&ops)` is null for one that
+/// never chooses.
+class AlgorithmChoices {
  public:
-  Choosing() = default;
-  Choosing(const Choosing&) = delete;
-  Choosing& operator=(const Choosing&) = delete;
-  virtual ~Choosing() = default;
+  AlgorithmChoices() = default;
+  AlgorithmChoices(const AlgorithmChoices&) = delete;
+  AlgorithmChoices& operator=(const AlgorithmChoices&) = delete;
+  virtual ~AlgorithmChoices() = default;
   /// What was chosen for the shapes met so far, as bytes for ranks of the same build.
   virtual std::vector<std::byte> choices() const = 0;
   /// Uses them from now on, over those for the same shapes; for shapes that are yet to be met
