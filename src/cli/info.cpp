@@ -15,8 +15,8 @@
 #include "trireme/comm/cores.hpp"
 #include "trireme/comm/nccl.hpp"
 #include "trireme/device/cuda.hpp"
-#include "trireme/ops/cpu_products.hpp"
 #include "trireme/ops/cuda_ops.hpp"
+#include "trireme/ops/ops.hpp"
 #include "trireme/plan/peak.hpp"
 #include "trireme/train/setup.hpp"
 

@@ -1,4 +1,4 @@
-#include "trireme/ops/cuda_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 namespace trireme::ops {
 

@@ -9,7 +9,7 @@ void TracedOps::begin() {
   if (queues_ != nullptr) queues_->trace_queues();
 }
 
-// Where a device's clock is not the host's, the last mark is the one that both know the time of.
+// The last mark relates the device's clock to the host's.
 void TracedOps::before_wait() { timeline_->mark(); }
 
 void TracedOps::after_wait() {

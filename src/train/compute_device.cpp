@@ -6,8 +6,8 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/device/cuda.hpp"
-#include "trireme/ops/cpu_products.hpp"
 #include "trireme/ops/cuda_ops.hpp"
+#include "trireme/ops/ops.hpp"
 
 namespace trireme::train {
 

@@ -10,7 +10,7 @@
 #include "trireme/comm/environment.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/data_parallel/parameter_server.hpp"
-#include "trireme/ops/cpu_products.hpp"
+#include "trireme/ops/ops.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/interrupts.hpp"
 

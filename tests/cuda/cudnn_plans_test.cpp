@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "trireme/ops/cuda_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "cudnn_graphs.hpp"
 #include "cudnn_library.hpp"

@@ -1,5 +1,5 @@
 #include "trireme/device/memory.hpp"
-#include "trireme/ops/cpu_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "support.hpp"
 

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "trireme/device/memory.hpp"
-#include "trireme/ops/cpu_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "../../src/ops/cpu/bf16_tiles.hpp"
 #include "bf16_support.hpp"

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "trireme/ops/cpu_products.hpp"
+#include "trireme/ops/ops.hpp"
 
 #include "train/averaging_runs.hpp"
 

@@ -1,5 +1,4 @@
-// Backends that choose among algorithms whose bits may differ, and how ranks come to the same
-// choice.
+// Backends that choose among algorithms whose bits may differ, and how ranks agree on the choice.
 #pragma once
 
 #include <cstddef>
@@ -10,45 +9,42 @@
 
 namespace trireme::ops {
 
-/// How a product of one kind is done, in words for a run's record.
+/// How products of one kind are computed, as text for a run's record.
 struct Choice {
   std::int64_t rows = 0, columns = 0, depth = 0;  // c [rows, columns] = op(a) [rows, depth]·op(b)
   std::string factors, result;                    // types: "bf16", "fp32"
-  std::string form;                               // "NN", "NT", "TN": a and b as they lie
+  std::string form;                               // "NN", "NT", "TN": a and b, T: transposed
   bool accumulates = false;
   std::string epilogue;   // "none", "bias", …
-  std::string algorithm;  // the library's number and work space, or that it has none
+  std::string algorithm;  // the library's number and workspace, or that it has none
   std::string source;     // "heuristic", "timed"
 };
 
-/// How attention of one kind is computed, in words for a run's record: plain causal calls of a
-/// narrow type, which a library may take.
+/// How plain causal attention in bf16 or fp16 of one kind is computed, as text for a run's record.
 struct AttentionChoice {
   std::int64_t batch = 0, tokens = 0, heads = 0, groups = 0, size = 0;
   std::string type;
   bool backward = false;
-  std::string kernel;          // the library's name of its kernel; empty: our own computes it
+  std::string kernel;          // the library's name of it; empty: our own kernel
   std::int64_t workspace = 0;  // bytes, of the library's
-  std::string refusal;         // why the library does not take it
+  std::string refusal;         // why the library refuses it
 };
 
-/// What such an Ops is beside it: `dynamic_cast<AlgorithmChoices*>(&ops)` is null for one that
-/// never chooses.
+/// Second base of such an Ops: `dynamic_cast<AlgorithmChoices*>(&ops)` is null for other ones.
 class AlgorithmChoices {
  public:
   AlgorithmChoices() = default;
   AlgorithmChoices(const AlgorithmChoices&) = delete;
   AlgorithmChoices& operator=(const AlgorithmChoices&) = delete;
   virtual ~AlgorithmChoices() = default;
-  /// What was chosen for the shapes met so far, as bytes for ranks of the same build.
+  /// The choices for all shapes so far, as bytes for ranks of the same build.
   virtual std::vector<std::byte> choices() const = 0;
-  /// Uses them from now on, over those for the same shapes; for shapes that are yet to be met
-  /// nothing is timed any more. Throws Error for those of another library's version or another kind
-  /// of device.
+  /// Uses `choices` from now on and times no further algorithms. Throws Error for choices of
+  /// another library version or kind of device.
   virtual void use_choices(std::span<const std::byte> choices) = 0;
-  /// The same as `choices`, to be read, in their order.
+  /// The same as text, in the same order.
   virtual std::vector<Choice> describe_choices() const = 0;
-  /// Of this process's calls so far, in an order of their shapes. No rank asks another.
+  /// Of this process's calls so far, ordered by shape.
   virtual std::vector<AttentionChoice> describe_attention() const { return {}; }
 };
 

@@ -1,13 +1,12 @@
-// Operations that hand every call to one place: for what stands between a caller and a backend
-// (time taken, work put off, arguments checked).
+// Operations that pass every call to one function: for wrappers around a backend.
 #pragma once
 
 #include "trireme/ops/ops.hpp"
 
 namespace trireme::ops {
 
-/// `Self` has: template <class... P, class... A> void forward(const char* name,
-/// void (Ops::*operation)(P...), const A&... arguments), which is called for each operation.
+/// Calls, for each operation, Self's template <class... P, class... A> void forward(const char*
+/// name, void (Ops::*operation)(P...), const A&... arguments).
 template <class Self>
 class ForwardingOps : public Ops {
  public:

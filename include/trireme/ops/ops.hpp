@@ -1,15 +1,17 @@
-// The whole mathematical vocabulary of Trireme. Each backend implements it in files of its own
-// (cpu/, cuda/); the CPU implementation is the oracle of the others. Shapes stand beside each
-// argument: R rows, C columns, B sequences, T tokens of a sequence, H query heads, G key/value
-// heads, D head size, V vocabulary rows. Tensors named x, y, q, k, v, out, logits, tables, gains
-// and biases, and gradients of these, are of the compute type, one for all of a call: fp32, or on
-// backends that say so bf16 or fp16. On the CPU a weight (the right factor of a product, a bias,
-// gain or table) may be fp32 beside bf16: it is rounded to nearest as it is read. A norm's gain and
-// bias are of one type. Statistics (mean,
-// rstd, lse, maximum, sum, factor, weights), frequencies and what accumulates gradients of weights
-// (always +=) are fp32, and all arithmetic but the products' factors is. Leading strides are free
-// where a comment says "strided"; elsewhere views are contiguous. Work is done in the order of the
-// calls, not before they return: results are read by the host through device::Device.
+// All mathematical operations of Trireme. Each backend implements them (cpu/, cuda/); the CPU
+// implementation is the oracle of the others. Shapes are given beside each argument: R rows, C
+// columns, B sequences, T tokens of a sequence, H query heads, G key/value heads, D head size, V
+// vocabulary rows.
+//
+// Types: x, y, q, k, v, out, logits, tables, gains, biases and their gradients are of the compute
+// type, one for all of a call: fp32, or bf16 or fp16 if the backend supports it. On the CPU a
+// weight (the right factor of a product, a bias, gain or table) may be fp32 beside bf16: it is
+// rounded to nearest as it is read. A norm's gain and bias are of one type. Statistics (mean, rstd,
+// lse, maximum, sum, factor, weights), frequencies and accumulated gradients of weights (always +=)
+// are fp32, and so is all arithmetic except the factors of products.
+//
+// Views are contiguous unless a comment says "strided". Operations are done in the order of the
+// calls, not before they return: the host reads results through device::Device.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +27,11 @@ class MemoryLedger;
 
 namespace trireme::ops {
 
-/// What a product does beside multiplying; the last four are not combined with one another, nor
-/// with accumulate (but `row_sum`).
+/// Options of a product. The last four exclude each other and, except `row_sum`, accumulate.
 struct MatmulOptions {
   bool transpose_a = false;
   bool transpose_b = false;
-  bool accumulate = false;  // c += instead of c =; c may be fp32 where all others are narrower
+  bool accumulate = false;  // c += instead of c =; c may be fp32 beside narrower factors
   Tensor bias;              // [n], added to every row
   Tensor before_gelu;       // [m, n] out, strided: product + bias, of which c is the gelu
   Tensor gelu_input;        // [m, n], strided: c = product·gelu'(gelu_input)
@@ -44,8 +45,8 @@ struct AttentionMask {
   Tensor key_positions;    // i32 [B, Tk]
   Tensor query_documents;  // i32 [B, Tq]; absent: one document
   Tensor key_documents;    // i32 [B, Tk]; absent: one document
-  /// The host knows that the mask is causal, Tq = Tk, both sides' positions are 0, 1, … of each
-  /// sequence and there is one document: what the tensors say may then go unread.
+  /// The mask is causal, Tq = Tk, positions are 0, 1, … on both sides and there is one document:
+  /// the tensors need not be read.
   bool plain = false;
 };
 
@@ -56,9 +57,9 @@ struct Dropout {
   RandomKey key;
 };
 
-/// Which of the model's query heads a call of attention holds: heads [first, first + H) of `all`.
-/// Query head h of the model uses key/value head h / share, and the first key/value head here is
-/// that of query head `first`. All zero: all heads, share = H/G.
+/// The model's query heads that a call of attention has: [first, first + H) of `all`. Query head h
+/// of the model uses key/value head h / share; the call's first key/value head is that of query
+/// head `first`. All zero: all heads, share = H/G.
 struct HeadSlice {
   std::int64_t first = 0, all = 0, share = 0;
 };
@@ -68,8 +69,7 @@ struct RowTile {
   std::int64_t first = 0, all = 0;
 };
 
-/// What a look-up does with y: write (zero where the row is in another tile), fill in (leave those
-/// as they are) or add.
+/// What a look-up does with y: write (zeros for rows of other tiles), fill in (keep those) or add.
 enum class Lookup : std::uint8_t { write, fill_in, add };
 
 struct AdamWStep {
@@ -80,26 +80,26 @@ struct AdamWStep {
   float gradient_scale = 1;  // clipping: multiplies each gradient as it is read
 };
 
-/// Indices of neighboring elements in something larger, of which they hold rows of `width` with
-/// `skip` others between two: element i has index first + i + ⌊(column + i) / width⌋·skip.
+/// Indices of consecutive elements in a larger array: rows of `width`, with `skip` other elements
+/// between two rows. Element i has index first + i + ⌊(column + i) / width⌋·skip.
 struct ElementIndices {
   std::int64_t first = 0;
-  std::int64_t column = 0;           // of element 0 in its row
-  std::int64_t width = 0, skip = 0;  // skip 0: nothing is between
+  std::int64_t column = 0;  // of element 0 in its row
+  std::int64_t width = 0, skip = 0;
   std::int64_t operator()(std::int64_t i) const {
     return first + i + (skip == 0 ? 0 : (column + i) / width * skip);
   }
-  /// Those of the elements from number `begin` on.
+  /// Of the elements from number `begin` on.
   ElementIndices from(std::int64_t begin) const {
     return {(*this)(begin), skip == 0 ? 0 : (column + begin) % width, width, skip};
   }
 };
 
-/// Parameters in the type that units read, made from their fp32 masters.
+/// Parameters rounded from their fp32 masters to the type that units read.
 struct RoundedCopy {
   Tensor values;            // [n]; absent: none
-  bool stochastic = false;  // round up with the probability of the part cut off, else to nearest
-  RandomKey key;            // of the bits that decide, by the elements' indices
+  bool stochastic = false;  // up with the probability of the truncated part, else to nearest
+  RandomKey key;            // of stochastic rounding, by the elements' indices
   ElementIndices indices;
 };
 
@@ -110,14 +110,14 @@ class Ops {
   Ops& operator=(const Ops&) = delete;
   virtual ~Ops() = default;
 
-  // Moving and filling
+  // Fill, copy, add, scale
   virtual void fill(const Tensor& y, float value) = 0;  // any float type
   /// [R, C] strided. Between float types it converts, rounding to nearest, ties to even.
   virtual void copy(const Tensor& y, const Tensor& x) = 0;
   virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
   virtual void scale(const Tensor& y, float factor) = 0;
-  /// As scale by factor[0], fp32 [1], as it is when the operation is done: for a number that
-  /// changes where what is queued does not (device/graph.hpp).
+  /// scale by factor[0], fp32 [1], read when the operation runs: for captured graphs
+  /// (device/graph.hpp).
   virtual void scale_by(const Tensor& y, const Tensor& factor) = 0;
 
   // Matrix products
@@ -128,11 +128,11 @@ class Ops {
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;
 
   // Norms
-  /// y = (x − mean)·rstd·gain + bias over each row of [R, C]; mean, rstd [R] are kept for backward;
-  /// `bias` may be absent. Ba et al., "Layer normalization" (2016).
+  /// y = (x − mean)·rstd·gain + bias over each row of [R, C]; writes mean and rstd [R] for
+  /// backward; `bias` may be absent. Ba et al., "Layer normalization" (2016).
   virtual void layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                           const Tensor& gain, const Tensor& bias, float epsilon) = 0;
-  /// dx = (or += when accumulate) the gradient for x.
+  /// dx = (or += with `accumulate`) the gradient for x.
   virtual void layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
                                          const Tensor& gain, const Tensor& mean, const Tensor& rstd,
                                          bool accumulate) = 0;
@@ -173,7 +173,7 @@ class Ops {
 
   // Rotary positions
   /// Rotates pairs (i, i + D/2) of x [R, heads, D] in place by positions[r]·frequencies[i];
-  /// positions i32 [R], frequencies fp32 [D/2]; strided. `inverse` turns back (backward). Su et
+  /// positions i32 [R], frequencies fp32 [D/2]; strided. `inverse` rotates back (backward). Su et
   /// al., "RoFormer" (2021).
   virtual void rotary(const Tensor& x, const Tensor& positions, const Tensor& frequencies,
                       bool inverse) = 0;
@@ -182,10 +182,9 @@ class Ops {
   /// out [B, Tq, H, D] = softmax(q·kᵀ·scale)·v with q [B, Tq, H, D], k and v [B, Tk, G, D]
   /// (strided), H a multiple of G: head h uses group h / (H/G). lse [B, H, Tq] = log Σ exp(scores),
   /// −∞ (and a zero row) for a query that sees nothing. Scores exist for one block of queries of
-  /// one head at a time. Dropout acts on the probabilities; element (b, h, i, j) has index
-  /// ((samples[b]·H + h)·Tq + i)·Tk + j, samples i64 [B] (absent when rate is 0), with H and h
-  /// those of the whole model where `heads` says that a call holds only some of its heads. Dao et
-  /// al., "FlashAttention" (2022), for the backward from lse.
+  /// one head at a time. Dropout acts on the probabilities: element (b, h, i, j) has index
+  /// ((samples[b]·H + h)·Tq + i)·Tk + j, with samples i64 [B] (absent if rate is 0) and H and h of
+  /// the whole model (`heads`). Dao et al., "FlashAttention" (2022).
   virtual void attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                          const Tensor& v, const AttentionMask& mask, float scale,
                          const Dropout& dropout, const Tensor& samples,
@@ -197,13 +196,12 @@ class Ops {
                                   const AttentionMask& mask, float scale, const Dropout& dropout,
                                   const Tensor& samples, const HeadSlice& heads = {}) = 0;
 
-  // Vocabulary-parallel cross-entropy: three ops that `model` joins across tensor ranks
-  // -------------------
-  /// maximum [R] = max over the columns of logits [R, V], and over what it holds with `accumulate`.
+  // Vocabulary-parallel cross-entropy: three ops that `model` reduces across tensor ranks
+  /// maximum [R] = max over the columns of logits [R, V] and, with `accumulate`, its old value.
   virtual void row_maximum(const Tensor& maximum, const Tensor& logits,
                            bool accumulate = false) = 0;
-  /// sum [R] = Σ exp(logits − maximum); target_logit [R] = logits[r, targets[r] − first] where that
-  /// column is here, else 0. targets i32 [R].
+  /// sum [R] = Σ exp(logits − maximum); target_logit [R] = logits[r, targets[r] − first] if that
+  /// column exists here, else 0. targets i32 [R].
   virtual void exp_sum_and_target(const Tensor& sum, const Tensor& target_logit,
                                   const Tensor& logits, const Tensor& maximum,
                                   const Tensor& targets, std::int64_t first) = 0;
@@ -216,8 +214,8 @@ class Ops {
                              const Tensor& target_logit, const Tensor& weights) = 0;
 
   // Optimizer
-  /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n], or where sums is [1] the
-  /// sum of all blocks, added in order.
+  /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n]; sums [1] += the sum of
+  /// all blocks, in order.
   virtual void add_squares(const Tensor& sums, const Tensor& x) = 0;
   /// One AdamW update of flat ranges, one pass. Loshchilov and Hutter (2019).
   virtual void adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
@@ -227,18 +225,22 @@ class Ops {
   virtual void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
                    float learning_rate, float momentum, float weight_decay, float gradient_scale,
                    const RoundedCopy& copy = {}) = 0;
-  /// The copy alone: copy.values [n] = x [n], fp32, rounded as `copy` says; stochastically to bf16
-  /// alone.
+  /// copy.values [n] = x [n], fp32, rounded; stochastically only to bf16.
   virtual void round(const RoundedCopy& copy, const Tensor& x) = 0;
 };
 
-/// The CPU backend on `threads` OpenMP threads of this process (0: what OpenMP offers). Its work
-/// space is entered in `ledger` where one is given, which must outlive it. With `reproducible` each
-/// matrix product runs on one thread, so that no result's bits depend on `threads`.
+/// The CPU backend on `threads` OpenMP threads (0: as many as OpenMP offers). Its workspace is
+/// entered in `ledger`, if given, which must outlive it. With `reproducible` each matrix product
+/// runs on one thread, so that no bits depend on `threads`.
 std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger = nullptr,
                                   bool reproducible = false);
 
-/// The widest instruction set that oneDNN uses on this machine, in words.
+/// The widest instruction set that oneDNN uses on this machine, as text.
 std::string instruction_set();
+/// Whether the processor multiplies bf16 itself (AVX512_BF16 or AMX) and ONEDNN_MAX_CPU_ISA allows
+/// it. Otherwise bf16 products run in fp32 on widened elements, no faster than fp32.
+bool cpu_multiplies_bf16();
+/// How bf16 products are computed on this machine, as text.
+std::string cpu_bf16_products();
 
 }  // namespace trireme::ops

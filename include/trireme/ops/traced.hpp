@@ -1,5 +1,5 @@
-// Operations whose time on the device enters a run's trace, without a wait of the host's; and what
-// the device notes of copies and of other work in its queues.
+// Records operations' times on the device in a run's trace without blocking the host, and the spans
+// of the device's copy queues.
 #pragma once
 
 #include <cstddef>
@@ -12,28 +12,27 @@
 
 namespace trireme::ops {
 
-/// Has the device note when it begins and ends each operation (all its kernels together), and hands
-/// the call on. Notes are read where the host waits for the device anyway.
+/// Marks the begin and end of each operation (all its kernels) on the device and forwards the call.
+/// Marks are read when the host waits for the device anyway.
 class TracedOps final : public ForwardingOps<TracedOps> {
  public:
-  /// `device` is that of `inner`; it and `recorder` must outlive this. Throws Error where the
-  /// device keeps no time.
+  /// `device`: of `inner`; it and `recorder` must outlive this. Throws Error if it has no clock.
   TracedOps(std::unique_ptr<Ops> inner, device::Device& device, Recorder& recorder)
       : inner_(std::move(inner)),
         timeline_(device::make_timeline(device)),
         queues_(dynamic_cast<device::Timed*>(&device)),
         recorder_(recorder) {}
 
-  /// Operations from now on are traced; none were so far.
+  /// Starts tracing.
   void begin();
-  /// To be called last before a wait for the device, and first after it: the operations since the
-  /// wait before become spans of stream `device_stream`, and what the device noted of its queues
-  /// spans of streams from `queue_streams` on, one for each queue.
+  /// Called immediately before and after a wait for the device: operations since the last wait
+  /// become spans of stream `device_stream`, the queues' work spans of streams from `queue_streams`
+  /// on.
   void before_wait();
   void after_wait();
 
   static constexpr int device_stream = 3, queue_streams = 4;
-  /// Spans that are recorded; later operations go untraced, so that the host's own find room.
+  /// Most spans recorded: the rest of the trace's capacity is the host's.
   static constexpr std::size_t most = Recorder::trace_capacity / 2;
   static constexpr std::size_t most_of_queues = Recorder::trace_capacity / 4;
 
@@ -50,7 +49,7 @@ class TracedOps final : public ForwardingOps<TracedOps> {
  private:
   std::unique_ptr<Ops> inner_;
   std::unique_ptr<device::Timeline> timeline_;
-  device::Timed* queues_;  // absent: the host's work is done in the calls
+  device::Timed* queues_;  // null: the device has no queues
   Recorder& recorder_;
   std::vector<const char*> names_;  // of operations since the last wait
   std::size_t recorded_ = 0, recorded_of_queues_ = 0;

@@ -27,7 +27,7 @@ HWY_INLINE Floats logistic(Floats z) {
   return hn::Div(one, hn::Add(one, e));
 }
 
-/// The logistic function of z and its slope, through exp(−|z|): neither infinity nor cancellation.
+/// The logistic function of z and its slope, by exp(−|z|): no infinity, no cancellation.
 struct Sigmoid {
   Floats value, slope;
 };
@@ -42,12 +42,12 @@ HWY_INLINE Sigmoid sigmoid(Floats z) {
 }
 
 // ½(1 + tanh u) = 1/(1 + 2ᵗ), t = −2u·log₂ e = x(a + b·x²), with a = −2√(2/π)·log₂ e and
-// b = 0.044715·a. As t is rounded in any case, 2ᵗ costs less than exp and is as good.
+// b = 0.044715·a. 2ᵗ costs less than exp and is as accurate, since t is rounded in any case.
 constexpr float log2_gelu_a = -1.4426950408889634F * 1.5957691216057308F;
 constexpr float log2_gelu_b = 0.044715F * log2_gelu_a;
-// There t is ∓123: the slope is 1, or smaller than 3e-35; and no power of two overflows.
+// Where t is ∓123: the slope is 1 or below 3e-35, and no power of two overflows.
 constexpr float gelu_limit = 9.9F;
-/// Of power_of_two, for results of type T.
+/// Terms of power_of_two for results of type T.
 template <class T>
 constexpr int gelu_terms = std::is_same_v<T, Bf16> ? 4 : 5;
 
@@ -58,8 +58,7 @@ HWY_INLINE Floats gelu_value(Floats x) {
   return hn::Div(x, hn::Add(hn::Set(d, 1.0F), power_of_two<terms>(hn::Mul(x, inner))));
 }
 
-/// With r = 1/(1 + 2ᵗ), whose slope by −t·ln 2 is r·(1 − r): r + x·(2u)'·r·(1 − r), in which 1 − r
-/// is r·2ᵗ, without cancellation.
+/// With r = 1/(1 + 2ᵗ): r + x·(2u)'·r·(1 − r), with 1 − r as r·2ᵗ to avoid cancellation.
 template <int terms>
 HWY_INLINE Floats gelu_slope(Floats x) {
   const FloatTag d;
@@ -81,7 +80,7 @@ void gelu_range(std::size_t n, T* y, const T* x, bool streamed) {
 }
 TRIREME_INSTANCES(gelu_range);
 
-/// x += bias, in the cache of what reads it next.
+/// x += bias; x stays cached for the next pass.
 void add_bias(std::size_t n, float* x, const float* bias) {
   map(
       n, x, [](Floats v, Floats b) HWY_ATTR { return hn::Add(v, b); }, prefetched(x), bias);
@@ -134,8 +133,7 @@ HWY_INLINE GateGradients gate_gradients(Floats gradient, Floats g, Floats u) {
   }
 }
 
-/// Rows of [n] and [2n]; `ahead` and `pair_ahead` elements further on in dy and gate_up lies what
-/// to fetch.
+/// Rows of [n] and [2n]; `ahead` and `pair_ahead`: prefetch distances in dy and gate_up.
 template <class T>
 void swiglu_backward_row(std::size_t n, T* dgate, const T* dy, const T* gate_up, std::int64_t ahead,
                          std::int64_t pair_ahead, bool streamed) {

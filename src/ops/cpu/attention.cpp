@@ -1,9 +1,9 @@
-// Attention, one block of queries of one head at a time: scores, softmax and the product with the
-// values run on one thread per block. Scratch per thread: forward one block of scores, query_block
-// queries by all keys, and a head's keys (transposed) and values; backward, which knows log Σ exp
-// already, two blocks of query_block queries by at most 512 keys, and as many keys, values and
-// their gradients. What a product goes through again and again is copied there first: rows of a
-// head that lie a power of two apart would drive each other out of the first-level cache.
+// Attention in fp32, one block of queries of one head at a time: scores, softmax and the product
+// with the values run on one thread per block. Scratch of a thread: forward, one block of scores
+// against all keys, and the head's keys (transposed) and values; backward, two blocks of scores
+// against at most 512 keys, and those keys, values and their gradients. Operands that products read
+// repeatedly are copied to scratch: rows a power of two apart would evict each other from the
+// cache.
 #include <algorithm>
 #include <cstring>
 
@@ -83,7 +83,7 @@ void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64
   }
 }
 
-/// to [rows, columns] = from, or += where `add`.
+/// to [rows, columns] = from, or += with `add`.
 void move_rows(float* to, std::int64_t to_stride, const float* from, std::int64_t from_stride,
                std::int64_t rows, std::int64_t columns, bool add = false) {
   for (std::int64_t r = 0; r < rows; ++r, to += to_stride, from += from_stride) {
@@ -97,7 +97,7 @@ void move_rows(float* to, std::int64_t to_stride, const float* from, std::int64_
 
 using Gradients = GradientsOf<float>;
 
-/// A thread's scratch; without memory, its size.
+/// One thread's scratch. With `memory` null only its size is computed.
 struct Scratch {
   float* scores = nullptr;           // [query_block, keys]
   float* transposed_keys = nullptr;  // [D, keys]: keys
@@ -137,8 +137,8 @@ struct Chunk {
   bool ready = false;  // in scratch
 };
 
-/// What the keys of a chunk give to dq of one block of queries of one head, and the block to the
-/// chunk's dk and dv. `visible` are the chunk's.
+/// Adds the contribution of a chunk of keys to dq of one block of queries of one head, and the
+/// block's to the chunk's dk and dv. `visible`: keys of the chunk.
 void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t h,
                     std::int64_t begin, const Chunk& chunk, const VisibleKeys& visible,
                     const Scratch& scratch, PrefetchQueue* ahead) {
@@ -206,20 +206,31 @@ std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                        const Tensor& v, const AttentionMask& mask, float scale,
                        const Dropout& dropout, const Tensor& samples, const HeadSlice& slice) {
-  if (q.type() == DType::bf16) {
-    return narrow_attention(out, lse, q, k, v, mask, scale, dropout, samples, slice);
-  }
   Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
   p.scores_width = p.keys;
-  const Heads to = heads_of(out, p.batch, p.queries, p.heads, p.size);
-  const Heads query = heads_of(q, p.batch, p.queries, p.heads, p.size);
-  const Heads key = heads_of(k, p.batch, p.keys, p.groups, p.size);
-  const Heads value = heads_of(v, p.batch, p.keys, p.groups, p.size);
-  float* log_sums = flat(lse, p.batch * p.heads * p.queries);
   visibility_.prepare(mask, p.batch, p.queries, p.keys);
+  with_storage(q.type(), [&]<class T>(T) { attend(p, operands_of<T>(p, q, k, v, out, lse)); });
+}
+
+void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                const Tensor& q, const Tensor& k, const Tensor& v,
+                                const AttentionMask& mask, float scale, const Dropout& dropout,
+                                const Tensor& samples, const HeadSlice& slice) {
+  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
+  p.scores_width = std::min(p.keys, key_chunk);
+  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+  with_storage(q.type(), [&]<class T>(T) {
+    attend_backward(
+        p, GradientsOf<T>{operands_of<T>(p, q, k, v, out, lse), query_heads<T>(p, dout),
+                          query_heads<T>(p, dq), key_heads<T>(p, dk), key_heads<T>(p, dv)});
+  });
+}
+
+void CpuOps::attend(const Problem& p, const OperandsOf<float>& x) {
   const std::int64_t scratch_size = Scratch(p, false, nullptr).size;
   auto* scratch_of_all = scratch<float>(static_cast<std::size_t>(threads_ * scratch_size));
-  // Some eight tasks for each thread: whole heads where there are enough of them.
+  // About eight tasks per thread: whole heads if there are enough of them.
   const std::int64_t heads = p.batch * p.heads, blocks = p.blocks();
   const std::int64_t parts =
       std::clamp<std::int64_t>((8 * threads_ + heads - 1) / std::max<std::int64_t>(1, heads), 1,
@@ -229,46 +240,26 @@ void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, co
     const std::int64_t group = p.group_of(h);
     const Scratch own(p, false, scratch_of_all + thread * scratch_size);
     PrefetchQueue ahead;
-    if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
-    transpose(own.transposed_keys, p.row(), key.at(b, 0, group), key.stride, p.keys, p.size);
-    move_rows(own.rows, p.size, value.at(b, 0, group), value.stride, p.keys, p.size);
+    if (parts == 1) ahead = ahead_of_forward(p, x, task, task + threads_);
+    transpose(own.transposed_keys, p.row(), x.k.at(b, 0, group), x.k.stride, p.keys, p.size);
+    move_rows(own.rows, p.size, x.v.at(b, 0, group), x.v.stride, p.keys, p.size);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     for (std::int64_t block = task % parts; block < blocks; block += parts) {
       const std::int64_t begin = block * query_block;
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
-      score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride,
+      score_product(p, visible, begin, rows, p.scale, x.q.at(b, begin, h), x.q.stride,
                     own.transposed_keys, 0, own.scores, &ahead);
       float inverse[query_block];
       softmax_block(p.score_block(b, h, begin, rows, visible, own.scores),
-                    log_sums + (b * p.heads + h) * p.queries + begin, inverse);
+                    x.lse + (b * p.heads + h) * p.queries + begin, inverse);
       weighted_product(p, visible, begin, rows, own.scores, own.rows, 0, own.sums, &ahead);
-      scale_rows(to.at(b, begin, h), to.stride, own.sums, p.size, rows, p.size, inverse);
+      scale_rows(x.out.at(b, begin, h), x.out.stride, own.sums, p.size, rows, p.size, inverse);
     }
   });
 }
 
-void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
-                                const Tensor& dout, const Tensor& out, const Tensor& lse,
-                                const Tensor& q, const Tensor& k, const Tensor& v,
-                                const AttentionMask& mask, float scale, const Dropout& dropout,
-                                const Tensor& samples, const HeadSlice& slice) {
-  if (q.type() == DType::bf16) {
-    return narrow_attention_backward(dq, dk, dv, dout, out, lse, q, k, v, mask, scale, dropout,
-                                     samples, slice);
-  }
-  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
-  p.scores_width = std::min(p.keys, key_chunk);
-  const auto of_queries = [&](const Tensor& x) {
-    return heads_of(x, p.batch, p.queries, p.heads, p.size);
-  };
-  const auto of_keys = [&](const Tensor& x) {
-    return heads_of(x, p.batch, p.keys, p.groups, p.size);
-  };
-  const Gradients g{of_queries(q),   of_keys(k),       of_keys(v),
-                    of_queries(out), of_queries(dout), of_queries(dq),
-                    of_keys(dk),     of_keys(dv),      flat(lse, p.batch * p.heads * p.queries)};
-  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+void CpuOps::attend_backward(const Problem& p, const Gradients& g) {
   const std::int64_t scratch_size = Scratch(p, true, nullptr).size;
   const std::int64_t parts = parts_of(p);
   const std::int64_t part_size = p.keys * p.size;  // of dk, and as much of dv
@@ -299,7 +290,7 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
   join_parts(
       threads_, p, partial,
       [&](bool of_v, std::int64_t head, std::int64_t begin, std::int64_t rows, const float* sums) {
-        const Heads& to = of_v ? g.dv : g.dk;
+        const HeadsOf<float>& to = of_v ? g.dv : g.dk;
         move_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, rows,
                   p.size);
       });

@@ -1,6 +1,6 @@
-// Attention of bf16: products of bf16 with fp32 sums, scores and softmax in fp32, probabilities and
-// their gradients rounded to bf16 for the products that take them. A task is some blocks of queries
-// of one head: its keys and values are packed once and stay in the core's cache.
+// Attention in bf16: products of bf16 with fp32 sums, scores and softmax in fp32, probabilities and
+// their gradients rounded to bf16 for the products that read them. A task is some blocks of queries
+// of one head; its keys and values are packed once and stay in the core's cache.
 #include "attention_problem.hpp"
 #include "bf16_tiles.hpp"
 #include "cpu_ops.hpp"
@@ -9,9 +9,7 @@
 namespace trireme::ops {
 namespace {
 
-using NarrowHeads = HeadsOf<Bf16>;
-
-/// Hands out a thread's work space, or counts it where there is none.
+/// Allocates parts of a thread's scratch. With `base` null only their size is computed.
 class ScratchAllocator {
  public:
   explicit ScratchAllocator(std::byte* base) : base_(base) {}
@@ -28,7 +26,7 @@ class ScratchAllocator {
   std::size_t bytes_ = 0;
 };
 
-/// What one thread works on; `backward` tells how much of it there is.
+/// One thread's scratch; the second group only with `backward`.
 struct Work {
   float* scores;                            // [64, row], as bf16 once it is rounded
   std::uint32_t *transposed_keys, *values;  // packed: kᵀ; v, or in backward vᵀ
@@ -38,7 +36,7 @@ struct Work {
   std::uint32_t* keys;             // packed: k
   std::uint32_t *queries, *douts;  // packed: one block of q and of dout
   std::uint32_t* weights;          // packed: scores or their gradients, of one chunk of keys
-  float *dk, *dv;                  // [Tk, D], where a head is one part
+  float *dk, *dv;                  // [Tk, D], if a head is one part
 
   Work(const Problem& p, bool backward, ScratchAllocator& from) {
     const std::int64_t chunk = std::min(p.keys, key_chunk);
@@ -64,7 +62,7 @@ std::size_t work_bytes(const Problem& p, bool backward) {
   return counter.bytes();
 }
 
-/// Tasks that each head's blocks of queries are dealt out to.
+/// Tasks into which each head's blocks of queries are divided.
 std::int64_t forward_parts(const Problem& p) {
   constexpr std::int64_t enough = 16;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads);
@@ -72,7 +70,7 @@ std::int64_t forward_parts(const Problem& p) {
                                   std::max<std::int64_t>(1, p.blocks()));
 }
 
-/// body(first, last) for [begin, end) cut such that only the first piece may begin inside a panel.
+/// body(first, last) for pieces of [begin, end) of which only the first may begin inside a panel.
 template <class Body>
 void for_panels(std::int64_t begin, std::int64_t end, const Body& body) {
   const std::int64_t inside = begin % panel_columns;
@@ -81,13 +79,13 @@ void for_panels(std::int64_t begin, std::int64_t end, const Body& body) {
   if (cut < end) body(cut, end);
 }
 
-/// Rows that are multiplied at a time: between them memory is fetched ahead, and where the mask is
-/// plain, keys behind the last of them are left out.
+/// Rows that are multiplied at a time. Between steps memory is prefetched, and with a plain mask
+/// keys after the step's last row are skipped.
 std::int64_t row_step() {
   const std::int64_t rows = bf16_tiles().rows;
   return rows * std::max<std::int64_t>(1, 2 * tile_rows / rows);
 }
-/// Lines to fetch ahead while `rows` of them are multiplied.
+/// Lines to prefetch while `rows` rows are multiplied.
 std::int64_t lines_of(std::int64_t rows) { return 28 * rows / (2 * tile_rows); }
 
 /// One past the last key that rows [row, row + count) of a block from `begin` on see.
@@ -95,8 +93,8 @@ std::int64_t reach_of(const Problem& p, std::int64_t begin, std::int64_t row, st
   return p.visibility->plain() ? begin + row + count : p.keys;
 }
 
-/// scores [rows, visible] = factor·x [rows, D] · what was packed of all keys, transposed_keys; 0
-/// where the mask is known to hide what a whole step of rows would give.
+/// scores [rows, visible] = factor·x [rows, D] · packed transpose of all keys; 0 for keys that a
+/// plain mask hides from a whole step of rows.
 void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                    std::int64_t rows, float factor, const Bf16* x, std::int64_t stride,
                    const std::uint32_t* words, float* scores, PrefetchQueue& ahead) {
@@ -127,8 +125,7 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t be
   }
 }
 
-/// sums [rows, D] = (or += where `add`) weights [rows, visible] · what was packed of all keys'
-/// rows.
+/// sums [rows, D] = (or += with `add`) weights [rows, visible] · packed rows of all keys.
 void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                       std::int64_t rows, const float* weights, const std::uint32_t* words, bool add,
                       float* sums, PrefetchQueue& ahead) {
@@ -157,7 +154,7 @@ void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t
   }
 }
 
-/// y [Tk, D] += weightsᵀ · what was packed of `rows` rows.
+/// y [Tk, D] += weightsᵀ · `rows` packed rows.
 void transposed_product(const Problem& p, const VisibleKeys& visible, std::int64_t rows,
                         const float* weights, const std::uint32_t* words, std::uint32_t* packed,
                         float* y) {
@@ -227,18 +224,7 @@ std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int thre
       count * backward + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
 }
 
-void CpuOps::narrow_attention(const Tensor& out, const Tensor& lse, const Tensor& q,
-                              const Tensor& k, const Tensor& v, const AttentionMask& mask,
-                              float scale, const Dropout& dropout, const Tensor& samples,
-                              const HeadSlice& slice) {
-  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
-  p.scores_width = p.keys;
-  const NarrowHeads to = heads_of<Bf16>(out, p.batch, p.queries, p.heads, p.size);
-  const NarrowHeads query = heads_of<Bf16>(q, p.batch, p.queries, p.heads, p.size);
-  const NarrowHeads key = heads_of<Bf16>(k, p.batch, p.keys, p.groups, p.size);
-  const NarrowHeads value = heads_of<Bf16>(v, p.batch, p.keys, p.groups, p.size);
-  float* log_sums = flat(lse, p.batch * p.heads * p.queries);
-  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+void CpuOps::attend(const Problem& p, const OperandsOf<Bf16>& x) {
   const std::size_t own = work_bytes(p, false);
   auto* scratch_of_all = scratch<std::byte>(static_cast<std::size_t>(threads_) * own);
   const std::int64_t parts = forward_parts(p);
@@ -248,45 +234,28 @@ void CpuOps::narrow_attention(const Tensor& out, const Tensor& lse, const Tensor
     ScratchAllocator allocator(scratch_of_all + static_cast<std::size_t>(thread) * own);
     const Work work(p, false, allocator);
     PrefetchQueue ahead;
-    if (parts == 1) ahead = ahead_of_forward(p, to, query, key, value, task, task + threads_);
+    if (parts == 1) ahead = ahead_of_forward(p, x, task, task + threads_);
     VisibleKeys& visible = visible_[static_cast<std::size_t>(thread)];
     const Bf16Tiles& tiles = bf16_tiles();
     const TileScope scope(tiles);
-    tiles.pack(p.size, p.keys, true, key.at(b, 0, group), key.stride, work.transposed_keys);
-    tiles.pack(p.keys, p.size, false, value.at(b, 0, group), value.stride, work.values);
+    tiles.pack(p.size, p.keys, true, x.k.at(b, 0, group), x.k.stride, work.transposed_keys);
+    tiles.pack(p.keys, p.size, false, x.v.at(b, 0, group), x.v.stride, work.values);
     for (std::int64_t block = task % parts; block < p.blocks(); block += parts) {
       const std::int64_t begin = block * query_block;
       const std::int64_t rows = std::min(query_block, p.queries - begin);
       visibility_.find(b, begin, begin + rows, 0, p.keys, visible);
-      score_product(p, visible, begin, rows, p.scale, query.at(b, begin, h), query.stride,
+      score_product(p, visible, begin, rows, p.scale, x.q.at(b, begin, h), x.q.stride,
                     work.transposed_keys, work.scores, ahead);
       float inverse[query_block];
       softmax_block<Bf16>(p.score_block(b, h, begin, rows, visible, work.scores),
-                          log_sums + (b * p.heads + h) * p.queries + begin, inverse);
+                          x.lse + (b * p.heads + h) * p.queries + begin, inverse);
       weighted_product(p, visible, begin, rows, work.scores, work.values, false, work.sums, ahead);
-      scale_rows(to.at(b, begin, h), to.stride, work.sums, p.size, rows, p.size, inverse);
+      scale_rows(x.out.at(b, begin, h), x.out.stride, work.sums, p.size, rows, p.size, inverse);
     }
   });
 }
 
-void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
-                                       const Tensor& dout, const Tensor& out, const Tensor& lse,
-                                       const Tensor& q, const Tensor& k, const Tensor& v,
-                                       const AttentionMask& mask, float scale,
-                                       const Dropout& dropout, const Tensor& samples,
-                                       const HeadSlice& slice) {
-  Problem p = problem_of(q, k, scale, dropout, samples, visibility_, slice);
-  p.scores_width = std::min(p.keys, key_chunk);
-  const auto of_queries = [&](const Tensor& x) {
-    return heads_of<Bf16>(x, p.batch, p.queries, p.heads, p.size);
-  };
-  const auto of_keys = [&](const Tensor& x) {
-    return heads_of<Bf16>(x, p.batch, p.keys, p.groups, p.size);
-  };
-  const Gradients g{of_queries(q),   of_keys(k),       of_keys(v),
-                    of_queries(out), of_queries(dout), of_queries(dq),
-                    of_keys(dk),     of_keys(dv),      flat(lse, p.batch * p.heads * p.queries)};
-  visibility_.prepare(mask, p.batch, p.queries, p.keys);
+void CpuOps::attend_backward(const Problem& p, const Gradients& g) {
   const std::int64_t parts = parts_of(p), part_size = p.keys * p.size;
   const std::int64_t kv_heads = p.batch * p.groups;
   const std::size_t own = work_bytes(p, true), all = static_cast<std::size_t>(threads_) * own;
@@ -323,7 +292,7 @@ void CpuOps::narrow_attention_backward(const Tensor& dq, const Tensor& dk, const
   join_parts(
       threads_, p, partial,
       [&](bool of_v, std::int64_t head, std::int64_t begin, std::int64_t rows, const float* sums) {
-        const NarrowHeads& to = of_v ? g.dv : g.dk;
+        const HeadsOf<Bf16>& to = of_v ? g.dv : g.dk;
         scale_rows(to.at(head / p.groups, begin, head % p.groups), to.stride, sums, p.size, rows,
                    p.size, nullptr);
       });

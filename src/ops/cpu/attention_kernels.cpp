@@ -67,7 +67,7 @@ float maximum_of_row(std::size_t n, const float* x) {
   return hn::GetLane(hn::MaxOfLanes(d, maximum));
 }
 
-/// y ← exp(x − maximum); their sum before any rounding. y may begin where x does.
+/// y ← exp(x − maximum); returns their sum before rounding. y may begin where x does.
 template <class T>
 HWY_ATTR float exponentials_of_row(std::size_t n, T* y, const float* x, float maximum) {
   const FloatTag d;
@@ -101,8 +101,8 @@ HWY_ATTR void zero_row(std::size_t n, T* x) {
   for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR { access.store(hn::Zero(d), d, x + i); });
 }
 
-/// From each row's maximum and its sum of exponentials, 0 where it has none: log Σ exp, and the
-/// sum's inverse. A sum of exponentials is at least 1 or NaN.
+/// Turns each row's maximum into log Σ exp, and its sum of exponentials into the inverse. A sum is
+/// 0 for a row that sees nothing, else at least 1 or NaN.
 HWY_ATTR void finish_sums(std::size_t rows, float* maximum, float* sum) {
   const FloatTag d;
   const Floats one = hn::Set(d, 1.0F);
@@ -110,7 +110,7 @@ HWY_ATTR void finish_sums(std::size_t rows, float* maximum, float* sum) {
   for_vectors(rows, [&](std::size_t i, auto access) HWY_ATTR {
     const Floats s = access.load(d, sum + i);
     const auto none = hn::Eq(s, hn::Zero(d));
-    const Floats known = hn::Max(s, one);  // what a logarithm is asked for
+    const Floats known = hn::Max(s, one);
     const Floats log = hn::Add(access.load(d, maximum + i), hn::Log(d, known));
     access.store(hn::IfThenElse(none, nothing, hn::IfThenElse(hn::IsNaN(s), s, log)), d,
                  maximum + i);
@@ -118,7 +118,7 @@ HWY_ATTR void finish_sums(std::size_t rows, float* maximum, float* sum) {
   });
 }
 
-/// Probabilities as T from where each row begins: a row's never reach scores not yet read.
+/// Probabilities are stored as T in place: they never reach scores not yet read.
 template <class T>
 void softmax_of_block(const ScoreBlock& block, float* lse, float* inverse) {
   const FloatTag d;
@@ -178,7 +178,7 @@ void dots(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, 
 }
 TRIREME_INSTANCES(dots);
 
-/// Both as T from where each row begins.
+/// Both results are stored as T in place.
 template <class T>
 void softmax_gradient_block_as(const ScoreBlock& block, float* dprobabilities, const float* lse,
                                const float* delta, float scale) {

@@ -25,12 +25,12 @@ struct ScoreBlock {
 
 /// scores ← exp(scores − row maximum), with dropout applied; lse [rows] = log Σ exp(scores);
 /// inverse [rows] = 1 / Σ exp(scores − maximum), 0 for a query that sees nothing. Results are
-/// stored as T (float or Bf16): a row's lie from where its scores did, rows 2·stride Bf16 apart.
+/// stored as T (float or Bf16), each row from where its scores began: Bf16 rows are 2·stride apart.
 template <class T = float>
 void softmax_block(const ScoreBlock& block, float* lse, float* inverse);
 
-/// out [rows, columns] = factor[r]·x, rounded; zeros where the factor is 0, whatever was there. No
-/// factors: all 1.
+/// out [rows, columns] = factor[r]·x, rounded; 0 where the factor is 0, even if x is not finite.
+/// `factor` null: all 1.
 void scale_rows(float* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
                 std::int64_t rows, std::int64_t columns, const float* factor);
 void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
@@ -42,9 +42,9 @@ void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_
 void row_dots(const Bf16* a, std::int64_t a_stride, const Bf16* b, std::int64_t b_stride,
               std::int64_t rows, std::int64_t columns, float* delta);
 
-/// From scores and dprobabilities = dout·vᵀ: scores ← the probabilities that met v (with dropout),
-/// dprobabilities ← scale·P∘(dP − delta), the gradient of q·kᵀ.
-/// Stored as softmax_block's.
+/// From scores and dprobabilities = dout·vᵀ: scores ← the probabilities that multiplied v (with
+/// dropout), dprobabilities ← scale·P∘(dP − delta), the gradient of q·kᵀ. Stored as softmax_block
+/// does.
 template <class T = float>
 void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
                             const float* delta, float scale);

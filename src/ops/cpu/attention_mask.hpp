@@ -8,11 +8,11 @@
 
 namespace trireme::ops {
 
-/// Queries are taken in blocks of so many rows; the unit in which key visibility is decided.
+/// Queries per block, and keys per unit in which visibility is decided.
 inline constexpr std::int64_t query_block = 64;
 inline constexpr std::int64_t key_block = 32;
 
-/// Keys [begin, end), whose scores lie in columns [column, column + end − begin).
+/// Keys [begin, end), whose scores are columns [column, column + end − begin).
 struct KeyRun {
   std::int64_t begin, end, column;
 };
@@ -20,7 +20,7 @@ struct KeyRun {
 /// The keys that some query of a block may see, packed into columns.
 struct VisibleKeys {
   std::vector<KeyRun> runs;     // all of them, ascending
-  std::vector<KeyRun> partial;  // those that not every query of the block sees: to be masked
+  std::vector<KeyRun> partial;  // those to mask: some query of the block does not see them
   std::int64_t columns = 0;
   std::int64_t masked = 0;  // columns of `partial`
 };
@@ -32,17 +32,17 @@ struct Extent {
 
 class Visibility {
  public:
-  /// For one call of attention; the mask's tensors must stay. batch × key blocks extents are kept.
+  /// For one call of attention, during which the mask's tensors must stay.
   void prepare(const AttentionMask& mask, std::int64_t batch, std::int64_t queries,
                std::int64_t keys);
-  /// Those of keys [first, last) that queries [begin, end) of sequence b may see; `first` is a
-  /// multiple of key_block.
+  /// Keys of [first, last) that queries [begin, end) of sequence b may see; `first` is a multiple
+  /// of key_block.
   void find(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t first,
             std::int64_t last, VisibleKeys& visible) const;
 
   /// Query i of a sequence sees keys 0 to i, and no others.
   bool plain() const { return plain_; }
-  // Rows of sequence b; null where the mask has none.
+  // Of sequence b; null if the mask has none.
   const std::int32_t* query_positions(std::int64_t b) const {
     return at(query_positions_, b, queries_);
   }

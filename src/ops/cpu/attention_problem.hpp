@@ -1,11 +1,11 @@
-// What a call of attention is, in either storage type: shapes, heads, blocks of queries, tasks.
+// One call of attention in fp32 or bf16: shapes, heads, blocks of queries, tasks.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "trireme/core/pairwise.hpp"
-#include "trireme/ops/cpu_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "attention_kernels.hpp"
 #include "prefetch.hpp"
@@ -23,9 +23,8 @@ struct HeadsOf {
     return data + b * batch_stride + t * stride + h * head_stride;
   }
 };
-using Heads = HeadsOf<float>;
 
-/// What the tasks of one call share.
+/// Shared by the tasks of one call.
 struct Problem : AttentionShape {
   float scale = 0;
   const Dropout* dropout = nullptr;  // null: none
@@ -33,7 +32,7 @@ struct Problem : AttentionShape {
   const Visibility* visibility = nullptr;
   HeadSlice slice;  // resolved: all and share are not 0
 
-  std::int64_t scores_width = 0;  // most columns of a block of scores
+  std::int64_t scores_width = 0;  // largest number of columns of a block of scores
 
   std::int64_t blocks() const { return (queries + query_block - 1) / query_block; }
   std::int64_t group_of(std::int64_t head) const {
@@ -44,8 +43,8 @@ struct Problem : AttentionShape {
     const std::int64_t first = (slice.first / slice.share + group) * slice.share - slice.first;
     return std::clamp<std::int64_t>(first, 0, heads);
   }
-  /// Columns of a row of scores: a cache line more than needed, so that the rows of a power
-  /// of two do not meet in the same cache sets.
+  /// Columns of a row of scores: one cache line more than needed, so that rows a power of two long
+  /// do not share cache sets.
   std::int64_t row() const { return (scores_width + 15) / 16 * 16 + 16; }
   /// The kernels' view of `rows` queries from `begin` on.
   ScoreBlock score_block(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t rows,
@@ -69,15 +68,6 @@ struct Problem : AttentionShape {
   }
 };
 
-template <class T = float>
-HeadsOf<T> heads_of(const Tensor& x, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
-                    std::int64_t size) {
-  const Shape expected{batch, tokens, heads, size};
-  TRIREME_ASSERT(x.shape() == expected, "attention: {} where {} is needed", x.shape().to_string(),
-                 expected.to_string());
-  return {x.as<T>(), x.stride(0), x.stride(1), x.stride(2)};
-}
-
 inline Problem problem_of(const Tensor& q, const Tensor& k, float scale, const Dropout& dropout,
                           const Tensor& samples, const Visibility& visibility, HeadSlice slice) {
   TRIREME_ASSERT(q.shape().dimensions() == 4 && k.shape().dimensions() == 4, "attention of {}, {}",
@@ -96,14 +86,39 @@ inline Problem problem_of(const Tensor& q, const Tensor& k, float scale, const D
   return p;
 }
 
-/// Everything one call of backward reads and writes.
 template <class T>
-struct GradientsOf {
-  HeadsOf<T> q, k, v, out, dout, dq, dk, dv;
-  const float* lse;
-};
+HeadsOf<T> heads_of(const Tensor& x, const Shape& expected) {
+  TRIREME_ASSERT(x.shape() == expected, "attention: {} where {} is needed", x.shape().to_string(),
+                 expected.to_string());
+  return {x.as<T>(), x.stride(0), x.stride(1), x.stride(2)};
+}
+template <class T>
+HeadsOf<T> query_heads(const Problem& p, const Tensor& x) {
+  return heads_of<T>(x, {p.batch, p.queries, p.heads, p.size});
+}
+template <class T>
+HeadsOf<T> key_heads(const Problem& p, const Tensor& x) {
+  return heads_of<T>(x, {p.batch, p.keys, p.groups, p.size});
+}
 
-/// Rows of a head that are worth fetching ahead: more would drive out what is being worked on.
+/// All operands of one call of forward, and of backward.
+template <class T>
+struct OperandsOf {
+  HeadsOf<T> q, k, v, out;
+  float* lse;
+};
+template <class T>
+struct GradientsOf : OperandsOf<T> {
+  HeadsOf<T> dout, dq, dk, dv;
+};
+template <class T>
+OperandsOf<T> operands_of(const Problem& p, const Tensor& q, const Tensor& k, const Tensor& v,
+                          const Tensor& out, const Tensor& lse) {
+  return {query_heads<T>(p, q), key_heads<T>(p, k), key_heads<T>(p, v), query_heads<T>(p, out),
+          flat(lse, p.batch * p.heads * p.queries)};
+}
+
+/// Rows of a head to prefetch at most: more would evict the current task's data.
 inline constexpr std::int64_t rows_ahead = 256;
 
 template <class T>
@@ -112,22 +127,21 @@ void prefetch_head(PrefetchQueue& ahead, const Problem& p, const HeadsOf<T>& x, 
   ahead.add(x.at(b, 0, h), x.stride, std::min(rows, rows_ahead), p.size);
 }
 
-/// Where the results of query head `head` of B·H go, and what head `next` reads, if there is one.
+/// Prefetches the results of query head `head` of B·H and the operands of head `next`, if any.
 template <class T>
-PrefetchQueue ahead_of_forward(const Problem& p, const HeadsOf<T>& out, const HeadsOf<T>& q,
-                               const HeadsOf<T>& k, const HeadsOf<T>& v, std::int64_t head,
+PrefetchQueue ahead_of_forward(const Problem& p, const OperandsOf<T>& x, std::int64_t head,
                                std::int64_t next) {
   PrefetchQueue ahead;
-  prefetch_head(ahead, p, out, head / p.heads, head % p.heads, p.queries);
+  prefetch_head(ahead, p, x.out, head / p.heads, head % p.heads, p.queries);
   if (next >= p.batch * p.heads) return ahead;
   const std::int64_t b = next / p.heads, h = next % p.heads;
-  prefetch_head(ahead, p, k, b, p.group_of(h), p.keys);
-  prefetch_head(ahead, p, v, b, p.group_of(h), p.keys);
-  prefetch_head(ahead, p, q, b, h, p.queries);
+  prefetch_head(ahead, p, x.k, b, p.group_of(h), p.keys);
+  prefetch_head(ahead, p, x.v, b, p.group_of(h), p.keys);
+  prefetch_head(ahead, p, x.q, b, h, p.queries);
   return ahead;
 }
 
-/// The same of backward, where `head` and `next` are of B·G.
+/// The same for backward, with `head` and `next` of B·G.
 template <class T>
 PrefetchQueue ahead_of_backward(const Problem& p, const GradientsOf<T>& g, std::int64_t head,
                                 std::int64_t next) {
@@ -152,11 +166,11 @@ inline void zero_rows(float* data, std::int64_t stride, std::int64_t rows, std::
   for (std::int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, columns, 0.0F);
 }
 
-/// Keys that backward takes at a time: two blocks of scores stay in a core's second-level cache.
+/// Keys per chunk in backward: two blocks of scores stay in a core's second-level cache.
 inline constexpr std::int64_t key_chunk = 512;
 
-/// Parts into which one KV head's blocks of queries are dealt out: enough for some sixteen tasks in
-/// all; a function of the problem alone, so that sums keep their order whatever the threads.
+/// Parts into which one KV head's blocks of queries are divided, for about sixteen tasks in all. It
+/// depends on the problem alone, so that the order of sums does not depend on the threads.
 inline std::int64_t parts_of(const Problem& p) {
   constexpr std::int64_t enough = 16;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.groups);
@@ -165,7 +179,7 @@ inline std::int64_t parts_of(const Problem& p) {
       std::max<std::int64_t>(1, p.blocks() * ((p.heads + p.groups - 1) / p.groups)));
 }
 
-/// sum of `parts` matrices that lie `distance` apart, pairwise, into the first.
+/// Adds `parts` matrices that are `distance` elements apart, pairwise, into the first.
 inline void sum_parts(float* data, std::int64_t distance, std::int64_t parts,
                       std::int64_t elements) {
   add_pairwise(parts, [&](std::int64_t first, std::int64_t second) {
@@ -175,8 +189,8 @@ inline void sum_parts(float* data, std::int64_t distance, std::int64_t parts,
   });
 }
 
-/// Joins the parts of dk and dv, partial [B·G, parts, dk|dv, Tk, D], in tasks of some rows of one
-/// head each: write(of_v, head of B·G, first row, rows, sums [rows, D]).
+/// Adds up the parts of dk and dv, partial [B·G, parts, dk|dv, Tk, D], in tasks of some rows of one
+/// head: write(of_v, head of B·G, first row, rows, sums [rows, D]).
 template <class Write>
 void join_parts(int threads, const Problem& p, float* partial, const Write& write) {
   const std::int64_t parts = parts_of(p), size = p.keys * p.size;
@@ -191,8 +205,8 @@ void join_parts(int threads, const Problem& p, float* partial, const Write& writ
   });
 }
 
-/// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; none where each head has
-/// one part.
+/// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; 0 if each head has one
+/// part.
 inline std::int64_t partial_gradients(const Problem& p) {
   const std::int64_t parts = parts_of(p);
   return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;

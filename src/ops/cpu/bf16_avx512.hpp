@@ -1,5 +1,5 @@
-// What bf16 kernels of AVX512_BF16 and of AMX have in common: how sums are stored, and rows
-// transposed_keys. Highway 1.0.3 has no such targets: these functions name theirs themselves.
+// Shared by the bf16 kernels for AVX512_BF16 and for AMX: storing sums and transposing blocks.
+// Highway 1.0.3 lacks these targets, so the functions name their own.
 #pragma once
 
 #include "bf16_tiles.hpp"
@@ -11,7 +11,7 @@
 #include <immintrin.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the undefined vectors inside its own intrinsics for a mistake (its bug 105593).
+// GCC 12 warns about undefined vectors inside its own intrinsics (its bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
@@ -32,7 +32,7 @@ TRIREME_BF16_INLINE __m512 widen(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-/// Stores the lanes of a row's sums that exist.
+/// Stores the existing lanes of a row's sums.
 TRIREME_BF16_INLINE void finish(__m512 sum, const TileResult& result, std::int64_t row,
                                 std::int64_t column, __mmask16 lanes) {
   const std::int64_t at = row * result.stride + column;
@@ -65,7 +65,7 @@ struct Sums {
   __m512 of[rows][vectors];
 };
 
-// The same of what most tiles are: whole vectors, nothing but a bias or what was there to be added.
+// Fast paths: whole vectors, and at most a bias or the old value is added.
 template <int rows, int vectors>
 TRIREME_BF16_INLINE void finish_wide(const Sums<rows, vectors>& sums, const TileResult& result,
                                      std::int64_t row, std::int64_t column) {
@@ -98,7 +98,7 @@ TRIREME_BF16_INLINE void finish_narrow(const Sums<rows, vectors>& sums, const Ti
   }
 }
 
-/// Sixteen rows of sixteen words, transposed_keys.
+/// Transposes sixteen rows of sixteen words.
 TRIREME_BF16_INLINE void transpose_block(__m512i (&x)[16]) {
   __m512i y[16];
   for (int i = 0; i < 16; i += 2) {

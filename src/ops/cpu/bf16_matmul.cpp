@@ -1,10 +1,10 @@
-// Matrix products of bf16 factors by our tiles: tasks of a block of columns by a section of rows,
-// each of which packs its part of the right factor and, where that is transposed, of the left one.
-// No bits depend on the number of threads: an element's sum is cut by the inner dimension's extent
-// alone (and by whether the left factor is transposed).
+// Matrix products of bf16 factors. A task is a block of columns by a section of rows; it packs its
+// part of the right factor and, if that is transposed, of the left one. Bits do not depend on the
+// number of threads: how a sum is divided depends only on the inner extent and on whether the left
+// factor is transposed.
 #include <algorithm>
 
-#include "trireme/ops/cpu_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "activation.hpp"
 #include "bf16_tiles.hpp"
@@ -17,7 +17,7 @@ namespace {
 
 std::int64_t parts(std::int64_t all, std::int64_t each) { return (all + each - 1) / each; }
 
-/// Near-equal blocks of [0, all), multiples of `unit` but for the last.
+/// Near-equal blocks of [0, all), multiples of `unit` except the last.
 struct Blocks {
   std::int64_t all = 0, each = 1;
   Blocks(std::int64_t all, std::int64_t count, std::int64_t unit)
@@ -28,12 +28,11 @@ struct Blocks {
   std::int64_t end(std::int64_t i) const { return std::min(all, (i + 1) * each); }
 };
 
-/// How a product is cut; a function of its shape and the threads, so that its work space is known
-/// ahead.
+/// How a product is divided. It depends on shape and threads alone, so that scratch is predictable.
 struct Cut {
-  std::int64_t k, inner;  // extent, and the most of it that is summed in one go
+  std::int64_t k, inner;  // inner extent, and how much of it is summed at once
   bool packs_left;
-  std::int64_t rows;  // of the left factor that stay in a core's cache
+  std::int64_t rows;  // of the left factor that fit a core's cache
   Blocks columns, sections;
 
   Cut(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed, int threads)
@@ -51,7 +50,7 @@ struct Cut {
     if (!packs_left) return 0;
     return static_cast<std::size_t>(packed_words(inner, std::min(rows, sections.most())));
   }
-  /// fp32 sums over the inner blocks but the last.
+  /// fp32 sums over all inner blocks but the last.
   std::size_t sums_bytes(bool wide) const {
     if (wide || k <= inner) return 0;
     return device::aligned(static_cast<std::size_t>(sections.most() * columns.most()) *
@@ -62,8 +61,8 @@ struct Cut {
   }
 
  private:
-  /// AMX multiplies so fast that packing a block for a few rows would be felt: threads take columns
-  /// of their own rather than rows.
+  /// AMX multiplies so fast that packing a block for few rows costs: threads divide columns, not
+  /// rows.
   static bool fast() { return bf16_tiles().rows > tile_rows; }
   std::int64_t row_block(std::int64_t tile) const {
     if (packs_left) return 4 * panel_columns;
@@ -71,7 +70,7 @@ struct Cut {
     return std::max<std::int64_t>(fast() ? 4 : 1, fit) * tile;
   }
   std::int64_t column_blocks(std::int64_t n, int threads) const {
-    // A packed block of 1 MB; of 2 MB where each more of them packs the left factor again.
+    // A packed block of 1 MB, or of 2 MB if every further block packs the left factor again.
     const std::int64_t most = std::max<std::int64_t>(
         1, (std::int64_t{3} << (packs_left ? 18 : 17)) / inner / panel_columns);
     const std::int64_t panels = parts(n, panel_columns);
@@ -81,23 +80,22 @@ struct Cut {
     return std::min(panels, parts(count, threads) * threads);
   }
   std::int64_t section_count(std::int64_t m, int threads) const {
-    const std::int64_t least =
-        fast() && !packs_left ? 768 : 192;  // that a block is worth packing for
+    const std::int64_t least = fast() && !packs_left ? 768 : 192;  // rows that pay for packing
     if (threads == 1) return 1;
     const std::int64_t blocks = std::max<std::int64_t>(1, columns.count());
     const std::int64_t wanted = parts(4 * std::int64_t{threads}, blocks);
-    // Few columns: rows for every thread all the same.
+    // Few columns: every thread gets rows all the same.
     const std::int64_t each = parts(std::int64_t{threads}, blocks);
     const std::int64_t most = std::max({std::int64_t{1}, m / least, std::min(each, m / 192)});
     return std::clamp<std::int64_t>(wanted, 1, most);
   }
 };
 
-/// One product and where it goes.
+/// One product and its result.
 struct Product {
   Rows<Bf16> left;
   Rows<Bf16> right = {};
-  Rows<float> wide_right = {};  // one of the two; rounded on its way into panels
+  Rows<float> wide_right = {};  // one of the two; rounded while packed
   bool transpose_left, transpose_right;
   Rows<float> wide = {};
   Rows<Bf16> narrow = {};  // one of the two
@@ -107,7 +105,7 @@ struct Product {
   Rows<Bf16> gelu_input = {};  // [m, n], whose slopes multiply the product; absent: none
 };
 
-/// What follows the product, on rows and columns of it that are still in the core's cache.
+/// The activation of rows and columns that are still in the core's cache.
 void activate(const Product& p, std::int64_t row, std::int64_t rows, std::int64_t column,
               std::int64_t columns) {
   for (std::int64_t r = row; r < row + rows; ++r) {
@@ -119,7 +117,7 @@ void activate(const Product& p, std::int64_t row, std::int64_t rows, std::int64_
   }
 }
 
-/// What a task of rows [row, …) and columns [column, …) does with its sums up to `to` of k.
+/// Where a task of rows [row, …) and columns [column, …) stores its sums over [from, to) of k.
 TileResult result_of(const Product& p, const Cut& cut, std::int64_t row, std::int64_t column,
                      std::int64_t from, std::int64_t to, float* sums) {
   TileResult result;
@@ -143,7 +141,7 @@ TileResult result_of(const Product& p, const Cut& cut, std::int64_t row, std::in
   return result;
 }
 
-/// The same, `rows` further down.
+/// The same, `rows` rows further down.
 TileResult lower(TileResult result, std::int64_t rows) {
   if (result.wide != nullptr) result.wide += rows * result.stride;
   if (result.narrow != nullptr) result.narrow += rows * result.stride;
@@ -197,7 +195,7 @@ void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* sc
   }
 }
 
-/// Products too small for a second thread to be worth waking.
+/// One thread for products too small to divide.
 int threads_of(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
   return m * n * std::max<std::int64_t>(k, 1) < (1 << 18) ? 1 : threads;
 }
@@ -214,7 +212,8 @@ std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k
 }
 
 void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
-                           const MatmulOptions& options) {
+                           const MatmulOptions& options, std::int64_t m, std::int64_t n,
+                           std::int64_t k) {
   const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
   const Tensor& product = gelu ? options.before_gelu : c;
   const bool wide = product.type() == DType::f32;
@@ -222,8 +221,7 @@ void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
             .transpose_left = options.transpose_a,
             .transpose_right = options.transpose_b,
             .accumulate = options.accumulate};
-  const bool wide_right = b.type() == DType::f32;
-  if (wide_right) {
+  if (b.type() == DType::f32) {
     p.wide_right = rows_of<float>(b);
   } else {
     p.right = rows_of<Bf16>(b);
@@ -235,26 +233,8 @@ void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   }
   if (gelu) p.gelu = rows_of<Bf16>(c);
   if (dgelu) p.gelu_input = rows_of<Bf16>(options.gelu_input);
-  const std::int64_t m = wide ? p.wide.rows : p.narrow.rows;
-  const std::int64_t n = wide ? p.wide.columns : p.narrow.columns;
-  const std::int64_t k = options.transpose_a ? p.left.rows : p.left.columns;
-  const std::int64_t right_rows = wide_right ? p.wide_right.rows : p.right.rows;
-  const std::int64_t right_columns = wide_right ? p.wide_right.columns : p.right.columns;
-  TRIREME_ASSERT((options.transpose_a ? p.left.columns : p.left.rows) == m &&
-                     (options.transpose_b ? right_columns : right_rows) == k &&
-                     (options.transpose_b ? right_rows : right_columns) == n,
-                 "product of {}{} and {}{} into {}", a.shape().to_string(),
-                 options.transpose_a ? " transposed" : "", b.shape().to_string(),
-                 options.transpose_b ? " transposed" : "", c.shape().to_string());
-  TRIREME_ASSERT(!(options.accumulate && (options.bias || gelu || dgelu)) && !(gelu && dgelu),
-                 "accumulation into {} together with what wants the whole", c.shape().to_string());
-  TRIREME_ASSERT(!(gelu || dgelu) || (!wide && (!gelu || c.shape() == product.shape()) &&
-                                      (!dgelu || options.gelu_input.shape() == c.shape())),
-                 "an activation beside a product into {}", c.shape().to_string());
-  if (options.row_sum) {
-    TRIREME_ASSERT(options.transpose_a, "row sums of a factor that is not transposed");
-    column_sum(options.row_sum, a);
-  }
+  TRIREME_ASSERT(!(wide && (gelu || dgelu)), "an activation beside a product into {}",
+                 c.shape().to_string());
   if (m == 0 || n == 0) return;
   const int threads = threads_of(m, n, k, threads_);
   const Cut cut(m, n, k, options.transpose_a, threads);

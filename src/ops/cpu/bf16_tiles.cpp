@@ -5,7 +5,7 @@
 
 #include <dnnl.h>
 
-#include "trireme/ops/cpu_products.hpp"
+#include "trireme/ops/ops.hpp"
 
 #include "targets.hpp"
 
@@ -19,8 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
-/// sums [rows, 2 vectors] of `rows` ≤ tile_rows rows of a and two vectors' width of a panel;
-/// elements of a row lie side by side, or in pairs that are `pair_stride` apart.
+/// sums [rows, 2 vectors] of `rows` ≤ tile_rows rows of a by two vectors of a panel. Pairs of a
+/// row's elements are `pair_stride` apart.
 template <int rows>
 HWY_ATTR void widened_sums(std::int64_t k, const Bf16* a, std::int64_t stride,
                            std::int64_t pair_stride, const std::uint32_t* words, float* sums) {
@@ -65,7 +65,7 @@ void widened_tile(std::int64_t rows, std::int64_t k, const Bf16* a, std::int64_t
   }
 }
 
-/// Where Highway is held to a lesser instruction set, these are too.
+/// None if Highway is restricted to a lower instruction set.
 const Bf16Tiles* tiles_of_target() {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // later sets of Highway's contain it
   return native_bf16_tiles();

@@ -1,6 +1,6 @@
-// Tiles of bf16 products with AMX: 32 × 32 sums in four tile registers, of two tiles of rows of the
-// left factor, read in place, and two of columns of the right one, read from the panels as they
-// are. Pairs of the inner dimension are added sixteen at a time, counted from its beginning.
+// Kernels of bf16 products for AMX: 32 × 32 sums in four tile registers, from two tiles of rows of
+// the left factor, read in place, and two tiles of columns of the right one, read from its panels.
+// Pairs of the inner dimension are added sixteen at a time.
 #include "bf16_avx512.hpp"
 
 #if defined(__x86_64__) && defined(__linux__) && \
@@ -28,11 +28,10 @@ constexpr std::int64_t parts(std::int64_t all, std::int64_t each) {
   return (all + each - 1) / each;
 }
 
-/// GCC's intrinsics do not tell it that tiles and their shapes are read from memory: what was
-/// written to be read by one is written when this returns.
+/// Compiler barrier: GCC does not know that its AMX intrinsics read memory.
 inline __attribute__((always_inline)) void compiler_barrier() { __asm__ volatile("" ::: "memory"); }
 
-/// What LDTILECFG reads. Registers 0 to 3 hold sums, 4 and 5 rows of the left factor, 6 and 7
+/// Operand of LDTILECFG. Registers 0 to 3 hold sums, 4 and 5 rows of the left factor, 6 and 7
 /// columns of the right one.
 struct alignas(64) Shapes {
   std::uint8_t palette = 1, start = 0, zeros[14] = {};
@@ -55,20 +54,20 @@ TRIREME_AMX_TARGET void shape_tiles(std::int64_t left_rows) {
   _tile_loadconfig(&shapes);
 }
 
-/// Rows of the left factor as tiles: those of the next `depth` of the inner dimension lie `advance`
-/// bytes further.
+/// Rows of the left factor as tiles; the next `depth` of the inner dimension is `advance` bytes
+/// further.
 struct LeftRows {
   const char* first;
   std::int64_t stride, advance;  // in bytes
 };
 
-/// Lines that are fetched ahead, one of each series while `depth` is added.
+/// Series of lines to prefetch, one line of each while `depth` is added.
 struct Series {
   PrefetchLines lines[4] = {};
   int count = 0;
 };
 
-/// The last, incomplete `depth` of the inner dimension, of both factors, with zeros behind it.
+/// The last, incomplete `depth` of both factors, padded with zeros.
 struct Tail {
   alignas(64) Bf16 left[block * depth];
   alignas(64) std::uint32_t right[tile_side * block];
@@ -91,8 +90,8 @@ TRIREME_AMX_INLINE void add_depth(const char* left, std::int64_t stride, const s
   }
 }
 
-/// Registers 0 to 3 ← sums over k of up to 32 rows and columns; `tail` is null where k is a
-/// multiple of `depth`.
+/// Registers 0 to 3 ← sums over k of up to 32 rows and columns. `tail` is null if k is a multiple
+/// of `depth`.
 template <bool lower, bool second>
 TRIREME_AMX_INLINE void sum_block(std::int64_t k, const LeftRows& left, const std::uint32_t* words,
                                   Tail* tail, const Series& series) {
@@ -129,7 +128,7 @@ TRIREME_AMX_INLINE void store_block(float* to, std::int64_t stride) {
   if constexpr (lower && second) _tile_stored(3, to + tile_side * stride + tile_side, stride * 4);
 }
 
-/// Stores sums [rows, 32], of which `columns` exist.
+/// Stores sums [rows, 32], of which `columns` columns exist.
 TRIREME_AMX_TARGET void finish_block(const float* sums, std::int64_t rows, std::int64_t columns,
                                      const TileResult& result, std::int64_t row,
                                      std::int64_t column) {
@@ -151,7 +150,7 @@ TRIREME_AMX_TARGET void finish_block(const float* sums, std::int64_t rows, std::
   }
 }
 
-/// The product of up to 32 rows and `columns` columns, which begin at a tile's boundary of a panel.
+/// The product of up to 32 rows and `columns` columns, which begin at a tile boundary of a panel.
 template <bool lower, bool second>
 TRIREME_AMX_TARGET void multiply_block(std::int64_t rows, std::int64_t columns, std::int64_t k,
                                        const LeftRows& left, const std::uint32_t* words, Tail* tail,
@@ -160,7 +159,7 @@ TRIREME_AMX_TARGET void multiply_block(std::int64_t rows, std::int64_t columns, 
   const bool straight = result.wide != nullptr && !result.accumulate && result.factor == 1 &&
                         result.before == nullptr && result.bias == nullptr &&
                         columns == (second ? block : tile_side);
-  // The result's lines are there when the sums are.
+  // Prefetch the result's lines.
   if (result.wide != nullptr) {
     const float* to = result.wide + row * result.stride + column;
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -180,8 +179,8 @@ TRIREME_AMX_TARGET void multiply_block(std::int64_t rows, std::int64_t columns, 
   finish_block(sums, rows, columns, result, row, column);
 }
 
-/// The product of up to 32 rows, for which the tiles have their shapes, with all panels;
-/// series(pass) is what to fetch during each 32 columns.
+/// The product of up to 32 rows, for which the tiles are configured, with all panels. series(pass):
+/// what to prefetch during each 32 columns.
 template <class MakeSeries>
 TRIREME_AMX_TARGET void multiply_rows(std::int64_t rows, std::int64_t n, std::int64_t k,
                                       const LeftRows& left, const std::uint32_t* words, Tail* tail,
@@ -212,7 +211,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
       std::memcpy(tail.left + r * depth, here + r * stride + k - rest,
                   static_cast<std::size_t>(rest) * sizeof(Bf16));
     }
-    // The next rows, some of them in each pass.
+    // Prefetch the next rows, some in each pass.
     const std::int64_t following = least(m - row - rows, block);
     const std::int64_t each = least(parts(following, passes), 4);
     multiply_rows(
@@ -230,8 +229,8 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
   }
 }
 
-/// tiles ← columns [0, rows) of a panel, from pair 0 on, as rows: 32 rows of `depth` elements of
-/// the inner dimension, then those of the next `depth`, with zeros behind k.
+/// tiles ← columns [0, rows) of a panel as rows: 32 rows of `depth` elements of the inner
+/// dimension, then those of the next `depth`, padded with zeros.
 TRIREME_AMX_TARGET void transpose_rows(std::int64_t rows, std::int64_t k,
                                        const std::uint32_t* words, Bf16* tiles) {
   const std::int64_t pairs = (k + 1) / 2;
@@ -283,11 +282,9 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
 TRIREME_AMX_TARGET void enter() { shape_tiles(block); }
 TRIREME_AMX_TARGET void leave() { _tile_release(); }
 
-/// Whether there is AMX for bf16, of tiles as large as these kernels', and Linux lets this process
-/// use it: its state of 8 KB is kept only for processes that ask (Documentation/arch/x86/
-/// xstate.rst), once, for all of their threads. Hypervisors exist that hide the leaf that describes
-/// palette 1 (oneDNN then ends in an illegal instruction); there is but one so far, so that it is
-/// taken for granted.
+/// Whether the processor has AMX for bf16 with large enough tiles and Linux grants it to this
+/// process, which must ask once for all its threads (Documentation/arch/x86/xstate.rst). Some
+/// hypervisors hide the leaf that describes palette 1, the only one so far: it is then assumed.
 bool allowed() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned amx_bf16 = 1U << 22, amx_tile = 1U << 24, tile_leaf = 0x1d;

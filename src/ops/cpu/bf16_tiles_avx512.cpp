@@ -1,4 +1,4 @@
-// Tiles of bf16 products with AVX512_BF16.
+// Kernels of bf16 products for AVX512_BF16.
 #include "bf16_avx512.hpp"
 
 #if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
@@ -6,7 +6,7 @@
 namespace trireme::ops {
 namespace {
 
-/// Rows of a matrix, of which a pair of elements at a time is read as one word.
+/// Rows of a matrix, read in pairs of elements as one word.
 struct InPlace {
   const Bf16* rows;
   std::int64_t stride;
@@ -44,14 +44,13 @@ TRIREME_BF16_INLINE void add_pair(Sums<rows, vectors>& sums, const __m512i* left
   }
 }
 
-/// What is wanted in the cache soon: two series of lines, one of each while sixteen pairs are
-/// added.
+/// Two series of lines to prefetch: one line of each while sixteen pairs are added.
 struct Next {
   PrefetchLines lines[2];
 };
 constexpr std::int64_t line_pairs = 16;
 
-/// rows × 16·vectors sums over k, `columns` of which exist.
+/// rows × 16·vectors sums over k, of which `columns` columns exist.
 template <class Left, int rows, int vectors>
 TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
                               const std::uint32_t* words, const TileResult& result,
@@ -60,7 +59,7 @@ TRIREME_BF16_TARGET void tile(std::int64_t columns, std::int64_t k, Left left,
   for (auto& of_row : sums.of) {
     for (auto& sum : of_row) sum = _mm512_setzero_ps();
   }
-  if (result.wide != nullptr && result.accumulate) {  // is there when the sums are
+  if (result.wide != nullptr && result.accumulate) {
     const float* to = result.wide + row * result.stride + column;
     for (int r = 0; r < rows; ++r) {
       for (int v = 0; v < vectors; ++v) {
@@ -117,9 +116,8 @@ constexpr const Tile<Left>* tiles[tile_rows] = {of_rows<Left, 1>, of_rows<Left, 
 
 std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
-// Some rows by all panels before the next rows: the left factor's stay in the first-level cache,
-// and the result is written where it lies together. The panels come from the second level either
-// way.
+// A few rows by all panels before the next rows: rows of the left factor stay in the first-level
+// cache and the result is written in order. The panels come from the second level either way.
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std::int64_t stride,
               const std::uint32_t* words, const TileResult& result) {
   const std::int64_t panels = (n + panel_columns - 1) / panel_columns;
@@ -130,7 +128,7 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std
     for (std::int64_t p = 0; p < panels; ++p) {
       const std::int64_t column = p * panel_columns;
       const std::int64_t columns = least(n - column, panel_columns), vectors = (columns + 15) / 16;
-      // The next rows, each while another panel is gone through.
+      // Prefetches the next rows, one per panel.
       Next next{};
       for (int i = 0; i < 2; ++i) {
         const std::int64_t r = p + i * panels;
@@ -164,7 +162,7 @@ void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::
   }
 }
 
-/// 32 elements in bf16, zeros where there are none.
+/// 32 elements in bf16, 0 in masked lanes.
 TRIREME_BF16_INLINE __m512i load_narrow(__mmask32 lanes, const Bf16* from) {
   return _mm512_maskz_loadu_epi16(lanes, from);
 }
@@ -177,8 +175,7 @@ TRIREME_BF16_INLINE __m512i load_narrow(__mmask32 lanes, const float* from) {
   return bits;
 }
 
-/// The lines of 32 elements, the first `elements` behind `from`, that are packed soon; they need
-/// not exist.
+/// Prefetches 32 elements from `from` + `elements`, which need not exist.
 template <class T>
 TRIREME_BF16_INLINE void fetch_for_packing(const T* from, std::int64_t elements) {
   const auto first =
@@ -190,10 +187,10 @@ TRIREME_BF16_INLINE void fetch_for_packing(const T* from, std::int64_t elements)
   }
   // NOLINTEND(performance-no-int-to-ptr)
 }
-/// How far rows that are packed two at a time are fetched ahead.
+/// Prefetch distance in pairs of rows.
 constexpr std::int64_t pairs_ahead = 24;
 
-/// b [n, k]: a column of the product is a row here, its pairs lie side by side.
+/// From b [n, k]: pairs are adjacent in a row.
 template <class T>
 TRIREME_BF16_TARGET void pack_transposed(std::int64_t k, std::int64_t n, const T* b,
                                          std::int64_t stride, std::uint32_t* words) {
@@ -215,7 +212,7 @@ TRIREME_BF16_TARGET void pack_transposed(std::int64_t k, std::int64_t n, const T
   }
 }
 
-/// The elements of two rows, by turns: columns 0 to 15 and 16 to 31.
+/// The elements of two rows, alternating: columns 0 to 15 and 16 to 31.
 struct Interleaved {
   __m512i low, high;
 };
@@ -228,7 +225,7 @@ TRIREME_BF16_INLINE Interleaved interleave(__m512i even, __m512i odd) {
   return {_mm512_permutex2var_epi16(even, low, odd), _mm512_permutex2var_epi16(even, high, odd)};
 }
 
-/// b [k, n], row by row: rows are long and lie far apart.
+/// From b [k, n], two rows at a time.
 template <class T>
 TRIREME_BF16_TARGET void pack_straight(std::int64_t k, std::int64_t n, const T* b,
                                        std::int64_t stride, std::uint32_t* words) {

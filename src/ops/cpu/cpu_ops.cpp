@@ -3,7 +3,7 @@
 #include <dnnl.h>
 #include <omp.h>
 
-#include "trireme/ops/cpu_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "row_sums.hpp"
 

@@ -1,4 +1,4 @@
-// Moving, filling, adding.
+// Fill, copy, conversion, add, scale.
 #include <algorithm>
 #include <cstring>
 
@@ -45,7 +45,7 @@ void scale_range(std::size_t n, T* y, float factor) {
 }
 TRIREME_INSTANCES(scale_range);
 
-/// Past the caches; y is aligned to a cache line.
+/// Bypasses the caches; y is aligned to a cache line.
 void copy_range(std::size_t bytes, std::uint8_t* y, const std::uint8_t* x) {
   const hn::ScalableTag<std::uint8_t> d;
   const std::size_t lanes = hn::Lanes(d);
@@ -140,7 +140,7 @@ void CpuOps::copy(const Tensor& y, const Tensor& x) {
   if (y.contiguous() && x.contiguous()) {
     const bool streamed =
         beyond_caches(y.elements() * size) && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
-    // Ranges begin at cache lines, whatever the type: stores past the caches fault elsewhere.
+    // Ranges begin at cache lines for every type: streaming stores fault elsewhere.
     const std::int64_t line = std::max<std::int64_t>(16, 64 / size);
     parallel_ranges(threads_, y.elements(), 16384, line, [&](std::int64_t begin, std::int64_t end) {
       const auto bytes = static_cast<std::size_t>((end - begin) * size);

@@ -1,4 +1,4 @@
-// The three parts of vocabulary-parallel cross-entropy, and the loss itself.
+// The three parts of vocabulary-parallel cross-entropy, and the loss.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
-/// NaN may be lost here; exp_sum_row brings it back.
+/// May lose a NaN, which exp_sum_row then reports.
 template <class T>
 float maximum_of(std::size_t n, const T* x) {
   const FloatTag d;
@@ -134,7 +134,7 @@ void CpuOps::cross_entropy_gradient(const Tensor& logits, const Tensor& maximum,
       for (std::int64_t r = begin; r < end; ++r) {
         const std::int64_t column = target[r] - first;
         const bool here = column >= 0 && column < x.columns;
-        // The target's own in fp32, to be rounded once.
+        // The target's element is computed in fp32 and rounded once.
         float own = here ? widened(x.row(r)[column]) : 0.0F;
         if (here) wide(1, &own, maxima[r], factors[r] / sums[r]);
         kernel(n, x.row(r), maxima[r], factors[r] / sums[r]);

@@ -1,4 +1,4 @@
-// Matrix products on oneDNN.
+// Matrix products of fp32 by oneDNN.
 #include <algorithm>
 #include <cstring>
 
@@ -13,13 +13,13 @@ namespace trireme::ops {
 
 namespace {
 
-/// c [m, n] = op(a)·op(b), or += where `accumulate`; leading dimensions in elements. On one thread
-/// inside a parallel region, else on as many as OpenMP offers.
+/// c [m, n] = op(a)·op(b), or += with `accumulate`. On one thread inside a parallel region, else on
+/// as many as OpenMP offers.
 void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, bool transpose_b,
            const float* a, std::int64_t lda, const float* b, std::int64_t ldb, bool accumulate,
            float* c, std::int64_t ldc) {
   if (m == 0 || n == 0) return;
-  // A view of one row may have any stride; oneDNN wants leading dimensions of at least the width.
+  // A view of one row may have any stride; oneDNN requires at least the width.
   const dnnl_status_t status =
       dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0F, a,
                  std::max(lda, transpose_a ? m : k), b, std::max(ldb, transpose_b ? k : n),
@@ -32,10 +32,9 @@ void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, boo
 
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
-  if (a.type() == DType::bf16) return narrow_matmul(c, a, b, options);
   const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
-  const Rows<float> out = rows_of(gelu ? options.before_gelu : c);
-  const Rows<float> left = rows_of(a), right = rows_of(b);
+  const RowShape out = row_shape(gelu ? options.before_gelu : c);
+  const RowShape left = row_shape(a), right = row_shape(b);
   const std::int64_t m = out.rows, n = out.columns;
   const std::int64_t k = options.transpose_a ? left.rows : left.columns;
   TRIREME_ASSERT((options.transpose_a ? left.columns : left.rows) == m &&
@@ -53,12 +52,22 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
     TRIREME_ASSERT(options.transpose_a, "row sums of a factor that is not transposed");
     column_sum(options.row_sum, a);
   }
+  if (a.type() == DType::bf16) return narrow_matmul(c, a, b, options, m, n, k);
+  float_matmul(c, a, b, options, m, n, k);
+}
+
+void CpuOps::float_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
+                          const MatmulOptions& options, std::int64_t m, std::int64_t n,
+                          std::int64_t k) {
+  const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
+  const Rows<float> out = rows_of(gelu ? options.before_gelu : c);
+  const Rows<float> left = rows_of(a), right = rows_of(b);
   const float* bias = flat_or_null(options.bias, n);
   const Rows<float> activated = gelu ? rows_of(c) : Rows<float>();
   const Rows<float> slopes = dgelu ? rows_of(options.gelu_input) : Rows<float>();
   const bool streamed = gelu && beyond_caches(m * n * std::int64_t{sizeof(float)});
-  // GELU goes through the product anyway, and adds the bias on its way. Otherwise filling rows
-  // ahead and accumulating is as fast here as oneDNN's product with bias.
+  // The GELU pass adds the bias. Without it, filling rows first and accumulating is as fast as
+  // oneDNN's product with bias.
   const float* filling = gelu ? nullptr : bias;
   const bool fill = filling != nullptr || (k == 0 && !options.accumulate);
   const auto rows = [&](std::int64_t begin, std::int64_t end) {
@@ -76,7 +85,6 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
             right.stride, fill || options.accumulate, out.row(begin), out.stride);
     }
   };
-  // What follows the product, row by row.
   const auto activate = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       if (gelu) biased_gelu_row(n, activated.row(r), out.row(r), bias, streamed);
@@ -84,7 +92,7 @@ void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
     }
     if (gelu) end_stream(streamed);
   };
-  // Each thread its rows: up to 1.2 times as fast as oneDNN's own division among threads.
+  // Dividing rows among threads is up to 1.2 times as fast as oneDNN's own division.
   constexpr std::int64_t enough_rows = 96;
   if (product_threads_ > 1 && m >= enough_rows * product_threads_) {
     parallel_ranges(product_threads_, m, enough_rows, 16,

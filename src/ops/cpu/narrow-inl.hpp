@@ -1,5 +1,5 @@
-// Powers of two for results that are stored in bf16, in no more steps than these need; compiled
-// once per instruction set (Highway's include guard, hence no #pragma once).
+// Powers of two as accurate as bf16 results need. Compiled once per instruction set (Highway's
+// include guard, hence no #pragma once).
 #if defined(TRIREME_OPS_CPU_NARROW_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIREME_OPS_CPU_NARROW_INL_HPP
 #undef TRIREME_OPS_CPU_NARROW_INL_HPP
@@ -15,11 +15,11 @@ namespace HWY_NAMESPACE {
 
 constexpr float log2_e = 1.44269504F;
 
-/// The greater, or the smaller, of v and the bound; NaN where v is.
+/// The maximum and minimum of v and a bound; NaN stays NaN.
 HWY_INLINE Floats at_least(float bound, Floats v) {
   const Floats greater = hn::Max(hn::Set(FloatTag(), bound), v);
 #if HWY_TARGET <= HWY_AVX2
-  return greater;  // x86's is the second operand where one is a NaN
+  return greater;  // x86 returns the second operand if one is a NaN
 #else
   return hn::IfThenElse(hn::IsNaN(v), v, greater);
 #endif
@@ -35,11 +35,11 @@ HWY_INLINE Floats at_most(float bound, Floats v) {
 
 #if TRIREME_OPS_AVX512
 
-// AVX-512 has instructions for a number's distance from the whole number below it and for scaling
-// by powers of two. Its inverses to 14 bits are of no use here: processors differ in them.
+// AVX-512 has instructions for t − ⌊t⌋ and for scaling by powers of two. Its approximate inverses
+// are not used: their bits differ between processors.
 
-/// p(t − ⌊t⌋), within 8.3e-8 of 2^(t − ⌊t⌋) with five terms beside the 1 and within 2.9e-6 with
-/// four: least relative error on [0, 1) (Remez).
+/// 2^(t − ⌊t⌋) within 8.3e-8 with five terms beside the 1, within 2.9e-6 with four: minimax
+/// relative error on [0, 1) (Remez).
 template <int terms>
 HWY_INLINE __m512 power_of_rest(__m512 t) {
   static_assert(terms == 4 || terms == 5);
@@ -53,10 +53,10 @@ HWY_INLINE __m512 power_of_rest(__m512 t) {
   return _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0F));
 }
 
-/// 2ᵗ as above; t below −126 counts as −126; +∞ from 128 on; NaN stays NaN.
+/// 2ᵗ as above; t is at least −126; +∞ from 128 on; NaN stays NaN.
 template <int terms>
 HWY_INLINE Floats power_of_two(Floats t) {
-  // Smaller results would not be normal, and take fifty times as long.
+  // Subnormal results would take fifty times as long.
   const __m512 above = at_least(-126.0F, t).raw;
   return Floats{_mm512_scalef_ps(power_of_rest<terms>(above), above)};
 }
@@ -70,8 +70,8 @@ HWY_INLINE Floats power_of_two_or_zero(Floats t) {
 
 #else
 
-/// 2ᵗ within 2e-7 of itself; t below −126 counts as −126; +∞ from 128 on; NaN stays NaN. 2^f for
-/// |f| ≤ ½ is 1 + f·p(f) of least relative error, with five terms whatever `terms` is.
+/// 2ᵗ within 2e-7; t is at least −126; +∞ from 128 on; NaN stays NaN. 2^f for |f| ≤ ½ is
+/// 1 + f·p(f) of minimax relative error, always with five terms.
 template <int terms>
 HWY_INLINE Floats power_of_two(Floats t) {
   const FloatTag d;

@@ -1,4 +1,4 @@
-// Optimizer updates and the gradient's norm.
+// Optimizer updates and the gradient norm.
 #include <array>
 #include <cmath>
 #include <limits>
@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
-/// Σ x² over one block. Squares of floats are exact in fp64; element i is added to chain i mod 16,
-/// and the chains are joined pairwise: the same bits on every instruction set.
+/// Σ x² over one block in fp64. Element i is added to chain i mod 16 and chains are joined
+/// pairwise: the same bits on every instruction set.
 double squares_of_block(std::size_t n, const float* x) {
   constexpr std::size_t chains = 16;
   const hn::CappedTag<double, chains> d;
@@ -165,7 +165,7 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& moment1, const Tensor
   float* m = flat(moment1, elements);
   float* v = flat(moment2, elements);
   const float* g = flat(gradients, elements);
-  // A copy to nearest is written in the same pass.
+  // A copy rounded to nearest is written in the same pass.
   const bool fused = copy.values && copy.values.type() == DType::bf16 && !copy.stochastic;
   Bf16* rounded = fused ? flat<Bf16>(copy.values, elements) : nullptr;
   parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {

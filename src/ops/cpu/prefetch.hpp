@@ -1,17 +1,16 @@
-// Rows that a thread wants soon, fetched towards its second-level cache a few cache lines at a time
-// between other work: rows of one head lie too far apart for the hardware to see them prefetched.
-// And how far ahead passes over whole tensors ask for memory.
+// Software prefetch: how far ahead passes over whole tensors read, and a queue of rows that are
+// prefetched into the second-level cache a few lines at a time between other work. Rows of one head
+// are too far apart for the hardware prefetcher.
 #pragma once
 
 #include <cstdint>
 
 namespace trireme::ops {
 
-/// Bytes between what a pass over memory works on and what it asks for: where there is much to
-/// compute, loads alone are not far enough ahead, nor is what the hardware foresees.
+/// Bytes between what a pass over memory reads and what it prefetches.
 inline constexpr std::int64_t fetch_distance = 2048;
 
-/// Addresses to be fetched: `first`, `first` + `step`, and so on.
+/// Addresses to prefetch: `first`, `first` + `step`, and so on.
 struct PrefetchLines {
   const char* first = nullptr;
   std::int64_t step = 0;
@@ -19,8 +18,8 @@ struct PrefetchLines {
 
 class PrefetchQueue {
  public:
-  /// `columns` elements of each of `rows` rows `stride` elements apart; what comes after the eighth
-  /// call is left out.
+  /// Adds `columns` elements of each of `rows` rows that are `stride` elements apart. Calls after
+  /// the eighth are ignored.
   template <class T>
   void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
     if (rows <= 0 || columns <= 0 || end_ == most) return;
@@ -28,8 +27,7 @@ class PrefetchQueue {
     spans_[end_++] = {reinterpret_cast<const char*>(first), stride * element, columns * element,
                       rows};
   }
-  /// The next `lines` of them, one below the other: where fewer are left, the rest lies behind
-  /// the rows. None at all: steps of 0.
+  /// The next `lines` lines, one per row. Fewer left: the rest is past the rows. None left: step 0.
   PrefetchLines take(std::int64_t lines) {
     if (next_ == end_) return {};
     const Span& span = spans_[next_];

@@ -26,7 +26,7 @@ using WordTag = hn::ScalableTag<std::uint32_t>;
 using WideTag = hn::ScalableTag<std::uint64_t>;
 using Wide = hn::Vec<WideTag>;
 
-/// The 64-bit product of the low halves of each 64-bit lane; the high halves may hold anything.
+/// The 64-bit product of the low halves of each 64-bit lane; the high halves are ignored.
 HWY_INLINE Wide low_product(Wide a, Wide b) {
 #if HWY_TARGET == HWY_SCALAR
   const std::uint64_t low = 0xFFFFFFFFU;
@@ -62,8 +62,8 @@ HWY_INLINE void store_blocks(const Blocks& b, std::uint32_t* words) {
   std::memcpy(words, pairs, sizeof(pairs));
 }
 
-/// Words [4·first, 4·(first + blocks)) of the stream of `key`; writes whole vectors: up to
-/// 8·MaxLanes(WideTag()) words more than asked for.
+/// Words [4·first, 4·(first + blocks)) of the stream of `key`. Writes whole vectors: up to
+/// 8·MaxLanes(WideTag()) words more.
 HWY_INLINE void random_words(const RandomKey& key, std::uint64_t first, std::size_t blocks,
                              std::uint32_t* words) {
   const WideTag d;

@@ -1,4 +1,4 @@
-// Sums over rows: gradients of norms' weights and of biases.
+// Sums over rows: gradients of norm weights and of biases.
 #include "row_sums.hpp"
 
 #include "cpu_ops.hpp"
@@ -44,7 +44,7 @@ void column_sum_tile(std::size_t n, std::int64_t rows, float* partial, const T* 
 }
 TRIREME_INSTANCES(column_sum_tile);
 
-/// partial [C] = Σ dy·(x − mean)·rstd, and, where `bias`, partial [C, 2C) = Σ dy. mean may be null.
+/// partial [C] = Σ dy·(x − mean)·rstd and, with `bias`, partial [C, 2C) = Σ dy. mean may be null.
 template <class T>
 void norm_weight_tile(std::size_t n, std::int64_t rows, float* partial, const T* dy,
                       std::int64_t dy_stride, const T* x, std::int64_t x_stride, const float* mean,
@@ -52,7 +52,7 @@ void norm_weight_tile(std::size_t n, std::int64_t rows, float* partial, const T*
   const FloatTag d;
   for_vectors(bias ? 2 * n : n, [&](std::size_t i, auto access)
                                     HWY_ATTR { access.store(hn::Zero(d), d, partial + i); });
-  // Row after row, as they lie in memory: several at a time come more slowly.
+  // One row at a time: reading several at once is slower.
   for (std::int64_t r = 0; r < rows; ++r) {
     const Floats m = hn::Set(d, mean == nullptr ? 0.0F : mean[r]), s = hn::Set(d, rstd[r]);
     for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
@@ -89,12 +89,12 @@ void accumulate_range(float* y, const float* x, std::int64_t begin, std::int64_t
   HWY_DYNAMIC_DISPATCH(accumulate)(static_cast<std::size_t>(end - begin), y + begin, x + begin);
 }
 
-void CpuOps::layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
-                                        const Tensor& x, const Tensor& mean, const Tensor& rstd) {
+void CpuOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                  const Tensor& x, const Tensor& mean, const Tensor& rstd) {
   with_storage(x.type(), [&]<class T>(T) {
     const Rows<T> from = rows_of<T>(dy), in = rows_of<T>(x);
-    check_same_rows(from, in, "layer_norm_backward_weight");
-    const float* means = flat(mean, in.rows);
+    check_same_rows(from, in, "norm_backward_weight");
+    const float* means = flat_or_null(mean, in.rows);
     const float* rstds = flat(rstd, in.rows);
     float* const sums[] = {flat(dgain, in.columns), flat_or_null(dbias, in.columns)};
     const bool bias = sums[1] != nullptr;
@@ -102,25 +102,20 @@ void CpuOps::layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias
                   [&](std::int64_t begin, std::int64_t end, float* partial) {
                     TRIREME_KERNEL(norm_weight_tile, T)
                     (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
-                     from.stride, in.row(begin), in.stride, means + begin, rstds + begin, bias);
+                     from.stride, in.row(begin), in.stride,
+                     means == nullptr ? means : means + begin, rstds + begin, bias);
                   });
   });
 }
 
+void CpuOps::layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                        const Tensor& x, const Tensor& mean, const Tensor& rstd) {
+  norm_backward_weight(dgain, dbias, dy, x, mean, rstd);
+}
+
 void CpuOps::rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
                                       const Tensor& rstd) {
-  with_storage(x.type(), [&]<class T>(T) {
-    const Rows<T> from = rows_of<T>(dy), in = rows_of<T>(x);
-    check_same_rows(from, in, "rms_norm_backward_weight");
-    const float* rstds = flat(rstd, in.rows);
-    float* const sums[] = {flat(dgain, in.columns)};
-    sum_row_tiles(in.rows, in.columns, sums, 1,
-                  [&](std::int64_t begin, std::int64_t end, float* partial) {
-                    TRIREME_KERNEL(norm_weight_tile, T)
-                    (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
-                     from.stride, in.row(begin), in.stride, nullptr, rstds + begin, false);
-                  });
-  });
+  norm_backward_weight(dgain, {}, dy, x, {}, rstd);
 }
 
 void CpuOps::column_sum(const Tensor& sum, const Tensor& x) {

@@ -1,4 +1,4 @@
-// Sums over rows (bias and norm gradients) in an order that does not depend on threads.
+// Sums over rows (bias and norm gradients) in an order that does not depend on the threads.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace trireme::ops {
 
-/// Elements of one fp64 partial sum of squares; boundaries of sharded state fall on such blocks.
+/// Elements of one fp64 partial sum of squares; sharded state is divided at multiples of it.
 inline constexpr std::int64_t square_block = 4096;
 inline std::int64_t square_blocks(std::int64_t elements) {
   return (elements + square_block - 1) / square_block;
@@ -26,9 +26,9 @@ inline std::int64_t row_tiles(std::int64_t rows) { return (rows + row_tile - 1) 
 /// y[i] += x[i].
 void accumulate_range(float* y, const float* x, std::int64_t begin, std::int64_t end);
 
-/// Leaves that a thread adds up by itself before it goes on: a power of two, so that they are a
-/// tree of their own and the order of all sums is that of single leaves; as many as fit into a
-/// core's second-level cache and leave every thread several such groups.
+/// Leaves that one thread adds up before it goes on: a power of two, so that they form a subtree
+/// and the order of sums is unchanged. As many as fit a core's second-level cache and leave every
+/// thread several groups.
 inline std::int64_t tiles_of_group(std::int64_t tiles, std::int64_t width, int threads) {
   constexpr std::int64_t bytes = 256 << 10;
   std::int64_t group = 1;
@@ -63,8 +63,7 @@ void CpuOps::sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const
   };
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (row_tile * columns * group));
   parallel_ranges(threads_, groups, grain, 1, [&](std::int64_t begin, std::int64_t end) {
-    // Leaves of later groups are worked out where those of the second one belong, which is
-    // therefore done last: memory that stays in the cache.
+    // Later groups use the second group's memory, which stays in the cache: the second comes last.
     const auto own = [&](std::int64_t index) { return partial + index * group * width; };
     fill(begin, own(begin));
     for (std::int64_t index = begin + 2; index < end; ++index) {

@@ -26,7 +26,7 @@
 #define TRIREME_OPS_MASKED_MEMORY 0
 #endif
 
-// Whether vectors are those of AVX-512; other processors' instruction sets have greater numbers.
+// Whether this is AVX-512. Targets of other processors have greater numbers.
 #undef TRIREME_OPS_AVX512
 #if HWY_TARGET <= HWY_AVX3
 #define TRIREME_OPS_AVX512 1
@@ -44,7 +44,7 @@ using Floats = hn::Vec<FloatTag>;
 using HalvesTag = hn::Rebind<std::uint16_t, FloatTag>;
 using Halves = hn::Vec<HalvesTag>;
 
-/// fp32 of bf16's bits.
+/// fp32 from the bits of bf16.
 HWY_INLINE Floats widen_bf16(Halves bits) {
   const hn::RebindToUnsigned<FloatTag> words;
   return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(words, bits)));
@@ -53,7 +53,7 @@ HWY_INLINE Floats widen_bf16(Halves bits) {
 using WordsTag = hn::RebindToUnsigned<FloatTag>;
 using Words = hn::Vec<WordsTag>;
 
-/// fp32's bits, the upper half of which is the nearest even bf16; NaN stays NaN.
+/// Bits whose upper half is v rounded to bf16, ties to even; NaN stays NaN.
 HWY_INLINE Words round_words(Floats v) {
   const WordsTag words;
   const auto bits = hn::BitCast(words, v);
@@ -63,13 +63,13 @@ HWY_INLINE Words round_words(Floats v) {
   return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(v)), quiet, rounded);
 }
 
-/// The nearest even bf16, in fp32.
+/// v rounded to bf16, ties to even, as fp32.
 HWY_INLINE Floats nearest_bf16(Floats v) {
   const WordsTag words;
   return hn::BitCast(FloatTag(), hn::And(round_words(v), hn::Set(words, 0xffff0000U)));
 }
 
-/// bf16's bits of fp32: float_to_bf16 on vectors.
+/// float_to_bf16 on vectors.
 HWY_INLINE Halves round_bf16(Floats v) {
   return hn::TruncateTo(HalvesTag(), hn::ShiftRight<16>(round_words(v)));
 }
@@ -79,8 +79,8 @@ HWY_INLINE Halves round_bf16(Floats v) {
 #define TRIREME_OPS_PAIRS 1
 using PairTag = hn::Repartition<std::uint16_t, FloatTag>;
 
-/// Two vectors of bf16, parted into elements of even and of odd index: cheaper than one after the
-/// other, and as good where elements have nothing to do with each other.
+/// Two vectors of bf16, separated into elements of even and of odd index: cheaper than consecutive
+/// vectors, for elementwise operations.
 struct FloatPair {
   Floats even, odd;
 };
@@ -91,8 +91,8 @@ HWY_INLINE FloatPair load_pair(const Bf16* p) {
   return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(bits)),
           hn::BitCast(FloatTag(), hn::And(bits, hn::Set(words, 0xffff0000U)))};
 }
-/// As round_words, of what was computed from bf16: the lower half of a NaN is then empty (bf16's
-/// own, or the processor's), so that the sum does not carry it away.
+/// round_words for values computed from bf16: the lower half of a NaN is then 0, so that the
+/// addition keeps it a NaN.
 HWY_INLINE Words round_computed(Floats v) {
   const WordsTag words;
   const auto bits = hn::BitCast(words, v);
@@ -105,7 +105,7 @@ HWY_INLINE Words round_computed(Floats v) {
   return hn::Add(bits, hn::Add(odd, hn::Set(words, std::uint32_t{0x7fffU})));
 #endif
 }
-/// Computed from bf16. Past the caches where `streamed`; p is then aligned to a vector.
+/// Stores values computed from bf16. `streamed`: bypasses the caches; p is aligned to a vector.
 template <bool streamed>
 HWY_INLINE void store_pair(const FloatPair& v, Bf16* p) {
   const PairTag d;
@@ -118,7 +118,7 @@ HWY_INLINE void store_pair(const FloatPair& v, Bf16* p) {
     hn::StoreU(both, d, to);
   }
 }
-/// Two vectors, one after the other.
+/// Stores two consecutive vectors.
 HWY_INLINE void store_two(Floats first, Floats second, Bf16* p) {
   const PairTag d;
   const auto both =
@@ -145,7 +145,7 @@ struct Whole {
   HWY_INLINE void store(Floats v, FloatTag, Bf16* p) const {
     hn::StoreU(round_bf16(v), HalvesTag(), reinterpret_cast<std::uint16_t*>(p));
   }
-  /// `v` where the lane exists, else `other`.
+  /// `v` in existing lanes, else `other`.
   template <class D>
   HWY_INLINE hn::Vec<D> keep(D, hn::Vec<D> v, hn::Vec<D>) const {
     return v;
@@ -191,8 +191,8 @@ struct Part {
   }
 };
 
-/// body(i, access) for the vectors of [0, n): the remainder runs the same body on part of a vector,
-/// so that an element's bits do not depend on where it lies.
+/// body(i, access) for the vectors of [0, n). The remainder runs the same body on part of a vector,
+/// so that an element's bits do not depend on its position.
 template <class Body>
 HWY_INLINE void for_vectors(std::size_t n, const Body& body) {
   const std::size_t lanes = hn::Lanes(FloatTag());
@@ -201,7 +201,7 @@ HWY_INLINE void for_vectors(std::size_t n, const Body& body) {
   if (i < n) body(i, Part{n - i});
 }
 
-/// Elements of which those `distance` further on are fetched while these are read.
+/// Input whose elements `distance` further on are prefetched as it is read.
 template <class T>
 struct Prefetched {
   const T* first;
@@ -214,7 +214,7 @@ HWY_INLINE Prefetched<T> prefetched(const T* first) {
   return {first, fetch_distance / static_cast<std::int64_t>(sizeof(T))};
 }
 
-/// A cache line of what comes; it need not exist.
+/// Prefetches one cache line, which need not exist.
 template <class T>
 HWY_INLINE void prefetch_line(const Prefetched<T>& x) {
   const auto ahead = static_cast<std::uintptr_t>(x.distance) * sizeof(T);
@@ -264,7 +264,7 @@ HWY_INLINE void map(std::size_t n, T* y, const Body& body, Inputs... inputs) {
   map_as<false>(n, y, body, inputs...);
 }
 
-/// The same, written past the caches where `streamed` and y is aligned to a vector; before another
+/// The same; with `streamed` y bypasses the caches if it is aligned to a vector. Before another
 /// thread reads y, call end_stream.
 template <class T, class Body, class... Inputs>
 HWY_INLINE void map_out(bool streamed, std::size_t n, T* y, const Body& body, Inputs... inputs) {
@@ -276,8 +276,8 @@ HWY_INLINE void map_out(bool streamed, std::size_t n, T* y, const Body& body, In
   }
 }
 
-/// Combines body(i, access) over [0, n) lane by lane, in four chains joined as ((0,1),(2,3)): an
-/// order that depends on n alone.
+/// Combines body(i, access) over [0, n) lane by lane, in four chains joined as ((0,1),(2,3)): the
+/// order depends on n alone.
 template <class Body, class Combine>
 HWY_INLINE Floats reduce(std::size_t n, Floats identity, const Combine& combine, const Body& body) {
   const FloatTag d;
@@ -306,9 +306,9 @@ HWY_INLINE float sum_of(std::size_t n, const Body& body) {
   return hn::GetLane(hn::SumOfLanes(d, reduce(n, hn::Zero(d), add, body)));
 }
 
-/// `count` sums over [0, n), to which body(sums, inputs[i]...) adds the vectors at i: in four
-/// chains joined as ((0,1),(2,3)), an order that depends on n and on the type. Of bf16, elements of
-/// even and of odd index have chains of their own.
+/// `count` sums over [0, n); body(sums, inputs[i]...) adds the vectors at i. Four chains are joined
+/// as ((0,1),(2,3)): the order depends on n and on the type. In bf16, elements of even and of odd
+/// index have separate chains.
 template <int count, class Body, class... Inputs>
 HWY_INLINE std::array<float, count> fold(std::size_t n, const Body& body, Inputs... inputs) {
   const FloatTag d;
@@ -354,9 +354,8 @@ HWY_INLINE std::array<float, count> fold(std::size_t n, const Body& body, Inputs
   return sums;
 }
 
-/// exp(x) for x ≤ 88, within 2 ulp; +∞ at 89; 0 below −87; NaN stays NaN (in Highway's own exp it
-/// becomes 0, which would hide it). x = n·ln 2 + r; 2ⁿ is built in the exponent; 1 + r + r²·p(r)
-/// has the least relative error for |r| ≤ ½·ln 2 (Remez: 3.1e-9).
+/// exp(x) for x ≤ 88, within 2 ulp; +∞ at 89; 0 below −87. NaN stays NaN (Highway's exp makes it
+/// 0). x = n·ln 2 + r; 1 + r + r²·p(r) has minimax relative error for |r| ≤ ½·ln 2 (Remez: 3.1e-9).
 template <class D>
 HWY_INLINE hn::Vec<D> exponential(D d, hn::Vec<D> x) {
   const auto rounder = hn::Set(d, 12583039.0F);  // 1.5·2²³ + 127: its sum's low bits are n + 127

@@ -14,8 +14,8 @@ HWY_BEFORE_NAMESPACE();
 namespace trireme::ops {
 namespace HWY_NAMESPACE {
 
-// A tile of c stays in registers: six rows of four vectors where there are 32 registers, of two
-// where there are 16; beside it one row of b and one element of a.
+// A tile of c stays in registers with one row of b and one element of a: six rows of four vectors
+// with 32 registers, of two with 16.
 constexpr int tile_rows = 6;
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE2
 constexpr int tile_vectors = 2;
@@ -23,7 +23,7 @@ constexpr int tile_vectors = 2;
 constexpr int tile_vectors = 4;
 #endif
 
-/// What a tile of c is made of, from its own first element on.
+/// Operands of a tile of c, from its first element.
 struct Tile {
   std::int64_t k;
   const float* a;
@@ -34,10 +34,10 @@ struct Tile {
   std::int64_t c_row;
   float scale;
   bool accumulate;
-  PrefetchLines ahead;  // one for each of k; with steps of 0 anything that is near
+  PrefetchLines ahead;  // one per step of k; with step 0 any valid address
 };
 
-/// `rows` rows of `vectors` vectors, the last of which is reached through `last`.
+/// `rows` rows of `vectors` vectors, the last of which `last` loads and stores.
 template <int rows, int vectors, class Last>
 HWY_INLINE void tile_product(const Tile& t, const Last& last) {
   const FloatTag d;
@@ -127,7 +127,7 @@ HWY_INLINE void tile(const SmallProduct& x, std::int64_t begin, std::int64_t end
                      std::int64_t depth) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   const auto rows = static_cast<int>(end - begin);
-  const std::int64_t most = x.reach + end - 1;  // of the triangle, of the longest of these rows
+  const std::int64_t most = x.reach + end - 1;  // columns of the longest row of the triangle
   if (x.triangle == Triangle::result) {
     const std::int64_t wanted = (std::max<std::int64_t>(0, most - column) + lanes - 1) / lanes;
     const std::int64_t kept = std::min(columns, wanted * lanes);
@@ -159,7 +159,7 @@ HWY_INLINE void tile(const SmallProduct& x, std::int64_t begin, std::int64_t end
 
 void product(const SmallProduct& x) {
   const std::int64_t width = tile_vectors * static_cast<std::int64_t>(hn::Lanes(FloatTag()));
-  const std::int64_t tiles = (x.m + tile_rows - 1) / tile_rows;  // of as equal heights as can be
+  const std::int64_t tiles = (x.m + tile_rows - 1) / tile_rows;  // of near-equal heights
   SmallProduct part = x;
   for (std::int64_t first = 0; first < x.k; first += product_depth) {
     const std::int64_t depth = std::min(product_depth, x.k - first);
@@ -174,7 +174,7 @@ void product(const SmallProduct& x) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// Four elements of each row r, r + 4, … of x, side by side.
+/// Four adjacent elements of each of the rows r, r + 4, … of x.
 template <class D>
 HWY_INLINE hn::Vec<D> blocks_of_rows(D d, const float* x, std::int64_t x_row) {
   if constexpr (hn::MaxLanes(D()) == 4) {
@@ -187,7 +187,7 @@ HWY_INLINE hn::Vec<D> blocks_of_rows(D d, const float* x, std::int64_t x_row) {
   }
 }
 
-/// A vector of rows by four columns: four by four within vectors of 16 bytes, which every
+/// Transposes a vector of rows by four columns: four by four within 16 bytes, which every
 /// instruction set shuffles alike.
 template <class D>
 HWY_INLINE void transpose_four_columns(D d, float* out, std::int64_t out_row, const float* x,
@@ -208,7 +208,7 @@ HWY_INLINE void transpose_four_columns(D d, float* out, std::int64_t out_row, co
   store(hn::InterleaveUpper(pairs, high01, high23), 3);
 }
 
-/// The whole vectors of rows from `first` on; the first row that is left.
+/// Transposes whole vectors of rows from `first`; returns the first row left over.
 template <class D>
 HWY_INLINE std::int64_t transpose_rows(D d, float* out, std::int64_t out_row, const float* x,
                                        std::int64_t x_row, std::int64_t first, std::int64_t rows,

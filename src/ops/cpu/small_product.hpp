@@ -1,6 +1,5 @@
-// Matrix products of factors that lie in a core's caches, on the calling thread: what attention
-// multiplies. No factor is copied or packed, so a product of a few rows costs no more than its
-// arithmetic.
+// Matrix products of factors in a core's caches, on the calling thread, for attention. Factors are
+// not copied or packed, so a product of a few rows costs no more than its arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +8,8 @@
 
 namespace trireme::ops {
 
-/// Where a factor or the result is a triangle, the rest is not worked out: `reach` counts the
-/// columns that row 0 has of it, row i has reach + i (any number; below 0 for rows without).
+/// A triangular factor or result, of which the rest is skipped: row i has `reach` + i columns, none
+/// if that is negative.
 enum class Triangle : std::uint8_t {
   none,
   result,      // c(i, j) is wanted for j < reach + i, and 0 or its value elsewhere
@@ -18,10 +17,10 @@ enum class Triangle : std::uint8_t {
   transposed,  // a(i, p) is 0 for i ≥ reach + p
 };
 
-/// c [m, n] = scale·a·b, or += a·b where `accumulate`. Element (i, p) of a [m, k] lies at
+/// c [m, n] = scale·a·b, or += a·b with `accumulate`. Element (i, p) of a [m, k] is
 /// a[i·a_row + p·a_column]; b [k, n] and c are strided in rows and may not overlap. An element's
-/// sum runs over p in order, in blocks of `product_depth` whose sums are added in order: its bits
-/// depend on k and, where it is not accumulated, on nothing else.
+/// sum runs over p in order, in blocks of `product_depth` that are added in order: its bits depend
+/// on the factors and k alone.
 struct SmallProduct {
   std::int64_t m = 0, n = 0, k = 0;
   const float* a = nullptr;
@@ -34,11 +33,11 @@ struct SmallProduct {
   bool accumulate = false;  // not together with Triangle::result
   Triangle triangle = Triangle::none;
   std::int64_t reach = 0;
-  PrefetchQueue* ahead = nullptr;  // where not null, memory to be fetched meanwhile
+  PrefetchQueue* ahead = nullptr;  // if not null, memory to prefetch meanwhile
 };
 
-/// Rows of b that are gone through at once: with 64 columns they fill two thirds of a first-level
-/// cache of 48 KiB, all of one of 32.
+/// Rows of b per block: with 64 columns they fill a first-level cache of 32 KiB, or two thirds of
+/// one of 48.
 inline constexpr std::int64_t product_depth = 128;
 
 void small_product(const SmallProduct& product);

@@ -1,4 +1,4 @@
-// What tensors of the compute type are stored as, and kernels that are made for each of these.
+// Storage types of tensors, and kernels instantiated for each.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// A stored bf16: kernels load it as fp32 and round to nearest even where they store.
+/// A stored bf16: kernels load it as fp32 and store it rounded to nearest even.
 struct Bf16 {
   std::uint16_t bits;
   bool operator==(const Bf16&) const = default;  // of bits
@@ -30,7 +30,7 @@ inline Bf16 rounded(Bf16 value) { return value; }
 inline void narrow(float value, float& to) { to = value; }
 inline void narrow(float value, Bf16& to) { to = rounded(value); }
 
-/// body(T()) where T is what `type` is stored as.
+/// body(T()) with the storage type T of `type`.
 template <class Body>
 void with_storage(DType type, const Body& body) {
   if (type == DType::bf16) return body(Bf16{});
@@ -50,8 +50,9 @@ auto* kernel_for(OfFloat& of_float, OfBf16& of_bf16) {
 }  // namespace ops
 }  // namespace trireme
 
-// Highway's tables hold functions, not templates. In each instruction set's namespace, the two
-// instances of the kernel template `name`; beside HWY_ONCE, their tables; and the one for T.
+// Highway's dispatch tables hold functions, not templates. INSTANCES, in each instruction set's
+// namespace, names the two instances of a kernel template; EXPORT, beside HWY_ONCE, makes their
+// tables; KERNEL selects the one for T.
 // NOLINTBEGIN(bugprone-macro-parentheses): a template's name stands in none
 #define TRIREME_INSTANCES(name)             \
   constexpr auto& name##_f32 = name<float>; \

@@ -1,6 +1,5 @@
-// Which instruction sets the vector sources are compiled for; include before any Highway header.
-// AVX2 and AVX-512 on x86 and the portable baseline: SSE-only machines are too old to train on, and
-// each further set costs compile time.
+// Instruction sets that vector sources are compiled for: AVX2, AVX-512 and the portable baseline.
+// Include before any Highway header.
 #pragma once
 
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)

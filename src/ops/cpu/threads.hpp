@@ -1,5 +1,5 @@
-// How the CPU backend shares out work. Ranges never carry a sum across their ends, so results do
-// not depend on how many threads there are.
+// How the CPU backend divides work. No sum crosses the end of a range, so results do not depend on
+// the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,9 @@
 
 namespace trireme::ops {
 
-/// body(begin, end) over [0, items) on all threads, or on this one alone when there are fewer than
-/// `grain` items for each of two. Ranges begin at multiples of `align`.
-/// Teams of another size than 1 or `threads` are avoided: OpenMP would end threads and start new
-/// ones.
+/// body(begin, end) over [0, items) on all threads, or on this one if items < 2·grain. Ranges begin
+/// at multiples of `align`. Teams are of size 1 or `threads`: other sizes make OpenMP restart
+/// threads.
 template <class Body>
 void parallel_ranges(int threads, std::int64_t items, std::int64_t grain, std::int64_t align,
                      const Body& body) {
@@ -30,20 +29,20 @@ void parallel_ranges(int threads, std::int64_t items, std::int64_t grain, std::i
   }
 }
 
-/// Row ranges: as many rows per thread as make some 16,384 elements.
+/// Row ranges of about 16,384 elements or more per thread.
 template <class Body>
 void parallel_rows(int threads, std::int64_t rows, std::int64_t columns, const Body& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, columns));
   parallel_ranges(threads, rows, grain, 1, body);
 }
 
-/// Element ranges, cut at cache lines.
+/// Element ranges, divided at cache lines.
 template <class Body>
 void parallel_elements(int threads, std::int64_t elements, const Body& body) {
   parallel_ranges(threads, elements, 16384, 16, body);
 }
 
-/// body(task, thread) for each task, handed out one at a time.
+/// body(task, thread) for each task, scheduled dynamically.
 template <class Body>
 void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
   if (threads == 1 || tasks <= 1) {

@@ -1,4 +1,4 @@
-// GELU, SwiGLU and what follows a product.
+// GELU, SwiGLU and the finish of a product.
 #include "elements.cuh"
 #include "finish.cuh"
 #include "gelu.cuh"
@@ -31,7 +31,7 @@ struct GeluBackward {
   }
 };
 
-/// Views of the two halves of a row apart: the second may be aligned differently.
+/// Views of the two halves of a row, which may be aligned differently.
 template <class T>
 struct Halves {
   View<T> gate, up;

@@ -1,12 +1,12 @@
-// Attention's backward from lse and delta = Σ dout·out of each query (Dao et al., 2022).
-// Probabilities are made again in two kernels: one per block of queries for dq, one per block of
-// keys for dk and dv, so that nothing is added by two blocks and every sum has one order.
+// Attention, backward, from lse and delta = Σ dout·out of each query (Dao et al., 2022). Two
+// kernels recompute the probabilities: one per block of queries for dq, one per block of keys for
+// dk and dv. No two blocks add to one element, so every sum has one order.
 #include "attention_tiles.cuh"
 
 namespace trireme::ops {
 namespace {
 
-/// Everything the kernels read beside the call itself.
+/// What the kernels read beside the call.
 struct Backward {
   Attention call;
   AttentionGradients to;
@@ -14,7 +14,7 @@ struct Backward {
   const float* delta;  // [B, H, Tq]
 };
 
-/// A warp per query.
+/// delta: one warp per query.
 template <class T>
 __global__ void delta_kernel(Attention p, Heads dout, float* delta, std::int64_t count) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
@@ -31,7 +31,7 @@ __global__ void delta_kernel(Attention p, Heads dout, float* delta, std::int64_t
   if (lane_of_thread() == 0) delta[row] = sum;
 }
 
-/// lse in powers of two, and delta, of query i; where there is none, such that it has no weight.
+/// Base-2 lse and delta of query i; past the last query, values that give it no weight.
 __device__ inline void statistics(const Backward& p, std::int64_t b, std::int64_t h, std::int64_t i,
                                   float& lse, float& delta) {
   const Attention& call = p.call;
@@ -40,7 +40,8 @@ __device__ inline void statistics(const Backward& p, std::int64_t b, std::int64_
   delta = i < call.queries ? p.delta[row] : 0.0F;
 }
 
-/// Of one pair of query and key: what met v, and the gradient of the scaled score.
+/// Of one pair of query and key: the probability that multiplied v, and the scaled score's
+/// gradient.
 struct Pair {
   float weight, gradient;
 };
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(query_threads) query_gradient_kernel(Backward 
     const Seen visible =
         seen(own, extent_of(p.extents.keys, b, key / rows, rows, call.keys), call.causal);
     if (visible == Seen::none) continue;
-    __syncthreads();  // the last tile has been used
+    __syncthreads();  // before the tile is overwritten
     load_tile<T, D, rows>(k_tile, k.data + key * k.stride, k.stride, call.keys - key, size,
                           k.aligned);
     load_tile<T, D, rows>(v_tile, v.data + key * v.stride, v.stride, call.keys - key, size,
@@ -137,8 +138,8 @@ __global__ void __launch_bounds__(query_threads) query_gradient_kernel(Backward 
   store_rows(to.data, to.stride, sums, whole, query, call.queries, 0, size, to.pairs);
 }
 
-/// Heads of 256 have more sums than a thread has registers: two warps then share 16 keys, each
-/// with half of the columns.
+/// With heads of 256 the sums exceed the registers: two warps share 16 keys, each with half of the
+/// columns.
 constexpr int column_parts(int padded) { return padded == 256 ? 2 : 1; }
 
 template <class T, int D>
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(128 * column_parts(D)) key_gradient_kernel(Bac
       const Seen visible =
           seen(extent_of(p.extents.queries, b, query / rows, rows, call.queries), own, call.causal);
       if (visible == Seen::none) continue;
-      __syncthreads();  // the last tile has been used
+      __syncthreads();  // before the tile is overwritten
       load_tile<T, D, rows>(q_tile, q.data + query * q.stride, q.stride, call.queries - query, size,
                             q.aligned);
       load_tile<T, D, rows>(dout_tile, dout.data + query * dout.stride, dout.stride,
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(128 * column_parts(D)) key_gradient_kernel(Bac
   store_rows(to_v.data, to_v.stride, dv, whole, key, call.keys, column, size, to_v.pairs);
 }
 
-/// Bytes of delta, and after it of the extents of the two kernels.
+/// Bytes of delta, and of the extents of the two kernels after it.
 std::size_t delta_bytes(const Attention& call) {
   return static_cast<std::size_t>(
       ceil_div(call.batch * call.heads * call.queries * static_cast<std::int64_t>(sizeof(float)),
@@ -255,7 +256,7 @@ void launch_backward(Backward p, char* extents_memory, CUstream_st* stream) {
            tiles + 8 * rows + stash_bytes<T, rows / 8, query_threads / 32>(), stream, p);
   }
   if (keys > 0) {
-    // The same memory: the first kernel is done with it before the second one's are found.
+    // The first kernel's memory: it ends before these extents are computed.
     p.extents = call.queries > 0 ? find_extents(call, rows, own_rows, extents_memory, stream)
                                  : Extents{nullptr, nullptr};
     launch("attention_key_gradient", key_gradient_kernel<T, D>, dim3(static_cast<unsigned>(keys)),

@@ -1,5 +1,5 @@
-// Attention's forward: one block of threads per 64 queries of a head, 16 of them per warp. It walks
-// over the keys tile by tile with a running maximum and sum of each query (Dao et al., 2022;
+// Attention, forward: one block of threads per 64 queries of a head, 16 per warp. It iterates over
+// tiles of keys with a running maximum and sum of each query (Dao et al., 2022;
 // Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
 #include "attention_tiles.cuh"
 
@@ -8,13 +8,12 @@ namespace {
 
 constexpr int forward_threads = 128;
 
-/// What one query's two lanes' worth of rows carry along; [0] row g, [1] row g + 8. Scores are kept
-/// in powers of two.
+/// Running state of a lane's two rows: [0] row g, [1] row g + 8. Scores are base-2 logarithms.
 struct Running {
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 };
 
-/// Scores that are not seen become −∞.
+/// Hidden scores become −∞.
 template <int Tiles>
 __device__ inline void mask_scores(float (&scores)[Tiles][4], const Attention& p,
                                    const Places& keys, std::int64_t key,
@@ -32,7 +31,7 @@ __device__ inline void mask_scores(float (&scores)[Tiles][4], const Attention& p
   }
 }
 
-/// scores ← exp(scores − maximum), the maximum being brought up to date and earlier sums with it.
+/// scores ← exp(scores − maximum); updates the maximum and rescales earlier sums.
 template <int Tiles, int Columns>
 __device__ inline void exponentiate(float (&scores)[Tiles][4], Running& running,
                                     float (&out)[Columns][4]) {
@@ -111,7 +110,7 @@ __global__ void __launch_bounds__(forward_threads)
   float* stash = reinterpret_cast<float*>(places + 2 * rows) +
                  static_cast<int>(threadIdx.x) / 32 * 16 * stash_step<rows / 8>;
 
-  // Late blocks see most under a causal mask: they come first, for an even end.
+  // Under a causal mask late blocks have most work: they start first, for balance.
   const std::int64_t blocks = ceil_div(p.queries, own_rows);
   const std::int64_t block = blocks - 1 - blockIdx.x % blocks, h = blockIdx.x / blocks % p.heads;
   const std::int64_t b = blockIdx.x / blocks / p.heads, first = block * own_rows;
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(forward_threads)
   for (std::int64_t key = 0; key < p.keys; key += rows) {
     const Seen visible = seen(own, extent_of(extents.keys, b, key / rows, rows, p.keys), p.causal);
     if (visible == Seen::none) continue;
-    __syncthreads();  // the last tile has been used
+    __syncthreads();  // before the tile is overwritten
     load_tile<T, D, rows>(k_tile, k.data + key * k.stride, k.stride, p.keys - key, size, k.aligned);
     load_tile<T, D, rows>(v_tile, v.data + key * v.stride, v.stride, p.keys - key, size, v.aligned);
     key_places.load(p.key_positions, p.key_documents, b, key, rows, p.keys);

@@ -1,8 +1,8 @@
-// What attention's kernels share: tiles in shared memory, products of tiles by one warp, masks.
+// Shared by the attention kernels: tiles in shared memory, products of tiles by one warp, masks.
 //
 // A warp has 16 rows of a product, in the layout of the tensor cores' results: with g = lane / 4
 // and t = 2·(lane % 4), sums[j] holds (g, 8j+t), (g, 8j+t+1), (g+8, 8j+t), (g+8, 8j+t+1). bf16 and
-// fp16 are multiplied by tensor cores; fp32, which these would round, by ordinary arithmetic.
+// fp16 are multiplied by tensor cores; fp32 by ordinary arithmetic, as tensor cores would round it.
 #pragma once
 
 #include <type_traits>
@@ -102,18 +102,18 @@ __device__ inline void multiply_rows(float (&sums)[Tiles][4], const T* a, const 
   }
 }
 
-/// Elements from one row to the next of a warp's weights in shared memory, where fp32 has them for
-/// a product: as many as make rows differ in their banks.
+/// Elements from one row to the next of a warp's fp32 weights in shared memory, such that rows
+/// begin in different banks.
 template <int Tiles>
 inline constexpr int stash_step = 8 * Tiles + 4;
-/// Bytes of that for all warps.
+/// Bytes of these weights for all warps.
 template <class T, int Tiles, int Warps>
 constexpr std::size_t stash_bytes() {
   return sizeof(T) == 4 ? std::size_t{Warps} * 16 * stash_step<Tiles> * sizeof(float) : 0;
 }
 
-/// sums [16, 8·Columns] += weights [16, 8·Tiles]·b; b 8·Tiles rows in shared memory, from the first
-/// of the columns on. Weights are rounded to T. `stash`: the warp's own.
+/// sums [16, 8·Columns] += weights [16, 8·Tiles]·b; b 8·Tiles rows in shared memory, from its first
+/// column. Weights are rounded to T. `stash`: the warp's scratch.
 template <class T, int D, int Tiles, int Columns>
 __device__ inline void multiply_columns(float (&sums)[Columns][4], const float (&weights)[Tiles][4],
                                         const T* b, float* stash) {
@@ -138,7 +138,7 @@ __device__ inline void multiply_columns(float (&sums)[Columns][4], const float (
     }
   } else {
     float* row = stash + lane / 4 * stash_step<Tiles>;
-    __syncwarp();  // the last weights have been used
+    __syncwarp();  // before weights are overwritten
 #pragma unroll
     for (int j = 0; j < Tiles; ++j) {
       float* to = row + 8 * j + lane % 4 * 2;
@@ -170,8 +170,8 @@ __device__ inline void multiply_columns(float (&sums)[Columns][4], const float (
   }
 }
 
-/// Writes a warp's 16 rows times `factor`, of which row g is number `row`; those before `end` and
-/// the columns before `size`.
+/// Writes a warp's 16 rows times `factor`, the first as row `row`: rows before `end`, columns
+/// before `size`.
 template <class T, int Columns>
 __device__ inline void store_rows(T* to, std::int64_t stride, const float (&sums)[Columns][4],
                                   const float (&factor)[2], std::int64_t row, std::int64_t end,
@@ -183,7 +183,7 @@ __device__ inline void store_rows(T* to, std::int64_t stride, const float (&sums
 #pragma unroll
     for (int j = 0; j < Columns; ++j) {
       const int c = column + 8 * j + lane_of_thread() % 4 * 2;
-      // A factor of 0 gives 0, whatever was there.
+      // A factor of 0 gives 0, even if the sum is not finite.
       const float f = factor[half];
       const T first = rounded<T>(f == 0.0F ? 0.0F : sums[j][2 * half] * f);
       const T second = rounded<T>(f == 0.0F ? 0.0F : sums[j][2 * half + 1] * f);
@@ -204,7 +204,7 @@ template <class T>
 struct Head {
   T* data;
   std::int64_t stride;
-  bool aligned, pairs;  // rows begin at multiples of 16, of 4 bytes
+  bool aligned, pairs;  // rows begin at multiples of 16 and of 4 bytes
   __device__ Head(const Heads& x, std::int64_t b, std::int64_t h)
       : data(static_cast<T*>(x.data) + b * x.batch_stride + h * x.head_stride), stride(x.stride) {
     const auto low_bits = reinterpret_cast<std::uintptr_t>(data) |
@@ -214,8 +214,7 @@ struct Head {
   }
 };
 
-/// The extent of block `block` of `rows` tokens, from those computed ahead, or of positions that
-/// are the tokens' numbers.
+/// The extent of block `block` of `rows` tokens: precomputed, or that of positions 0, 1, 2, …
 __device__ inline Extent extent_of(const Extent* extents, std::int64_t b, std::int64_t block,
                                    int rows, std::int64_t tokens) {
   if (extents != nullptr) return extents[b * ceil_div(tokens, rows) + block];
@@ -241,15 +240,15 @@ struct Places {
   }
 };
 
-/// The number that dropout knows element (b, h, i, 0) by; j is added.
+/// Dropout's index of element (b, h, i, 0), to which j is added.
 __device__ inline std::uint64_t dropout_row(const Attention& p, std::int64_t b, std::int64_t h,
                                             std::int64_t i) {
   return static_cast<std::uint64_t>(
       ((p.samples[b] * p.all_heads + p.first_head + h) * p.queries + i) * p.keys);
 }
 
-/// Which of a warp's sums dropout keeps, four bits for each [j]; index(j, e) gives their numbers. A
-/// loop that is not unrolled, so that its words take the place of few registers.
+/// Which of a warp's sums dropout keeps, four bits for each [j]; index(j, e) gives their indices.
+/// The loop is not unrolled, to save registers.
 template <int Tiles, class Index>
 __device__ inline std::uint32_t kept(const Keep& keep, const Index& index) {
   static_assert(Tiles <= 8);
@@ -264,7 +263,7 @@ __device__ inline std::uint32_t kept(const Keep& keep, const Index& index) {
   return bits;
 }
 
-/// Extents of both sides, or null where they are plain to see.
+/// Extents of both sides, or null if no tensors define them.
 struct Extents {
   Extent *queries, *keys;
 };

@@ -1,5 +1,5 @@
 // Sums over rows: bias and norm gradients. Each block adds up 256 columns of a chunk of rows; a
-// second kernel joins the chunks. The order depends on the shape alone.
+// second kernel adds the chunks. The order depends on the shape alone.
 #include "elements.cuh"
 #include "groups.cuh"
 #include "tiles.hpp"

@@ -1,5 +1,4 @@
-// Matrix products by cuBLASLt: descriptors, the choice of an algorithm and the plans that keep
-// both.
+// Matrix products by cuBLASLt: descriptors, the choice of an algorithm, and plans that cache both.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -12,14 +11,14 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda_error.hpp"
 #include "trireme/device/memory.hpp"
-#include "trireme/ops/cuda_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "product.hpp"
 
 namespace trireme::ops {
 namespace {
 
-/// The same for every product: an algorithm's need for it is part of the choice.
+/// The same for every product, as the choice of an algorithm depends on it.
 constexpr std::size_t workspace_bytes = cuda_product_workspace;
 static_assert(sizeof(Algorithm::words) == sizeof(cublasLtMatmulAlgo_t));
 
@@ -29,8 +28,7 @@ void check(cublasStatus_t status, const char* call) {
 }
 #define TRIREME_CUBLAS_CALL(call) check(call, #call)
 
-/// What the library says of a product that it does not do, and has not queued: not supported, an
-/// invalid combination of what is, or not on this device. Ours to do otherwise.
+/// Whether the library rejects a product without queuing it: another way must compute it.
 bool refuses(cublasStatus_t status) {
   return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
          status == CUBLAS_STATUS_ARCH_MISMATCH;
@@ -75,7 +73,7 @@ cublasLtEpilogue_t epilogue(Epilogue which) {
   }
 }
 
-/// Descriptors of one kind of product, and its algorithm.
+/// Descriptors and algorithm of one kind of product.
 struct Plan {
   Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> product;
   Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> left, right, result;
@@ -115,7 +113,7 @@ void describe(Plan& plan, const ProductKey& key, bool tf32) {
   make_layout(plan.result.place(), key.results, key.result);
 }
 
-/// The pointers that a descriptor holds; their alignment enters the choice.
+/// Sets the pointers of a descriptor; the choice depends on their alignment.
 void set_pointers(Plan& plan, const Product& p) {
   if (p.row_sum != nullptr) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.row_sum);
   if (p.bias != nullptr) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
@@ -134,8 +132,7 @@ Candidates candidates(cublasLtHandle_t handle, const Plan& plan, const ProductKe
         cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{workspace_bytes});
-  // Parts of a split sum are joined in fp32 and in order, or there are none. In place they would be
-  // added as they come.
+  // Split sums are added in fp32 and in order, or not used at all: in-place addition has no order.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       std::uint32_t{reproducible ? CUBLASLT_REDUCTION_SCHEME_NONE
                                  : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
@@ -189,7 +186,7 @@ class CublasProducts final : public Products {
     if (plan.algorithm.refused) return false;
     set_pointers(plan, product);
     const cublasStatus_t status = queue(plan, product, plan.algorithm, product.c.data);
-    // The heuristic may know less than the call.
+    // The heuristic may accept what the call rejects.
     if (refuses(status) && !plan.agreed) {
       plan.algorithm = Algorithm{.refused = true};
       return false;
@@ -247,9 +244,8 @@ class CublasProducts final : public Products {
                           stream_);
   }
 
-  /// The best of three runs of each, into memory that is given back at once and not the run's; an
-  /// aux matrix that is written gets the same values each time. Where there is no such memory, the
-  /// library's first; refused, where it refuses all of them now.
+  /// The fastest by the best of three runs, which write to temporary memory; without such memory
+  /// the library's first; refused if the library rejects all of them.
   Algorithm fastest(const Plan& plan, const Product& product, const Candidates& all) {
     const std::int64_t elements = product.c.stride * (product.c.rows - 1) + product.c.columns;
     const auto release = [this](void* memory) { device_.release(memory); };

@@ -1,6 +1,5 @@
-// cuBLASLt's functions, looked up in the library when the first of them is called. Linked in the
-// ordinary way, the library takes 200 MB of memory and a quarter of a second in every process that
-// starts, on CPUs too.
+// cuBLASLt's functions, looked up at the first call. If linked, the library would take 200 MB of
+// memory and a quarter of a second in every process, on CPUs too.
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -35,7 +34,7 @@ Function* find(const char* name) {
 }  // namespace
 }  // namespace trireme::ops
 
-// A function of the header's declaration that calls the library's.
+// Defines a function of the header as a call of the library's.
 #define TRIREME_FORWARD(result, name, parameters, arguments)                   \
   result name parameters {                                                     \
     static auto* const function = trireme::ops::find<decltype(::name)>(#name); \

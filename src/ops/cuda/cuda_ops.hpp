@@ -1,6 +1,6 @@
-// The CUDA backend as a class: checks of shapes, work space, and which kernel or library does what.
-// It knows CUDA only through kernels.hpp, product.hpp and fused_attention.hpp, so that the tests
-// can run it where there is no device.
+// The CUDA backend: checks shapes, holds workspace and selects the kernel or library. It uses CUDA
+// only through kernels.hpp, product.hpp and fused_attention.hpp, so that tests can run it without a
+// device.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace trireme::ops {
 
-/// What the backend stands on; products and attention may be absent: kernels of our own then.
+/// What the backend is built from. Without `products` or `attention` it uses its own kernels.
 struct CudaParts {
   device::Device* device = nullptr;
   device::MemoryLedger* ledger = nullptr;  // absent: one of its own
@@ -32,72 +32,7 @@ class CudaOps final : public Ops, public AlgorithmChoices {
   /// `complete` may add parts that need the ledger.
   explicit CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complete = {});
 
-  void fill(const Tensor& y, float value) override;
-  void copy(const Tensor& y, const Tensor& x) override;
-  void add(const Tensor& y, const Tensor& a, const Tensor& b) override;
-  void scale(const Tensor& y, float factor) override;
-  void scale_by(const Tensor& y, const Tensor& factor) override;
-
-  void matmul(const Tensor& c, const Tensor& a, const Tensor& b,
-              const MatmulOptions& options) override;
-  void column_sum(const Tensor& sum, const Tensor& x) override;
-
-  void layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-                  const Tensor& gain, const Tensor& bias, float epsilon) override;
-  void layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                 const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                 bool accumulate) override;
-  void layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
-                                  const Tensor& x, const Tensor& mean, const Tensor& rstd) override;
-  void rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
-                float epsilon) override;
-  void rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                               const Tensor& gain, const Tensor& rstd, bool accumulate) override;
-  void rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
-                                const Tensor& rstd) override;
-
-  void gelu(const Tensor& y, const Tensor& x) override;
-  void gelu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) override;
-  void swiglu(const Tensor& y, const Tensor& gate_up) override;
-  void swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) override;
-
-  void dropout(const Tensor& y, const Tensor& x, const Tensor& rows,
-               const Dropout& dropout) override;
-
-  void embedding(const Tensor& y, const Tensor& ids, const Tensor& table, const RowTile& tile,
-                 Lookup lookup) override;
-  void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy,
-                          const RowTile& tile) override;
-
-  void rotary(const Tensor& x, const Tensor& positions, const Tensor& frequencies,
-              bool inverse) override;
-
-  void attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                 const Tensor& v, const AttentionMask& mask, float scale, const Dropout& dropout,
-                 const Tensor& samples, const HeadSlice& heads) override;
-  void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                          const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                          const Tensor& v, const AttentionMask& mask, float scale,
-                          const Dropout& dropout, const Tensor& samples,
-                          const HeadSlice& heads) override;
-
-  void row_maximum(const Tensor& maximum, const Tensor& logits, bool accumulate) override;
-  void exp_sum_and_target(const Tensor& sum, const Tensor& target_logit, const Tensor& logits,
-                          const Tensor& maximum, const Tensor& targets,
-                          std::int64_t first) override;
-  void cross_entropy_gradient(const Tensor& logits, const Tensor& maximum, const Tensor& sum,
-                              const Tensor& targets, const Tensor& factor,
-                              std::int64_t first) override;
-  void weighted_loss(const Tensor& total, const Tensor& sum, const Tensor& maximum,
-                     const Tensor& target_logit, const Tensor& weights) override;
-
-  void add_squares(const Tensor& sums, const Tensor& x) override;
-  void adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
-             const Tensor& gradients, const AdamWStep& step, const RoundedCopy& copy) override;
-  void sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
-           float learning_rate, float momentum, float weight_decay, float gradient_scale,
-           const RoundedCopy& copy) override;
-  void round(const RoundedCopy& copy, const Tensor& x) override;
+#include "../operations.inc"
 
   std::vector<std::byte> choices() const override;
   void use_choices(std::span<const std::byte> choices) override;
@@ -105,8 +40,7 @@ class CudaOps final : public Ops, public AlgorithmChoices {
   std::vector<AttentionChoice> describe_attention() const override;
 
  private:
-  /// At least `bytes` of work space until the next call; grows, never shrinks. Memory given back is
-  /// not reused before queued work has ended: the device waits for that when it frees.
+  /// Workspace, valid until the next call; grows, never shrinks. Growing waits for queued work.
   void* scratch(std::size_t bytes);
   void multiply(Product product, float* row_sum);
   bool multiply_with_row_sum(Product product, float* row_sum);

@@ -1,6 +1,5 @@
 // Attention: checks of shapes and masks, and the choice between a library's kernel and our own.
 #include "cuda_ops.hpp"
-#include "keep.hpp"
 #include "views.hpp"
 
 namespace trireme::ops {

@@ -1,5 +1,5 @@
-// Which product is done by whom: by the library in one pass; by the library into fp32 and a second
-// pass; by our own kernel, which takes everything.
+// Selects how a product is computed: by the library in one pass; by the library into fp32 and a
+// second pass; or by plain_product, which takes every shape.
 #include "cuda_ops.hpp"
 #include "views.hpp"
 
@@ -78,14 +78,14 @@ void CudaOps::multiply(Product p, float* row_sum) {
   plain_product(p.c, p.a, p.b, p.transpose_a, p.transpose_b, finish, stream_);
 }
 
-/// The library's sums beside the product overwrite; they go through the work space. Not in
-/// reproducible mode, where the sums of a layer must be the same however its products are done.
+/// The library overwrites its row sums, so they go through the workspace. Not in reproducible mode,
+/// where a layer's sums must not depend on how its products are computed.
 bool CudaOps::multiply_with_row_sum(Product p, float* row_sum) {
   if (parts_.products == nullptr || parts_.reproducible || p.c.rows == 0 || p.c.columns == 0 ||
       p.depth() == 0) {
     return false;
   }
-  p.row_sum = row_sum;  // the key's row sums, so that nothing is allocated in vain
+  p.row_sum = row_sum;  // to ask before workspace is allocated
   if (!can_fuse(p)) return false;
   auto* sums = static_cast<float*>(scratch(static_cast<std::size_t>(p.c.rows) * sizeof(float)));
   p.row_sum = sums;

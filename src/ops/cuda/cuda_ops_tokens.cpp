@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "cuda_ops.hpp"
-#include "keep.hpp"
 #include "views.hpp"
 
 namespace trireme::ops {

@@ -1,4 +1,4 @@
-// Attention by cuDNN: a graph per kind of call, built when such a call is first met and kept.
+// Attention by cuDNN: a graph per kind of call, built at the first such call and kept.
 #include <array>
 #include <bit>
 #include <map>
@@ -22,7 +22,7 @@ void check(cudnnStatus_t status, const char* call) {
   throw Error("cuDNN: {}: {}", call, fe::detail::get_error_string(status));
 }
 
-/// Everything that a graph depends on.
+/// All that a graph depends on.
 struct Kind {
   bool backward = false;
   Element type = Element::bf16;
@@ -61,7 +61,7 @@ class CudnnAttention final : public FusedAttention {
       if (!load_cudnn().empty()) throw Error("{}", load_cudnn());
       check(fe::detail::create_handle(&handle_), "cudnnCreate");
       check(fe::detail::set_stream(handle_, stream), "cudnnSetStream");
-    } catch (const std::exception& error) {  // the frontend's own too: our kernels do without it
+    } catch (const std::exception& error) {  // of the frontend too: our kernels serve instead
       no_start_ = error.what();
       end();
     }
@@ -137,7 +137,7 @@ class CudnnAttention final : public FusedAttention {
       if (result.is_good()) result = plan.graph->get_plan_name(plan.kernel);
       plan.workspace = static_cast<std::size_t>(bytes);
       if (result.is_bad()) plan = Plan{.refusal = result.get_message()};
-    } catch (const std::exception& error) {  // the frontend's: a function that cuDNN lacks, say
+    } catch (const std::exception& error) {  // of the frontend: cuDNN lacks a function
       plan = Plan{.refusal = error.what()};
     }
     return plan;
@@ -146,7 +146,7 @@ class CudnnAttention final : public FusedAttention {
   bool run(const Plan& plan, Pointers pointers) {
     if (plan.graph == nullptr) return false;
     if (plan.workspace > workspace_.bytes()) {
-      workspace_ = device::Buffer();  // first, so that both are never held at once
+      workspace_ = device::Buffer();  // first: never hold both
       workspace_ =
           device::Buffer(ledger_, device::Use::workspace, device::aligned(plan.workspace), device_);
     }

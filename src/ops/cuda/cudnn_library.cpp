@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // the frontend's name for where it looks
+void* cudnn_dlhandle = nullptr;  // read by the frontend
 }
 
 namespace trireme::ops {

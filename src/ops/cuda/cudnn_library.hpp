@@ -1,12 +1,12 @@
-// Where cuDNN comes from: its frontend looks up every function in a library that is loaded when it
-// is first needed, so that processes without a GPU neither wait for it nor need it.
+// Loads cuDNN at first use, so that processes without a GPU do not need it. Its frontend looks up
+// all functions in the loaded library.
 #pragma once
 
 #include <string>
 
 namespace trireme::ops {
 
-/// Loads cuDNN, once for all; why it could not be, or empty.
+/// Loads cuDNN once; returns why it could not be loaded, or an empty string.
 const std::string& load_cudnn();
 
 }  // namespace trireme::ops

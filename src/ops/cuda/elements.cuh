@@ -27,7 +27,7 @@ __device__ inline T rounded(float x) {
   return result;
 }
 
-/// Elements that a thread takes at a time: 16 bytes of the narrow types.
+/// Elements that a thread processes at a time: 16 bytes of the 16-bit types.
 inline constexpr int pack = 8;
 
 /// Two elements as a word, the first in the low half.
@@ -163,7 +163,7 @@ void for_packs(const char* name, std::int64_t rows, std::int64_t columns, CUstre
   launch(name, for_packs_kernel<Body>, grid, dim3(width, height), 0, stream, rows, columns, body);
 }
 
-/// The same over elements where all the matrices are contiguous: as one row.
+/// The same, as one row if all matrices are contiguous.
 template <class Body, class... Matrices>
 void for_elements(const char* name, CUstream_st* stream, const Body& body, const Matrix& first,
                   const Matrices&... others) {

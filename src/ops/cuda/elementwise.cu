@@ -1,4 +1,4 @@
-// Moving, filling, adding.
+// Fill, copy, conversion, add, scale.
 #include "elements.cuh"
 
 namespace trireme::ops {
@@ -21,7 +21,7 @@ void fill_units(void* y, std::int64_t count, Unit value, CUstream_st* stream) {
          value);
 }
 
-/// A word whose every `size` bytes are the low ones of `bits`.
+/// A word that repeats the low `size` bytes of `bits`.
 std::uint64_t repeated(std::uint64_t bits, int size) {
   if (size == 2) bits = (bits & 0xffffU) * 0x0001000100010001U;
   if (size == 4) bits = (bits & 0xffffffffU) * 0x0000000100000001U;
@@ -37,7 +37,7 @@ struct CopyUnits {
   __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
     Unit* to = y + r * y_stride + c;
     const Unit* from = x + r * x_stride + c;
-    Unit held[pack] = {};  // all reads before the first write, to have them in flight at once
+    Unit held[pack] = {};  // all loads before the first store, to overlap them
 #pragma unroll
     for (int i = 0; i < pack; ++i) {
       if (i < count) held[i] = from[i];
@@ -135,7 +135,7 @@ void copy_bytes(void* y, std::int64_t y_stride, const void* x, std::int64_t x_st
     rows = 1;
     y_stride = x_stride = 0;
   }
-  // The widest unit of which everything is a multiple.
+  // The widest unit that divides addresses, strides and bytes.
   const auto low_bits = reinterpret_cast<std::uintptr_t>(y) | reinterpret_cast<std::uintptr_t>(x) |
                         static_cast<std::uintptr_t>(y_stride | x_stride | bytes);
   if (low_bits % 16 == 0) {

@@ -1,4 +1,4 @@
-// What becomes of the sums of a product before they are rounded: bias, GELU, its slope.
+// Applies bias, GELU or its slope to the sums of a product before they are rounded.
 #pragma once
 
 #include "elements.cuh"

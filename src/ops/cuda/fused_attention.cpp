@@ -1,6 +1,6 @@
 #include "fused_attention.hpp"
 
-#include "trireme/ops/cuda_workspace.hpp"
+#include "trireme/ops/workspace.hpp"
 
 namespace trireme::ops {
 namespace {

@@ -1,4 +1,4 @@
-// A library's attention in one kernel, for the calls that it takes.
+// Attention by a library's fused kernel, for the calls that it accepts.
 #pragma once
 
 #include <memory>
@@ -16,9 +16,8 @@ class MemoryLedger;
 
 namespace trireme::ops {
 
-/// Whether a call is of the kind that libraries have one kernel for: bf16 or fp16, plain causal
-/// sequences of more than one token, no dropout, all heads of each group, head sizes in 16-byte
-/// steps up to 128, everything aligned.
+/// Whether libraries have a fused kernel for the call: bf16 or fp16, plain causal sequences of more
+/// than one token, no dropout, whole groups of heads, aligned heads of at most 128 elements.
 bool can_fuse(const Attention& call);
 bool can_fuse(const Attention& call, const AttentionGradients& gradients);
 
@@ -28,16 +27,16 @@ class FusedAttention {
   FusedAttention(const FusedAttention&) = delete;
   FusedAttention& operator=(const FusedAttention&) = delete;
   virtual ~FusedAttention() = default;
-  /// Queues the call; false, and nothing queued, where the library does not take it.
+  /// Queues the call; false, and nothing queued, if the library refuses it.
   virtual bool forward(const Attention& call) = 0;
   virtual bool backward(const Attention& call, const AttentionGradients& gradients) = 0;
   /// See AlgorithmChoices::describe_attention.
   virtual std::vector<AttentionChoice> describe() const = 0;
 };
 
-/// cuDNN's, on `stream`, its work space entered in the ledger, which refuses every call where cuDNN
-/// does not start; null where Trireme was built without
-/// cuDNN. `deterministic`: only a backward that always gives the same bits.
+/// cuDNN's on `stream`, its workspace entered in the ledger. It refuses every call if cuDNN does
+/// not start; null if Trireme was built without cuDNN. `deterministic`: backward is bitwise
+/// repeatable.
 std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledger,
                                                      device::Device& device, CUstream_st* stream,
                                                      bool deterministic);

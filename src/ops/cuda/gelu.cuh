@@ -1,4 +1,4 @@
-// The tanh form of GELU and the logistic function, as the CPU's backend has them.
+// The tanh form of GELU and the logistic function, as in the CPU backend.
 #pragma once
 
 #include "language.cuh"
@@ -8,7 +8,7 @@ namespace trireme::ops {
 /// 1/(1 + exp(−z)); exp may be +∞, which gives 0.
 __device__ inline float logistic(float z) { return 1.0F / (1.0F + expf(-z)); }
 
-/// The logistic function and its slope, through exp(−|z|): neither infinity nor cancellation.
+/// The logistic function and its slope, by exp(−|z|): no infinity, no cancellation.
 struct Sigmoid {
   float value, slope;
 };
@@ -30,7 +30,7 @@ __device__ inline float gelu_slope(float x) {
   const float c = fmaxf(-30.0F, fminf(x, 30.0F)), square = c * c;
   const Sigmoid s = sigmoid(c * fmaf(gelu_b, square, gelu_a));
   const float slope = fmaf(c * fmaf(3.0F * gelu_b, square, gelu_a), s.slope, s.value);
-  return x != x ? x : slope;  // the clamp has lost a NaN
+  return x != x ? x : slope;  // the clamp loses a NaN
 }
 
 }  // namespace trireme::ops

@@ -1,4 +1,4 @@
-// Threads that share a row: a warp, or a block of several. Sums have a fixed order.
+// Groups of threads that process a row: a warp or a block. Sums have a fixed order.
 #pragma once
 
 #include "language.cuh"
@@ -16,7 +16,7 @@ __device__ inline T group_reduce(T value, T* scratch, const Combine& combine) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value = combine(value, from_lane_xor(value, mask));
   if constexpr (Threads > 32) {
-    __syncthreads();  // whoever read the last result has it
+    __syncthreads();  // before the last result is overwritten
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
     value = scratch[0];

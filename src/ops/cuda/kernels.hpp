@@ -1,6 +1,6 @@
 // The kernels as plain functions: each queues its work on `stream` and returns. Pointers are to
-// device memory; what has no type beside it is of the type that ops.hpp says. Where nothing is to
-// be done nothing is launched. No header here includes fmt, which nvcc does not digest.
+// device memory, of the types that ops.hpp gives. Empty work launches nothing. No header included
+// here includes fmt, which nvcc cannot compile.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct Matrix {
   bool contiguous() const { return rows <= 1 || stride == columns; }
 };
 
-/// Dropout as kernels take it. A word below `threshold` drops its element.
+/// Dropout as kernels take it: a random word below `threshold` drops its element.
 struct Keep {
   std::uint64_t seed = 0;
   std::uint32_t purpose = 0, stream = 0, threshold = 0;
@@ -45,8 +45,8 @@ void swiglu(const Matrix& y, const Matrix& gate_up, CUstream_st* stream);
 void swiglu_backward(const Matrix& dgate_up, const Matrix& dy, const Matrix& gate_up,
                      CUstream_st* stream);
 
-/// What a product's sums still have to go through; absent pointers are null. `bias` and
-/// `gelu_input` are of type `factors`.
+/// What is applied to a product's sums; absent pointers are null. `bias` and `gelu_input` are of
+/// type `factors`.
 struct Finish {
   Element factors = Element::f32;
   const void* bias = nullptr;
@@ -54,11 +54,11 @@ struct Finish {
   Matrix gelu_input;   // c = sums·gelu'(gelu_input)
   bool accumulate = false;
 };
-/// c = what `finish` makes of fp32 sums; c may be the same memory.
+/// c = `finish` applied to fp32 sums; c may be the same memory.
 void finish_product(const Matrix& c, const Matrix& sums, const Finish& finish, CUstream_st* stream);
 
 // plain_product.cu
-/// c [m, n] = op(a)·op(b), finished, by fp32 arithmetic on any shape, stride and alignment.
+/// c [m, n] = `finish` applied to op(a)·op(b), in fp32 arithmetic, for any shape and alignment.
 void plain_product(const Matrix& c, const Matrix& a, const Matrix& b, bool transpose_a,
                    bool transpose_b, const Finish& finish, CUstream_st* stream);
 
@@ -100,7 +100,7 @@ void rotary(void* x, Element type, const RotaryShape& shape, const std::int32_t*
 void dropout(const Matrix& y, const Matrix& x, const std::int64_t* rows, const Keep& keep,
              CUstream_st* stream);
 
-// sort.cu: pairs by ascending key, of `bits` bits, those of one key in their order
+// sort.cu: pairs by ascending key of `bits` bits, stably
 std::size_t sort_workspace(std::int64_t count, int bits);
 void sort_pairs(std::uint32_t* keys_out, const std::uint32_t* keys, std::int32_t* values_out,
                 const std::int32_t* values, std::int64_t count, int bits, void* workspace,
@@ -123,7 +123,7 @@ void add_block_squares(double* sums, const void* x, Element type, std::int64_t c
                        CUstream_st* stream);
 /// total += the terms, from the first to the last.
 void add_in_order(double* total, const double* terms, std::int64_t count, CUstream_st* stream);
-/// The rounded copy that an update writes beside its masters; indices as ElementIndices has them.
+/// The rounded copy that an update writes beside its masters; indices as in ElementIndices.
 struct Rounding {
   void* values = nullptr;  // null: none
   Element type = Element::f32;
@@ -158,7 +158,7 @@ struct Extent {
   std::int32_t first_position, last_position, first_document, last_document;
 };
 
-/// One call of attention. Positions that are null are 0, 1, 2, …; documents that are null, one.
+/// One call of attention. Null positions are 0, 1, 2, …; null documents are one document.
 struct Attention {
   Element type = Element::f32;
   std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;

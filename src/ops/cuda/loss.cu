@@ -1,6 +1,6 @@
-// The three parts of vocabulary-parallel cross-entropy, and the loss itself; a row of logits per
-// group of threads. Rows of an odd vocabulary begin anywhere: which thread adds which element
-// depends on its column alone, so that a row's bits do not depend on where it lies.
+// The three parts of vocabulary-parallel cross-entropy, and the loss; a row of logits per group of
+// threads. Rows of an odd vocabulary begin at any alignment: which thread adds an element depends
+// on its column alone, so that a row's bits do not depend on its address.
 #include "elements.cuh"
 #include "groups.cuh"
 #include "tiles.hpp"
@@ -8,7 +8,7 @@
 namespace trireme::ops {
 namespace {
 
-/// Eight elements of 16 bits that begin `Words` words and a half, or none, behind a boundary.
+/// Eight elements of 16 bits that begin `Words` words, and perhaps a half, after a boundary.
 template <int Words, class T>
 __device__ inline void unpack_shifted(float (&x)[pack], const uint4* from, bool half) {
   const uint4 a = from[0], b = from[1];
@@ -22,8 +22,7 @@ __device__ inline void unpack_shifted(float (&x)[pack], const uint4* from, bool 
   unpack_words<T>(x, uint4{words[0], words[1], words[2], words[3]});
 }
 
-/// load() for any address. Two whole 16-byte words are read where the elements lie in two; both
-/// hold some of them.
+/// load() for any address: reads the one or two 16-byte words that hold the elements.
 template <class T>
 __device__ inline void load_anywhere(float (&x)[pack], const T* p, int count) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -35,7 +34,7 @@ __device__ inline void load_anywhere(float (&x)[pack], const T* p, int count) {
   if constexpr (sizeof(T) == 2) {
     const auto* from = reinterpret_cast<const uint4*>(address - behind);
     const bool half = behind % 4 != 0;
-    switch (behind / 4) {  // the same for the whole row
+    switch (behind / 4) {  // uniform over the row
       case 0:
         return unpack_shifted<0, T>(x, from, half);
       case 1:
@@ -52,7 +51,7 @@ __device__ inline int rest_of(std::int64_t c, std::int64_t columns) {
   return columns - c < pack ? static_cast<int>(columns - c) : pack;
 }
 
-/// NaN may be lost here; exp_sum brings it back.
+/// May lose a NaN, which exp_sum then reports.
 template <class T, int Threads>
 __global__ void row_maximum_kernel(float* maximum, View<T> logits, std::int64_t rows,
                                    std::int64_t columns, bool accumulate) {
@@ -96,7 +95,7 @@ __global__ void exp_sum_kernel(float* sum, float* target_logit, View<T> logits,
   }
 }
 
-/// Packs here begin at the row's first multiple of 16 bytes: nothing is added up.
+/// Packs begin at the row's first multiple of 16 bytes, as nothing is summed.
 template <class T, int Threads>
 __global__ void cross_entropy_gradient_kernel(View<T> logits, const float* maximum,
                                               const float* sum, const std::int32_t* targets,

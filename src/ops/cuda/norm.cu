@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm, a row per group of threads. A row is read from device memory once: each
-// thread keeps its elements as fp32 in shared memory, where a row is not too long for that.
+// LayerNorm and RMSNorm, a row per group of threads. A row is read from device memory once and kept
+// as fp32 in shared memory, unless it is too long.
 #include "elements.cuh"
 #include "groups.cuh"
 
@@ -17,7 +17,7 @@ __device__ inline int count_at(int c, int columns) {
   return columns - c < pack ? columns - c : pack;
 }
 
-/// A thread's part of a row: what it put there it alone reads, so no barrier is needed.
+/// A thread's part of a row. Only that thread reads it, so no barrier is needed.
 template <bool Held>
 struct RowMemory {
   float* row;  // columns rounded up to packs
@@ -112,7 +112,7 @@ __global__ void norm_backward_kernel(View<T> dx, View<T> dy, View<T> x, const T*
       }
     };
     for (int c = first; c < p.columns; c += Threads * pack) {
-      read(c, count_at(c, p.columns));  // g is 0 behind the row's end
+      read(c, count_at(c, p.columns));  // g is 0 past the row's end
       held_g.put(c, g);
       held_h.put(c, h);
       if constexpr (Centered) sum_g += pack_sum(g);
@@ -152,7 +152,7 @@ Parameters parameters_of(const Norm& norm) {
           is_aligned(norm.bias)};
 }
 
-/// use(type, group, centered, held) as constants; `rows` rows of fp32 are to be kept for each row.
+/// use(type, group, centered, held) as constants; `rows` rows of fp32 are held for each row.
 template <class Use>
 void choose(const Norm& norm, int rows, const Use& use) {
   with_type(norm.x.type, [&]<class T>(T type) {
@@ -179,24 +179,28 @@ void choose(const Norm& norm, int rows, const Use& use) {
 
 void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream) {
   if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose(norm, 1, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
-    launch("norm_forward",
-           norm_forward_kernel<T, decltype(centered)::value, decltype(held)::value, Group::threads>,
-           Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(y), view<T>(norm.x),
-           static_cast<const T*>(norm.gain), static_cast<const T*>(norm.bias), parameters_of(norm),
-           epsilon);
-  });
+  choose(norm, 1,
+         [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
+           launch("norm_forward",
+                  norm_forward_kernel<T, decltype(centered)::value, decltype(held)::value,
+                                      Group::threads>,
+                  Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(y),
+                  view<T>(norm.x), static_cast<const T*>(norm.gain),
+                  static_cast<const T*>(norm.bias), parameters_of(norm), epsilon);
+         });
 }
 
 void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, bool accumulate,
                    CUstream_st* stream) {
   if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose(norm, 2, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
-    launch("norm_backward",
-           norm_backward_kernel<T, decltype(centered)::value, decltype(held)::value, Group::threads>,
-           Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(dx), view<T>(dy),
-           view<T>(norm.x), static_cast<const T*>(norm.gain), parameters_of(norm), accumulate);
-  });
+  choose(
+      norm, 2, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
+        launch("norm_backward",
+               norm_backward_kernel<T, decltype(centered)::value, decltype(held)::value,
+                                    Group::threads>,
+               Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(dx), view<T>(dy),
+               view<T>(norm.x), static_cast<const T*>(norm.gain), parameters_of(norm), accumulate);
+      });
 }
 
 }  // namespace trireme::ops

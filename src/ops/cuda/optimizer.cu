@@ -1,4 +1,4 @@
-// Optimizer updates and the gradient's norm.
+// Optimizer updates and the gradient norm.
 #include "trireme/core/half.hpp"
 
 #include "elements.cuh"
@@ -29,14 +29,14 @@ __global__ void block_squares_kernel(double* sums, const T* x, std::int64_t coun
   if (threadIdx.x == 0) sums[blockIdx.x] += own;
 }
 
-/// One thread adds what the others fetch.
+/// One thread adds the terms that all threads load.
 __global__ void add_in_order_kernel(double* total, const double* terms, std::int64_t count) {
   constexpr int fetched = 4 * block_threads;
   __shared__ double held[fetched];
   double sum = 0;
   for (std::int64_t begin = 0; begin < count; begin += fetched) {
     for (int i = threadIdx.x; i < fetched; i += block_threads) {
-      held[i] = begin + i < count ? terms[begin + i] : -0.0;  // which changes no sum
+      held[i] = begin + i < count ? terms[begin + i] : -0.0;  // neutral
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -48,8 +48,7 @@ __global__ void add_in_order_kernel(double* total, const double* terms, std::int
   if (threadIdx.x == 0) *total += sum;
 }
 
-/// x rounded to one of its two neighbors, to the one farther from 0 with the probability of the
-/// part cut off. Only bf16 is rounded so.
+/// x rounded stochastically: away from 0 with the probability of the truncated part. Only bf16.
 __device__ inline Bf16 round_stochastically(Bf16, float x, std::uint32_t random) {
   return {float_to_bf16_up_by(x, random & 0xffffU)};
 }

@@ -1,5 +1,5 @@
-// Philox4x32-10 on the device: the words of trireme::random_bits (core/random.hpp), written from
-// the same description (Salmon et al., SC11) and held to it bit by bit in the tests.
+// Philox4x32-10 on the device (Salmon et al., SC11): the words of trireme::random_bits
+// (core/random.hpp), to which tests compare it bit by bit.
 #pragma once
 
 #include "kernels.hpp"
@@ -9,7 +9,7 @@ namespace trireme::ops {
 
 struct Words {
   std::uint32_t v[4];
-  /// Not an index into an array, which would leave the registers.
+  /// Without an array index, which would spill to local memory.
   __device__ std::uint32_t pick(unsigned i) const {
     const std::uint32_t low = i & 1U ? v[1] : v[0], high = i & 1U ? v[3] : v[2];
     return i & 2U ? high : low;
@@ -34,7 +34,7 @@ __device__ inline Words random_words(std::uint64_t seed, std::uint32_t purpose,
   return c;
 }
 
-/// What dropout multiplies elements index … index + 7 by: 0 or keep.factor.
+/// Dropout's factors of elements index … index + 7: 0 or keep.factor.
 __device__ inline void keep_factors(float (&factor)[8], const Keep& keep, std::uint64_t index) {
   const auto first = static_cast<unsigned>(index & 3U);
   Words words = random_words(keep.seed, keep.purpose, keep.stream, index / 4);

@@ -1,5 +1,5 @@
-// Matrix products without a library: for what cuBLASLt refuses, and for tests without a device.
-// Tiles of 64 × 64, sixteen sums per thread, each in the order of k.
+// Matrix products without a library: for products that cuBLASLt refuses and for tests without a
+// GPU. Tiles of 64 × 64, sixteen sums per thread, each in the order of k.
 #include "finish.cuh"
 #include "tiles.hpp"
 
@@ -28,7 +28,7 @@ __device__ inline void fill_tile(float (&tile)[depth][side + 1], const Operand<T
                                  std::int64_t first, std::int64_t begin, std::int64_t k) {
 #pragma unroll
   for (int i = threadIdx.x; i < side * depth; i += threads) {
-    // Neighboring threads read neighbors in memory.
+    // Neighboring threads read neighboring elements.
     const int row = x.row_step == 1 ? i % side : i / depth;
     const int at = x.row_step == 1 ? i / side : i % depth;
     const bool inside = first + row < x.rows && begin + at < k;

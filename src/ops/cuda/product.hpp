@@ -1,4 +1,4 @@
-// Matrix products of a library, and what can be known of them without one.
+// Matrix products by a library, and what is decided about them without one.
 #pragma once
 
 #include <compare>
@@ -30,7 +30,7 @@ struct Product {
   std::int64_t depth() const { return transpose_a ? a.rows : a.columns; }
 };
 
-/// What a library does with the sums of a product, in one pass.
+/// What a library applies to the sums of a product, in one pass.
 enum class Epilogue : std::uint8_t { none, bias, gelu, bias_gelu, gelu_slope, row_sum };
 
 /// A column-major matrix as BLAS describes it.
@@ -40,9 +40,8 @@ struct BlasMatrix {
   auto operator<=>(const BlasMatrix&) const = default;
 };
 
-/// All that the choice of an algorithm depends on. Row-major c = a·b is, column-major, cᵀ = bᵀ·aᵀ:
-/// `left` is our b and `right` our a, and no element is moved. Alignments are 16 bytes or the
-/// power of two below that.
+/// All that the choice of an algorithm depends on. Row-major c = a·b is column-major cᵀ = bᵀ·aᵀ, so
+/// `left` is our b and `right` our a. Alignments are powers of two of at most 16 bytes.
 struct ProductKey {
   BlasMatrix left, right, result;
   std::int64_t aux_leading = 0;
@@ -53,16 +52,16 @@ struct ProductKey {
   auto operator<=>(const ProductKey&) const = default;
 };
 
-/// Whether one pass of the library can do it all, as far as its rules are known: the aux matrix in
-/// 16-byte steps, one epilogue, row sums beside fp32 results.
+/// Whether the library can do it in one pass, as far as its rules are known: one epilogue, an aux
+/// matrix in 16-byte steps, row sums only beside fp32 results.
 bool can_fuse(const Product& product);
 ProductKey key_of(const Product& product);
 
-/// An algorithm as the library's opaque 64 bytes; `refused` where it has none.
+/// An algorithm as the library's opaque 64 bytes; `refused` if it has none.
 struct Algorithm {
   std::uint64_t words[8] = {};
   std::uint64_t workspace = 0;
-  std::int64_t id = -1;  // the library's number of its family; -1: it gave none
+  std::int64_t id = -1;  // of its family; -1: unknown
   bool refused = false;
   bool timed = false;  // the fastest of several, else the library's first
 };
@@ -71,10 +70,10 @@ struct KeyedAlgorithm {
   Algorithm algorithm;
 };
 Choice describe(const KeyedAlgorithm& each);
-/// Bytes for ranks of the same build; `version` is that of library and device together.
+/// Bytes for ranks of the same build; `version`: of library and device together.
 std::vector<std::byte> pack_algorithms(std::uint64_t version,
                                        const std::vector<KeyedAlgorithm>& algorithms);
-/// Throws Error for bytes of another version or that are not such.
+/// Throws Error for bytes of another version or of another kind.
 std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
                                               std::span<const std::byte> bytes);
 
@@ -84,7 +83,7 @@ class Products {
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
   virtual ~Products() = default;
-  /// Queues the product; false, and nothing queued, where the library has no algorithm for it.
+  /// Queues the product; false, and nothing queued, if the library has no algorithm for it.
   virtual bool multiply(const Product& product) = 0;
   /// See AlgorithmChoices.
   virtual std::vector<std::byte> algorithms() const = 0;
@@ -95,7 +94,7 @@ class Products {
 struct LibraryOptions {
   bool reproducible = false, tf32 = false, time_algorithms = false;
 };
-/// Products of cuBLASLt on `stream`; its work space, of a fixed size, is entered in the ledger.
+/// Products by cuBLASLt on `stream`; its workspace, of fixed size, is entered in the ledger.
 std::unique_ptr<Products> make_library_products(device::MemoryLedger& ledger,
                                                 device::Device& device, CUstream_st* stream,
                                                 const LibraryOptions& options);

@@ -69,8 +69,8 @@ std::uint8_t alignment_of(const void* data) {
   return static_cast<std::uint8_t>(std::min<std::uintptr_t>(16, address & (~address + 1)));
 }
 
-/// Row-major x seen column-major: its transpose, rows and columns exchanged. A view of one row may
-/// have any stride; libraries want at least its width.
+/// Row-major x as column-major: its transpose. A view of one row may have any stride; libraries
+/// require at least its width.
 BlasMatrix blas_matrix(const Matrix& x, bool transposed) {
   return {x.columns, x.rows, std::max(x.stride, x.columns), transposed};
 }
@@ -84,12 +84,12 @@ Epilogue epilogue_of(const Product& product) {
   return product.bias != nullptr ? Epilogue::bias : Epilogue::none;
 }
 
-/// Of one row only the stride is free.
+/// The stride of a single row is free.
 std::int64_t aux_leading(const Matrix& aux) {
   return aux.rows <= 1 ? (aux.columns + 7) / 8 * 8 : aux.stride;
 }
 
-/// The library takes 16 bytes of a bias at once, where its first call let it.
+/// The library reads 16 bytes of a bias at once.
 bool bias_fits(const void* bias) { return bias == nullptr || alignment_of(bias) == 16; }
 
 bool aux_fits(const Matrix& aux) {
@@ -103,9 +103,9 @@ bool can_fuse(const Product& p) {
   const bool finished = gelu || slope || p.bias != nullptr;
   if (p.row_sum != nullptr && (finished || p.c.type != Element::f32)) return false;
   if ((gelu && slope) || (slope && p.bias != nullptr) || (finished && p.accumulate)) return false;
-  // Library and contract know one type of both only where the result has it too.
+  // Epilogues need one type of factors and result.
   if (finished && p.c.type != p.a.type) return false;
-  // Its tanh may be the device's approximation, good to 11 bits: not enough for fp32.
+  // The library may approximate tanh to 11 bits, too few for fp32.
   if ((gelu || slope) && p.a.type == Element::f32) return false;
   return bias_fits(p.bias) && aux_fits(p.before_gelu) && aux_fits(p.gelu_input);
 }

@@ -6,7 +6,7 @@
 namespace trireme::ops {
 namespace {
 
-/// Row of a tile for an id; −1 where it is in another tile. An id outside the table is an error.
+/// Row of a tile for an id, −1 if another tile has it. An id outside the table is an error.
 struct Tile {
   std::int64_t first, rows, all;
   __device__ std::int64_t row(std::int32_t id) const {
@@ -32,7 +32,7 @@ struct Embed {
     table.load(v, row, c, count);
     if (mode == LookupMode::add) y.load(other, r, c, count);
 #pragma unroll
-    for (int i = 0; i < pack; ++i) v[i] = other[i] + v[i];  // +0 otherwise, which makes −0 a +0
+    for (int i = 0; i < pack; ++i) v[i] = other[i] + v[i];  // adding +0 makes −0 a +0
     y.store(v, r, c, count);
   }
 };
@@ -47,9 +47,9 @@ __global__ void embedding_keys_kernel(std::uint32_t* keys, std::int32_t* values,
 }
 
 constexpr int segment_threads = 128;
-constexpr int segment_ahead = 4;  // rows read before the first of them is added
+constexpr int segment_ahead = 4;  // rows loaded before the first is added
 
-/// The block of a row's first place among the sorted keys adds all of its gradients, in order.
+/// The block at the first of equal sorted keys adds all gradients of that row, in order.
 template <class T>
 __global__ void embedding_segments_kernel(View<float> dtable, View<T> dy, const std::uint32_t* keys,
                                           const std::int32_t* rows, std::int64_t count,
@@ -71,7 +71,7 @@ __global__ void embedding_segments_kernel(View<float> dtable, View<T> dy, const 
         dy.load(v[j], rows[i + j], c, width);
       } else {
 #pragma unroll
-        for (int e = 0; e < pack; ++e) v[j][e] = -0.0F;  // which changes no sum
+        for (int e = 0; e < pack; ++e) v[j][e] = -0.0F;  // neutral
       }
     }
 #pragma unroll
@@ -85,7 +85,7 @@ __global__ void embedding_segments_kernel(View<float> dtable, View<T> dy, const 
 
 constexpr std::int64_t heads_at_once = 4;
 
-/// Rows here are (row of x, group of heads); columns are pairs.
+/// A row is (row of x, group of heads); columns are pairs.
 template <class T>
 struct Rotate {
   T* x;
@@ -103,7 +103,7 @@ struct Rotate {
     const auto position = static_cast<double>(positions[r]);
 #pragma unroll
     for (int i = 0; i < pack; ++i) {
-      // In fp64: in fp32 the angle of position 100,000 would be wrong by several thousandths.
+      // fp64: fp32 would be off by several thousandths at position 100,000.
       const double angle = position * static_cast<double>(i < count ? frequencies[c + i] : 0.0F);
       const double turns = rint(angle * 0.159154943091895335769);
       sincosf(static_cast<float>(fma(-turns, 6.283185307179586476925, angle)), &sine[i],
@@ -144,7 +144,7 @@ struct Drop {
   }
 };
 
-/// Parts of the work space of embedding_backward, each aligned to 256 bytes.
+/// Parts of embedding_backward's workspace, each aligned to 256 bytes.
 struct SortSpace {
   std::int64_t array, sort;
   int bits;
@@ -169,10 +169,8 @@ std::size_t embedding_backward_workspace(std::int64_t rows, std::int64_t table_r
   return static_cast<std::size_t>(4 * space.array + space.sort);
 }
 
-/// The rows are sorted by id, stably, so that each table row finds its own in order: about 20 bytes
-/// per row and pass of the sort, next to nothing beside dy. Then one block per table row and 1,024
-/// columns adds them one after another, four being read at once; a token that is a twentieth of
-/// 16,384 takes some 800 additions in a chain, about a tenth of a millisecond.
+/// Rows are sorted by id, stably; then one block per table row and 1,024 columns adds its gradients
+/// in order. A token that is a twentieth of 16,384 rows is a chain of 800 additions, about 0.1 ms.
 void embedding_backward(const Matrix& dtable, const std::int32_t* ids, const Matrix& dy,
                         std::int64_t first, std::int64_t all, void* workspace,
                         CUstream_st* stream) {

@@ -1,5 +1,5 @@
-// What kernels use of the CUDA language beyond its keywords, as functions of our own. The tests
-// have a header of the same name that runs the same kernels on the host (tests/cuda/emulator).
+// The part of the CUDA language that kernels use beyond its keywords, as functions. The tests have
+// a header of the same name that runs the kernels on the host (tests/cuda/emulator).
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 namespace trireme::ops {
 
 inline constexpr unsigned whole_warp = 0xffffffffU;
-/// Dynamic shared memory that a block gets without being asked for more.
+/// Dynamic shared memory that a block gets without an attribute.
 inline constexpr std::size_t usual_shared = 48U << 10;
 
 template <class... Parameters, class... Arguments>
@@ -43,7 +43,7 @@ __device__ inline char* dynamic_shared() {
   return reinterpret_cast<char*>(memory);
 }
 
-/// Ends the kernel, and with it every later call, with an error; prints `what` and the numbers.
+/// Ends the kernel and every later call with an error; prints `what` and the numbers.
 __device__ __noinline__ inline void fail(const char* what, long long a, long long b) {
   printf("trireme: %s: %lld, %lld\n", what, a, b);
   __trap();
@@ -64,21 +64,21 @@ __device__ inline std::uint16_t float_to_fp16_bits(float value) {
 __device__ inline std::uint32_t float_bits(float value) { return __float_as_uint(value); }
 __device__ inline float float_of_bits(std::uint32_t bits) { return __uint_as_float(bits); }
 
-/// A product that no compiler contracts with the sum around it.
+/// A product that is never contracted into a fused multiply-add.
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
   return __umulhi(a, b);
 }
 
-/// All lanes of a warp take part in these.
+// Collective over the lanes of a warp.
 template <class T>
 __device__ inline T from_lane_xor(T value, int mask) {
   return __shfl_xor_sync(whole_warp, value, mask);
 }
 
-/// Four 8×8 matrices of 16-bit elements from shared memory: lane l gives the address of row l % 8
-/// of matrix l / 8, of 16 bytes and aligned to them; word[m] is then elements 2·(lane % 4) and one
-/// more of row lane / 4 of matrix m, or of its transpose.
+/// Loads four 8×8 matrices of 16-bit elements from shared memory. Lane l gives the 16-byte aligned
+/// address of row l % 8 of matrix l / 8. word[m] becomes elements 2·(lane % 4) and the next of row
+/// lane / 4 of matrix m, or of its transpose.
 __device__ inline void load_matrices(std::uint32_t (&word)[4], const void* row) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -1,4 +1,4 @@
-// Sorting, by CUB's radix sort: stable, and the same result every time.
+// Sorting by CUB's radix sort: stable and deterministic.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "kernels.hpp"

@@ -1,0 +1,41 @@
+// Bytes of workspace of the backends, for predicting memory before a run. A backend holds as much
+// as its most demanding call so far.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trireme::ops {
+
+/// The shape of a call of attention: B sequences, Tq queries, Tk keys, H heads on G key/value heads
+/// of size D.
+struct AttentionShape {
+  std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
+};
+
+// CPU
+/// The larger of `attention` and `attention_backward`, on `threads` threads.
+std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);
+/// The same in bf16.
+std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads);
+/// A product [m, k]·[k, n] of bf16 factors, the first transposed or not, into bf16 or (`wide`)
+/// fp32, with a rounded bias. fp32 products need none.
+std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed,
+                                  bool wide, int threads);
+/// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
+std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);
+
+// CUDA: of the libraries. The workspace of our own kernels, some MB for sums of columns, is not
+// counted.
+/// cuBLASLt's, of fixed size.
+inline constexpr std::size_t cuda_product_workspace = std::size_t{32} << 20;
+/// Whether libraries have a fused kernel for plain causal attention of this shape without dropout
+/// in bf16 or fp16. They may refuse it all the same.
+bool cuda_attention_fuses(const AttentionShape& shape);
+/// Upper bound for cuDNN's backward of such a call on compute capabilities 8.0 to 10.0 (cuDNN 9.19;
+/// tests/cuda/cudnn_plans_test.cpp compares): Σ dout·out per query and fp32 gradients of queries,
+/// or with `deterministic` the gradients of all scores [B, H, Tq, Tk]; and gradients of keys and
+/// values for each query head that shares a group.
+std::size_t cuda_attention_workspace(const AttentionShape& shape, bool deterministic);
+
+}  // namespace trireme::ops
