@@ -79,9 +79,9 @@ void Attention::plan(UnitPlan& plan) {
     heads.push_back(heads_of_tile(tiles, i).query.size());
     mixed.push_back(heads.back() * head_size_);
   }
-  qkv_value_ = plan.keep_tiles(Remake::dear, plan.rows(), qkv);
-  mixed_ = plan.keep_tiles(Remake::fair, plan.rows(), mixed);
-  lse_ = plan.keep_tiles(Remake::fair, plan.rows(), heads, DType::f32);
+  qkv_value_ = plan.keep_tiles(RecomputeCost::high, plan.rows(), qkv);
+  mixed_ = plan.keep_tiles(RecomputeCost::medium, plan.rows(), mixed);
+  lse_ = plan.keep_tiles(RecomputeCost::medium, plan.rows(), heads, DType::f32);
   dqkv_ = plan.add_tiles(plan.between(), plan.rows(), qkv);
 }
 

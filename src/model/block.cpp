@@ -4,16 +4,15 @@ namespace trireme::model {
 
 template <class Layer>
 void ResidualBranch<Layer>::plan(UnitPlan& plan) {
-  // A norm's output that has to be gathered is not cheap; and backward for weights, apart, has no
-  // parameters to make it from.
+  // Recomputing a gathered norm communicates, and backward for weights alone has no parameters.
   const bool gathered = plan.shares().sequence_parallel, split = plan.between() == Area::delta;
-  const Remake remake = gathered || split ? Remake::fair : Remake::cheap;
+  const RecomputeCost cost = gathered || split ? RecomputeCost::medium : RecomputeCost::low;
   partial_.plan(plan, width_);
-  norm_.plan(plan, Remake::dear);
+  norm_.plan(plan, RecomputeCost::high);
   dropout_.plan(plan, width_);
   layer_.plan(plan);
   plan.overlay([&] { layer_.plan_inner(plan); },
-               [&] { normed_ = plan.keep(remake, plan.rows(), width_); },
+               [&] { normed_ = plan.keep(cost, plan.rows(), width_); },
                [&] { dnormed_ = plan.add(plan.between(), plan.local_rows(), width_); });
 }
 
@@ -51,7 +50,7 @@ void ResidualBranch<Layer>::recompute(const UnitContext& context, const Tensor& 
 template <class Layer>
 void ResidualBranch<Layer>::backward(const UnitContext& context, BackwardPart part,
                                      const Tensor& dx, const Tensor& dy, const Tensor& x) const {
-  // In the order that lets scratch be shared: each weight's gradient as soon as its factors exist.
+  // In this order scratch overlaps: each weight's gradient as soon as its factors exist.
   const bool input = has_input(part), weight = has_weight(part);
   const Tensor dlayer = dropout_.backward(context, part, dy);
   if (weight) layer_.backward_output_weight(context, dlayer);
@@ -80,7 +79,7 @@ Block::Block(params::ParameterTable& table, int unit, const ModelConfig& config,
            config, static_cast<std::uint32_t>(3 * layer + 3)} {}
 
 void Block::plan(UnitPlan& plan) {
-  middle_ = plan.keep(Remake::dear, plan.local_rows(), width_);
+  middle_ = plan.keep(RecomputeCost::high, plan.local_rows(), width_);
   if (plan.between() == Area::delta) dmiddle_ = plan.add(Area::delta, plan.local_rows(), width_);
   plan.overlay([&] { attention_.plan(plan); }, [&] { mlp_.plan(plan); });
 }
@@ -101,7 +100,7 @@ void Block::recompute(const UnitContext& context, const Tensor& x) const {
 void Block::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
                      const Tensor& dy, const Tensor& x) const {
   const Tensor middle = context.local(middle_);
-  // Where backward is split, the gradient for `middle` is kept for the weights' part.
+  // A split backward keeps the gradient for `middle` for the weights' part.
   const Tensor dmiddle = part == BackwardPart::all ? dx : context.local(dmiddle_);
   if (has_input(part)) context.ops.copy(dmiddle, dy);
   mlp_.backward(context, part, dmiddle, dy, middle);

@@ -48,7 +48,7 @@ void ModelConfig::declare(config::Fields& fields) {
 }
 
 void ModelConfig::resolve() {
-  // Products of these stay far below 2^63, and the list of layers within memory.
+  // Products of these must stay below 2^63, and the list of layers within memory.
   constexpr std::int64_t most_layers = 65'536, most = std::int64_t{1} << 24;
   for (const auto& [key, value, bound] :
        {std::tuple{"layers", layers, most_layers}, std::tuple{"width", width, most},
@@ -82,7 +82,7 @@ void ModelConfig::resolve() {
         fmt::format("rotary positions need an even head size, and width / heads = {}", head_size()),
         "change model.heads or use position = learned");
   }
-  if (rope_scaling == "llama3" && rope_high_frequency_factor <= rope_low_frequency_factor) {
+  if (stretches_rotary() && rope_high_frequency_factor <= rope_low_frequency_factor) {
     throw ConfigError("model.rope_high_frequency_factor",
                       config::to_string(rope_high_frequency_factor),
                       "must exceed model.rope_low_frequency_factor", "Llama 3 uses 4 and 1");

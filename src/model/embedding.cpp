@@ -9,7 +9,7 @@ Embedding::Embedding(params::ParameterTable& table, int unit, const ModelConfig&
   token.split.dimension = 0;
   token.units = {unit};
   token.decay = true;
-  token.in_products = config.tied;  // look-up alone multiplies nothing
+  token.in_products = config.tied;  // a look-up multiplies nothing
   token.initialization = {params::Initialization::Kind::normal, config.init_deviation};
   token_ = table.add(token);
   if (config.rotary()) return;
@@ -37,7 +37,7 @@ Tensor Embedding::local_positions(const UnitContext& context) const {
 
 void Embedding::forward(const UnitContext& context, const Tensor& y, const Tensor& /*x*/) const {
   const Summand partial = partial_.of(context, y);
-  // Each token's row is in one tile, so that the sum over tiles is exact in any order.
+  // Each token's row is in one tile: the sum over tiles is exact in any order.
   for (int i = 0; i < context.shares.tiles.count; ++i) {
     context.ops.embedding(partial.value, context.batch.inputs, context.values(token_, i),
                           tile(context, i), i == 0 ? ops::Lookup::write : ops::Lookup::fill_in);

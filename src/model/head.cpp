@@ -7,9 +7,8 @@ namespace trireme::model {
 
 namespace {
 
-/// Bytes of logits that are held at once in any case; and so many times the rows' own, which the
-/// backward of a block with GELU holds in any case. Each block of rows reads and writes the whole
-/// gradient of the weight, and packs the weight.
+/// Logits held at once: at least so many bytes, and so many times the rows' elements, which a
+/// block's backward needs anyway. Every block of rows reads and writes the weight's whole gradient.
 constexpr std::int64_t least_logits = std::int64_t{48} << 20;
 constexpr std::int64_t logits_by_rows = 4;
 
@@ -49,8 +48,8 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
 void Head::plan(UnitPlan& plan) {
   const params::Tiles& tiles = plan.shares().tiles;
   block_ = block_rows(plan.rows(), width_, vocabulary_, plan.shares().compute);
-  norm_.plan(plan, Remake::never);
-  dnormed_ = plan.keep(Remake::never, plan.local_rows(), width_);
+  norm_.plan(plan, RecomputeCost::never);
+  dnormed_ = plan.keep(RecomputeCost::never, plan.local_rows(), width_);
   normed_ = plan.add(Area::scratch, plan.rows(), width_);
   partial_.plan(plan, width_);
   factor_ = plan.add(Area::scratch, plan.rows(), 1, DType::f32);

@@ -132,9 +132,9 @@ Norm::Norm(params::ParameterTable& table, int unit, const std::string& name,
   bias_ = table.add(bias);
 }
 
-void Norm::plan(UnitPlan& plan, Remake remake) {
-  if (centered_) mean_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
-  rstd_ = plan.keep(remake, plan.local_rows(), 1, DType::f32);
+void Norm::plan(UnitPlan& plan, RecomputeCost cost) {
+  if (centered_) mean_ = plan.keep(cost, plan.local_rows(), 1, DType::f32);
+  rstd_ = plan.keep(cost, plan.local_rows(), 1, DType::f32);
 }
 
 Tensor Norm::statistic(const UnitContext& context, const Slot& slot) const {

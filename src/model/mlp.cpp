@@ -23,10 +23,13 @@ void Mlp::plan(UnitPlan& plan) {
   if (gated_) {
     for (std::int64_t& width : hidden) width /= 2;
   }
-  up_value_ = plan.keep_tiles(Remake::dear, plan.rows(), up);
+  up_value_ = plan.keep_tiles(RecomputeCost::high, plan.rows(), up);
   const bool again = gated_ || plan.shares().exact_gelu;
   plan.overlay(
-      [&] { active_ = plan.keep_tiles(again ? Remake::cheap : Remake::dear, plan.rows(), hidden); },
+      [&] {
+        active_ =
+            plan.keep_tiles(again ? RecomputeCost::low : RecomputeCost::high, plan.rows(), hidden);
+      },
       [&] { dup_ = plan.add_tiles(plan.between(), plan.rows(), up); });
 }
 

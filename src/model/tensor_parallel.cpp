@@ -4,7 +4,7 @@ namespace trireme::model {
 
 namespace {
 
-/// Elements of each tensor rank's rows of a value [R, width].
+/// Elements of each tensor rank's rows of a tensor [R, width].
 std::vector<std::int64_t> row_counts(const UnitContext& context, std::int64_t width) {
   const int ranks = context.tensor.group.size();
   params::Tiles tiles = context.shares.tiles;
@@ -110,22 +110,6 @@ Tensor RegionDropout::backward(const UnitContext& context, BackwardPart part,
   }
   leave_region_backward(context, full);
   return full;
-}
-
-std::vector<Slot> UnitPlan::add_tiles(Area area, std::int64_t rows,
-                                      const std::vector<std::int64_t>& widths, DType type) {
-  std::vector<Slot> slots;
-  slots.reserve(widths.size());
-  for (const std::int64_t width : widths) slots.push_back(add(area, rows, width, type));
-  return slots;
-}
-
-std::vector<Slot> UnitPlan::keep_tiles(Remake remake, std::int64_t rows,
-                                       const std::vector<std::int64_t>& widths, DType type) {
-  std::vector<Slot> slots;
-  slots.reserve(widths.size());
-  for (const std::int64_t width : widths) slots.push_back(keep(remake, rows, width, type));
-  return slots;
 }
 
 }  // namespace trireme::model

@@ -17,7 +17,7 @@ std::vector<float> rotary_frequencies(const ModelConfig& config) {
   for (std::int64_t i = 0; i < pairs; ++i) {
     double frequency = std::pow(
         config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_size()));
-    if (config.rope_scaling == "llama3") {
+    if (config.stretches_rotary()) {
       const double wavelength = 2 * std::numbers::pi / frequency;
       const double blend = std::clamp((original / wavelength - low) / (high - low), 0.0, 1.0);
       frequency = (1 - blend) * frequency / config.rope_factor + blend * frequency;

@@ -43,7 +43,7 @@ json schedule_name(const json& schedule) {
 }
 
 /// The steps over which the learning rate falls, as optim::learning_rate has them
-/// (optim/schedule.hpp).
+/// (optim/optimizer.hpp).
 std::int64_t decay_steps(const json& optim, std::int64_t steps) {
   const std::string schedule = optim.value("schedule", "constant");
   const auto given = optim.value("decay_steps", std::int64_t{0});

@@ -8,7 +8,7 @@
 #include <mpi.h>
 
 #include "trireme/comm/agree.hpp"
-#include "trireme/optim/schedule.hpp"
+#include "trireme/optim/optimizer.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/inject.hpp"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "trireme/checkpoint/tokenizer.hpp"
-#include "trireme/optim/schedule.hpp"
+#include "trireme/optim/optimizer.hpp"
 
 #include "async.hpp"
 #include "trainer.hpp"

@@ -8,7 +8,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/environment.hpp"
 #include "trireme/ops/ops.hpp"
-#include "trireme/optim/schedule.hpp"
+#include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/placement.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/plan/peak.hpp"

@@ -1,9 +1,9 @@
-#include "trireme/optim/schedule.hpp"
-
 #include <cmath>
 #include <numbers>
 
 #include <gtest/gtest.h>
+
+#include "trireme/optim/optimizer.hpp"
 
 namespace trireme::optim {
 namespace {

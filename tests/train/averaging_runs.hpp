@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "trireme/checkpoint/pieces.hpp"
-#include "trireme/optim/schedule.hpp"
+#include "trireme/optim/optimizer.hpp"
 
 #include "support/batches.hpp"
 #include "train/runs.hpp"

@@ -1,6 +1,6 @@
 // Causal self-attention with grouped queries: q|k|v projection, rotary positions, attention, output
-// projection. Vaswani et al. (2017); Ainslie et al., "GQA" (2023). Split over tensor ranks by query
-// heads; a key/value head is wherever one of its query heads is.
+// projection. Vaswani et al. (2017); Ainslie et al., "GQA" (2023). Tensor ranks split the query
+// heads; a key/value head is on every rank that has one of its query heads.
 #pragma once
 
 #include "trireme/model/layers.hpp"
@@ -12,11 +12,11 @@ class Attention {
   Attention(params::ParameterTable& table, int unit, const std::string& name,
             const ModelConfig& config, int layer);
   void plan(UnitPlan& plan);
-  /// Adds what backward needs before it has the gradient for x and no longer then.
+  /// Adds scratch of backward that is free once the gradient for x is computed.
   void plan_inner(UnitPlan& plan);
-  /// The mixed heads, from all rows of x [R, C].
+  /// The heads' outputs, from all rows of x [R, C].
   void forward(const UnitContext& context, const Tensor& x) const;
-  /// The output: this rank's summand [R, C], from what forward or recompute made.
+  /// The layer's output: this rank's summand [R, C], after forward or recompute.
   void project(const UnitContext& context, const Summand& partial) const;
   /// Recomputes what the plan rebuilds; x as in forward.
   void recompute(const UnitContext& context, const Tensor& x) const;
@@ -24,7 +24,7 @@ class Attention {
   bool recomputes_from_input() const { return qkv_value_.front().area == Area::rebuilt; }
   /// Backward in four parts, from all rows of dy [R, C]; the first and the second in any order.
   void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
-  /// The gradient for what x was multiplied to.
+  /// The gradient for q|k|v.
   void backward_inner(const UnitContext& context, const Tensor& dy) const;
   void backward_input_weight(const UnitContext& context, const Tensor& x) const;
   /// This rank's summand [R, C] of the gradient for x.
@@ -35,7 +35,7 @@ class Attention {
                                               const params::Tiles& tiles);
 
  private:
-  /// The heads of one tile: `query.begin` and `key.begin` count in the whole model.
+  /// The heads of one tile, numbered in the whole model.
   struct TileHeads {
     params::Range query, key;
   };

@@ -37,17 +37,25 @@ struct ModelConfig {
   bool scaled_residual = true;
 
   void declare(config::Fields& fields);
-  /// Fills in what is derived (kv_heads, hidden) and checks what fields must agree on; throws
-  /// ConfigError.
+  /// Sets derived fields (kv_heads, hidden) and checks that fields agree; throws ConfigError.
   void resolve();
   std::int64_t head_size() const { return width / heads; }
   std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_size(); }
-  /// Standard deviation of a projection that ends in the residual stream: GPT-2 divides by
-  /// √(2·layers), one for each sum that the stream receives.
+  /// Initial standard deviation of projections into the residual stream: GPT-2 divides by
+  /// √(2·layers), the number of additions to the stream.
   double residual_deviation() const;
-  bool gated() const { return activation == "swiglu"; }
-  bool rotary() const { return position == "rotary"; }
-  bool layer_norm() const { return norm == "layernorm"; }
+  bool gated() const { return chosen(activation, "swiglu", "gelu"); }
+  bool rotary() const { return chosen(position, "rotary", "learned"); }
+  bool layer_norm() const { return chosen(norm, "layernorm", "rmsnorm"); }
+  bool stretches_rotary() const { return chosen(rope_scaling, "llama3", "none"); }
+
+ private:
+  /// Whether `value` is `choice`; fails unless it is that or `other`.
+  static bool chosen(const std::string& value, const char* choice, const char* other) {
+    TRIREME_ASSERT(value == choice || value == other, "{} is neither {} nor {}", value, choice,
+                   other);
+    return value == choice;
+  }
 };
 
 /// A named preset: the keys of section "model" that it sets.

@@ -1,5 +1,4 @@
-// The first unit: token embedding, split over tensor ranks by vocabulary rows, learned positions,
-// dropout.
+// The first unit: token embedding, whose vocabulary tensor ranks split; learned positions; dropout.
 #pragma once
 
 #include "trireme/model/config.hpp"

@@ -1,7 +1,7 @@
-// The last unit: final norm, head and loss as one. Block of rows by block of rows it computes
-// logits, loss and gradient, so that a micro-batch's logits never exist at once; and split over
-// tensor ranks by vocabulary rows, so that no rank ever holds all of a row's. The head's weight
-// gradient is added in forward.
+// The last unit: final norm, head and loss. Forward computes logits, loss and gradients block of
+// rows by block of rows, so that the logits of a micro-batch never exist at once. Tensor ranks
+// split the vocabulary, so that no rank holds all logits of a row. Forward adds the weight's
+// gradient.
 #pragma once
 
 #include "trireme/model/layers.hpp"
@@ -10,7 +10,7 @@ namespace trireme::model {
 
 class Head final : public Unit {
  public:
-  /// `token_row`: the token embedding's row of the table, used where the head is tied.
+  /// `token_row`: the token embedding's row of the table, for a tied head.
   Head(params::ParameterTable& table, int unit, const ModelConfig& config, int token_row);
   std::string name() const override { return "head"; }
   void plan(UnitPlan& plan) override;
@@ -20,12 +20,11 @@ class Head final : public Unit {
   /// logits [R, V] of x [r, C] on every tensor rank: few rows, for generation and comparison.
   void logits(const UnitContext& context, const Tensor& logits, const Tensor& x) const;
 
-  /// Rows of `rows`, of `width` elements of `type`, whose logits exist at once.
+  /// Of `rows` rows of `width` elements of `type`: those whose logits exist at once.
   static std::int64_t block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
                                  DType type);
 
  private:
-  /// One block of rows at work.
   struct RowBlock;
   params::Range tile(const UnitContext& context, int local) const;
   /// Σ weight·nll of the block; with its gradients when training.

@@ -1,5 +1,4 @@
-// The layers that own parameters inside units: linear maps, split over tensor ranks by columns or
-// by rows of their matrix's transpose, and norms.
+// Layers with parameters: column-parallel and row-parallel linear maps, and norms.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +18,8 @@ struct LinearOptions {
   std::vector<params::Part> parts;  // of the split dimension
 };
 
-/// y [R, out] = x [R, in]·Wᵀ (+ b), W [out, in] split along `out`: each tile makes columns of y
-/// from whole rows of x. Shoeybi et al. (2019), section 3.
+/// y [R, out] = x [R, in]·Wᵀ (+ b), W [out, in] split along `out`: each tile computes columns of y.
+/// Shoeybi et al. (2019), section 3.
 class ColumnParallel {
  public:
   ColumnParallel() = default;
@@ -28,8 +27,8 @@ class ColumnParallel {
                  std::int64_t out, const LinearOptions& options);
   /// Widths of the local tiles of y.
   std::vector<std::int64_t> widths(const params::Tiles& tiles) const;
-  /// y: one [R, out_v] for each local tile. With `before_gelu`, as many of the same shape, those
-  /// get the map's values and y their gelu.
+  /// y: one [R, out_v] per local tile. With `before_gelu`, of the same shapes, these become the
+  /// linear map's values and y their GELU.
   void forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x,
                std::span<const Tensor> before_gelu = {}) const;
   /// partial [R, in]: this rank's summand of the gradient for x.
@@ -43,17 +42,17 @@ class ColumnParallel {
   int weight_ = -1, bias_ = -1;  // rows of the table
 };
 
-/// y [R, out] = x [R, in]·Wᵀ (+ b), W [out, in] split along `in`: each tile multiplies its columns
-/// of x, and the products are summed. Tile 0 carries the bias.
+/// y [R, out] = x [R, in]·Wᵀ (+ b), W [out, in] split along `in`: the tiles' products are summed.
+/// Tile 0 adds the bias.
 class RowParallel {
  public:
   RowParallel() = default;
   RowParallel(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
               std::int64_t out, const LinearOptions& options);
-  /// partial [R, out]: this rank's summand of y. x: one [R, in_v] for each local tile.
+  /// partial [R, out]: this rank's summand of y. x: one [R, in_v] per local tile.
   void forward(const UnitContext& context, const Summand& partial, std::span<const Tensor> x) const;
-  /// dx: one [R, in_v] for each local tile, from all rows of dy [R, out]. With `gelu_inputs`, as
-  /// many of the same shape, dx is the gradient for what x is the gelu of.
+  /// dx: one [R, in_v] per local tile, from dy [R, out]. With `gelu_inputs`, of the same shapes, dx
+  /// is the gradient for these, of which x is the GELU.
   void backward_input(const UnitContext& context, std::span<const Tensor> dx, const Tensor& dy,
                       std::span<const Tensor> gelu_inputs = {}) const;
   void backward_weight(const UnitContext& context, const Tensor& dy,
@@ -63,13 +62,13 @@ class RowParallel {
   int weight_ = -1, bias_ = -1;
 };
 
-/// LayerNorm or RMSNorm over channels, as the model is configured, on the rank's rows [r, C].
+/// LayerNorm or RMSNorm over channels, on the rank's rows [r, C].
 class Norm {
  public:
   Norm() = default;
   Norm(params::ParameterTable& table, int unit, const std::string& name, const ModelConfig& config);
-  /// `remake`: of the statistics, which forward writes.
-  void plan(UnitPlan& plan, Remake remake);
+  /// `cost`: of the statistics, which forward writes.
+  void plan(UnitPlan& plan, RecomputeCost cost);
   void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
   /// Adds to the gradients of gain and bias; dx = gradient, or += with `accumulate`.
   void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,

@@ -1,10 +1,11 @@
-// Where a unit's intermediate values lie. A unit asks for slots when it is planned; the stage gives
-// each of its areas a place in an arena; so activation memory is known before training.
+// Memory of a unit's intermediate values. A unit requests slots when it is planned, and the stage
+// places its areas in arenas, so that activation memory is known before training.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "trireme/device/arena.hpp"
@@ -22,25 +23,24 @@ enum class Area : std::uint8_t {
 };
 constexpr std::size_t area_count = static_cast<std::size_t>(Area::count);
 
-/// What backward makes again instead of keeping it. Korthikanti et al., "Reducing activation
-/// recomputation in large transformer models" (2022).
-/// Each policy makes again what those before it do.
+/// What backward recomputes instead of keeping it; each policy includes those before it.
+/// Korthikanti et al., "Reducing activation recomputation in large transformer models" (2022).
 enum class Recompute : std::uint8_t {
   none,
-  cheap,      // what one pass over kept values gives: norms, activation functions
+  cheap,      // one pass over kept values: norms, activation functions
   selective,  // attention too
   full        // everything but each unit's input
 };
 
-/// What it costs to make a value again, which decides under which policies it is not kept.
-enum class Remake : std::uint8_t {
-  never,  // kept under every policy
-  dear,   // made again under `full`
-  fair,   // made again under `selective` and `full`
-  cheap   // made again under all but `none`
+/// Cost of recomputing a value, which decides under which policies it is kept.
+enum class RecomputeCost : std::uint8_t {
+  never,   // kept under every policy
+  high,    // recomputed under `full`
+  medium,  // recomputed under `selective` and `full`
+  low      // recomputed under all but `none`, into scratch where it is read
 };
 
-/// A value of `width` elements for each of `rows` rows at most.
+/// A value of `width` elements for each of at most `rows` rows.
 struct Slot {
   Area area = Area::scratch;
   DType type = DType::f32;
@@ -49,21 +49,20 @@ struct Slot {
   std::size_t offset = 0;  // bytes from the beginning of the unit's area
 };
 
-/// How a rank's share of the work is cut, as far as memory depends on it.
+/// A rank's share of the work, as far as memory depends on it.
 struct Shares {
   params::Tiles tiles;             // of split parameters
   bool sequence_parallel = false;  // norms, dropout and residuals on the rank's rows only
   bool reproducible = false;
   Recompute recompute = Recompute::none;
-  /// The GELU that a product leaves has the bits of a pass over what the product kept, so that such
-  /// a pass makes it again.
+  /// A GELU fused into a product has the bits of a separate pass, which can thus recompute it.
   bool exact_gelu = true;
-  /// Of activations and of what products read; parameters are fp32, or narrower copies of fp32
-  /// masters, or such masters themselves (see state::StateOptions::reads_masters).
+  /// Of activations and of the factors of products. Parameters are fp32, or copies in this type, or
+  /// fp32 masters (state::StateOptions::reads_masters).
   DType compute = DType::f32;
 
   bool narrow() const { return compute != DType::f32; }
-  /// Of summands that lie apart: rounded once, after the sum, in reproducible mode.
+  /// Of summands across tiles and ranks: in reproducible mode rounded once, after the sum.
   DType partial() const { return reproducible ? DType::f32 : compute; }
   /// The rank's rows of a leaf of `rows` tokens outside the tensor-parallel regions.
   params::Range rows(std::int64_t all) const {
@@ -71,9 +70,9 @@ struct Shares {
   }
 };
 
-/// Collects the slots of one unit for leaves of `rows` tokens; of the compute type where no other
-/// is named. `splits`: backward for inputs and for weights are two calls, between which other units
-/// and micro-batches have theirs.
+/// Collects the slots of one unit for leaves of `rows` tokens, of the compute type by default.
+/// `splits`: backward for inputs and backward for weights are two calls, with other units and
+/// micro-batches in between.
 class UnitPlan {
  public:
   UnitPlan(std::int64_t rows, const Shares& shares, bool splits)
@@ -82,19 +81,33 @@ class UnitPlan {
   std::int64_t local_rows() const { return shares_.rows(rows_).size(); }
   const Shares& shares() const { return shares_; }
 
-  Slot add(Area area, std::int64_t rows, std::int64_t width) {
-    return add(area, rows, width, shares_.compute);
-  }
-  Slot add(Area area, std::int64_t rows, std::int64_t width, DType type) {
+  using OptionalType = std::optional<DType>;  // absent: the compute type
+  Slot add(Area area, std::int64_t rows, std::int64_t width, OptionalType type = {}) {
     std::size_t& end = bytes_[static_cast<std::size_t>(area)];
-    const Slot slot{area, type, rows, width, end};
-    end += device::aligned(static_cast<std::size_t>(rows * width) * size_of(type));
+    const Slot slot{area, type.value_or(shares_.compute), rows, width, end};
+    end += device::aligned(static_cast<std::size_t>(rows * width) * size_of(slot.type));
     return slot;
   }
-  /// Of gradients that backward for weights needs after backward for inputs has made them.
+  /// One slot per local tile, widths[i] elements wide.
+  std::vector<Slot> add_tiles(Area area, std::int64_t rows, const std::vector<std::int64_t>& widths,
+                              OptionalType type = {}) {
+    std::vector<Slot> slots;
+    slots.reserve(widths.size());
+    for (const std::int64_t width : widths) slots.push_back(add(area, rows, width, type));
+    return slots;
+  }
+  /// A value that backward needs: kept from forward, or recomputed.
+  Slot keep(RecomputeCost cost, std::int64_t rows, std::int64_t width, OptionalType type = {}) {
+    return add(area_of(cost), rows, width, type);
+  }
+  std::vector<Slot> keep_tiles(RecomputeCost cost, std::int64_t rows,
+                               const std::vector<std::int64_t>& widths, OptionalType type = {}) {
+    return add_tiles(area_of(cost), rows, widths, type);
+  }
+  /// Area of gradients that backward for inputs leaves for backward for weights.
   Area between() const { return splits_ ? Area::delta : Area::scratch; }
-  /// Alternatives of which one at a time is in use: the scratch that each call of `plans` adds may
-  /// be the same memory. What is added afterwards lies behind the largest.
+  /// Alternatives of which one at a time is in use: the scratch that each of `plans` adds overlaps
+  /// that of the others.
   template <class... Plans>
   void overlay(const Plans&... plans) {
     std::size_t& end = bytes_[static_cast<std::size_t>(Area::scratch)];
@@ -108,43 +121,22 @@ class UnitPlan {
     (alternative(plans), ...);
     end = farthest;
   }
-  /// A value that backward needs: kept from forward, or made again; what is cheap to make, into
-  /// scratch where it is read.
-  Slot keep(Remake remake, std::int64_t rows, std::int64_t width) {
-    return keep(remake, rows, width, shares_.compute);
-  }
-  Slot keep(Remake remake, std::int64_t rows, std::int64_t width, DType type) {
-    return add(area_of(remake), rows, width, type);
-  }
-  /// One slot per local tile, widths[i] elements wide.
-  std::vector<Slot> add_tiles(Area area, std::int64_t rows, const std::vector<std::int64_t>& widths,
-                              DType type);
-  std::vector<Slot> add_tiles(Area area, std::int64_t rows,
-                              const std::vector<std::int64_t>& widths) {
-    return add_tiles(area, rows, widths, shares_.compute);
-  }
-  std::vector<Slot> keep_tiles(Remake remake, std::int64_t rows,
-                               const std::vector<std::int64_t>& widths, DType type);
-  std::vector<Slot> keep_tiles(Remake remake, std::int64_t rows,
-                               const std::vector<std::int64_t>& widths) {
-    return keep_tiles(remake, rows, widths, shares_.compute);
-  }
   std::size_t bytes(Area area) const { return bytes_[static_cast<std::size_t>(area)]; }
 
  private:
-  Area area_of(Remake remake) const {
+  Area area_of(RecomputeCost cost) const {
     const Recompute policy = shares_.recompute;
-    switch (remake) {
-      case Remake::never:
+    switch (cost) {
+      case RecomputeCost::never:
         return Area::stash;
-      case Remake::dear:
+      case RecomputeCost::high:
         return policy >= Recompute::full ? Area::rebuilt : Area::stash;
-      case Remake::fair:
+      case RecomputeCost::medium:
         return policy >= Recompute::selective ? Area::rebuilt : Area::stash;
-      case Remake::cheap:
+      case RecomputeCost::low:
         return policy >= Recompute::cheap ? Area::scratch : Area::stash;
     }
-    return Area::stash;
+    TRIREME_ASSERT(false, "recomputation cost {}", static_cast<int>(cost));
   }
 
   std::int64_t rows_;

@@ -1,4 +1,4 @@
-// The feed-forward half of a block: up, GELU, down; or gate|up, SwiGLU, down.
+// The MLP of a block: up, GELU, down; or gate|up, SwiGLU, down.
 #pragma once
 
 #include "trireme/model/layers.hpp"
@@ -9,20 +9,20 @@ class Mlp {
  public:
   Mlp(params::ParameterTable& table, int unit, const std::string& name, const ModelConfig& config);
   void plan(UnitPlan& plan);
-  /// Adds what backward needs before it has the gradient for x and no longer then.
+  /// Adds scratch of backward that is free once the gradient for x is computed.
   void plan_inner(UnitPlan& plan);
   /// The hidden activations, from all rows of x [R, C].
   void forward(const UnitContext& context, const Tensor& x) const;
-  /// The output: this rank's summand [R, C], from what forward or recompute made.
+  /// The layer's output: this rank's summand [R, C], after forward or recompute.
   void project(const UnitContext& context, const Summand& partial) const;
   /// Recomputes what the plan rebuilds; x as in forward.
   void recompute(const UnitContext& context, const Tensor& x) const;
   /// Whether recompute reads x.
   bool recomputes_from_input() const { return up_value_.front().area == Area::rebuilt; }
-  /// Backward in four parts, from all rows of dy [R, C]. The first and the second in any order, but
-  /// one's scratch may be the other's result where backward is whole: then this comes first.
+  /// Backward in four parts, from all rows of dy [R, C]. Where backward is one call this one comes
+  /// first: its scratch overlaps the second one's result.
   void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
-  /// The gradient for what x was multiplied to.
+  /// The gradient for the up projection's output.
   void backward_inner(const UnitContext& context, const Tensor& dy) const;
   void backward_input_weight(const UnitContext& context, const Tensor& x) const;
   /// This rank's summand [R, C] of the gradient for x.

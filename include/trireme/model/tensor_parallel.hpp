@@ -1,8 +1,8 @@
-// Tensor parallelism's operators. Between them, in a tensor-parallel region, every rank sees all R
-// rows of a leaf and holds some tiles of the region's parameters. Shoeybi et al., "Megatron-LM"
-// (2019), figure 3: f is the identity forward and an all-reduce backward, g the reverse. With
-// sequence parallelism (Korthikanti et al., 2022, figure 5) the values outside the region are split
-// by rows, g is an all-gather forward and a reduce-scatter backward, and ḡ the reverse.
+// The operators at the borders of tensor-parallel regions, in which every rank has all R rows of a
+// leaf and some tiles of the parameters. Shoeybi et al., "Megatron-LM" (2019), figure 3: f is the
+// identity forward and an all-reduce backward, g the reverse. With sequence parallelism
+// (Korthikanti et al., 2022, figure 5) values outside are split by rows: g is an all-gather forward
+// and a reduce-scatter backward, and ḡ the reverse.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace trireme::model {
 
-/// f, or g with sequence parallelism: `full` [R, C], whose local rows are written, becomes whole.
+/// f, or g with sequence parallelism: completes `full` [R, C], whose local rows are written.
 void enter_region(const UnitContext& context, const Tensor& full);
-/// Its backward: `partial` [R, C] is one rank's summand; `local` [r, C] gets the rank's rows of the
-/// sum. Without sequence parallelism both are the same memory where they are of one type.
+/// Its backward: `partial` [R, C] is the rank's summand, `local` [r, C] becomes the rank's rows of
+/// the sum. They may be the same memory without sequence parallelism.
 void enter_region_backward(const UnitContext& context, const Tensor& local, const Tensor& partial);
 
-/// g, or ḡ with sequence parallelism: as enter_region_backward, in forward.
+/// g, or ḡ with sequence parallelism: as enter_region_backward.
 void leave_region(const UnitContext& context, const Tensor& local, const Tensor& partial);
 /// Its backward: as enter_region.
 void leave_region_backward(const UnitContext& context, const Tensor& full);
@@ -91,12 +91,11 @@ void sum_tiles(const UnitContext& context, const Summand& sum, const Compute& co
 /// Levels of the tree over the local tiles.
 int tree_levels(const params::Tiles& tiles);
 
-/// How many views the gradient of a row that is not split has: sums over tokens are kept apart per
-/// tile of the leaf's rows in reproducible mode, so that their order is the same in every layout.
+/// Views of the gradient of a table row that is not split: in reproducible mode one per tile of the
+/// leaf's rows, so that sums over tokens have one order in every layout.
 int gradient_copies(const Shares& shares);
 
-/// Calls visit(copy, begin, end) for each tile of the rank's rows, which are counted from its
-/// first.
+/// visit(copy, begin, end) for each tile of the rank's rows, counted from its first.
 template <class Visit>
 void for_each_row_tile(const UnitContext& context, const Visit& visit) {
   const Shares& shares = context.shares;
@@ -111,7 +110,7 @@ void for_each_row_tile(const UnitContext& context, const Visit& visit) {
   }
 }
 
-/// Sums `value` over the tensor group in place, or takes the maximum; waits for it.
+/// Reduces `value` over the tensor group in place and waits.
 void reduce_over_tensor(const UnitContext& context, const Tensor& value, comm::Reduction reduction);
 
 }  // namespace trireme::model

@@ -11,9 +11,8 @@
 
 namespace trireme::model {
 
-/// Angular frequency of each rotary pair, θ^(−2i/D), stretched as the configuration says
-/// (Llama 3.1's rule: short wavelengths kept, long ones divided by the factor, a linear blend
-/// between).
+/// Angular frequency of each rotary pair, θ^(−2i/D), scaled as configured. Llama 3.1's rule keeps
+/// short wavelengths, divides long ones' frequencies by the factor and blends linearly in between.
 std::vector<float> rotary_frequencies(const ModelConfig& config);
 
 class Transformer {
@@ -26,10 +25,9 @@ class Transformer {
   const Head& head() const { return *head_; }
   /// [D/2] fp32 in host memory; absent where positions are learned.
   const Tensor& frequencies() const { return frequencies_view_; }
-  /// Floating-point operations of training on one token: 6·N + 6·L·C·T (ARCHITECTURE: "A run's
-  /// record").
+  /// Floating-point operations of training on one token: 6·N + 6·L·C·T.
   double flops_per_token() const;
-  /// The same for forward of each unit alone: what pipeline stages are balanced by.
+  /// The same for forward of each unit, by which pipeline stages are balanced.
   std::vector<double> unit_costs() const;
 
  private:

@@ -1,8 +1,8 @@
-// A stage is a list of units: embedding, blocks, head with loss. Each computes forward, backward
-// for its inputs, and backward for its weights, over the vocabulary of ops.hpp, on one *leaf*: a
-// micro-batch, or in reproducible mode one sequence of it. Shapes: R = B·T tokens (rows) of a leaf,
-// r the rank's rows of them (r = R without sequence parallelism), C channels, H heads, G key/value
-// heads, D head size, F MLP width, V vocabulary; a small v marks one tile of a split dimension.
+// A stage is a list of units: embedding, blocks, head with loss. A unit computes forward and
+// backward with the operations of ops.hpp on one *leaf*: a micro-batch, or in reproducible mode one
+// of its sequences. Shapes: R = B·T tokens (rows) of a leaf, r the rank's rows (R without sequence
+// parallelism), C channels, H heads, G key/value heads, D head size, F MLP width, V vocabulary; a
+// suffix v marks one tile of a split dimension.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace trireme::model {
 
-/// One leaf as units see it.
+/// One leaf's tokens.
 struct Microbatch {
   std::int64_t sequences = 0;  // B
   std::int64_t length = 0;     // T
@@ -27,13 +27,13 @@ struct Microbatch {
   Tensor documents;            // i32 [B, T], absent: one document
   Tensor samples;              // i64 [B], sample numbers
   Tensor rows;                 // i64 [R], sample·T + t: the logical index of a token, for dropout
-  /// The host knows that there are no documents and that positions are 0, 1, … T − 1 in every
-  /// sequence: attention of these tokens to themselves is plainly causal (AttentionMask::plain).
+  /// There are no documents and positions are 0, 1, … T − 1 in every sequence
+  /// (AttentionMask::plain).
   bool plain = false;
   std::int64_t tokens() const { return sequences * length; }
 };
 
-/// Keys and values of tokens already seen, for generation; one per block.
+/// Keys and values of earlier tokens, for generation; one per block.
 struct KeyValueCache {
   std::vector<Tensor> keys;    // per local tile [capacity, Gv·D]
   std::vector<Tensor> values;  // per local tile [capacity, Gv·D]
@@ -43,9 +43,8 @@ struct KeyValueCache {
 
 enum class Mode : std::uint8_t { train, evaluate };
 
-/// Views of parameters or of gradients by row of the table: one per local tile for a split row.
-/// Gradients of a row that is not split have one view per tile of the rank's rows (Shares) in
-/// reproducible mode, else one.
+/// Views of parameters or of gradients by row of the table: one per local tile of a split row. For
+/// gradients of a row that is not split see gradient_copies.
 class ParameterViews {
  public:
   ParameterViews() = default;
@@ -59,13 +58,12 @@ class ParameterViews {
   std::vector<std::vector<Tensor>> views_;
 };
 
-/// The tensor axis as units see it.
 struct TensorGroup {
   comm::Communicator& group;
   device::Stream& stream;
 };
 
-/// What every call of a unit needs.
+/// Arguments of every call of a unit.
 struct UnitContext {
   ops::Ops& ops;
   const Microbatch& batch;
@@ -108,15 +106,12 @@ class Unit {
   Unit& operator=(const Unit&) = delete;
   virtual ~Unit() = default;
   virtual std::string name() const = 0;
-  /// Asks for its slots. Called once, before any other call.
+  /// Requests its slots; called before any other call.
   virtual void plan(UnitPlan& plan) = 0;
   /// x [r, C] in (absent for the embedding), y [r, C] out (absent for the head).
   virtual void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const = 0;
   /// Recomputes what the plan put into Area::rebuilt, with the bits of forward. Precedes backward.
-  virtual void recompute(const UnitContext& context, const Tensor& x) const {
-    static_cast<void>(context);
-    static_cast<void>(x);
-  }
+  virtual void recompute(const UnitContext& /*context*/, const Tensor& /*x*/) const {}
   /// Writes dx [r, C] (absent for the embedding) from dy [r, C] (absent for the head), and adds to
   /// the gradients of the unit's parameters. x as in forward.
   virtual void backward(const UnitContext& context, BackwardPart part, const Tensor& dx,

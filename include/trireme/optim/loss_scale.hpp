@@ -1,14 +1,14 @@
-// Loss scaling: in fp16 small gradients vanish unless the loss, and so all gradients, are
-// multiplied while they are computed and divided out before the update. Micikevicius et al.,
-// "Mixed precision training" (2018), section 3.2.
+// Loss scaling for fp16: the loss is multiplied by a factor, by which gradients are divided before
+// the update, so that small gradients do not underflow. Micikevicius et al., "Mixed precision
+// training" (2018), section 3.2.
 #pragma once
 
 #include <cstdint>
 
 namespace trireme::optim {
 
-/// The factor of each step: powers of two, so that nothing is rounded by it. It is halved after a
-/// step whose gradients overflow and doubled after `patience` steps in a row that do not.
+/// The factor of each step, a power of two, so that it rounds nothing. It is halved after a step
+/// whose gradients overflow and doubled after `patience` consecutive steps without overflow.
 class LossScale {
  public:
   static constexpr double first = 65536, least = 1, most = 16777216;
@@ -18,13 +18,13 @@ class LossScale {
   explicit LossScale(bool dynamic) : dynamic_(dynamic), value_(dynamic ? first : 1) {}
   bool dynamic() const { return dynamic_; }
   double value() const { return value_; }
-  /// Whether a step whose loss is finite and whose gradients are not says that the factor is too
-  /// large, rather than that training has failed.
+  /// Whether gradients that overflow beside a finite loss mean that the factor is too large, not
+  /// that training failed.
   bool may_shrink() const { return dynamic_ && value_ > least; }
-  /// Takes in a step: whether its gradients overflowed.
+  /// Adapts the factor after a step.
   void note(bool overflowed);
 
-  /// For checkpoints: where a resumed run goes on. Throws Error for a state that cannot be.
+  // For checkpoints. `restore` throws Error for an impossible state.
   std::int64_t steps_since_change() const { return steps_; }
   void restore(double value, std::int64_t steps_since_change);
 

@@ -25,7 +25,7 @@ class CpuOps final : public Ops {
  public:
   CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible);
 
-#include "../operations.inc"
+#include "trireme/ops/operations.inc"
 
  private:
   /// 64-byte aligned scratch, valid until the next call; grows, never shrinks.

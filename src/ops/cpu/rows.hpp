@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "trireme/device/memory.hpp"
+#include "trireme/ops/tensor_rows.hpp"
 
-#include "../tensor_rows.hpp"
 #include "prefetch.hpp"
 #include "storage.hpp"
 

@@ -32,7 +32,7 @@ class CudaOps final : public Ops, public AlgorithmChoices {
   /// `complete` may add parts that need the ledger.
   explicit CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complete = {});
 
-#include "../operations.inc"
+#include "trireme/ops/operations.inc"
 
   std::vector<std::byte> choices() const override;
   void use_choices(std::span<const std::byte> choices) override;

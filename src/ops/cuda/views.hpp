@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "trireme/ops/ops.hpp"
+#include "trireme/ops/tensor_rows.hpp"
 
-#include "../tensor_rows.hpp"
 #include "kernels.hpp"
 
 namespace trireme::ops {
