@@ -1,5 +1,5 @@
-// What benchmarks stand on: their arithmetic, the numbers they check with, and the oracle of
-// attention, which must see what is wrong.
+// The basis of benchmarks: their arithmetic, the numbers they check with, and the reference
+// attention, which must detect wrong results.
 #include <cmath>
 #include <random>
 #include <set>
@@ -35,9 +35,9 @@ TEST(Sizes, GrowUpToTheEnd) {
   EXPECT_EQ((Sizes{1, INT64_MAX, 1 << 30}.all().size()), 3U);
 }
 
-/// Bytes that a rank must send, counted message by message in the simplest schemes that reach the
-/// bound: S bytes, n ranks.
-TEST(BusFactor, IsTheLeastThatARankMustSend) {
+/// Bytes that a rank must send, counted by message in the simplest schemes that reach the bound: S
+/// bytes, n ranks.
+TEST(BusFactor, IsTheMinimumThatARankMustSend) {
   for (const int n : {2, 3, 4, 8}) {
     const double slice = 1.0 / n;
     double scatter = 0, gather = 0;
@@ -73,7 +73,7 @@ TEST(Numbers, AddUpWithoutRoundingInEveryType) {
   }
 }
 
-TEST(Numbers, DifferFromPlaceToPlaceAndFromRankToRank) {
+TEST(Numbers, DifferBetweenPositionsAndRanks) {
   const Numbers numbers{64};
   std::set<std::int64_t> seen;
   int alike = 0;
@@ -84,10 +84,10 @@ TEST(Numbers, DifferFromPlaceToPlaceAndFromRankToRank) {
     alike += numbers.at(3, i) == numbers.at(3, i + 1) ? 1 : 0;
   }
   EXPECT_EQ(seen.size(), 64U);
-  EXPECT_LT(alike, 8192 / 64 * 2);  // by chance one in 64
+  EXPECT_LT(alike, 8192 / 64 * 2);  // one in 64 by chance
 }
 
-TEST(CountWrong, SeesEveryElement) {
+TEST(CountWrong, ChecksEveryElement) {
   device::Device& device = device::host_device();
   std::vector<float> x(100);
   const Tensor tensor(x.data(), {100});
@@ -101,7 +101,7 @@ TEST(CountWrong, SeesEveryElement) {
   EXPECT_EQ(count_wrong(device, tensor, value), 100);
 }
 
-TEST(Products, OfALayerAreItsForwardAndBothBackwards) {
+TEST(Products, OfALayerAreForwardAndBothBackwards) {
   // 5 tokens of 3 numbers through a weight [7, 3].
   const auto all = products_of_layer({5, 7, 3});
   ASSERT_EQ(all.size(), 3U);
@@ -113,7 +113,7 @@ TEST(Products, OfALayerAreItsForwardAndBothBackwards) {
   EXPECT_TRUE(is(all[2], Form::tn, 7, 3, 5));  // dw [7, 3] = dyᵀ·x
 }
 
-TEST(Sheet, SpeaksGoogleBenchmarksJson) {
+TEST(Sheet, WritesGoogleBenchmarkJson) {
   Sheet sheet(true);
   testing::internal::CaptureStdout();
   sheet.note("device", "cpu");
@@ -140,7 +140,7 @@ TEST(Sheet, SpeaksGoogleBenchmarksJson) {
   EXPECT_TRUE(silent.json().at("benchmarks").empty());
 }
 
-/// Attention as its definition reads, with whole matrices.
+/// Attention by its definition, with whole matrices.
 AttentionValues plain_attention(const AttentionShape& s, double scale) {
   AttentionValues x;
   std::mt19937 random(1);
@@ -199,14 +199,14 @@ AttentionValues plain_attention(const AttentionShape& s, double scale) {
   return x;
 }
 
-TEST(AttentionOracle, FindsRightResultsRightAndWrongOnesWrong) {
+TEST(AttentionOracle, AcceptsCorrectResultsAndRejectsWrongOnes) {
   const AttentionShape shape{2, 4, 9, 5, 2};
   const double scale = 0.4;
   const AttentionValues right = plain_attention(shape, scale);
   for (const DType type : {DType::f32, DType::bf16}) {
     EXPECT_EQ(count_wrong_rows(shape, type, scale, right, false), 0);
     EXPECT_EQ(count_wrong_rows(shape, type, scale, right, true), 0);
-    // A fifth too much, in every result by itself.
+    // 20 % too much, in each result separately.
     for (auto member : {&AttentionValues::out, &AttentionValues::dq, &AttentionValues::dk,
                         &AttentionValues::dv}) {
       AttentionValues wrong = right;

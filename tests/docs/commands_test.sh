@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Every command of README.md and docs/getting-started.md runs as it is written, and prints the output that is shown
-# there. Models are made small through the environment. A command that cannot run in a test is in the list below, with
-# the check that replaces it. The configurations in examples/ are accepted by train and by plan.
+# Every command of README.md and docs/getting-started.md runs as written and prints the output shown there. The
+# environment makes models small. A command that cannot run in a test is listed below with its replacement check. train
+# and plan accept the configurations in examples/.
 #
 # Fenced blocks: `sh` holds commands; `console` holds commands after "$ " and their output; `toml` whose first line is
-# "# NAME.toml" is written to that file; `text` and `python` hold no commands. In shown output a number stands for any
-# number and … for any text.
+# "# NAME.toml" is written to that file; `text` and `python` hold no commands. In shown output a number matches any
+# number and … any text.
 # shellcheck disable=SC2317  # the checks are called by name
 set -uo pipefail
 work=$(mktemp -d)
@@ -15,7 +15,7 @@ problem() {
   echo >>"$work/failures"
 }
 
-# Commands that do not run here, and what is checked instead.
+# Commands that do not run here, and their replacement checks.
 cat >"$work/instead" <<'LIST'
 make demo|demo
 make test|make_target
@@ -52,14 +52,14 @@ zeros() { # vocabulary, folder
   [ -e zeros.bin ] || head -c 2000000 /dev/zero >zeros.bin
   "$TRIREME" prepare --input zeros.bin --input-format nanogpt --vocabulary "$1" --end-of-document none --output "$2"
 }
-# What make demo does after building, with few steps.
+# The steps of make demo after building, with few steps.
 demo() {
   make_target || return
   CORPUS=$PWD/book.txt DEMO=$work/demo STEPS=25 MPIRUN=$PWD/bin/mpirun "$SOURCE/scripts/demo.sh" "$TRIREME" 2>&1 |
     sed "s|$work/||g"
 }
 
-# A folder that looks like the root of the repository, with a text of 30,000 words.
+# A copy of the repository's root, with a text of 30,000 words.
 make_root() {
   local name
   mkdir -p "$1/build" "$1/bin"
@@ -152,7 +152,7 @@ run_document() { # document
   done
 }
 
-# Trainings take seconds; where a command names a value itself, the command wins.
+# Trainings take seconds; values in the command take precedence.
 export TRIREME_MODEL_LAYERS=1 TRIREME_MODEL_WIDTH=32 TRIREME_MODEL_SEQUENCE=32 TRIREME_TRAIN_BATCH=4
 for document in README.md docs/getting-started.md; do
   (run_document "$document")
@@ -164,7 +164,7 @@ while IFS='|' read -r command check; do
   grep -qxF -- "$command" "$work/listed" || problem "listed, but in no document: $command"
 done <"$work/instead"
 
-# examples/: what the first lines of a configuration say to type is accepted, for as many ranks as it says.
+# examples/: the commands in a configuration's first lines are accepted, for the ranks they name.
 cd "$work" || exit 1
 "$TRIREME" prepare --help >help
 for file in "$SOURCE"/examples/*.toml; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs/configuration.md is what the program prints; `make docs` writes it again.
+# docs/configuration.md is the program's output; `make docs` rewrites it.
 set -euo pipefail
 writer=$(dirname "$TRIREME")/write_manual
 [ -x "$writer" ] || { echo "$writer is not built"; exit 1; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/pictures/*.svg are what scripts/pictures/draw.py draws from the tree as it is. The check is
-# tried first on a copy whose table of levels has changed.
+# docs/pictures/*.svg match the output of scripts/pictures/draw.py. The check is first tried on a copy with a changed
+# table of levels.
 set -euo pipefail
 cd "${SOURCE:-$(dirname "$0")/../..}"
 export PYTHONDONTWRITEBYTECODE=1

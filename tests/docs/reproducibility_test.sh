@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/reproducibility.md has an answer for every configuration key: by name, or by section.*. The
-# check is tried first on keys that the page lacks.
+# docs/reproducibility.md covers every configuration key: by name, or by section.*. The check is first tried on keys
+# that the page lacks.
 set -euo pipefail
 page=$SOURCE/docs/reproducibility.md
 # shellcheck disable=SC2016

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every JSON file that a run writes is as docs/schemas says, for each data-parallel method.
+# Every JSON file of a run follows docs/schemas, for each data-parallel method.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -28,7 +28,7 @@ check mllog ./*/attempts/0001/mllog.txt
 check trace reduced/attempts/0001/trace.json
 check checkpoint ./*/step-00000002/manifest.json
 
-# The HDF5 files beside them: docs/formats.md names their attributes and datasets.
+# The HDF5 files: docs/formats.md names their attributes and datasets.
 if command -v h5dump >/dev/null; then
   h5dump -H data/train-00000.h5 >shard.txt
   h5dump -H reduced/step-00000002/rank-00000.h5 >piece.txt
@@ -40,8 +40,8 @@ if command -v h5dump >/dev/null; then
   done
 fi
 
-# A renamed key is seen.
+# A renamed key is detected.
 sed 's/"steps_of_attempt"/"steps_of_start"/' reduced/attempts/0001/summary.json >renamed.json
-if check summary renamed.json >seen.txt; then echo "a renamed key of summary.json was not seen"; exit 1; fi
+if check summary renamed.json >seen.txt; then echo "a renamed key of summary.json was not detected"; exit 1; fi
 grep -q 'lacks steps_of_attempt' seen.txt
-echo "all files are as their schemas say"
+echo "all files follow their schemas"

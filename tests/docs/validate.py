@@ -90,7 +90,7 @@ def main():
                 wrong.append(f"{where}: {name} may have another name without a fault")
     print(*wrong[:20], sep="\n", end="\n" if wrong else "")
     if not wrong:
-        print(f"{sys.argv[1]}: {len(checked)} values as the schema says")
+        print(f"{sys.argv[1]}: {len(checked)} values follow the schema")
     return bool(wrong)
 
 

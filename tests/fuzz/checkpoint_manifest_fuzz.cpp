@@ -1,5 +1,5 @@
-// A checkpoint's manifest.json behind a seal that fits: what is accepted covers each tensor exactly
-// once, stays inside its files, and is written and read again.
+// A checkpoint's manifest.json behind a valid seal: an accepted one covers each tensor exactly
+// once, stays inside its files, and round-trips.
 #include <map>
 
 #include "checkpoint/manifest.hpp"

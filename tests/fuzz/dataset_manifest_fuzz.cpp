@@ -1,4 +1,4 @@
-// dataset.json: what is accepted names plain files, counts soundly, and is written and read again.
+// dataset.json: an accepted one names plain files, has valid counts, and round-trips.
 #include "data/manifest.hpp"
 #include "fuzz.hpp"
 
@@ -15,13 +15,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const data::ShardInfo& shard : data::shards_of(manifest, split)) {
       fuzz::require(std::filesystem::path(shard.file).filename() == shard.file, "a plain name");
       fuzz::require(shard.tokens > 0 && shard.documents >= 0 && shard.documents <= shard.tokens,
-                    "counts are sound");
+                    "counts are valid");
       fuzz::require(!__builtin_add_overflow(tokens, shard.tokens, &tokens), "and so is their sum");
     }
   }
   const std::int64_t ids = std::int64_t{1} << (8 * data::element_bytes(manifest));
   fuzz::require(manifest.vocabulary > 0 && manifest.vocabulary <= ids, "ids fit their elements");
-  fuzz::require(manifest.end_of_document.value_or(0) < manifest.vocabulary, "an id as the others");
+  fuzz::require(manifest.end_of_document.value_or(0) < manifest.vocabulary,
+                "an id like the others");
   const std::string text = data::to_text(manifest);
   fuzz::require(data::to_text(data::parse_manifest(text, "again")) == text, "written and read");
   return 0;

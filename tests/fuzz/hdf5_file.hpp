@@ -1,5 +1,5 @@
-// HDF5 files as fuzz inputs. The format whose metadata carry checksums would hide nearly everything
-// from a fuzzer that does not know them: `seal` makes them right again after bytes were changed.
+// HDF5 files as fuzz inputs. Metadata checksums would block nearly every mutation: `seal` corrects
+// them after bytes were changed.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace trireme::fuzz {
 
-/// The bytes and as many zeros as the end-of-file address asks for, up to 1 MiB in all.
+/// The bytes, extended with zeros to the end-of-file address, up to 1 MiB in all.
 inline std::vector<std::uint8_t> with_zeros(const std::uint8_t* data, std::size_t size) {
   std::vector<std::uint8_t> bytes(data, data + size);
   std::uint64_t end = 0;
@@ -54,11 +54,10 @@ inline std::uint32_t lookup3(const std::uint8_t* data, std::size_t size) {
 }
 
 struct Counts {
-  std::uint64_t records = 0, entries = 0;  // as the last head of an index told
+  std::uint64_t records = 0, entries = 0;  // from the last head of an index
 };
 
-/// Where the checksummed part of the block at `at` ends, by what it says of itself; 0 for none that
-/// is known.
+/// Where the checksummed part of the block at `at` ends, by its own header; 0 for unknown blocks.
 inline std::size_t end_of_block(const std::vector<std::uint8_t>& file, std::size_t at,
                                 Counts& counts) {
   const auto number = [&](std::size_t from, int bytes) {
@@ -91,7 +90,7 @@ inline std::size_t end_of_block(const std::vector<std::uint8_t>& file, std::size
   return 0;
 }
 
-/// Makes the checksums of the superblock, of object headers and of the heads of indices right.
+/// Corrects the checksums of the superblock, of object headers and of the heads of indices.
 inline void seal(std::vector<std::uint8_t>& file) {
   Counts counts;
   for (std::size_t at = 0; at + 8 <= file.size(); ++at) {

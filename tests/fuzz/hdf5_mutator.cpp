@@ -1,4 +1,4 @@
-// libFuzzer's changes of an HDF5 file, sealed again in most cases.
+// libFuzzer's mutations of an HDF5 file, sealed again in most cases.
 #include "hdf5_file.hpp"
 
 // NOLINTBEGIN(readability-identifier-naming): libFuzzer's names
@@ -8,7 +8,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
                                                std::size_t most, unsigned seed) {
   const std::size_t first = size > 8 && data[0] != 0x89 ? 1 : 0;  // a shard's choice of manifest
   if (size <= first + 48) return LLVMFuzzerMutate(data, size, most);
-  // Usually a stretch inside one place, so that addresses stay right.
+  // Usually mutates a range without resizing, so that addresses stay valid.
   if (seed % 4 != 0) {
     const std::size_t at = first + seed / 4 % (size - first);
     const std::size_t part = std::min<std::size_t>(1 + seed / 64 % 16, size - at);

@@ -1,4 +1,4 @@
-// make_seeds FOLDER: writes the checkpoint file that piece_file_fuzz starts from.
+// make_seeds FOLDER: writes the seed file of piece_file_fuzz.
 #include <cstring>
 
 #include "checkpoint/piece_file.hpp"

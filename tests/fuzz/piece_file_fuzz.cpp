@@ -1,12 +1,12 @@
-// A checkpoint's HDF5 file whose manifest is sound: the datasets are found inside the file, or it
-// is refused. It goes on with zeros up to the end that its superblock tells.
+// A checkpoint's HDF5 file with a sound manifest: the datasets are found inside the file, or it is
+// refused. The file is extended with zeros to the end in its superblock.
 #include <vector>
 
 #include "checkpoint/piece_file.hpp"
 #include "fuzz.hpp"
 #include "hdf5_file.hpp"
 
-// libhdf5 1.10.8 does not free what it had read of an object header that then proves damaged.
+// libhdf5 1.10.8 leaks parts of an object header that turns out to be damaged.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): LeakSanitizer's name
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                       {"a/w@0,2", "a/w", {{0, 2}, {4, 4}}, DType::f32},
                                       {"n", "n", {{}, {5}}, DType::bf16},
                                       {"h", "h", {{}, {3}}, DType::f16}};
-    // More than a group keeps in its header.
+    // More entries than a group keeps in its header.
     for (int i = 0; i < 12; ++i) {
       list.push_back(
           {fmt::format("many/t{}", i), fmt::format("many/t{}", i), {{}, {2}}, DType::f32});
@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::vector<std::int64_t> addresses = locate_datasets(path, file_bytes, expected);
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const std::int64_t own = bytes_of(expected[i].box.elements(), expected[i].type);
-      fuzz::require(addresses[i] >= 0 && addresses[i] <= file_bytes - own, "it lies in the file");
+      fuzz::require(addresses[i] >= 0 && addresses[i] <= file_bytes - own, "it is in the file");
     }
   });
   return 0;

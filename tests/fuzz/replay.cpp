@@ -1,5 +1,5 @@
-// Calls a fuzz target with every file below the folders named: the committed corpus in make test,
-// an input that crashed in a debugger.
+// Calls a fuzz target with every file below the given folders: the committed corpus in make test, a
+// crashing input in a debugger.
 #include <algorithm>
 #include <fstream>
 #include <iterator>

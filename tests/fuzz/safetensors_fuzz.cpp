@@ -1,6 +1,6 @@
-// A safetensors file by the reader of whole files. The first byte says how the rest becomes one:
-// even, as it is; odd, two bytes with the size of the data (zeros), then the header's JSON, whose
-// length is put before it.
+// A safetensors file by the reader of whole files. The first byte selects the form of the rest:
+// even, unchanged; odd, two bytes with the size of the data (zeros), then the header's JSON,
+// without its length.
 #include <cstring>
 #include <set>
 #include <vector>
@@ -33,17 +33,17 @@ void check(const checkpoint::SafeTensorsFile& file, std::int64_t data_bytes) {
     fuzz::require(names.insert(tensor.name).second, "names are unique");
     fuzz::require(file.find(tensor.name) == &tensor, "and found");
     fuzz::require(tensor.begin == end && tensor.end >= end && tensor.end <= data_bytes,
-                  "tensors lie one behind the other in the data");
+                  "tensors are contiguous in the data");
     end = tensor.end;
     double bits = checkpoint::bits_of_safetensors_type(tensor.type);  // exact below 2^53
     for (const std::int64_t extent : tensor.shape) {
       bits *= static_cast<double>(extent);
-      fuzz::require(extent >= 0 && bits < 0x1p63, "a shape is sound");
+      fuzz::require(extent >= 0 && bits < 0x1p63, "a shape is valid");
     }
     fuzz::require(bits == 8 * static_cast<double>(tensor.end - tensor.begin),
                   "a shape has as many bytes as its tensor");
     std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
-    // The data are there, so that only the type can be in the way.
+    // The data are complete, so only the type can be refused.
     fuzz::accepted(file.path().string(), [&] { file.read(tensor, 0, values); });
   }
   fuzz::require(end == data_bytes, "nothing is left over");

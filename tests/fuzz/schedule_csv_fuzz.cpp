@@ -1,4 +1,4 @@
-// A schedule file: what is accepted is whole, is valid, and can be walked, written and read again.
+// A schedule file: an accepted one is complete and valid, can be walked, and round-trips.
 #include "trireme/schedule/schedule.hpp"
 #include "trireme/schedule/simulate.hpp"
 

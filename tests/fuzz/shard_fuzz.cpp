@@ -1,6 +1,6 @@
-// A shard of a dataset whose manifest is sound: everything is opened and read. The first byte
-// chooses the manifest (one chunk, or several with an index of chunks); the rest is the HDF5 file,
-// which goes on with zeros up to the end that its superblock tells, so that inputs stay small.
+// A shard of a dataset with a sound manifest: everything is opened and read. The first byte selects
+// the manifest (one chunk, or several with an index); the rest is the HDF5 file, extended with
+// zeros to the end in its superblock, so that inputs stay small.
 #include <cstring>
 #include <vector>
 
@@ -9,7 +9,7 @@
 #include "fuzz.hpp"
 #include "hdf5_file.hpp"
 
-// libhdf5 1.10.8 does not free what it had read of an object header that then proves damaged.
+// libhdf5 1.10.8 leaks parts of an object header that turns out to be damaged.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): LeakSanitizer's name
 extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5"; }
 

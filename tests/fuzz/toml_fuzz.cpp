@@ -1,4 +1,4 @@
-// A configuration file: what is accepted prints as a file that means the same.
+// A configuration file: an accepted one prints as an equivalent file.
 #include "trireme/train/config.hpp"
 
 #include "fuzz.hpp"
@@ -6,7 +6,7 @@
 namespace trireme {
 namespace {
 
-/// All fields of a run, as built in. Declaring them takes longer than reading a file.
+/// All fields of a run with their defaults. Declaring them takes longer than reading a file.
 class Settings {
  public:
   Settings() {
@@ -39,9 +39,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   config::Fields& again = second.fresh();
   fuzz::require(fuzz::accepted("printed", [&] { again.parse_toml(printed, "printed"); }),
                 "what was printed is read: " + printed);
-  fuzz::require(again.to_json() == fields.to_json(), "it means the same: " + printed);
+  fuzz::require(again.to_json() == fields.to_json(), "it is equivalent: " + printed);
   config::Fields& recorded = second.fresh();
   recorded.from_json(nlohmann::json::parse(fields.to_json().dump()), config::Source::file, "json");
-  fuzz::require(recorded.to_json() == fields.to_json(), "so does the record: " + printed);
+  fuzz::require(recorded.to_json() == fields.to_json(), "so is the record: " + printed);
   return 0;
 }

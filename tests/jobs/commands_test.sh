@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What each scheduler's environment makes of the launching command, word by word, and the mistakes that are refused.
-# No scheduler is needed: the environment is made up, and nothing is started.
+# The launch command in each scheduler's environment, word by word, and refused mistakes. No scheduler is needed: the
+# environment is simulated, and nothing is started.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -11,7 +11,7 @@ for tool in jsrun flux; do
   printf '#!/bin/sh\n[ "$1 $2" != "resource list" ] || echo 2\n' >"bin/$tool"
   chmod +x "bin/$tool"
 done
-# Nothing of the environment that this test itself runs in may show.
+# The test's own environment must not show.
 clean=(env -i "PATH=$PATH" TRIREME=trireme TRIREME_CORES=8 TRIREME_DRY_RUN=1 OMPI=1)
 failures=0
 check() { # description, expected line, VARIABLE=VALUE...
@@ -83,12 +83,12 @@ check "this machine, more threads than cores" \
   TRIREME_RANKS=4 TRIREME_THREADS=3 TRIREME_MPIRUN_STYLE=openmpi
 check "no such site" "jobs: error: TRIREME_SITE=atlantis: there is no $SOURCE/jobs/sites/atlantis.sh" TRIREME_SITE=atlantis
 
-# srun does not inherit --cpus-per-task: the variable that makes it is exported.
+# srun does not inherit --cpus-per-task: the variable that passes it is exported.
 # shellcheck disable=SC2016
 shown=$("${clean[@]}" "${slurm[@]}" bash -c 'source "$0/jobs/common.sh" && trireme_prepare && printenv SRUN_CPUS_PER_TASK' "$SOURCE" || true)
 [ "$shown" = 16 ] || { echo "FAILED: SRUN_CPUS_PER_TASK is '$shown'"; failures=1; }
 
-# A start that crashes before the run has a record is made again; a crash of a run that has begun is not.
+# A start that crashes before the run has a record is repeated; a crash of a started run is not.
 cat >bin/mpirun <<'EOF2'
 #!/bin/sh
 shift 6  # -n 1 -ppn 1 -bind-to core:1
@@ -118,8 +118,8 @@ crashes 3 3 3 75
 crashes 9 9 3 139
 crashes 2 9 2 139
 
-# The run folder, where only the configuration names it: the program is asked, whatever its name has in it, and what it
-# does not tell is no guess. Under LSF the exit code is 75 just where the job is to go back to the queue.
+# The run folder, if only the configuration names it: the program is asked, and without its answer nothing is guessed.
+# Under LSF the exit code is 75 only if the job must return to the queue.
 cat >bin/asked <<'EOF2'
 #!/bin/sh
 if [ "$2" = --show ]; then
@@ -149,7 +149,7 @@ rm bin/jsrun
 job "a folder that the file names" 75 "exit code 75, checkpoint of step 40" CODE=75 STEP=0040
 [ -d 'a "run"/step-0040' ] || { echo "FAILED: the stub's folder"; failures=1; }
 job "that folder, after a stop" 75 "submit it again" CODE=75 STEP=0040
-job "a folder that the program does not tell" 1 "jobs: error: asked does not say what train.output is" FOLDER= CODE=75
+job "a folder that the program does not report" 1 "jobs: error: asked does not say what train.output is" FOLDER= CODE=75
 [ ! -e starts ] || { echo "FAILED: it was started with a guess"; failures=1; }
 job "LSF, saved" 75 "LSF takes the job back" "${lsf[@]}" CODE=75 STEP=0040
 job "LSF, crashed after a checkpoint" 75 "LSF takes the job back" "${lsf[@]}" CODE=1 STEP=0040
@@ -158,7 +158,7 @@ job "LSF, not to go back" 1 "exit code 1 in place of 75" "${lsf[@]}" CODE=75 STE
 job "LSF, crashed with nothing gained" 3 "exit code 3" "${lsf[@]}" CODE=3
 job "LSF, done" 0 "exit code 0" "${lsf[@]}" STEP=0040
 
-# Slurm runs a copy of jobs/slurm.sh: common.sh is found by the line that was submitted, spaces and all.
+# Slurm runs a copy of jobs/slurm.sh: common.sh is found through the submitted command line, spaces included.
 mkdir 'a tree' spool
 ln -s "$SOURCE/jobs" 'a tree/jobs'
 cp "$SOURCE/jobs/slurm.sh" spool/script
@@ -187,17 +187,17 @@ if [ "$(id -u)" -eq 0 ]; then
   fi
 fi
 
-# Every site's preset can be read, inside a job of its scheduler, and says what it is.
+# Every site's preset can be read inside a job of its scheduler and names the system.
 for site in "$SOURCE"/jobs/sites/*.sh; do
   # shellcheck disable=SC2016
   "${clean[@]}" "${slurm[@]}" "TRIREME_SITE=$(basename "$site" .sh)" bash -c '
     module() { :; }
     source "$0/jobs/common.sh" && trireme_prepare >/dev/null && [ "${#launch[@]}" -gt 3 ]' "$SOURCE" ||
     { echo "FAILED: $site"; failures=$((failures + 1)); }
-  grep -c 'Not tested there' "$site" >/dev/null || { echo "FAILED: $site does not say that it is untested"; failures=$((failures + 1)); }
+  grep -c 'Not tested there' "$site" >/dev/null || { echo "FAILED: $site does not state that it is untested"; failures=$((failures + 1)); }
 done
 
-# Scripts are free of what shellcheck knows.
+# shellcheck finds nothing in the scripts.
 if command -v shellcheck >/dev/null; then
   (cd "$SOURCE" && shellcheck -x jobs/*.sh jobs/sites/*.sh tests/jobs/*.sh tests/slurm/*.sh) || failures=$((failures + 1))
 else

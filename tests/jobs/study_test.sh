@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A scaling study on this machine: points that fail, points that cannot be, a stop by a signal, a kill, and going on.
-# shellcheck disable=SC2015  # what stands behind || ends the script
+# A scaling study on this machine: failing points, impossible points, a stop by a signal, a kill, and resuming.
+# shellcheck disable=SC2015  # what follows || ends the script
 set -euo pipefail
 if ! "$TRIREME_MPIEXEC" --version 2>&1 | grep -c 'Open MPI\|OpenRTE\|HYDRA' >/dev/null; then
   echo "skipped: no launcher that jobs/common.sh knows"
@@ -44,7 +44,7 @@ import collections, json, sys
 points = json.load(open(sys.argv[1] + "/index.json"))["points"]
 print(*("%s=%d" % item for item in sorted(collections.Counter(p["state"] for p in points).items())))' "$1"; }
 
-# What would run: every repeat is a round of all points, and rounds differ in their order.
+# Planned order: every repeat is a round of all points, and rounds differ in their order.
 run --mode weak --ranks 1,2 --repeats 4 --steps 3 --output dry --dry-run
 [ "$code" -eq 0 ] && [ ! -e dry ] || fail "dry run: exit code $code"
 [ "$(grep -c '^# [0-9]*: weak' out)" -eq 28 ] || fail "dry run: not 4 x (4 + 3) points"
@@ -56,16 +56,16 @@ for repeat in 1 2 3 4; do
 done
 ! cmp -s order1 order2 || ! cmp -s order2 order3 || fail "rounds are all alike"
 
-# Points that fail are noted, the others go on.
+# Failing points are recorded, the others continue.
 run --mode strong --ranks 1,2 --repeats 1 --steps 3 --output study
 [ "$code" -eq 1 ] || fail "exit code $code"
 [ "$(states study)" = "done=3 failed=2 impossible=2" ] || fail "states: $(states study)"
-grep -c 'broken-1 *failed  trireme: error: step 2' out >/dev/null || fail "why it failed is not told"
-grep -c 'never-1 *impossible  trireme: error: .*schedule' out >/dev/null || fail "why it cannot be is not told"
+grep -c 'broken-1 *failed  trireme: error: step 2' out >/dev/null || fail "why it failed is not reported"
+grep -c 'never-1 *impossible  trireme: error: .*schedule' out >/dev/null || fail "why it is impossible is not reported"
 grep -Ec '^tensor2 +2 +1 +[0-9.]+ ' out >/dev/null || fail "no table"
 [ "$(find study/runs -name summary.json | wc -l)" -eq 3 ] && [ "$(find study/failed -name output.txt | wc -l)" -eq 2 ] || fail "records"
 
-# Nothing is run twice; what was under way when the study was killed is.
+# No point runs twice, except the one that was running when the study was killed.
 find study/runs -name summary.json -exec stat -c '%n %i' {} + | sort >before
 run --mode strong --ranks 1,2 --repeats 1 --steps 3 --output study
 find study/runs -name summary.json -exec stat -c '%n %i' {} + | sort | cmp - before || fail "a point was run again"
@@ -75,8 +75,7 @@ run --mode strong --ranks 1,2 --repeats 1 --steps 3 --output study
 [ "$(states study)" = "done=3 failed=2 impossible=2" ] || fail "states after a kill: $(states study)"
 find study/runs -name summary.json -exec stat -c '%n %i' {} + | sort | comm -3 - before >changed
 [ "$(wc -l <changed)" -eq 2 ] || fail "not just one point was run again"
-# More repeats are added to what is there, and what failed is tried again where that is asked for; other parameters
-# are another study.
+# More repeats are added, and failed points are repeated on request; other parameters are another study.
 run --mode strong --ranks 1,2 --repeats 2 --steps 3 --output study --retry-failed
 [ "$(states study)" = "done=6 failed=4 impossible=4" ] || fail "states of two repeats: $(states study)"
 [ "$(find study/failed -name output.txt | wc -l)" -eq 7 ] || fail "failed points were not tried again"
@@ -100,13 +99,13 @@ for text in '{"parameters": {}, "poi' '[]' '{"parameters": {}, "points": [{"name
   [ "$(cat damaged/index.json)" = "$text" ] || fail "a damaged index was overwritten"
 done
 
-# What counts is what the report says: its medians without warm-up, and nothing of a run that it calls INVALID, which
-# stays in runs/. A layout of which nothing has run may be mended.
+# Speeds are the report's: medians without warm-up, none for a run that is INVALID, which stays in runs/. A layout
+# without finished points may be corrected.
 printf 'data\ninjected --train.inject nan@2\nmended --parallel.schedule upside-down\n' >layouts
 judged=(--mode strong --ranks 1 --repeats 1 --steps 8 --output judged)
 run "${judged[@]}"
 [ "$code" -eq 1 ] && [ "$(states judged)" = "done=1 impossible=1 invalid=1" ] || fail "judged: exit code $code, $(states judged)"
-grep -c 'injected-1 *invalid  INVALID: .*faults were made on purpose' out >/dev/null || fail "why a point is invalid is not told"
+grep -c 'injected-1 *invalid  INVALID: .*faults were made on purpose' out >/dev/null || fail "why a point is invalid is not reported"
 [ "$(grep -cE '^(data|injected|mended) ' out)" -eq 1 ] || fail "a speed of an invalid point"
 "$TRIREME" report judged/runs/strong-r00001-data-1 --shared-cores --json one.json >/dev/null || fail "report"
 python3 -B -c '
@@ -118,7 +117,7 @@ assert point["tokens_per_second"] == json.load(open("one.json"))["runs"][0]["fig
 sed -i 's/^mended.*/mended --parallel.zero 1/' layouts
 run "${judged[@]}"
 [ "$(states judged)" = "done=2 invalid=1" ] || fail "mended: $(states judged)"
-# Where only the plots cannot be made, the rest is not called missing.
+# If only the plots cannot be made, the rest is not reported as missing.
 mkdir bin plain
 for tool in env bash dirname; do ln -s "$(command -v "$tool")" plain; done
 ln -s "$(python3 -c 'import sys; print(sys.executable)')" plain/python3
@@ -127,7 +126,7 @@ refuses "$work/judged: layout mended had other flags" "${judged[@]}"
 sed -i 's/^mended.*/mended --parallel.zero 1/' layouts
 PATH=$work/plain run "${judged[@]}"
 grep -c "^not written: $work/judged/report.html; the reason stands above" out >/dev/null || fail "without gnuplot"
-# A program that has no report: figures of merit, marked as such.
+# A program without reports: figures of merit, marked as such.
 # shellcheck disable=SC2016
 printf '#!/bin/sh\n[ "$1" != report ] || exit 2\nexec "%s" "$@"\n' "$TRIREME" >bin/old
 chmod +x bin/old
@@ -135,7 +134,7 @@ sed -i 2,3d layouts
 TRIREME=$work/bin/old run --mode strong --ranks 1 --repeats 1 --steps 8 --output old
 [ "$code" -eq 0 ] && grep -cE '^data .* FOM$' out >/dev/null && grep -c '^FOM: ' out >/dev/null || fail "no report: exit code $code"
 
-# Where nothing names a dataset the study makes one, once; what a configuration or the environment names is taken.
+# Without a dataset the study creates one, once; one from the configuration or the environment is used.
 with_data=("${flags[@]}")
 flags=("${flags[@]:2}")
 own=(--mode strong --ranks 1 --repeats 1 --steps 8 --output own)
@@ -155,8 +154,8 @@ TRIREME_DATA_PATH=$work/data run "${own[@]}" --output named --dry-run
 [ "$code" -eq 0 ] && [ "$(grep -c 'named/dataset' out)" -eq 0 ] || fail "the environment's dataset"
 flags=("${with_data[@]}")
 
-# Jobs of Slurm, by a stand-in for sbatch: the user's SBATCH_* and SLURM_JWT reach it and a surrounding job's variables do
-# not; a signal that comes while it submits loses no job.
+# Slurm jobs through a fake sbatch: it gets the user's SBATCH_* and SLURM_JWT, not a surrounding job's variables; a
+# signal during submission loses no job.
 cat >bin/sbatch <<'EOF2'
 #!/bin/sh
 env >environment
@@ -178,8 +177,8 @@ rm strike
 PATH=$work/bin:$PATH run "${jobs[@]}"
 [ "$code" -eq 0 ] && [ "$(states jobs)" = "submitted=2" ] && [ "$(grep -c . submissions)" -eq 2 ] || fail "submitted again: $(states jobs)"
 
-# Ranks that heed no signal, in a process group of their own: a second signal does not save them, nor does it save them
-# that the study was killed, once it goes on.
+# Ranks that ignore signals, in their own process group: a second signal ends them, and so does resuming after the study
+# was killed.
 cat >bin/stubborn <<'EOF2'
 #!/bin/bash
 case $1 in plan) exit 0 ;; train) ;; *) exit 2 ;; esac
@@ -189,9 +188,9 @@ while :; do sleep 0.1; done
 EOF2
 printf '#!/bin/bash\nset -m\nshift 6\n"$@" &\nwait\n' >bin/starter
 chmod +x bin/stubborn bin/starter
-# Nobody may have waited for what has ended: it is no more than a name.
+# Finished processes may remain as zombies.
 alive() { xargs -r ps -o pid=,stat= -p <"$1" | awk '$2 !~ /^Z/ { print $1 }' || true; }
-stubborn() { # begins a study of one point that never ends
+stubborn() { # starts a study of one point that never ends
   rm -f ranks
   TRIREME=$work/bin/stubborn TRIREME_MPIRUN=$work/bin/starter TRIREME_MPIRUN_STYLE=hydra TRIREME_CORES=9 TRIREME_END_SECONDS=1 \
     "$SOURCE/jobs/scaling-study" --mode strong --ranks 1 --batch 4 --repeats 1 --layouts layouts --output stubborn -- "${flags[@]}" >out 2>&1 &
@@ -209,7 +208,7 @@ wait $study 2>/dev/null || true
 mv ranks left
 stubborn
 [ -z "$(alive left)" ] || fail "left behind: $(alive left)"
-grep -c 'strong-r00001-data-1 is still running, left behind' out >/dev/null || fail "what was left behind is not told"
+grep -c 'strong-r00001-data-1 is still running, left behind' out >/dev/null || fail "what was left behind is not reported"
 kill -HUP $study
 sleep 0.5
 kill -TERM $study 2>/dev/null || true
@@ -218,7 +217,7 @@ wait $study || code=$?
 study=
 [ "$code" -eq 75 ] && [ -z "$(alive ranks)" ] && grep -c 'stopped by SIG' out >/dev/null || fail "two signals: exit code $code, alive: $(alive ranks)"
 
-# A signal ends the point under way, and the same command begins it anew.
+# A signal ends the running point, and the same command starts it again.
 printf 'data\ntensor2 --parallel.tensor 2\n' >layouts
 "$SOURCE/jobs/scaling-study" --mode strong --ranks 2 --batch 4 --repeats 1 --steps 100000000 --layouts layouts \
   --output stopped -- "${flags[@]}" >out 2>&1 &
@@ -241,7 +240,7 @@ for _ in $(seq 100); do
 done
 [ -z "$left" ] || fail "left behind: $left"
 
-# jobs/local.sh: SIGTERM saves, exit code 75, and the same command goes on.
+# jobs/local.sh: SIGTERM saves, exit code 75, and the same command continues.
 export TRIREME_RANKS=2
 code=0
 "$SOURCE/jobs/local.sh" "${flags[@]}" --train.batch 4 --train.steps 100000000 --train.output local >out 2>&1 &

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/slurm/compare_traffic.py, which judges the runs of `make test-slurm`, on records and counters made by hand: what is
-# right passes, and each thing that can be wrong is found.
+# tests/slurm/compare_traffic.py, which checks the runs of `make test-slurm`, on synthetic records and counters: correct
+# ones pass, and each kind of error is found.
 set -euo pipefail
 command -v python3 >/dev/null || { echo "skipped: no python3"; exit 0; }
 work=$(mktemp -d)
@@ -32,7 +32,7 @@ counters() { # bytes that each node has sent
   printf 'node1 %d\nnode2 %d\n' $((1000 + $1)) $((5000 + $2)) >after
 }
 # 16 Mbit a step and node: 0.16 s at 100 Mbit/s.
-expect() { # exit code, what the complaint begins with, flags
+expect() { # exit code, start of the complaint, flags
   local expected=$1 complaint=$2 code=0
   shift 2
   python3 -B "$SOURCE/tests/slurm/compare_traffic.py" --rate 100mbit --tasks 2 --before before --after after "$@" run >out 2>&1 || code=$?
@@ -46,15 +46,15 @@ record 1e6 0.2 0.17 0.16
 counters 20200000 20200000
 expect 0 '' --inside tensor
 expect 0 '' --inside tensor --bound
-expect 1 'node1 sent 20200000 bytes, the record says 120000000'
+expect 1 'node1 sent 20200000 bytes, the record has 120000000'
 counters 22400000 20200000
 expect 1 'node1 sent 22400000' --inside tensor
 counters 20200000 19000000
 expect 1 'node2 sent 19000000' --inside tensor
-# A rank that tells less than its share, where another node tells it right.
+# A rank that reports less than its share, where another node's report is right.
 counters 20200000 20200000
 record 7e5 0.2 0.17 0.16
-expect 1 'node2 sent 20200000 bytes, the record says 17000000' --inside tensor
+expect 1 'node2 sent 20200000 bytes, the record has 17000000' --inside tensor
 record 1e6 0.2 0.1 0.16
 expect 1 'communication took 0.100 s' --inside tensor
 record 1e6 0.1 0.17 0.16
@@ -64,5 +64,5 @@ expect 1 'waited 0.010 s' --inside tensor
 record 1e6 0.3 0.25 0.24
 expect 0 '' --inside tensor
 expect 1 'the data axis took 0.250 s' --inside tensor --bound
-[ "$failures" -eq 0 ] && echo "records and counters that differ are told apart"
+[ "$failures" -eq 0 ] && echo "differing records and counters are detected"
 exit "$((failures > 0))"

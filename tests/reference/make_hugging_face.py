@@ -50,7 +50,7 @@ def main():
                                ("llama", LLAMA, transformers.LlamaForCausalLM)]:
         torch.manual_seed(20261121)
         model = kind(config).eval()
-        with torch.no_grad():  # no bias or gain as it begins, and attention that is not flat
+        with torch.no_grad():  # nontrivial biases and gains, and attention that is not flat
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.save_pretrained(OUT / name, safe_serialization=True)

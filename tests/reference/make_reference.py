@@ -32,7 +32,7 @@ LLAMA = dict(COMMON, kv_heads=2, hidden=130, norm="rmsnorm", position="rotary", 
 LLAMA3_ROPE = dict(LLAMA, rope_scaling="llama3", rope_factor=8.0, rope_low_frequency_factor=1.0,
                    rope_high_frequency_factor=4.0, rope_original_sequence=32)
 BATCH = 3
-# name, configuration, seed, all target weights 1, case whose parameters it uses, gradients and optimiser too
+# name, configuration, seed, all target weights 1, case whose parameters it uses, gradients and optimizer too
 CASES = [("gpt2", GPT2, 20261121, True, None, True), ("llama", LLAMA, 20261122, False, None, True),
          ("llama3_rope", LLAMA3_ROPE, 20261123, False, "llama", False)]
 # Standard deviations of the random parameters: large enough that no gradient is tiny and attention is not flat,
@@ -232,7 +232,7 @@ def adamw_steps(c, parameters, batch, **changes):
     return losses, norms, loss_and_gradients(c, p, batch)[1]
 
 
-# The second opinion: PyTorch's own functions wherever it has one, and other formulas where it has none.
+# The cross-check: PyTorch's own functions where they exist, and other formulas elsewhere.
 
 
 def second_opinion_logits(c, p, ids):
@@ -341,7 +341,7 @@ def close(what, value, expected, relative):
 
 
 def compute_case(name, c, parameters, batch, train):
-    """All results of a case, each agreed on by both paths."""
+    """All results of a case, each confirmed by both paths."""
     logits, loss, gradients = loss_and_gradients(c, parameters, batch)
     leaves = {key: value.clone().requires_grad_() for key, value in parameters.items()}
     other_logits, other_loss = second_opinion_loss(c, leaves, batch)
@@ -383,7 +383,7 @@ def check_by_differences(name, key, c, parameters, batch, gradient):
     expected = (at(h) - at(-h)) / (2 * h)
     actual = (gradient * direction).sum().item()
     if abs(actual - expected) > 1e-6 * abs(expected) + 1e-8:
-        raise SystemExit(f"{name}: gradient of {key}: {actual} along a direction, differences say {expected}")
+        raise SystemExit(f"{name}: gradient of {key}: {actual} along a direction, differences give {expected}")
 
 
 class Writer:
@@ -476,7 +476,7 @@ def check():
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="make or check the golden files of the model tests")
+    parser = argparse.ArgumentParser(description="make or check the reference files of the model tests")
     parser.add_argument("--check", action="store_true", help="compare the committed files instead of writing them")
     torch.set_num_threads(2)
     (check if parser.parse_args().check else write)()

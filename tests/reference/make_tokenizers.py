@@ -62,7 +62,7 @@ def train(pattern, corpus):
             processors.TemplateProcessing(single="<|begin_of_text|> $A",
                                           special_tokens=[("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))])])
         values = json.loads(tokenizer.to_str())
-        # A few whole words that no sequence of merges gives: what ignore_merges is for.
+        # A few whole words that no sequence of merges produces, for ignore_merges.
         vocabulary = values["model"]["vocab"]
         last = max(vocabulary.values())
         for i, word in enumerate(["Ġtrierarch", "Ġthranites", "keleustes", "123", "!?!?"]):

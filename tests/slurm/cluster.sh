@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A Slurm cluster of several nodes on one machine, for tests; needs root. A node is a network namespace with its
-# own address, host name, /tmp and /dev/shm, in which a real slurmd runs; slurmctld and munged run outside. Jobs
-# use sbatch, srun --mpi=pmix and TCP between nodes, as they would elsewhere.
+# A Slurm cluster of several nodes on one machine, for tests; needs root. A node is a network namespace with its own
+# address, host name, /tmp and /dev/shm, and a real slurmd; slurmctld and munged run outside. Jobs use sbatch, srun
+# --mpi=pmix and TCP between nodes, as on a cluster.
 #
 #   cluster.sh up [NODES=4] [CPUS]     start it; each node claims CPUS cores, 4 by default. With this machine's number
 #                                      tasks are bound to cores; otherwise they cannot be
@@ -98,7 +98,7 @@ add_network() {
 }
 
 start_node() {
-  # What a crash leaves of PMIx's sockets would keep the same step of the same job from starting again.
+  # Leftover PMIx sockets of a crash would prevent a restart of the same step of the same job.
   rm -rf "$state/spool.node$1"
   mkdir -p "$state/spool.node$1"
   # shellcheck disable=SC2016  # expanded by the inner shell
@@ -113,7 +113,7 @@ up() {
   for i in slurmctld slurmd munged ip tc; do
     command -v "$i" >/dev/null || fail "$i is missing: scripts/deps.sh slurm installs it"
   done
-  # The folder is the lock: whoever makes it owns the cluster.
+  # The folder is the lock: its creator owns the cluster.
   mkdir -p "$(dirname "$state")"
   mkdir "$state" 2>/dev/null || fail "$state is there: a cluster is up, or was left behind; 'cluster.sh down' first"
   echo "${TRIREME_CLUSTER_OWNER:-}" >"$state/owner"
@@ -140,7 +140,7 @@ end_process() {
 
 kill_node() {
   local p
-  # A process may start another meanwhile.
+  # Processes may start others meanwhile.
   for _ in 1 2 3; do
     for p in $(ip netns pids "$(space "$1")" 2>/dev/null); do kill -KILL "$p" 2>/dev/null || true; done
   done

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Compares a run's record of communication with what the nodes' interfaces have sent.
+"""Compares a run's recorded communication with the bytes that the nodes' interfaces sent.
 
-The bytes that the record says the ranks of a node have sent on axes that cross nodes must be within 10 % of that node's
-counter, which also holds TCP/IP's and Slurm's own; axes inside nodes must not show there. A run with one axis across
-nodes thus holds that axis's bytes to the counters; what crosses besides it must be small. Communication cannot be
-quicker than the link allows, and with --bound, where the link is all that it waits for, its recorded time must be within
-10 % of what those bytes need on the link. Backward is all that the reduction of gradients can hide behind."""
+The recorded bytes of a node's ranks on axes that cross nodes must be within 10 % of that node's counter, which includes
+TCP/IP's and Slurm's own; axes inside nodes must not appear. A run with one axis across nodes thus checks that axis.
+Communication cannot be faster than the link. With --bound the link is the only limit, and the recorded time must be
+within 10 % of the link's time for those bytes. Only backward can hide the reduction of gradients."""
 
 import argparse
 import json
@@ -48,7 +47,7 @@ for rank in summary["ranks"]:
 complaints = []
 for node, count in sorted(sent.items()):
     if not 0.97 * recorded[node] <= count <= 1.1 * recorded[node]:
-        complaints.append("%s sent %d bytes, the record says %d" % (node, count, recorded[node]))
+        complaints.append("%s sent %d bytes, the record has %d" % (node, count, recorded[node]))
 ratios = [sent[node] / recorded[node] if recorded[node] else float("inf") for node in sent]
 
 wire = max(sent.values()) / steps * 8 / bits  # seconds of a step in which the busiest link was busy, at least
@@ -58,7 +57,7 @@ step = sum(seconds) / len(seconds)
 if taken < 0.9 * wire or step < 0.9 * wire:
     complaints.append("communication took %.3f s of a step of %.3f s, the link %.3f s" % (taken, step, wire))
 
-print("%s, %d ranks a node: %s; interfaces sent %.3f to %.3f of what the record says across nodes" % (
+print("%s, %d ranks a node: %s; interfaces sent %.3f to %.3f of the recorded bytes across nodes" % (
     options.rate, options.tasks, ", ".join(
         "%s %.3f MB a step and rank in %.3f s" % (name, axis["mean_bytes_per_step"] / 1e6, axis["mean_seconds_per_step"])
         for name, axis in sorted(axes.items())), min(ratios), max(ratios)))

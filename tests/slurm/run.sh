@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The job scripts under a real Slurm of four nodes (cluster.sh): run.sh TRIREME [CASE...]. Needs root. Cases:
-#   binding, unconnected, template, signal, crash, async-kill, link, study; all by default. Takes some ten minutes.
-# shellcheck disable=SC2015  # what stands behind || ends the script
+# The job scripts under a real Slurm of four nodes (cluster.sh): run.sh TRIREME [CASE...]. Needs root. Cases: binding,
+# unconnected, template, signal, crash, async-kill, link, study; default: all. Takes about ten minutes.
+# shellcheck disable=SC2015  # what follows || ends the script
 set -euo pipefail
 source=$(cd "$(dirname "$0")/../.." && pwd)
 binary=$(realpath "$1")
@@ -20,7 +20,7 @@ unset SLURM_JOB_ID OMP_NUM_THREADS TRIREME_RANKS TRIREME_THREADS
 up=no
 work=$(mktemp -d /var/tmp/trireme-slurm.XXXXXX)  # nodes have a /tmp of their own
 export TRIREME_CLUSTER_OWNER=$work
-# Another checkout's cluster is not this run's to end.
+# Leaves another checkout's cluster running.
 stop_cluster() { [ "$("$cluster" owner)" != "$work" ] || "$cluster" down; }
 trap 'stop_cluster; rm -rf "$work"' EXIT
 trap 'exit 143' TERM INT HUP
@@ -38,14 +38,14 @@ start_cluster() { # nodes, cores
   stop_cluster
   "$cluster" up "$@" || fail "no cluster"
 }
-# 120,576 parameters; reproducible, so that every layout and every interruption must leave the same bits.
+# 120,576 parameters; reproducible, so that every layout and every interruption gives the same bits.
 for i in $(seq 4000); do echo "line $i of a text to learn from"; done >text
 ./trireme prepare --input text --output data >/dev/null 2>&1
 model=(--data.path "$work/data" --model.layers 2 --model.width 64 --model.heads 4 --model.sequence 64 --model.dropout 0.1
   --train.batch 16 --train.peak none --train.evaluate_at_end false --train.log_every 1 --numerics.reproducible true)
 
 field() { scontrol show job -o "$1" | sed -n "s/.* $2=\([^ ]*\).*/\1/p"; }
-# Waits until a command succeeds, at most as many seconds as given.
+# Waits until a command succeeds, at most that many seconds.
 await() { # seconds, what for, command...
   local end=$(($(date +%s) + $1)) what=$2
   shift 2
@@ -54,7 +54,7 @@ await() { # seconds, what for, command...
     sleep 0.5
   done
 }
-# Slurm lets a job that goes back to the queue wait for two minutes.
+# Slurm delays a requeued job by two minutes.
 hasten() { [ "$(field "$1" Reason)" != BeginTime ] || scontrol update "jobid=$1" StartTime=now; }
 ended() {
   hasten "$1"
@@ -66,14 +66,14 @@ finish() { # job: it must end well
 }
 made_step() { grep -c "^step *$2/" "$1" >/dev/null 2>&1; }
 
-# The bytes of a run's last checkpoint, whatever ranks wrote it: one rank loads and saves it.
+# The bytes of a run's last checkpoint in one layout: one rank loads and saves it.
 canonical() { # run folder
   mkdir -p canonical
   ./trireme train "${model[@]}" --train.steps "$steps" --checkpoint.resume "$1" --train.output "canonical/$1" >canonical.out 2>&1
   cat canonical/"$1"/step-*/*.h5 | sha256sum
 }
 losses() { cat "$1"/attempts/*/metrics.jsonl | grep '"type":"step"' | sed -E 's/"(seconds|tokens_per_second)":[^,}]*,?//g' | sort -u; }
-compare() { # run folder: with the run of one rank that nothing has interrupted
+compare() { # run folder: with the uninterrupted run of one rank
   if [ ! -d "one-$steps" ]; then
     ./trireme train "${model[@]}" --train.steps "$steps" --train.output "one-$steps" --train.log_every 1000 >one.out 2>&1 || fail "one rank"
   fi
@@ -106,8 +106,8 @@ case_unconnected() {
   local code=0
   srun --mpi=none --nodes=2 --ntasks=4 ./trireme train "${model[@]}" --train.steps 1 --train.output none >none.out 2>&1 || code=$?
   [ "$code" -ne 0 ] || fail "unconnected: it ran"
-  [ "$(grep -c '^trireme: error: ' none.out)" -eq 1 ] || fail "unconnected: not one voice"
-  grep -c '^trireme: error: launcher: SLURM_STEP_NUM_TASKS = 4.*use srun --mpi=pmix' none.out >/dev/null || fail "unconnected: the mend is not named"
+  [ "$(grep -c '^trireme: error: ' none.out)" -eq 1 ] || fail "unconnected: not exactly one error"
+  grep -c '^trireme: error: launcher: SLURM_STEP_NUM_TASKS = 4.*use srun --mpi=pmix' none.out >/dev/null || fail "unconnected: the remedy is not named"
   [ ! -e none ] || fail "unconnected: something was written"
   echo "unconnected: $(grep '^trireme: error: ' none.out)"
 }
@@ -162,7 +162,7 @@ case_crash() {
   echo "crash: node 3 killed after step 25, $(sed -n 's/^\(resumed\) from .*: \(step .*\)/\1 at \2/p' crash.out), the weights of the run that was not"
 }
 
-# One of three workers dies, on a node of its own: the others make all steps, and say who is missing.
+# One of three workers dies, on its own node: the others make all steps, and report the loss.
 async_worker() { # the process of rank 1
   local process
   for process in $(pgrep -f -- 'trireme train .*--train.output async-kill'); do
@@ -179,17 +179,17 @@ case_async-kill() {
     --server.tolerate_failures >async-kill.out 2>&1 &
   job=$!
   await 120 "step 5" made_step async-kill.out 5
-  kill -9 "$(async_worker)" || fail "async-kill: nobody to kill"
+  kill -9 "$(async_worker)" || fail "async-kill: no process to kill"
   wait "$job" || code=$?
   [ "$code" -ne 124 ] || fail "async-kill: hangs"
-  grep -Eq '^warning: worker rank 1 is lost: .*; 2 workers go on' async-kill.out || fail "async-kill: the dead worker is not told"
+  grep -Eq '^warning: worker rank 1 is lost: .*; 2 workers go on' async-kill.out || fail "async-kill: the dead worker is not reported"
   grep -q '^lost: worker rank 1: ' async-kill.out || fail "async-kill: not in the closing table"
   grep -q '"lost_workers":{"1":' <(tr -d ' \n' <async-kill/attempts/0001/summary.json) || fail "async-kill: not in the record"
   made_step async-kill.out 300 && [ -e async-kill/step-00000300/manifest.json ] || fail "async-kill: not all steps"
   echo "async-kill: $(sed -n 's/^warning: \(worker rank 1 is lost.*\)/\1/p' async-kill.out); srun's exit code $code"
 }
 
-# What the record says of communication, beside what the nodes' interfaces have sent.
+# The recorded communication, against the counters of the nodes' interfaces.
 measure() { # rate, name, tasks per node, steps, flags...
   local rate=$1 name=$2 tasks=$3 steps=$4 id
   shift 4
@@ -208,7 +208,7 @@ case_link() {
   local judge=() large=(--model.layers 4 --model.width 256) small=(--model.layers 2 --model.width 64 --train.batch 16)
   measure 1gbit fast 1 15 "${large[@]}" --train.batch 64 || fail "link: 1 Gbit/s"
   measure 100mbit slow 1 8 "${large[@]}" --train.batch 4 || fail "link: 100 Mbit/s"
-  # One axis across nodes at a time, so that its bytes are those of the counters.
+  # One axis across nodes at a time, so that the counters match its bytes.
   local stages=(--parallel.pipeline 4 --train.batch 32 --train.micro_batch 8) tensor=(--parallel.tensor 4 --train.batch 8)
   measure 1gbit stages 1 6 "${large[@]}" "${stages[@]}" || fail "link: stages at 1 Gbit/s"
   measure 100mbit slow-stages 1 6 "${large[@]}" "${stages[@]}" || fail "link: stages at 100 Mbit/s"
@@ -216,7 +216,7 @@ case_link() {
   measure 100mbit slow-tensor 1 4 "${large[@]}" "${tensor[@]}" || fail "link: tensor groups across nodes at 100 Mbit/s"
   judge=(--inside tensor)
   measure 1gbit inside 2 15 "${large[@]}" --train.batch 8 --parallel.tensor 2 || fail "link: tensor groups inside nodes"
-  # Half a second of link a step. What other programs keep the ranks from doing counts too: again, where they did.
+  # Half a second of link per step. Other programs can delay the ranks: one retry.
   judge=(--bound)
   measure 10mbit bound 1 20 "${small[@]}" || measure 10mbit again 1 20 "${small[@]}" || fail "link: 10 Mbit/s"
 }

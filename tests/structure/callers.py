@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """callers.py TREE: lists functions that are declared in a header of TREE/src or TREE/include and that nothing in
-include, src, bench, examples or packaging calls or names. Tests are no callers.
+include, src, bench, examples or packaging calls or names. Tests do not count.
 
-Names alone are compared, without types: what is listed has no caller, but a function that shares its name with
-one that is called goes unnoticed.
+Only names are compared, not types: a listed function has no caller, but one that shares its name with a called
+function is missed.
 """
 import collections
 import pathlib
@@ -18,7 +18,7 @@ TOKEN = re.compile(
 )
 NAME = re.compile(r"[A-Za-z_]\w*$")
 DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(include|if|ifdef|ifndef|elif|else|endif|undef|pragma|error).*", re.MULTILINE)
-# Words that may stand before a parenthesis in a declaration and are not what it declares.
+# Words that may precede a parenthesis in a declaration and are not the declared name.
 NOT_DECLARED = {"alignas", "decltype", "noexcept", "explicit", "requires", "return", "sizeof", "static_assert",
                 "__attribute__", "__launch_bounds__"}
 
@@ -42,7 +42,7 @@ def declared_at(statement):
             angle -= 1
         elif token == "(" and angle == 0 and previous not in NOT_DECLARED:
             before = statement[i - 2] if i > 1 else ""
-            # Without a type before it, it is a constructor, a destructor or a macro.
+            # Without a preceding type: a constructor, a destructor or a macro.
             typed = before not in ("", "~", "explicit", "constexpr", "inline")
             return i - 1 if typed and NAME.match(previous) else None
     return None

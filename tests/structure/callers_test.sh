@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# No function that a header declares is without a caller in the product (callers.py says what counts). The search is
-# first tried on a small tree that has one of each kind.
+# Every function declared in a header has a caller in the product (callers.py defines it). The search is first tried on
+# a small tree that has one of each kind.
 set -euo pipefail
 source_tree=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 search=$source_tree/tests/structure/callers.py
 
-# Lines of the search that are right and stay, each with the reason: "FILE: NAME" and a comment.
+# Correct findings that stay, each with the reason: "FILE: NAME" and a comment.
 allowed=$(sed 's/ *#.*//' <<'END'
 END
 )

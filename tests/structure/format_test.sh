@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every C++ file is as clang-format leaves it. Without clang-format there is nothing to compare with.
+# Every C++ file is formatted by clang-format. Skipped without clang-format.
 set -euo pipefail
 cd "${SOURCE:-$(dirname "$0")/../..}"
 if ! command -v clang-format >/dev/null; then

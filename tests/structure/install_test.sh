@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make install` installs: the folders, a program that runs from there and remembers no build folder, a
-# manual page and a completion that know every flag of the program's help, and a modulefile of the right prefix.
+# The files of `make install`: the folders, a program that runs from there without build folders, a manual page and a
+# completion with every flag of the program's help, and a modulefile with the right prefix.
 set -uo pipefail
 build=$(dirname "$TRIREME")
 work=$(mktemp -d)
@@ -24,14 +24,14 @@ others=$(find . -type f | grep -vE '^\./(bin/trireme$|share/(man/man1|bash-compl
 [ -z "$others" ] || fail "files in strange places: $others"
 [ -x bin/trireme ] || fail "bin/trireme cannot be run"
 if command -v readelf >/dev/null; then
-  # Folders that only a build has, or that anyone may write, are no place to look for libraries.
+  # Build folders and world-writable folders must not be in the library search path.
   path=$(readelf -d bin/trireme | grep -E 'RPATH|RUNPATH' || true)
   case $path in
     *"$build"* | *"$SOURCE"* | */tmp/* | *'[]'* | *::*) fail "RPATH: $path" ;;
   esac
 fi
 
-# The manual: no complaint of its formatter, and every flag.
+# The manual: no warnings of its formatter, and every flag.
 page=share/man/man1/trireme.1
 if command -v groff >/dev/null; then
   LC_ALL=C.UTF-8 groff -man -Tutf8 -ww "$page" >"$work/shown" 2>"$work/complaints" || fail "the manual is not formatted"
@@ -82,7 +82,7 @@ COMP_WORDS=(trireme ge) COMP_CWORD=1 COMPREPLY=()
 _trireme
 [ "${COMPREPLY[*]}" = generate ] || fail "completion of ge: ${COMPREPLY[*]}"
 
-# The modulefile, read as Environment Modules and Lmod do.
+# The modulefile, read like Environment Modules and Lmod.
 if command -v tclsh >/dev/null; then
   cat >"$work/read.tcl" <<'END'
 proc module-whatis {text} {}
@@ -96,15 +96,15 @@ END
       fail "the modulefile is not read"
   }
   module MANPATH=/a XDG_DATA_DIRS=/b
-  diff - "$work/module" <<'END' || fail "the modulefile says something else"
+  diff - "$work/module" <<'END' || fail "the modulefile differs"
 TRIREME_ROOT=/opt/trireme
 PATH:/opt/trireme/bin
 MANPATH:/opt/trireme/share/man
 XDG_DATA_DIRS:/opt/trireme/share
 END
-  # Variables that are unset stand for defaults, which must stay.
+  # Unset variables mean defaults, which must stay.
   module
-  diff - "$work/module" <<'END' || fail "the modulefile says something else where MANPATH and XDG_DATA_DIRS are unset"
+  diff - "$work/module" <<'END' || fail "the modulefile differs if MANPATH and XDG_DATA_DIRS are unset"
 TRIREME_ROOT=/opt/trireme
 PATH:/opt/trireme/bin
 XDG_DATA_DIRS:/usr/share
@@ -114,7 +114,7 @@ END
 fi
 grep -rqF "$work" share && fail "the folder of staging is in an installed file"
 
-# Recipes for other tools are at least well-formed, and name files that are there.
+# Recipes for other tools are at least well-formed, and name existing files.
 if command -v python3 >/dev/null; then
   for file in packaging/spack/package.py bench/reframe/{settings,trireme_checks}.py bench/ramble/applications/trireme/application.py; do
     python3 -B -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$SOURCE/$file" || fail "$file"
@@ -123,10 +123,10 @@ fi
 for name in $(sed -n '/^%files/,/^%post/s/^    \([^ ]*\) .*/\1/p' "$SOURCE/packaging/apptainer/trireme.def"); do
   [ -e "$SOURCE/$name" ] || fail "trireme.def: $name is not there"
 done
-# What is installed from the source tree must be in the container's copy of it.
+# Files installed from the source tree must be in the container's copy of it.
 for name in jobs data docs; do
   grep -q "^    $name /opt/source/\$" "$SOURCE/packaging/apptainer/trireme.def" || fail "trireme.def: lacks $name"
 done
 
-[ "$failures" -eq 0 ] && echo "installed files are all as expected ($count flags)"
+[ "$failures" -eq 0 ] && echo "installed files are as expected ($count flags)"
 exit "$((failures > 0))"
