@@ -51,6 +51,7 @@ bool WorkQueue::turn(double seconds, Recorder& recorder) {
   {
     std::optional<comm::Watchdog::Pause> idle;
     if (watchdog_ != nullptr) idle.emplace(*watchdog_);
+    const Section section(recorder, "wait for workers");
     std::unique_lock lock(mutex_);
     const auto ready = [this] {
       return !items_.empty() && (readers_ == 0 || !items_.front().waits_for_readers);

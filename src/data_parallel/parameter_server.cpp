@@ -143,7 +143,7 @@ void ParameterServer::take_work(Call<std::string> call, const std::string& name)
     post("work", [whole, text, &job]() mutable {
       std::string outcome;
       try {
-        outcome = "+" + job(*text);
+        outcome = fmt::format("+{}", job(*text));
       } catch (const Error& error) {
         outcome = std::string("-") + error.what();
       }

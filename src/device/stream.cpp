@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -39,6 +40,10 @@ void Event::wait() const {
   if (state_ == nullptr) return;
   Backoff backoff;
   const auto finished = [&] { return state_->done.load(std::memory_order_acquire); };
+  std::optional<Section> section;
+  if (!finished() && state_->stream->recorder_ != nullptr) {
+    section.emplace(*state_->stream->recorder_, state_->stream->wait_name_);
+  }
   while (!finished()) {
     if (state_->stream->poll()) {
       backoff.reset();

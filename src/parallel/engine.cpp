@@ -90,6 +90,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       frequencies_(stage.model().frequencies()),
       graphs_(ledger, options.graphs && groups.tensor.size() == 1),
       continuing_(find_continuing()) {
+  tensor_stream_.record_waits(recorder, "wait for tensor ranks");
   if (frequencies_ && !device_.is_host()) {
     frequency_buffer_ = device::Buffer(ledger, device::Use::workspace, frequencies_.bytes());
     frequencies_ = frequency_buffer_.view(DType::f32, frequencies_.shape());
@@ -151,6 +152,7 @@ void Engine::start_message(const UnitAction& action) {
 }
 
 void Engine::wait_for_messages() {
+  const Section section(recorder_, "wait for pipeline");
   for (auto& events : message_events_) {
     for (device::Event& event : events) event.wait();
   }
@@ -276,6 +278,7 @@ void Engine::run(const Walk& walk) {
 }
 
 double Engine::sum_sets() {
+  const Section section(recorder_, "sum loss and norm");
   add_pairwise(
       static_cast<std::int64_t>(set_sums_.size()), [&](std::int64_t to, std::int64_t from) {
         set_sums_[static_cast<std::size_t>(to)] += set_sums_[static_cast<std::size_t>(from)];
@@ -328,6 +331,7 @@ LossSum Engine::step_sums() {
     }
   }
   const double own = sum_sets();  // zero but on the last stage
+  const Section section(recorder_, "sum loss and norm");
   return {groups_.pipeline.all_reduce(own, comm::Reduction::sum), denominator_};
 }
 

@@ -171,6 +171,7 @@ StepSums Replica::finish() {
   }
   wait();
   const LossSum loss = engine_.step_sums();
+  const Section section(recorder_, "sum loss and norm");
   return {loss, method_->finish_norm()};
 }
 

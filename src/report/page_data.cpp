@@ -156,6 +156,7 @@ json report_json(const Report& report) {
     entry.update(facts_json(run));
     entry["figures"] = figures_json(report.measured[next].figures);
     entry["communication"] = communication_json(run);
+    if (!run.time.rows.empty()) entry["time"] = time_json(run.time);
     const json& summary = run.attempt().summary;
     for (const char* key : {"sections", "memory"}) {
       if (summary.is_object() && summary.contains(key)) entry[key] = summary.at(key);

@@ -57,6 +57,30 @@ std::string runs_text(const Report& report) {
   return text;
 }
 
+/// Shares of groups, a row per run; of a single run the whole table.
+std::string time_text(const Report& report) {
+  std::vector<const Run*> runs;
+  std::size_t width = 18;
+  for (const Measured& each : report.measured) {
+    if (each.run->time.rows.empty()) continue;
+    runs.push_back(each.run);
+    width = std::max(width, each.run->name.size());
+  }
+  if (runs.empty()) return "";
+  if (runs.size() == 1) return fmt::format("\n{}", timing_table(runs.front()->time));
+  std::string text = fmt::format("\n{:<{}}", "where time went, %", width);
+  for (const char* group : time_groups) text += fmt::format(" | {}", group);
+  text += "\n";
+  for (const Run* run : runs) {
+    text += fmt::format("{:<{}}", run->name, width);
+    for (const std::string_view group : time_groups) {
+      text += fmt::format(" | {:>{}.1f}", 100 * share_of(run->time, group), group.size());
+    }
+    text += "\n";
+  }
+  return text;
+}
+
 std::string scaling_text(const Report& report) {
   std::string text;
   for (const ScalingLine& line : report.lines) {
@@ -165,7 +189,7 @@ std::string method_text(const Report& report) {
 std::string report_text(const Report& report) {
   std::string text = runs_text(report);
   for (const std::string& note : comparison_notes(report)) text += "note: " + note + "\n";
-  text += scaling_text(report) + findings_text(report) + invalid_text(report);
+  text += time_text(report) + scaling_text(report) + findings_text(report) + invalid_text(report);
   return text + "\n" + method_text(report) + "\n";
 }
 

@@ -193,6 +193,14 @@ std::vector<RankAccount> accounts_of(const Attempt& attempt) {
   return ranks;
 }
 
+TimeAccount time_of(const Attempt& attempt) {
+  const std::string where = (attempt.folder / "summary.json").string();
+  if (!attempt.summary.is_object() || !attempt.summary.contains("ranks")) return {};
+  if (!attempt.summary.contains("seconds")) return {};
+  return time_account(attempt.summary.at("ranks"), number_at(attempt.summary, "seconds", where),
+                      where);
+}
+
 /// Takes in `attempt`, which goes on from its first_step: what was made after that is dropped.
 void merge(const Attempt& attempt, Run& run) {
   if (attempt.steps.empty()) return;
@@ -304,6 +312,10 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
     }
     run.facts = facts_of(run.attempt().run, (run.attempt().folder / "run.json").string());
     run.ranks = accounts_of(run.attempt());
+    run.time = time_of(run.attempt());
+    if (!adds_up(run.time)) {
+      run.notes.emplace_back("its parts of time do not add up to its seconds: sections overlap");
+    }
     find_faults(run, options);
   } catch (const std::exception& error) {
     run.faults.emplace_back(error.what());

@@ -49,23 +49,6 @@ std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Commun
   return table;
 }
 
-std::string timing_table(const std::vector<SectionTimes>& sections, double total) {
-  std::size_t width = 7;
-  for (const SectionTimes& row : sections) width = std::max(width, row.name.size());
-  std::string text = fmt::format("{:<{}} | {:>12} | {:>12} | {:>12} | {:>7}\n", "section", width,
-                                 "min s", "avg s", "max s", "share %");
-  text += std::string(width + 1, '-') + "+--------------+--------------+--------------+--------\n";
-  const auto add = [&](const SectionTimes& row) {
-    const std::string share =
-        total > 0 ? fmt::format("{:.2f}", 100 * row.average / total) : std::string("-");
-    text += fmt::format("{:<{}} | {:>12.4f} | {:>12.4f} | {:>12.4f} | {:>7}\n", row.name, width,
-                        row.minimum, row.average, row.maximum, share);
-  };
-  for (const SectionTimes& row : sections) add(row);
-  add({"total", total, total, total});
-  return text;
-}
-
 Trace gather_trace(const Recorder& recorder, comm::Communicator& world, std::int64_t limit) {
   std::vector<Span> spans = recorder.spans();
   const auto share = static_cast<std::size_t>(std::max<std::int64_t>(limit / world.size(), 0));

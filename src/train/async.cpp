@@ -198,6 +198,7 @@ class AsyncHost {
             {"data", 0},
             {"server", job_.place.index},
             {"sections", recorder_.seconds()},
+            {"time", report::rank_time(recorder_)},
             {"communication",
              {{"servers",
                {{"bytes_per_step", static_cast<double>(counts.sent) / steps},

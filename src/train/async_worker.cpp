@@ -210,6 +210,7 @@ class AsyncTraining {
         {"pipeline", 0},
         {"data", job_.session.rank()},
         {"sections", recorder_.seconds()},
+        {"time", report::rank_time(recorder_)},
         {"tickets", trained_},
         {"communication",
          {{"servers",

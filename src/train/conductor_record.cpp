@@ -152,7 +152,7 @@ void Conductor::finish(const std::vector<json>& servers,
                          step_ == config_.train.steps);
   if (!progress_) return;
   say("");
-  say(report::timing_table(sections, total));
+  say(report::timing_table(report::time_account(ranks, total, "the run")));
   say(report::memory_table(memory));
   std::string line;
   for (std::size_t s = 0; s < staleness.at("histogram").size(); ++s) {

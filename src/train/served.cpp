@@ -96,6 +96,7 @@ class Server {
             {"data", 0},
             {"server", shards_.place().index},
             {"sections", recorder_.seconds()},
+            {"time", report::rank_time(recorder_)},
             {"communication",
              {{"servers",
                {{"bytes_per_step", static_cast<double>(service_.sent()) / steps},

@@ -266,6 +266,7 @@ nlohmann::json Trainer::account() const {
                             {"pipeline", grid_.coordinate(comm::Axis::pipeline)},
                             {"data", grid_.coordinate(comm::Axis::data)},
                             {"sections", sections},
+                            {"time", report::rank_time(recorder_)},
                             {"communication", traffic}};
   account["graphs"] = graphs_account(replica_.engine().graphs());
   // What libraries take for themselves, NCCL above all, is no use of the ledger's.
@@ -352,7 +353,7 @@ void Trainer::finish(Ending ending) {
   record_->write_summary(summary, step_ == config_.train.steps);
   if (!progress_) return;
   say("");
-  say(report::timing_table(sections, total));
+  say(report::timing_table(report::time_account(ranks, total, "the run")));
   say(report::memory_table(memory));
   say(fmt::format(
       "arena high-water marks, predicted and measured: stash {} and {}, work space {} and {} bytes",

@@ -206,7 +206,10 @@ Verdict Trainer::agree_on_step(Verdict own) {
   double word[] = {static_cast<double>(own), static_cast<double>(stop_wanted()),
                    static_cast<double>(minutes_over),
                    pending_save_ && !pending_save_->written() ? 1.0 : 0.0};
-  members_.all_reduce(Tensor(word, {4}), comm::Reduction::max, agreement_stream_).wait();
+  {
+    const Section section(recorder_, "agree on the step");
+    members_.all_reduce(Tensor(word, {4}), comm::Reduction::max, agreement_stream_).wait();
+  }
   pending_requests_ = {.stop = static_cast<std::int64_t>(word[1]),
                        .save_due = static_cast<std::int64_t>(word[2]),
                        .unwritten = static_cast<std::int64_t>(word[3])};
@@ -298,6 +301,7 @@ report::StepMetrics Trainer::step(data::Loader& loader, bool meets) {
 void Trainer::check_placement() {
   if (config_.train.check != "placement" || checked_step_ == step_) return;
   watchdog_->beat("check placement");
+  const Section section(recorder_, "check placement");
   parallel::check_replicas(replica_, grid_, step_,
                            own_states() ? parallel::Alike::parameters : parallel::Alike::state);
   checked_step_ = step_;

@@ -60,6 +60,31 @@ awk '/"[a-z]+": \{/ { axis = $1 } /"mean_bytes_per_step"/ { sent = $2 + 0 }
      END { if (n < 4) print n " axes" }' r.json >ratios
 [ ! -s ratios ] || fail "sent and least: $(tr '\n' ' ' <ratios)"
 
+# Every second of every rank counts once, and each layout waits on its own axis.
+has '^where time went, % .*compute \| communication wait'
+cat >times.py <<'END'
+import json
+runs = {run["run"]: run["time"] for run in json.load(open("r.json"))["runs"] if run["valid"]}
+assert len(runs) == 4, runs.keys()
+for name, time in runs.items():
+    groups = time["groups"]
+    for group, of in groups.items():
+        assert abs(sum(of["parts"].values()) - of["seconds"]) < 1e-6, (name, group, of)
+        assert of["seconds"] > -1e-6, (name, group, of)
+    assert abs(sum(of["seconds"] for of in groups.values()) - time["seconds"]) < 1e-6, (name, time)
+    assert abs(sum(of["share"] for of in groups.values()) - 1) < 1e-6, (name, time)
+    assert groups["compute"]["parts"]["forward"] > 0, (name, groups)
+for name, part in [("zero3", "data: wait for shards"), ("stages", "pipeline: wait for pipeline"),
+                   ("tensor", "tensor: wait for tensor ranks")]:
+    parts = runs["study/" + name]["groups"]["communication wait"]["parts"]
+    assert parts[part] > 0, (name, parts)
+END
+python3 times.py >out 2>err || fail "times do not add up"
+report study/tensor --shared-cores
+has '^communication wait  *\|'
+has '^  tensor: wait for tensor ranks'
+has '^total .* 100\.00$'
+
 if command -v gnuplot >/dev/null; then
   report study --shared-cores --html page.html
   [ "$code" -eq 0 ] || fail "--html: exit code $code"

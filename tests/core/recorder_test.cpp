@@ -33,6 +33,11 @@ TEST(Recorder, NestedSectionsCountInBoth) {
   }
   EXPECT_GE(recorder.seconds().at("inner"), 2e-3);
   EXPECT_GE(recorder.seconds().at("outer"), recorder.seconds().at("inner"));
+  const auto exclusive = recorder.exclusive_seconds();
+  const double outer = exclusive.at({"outer", "outer"}), inner = exclusive.at({"outer", "inner"});
+  EXPECT_EQ(inner, recorder.seconds().at("inner"));
+  EXPECT_NEAR(outer + inner, recorder.seconds().at("outer"), 1e-9);
+  EXPECT_LE(outer + inner, recorder.elapsed());
 }
 
 TEST(Recorder, KeepsTheFirstSpansOnly) {
@@ -58,6 +63,7 @@ TEST(Recorder, TakesEntriesFromManyThreads) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(recorder.spans().size(), 4000U);
+  EXPECT_TRUE(recorder.exclusive_seconds().empty()) << "of the thread that made it alone";
 }
 
 }  // namespace

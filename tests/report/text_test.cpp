@@ -57,16 +57,6 @@ TEST(FigureOfMerit, OnlyARealNumberIsAFigure) {
   }
 }
 
-TEST(TimingTable, IsAligned) {
-  EXPECT_EQ(timing_table({{"forward", 1, 1.5, 2}, {"reduce gradients", 0, 0.25, 0.5}}, 4),
-            "section          |        min s |        avg s |        max s | share %\n"
-            "-----------------+--------------+--------------+--------------+--------\n"
-            "forward          |       1.0000 |       1.5000 |       2.0000 |   37.50\n"
-            "reduce gradients |       0.0000 |       0.2500 |       0.5000 |    6.25\n"
-            "total            |       4.0000 |       4.0000 |       4.0000 |  100.00\n");
-  EXPECT_THAT(timing_table({}, 0), HasSubstr("|       -\n")) << "no share of nothing";
-}
-
 TEST(MemoryTable, MarksDifferences) {
   EXPECT_EQ(memory_table({{"parameters", 3 << 20, 3 << 20}, {"stash", 1 << 20, (1 << 20) + 64}}),
             "memory     | predicted MiB | measured MiB |\n"

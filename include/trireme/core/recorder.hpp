@@ -7,6 +7,8 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -30,6 +32,12 @@ class Recorder {
   void add_span(const char* name, int stream, Clock::time_point begin, Clock::time_point end);
   /// Seconds by section since the start or the last `reset`.
   std::map<std::string, double> seconds() const;
+  /// Seconds of the thread that made or reset the recorder, without those of nested sections, by
+  /// the outermost and the innermost open section. They do not overlap: their sum is at most
+  /// `elapsed()`.
+  std::map<std::pair<std::string, std::string>, double> exclusive_seconds() const;
+  /// Seconds since the start or the last `reset`.
+  double elapsed() const;
   /// The first `trace_capacity` spans recorded since the start or the last `reset`.
   std::vector<Span> spans() const;
   /// Forgets everything; spans count their time from now on.
@@ -38,9 +46,20 @@ class Recorder {
   static constexpr std::size_t trace_capacity = 100'000;
 
  private:
+  friend class Section;
+  struct Open {
+    const char* name;
+    double nested = 0;  // seconds of sections inside that have ended
+  };
+  void open(const char* section);
+  void close(const char* section, int stream, Clock::time_point begin, Clock::time_point end);
+
   mutable std::mutex mutex_;
   Clock::time_point origin_;
+  std::thread::id owner_;
+  std::vector<Open> open_;  // sections of the owner's, outermost first
   std::map<std::string, double> seconds_;
+  std::map<std::pair<std::string, std::string>, double> exclusive_;
   std::vector<Span> spans_;
 };
 
@@ -48,10 +67,12 @@ class Recorder {
 class Section {
  public:
   Section(Recorder& recorder, const char* name, int stream = 0)
-      : recorder_(recorder), name_(name), stream_(stream), begin_(Recorder::Clock::now()) {}
+      : recorder_(recorder), name_(name), stream_(stream), begin_(Recorder::Clock::now()) {
+    recorder.open(name);
+  }
   Section(const Section&) = delete;
   Section& operator=(const Section&) = delete;
-  ~Section() { recorder_.add(name_, stream_, begin_, Recorder::Clock::now()); }
+  ~Section() { recorder_.close(name_, stream_, begin_, Recorder::Clock::now()); }
 
  private:
   Recorder& recorder_;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 
+#include "trireme/core/recorder.hpp"
 #include "trireme/device/device.hpp"
 
 namespace trireme::device {
@@ -66,6 +67,11 @@ class Stream {
   ~Stream();
 
   Device& device() const { return device_; }
+  /// From now on waits for its events are sections `name`, a literal, of `recorder`.
+  void record_waits(Recorder& recorder, const char* name) {
+    recorder_ = &recorder;
+    wait_name_ = name;
+  }
   /// For what its operations queue on the device: beside computation, in their order.
   Queue& queue() { return *queue_of_device_; }
 
@@ -90,6 +96,8 @@ class Stream {
 
   friend class Event;
   Device& device_;
+  Recorder* recorder_ = nullptr;
+  const char* wait_name_ = "";
   std::unique_ptr<Queue> queue_of_device_;
   std::shared_ptr<Fence> last_end_;  // of queued work; under poll_mutex_
   mutable std::mutex queue_mutex_;   // guards queue_

@@ -21,6 +21,7 @@
 #include "trireme/report/config.hpp"
 #include "trireme/report/mllog.hpp"
 #include "trireme/report/tensorboard.hpp"
+#include "trireme/report/timing.hpp"
 
 namespace trireme::report {
 
@@ -90,9 +91,6 @@ std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Commun
 /// What one rank tells of its steps, as JSON, of every rank in rank order. Collective; every rank
 /// gets all of it.
 std::vector<nlohmann::json> gather_json(const nlohmann::json& own, comm::Communicator& world);
-/// The table as text: section, min, average, max seconds, share of `total` seconds. Sections may
-/// nest, so shares need not add up to 100 %.
-std::string timing_table(const std::vector<SectionTimes>& sections, double total);
 
 /// Bytes of one use of memory: foretold and found.
 struct MemoryRow {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/report/statistics.hpp"
+#include "trireme/report/timing.hpp"
 
 namespace trireme::report {
 
@@ -88,6 +89,7 @@ struct Run {
   std::vector<RecordedStep> steps;
   std::vector<RecordedEvaluation> evaluations;
   std::vector<RankAccount> ranks;  // of the attempt that is told; empty in records of format 1
+  TimeAccount time;                // of that attempt; no rows where its record has none
   std::vector<std::string> faults, notes;
   bool valid() const { return faults.empty(); }
   const Attempt& attempt() const { return attempts[told]; }
