@@ -17,7 +17,7 @@ namespace {
 constexpr const char* examples = R"(Examples:
   trireme bench gemm --model.preset gpt2 --rows 1024
   mpirun -n 4 trireme bench collectives --axis data --parallel.tensor 2
-`trireme bench PART --help` says more; docs/benchmarks.md derives the columns.)";
+`trireme bench PART --help` lists its options; docs/benchmarks.md its columns.)";
 
 }  // namespace
 
@@ -71,17 +71,14 @@ std::shared_ptr<BenchOptions> add_bench_options(CLI::App& app) {
   add_value(app, "--warmup", options->rounds.warmup, "untimed ones before", config::at_least(0));
   app.add_option("--json", options->json, "write all figures too, in Google Benchmark's\nlayout")
       ->type_name("FILE");
-  app.add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
-      ->type_name("TEXT");
-  app.add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
+  options->sources.add_to(app);
   return options;
 }
 
 void set_job(Command& command, const std::string& part, const std::vector<std::string>& sections,
              std::shared_ptr<BenchOptions> options, const BenchJob& job) {
   command.run = [=](comm::Session& session, const std::vector<Setting>& given) {
-    std::vector<Setting> settings = given;
-    if (!options->device.empty()) settings.push_back({"device.type", options->device});
+    const std::vector<Setting> settings = options->sources.with_device(given);
     for (const Setting& setting : settings) {
       const std::string section = setting.key.substr(0, setting.key.find('.'));
       if (std::find(sections.begin(), sections.end(), section) != sections.end()) continue;
@@ -90,7 +87,7 @@ void set_job(Command& command, const std::string& part, const std::vector<std::s
       throw AgreedError("--{}: bench {} does not use it; it uses the sections {}", setting.key,
                         part, used);
     }
-    ResolvedConfig resolved(options->file, settings, session);
+    ResolvedConfig resolved(options->sources.file, settings, session);
     const train::ComputeDevice computes(resolved.config.device, session);
     device::MemoryLedger ledger;
     const auto world = comm::make_mpi_communicator(session.world(), ledger);

@@ -15,7 +15,8 @@ namespace trireme::cli {
 
 struct BenchOptions {
   bench::Rounds rounds;
-  std::string json, device, file;
+  RunSources sources;
+  std::string json;
 };
 /// --iterations, --warmup, --json, --device and --config.
 std::shared_ptr<BenchOptions> add_bench_options(CLI::App& app);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* collectives_examples =
     R"(The groups are those that a run of this layout would make (parallel.*), their
-messages go as comm.* says; all groups of the axis are at work at once.
+comm.* sets how messages travel; all groups of the axis work at once.
 
 Examples:
   mpirun -n 8 trireme bench collectives

@@ -6,22 +6,14 @@
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
-#include "define.hpp"
 
 namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples (`trireme SUBCOMMAND --help` says more):
+constexpr const char* examples = R"(Examples (`trireme SUBCOMMAND --help` describes one):
   trireme prepare --input book.txt --output dataset
   mpirun -n 4 trireme train --model.preset tiny --data.path dataset)";
-
-std::function<int(comm::Session&, const std::vector<Setting>&)> printing(std::string text) {
-  return [text = std::move(text)](comm::Session& session, const std::vector<Setting>&) {
-    if (session.rank() == 0) std::fputs(text.c_str(), stdout);
-    return 0;
-  };
-}
 
 const CLI::App& chosen_of(const CLI::App& app) {
   const auto subcommands = app.get_subcommands();
@@ -36,8 +28,8 @@ std::string path_of(const CLI::App& chosen) {
 }
 
 /// "did you mean --x?", else where to look.
-std::string flag_mend(const CLI::App& chosen, const std::string& flag,
-                      const config::Fields* fields) {
+std::string flag_remedy(const CLI::App& chosen, const std::string& flag,
+                        const config::Fields* fields) {
   const std::string name = flag.substr(0, flag.find('='));
   std::vector<std::string> flags;
   for (const CLI::Option* option : chosen.get_options()) {
@@ -59,7 +51,8 @@ std::string flag_mend(const CLI::App& chosen, const std::string& flag,
   const bool top = chosen.get_parent() == nullptr;
   const std::string place = top ? "" : path_of(chosen) + ": ";
   if (argument.starts_with("-")) {
-    throw UsageError("{}{}: is not a flag; {}", place, shown, flag_mend(chosen, argument, fields));
+    throw UsageError("{}{}: is not a flag; {}", place, shown,
+                     flag_remedy(chosen, argument, fields));
   }
   std::vector<std::string> names;
   for (const CLI::App* sub : chosen.get_subcommands({})) names.push_back(sub->get_name());
@@ -81,6 +74,15 @@ bool takes_settings(const CLI::App& chosen) {
 }
 
 }  // namespace
+
+std::function<int(comm::Session&, const std::vector<Setting>&)> printing(
+    std::function<std::string()> work) {
+  return [work = std::move(work)](comm::Session& session, const std::vector<Setting>&) {
+    const std::string text = on_rank_zero(session, work);
+    if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+    return 0;
+  };
+}
 
 void define(CLI::App& app, Command& command) {
   app.name("trireme");
@@ -110,15 +112,15 @@ Command parse(std::vector<std::string> arguments) {
   try {
     app.parse(std::vector<std::string>(arguments));
   } catch (const CLI::CallForHelp&) {
-    command.run = printing(app.help());
+    command.run = printing([text = app.help()] { return text; });
     return command;
   } catch (const CLI::CallForVersion& version) {
-    command.run = printing(std::string(version.what()) + "\n");
+    command.run = printing([text = std::string(version.what()) + "\n"] { return text; });
     return command;
   } catch (const CLI::ExtrasError&) {
     const CLI::App& chosen = chosen_of(app);
     const auto extras = app.remaining(true);
-    // A flag says more than the value that followed it.
+    // Name the flag, not the value that followed it.
     auto first = std::find_if(extras.begin(), extras.end(),
                               [](const std::string& word) { return word.starts_with("-"); });
     if (first == extras.end()) first = extras.begin();

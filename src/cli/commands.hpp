@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "trireme/cli/command.hpp"
-#include "trireme/train/config.hpp"
+#include "trireme/train/run.hpp"
 
 namespace trireme::cli {
 
@@ -25,6 +25,20 @@ void add_presets(CLI::App& app, Command& command);
 void add_report(CLI::App& app, Command& command);
 void add_info(CLI::App& app, Command& command);
 void add_bench(CLI::App& app, Command& command);
+
+/// All subcommands, and what the program itself has.
+void define(CLI::App& app, Command& command);
+
+/// A job that runs `work` on rank 0 alone and prints what it returns.
+std::function<int(comm::Session&, const std::vector<Setting>&)> printing(
+    std::function<std::string()> work);
+
+/// --config and --device, the latter as a setting of device.type.
+struct RunSources {
+  std::string file, device;
+  void add_to(CLI::App& app);
+  std::vector<Setting> with_device(std::vector<Setting> settings) const;
+};
 
 /// An option whose value is read as a configuration field's is: same types, same words for errors.
 /// `target` must outlive the parsing.
@@ -64,6 +78,10 @@ struct ResolvedConfig {
 /// is ignored. `subcommand` is named in the message.
 void refuse_settings_of_the_run(const std::vector<Setting>& settings,
                                 const std::string& subcommand);
+
+/// The memory that each pipeline stage's fullest rank would take in the layout of `config` on
+/// facts.world ranks, as a table. Throws ConfigError for layouts that cannot be.
+std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts);
 
 /// "4,404,445".
 std::string grouped(std::int64_t number);

@@ -98,13 +98,8 @@ void add_export(CLI::App& app, Command& command) {
   add_value(*command_line, "--max-file-size", job->file_size,
             "most data in one file; more tensors take\nseveral files and an index");
   command_line->footer(export_examples);
-  command_line->callback([job, &command] {
-    command.run = [job](comm::Session& session, const std::vector<Setting>&) {
-      const std::string text = on_rank_zero(session, [&] { return run_export(*job); });
-      if (session.rank() == 0) std::fputs(text.c_str(), stdout);
-      return 0;
-    };
-  });
+  command_line->callback(
+      [job, &command] { command.run = printing([job] { return run_export(*job); }); });
 }
 
 void add_import(CLI::App& app, Command& command) {

@@ -28,7 +28,7 @@ namespace {
 
 constexpr const char* examples = R"(Examples:
   trireme info
-  mpirun -n 8 trireme info          how the ranks lie on the nodes)";
+  mpirun -n 8 trireme info          where the ranks are)";
 
 std::string line(const std::string& key, const std::string& value) {
   return fmt::format("{:<20}{}\n", key, value);
@@ -250,7 +250,7 @@ void run_info(comm::Session& session) {
   const nlohmann::json versions = train::versions();
   std::string compiler = versions.at("compiler").get<std::string>();
   if (compiler.find_first_of("0123456789") == 0)
-    compiler = "GCC " + compiler;  // others say their name
+    compiler = "GCC " + compiler;  // others name themselves
   const std::string text =
       line("trireme", versions.at("trireme").get<std::string>()) +
       line("compiler", fmt::format("{}, C++{}", compiler, __cplusplus / 100 % 100)) + libraries() +

@@ -1,6 +1,5 @@
 // trireme inspect
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
 #include "trireme/checkpoint/checkpoint.hpp"
@@ -189,13 +188,8 @@ void add_inspect(CLI::App& app, Command& command) {
   inspected->add_flag("--verify", options->verify, "re-read everything, check every checksum");
   inspected->add_flag("--tensors", options->tensors, "list a checkpoint's tensors");
   inspected->footer(examples);
-  inspected->callback([options, &command] {
-    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
-      const std::string text = on_rank_zero(session, [&] { return inspect(*options); });
-      if (session.rank() == 0) std::fputs(text.c_str(), stdout);
-      return 0;
-    };
-  });
+  inspected->callback(
+      [options, &command] { command.run = printing([options] { return inspect(*options); }); });
 }
 
 }  // namespace trireme::cli

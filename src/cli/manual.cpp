@@ -4,7 +4,7 @@
 
 #include "trireme/train/setup.hpp"
 
-#include "define.hpp"
+#include "commands.hpp"
 
 namespace trireme::cli {
 
@@ -65,8 +65,8 @@ void options_of(const CLI::App& app, std::string& page) {
   }
 }
 
-/// What follows the options in the subcommand's help, as it stands there; of train's the examples
-/// alone, since the fields have a section of their own.
+/// The footer of the subcommand's help. Of train's only the examples: the fields have a section of
+/// their own.
 void footer_of(const CLI::App& app, std::string& page) {
   std::string footer = app.get_footer();
   if (footer.find("\n[model]\n") != std::string::npos) {

@@ -8,7 +8,6 @@
 #include "trireme/schedule/simulate.hpp"
 
 #include "commands.hpp"
-#include "plan_memory.hpp"
 
 namespace trireme::cli {
 

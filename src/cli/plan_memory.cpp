@@ -1,6 +1,4 @@
 // trireme plan --ranks: what a run would hold in memory.
-#include "plan_memory.hpp"
-
 #include <algorithm>
 
 #include "trireme/plan/memory.hpp"

@@ -83,15 +83,12 @@ std::string summary(const data::PrepareOptions& options, const data::Manifest& m
          part("train", manifest.train) + part("valid", manifest.valid);
 }
 
-void run_prepare(comm::Session& session, const data::PrepareOptions& options) {
-  const std::string text = on_rank_zero(session, [&] {
-    ProgressBar bar;
-    const data::Manifest manifest = data::prepare(
-        options, [&bar](std::int64_t done, std::int64_t total) { bar.show(done, total); });
-    bar.finish();
-    return summary(options, manifest);
-  });
-  if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+std::string run_prepare(const data::PrepareOptions& options) {
+  ProgressBar bar;
+  const data::Manifest manifest = data::prepare(
+      options, [&bar](std::int64_t done, std::int64_t total) { bar.show(done, total); });
+  bar.finish();
+  return summary(options, manifest);
 }
 
 }  // namespace
@@ -113,8 +110,8 @@ void add_prepare(CLI::App& app, Command& command) {
                    "bytes (text's default), characters,\nsentencepiece:VOCAB (train one),\n"
                    "sentencepiece:FILE or huggingface:FILE\n(load a model or a tokenizer.json)")
       ->type_name("TEXT");
-  add_value(*prepare, "--vocabulary", options->vocabulary,
-            "of token files, where no tokenizer says it", config::at_least(0));
+  add_value(*prepare, "--vocabulary", options->vocabulary, "of token files without a tokenizer",
+            config::at_least(0));
   prepare
       ->add_option("--end-of-document", options->end_of_document,
                    "text or id of the token that ends documents, or\nnone; default: the "
@@ -129,12 +126,8 @@ void add_prepare(CLI::App& app, Command& command) {
   add_value(*prepare, "--sample-sentences", options->sample_sentences,
             "lines SentencePiece is trained on", config::at_least(1));
   prepare->footer(examples);
-  prepare->callback([options, &command] {
-    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
-      run_prepare(session, *options);
-      return 0;
-    };
-  });
+  prepare->callback(
+      [options, &command] { command.run = printing([options] { return run_prepare(*options); }); });
 }
 
 }  // namespace trireme::cli

@@ -1,6 +1,4 @@
 // trireme presets
-#include <cstdio>
-
 #include "trireme/model/transformer.hpp"
 
 #include "commands.hpp"
@@ -31,13 +29,12 @@ std::string row(const model::Preset& preset) {
                      config.width, config.heads, config.kv_heads, config.sequence, preset.about);
 }
 
-void run_presets(comm::Session& session) {
-  if (session.rank() != 0) return;
+std::string table() {
   std::string text = fmt::format("{:<12} {:>15}  {:>6} {:>6} {:>5} {:>4} {:>6}  {}\n", "preset",
                                  "parameters", "layers", "width", "heads", "kv", "tokens", "about");
   for (const model::Preset& preset : model::presets()) text += row(preset);
   text += fmt::format("* with a vocabulary of {} bytes; the dataset's counts\n", byte_vocabulary);
-  std::fputs(text.c_str(), stdout);
+  return text;
 }
 
 }  // namespace
@@ -45,12 +42,7 @@ void run_presets(comm::Session& session) {
 void add_presets(CLI::App& app, Command& command) {
   CLI::App* presets = app.add_subcommand("presets", "Named models and their sizes");
   presets->footer(examples);
-  presets->callback([&command] {
-    command.run = [](comm::Session& session, const std::vector<Setting>&) {
-      run_presets(session);
-      return 0;
-    };
-  });
+  presets->callback([&command] { command.run = printing(table); });
 }
 
 }  // namespace trireme::cli

@@ -77,7 +77,7 @@ std::string write_report(const Options& options) {
     write(options.html, page);
   }
   if (report.measured.empty()) {
-    throw Error("report: none of {} runs is valid; the reasons stand above", report.runs.size());
+    throw Error("report: none of {} runs is valid; the reasons are above", report.runs.size());
   }
   return {};
 }
@@ -107,10 +107,7 @@ void add_report(CLI::App& app, Command& command) {
   sub->footer(examples);
   sub->callback([options, &command] {
     check_files(*options);
-    command.run = [options](comm::Session& session, const std::vector<Setting>&) {
-      on_rank_zero(session, [&] { return write_report(*options); });
-      return 0;
-    };
+    command.run = printing([options] { return write_report(*options); });
   });
 }
 

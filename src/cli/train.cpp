@@ -19,8 +19,8 @@ Examples:
   trireme train --config run.toml --show train.output     one field, for scripts)";
 
 struct Options {
-  std::string file;
-  std::string resume, device;
+  RunSources sources;
+  std::string resume;
   std::optional<std::string> show;  // a field's key
   bool dry_run = false, trace = false, quiet = false;
 };
@@ -37,10 +37,9 @@ std::string footer() {
 
 int run_train(comm::Session& session, const Options& options, std::vector<Setting> settings) {
   if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
-  if (!options.device.empty()) settings.push_back({"device.type", options.device});
   if (options.quiet) settings.push_back({"train.quiet", "true"});
   if (options.trace) settings.push_back({"train.trace", "true"});
-  ResolvedConfig resolved(options.file, settings, session);
+  ResolvedConfig resolved(options.sources.file, options.sources.with_device(settings), session);
   if (options.show) {
     // As it is, and whatever the layout: a script that asks is not one of the ranks.
     const std::string value =
@@ -64,10 +63,8 @@ int run_train(comm::Session& session, const Options& options, std::vector<Settin
 void add_train(CLI::App& app, Command& command) {
   CLI::App* train = app.add_subcommand("train", "Train a model; resumes where a run folder ends");
   auto options = std::make_shared<Options>();
-  train->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
+  options->sources.add_to(*train);
   train->add_option("--resume", options->resume, "auto, never or PATH: as --checkpoint.resume")
-      ->type_name("TEXT");
-  train->add_option("--device", options->device, "cpu, cuda or auto: as --device.type")
       ->type_name("TEXT");
   train->add_flag("--quiet", options->quiet, "no step lines: --train.quiet");
   train->add_flag("--trace", options->trace,

@@ -102,7 +102,7 @@ refuses() {  # refuses CODE LINE ARGUMENTS...
 }
 refuses 1 "nowhere: is no folder; name a run folder, an attempt or a folder of runs" nowhere
 refuses 1 "data: holds no run; name a run folder, an attempt or a folder of runs" data
-refuses 1 "report: none of 1 runs is valid; the reasons stand above" study/cut
+refuses 1 "report: none of 1 runs is valid; the reasons are above" study/cut
 refuses 2 "report: --csv and --html both name ./same; name two files" study --csv same --html ./same
 # The text is printed first; files that are not regular are not replaced.
 report study --shared-cores --json none/r.json

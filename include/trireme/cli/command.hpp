@@ -26,7 +26,7 @@ struct Command {
   std::vector<Setting> settings;
 };
 
-/// Understands `arguments` (without the program's name). --help and --version are jobs like any
+/// Parses `arguments` (without the program's name). --help and --version are jobs like any
 /// other, which print on rank 0. Throws UsageError, or ConfigError for an option's value.
 Command parse(std::vector<std::string> arguments);
 

@@ -1,5 +1,5 @@
-// Where configuration values come from, and who wins: built-in < preset < file < environment <
-// command line.
+// Where configuration values come from, and which source wins: built-in < preset < file <
+// environment < command line.
 #pragma once
 
 #include <filesystem>
@@ -16,11 +16,11 @@ namespace trireme::cli {
 /// One --section.key of the command line.
 struct Setting {
   std::string key;   // "model.layers"
-  std::string text;  // as typed; "true" for a yes/no field that stands alone
+  std::string text;  // as typed; "true" for a yes/no field without a value
 };
 
 /// Takes every `--section.key VALUE` and `--section.key=VALUE` out of `arguments`, up to a lone
-/// `--`. A yes/no field may stand alone; a following argument is its value only when it is one of
+/// `--`. A yes/no field needs no value; a following argument is its value only when it is one of
 /// true, false, yes, no, on, off. What looks like a field (`--` and a dot before any `=`) and is
 /// none is a UsageError that names the nearest, as is a missing value.
 std::vector<Setting> take_settings(const config::Fields& fields,
@@ -36,7 +36,7 @@ struct Sources {
   std::function<void(config::Fields&)> preset;
 };
 
-/// Fills the fields from all sources; throws AgreedError that says which source is wrong.
+/// Fills the fields from all sources; throws AgreedError that names the wrong source.
 void resolve(config::Fields& fields, const Sources& sources);
 
 /// Resolves on rank 0 and gives the others its result, values and origins alike: launchers do not
