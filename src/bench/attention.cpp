@@ -111,37 +111,32 @@ void measure(const Place& place, ops::Ops& ops, const AttentionOptions& options,
     const Times times =
         time_rounds(place, options.rounds, [&] { backward ? trial.backward() : trial.forward(); });
     const std::int64_t wrong = place.world.all_reduce(trial.check(backward), comm::Reduction::sum);
-    sheet.wrong(wrong);
     const double speed = trial.operations(backward) / times.average;
     const auto [B, H, T, D, G] = shape;
     const std::string pass = backward ? "backward" : "forward";
-    sheet.add({.name = fmt::format("attention/{}/{}/B:{}/H:{}/T:{}/D:{}/G:{}", pass,
-                                   trireme::name_of(type), B, H, T, D, G),
-               .iterations = options.rounds.iterations,
-               .times = times,
-               .threads = place.session.size() * place.threads,
-               .counters = {{"flops", speed}, {"wrong", static_cast<double>(wrong)}}});
-    std::vector<std::string> cells = {std::to_string(B),
-                                      std::to_string(H),
-                                      std::to_string(T),
-                                      std::to_string(D),
-                                      std::to_string(G),
-                                      std::string(trireme::name_of(type)),
-                                      pass};
-    for (std::string& text : time_cells(times)) cells.push_back(std::move(text));
-    cells.insert(cells.end(), {cell(speed / 1e9), std::to_string(wrong)});
-    sheet.row(cells);
+    sheet.result({.name = fmt::format("attention/{}/{}/B:{}/H:{}/T:{}/D:{}/G:{}", pass,
+                                      trireme::name_of(type), B, H, T, D, G),
+                  .iterations = options.rounds.iterations,
+                  .times = times,
+                  .threads = place.session.size() * place.threads,
+                  .counters = {{"flops", speed}}},
+                 {std::to_string(B), std::to_string(H), std::to_string(T), std::to_string(D),
+                  std::to_string(G), std::string(trireme::name_of(type)), pass},
+                 {cell(speed / 1e9)}, wrong);
   }
 }
 
 }  // namespace
 
 void bench_attention(const Place& place, const AttentionOptions& options, Sheet& sheet) {
-  std::vector<Sheet::Column> columns = {{"B", "", 4}, {"H", "", 4},    {"T", "", 6},   {"D", "", 4},
-                                        {"G", "", 4}, {"type", "", 5}, {"pass", "", 9}};
-  for (Sheet::Column& column : time_columns()) columns.push_back(std::move(column));
-  columns.insert(columns.end(), {{"speed", "GFLOP/s", 9}, {"#wrong", "", 6}});
-  sheet.columns(std::move(columns));
+  sheet.result_columns({{"B", "", 4},
+                        {"H", "", 4},
+                        {"T", "", 6},
+                        {"D", "", 4},
+                        {"G", "", 4},
+                        {"type", "", 5},
+                        {"pass", "", 9}},
+                       {{"speed", "GFLOP/s", 9}});
   device::MemoryLedger ledger(place.device());
   const auto ops = make_ops(place.computes, ledger, place.threads);
   for (const DType type : options.types) {

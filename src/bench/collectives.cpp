@@ -93,7 +93,7 @@ class Trial {
     output_ = make(output_memory_, scatters ? count : whole);
   }
 
-  /// Whether the operation has a form whose result lies where the input was.
+  /// Whether the operation has an in-place form.
   bool has_in_place() const {
     return operation_ != Collective::all_to_all && operation_ != Collective::send_receive;
   }
@@ -111,7 +111,7 @@ class Trial {
     const int rank = group_.rank();
     const Tensor from = sent(in_place), to = received(in_place);
     if (!in_place) poison(device, to);
-    // Where an input lies inside the output, what is around it is to be written.
+    // Where an input is inside the output, the rest of the output must be written.
     if (in_place && operation_ == Collective::all_gather) poison(device, output_);
     if (in_place && operation_ == Collective::broadcast) poison(device, output_);
     if (operation_ != Collective::broadcast || rank == options_.root) {
@@ -253,7 +253,7 @@ class Series {
 
   void run() {
     // Groups may differ in size (an embedding group is a rank alone between the outer stages); the
-    // columns speak of the largest.
+    // columns are of the largest.
     const auto ranks = static_cast<int>(
         place_.world.all_reduce(std::int64_t{group_.size()}, comm::Reduction::max));
     std::int64_t before = 0;

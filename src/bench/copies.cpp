@@ -33,23 +33,17 @@ class Copies {
     const std::int64_t wrong = place_.world.all_reduce(
         count_wrong(sink, to, [&](std::int64_t i) { return numbers.at(place_.session.rank(), i); }),
         comm::Reduction::sum);
-    sheet_.wrong(wrong);
     const auto bytes = static_cast<double>(to.bytes());
     const double speed = kind.passes * bytes / times.average;
-    sheet_.add({.name = fmt::format("copy/{}/{}/threads:{}", kind.name, to.bytes(), kind.threads),
-                .iterations = options_.rounds.iterations,
-                .times = times,
-                .threads = place_.session.size() * kind.threads,
-                .counters = {{"size", bytes},
-                             {"bytes_per_second", speed},
-                             {"all_ranks", speed * place_.session.size()},
-                             {"wrong", static_cast<double>(wrong)}}});
-    std::vector<std::string> cells = {std::to_string(to.bytes()), kind.name,
-                                      std::to_string(kind.threads)};
-    for (std::string& text : time_cells(times)) cells.push_back(std::move(text));
-    cells.insert(cells.end(), {cell(speed / 1e9), cell(speed * place_.session.size() / 1e9),
-                               std::to_string(wrong)});
-    sheet_.row(cells);
+    const double all = speed * place_.session.size();
+    sheet_.result(
+        {.name = fmt::format("copy/{}/{}/threads:{}", kind.name, to.bytes(), kind.threads),
+         .iterations = options_.rounds.iterations,
+         .times = times,
+         .threads = place_.session.size() * kind.threads,
+         .counters = {{"size", bytes}, {"bytes_per_second", speed}, {"all_ranks", all}}},
+        {std::to_string(to.bytes()), kind.name, std::to_string(kind.threads)},
+        {cell(speed / 1e9), cell(all / 1e9)}, wrong);
   }
 
   void host(std::int64_t elements) {
@@ -92,11 +86,8 @@ class Copies {
 }  // namespace
 
 void bench_copies(const Place& place, const CopyOptions& options, Sheet& sheet) {
-  std::vector<Sheet::Column> columns = {{"size", "B", 11}, {"kind", "", 9}, {"threads", "", 7}};
-  for (Sheet::Column& column : time_columns()) columns.push_back(std::move(column));
-  columns.insert(columns.end(),
-                 {{"speed", "GB/s", 8}, {"all ranks", "GB/s", 9}, {"#wrong", "", 6}});
-  sheet.columns(std::move(columns));
+  sheet.result_columns({{"size", "B", 11}, {"kind", "", 9}, {"threads", "", 7}},
+                       {{"speed", "GB/s", 8}, {"all ranks", "GB/s", 9}});
   Copies copies(place, options, sheet);
   for (const std::int64_t size : options.sizes.all()) {
     const std::int64_t elements =

@@ -97,21 +97,16 @@ void put(const Place& place, Sheet& sheet, const FileOptions& options, const std
   const double all = place.session.size() * bytes / times.average;
   const double token_rate = place.session.size() * tokens / times.average;
   const std::int64_t everywhere = place.world.all_reduce(wrong, comm::Reduction::sum);
-  sheet.wrong(everywhere);
-  sheet.add({.name = fmt::format("io/{}/{:.0f}", what, bytes),
-             .iterations = options.rounds.iterations,
-             .times = times,
-             .threads = place.session.size(),
-             .counters = {{"size", bytes},
-                          {"bytes_per_second", all},
-                          {"items_per_second", token_rate},
-                          {"wrong", static_cast<double>(everywhere)}}});
-  std::vector<std::string> cells = {what, fmt::format("{:.0f}", bytes)};
-  for (std::string& text : time_cells(times)) cells.push_back(std::move(text));
-  cells.insert(cells.end(), {cell(bytes / times.average / 1e6), cell(all / 1e6),
-                             tokens > 0 ? fmt::format("{:.4g}", token_rate) : "N/A",
-                             std::to_string(everywhere)});
-  sheet.row(cells);
+  sheet.result(
+      {.name = fmt::format("io/{}/{:.0f}", what, bytes),
+       .iterations = options.rounds.iterations,
+       .times = times,
+       .threads = place.session.size(),
+       .counters = {{"size", bytes}, {"bytes_per_second", all}, {"items_per_second", token_rate}}},
+      {what, fmt::format("{:.0f}", bytes)},
+      {cell(bytes / times.average / 1e6), cell(all / 1e6),
+       tokens > 0 ? fmt::format("{:.4g}", token_rate) : "N/A"},
+      everywhere);
 }
 
 /// Times of `work` alone, between `before` and `after`. A rank whose disk is full must not leave
@@ -192,16 +187,8 @@ void bench_dataset(const Place& place, const FileOptions& options, Sheet& sheet)
 }  // namespace
 
 void bench_files(const Place& place, const FileOptions& options, Sheet& sheet) {
-  sheet.columns({{"what", "", 11},
-                 {"size", "B", 11},
-                 {"time", "us", 9},
-                 {"min", "us", 9},
-                 {"max", "us", 9},
-                 {"p99", "us", 9},
-                 {"a rank", "MB/s", 8},
-                 {"all ranks", "MB/s", 9},
-                 {"tokens", "1/s", 9},
-                 {"#wrong", "", 6}});
+  sheet.result_columns({{"what", "", 11}, {"size", "B", 11}},
+                       {{"a rank", "MB/s", 8}, {"all ranks", "MB/s", 9}, {"tokens", "1/s", 9}});
   if (!options.folder.empty()) bench_writer(place, options, sheet);
   if (!options.dataset.empty()) bench_dataset(place, options, sheet);
 }

@@ -97,25 +97,17 @@ void measure(const Place& place, ops::Ops& ops, const ProductOptions& options, S
   Trial trial(place, ops, product, type);
   const Times times = trial.time(place, options.rounds);
   const std::int64_t wrong = place.world.all_reduce(trial.check(), comm::Reduction::sum);
-  sheet.wrong(wrong);
   const double speed = product.shape.operations() / times.average;
   const auto [m, n, k] = product.shape;
-  sheet.add({.name = fmt::format("gemm/{}/{}/{}x{}x{}", name_of(product.form),
-                                 trireme::name_of(type), m, n, k),
-             .iterations = options.rounds.iterations,
-             .times = times,
-             .threads = place.session.size() * place.threads,
-             .counters = {{"flops", speed},
-                          {"share_of_peak", speed / peak},
-                          {"peak", peak},
-                          {"wrong", static_cast<double>(wrong)}}});
-  std::vector<std::string> cells = {std::to_string(m), std::to_string(n), std::to_string(k),
-                                    std::string(name_of(product.form)),
-                                    std::string(trireme::name_of(type))};
-  for (std::string& text : time_cells(times)) cells.push_back(std::move(text));
-  cells.insert(cells.end(),
-               {cell(speed / 1e9), fmt::format("{:.3f}", speed / peak), std::to_string(wrong)});
-  sheet.row(cells);
+  sheet.result({.name = fmt::format("gemm/{}/{}/{}x{}x{}", name_of(product.form),
+                                    trireme::name_of(type), m, n, k),
+                .iterations = options.rounds.iterations,
+                .times = times,
+                .threads = place.session.size() * place.threads,
+                .counters = {{"flops", speed}, {"share_of_peak", speed / peak}, {"peak", peak}}},
+               {std::to_string(m), std::to_string(n), std::to_string(k),
+                std::string(name_of(product.form)), std::string(trireme::name_of(type))},
+               {cell(speed / 1e9), fmt::format("{:.3f}", speed / peak)}, wrong);
 }
 
 }  // namespace
@@ -138,11 +130,8 @@ void bench_products(const Place& place, const ProductOptions& options, Sheet& sh
                            named ? "as named" : "measured, the best square product"));
     peaks.push_back(peak);
   }
-  std::vector<Sheet::Column> columns = {
-      {"m", "", 7}, {"n", "", 7}, {"k", "", 7}, {"form", "", 4}, {"type", "", 5}};
-  for (Sheet::Column& column : time_columns()) columns.push_back(std::move(column));
-  columns.insert(columns.end(), {{"speed", "GFLOP/s", 9}, {"share", "", 6}, {"#wrong", "", 6}});
-  sheet.columns(std::move(columns));
+  sheet.result_columns({{"m", "", 7}, {"n", "", 7}, {"k", "", 7}, {"form", "", 4}, {"type", "", 5}},
+                       {{"speed", "GFLOP/s", 9}, {"share", "", 6}});
   for (std::size_t i = 0; i < options.types.size(); ++i) {
     for (const Product& product : options.products) {
       measure(place, *ops, options, sheet, product, options.types[i], peaks[i]);

@@ -71,6 +71,27 @@ void Sheet::add(Entry entry) {
   if (is_root_) entries_.push_back(std::move(entry));
 }
 
+void Sheet::result_columns(std::vector<Column> before, const std::vector<Column>& after) {
+  for (const char* time : {"time", "min", "max", "p99"}) before.push_back({time, "us", 9});
+  before.insert(before.end(), after.begin(), after.end());
+  before.push_back({"#wrong", "", 6});
+  columns(std::move(before));
+}
+
+void Sheet::result(Entry entry, std::vector<std::string> before,
+                   const std::vector<std::string>& after, std::optional<std::int64_t> wrong) {
+  const Times& times = entry.times;
+  for (const double seconds : {times.average, times.minimum, times.maximum, times.p99}) {
+    before.push_back(microseconds(seconds));
+  }
+  before.insert(before.end(), after.begin(), after.end());
+  before.push_back(wrong ? std::to_string(*wrong) : "N/A");
+  row(before);
+  wrong_ += wrong.value_or(0);
+  if (wrong) entry.counters.emplace_back("wrong", static_cast<double>(*wrong));
+  add(std::move(entry));
+}
+
 nlohmann::json Sheet::json() const {
   nlohmann::json context = machine_context();
   context.update(context_);
@@ -107,14 +128,5 @@ std::string cell(double value) {
 }
 
 std::string microseconds(double seconds) { return cell(1e6 * seconds); }
-
-std::vector<Sheet::Column> time_columns() {
-  return {{"time", "us", 9}, {"min", "us", 9}, {"max", "us", 9}, {"p99", "us", 9}};
-}
-
-std::vector<std::string> time_cells(const Times& times) {
-  return {microseconds(times.average), microseconds(times.minimum), microseconds(times.maximum),
-          microseconds(times.p99)};
-}
 
 }  // namespace trireme::bench

@@ -73,7 +73,7 @@ class Messages {
   Tensor received(int direction) const {
     return tensors_[2 * static_cast<std::size_t>(direction) + 1];
   }
-  /// Tells the numbers of stages, directions and pipelines apart.
+  /// Distinct for stages, directions and pipelines.
   std::int64_t sender(int stage, int direction) const {
     const std::vector<int> members = comm::members(grid_.shape(), comm::GroupKind::pipeline,
                                                    grid_.shard(), place_.session.rank());
@@ -130,28 +130,19 @@ void measure(const Place& place, comm::Grid& grid, const StageMessageOptions& op
       *each /= steps;
     const double ways = pattern == Pattern::both ? 2 : 1;
     const double bandwidth = ways * static_cast<double>(bytes) / times.average;
-    Entry entry{
-        .name = fmt::format("pipeline/{}/{}/{}", pattern_names.at(static_cast<std::size_t>(i)),
-                            name_of(type), bytes),
-        .iterations = options.rounds.iterations,
-        .times = times,
-        .threads = place.session.size(),
-        .counters = {{"size", static_cast<double>(bytes)}, {"bandwidth", bandwidth}}};
-    std::string wrong = "N/A";
+    const char* name = pattern_names.at(static_cast<std::size_t>(i));
+    std::optional<std::int64_t> wrong;
     if (options.check) {
-      const std::int64_t all =
-          place.world.all_reduce(messages.check(pattern), comm::Reduction::sum);
-      sheet.wrong(all);
-      wrong = std::to_string(all);
-      entry.counters.emplace_back("wrong", static_cast<double>(all));
+      wrong = place.world.all_reduce(messages.check(pattern), comm::Reduction::sum);
     }
-    sheet.add(std::move(entry));
-    std::vector<std::string> cells = {std::to_string(bytes), std::to_string(count),
-                                      std::string(trireme::name_of(type)),
-                                      pattern_names.at(static_cast<std::size_t>(i))};
-    for (std::string& text : time_cells(times)) cells.push_back(std::move(text));
-    cells.insert(cells.end(), {cell(bandwidth / 1e9), wrong});
-    sheet.row(cells);
+    sheet.result(
+        {.name = fmt::format("pipeline/{}/{}/{}", name, name_of(type), bytes),
+         .iterations = options.rounds.iterations,
+         .times = times,
+         .threads = place.session.size(),
+         .counters = {{"size", static_cast<double>(bytes)}, {"bandwidth", bandwidth}}},
+        {std::to_string(bytes), std::to_string(count), std::string(trireme::name_of(type)), name},
+        {cell(bandwidth / 1e9)}, wrong);
   }
 }
 
@@ -166,11 +157,9 @@ void bench_stage_messages(const Place& place, comm::Grid& grid, const StageMessa
   }
   sheet.note("grid", grid.shape().to_string());
   sheet.note("backend", "mpi");
-  std::vector<Sheet::Column> columns = {
-      {"size", "B", 11}, {"count", "elements", 11}, {"type", "", 6}, {"direction", "", 11}};
-  for (Sheet::Column& column : time_columns()) columns.push_back(std::move(column));
-  columns.insert(columns.end(), {{"bandwidth", "GB/s", 9}, {"#wrong", "", 6}});
-  sheet.columns(std::move(columns));
+  sheet.result_columns(
+      {{"size", "B", 11}, {"count", "elements", 11}, {"type", "", 6}, {"direction", "", 11}},
+      {{"bandwidth", "GB/s", 9}});
   for (const DType type : options.types) {
     std::int64_t before = 0;
     for (const std::int64_t size : options.sizes.all()) {

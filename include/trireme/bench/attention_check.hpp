@@ -1,4 +1,4 @@
-// Rows of attention's results made again with plain sums in fp64: the oracle of the benchmark.
+// Recomputes rows of attention's results with plain sums in fp64: the oracle of the benchmark.
 #pragma once
 
 #include <span>

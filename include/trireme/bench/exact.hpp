@@ -1,5 +1,4 @@
-// Numbers whose sums are known beforehand, to the bit: whole numbers, so small that no type rounds
-// them nor their sums.
+// Numbers with exact sums: whole numbers so small that no type rounds them or their sums.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +18,8 @@ std::int64_t exact_limit(DType type);
 void store(DType type, std::byte* memory, std::int64_t index, double value);
 double load(DType type, const std::byte* memory, std::int64_t index);
 
-/// A whole number of each rank at each place: different ones from place to place and from rank to
-/// rank, so that what went astray is noticed.
+/// A whole number for each rank and place. They differ between places and between ranks, so that
+/// misplaced data are found.
 struct Numbers {
   std::int64_t modulus = 2;  // they are 0 … modulus − 1
   /// Such that `ranks` of them add up to what `type` holds; 2 where there are too many ranks for
@@ -30,7 +29,7 @@ struct Numbers {
 };
 
 void zero(device::Device& device, const Tensor& tensor);
-/// What is in no result: memory that an operation did not write is noticed too.
+/// Fills with a value that is in no result, so that unwritten memory is found.
 void poison(device::Device& device, const Tensor& tensor);
 
 /// Elements of `tensor` [n] that are not the `type` value nearest to expected(i): exact results

@@ -1,8 +1,9 @@
-// What a benchmark says: on rank 0 a table for people, line by line as it is measured, and at the
+// Output of a benchmark: on rank 0 a table, line by line as it is measured, and at the
 // end the same as JSON in Google Benchmark's layout, so that its tools read it.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,7 +39,13 @@ class Sheet {
   /// One row; a cell for each column, right-aligned.
   void row(const std::vector<std::string>& cells);
   void add(Entry entry);
-  /// What is wrong: added up, and the last line of the table.
+  /// Columns `before`, the four of the times in microseconds (average, min, max, p99), `after`, and
+  /// "#wrong".
+  void result_columns(std::vector<Column> before, const std::vector<Column>& after);
+  /// A row of these and `entry`, with the wrong results over all ranks; none: not checked.
+  void result(Entry entry, std::vector<std::string> before, const std::vector<std::string>& after,
+              std::optional<std::int64_t> wrong);
+  /// Wrong results: added up, and the last line of the table.
   void wrong(std::int64_t count) { wrong_ += count; }
   std::int64_t wrong() const { return wrong_; }
   /// {"context": …, "benchmarks": [{"name", "run_name", "run_type", "repetitions",
@@ -57,9 +64,5 @@ class Sheet {
 /// Numbers as cells: four or five digits, however large; and times in microseconds.
 std::string cell(double value);
 std::string microseconds(double seconds);
-
-/// The four columns of Times in microseconds: time (their average), min, max, p99.
-std::vector<Sheet::Column> time_columns();
-std::vector<std::string> time_cells(const Times& times);
 
 }  // namespace trireme::bench
