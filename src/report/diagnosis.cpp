@@ -7,8 +7,6 @@
 #include "trireme/core/error.hpp"
 #include "trireme/schedule/simulate.hpp"
 
-#include "faults.hpp"
-
 namespace trireme::report {
 namespace {
 
@@ -17,7 +15,7 @@ double section(const RankAccount& rank, const char* name) {
   return found == rank.sections.end() ? 0 : found->second;
 }
 
-/// Seconds of all steps of the attempt that is told, warm-up too, as sections are.
+/// Seconds of all steps of the chosen attempt, with warm-up, which sections cover too.
 double step_seconds(const Run& run) {
   double sum = 0;
   for (const RecordedStep& step : run.attempt().steps) sum += step.seconds;
@@ -38,9 +36,9 @@ double mean_over_ranks(const Run& run, const Value& value) {
 
 double percent(double share) { return 100 * share; }
 
-class Doctor {
+class Diagnosis {
  public:
-  Doctor(const Run& run, const ReadOptions& options)
+  Diagnosis(const Run& run, const ReadOptions& options)
       : run_(run), options_(options), facts_(run.facts), total_(step_seconds(run)) {}
 
   std::vector<Finding> findings() {
@@ -99,13 +97,13 @@ class Doctor {
           fmt::format(" (bubble of {} with {} stages and {} micro-batches, equal stages: {:.0f} %)",
                       facts_.schedule, facts_.pipeline, m, percent(best));
     }
-    const std::string mend = pipeline_mend(m, best);
-    add("pipeline-bubble", waits, text + (mend.empty() ? "" : ": " + mend));
+    const std::string remedy = pipeline_remedy(m, best);
+    add("pipeline-bubble", waits, text + (remedy.empty() ? "" : ": " + remedy));
   }
 
-  /// Of what lowers the bubble: more micro-batches of the same batch, and interleaving.
-  std::string pipeline_mend(std::int64_t m, double best) const {
-    std::string mend;
+  /// How to lower the bubble: more micro-batches of the same batch, or interleaving.
+  std::string pipeline_remedy(std::int64_t m, double best) const {
+    std::string remedy;
     const std::int64_t sequences = facts_.batch / facts_.data;  // of a replica
     std::int64_t more = 0;
     double then = best;
@@ -116,20 +114,20 @@ class Doctor {
       then = idle(facts_.schedule, facts_.pipeline, candidate, facts_.virtual_stages);
     }
     if (more > 0 && best > 0) {
-      mend = fmt::format("use {} micro-batches (train.micro_batch = {}; {:.0f} %)", more,
-                         sequences / more, percent(then));
+      remedy = fmt::format("use {} micro-batches (train.micro_batch = {}; {:.0f} %)", more,
+                           sequences / more, percent(then));
     } else {
-      mend = "use a larger train.batch, and with it more micro-batches";
+      remedy = "use a larger train.batch, and with it more micro-batches";
     }
     const bool fits = facts_.virtual_stages == 1 && m % facts_.pipeline == 0 &&
                       facts_.layers >= 2 * facts_.pipeline;
     const double interleaved = fits ? idle("interleaved", facts_.pipeline, m, 2) : 0;
     if (interleaved > 0 && interleaved < best) {
-      mend += fmt::format(
+      remedy += fmt::format(
           ", or parallel.schedule = interleaved with parallel.virtual_stages = 2 ({:.0f} %)",
           percent(interleaved));
     }
-    return mend;
+    return remedy;
   }
 
   void gradients() {
@@ -296,7 +294,7 @@ double compute_seconds(const Run& run, const RankAccount& rank) {
 }
 
 std::vector<Finding> diagnose(const Run& run, const ReadOptions& options) {
-  return Doctor(run, options).findings();
+  return Diagnosis(run, options).findings();
 }
 
 }  // namespace trireme::report

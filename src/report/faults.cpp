@@ -1,12 +1,12 @@
-#include "faults.hpp"
-
+// Decides whether a run is valid.
 #include <cmath>
 #include <set>
 
 #include "trireme/core/error.hpp"
 #include "trireme/report/json.hpp"
+#include "trireme/report/runs.hpp"
 
-#include "values.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {
@@ -59,8 +59,7 @@ void check_end(Run& run) {
   }
 }
 
-/// Steps that metrics.jsonl lacks at its beginning, as run.json says, or at its end, as
-/// summary.json does.
+/// Compares the first step in metrics.jsonl with run.json, and the last one with summary.json.
 void check_ends_of_metrics(const Attempt& attempt, Run& run) {
   const auto count = static_cast<std::int64_t>(attempt.steps.size());
   if (attempt.run.is_object() && attempt.run.contains("first_step") && count > 0) {
@@ -135,13 +134,13 @@ void check_cores(const Attempt& attempt, const ReadOptions& options, Run& run) {
 
 void check_circumstances(Run& run, const ReadOptions& options) {
   const std::vector<const RecordedStep*> counted = counted_steps(run, options);
-  std::set<int> timed{run.attempt().number}, lending{run.attempt().number};
+  std::set<int> timed{run.attempt().number}, used{run.attempt().number};
   for (const RecordedStep* step : counted) timed.insert(step->attempt);
-  for (const RecordedStep& step : run.steps) lending.insert(step.attempt);
+  for (const RecordedStep& step : run.steps) used.insert(step.attempt);
   for (const Attempt& attempt : run.attempts) {
     if (!attempt.run.is_object()) continue;
     if (timed.contains(attempt.number)) check_cores(attempt, options, run);
-    if (!lending.contains(attempt.number)) continue;
+    if (!used.contains(attempt.number)) continue;
     const std::string file = (attempt.folder / "run.json").string();
     const json& train = object_at(object_at(attempt.run, "config", file), "train", file);
     if (train.contains("inject") && train.at("inject") != "none") {

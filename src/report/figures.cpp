@@ -12,8 +12,10 @@ std::int64_t warm_up_steps(std::int64_t steps_of_attempt) {
 std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options) {
   std::map<int, std::int64_t> warm_up;  // of the attempts that count, by number
   for (const Attempt& attempt : run.attempts) {
-    const bool told = &attempt == &run.attempt();
-    if (!told && (attempt.likeness.empty() || attempt.likeness != run.attempt().likeness)) continue;
+    const bool chosen = &attempt == &run.attempt();
+    if (!chosen && (attempt.step_class.empty() || attempt.step_class != run.attempt().step_class)) {
+      continue;
+    }
     const auto all = static_cast<std::int64_t>(attempt.steps.size());
     warm_up[attempt.number] = options.warm_up >= 0 ? options.warm_up : warm_up_steps(all);
   }

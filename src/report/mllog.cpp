@@ -80,7 +80,7 @@ MlLog::MlLog(const std::filesystem::path& file, ReportConfig config)
       config_(std::move(config)),
       file_(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
   if (file_.get() < 0) throw_file_error(path_, "create", errno);
-  // The key is required. The truth is that nobody but root can clear a machine's caches.
+  // The key is required, but only root can clear a machine's caches.
   event(point, "cache_clear", false, __LINE__);
   event(start, "init_start", nullptr, __LINE__);
 }
@@ -89,7 +89,7 @@ MlLog::~MlLog() {
   try {
     if (running_) end_run(last_step_, "aborted");
   } catch (const std::exception&) {
-    // The file says as much by lacking its last line.
+    // A file without its last line reports an aborted run too.
     running_ = false;
   }
 }
@@ -117,58 +117,62 @@ json MlLog::samples(std::int64_t step) const {
 }
 
 void MlLog::begin_run(const json& run) {
-  const auto say = [&](const char* key, const json& value) { event(point, key, value, __LINE__); };
-  say("submission_benchmark", config_.benchmark);
-  say("submission_org", config_.organization);
-  say("submission_division", config_.division);
-  say("submission_status", "research");
-  say("submission_platform", config_.platform == "auto" ? platform_of(run) : config_.platform);
+  const auto point_event = [&](const char* key, const json& value) {
+    event(point, key, value, __LINE__);
+  };
+  point_event("submission_benchmark", config_.benchmark);
+  point_event("submission_org", config_.organization);
+  point_event("submission_division", config_.division);
+  point_event("submission_status", "research");
+  point_event("submission_platform",
+              config_.platform == "auto" ? platform_of(run) : config_.platform);
   const json config = at(run, {"config"});
   const json batch = at(config, {"train", "batch"});
   batch_ = batch.is_number_integer() ? batch.get<std::int64_t>() : 0;
   const json micro_batch = at(config, {"train", "micro_batch"});
   const json data = at(run, {"place", "data"});
-  say("global_batch_size", batch);
-  say("micro_batch_size", micro_batch);
+  point_event("global_batch_size", batch);
+  point_event("micro_batch_size", micro_batch);
   if (micro_batch.is_number_integer() && micro_batch > 0 && data.is_number_integer() && data > 0) {
-    say("gradient_accumulation_steps",
-        batch_ / micro_batch.get<std::int64_t>() / data.get<std::int64_t>());
+    point_event("gradient_accumulation_steps",
+                batch_ / micro_batch.get<std::int64_t>() / data.get<std::int64_t>());
   }
-  say("max_sequence_length", at(config, {"model", "sequence"}));
-  say("seed", at(config, {"train", "seed"}));
+  point_event("max_sequence_length", at(config, {"model", "sequence"}));
+  point_event("seed", at(config, {"train", "seed"}));
   const json samples_of_epoch = at(run, {"dataset", "train_samples"});
   epoch_ = samples_of_epoch.is_number_integer() ? samples_of_epoch.get<std::int64_t>() : 0;
-  say("train_samples", samples_of_epoch);
-  say("eval_samples", at(run, {"dataset", "eval_samples"}));
-  say("tensor_parallelism", at(run, {"place", "tensor"}));
-  say("pipeline_parallelism", at(run, {"place", "pipeline"}));
+  point_event("train_samples", samples_of_epoch);
+  point_event("eval_samples", at(run, {"dataset", "eval_samples"}));
+  point_event("tensor_parallelism", at(run, {"place", "tensor"}));
+  point_event("pipeline_parallelism", at(run, {"place", "pipeline"}));
   // Degrees that the rules ask for and no layout has yet.
-  say("context_parallelism", 1);
-  say("expert_parallelism", 1);
-  say("config_filename", config_file(run));
+  point_event("context_parallelism", 1);
+  point_event("expert_parallelism", 1);
+  point_event("config_filename", config_file(run));
   for (const char* key :
        {"lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"}) {
-    say(key, type_name(at(config, {"precision", "compute"})));
+    point_event(key, type_name(at(config, {"precision", "compute"})));
   }
-  say("lowest_numerical_precision_in_comm", type_name(at(config, {"precision", "compute"})));
+  point_event("lowest_numerical_precision_in_comm",
+              type_name(at(config, {"precision", "compute"})));
   const json optim = at(config, {"optim"});
-  say("opt_name", at(optim, {"name"}));
-  say("opt_base_learning_rate", at(optim, {"learning_rate"}));
-  say("opt_learning_rate_warmup_steps", at(optim, {"warmup_steps"}));
-  say("opt_learning_rate_decay_schedule", schedule_name(at(optim, {"schedule"})));
+  point_event("opt_name", at(optim, {"name"}));
+  point_event("opt_base_learning_rate", at(optim, {"learning_rate"}));
+  point_event("opt_learning_rate_warmup_steps", at(optim, {"warmup_steps"}));
+  point_event("opt_learning_rate_decay_schedule", schedule_name(at(optim, {"schedule"})));
   const json steps = at(config, {"train", "steps"});
   if (optim.is_object() && steps.is_number_integer()) {
-    say("opt_learning_rate_decay_steps", decay_steps(optim, steps.get<std::int64_t>()));
-    say("opt_end_learning_rate", end_learning_rate(optim));
-    say("max_steps", steps);
+    point_event("opt_learning_rate_decay_steps", decay_steps(optim, steps.get<std::int64_t>()));
+    point_event("opt_end_learning_rate", end_learning_rate(optim));
+    point_event("max_steps", steps);
   }
-  say("opt_gradient_clip_norm", at(optim, {"clip"}));
-  say("opt_weight_decay", at(optim, {"weight_decay"}));
+  point_event("opt_gradient_clip_norm", at(optim, {"clip"}));
+  point_event("opt_weight_decay", at(optim, {"weight_decay"}));
   if (at(optim, {"name"}) == "adamw") {
-    say("opt_adamw_beta_1", at(optim, {"beta1"}));
-    say("opt_adamw_beta_2", at(optim, {"beta2"}));
-    say("opt_adamw_epsilon", at(optim, {"epsilon"}));
-    say("opt_adamw_weight_decay", at(optim, {"weight_decay"}));
+    point_event("opt_adamw_beta_1", at(optim, {"beta1"}));
+    point_event("opt_adamw_beta_2", at(optim, {"beta2"}));
+    point_event("opt_adamw_epsilon", at(optim, {"epsilon"}));
+    point_event("opt_adamw_weight_decay", at(optim, {"weight_decay"}));
   }
   event(end, "init_stop", nullptr, __LINE__);
   last_step_ = run.value("first_step", std::int64_t{0});

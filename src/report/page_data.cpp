@@ -6,8 +6,7 @@
 #include "trireme/report/json.hpp"
 #include "trireme/report/page.hpp"
 
-#include "method.hpp"
-#include "quoting.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {

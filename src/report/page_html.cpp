@@ -6,9 +6,7 @@
 #include "trireme/report/page.hpp"
 #include "trireme/report/plots.hpp"
 
-#include "faults.hpp"
-#include "method.hpp"
-#include "quoting.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {
@@ -160,6 +158,7 @@ void add_details(const Report& report, std::size_t i, Page& page) {
     if (!note.starts_with(shared_cores_text)) lines.push_back("note: " + note);
   }
   page.list(lines);
+  if (!run.time.rows.empty()) page.add("<pre>" + html_text(timing_table(run.time)) + "</pre>\n");
   page.figure(plot_sections(run));
   page.figure(plot_communication(run));
   page.figure(plot_memory(run));

@@ -4,9 +4,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/report/page.hpp"
 
-#include "faults.hpp"
-#include "method.hpp"
-#include "quoting.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {

@@ -10,8 +10,7 @@
 #include "trireme/core/json.hpp"
 #include "trireme/report/plots.hpp"
 
-#include "quoting.hpp"
-#include "values.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {
@@ -35,7 +34,7 @@ struct Kind {
   const char* color;
   std::vector<const char*> sections;
 };
-/// In the order in which they are drawn: waits lie inside what waits.
+/// In drawing order: waits are inside the spans that wait.
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = {
       {"forward", "#4c78a8", {"forward"}},
@@ -62,7 +61,7 @@ int kind_of(const std::string& section) {
   return -1;
 }
 
-/// One event stands on each line, as RunRecord::write_trace writes them.
+/// One event per line, as RunRecord::write_trace writes them.
 TraceByRank read_trace(const fs::path& path) {
   TraceByRank trace;
   const std::string text = read_small_file(path, largest_trace);

@@ -8,13 +8,12 @@
 
 #include "trireme/core/error.hpp"
 
-#include "quoting.hpp"
-#include "values.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {
 
-// Okabe and Ito (2008): told apart by color-blind readers too.
+// Okabe and Ito (2008): distinct for color-blind readers too.
 constexpr std::array<const char*, 7> colors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                                "#e69f00", "#56b4e9", "#444444"};
 const char* color(std::size_t i) { return colors[i % colors.size()]; }
@@ -55,7 +54,7 @@ std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) 
                      low * 0.85, high * 1.15);
 }
 
-/// The key below the picture, one entry a line, and room for it.
+/// The key below the picture, one entry per line, with a margin for it.
 constexpr int key_line = 20;
 constexpr const char* key_below =
     "set key bmargin left vertical maxcols 1 reverse Left samplen 2 width 1\n";
@@ -249,7 +248,7 @@ Plot plot_sections(const Run& run) {
   plot.caption = fmt::format(
       "Bars: average over {} ranks; whiskers: least and greatest of a rank. Sums over all {} steps "
       "of "
-      "the attempt, warm-up too. Sections nest: waits are inside what waits.",
+      "the attempt, warm-up too. Sections nest: waits count in the sections around them too.",
       run.ranks.size(), run.attempt().steps.size());
   return plot;
 }

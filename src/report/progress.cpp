@@ -8,8 +8,8 @@ namespace trireme::report {
 
 namespace {
 
-/// Columns of the terminal behind `out`; 0 where there is none, or none that knows its width:
-/// launchers put their ranks behind pseudo-terminals of no size, whatever stands at the other end.
+/// Columns of the terminal behind `out`. 0: no terminal, or one without a width, such as the
+/// pseudo-terminals that launchers give their ranks.
 int terminal_width(std::FILE* out) {
   winsize size{};
   if (::isatty(::fileno(out)) != 1 || ::ioctl(::fileno(out), TIOCGWINSZ, &size) != 0) return 0;

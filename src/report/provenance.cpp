@@ -21,7 +21,7 @@ constexpr std::string_view chosen[] = {"TRIREME_", "SLURM_", "PBS_",    "LSB_", 
                                        "OMP_",     "GOMP_",  "KMP_",    "OMPI_MCA_", "MPICH_",
                                        "I_MPI_",   "UCX_",   "FI_",     "NCCL_",     "CUDA_",
                                        "CUBLAS_",  "DNNL_",  "ONEDNN_", "HDF5_",     "MALLOC_"};
-// What Open MPI's launcher tells its ranks about itself.
+// Variables that Open MPI's launcher sets for its ranks.
 constexpr std::string_view launcher[] = {"OMPI_MCA_orte_",   "OMPI_MCA_ess",
                                          "OMPI_MCA_pmix",    "OMPI_MCA_prte",
                                          "OMPI_MCA_initial", "OMPI_MCA_mpi_oversubscribe"};

@@ -1,6 +1,4 @@
 // The files of one attempt, which may have been damaged, cut or written by hand.
-#include <cmath>
-#include <limits>
 #include <string_view>
 
 #include "trireme/core/error.hpp"
@@ -8,7 +6,7 @@
 #include "trireme/core/json.hpp"
 #include "trireme/report/runs.hpp"
 
-#include "values.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {
@@ -39,7 +37,7 @@ void read_line(const json& line, const std::string& where, Attempt& attempt) {
                        .skipped = line.contains("skipped") ? text_at(line, "skipped", where) : "",
                        .attempt = attempt.number,
                        .place = static_cast<std::int64_t>(attempt.steps.size()) + 1};
-    // No clock tells less than a nanosecond, and speeds must stay finite.
+    // Clocks resolve a nanosecond at best, and speeds must stay finite.
     if (!(found.seconds >= 1e-9 && found.seconds <= 1e12)) {
       throw Error("{}: seconds = {}: must be from 1e-9 to 1e12; restore the file", where,
                   found.seconds);
@@ -76,41 +74,6 @@ void read_metrics(const fs::path& path, Attempt& attempt) {
 }
 
 }  // namespace
-
-double number_at(const json& object, const char* key, const std::string& where) {
-  constexpr double infinity = std::numeric_limits<double>::infinity();
-  const auto found = object.find(key);
-  if (found == object.end()) throw Error("{}: {} is missing; restore the file", where, key);
-  if (found->is_number()) return found->get<double>();
-  if (*found == "nan") return std::numeric_limits<double>::quiet_NaN();
-  if (*found == "inf") return infinity;
-  if (*found == "-inf") return -infinity;
-  throw Error("{}: {} is no number; restore the file", where, key);
-}
-
-std::int64_t integer_at(const json& object, const char* key, const std::string& where) {
-  const double value = number_at(object, key, where);
-  if (value != std::floor(value) || std::abs(value) > 9e15) {
-    throw Error("{}: {} = {}: must be a whole number; restore the file", where, key, value);
-  }
-  return static_cast<std::int64_t>(value);
-}
-
-std::string text_at(const json& object, const char* key, const std::string& where) {
-  const auto found = object.find(key);
-  if (found == object.end()) throw Error("{}: {} is missing; restore the file", where, key);
-  if (!found->is_string()) throw Error("{}: {} is no text; restore the file", where, key);
-  return found->get<std::string>();
-}
-
-const json& object_at(const json& object, const char* key, const std::string& where) {
-  const auto found = object.find(key);
-  if (found == object.end() || !found->is_object()) {
-    throw Error("{}: {} is {}; restore the file", where, key,
-                found == object.end() ? "missing" : "no object");
-  }
-  return *found;
-}
 
 Attempt read_attempt(const fs::path& folder) {
   Attempt attempt{.folder = folder};

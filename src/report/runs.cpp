@@ -12,9 +12,7 @@
 #include "trireme/report/json.hpp"
 #include "trireme/report/scaling.hpp"
 
-#include "faults.hpp"
-#include "quoting.hpp"
-#include "values.hpp"
+#include "untrusted.hpp"
 
 namespace trireme::report {
 namespace {
@@ -32,7 +30,7 @@ bool is_attempt(const fs::path& path) {
   return fs::exists(path / "run.json", error);
 }
 
-/// What is in a folder, by name; links are not followed, so that nothing is found twice or forever.
+/// Folders in `folder`, by name. Links are not followed: the search ends and finds nothing twice.
 std::vector<fs::path> folders_in(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -87,7 +85,7 @@ double amount(const json& object, const char* key, const std::string& where) {
   return value;
 }
 
-/// data_parallel.method, which records have not always had.
+/// data_parallel.method, which older records lack.
 void read_method(const json& run, const std::string& where, RunFacts& facts) {
   const json& config = object_at(run, "config", where);
   if (!config.contains("data_parallel")) return;
@@ -150,8 +148,8 @@ RunFacts facts_of(const json& run, const std::string& where) {
   return facts;
 }
 
-/// See Attempt::likeness.
-std::string likeness_of(const json& run, const RunFacts& facts) {
+/// See Attempt::step_class.
+std::string step_class_of(const json& run, const RunFacts& facts) {
   json all = essentials(run, facts);
   all["layout"] = {facts.ranks, facts.tensor, facts.pipeline, facts.data, facts.servers};
   all["batch"] = {facts.batch, facts.micro_batch};
@@ -201,7 +199,7 @@ TimeAccount time_of(const Attempt& attempt) {
                       where);
 }
 
-/// Takes in `attempt`, which goes on from its first_step: what was made after that is dropped.
+/// Appends `attempt`. Earlier attempts lose the steps that it repeats.
 void merge(const Attempt& attempt, Run& run) {
   if (attempt.steps.empty()) return;
   const std::int64_t first = attempt.steps.front().step;
@@ -239,30 +237,30 @@ void read_attempts(const fs::path& folder, Run& run) {
               twice->folder.string(), std::next(twice)->folder.string());
 }
 
-/// Chooses the attempt that is told, and notes it where that is not the last one that made steps.
-void choose_told(Run& run, const ReadOptions& options) {
-  std::map<std::string, std::size_t> tried;  // counted steps by likeness
+/// Sets run.chosen; adds a note unless that is the last attempt with steps.
+void choose_attempt(Run& run, const ReadOptions& options) {
+  std::map<std::string, std::size_t> tried;  // counted steps by class
   std::size_t last = run.attempts.size(), best = last, most = 0;
   for (std::size_t i = run.attempts.size(); i-- > 0;) {
     if (run.attempts[i].steps.empty()) continue;
     if (last == run.attempts.size()) last = best = i;
-    const std::string& likeness = run.attempts[i].likeness;
-    if (likeness.empty() || tried.contains(likeness)) continue;
-    run.told = i;
-    tried[likeness] = counted_steps(run, options).size();
-    if (tried[likeness] <= most) continue;
-    most = tried[likeness];
+    const std::string& step_class = run.attempts[i].step_class;
+    if (step_class.empty() || tried.contains(step_class)) continue;
+    run.chosen = i;
+    tried[step_class] = counted_steps(run, options).size();
+    if (tried[step_class] <= most) continue;
+    most = tried[step_class];
     best = i;
   }
   if (last == run.attempts.size()) return;
-  run.told = best;
-  if (best == last || run.attempts[last].likeness == run.attempts[best].likeness) return;
+  run.chosen = best;
+  if (best == last || run.attempts[last].step_class == run.attempts[best].step_class) return;
   run.notes.push_back(
       fmt::format("figures are of attempts laid out as attempt {:04}, {} counted steps; attempt "
                   "{:04}, the last "
                   "one, is laid out otherwise and has {}",
                   run.attempts[best].number, most, run.attempts[last].number,
-                  tried[run.attempts[last].likeness]));
+                  tried[run.attempts[last].step_class]));
 }
 
 }  // namespace
@@ -302,9 +300,9 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
       merge(attempt, run);
       if (attempt.steps.empty() || !attempt.run.is_object()) continue;
       attempt.facts = facts_of(attempt.run, (attempt.folder / "run.json").string());
-      attempt.likeness = likeness_of(attempt.run, attempt.facts);
+      attempt.step_class = step_class_of(attempt.run, attempt.facts);
     }
-    choose_told(run, options);
+    choose_attempt(run, options);
     if (run.attempts.empty()) throw Error("{}: there is no attempt in it", run.name);
     if (!run.attempt().run.is_object()) {
       throw Error("{}: there is no run.json: it ended before its first step",

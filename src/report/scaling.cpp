@@ -22,7 +22,8 @@ Degrees degrees_of(const Run& run) {
 std::vector<std::string> sections_of(const std::string& method) {
   if (method == "allreduce") return {};
   if (method == "average") return {"data_parallel", "average"};
-  return {"data_parallel", "server"};  // as server and async-server do
+  if (method == "server" || method == "async-server") return {"data_parallel", "server"};
+  throw Error("data_parallel.method = {}: is none of ours; restore the record", method);
 }
 
 Estimate over_repeats(const std::vector<const Measured*>& repeats) {
@@ -201,7 +202,7 @@ json essentials(const json& record, const RunFacts& facts) {
        {"model", "optim", "precision", "numerics", "parallel", "zero", "comm", "data"}) {
     all[section] = config.value(section, json::object());
   }
-  // The preset is only a name for other keys; the dataset is told by what is in it.
+  // The preset is only a name for other keys; the dataset is compared by its content.
   if (all["model"].is_object()) all["model"].erase("preset");
   if (all["data"].is_object() && record.contains("dataset")) {
     all["data"].erase("path");

@@ -64,7 +64,7 @@ TEST_F(AttemptsTest, TheAttemptsWithMostCountedStepsAreReported) {
   (void)late.write(folder, 2);
   const OneRun run = read_run(folder);
   EXPECT_THAT(run.faults, IsEmpty());
-  EXPECT_EQ(run.told, 0U);
+  EXPECT_EQ(run.chosen, 0U);
   EXPECT_EQ(figures_of(run, {}).seconds.n, 18);
   EXPECT_EQ(figures_of(run, {}).seconds.high, 0.5);
   EXPECT_THAT(run.notes,

@@ -72,9 +72,9 @@ struct FakeRun {
   }
 
   nlohmann::json summary_json() const {
-    nlohmann::json ranks_told = nlohmann::json::array();
+    nlohmann::json accounts = nlohmann::json::array();
     for (int rank = 0; rank < ranks(); ++rank) {
-      ranks_told.push_back({{"rank", rank},
+      accounts.push_back({{"rank", rank},
                             {"tensor", rank % tensor},
                             {"data", rank / tensor % data},
                             {"pipeline", rank / tensor / data},
@@ -85,7 +85,7 @@ struct FakeRun {
             {"steps", first + steps - 1},
             {"steps_of_attempt", steps},
             {"memory", {{"stash", {{"predicted", 100}, {"measured", 100}}}}},
-            {"ranks", ranks_told}};
+            {"ranks", accounts}};
   }
 
   std::string metrics() const {

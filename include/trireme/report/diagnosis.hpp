@@ -1,4 +1,4 @@
-// What a run's times say about where its speed is lost, and what to do about it.
+// Finds where a run loses speed, and what to do about it.
 #pragma once
 
 #include <string>

@@ -1,6 +1,5 @@
-// JSON has no NaN and no infinity; nlohmann-json writes null for them, which reads as "not
-// measured". A run that has diverged must say so, hence such numbers are the strings "nan", "inf"
-// and "-inf".
+// JSON has no NaN and no infinity, and nlohmann-json writes null for them, which means "not
+// measured". The record of a diverged run has the strings "nan", "inf" and "-inf" instead.
 #pragma once
 
 #include <string>

@@ -26,7 +26,7 @@ class MlLog {
   /// A run that has begun and not stopped is "aborted".
   ~MlLog();
 
-  /// Training begins as `run` (run.json) says.
+  /// Training begins; `run` is run.json.
   void begin_run(const nlohmann::json& run);
   void loss(std::int64_t step, double loss);
   void begin_evaluation(std::int64_t step);

@@ -1,4 +1,4 @@
-// A report in its four forms. All say the same of the same runs.
+// A report in its four forms, with the same content.
 #pragma once
 
 #include <string>
@@ -26,6 +26,11 @@ Report make_report(const std::vector<std::string>& paths, const ReadOptions& opt
 /// "1.234 [1.200, 1.260] n 45", "1.234 (1.2 to 1.3) n 3": an interval of the median, or the least
 /// and the greatest of too few values.
 std::string estimate_text(const Estimate& estimate, double scale = 1);
+
+/// Warm-up, medians, intervals: the paragraph of every form that explains its figures.
+std::string method_text(const Report& report);
+/// Where valid runs are of several fingerprints: in which keys they differ, one line each.
+std::vector<std::string> comparison_notes(const Report& report);
 
 /// For a terminal.
 std::string report_text(const Report& report);

@@ -30,8 +30,8 @@ Plot plot_memory(const Run& run);
 /// is no trace. Throws Error where it is damaged.
 std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options);
 
-/// SVG elements of all plots, in order, without XML declaration, made unique in their ids so that
-/// they can stand in one page. One process of gnuplot draws all. Throws Error where there is no
+/// SVG elements of all plots, in order, without XML declaration, with unique ids, so that
+/// one page can hold them. One process of gnuplot draws all. Throws Error where there is no
 /// gnuplot, or where it fails.
 std::vector<std::string> draw(const std::vector<Plot>& plots);
 

@@ -1,4 +1,4 @@
-// The lines a run shows while it goes on: one that is rewritten on a terminal, whole ones in a log.
+// Progress of a run: one line that is rewritten on a terminal, whole lines in a log.
 #pragma once
 
 #include <cstdio>
@@ -9,8 +9,8 @@ namespace trireme::report {
 /// Rank 0 owns one. On a terminal `update` rewrites the last line; elsewhere it prints a line.
 class ProgressLine {
  public:
-  /// Looks whether `out` is a terminal that knows its width; a rank behind a launcher's
-  /// pseudo-terminal has none, and is told by the other constructor when somebody is watching.
+  /// Detects whether `out` is a terminal with a width. A launcher's pseudo-terminal has none: use
+  /// the other constructor there.
   explicit ProgressLine(std::FILE* out = stdout);
   ProgressLine(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
   ProgressLine(const ProgressLine&) = delete;
@@ -22,14 +22,14 @@ class ProgressLine {
   void update(const std::string& line);
   /// Prints a line that stays, above the one that is rewritten.
   void print(const std::string& line);
-  /// Leaves the last update standing and starts a new line. Idempotent.
+  /// Keeps the last update and starts a new line. Idempotent.
   void finish();
 
  private:
   std::string fitted(const std::string& line) const;
   std::FILE* out_;
   bool terminal_;
-  std::string live_;  // what stands on the terminal's last line
+  std::string live_;  // what the terminal's last line shows
 };
 
 }  // namespace trireme::report

@@ -1,5 +1,5 @@
 // A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json,
-// and as ReportConfig says mllog.txt and an event file}, written by rank 0, one attempt per start,
+// and, by ReportConfig, mllog.txt and an event file}, written by rank 0, one attempt per start,
 // never changed afterwards. Numbers that are not finite are written as the strings "nan", "inf" and
 // "-inf" (json.hpp). docs/reports.md describes every key.
 #pragma once
@@ -88,11 +88,10 @@ struct SectionTimes {
 };
 /// Collective; every rank gets the table, sorted by average, largest first.
 std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world);
-/// What one rank tells of its steps, as JSON, of every rank in rank order. Collective; every rank
-/// gets all of it.
+/// The `own` of every rank in rank order. Collective; every rank gets all of it.
 std::vector<nlohmann::json> gather_json(const nlohmann::json& own, comm::Communicator& world);
 
-/// Bytes of one use of memory: foretold and found.
+/// Bytes of one use of memory, predicted and measured.
 struct MemoryRow {
   std::string name;
   std::int64_t predicted = 0;
@@ -111,7 +110,7 @@ bool as_predicted(const std::vector<MemoryRow>& rows);
 /// the prediction is in part.
 std::string memory_table(const std::vector<MemoryRow>& rows);
 
-/// What an auditor asks: {"start" (UTC), "ranks", "hosts" [{name, ranks, cpu, cores, memory_bytes,
+/// Where a run was made: {"start" (UTC), "ranks", "hosts" [{name, ranks, cpu, cores, memory_bytes,
 /// system}], "environment" {…}, "versions"}. The environment is rank 0's: the variables with which
 /// users and schedulers steer libraries (SLURM_*, OMP_*, OMPI_MCA_*, TRIREME_*, …), without those
 /// that Open MPI's launcher sets for itself and without any whose name suggests a secret.

@@ -1,5 +1,4 @@
-// Records of runs read back: attempts of a run merged, and why its figures are not to be trusted
-// where they are not.
+// Reads records of runs: merges the attempts of a run and decides whether it is valid.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@ struct RecordedStep {
   double loss = 0, gradient_norm = 0, seconds = 0;
   std::string skipped;
   int attempt = 0;         // its number
-  std::int64_t place = 0;  // how many-th of its attempt, from 1
+  std::int64_t place = 0;  // in its attempt, from 1
 };
 struct RecordedEvaluation {
   std::int64_t step = 0;
@@ -39,12 +38,12 @@ struct Volume {
 /// One rank's steps: seconds of sections, summed over the attempt.
 struct RankAccount {
   int rank = 0, tensor = 0, pipeline = 0, data = 0;
-  bool server = false;  // of parameters: it does nothing of a step's computation
+  bool server = false;  // a parameter server
   std::map<std::string, double> sections;
   std::map<std::string, Volume> communication;
 };
 
-/// What figures depend on, as run.json says it.
+/// What figures depend on, from run.json.
 struct RunFacts {
   int ranks = 0, tensor = 1, pipeline = 1, data = 1, servers = 0, threads = 1, nodes = 1;
   std::string method = "allreduce";  // data_parallel.method
@@ -70,29 +69,28 @@ struct Attempt {
   bool cut = false;  // the last line of metrics.jsonl has no end
   /// Of attempts that made steps and have a run.json; set by read_run().
   RunFacts facts;
-  /// Equal where two attempts' steps take equally long: essentials, degrees, hosts, batch,
-  /// micro-batch, and what else a step does beside training. Empty: unknown, like no other.
-  std::string likeness;
+  /// Equal where steps of two attempts may be compared: essentials, degrees, hosts, batch,
+  /// micro-batch, and what a step does beside training. Empty: unknown, equal to no other.
+  std::string step_class;
 };
 
 /// A run whose `faults` are not empty is INVALID: nothing below may become a figure.
 struct Run {
-  std::string name;  // as the user named it, or found below what he named
+  std::string name;  // the path given, or the one found below it
   std::filesystem::path folder;
   std::vector<Attempt> attempts;
-  /// Whose facts these are: of the attempts that are alike and have the most counted steps, the
-  /// last one.
-  std::size_t told = 0;
+  /// The attempt that `facts` and `ranks` describe: the last of the class with the most counted
+  /// steps.
+  std::size_t chosen = 0;
   RunFacts facts;
-  /// Of all attempts: where an attempt goes on from an earlier step, what others made after it is
-  /// dropped.
+  /// Of all attempts. Where an attempt repeats steps of an earlier one, the later ones are kept.
   std::vector<RecordedStep> steps;
   std::vector<RecordedEvaluation> evaluations;
-  std::vector<RankAccount> ranks;  // of the attempt that is told; empty in records of format 1
-  TimeAccount time;                // of that attempt; no rows where its record has none
+  std::vector<RankAccount> ranks;  // of the chosen attempt; empty in records of format 1
+  TimeAccount time;                // of the chosen attempt; no rows where its record has none
   std::vector<std::string> faults, notes;
   bool valid() const { return faults.empty(); }
-  const Attempt& attempt() const { return attempts[told]; }
+  const Attempt& attempt() const { return attempts[chosen]; }
 };
 
 /// Run folders (with attempts/) and attempt folders among `paths` and, at most four levels deep,
@@ -100,7 +98,7 @@ struct Run {
 std::vector<std::filesystem::path> find_runs(const std::vector<std::string>& paths);
 
 struct ReadOptions {
-  std::int64_t warm_up = -1;  // steps of each attempt that count for no figure; -1: warm_up_steps
+  std::int64_t warm_up = -1;  // uncounted steps of each attempt; -1: warm_up_steps
   bool shared_cores = false;  // ranks may share cores
 };
 
@@ -108,15 +106,20 @@ struct ReadOptions {
 /// than 20.
 std::int64_t warm_up_steps(std::int64_t steps_of_attempt);
 
-/// Never throws for what a record holds: what is damaged makes the run INVALID, with the file and
-/// the line.
+/// A damaged record does not throw: the run becomes INVALID, with the file and the line.
 Run read_run(const std::filesystem::path& folder, const ReadOptions& options = {});
+
+/// The beginning of a note or a fault about shared cores.
+inline constexpr const char* shared_cores_text = "ranks share cores";
+
+/// Adds to `run.faults` what makes the run INVALID, and to `run.notes` what a reader should know.
+/// Throws Error where the record is damaged. read_run() calls it.
+void find_faults(Run& run, const ReadOptions& options);
 
 /// One attempt's files; throws Error "FILE:LINE: …" for what is damaged.
 Attempt read_attempt(const std::filesystem::path& folder);
 
-/// Steps of the attempts that are like the one that is told, without warm-up and without those
-/// whose update was skipped.
+/// Steps of the chosen attempt and of those of its class, without warm-up and skipped updates.
 std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options);
 
 /// Figures of one valid run over its counted steps.

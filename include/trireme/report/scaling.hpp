@@ -1,4 +1,4 @@
-// Runs put beside each other: which may be compared, and how speed grows with ranks.
+// Compares runs: which are comparable, and how speed grows with ranks.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Measured {
   Figures figures;
 };
 
-/// What must be equal in runs that stand on one line: model, optimizer, precision, numerics, data,
+/// What must be equal in runs of one line: model, optimizer, precision, numerics, data,
 /// sequence, parallel.* and zero.* but the degrees, comm, device, processor, threads of a rank,
 /// versions. Not the batch, the micro-batch and the degrees. As JSON.
 nlohmann::json essentials(const Run& run);
@@ -49,12 +49,12 @@ struct ScalingLine {
   std::string fingerprint;
   std::string label;                 // what grows, what is held
   std::vector<ScalingPoint> points;  // by ranks, two at least
-  std::vector<std::string> notes;    // what on it is unlike
+  std::vector<std::string> notes;    // in what its runs differ
 };
 
 /// Lines of runs of equal essentials and equal batch (weak: equal batch per rank), in which one
 /// degree grows and the others are held; and, where several degrees change, one line of the fastest
-/// layout at each number of ranks, which says so.
+/// layout at each number of ranks, labeled so.
 std::vector<ScalingLine> scaling_lines(const std::vector<Measured>& runs);
 
 }  // namespace trireme::report

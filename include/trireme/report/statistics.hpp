@@ -1,4 +1,4 @@
-// Medians and what may be said of their uncertainty.
+// Medians and their uncertainty.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace trireme::report {
 
 /// What `low` and `high` of an Estimate are.
 enum class Spread : std::uint8_t {
-  none,      // too few values: low and high are the least and the greatest, and say no more
+  none,      // too few values: low and high are the least and the greatest
   interval,  // a confidence interval of the median
 };
 
@@ -22,7 +22,7 @@ struct Estimate {
 /// them with probability 1 − 2^−4 = 0.9375 only.
 constexpr std::int64_t least_for_interval = 6;
 
-/// The value below which a share `q` in [0, 1] of `values` lies, interpolated linearly between
+/// The value below which a share `q` in [0, 1] of `values` is, interpolated linearly between
 /// order statistics (Hyndman and Fan, 1996, type 7, as numpy). `values` must not be empty.
 double quantile(std::vector<double> values, double q);
 
