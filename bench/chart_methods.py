@@ -2,9 +2,9 @@
 """chart_methods.py [--title TEXT] RUN... CHART.svg: validation loss of runs against time and against bytes sent.
 
 RUNs are run folders of one model and one dataset that differ in data_parallel.method (bench/methods.sh makes them).
-Time is that of the steps, evaluations and checkpoints left out; bytes are what a node's interface has sent (all that
-RUN/sent-by-a-node tells, spread over the steps), or without that file what its ranks have sent by the record, to other
-ranks of the node too. Prints a table: of each run its speed, its loss after the same samples and after the same time
+Time is that of the steps, without evaluations and checkpoints. Bytes are what a node's interface sent: the number in
+RUN/sent-by-a-node, spread over the steps. Without that file they are what its ranks sent by the record, also to other
+ranks of the node. Prints a table: of each run its speed, its loss after the same samples and after the same time
 (where the quickest run ends), and both counts of bytes.
 Needs gnuplot."""
 import argparse
@@ -20,7 +20,7 @@ class Run:
         attempts = os.path.join(folder, "attempts")
         numbers = sorted(os.listdir(attempts))
         if len(numbers) != 1:
-            sys.exit("chart_methods.py: %s: has %d attempts; its time and its bytes are told by one" % (folder, len(numbers)))
+            sys.exit("chart_methods.py: %s: has %d attempts; use a run of one attempt" % (folder, len(numbers)))
         attempt = os.path.join(attempts, numbers[0])
         with open(os.path.join(attempt, "run.json"), encoding="utf-8") as file:
             record = json.load(file)

@@ -9,7 +9,7 @@ own, Trireme on one rank with all cores, Trireme on two ranks with half of them 
 compiled; a figure is the median over rounds of the rounds' medians (of the ratio within a round, where it
 is a ratio), the spread the least and the greatest. PyTorch is what `PYTHON` imports (by default
 the one that runs this, or the virtual environment .venv-peers; install it with `pip install torch`); without
-it one line says so and its columns stay empty.
+it one line reports that, and its columns stay empty.
 """
 import argparse
 import json
@@ -50,7 +50,7 @@ def run(command, threads):
 
 def failed(what, result):
     lines = (result.stderr + result.stdout).strip().splitlines()
-    print(f"compare.py: {what}: exit code {result.returncode}: {lines[-1] if lines else 'nothing said'}", file=sys.stderr)
+    print(f"compare.py: {what}: exit code {result.returncode}: {lines[-1] if lines else 'no output'}", file=sys.stderr)
 
 
 def trireme(options, folder, kind, case, ranks):

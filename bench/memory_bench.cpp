@@ -4,12 +4,11 @@
 // MiB is the size of one activation; by default four times the last-level cache, at least 256 MiB,
 // at most a sixteenth of the machine's memory: six of them are held at a time. WORD: rows whose
 // name contains it.
-// Bytes are counted as an operation cannot do without them: each tensor that is read, once; each
-// that is written, once; one that is updated in place twice. What a processor reads of a line only
-// because it is about to be overwritten counts for nothing, in the copy neither (which writes past
-// the caches). Every time of an operation stands between two of a copy and two of the loop, since
-// what memory gives changes while others use it: figures are medians of the ratios to the mean of
-// the two. Threads: OMP_NUM_THREADS.
+// Bytes are the least that an operation must move: once for each tensor that is read and for each
+// that is written, twice for one updated in place. Lines that are read only to be overwritten do
+// not count; the copy writes past the caches. Each time of an operation is taken between two of a
+// copy and two of the loop, since other users change the bandwidth: figures are medians of the
+// ratios to the mean of the two. Threads: OMP_NUM_THREADS.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -45,7 +44,7 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Bytes of the last-level cache, 0 where the system does not say.
+/// Bytes of the last-level cache, 0 where the system does not report them.
 std::int64_t last_level_cache() {
 #ifdef _SC_LEVEL3_CACHE_SIZE
   return std::max(0L, ::sysconf(_SC_LEVEL3_CACHE_SIZE));
@@ -54,7 +53,7 @@ std::int64_t last_level_cache() {
 #endif
 }
 
-/// MiB of an activation, as the head of this file says.
+/// MiB of an activation, as defined at the head of this file.
 std::int64_t default_size() {
   const std::int64_t memory =
       std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE) / 16;
@@ -104,7 +103,7 @@ struct Memory {
 };
 
 /// Tensors of one type over that memory: a, b and c of one activation each; `pair` is b and c;
-/// `dpair` and the moments lie behind.
+/// `dpair` and the moments follow.
 struct Tensors {
   Tensors(Memory& memory, DType type) : ops(memory.ops.get()), memory_(&memory) {
     const std::int64_t rows = memory.bytes / columns / static_cast<std::int64_t>(size_of(type));

@@ -68,7 +68,7 @@ void count_elements(benchmark::State& state, double elements) {
       elements * 1e-9, benchmark::Counter::kIsIterationInvariantRate, benchmark::Counter::kIs1000);
 }
 
-/// The type that the last argument of a benchmark stands for.
+/// The type that the last argument of a benchmark selects.
 DType type_of(benchmark::State& state, int argument) {
   return state.range(static_cast<std::size_t>(argument)) == 16 ? DType::bf16 : DType::f32;
 }

@@ -13,7 +13,7 @@ namespace {
 
 using trireme::Tensor;
 
-/// A receive from this rank itself that nobody answers until `answer`.
+/// A receive from this rank itself that completes after `answer`.
 class Outstanding final : public trireme::device::Operation {
  public:
   void start() override { MPI_Irecv(&word_, 1, MPI_INT, 0, 7, MPI_COMM_SELF, &request_); }

@@ -6,9 +6,8 @@
 //                       [PRESET:BATCH[:SEQUENCE] …]
 // BATCH is each rank's. At least LEAST steps (5) are timed, after three others; with 1 after one
 // other, where only memory is asked for. FILE gets the same as JSON, for bench/compare.py and
-// bench/peers/torch_steps.py. The peak of a GPU is measured before its first steps; that of CPUs,
-// as ARCHITECTURE.md's "A run's record" says, after each model's steps, since measuring takes
-// memory that does not belong to the steps.
+// bench/peers/torch_steps.py. The peak of a GPU is measured before its first steps, that of CPUs
+// after each model's steps, since measuring takes memory that does not belong to the steps.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -220,7 +219,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
     for (std::size_t i = 0; i < std::min<std::size_t>(3, steps); ++i) next();
     std::vector<double> seconds;
     const auto begin = Clock::now();
-    // As many on every rank, whatever its clock says.
+    // The same number on every rank, whatever its clock.
     while (seconds.size() < steps ||
            (steps > 1 && seconds.size() < 50 && grid.world().all_agree(seconds_since(begin) < 8))) {
       const auto start = Clock::now();

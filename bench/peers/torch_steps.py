@@ -8,8 +8,8 @@ batch and sequence, weights in fp32 with autocast to bf16, torch.compile, scaled
 (cuDNN's or flash), cross-entropy, clipping to norm 1 and fused AdamW; Llama's
 rotary frequencies are those before its stretching, which is as much work. Printed are the times of both and
 their ratio; FILE gets PyTorch's as JSON, with the process's peak resident memory, for bench/compare.py.
-Where a batch does not fit it is cut into micro-batches, and the line says so. Without
-PyTorch, or without a GPU where one is asked for, one line says what is skipped, and the exit code is 0.
+Where a batch does not fit it is cut into micro-batches, and the line reports it. Without
+PyTorch, or without a GPU where one is asked for, one line reports what is skipped, and the exit code is 0.
 """
 import argparse
 import contextlib
@@ -141,7 +141,7 @@ def wait(device):
 
 
 def resident_bytes():
-    """The most memory of this process so far; 0 where the system does not say."""
+    """The most memory of this process so far; 0 where the system does not report it."""
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             for line in status:

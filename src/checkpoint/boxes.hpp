@@ -10,7 +10,7 @@
 
 namespace trireme::checkpoint {
 
-/// Elements whose index lies in [begin, begin + extent) in every dimension.
+/// Elements whose index is in [begin, begin + extent) in every dimension.
 struct Box {
   Index begin{};
   Shape extent;
@@ -24,10 +24,10 @@ std::string to_string(const Index& index, int dimensions);
 /// The index of element `element` in row-major order of `box`, counted from the tensor's beginning.
 Index index_of(const Box& box, std::int64_t element);
 
-/// Whether `box` has as many dimensions as `whole` and lies inside it.
+/// Whether `box` has as many dimensions as `whole` and is inside it.
 bool fits(const Box& box, const Shape& whole);
 
-/// What both hold; with a zero extent where they do not meet.
+/// The intersection; its extent is zero where there is none.
 Box intersection(const Box& a, const Box& b);
 
 /// An element that not exactly one box holds: the first such in row-major order.
@@ -42,7 +42,7 @@ std::optional<CoverFault> find_cover_fault(const Shape& whole, const std::vector
 
 /// Visits the stretches of `part` that are contiguous both in `stored`, which is row-major, and in
 /// `data`, a view of `wanted`: visit(first element in `stored`, first element in the memory of
-/// `data`, elements), in the order of `stored`. `part` lies in both boxes.
+/// `data`, elements), in the order of `stored`. `part` is inside both boxes.
 template <class Visit>
 void for_each_stretch(const Box& part, const Box& stored, const Box& wanted, const Tensor& data,
                       const Visit& visit) {

@@ -1,18 +1,22 @@
-// What only checkpoints do with files: pieces at given offsets, and folders that change places.
+// Files and folders of checkpoints: pieces at given offsets, and folders that change places.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "trireme/core/files.hpp"
 
 namespace trireme::checkpoint {
 
+/// "step-00001000": the name of a checkpoint folder.
+std::string step_name(std::int64_t step);
+
 /// Fills `data` from `offset` on; throws Error, also at the end of the file.
 void read_at(const InputFile& file, void* data, std::size_t bytes, std::int64_t offset);
 
-/// Throws Error unless `file` has the size that the manifest tells.
+/// Throws Error unless `file` has the size in the manifest.
 void expect_size(const InputFile& file, std::int64_t bytes);
 
 /// Throws Error unless `path` is a folder; a symbolic link to one is none.

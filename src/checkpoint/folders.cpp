@@ -1,10 +1,10 @@
-#include "folders.hpp"
-
 #include <algorithm>
 #include <string_view>
 
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/core/files.hpp"
+
+#include "files.hpp"
 
 namespace trireme::checkpoint {
 namespace {

@@ -298,12 +298,16 @@ json to_foreign_config(const ModelConfig& config) {
 ModelConfig from_foreign_config(const json& from, const std::string& source) {
   const Foreign values(from, source);
   const std::string type = values.text("model_type", "");
-  if (type != "gpt2" && type != "llama") {
+  ModelConfig config;
+  if (type == "gpt2") {
+    config = gpt2_of(values);
+  } else if (type == "llama") {
+    config = llama_of(values);
+  } else {
     throw Error(
         "{}: model_type = \"{}\": must be gpt2 or llama; other models are not computed here",
         source, config::one_line(type));
   }
-  ModelConfig config = type == "gpt2" ? gpt2_of(values) : llama_of(values);
   try {
     config.resolve();
   } catch (const Error& error) {

@@ -248,7 +248,7 @@ void read_part(const SafeTensorsFile& file, const SafeTensor& tensor, const Fore
   }
 }
 
-/// Takes along the folder's tokenizer.json, if it has one that fits; else says why not.
+/// Keeps the folder's tokenizer.json if it fits; else returns why not.
 void import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& state,
                       std::string* warning) {
   const fs::path file = folder / data::tokenizer_json_file;

@@ -1,4 +1,4 @@
-// The manifest of a checkpoint: what manifest.json says, checked.
+// The manifest of a checkpoint: manifest.json, checked.
 #pragma once
 
 #include <cstdint>

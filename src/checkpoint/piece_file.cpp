@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace hdf5 = data::hdf5;
 using hdf5::Handle;
 using hdf5::written;
-static_assert(std::endian::native == std::endian::little, "data are stored as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "data are stored in the order of memory");
 
 /// Data of at least this size begin on a page.
 constexpr hsize_t aligned_from = hsize_t{64} << 10;
@@ -39,8 +39,8 @@ Handle own(hid_t id, Handle::Close close, const char* call) {
   return {id, close};
 }
 
-/// bf16 has no type of its own in HDF5 1.10: its bits as uint16, and the attribute "type" says what
-/// they are.
+/// bf16 has no type of its own in HDF5 1.10: its bits as uint16, and the attribute "type" holds
+/// what they are.
 hid_t standard_type(DType type) {
   switch (type) {
     case DType::f16:  // made from it
@@ -163,7 +163,7 @@ std::vector<std::string> dataset_names(const std::vector<PlannedPiece>& pieces) 
     if (count[piece.name] == 1) continue;
     for (int d = 0; d < piece.shape.dimensions(); ++d) {
       names.back() +=
-          (d > 0 ? "," : "@") + std::to_string(piece.box.begin[static_cast<std::size_t>(d)]);
+          fmt::format("{}{}", d > 0 ? ',' : '@', piece.box.begin[static_cast<std::size_t>(d)]);
     }
   }
   return names;

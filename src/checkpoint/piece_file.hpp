@@ -21,7 +21,7 @@ struct PlannedPiece {
   Box box;
 };
 
-/// Where a piece lies in its file.
+/// The place of a piece in its file.
 struct Place {
   std::string dataset;
   std::int64_t address = 0;  // bytes

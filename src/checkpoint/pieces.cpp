@@ -18,10 +18,10 @@ Range overlap(const Range& a, const Range& b) {
 /// Neighbors along one dimension both in a block and in the logical tensor.
 struct Stretch {
   Range local;
-  std::int64_t logical = 0;  // where local.begin lies
+  std::int64_t logical = 0;  // where local.begin is
 };
 
-/// A block's slices; those that meet are one.
+/// A block's slices; adjacent ones are merged.
 std::vector<Stretch> stretches_of(const std::vector<Range>& slices) {
   std::vector<Stretch> stretches;
   std::int64_t local = 0;
@@ -101,7 +101,7 @@ void for_each_box(const params::Layout& layout, const params::Block& block, cons
   }
 }
 
-/// Where element f of the whole flat buffer, one of group `group`, lies in `flat`: f plus this.
+/// Where element f of the whole flat buffer, one of group `group`, is in `flat`: f plus this.
 std::int64_t displacement(const state::ShardMap& shards, int group, bool sharded) {
   return sharded ? shards.offset(group) - shards.own(group).begin : 0;
 }
@@ -112,7 +112,7 @@ void check_size(const state::ModelState& state, const Tensor& flat, bool sharded
                  flat.shape().to_string(), expected);
 }
 
-/// Visits each block of group `group` with the part of it that lies in `held`, a range of the whole
+/// Visits each block of group `group` with the part of it in `held`, a range of the whole
 /// flat buffer: visit(block, elements of the block).
 template <class Visit>
 void for_each_block(const params::Layout& layout, int group, const Range& held,

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using Block = std::shared_ptr<const std::vector<std::byte>>;
 
 /// Verified blocks of which only a part was wanted: the next read is often of the rows or columns
-/// beside it. Several, because those may lie in several pieces in turn.
+/// beside it. Several, because those may be in several pieces in turn.
 class RecentBlocks {
  public:
   /// Null when it is not there.
@@ -114,7 +114,7 @@ struct Reader::Stored {
   void read_piece(std::size_t p, const Box& wanted, const Tensor& data);
 };
 
-/// Where piece `p` lies in its file, which is opened and checked the first time.
+/// The place of piece `p` in its file, which is opened and checked the first time.
 std::int64_t Reader::Stored::address(std::size_t p) {
   const std::size_t file = pieces[p].file;
   const std::lock_guard lock(mutex);
@@ -188,7 +188,7 @@ void Reader::read(const std::string& name, const Index& begin, const Tensor& dat
   }
 }
 
-// Blocks that lie in one stretch of `data` go straight to their place, others by way of a copy.
+// Contiguous blocks of `data` are read in place, others through a copy.
 void Reader::Stored::read_piece(std::size_t p, const Box& wanted, const Tensor& data) {
   const PieceRecord& piece = pieces[p];
   const Box part = intersection(piece.box, wanted);

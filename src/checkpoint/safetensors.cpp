@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "values are read as they lie");
+static_assert(std::endian::native == std::endian::little,
+              "values are read in the order of their bytes");
 
 constexpr std::string_view metadata_key = "__metadata__";
 constexpr int prefix_bytes = 8;
@@ -47,7 +48,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     }
     numbers_.push_back(static_cast<std::int64_t>(value));
     if (static_cast<std::int64_t>(numbers_.size()) > most_dimensions) {
-      return say("'{}' has more than {} numbers", key_, most_dimensions);
+      return fail("'{}' has more than {} numbers", key_, most_dimensions);
     }
     return true;
   }
@@ -82,14 +83,14 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& key) override {
     if (place_ == Place::top) {
       name_ = key_ = key;
-      if (!names_.insert(key).second) return say("has the key '{}' twice", shown(key));
+      if (!names_.insert(key).second) return fail("has the key '{}' twice", shown(key));
       return true;
     }
     key_ = key;
     if (!keys_.insert(key).second)
-      return say("'{}' has the key '{}' twice", shown(name_), shown(key));
+      return fail("'{}' has the key '{}' twice", shown(name_), shown(key));
     if (place_ == Place::entry && key != "dtype" && key != "shape" && key != "data_offsets") {
-      return say("'{}' has the unknown key '{}'", shown(name_), shown(key));
+      return fail("'{}' has the unknown key '{}'", shown(name_), shown(key));
     }
     return true;
   }
@@ -99,7 +100,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (place_ == Place::entry) {
-      if (keys_.size() != 3) return say("'{}' lacks dtype, shape or data_offsets", shown(name_));
+      if (keys_.size() != 3) return fail("'{}' lacks dtype, shape or data_offsets", shown(name_));
       header_.tensors.push_back(std::move(tensor_));
     }
     place_ = Place::top;
@@ -118,7 +119,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       tensor_.shape = numbers_;
     } else {
       if (numbers_.size() != 2) {
-        return say("'{}' has {} data_offsets, not 2", shown(name_), numbers_.size());
+        return fail("'{}' has {} data_offsets, not 2", shown(name_), numbers_.size());
       }
       tensor_.begin = numbers_[0];
       tensor_.end = numbers_[1];
@@ -138,14 +139,14 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return config::one_line(text.size() > 80 ? text.substr(0, 80) + "…" : text);
   }
   template <class... Args>
-  bool say(fmt::format_string<Args...> format, Args&&... args) {
+  bool fail(fmt::format_string<Args...> format, Args&&... args) {
     fault = fmt::format(format, std::forward<Args>(args)...);
     return false;
   }
   bool refuse(const char* what) {
-    if (place_ == Place::outside) return say("holds {} where an object is expected", what);
-    return say("'{}' holds {} where none belongs",
-               place_ == Place::top ? shown(name_) : shown(name_) + "." + shown(key_), what);
+    if (place_ == Place::outside) return fail("holds {} where an object is expected", what);
+    return fail("'{}' holds {} where none belongs",
+                place_ == Place::top ? shown(name_) : shown(name_) + "." + shown(key_), what);
   }
 
   SafeTensorsHeader& header_;

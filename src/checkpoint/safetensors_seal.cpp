@@ -23,7 +23,7 @@ struct Seal {
   std::string value;       // what they ought to be
 };
 
-/// Hashes a file whose header says `stored`. Throws Error where those digits are not to be found.
+/// Hashes a file whose header holds `stored`. Throws Error where those digits are not to be found.
 Seal compute_seal(const fs::path& path, Links links, const std::string& stored) {
   InputFile file(path, links);
   std::uint64_t length = 0;

@@ -11,7 +11,6 @@
 #include "trireme/report/json.hpp"
 
 #include "files.hpp"
-#include "folders.hpp"
 #include "manifest.hpp"
 #include "piece_file.hpp"
 #include "plan.hpp"
@@ -25,7 +24,7 @@ using nlohmann::json;
 /// Whether this rank wants what `work` returned on that rank.
 using Wants = std::function<bool(int)>;
 
-/// Runs `work` on this rank, then tells every rank how all of them fared. Returns, by rank, what
+/// Runs `work` on this rank and shares the outcome with every rank. Returns, by rank, what
 /// `work` returned where that is wanted; when any threw, runs `undo` (on every rank) and throws the
 /// same AgreedError on all. Collective.
 std::vector<json> together(comm::Communicator& world, const std::function<json()>& work,
@@ -66,7 +65,7 @@ std::vector<const Piece*> written_of(const std::vector<Piece>& pieces) {
   return own;
 }
 
-/// A file that stands, without data.
+/// A file that was created, without data.
 struct MadeFile {
   std::int64_t bytes = 0;
   std::vector<Place> places;
@@ -85,7 +84,7 @@ json report_of(const FileRecord& file, const MadeFile& made,
   return {{"name", file.name}, {"folder", file.folder}, {"bytes", made.bytes}, {"pieces", list}};
 }
 
-/// What a rank says of its file. Throws Error unless it is there in full.
+/// What a rank reports of its file. Throws Error unless it is there in full.
 FileRecord checked_file(const fs::path& temporary, const json& report) {
   FileRecord file{report["name"], report["folder"], report["bytes"]};
   std::error_code error;
@@ -157,7 +156,7 @@ class Steps {
           if (first()) make_empty_folder(root, temporary_, plan_);
           return json();
         },
-        undo, nobody);
+        undo, no_rank);
     if (plan_.shared()) make_shared_files(described);
   }
   const State& state() const { return state_; }
@@ -169,7 +168,7 @@ class Steps {
           work();
           return json();
         },
-        [&] { remove_leftovers(); }, nobody);
+        [&] { remove_leftovers(); }, no_rank);
   }
 
   /// This rank's data; not collective. Throws Error.
@@ -198,12 +197,12 @@ class Steps {
           checkpoint::finish(temporary_, final_, std::move(manifest), plan_, written);
           return json();
         },
-        undo, nobody);
+        undo, no_rank);
     return final_;
   }
 
  private:
-  static bool nobody(int) { return false; }
+  static bool no_rank(int) { return false; }
   bool first() const { return world_.rank() == 0; }
   bool leads(int rank) const { return plan_.shared() && plan_.leader(rank) == world_.rank(); }
   void remove_leftovers() const {
@@ -231,8 +230,8 @@ class Steps {
     return described;
   }
 
-  /// A node's first rank makes the file of all, and tells each where its pieces lie: [bytes,
-  /// [dataset, address], …]. That is little beside the data, which each rank writes itself.
+  /// A node's first rank creates the shared file and sends each rank the place of its pieces:
+  /// [bytes, [dataset, address], …]. That is little beside the data, which each rank writes itself.
   void make_shared_files(const std::vector<json>& described) {
     const auto make = [&] {
       std::vector<PlannedPiece> pieces;
@@ -273,7 +272,7 @@ class Steps {
   State state_;
   fs::path final_, temporary_;
   FilePlan plan_;
-  MadeFile shared_;  // where the pieces of this rank lie, if others write there too
+  MadeFile shared_;  // with the places of this rank's pieces, if others write there too
   std::vector<Reader::Entry> tensors_;  // rank 0
 };
 

@@ -50,9 +50,9 @@ Chosen chosen_model(LoadedModel loaded, const char* file, const std::string& con
   return chosen;
 }
 
-Chosen load_sentencepiece(const std::string& argument, bool ends, const fs::path& folder) {
-  const std::string model = read_model(argument);
-  LoadedModel loaded = sentencepiece_tokenizer(model, argument, ends);
+Chosen keep_sentencepiece(const std::string& model, const std::string& source, bool ends,
+                          const fs::path& folder) {
+  LoadedModel loaded = sentencepiece_tokenizer(model, source, ends);
   const std::int64_t end = loaded.end_of_document;
   Chosen chosen = chosen_model(std::move(loaded), model_file, model, folder);
   if (ends) chosen.end_of_document = end;
@@ -63,7 +63,9 @@ Chosen load_sentencepiece(const std::string& argument, bool ends, const fs::path
 Chosen choose_sentencepiece(const PrepareOptions& options, const std::string& argument, bool ends,
                             DocumentStream& documents, std::int64_t bytes, const fs::path& folder,
                             const Progress& progress) {
-  if (!needs_first_pass(options.tokenizer)) return load_sentencepiece(argument, ends, folder);
+  if (!needs_first_pass(options.tokenizer)) {
+    return keep_sentencepiece(read_model(argument), argument, ends, folder);
+  }
   const std::int64_t vocabulary = whole_number(argument).value_or(0);
   if (vocabulary < 1 || vocabulary > 10'000'000) {
     throw Error("--tokenizer {}: the vocabulary must be from 1 to 10000000; use 8000",
@@ -71,11 +73,7 @@ Chosen choose_sentencepiece(const PrepareOptions& options, const std::string& ar
   }
   const std::string model =
       train_sentencepiece(documents, bytes, vocabulary, options.sample_sentences, progress);
-  LoadedModel loaded = sentencepiece_tokenizer(model, options.tokenizer, ends);
-  const std::int64_t end = loaded.end_of_document;
-  Chosen chosen = chosen_model(std::move(loaded), model_file, model, folder);
-  if (ends) chosen.end_of_document = end;
-  return chosen;
+  return keep_sentencepiece(model, options.tokenizer, ends, folder);
 }
 
 /// The id that --end-of-document names: a number, or an added token's text.
@@ -95,7 +93,7 @@ std::int64_t named_end(const std::string& wanted, std::int64_t vocabulary,
   return id;
 }
 
-/// `own` marks ends although nobody asked for it: the tokenizer's usual token.
+/// `own`: mark ends with the tokenizer's usual token where no option names one.
 Chosen load_hugging_face(const PrepareOptions& options, bool own, bool must,
                          const fs::path& folder) {
   fs::path file = options.tokenizer.substr(huggingface_prefix.size());
@@ -181,7 +179,8 @@ Chosen choose_for_tokens(const PrepareOptions& options, const fs::path& folder) 
   if (kind.starts_with(huggingface_prefix)) return load_hugging_face(options, true, false, folder);
   Chosen chosen;
   if (kind.starts_with(sentencepiece_prefix) && !needs_first_pass(kind)) {
-    chosen = load_sentencepiece(kind.substr(sentencepiece_prefix.size()), !none, folder);
+    const std::string file = kind.substr(sentencepiece_prefix.size());
+    chosen = keep_sentencepiece(read_model(file), file, !none, folder);
     if (!none && *chosen.end_of_document != named_end(wanted, chosen.vocabulary, {})) {
       throw Error("--end-of-document {}: the tokenizer's is {}; use that, or none", wanted,
                   *chosen.end_of_document);

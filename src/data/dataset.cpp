@@ -56,7 +56,7 @@ Dataset Dataset::open(const std::filesystem::path& folder) {
 void Dataset::verify() const {
   for (const SplitName split : {SplitName::train, SplitName::valid}) {
     for (const ShardInfo& shard : shards_of(manifest_, split)) {
-      // Chunks first: their errors tell the place.
+      // Chunks first: their errors name the place.
       check_chunks(folder_, manifest_, shard);
       const std::filesystem::path file = folder_ / shard.file;
       const std::string found = hash_file(file);

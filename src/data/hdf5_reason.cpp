@@ -1,4 +1,4 @@
-// What the HDF5 library's error stack tells of a failure.
+// Reads the HDF5 library's error stack.
 #include <string_view>
 
 #include "trireme/data/hdf5.hpp"

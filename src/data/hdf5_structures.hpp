@@ -62,7 +62,7 @@ class Bytes {
   std::size_t at_ = 0;
 };
 
-/// What an object's header says of a dataset.
+/// What an object's header holds about a dataset.
 struct Object {
   std::vector<std::uint64_t> extents, chunk;
   bool filtered = false;
@@ -77,7 +77,7 @@ class Structures {
   explicit Structures(const InputFile& file);
   std::uint64_t size() const { return size_; }  // of the file, in bytes
   Bytes read(std::uint64_t at, std::uint64_t size);
-  /// What stands behind the four bytes of `signature`, with which the block begins.
+  /// The block after the four bytes of its `signature`.
   Bytes block(std::uint64_t at, std::uint64_t size, const char* signature);
 
  private:
@@ -88,7 +88,7 @@ class Structures {
 
 std::uint64_t checked_product(std::uint64_t a, std::uint64_t b);
 
-/// Takes in what a message of an object header says; throws Fault for what this program does not
+/// Reads a message of an object header; throws Fault for what this program does not
 /// write. Continuations are the caller's.
 void take_message(std::uint64_t type, Bytes& body, std::uint64_t file_bytes, Object& found);
 

@@ -51,7 +51,7 @@ bool begins_character(std::string_view text) {
   return false;
 }
 
-/// Before the character that `at` lies in.
+/// The beginning of the character that holds byte `at`.
 std::size_t character_boundary(std::string_view text, std::size_t at) {
   while (at > 0 && at < text.size() && (static_cast<std::uint8_t>(text[at]) & 0xC0) == 0x80) --at;
   return at;

@@ -13,7 +13,7 @@
 namespace trireme::data {
 namespace {
 
-/// Positions from each document's start, document numbers, and no weight for a target that lies in
+/// Positions from each document's start, document numbers, and no weight for a target in
 /// the next document. The window's tokens are [begin, begin + length]; rows hold `length` each.
 void mark_documents(TokenReader& reader, std::int64_t begin, std::int64_t length, Batch& batch,
                     std::size_t row) {

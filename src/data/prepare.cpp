@@ -130,7 +130,7 @@ Manifest prepare_text(const PrepareOptions& options, const fs::path& output,
 Manifest prepare_tokens(const PrepareOptions& options, TokenFormat format, const fs::path& output,
                         const Progress::Report& progress) {
   if (options.documents != PrepareOptions{}.documents) {
-    throw Error("--documents {}: is for text; token files say where documents end: leave it out",
+    throw Error("--documents {}: is for text; token files mark their documents: leave it out",
                 options.documents);
   }
   const std::vector<TokenInput> inputs = open_token_files(format, options.inputs);

@@ -14,7 +14,7 @@ namespace trireme::data {
 
 class RangeReader {
  public:
-  /// Bytes [begin, begin + bytes), which must lie in the file.
+  /// Bytes [begin, begin + bytes), which must be in the file.
   RangeReader(std::shared_ptr<const InputFile> file, std::int64_t begin, std::int64_t bytes)
       : file_(std::move(file)), at_(begin), end_(begin + bytes) {}
   /// Up to `most` bytes into `data`; 0 at the end. Throws Error also when the file has shrunk.

@@ -40,7 +40,7 @@ Sampler::Sampler(std::int64_t tokens, std::int64_t length, std::int64_t group_to
   }
   windows_ = (tokens - 1) / length;
   if (shuffle) {
-    // One window fewer where there are several, so that every offset below `length` has room.
+    // One window fewer where there are several, so that every offset below `length` fits.
     windows_ = std::max<std::int64_t>(1, (tokens - length) / length);
     slack_ = std::min(length - 1, tokens - 1 - windows_ * length);
   }

@@ -11,7 +11,6 @@
 
 #include "trireme/core/error.hpp"
 
-#include "sentencepiece_log.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {
@@ -202,7 +201,7 @@ class SentencePiece : public Tokenizer {
   }
 
  private:
-  /// The bytes that each id stands for, the ids of the bytes, and whether words are independent.
+  /// The bytes of each id, the ids of the bytes, and whether words are independent.
   void read_pieces(const std::string& where) {
     byte_ids_.fill(-1);
     const int count = processor_.GetPieceSize();

@@ -9,7 +9,6 @@
 
 #include "trireme/core/error.hpp"
 
-#include "sentencepiece_log.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {

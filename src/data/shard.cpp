@@ -12,7 +12,7 @@
 namespace trireme::data {
 namespace {
 
-// Chunks are used as they lie in the file.
+// Chunks are used in the byte order of the file.
 static_assert(std::endian::native == std::endian::little, "shards are little-endian");
 
 using hdf5::Lock;
@@ -24,7 +24,9 @@ std::int64_t chunk_extent(std::int64_t size) { return std::min(size, chunk_eleme
 
 hid_t stored_type(std::size_t element_bytes) {
   if (element_bytes == 2) return H5T_STD_U16LE;
-  return element_bytes == 4 ? H5T_STD_U32LE : H5T_STD_U64LE;
+  if (element_bytes == 4) return H5T_STD_U32LE;
+  TRIREME_ASSERT(element_bytes == 8, "elements of {} bytes", element_bytes);
+  return H5T_STD_U64LE;
 }
 
 /// A sum in the representation that end-around carries leave: 0 only for nothing but zeros.

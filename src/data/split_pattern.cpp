@@ -43,9 +43,8 @@ class Translator {
                 at, config::one_line(std::string(pattern_.substr(0, 200))));
   }
   [[noreturn]] void refuse_here(std::size_t bytes) const {
-    refuse(config::one_line("'" + std::string(pattern_.substr(at_, bytes)) + "'") +
-               ", which is not supported here",
-           at_);
+    const std::string part = config::one_line(std::string(pattern_.substr(at_, bytes)));
+    refuse(fmt::format("'{}', which is not supported here", part), at_);
   }
   char peek(std::size_t ahead = 0) const {
     return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0';

@@ -1,4 +1,4 @@
-// Token files of other trainers: llm.c's, nanoGPT's and Megatron-LM's. Nothing that a header says
+// Token files of other trainers: llm.c's, nanoGPT's and Megatron-LM's. Nothing that a header holds
 // is trusted: sizes must be exact, and every token is compared with the vocabulary.
 #pragma once
 
@@ -28,7 +28,7 @@ struct TokenInput {
 };
 
 /// What --input-format asks for: nothing for "text"; for "auto" llm.c and Megatron by their magic
-/// numbers, and text otherwise. Throws Error for a mixture, and for a .bin file that says nothing.
+/// numbers, and text otherwise. Throws Error for a mixture, and for a .bin file of unknown format.
 std::optional<TokenFormat> token_format(const std::string& wanted,
                                         const std::vector<std::filesystem::path>& inputs);
 

@@ -187,7 +187,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
         folder.string());
   }
   std::unique_ptr<Tokenizer> tokenizer;
-  std::optional<std::int64_t> end_of_document;  // where it is the tokenizer that says
+  std::optional<std::int64_t> end_of_document;  // where the tokenizer defines it
   if (manifest.tokenizer == "huggingface") {
     const std::string model = model_from(manifest, folder, where);
     tokenizer = hugging_face_tokenizer(model, (folder / tokenizer_json_file).string()).tokenizer;

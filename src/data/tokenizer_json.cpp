@@ -22,7 +22,7 @@ using nlohmann::json;
 /// GPT-2's pattern, which pre_tokenizer ByteLevel has in itself.
 constexpr const char* gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr const char* mend = "use the tokenizer of a GPT-2 or Llama-3 kind, or restore the file";
+constexpr const char* remedy = "use the tokenizer of a GPT-2 or Llama-3 kind, or restore the file";
 
 std::string shown(const json& value) {
   const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -36,7 +36,7 @@ class Part {
     if (!value.is_object()) refuse("is not an object");
   }
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Error("{}: {}; {}", where_, what, mend);
+    throw Error("{}: {}; {}", where_, what, remedy);
   }
   void keys(std::initializer_list<const char*> known) const {
     for (const auto& entry : value_.items()) {
@@ -87,7 +87,7 @@ class ByteCharacters {
       bytes_[static_cast<std::size_t>(own ? byte : next++)] = byte;
     }
   }
-  /// The bytes that a token of the vocabulary stands for; false if a character is none of the
+  /// The bytes of a token of the vocabulary; false if a character is none of the
   /// table.
   bool decode(std::string_view token, std::string& bytes) const {
     bytes.clear();
@@ -277,7 +277,7 @@ void check_model(const Part& model) {
 }  // namespace
 
 TokenizerJson parse_tokenizer_json(const std::string& text, const std::string& where) {
-  const json values = parse_json(text, where, mend);
+  const json values = parse_json(text, where, remedy);
   const Part root(values, where);
   check_outside(root);
   const Part model = root.part("model");

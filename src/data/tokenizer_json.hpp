@@ -18,7 +18,7 @@ struct AddedToken {
 };
 
 struct TokenizerJson {
-  std::vector<std::string> tokens;  // by id: the bytes that it stands for
+  std::vector<std::string> tokens;  // by id: its bytes
   std::vector<bool> in_model;       // by id: can come out of the model, not only as an added token
   std::array<std::int32_t, 256> byte_ids{};
   std::vector<Merge> merges;

@@ -38,7 +38,7 @@ struct LoadedModel {
 LoadedModel sentencepiece_tokenizer(const std::string& model, const std::string& where,
                                     bool end_of_document);
 
-/// The ids of a tokenizer.json (tokenizer_json.hpp says of which kinds). Its end of a document is
+/// The ids of a tokenizer.json (tokenizer_json.hpp lists the kinds). Its end of a document is
 /// its added token <|endoftext|>, <|end_of_text|> or </s>, the first that it has, or -1.
 LoadedModel hugging_face_tokenizer(const std::string& json, const std::string& where);
 
@@ -47,6 +47,9 @@ std::string read_model(const std::filesystem::path& path);
 
 /// "tokenizer_details" of a tokenizer that is a file.
 nlohmann::json details_of_model(const std::string& file, const std::string& content);
+
+/// Keeps SentencePiece from writing to standard error; its errors come back as status values.
+void silence_sentencepiece();
 
 /// Trains a BPE model of `vocabulary` ids on at most `sample_sentences` lines of `documents`,
 /// chosen at random but the same each time; returns it serialized. `progress` receives bytes read.

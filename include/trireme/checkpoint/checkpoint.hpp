@@ -47,7 +47,7 @@ struct State {
   struct Attachment {
     std::string name, content;  // a plain file name, and bytes
   };
-  /// Small files to lie beside the manifest. Who reads them checks them.
+  /// Small files beside the manifest. Their readers check them.
   std::vector<Attachment> attachments;
 };
 
@@ -60,7 +60,7 @@ struct FileLayout {
   std::int64_t per_folder = 1000;
 };
 
-/// Collective over `world`. Writes what lies in host memory as root/step-%08d, in place of one that
+/// Collective over `world`. Writes data in host memory as root/step-%08d, in place of one that
 /// is there already, and returns its path; `root` is the same on every rank, on a file system that
 /// all share. `state` is rank 0's. Throws AgreedError (the same on every rank, naming rank, file
 /// and the system's reason) when any rank failed or the pieces that are written do not cover each

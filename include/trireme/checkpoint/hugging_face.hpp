@@ -32,7 +32,7 @@ struct ForeignTensor {
 std::vector<ForeignTensor> foreign_tensors(const model::ModelConfig& config,
                                            const params::ParameterTable& table);
 
-/// config.json of a model, and back. `from` is resolved; what it does not say takes the default of
+/// config.json of a model, and back. `from` is resolved; what it lacks takes the default of
 /// transformers. Throws Error that begins with `source` for what we cannot compute alike.
 nlohmann::json to_foreign_config(const model::ModelConfig& config);
 model::ModelConfig from_foreign_config(const nlohmann::json& from, const std::string& source);
@@ -57,7 +57,7 @@ std::filesystem::path import_safetensors(const std::filesystem::path& folder,
                                          comm::Communicator& world, nlohmann::json versions,
                                          std::string* warning = nullptr);
 
-/// The key of State::extra that says that a checkpoint has weights alone.
+/// The key of State::extra that marks a checkpoint with weights alone.
 inline constexpr const char* weights_only = "weights_only";
 
 }  // namespace trireme::checkpoint

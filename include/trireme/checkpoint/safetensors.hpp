@@ -27,7 +27,7 @@ struct SafeTensor {
   std::int64_t elements() const;
 };
 
-/// What stands before the data.
+/// The header before the data.
 struct SafeTensorsHeader {
   std::vector<SafeTensor> tensors;              // by offset
   std::map<std::string, std::string> metadata;  // "__metadata__"
@@ -40,7 +40,7 @@ inline constexpr std::int64_t most_header_bytes = 100'000'000;
 SafeTensorsHeader parse_safetensors_header(std::string_view json, std::int64_t data_bytes,
                                            const std::string& source);
 
-/// One file, open. Symbolic links are followed only where `links` says so.
+/// One file, open. Symbolic links are followed only with `links`.
 class SafeTensorsFile {
  public:
   /// Reads and checks the header. Throws Error that names the file.

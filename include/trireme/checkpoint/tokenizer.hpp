@@ -12,7 +12,7 @@ namespace trireme::checkpoint {
 /// Makes a tokenizer part of what is saved. One of kind "none" is left out.
 void keep_tokenizer(State& state, const data::StoredTokenizer& tokenizer);
 
-/// What a checkpoint says of its tokenizer, or nothing: for data::load_tokenizer and
+/// The tokenizer kept in a checkpoint, or nothing: for data::load_tokenizer and
 /// data::stored_tokenizer, with reader.folder(). Throws Error naming the checkpoint.
 std::optional<data::Manifest> kept_tokenizer(const Reader& reader);
 

@@ -1,5 +1,5 @@
 // How this process uses libhdf5: one lock around every call (distributions build it without thread
-// safety), handles that close themselves, and strict opening of files that nobody vouches for. No
+// safety), handles that close themselves, and strict opening of untrusted files. No
 // call moves more than `piece_bytes`, so that no thread holds the lock for long.
 #pragma once
 
@@ -33,8 +33,8 @@ inline constexpr std::size_t piece_bytes = std::size_t{16} << 20;
 /// where there is one ("No space left on device"), else the library's. Call it under the same Lock.
 std::string reason();
 
-/// Throws Error "<what>: cannot write: <reason>; <mend>" for the last call of this thread. Call it
-/// under the same Lock.
+/// Throws Error "<what>: cannot write: <reason>; <remedy>" for the last call of this thread. Call
+/// it under the same Lock.
 [[noreturn]] void fail_to_write(const std::string& what);
 
 /// What a call that may write to the file `what` returned, if it succeeded.

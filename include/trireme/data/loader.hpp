@@ -30,8 +30,7 @@ struct LoaderOptions {
   std::int64_t prefetch = 2;  // micro-batches ahead
 };
 
-/// Reads the samples first, first + 1, … of each step's slice. `slices` tells, for a step-local
-/// index i, nothing more than arithmetic: micro-batch m of the loader's step s holds samples
+/// Micro-batch m of step s holds samples
 /// first_sample + s·global_batch + data_rank·(global_batch / data_size) + m·micro_batch + (0 …
 /// micro_batch − 1).
 class Loader {

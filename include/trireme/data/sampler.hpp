@@ -7,7 +7,7 @@
 namespace trireme::data {
 
 /// A sample is `length` inputs and their `length` targets: tokens [begin, begin + length + 1).
-/// In each epoch windows lie end to end from a random offset below `length` (0 without shuffling)
+/// In each epoch windows are adjacent from a random offset below `length` (0 without shuffling)
 /// and every window is visited once: one keyed bijection orders groups of neighboring windows, a
 /// second the windows inside a group, so that a reader works from few resident groups.
 class Sampler {

@@ -21,8 +21,8 @@ class Tokenizer {
   virtual std::int64_t vocabulary() const = 0;  // with the end-of-document token, if any
   /// Throws Error for bytes that the tokenizer cannot express (`characters` only). Thread-safe.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  /// The end-of-document token and a model's control tokens stand for no bytes, those of a
-  /// tokenizer.json for their own text. Throws Error for an id outside the vocabulary. Thread-safe.
+  /// The end-of-document token and a model's control tokens decode to no bytes, those of a
+  /// tokenizer.json to their own text. Throws Error for an id outside the vocabulary. Thread-safe.
   virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
   /// The longest k for which encode(text) = encode(text[0, k)) + encode(text[k, …)) whatever text
   /// follows: where a stream may be cut without changing its tokens. At least text.size() − 128 Ki.
@@ -37,13 +37,13 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Dataset& dataset);
 std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
                                           const std::filesystem::path& folder);
 
-/// A tokenizer to be kept elsewhere than in a dataset: what dataset.json says of it, and its file.
+/// A tokenizer outside a dataset: its description from dataset.json, and its file.
 struct StoredTokenizer {
   nlohmann::json description;  // tokenizer, tokenizer_details, vocabulary, end_of_document
   std::string file, content;   // "" where the description is all
 };
 StoredTokenizer stored_tokenizer(const Manifest& manifest, const std::filesystem::path& folder);
-/// What dataset.json says of it.
+/// Its part of dataset.json.
 nlohmann::json description_of(const Manifest& manifest);
 
 /// A tokenizer.json of a GPT-2 or Llama-3 kind. Throws Error that names what is not supported.
