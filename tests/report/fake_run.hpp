@@ -75,11 +75,11 @@ struct FakeRun {
     nlohmann::json accounts = nlohmann::json::array();
     for (int rank = 0; rank < ranks(); ++rank) {
       accounts.push_back({{"rank", rank},
-                            {"tensor", rank % tensor},
-                            {"data", rank / tensor % data},
-                            {"pipeline", rank / tensor / data},
-                            {"sections", sections(rank)},
-                            {"communication", communication}});
+                          {"tensor", rank % tensor},
+                          {"data", rank / tensor % data},
+                          {"pipeline", rank / tensor / data},
+                          {"sections", sections(rank)},
+                          {"communication", communication}});
     }
     return {{"format", 2},
             {"steps", first + steps - 1},
