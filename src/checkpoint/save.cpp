@@ -38,12 +38,11 @@ std::vector<json> together(comm::Communicator& world, const std::function<json()
   std::vector<json> values(static_cast<std::size_t>(world.size()));
   std::string first;
   int failed = 0, rank = -1;
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(mine.data());
-  for (const auto& theirs : world.all_gather_bytes({bytes, mine.size()})) {
+  for (const std::string& theirs : world.all_gather_texts(mine)) {
     ++rank;
     if (theirs[0] == '-') {
       if (++failed > 1) continue;
-      first = fmt::format("rank {}: {}", rank, std::string(theirs.begin() + 1, theirs.end()));
+      first = fmt::format("rank {}: {}", rank, theirs.substr(1));
     } else if (failed == 0 && wants(rank)) {
       values[static_cast<std::size_t>(rank)] = json::parse(theirs.begin() + 1, theirs.end());
     }

@@ -1,10 +1,69 @@
 #include "trireme/comm/communicator.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
+#include <utility>
+
+#include "slices.hpp"
 
 namespace trireme::comm {
 namespace {
+
+// What the arguments of a collective must keep, checked where it is enqueued.
+
+void require_dense(const Tensor& tensor) {
+  TRIREME_ASSERT(tensor || tensor.elements() == 0, "absent tensor");
+  TRIREME_ASSERT(tensor.contiguous(), "strided tensor {}", tensor.shape().to_string());
+}
+
+void require_reducible(const Tensor& tensor) {
+  const DType type = tensor.type();
+  TRIREME_ASSERT(type == DType::f32 || type == DType::bf16 || type == DType::f16 ||
+                     type == DType::f64 || type == DType::i64,
+                 "no reduction of {}", name_of(type));
+}
+
+void require_same_type(const Tensor& output, const Tensor& input) {
+  require_dense(output);
+  require_dense(input);
+  TRIREME_ASSERT(output.type() == input.type(), "{} from {}", name_of(output.type()),
+                 name_of(input.type()));
+}
+
+/// `part` is apart from `whole`, or exactly the stretch of it that begins at byte `own` (unless
+/// negative).
+void require_apart_or_own(const Tensor& whole, const Tensor& part, std::int64_t own) {
+  const std::byte* const begin = bytes_of(whole);
+  const std::byte* const first = bytes_of(part);
+  if (whole.bytes() == 0 || part.bytes() == 0 || (own >= 0 && first == begin + own)) return;
+  const std::less_equal<> before;
+  TRIREME_ASSERT(before(first + part.bytes(), begin) || before(begin + whole.bytes(), first),
+                 "input and output overlap elsewhere than at the rank's own place, byte {}", own);
+}
+
+/// `whole` is divided at `begins` among the ranks, and `part` is this rank's; the two are apart, or
+/// the part is its own place in the whole.
+void require_divided(const Tensor& whole, const Tensor& part,
+                     const std::vector<std::int64_t>& begins, int rank) {
+  TRIREME_ASSERT(std::is_sorted(begins.begin(), begins.end()), "a negative count");
+  const std::int64_t own = begins[rank + 1] - begins[rank];
+  TRIREME_ASSERT(part.elements() == own, "{} elements, count {}", part.elements(), own);
+  TRIREME_ASSERT(whole.elements() == begins.back(), "{} elements, counts add up to {}",
+                 whole.elements(), begins.back());
+  require_apart_or_own(whole, part,
+                       begins[rank] * static_cast<std::int64_t>(size_of(whole.type())));
+}
+
+void require_rank(int rank, const Communicator& group) {
+  TRIREME_ASSERT(rank >= 0 && rank < group.size(), "rank {} of {}", rank, group.size());
+}
+
+std::vector<std::int64_t> divided_by(std::span<const std::int64_t> counts,
+                                     const Communicator& group) {
+  TRIREME_ASSERT(static_cast<int>(counts.size()) == group.size(), "{} counts for {} ranks",
+                 counts.size(), group.size());
+  return slices_of(counts);
+}
 
 template <class T>
 T reduce_value(Communicator& group, T value, Reduction reduction) {
@@ -15,19 +74,75 @@ T reduce_value(Communicator& group, T value, Reduction reduction) {
 
 }  // namespace
 
-std::span<const std::int64_t> Communicator::even_counts(std::int64_t count) {
-  counts_.assign(static_cast<std::size_t>(size()), count);
-  return counts_;
+device::Event Communicator::all_reduce(const Tensor& data, Reduction reduction,
+                                       device::Stream& stream) {
+  require_dense(data);
+  require_reducible(data);
+  SliceReduction job{.data = data.reshape({data.elements()}),
+                     .output = {},
+                     .begins = even_slices(data.elements(), size()),
+                     .reduction = reduction,
+                     .gather = true};
+  job.output = job.data.slice(0, job.begins[rank()], job.begins[rank() + 1]);
+  return carrier(stream).start_reduction(std::move(job), stream);
 }
 
 device::Event Communicator::reduce_scatter(const Tensor& output, const Tensor& input,
                                            Reduction reduction, device::Stream& stream) {
-  return reduce_scatter_v(output, input, even_counts(output.elements()), reduction, stream);
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), output.elements());
+  return reduce_scatter_v(output, input, counts, reduction, stream);
+}
+
+device::Event Communicator::reduce_scatter_v(const Tensor& output, const Tensor& input,
+                                             std::span<const std::int64_t> counts,
+                                             Reduction reduction, device::Stream& stream) {
+  require_same_type(output, input);
+  require_reducible(output);
+  std::vector<std::int64_t> begins = divided_by(counts, *this);
+  require_divided(input, output, begins, rank());
+  return carrier(stream).start_reduction({.data = input.reshape({input.elements()}),
+                                          .output = output.reshape({output.elements()}),
+                                          .begins = std::move(begins),
+                                          .reduction = reduction},
+                                         stream);
 }
 
 device::Event Communicator::all_gather(const Tensor& output, const Tensor& input,
                                        device::Stream& stream) {
-  return all_gather_v(output, input, even_counts(input.elements()), stream);
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), input.elements());
+  return all_gather_v(output, input, counts, stream);
+}
+
+device::Event Communicator::all_gather_v(const Tensor& output, const Tensor& input,
+                                         std::span<const std::int64_t> counts,
+                                         device::Stream& stream) {
+  require_same_type(output, input);
+  const std::vector<std::int64_t> begins = divided_by(counts, *this);
+  require_divided(output, input, begins, rank());
+  return carrier(stream).start_gather(output, input, begins, stream);
+}
+
+device::Event Communicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
+  require_dense(data);
+  require_rank(root, *this);
+  return carrier(stream).start_broadcast(data, root, stream);
+}
+
+device::Event Communicator::all_to_all(const Tensor& output, const Tensor& input,
+                                       device::Stream& stream) {
+  require_same_type(output, input);
+  TRIREME_ASSERT(output.elements() == input.elements() && output.elements() % size() == 0,
+                 "{} from {} by {} ranks", output.elements(), input.elements(), size());
+  require_apart_or_own(output, input, -1);
+  return carrier(stream).start_all_to_all(output, input, stream);
+}
+
+device::Event Communicator::exchange(std::vector<Message> messages, device::Stream& stream) {
+  for (const Message& message : messages) {
+    require_dense(message.data);
+    require_rank(message.peer, *this);
+  }
+  return carrier(stream).start_exchange(std::move(messages), stream);
 }
 
 void Communicator::barrier() { all_reduce(std::int64_t{0}, Reduction::max); }
@@ -54,14 +169,9 @@ std::vector<std::vector<std::uint8_t>> Communicator::all_gather_bytes(
   std::vector<std::int64_t> counts(size());
   counts[rank()] = static_cast<std::int64_t>(bytes.size());
   const Tensor all_counts(counts.data(), {size()});
-  // With counts of its own: the conveniences may be called beside the streams' operations.
-  const std::vector<std::int64_t> ones(size(), 1);
-  agreement()
-      .all_gather_v(all_counts, all_counts.slice(0, rank(), rank() + 1), ones, stream)
-      .wait();
+  agreement().all_gather(all_counts, all_counts.slice(0, rank(), rank() + 1), stream).wait();
 
-  std::vector<std::int64_t> begins(size() + 1, 0);
-  std::partial_sum(counts.begin(), counts.end(), begins.begin() + 1);
+  const std::vector<std::int64_t> begins = slices_of(counts);
   std::vector<std::uint8_t> flat(static_cast<std::size_t>(begins.back()));
   std::copy(bytes.begin(), bytes.end(), flat.begin() + begins[rank()]);
   const Tensor all(flat.data(), {begins.back()});
@@ -75,6 +185,15 @@ std::vector<std::vector<std::uint8_t>> Communicator::all_gather_bytes(
     result.emplace_back(flat.begin() + begins[r], flat.begin() + begins[r + 1]);
   }
   return result;
+}
+
+std::vector<std::string> Communicator::all_gather_texts(const std::string& text) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(text.data());
+  std::vector<std::string> all;
+  for (const auto& each : all_gather_bytes({bytes, text.size()})) {
+    all.emplace_back(each.begin(), each.end());
+  }
+  return all;
 }
 
 }  // namespace trireme::comm

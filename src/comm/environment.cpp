@@ -8,10 +8,10 @@ namespace trireme::comm {
 namespace {
 
 std::string line(std::string_view what, int rank, const std::string& value, std::size_t ranks,
-                 const std::string& first, std::string_view mend) {
+                 const std::string& first, std::string_view remedy) {
   return fmt::format(
       "environment: rank {} of {} has {} {}, rank 0 has {}: all ranks must compute alike; {}", rank,
-      ranks, what, value, first, mend);
+      ranks, what, value, first, remedy);
 }
 
 }  // namespace
@@ -32,15 +32,8 @@ std::string environment_complaint(std::span<const Environment> ranks) {
 }
 
 void require_same_environment(Communicator& world, const Environment& own) {
-  const auto gather = [&](const std::string& text) {
-    std::vector<std::string> all;
-    const std::vector<std::uint8_t> bytes(text.begin(), text.end());
-    for (const auto& each : world.all_gather_bytes(bytes))
-      all.emplace_back(each.begin(), each.end());
-    return all;
-  };
-  const std::vector<std::string> instructions = gather(own.instructions);
-  const std::vector<std::string> libraries = gather(own.libraries);
+  const auto instructions = world.all_gather_texts(own.instructions);
+  const auto libraries = world.all_gather_texts(own.libraries);
   std::vector<Environment> ranks;
   for (std::size_t rank = 0; rank < instructions.size(); ++rank) {
     ranks.push_back({instructions[rank], libraries[rank]});

@@ -8,16 +8,6 @@
 namespace trireme::comm {
 namespace {
 
-/// Every rank's text, in rank order.
-std::vector<std::string> gather_texts(Communicator& group, const std::string& own) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
-  std::vector<std::string> all;
-  for (const auto& text : group.all_gather_bytes({bytes, own.size()})) {
-    all.emplace_back(text.begin(), text.end());
-  }
-  return all;
-}
-
 /// Where the areas of a rank in a window of shared memory begin, by kind, and their bytes.
 struct SharedAreas {
   ByKind<std::size_t> begin;
@@ -43,7 +33,7 @@ BackendFacts Grid::backend_facts(const GridOptions& options) {
     facts.node_of = session_.nodes();
   } else {
     facts.nccl = options.nccl_api != nullptr || nccl_built_in();
-    if (facts.nccl) facts.devices = gather_texts(world(), device.identity());
+    if (facts.nccl) facts.devices = world().all_gather_texts(device.identity());
   }
   return facts;
 }
@@ -72,7 +62,7 @@ void Grid::use_shared(const GridOptions& options) {
                                options.shared_room);
   if (!world().all_agree(window_ != nullptr)) {
     window_.reset();
-    for (const std::string& reason : gather_texts(world(), why)) {
+    for (const std::string& reason : world().all_gather_texts(why)) {
       if (why.empty()) why = reason;
     }
     BackendFacts facts = backend_facts(options);

@@ -1,6 +1,8 @@
-// What a rank does with its own part of a collective: copies.
+// What communicators have in common: copies within a rank's memory, and a base of those that leave
+// some operations to MPI.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -21,5 +23,25 @@ struct LocalCopy {
 /// The messages of `rank` to itself, sends and receives paired in order; they are taken out of
 /// `messages`.
 std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& messages, int rank);
+
+/// A group beside an MPI communicator of the same ranks, which takes what the group does not.
+class BesideMpi : public Communicator {
+ public:
+  int rank() const override { return mpi_->rank(); }
+  int size() const override { return mpi_->size(); }
+  TrafficByKind traffic() const override {
+    TrafficByKind sum = counter_.read();
+    return sum += mpi_->traffic();
+  }
+  void reset_traffic() override {
+    counter_.reset();
+    mpi_->reset_traffic();
+  }
+
+ protected:
+  explicit BesideMpi(std::unique_ptr<Communicator> mpi) : mpi_(std::move(mpi)) {}
+  Communicator& agreement() override { return agreement_of(*mpi_); }
+  std::unique_ptr<Communicator> mpi_;
+};
 
 }  // namespace trireme::comm

@@ -1,11 +1,10 @@
 #include "trireme/comm/mpi_communicator.hpp"
 
-#include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "trireme/comm/session.hpp"
 
-#include "checks.hpp"
 #include "mpi_handle.hpp"
 #include "operations.hpp"
 #include "slices.hpp"
@@ -15,8 +14,6 @@ namespace trireme::comm {
 namespace {
 
 using Part = ExchangeOperation::Part;
-
-std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data()); }
 
 class MpiCommunicator : public Communicator {
  public:
@@ -47,32 +44,21 @@ class MpiCommunicator : public Communicator {
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }
 
-  using Communicator::all_reduce;
-  device::Event all_reduce(const Tensor& data, Reduction reduction,
-                           device::Stream& stream) override;
-  device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
-                                 std::span<const std::int64_t> counts, Reduction reduction,
-                                 device::Stream& stream) override;
-  device::Event all_gather_v(const Tensor& output, const Tensor& input,
-                             std::span<const std::int64_t> counts, device::Stream& stream) override;
-  device::Event broadcast(const Tensor& data, int root, device::Stream& stream) override;
-  device::Event all_to_all(const Tensor& output, const Tensor& input,
-                           device::Stream& stream) override;
-  device::Event exchange(std::vector<Message> messages, device::Stream& stream) override;
-
  protected:
+  device::Event start_reduction(SliceReduction reduction, device::Stream& stream) override;
+  device::Event start_gather(const Tensor& output, const Tensor& input,
+                             const std::vector<std::int64_t>& begins,
+                             device::Stream& stream) override;
+  device::Event start_broadcast(const Tensor& data, int root, device::Stream& stream) override;
+  device::Event start_all_to_all(const Tensor& output, const Tensor& input,
+                                 device::Stream& stream) override;
+  device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) override;
   Communicator& agreement() override {
     if (agreement_) return *agreement_;
     return *this;
   }
 
  private:
-  /// Calls visit(peer) for every other rank, the successor first.
-  template <class Visit>
-  void for_each_peer(const Visit& visit) const {
-    for (int step = 1; step < group_.size; ++step) visit((group_.rank + step) % group_.size);
-  }
-
   device::MemoryLedger& ledger_;
   std::shared_ptr<MpiHandle> handle_;
   device::Buffer scratch_, device_scratch_;
@@ -81,89 +67,50 @@ class MpiCommunicator : public Communicator {
   std::unique_ptr<MpiCommunicator> agreement_;
 };
 
-device::Event MpiCommunicator::all_reduce(const Tensor& data, Reduction reduction,
-                                          device::Stream& stream) {
-  checks::reducible(data);
+device::Event MpiCommunicator::start_reduction(SliceReduction job, device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor staged = staging.room(data);
-  staging.bring(staged, data);
-  staging.take_away(data, staged);
-  ReduceOperation::Job job;
-  job.type = data.type();
-  job.reduction = reduction;
-  job.data = bytes_of(staged);
-  job.begins = even_slices(data.elements(), size());
-  job.output = job.data + job.begins[rank()] * static_cast<std::int64_t>(size_of(data.type()));
-  job.gather = true;
-  return staging.enqueue(
-      std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
-}
-
-device::Event MpiCommunicator::reduce_scatter_v(const Tensor& output, const Tensor& input,
-                                                std::span<const std::int64_t> counts,
-                                                Reduction reduction, device::Stream& stream) {
-  checks::scatter(output, input, counts, *this);
-  Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor from = staging.room(input), to = staging.room(output);
-  staging.bring(from, input);
-  staging.take_away(output, to);
-  ReduceOperation::Job job;
-  job.type = input.type();
-  job.reduction = reduction;
-  job.data = bytes_of(from);
-  job.begins = slices_of(counts);
-  job.output = bytes_of(to);
-  return staging.enqueue(
-      std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
-}
-
-device::Event MpiCommunicator::all_gather_v(const Tensor& output, const Tensor& input,
-                                            std::span<const std::int64_t> counts,
-                                            device::Stream& stream) {
-  checks::gather(output, input, counts, *this);
-  Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor to = staging.room(output), from = staging.room(input);
-  staging.bring(from, input);
-  staging.take_away(output, to);
-  const std::size_t element = size_of(output.type());
-  std::vector<std::byte*> places;
-  std::byte* place = bytes_of(to);
-  for (const std::int64_t count : counts) {
-    places.push_back(place);
-    place += static_cast<std::size_t>(count) * element;
+  if (job.gather) {
+    const Tensor data = std::exchange(job.data, staging.bring(job.data));
+    job.output = job.data.slice(0, job.begins[rank()], job.begins[rank() + 1]);
+    staging.take_away(data, job.data);
+  } else {
+    job.data = staging.bring(job.data);
+    job.output = staging.room_for(job.output);
   }
+  return staging.enqueue(
+      std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
+}
+
+device::Event MpiCommunicator::start_gather(const Tensor& output, const Tensor& input,
+                                            const std::vector<std::int64_t>& begins,
+                                            device::Stream& stream) {
+  Staging staging(pool_, stream, group_.messages.direct);
+  const Tensor from = staging.bring(input), to = staging.room_for(output);
+  const auto element = static_cast<std::int64_t>(size_of(output.type()));
+  const auto place = [&](int r) { return bytes_of(to) + begins[r] * element; };
   std::vector<Part> parts;
   for_each_peer([&](int peer) {
-    const std::size_t theirs = static_cast<std::size_t>(counts[peer]) * element;
-    if (theirs > 0) parts.push_back({places[peer], theirs, peer, false});
+    const auto theirs = static_cast<std::size_t>((begins[peer + 1] - begins[peer]) * element);
+    if (theirs > 0) parts.push_back({place(peer), theirs, peer, false});
     if (from.bytes() > 0) parts.push_back({bytes_of(from), from.bytes(), peer, true});
   });
   return staging.enqueue(std::make_unique<ExchangeOperation>(
       group_, staging.place(), OperationKind::all_gather, std::move(parts),
-      std::vector<LocalCopy>{{places[rank()], bytes_of(from), from.bytes()}}));
+      std::vector<LocalCopy>{{place(rank()), bytes_of(from), from.bytes()}}));
 }
 
-device::Event MpiCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
-  checks::dense(data);
-  checks::peer(root, *this);
+device::Event MpiCommunicator::start_broadcast(const Tensor& data, int root,
+                                               device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor staged = staging.room(data);
-  if (rank() == root) {
-    staging.bring(staged, data);
-  } else {
-    staging.take_away(data, staged);
-  }
+  const Tensor staged = rank() == root ? staging.bring(data) : staging.room_for(data);
   return staging.enqueue(
       std::make_unique<BroadcastOperation>(group_, staging.place(), staged, root));
 }
 
-device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& input,
-                                          device::Stream& stream) {
-  checks::all_to_all(output, input, *this);
+device::Event MpiCommunicator::start_all_to_all(const Tensor& output, const Tensor& input,
+                                                device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor to = staging.room(output), from = staging.room(input);
-  staging.bring(from, input);
-  staging.take_away(output, to);
+  const Tensor from = staging.bring(input), to = staging.room_for(output);
   const std::size_t block = input.bytes() / static_cast<std::size_t>(size());
   const auto at = [&](const Tensor& tensor, int r) {
     return bytes_of(tensor) + static_cast<std::size_t>(r) * block;
@@ -180,18 +127,11 @@ device::Event MpiCommunicator::all_to_all(const Tensor& output, const Tensor& in
       std::vector<LocalCopy>{{at(to, rank()), at(from, rank()), block}}));
 }
 
-device::Event MpiCommunicator::exchange(std::vector<Message> messages, device::Stream& stream) {
+device::Event MpiCommunicator::start_exchange(std::vector<Message> messages,
+                                              device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
   for (Message& message : messages) {
-    checks::dense(message.data);
-    checks::peer(message.peer, *this);
-    const Tensor staged = staging.room(message.data);
-    if (message.send) {
-      staging.bring(staged, message.data);
-    } else {
-      staging.take_away(message.data, staged);
-    }
-    message.data = staged;
+    message.data = message.send ? staging.bring(message.data) : staging.room_for(message.data);
   }
   std::vector<LocalCopy> copies = take_own_messages(messages, rank());
   std::vector<Part> parts;
@@ -206,6 +146,26 @@ device::Event MpiCommunicator::exchange(std::vector<Message> messages, device::S
 std::size_t agreement_scratch(int size) { return reduce_scratch_bytes(size, sizeof(std::int64_t)); }
 
 }  // namespace
+
+MpiHandle::MpiHandle(MPI_Comm comm) : comm_(comm) {
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(comm_, &rank_);
+  MPI_Comm_size(comm_, &size_);
+}
+
+MpiHandle::~MpiHandle() {
+  // Freeing is collective: a rank that fails alone must reach its abort instead.
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
+}
+
+int MpiHandle::take_channel() {
+  constexpr int largest_tag = 32767;  // the least that MPI_TAG_UB may be (MPI 3.1, 8.1.2)
+  const int first = channels_++ * tags_per_channel;
+  TRIREME_ASSERT(first + tags_per_channel <= largest_tag, "channel {} of one group", channels_);
+  return first;
+}
 
 std::size_t scratch_bytes(int size, std::size_t largest) {
   if (size == 1) return 0;

@@ -1,20 +1,100 @@
 #include <algorithm>
-#include <numeric>
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "trireme/comm/nccl.hpp"
+#include "trireme/device/timeline.hpp"
 
-#include "checks.hpp"
 #include "local.hpp"
-#include "nccl_operation.hpp"
+#include "nccl_handle.hpp"
 #include "slices.hpp"
 
 namespace trireme::comm {
 namespace {
 
-using Steps = NcclOperation::Steps;
+/// Steps that are queued on the device one after another.
+class NcclOperation final : public device::Operation {
+ public:
+  /// Each queues something, at most one NCCL group, and returns true; or NCCL is not ready for it,
+  /// and it is called again. The next begins once NCCL has queued what this one issued.
+  using Steps = std::vector<std::function<bool()>>;
+  struct Job {
+    OperationKind kind = OperationKind::count;
+    std::int64_t sent = 0;  // bytes for other ranks
+    /// Called at the start, since scratch may move before.
+    std::function<Steps()> plan;
+  };
+  NcclOperation(NcclHandle& handle, device::Queue& queue, TrafficCounter& traffic, Job job)
+      : handle_(handle), queue_(queue), traffic_(traffic), job_(std::move(job)) {}
 
-std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data()); }
+  bool queued() const override { return true; }
+  void come_after(device::Fence& fence) override { queue_.follow(fence); }
+  void start() override {
+    begin_ = std::chrono::steady_clock::now();
+    device::begin_span(queue_, name());
+    steps_ = job_.plan();
+  }
+  bool test() override {
+    while (handle_.settled(name())) {
+      if (next_ == steps_.size()) {
+        device::end_span(queue_);
+        const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
+        traffic_.add(job_.kind, {.bytes = job_.sent, .operations = 1, .seconds = spent.count()});
+        return true;
+      }
+      if (!steps_[next_]()) return false;  // another stream's operation came between
+      ++next_;
+    }
+    return false;
+  }
+  std::shared_ptr<device::Fence> end() override { return queue_.fence(); }
+  std::uint64_t steps() const override { return next_; }
+
+ private:
+  const char* name() const { return name_of(job_.kind).data(); }
+  NcclHandle& handle_;
+  device::Queue& queue_;
+  TrafficCounter& traffic_;
+  Job job_;
+  Steps steps_;
+  std::size_t next_ = 0;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+/// A part of a grouped exchange: from or to this rank's memory.
+struct NcclPart {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  int peer = 0;
+  bool send = false;
+};
+
+bool failed(NcclApi::Result result) {
+  return result != NcclApi::Result::success && result != NcclApi::Result::in_progress;
+}
+
+/// A step: all parts as one group. Those without bytes are left out, by both sides alike.
+bool issue_parts(NcclHandle& handle, const char* operation, const std::vector<NcclPart>& parts,
+                 device::Queue& queue) {
+  const auto empty = [](const NcclPart& part) { return part.bytes == 0; };
+  if (std::all_of(parts.begin(), parts.end(), empty)) return true;
+  void* const native = queue.native();
+  return handle.issue_group(operation, [&](NcclApi& api, NcclApi::Comm comm) {
+    for (const NcclPart& part : parts) {
+      if (part.bytes == 0) continue;
+      const NcclApi::Result result =
+          part.send ? api.send(part.data, part.bytes, part.peer, comm, native)
+                    : api.receive(part.data, part.bytes, part.peer, comm, native);
+      if (failed(result)) return result;
+    }
+    return NcclApi::Result::success;
+  });
+}
+
+using Steps = NcclOperation::Steps;
 
 /// Elements of one contribution that are added at once.
 std::int64_t piece_elements(int size, std::int64_t longest, std::int64_t element,
@@ -37,83 +117,50 @@ std::function<bool()> copied(std::vector<LocalCopy> copies, device::Queue& queue
   };
 }
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public BesideMpi {
  public:
   NcclCommunicator(NcclRuntime& runtime, std::unique_ptr<Communicator> mpi, const std::string& name,
                    const std::string& key)
-      : runtime_(runtime), mpi_(std::move(mpi)), handle_(runtime, *mpi_, name, key) {}
-
-  int rank() const override { return mpi_->rank(); }
-  int size() const override { return mpi_->size(); }
-
-  using Communicator::all_reduce;
-  device::Event all_reduce(const Tensor& data, Reduction reduction,
-                           device::Stream& stream) override;
-  device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
-                                 std::span<const std::int64_t> counts, Reduction reduction,
-                                 device::Stream& stream) override;
-  device::Event all_gather_v(const Tensor& output, const Tensor& input,
-                             std::span<const std::int64_t> counts, device::Stream& stream) override;
-  device::Event broadcast(const Tensor& data, int root, device::Stream& stream) override;
-  device::Event all_to_all(const Tensor& output, const Tensor& input,
-                           device::Stream& stream) override;
-  device::Event exchange(std::vector<Message> messages, device::Stream& stream) override;
-
-  TrafficByKind traffic() const override {
-    TrafficByKind sum = counter_.read();
-    return sum += mpi_->traffic();
-  }
-  void reset_traffic() override {
-    counter_.reset();
-    mpi_->reset_traffic();
-  }
+      : BesideMpi(std::move(mpi)), runtime_(runtime), handle_(runtime, *mpi_, name, key) {}
 
  protected:
-  Communicator& agreement() override { return agreement_of(*mpi_); }
-
- private:
-  /// A reduction of slices, rank r's being elements [begins[r], begins[r + 1]) of `data`.
-  struct Sum {
-    Tensor data, output;  // the output is this rank's
-    std::vector<std::int64_t> begins;
-    Reduction reduction = Reduction::sum;
-    bool gather = false;  // everyone gets all slices; `output` is this rank's place in `data`
-    std::int64_t element() const { return static_cast<std::int64_t>(size_of(data.type())); }
-    std::int64_t count(int rank) const { return begins[rank + 1] - begins[rank]; }
-    std::byte* at(std::int64_t index) const { return bytes_of(data) + index * element(); }
-  };
-
-  bool of_host(const device::Stream& stream) const {
-    if (stream.device().is_host()) return true;
+  Communicator& carrier(const device::Stream& stream) override {
+    if (stream.device().is_host()) return *mpi_;
     TRIREME_ASSERT(&stream.device() == &runtime_.ledger().device(), "a stream of {}",
                    stream.device().name());
-    return false;
+    return *this;
   }
+  device::Event start_reduction(SliceReduction job, device::Stream& stream) override;
+  device::Event start_gather(const Tensor& output, const Tensor& input,
+                             const std::vector<std::int64_t>& begins,
+                             device::Stream& stream) override;
+  device::Event start_broadcast(const Tensor& data, int root, device::Stream& stream) override;
+  device::Event start_all_to_all(const Tensor& output, const Tensor& input,
+                                 device::Stream& stream) override;
+  device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) override;
+
+ private:
   device::Event enqueue(OperationKind kind, std::int64_t sent, std::function<Steps()> plan,
                         device::Stream& stream) {
     NcclOperation::Job job{.kind = kind, .sent = sent, .plan = std::move(plan)};
     return stream.enqueue(
         std::make_unique<NcclOperation>(handle_, stream.queue(), counter_, std::move(job)));
   }
-  template <class Visit>
-  void for_each_peer(const Visit& visit) const {  // the successor first
-    for (int step = 1; step < size(); ++step) visit((rank() + step) % size());
-  }
-  bool library_sum(const Tensor& data, Reduction reduction) const {
-    const DType type = data.type();
-    return runtime_.options().library_sums && reduction == Reduction::sum &&
+  bool by_library(const SliceReduction& job) const {
+    const DType type = job.type();
+    return runtime_.options().library_sums && job.reduction == Reduction::sum &&
            (type == DType::f32 || type == DType::f64 || type == DType::i64);
   }
-  Steps own_sum(const Sum& sum, device::Queue& queue);
-  Steps library_scatter(const Sum& sum, device::Queue& queue);
-  std::int64_t sent_by(const Sum& sum) const;
-  bool gather_slices(const Sum& sum, device::Queue& queue);
+  device::Event enqueue_parts(OperationKind kind, std::vector<NcclPart> parts,
+                              std::vector<LocalCopy> copies, device::Stream& stream);
+  Steps own_sum(const SliceReduction& job, device::Queue& queue);
+  Steps library_sum(const SliceReduction& job, device::Queue& queue);
+  Steps library_scatter(const SliceReduction& job, device::Queue& queue);
   std::byte* scratch(std::size_t bytes);
   /// Parts that bring every rank's `own` to its place in everyone's memory.
   std::vector<NcclPart> spread(const std::vector<NcclPart>& places, const NcclPart& own) const;
 
   NcclRuntime& runtime_;
-  std::unique_ptr<Communicator> mpi_;
   device::Buffer scratch_;
   NcclHandle handle_;  // ends first: then no work on the scratch memory is left
 };
@@ -126,37 +173,27 @@ std::byte* NcclCommunicator::scratch(std::size_t bytes) {
   return scratch_.data();
 }
 
-std::int64_t NcclCommunicator::sent_by(const Sum& sum) const {
-  const std::int64_t own = sum.count(rank());
-  const std::int64_t others = sum.begins.back() - own;
-  return (others + (sum.gather ? own * (size() - 1) : 0)) * sum.element();
-}
-
 /// Piece by piece: everyone's contribution to this rank's slice comes to scratch memory and is
 /// added there; results go out together at the end, when no contribution is needed any more.
-Steps NcclCommunicator::own_sum(const Sum& sum, device::Queue& queue) {
-  std::int64_t longest = 0;
-  for (int r = 0; r < size(); ++r) longest = std::max(longest, sum.count(r));
+Steps NcclCommunicator::own_sum(const SliceReduction& job, device::Queue& queue) {
+  const std::int64_t longest = job.longest();
   if (longest == 0) return {};
-  const std::int64_t element = sum.element();
-  const std::int64_t piece = piece_elements(size(), longest, element, runtime_.options().scratch);
-  const std::int64_t stride = lane(piece, element);
+  const std::int64_t piece =
+      piece_elements(size(), longest, job.element(), runtime_.options().scratch);
+  const std::int64_t stride = lane(piece, job.element());
   std::byte* const room = scratch(static_cast<std::size_t>(stride * (size() - 1)));
   const auto lane_of = [=, own = rank()](int r) { return room + (r < own ? r : r - 1) * stride; };
-  const char* const name = sum.gather ? "all_reduce" : "reduce_scatter";
+  const char* const name = name_of(job.kind()).data();
 
   Steps steps;
-  for (std::int64_t done = 0; done < longest; done += piece) {
-    const auto part_of = [=](int r) {
-      return std::clamp<std::int64_t>(sum.count(r) - done, 0, piece);
-    };
-    const std::int64_t own = part_of(rank());
+  for (std::int64_t i = 0; i * piece < longest; ++i) {
+    const std::int64_t own = job.stretch(rank(), i, piece).count;
     steps.emplace_back([=, this, &queue] {
       std::vector<NcclPart> parts;
       for_each_peer([&](int peer) {
-        parts.push_back({lane_of(peer), static_cast<std::size_t>(own * element), peer, false});
-        parts.push_back({sum.at(sum.begins[peer] + done),
-                         static_cast<std::size_t>(part_of(peer) * element), peer, true});
+        const Stretch theirs = job.stretch(peer, i, piece);
+        parts.push_back({lane_of(peer), job.bytes(own), peer, false});
+        parts.push_back({job.at(theirs.begin), job.bytes(theirs.count), peer, true});
       });
       return issue_parts(handle_, name, parts, queue);
     });
@@ -164,14 +201,20 @@ Steps NcclCommunicator::own_sum(const Sum& sum, device::Queue& queue) {
     steps.emplace_back([=, this, &queue] {
       std::vector<const std::byte*> contributions;
       for (int r = 0; r < size(); ++r) {
-        contributions.push_back(r == rank() ? sum.at(sum.begins[r] + done) : lane_of(r));
+        contributions.push_back(r == rank() ? job.at(job.stretch(r, i, piece).begin) : lane_of(r));
       }
-      queue.reduce(sum.data.type(), sum.reduction, contributions,
-                   bytes_of(sum.output) + done * element, own);
+      queue.reduce(job.type(), job.reduction, contributions, job.output_at(i * piece), own);
       return true;
     });
   }
-  if (sum.gather) steps.emplace_back([=, this, &queue] { return gather_slices(sum, queue); });
+  if (!job.gather) return steps;
+  steps.emplace_back([=, this, &queue] {
+    std::vector<NcclPart> places;
+    for (int r = 0; r < size(); ++r) {
+      places.push_back({job.at(job.begins[r]), job.bytes(job.count(r))});
+    }
+    return issue_parts(handle_, name, spread(places, places[rank()]), queue);
+  });
   return steps;
 }
 
@@ -185,52 +228,37 @@ std::vector<NcclPart> NcclCommunicator::spread(const std::vector<NcclPart>& plac
   return parts;
 }
 
-bool NcclCommunicator::gather_slices(const Sum& sum, device::Queue& queue) {
-  std::vector<NcclPart> places;
-  for (int r = 0; r < size(); ++r) {
-    places.push_back(
-        {sum.at(sum.begins[r]), static_cast<std::size_t>(sum.count(r) * sum.element())});
-  }
-  return issue_parts(handle_, "all_reduce", spread(places, places[rank()]), queue);
-}
-
-device::Event NcclCommunicator::all_reduce(const Tensor& data, Reduction reduction,
-                                           device::Stream& stream) {
-  if (of_host(stream)) return mpi_->all_reduce(data, reduction, stream);
-  checks::reducible(data);
-  Sum sum{.data = data,
-          .output = {},
-          .begins = even_slices(data.elements(), size()),
-          .reduction = reduction,
-          .gather = true};
-  sum.output = {sum.at(sum.begins[rank()]), data.type(), {sum.count(rank())}};
-  const bool by_library = library_sum(data, reduction);
+device::Event NcclCommunicator::start_reduction(SliceReduction job, device::Stream& stream) {
+  const OperationKind kind = job.kind();
+  const std::int64_t sent = job.sent(rank());
   return enqueue(
-      OperationKind::all_reduce, sent_by(sum),
-      [=, this, &stream]() -> Steps {
-        device::Queue& queue = stream.queue();
-        if (!by_library) return own_sum(sum, queue);
-        if (data.elements() == 0) return {};
-        return {[=, this, &queue] {
-          return handle_.issue("all_reduce", [&](NcclApi& api, NcclApi::Comm comm) {
-            return api.all_reduce(data.data(), static_cast<std::size_t>(data.elements()),
-                                  data.type(), comm, queue.native());
-          });
-        }};
+      kind, sent,
+      [=, this, &queue = stream.queue(), job = std::move(job)]() -> Steps {
+        if (!by_library(job)) return own_sum(job, queue);
+        if (job.data.elements() == 0) return {};
+        return job.gather ? library_sum(job, queue) : library_scatter(job, queue);
       },
       stream);
 }
 
-Steps NcclCommunicator::library_scatter(const Sum& sum, device::Queue& queue) {
-  const auto elements = [sum](int r) { return static_cast<std::size_t>(sum.count(r)); };
+Steps NcclCommunicator::library_sum(const SliceReduction& job, device::Queue& queue) {
+  return {[=, this, &queue] {
+    return handle_.issue("all_reduce", [&](NcclApi& api, NcclApi::Comm comm) {
+      return api.all_reduce(job.data.data(), static_cast<std::size_t>(job.data.elements()),
+                            job.type(), comm, queue.native());
+    });
+  }};
+}
+
+Steps NcclCommunicator::library_scatter(const SliceReduction& job, device::Queue& queue) {
+  const auto elements = [job](int r) { return static_cast<std::size_t>(job.count(r)); };
   bool even = true;
   for (int r = 0; r < size(); ++r) even = even && elements(r) == elements(0);
-  if (sum.data.elements() == 0) return {};
   if (even) {
     return {[=, this, &queue] {
       return handle_.issue("reduce_scatter", [&](NcclApi& api, NcclApi::Comm comm) {
-        return api.reduce_scatter(sum.data.data(), sum.output.data(), elements(0), sum.data.type(),
-                                  comm, queue.native());
+        return api.reduce_scatter(job.data.data(), job.output.data(), elements(0), job.type(), comm,
+                                  queue.native());
       });
     }};
   }
@@ -239,52 +267,32 @@ Steps NcclCommunicator::library_scatter(const Sum& sum, device::Queue& queue) {
       for (int r = 0; r < size(); ++r) {
         if (elements(r) == 0) continue;
         const NcclApi::Result result =
-            api.reduce(sum.at(sum.begins[r]), r == rank() ? sum.output.data() : nullptr,
-                       elements(r), sum.data.type(), r, comm, queue.native());
-        if (result != NcclApi::Result::success && result != NcclApi::Result::in_progress) {
-          return result;
-        }
+            api.reduce(job.at(job.begins[r]), r == rank() ? job.output.data() : nullptr,
+                       elements(r), job.type(), r, comm, queue.native());
+        if (failed(result)) return result;
       }
       return NcclApi::Result::success;
     });
   }};
 }
 
-device::Event NcclCommunicator::reduce_scatter_v(const Tensor& output, const Tensor& input,
-                                                 std::span<const std::int64_t> counts,
-                                                 Reduction reduction, device::Stream& stream) {
-  if (of_host(stream)) return mpi_->reduce_scatter_v(output, input, counts, reduction, stream);
-  checks::scatter(output, input, counts, *this);
-  Sum sum{.data = input, .output = output, .begins = slices_of(counts), .reduction = reduction};
-  const bool by_library = library_sum(input, reduction);
-  return enqueue(
-      OperationKind::reduce_scatter, sent_by(sum),
-      [=, this, &stream] {
-        return by_library ? library_scatter(sum, stream.queue()) : own_sum(sum, stream.queue());
-      },
-      stream);
-}
-
-device::Event NcclCommunicator::all_gather_v(const Tensor& output, const Tensor& input,
-                                             std::span<const std::int64_t> counts,
+device::Event NcclCommunicator::start_gather(const Tensor& output, const Tensor& input,
+                                             const std::vector<std::int64_t>& begins,
                                              device::Stream& stream) {
-  if (of_host(stream)) return mpi_->all_gather_v(output, input, counts, stream);
-  checks::gather(output, input, counts, *this);
-  const std::size_t element = size_of(output.type());
+  const auto element = static_cast<std::int64_t>(size_of(output.type()));
   std::vector<NcclPart> places;
-  std::byte* place = bytes_of(output);
-  for (const std::int64_t count : counts) {
-    places.push_back({place, static_cast<std::size_t>(count) * element});
-    place += places.back().bytes;
+  bool even = true;
+  for (int r = 0; r < size(); ++r) {
+    const std::int64_t count = begins[r + 1] - begins[r];
+    places.push_back(
+        {bytes_of(output) + begins[r] * element, static_cast<std::size_t>(count * element)});
+    even = even && places[r].bytes == places[0].bytes;
   }
   const NcclPart own{bytes_of(input), input.bytes()};
-  const bool even = std::all_of(counts.begin(), counts.end(),
-                                [&](std::int64_t count) { return count == counts[0]; });
   const LocalCopy copy{places[rank()].data, own.data, own.bytes};
   return enqueue(
       OperationKind::all_gather, static_cast<std::int64_t>(own.bytes) * (size() - 1),
-      [=, this, &stream]() -> Steps {
-        device::Queue& queue = stream.queue();
+      [=, this, &queue = stream.queue()]() -> Steps {
         if (even && own.bytes == 0) return {};
         if (!even) {
           return {copied({copy}, queue), [=, this, &queue] {
@@ -300,18 +308,16 @@ device::Event NcclCommunicator::all_gather_v(const Tensor& output, const Tensor&
       stream);
 }
 
-device::Event NcclCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
-  if (of_host(stream)) return mpi_->broadcast(data, root, stream);
-  checks::dense(data);
-  checks::peer(root, *this);
-  // As if the root sent to everyone: what each rank really sends is NCCL's affair.
+device::Event NcclCommunicator::start_broadcast(const Tensor& data, int root,
+                                                device::Stream& stream) {
+  // Counted as if the root sent to everyone: what each rank really sends is up to NCCL.
   const std::int64_t sent =
       rank() == root ? static_cast<std::int64_t>(data.bytes()) * (size() - 1) : 0;
   return enqueue(
       OperationKind::broadcast, sent,
-      [=, this, &stream]() -> Steps {
+      [=, this, &queue = stream.queue()]() -> Steps {
         if (data.bytes() == 0) return {};
-        return {[=, this, &queue = stream.queue()] {
+        return {[=, this, &queue] {
           return handle_.issue("broadcast", [&](NcclApi& api, NcclApi::Comm comm) {
             return api.broadcast(data.data(), data.bytes(), root, comm, queue.native());
           });
@@ -320,10 +326,8 @@ device::Event NcclCommunicator::broadcast(const Tensor& data, int root, device::
       stream);
 }
 
-device::Event NcclCommunicator::all_to_all(const Tensor& output, const Tensor& input,
-                                           device::Stream& stream) {
-  if (of_host(stream)) return mpi_->all_to_all(output, input, stream);
-  checks::all_to_all(output, input, *this);
+device::Event NcclCommunicator::start_all_to_all(const Tensor& output, const Tensor& input,
+                                                 device::Stream& stream) {
   const std::size_t block = input.bytes() / static_cast<std::size_t>(size());
   const auto at = [block](const Tensor& tensor, int r) {
     return bytes_of(tensor) + static_cast<std::size_t>(r) * block;
@@ -333,36 +337,32 @@ device::Event NcclCommunicator::all_to_all(const Tensor& output, const Tensor& i
     parts.push_back({at(output, peer), block, peer, false});
     parts.push_back({at(input, peer), block, peer, true});
   });
-  const LocalCopy copy{at(output, rank()), at(input, rank()), block};
-  return enqueue(
-      OperationKind::all_to_all, static_cast<std::int64_t>(block) * (size() - 1),
-      [=, this, &stream]() -> Steps {
-        device::Queue& queue = stream.queue();
-        return {copied({copy}, queue),
-                [=, this, &queue] { return issue_parts(handle_, "all_to_all", parts, queue); }};
-      },
-      stream);
+  return enqueue_parts(OperationKind::all_to_all, std::move(parts),
+                       {{at(output, rank()), at(input, rank()), block}}, stream);
 }
 
-device::Event NcclCommunicator::exchange(std::vector<Message> messages, device::Stream& stream) {
-  if (of_host(stream)) return mpi_->exchange(std::move(messages), stream);
-  for (const Message& message : messages) {
-    checks::dense(message.data);
-    checks::peer(message.peer, *this);
-  }
-  const std::vector<LocalCopy> copies = take_own_messages(messages, rank());
+device::Event NcclCommunicator::start_exchange(std::vector<Message> messages,
+                                               device::Stream& stream) {
+  std::vector<LocalCopy> copies = take_own_messages(messages, rank());
   std::vector<NcclPart> parts;
-  std::int64_t sent = 0;
   for (const Message& message : messages) {
     parts.push_back({bytes_of(message.data), message.data.bytes(), message.peer, message.send});
-    if (message.send) sent += static_cast<std::int64_t>(message.data.bytes());
   }
+  return enqueue_parts(OperationKind::exchange, std::move(parts), std::move(copies), stream);
+}
+
+device::Event NcclCommunicator::enqueue_parts(OperationKind kind, std::vector<NcclPart> parts,
+                                              std::vector<LocalCopy> copies,
+                                              device::Stream& stream) {
+  std::int64_t sent = 0;
+  for (const NcclPart& part : parts) sent += part.send ? static_cast<std::int64_t>(part.bytes) : 0;
   return enqueue(
-      OperationKind::exchange, sent,
-      [=, this, &stream]() -> Steps {
-        device::Queue& queue = stream.queue();
-        return {copied(copies, queue),
-                [=, this, &queue] { return issue_parts(handle_, "exchange", parts, queue); }};
+      kind, sent,
+      [=, this, &queue = stream.queue(), parts = std::move(parts),
+       copies = std::move(copies)]() -> Steps {
+        return {copied(copies, queue), [=, this, &queue] {
+                  return issue_parts(handle_, name_of(kind).data(), parts, queue);
+                }};
       },
       stream);
 }

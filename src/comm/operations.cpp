@@ -80,7 +80,7 @@ void ExchangeOperation::begin() {
 BroadcastOperation::BroadcastOperation(const Group& group, const Place& place, const Tensor& data,
                                        int root)
     : WireOperation(group, place, OperationKind::broadcast),
-      data_(static_cast<std::byte*>(data.data())),
+      data_(bytes_of(data)),
       bytes_(data.bytes()) {
   pieces_ = static_cast<std::int64_t>((bytes_ + largest_piece - 1) / largest_piece);
   // Ranks counted from the root: the parent lacks the lowest bit, the children have one below it.
@@ -131,23 +131,13 @@ bool BroadcastOperation::advance() {
   return forwarded_ == pieces_ && leaving_.empty();
 }
 
-ReduceOperation::ReduceOperation(const Group& group, const Place& place, Job job)
-    : WireOperation(group, place,
-                    job.gather ? OperationKind::all_reduce : OperationKind::reduce_scatter),
-      job_(std::move(job)),
-      element_bytes_(static_cast<std::int64_t>(size_of(job_.type))) {}
-
-ReduceOperation::Stretch ReduceOperation::stretch(int rank, std::int64_t piece) const {
-  const std::int64_t begin = job_.begins[rank] + piece * piece_elements_;
-  const std::int64_t count = std::min(piece_elements_, job_.begins[rank + 1] - begin);
-  return {begin, std::max<std::int64_t>(count, 0)};
-}
+ReduceOperation::ReduceOperation(const Group& group, const Place& place, SliceReduction job)
+    : WireOperation(group, place, job.kind()), job_(std::move(job)) {}
 
 std::byte* ReduceOperation::scratch(int rank, std::int64_t piece) const {
   const std::int64_t lane = rank < group_.rank ? rank : rank - 1;
   const auto lanes = static_cast<std::int64_t>(group_.size - 1);
-  const std::int64_t stride = static_cast<std::int64_t>(
-      device::aligned(static_cast<std::size_t>(piece_elements_ * element_bytes_)));
+  const auto stride = static_cast<std::int64_t>(device::aligned(job_.bytes(piece_elements_)));
   return scratch_ + (piece % static_cast<std::int64_t>(slots_.size()) * lanes + lane) * stride;
 }
 
@@ -161,25 +151,20 @@ void ReduceOperation::for_each_peer(std::int64_t piece, const Visit& visit) cons
 }
 
 void ReduceOperation::begin() {
-  std::int64_t longest = 0;
-  for (int rank = 0; rank < group_.size; ++rank) {
-    longest = std::max(longest, job_.begins[rank + 1] - job_.begins[rank]);
-  }
+  const std::int64_t longest = job_.longest();
   if (longest == 0) return;
-  const auto limit = static_cast<std::int64_t>(reduce_piece_bytes(group_.size)) / element_bytes_;
+  const auto limit = static_cast<std::int64_t>(reduce_piece_bytes(group_.size)) / job_.element();
   piece_elements_ = std::min(limit, longest);
   pieces_ = (longest + piece_elements_ - 1) / piece_elements_;
   const std::size_t slots = slots_for(static_cast<std::size_t>(pieces_));
   for (std::size_t i = 0; i < slots; ++i) {
     slots_.push_back({Requests(wire()), Requests(wire())});
   }
-  scratch_ = group_.scratch(
-      place_.device,
-      reduce_scratch_bytes(group_.size, static_cast<std::size_t>(longest * element_bytes_)));
+  scratch_ = group_.scratch(place_.device, reduce_scratch_bytes(group_.size, job_.bytes(longest)));
 }
 
 void ReduceOperation::post(std::int64_t piece) {
-  const auto own = static_cast<std::size_t>(stretch(group_.rank, piece).count * element_bytes_);
+  const std::size_t own = job_.bytes(stretch(group_.rank, piece).count);
   for_each_peer(piece, [&](int peer, const Stretch&) {
     if (own > 0) {
       slot(piece).contributions.receive(scratch(peer, piece), own, peer, Tag::contribution);
@@ -187,8 +172,7 @@ void ReduceOperation::post(std::int64_t piece) {
   });
   for_each_peer(piece, [&](int peer, const Stretch& theirs) {
     if (theirs.count == 0) return;
-    slot(piece).sends.send(at(theirs.begin),
-                           static_cast<std::size_t>(theirs.count * element_bytes_), peer,
+    slot(piece).sends.send(job_.at(theirs.begin), job_.bytes(theirs.count), peer,
                            Tag::contribution);
   });
 }
@@ -199,20 +183,19 @@ void ReduceOperation::reduce(std::int64_t piece) {
   if (own.count == 0) return;
   std::vector<const std::byte*> contributions(static_cast<std::size_t>(group_.size));
   for (int rank = 0; rank < group_.size; ++rank) {
-    contributions[rank] = rank == group_.rank ? at(own.begin) : scratch(rank, piece);
+    contributions[rank] = rank == group_.rank ? job_.at(own.begin) : scratch(rank, piece);
   }
-  std::byte* output = job_.output + piece * piece_elements_ * element_bytes_;
-  place_.queue.reduce(job_.type, job_.reduction, contributions, output, own.count);
+  place_.queue.reduce(job_.type(), job_.reduction, contributions,
+                      job_.output_at(piece * piece_elements_), own.count);
   adding_.back() = place_.queue.fence();
 }
 
 void ReduceOperation::publish(std::int64_t piece) {
   const Stretch own = stretch(group_.rank, piece);
   if (own.count == 0 || !job_.gather) return;
-  std::byte* output = job_.output + piece * piece_elements_ * element_bytes_;
   Requests& sends = results_.emplace_back(wire());
   for_each_peer(piece, [&](int peer, const Stretch&) {
-    sends.send(output, static_cast<std::size_t>(own.count * element_bytes_), peer, Tag::result);
+    sends.send(job_.output_at(piece * piece_elements_), job_.bytes(own.count), peer, Tag::result);
   });
 }
 
@@ -221,8 +204,7 @@ void ReduceOperation::open(std::int64_t piece) {
   Requests& receives = results_.emplace_back(wire());
   for_each_peer(piece, [&](int peer, const Stretch& theirs) {
     if (theirs.count == 0) return;
-    receives.receive(at(theirs.begin), static_cast<std::size_t>(theirs.count * element_bytes_),
-                     peer, Tag::result);
+    receives.receive(job_.at(theirs.begin), job_.bytes(theirs.count), peer, Tag::result);
   });
 }
 

@@ -14,17 +14,18 @@
 #include "local.hpp"
 #include "mpi_handle.hpp"
 #include "requests.hpp"
+#include "slices.hpp"
 
 namespace trireme::comm {
 
-/// Where an operation's tensors lie, and the queue of its own work on them.
+/// The device of an operation's tensors, and the queue of its own work on them.
 struct Place {
   device::Device& device;
   device::Queue& queue;
 };
 
-/// Where an operation stands, and scratch of a device that grows when it must; the operations of a
-/// communicator run one after another, so they share it.
+/// What the operations of a communicator share: they run one after another, so also the scratch of
+/// a device, which grows when it must.
 struct Group {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
@@ -115,28 +116,18 @@ class BroadcastOperation : public WireOperation {
 /// piece, and is added in tree order; a few pieces are under way at once.
 class ReduceOperation : public WireOperation {
  public:
-  struct Job {
-    DType type = DType::f32;
-    Reduction reduction = Reduction::sum;
-    std::byte* data = nullptr;         // all slices, in rank order
-    std::byte* output = nullptr;       // of this rank's slice; the slice itself where in place
-    std::vector<std::int64_t> begins;  // of every slice in elements, and the end of the last
-    bool gather = false;
-  };
-  ReduceOperation(const Group& group, const Place& place, Job job);
+  ReduceOperation(const Group& group, const Place& place, SliceReduction job);
   std::uint64_t steps() const override { return steps_; }
 
  private:
   void begin() override;
   bool advance() override;
-  struct Stretch {
-    std::int64_t begin = 0, count = 0;  // elements of job_.data
-  };
   struct Slot {
     Requests contributions, sends;
   };
-  Stretch stretch(int rank, std::int64_t piece) const;
-  std::byte* at(std::int64_t element) const { return job_.data + element * element_bytes_; }
+  Stretch stretch(int rank, std::int64_t piece) const {
+    return job_.stretch(rank, piece, piece_elements_);
+  }
   std::byte* scratch(int rank, std::int64_t piece) const;
   Slot& slot(std::int64_t piece) { return slots_[static_cast<std::size_t>(piece) % slots_.size()]; }
   template <class Visit>
@@ -147,8 +138,7 @@ class ReduceOperation : public WireOperation {
   void open(std::int64_t piece);
   bool step();
 
-  Job job_;
-  std::int64_t element_bytes_;
+  SliceReduction job_;
   std::int64_t piece_elements_ = 1, pieces_ = 0;
   std::byte* scratch_ = nullptr;
   std::vector<Slot> slots_;

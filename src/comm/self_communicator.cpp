@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "checks.hpp"
 #include "local.hpp"
+#include "slices.hpp"
 
 namespace trireme::comm {
 namespace {
@@ -28,41 +28,28 @@ class SelfCommunicator : public Communicator {
   int rank() const override { return 0; }
   int size() const override { return 1; }
 
-  device::Event all_reduce(const Tensor& data, Reduction, device::Stream& stream) override {
-    checks::reducible(data);
+ protected:
+  device::Event start_reduction(SliceReduction job, device::Stream& stream) override {
+    return enqueue(copy(job.output, job.data), stream);
+  }
+  device::Event start_gather(const Tensor& output, const Tensor& input,
+                             const std::vector<std::int64_t>&, device::Stream& stream) override {
+    return enqueue(copy(output, input), stream);
+  }
+  device::Event start_broadcast(const Tensor&, int, device::Stream& stream) override {
     return enqueue({}, stream);
   }
-  device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
-                                 std::span<const std::int64_t> counts, Reduction,
+  device::Event start_all_to_all(const Tensor& output, const Tensor& input,
                                  device::Stream& stream) override {
-    checks::scatter(output, input, counts, *this);
     return enqueue(copy(output, input), stream);
   }
-  device::Event all_gather_v(const Tensor& output, const Tensor& input,
-                             std::span<const std::int64_t> counts,
-                             device::Stream& stream) override {
-    checks::gather(output, input, counts, *this);
-    return enqueue(copy(output, input), stream);
-  }
-  device::Event broadcast(const Tensor& data, int root, device::Stream& stream) override {
-    checks::dense(data);
-    checks::peer(root, *this);
-    return enqueue({}, stream);
-  }
-  device::Event all_to_all(const Tensor& output, const Tensor& input,
-                           device::Stream& stream) override {
-    checks::all_to_all(output, input, *this);
-    return enqueue(copy(output, input), stream);
-  }
-  device::Event exchange(std::vector<Message> messages, device::Stream& stream) override {
-    for (const Message& message : messages) checks::peer(message.peer, *this);
+  device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) override {
     return enqueue(take_own_messages(messages, 0), stream);
   }
 
  private:
   static std::vector<LocalCopy> copy(const Tensor& output, const Tensor& input) {
-    return {{static_cast<std::byte*>(output.data()), static_cast<const std::byte*>(input.data()),
-             input.bytes()}};
+    return {{bytes_of(output), bytes_of(input), input.bytes()}};
   }
   static device::Event enqueue(std::vector<LocalCopy> copies, device::Stream& stream) {
     return stream.enqueue(std::make_unique<CopyOperation>(std::move(copies), stream.queue()));
@@ -77,7 +64,6 @@ std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& mes
   const auto own = std::stable_partition(messages.begin(), messages.end(),
                                          [&](const auto& each) { return each.peer != rank; });
   for (auto each = own; each != messages.end(); ++each) {
-    checks::dense(each->data);
     (each->send ? sent : received).push_back(each->data);
   }
   messages.erase(own, messages.end());
@@ -87,8 +73,7 @@ std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& mes
   for (std::size_t i = 0; i < sent.size(); ++i) {
     TRIREME_ASSERT(sent[i].bytes() == received[i].bytes(), "{} bytes sent, {} expected",
                    sent[i].bytes(), received[i].bytes());
-    copies.push_back({static_cast<std::byte*>(received[i].data()),
-                      static_cast<const std::byte*>(sent[i].data()), sent[i].bytes()});
+    copies.push_back({bytes_of(received[i]), bytes_of(sent[i]), sent[i].bytes()});
   }
   return copies;
 }

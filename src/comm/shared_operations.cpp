@@ -15,33 +15,27 @@ constexpr auto slot_size = static_cast<std::int64_t>(slot_bytes);
 
 std::int64_t pieces(std::int64_t whole, std::int64_t piece) { return (whole + piece - 1) / piece; }
 
-std::int64_t longest_slice(const ReduceOperation::Job& job) {
-  std::int64_t longest = 0;
-  for (std::size_t r = 0; r + 1 < job.begins.size(); ++r) {
-    longest = std::max(longest, job.begins[r + 1] - job.begins[r]);
-  }
-  return longest;
-}
-
 /// Bytes of a slot for what goes to one other rank.
 std::int64_t lane_bytes(int size) { return slot_size / (size - 1) / 64 * 64; }
 
-std::int64_t element_size(const ReduceOperation::Job& job) {
-  return static_cast<std::int64_t>(size_of(job.type));
-}
-
-/// Bytes that a rank would send by messages.
-std::int64_t sent_by(const ReduceOperation::Job& job, int rank) {
-  const std::int64_t own = job.begins[rank + 1] - job.begins[rank];
-  const auto others = static_cast<std::int64_t>(job.begins.size()) - 2;
-  return (job.begins.back() - own + (job.gather ? own * others : 0)) * element_size(job);
-}
-
-std::vector<std::int64_t> numbers_of(const ReduceOperation::Job& job) {
+std::vector<std::int64_t> numbers_of(const SliceReduction& job) {
   std::vector<std::int64_t> numbers = job.begins;
-  numbers.push_back(static_cast<std::int64_t>(job.type));
+  numbers.push_back(static_cast<std::int64_t>(job.type()));
   numbers.push_back(static_cast<std::int64_t>(job.reduction));
   return numbers;
+}
+
+std::int64_t longest(const std::vector<std::int64_t>& begins) {
+  std::int64_t most = 0;
+  for (std::size_t r = 0; r + 1 < begins.size(); ++r) {
+    most = std::max(most, begins[r + 1] - begins[r]);
+  }
+  return most;
+}
+
+std::vector<std::int64_t> in_bytes(std::vector<std::int64_t> begins, DType type) {
+  for (std::int64_t& begin : begins) begin *= static_cast<std::int64_t>(size_of(type));
+  return begins;
 }
 
 /// Messages that this process has under way elsewhere progress while it is inside MPI, and a rank
@@ -51,8 +45,8 @@ void let_messages_move() {
   mpi_check(MPI_Iprobe(0, MPI_ANY_TAG, MPI_COMM_SELF, &there, MPI_STATUS_IGNORE), "MPI_Iprobe");
 }
 
-std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
-  hash = (hash ^ word) * 0x9e3779b97f4a7c15U;
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) {
+  hash = (hash ^ number) * 0x9e3779b97f4a7c15U;
   return hash ^ hash >> 32U;
 }
 
@@ -135,57 +129,43 @@ bool SharedOperation::test() {
   return true;
 }
 
-SharedWholeReduce::SharedWholeReduce(SharedGroup& group, const ReduceOperation::Job& job)
+SharedWholeReduce::SharedWholeReduce(SharedGroup& group, SliceReduction job)
     : SharedOperation(group, {OperationKind::all_reduce, numbers_of(job)},
-                      pieces(job.begins.back(), slot_size / element_size(job)),
-                      sent_by(job, group.rank)),
-      job_(job),
-      element_bytes_(element_size(job)),
-      piece_elements_(slot_size / element_bytes_) {}
+                      pieces(job.begins.back(), slot_size / job.element()), job.sent(group.rank)),
+      job_(std::move(job)),
+      piece_elements_(slot_size / job_.element()) {}
 
 std::int64_t SharedWholeReduce::elements_of(std::int64_t round) const {
   return std::min(piece_elements_, job_.begins.back() - round * piece_elements_);
 }
 
-std::byte* SharedWholeReduce::at(std::int64_t round) const {
-  return job_.data + round * piece_elements_ * element_bytes_;
-}
-
 void SharedWholeReduce::fill(std::int64_t round) {
-  std::memcpy(slot(group_.rank, round), at(round),
-              static_cast<std::size_t>(elements_of(round) * element_bytes_));
+  std::memcpy(slot(group_.rank, round), job_.at(round * piece_elements_),
+              job_.bytes(elements_of(round)));
 }
 
 void SharedWholeReduce::drain(std::int64_t round) {
+  std::byte* const own = job_.at(round * piece_elements_);
   std::vector<const std::byte*> contributions;
   for (int r = 0; r < group_.size; ++r) {
-    contributions.push_back(r == group_.rank ? at(round) : slot(r, round));
+    contributions.push_back(r == group_.rank ? own : slot(r, round));
   }
-  device::reduce_tree(job_.type, job_.reduction, contributions, at(round), elements_of(round));
+  device::reduce_tree(job_.type(), job_.reduction, contributions, own, elements_of(round));
 }
 
-SharedReduce::SharedReduce(SharedGroup& group, const ReduceOperation::Job& job)
+SharedReduce::SharedReduce(SharedGroup& group, SliceReduction job)
     : SharedOperation(
-          group,
-          {job.gather ? OperationKind::all_reduce : OperationKind::reduce_scatter, numbers_of(job)},
-          pieces(longest_slice(job), lane_bytes(group.size) / element_size(job)) *
-              (job.gather ? 2 : 1),
-          sent_by(job, group.rank)),
-      job_(job),
-      element_bytes_(element_size(job)),
-      piece_elements_(lane_bytes(group.size) / element_bytes_),
-      pieces_(pieces(longest_slice(job), piece_elements_)) {}
+          group, {job.kind(), numbers_of(job)},
+          pieces(job.longest(), lane_bytes(group.size) / job.element()) * (job.gather ? 2 : 1),
+          job.sent(group.rank)),
+      job_(std::move(job)),
+      piece_elements_(lane_bytes(group.size) / job_.element()),
+      pieces_(pieces(job_.longest(), piece_elements_)) {}
 
 SharedReduce::Turn SharedReduce::turn(std::int64_t round) const {
   if (!job_.gather || round == 0) return {false, round};
   if (round == 2 * pieces_ - 1) return {true, pieces_ - 1};
   return round % 2 == 1 ? Turn{false, (round + 1) / 2} : Turn{true, round / 2 - 1};
-}
-
-SharedReduce::Stretch SharedReduce::stretch(int rank, std::int64_t piece) const {
-  const std::int64_t begin = job_.begins[rank] + piece * piece_elements_;
-  const std::int64_t count = std::min(piece_elements_, job_.begins[rank + 1] - begin);
-  return {begin, std::max<std::int64_t>(count, 0)};
 }
 
 std::byte* SharedReduce::lane(int of, int to, std::int64_t round) const {
@@ -204,14 +184,15 @@ void SharedReduce::fill(std::int64_t round) {
   if (now.result) {
     const Stretch own = stretch(group_.rank, now.piece);
     if (own.count > 0) {
-      std::memcpy(slot(group_.rank, round), output(now.piece), bytes(own.count));
+      std::memcpy(slot(group_.rank, round), job_.output_at(now.piece * piece_elements_),
+                  job_.bytes(own.count));
     }
     return;
   }
   for (int peer = 0; peer < group_.size; ++peer) {
     const Stretch theirs = stretch(peer, now.piece);
     if (peer == group_.rank || theirs.count == 0) continue;
-    std::memcpy(lane(group_.rank, peer, round), at(theirs.begin), bytes(theirs.count));
+    std::memcpy(lane(group_.rank, peer, round), job_.at(theirs.begin), job_.bytes(theirs.count));
   }
 }
 
@@ -222,7 +203,7 @@ void SharedReduce::drain(std::int64_t round) {
       const int peer = (group_.rank + step) % group_.size;
       const Stretch theirs = stretch(peer, now.piece);
       if (theirs.count > 0) {
-        std::memcpy(at(theirs.begin), slot(peer, round), bytes(theirs.count));
+        std::memcpy(job_.at(theirs.begin), slot(peer, round), job_.bytes(theirs.count));
       }
     }
     return;
@@ -231,27 +212,31 @@ void SharedReduce::drain(std::int64_t round) {
   if (own.count == 0) return;
   std::vector<const std::byte*> contributions;
   for (int r = 0; r < group_.size; ++r) {
-    contributions.push_back(r == group_.rank ? at(own.begin) : lane(r, group_.rank, round));
+    contributions.push_back(r == group_.rank ? job_.at(own.begin) : lane(r, group_.rank, round));
   }
-  device::reduce_tree(job_.type, job_.reduction, contributions, output(now.piece), own.count);
+  device::reduce_tree(job_.type(), job_.reduction, contributions,
+                      job_.output_at(now.piece * piece_elements_), own.count);
 }
 
-SharedGather::SharedGather(SharedGroup& group, Job job)
-    : SharedOperation(group, {OperationKind::all_gather, job.bytes},
-                      pieces(*std::max_element(job.bytes.begin(), job.bytes.end()), slot_size),
-                      job.bytes[static_cast<std::size_t>(group.rank)] * (group.size - 1)),
-      job_(std::move(job)) {}
+SharedGather::SharedGather(SharedGroup& group, const Tensor& output, const Tensor& input,
+                           const std::vector<std::int64_t>& begins)
+    : SharedOperation(group, {OperationKind::all_gather, in_bytes(begins, output.type())},
+                      pieces(longest(in_bytes(begins, output.type())), slot_size),
+                      static_cast<std::int64_t>(input.bytes()) * (group.size - 1)),
+      output_(bytes_of(output)),
+      own_(bytes_of(input)),
+      begins_(in_bytes(begins, output.type())) {}
 
-std::size_t SharedGather::bytes_of(int rank, std::int64_t round) const {
-  return static_cast<std::size_t>(
-      std::clamp<std::int64_t>(job_.bytes[rank] - round * slot_size, 0, slot_size));
+std::size_t SharedGather::bytes_of_round(int rank, std::int64_t round) const {
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(
+      begins_[rank + 1] - begins_[rank] - round * slot_size, 0, slot_size));
 }
 
 void SharedGather::fill(std::int64_t round) {
-  const std::size_t bytes = bytes_of(group_.rank, round);
+  const std::size_t bytes = bytes_of_round(group_.rank, round);
   if (bytes == 0) return;
-  const std::byte* from = job_.own + round * slot_size;
-  std::byte* place = job_.places[group_.rank] + round * slot_size;
+  const std::byte* from = own_ + round * slot_size;
+  std::byte* place = output_ + begins_[group_.rank] + round * slot_size;
   std::memcpy(slot(group_.rank, round), from, bytes);
   if (place != from) std::memcpy(place, from, bytes);
 }
@@ -259,9 +244,9 @@ void SharedGather::fill(std::int64_t round) {
 void SharedGather::drain(std::int64_t round) {
   for (int step = 1; step < group_.size; ++step) {
     const int peer = (group_.rank + step) % group_.size;
-    const std::size_t bytes = bytes_of(peer, round);
+    const std::size_t bytes = bytes_of_round(peer, round);
     if (bytes > 0) {
-      std::memcpy(job_.places[peer] + round * slot_size, slot(peer, round), bytes);
+      std::memcpy(output_ + begins_[peer] + round * slot_size, slot(peer, round), bytes);
     }
   }
 }
@@ -271,22 +256,22 @@ SharedBroadcast::SharedBroadcast(SharedGroup& group, const Tensor& data, int roo
           group, {OperationKind::broadcast, {static_cast<std::int64_t>(data.bytes()), root}},
           pieces(static_cast<std::int64_t>(data.bytes()), slot_size),
           group.rank == root ? static_cast<std::int64_t>(data.bytes()) * (group.size - 1) : 0),
-      data_(static_cast<std::byte*>(data.data())),
+      data_(bytes_of(data)),
       bytes_(static_cast<std::int64_t>(data.bytes())),
       root_(root) {}
 
-std::size_t SharedBroadcast::bytes_of(std::int64_t round) const {
+std::size_t SharedBroadcast::bytes_of_round(std::int64_t round) const {
   return static_cast<std::size_t>(std::min(slot_size, bytes_ - round * slot_size));
 }
 
 std::byte* SharedBroadcast::at(std::int64_t round) const { return data_ + round * slot_size; }
 
 void SharedBroadcast::fill(std::int64_t round) {
-  if (group_.rank == root_) std::memcpy(slot(root_, round), at(round), bytes_of(round));
+  if (group_.rank == root_) std::memcpy(slot(root_, round), at(round), bytes_of_round(round));
 }
 
 void SharedBroadcast::drain(std::int64_t round) {
-  if (group_.rank != root_) std::memcpy(at(round), slot(root_, round), bytes_of(round));
+  if (group_.rank != root_) std::memcpy(at(round), slot(root_, round), bytes_of_round(round));
 }
 
 }  // namespace trireme::comm

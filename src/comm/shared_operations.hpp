@@ -10,17 +10,17 @@
 
 #include "trireme/comm/communicator.hpp"
 
-#include "operations.hpp"
+#include "slices.hpp"
 
 namespace trireme::comm {
 
 constexpr std::size_t ring_slots = 4;
 constexpr std::size_t slot_bytes = std::size_t{256} << 10;
 
-/// What a rank tells the others, at the head of its area; written by its owner alone. The counters
-/// only grow, over the whole life of a group: a *round* is one filling of every rank's slot, and
-/// round t lies in slot t modulo ring_slots. Zeroed memory is a board of a group that has done
-/// nothing.
+/// The state of a rank that the others read, at the head of its area; written by its owner alone.
+/// The counters only grow, over the whole life of a group: a *round* is one filling of every rank's
+/// slot, and round t uses slot t modulo ring_slots. Zeroed memory is the board of a group that has
+/// done nothing.
 struct Board {
   alignas(64) std::atomic<std::uint64_t> published;  // rounds whose slot it has filled
   alignas(64) std::atomic<std::uint64_t> consumed;   // rounds in which it has read what it needs
@@ -88,16 +88,15 @@ class SharedOperation : public device::Operation {
 /// All-reduce in which everyone reads everything and adds it alone: one round per piece.
 class SharedWholeReduce final : public SharedOperation {
  public:
-  SharedWholeReduce(SharedGroup& group, const ReduceOperation::Job& job);
+  SharedWholeReduce(SharedGroup& group, SliceReduction job);
 
  private:
   void fill(std::int64_t round) override;
   void drain(std::int64_t round) override;
   std::int64_t elements_of(std::int64_t round) const;
-  std::byte* at(std::int64_t round) const;
 
-  ReduceOperation::Job job_;
-  std::int64_t element_bytes_, piece_elements_;
+  SliceReduction job_;
+  std::int64_t piece_elements_;
 };
 
 /// Reduce-scatter, followed by an all-gather of the slices where `gather`. Rank r reduces slice r:
@@ -105,51 +104,41 @@ class SharedWholeReduce final : public SharedOperation {
 /// the round in which piece p is contributed is followed by that of the results of piece p − 1.
 class SharedReduce final : public SharedOperation {
  public:
-  SharedReduce(SharedGroup& group, const ReduceOperation::Job& job);
+  SharedReduce(SharedGroup& group, SliceReduction job);
 
  private:
   struct Turn {
     bool result = false;
     std::int64_t piece = 0;
   };
-  struct Stretch {
-    std::int64_t begin = 0, count = 0;  // elements of job_.data
-  };
   bool may_fill(std::int64_t round, std::int64_t drained) const override;
   void fill(std::int64_t round) override;
   void drain(std::int64_t round) override;
   Turn turn(std::int64_t round) const;
-  Stretch stretch(int rank, std::int64_t piece) const;
+  Stretch stretch(int rank, std::int64_t piece) const {
+    return job_.stretch(rank, piece, piece_elements_);
+  }
   std::byte* lane(int of, int to, std::int64_t round) const;
-  std::byte* output(std::int64_t piece) const {
-    return job_.output + piece * piece_elements_ * element_bytes_;
-  }
-  std::byte* at(std::int64_t element) const { return job_.data + element * element_bytes_; }
-  std::size_t bytes(std::int64_t count) const {
-    return static_cast<std::size_t>(count * element_bytes_);
-  }
 
-  ReduceOperation::Job job_;
-  std::int64_t element_bytes_, piece_elements_, pieces_;
+  SliceReduction job_;
+  std::int64_t piece_elements_, pieces_;
 };
 
 /// Every rank's bytes to all others.
 class SharedGather final : public SharedOperation {
  public:
-  /// `places[r]` are the `bytes[r]` of rank r in this rank's output; `own` is what it brings, at
+  /// Rank r's part of `output` is elements [begins[r], begins[r + 1]); `input` is this rank's, at
   /// its place or apart.
-  struct Job {
-    std::vector<std::byte*> places;
-    std::vector<std::int64_t> bytes;
-    const std::byte* own = nullptr;
-  };
-  SharedGather(SharedGroup& group, Job job);
+  SharedGather(SharedGroup& group, const Tensor& output, const Tensor& input,
+               const std::vector<std::int64_t>& begins);
 
  private:
   void fill(std::int64_t round) override;
   void drain(std::int64_t round) override;
-  std::size_t bytes_of(int rank, std::int64_t round) const;
-  Job job_;
+  std::size_t bytes_of_round(int rank, std::int64_t round) const;
+  std::byte* output_;
+  const std::byte* own_;
+  std::vector<std::int64_t> begins_;  // in bytes
 };
 
 class SharedBroadcast final : public SharedOperation {
@@ -160,7 +149,7 @@ class SharedBroadcast final : public SharedOperation {
   void fill(std::int64_t round) override;
   bool reads(int peer) const override { return peer == root_ && group_.rank != root_; }
   void drain(std::int64_t round) override;
-  std::size_t bytes_of(std::int64_t round) const;
+  std::size_t bytes_of_round(std::int64_t round) const;
   std::byte* at(std::int64_t round) const;
   std::byte* data_;
   std::int64_t bytes_;

@@ -1,12 +1,18 @@
-// How the elements of a tensor are divided among the ranks of a group.
+// How the elements of a tensor are divided among the ranks of a group, and reductions of such
+// slices.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <span>
 #include <vector>
 
+#include "trireme/comm/communicator.hpp"
+
 namespace trireme::comm {
+
+inline std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data()); }
 
 /// Where each of `size` slices of `elements` begins, cut as evenly as they go, and where the last
 /// one ends.
@@ -24,5 +30,47 @@ inline std::vector<std::int64_t> slices_of(std::span<const std::int64_t> counts)
   std::partial_sum(counts.begin(), counts.end(), begins.begin() + 1);
   return begins;
 }
+
+/// Elements of `data`.
+struct Stretch {
+  std::int64_t begin = 0, count = 0;
+};
+
+/// A reduction of slices: rank r gets slice r, elements [begins[r], begins[r + 1]) of `data`.
+struct SliceReduction {
+  Tensor data, output;  // of one dimension; the output is this rank's, and may be its slice
+  std::vector<std::int64_t> begins;
+  Reduction reduction = Reduction::sum;
+  bool gather = false;  // everyone gets all slices, in `data`; the output is this rank's slice
+
+  OperationKind kind() const {
+    return gather ? OperationKind::all_reduce : OperationKind::reduce_scatter;
+  }
+  DType type() const { return data.type(); }
+  std::int64_t element() const { return static_cast<std::int64_t>(size_of(type())); }
+  std::size_t bytes(std::int64_t count) const {
+    return static_cast<std::size_t>(count * element());
+  }
+  std::byte* at(std::int64_t index) const { return bytes_of(data) + index * element(); }
+  std::byte* output_at(std::int64_t index) const { return bytes_of(output) + index * element(); }
+  std::int64_t count(int rank) const { return begins[rank + 1] - begins[rank]; }
+  std::int64_t longest() const {
+    std::int64_t most = 0;
+    for (std::size_t r = 0; r + 1 < begins.size(); ++r) {
+      most = std::max(most, begins[r + 1] - begins[r]);
+    }
+    return most;
+  }
+  /// What piece `piece` of at most `elements` elements holds of a rank's slice.
+  Stretch stretch(int rank, std::int64_t piece, std::int64_t elements) const {
+    const std::int64_t begin = begins[rank] + piece * elements;
+    return {begin, std::clamp<std::int64_t>(begins[rank + 1] - begin, 0, elements)};
+  }
+  /// Bytes that `rank` sends to others: their slices, and where gathered its own to each of them.
+  std::int64_t sent(int rank) const {
+    const auto others = static_cast<std::int64_t>(begins.size()) - 2;
+    return (begins.back() - count(rank) + (gather ? count(rank) * others : 0)) * element();
+  }
+};
 
 }  // namespace trireme::comm

@@ -111,16 +111,20 @@ Tensor Staging::room(const Tensor& tensor) {
   return {blocks_.back(), tensor.type(), tensor.shape()};
 }
 
-void Staging::bring(const Tensor& staged, const Tensor& from) {
-  if (direct_) return;
-  in_.push_back({static_cast<std::byte*>(staged.data()), static_cast<const std::byte*>(from.data()),
-                 from.bytes()});
+Tensor Staging::bring(const Tensor& tensor) {
+  const Tensor staged = room(tensor);
+  if (!direct_) in_.push_back({bytes_of(staged), bytes_of(tensor), tensor.bytes()});
+  return staged;
+}
+
+Tensor Staging::room_for(const Tensor& tensor) {
+  const Tensor staged = room(tensor);
+  take_away(tensor, staged);
+  return staged;
 }
 
 void Staging::take_away(const Tensor& to, const Tensor& staged) {
-  if (direct_) return;
-  out_.push_back({static_cast<std::byte*>(to.data()), static_cast<const std::byte*>(staged.data()),
-                  to.bytes()});
+  if (!direct_) out_.push_back({bytes_of(to), bytes_of(staged), to.bytes()});
 }
 
 device::Event Staging::enqueue(std::unique_ptr<device::Operation> operation) {

@@ -48,16 +48,17 @@ class Staging {
     if (direct_) return {stream_.device(), stream_.queue()};
     return {device::host_device(), device::host_device()};
   }
-  /// Host memory for `tensor`, contiguous; nothing is copied yet.
-  Tensor room(const Tensor& tensor);
-  /// Before the operation, `from` is copied to `staged`, which is `from` itself or room.
-  void bring(const Tensor& staged, const Tensor& from);
-  /// After it, `staged` is copied to `to`.
+  /// `tensor` in host memory, contiguous, with its values when the operation begins.
+  Tensor bring(const Tensor& tensor);
+  /// Host memory for `tensor`, which gets what is there when the operation has ended.
+  Tensor room_for(const Tensor& tensor);
+  /// After the operation, `staged` is copied to `to`.
   void take_away(const Tensor& to, const Tensor& staged);
   /// Enqueues the operation, on the staged tensors, between its copies.
   device::Event enqueue(std::unique_ptr<device::Operation> operation);
 
  private:
+  Tensor room(const Tensor& tensor);
   std::shared_ptr<StagingPool> pool_;
   device::Stream& stream_;
   bool direct_;

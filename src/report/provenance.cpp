@@ -88,12 +88,10 @@ json provenance(comm::Communicator& world, const json& versions) {
     mine["start"] = utc_now();
     mine["environment"] = environment_chosen();
   }
-  const std::string text = to_text(mine);
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(text.data());
   json result{{"ranks", world.size()}, {"versions", versions}, {"hosts", json::array()}};
   json& hosts = result["hosts"];  // in the order of their first ranks
-  for (const auto& each : world.all_gather_bytes({bytes, text.size()})) {
-    json host = json::parse(each.begin(), each.end());
+  for (const std::string& each : world.all_gather_texts(to_text(mine))) {
+    json host = json::parse(each);
     for (const char* key : {"start", "environment"}) {
       if (!host.contains(key)) continue;
       result[key] = host[key];

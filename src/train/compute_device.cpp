@@ -11,20 +11,6 @@
 
 namespace trireme::train {
 
-namespace {
-
-/// Every rank's text, in rank order.
-std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
-  std::vector<std::string> all;
-  for (const auto& text : world.all_gather_bytes({bytes, own.size()})) {
-    all.emplace_back(text.begin(), text.end());
-  }
-  return all;
-}
-
-}  // namespace
-
 DeviceSource cuda_devices() {
   return {.count = device::cuda_device_count,
           .make = device::make_cuda_device,
@@ -62,10 +48,10 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
     }
     own_ = source_.make(session.node_rank() % count);
   });
-  name_ = gather_texts(*world, device().name()).front();
+  name_ = world->all_gather_texts(device().name()).front();
   // Ranks that see one device each see it under the same number; what it is called tells them
   // apart.
-  std::vector<std::string> all = gather_texts(*world, own_ ? own_->identity() : std::string());
+  std::vector<std::string> all = world->all_gather_texts(own_ ? own_->identity() : std::string());
   all.resize(static_cast<std::size_t>(workers));
   std::ptrdiff_t most = 1;
   for (const std::string& each : all) {

@@ -1,4 +1,4 @@
-// Turning one rank's failure into everybody's.
+// Makes one rank's failure an error on every rank.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace trireme::comm {
 
 /// Runs `work` on this rank; collective. When it threw an Error on any rank, every rank throws an
-/// AgreedError with the words of the lowest such rank. `work` itself must not communicate over
+/// AgreedError with the message of the lowest such rank. `work` itself must not communicate over
 /// `world`.
 template <class Work>
 void agree(Communicator& world, Work&& work) {
@@ -22,15 +22,14 @@ void agree(Communicator& world, Work&& work) {
     if (message.empty()) message = "unnamed error";
   }
   if (world.all_agree(message.empty())) return;
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(message.data());
-  for (const auto& text : world.all_gather_bytes({bytes, message.size()})) {
-    if (!text.empty()) throw AgreedError(std::string(text.begin(), text.end()));
+  for (const std::string& text : world.all_gather_texts(message)) {
+    if (!text.empty()) throw AgreedError(text);
   }
 }
 
-/// The text that `work` returns on rank 0, on every rank: what ranks might see differently (the
-/// newest checkpoint, a file of which nodes have copies) is looked at once. Collective; an Error is
-/// everybody's, as by agree.
+/// The text that `work` returns on rank 0, on every rank: for what ranks might see differently (the
+/// newest checkpoint, a file of which nodes have copies). Collective; an Error is thrown on every
+/// rank, as by agree.
 template <class Work>
 std::string of_rank_zero(Communicator& world, Work&& work) {
   std::string text;

@@ -2,20 +2,22 @@
 // the buffers must stay as they are until it is done. A group of one rank is a communicator like
 // any other whose operations only copy, so that call sites never branch on size.
 //
-// Sums are not a library's (but NCCL's where comm/nccl.hpp's library_sums asks for it, which
-// reproducible mode never does): contributions are moved, then added locally as a balanced binary
-// tree over ranks in fp32 (fp64 and int64 in their own type), rounded once; so the bits depend on
-// the group's size alone and all ranks get the same. The tree is device/reduce_tree.hpp's; a
-// maximum is NaN where any contribution is.
+// No library adds (but NCCL where NcclOptions::library_sums is set, which reproducible mode never
+// does): contributions are moved, then added locally as a balanced binary tree over ranks
+// (device/reduce_tree.hpp) in fp32 (fp64 and int64 in their own type) and rounded once. So the bits
+// depend on the group's size alone, and all ranks get the same. A maximum is NaN where any
+// contribution is.
 //
-// One communicator is used with one stream at a time, by all ranks in the same order (exchanges by
-// MPI, which need no scratch, may be on several; NCCL does its own one after another); it outlives
-// what is enqueued. The blocking conveniences may be called beside that, from one thread at a time.
+// All ranks use a communicator in the same order, with one stream at a time. Exchanges by MPI need
+// no scratch and may be on several streams; NCCL runs its own one after another. A communicator
+// outlives what is enqueued. The blocking conveniences may be called at the same time, from one
+// thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "trireme/comm/traffic.hpp"
@@ -27,6 +29,8 @@ namespace trireme::comm {
 
 using device::Reduction;
 
+struct SliceReduction;  // src/comm/slices.hpp
+
 class Communicator {
  public:
   Communicator() = default;
@@ -37,28 +41,24 @@ class Communicator {
   virtual int size() const = 0;
 
   /// In place, contiguous; fp32, bf16, fp16, fp64 or int64.
-  virtual device::Event all_reduce(const Tensor& data, Reduction reduction,
-                                   device::Stream& stream) = 0;
+  device::Event all_reduce(const Tensor& data, Reduction reduction, device::Stream& stream);
   /// `input` [size·n], `output` [n]: rank r gets the reduction of every rank's r-th n elements.
   /// `output` may be the rank's own part of `input`.
-  virtual device::Event reduce_scatter(const Tensor& output, const Tensor& input,
-                                       Reduction reduction, device::Stream& stream);
+  device::Event reduce_scatter(const Tensor& output, const Tensor& input, Reduction reduction,
+                               device::Stream& stream);
   /// The same with counts[r] elements for rank r, in rank order; counts may be 0.
-  virtual device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
-                                         std::span<const std::int64_t> counts, Reduction reduction,
-                                         device::Stream& stream) = 0;
-  /// `output` [size·n] gets the ranks' `input` [n] in rank order; any type. `input` may lie inside
-  /// `output` at its own place.
-  virtual device::Event all_gather(const Tensor& output, const Tensor& input,
-                                   device::Stream& stream);
+  device::Event reduce_scatter_v(const Tensor& output, const Tensor& input,
+                                 std::span<const std::int64_t> counts, Reduction reduction,
+                                 device::Stream& stream);
+  /// `output` [size·n] gets the ranks' `input` [n] in rank order; any type. `input` may be its own
+  /// place in `output`.
+  device::Event all_gather(const Tensor& output, const Tensor& input, device::Stream& stream);
   /// The same with counts[r] elements from rank r.
-  virtual device::Event all_gather_v(const Tensor& output, const Tensor& input,
-                                     std::span<const std::int64_t> counts,
-                                     device::Stream& stream) = 0;
-  virtual device::Event broadcast(const Tensor& data, int root, device::Stream& stream) = 0;
+  device::Event all_gather_v(const Tensor& output, const Tensor& input,
+                             std::span<const std::int64_t> counts, device::Stream& stream);
+  device::Event broadcast(const Tensor& data, int root, device::Stream& stream);
   /// `input` and `output` [size·n]: block r goes to rank r and comes from rank r.
-  virtual device::Event all_to_all(const Tensor& output, const Tensor& input,
-                                   device::Stream& stream) = 0;
+  device::Event all_to_all(const Tensor& output, const Tensor& input, device::Stream& stream);
 
   /// One message of a grouped exchange.
   struct Message {
@@ -68,7 +68,7 @@ class Communicator {
   };
   /// All messages progress together; between two ranks (or within one) they match in order and must
   /// agree in length.
-  virtual device::Event exchange(std::vector<Message> messages, device::Stream& stream) = 0;
+  device::Event exchange(std::vector<Message> messages, device::Stream& stream);
 
   /// What this rank has sent by operations that were enqueued on streams and have finished, since
   /// the start or the last reset; the conveniences below are not counted. A group of one rank
@@ -81,23 +81,37 @@ class Communicator {
   double all_reduce(double value, Reduction reduction);
   std::int64_t all_reduce(std::int64_t value, Reduction reduction);
   void broadcast_bytes(std::vector<std::uint8_t>& bytes, int root);  // resizes on the others
-  /// Every rank's bytes, in rank order, on every rank.
+  /// Every rank's bytes, or text, in rank order, on every rank.
   std::vector<std::vector<std::uint8_t>> all_gather_bytes(std::span<const std::uint8_t> bytes);
+  std::vector<std::string> all_gather_texts(const std::string& text);
   /// True on every rank if `value` is true on all.
   bool all_agree(bool value) {
     return all_reduce(std::int64_t{value ? 0 : 1}, Reduction::max) == 0;
   }
 
  protected:
+  // What a backend implements. Arguments have been checked.
+  virtual device::Event start_reduction(SliceReduction reduction, device::Stream& stream) = 0;
+  /// Rank r's part of `output` is elements [begins[r], begins[r + 1]).
+  virtual device::Event start_gather(const Tensor& output, const Tensor& input,
+                                     const std::vector<std::int64_t>& begins,
+                                     device::Stream& stream) = 0;
+  virtual device::Event start_broadcast(const Tensor& data, int root, device::Stream& stream) = 0;
+  virtual device::Event start_all_to_all(const Tensor& output, const Tensor& input,
+                                         device::Stream& stream) = 0;
+  virtual device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) = 0;
+  /// The group of the same ranks that takes tensors of the stream's device.
+  virtual Communicator& carrier(const device::Stream&) { return *this; }
   /// The group that the conveniences use: other traffic than that of the streams.
   virtual Communicator& agreement() { return *this; }
   static Communicator& agreement_of(Communicator& group) { return group.agreement(); }
+  /// Calls visit(peer) for every other rank, this rank's successor first, so that no rank is
+  /// everyone's first target.
+  template <class Visit>
+  void for_each_peer(const Visit& visit) const {
+    for (int step = 1; step < size(); ++step) visit((rank() + step) % size());
+  }
   TrafficCounter counter_;
-
- private:
-  /// `count` for each rank, until the next call.
-  std::span<const std::int64_t> even_counts(std::int64_t count);
-  std::vector<std::int64_t> counts_;  // made once: streams' operations alone use it
 };
 
 /// A group of this rank alone.

@@ -8,7 +8,7 @@
 
 namespace trireme::comm {
 
-/// What decides the bits of a rank's kernels.
+/// What the bits of a rank's kernels depend on.
 struct Environment {
   std::string instructions;  // the set that the kernels use: "AVX-512"
   std::string libraries;     // their versions: "oneDNN 2.6.3, …"
