@@ -8,6 +8,9 @@
 #include <sys/mman.h>
 
 #include "trireme/core/error.hpp"
+#include "trireme/device/graph.hpp"
+#include "trireme/device/readback.hpp"
+#include "trireme/device/timeline.hpp"
 
 namespace trireme::device {
 
@@ -58,6 +61,15 @@ class HostDevice final : public Immediate<Device> {
   std::unique_ptr<Queue> make_queue() override { return std::make_unique<Immediate<Queue>>(); }
 };
 
+class HostTimeline final : public Timeline {
+ public:
+  void mark() override { marks_.push_back(Clock::now()); }
+  std::vector<Clock::time_point> read() override { return std::exchange(marks_, {}); }
+
+ private:
+  std::vector<Clock::time_point> marks_;
+};
+
 }  // namespace
 
 void Device::fail(std::exception_ptr error) {
@@ -85,6 +97,55 @@ void read(Device& device, void* to, const Tensor& tensor) {
 void write(Device& device, const Tensor& tensor, const void* from) {
   TRIREME_ASSERT(tensor.contiguous(), "a strided tensor {}", tensor.shape().to_string());
   device.copy(tensor.data(), from, tensor.bytes());
+}
+
+Readback::Readback(MemoryLedger& ledger, Use use, const Tensor& source)
+    : device_(ledger.device()), source_(source), values_(source) {
+  TRIREME_ASSERT(source.contiguous(), "a strided tensor {}", source.shape().to_string());
+  if (device_.is_host()) return;
+  staging_ = Buffer::staging(ledger, use, source.bytes());
+  values_ = staging_.view(source.type(), source.shape());
+}
+
+void Readback::queue() {
+  if (staging_.data() != nullptr) device_.copy(staging_.data(), source_.data(), source_.bytes());
+}
+
+void wait_for(Device& device) {
+  device.synchronize();
+  device.check();
+}
+
+void begin_span(Queue& queue, const char* name) {
+  if (auto* timed = dynamic_cast<TimedQueue*>(&queue)) timed->begin_span(name);
+}
+
+void end_span(Queue& queue) {
+  if (auto* timed = dynamic_cast<TimedQueue*>(&queue)) timed->end_span();
+}
+
+std::unique_ptr<Timeline> make_timeline(Device& device) {
+  if (device.is_host()) return std::make_unique<HostTimeline>();
+  auto* timed = dynamic_cast<Timed*>(&device);
+  if (timed == nullptr) {
+    throw Error("train.trace: device {} keeps no time of its work; leave tracing off",
+                device.name());
+  }
+  return timed->make_timeline();
+}
+
+std::unique_ptr<Graph> capture(Capturing& device, const std::function<void()>& work) {
+  device.begin_capture();
+  try {
+    work();
+  } catch (...) {
+    try {
+      device.end_capture();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): follows from the one under way
+    }
+    throw;
+  }
+  return device.end_capture();
 }
 
 }  // namespace trireme::device

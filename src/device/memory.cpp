@@ -1,7 +1,6 @@
 #include "trireme/device/memory.hpp"
 
 #include <iterator>
-#include <utility>
 
 namespace trireme::device {
 
@@ -37,60 +36,40 @@ std::uint64_t MemoryLedger::times_added(Use use) const {
 }
 
 Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device)
-    : Buffer(ledger, use, bytes, device, false) {}
+    : Buffer(BufferRelease{&ledger, &device, use, false, bytes}) {}
 
 Buffer Buffer::staging(MemoryLedger& ledger, Use use, std::size_t bytes) {
-  return {ledger, use, bytes, ledger.device(), true};
+  return Buffer(BufferRelease{&ledger, &ledger.device(), use, true, bytes});
 }
 
-Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device, bool staging)
-    : ledger_(&ledger), device_(&device), staging_(staging), use_(use), bytes_(bytes) {
+Buffer::Buffer(const BufferRelease& release) : memory_(nullptr, release) {
+  const auto& [ledger, device, use, staging, bytes] = release;
   // An empty buffer gives tensors that are present, too.
   const std::size_t taken = bytes > 0 ? bytes : 1;
-  data_ =
-      static_cast<std::byte*>(staging ? device.allocate_staging(taken) : device.allocate(taken));
-  if (data_ == nullptr) {
-    const bool of_system = staging || device.is_host();
+  void* const memory = staging ? device->allocate_staging(taken) : device->allocate(taken);
+  if (memory == nullptr) {
+    const bool of_system = staging || device->is_host();
     throw Error("memory: {} bytes for {}: {} has not that much{}", bytes, name_of(use),
-                of_system ? "the system" : device.name(),
+                of_system ? "the system" : device->name(),
                 staging ? " that can be pinned; start fewer ranks on a node, or use a smaller batch"
                         : "; use a smaller model or batch");
   }
-  ledger.add(use, static_cast<std::int64_t>(bytes));
+  memory_.reset(static_cast<std::byte*>(memory));
+  ledger->add(use, static_cast<std::int64_t>(bytes));
 }
 
-Buffer::Buffer(Buffer&& other) noexcept
-    : ledger_(std::exchange(other.ledger_, nullptr)),
-      device_(other.device_),
-      staging_(other.staging_),
-      use_(other.use_),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  Buffer moved(std::move(other));
-  std::swap(ledger_, moved.ledger_);
-  std::swap(device_, moved.device_);
-  std::swap(staging_, moved.staging_);
-  std::swap(use_, moved.use_);
-  std::swap(data_, moved.data_);
-  std::swap(bytes_, moved.bytes_);
-  return *this;
-}
-
-Buffer::~Buffer() {
-  if (data_ == nullptr) return;
-  staging_ ? device_->release_staging(data_) : device_->release(data_);
-  ledger_->add(use_, -static_cast<std::int64_t>(bytes_));
+void BufferRelease::operator()(std::byte* memory) const {
+  staging ? device->release_staging(memory) : device->release(memory);
+  ledger->add(use, -static_cast<std::int64_t>(bytes));
 }
 
 Tensor Buffer::view(DType type, const Shape& shape, std::size_t offset) const {
   const std::size_t bytes = static_cast<std::size_t>(shape.elements()) * size_of(type);
-  TRIREME_ASSERT(offset <= bytes_ && bytes <= bytes_ - offset,
+  TRIREME_ASSERT(offset <= this->bytes() && bytes <= this->bytes() - offset,
                  "{} of {} at byte {} of a buffer of {}", shape.to_string(), trireme::name_of(type),
-                 offset, bytes_);
+                 offset, this->bytes());
   TRIREME_ASSERT(offset % size_of(type) == 0, "byte {} for {}", offset, trireme::name_of(type));
-  return {data_ + offset, type, shape};
+  return {data() + offset, type, shape};
 }
 
 }  // namespace trireme::device

@@ -3,47 +3,12 @@
 #include <algorithm>
 #include <bit>
 
-#include "trireme/core/half.hpp"
+#include "cuda/reduce_types.hpp"
 
 namespace trireme::device {
 namespace {
 
-// How a type is stored and what it is added in.
-template <class T>
-struct Plain {
-  using Stored = T;
-  using Value = T;
-  static Value load(Stored x) { return x; }
-  static Stored store(Value x) { return x; }
-};
-struct Bf16 {
-  using Stored = std::uint16_t;
-  using Value = float;
-  static Value load(Stored x) { return bf16_to_float(x); }
-  static Stored store(Value x) { return float_to_bf16(x); }
-};
-struct Fp16 {
-  using Stored = std::uint16_t;
-  using Value = float;
-  static Value load(Stored x) { return fp16_to_float(x); }
-  static Stored store(Value x) { return float_to_fp16(x); }
-};
-
-struct Sum {
-  template <class T>
-  static T join(T a, T b) {
-    return a + b;
-  }
-  static std::int64_t join(std::int64_t a, std::int64_t b) {  // wraps round
-    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-  }
-};
-struct Max {
-  template <class T>
-  static T join(T a, T b) {
-    return a > b || a != a ? a : b;  // a NaN on either side stays
-  }
-};
+using namespace kernels;  // NOLINT(google-build-using-namespace): reduce_types.hpp
 
 /// Adds block by block, so that partial sums stay in the nearest cache; each block is complete
 /// before it is written, because `out` may be a contribution.

@@ -15,28 +15,25 @@ namespace trireme::device {
 class Arena {
  public:
   Arena() = default;
-  Arena(MemoryLedger& ledger, Use use, std::size_t bytes) : buffer_(ledger, use, bytes) {}
-  /// Memory that is another's, contiguous.
-  explicit Arena(const Tensor& lent) : lent_(lent) {}
+  Arena(MemoryLedger& ledger, Use use, std::size_t bytes)
+      : buffer_(ledger, use, bytes),
+        memory_(buffer_.view(DType::u8, {static_cast<std::int64_t>(bytes)})) {}
+  /// In memory that something else owns, contiguous.
+  explicit Arena(const Tensor& memory) : memory_(memory) {}
   Tensor view(DType type, const Shape& shape, std::size_t offset) {
-    const Tensor part =
-        lent_ ? view_of_lent(type, shape, offset) : buffer_.view(type, shape, offset);
+    const Tensor part(static_cast<std::byte*>(memory_.data()) + offset, type, shape);
+    TRIREME_ASSERT(
+        offset <= bytes() && part.bytes() <= bytes() - offset && offset % size_of(type) == 0,
+        "{} of {} at byte {} of {}", shape.to_string(), name_of(type), offset, bytes());
     high_water_ = std::max(high_water_, offset + aligned(part.bytes()));
     return part;
   }
-  std::size_t bytes() const { return lent_ ? lent_.bytes() : buffer_.bytes(); }
+  std::size_t bytes() const { return memory_ ? memory_.bytes() : 0; }
   std::size_t high_water() const { return high_water_; }
 
  private:
-  Tensor view_of_lent(DType type, const Shape& shape, std::size_t offset) const {
-    const Tensor part(static_cast<std::byte*>(lent_.data()) + offset, type, shape);
-    TRIREME_ASSERT(offset <= lent_.bytes() && part.bytes() <= lent_.bytes() - offset,
-                   "{} of {} at byte {} of {}", shape.to_string(), name_of(type), offset,
-                   lent_.bytes());
-    return part;
-  }
   Buffer buffer_;
-  Tensor lent_;
+  Tensor memory_;
   std::size_t high_water_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Devices of NVIDIA's: memory, and one stream of computation each. Where Trireme was built without
-// CUDA there are none.
+// NVIDIA GPUs: memory, and one stream of computation each. Where Trireme was built without CUDA
+// there are none.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ namespace trireme::device {
 class CudaDevice : public Device {
  public:
   virtual int index() const = 0;            // among the devices that this process sees
-  virtual CUstream_st* stream() const = 0;  // of computation; libraries are told to use it
-  /// Of its memory, what nobody holds: neither this process nor another.
+  virtual CUstream_st* stream() const = 0;  // of computation; libraries are set to use it
+  /// Bytes of its memory that no process holds.
   virtual std::int64_t free_bytes() const = 0;
 };
 
@@ -27,11 +27,10 @@ int cuda_device_count();
 /// where there is none.
 std::unique_ptr<Device> make_cuda_device(int index);
 
-/// The UUID of device `index`, which tells it from every other one: "GPU-4f…". Throws Error where
-/// there is none.
+/// The UUID of device `index`: "GPU-4f…". Throws Error where there is none.
 std::string cuda_device_identity(int index);
 
-/// What a run's record says of CUDA, in one line: versions of runtime and driver, then each device
+/// CUDA in a run's record, in one line: versions of runtime and driver, then each device
 /// with its memory and compute capability; or why there is none.
 std::string cuda_description();
 

@@ -1,5 +1,5 @@
-// Where a rank computes: a kind of memory, and a queue of work on it. The host's own is the
-// simplest: its memory is everybody's and its work is done before a call returns.
+// Where a rank computes: a kind of memory, and a queue of work on it. The host is the simplest one:
+// its work is done before a call returns.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ class Queue {
   virtual void follow(Fence& fence) = 0;
   /// Waits for all work queued so far. Throws Error where some of it failed.
   virtual void synchronize() = 0;
-  /// What libraries know the queue as: a cudaStream_t. Null where there is no such thing.
+  /// The library's own handle of the queue: a cudaStream_t. Null where there is none.
   virtual void* native() { return nullptr; }
 };
 
@@ -58,8 +58,8 @@ class Device : public Queue {
   virtual std::string name() const = 0;  // "cpu", "cuda:0 (NVIDIA H200)"
   /// Whether the host reads and writes its memory like any other.
   virtual bool is_host() const = 0;
-  /// Tells it from every other device of the job, by whatever number processes see it (a GPU's
-  /// UUID). Empty: unknown, or the host.
+  /// Unique among the devices of the job, whatever number processes see it by (a GPU's UUID).
+  /// Empty: unknown, or the host.
   virtual std::string identity() const { return {}; }
 
   // These may be called from any thread.
@@ -75,9 +75,9 @@ class Device : public Queue {
   /// Called by each thread, other than the one that made the device, before it uses the device.
   virtual void enter_thread() {}
 
-  /// Some of its work failed in a way that it cannot know of (a communicator was aborted, so what
-  /// was to arrive did not): from now on `check` throws the first such error, and so do
-  /// synchronize, read, and waits for events of queued work. Any thread may tell, and ask.
+  /// Reports a failure of its work that it cannot detect (a communicator was aborted, so data did
+  /// not arrive): from now on `check` throws the first such error, and so do synchronize, read, and
+  /// waits for events of queued work. Any thread may call both.
   void fail(std::exception_ptr error);
   void check() const;
 
@@ -86,7 +86,7 @@ class Device : public Queue {
   std::exception_ptr failure_;
 };
 
-/// The machine's own memory and processors.
+/// The machine's memory and processors.
 Device& host_device();
 
 /// Copies `tensor`, contiguous, into host memory and waits for it.

@@ -1,4 +1,4 @@
-// Computation that a device keeps, to be given it again at the cost of one launch: CUDA graphs.
+// Computation that a device captures and repeats at the cost of one launch: CUDA graphs.
 #pragma once
 
 #include <functional>

@@ -13,7 +13,7 @@
 
 namespace trireme::device {
 
-/// What memory is held for; one line each in a run's memory table.
+/// The purpose of memory; one line each in a run's memory table.
 enum class Use : std::uint8_t {
   parameters,
   gradients,
@@ -51,6 +51,16 @@ class MemoryLedger {
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Use::count)> times_added_{};
 };
 
+/// What a Buffer does at its end, and with what.
+struct BufferRelease {
+  MemoryLedger* ledger = nullptr;
+  Device* device = nullptr;
+  Use use = Use::workspace;
+  bool staging = false;
+  std::size_t bytes = 0;
+  void operator()(std::byte* memory) const;
+};
+
 /// Owned, 64-byte aligned, zeroed memory, entered in a ledger. Move-only.
 class Buffer {
  public:
@@ -61,27 +71,17 @@ class Buffer {
   Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device);
   /// Staging memory of the ledger's device; nothing queued may use it when it is released.
   static Buffer staging(MemoryLedger& ledger, Use use, std::size_t bytes);
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer();
-  std::byte* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
+  std::byte* data() const { return memory_.get(); }
+  std::size_t bytes() const { return memory_ ? memory_.get_deleter().bytes : 0; }
   /// View of `shape` elements of `type` from byte `offset` on.
   Tensor view(DType type, const Shape& shape, std::size_t offset = 0) const;
 
  private:
-  Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device, bool staging);
-  MemoryLedger* ledger_ = nullptr;
-  Device* device_ = nullptr;
-  bool staging_ = false;
-  Use use_ = Use::workspace;
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  explicit Buffer(const BufferRelease& release);
+  std::unique_ptr<std::byte, BufferRelease> memory_;
 };
 
-/// Of what lies inside a planned buffer, in bytes: a cache line.
+/// Of parts of a planned buffer, in bytes: a cache line.
 constexpr std::size_t alignment = 64;
 /// Bytes that `bytes` take there.
 constexpr std::size_t aligned(std::size_t bytes) {

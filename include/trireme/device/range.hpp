@@ -6,8 +6,8 @@
 namespace trireme::device {
 
 /// A range of NVTX, of the domain "trireme", from its construction to its end, in the thread that
-/// makes it; ranges nest. Next to nothing where no profiler looks on, nothing where Trireme was
-/// built without CUDA.
+/// makes it; ranges nest. It costs almost nothing without a profiler, and does nothing where
+/// Trireme was built without CUDA.
 class Range {
  public:
   explicit Range(const char* name);

@@ -1,12 +1,12 @@
-// What the host reads of a device again and again, with one wait for many of them.
+// Tensors that the host reads from a device repeatedly, with one wait for many of them.
 #pragma once
 
 #include "trireme/device/memory.hpp"
 
 namespace trireme::device {
 
-/// A tensor of a device's as host memory: its copy in staging memory, made once, or where the
-/// device is the host the tensor itself.
+/// A device's tensor in host memory: a copy in staging memory that is allocated once, or the tensor
+/// itself where the device is the host.
 class Readback {
  public:
   /// `source`, contiguous and in memory of the ledger's device, and `ledger` outlive this; staging

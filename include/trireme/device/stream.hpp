@@ -17,8 +17,8 @@
 namespace trireme::device {
 
 /// Work that starts, then is tested until it is done. Both run under the stream's lock. Work that
-/// the host does may read and write when it starts; work that is *queued* on the device
-/// itself (NCCL) only says there what it waits for.
+/// the host does may read and write when it starts; work that is *queued* on the device itself
+/// (NCCL) only enqueues there what it waits for.
 class Operation {
  public:
   Operation() = default;
@@ -37,7 +37,7 @@ class Operation {
 
 class Stream;
 
-/// Says when one operation has finished. Copies share the state. A default Event is finished.
+/// Whether one operation has finished. Copies share the state. A default Event is finished.
 class Event {
  public:
   bool done() const;

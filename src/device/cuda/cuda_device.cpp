@@ -1,5 +1,4 @@
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,49 +19,17 @@
 namespace trireme::device {
 namespace {
 
-/// Events are made once and used again: a fence is set for every message.
-class EventPool {
- public:
-  EventPool() = default;
-  EventPool(const EventPool&) = delete;
-  EventPool& operator=(const EventPool&) = delete;
-  ~EventPool() {
-    for (cudaEvent_t event : idle_) cudaEventDestroy(event);
-  }
-  cudaEvent_t take() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!idle_.empty()) {
-        cudaEvent_t event = idle_.back();
-        idle_.pop_back();
-        return event;
-      }
-    }
-    cudaEvent_t event = nullptr;
-    TRIREME_CUDA_CALL(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return event;
-  }
-  void give_back(cudaEvent_t event) noexcept {
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(event);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<cudaEvent_t> idle_;
-};
-
 class CudaFence final : public Fence {
  public:
   CudaFence(std::shared_ptr<EventPool> pool, cudaStream_t stream)
       : pool_(std::move(pool)), event_(pool_->take()) {
     const cudaError_t recorded = cudaEventRecord(event_, stream);
-    if (recorded != cudaSuccess) pool_->give_back(event_);  // the destructor will not run
+    if (recorded != cudaSuccess) pool_->give_back({&event_, 1});  // the destructor will not run
     TRIREME_CUDA_CALL(recorded);
   }
   CudaFence(const CudaFence&) = delete;
   CudaFence& operator=(const CudaFence&) = delete;
-  ~CudaFence() override { pool_->give_back(event_); }
+  ~CudaFence() override { pool_->give_back({&event_, 1}); }
   bool reached() override {
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) return false;
@@ -165,40 +132,27 @@ class CudaQueue final : public Queue, public TimedQueue {
   bool reads_pageable_memory_ = false;
 };
 
-/// Events with times, made once and used again.
 class CudaTimeline final : public Timeline {
  public:
   explicit CudaTimeline(cudaStream_t stream) : stream_(stream) {}
-  ~CudaTimeline() override {
-    for (cudaEvent_t event : events_) cudaEventDestroy(event);
-  }
+  ~CudaTimeline() override { pool_.give_back(marks_); }
   void mark() override {
-    if (used_ == events_.size()) {
-      cudaEvent_t event = nullptr;
-      TRIREME_CUDA_CALL(cudaEventCreate(&event));
-      events_.push_back(event);
-    }
-    TRIREME_CUDA_CALL(cudaEventRecord(events_[used_], stream_));
-    ++used_;
+    marks_.push_back(pool_.take());
+    TRIREME_CUDA_CALL(cudaEventRecord(marks_.back(), stream_));
   }
   std::vector<Clock::time_point> read() override {
     const Clock::time_point now = Clock::now();
     std::vector<Clock::time_point> times;
-    times.reserve(used_);
-    for (std::size_t i = 0; i < used_; ++i) {
-      float earlier = 0;  // milliseconds
-      TRIREME_CUDA_CALL(cudaEventElapsedTime(&earlier, events_[i], events_[used_ - 1]));
-      times.push_back(now - std::chrono::duration_cast<Clock::duration>(
-                                std::chrono::duration<float, std::milli>(earlier)));
-    }
-    used_ = 0;
+    for (cudaEvent_t mark : marks_) times.push_back(time_of(mark, marks_.back(), now));
+    pool_.give_back(marks_);
+    marks_.clear();
     return times;
   }
 
  private:
+  EventPool pool_{cudaEventDefault};
   cudaStream_t stream_;
-  std::vector<cudaEvent_t> events_;
-  std::size_t used_ = 0;
+  std::vector<cudaEvent_t> marks_;  // since the last read
 };
 
 class CudaGraph final : public Graph {
@@ -321,7 +275,7 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
 
   int index_;
   std::string name_;
-  std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+  std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>(cudaEventDisableTiming);
   std::shared_ptr<CudaSpanLog> log_ = std::make_shared<CudaSpanLog>();
   std::unique_ptr<CudaQueue> queue_;
 };

@@ -1,9 +1,11 @@
-// When work in a device's streams began and ended, by events, for traces.
+// CUDA's events, and by them when work in a device's streams began and ended, for traces.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,50 @@
 
 namespace trireme::device {
 
+/// Events are made once and used again. Thread-safe.
+class EventPool {
+ public:
+  explicit EventPool(unsigned flags) : flags_(flags) {}
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+  ~EventPool() {
+    for (cudaEvent_t event : idle_) cudaEventDestroy(event);
+  }
+  cudaEvent_t take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        cudaEvent_t event = idle_.back();
+        idle_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    check_cuda(static_cast<int>(cudaEventCreateWithFlags(&event, flags_)),
+               "cudaEventCreateWithFlags");
+    return event;
+  }
+  void give_back(std::span<const cudaEvent_t> events) noexcept {
+    const std::lock_guard lock(mutex_);
+    idle_.insert(idle_.end(), events.begin(), events.end());
+  }
+
+ private:
+  unsigned flags_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> idle_;
+};
+
+/// When `event` was reached, by the host's clock, where `reference` was at `then`.
+inline Timeline::Clock::time_point time_of(cudaEvent_t event, cudaEvent_t reference,
+                                           Timeline::Clock::time_point then) {
+  float earlier = 0;  // milliseconds
+  check_cuda(static_cast<int>(cudaEventElapsedTime(&earlier, event, reference)),
+             "cudaEventElapsedTime");
+  return then - std::chrono::duration_cast<Timeline::Clock::duration>(
+                    std::chrono::duration<float, std::milli>(earlier));
+}
+
 /// Shared by all queues of a device, whose threads note spans while the one that waits reads them.
 /// Nothing waits for a span: one that has not ended is read another time.
 class CudaSpanLog {
@@ -23,8 +69,7 @@ class CudaSpanLog {
   CudaSpanLog(const CudaSpanLog&) = delete;
   CudaSpanLog& operator=(const CudaSpanLog&) = delete;
   ~CudaSpanLog() {
-    for (const Open& span : pending_) idle_.insert(idle_.end(), {span.begin, span.end});
-    for (cudaEvent_t event : idle_) cudaEventDestroy(event);
+    for (const Open& span : pending_) recycle(span);
   }
   void start() { on_ = true; }
   bool on() const { return on_; }
@@ -36,7 +81,7 @@ class CudaSpanLog {
     cudaEvent_t begin = nullptr, end = nullptr;
   };
   Open begin(const char* name, int queue, cudaStream_t stream) {
-    Open span{name, queue, take(), take()};
+    Open span{name, queue, pool_.take(), pool_.take()};
     check(cudaEventRecord(span.begin, stream), "cudaEventRecord");
     return span;
   }
@@ -49,16 +94,10 @@ class CudaSpanLog {
   std::vector<QueueSpan> read(cudaStream_t stream) {
     std::vector<QueueSpan> spans;
     if (!on_) return spans;
-    const cudaEvent_t reference = take();
+    const cudaEvent_t reference = pool_.take();
     check(cudaEventRecord(reference, stream), "cudaEventRecord");
     check(cudaEventSynchronize(reference), "cudaEventSynchronize");
     const Clock::time_point now = Clock::now();
-    const auto time_of = [&](cudaEvent_t event) {
-      float earlier = 0;  // milliseconds
-      check(cudaEventElapsedTime(&earlier, event, reference), "cudaEventElapsedTime");
-      return now - std::chrono::duration_cast<Clock::duration>(
-                       std::chrono::duration<float, std::milli>(earlier));
-    };
     const std::lock_guard lock(mutex_);
     std::deque<Open> waiting;
     for (const Open& span : pending_) {
@@ -68,11 +107,12 @@ class CudaSpanLog {
         continue;
       }
       check(state, "cudaEventQuery");
-      spans.push_back({span.name, span.queue, time_of(span.begin), time_of(span.end)});
-      idle_.insert(idle_.end(), {span.begin, span.end});
+      spans.push_back({span.name, span.queue, time_of(span.begin, reference, now),
+                       time_of(span.end, reference, now)});
+      recycle(span);
     }
     pending_ = std::move(waiting);
-    idle_.push_back(reference);
+    pool_.give_back({&reference, 1});
     return spans;
   }
 
@@ -80,23 +120,16 @@ class CudaSpanLog {
   static void check(cudaError_t result, const char* call) {
     check_cuda(static_cast<int>(result), call);
   }
-  cudaEvent_t take() {
-    const std::lock_guard lock(mutex_);
-    if (!idle_.empty()) {
-      const cudaEvent_t event = idle_.back();
-      idle_.pop_back();
-      return event;
-    }
-    cudaEvent_t event = nullptr;
-    check(cudaEventCreate(&event), "cudaEventCreate");
-    return event;
+  void recycle(const Open& span) {
+    const cudaEvent_t events[] = {span.begin, span.end};
+    pool_.give_back(events);
   }
 
   std::atomic<bool> on_{false};
   std::atomic<int> queues_{0};
   std::mutex mutex_;
   std::deque<Open> pending_;
-  std::vector<cudaEvent_t> idle_;
+  EventPool pool_{cudaEventDefault};
 };
 
 }  // namespace trireme::device

@@ -1,6 +1,6 @@
-// The tree of device/reduce_tree.hpp over the contributions to one stretch of elements, as a kernel's
-// thread adds them: bit by bit what the host gives, but for what a NaN carries. Plain C++ where nvcc
-// does not read it, so that a test on any machine can compare the two.
+// The tree of device/reduce_tree.hpp over the contributions to one stretch of elements, as a
+// kernel's thread adds them: bit by bit what the host gives, but for what a NaN carries. Plain C++
+// where nvcc does not read it, so that a test on any machine can compare the two.
 #pragma once
 
 #include <cstddef>
@@ -8,44 +8,9 @@
 
 #include "trireme/core/half.hpp"
 
+#include "reduce_types.hpp"
+
 namespace trireme::device::kernels {
-
-// How a type is stored and what it is added in.
-template <class T>
-struct Plain {
-  using Stored = T;
-  using Value = T;
-  TRIREME_ON_DEVICE static Value load(Stored x) { return x; }
-  TRIREME_ON_DEVICE static Stored store(Value x) { return x; }
-};
-struct Bf16 {
-  using Stored = std::uint16_t;
-  using Value = float;
-  TRIREME_ON_DEVICE static Value load(Stored x) { return bf16_to_float(x); }
-  TRIREME_ON_DEVICE static Stored store(Value x) { return float_to_bf16(x); }
-};
-struct Fp16 {
-  using Stored = std::uint16_t;
-  using Value = float;
-  TRIREME_ON_DEVICE static Value load(Stored x) { return fp16_to_float(x); }
-  TRIREME_ON_DEVICE static Stored store(Value x) { return float_to_fp16(x); }
-};
-
-struct Sum {
-  template <class T>
-  TRIREME_ON_DEVICE static T join(T a, T b) {
-    return a + b;
-  }
-  TRIREME_ON_DEVICE static std::int64_t join(std::int64_t a, std::int64_t b) {  // wraps round
-    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-  }
-};
-struct Max {
-  template <class T>
-  TRIREME_ON_DEVICE static T join(T a, T b) {
-    return a > b || a != a ? a : b;
-  }
-};
 
 /// Up to `most` contributions anywhere.
 template <int most>
@@ -65,7 +30,7 @@ struct Lanes {
   }
 };
 
-/// Whether the contributions lie so, and how.
+/// Whether the contributions are placed so, and where.
 inline bool find_lanes(const std::byte* const* at, int ranks, Lanes& lanes) {
   if (ranks < 3) return false;
   const auto place = [&](int rank) { return reinterpret_cast<const char*>(at[rank]); };
