@@ -9,12 +9,14 @@
 
 #include <unistd.h>
 
+#include "trireme/comm/launcher.hpp"
 #include "trireme/core/error.hpp"
 
 namespace trireme::comm {
 namespace {
 
-/// The voice of a node: 0 is free, 1 + a rank of the node reserved for it.
+/// The flag of who reports a node's error: 0 is nobody yet, 1 + a rank of the node that has it
+/// reserved.
 constexpr int reporting_taken = -1;
 
 int initialized_rank() {
@@ -27,84 +29,26 @@ int initialized_rank() {
   return rank;
 }
 
-int number(const char* text) { return text == nullptr ? 0 : std::atoi(text); }
-
-/// The world's size by the launcher nearest to the process: inside a job step of Slurm, mpirun may
-/// have started a single rank, and then its word counts.
-struct Launched {
-  const char* variable = nullptr;
-  int ranks = 0;
-};
-Launched launched(const Variables& variable) {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE"}) {
-    if (variable(name) != nullptr) return {name, number(variable(name))};
-  }
-  // SLURM_NTASKS is there in a batch script too, where one process alone is legitimate.
-  if (variable("SLURM_STEP_ID") != nullptr && variable("SLURM_PROCID") != nullptr) {
-    return {"SLURM_STEP_NUM_TASKS", number(variable("SLURM_STEP_NUM_TASKS"))};
-  }
-  return {};
-}
-
 }  // namespace
 
 void mpi_check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
-  // Outside MPI's own life not even its words can be asked for.
+  // Before MPI_Init and after MPI_Finalize MPI has no text for an error.
   const int rank = initialized_rank();
-  char words[MPI_MAX_ERROR_STRING + 1] = {};
+  char text[MPI_MAX_ERROR_STRING + 1] = {};
   int length = 0;
-  if (rank < 0 || MPI_Error_string(code, words, &length) != MPI_SUCCESS) length = 0;
-  std::string line(words, static_cast<std::size_t>(length));
+  if (rank < 0 || MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+  std::string line(text, static_cast<std::size_t>(length));
   std::replace(line.begin(), line.end(), '\n', ' ');
   const std::string where = rank < 0 ? "" : fmt::format(" on rank {}", rank);
   throw Error("{}{}: {}", call, where, line.empty() ? fmt::format("error code {}", code) : line);
 }
 
-std::string launcher_complaint(int world, const Variables& variable) {
-  const Launched launcher = launched(variable);
-  if (world != 1 || launcher.ranks <= 1) return {};
-  const bool slurm = std::string_view(launcher.variable).starts_with("SLURM");
-  return fmt::format(
-      "launcher: {} = {}: the launcher started {} processes but did not connect them (each is a "
-      "world "
-      "of one rank); {}",
-      launcher.variable, launcher.ranks, launcher.ranks,
-      slurm
-          ? "try srun --mpi=pmix, or the mpirun of the MPI library that this program is built with"
-          : fmt::format(
-                "use the mpirun of the MPI library that this program is built with ({}), or "
-                "under Slurm try srun --mpi=pmix",
-                library_version()));
-}
-
-std::string start_complaint(std::string_view library, const Variables& variable) {
-  const Launched launcher = launched(variable);
-  if (launcher.ranks <= 1 || !std::string_view(launcher.variable).starts_with("SLURM")) return {};
-  if (!library.starts_with("Open MPI")) return {};
-  for (const char* name : {"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD"}) {
-    if (variable(name) != nullptr) return {};
-  }
-  return fmt::format(
-      "launcher: {} = {}, but no PMIX_RANK: srun started {} processes without what {} connects "
-      "them "
-      "by; use srun --mpi=pmix (srun --mpi=list names what this Slurm has), or mpirun",
-      launcher.variable, launcher.ranks, launcher.ranks, library);
-}
-
-int launcher_rank() {
-  for (const char* name :
-       {"OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-    if (const char* value = std::getenv(name)) return number(value);
-  }
-  return 0;
-}
-
 Session::Session(int* argc, char*** argv) {
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   const Variables variable = [](const char* name) { return std::getenv(name); };
-  if (launched(variable).variable == nullptr) {
-    // Alone, and several such programs may start at once: no daemon, no folder that they share.
+  if (!has_launcher(variable)) {
+    // Several such programs may start at once: no daemon, and no folder that they share.
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
   }
@@ -171,10 +115,10 @@ void Session::open() {
 
 Session::~Session() {
   if (abandoned_) return;
-  // Freeing is collective: a rank that fails alone must reach its abort, which lies inside the life
-  // of the session that owns MPI, not of one over some of its ranks.
+  // Freeing is collective: a rank that fails alone must reach its abort, which belongs to the
+  // session that owns MPI, not to one over some of its ranks.
   if (!owner_ && std::uncaught_exceptions() > 0) return;
-  // Errors have nobody left to go to.
+  // Nobody is left to handle errors.
   MPI_Win_free(&reporting_window_);
   MPI_Comm_free(&node_);
   if (owner_) MPI_Finalize();
@@ -194,7 +138,7 @@ void Session::reserve_reporting() {
 }
 
 void Session::abort(int code, unsigned seconds) {
-  // MPI_Abort may hang too: another thread may hold a lock of the library. Then this kills the
+  // MPI_Abort may hang too: another thread may hold a lock of the library. Then the alarm kills the
   // process, and its launcher the others.
   std::signal(SIGALRM, SIG_DFL);
   ::alarm(seconds);

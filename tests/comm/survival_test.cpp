@@ -1,9 +1,9 @@
-#include "trireme/comm/survival.hpp"
-
 #include <map>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "trireme/comm/launcher.hpp"
 
 namespace trireme::comm {
 namespace {

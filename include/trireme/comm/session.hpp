@@ -1,34 +1,16 @@
-// The MPI session: start, end, and one voice for errors.
+// The MPI session: its start and end, and who reports a node's error.
 #pragma once
 
-#include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <mpi.h>
 
 namespace trireme::comm {
 
-/// Throws Error with MPI's own words when `code`, what `call` returned, is not MPI_SUCCESS:
+/// Throws Error with MPI's own text when `code`, what `call` returned, is not MPI_SUCCESS:
 /// mpi_check(MPI_Barrier(comm), "MPI_Barrier").
 void mpi_check(int code, const char* call);
-
-/// An environment variable's value, null when it is unset.
-using Variables = std::function<const char*(const char*)>;
-
-/// What is wrong when a world of `world` ranks was started by a launcher whose environment
-/// speaks of more; empty when nothing is. A batch script outside any job step is fine.
-std::string launcher_complaint(int world, const Variables& variable);
-
-/// The same before MPI_Init, where that would end the process in its own words: Open MPI in a job
-/// step of several tasks to which Slurm gave no PMI (srun --mpi=none). `library` as
-/// library_version() says. MPICH may connect through Slurm's own libpmi, which needs no variable.
-std::string start_complaint(std::string_view library, const Variables& variable);
-
-/// The rank that the launcher's environment gives this process, 0 where it says nothing: which of
-/// several unconnected processes is to print the complaint.
-int launcher_rank();
 
 /// Physical cores that a rank may run on, and how many ranks of its node, itself counted, may run
 /// on some of them. At least one each.
@@ -44,8 +26,8 @@ Cores find_cores(MPI_Comm node);
 /// must not take a core from one that computes. A program without a launcher is also spared Open
 /// MPI's daemon and session folder (OMPI_MCA_ess_singleton_isolated=1,
 /// OMPI_MCA_orte_create_session_dirs=0). Throws AgreedError when the launcher started n programs of
-/// one rank each; see launcher_complaint. Its end calls MPI_Finalize, which waits for all ranks:
-/// the catch that aborts must lie inside its life.
+/// one rank each; see launcher_complaint. Its end calls MPI_Finalize, which waits for all ranks: an
+/// exception that ends the job must be caught, and abort, before.
 class Session {
  public:
   Session(int* argc, char*** argv);
@@ -69,12 +51,12 @@ class Session {
 
   /// True for the first of a node that asks, false ever after: who may print the error line.
   bool claim_reporting();
-  /// From now on only this rank may claim the voice of its node, unless another has before: where
-  /// the others may hear of an error before its line is printed.
+  /// From now on only this rank may report for its node, unless another has claimed that before:
+  /// where other ranks may fail because of its error before its line is printed.
   void reserve_reporting();
-  /// A rank of the world has died: the end of this session's life then calls nothing of MPI,
-  /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own; what
-  /// the launcher makes of it, docs/communication.md says.
+  /// A rank of the world has died: the end of this session then calls nothing of MPI,
+  /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own;
+  /// docs/communication.md describes what launchers make of it.
   void abandon() { abandoned_ = true; }
   /// Ends all ranks at once with `code`, and this one in so many seconds, whatever the library is
   /// at; does not return. Where the launcher lets others live (mpirun --enable-recovery) only this
@@ -82,7 +64,7 @@ class Session {
   [[noreturn]] void abort(int code, unsigned seconds = 10);
 
  private:
-  void open();         // node group, map of nodes and voice
+  void open();         // node group, map of nodes, flag of who reports
   bool owner_ = true;  // of MPI's start and end
   bool abandoned_ = false;
   MPI_Comm world_ = MPI_COMM_WORLD;
