@@ -129,9 +129,9 @@ void Service::deliver(int rank, const Bytes& message) {
     case Kind::reply:
     case Kind::failure:
       return deliver_answer(rank, heading, value);
-    case Kind::beat:
+    case Kind::heartbeat:
       return;
-    case Kind::goodbye:
+    case Kind::disconnect:
       return deliver_disconnect(rank);
     case Kind::acknowledgement:
       peer(rank).acknowledged = true;
@@ -163,7 +163,7 @@ void Service::deliver_request(int rank, const Heading& heading, std::string_view
     }
     handler->second(call, value);
   } catch (const std::exception& error) {
-    detail::fail(call, error.what());
+    fail_call(*call, error.what());
   }
 }
 
@@ -215,7 +215,7 @@ void Service::receive(std::shared_ptr<Arrived> call, std::span<std::byte> memory
     try {
       then(call);
     } catch (const std::exception& error) {
-      detail::fail(call, error.what());
+      fail_call(*call, error.what());
     }
   };
   post([this, call = std::move(call), memory, then = std::move(then), finish] {

@@ -18,7 +18,7 @@ void for_pieces(std::size_t bytes, std::size_t piece, Post&& post) {
   for (std::size_t at = 0; at < bytes; at += piece) post(at, std::min(piece, bytes - at));
 }
 
-/// What MPI_Testall says of the first request that failed.
+/// The code of the first request that failed, after MPI_Testall.
 int code_of(int code, std::span<const MPI_Status> statuses) {
   if (code != MPI_ERR_IN_STATUS) return code;
   for (const MPI_Status& status : statuses) {
@@ -120,7 +120,7 @@ bool Mail::poll() {
   const bool arrived = look_for_messages();
   const bool moved = test_transfers();
   const bool delivered = deliver();
-  tell_broken();
+  report_broken();
   return arrived || moved || delivered;
 }
 
@@ -218,7 +218,7 @@ void Mail::note_broken(int peer, int code, const char* call) {
   }
 }
 
-void Mail::tell_broken() {
+void Mail::report_broken() {
   for (const auto& [peer, why] : std::exchange(broken_, {})) callbacks_.broken(peer, why);
 }
 

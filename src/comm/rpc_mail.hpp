@@ -24,7 +24,7 @@ class Mail {
   using Done = std::function<void(bool finished)>;
   struct Callbacks {
     std::function<void(int peer, Bytes message)> received;
-    std::function<void(int peer, const std::string& why)> broken;  // MPI's words
+    std::function<void(int peer, const std::string& why)> broken;  // MPI's reason
   };
 
   /// Collective over `parent`.
@@ -73,7 +73,7 @@ class Mail {
   bool deliver();
   void post_receives(Transfer& transfer, std::span<std::byte> memory, int tag, std::size_t piece);
   void note_broken(int peer, int code, const char* call);
-  void tell_broken();
+  void report_broken();
 
   Callbacks callbacks_;
   MPI_Comm comm_ = MPI_COMM_NULL;

@@ -59,7 +59,7 @@ void Service::require_peer(int rank, const char* what) const {
   TRIREME_ASSERT(rank >= 0 && rank < size(), "rpc: {} rank {} of {}", what, rank, size());
 }
 
-void Service::serve(const std::string& name, detail::Handler handler) {
+void Service::serve(const std::string& name, Handler handler) {
   TRIREME_ASSERT(!started_, "rpc: {} comes after start()", name);
   const bool is_new = handlers_.emplace(name, std::move(handler)).second;
   TRIREME_ASSERT(is_new, "rpc: {} is served twice", name);
@@ -70,7 +70,7 @@ void Service::start() {
   mpi_check(MPI_Barrier(mail_.comm()), "MPI_Barrier");
   const std::lock_guard lock(mutex_);
   started_ = true;
-  last_beat_ = last_turn_ = Clock::now();
+  last_heartbeat_ = last_turn_ = Clock::now();
   thread_ = std::thread([this] { guarded_run(); });
   thread_id_ = thread_.get_id();
 }
@@ -166,19 +166,19 @@ bool Service::turn() {
   }
   const bool moved = mail_.poll();
   const auto now = Clock::now();
-  tend(std::min(seconds_between(last_turn_, now), longest_turn));
+  watch_peers(std::min(seconds_between(last_turn_, now), longest_turn));
   last_turn_ = now;
   return moved || !commands.empty();
 }
 
-void Service::tend(double seconds) {
-  const bool time_to_beat =
-      options_.beat > 0 && seconds_between(last_beat_, Clock::now()) >= options_.beat;
-  if (time_to_beat) last_beat_ = Clock::now();
+void Service::watch_peers(double seconds) {
+  const bool due =
+      options_.beat > 0 && seconds_between(last_heartbeat_, Clock::now()) >= options_.beat;
+  if (due) last_heartbeat_ = Clock::now();
   for (int rank = 0; rank < size(); ++rank) {
     Peer& peer = this->peer(rank);
     if (!peer.watched || peer.gone()) continue;
-    if (time_to_beat) beat(rank);
+    if (due) send_heartbeat(rank);
     peer.silent += seconds;
     if (options_.silence > 0 && peer.silent > options_.silence) {
       lose_now(rank, fmt::format("silent for {:.1f} s", peer.silent));
@@ -186,11 +186,12 @@ void Service::tend(double seconds) {
   }
 }
 
-void Service::beat(int rank) {
+void Service::send_heartbeat(int rank) {
   Peer& peer = this->peer(rank);
-  if (peer.beating) return;  // the last one still waits: the peer may be dead
-  peer.beating = true;
-  mail_.send(rank, message_of({Kind::beat}, {}, {}), [&peer](bool) { peer.beating = false; });
+  if (peer.heartbeat_pending) return;  // the last one still waits: the peer may be dead
+  peer.heartbeat_pending = true;
+  mail_.send(rank, message_of({Kind::heartbeat}, {}, {}),
+             [&peer](bool) { peer.heartbeat_pending = false; });
 }
 
 void Service::deliver_disconnect(int rank) {
@@ -229,20 +230,20 @@ bool Service::close(double seconds) {
 
 void Service::fail_kept_calls(int rank) {
   for (const auto& [number, weak] : std::map(peer(rank).arrived)) {
-    if (const auto call = weak.lock()) detail::fail(call, "its endpoint was closed");
+    if (const auto call = weak.lock()) fail_call(*call, "its endpoint was closed");
   }
 }
 
 void Service::send_disconnect(Clock::time_point deadline) {
   for (int rank = 0; rank < size(); ++rank) fail_kept_calls(rank);
-  // Those failures are commands: they go before the goodbye.
+  // Those failures are commands: they go before the disconnect.
   post([this, deadline] {
     leaving_ = true;
     deadline_ = deadline;
     for (int rank = 0; rank < size(); ++rank) {
       if (peer(rank).gone()) continue;
-      peer(rank).told = true;
-      mail_.send(rank, message_of({Kind::goodbye}, {}, {}));
+      peer(rank).disconnecting = true;
+      mail_.send(rank, message_of({Kind::disconnect}, {}, {}));
     }
   });
 }

@@ -1,4 +1,4 @@
-// The protocol of remote calls, and the thread that speaks it.
+// The protocol of remote calls, and the thread that runs it.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@ namespace trireme::comm::rpc {
 
 using Clock = std::chrono::steady_clock;
 
-enum class Kind : std::uint32_t { request, reply, failure, beat, goodbye, acknowledgement };
+enum class Kind : std::uint32_t { request, reply, failure, heartbeat, disconnect, acknowledgement };
 
 /// Begins every message; the method's name and the value's bytes follow.
 struct Heading {
-  Kind kind = Kind::beat;
-  std::int32_t slot = 0;    // of the caller's for this peer: says the tags of its bulk
-  std::uint64_t call = 0;   // the caller's number of it
+  Kind kind = Kind::heartbeat;
+  std::int32_t slot = 0;    // of the caller for this peer: gives the tags of its bulk
+  std::uint64_t call = 0;   // by the caller's count
   std::uint64_t bulk = 0;   // bytes beside the message
   std::uint64_t room = 0;   // bytes of bulk that a reply may have
   std::uint64_t piece = 0;  // by which the sender cuts bulk
@@ -87,7 +87,7 @@ class Service : public std::enable_shared_from_this<Service> {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
   ~Service();
-  void serve(const std::string& name, detail::Handler handler);
+  void serve(const std::string& name, Handler handler);
   void start();
   int rank() const { return mail_.rank(); }
   int size() const { return mail_.size(); }
@@ -109,16 +109,16 @@ class Service : public std::enable_shared_from_this<Service> {
     bool lost = false, left = false;
     std::vector<int> slots;  // free ones
     // The service thread's.
-    bool told = false, acknowledged = false;  // our goodbye
-    bool beating = false;
+    bool disconnecting = false, acknowledged = false;  // our disconnect was sent, and answered
+    bool heartbeat_pending = false;                    // the last one is not sent yet
     bool watched = false;
     double silent = 0;  // seconds
     std::map<std::uint64_t, std::shared_ptr<Outgoing>> calls;
     std::map<std::uint64_t, std::weak_ptr<Arrived>> arrived;  // and unanswered
     bool gone() const { return lost || left; }
-    /// No message of it is under way any more: a goodbye that it was sent brings an answer, even
-    /// where its own crosses it.
-    bool quiet() const { return told ? acknowledged : left; }
+    /// No message of it is under way any more: it answers a disconnect even where its own crosses
+    /// it.
+    bool quiet() const { return disconnecting ? acknowledged : left; }
   };
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   /// Runs `command` on the service thread; false where that is over, and nothing happens.
@@ -128,8 +128,8 @@ class Service : public std::enable_shared_from_this<Service> {
   void run();
   void guarded_run();
   bool turn();  // one look at everything; true where something moved
-  void tend(double seconds);
-  void beat(int rank);
+  void watch_peers(double seconds);
+  void send_heartbeat(int rank);
   void begin(const std::shared_ptr<Outgoing>& call, Bytes message);
   void deliver(int rank, const Bytes& message);
   void deliver_request(int rank, const Heading& heading, std::string_view name,
@@ -147,7 +147,7 @@ class Service : public std::enable_shared_from_this<Service> {
   void leave();
 
   Options options_;
-  std::map<std::string, detail::Handler, std::less<>> handlers_;
+  std::map<std::string, Handler, std::less<>> handlers_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;  // of the service thread
   std::condition_variable room_;  // of those who wait for a slot
@@ -159,7 +159,7 @@ class Service : public std::enable_shared_from_this<Service> {
   // The service thread's.
   bool leaving_ = false;
   Clock::time_point deadline_;
-  Clock::time_point last_beat_, last_turn_;
+  Clock::time_point last_heartbeat_, last_turn_;
   Mail mail_;
   std::thread thread_;
   std::thread::id thread_id_;
@@ -169,5 +169,7 @@ constexpr int request_bulk_tag(int slot) { return Mail::first_bulk_tag + 2 * slo
 constexpr int reply_bulk_tag(int slot) { return Mail::first_bulk_tag + 2 * slot + 1; }
 Bytes message_of(const Heading& heading, std::string_view name, std::span<const std::byte> value);
 Bytes bytes_of(std::string_view text);
+/// Answers `call` by an error, unless it was answered before.
+void fail_call(Arrived& call, const std::string& reason);
 
 }  // namespace trireme::comm::rpc

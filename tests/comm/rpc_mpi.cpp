@@ -244,7 +244,7 @@ TEST(RemoteCall, ReturnsErrors) {
     };
     const std::string where = fmt::format("rank {}, misbehave: ", peer);
     EXPECT_EQ(words("throw"), where + "thrown on purpose");
-    EXPECT_EQ(words("drop"), where + "thrown away unanswered");
+    EXPECT_EQ(words("drop"), where + "destroyed unanswered");
     EXPECT_EQ(words("fail"), where + "failed on purpose");
     EXPECT_EQ(words("after"), where + "thrown after bulk");
     EXPECT_THAT(words("room"), HasSubstr("1000 bytes of bulk to misbehave: its caller has room "
