@@ -12,10 +12,10 @@
 #   TRIREME_GPUS            GPUs of a node that the ranks use, 0 by default; each takes the one of its number in the node
 #   TRIREME_SLURM_MPI       srun --mpi=...: pmix by default; none of Slurm's: default
 #   TRIREME_MPIRUN          mpirun, mpiexec, ...; TRIREME_MPIRUN_STYLE: openmpi, hydra or pals, asked of it by default
-#   TRIREME_LAUNCH_OPTIONS  more words for the launcher
-#   TRIREME_CORES           cores of this machine, where no scheduler tells; nproc's by default
-#   TRIREME_START_RETRIES   how often a start that crashes before the run begins is made again, 2 by default
-#   TRIREME_REQUEUE         0: never goes back to the queue by itself
+#   TRIREME_LAUNCH_OPTIONS  more options for the launcher
+#   TRIREME_CORES           cores of this machine, without a scheduler; nproc's by default
+#   TRIREME_START_RETRIES   how often a start that crashes before the run begins is repeated, 2 by default
+#   TRIREME_REQUEUE         0: the job never requeues itself
 
 trireme_say() { printf 'jobs: %s\n' "$*"; }
 trireme_fail() {
@@ -119,7 +119,7 @@ trireme_shape() {
   fi
 }
 
-# The words that start the ranks, in the array launch. Ranks next to each other share a node, as tensor groups should.
+# The command that starts the ranks, in the array launch. Ranks next to each other share a node, as tensor groups should.
 trireme_slurm() {
   # Since Slurm 22.05 srun no longer takes a job's --cpus-per-task for a step's: without this each rank gets one core.
   export SRUN_CPUS_PER_TASK=$((threads * ${TRIREME_HARDWARE_THREADS:-1}))
@@ -158,7 +158,7 @@ trireme_mpirun() {
         launch+=(--map-by "ppr:$ranks_per_node:node:PE=$threads" --bind-to core)
       fi
       [ ! -r "${PBS_NODEFILE:-}" ] || launch+=(--hostfile "$PBS_NODEFILE")
-      # It carries no variables to other nodes unless told to.
+      # By default it passes no variables to other nodes.
       if [ "$nodes" -gt 1 ]; then
         for name in $(compgen -e | grep -E '^(TRIREME|OMP|HDF5)_' | sort); do launch+=(-x "$name"); done
       fi
@@ -268,10 +268,10 @@ trireme_train() { # run folder, arguments
   done
 }
 
-# Sets folder to the run folder of train's arguments: the flag's or the variable's, else the program says, on one rank,
-# what the other sources make of it.
+# Sets folder to the run folder of train's arguments: the flag's or the variable's, else what the program, on one rank,
+# resolves from the other sources.
 trireme_output() {
-  local word previous='' found='' told
+  local word previous='' found='' errors
   for word in "$@"; do
     [ "$previous" != --train.output ] || found=$word
     case $word in --train.output=*) found=${word#*=} ;; esac
@@ -279,13 +279,13 @@ trireme_output() {
   done
   folder=$(trireme_first "$found" "${TRIREME_TRAIN_OUTPUT:-}")
   [ -z "$folder" ] || return 0
-  told=$(mktemp) || return
-  folder=$("$program" train --show train.output "$@" 2>"$told" </dev/null) || folder=
+  errors=$(mktemp) || return
+  folder=$("$program" train --show train.output "$@" 2>"$errors" </dev/null) || folder=
   if [ -z "$folder" ]; then
-    cat "$told" >&2
+    cat "$errors" >&2
     trireme_fail "$program does not say what train.output is; name the run folder with --train.output"
   fi
-  rm -f "$told"
+  rm -f "$errors"
   [ -n "$folder" ]
 }
 
@@ -301,7 +301,7 @@ trireme_step() {
   echo "$newest"
 }
 
-# Back to the queue, by the scheduler's means; where there are none, the exit code tells whoever chained the jobs.
+# Requeues the job by the scheduler's command; without one, the exit code is for whoever chained the jobs.
 # Sets code where the exit code is the means.
 trireme_requeue() {
   case $(trireme_scheduler) in

@@ -11,8 +11,8 @@
 #SBATCH --requeue
 #SBATCH --signal=USR1@180
 set -euo pipefail
-# Slurm runs a copy of this file, which does not lie beside common.sh. It knows the line that was submitted: the file is
-# what it begins with, up to a space that is not part of its path.
+# Slurm runs a copy of this file, in another folder than common.sh. It knows the line that was submitted, which begins
+# with the path of the file.
 here=${TRIREME_JOBS:-}
 if [ -z "$here" ]; then
   line=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')

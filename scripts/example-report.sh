@@ -40,4 +40,4 @@ study | tee study.out || study --retry-failed | tee -a study.out
 (cd strong/runs && "$TRIREME" report strong-*-1 --html report.html --csv report.csv --json report.json | tee report.txt)
 mv strong/runs/report.{html,csv,json} "$source/docs/example-report/"
 mv strong/runs/report.txt .
-echo "docs/example-report is new: look at its pictures, and let its README.md say what machine this was"
+echo "docs/example-report is new: look at its pictures, and name the machine in its README.md"

@@ -26,7 +26,7 @@ rules=$({ clang-tidy --version; cat .clang-tidy; } | sha256sum | cut -c1-64)
 
 analyze() {
   local file=$1 command text mark
-  # The line before the file's own is its command, as JSON: a backslash stands before what it quotes.
+  # The line before the file's own is its command, as JSON: a backslash precedes what it quotes.
   command=$(grep -F -B1 "\"file\": \"$PWD/$file\"" "$commands" | sed -n 's/^ *"command": "\(.*\)",$/\1/p' | head -n 1 | sed 's/\\\(.\)/\1/g; s/ -o [^ ]* -c / -w -E -C -P /')
   if ! text=$(bash -c "${command:?has no command in $commands}" | sha256sum | cut -c1-64); then
     echo "failed: $file: cannot be preprocessed"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # package.sh: a Debian package of the build in build/package (CPUs only), looked at as far as the tools here can:
-# its files, its dependencies, that its program starts, and what lintian says where it is installed.
+# its files, its dependencies, that its program starts, and lintian's findings where it is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/package
@@ -27,7 +27,7 @@ if [ "$(id -u)" -eq 0 ]; then
   cp /var/lib/dpkg/status "$work/scratch/var/lib/dpkg/status"
   dpkg --root="$work/scratch" --install "$package" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
   [ -x "$work/scratch/usr/bin/trireme" ]
-  echo "installed into a scratch root with its dependencies met"
+  echo "installed into a scratch root with its dependencies"
 fi
 if command -v lintian >/dev/null; then
   lintian --allow-root --tag-display-limit 0 --fail-on error "$package"

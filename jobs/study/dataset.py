@@ -1,5 +1,5 @@
-"""The dataset of a study whose flags name none: text of no meaning, made once in the study's folder. Speed does not depend on
-what a text says."""
+"""The dataset of a study whose flags name none: random text, written once in the study's folder. Speed does not depend on
+the text."""
 
 import os
 import random
@@ -12,8 +12,8 @@ LINES = 60000  # some 4 MB
 
 
 def named(program, flags):
-    """Whether the flags, the environment or the configuration that they name say where the dataset is. Where the program
-    cannot be asked, the points themselves will tell."""
+    """Whether the flags, the environment or the configuration that they name set data.path. Where the program cannot be
+    started, the points themselves will fail."""
     if any(flag.split("=", 1)[0] == "--data.path" for flag in flags) or os.environ.get("TRIREME_DATA_PATH"):
         return True
     code, text, _ = ask([program, "train", "--show", "data.path"] + flags)
@@ -39,9 +39,9 @@ def dataset_flags(folder, program, flags, write):
         print("no data.path is given: a dataset of generated text is made in %s" % path, flush=True)
         shutil.rmtree(path + ".new", ignore_errors=True)  # of a study that was killed
         write_text(text)
-        code, _, told = ask(command)
+        code, _, errors = ask(command)
         if code != 0:
-            lines = [line for line in told.splitlines() if "error: " in line]
+            lines = [line for line in errors.splitlines() if "error: " in line]
             raise Refusal("no dataset could be made: %s" % (lines or ["%s prepare: exit code %s" % (program, code)])[0])
         os.rename(path + ".new", path)
         os.remove(text)

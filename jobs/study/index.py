@@ -118,13 +118,13 @@ class Index:
         return self.reports
 
     def reported(self, point):
-        """What `trireme report` says of a point: a speed without warm-up, or None and why it has none."""
+        """What `trireme report` computes of a point: a speed without warm-up, or None and why it has none."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "report.json")
             for _ in range(3):  # MPI libraries crash now and then while they start
-                _, _, told = ask([self.parameters["program"], "report", self.run_folder(point), "--json", path]
+                _, _, errors = ask([self.parameters["program"], "report", self.run_folder(point), "--json", path]
                                  + self.shared_cores)
-                if os.path.exists(path) or "trireme: error:" in told:
+                if os.path.exists(path) or "trireme: error:" in errors:
                     break
             try:
                 with open(path) as file:
@@ -133,7 +133,7 @@ class Index:
                     return None, "INVALID: " + "; ".join(run["faults"])
                 return float(run["figures"]["tokens_per_second"]["median"]), None
             except (OSError, ValueError, KeyError, IndexError, TypeError):
-                return None, "no report: " + (told.strip().splitlines() or ["it ended without a word"])[-1]
+                return None, "no report: " + (errors.strip().splitlines() or ["it ended without a message"])[-1]
 
     def figure_of_merit(self, point):
         """The figure of merit of a point's last attempt, None where it has none. All steps count for it."""
@@ -160,14 +160,14 @@ class Index:
             point.update(state="done", tokens_per_second=speed, figure_from="report" if self.has_report() else "FOM")
 
     def reason(self, point, code):
-        """One line that says why a point failed."""
+        """One line with the reason why a point failed."""
         try:
             with open(os.path.join(self.run_folder(point), "output.txt"), errors="replace") as file:
                 lines = file.read().splitlines()
         except OSError:
             lines = []
-        told = [line for line in lines if "error: " in line and line.startswith(("trireme", "jobs"))]
-        return told[0] if told else "exit code %s" % code
+        errors = [line for line in lines if "error: " in line and line.startswith(("trireme", "jobs"))]
+        return errors[0] if errors else "exit code %s" % code
 
     def finish(self, point, code, seconds=None):
         point["exit_code"] = code

@@ -78,10 +78,10 @@ def impossible(index, point):
     per_node = index.parameters["ranks_per_node"] or point["ranks"]
     flags = train_flags(index, point)[1:]
     at = flags.index("--train.output")
-    code, _, told = ask([index.parameters["program"], "plan", "--ranks", str(point["ranks"]), "--ranks-per-node",
+    code, _, errors = ask([index.parameters["program"], "plan", "--ranks", str(point["ranks"]), "--ranks-per-node",
                          str(min(per_node, point["ranks"]))] + flags[:at] + flags[at + 2:])
-    for line in told.splitlines():
-        # Where the program cannot be started here, outside an allocation, the points themselves will tell.
+    for line in errors.splitlines():
+        # Where the program cannot be started here, outside an allocation, the points themselves will fail.
         if code == 1 and line.startswith("trireme: error: ") and "launcher" not in line:
             return line
     return None
@@ -215,9 +215,9 @@ def submit(index, point, options, after):
 
 def job_ended(job):
     """The exit code of a Slurm job, None while it waits or runs. A job that Slurm has forgotten has ended."""
-    found, text, told = ask(["scontrol", "show", "job", "-o", str(job)])
+    found, text, errors = ask(["scontrol", "show", "job", "-o", str(job)])
     if found != 0:
-        return 0 if "Invalid job id" in told else None  # the record tells whether it ended well
+        return 0 if "Invalid job id" in errors else None  # the record shows whether it ended well
     state = re.search(r" JobState=(\w+)", text)
     code = re.search(r" ExitCode=(\d+):(\d+)", text)
     if not state or state.group(1) in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED",

@@ -34,7 +34,7 @@ def draw_spans(c, rows, y, left, scale):
     longest = {}  # label: (visible length, its middle)
     passes = {}  # label: (begin, end)
     waits = [(b, b + d) for _, _, name, b, d in rows if name == 'wait for pipeline']
-    for kinds in (tuple(count), tuple(COLORS)[2:]):  # waits lie inside the others
+    for kinds in (tuple(count), tuple(COLORS)[2:]):  # waits are inside the others
         for _, lane, name, begin, duration in sorted((row for row in rows if row[2] in kinds),
                                                      key=lambda row: row[3]):
             below = lane == 'communication'

@@ -56,9 +56,9 @@ config::Rule probability() {
     const auto* share = std::get_if<double>(&value);
     return share != nullptr && *share > 0 && *share <= 1;
   };
-  rule.words = "must be above 0 and at most 1";
+  rule.text = "must be above 0 and at most 1";
   rule.suggest = {};
-  rule.mend = "1 keeps every token";
+  rule.remedy = "1 keeps every token";
   return rule;
 }
 

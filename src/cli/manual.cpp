@@ -152,7 +152,7 @@ std::string allowed(const config::Field& field) {
     if (!choice.empty()) list += (list.empty() ? "`" : ", `") + choice + "`";
   }
   if (!list.empty()) return list;
-  const std::string_view words = field.rule.words;
+  const std::string_view words = field.rule.text;
   if (words.starts_with("must be ")) {
     return fmt::format("{}, {}", field.type_name(),
                        words.substr(std::string_view("must be ").size()));

@@ -15,8 +15,7 @@ namespace trireme::comm {
 namespace {
 
 /// Leaves of each core only its first hardware thread, whichever the mask held, so that cores can
-/// be counted and compared. A hardware thread of which the system says nothing is a core of its
-/// own.
+/// be counted and compared. A hardware thread whose siblings are unknown is a core of its own.
 cpu_set_t cores_of(const cpu_set_t& mask) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -32,7 +31,7 @@ cpu_set_t cores_of(const cpu_set_t& mask) {
 }
 
 /// The processors that this process was given. OpenMP has by now bound this thread to the first of
-/// its places where it was asked to bind: its places then say what the mask no longer does.
+/// its places where it was asked to bind: then the places hold what the mask has lost.
 bool find_processors(cpu_set_t& processors) {
   CPU_ZERO(&processors);
   const bool known = ::sched_getaffinity(0, sizeof processors, &processors) == 0;

@@ -20,7 +20,7 @@ NcclApi::UniqueId agree_on_id(NcclApi& api, Communicator& mpi, const std::string
     const Result result = api.get_unique_id(id);
     if (result != Result::success) {
       throw Error("nccl: group {}: no unique id: {}; {} = mpi does without NCCL", name,
-                  api.words(result, nullptr), key);
+                  api.describe(result, nullptr), key);
     }
     return std::string(id.data(), id.size());
   });
@@ -61,7 +61,7 @@ NcclHandle::~NcclHandle() {
     } else {
       end();
     }
-  } catch (...) {  // the device tells of it
+  } catch (...) {  // the device reports it
     abort();
   }
 }
@@ -118,13 +118,13 @@ void NcclHandle::look() {
     Result state = Result::success;
     require(runtime_.api().async_error(comm_, state), "work under way");
     require(state, "work under way");
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): told to the device, and kept
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): reported to the device, and kept
   }
 }
 
 void NcclHandle::require(Result result, const char* operation) {
   if (result == Result::success || result == Result::in_progress) return;
-  fail(operation, runtime_.api().words(result, comm_));
+  fail(operation, runtime_.api().describe(result, comm_));
 }
 
 void NcclHandle::fail(const std::string& operation, const std::string& reason) {
@@ -137,7 +137,7 @@ void NcclHandle::fail(const std::string& operation, const std::string& reason) {
 
 void NcclHandle::give_up(const std::exception_ptr& why) {
   failure_ = why;
-  // Told first: whoever waits for the device's work is woken by the abort.
+  // Before the abort, which wakes whoever waits for the device's work.
   runtime_.ledger().device().fail(failure_);
 }
 
@@ -192,8 +192,8 @@ void NcclWatch::abandon(const std::exception_ptr& why) noexcept {
 }
 
 void NcclWatch::abandon_all(const std::exception_ptr& why) noexcept {
-  // An abort waits for what its communicator has in the device's queues, which may stand behind
-  // another's that waits for a lost rank: all are told to end before any is waited for.
+  // An abort waits for what its communicator has in the device's queues, which may be behind
+  // another's that waits for a lost rank: all abort together before any is waited for.
   const bool grouped = api_.group_start() == Result::success;
   for (NcclHandle* handle : handles_) {
     if (const NcclApi::Comm comm = handle->surrender(why)) api_.abort(comm);

@@ -20,8 +20,8 @@ struct Wire {
 };
 
 /// Messages of one operation, in bytes (MPI has no bf16), cut where they exceed 1 GiB, since counts
-/// are ints. Receives must come out exactly as long as they were posted: ranks that disagree on a
-/// size are told so instead of computing with what is left in the buffer.
+/// are ints. A message must be exactly as long as the receive that was posted for it: ranks that
+/// disagree on a size get an error instead of computing with what is left in the buffer.
 class Requests {
  public:
   explicit Requests(const Wire& wire) : wire_(wire) {}

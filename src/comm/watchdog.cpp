@@ -28,14 +28,14 @@ std::int64_t nanoseconds() {
   return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
 }
 
-/// Tells apart processes that number their processes differently (containers).
+/// Differs between processes that number their processes differently (containers).
 std::uint64_t process_namespace() {
   struct stat status {};
   return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
 struct ProcessState {
-  std::string words;       // "dead" or "stopped"; empty where it runs or nothing is known
+  std::string text;        // "dead" or "stopped"; empty where it runs or nothing is known
   std::int64_t began = 0;  // clock ticks since the machine's start; 0: not known
 };
 
@@ -50,8 +50,8 @@ ProcessState state_of(std::int64_t process) {
   const std::size_t at = line.rfind(") ");
   if (at == std::string::npos || at + 2 >= line.size()) return {};
   const char letter = line[at + 2];
-  if (letter == 'T' || letter == 't') state.words = "stopped";
-  if (letter == 'Z' || letter == 'X') state.words = "dead";
+  if (letter == 'T' || letter == 't') state.text = "stopped";
+  if (letter == 'Z' || letter == 'X') state.text = "dead";
   std::istringstream fields(line.substr(at + 4));  // from the fourth on
   std::string skipped;
   for (int field = 4; field < 22; ++field) fields >> skipped;
@@ -62,7 +62,7 @@ ProcessState state_of(std::int64_t process) {
 }  // namespace
 
 /// One rank's note in shared memory, written by its owner alone. The sequence is odd while a note
-/// is being written; every word is atomic, so a reader sees old or new words, never half of one.
+/// is being written; every 64-bit word is atomic.
 struct Watchdog::Slot {
   std::atomic<std::uint64_t> sequence{0};
   std::atomic<std::int64_t> rank{0}, step{-1}, beaten{0}, process{0};
@@ -79,7 +79,7 @@ struct Watchdog::Slot {
     if (process_namespace != trireme::comm::process_namespace()) return {};
     const ProcessState found = state_of(process);
     // Its number may be another process's by now.
-    return found.began != 0 && found.began != began ? "dead" : found.words;
+    return found.began != 0 && found.began != began ? "dead" : found.text;
   }
 
   template <class Change>
@@ -189,9 +189,9 @@ void Watchdog::resume() {
 bool Watchdog::watched(const Slot& slot) const {
   if (slot.ended || (slot.given_up && &slot != own_)) return false;
   const bool alone = ends_ == Ends::the_rank;
-  if (!alone && slot.pauses == 0) return true;  // silence says it all
+  if (!alone && slot.pauses == 0) return true;  // its silence is enough
   const std::string state = slot.state();
-  // Who died is silent also in a pause, or nobody's business here.
+  // A rank that died is silent in a pause too; where ranks end alone it is left to others.
   return alone ? state == "stopped" || (slot.pauses == 0 && state != "dead") : state == "dead";
 }
 

@@ -1,4 +1,4 @@
-// What stands for NCCL where Trireme was built without it.
+// NCCL where Trireme was built without it.
 #include "trireme/comm/nccl.hpp"
 #include "trireme/core/error.hpp"
 

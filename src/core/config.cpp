@@ -14,7 +14,7 @@ namespace trireme::config {
 
 namespace {
 
-// Beyond 2^53 a double no longer tells neighboring integers apart.
+// Beyond 2^53 neighboring integers are the same double.
 constexpr double exact_limit = 9007199254740992.0;
 constexpr std::size_t longest_key = 80;  // that is compared with ours to find what was meant
 
@@ -27,7 +27,7 @@ std::string lower(std::string text) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/// Without the underscores that stand between two digits and without a leading plus.
+/// Without underscores between two digits and without a leading plus.
 std::string plain_digits(const std::string& text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -137,7 +137,7 @@ std::optional<Value> parsed(const Field& field, const std::string& text) {
   return std::make_optional<Value>(text);
 }
 
-/// "run.toml:3: model.layers", or "--model.layers" alone where that says it all.
+/// "run.toml:3: model.layers", or "--model.layers" alone where that is the place.
 std::string label(const Field& field, const std::string& where) {
   if (where.empty()) return field.key;
   if (where == field.key || where == "--" + field.key) return where;
@@ -146,17 +146,17 @@ std::string label(const Field& field, const std::string& where) {
 
 [[noreturn]] void wrong_type(const Field& field, const std::string& text,
                              const std::string& where) {
-  std::string rule, mend;
+  std::string rule, remedy;
   if (std::holds_alternative<bool*>(field.target)) {
-    rule = "must be yes or no", mend = "use true or false";
+    rule = "must be yes or no", remedy = "use true or false";
   } else if (std::holds_alternative<std::int64_t*>(field.target)) {
-    rule = "must be an integer of at most 64 bits", mend = "write it as 12, 1e6 or 1_000_000";
+    rule = "must be an integer of at most 64 bits", remedy = "write it as 12, 1e6 or 1_000_000";
   } else if (std::holds_alternative<double*>(field.target)) {
-    rule = "must be a finite number", mend = "write it as 0.1, 3e-4 or 12";
+    rule = "must be a finite number", remedy = "write it as 0.1, 3e-4 or 12";
   } else {
-    rule = "must be text in UTF-8", mend = "in a file, put it in quotes";
+    rule = "must be text in UTF-8", remedy = "in a file, put it in quotes";
   }
-  throw ConfigError(label(field, where), one_line(shortened(text, 200)), rule, mend);
+  throw ConfigError(label(field, where), one_line(shortened(text, 200)), rule, remedy);
 }
 
 }  // namespace
@@ -191,8 +191,8 @@ void Field::set(const Value& given, Source from, const std::string& where) {
   const auto fitting = converted(*this, given);
   if (!fitting) wrong_type(*this, to_string(given), where);
   if (!rule.kept(*fitting)) {
-    throw ConfigError(label(*this, where), one_line(shortened(to_string(given), 200)), rule.words,
-                      rule.suggest ? rule.suggest(*fitting) : rule.mend);
+    throw ConfigError(label(*this, where), one_line(shortened(to_string(given), 200)), rule.text,
+                      rule.suggest ? rule.suggest(*fitting) : rule.remedy);
   }
   if (from < source) return;
   std::visit([&](auto* held) { *held = std::get<std::remove_pointer_t<decltype(held)>>(*fitting); },
@@ -264,7 +264,7 @@ std::optional<std::string> Fields::nearest_key(const std::string& key) const {
   for (const Field& field : fields_) {
     std::size_t distance = edit_distance(key, field.key);
     bool close = close_enough(distance, key);
-    // A right name in the wrong section, or without one, counts as one slip more.
+    // A right name in the wrong section, or without one, counts as one more typo.
     const std::size_t by_leaf = edit_distance(leaf, leaf_of(field.key)) + 1;
     if (by_leaf < distance) {
       distance = by_leaf;

@@ -145,7 +145,7 @@ std::string quoted(const std::string& text) {
 std::string toml_value(const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return quoted(*text);
   std::string digits = to_string(value);
-  // TOML tells 1.0 and 1 apart, and only the former keeps the sign of −0.
+  // In TOML 1.0 and 1 differ in type, and only the former keeps the sign of −0.
   if (std::holds_alternative<double>(value) && digits.find_first_of(".e") == std::string::npos) {
     digits += ".0";
   }

@@ -1,4 +1,4 @@
-// Rules on values, how values print, and which word is nearest to a mistaken one.
+// Rules on values, how values print, and the nearest of the valid words to a mistyped one.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -23,9 +23,9 @@ std::string lower(std::string text) {
   return text;
 }
 
-Rule number_rule(std::function<bool(double)> kept, std::string words, std::string mend) {
+Rule number_rule(std::function<bool(double)> kept, std::string text, std::string remedy) {
   return {[kept = std::move(kept)](const Value& value) { return kept(number_of(value)); },
-          std::move(words), std::move(mend)};
+          std::move(text), std::move(remedy)};
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ Rule one_of(std::vector<std::string> words) {
   }
   Rule rule;
   rule.choices = words;
-  rule.words = words.size() == 1 ? "must be " + list : "must be one of " + list;
+  rule.text = words.size() == 1 ? "must be " + list : "must be one of " + list;
   rule.kept = [words](const Value& value) {
     return std::find(words.begin(), words.end(), to_string(value)) != words.end();
   };

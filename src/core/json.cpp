@@ -8,13 +8,14 @@
 
 namespace trireme {
 
-nlohmann::json parse_json(std::string_view text, const std::string& where, std::string_view mend) {
+nlohmann::json parse_json(std::string_view text, const std::string& where,
+                          std::string_view remedy) {
   using nlohmann::json;
   constexpr int deepest = 64;
   std::vector<std::set<std::string>> keys;  // of the objects that are open
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > deepest) {
-      throw Error("{}: is nested more than {} deep; {}", where, deepest, mend);
+      throw Error("{}: is nested more than {} deep; {}", where, deepest, remedy);
     }
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
@@ -22,7 +23,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where, std::
       const auto& key = parsed.get_ref<const std::string&>();
       if (!keys.back().insert(key).second) {
         throw Error("{}: has the key \"{}\" twice; {}", where,
-                    config::one_line(config::shortened(key, 80)), mend);
+                    config::one_line(config::shortened(key, 80)), remedy);
       }
     }
     return true;
@@ -30,9 +31,9 @@ nlohmann::json parse_json(std::string_view text, const std::string& where, std::
   try {
     return json::parse(text, watch);
   } catch (const json::parse_error& error) {
-    throw Error("{}: is not valid JSON at byte {}; {}", where, error.byte, mend);
+    throw Error("{}: is not valid JSON at byte {}; {}", where, error.byte, remedy);
   } catch (const json::exception&) {  // a number past all bounds
-    throw Error("{}: is not valid JSON that can be read; {}", where, mend);
+    throw Error("{}: is not valid JSON that can be read; {}", where, remedy);
   }
 }
 

@@ -125,8 +125,8 @@ sed -i 's/^mended.*/mended --parallel.zero 2/' layouts
 refuses "$work/judged: layout mended had other flags" "${judged[@]}"
 sed -i 's/^mended.*/mended --parallel.zero 1/' layouts
 PATH=$work/plain run "${judged[@]}"
-grep -c "^not written: $work/judged/report.html; the reason stands above" out >/dev/null || fail "without gnuplot"
-# A program without reports: figures of merit, marked as such.
+grep -c "^not written: $work/judged/report.html; the reason is above" out >/dev/null || fail "without gnuplot"
+# A program that has no report: figures of merit, marked as such.
 # shellcheck disable=SC2016
 printf '#!/bin/sh\n[ "$1" != report ] || exit 2\nexec "%s" "$@"\n' "$TRIREME" >bin/old
 chmod +x bin/old

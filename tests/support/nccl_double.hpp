@@ -59,7 +59,7 @@ class NcclDouble final : public comm::NcclApi {
   }
 
   std::string version() override { return "double"; }
-  std::string words(Result result, Comm) override {
+  std::string describe(Result result, Comm) override {
     return "NCCL's words for " + std::to_string(static_cast<int>(result));
   }
 

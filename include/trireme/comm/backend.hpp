@@ -36,22 +36,22 @@ std::string backend_key(GroupKind kind);
 Backends choose_backends(const CommConfig& config, const GridShape& shape, int shard,
                          const BackendFacts& facts);
 
-/// What the MPI library says at run time of messages in CUDA memory (MPIX_Query_cuda_support of
-/// Open MPI and MPICH, MPIX_GPU_query_support of MPICH); nothing where it cannot be asked. Call
-/// after MPI_Init.
+/// Whether the MPI library reports support of CUDA memory at run time (MPIX_Query_cuda_support of
+/// Open MPI and MPICH, MPIX_GPU_query_support of MPICH); nothing where it has neither. Call after
+/// MPI_Init.
 std::optional<bool> mpi_reads_cuda();
 
-/// Whether device memory is given to MPI as it is, by comm.staging and what the library says. Where
-/// it cannot be asked, auto stages: a library that cannot read device memory dies of it. Throws
+/// Whether device memory is passed to MPI directly, by comm.staging and what the library reports.
+/// Where it reports nothing, auto stages: a library that cannot read device memory crashes. Throws
 /// ConfigError.
 bool choose_direct(const std::string& staging, std::optional<bool> library);
 
-/// A message of this rank to itself in the memory of `device`: whether what arrives is what was
-/// sent. A library that only believes it can read that memory may end the process here, before
-/// anything is lost.
+/// Sends this rank a message in the memory of `device`: whether what arrives is what was sent. A
+/// library that cannot read that memory, and reports that it can, may crash here, before any work
+/// is lost.
 bool message_arrives(device::Device& device, const DeviceMessages& messages);
 
-/// In words, for `trireme info`: "staged through host memory (Open MPI says no)".
+/// As text, for `trireme info`: "staged through host memory (Open MPI says no)".
 std::string describe_direct(std::optional<bool> library);
 
 }  // namespace trireme::comm

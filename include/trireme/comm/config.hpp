@@ -8,10 +8,10 @@
 namespace trireme::comm {
 
 struct CommConfig {
-  // Of the groups along an axis: tensor (and context); data with its shard and replica groups;
-  // pipeline with the embedding group; world with stage and model groups. Pipeline channels are
-  // always MPI's; NCCL would do their sends and receives one after another, and hang. So `pipeline`
-  // is in effect the embedding group's.
+  // Of groups along an axis: tensor (and context); data with its shard and replica groups; pipeline
+  // with the embedding group; world with stage and model groups. Pipeline channels always use MPI:
+  // NCCL runs sends and receives one after another, which would hang. So `pipeline` is in effect
+  // for the embedding group.
   std::string tensor = "auto", data = "auto", pipeline = "auto", world = "auto";
   std::string staging = "auto";
 

@@ -9,9 +9,9 @@
 
 namespace trireme::comm {
 
-/// One line where some rank's `threads` threads, together with as many of each rank that may use
-/// the same cores, are more than these cores, with its mend; empty where no rank's are. The same on
-/// every rank; collective over the session.
+/// One line, with the remedy, where some rank's `threads` threads and as many of each rank that may
+/// use the same cores are more than these cores; else empty. The same on every rank; collective
+/// over the session.
 std::string core_warning(const Session& session, int threads);
 
 }  // namespace trireme::comm

@@ -37,10 +37,10 @@ struct GridOptions {
 };
 
 /// The groups of this rank, all made at the start by MPI_Comm_split, collectively. Groups of the
-/// same ranks share one MPI communicator and are told apart by message tags, so each of them may be
-/// used with a stream of its own. On GPUs groups are NCCL's where GridOptions say so; each then has
-/// an NCCL communicator of its own. On CPUs groups inside a node pass through shared memory; where
-/// there is no room for that, and nobody asked for it by name, by messages, and a warning says so.
+/// same ranks share one MPI communicator and differ in message tags, so each may be used with a
+/// stream of its own. On GPUs a group that uses NCCL has an NCCL communicator of its own. On CPUs
+/// groups inside a node use shared memory; without room for that they send messages, with a
+/// warning, unless the configuration names shared memory.
 class Grid {
  public:
   /// `shard`: data ranks of a shard group, a divisor of the data degree (shard_degree checks what

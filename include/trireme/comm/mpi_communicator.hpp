@@ -14,14 +14,14 @@
 
 namespace trireme::comm {
 
-/// What MPI is to be told instead of an address in a device's memory: tests make devices up whose
-/// memory lies elsewhere.
+/// The address that MPI gets for one in a device's memory: simulated devices of tests have theirs
+/// in host memory.
 using MessageAddress = std::function<void*(void*)>;
 
 /// How tensors of a device other than the host get to MPI.
 struct DeviceMessages {
   /// MPI reads and writes the device's memory itself, and sums are added on the device; otherwise
-  /// the host works on copies in staging memory. Ranks may differ: the messages are the same.
+  /// the host works on copies in staging memory. Ranks may differ in this: the messages are equal.
   bool direct = false;
   MessageAddress address{};  // where direct; empty: as it is
 };

@@ -1,5 +1,5 @@
-// NCCL as a Communicator of GPUs. What is used of the library stands behind an interface, so that
-// tests can put a stand-in there; the library itself is behind nccl_library().
+// NCCL as a Communicator of GPUs. The library is used through an interface, which tests implement
+// too; nccl_library() is NCCL itself.
 #pragma once
 
 #include <array>
@@ -16,9 +16,9 @@
 
 namespace trireme::comm {
 
-/// The part of NCCL that is used. Every call returns at once; of communicators, `in_progress` means
-/// that nothing else may be asked of it but async_error until that says success. `queue` is a
-/// device::Queue's native(). Counts are of bytes, or of elements where there is a type.
+/// The part of NCCL that is used. Every call returns at once; after `in_progress` a communicator
+/// may be asked for nothing but async_error until that gives success. `queue` is a device::Queue's
+/// native(). Counts are of bytes, or of elements where there is a type.
 class NcclApi {
  public:
   enum class Result : int {  // NCCL's own numbers
@@ -40,8 +40,8 @@ class NcclApi {
   NcclApi& operator=(const NcclApi&) = delete;
   virtual ~NcclApi() = default;
   virtual std::string version() = 0;  // "2.28.9"
-  /// NCCL's words for a result, and where it has them those on its last error.
-  virtual std::string words(Result result, Comm comm) = 0;
+  /// NCCL's text for a result, and that of its last error where there is one.
+  virtual std::string describe(Result result, Comm comm) = 0;
 
   virtual Result get_unique_id(UniqueId& id) = 0;
   virtual Result init(Comm& comm, int size, const UniqueId& id, int rank) = 0;
@@ -70,9 +70,9 @@ bool nccl_built_in();
 NcclApi& nccl_library();
 
 struct NcclOptions {
-  /// Sums of fp32, fp64 and int64 are the library's, in an order that is its own affair. Otherwise,
-  /// and for all else (16-bit types, which it would round at every step, and maxima, of which it
-  /// loses NaN), contributions are moved and added on the device in communicator.hpp's tree.
+  /// NCCL adds fp32, fp64 and int64, in an order of its choice. Otherwise, and for all else (16-bit
+  /// types, which it would round at every step, and maxima, in which it loses NaN), contributions
+  /// are moved and added on the device in communicator.hpp's tree.
   bool library_sums = false;
   /// Device memory for contributions under way, of each group that adds itself.
   std::size_t scratch = std::size_t{64} << 20;
@@ -83,10 +83,10 @@ struct NcclOptions {
 class NcclWatch;
 
 /// What the NCCL communicators of one rank share: the library, the device of `ledger`, and a thread
-/// that looks for errors which come while nobody asks. Such an error, like one of a call, aborts
-/// all communicators, so that no work on the device hangs, and is told to the device
-/// (device::Device::fail): whoever next waits for the device, or uses that group, gets an Error
-/// that names rank, group, operation and NCCL's reason. Outlives the communicators.
+/// that looks for asynchronous errors. Such an error, like one of a call, aborts all communicators,
+/// so that no work on the device hangs, and is reported to the device (device::Device::fail):
+/// whoever next waits for the device, or uses that group, gets an Error that names rank, group,
+/// operation and NCCL's reason. Outlives the communicators.
 class NcclRuntime {
  public:
   NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclOptions& options = {});
@@ -94,16 +94,16 @@ class NcclRuntime {
   NcclRuntime& operator=(const NcclRuntime&) = delete;
   ~NcclRuntime();
 
-  /// A communicator over the ranks of `mpi`, collective over them, which takes care of agreement
-  /// and of streams of the host; tensors of device streams go through NCCL, all of whose operations
-  /// are queued on the device, one after another on whatever streams they are: a rank that waits in
-  /// one for what another rank does in a later one waits forever. `name` ("data") and `key`, the
-  /// configuration's ("comm.data"), are for errors. A group of one rank is `mpi` itself.
+  /// A communicator over the ranks of `mpi`, collective over them. `mpi` serves agreement and
+  /// streams of the host; NCCL serves streams of the device. Its operations run on the device one
+  /// after another, whatever their streams: a rank that waits in one for what another rank does in
+  /// a later one waits forever. `name` ("data") and `key`, the configuration's ("comm.data"), are
+  /// for errors. A group of one rank is `mpi` itself.
   std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name,
                                      const std::string& key);
 
-  /// Aborts all communicators, whose work on the device then ends wherever it is, and tells the
-  /// device `why`. For an exception on its way: what it destroys waits for the device.
+  /// Aborts all communicators, whose work on the device then ends, and fails the device with `why`.
+  /// To be called while an exception is handled: what it destroys waits for the device.
   void abandon(const std::exception_ptr& why) noexcept;
 
   NcclApi& api() const { return api_; }

@@ -1,5 +1,5 @@
 // How requests and replies of remote calls become bytes. Ranks of one run have one binary, hence
-// one representation: trivially copyable types travel as they lie in memory.
+// one representation: trivially copyable types are sent as they are in memory.
 #pragma once
 
 #include <cstddef>

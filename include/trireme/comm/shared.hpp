@@ -1,8 +1,8 @@
 // Groups whose ranks share memory: collectives on tensors of the host pass through a window
 // (MPI_Win_allocate_shared) instead of messages. Every rank has a ring of slots that it alone fills
-// and the others read; whoever reduces reads all contributions where they lie and adds them in the
-// tree of device/reduce_tree.hpp, so the bits are those of messages. Nobody waits inside a call:
-// operations look at counters in the window when they are polled, and go on from there.
+// and the others read. A reduction reads all contributions in place and adds them in the tree of
+// device/reduce_tree.hpp, so the bits are those of messages. No call waits: operations look at
+// counters in the window when they are polled, and go on from there.
 #pragma once
 
 #include <cstddef>
@@ -24,15 +24,15 @@ class SharedWindow {
  public:
   /// Collective over `node`, whose ranks share memory; `bytes` (a multiple of 64, possibly 0) of
   /// this rank's, zeroed, entered in `ledger` as communication. Null on all ranks where there is
-  /// not so much, with the reason in `why`: "/dev/shm has 64.0 MiB free, …". `room`: bytes that are
-  /// taken to be free, for tests; otherwise those of /dev/shm, where MPI libraries keep windows.
+  /// less memory, with the reason in `why`: "/dev/shm has 64.0 MiB free, …". `room`: bytes that
+  /// tests take to be free, instead of those of /dev/shm, where MPI libraries keep windows.
   static std::unique_ptr<SharedWindow> make(MPI_Comm node, std::size_t bytes,
                                             device::MemoryLedger& ledger, std::string& why,
                                             std::optional<std::size_t> room = {});
   SharedWindow(const SharedWindow&) = delete;
   SharedWindow& operator=(const SharedWindow&) = delete;
-  /// Collective, except while an exception is on its way: then the window is left to the end of the
-  /// process (its file has no name any more).
+  /// Collective, except while an exception is handled: then the window stays until the process ends
+  /// (its file has no name any more).
   ~SharedWindow();
   /// Of a rank of `node`, aligned to 64 bytes.
   std::byte* segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }

@@ -1,5 +1,5 @@
 // What the placement of ranks on nodes means for a grid. Pure: nodes are given as a map from world
-// ranks, so that any machine can be imagined.
+// ranks.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace trireme::comm {
 
-/// One line for each thing about the placement that will cost speed, with its mend. `node_of`: by
+/// One line for each thing about the placement that costs speed, with its remedy. `node_of`: by
 /// world rank, equal numbers for ranks that share memory.
 std::vector<std::string> topology_warnings(const GridShape& shape, std::span<const int> node_of);
 

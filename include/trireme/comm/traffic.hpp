@@ -1,4 +1,4 @@
-// What a rank has put on the wire: bytes, operations and seconds, by kind of operation.
+// What a rank has sent: bytes, operations and seconds, by kind of operation.
 #pragma once
 
 #include <array>
@@ -26,8 +26,8 @@ std::string_view name_of(OperationKind kind);
 /// (n−1)/n·S, where slices are even. `seconds` run from an operation's start to the poll that found
 /// it finished: waiting for other ranks is part of it, and so is compute where nobody polled
 /// meanwhile. Operations that are queued on a device (NCCL) count when they are queued: their
-/// seconds are those the host took for that, and their bytes what the algorithm above needs,
-/// whatever NCCL makes of it.
+/// seconds are the host's for that, and their bytes those of the algorithm above, whichever NCCL
+/// uses.
 struct Traffic {
   std::int64_t bytes = 0, operations = 0;
   double seconds = 0;

@@ -1,4 +1,4 @@
-// Ends a job in which a rank has died or stalled, and says what every rank of the node did last.
+// Ends a job in which a rank has died or stalled, and prints what every rank of the node did last.
 #pragma once
 
 #include <condition_variable>
@@ -23,9 +23,8 @@ namespace trireme::comm {
 /// thread itself could not run (a job that was suspended) hardly counts.
 class Watchdog {
  public:
-  /// What a rank ends that has stalled or was stopped: the job, as does one that died; or itself,
-  /// by SIGKILL, and with those that died it is left to who watches it otherwise and goes on
-  /// without it.
+  /// What ends when a rank stalls or is stopped: the job, as when a rank dies; or that rank alone,
+  /// by SIGKILL, for jobs that detect its loss by other means and go on without it.
   enum class Ends { the_job, the_rank };
   /// Collective over the node. `timeout_seconds` ≤ 0: nothing is watched.
   Watchdog(Session& session, double timeout_seconds, Ends ends = Ends::the_job);
@@ -80,7 +79,7 @@ class Watchdog {
   std::thread thread_;
 };
 
-/// What the table says of one rank.
+/// The table's entry for one rank.
 struct LastOperation {
   int rank = 0;
   std::int64_t step = -1;  // −1: none yet

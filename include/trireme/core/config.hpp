@@ -33,21 +33,21 @@ using Value = std::variant<bool, std::int64_t, double, std::string>;
 std::string to_string(const Value& value);  // as it would be typed; shortest form that reads back
 nlohmann::json to_json(const Value& value);
 
-/// A rule on one value: empty when kept, else the rule in words ("must be at least 1").
+/// A rule on one value.
 struct Rule {
   std::function<bool(const Value&)> kept;
-  std::string words;  // "must be at least 1"
-  std::string mend;   // "use 1 or more"
+  std::string text;    // "must be at least 1"
+  std::string remedy;  // "use 1 or more"
   std::function<std::string(const Value&)>
-      suggest{};                       // a mend that depends on the value; wins over mend
-  std::vector<std::string> choices{};  // all values that keep it, where they are few words
+      suggest{};                       // a remedy that depends on the value; used instead
+  std::vector<std::string> choices{};  // all values that keep it, where they are few
 };
 Rule at_least(std::int64_t bound);
 Rule positive();                              // > 0, any number
 Rule non_negative();                          // ≥ 0, any number
 Rule in_range(double low, double high);       // low ≤ x ≤ high
 Rule below(double low, double high);          // low ≤ x < high
-Rule one_of(std::vector<std::string> words);  // the nearest word is offered as the mend
+Rule one_of(std::vector<std::string> words);  // the nearest one is offered as the remedy
 Rule any();
 
 /// Where a value came from, weakest first.
@@ -74,7 +74,7 @@ struct Field {
   void set(const Value& value, Source from, const std::string& where);
   std::string environment_name() const;  // "TRIREME_MODEL_LAYERS"
   std::string type_name() const;         // "integer", "number", "yes/no", "text"
-  bool is_flag() const;                  // yes/no: may stand on the command line without a value
+  bool is_flag() const;                  // yes/no: needs no value on the command line
 };
 
 /// All fields of a program, in the order of declaration.
@@ -95,14 +95,14 @@ class Fields {
   /// The field, or null.
   Field* find(const std::string& key);
   const Field* find(const std::string& key) const;
-  /// The field; throws AgreedError that names the nearest key. `where` says who asked.
+  /// The field; throws AgreedError that names the nearest key. `where` is where the key was used.
   Field& at(const std::string& key, const std::string& where);
   std::vector<Field>& all() { return fields_; }
   const std::vector<Field>& all() const { return fields_; }
 
   /// Reads a TOML file: each leaf is a field. Throws AgreedError with file and line.
   void read_toml(const std::filesystem::path& path);
-  /// The same for a file's contents; `name` stands for the file in messages and origins.
+  /// The same for a file's contents; messages and origins call the file `name`.
   void parse_toml(const std::string& text, const std::string& name);
   /// Reads every TRIREME_SECTION_KEY variable; an unknown one under a section's name is an error,
   /// other TRIREME_ variables are not ours.
@@ -135,7 +135,7 @@ std::optional<std::string> nearest(const std::string& word, const std::vector<st
 /// not.
 std::size_t edit_distance(const std::string& a, const std::string& b);
 
-/// Whether so many edits of `word` still count as a slip of the pen.
+/// Whether so many edits of `word` are probably a typo.
 bool close_enough(std::size_t distance, const std::string& word);
 
 /// The first `bytes` of `text` or less, cut between characters, and "…" where that is not all.

@@ -1,5 +1,5 @@
 // Errors and invariants. A user's mistake is an Error: one line that names what, where, the rule
-// and the mend. A programmer's mistake is a failed TRIREME_ASSERT.
+// and the remedy. A programmer's mistake is a failed TRIREME_ASSERT.
 #pragma once
 
 #include <source_location>
@@ -11,8 +11,8 @@
 
 namespace trireme {
 
-/// Something the user can mend. `what()` is one line without a trailing newline; `main` prints it
-/// after "trireme: error: ".
+/// Something the user can correct. `what()` is one line without a trailing newline; `main` prints
+/// it after "trireme: error: ".
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -22,19 +22,20 @@ class Error : public std::runtime_error {
 };
 
 /// An Error that every rank is certain to throw at the same place, because it depends only on what
-/// all ranks share (arguments, agreed values). `main` lets rank 0 speak and ends without MPI_Abort.
+/// all ranks share (arguments, agreed values). In `main` rank 0 reports it, and no rank calls
+/// MPI_Abort.
 class AgreedError : public Error {
  public:
   using Error::Error;
 };
 
 /// A configuration value that breaks a rule. The line reads
-/// "<key> = <value>: <rule>; <mend>".
+/// "<key> = <value>: <rule>; <remedy>".
 class ConfigError : public AgreedError {
  public:
   ConfigError(const std::string& key, const std::string& value, const std::string& rule,
-              const std::string& mend)
-      : AgreedError("{} = {}: {}; {}", key, value, rule, mend) {}
+              const std::string& remedy)
+      : AgreedError("{} = {}: {}; {}", key, value, rule, remedy) {}
 };
 
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line,

@@ -1,5 +1,5 @@
-// Plain files under POSIX. Every Error names the file, the system's reason and the mend:
-// "<path>: cannot <verb>: <reason>; <mend>".
+// Plain files under POSIX. Every Error names the file, the system's reason and the remedy:
+// "<path>: cannot <verb>: <reason>; <remedy>".
 #pragma once
 
 #include <csignal>
@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// What to do about `error`, a value of errno, in words.
+/// What to do about `error`, a value of errno.
 std::string_view mend_of(int error);
 
 /// Throws the Error of a system call on `path` that failed with `error`, a value of errno.
@@ -39,8 +39,8 @@ class Descriptor {
 };
 
 /// Holds back SIGXFSZ in this thread, so that a write past the limit on file sizes (ulimit -f)
-/// fails with EFBIG, an error that can be told, and does not kill the process. Guards may nest. The
-/// writers below have one; libraries that write need one round them.
+/// fails with EFBIG, an error that can be reported, and does not kill the process. Guards may nest.
+/// The writers below have one; libraries that write need one round them.
 class SizeLimitGuard {
  public:
   SizeLimitGuard();

@@ -46,7 +46,7 @@ class Library final : public NcclApi {
     if (ncclGetVersion(&number) != ncclSuccess) return "unknown";
     return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
   }
-  std::string words(Result code, Comm comm) override {
+  std::string describe(Result code, Comm comm) override {
     std::string text = ncclGetErrorString(static_cast<ncclResult_t>(static_cast<int>(code)));
     const char* last = ncclGetLastError(native(comm));
     if (last != nullptr && *last != '\0') text += fmt::format(" ({})", last);
