@@ -10,16 +10,7 @@ namespace trireme::parallel {
 
 namespace {
 
-StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
-  StageOptions stage = options.stage;
-  stage.place = place_of(grid, options.alone);
-  TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
-                 stage.zero);
-  return stage;
-}
-
-}  // namespace
-
+/// The place of this rank in a grid.
 Place place_of(comm::Grid& grid, bool alone) {
   using comm::Axis;
   return {.tensor = grid.shape().of(Axis::tensor),
@@ -30,6 +21,16 @@ Place place_of(comm::Grid& grid, bool alone) {
           .stage = grid.coordinate(Axis::pipeline),
           .data_rank = alone ? 0 : grid.coordinate(Axis::data)};
 }
+
+StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
+  StageOptions stage = options.stage;
+  stage.place = place_of(grid, options.alone);
+  TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
+                 stage.zero);
+  return stage;
+}
+
+}  // namespace
 
 EngineGroups Replica::groups() {
   using comm::Axis;

@@ -37,7 +37,7 @@ class Lowering {
     return result;
   }
 
-  /// One stage: chunks hand over to each other without messages.
+  /// One stage: its chunks exchange data without messages.
   StageSteps local_list() const {
     StageSteps list;
     std::array<Slots, 2> slots;

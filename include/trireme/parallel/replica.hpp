@@ -137,7 +137,4 @@ class Replica {
   std::int64_t rounded_for_ = 0;
 };
 
-/// The place of this rank in a grid; `alone` as in ReplicaOptions.
-Place place_of(comm::Grid& grid, bool alone = false);
-
 }  // namespace trireme::parallel

@@ -74,7 +74,7 @@ class Stage {
   /// Of one micro-batch's evaluation or generation.
   const Program& forward_program() const { return forward_program_; }
   const StagePlan& memory() const { return *memory_; }
-  /// Sums of gradients kept apart; see state::StateOptions.
+  /// Separate sums of gradients; see state::StateOptions.
   int sets() const { return sets_; }
   state::StateOptions state_options() const;
   int last_unit() const { return static_cast<int>(model_.units().size()) - 1; }

@@ -114,7 +114,7 @@ class ModelState {
   /// All gradient sums of all sets, for zeroing at the beginning of a step.
   const std::vector<Tensor>& sums() const { return sums_; }
 
-  /// Bytes by use that a state like this takes.
+  /// Bytes by use of a state with these options.
   static std::int64_t parameter_bytes(const params::Layout& layout, const ShardMap& shards,
                                       const StateOptions& options);
   static std::int64_t master_bytes(const params::Layout& layout, const ShardMap& shards,
