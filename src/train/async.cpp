@@ -12,7 +12,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/plan/memory.hpp"
 
-#include "trainer.hpp"
+#include "conductor.hpp"
 
 namespace trireme::train {
 
@@ -44,13 +44,14 @@ class AsyncHost {
         servers_(servers),
         endpoint_(endpoint),
         queue_(queue),
-        predicted_(plan::predict_server_memory(job.stage, job.place, job.config.optim, true)),
+        predicted_(predict_served(
+            plan::predict_server_memory(job.stage, job.place, job.config.optim, true), true)),
         group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
         shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger),
         server_(shards_, endpoint, queue) {
     if (first()) {
       conductor_ = std::make_unique<Conductor>(
-          job, endpoint, queue, recorder_,
+          job, endpoint, queue,
           [this](const checkpoint::State& state) { return save_with_all(state); });
       return;
     }
@@ -94,7 +95,8 @@ class AsyncHost {
     const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
     if (point.folder.empty()) shards_.initialize(seed);
     const int workers = job_.place.workers;
-    server_.set_options({.first_update = (point.step - point.states_begin) * workers,
+    const std::int64_t updates = point.position.step - point.position.states_begin;
+    server_.set_options({.first_update = updates * workers,
                          .inverse_rate = job_.config.server.staleness_rate == "inverse",
                          .most_stale = data_parallel::Tickets::most_stale(
                              workers, job_.config.server.max_staleness)});
@@ -130,11 +132,11 @@ class AsyncHost {
   }
 
   Ending run() {
-    recorder_.reset();
+    job_.recorder.reset();
     if (!conductor_) {
       while (!left_) {
-        queue_.turn(1, recorder_);
-        interruption_->tell();
+        queue_.turn(1, job_.recorder);
+        interruption_->notify();
       }
       return Ending::done;
     }
@@ -188,32 +190,18 @@ class AsyncHost {
   json account() const {
     const data_parallel::AsyncServer::Counts& counts = server_.counts();
     // A step has an update of each worker.
-    const auto workers = static_cast<double>(job_.place.workers);
-    const double steps = static_cast<double>(std::max<std::int64_t>(1, counts.updates)) / workers;
-    const double held = static_cast<double>(shards_.held()) *
-                        static_cast<double>(size_of(shards_.state().options().shares.compute));
-    return {{"rank", job_.session.rank()},
-            {"tensor", 0},
-            {"pipeline", 0},
-            {"data", 0},
-            {"server", job_.place.index},
-            {"sections", recorder_.seconds()},
-            {"time", report::rank_time(recorder_)},
-            {"communication",
-             {{"servers",
-               {{"bytes_per_step", static_cast<double>(counts.sent) / steps},
-                {"seconds_per_step", 0.0},
-                {"least_bytes_per_step", held * workers}}}}},
-            {"memory", memory_account(predicted_, job_.ledger)},
-            {"resident_peak", resident_peak()}};
+    const double steps = static_cast<double>(std::max<std::int64_t>(1, counts.updates)) /
+                         static_cast<double>(job_.place.workers);
+    json account = server_account(job_, shards_, predicted_, counts.sent, steps);
+    account["resident_peak"] = resident_peak();
+    return account;
   }
 
   AsyncJob& job_;
   comm::Session& servers_;
   comm::rpc::Endpoint& endpoint_;
   data_parallel::WorkQueue& queue_;
-  Recorder recorder_;
-  std::map<device::Use, std::int64_t> predicted_;
+  MemoryPrediction predicted_;
   std::unique_ptr<comm::Communicator> group_;
   data_parallel::ServerShards shards_;
   data_parallel::AsyncServer server_;
@@ -235,8 +223,7 @@ ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::stri
   if (folder.empty()) return point;
   load_newest(
       job.config, *job.everyone, folder,
-      [&](const std::string& found) {
-        const checkpoint::Reader reader(found);
+      [&](const checkpoint::Reader& reader) {
         point = resume_point(job.config, reader);
         if (host != nullptr) host->load(reader, point.notes);
       },
@@ -250,7 +237,7 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::
   AsyncHost host(job, servers, endpoint, queue);
   show(&host);
   Beginning beginning;
-  beginning.environment = probe_environment(job.session, *job.everyone, job.threads);
+  beginning.environment = probe_environment(job, *job.everyone);
   beginning.point = find_beginning(job, &host, beginning.passed_over);
   // The workers', who measure meanwhile.
   beginning.peak = agree_on_peak(job.config, *job.everyone, job.place.workers, {});
@@ -267,22 +254,6 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::
 }
 
 }  // namespace
-
-AsyncJob::AsyncJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
-                   const DeviceSource& devices, Starting& start)
-    : ServedJob(ranks, settled, devices),
-      resolved(fields.to_json()),
-      provenance(fields.provenance()),
-      watchdog(session, config.train.watchdog,
-               config.server.tolerate_failures ? comm::Watchdog::Ends::the_rank
-                                               : comm::Watchdog::Ends::the_job),
-      starting_(start),
-      pause_(watchdog) {}
-
-void AsyncJob::begin_watch() {
-  starting_.end();
-  pause_.reset();
-}
 
 comm::rpc::Options async_options(const AsyncJob& job) {
   const int all = job.place.workers + job.place.servers;
@@ -301,9 +272,9 @@ Interruption::Interruption(AsyncJob& job, comm::rpc::Endpoint& endpoint)
       endpoint_(endpoint),
       first_server_(job.first_server()) {}
 
-void Interruption::tell() {
+void Interruption::notify() {
   const int signal = signals_.caught();
-  if (signal == 0 || std::exchange(told_, true)) return;
+  if (signal == 0 || std::exchange(notified_, true)) return;
   static_cast<void>(endpoint_.call(data_parallel::async::interrupt, first_server_, signal));
 }
 
@@ -328,10 +299,9 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   }
 
   servers_of(session, false);
-  probe_environment(session, *job.everyone, job.threads);
+  probe_environment(job, *job.everyone);
   std::vector<std::string> passed_over;
   find_beginning(job, nullptr, passed_over);
-  Recorder recorder;
   Ending ending = Ending::cut_off;
   // Servers that are left are to hear silence, not a goodbye: this rank has something of theirs to
   // do, which others may take over.
@@ -339,7 +309,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
     for (int s = 0; s < job.place.servers; ++s) endpoint.lose(job.first_server() + s, why);
   };
   try {
-    ending = work_async(job, endpoint, recorder);
+    ending = work_async(job, endpoint);
   } catch (const std::exception& error) {
     fall_silent(error.what());
     // A server has left, or ends with an error.

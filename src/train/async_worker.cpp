@@ -13,8 +13,6 @@
 #include "trireme/train/inject.hpp"
 
 #include "async.hpp"
-#include "summary.hpp"
-#include "trainer.hpp"
 
 namespace trireme::train {
 
@@ -26,11 +24,11 @@ namespace {
 class AsyncTraining {
  public:
   AsyncTraining(AsyncJob& job, comm::rpc::Endpoint& endpoint, comm::Session& alone,
-                Recorder& recorder, Interruption& interruption)
+                Interruption& interruption)
       : job_(job),
         config_(job.config),
         endpoint_(endpoint),
-        recorder_(recorder),
+        recorder_(job.recorder),
         interruption_(interruption),
         grid_(alone, comm::GridShape{{1, 1, 1, 1}}, job.ledger, 1, grid_options(job.config)),
         dataset_(data::Dataset::open(config_.data.path)),
@@ -51,33 +49,35 @@ class AsyncTraining {
                       [&](const parallel::Stage& stage, const state::ModelState& state,
                           ops::Ops& ops, device::MemoryLedger& ledger) {
                         auto method = std::make_unique<data_parallel::AsyncWorker>(
-                            data_parallel::AsyncWorker::Parts{stage, state, ops, endpoint, recorder,
-                                                              job.place},
+                            data_parallel::AsyncWorker::Parts{stage, state, ops, endpoint,
+                                                              job.recorder, job.place},
                             ledger);
                         link_ = method.get();
                         return method;
                       },
                   .graphs = config_.device.graphs},
-                 grid_, recorder, job.ledger),
-        predicted_(plan::predict_memory(
-            replica_.stage(),
-            {.optim = config_.optim,
-             .threads = job.threads,
-             .host = job.computes.on_host(),
-             .cuda = job.computes.on_cuda() ? std::optional(cuda_work(config_)) : std::nullopt,
-             .shape = grid_.shape(),
-             .rank = 0,
-             .backends = grid_.backends(),
-             .bucket_elements = bucket_elements(config_),
-             .servers = job.place,
-             .asynchronous = true})),
-        faults_(parse_faults(config_.train.inject)) {}
+                 grid_, job.recorder, job.ledger),
+        predicted_(predict_served(
+            plan::predict_memory(
+                replica_.stage(),
+                {.optim = config_.optim,
+                 .threads = job.threads,
+                 .host = job.computes.on_host(),
+                 .cuda = job.computes.on_cuda() ? std::optional(cuda_work(config_)) : std::nullopt,
+                 .shape = grid_.shape(),
+                 .rank = 0,
+                 .backends = grid_.backends(),
+                 .bucket_elements = bucket_elements(config_),
+                 .servers = job.place,
+                 .asynchronous = true}),
+            job.computes.on_host())),
+        faults_(parse_faults(config_.train.inject), job.session.rank()) {}
 
-  /// What the first server is to know of workers. Collective over all ranks.
-  void tell_servers() {
+  /// Gives the first server what it must know of workers. Collective over all ranks.
+  void inform_servers() {
     train::agree_on_peak(config_, *job_.everyone, job_.place.workers,
                          [&] { return measure_peak(replica_, config_); });
-    comm::of_rank_zero(*job_.everyone, [&] { return prediction_json(predicted_).dump(); });
+    comm::of_rank_zero(*job_.everyone, [&] { return prediction_json(predicted_.bytes).dump(); });
   }
 
   Ending run() {
@@ -104,7 +104,7 @@ class AsyncTraining {
 
  private:
   async::Work ask(const async::Outcome& outcome) {
-    interruption_.tell();
+    interruption_.notify();
     job_.watchdog.beat("wait for a ticket");
     const comm::Watchdog::Pause idle(job_.watchdog);  // others may be slow
     const Section section(recorder_, "wait for a ticket");
@@ -135,7 +135,7 @@ class AsyncTraining {
         std::vector<std::int64_t> samples;
         for (std::int64_t i = 0; i < rows; ++i) samples.push_back(ticket.first + at + i);
         data::Batch batch = data::make_batch(*reader_, sampler_, loading(), samples);
-        inject_into_batch(ticket, batch);
+        faults_.into_batch_once(batch, ticket.step + 1);  // nobody knows who will have which step
         batches.emplace_back(std::move(batch));
       }
     }
@@ -144,7 +144,7 @@ class AsyncTraining {
     const auto computing = Recorder::Clock::now();
     replica_.start(batches);
     const parallel::StepSums sums = replica_.finish();
-    slow_down(slowness(faults_, job_.session.rank()), seconds_since(computing));
+    faults_.slow_down(seconds_since(computing));
     watchdog.beat("commit");
     const comm::Watchdog::Pause waits(watchdog);  // for servers, which are watched themselves
     outcome.loss = sums.loss.loss;
@@ -159,17 +159,6 @@ class AsyncTraining {
     }
     outcome.staleness = link_->staleness();
     ++trained_;
-  }
-
-  void inject_into_batch(const Ticket& ticket, data::Batch& batch) {
-    for (Fault& fault : faults_) {
-      // Nobody knows who will have which step: the first one from then on.
-      const bool due = fault.kind == Fault::Kind::nan && fault.rank == job_.session.rank() &&
-                       fault.step > 0 && ticket.step + 1 >= fault.step;
-      if (!due) continue;
-      batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
-      fault.step = 0;
-    }
   }
 
   /// Sums over part `share` of as many as there were workers of the validation windows.
@@ -201,27 +190,17 @@ class AsyncTraining {
   }
 
   nlohmann::json account() const {
-    const auto steps = static_cast<double>(std::max<std::int64_t>(1, trained_));
-    const auto model = static_cast<double>(job_.model.table().elements());
-    const parallel::StageOptions& stage = replica_.stage().options();
-    return {
-        {"rank", job_.session.rank()},
-        {"tensor", 0},
-        {"pipeline", 0},
-        {"data", job_.session.rank()},
-        {"sections", recorder_.seconds()},
-        {"time", report::rank_time(recorder_)},
-        {"tickets", trained_},
-        {"communication",
-         {{"servers",
-           {{"bytes_per_step", static_cast<double>(link_->sent()) / steps},
-            {"received_per_step", static_cast<double>(link_->received()) / steps},
-            {"seconds_per_step", link_->seconds() / steps},
-            {"least_bytes_per_step", model * static_cast<double>(size_of(job_.place.gradients))},
-            {"least_received_per_step", model * static_cast<double>(size_of(stage.compute))}}}}},
-        {"graphs", graphs_account(replica_.engine().graphs())},
-        {"memory", memory_account(predicted_, job_.ledger)},
-        {"resident_peak", resident_peak()}};
+    return {{"rank", job_.session.rank()},
+            {"tensor", 0},
+            {"pipeline", 0},
+            {"data", job_.session.rank()},
+            {"sections", recorder_.seconds()},
+            {"time", report::rank_time(recorder_)},
+            {"tickets", trained_},
+            {"communication", {{"servers", worker_traffic(*link_, job_, trained_)}}},
+            {"graphs", graphs_account(replica_.engine().graphs())},
+            {"memory", memory_account(predicted_, job_.ledger)},
+            {"resident_peak", resident_peak()}};
   }
 
   AsyncJob& job_;
@@ -235,24 +214,23 @@ class AsyncTraining {
   data::Sampler sampler_;
   data_parallel::AsyncWorker* link_ = nullptr;  // before the replica, whose making sets it
   parallel::Replica replica_;
-  std::map<device::Use, std::int64_t> predicted_;
-  std::vector<Fault> faults_;
+  MemoryPrediction predicted_;
+  FaultInjector faults_;
   std::int64_t trained_ = 0;  // tickets
 };
 
 }  // namespace
 
-Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder) {
+Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint) {
   Interruption interruption(job, endpoint);
   struct Work {
-    Work(AsyncJob& job, comm::rpc::Endpoint& endpoint, Recorder& recorder,
-         Interruption& interruption)
-        : training(job, endpoint, alone, recorder, interruption) {}
+    Work(AsyncJob& job, comm::rpc::Endpoint& endpoint, Interruption& interruption)
+        : training(job, endpoint, alone, interruption) {}
     comm::Session alone{MPI_COMM_SELF};
     AsyncTraining training;
   };
-  auto work = std::make_unique<Work>(job, endpoint, recorder, interruption);
-  work->training.tell_servers();
+  auto work = std::make_unique<Work>(job, endpoint, interruption);
+  work->training.inform_servers();
   endpoint.start();
   job.begin_watch();
   try {

@@ -1,13 +1,9 @@
-// What the first server does where no worker waits for another: it hands out the work and decides
-// when everybody pauses.
+#include "conductor.hpp"
+
 #include <algorithm>
 #include <cmath>
 
-#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/optim/optimizer.hpp"
-
-#include "async.hpp"
-#include "trainer.hpp"
 
 namespace trireme::train {
 
@@ -15,22 +11,51 @@ namespace async = data_parallel::async;
 using data_parallel::Ticket;
 
 namespace {
-constexpr int out_of_time = -1;
+
+std::vector<report::SectionTimes> section_times(const std::vector<nlohmann::json>& ranks) {
+  std::map<std::string, report::SectionTimes> times;
+  for (const nlohmann::json& rank : ranks) {
+    for (const auto& [name, seconds] : rank.at("sections").items()) times[name].name = name;
+  }
+  std::vector<report::SectionTimes> rows;
+  for (auto& [name, row] : times) {
+    row.minimum = 1e300;
+    for (const nlohmann::json& rank : ranks) {
+      const double seconds = rank.at("sections").value(name, 0.0);
+      row.minimum = std::min(row.minimum, seconds);
+      row.maximum = std::max(row.maximum, seconds);
+      row.average += seconds / static_cast<double>(ranks.size());
+    }
+    rows.push_back(row);
+  }
+  std::sort(rows.begin(), rows.end(),
+            [](const auto& a, const auto& b) { return a.average > b.average; });
+  return rows;
 }
 
+}  // namespace
+
 Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::WorkQueue& queue,
-                     Recorder& recorder, Save save)
+                     Save save)
     : job_(job),
       config_(job.config),
-      endpoint_(endpoint),
       queue_(queue),
-      recorder_(recorder),
       save_(std::move(save)),
       dataset_(data::Dataset::open(config_.data.path)),
-      tokenizer_(data::stored_tokenizer(dataset_.manifest(), dataset_.folder())),
-      signals_(parse_signals(config_.train.signals)),
-      time_limit_(parse_duration(config_.train.time_limit)),
-      begin_(Clock::now()) {
+      reporter_(job, true),
+      checkpointer_(job, dataset_, reporter_),
+      stop_policy_(config_.train, sources()) {
+  checkpointer_.take_tokenizer();
+  serve(endpoint);
+}
+
+StopSources Conductor::sources() {
+  StopSources sources = stop_sources(config_.train);
+  sources.signal = [this, own = sources.signal] { return own() != 0 ? own() : interrupted_; };
+  return sources;
+}
+
+void Conductor::serve(comm::rpc::Endpoint& endpoint) {
   endpoint.serve(async::ask,
                  [this](comm::rpc::Call<async::Work> call, const async::Outcome& outcome) {
                    queue_.post({"hand out work", [this, call = std::move(call), outcome] {
@@ -43,7 +68,7 @@ Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel
   endpoint.serve(async::interrupt,
                  [this](comm::rpc::Call<async::Nothing> call, std::int64_t signal) {
                    queue_.post({"hand out work", [this, call, signal]() mutable {
-                                  told_ = static_cast<int>(signal);
+                                  interrupted_ = static_cast<int>(signal);
                                   call.reply({});
                                 }});
                  });
@@ -56,101 +81,83 @@ Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel
                  });
 }
 
-void Conductor::load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
-  take_tokenizer(reader, dataset_, tokenizer_, notes);
-}
-
 void Conductor::begin(const Beginning& beginning) {
   const ResumePoint& point = beginning.point;
-  peak_ = beginning.peak;
-  step_ = point.step;
-  samples_ = point.samples;
-  states_begin_ = point.states_begin;
-  tickets_.emplace(data_parallel::Tickets::Plan{.workers = job_.place.workers,
+  position_ = point.position;
+  first_step_ = position_.step;
+  const data_parallel::ServerPlace& place = job_.place;
+  tickets_.emplace(data_parallel::Tickets::Plan{.workers = place.workers,
                                                 .batch = config_.train.batch,
-                                                .first_step = step_,
-                                                .first_sample = samples_,
+                                                .first_step = position_.step,
+                                                .first_sample = position_.samples,
                                                 .staleness = config_.server.max_staleness});
-  record_ = std::make_unique<report::RunRecord>(config_.train.output, config_.report);
-  if (!config_.train.quiet) {
-    const std::string& mode = config_.train.progress;
-    progress_ = mode == "auto" ? std::make_unique<report::ProgressLine>()
-                               : std::make_unique<report::ProgressLine>(stdout, mode == "live");
-  }
-  for (const std::string& line : beginning.passed_over) say("passed over: " + line);
-  if (point.own) saved_step_ = step_;
-  saved_folder_ = point.folder;
-  if (!point.folder.empty()) say(fmt::format("resumed from {}: step {}", point.folder, step_));
-  for (const std::string& note : point.notes) say("note: " + note);
-  begin_record(beginning);
-}
-
-void Conductor::say(const std::string& line) {
-  if (progress_) progress_->print(line);
+  reporter_.open();
+  for (const std::string& line : beginning.passed_over) reporter_.print("passed over: " + line);
+  if (!point.folder.empty()) checkpointer_.resumed(point);
+  reporter_.begin(
+      {.step = position_.step,
+       .peak = beginning.peak,
+       .layout =
+           fmt::format("{}, {} parameter servers", job_.plan.shape.to_string(), place.servers),
+       .place =
+           {{"tensor", 1}, {"pipeline", 1}, {"data", place.workers}, {"servers", place.servers}},
+       .predicted_memory = beginning.predicted_memory,
+       .extra = {},
+       .lines = {fmt::format("{} workers and {} parameter servers; {} threads a rank; batch {} "
+                             "sequences = {} tokens, a worker's share {}; micro-batch {}",
+                             place.workers, place.servers, job_.threads, config_.train.batch,
+                             config_.train.batch * config_.model.sequence,
+                             config_.train.batch / place.workers, config_.train.micro_batch)},
+       .warnings = {},
+       .notes = {}},
+      beginning.environment, dataset_);
 }
 
 std::int64_t Conductor::next_fence() const {
   const TrainConfig& train = config_.train;
   std::int64_t fence = train.steps;
   const auto stop_at = [&](std::int64_t every) {
-    if (every > 0) fence = std::min(fence, (step_ / every + 1) * every);
+    if (every > 0) fence = std::min(fence, (position_.step / every + 1) * every);
   };
   stop_at(train.evaluate_every);
   stop_at(config_.checkpoint.every);
-  if (train.stop_after > 0) {
-    fence = std::min(fence, step_ - steps_of_attempt_ + train.stop_after);
-  }
+  if (train.stop_after > 0) fence = std::min(fence, first_step_ + train.stop_after);
   return fence;
 }
 
 Ending Conductor::run() {
+  using Failure = Checkpointer::Failure;
   const TrainConfig& train = config_.train;
   const std::int64_t last =
-      train.stop_after > 0 ? std::min(train.steps, step_ + train.stop_after) : train.steps;
-  step_begin_ = Clock::now();
-  while (step_ < last && stop_ == 0) {
+      train.stop_after > 0 ? std::min(train.steps, first_step_ + train.stop_after) : train.steps;
+  step_begin_ = Recorder::Clock::now();
+  while (position_.step < last && stop_ == 0) {
+    const std::int64_t before = position_.step;
     tickets_->set_fence(next_fence());
     drain();
-    const auto due = [&](std::int64_t every) { return every > 0 && step_ % every == 0; };
-    if (due(train.evaluate_every) && stop_ == 0) evaluate();
-    if (due(config_.checkpoint.every) && stop_ == 0) save(false);
-    step_begin_ = Clock::now();
+    const auto due = [&](std::int64_t every) {
+      return stop_ == 0 && multiple_between(every, before, position_.step);
+    };
+    if (due(train.evaluate_every)) evaluate();
+    if (due(config_.checkpoint.every)) save(Failure::warns);
+    step_begin_ = Recorder::Clock::now();
   }
-  if (step_ == train.steps) stop_ = 0;  // nothing is left to do
-  if (stop_ == 0 && train.evaluate_at_end && evaluated_step_ != step_) evaluate();
+  if (position_.step == train.steps) stop_ = 0;  // nothing is left to do
+  if (stop_ == 0 && train.evaluate_at_end && !reporter_.evaluated(position_.step)) evaluate();
   const bool saves = stop_ != 0 || config_.checkpoint.at_end;
-  if (saves && saved_step_ != step_) save(true);
+  if (saves && !checkpointer_.saved(position_.step)) save(Failure::stops);
   const Ending ending = stop_ == 0 ? Ending::done : Ending::requeue;
-  if (stop_ != 0) {
-    const std::string why =
-        stop_ == out_of_time ? "its time is up" : "signal " + signals_.name_of(stop_);
-    record_->write_event(step_, "stop", why);
-    say(fmt::format("stopped at step {} of {}: {}; saved: start again to go on (exit code {})",
-                    step_, train.steps, why, exit_code(ending)));
-  }
+  if (stop_ != 0) reporter_.stop(position_.step, stop_policy_.reason(stop_));
   dismiss(ending);
   return ending;
-}
-
-void Conductor::look_at_signals() {
-  if (stop_ != 0) return;
-  stop_ = signals_.caught() != 0 ? signals_.caught() : told_;
-  std::optional<double> left = slurm_seconds_left();
-  if (time_limit_) {
-    const double own = *time_limit_ - seconds_since(begin_);
-    left = std::min(left.value_or(own), own);
-  }
-  if (stop_ == 0 && left && *left < config_.train.time_margin + 3 * longest_step_) {
-    stop_ = out_of_time;
-  }
-  if (stop_ != 0) tickets_->close_fence();
 }
 
 void Conductor::drain() {
   answer();
   while (!tickets_->drained()) {
-    queue_.turn(0.2, recorder_);
-    look_at_signals();
+    queue_.turn(0.2, job_.recorder);
+    if (stop_ == 0) stop_ = stop_policy_.wanted(true, checkpointer_.longest_seconds());
+    if (stop_ != 0) tickets_->close_fence();
   }
 }
 
@@ -173,7 +180,7 @@ void Conductor::take(int worker, const async::Outcome& outcome) {
   if (outcome.number < 0 || lost_.contains(worker)) return;
   const Ticket ticket = tickets_->finish(worker);
   if (ticket.number != outcome.number) {
-    throw Error("worker {} tells of ticket {} and was given {}", worker, outcome.number,
+    throw Error("worker {} reports ticket {} and was given {}", worker, outcome.number,
                 ticket.number);
   }
   if (ticket.kind == Ticket::Kind::train) return note_share(ticket, outcome);
@@ -194,59 +201,42 @@ void Conductor::note_share(const Ticket& ticket, const async::Outcome& outcome) 
       throw Error(
           "step {}: the last of {} gradients in a row that were not finite; lower "
           "optim.learning_rate, set optim.clip or look at the data; {}",
-          ticket.step + 1, skipped_in_a_row_, last_good(saved_folder_));
+          ticket.step + 1, skipped_in_a_row_, checkpointer_.last_good());
     }
   }
   // In their order, whoever was first.
-  for (auto whole = batches_.find(step_);
+  for (auto whole = batches_.find(position_.step);
        whole != batches_.end() && whole->second.shares == job_.place.workers;
-       whole = batches_.find(step_)) {
-    write_batch(whole->second);
+       whole = batches_.find(position_.step)) {
+    report_batch(whole->second);
     batches_.erase(whole);
   }
 }
 
-void Conductor::write_batch(const Batch& batch) {
+void Conductor::report_batch(const Batch& batch) {
   const double seconds = seconds_since(step_begin_);
-  step_begin_ = Clock::now();
-  const std::int64_t tokens = config_.train.batch * config_.model.sequence;
-  const double rate = optim::learning_rate(config_.optim, step_, config_.train.steps);
-  ++step_;
-  ++steps_of_attempt_;
-  samples_ += config_.train.batch;
-  trained_seconds_ += seconds;
-  longest_step_ = std::max(longest_step_, seconds);
+  step_begin_ = Recorder::Clock::now();
+  // A stop waits for the batches that are under way, which are two at least.
+  stop_policy_.note_step(2 * seconds);
+  stop_policy_.end_period();
+  const double rate = optim::learning_rate(config_.optim, position_.step, config_.train.steps);
+  ++position_.step;
+  position_.samples += config_.train.batch;
   const auto used = static_cast<double>(job_.place.workers - batch.skipped);
-  last_loss_ = batch.loss / batch.weight;
-  const double speed = static_cast<double>(tokens) / seconds;
-  const report::StepMetrics metrics{
-      .step = step_,
-      .tokens = samples_ * config_.model.sequence,
-      .loss = last_loss_,
-      .gradient_norm = batch.norms / used,
-      .learning_rate = rate,
-      .seconds = seconds,
-      .tokens_per_second = speed,
-      .mfu = peak_ > 0 ? speed * job_.model.flops_per_token() / peak_ : 0,
-      .skipped = used > 0 ? "" : std::string(name_of(Verdict::not_finite))};
-  record_->write_step(metrics);
-  if (!progress_) return;
-  const bool due = step_ % config_.train.log_every == 0 || step_ == config_.train.steps ||
-                   steps_of_attempt_ == 1 || batch.skipped > 0;
-  if (!progress_->terminal() && !due) return;
-  const double left = trained_seconds_ / static_cast<double>(steps_of_attempt_) *
-                      static_cast<double>(config_.train.steps - step_);
-  progress_->update(report::step_line(metrics, config_.train.steps, left));
+  reporter_.step({.step = position_.step,
+                  .tokens = position_.samples * config_.model.sequence,
+                  .loss = batch.loss / batch.weight,
+                  .gradient_norm = batch.norms / used,
+                  .learning_rate = rate,
+                  .seconds = seconds,
+                  .skipped = used > 0 ? "" : std::string(name_of(StepOutcome::not_finite))},
+                 batch.skipped > 0);
 }
 
 void Conductor::evaluate() {
-  evaluated_step_ = step_;
-  const auto reader = dataset_.reader(data::SplitName::valid);
-  if (reader->tokens() <= config_.model.sequence) {
-    return say(fmt::format("no evaluation: the validation split has {} tokens, a window needs {}",
-                           reader->tokens(), config_.model.sequence + 1));
-  }
-  record_->begin_evaluation(step_);
+  const std::int64_t tokens = dataset_.reader(data::SplitName::valid)->tokens();
+  if (tokens <= config_.model.sequence) return reporter_.no_evaluation(position_.step, tokens);
+  reporter_.begin_evaluation(position_.step);
   parts_.clear();
   tickets_->evaluate(job_.place.workers);
   drain();
@@ -255,42 +245,17 @@ void Conductor::evaluate() {
     sum.loss += own.loss;
     sum.weight += own.weight;
   }
-  last_evaluation_ = sum.mean();
-  const auto tokens = static_cast<std::int64_t>(sum.weight);
-  record_->write_evaluation(step_, sum.mean(), tokens);
-  say(fmt::format("step {}  validation loss {:.4f} over {} tokens", step_, sum.mean(), tokens));
+  reporter_.evaluation(position_.step, sum);
 }
 
-void Conductor::save(bool last) {
-  const comm::Watchdog::Pause pause(job_.watchdog);
-  const Section section(recorder_, "checkpoint");
-  checkpoint::State state{.step = step_,
-                          .samples = samples_,
-                          .seed = static_cast<std::uint64_t>(config_.train.seed),
-                          .config = job_.resolved,
-                          .versions = versions(),
-                          .extra = nlohmann::json::object()};
-  if (states_begin_ > 0) state.extra["states_begin"] = states_begin_;
-  checkpoint::keep_tokenizer(state, tokenizer_);
+void Conductor::save(Checkpointer::Failure failure) {
+  const comm::Watchdog::Pause unwatched(job_.watchdog);
+  const Section section(job_.recorder, "checkpoint");
+  const checkpoint::State state = checkpointer_.state_at(position_, nlohmann::json::object());
   try {
-    const std::string folder = save_(state);
-    saved_step_ = step_;
-    saved_folder_ = folder;
-    record_->write_event(step_, "save", folder);
-    say("saved " + folder);
-    prune();
+    checkpointer_.save(state, failure, [&] { return StartedSave{save_(state), nullptr}; });
   } catch (const AgreedError& error) {  // of the servers, not of all ranks
-    if (last || config_.checkpoint.on_failure == "stop") throw Error("{}", error.what());
-    record_->write_event(step_, "save failed", error.what());
-    say(fmt::format("warning: {}; training goes on", error.what()));
-  }
-}
-
-void Conductor::prune() {
-  try {
-    checkpoint::prune(config_.train.output, config_.checkpoint.keep, step_);
-  } catch (const Error& error) {  // nothing is lost by it
-    say(fmt::format("warning: {}; tried again after the next save", error.what()));
+    throw Error("{}", error.what());
   }
 }
 
@@ -301,7 +266,7 @@ void Conductor::dismiss(Ending ending) {
       call.reply({.ticket = {}, .ending = static_cast<std::int64_t>(ending)});
     }
     asking_.clear();
-    queue_.turn(0.2, recorder_);
+    queue_.turn(0.2, job_.recorder);
   }
 }
 
@@ -311,14 +276,63 @@ void Conductor::lose(int worker, const std::string& why) {
   lost_[worker] = why;
   const auto left = tickets_->lose(worker);
   const std::string line = fmt::format("worker rank {} is lost: {}", worker, why);
-  record_->write_event(step_, "lost", line);
+  reporter_.event(position_.step, "lost", line);
   if (!config_.server.tolerate_failures) {
     throw Error("{}; look there for its last words, or set server.tolerate_failures", line);
   }
   if (tickets_->alive() == 0) throw Error("{}, and it was the last one", line);
-  say(fmt::format("warning: {}; {} workers go on{}", line, tickets_->alive(),
-                  left ? ", one of them with what it had begun" : ""));
+  reporter_.warn(fmt::format("{}; {} workers go on{}", line, tickets_->alive(),
+                             left ? ", one of them with what it had begun" : ""));
   answer();
+}
+
+nlohmann::json Conductor::staleness_json(const data_parallel::AsyncServer::Counts& counts) const {
+  nlohmann::json histogram = nlohmann::json::array();
+  double sum = 0;
+  std::int64_t most = 0;
+  for (const auto& [staleness, updates] : counts.by_staleness) {
+    while (static_cast<std::int64_t>(histogram.size()) < staleness) histogram.push_back(0);
+    histogram.push_back(updates);
+    sum += static_cast<double>(staleness * updates);
+    most = staleness;
+  }
+  const auto updates = static_cast<double>(std::max<std::int64_t>(1, counts.updates));
+  return {{"updates", counts.updates},
+          {"histogram", histogram},
+          {"mean", sum / updates},
+          {"most", most},
+          {"bound",
+           data_parallel::Tickets::most_stale(job_.place.workers, config_.server.max_staleness)},
+          {"repeated_commits", counts.repeated}};
+}
+
+void Conductor::finish(const std::vector<nlohmann::json>& servers,
+                       const data_parallel::AsyncServer::Counts& counts) {
+  RunSummary summary;
+  for (const auto& [worker, account] : accounts_) summary.ranks.push_back(account);
+  summary.ranks.insert(summary.ranks.end(), servers.begin(), servers.end());
+  for (const nlohmann::json& rank : summary.ranks) {
+    summary.resident = std::max(summary.resident, rank.at("resident_peak").get<std::int64_t>());
+  }
+  summary.sections = section_times(summary.ranks);
+  summary.memory = memory_of(summary.ranks);
+  const nlohmann::json staleness = staleness_json(counts);
+  nlohmann::json lost = nlohmann::json::object();
+  for (const auto& [worker, why] : lost_) lost[std::to_string(worker)] = why;
+  summary.extra = {{"staleness", staleness}, {"lost_workers", lost}};
+  std::string line;
+  for (std::size_t s = 0; s < staleness.at("histogram").size(); ++s) {
+    const auto updates = staleness.at("histogram")[s].get<std::int64_t>();
+    if (updates > 0) line += fmt::format("  {}: {}", s, updates);
+  }
+  summary.lines.push_back(fmt::format(
+      "staleness of {} updates, as updates: times{}; mean {:.2f}, at most {} of {}", counts.updates,
+      line, staleness.at("mean").get<double>(), staleness.at("most").get<std::int64_t>(),
+      staleness.at("bound").get<std::int64_t>()));
+  for (const auto& [worker, why] : lost_) {
+    summary.lines.push_back(fmt::format("lost: worker rank {}: {}", worker, why));
+  }
+  reporter_.finish(summary);
 }
 
 }  // namespace trireme::train

@@ -8,7 +8,7 @@ namespace trireme::train {
 
 namespace {
 
-/// Standard deviations that `value` lies above the mean of `past`; 0 where they are all the same.
+/// By how many standard deviations `value` is above the mean of `past`; 0 where all are the same.
 double deviations_above(const std::deque<double>& past, double value) {
   const auto n = static_cast<double>(past.size());
   double mean = 0, squares = 0;
@@ -25,23 +25,34 @@ void remember(std::deque<double>& past, double value) {
 
 }  // namespace
 
-std::string_view name_of(Verdict verdict) {
-  constexpr std::string_view names[] = {"sound", "overflow", "not finite", "outlier"};
-  return names[static_cast<std::size_t>(verdict)];
+std::string_view name_of(StepOutcome outcome) {
+  switch (outcome) {
+    case StepOutcome::sound:
+      return "sound";
+    case StepOutcome::overflow:
+      return "overflow";
+    case StepOutcome::not_finite:
+      return "not finite";
+    case StepOutcome::outlier:
+      return "outlier";
+  }
+  TRIREME_ASSERT(false, "step outcome {}", static_cast<int>(outcome));
 }
 
-Verdict Health::judge(double loss, double norm, bool scaled) const {
-  if (scaled && std::isfinite(loss) && !std::isfinite(norm)) return Verdict::overflow;
-  if (!std::isfinite(loss) || !std::isfinite(norm)) return Verdict::not_finite;
-  if (limit_ <= 0 || losses_.size() < least) return Verdict::sound;
+StepOutcome Health::judge(double loss, double norm) const {
+  const bool overflow = std::isfinite(loss) && !std::isfinite(norm);
+  if (overflow && loss_scale_.may_shrink()) return StepOutcome::overflow;
+  if (!std::isfinite(loss) || !std::isfinite(norm)) return StepOutcome::not_finite;
+  if (limit_ <= 0 || losses_.size() < least) return StepOutcome::sound;
   const bool far =
       deviations_above(losses_, loss) > limit_ || deviations_above(norms_, norm) > limit_;
-  return far ? Verdict::outlier : Verdict::sound;
+  return far ? StepOutcome::outlier : StepOutcome::sound;
 }
 
-void Health::note(Verdict verdict, double loss, double norm) {
-  if (verdict == Verdict::overflow) return;
-  if (verdict != Verdict::sound) {
+void Health::note(StepOutcome outcome, double loss, double norm) {
+  if (outcome <= StepOutcome::overflow) loss_scale_.note(outcome == StepOutcome::overflow);
+  if (outcome == StepOutcome::overflow) return;
+  if (outcome != StepOutcome::sound) {
     ++skipped_;
     return;
   }
@@ -52,26 +63,46 @@ void Health::note(Verdict verdict, double loss, double norm) {
 }
 
 nlohmann::json Health::to_json() const {
-  return {{"losses", losses_}, {"norms", norms_}, {"skipped_in_a_row", skipped_}};
+  nlohmann::json json{
+      {"health", {{"losses", losses_}, {"norms", norms_}, {"skipped_in_a_row", skipped_}}}};
+  if (loss_scale_.dynamic()) {
+    json["loss_scale"] = {{"value", loss_scale_.value()},
+                          {"steps_since_change", loss_scale_.steps_since_change()}};
+  }
+  return json;
 }
 
-void Health::from_json(const nlohmann::json& json) {
-  const auto numbers = [&](const char* key) {
+void Health::from_json(const nlohmann::json& kept, const std::string& where) {
+  const auto damaged = [&](const char* what) {
+    return Error("{}: its {} damaged; use another checkpoint", where, what);
+  };
+  const auto numbers = [&](const nlohmann::json& list) {
     std::deque<double> values;
-    for (const auto& value : json.at(key)) {
-      if (!value.is_number() || values.size() == window) throw Error("health: {} is damaged", key);
+    for (const auto& value : list) {
+      if (!value.is_number() || values.size() == window) throw damaged("health is");
       values.push_back(value.get<double>());
     }
     return values;
   };
   try {
-    losses_ = numbers("losses");
-    norms_ = numbers("norms");
-    skipped_ = json.at("skipped_in_a_row").get<std::int64_t>();
-  } catch (const nlohmann::json::exception& error) {
-    throw Error("health: {}", error.what());
+    if (kept.contains("health")) {
+      const nlohmann::json& health = kept.at("health");
+      losses_ = numbers(health.at("losses"));
+      norms_ = numbers(health.at("norms"));
+      skipped_ = health.at("skipped_in_a_row").get<std::int64_t>();
+      if (losses_.size() != norms_.size()) throw damaged("health is");
+    }
+  } catch (const nlohmann::json::exception&) {
+    throw damaged("health is");
   }
-  if (losses_.size() != norms_.size()) throw Error("health: losses and norms differ in number");
+  if (!kept.contains("loss_scale")) return;
+  const nlohmann::json& scale = kept.at("loss_scale");
+  const bool whole = scale.is_object() && scale.contains("value") &&
+                     scale.contains("steps_since_change") && scale.at("value").is_number() &&
+                     scale.at("steps_since_change").is_number_integer();
+  if (!whole) throw damaged("loss_scale is");
+  loss_scale_.restore(scale.at("value").get<double>(),
+                      scale.at("steps_since_change").get<std::int64_t>());
 }
 
 }  // namespace trireme::train

@@ -1,11 +1,15 @@
 #include "trireme/train/inject.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
+#include <limits>
 #include <thread>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/parallel/placement.hpp"
 
 namespace trireme::train {
 
@@ -66,19 +70,57 @@ std::vector<Fault> parse_faults(std::string_view text) {
   return faults;
 }
 
-double slowness(const std::vector<Fault>& faults, int rank) {
+void FaultInjector::into_batch(data::Batch& batch, std::int64_t step) const {
+  if (due(Fault::Kind::nan, step)) batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
+}
+
+void FaultInjector::into_batch_once(data::Batch& batch, std::int64_t step) {
+  const auto made = std::erase_if(faults_, [&](const Fault& fault) {
+    return fault.kind == Fault::Kind::nan && fault.rank == rank_ && fault.step <= step;
+  });
+  if (made > 0) batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
+}
+
+void FaultInjector::into_gradients(parallel::Replica& replica, std::int64_t step) const {
+  const bool spikes = std::ranges::any_of(faults_, [&](const Fault& fault) {
+    return fault.kind == Fault::Kind::spike && fault.step == step;
+  });
+  const bool infinite = due(Fault::Kind::inf, step);
+  if (!spikes && !infinite) return;
+  for (int group = 0; group < replica.state().shards().groups(); ++group) {
+    const Tensor own = replica.state().own_gradient(group);
+    if (spikes) replica.ops().scale(own, 1e6F);
+    if (infinite) replica.ops().fill(own, std::numeric_limits<float>::infinity());
+  }
+  replica.gradients_changed();
+}
+
+void FaultInjector::into_weights(parallel::Replica& replica, std::int64_t step,
+                                 std::uint64_t seed) const {
+  if (!due(Fault::Kind::flip, step)) return;
+  const parallel::Flip flip = parallel::flip_bit(replica, seed, static_cast<std::uint64_t>(step));
+  fmt::print(stderr, "injected after step {}: rank {}: {}\n", step, rank_, flip.to_string());
+}
+
+double FaultInjector::slowness() const {
   double factor = 1;
-  for (const Fault& fault : faults) {
-    if (fault.kind == Fault::Kind::slow && fault.rank == rank) {
+  for (const Fault& fault : faults_) {
+    if (fault.kind == Fault::Kind::slow && fault.rank == rank_) {
       factor = static_cast<double>(fault.step);
     }
   }
   return factor;
 }
 
-void slow_down(double slowness, double seconds) {
-  if (slowness <= 1) return;
-  std::this_thread::sleep_for(std::chrono::duration<double>((slowness - 1) * seconds));
+void FaultInjector::slow_down(double seconds) const {
+  if (slowness() <= 1) return;
+  std::this_thread::sleep_for(std::chrono::duration<double>((slowness() - 1) * seconds));
+}
+
+bool FaultInjector::due(Fault::Kind kind, std::int64_t step) const {
+  return std::ranges::any_of(faults_, [&](const Fault& fault) {
+    return fault.kind == kind && fault.step == step && fault.rank == rank_;
+  });
 }
 
 }  // namespace trireme::train

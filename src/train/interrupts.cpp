@@ -108,11 +108,6 @@ SignalWatch::~SignalWatch() {
 
 int SignalWatch::caught() const { return caught_signal.load(std::memory_order_relaxed); }
 
-std::string SignalWatch::name_of(int signal) const {
-  const auto found = signals_.find(signal);
-  return found == signals_.end() ? fmt::format("signal {}", signal) : found->second;
-}
-
 std::optional<double> parse_duration(std::string_view text) {
   const auto refuse = [&] {
     return ConfigError("train.time_limit", std::string(text),

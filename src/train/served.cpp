@@ -6,21 +6,22 @@
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
-#include "trireme/comm/cores.hpp"
-#include "trireme/comm/environment.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/data_parallel/parameter_server.hpp"
-#include "trireme/ops/ops.hpp"
+#include "trireme/data_parallel/served_worker.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/interrupts.hpp"
-
-#include "trainer.hpp"
+#include "trireme/train/trainer.hpp"
 
 namespace trireme::train {
 
 namespace {
 
 using nlohmann::json;
+
+/// The names of what servers do between steps, see messages::work.
+constexpr const char* save_work = "save";
+constexpr const char* load_work = "load";
 
 /// The workers or the servers of a job, as a session of their own. Collective over the job.
 class Side {
@@ -48,106 +49,159 @@ class Server {
   Server(ServedJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint)
       : job_(job),
         servers_(servers),
-        config_(job.config),
-        predicted_(plan::predict_server_memory(job.stage, job.place, job.config.optim)),
+        predicted_(predict_served(
+            plan::predict_server_memory(job.stage, job.place, job.config.optim), true)),
         group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
-        signals_(parse_signals(config_.train.signals)),
-        watchdog_(job.session, config_.train.watchdog),
-        shards_(job.stage, job.place, config_.optim, job.threads, job.ledger),
-        service_(shards_, endpoint, *group_, recorder_,
+        signals_(parse_signals(job.config.train.signals)),
+        shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger),
+        service_(shards_, endpoint, *group_, job.recorder,
                  {.jobs = {{save_work, [this](auto text) { return save(text); }},
                            {load_work, [this](auto text) { return load(text); }}},
                   .signal = [this] { return signals_.caught(); },
-                  .watchdog = &watchdog_}) {}
+                  .watchdog = &job.watchdog}) {}
 
   /// Serves until the workers end the job.
   Ending run() {
-    shards_.initialize(static_cast<std::uint64_t>(config_.train.seed));
-    probe_environment(job_.session, *job_.everyone, job_.threads);
-    recorder_.reset();
+    shards_.initialize(static_cast<std::uint64_t>(job_.config.train.seed));
+    probe_environment(job_, *job_.everyone);
+    job_.recorder.reset();
+    job_.starting.reset();
     const std::string end = service_.serve();
     if (!end.empty()) throw AgreedError(end);
-    const comm::Watchdog::Pause pause(watchdog_);
-    return close_job(*job_.everyone, recorder_, account(), Ending::done).ending;
+    const comm::Watchdog::Pause unwatched(job_.watchdog);
+    const auto steps = static_cast<double>(std::max<std::int64_t>(1, service_.steps()));
+    return close_job(*job_.everyone, job_.recorder,
+                     server_account(job_, shards_, predicted_, service_.sent(), steps),
+                     Ending::done)
+        .ending;
   }
 
  private:
   std::string save(std::span<const std::byte> text) {
-    const comm::Watchdog::Pause pause(watchdog_);
-    return save_shards(shards_, config_, state_of(text), *group_, servers_.nodes());
+    const comm::Watchdog::Pause unwatched(job_.watchdog);
+    return save_shards(shards_, job_.config, state_of(text), *group_, servers_.nodes());
   }
 
   std::string load(std::span<const std::byte> text) {
-    const comm::Watchdog::Pause pause(watchdog_);
+    const comm::Watchdog::Pause unwatched(job_.watchdog);
     load_shards(shards_, checkpoint::Reader(
                              std::string(reinterpret_cast<const char*>(text.data()), text.size())));
     return {};
   }
 
-  json account() const {
-    // What it sends to each worker in a step.
-    const auto values = static_cast<double>(size_of(shards_.state().options().shares.compute) *
-                                            static_cast<std::size_t>(shards_.place().workers)) *
-                        static_cast<double>(shards_.held());
-    const auto steps = static_cast<double>(std::max<std::int64_t>(1, service_.steps()));
-    return {{"rank", job_.session.rank()},
-            {"tensor", 0},
-            {"pipeline", 0},
-            {"data", 0},
-            {"server", shards_.place().index},
-            {"sections", recorder_.seconds()},
-            {"time", report::rank_time(recorder_)},
-            {"communication",
-             {{"servers",
-               {{"bytes_per_step", static_cast<double>(service_.sent()) / steps},
-                {"seconds_per_step", 0.0},
-                {"least_bytes_per_step", values}}}}},
-            {"memory", memory_account(predicted_, job_.ledger)}};
-  }
-
   ServedJob& job_;
   comm::Session& servers_;
-  const RunConfig& config_;
-  Recorder recorder_;
-  std::map<device::Use, std::int64_t> predicted_;
+  MemoryPrediction predicted_;
   std::unique_ptr<comm::Communicator> group_;
   SignalWatch signals_;
-  comm::Watchdog watchdog_;
   data_parallel::ServerShards shards_;
   data_parallel::ParameterServer service_;
 };
 
+/// The workers' side: servers hold the model, and every step waits for all workers.
+class ServedMethod final : public Method {
+ public:
+  ServedMethod(ServedJob& job, comm::Grid& grid, comm::rpc::Endpoint& endpoint)
+      : Method(job, grid), served_(job), endpoint_(endpoint) {}
+
+  void configure(parallel::ReplicaOptions& options) override {
+    options.make_method = [this](const parallel::Stage& stage, const state::ModelState& state,
+                                 ops::Ops& ops, device::MemoryLedger& ledger) {
+      auto worker = std::make_unique<data_parallel::ServedWorker>(
+          data_parallel::ServedWorker::Parts{stage, state, ops, endpoint_, job_.recorder,
+                                             served_.place},
+          ledger);
+      worker_ = worker.get();
+      return worker;
+    };
+  }
+  void configure(plan::MemoryQuestion& question) const override {
+    question.servers = served_.place;
+    question.snapshots = false;  // servers save what they hold
+  }
+  comm::Communicator& everyone() override { return *served_.everyone; }
+  void open() override {
+    endpoint_.start();
+    open_ = true;
+  }
+  void begin_steps(std::int64_t /*windows*/) override { worker_->reset_traffic(); }
+  int signal() const override { return worker_->signal(); }
+  void close() override { end({}); }
+  /// Servers wait for what worker 0 has for them, and must learn that the job ends, with an error
+  /// where `text` is not empty.
+  void end(const std::string& text) {
+    if (std::exchange(open_, false) && grid_.world().rank() == 0) worker_->end(text);
+  }
+
+  /// Servers load, and the replica's refresh() brings the values.
+  void load(const checkpoint::Reader& reader, Health& health,
+            std::vector<std::string>& notes) override {
+    if (grid_.world().rank() == 0) worker_->work(load_work, reader.folder().string());
+    load_shared(reader, health, notes);
+  }
+  StartedSave save(const checkpoint::State& state, bool /*background*/) override {
+    return {
+        comm::of_rank_zero(grid_.world(), [&] { return worker_->work(save_work, to_text(state)); }),
+        nullptr};
+  }
+
+  void describe(RunStart& start) const override {
+    const data_parallel::ServerPlace& place = served_.place;
+    start.place["servers"] = place.servers;
+    start.lines.push_back(
+        fmt::format("parameter servers: {} hold the model for {} workers, who send gradients in {}",
+                    place.servers, place.workers, name_of(place.gradients)));
+  }
+  nlohmann::json further_traffic(std::int64_t steps) const override {
+    return {{"servers", worker_traffic(*worker_, served_, steps)}};
+  }
+
+ private:
+  ServedJob& served_;
+  comm::rpc::Endpoint& endpoint_;
+  data_parallel::ServedWorker* worker_ = nullptr;  // the replica's
+  bool open_ = false;
+};
+
 /// This rank's training beside servers.
-Ending train_served(ServedJob& job, Servers& servers, comm::Session& workers,
-                    const config::Fields& fields) {
+Ending train_served(ServedJob& job, comm::rpc::Endpoint& endpoint, comm::Session& workers) {
   comm::GridOptions options = grid_options(job.config);
   // No tensor passes between workers: NCCL's memory would be for nothing.
   if (!job.computes.on_host() && options.comm.data == "auto") options.comm.data = "mpi";
   comm::Grid grid(workers, job.plan.shape, job.ledger, job.plan.shard, options);
   job.computes.note_free_bytes("with_groups");
-  Trainer trainer(workers, grid, job.computes, job.ledger, job.config, job.plan.facts, fields,
-                  &servers);
+  ServedMethod method(job, grid, endpoint);
+  Trainer trainer(job, grid, method);
   try {
     return trainer.run();
-  } catch (const std::exception& error) {
-    trainer.record_failure(error.what());
-    const bool agreed = dynamic_cast<const AgreedError*>(&error) != nullptr;
-    // All workers leave in order, and so are the servers to; else the job is ended at once.
-    if (agreed && servers.open && workers.rank() == 0) servers.worker->end(error.what());
+  } catch (const AgreedError& error) {
+    // All workers leave in order, and so are the servers to; after another error the job is ended
+    // at once.
+    method.end(error.what());
     throw;
   }
 }
 
+/// In step with others a worker is one of its data axis; else its grid is itself.
+parallel::StageOptions worker_options(const RunConfig& config, const GridPlan& plan) {
+  parallel::StageOptions options = stage_options(config, plan.shape, plan.facts);
+  if (!waits_for_none(config)) {
+    options.place = {.data = plan.shape.of(comm::Axis::data), .shard = plan.shard};
+  }
+  return options;
+}
+
 }  // namespace
 
-Environment probe_environment(const comm::Session& session, comm::Communicator& everyone,
-                              int threads) {
-  comm::require_same_environment(
-      everyone, {.instructions = fmt::format("{}, bf16 by {}", ops::instruction_set(),
-                                             ops::cpu_bf16_products()),
-                 .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
-  return {.provenance = report::provenance(everyone, versions()),
-          .shared_cores = comm::core_warning(session, threads)};
+ServedJob::ServedJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
+                     const DeviceSource& devices)
+    : Job(ranks, settled, fields, devices),
+      everyone(comm::make_mpi_communicator(session.world(), ledger)),
+      stage(model, worker_options(config, plan)),
+      place({.workers = plan.shape.of(comm::Axis::data),
+             .servers = server_ranks(config),
+             .gradients = dtype_from_name(config.data_parallel.gradients)}) {
+  if (serves()) place.index = session.rank() - first_server();
 }
 
 std::string save_shards(data_parallel::ServerShards& shards, const RunConfig& config,
@@ -174,20 +228,46 @@ void load_shards(data_parallel::ServerShards& shards, const checkpoint::Reader& 
   shards.refresh();
 }
 
-json memory_account(const std::map<device::Use, std::int64_t>& predicted,
-                    const device::MemoryLedger& ledger) {
-  json memory = json::object();
+MemoryPrediction predict_served(const std::map<device::Use, std::int64_t>& bytes, bool host) {
+  MemoryPrediction prediction{bytes, {}};
   for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
     const auto use = static_cast<device::Use>(u);
-    const auto found = predicted.find(use);
-    const std::int64_t foretold = found == predicted.end() ? 0 : found->second;
-    const std::int64_t measured = ledger.peak(use);
-    if (foretold == 0 && measured == 0) continue;
-    nlohmann::json& bytes = memory[std::string(device::name_of(use))];
-    bytes = {{"predicted", foretold}, {"measured", measured}};
-    if (!plan::predicts_all(use, ledger.device().is_host(), true)) bytes["in_part"] = true;
+    if (!plan::predicts_all(use, host, true)) prediction.in_part.insert(use);
   }
-  return memory;
+  return prediction;
+}
+
+json server_account(const ServedJob& job, const data_parallel::ServerShards& shards,
+                    const MemoryPrediction& predicted, std::int64_t sent, double steps) {
+  // What it sends to each worker in a step.
+  const auto values = static_cast<double>(size_of(shards.state().options().shares.compute) *
+                                          static_cast<std::size_t>(job.place.workers)) *
+                      static_cast<double>(shards.held());
+  return {{"rank", job.session.rank()},
+          {"tensor", 0},
+          {"pipeline", 0},
+          {"data", 0},
+          {"server", job.place.index},
+          {"sections", job.recorder.seconds()},
+          {"time", report::rank_time(job.recorder)},
+          {"communication",
+           {{"servers",
+             {{"bytes_per_step", static_cast<double>(sent) / steps},
+              {"seconds_per_step", 0.0},
+              {"least_bytes_per_step", values}}}}},
+          {"memory", memory_account(predicted, job.ledger)}};
+}
+
+json worker_traffic(const data_parallel::ServerLink& link, const ServedJob& job,
+                    std::int64_t steps) {
+  const auto count = static_cast<double>(std::max<std::int64_t>(1, steps));
+  const auto model = static_cast<double>(job.model.table().elements());
+  const DType compute = job.stage.options().compute;
+  return {{"bytes_per_step", static_cast<double>(link.sent()) / count},
+          {"received_per_step", static_cast<double>(link.received()) / count},
+          {"seconds_per_step", link.seconds() / count},
+          {"least_bytes_per_step", model * static_cast<double>(size_of(job.place.gradients))},
+          {"least_received_per_step", model * static_cast<double>(size_of(compute))}};
 }
 
 std::string to_text(const checkpoint::State& state) {
@@ -223,53 +303,9 @@ checkpoint::State state_of(std::span<const std::byte> text) {
   return state;
 }
 
-namespace {
-
-/// The model's configuration, once the job's is settled.
-const model::ModelConfig& settle(const ServedJob& job, RunConfig& config, ComputeDevice& computes) {
-  computes.settle_precision(config.precision, *job.everyone);
-  comm::agree(*job.everyone, [&] { validate(config, job.plan.facts); });
-  return config.model;
-}
-
-const RunConfig& agree_on_method(comm::Session& session, const RunConfig& config) {
-  device::MemoryLedger ledger;  // of an agreement that ends here
-  const auto all = comm::make_mpi_communicator(session.world(), ledger);
-  comm::agree(*all, [&] { check_method(config, {.world = session.size()}); });
-  return config;
-}
-
-/// In step with others a worker is one of its data axis; else its grid is itself.
-parallel::StageOptions worker_options(const RunConfig& config, const GridPlan& plan) {
-  parallel::StageOptions options = stage_options(config, plan.shape, plan.facts);
-  if (!waits_for_none(config)) {
-    options.place = {.data = plan.shape.of(comm::Axis::data), .shard = plan.shard};
-  }
-  return options;
-}
-
-}  // namespace
-
-ServedJob::ServedJob(comm::Session& ranks, RunConfig& settled, const DeviceSource& devices)
-    : session(ranks),
-      config(agree_on_method(ranks, settled)),
-      computes(config.device, session, server_ranks(config), devices),
-      ledger(computes.device()),
-      plan(plan_grid(config, session, computes.on_host())),
-      everyone(comm::make_mpi_communicator(session.world(), ledger)),
-      model(settle(*this, settled, computes)),
-      stage(model, worker_options(config, plan)),
-      place({.workers = plan.shape.of(comm::Axis::data),
-             .servers = server_ranks(config),
-             .gradients = dtype_from_name(config.data_parallel.gradients)}),
-      threads(threads_of_rank(config.parallel, session)) {
-  if (serves()) place.index = session.rank() - first_server();
-  computes.note_free_bytes("before_groups");
-}
-
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,
                   const DeviceSource& devices) {
-  ServedJob job(session, config, devices);
+  ServedJob job(session, config, fields, devices);
   Side side(session, job.serves());
   comm::rpc::Endpoint endpoint(
       session.world(),
@@ -280,8 +316,7 @@ Ending run_served(comm::Session& session, RunConfig& config, const config::Field
     ending = server.run();
     endpoint.close();
   } else {
-    Servers servers{session, *job.everyone, endpoint, job.place};
-    ending = train_served(job, servers, side.session(), fields);
+    ending = train_served(job, endpoint, side.session());
     endpoint.close();
   }
   return ending;

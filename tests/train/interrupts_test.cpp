@@ -14,7 +14,6 @@
 
 #include "trireme/core/error.hpp"
 #include "trireme/ops/ops.hpp"
-#include "trireme/train/inject.hpp"
 
 namespace trireme::train {
 namespace {
@@ -53,7 +52,6 @@ TEST(SignalWatch, RecordsSignalsAndRestoresHandlers) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     EXPECT_EQ(watch.caught(), SIGUSR2);
-    EXPECT_EQ(watch.name_of(SIGUSR2), "SIGUSR2");
   }
   struct sigaction after {};
   ::sigaction(SIGUSR1, nullptr, &after);
@@ -114,23 +112,6 @@ TEST(SlurmSecondsLeft, FromTheEndOfTheJob) {
   }
   ::unsetenv("SLURM_JOB_END_TIME");
   EXPECT_EQ(slurm_seconds_left(), std::nullopt);
-}
-
-TEST(ParseFaults, KindStepAndRank) {
-  EXPECT_TRUE(parse_faults("none").empty());
-  const auto faults = parse_faults("nan@7, spike@8/2,flip@12/1");
-  ASSERT_EQ(faults.size(), 3U);
-  EXPECT_EQ(faults[0].kind, Fault::Kind::nan);
-  EXPECT_EQ(faults[0].step, 7);
-  EXPECT_EQ(faults[0].rank, 0);
-  EXPECT_EQ(faults[1].kind, Fault::Kind::spike);
-  EXPECT_EQ(faults[1].rank, 2);
-  EXPECT_EQ(faults[2].kind, Fault::Kind::flip);
-  EXPECT_EQ(faults[2].step, 12);
-  for (const char* wrong : {"nan", "nan@", "nan@0", "nan@-1", "nan@3/", "nan@3/-1", "x@3",
-                            "nan@3,,", "@3", "nan@3/1/2"}) {
-    EXPECT_THAT(error_of([&] { parse_faults(wrong); }), HasSubstr("train.inject = ")) << wrong;
-  }
 }
 
 }  // namespace

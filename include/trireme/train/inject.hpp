@@ -1,21 +1,23 @@
-// Faults made on purpose, to see them found: train.inject = "nan@7, flip@12/1, slow@5/3".
+// Faults made on purpose, so that what finds them can be tested (train.inject).
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
+
+#include "trireme/data/loader.hpp"
+#include "trireme/parallel/replica.hpp"
 
 namespace trireme::train {
 
 struct Fault {
   enum class Kind : std::uint8_t {
-    nan,    // in each of the rank's micro-batches one target's weight is not a number
+    nan,    // in each of the rank's micro-batches the weight of one target is NaN
     spike,  // the gradient is a million times too large, on every rank
     inf,    // the rank's reduced gradients are infinite
-    slow,   // the rank takes `step` times as long for all its steps; what has no step
-    flip    // one bit of the rank's parameters or optimizer state is another one after the update,
-            // drawn from train.seed and the step
+    slow,   // the rank takes `step` times as long for all its steps; the fault has no step
+    flip    // one bit of the rank's parameters or optimizer state changes after the update, drawn
+            // from train.seed and the step
   };
   Kind kind = Kind::nan;
   std::int64_t step = 0;  // 1-based, as in metrics.jsonl; slow: the factor
@@ -26,9 +28,27 @@ struct Fault {
 /// ConfigError.
 std::vector<Fault> parse_faults(std::string_view text);
 
-/// How much slower `rank` is made; 1: not at all.
-double slowness(const std::vector<Fault>& faults, int rank);
-/// Sleeps so that what took `seconds` takes as long as it is made to take.
-void slow_down(double slowness, double seconds);
+/// Makes the faults of one rank. Steps count from 1.
+class FaultInjector {
+ public:
+  /// `rank`: of the world.
+  FaultInjector(std::vector<Fault> faults, int rank) : faults_(std::move(faults)), rank_(rank) {}
+  void into_batch(data::Batch& batch, std::int64_t step) const;
+  /// The same once, in the first step from the fault's on that this rank has.
+  void into_batch_once(data::Batch& batch, std::int64_t step);
+  /// Between backward and the norm.
+  void into_gradients(parallel::Replica& replica, std::int64_t step) const;
+  /// After the update; draws the bit from `seed`, and says on standard error which.
+  void into_weights(parallel::Replica& replica, std::int64_t step, std::uint64_t seed) const;
+  /// How many times as long this rank computes; 1: it is not slowed down.
+  double slowness() const;
+  /// Sleeps so that what took `seconds` takes as long as it is made to take.
+  void slow_down(double seconds) const;
+
+ private:
+  bool due(Fault::Kind kind, std::int64_t step) const;
+  std::vector<Fault> faults_;
+  int rank_;
+};
 
 }  // namespace trireme::train

@@ -30,8 +30,6 @@ class SignalWatch {
   ~SignalWatch();
   /// The last one that came; 0: none.
   int caught() const;
-  /// "SIGUSR1".
-  std::string name_of(int signal) const;
 
  private:
   std::map<int, std::string> signals_;

@@ -1,0 +1,90 @@
+// What each rank did in its steps, and how the root rank learns of it at the end of a run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/comm/grid.hpp"
+#include "trireme/core/recorder.hpp"
+#include "trireme/device/memory.hpp"
+#include "trireme/report/record.hpp"
+#include "trireme/train/run.hpp"
+
+namespace trireme::train {
+
+/// Counts a rank's communication and seconds in its steps, and leaves out what happens between
+/// them.
+class StepAccount {
+ public:
+  StepAccount(comm::Grid& grid, Recorder& recorder) : grid_(grid), recorder_(recorder) {}
+  /// The steps begin: forgets what came before.
+  void begin();
+  /// Adds what the grid's groups have counted to the steps.
+  void count_traffic();
+
+  /// Leaves out the communication of its lifetime, and with `sections` the seconds of all sections
+  /// that end in it.
+  class Pause {
+   public:
+    Pause(StepAccount& account, bool sections);
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+    ~Pause();
+
+   private:
+    StepAccount& account_;
+    bool sections_;
+    std::map<std::string, double> before_;
+  };
+
+  /// {"sections": seconds by name, "communication": by group, per step}. `least`: bytes that a step
+  /// must send, by group.
+  nlohmann::json to_json(std::int64_t steps, const std::map<std::string, double>& least) const;
+
+ private:
+  comm::Grid& grid_;
+  Recorder& recorder_;
+  std::vector<std::pair<std::string, comm::Traffic>> traffic_;  // of the steps, by group
+  std::map<std::string, double> left_out_;                      // seconds of sections
+};
+
+/// Bytes that a rank will hold by use, and the uses of which the prediction knows a part.
+struct MemoryPrediction {
+  std::map<device::Use, std::int64_t> bytes;
+  std::set<device::Use> in_part;
+};
+/// A rank's memory by use for its account: {"predicted", "measured"}, and "in_part" where the
+/// prediction is.
+nlohmann::json memory_account(const MemoryPrediction& predicted,
+                              const device::MemoryLedger& ledger);
+
+/// What all ranks of a job, its servers too, learn from each other at its end.
+struct Closing {
+  std::vector<nlohmann::json> ranks;  // accounts
+  std::int64_t resident = 0;          // the most of any
+  std::vector<report::SectionTimes> sections;
+  report::Trace trace;
+  Ending ending = Ending::done;  // done only where every rank says so
+};
+/// Collective over `everyone`.
+Closing close_job(comm::Communicator& everyone, const Recorder& recorder,
+                  const nlohmann::json& account, Ending ending);
+
+/// For run.json and summary.json: bytes by use, memory by use, seconds by section.
+nlohmann::json prediction_json(const std::map<device::Use, std::int64_t>& predicted);
+nlohmann::json memory_json(const std::vector<report::MemoryRow>& rows);
+nlohmann::json sections_json(const std::vector<report::SectionTimes>& sections);
+/// By group: the most that a rank sent per step and the least that one had to, in bytes, the means
+/// over ranks of both, and the most seconds of a rank; each where some rank sent anything.
+nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks);
+/// The accounts' memory by use, of servers under names of their own: of the rank that differs most
+/// from its prediction, else of the fullest.
+std::vector<report::MemoryRow> memory_of(const std::vector<nlohmann::json>& ranks);
+
+}  // namespace trireme::train

@@ -1,0 +1,159 @@
+#include "trireme/train/account.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "trireme/train/setup.hpp"
+
+namespace trireme::train {
+
+void StepAccount::begin() {
+  recorder_.reset();
+  grid_.reset_traffic();
+  traffic_.clear();
+  left_out_.clear();
+}
+
+void StepAccount::count_traffic() {
+  const auto now = grid_.traffic();
+  traffic_.resize(now.size());
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    traffic_[i].first = now[i].first;
+    traffic_[i].second += now[i].second.total();
+  }
+  grid_.reset_traffic();
+}
+
+StepAccount::Pause::Pause(StepAccount& account, bool sections)
+    : account_(account), sections_(sections) {
+  account_.count_traffic();
+  if (sections_) before_ = account_.recorder_.seconds();
+}
+
+StepAccount::Pause::~Pause() {
+  account_.grid_.reset_traffic();
+  if (!sections_) return;
+  for (const auto& [name, seconds] : account_.recorder_.seconds()) {
+    account_.left_out_[name] += seconds - before_[name];
+  }
+}
+
+nlohmann::json StepAccount::to_json(std::int64_t steps,
+                                    const std::map<std::string, double>& least) const {
+  const auto count = static_cast<double>(std::max<std::int64_t>(1, steps));
+  nlohmann::json sections = nlohmann::json::object(), traffic = nlohmann::json::object();
+  for (const auto& [name, seconds] : recorder_.seconds()) {
+    const auto found = left_out_.find(name);
+    const double outside = found == left_out_.end() ? 0 : found->second;
+    if (seconds > outside) sections[name] = seconds - outside;
+  }
+  for (const auto& [name, total] : traffic_) {
+    const auto found = least.find(name);
+    const double needed = found == least.end() ? 0 : found->second;
+    if (total.bytes == 0 && needed == 0) continue;
+    traffic[name] = {{"bytes_per_step", static_cast<double>(total.bytes) / count},
+                     {"seconds_per_step", total.seconds / count},
+                     {"least_bytes_per_step", needed}};
+  }
+  return {{"sections", sections}, {"communication", traffic}};
+}
+
+nlohmann::json memory_account(const MemoryPrediction& predicted,
+                              const device::MemoryLedger& ledger) {
+  nlohmann::json memory = nlohmann::json::object();
+  for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
+    const auto use = static_cast<device::Use>(u);
+    const auto found = predicted.bytes.find(use);
+    const std::int64_t expected = found == predicted.bytes.end() ? 0 : found->second;
+    const std::int64_t measured = ledger.peak(use);
+    if (expected == 0 && measured == 0) continue;
+    nlohmann::json& bytes = memory[std::string(device::name_of(use))];
+    bytes = {{"predicted", expected}, {"measured", measured}};
+    if (predicted.in_part.contains(use)) bytes["in_part"] = true;
+  }
+  return memory;
+}
+
+Closing close_job(comm::Communicator& everyone, const Recorder& recorder,
+                  const nlohmann::json& account, Ending ending) {
+  Closing closing;
+  closing.ranks = report::gather_json(account, everyone);
+  closing.resident = everyone.all_reduce(resident_peak(), comm::Reduction::max);
+  closing.sections = report::gather_sections(recorder, everyone);
+  closing.trace = report::gather_trace(recorder, everyone);
+  closing.ending = static_cast<Ending>(
+      everyone.all_reduce(static_cast<std::int64_t>(ending), comm::Reduction::max));
+  return closing;
+}
+
+nlohmann::json prediction_json(const std::map<device::Use, std::int64_t>& predicted) {
+  nlohmann::json json;
+  for (const auto& [use, bytes] : predicted) json[std::string(device::name_of(use))] = bytes;
+  return json;
+}
+
+nlohmann::json memory_json(const std::vector<report::MemoryRow>& rows) {
+  nlohmann::json json;
+  for (const auto& row : rows) {
+    json[row.name] = {{"predicted", row.predicted}, {"measured", row.measured}};
+    if (row.in_part) json[row.name]["in_part"] = true;
+  }
+  return json;
+}
+
+nlohmann::json sections_json(const std::vector<report::SectionTimes>& sections) {
+  nlohmann::json json;
+  for (const auto& each : sections) {
+    json[each.name] = {{"min", each.minimum}, {"average", each.average}, {"max", each.maximum}};
+  }
+  return json;
+}
+
+nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks) {
+  nlohmann::json json = nlohmann::json::object();
+  const auto n = static_cast<double>(ranks.size());
+  for (const nlohmann::json& rank : ranks) {
+    for (const auto& axis : rank.at("communication").items()) {
+      const nlohmann::json& own = axis.value();
+      nlohmann::json& all = json[axis.key()];
+      if (all.is_null()) all = nlohmann::json::object();
+      const auto most = [&](const char* key) {
+        all[key] = std::max(all.value(key, 0.0), own.at(key).get<double>());
+      };
+      const auto mean = [&](const char* key, const char* of) {
+        all[key] = all.value(key, 0.0) + own.at(of).get<double>() / n;
+      };
+      most("bytes_per_step");
+      most("seconds_per_step");
+      most("least_bytes_per_step");
+      if (own.contains("received_per_step")) most("received_per_step");
+      mean("mean_bytes_per_step", "bytes_per_step");
+      mean("mean_seconds_per_step", "seconds_per_step");
+      mean("mean_least_bytes_per_step", "least_bytes_per_step");
+    }
+  }
+  return json;
+}
+
+std::vector<report::MemoryRow> memory_of(const std::vector<nlohmann::json>& ranks) {
+  std::map<std::string, report::MemoryRow> rows;
+  for (const nlohmann::json& rank : ranks) {
+    if (!rank.contains("memory")) continue;
+    const std::string prefix = rank.contains("server") ? "server " : "";
+    for (const auto& [use, bytes] : rank.at("memory").items()) {
+      const report::MemoryRow row{prefix + use, bytes.at("predicted").get<std::int64_t>(),
+                                  bytes.at("measured").get<std::int64_t>(),
+                                  bytes.value("in_part", false)};
+      const auto weight = [](const report::MemoryRow& each) {
+        return std::pair(std::abs(each.measured - each.predicted), each.measured);
+      };
+      const auto [at, fresh] = rows.emplace(row.name, row);
+      if (!fresh && weight(row) > weight(at->second)) at->second = row;
+    }
+  }
+  std::vector<report::MemoryRow> list;
+  for (const auto& [name, row] : rows) list.push_back(row);
+  return list;
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,91 @@
+#include "trireme/train/job.hpp"
+
+#include <cstdlib>
+
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/cores.hpp"
+#include "trireme/comm/environment.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/ops/ops.hpp"
+#include "trireme/plan/peak.hpp"
+#include "trireme/report/record.hpp"
+#include "trireme/train/run.hpp"
+
+namespace trireme::train {
+
+namespace {
+
+/// Collective over the session.
+template <class Work>
+void agree_on(comm::Session& session, const Work& work) {
+  device::MemoryLedger ledger;  // of an agreement that ends here
+  const auto all = comm::make_mpi_communicator(session.world(), ledger);
+  work(*all);
+}
+
+const RunConfig& agree_on_method(comm::Session& session, const RunConfig& config) {
+  agree_on(session, [&](comm::Communicator& all) {
+    comm::agree(all, [&] { check_method(config, {.world = session.size()}); });
+  });
+  return config;
+}
+
+/// The model's configuration, once the job's is settled.
+const model::ModelConfig& settle(const Job& job, RunConfig& config, ComputeDevice& computes) {
+  agree_on(job.session, [&](comm::Communicator& all) {
+    computes.settle_precision(config.precision, all);
+    comm::agree(all, [&] {
+      check_offload(config.zero.offload, computes.on_host());
+      validate(config, job.plan.facts);
+    });
+  });
+  return config.model;
+}
+
+}  // namespace
+
+Job::Job(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
+         const DeviceSource& devices)
+    : session(ranks),
+      config(agree_on_method(ranks, settled)),
+      computes(config.device, session, server_ranks(config), devices),
+      ledger(computes.device()),
+      plan(plan_grid(config, session, computes.on_host())),
+      model(settle(*this, settled, computes)),
+      resolved(fields.to_json()),
+      provenance(fields.provenance()),
+      threads(threads_of_rank(config.parallel, session)),
+      watchdog(session, config.train.watchdog,
+               config.server.tolerate_failures ? comm::Watchdog::Ends::the_rank
+                                               : comm::Watchdog::Ends::the_job),
+      starting(watchdog) {
+  computes.note_free_bytes("before_groups");
+}
+
+Environment probe_environment(const Job& job, comm::Communicator& everyone) {
+  comm::require_same_environment(
+      everyone, {.instructions = fmt::format("{}, bf16 by {}", ops::instruction_set(),
+                                             ops::cpu_bf16_products()),
+                 .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
+  return {.provenance = report::provenance(everyone, versions()),
+          .shared_cores = comm::core_warning(job.session, job.threads)};
+}
+
+double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
+                     const std::function<double()>& measure) {
+  const std::string& peak = config.train.peak;
+  if (peak == "none") return 0;
+  if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * workers;
+  // All ranks at once, as they will train.
+  world.barrier();
+  return world.all_reduce(measure ? measure() : 0.0, comm::Reduction::sum);
+}
+
+double measure_peak(parallel::Replica& replica, const RunConfig& config) {
+  return plan::measure_peak(replica.ops(), replica.state().device(),
+                            replica.stage().options().compute, replica.stage().model(),
+                            config.train.micro_batch * config.model.sequence,
+                            plan::PeakEffort::quick);
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,247 @@
+#include "trireme/train/reporter.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "trireme/train/account.hpp"
+#include "trireme/train/policies.hpp"
+
+namespace trireme::train {
+
+namespace {
+
+/// Tokens of both splits, and the samples in them that one epoch and one evaluation see.
+nlohmann::json dataset_json(const data::Dataset& dataset, const RunConfig& config) {
+  nlohmann::json json{{"name", dataset.manifest().name}};
+  const auto samples = [&](data::SplitName split, const char* tokens_key, const char* key) {
+    const std::int64_t tokens = dataset.reader(split)->tokens();
+    json[tokens_key] = tokens;
+    json[key] = std::max<std::int64_t>(0, (tokens - 1) / config.model.sequence);
+  };
+  samples(data::SplitName::train, "train_tokens", "train_samples");
+  samples(data::SplitName::valid, "eval_tokens", "eval_samples");
+  if (const std::int64_t most = config.train.evaluate_samples; most > 0) {
+    json["eval_samples"] = std::min(most, json["eval_samples"].get<std::int64_t>());
+  }
+  return json;
+}
+
+std::string peak_line(const RunConfig& config, double peak) {
+  return fmt::format("peak for MFU: {:.1f} GFLOP/s over all ranks ({})", peak / 1e9,
+                     config.train.peak == "measured"
+                         ? fmt::format("measured: best {} matrix product", config.precision.compute)
+                         : "nominal: train.peak");
+}
+
+const char* kind_of_peak(const RunConfig& config) {
+  return config.train.peak == "measured" ? "measured" : "nominal";
+}
+
+/// Of the last steps: the first one and a disturbed one do not count for much.
+double median_of_last(const std::vector<double>& seconds) {
+  const std::size_t window = std::min<std::size_t>(seconds.size(), 25);
+  std::vector<double> recent(seconds.end() - static_cast<std::ptrdiff_t>(window), seconds.end());
+  const auto middle = recent.begin() + static_cast<std::ptrdiff_t>(window / 2);
+  std::nth_element(recent.begin(), middle, recent.end());
+  return *middle;
+}
+
+}  // namespace
+
+RunReporter::RunReporter(const Job& job, bool root)
+    : job_(job), root_(root), elapsed_(steady_seconds()) {}
+
+void RunReporter::open() {
+  if (!root_) return;
+  const TrainConfig& train = job_.config.train;
+  record_ = std::make_unique<report::RunRecord>(train.output, job_.config.report);
+  if (train.quiet) return;
+  progress_ = train.progress == "auto"
+                  ? std::make_unique<report::ProgressLine>()
+                  : std::make_unique<report::ProgressLine>(stdout, train.progress == "live");
+}
+
+void RunReporter::print(const std::string& line) {
+  if (progress_) progress_->print(line);
+}
+
+void RunReporter::warn(const std::string& text) {
+  if (!text.empty()) print("warning: " + text);
+}
+
+void RunReporter::warn_of_graphs(const std::string& refusal) {
+  if (!refusal.empty() && !std::exchange(graphs_refused_, true)) warn(refusal);
+}
+
+void RunReporter::record(const std::function<void(report::RunRecord&)>& write) {
+  if (!record_) return;
+  try {
+    write(*record_);
+  } catch (const Error& error) {  // told once, and ends nothing
+    if (std::exchange(record_fails_, true)) return;
+    warn(
+        fmt::format("{}; training goes on, and its record lacks lines from here on", error.what()));
+  }
+}
+
+void RunReporter::begin(const RunStart& start, const Environment& environment,
+                        const data::Dataset& dataset) {
+  peak_ = start.peak;
+  first_step_ = start.step;
+  if (!root_) return;
+  const RunConfig& config = job_.config;
+  const model::ModelConfig& model = config.model;
+  const std::int64_t parameters = job_.model.table().elements();
+  nlohmann::json run = environment.provenance;
+  if (start.extra.is_object()) run.update(start.extra);
+  run["config"] = job_.resolved;
+  run["config_provenance"] = job_.provenance;
+  run["layout"] = start.layout;
+  run["place"] = start.place;
+  run["device"] = job_.computes.name();
+  run["dataset"] = dataset_json(dataset, config);
+  run["threads_per_rank"] = job_.threads;
+  run["parameters"] = parameters;
+  run["flops_per_token"] = job_.model.flops_per_token();
+  run["peak"] = {{"operations_per_second", peak_},
+                 {"kind", kind_of_peak(config)},
+                 {"type", config.precision.compute}};
+  run["predicted_memory"] = start.predicted_memory;
+  run["first_step"] = start.step;
+  run["cores_shared"] = environment.shared_cores;
+  record_->write_run(run);
+  print(fmt::format("trireme {}: {} parameters, {} layers × {} wide, sequence {}, vocabulary {}",
+                    TRIREME_VERSION, parameters, model.layers, model.width, model.sequence,
+                    model.vocabulary));
+  for (const std::string& line : start.lines) print(line);
+  warn(job_.computes.warning());
+  warn(environment.shared_cores);
+  for (const std::string& warning : start.warnings) warn(warning);
+  for (const std::string& text : start.notes) note(text);
+  if (peak_ > 0) print(peak_line(config, peak_));
+}
+
+void RunReporter::step(report::StepMetrics metrics, bool notable) {
+  const RunConfig& config = job_.config;
+  const auto tokens = static_cast<double>(config.train.batch * config.model.sequence);
+  metrics.tokens_per_second = tokens / metrics.seconds;
+  if (peak_ > 0) metrics.mfu = metrics.tokens_per_second * job_.model.flops_per_token() / peak_;
+  seconds_.push_back(metrics.seconds);
+  last_ = metrics;
+  record([&](report::RunRecord& run) { run.write_step(metrics); });
+  if (progress_) show(metrics, notable);
+}
+
+void RunReporter::show(const report::StepMetrics& metrics, bool notable) {
+  const TrainConfig& train = job_.config.train;
+  const bool due = metrics.step % train.log_every == 0 || metrics.step == train.steps ||
+                   metrics.step == first_step_ + 1 || !metrics.skipped.empty() || notable;
+  if (!progress_->terminal() && !due) return;
+  const double left = median_of_last(seconds_) * static_cast<double>(train.steps - metrics.step);
+  progress_->update(report::step_line(metrics, train.steps, left));
+}
+
+void RunReporter::begin_evaluation(std::int64_t step) {
+  evaluated_step_ = step;
+  record([&](report::RunRecord& run) { run.begin_evaluation(step); });
+}
+
+void RunReporter::evaluation(std::int64_t step, const parallel::LossSum& sum) {
+  last_evaluation_ = sum.mean();
+  const auto tokens = static_cast<std::int64_t>(sum.weight);
+  record([&](report::RunRecord& run) { run.write_evaluation(step, sum.mean(), tokens); });
+  print(fmt::format("step {}  validation loss {:.4f} over {} tokens", step, sum.mean(), tokens));
+}
+
+void RunReporter::no_evaluation(std::int64_t step, std::int64_t tokens) {
+  evaluated_step_ = step;
+  print(fmt::format("no evaluation: the validation split has {} tokens, a window needs {}", tokens,
+                    job_.config.model.sequence + 1));
+}
+
+void RunReporter::event(std::int64_t step, const std::string& kind, const std::string& text) {
+  record([&](report::RunRecord& run) { run.write_event(step, kind, text); });
+}
+
+void RunReporter::stop(std::int64_t step, const std::string& why) {
+  event(step, "stop", why);
+  const RunConfig& config = job_.config;
+  stopped_ = fmt::format(
+      "stopped at step {} of {}: {}; saved: start again{} to go on (exit code {})", step,
+      config.train.steps, why, config.checkpoint.resume == "never" ? " with --resume auto" : "",
+      exit_code(Ending::requeue));
+}
+
+void RunReporter::failed(std::int64_t step, const std::string& why) noexcept {
+  if (!record_) return;
+  try {
+    record_->write_event(step, "failed", why);
+  } catch (const std::exception&) {
+    return;  // the error that ends the run is the one to report
+  }
+}
+
+void RunReporter::finish(const RunSummary& summary) {
+  if (progress_) progress_->finish();
+  if (!root_) return;
+  if (!graphs_refused_) warn(refusals_warning(summary.ranks));
+  const RunConfig& config = job_.config;
+  const double trained = std::accumulate(seconds_.begin(), seconds_.end(), 0.0);
+  const std::int64_t tokens = steps() * config.train.batch * config.model.sequence;
+  const double speed = trained > 0 ? static_cast<double>(tokens) / trained : 0;
+  const std::int64_t step = first_step_ + steps();
+  const nlohmann::json communication = communication_of(summary.ranks);
+  nlohmann::json json{{"steps", step},
+                      {"steps_of_attempt", steps()},
+                      {"tokens_of_attempt", tokens},
+                      {"seconds", elapsed_()},
+                      {"loss", last_.loss},
+                      {"validation_loss", last_evaluation_},
+                      {"sections", sections_json(summary.sections)},
+                      {"memory", memory_json(summary.memory)},
+                      {"communication", communication},
+                      {"ranks", summary.ranks},
+                      {"resident_peak", summary.resident},
+                      {"figure_of_merit", speed}};
+  if (summary.extra.is_object()) json.update(summary.extra);
+  record_->write_summary(json, step == config.train.steps);
+  if (!progress_) return;
+  print_tables(summary, communication, speed);
+  if (!stopped_.empty()) print(stopped_);
+}
+
+void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& communication,
+                               double speed) {
+  print("");
+  print(report::timing_table(report::time_account(summary.ranks, elapsed_(), "the run")));
+  print(report::memory_table(summary.memory));
+  if (summary.resident > 0) {
+    print(fmt::format("resident set at most, of any rank: {:.1f} MiB with program and libraries",
+                      static_cast<double>(summary.resident) / (1 << 20)));
+  }
+  for (const auto& [name, group] : communication.items()) {
+    print(fmt::format("communication, {}: {:.3f} MB sent per step and rank, in {:.1f} ms",
+                      name == "servers" ? name : name + " axis",
+                      group.at("bytes_per_step").get<double>() / 1e6,
+                      1e3 * group.at("seconds_per_step").get<double>()));
+    if (!group.contains("received_per_step")) continue;
+    print(fmt::format("communication, servers: {:.3f} MB received per step and worker",
+                      group.at("received_per_step").get<double>() / 1e6));
+  }
+  for (const std::string& line : summary.lines) print(line);
+  const bool predicted = report::as_predicted(summary.memory), finite = std::isfinite(last_.loss);
+  if (speed > 0 && peak_ > 0 && predicted && finite) {
+    print(fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s",
+                      100 * speed * job_.model.flops_per_token() / peak_, kind_of_peak(job_.config),
+                      job_.config.precision.compute, peak_ / 1e9));
+  }
+  print("record: " + record_->folder().string());
+  if (speed <= 0) return;
+  if (!predicted) print("no figure of merit: memory measured is not what was predicted (! above)");
+  if (!finite) print("no figure of merit: the last loss is not finite");
+  print(report::figure_of_merit(predicted && finite ? speed : 0));
+}
+
+}  // namespace trireme::train
