@@ -1,7 +1,7 @@
 // trireme plan --ranks: what a run would hold in memory.
 #include <algorithm>
 
-#include "trireme/plan/memory.hpp"
+#include "trireme/data_parallel/memory.hpp"
 #include "trireme/train/run.hpp"
 
 #include "commands.hpp"
@@ -41,8 +41,7 @@ Memory fullest_server(const model::Transformer& model, const train::RunConfig& c
   const parallel::Stage worker(model, options);
   Memory most;
   for (; place.index < place.servers; ++place.index) {
-    Memory memory =
-        plan::predict_server_memory(worker, place, config.optim, train::waits_for_none(config));
+    Memory memory = data_parallel::predict_server_memory(worker, place, config);
     if (total(memory) > total(most)) most = std::move(memory);
   }
   return most;
@@ -73,11 +72,10 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   const int different = config.parallel.zero > 0 ? shard
                         : snapshots              ? shape.of(comm::Axis::data)
                                                  : 1;
-  const auto servers = served ? std::optional(data_parallel::ServerPlace{
-                                    .workers = workers.of(comm::Axis::data),
-                                    .servers = train::server_ranks(config),
-                                    .gradients = dtype_from_name(config.data_parallel.gradients)})
-                              : std::nullopt;
+  const data_parallel::ServerPlace place{
+      .workers = workers.of(comm::Axis::data),
+      .servers = train::server_ranks(config),
+      .gradients = dtype_from_name(config.data_parallel.gradients)};
   std::vector<Memory> stages;
   for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
     Memory most;
@@ -86,26 +84,25 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
         parallel::StageOptions options = train::stage_options(config, workers, facts);
         const int rank = shape.rank({tensor, 0, data, stage});
         options.place = train::place_of(config, shape, alone ? 1 : shard, rank);
-        const Memory memory = plan::predict_memory(
-            parallel::Stage(model, options),
-            {.optim = config.optim,
-             .threads = threads,
-             .host = on_host,
-             .cuda = on_host ? std::nullopt : std::optional(train::cuda_work(config)),
-             .shape = shape,
-             .rank = rank,
-             .backends = backends,
-             .bucket_elements = train::bucket_elements(config),
-             .snapshots = snapshots,
-             .average = train::average_of(config),
-             .servers = servers,
-             .asynchronous = alone});
+        const parallel::Stage own(model, options);
+        plan::MemoryQuestion question{
+            .optim = config.optim,
+            .threads = threads,
+            .host = on_host,
+            .cuda = on_host ? std::nullopt : std::optional(train::cuda_work(config)),
+            .shape = shape,
+            .rank = rank,
+            .backends = backends,
+            .bucket_elements = train::bucket_elements(config),
+            .snapshots = snapshots};
+        data_parallel::add_method_memory(question, config, own, place);
+        const Memory memory = plan::predict_memory(own, question);
         if (total(memory) > total(most)) most = memory;
       }
     }
     stages.push_back(most);
   }
-  if (servers) stages.push_back(fullest_server(model, config, facts, *servers));
+  if (served) stages.push_back(fullest_server(model, config, facts, place));
   std::string text = fmt::format(
       "{} parameters on {} ranks: {}; batch {} sequences of {}, micro-batch {}\n"
       "memory of the fullest rank of each pipeline stage, MiB, with {} threads "
@@ -114,7 +111,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
       grouped(model.table().elements()), facts.world, workers.to_string(), config.train.batch,
       config.model.sequence, config.train.micro_batch, threads, "stage");
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    const bool server = servers && stage + 1 == stages.size();
+    const bool server = served && stage + 1 == stages.size();
     text += fmt::format(" | {:>12}", server ? "server" : std::to_string(stage));
   }
   text += "\n";

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <optional>
 
-#include "trireme/train/run.hpp"
+#include "trireme/data_parallel/run.hpp"
 
 #include "commands.hpp"
 
@@ -48,7 +48,7 @@ int run_train(comm::Session& session, const Options& options, std::vector<Settin
     return 0;
   }
   if (!options.dry_run) {
-    return train::exit_code(train::run(session, resolved.config, resolved.fields));
+    return train::exit_code(data_parallel::run(session, resolved.config, resolved.fields));
   }
   const std::string text = on_rank_zero(session, [&] {
     train::validate(resolved.config, train::layout_facts(resolved.config, session));

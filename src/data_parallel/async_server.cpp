@@ -1,7 +1,5 @@
 #include "trireme/data_parallel/async_server.hpp"
 
-#include <chrono>
-#include <optional>
 #include <utility>
 
 #include "trireme/data_parallel/server_messages.hpp"
@@ -12,7 +10,7 @@ using messages::bytes_of;
 
 namespace {
 
-/// An error ends the run on this side, and its words are the caller's too.
+/// An error ends the run on this side, and the caller gets its text.
 template <class Call, class Run>
 void or_fail(Call& call, const Run& run) {
   try {
@@ -24,47 +22,6 @@ void or_fail(Call& call, const Run& run) {
 }
 
 }  // namespace
-
-void WorkQueue::post(Item item) {
-  {
-    const std::lock_guard lock(mutex_);
-    items_.push_back(std::move(item));
-  }
-  changed_.notify_all();
-}
-
-void WorkQueue::begin_reading() {
-  const std::lock_guard lock(mutex_);
-  ++readers_;
-}
-
-void WorkQueue::end_reading() {
-  {
-    const std::lock_guard lock(mutex_);
-    --readers_;
-  }
-  changed_.notify_all();
-}
-
-bool WorkQueue::turn(double seconds, Recorder& recorder) {
-  Item item;
-  {
-    std::optional<comm::Watchdog::Pause> idle;
-    if (watchdog_ != nullptr) idle.emplace(*watchdog_);
-    const Section section(recorder, "wait for workers");
-    std::unique_lock lock(mutex_);
-    const auto ready = [this] {
-      return !items_.empty() && (readers_ == 0 || !items_.front().waits_for_readers);
-    };
-    if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), ready)) return false;
-    item = std::move(items_.front());
-    items_.pop_front();
-  }
-  if (watchdog_ != nullptr) watchdog_->beat(item.name);
-  const Section section(recorder, item.name);
-  item.run();
-  return true;
-}
 
 AsyncServer::AsyncServer(ServerShards& shards, comm::rpc::Endpoint& endpoint, WorkQueue& queue)
     : shards_(shards), queue_(queue) {
@@ -79,27 +36,10 @@ AsyncServer::AsyncServer(ServerShards& shards, comm::rpc::Endpoint& endpoint, Wo
   });
 }
 
-void AsyncServer::check_worker(int rank) const {
-  if (rank < shards_.place().workers) return;
-  throw Error("rank {} is no worker: the first {} are", rank, shards_.place().workers);
-}
-
-void AsyncServer::check_group(std::int64_t group) const {
-  const bool held =
-      group >= 0 && group < shards_.groups() && shards_.holds(static_cast<int>(group));
-  if (!held) throw Error("group {} is not this server's", group);
-}
-
 void AsyncServer::take_gradients(Call<Nothing> call, const async::GroupOfTicket& request) {
   const int worker = call.caller();
-  check_worker(worker);
-  check_group(request.group);
   const auto group = static_cast<int>(request.group);
-  const Tensor room = shards_.room(worker, group);
-  if (call.bulk_bytes() != room.bytes()) {
-    throw Error("{} bytes of gradients for group {}, of which this server has {}",
-                call.bulk_bytes(), group, room.bytes());
-  }
+  const Tensor slot = shards_.slot_for(worker, request.group, call.bulk_bytes());
   // Before anything is received: what came first must stay as it is until it is used.
   Sender& sender = senders_[worker];
   if (request.ticket == sender.committed) {
@@ -113,7 +53,7 @@ void AsyncServer::take_gradients(Call<Nothing> call, const async::GroupOfTicket&
     throw Error("a second gradient of group {} for ticket {}", request.group, request.ticket);
   }
   sender.ticket = request.ticket;
-  call.receive(bytes_of(room), [this, worker, group](Call<Nothing> whole) {
+  call.receive(bytes_of(slot), [this, worker, group](Call<Nothing> whole) {
     // On the same thread as the commit that follows, whose own work clears it again.
     queue_.post({"take gradients", [this, worker, group, whole]() mutable {
                    or_fail(whole, [&] {
@@ -126,7 +66,7 @@ void AsyncServer::take_gradients(Call<Nothing> call, const async::GroupOfTicket&
 
 void AsyncServer::take_commit(Call<std::int64_t> call, const async::Commit& commit) {
   const int worker = call.caller();
-  check_worker(worker);
+  shards_.check_worker(worker);
   Sender& sender = senders_[worker];
   if (commit.ticket != sender.ticket) {
     throw Error("a commit of ticket {}, of which worker {} has sent nothing", commit.ticket,
@@ -141,13 +81,8 @@ void AsyncServer::take_commit(Call<std::int64_t> call, const async::Commit& comm
 }
 
 void AsyncServer::take_pull(Call<std::int64_t> call, std::int64_t group) {
-  check_worker(call.caller());
-  check_group(group);
+  shards_.values_for(call.caller(), group, call.room());
   const auto g = static_cast<int>(group);
-  if (call.room() != shards_.values(g).bytes()) {
-    throw Error("room for {} bytes of group {}, of which this server has {}", call.room(), g,
-                shards_.values(g).bytes());
-  }
   queue_.post({"send the model", [this, g, call = std::move(call)]() mutable {
                  const Tensor values = shards_.values(g);
                  counts_.sent += static_cast<std::int64_t>(values.bytes());

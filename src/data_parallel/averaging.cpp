@@ -4,6 +4,8 @@
 
 namespace trireme::data_parallel {
 
+using States = AverageConfig::States;
+
 AverageSchedule::AverageSchedule(const AverageConfig& config, std::int64_t batch,
                                  std::int64_t windows, std::int64_t last_step)
     : every_(config.every),
@@ -20,12 +22,12 @@ bool AverageSchedule::due(std::int64_t step, std::int64_t samples) const {
 }
 
 std::int64_t Averaging::outer_bytes(const AverageConfig& config, const params::Layout& layout) {
-  const std::int64_t buffers = config.outer == "nesterov" ? 2 : 0;
+  const std::int64_t buffers = config.has_outer() ? 2 : 0;
   return buffers * layout.elements() * std::int64_t{sizeof(float)};
 }
 
 std::int64_t Averaging::summed_buffers(const AverageConfig& config, std::int64_t states) {
-  return 1 + (config.optimizer_state == "average" ? states : 0);
+  return 1 + (config.states() == States::average ? states : 0);
 }
 
 Averaging::Averaging(const AverageConfig& config, parallel::Replica& replica,
@@ -78,8 +80,16 @@ void Averaging::average(std::int64_t updates) {
   sum(replica_.state().parameters(), last_ ? -share : share);
   if (last_) step_outer();
   for (const auto& state : replica_.optimizer().states()) {
-    if (config_.optimizer_state == "average") sum(state.flat, share);
-    if (config_.optimizer_state == "reset") replica_.ops().fill(state.flat, 0);
+    switch (config_.states()) {
+      case States::keep:
+        break;
+      case States::average:
+        sum(state.flat, share);
+        break;
+      case States::reset:
+        replica_.ops().fill(state.flat, 0);
+        break;
+    }
   }
   replica_.refresh(updates);
 }

@@ -14,6 +14,7 @@ ParameterServer::ParameterServer(ServerShards& shards, comm::rpc::Endpoint& endp
       servers_(servers),
       recorder_(recorder),
       options_(std::move(options)) {
+  if (options_.watchdog != nullptr) queue_.watch(*options_.watchdog);
   endpoint_.serve(messages::push, [this](Call<Nothing> call, const messages::GroupOfStep& request) {
     take_gradients(std::move(call), request);
   });
@@ -33,66 +34,44 @@ ParameterServer::ParameterServer(ServerShards& shards, comm::rpc::Endpoint& endp
   });
   endpoint_.serve(messages::end, [this](Call<Nothing> call, const std::string& text) {
     call.reply({});
-    post("end", [this, text] {
-      const Lock lock(mutex_);
-      ended_ = text;
-    });
+    queue_.post({"end", [this, text] { ended_ = text; }});
   });
 }
 
 ParameterServer::~ParameterServer() { endpoint_.close(0); }
 
-void ParameterServer::check_worker(int rank) const {
-  if (rank < shards_.place().workers) return;
-  throw Error("rank {} is no worker: the first {} are", rank, shards_.place().workers);
-}
-
-void ParameterServer::check_group(std::int64_t group) const {
-  const bool held =
-      group >= 0 && group < shards_.groups() && shards_.holds(static_cast<int>(group));
-  if (!held) throw Error("group {} is not this server's", group);
-}
-
 void ParameterServer::take_gradients(Call<Nothing> call, const messages::GroupOfStep& request) {
   const int worker = call.caller();
-  check_worker(worker);
-  check_group(request.group);
   const auto group = static_cast<int>(request.group);
+  const Tensor slot = shards_.slot_for(worker, request.group, call.bulk_bytes());
   {
     const Lock lock(mutex_);
     if (request.step != step_) {
       throw Error("a gradient of step {} in step {}", request.step, step_);
     }
   }
-  const Tensor room = shards_.room(worker, group);
-  if (call.bulk_bytes() != room.bytes()) {
-    throw Error("{} bytes of gradients for group {}, of which this server has {}",
-                call.bulk_bytes(), group, room.bytes());
-  }
-  call.receive(bytes_of(room), [this, worker, group](Call<Nothing> whole) {
+  call.receive(bytes_of(slot), [this, worker, group](Call<Nothing> whole) {
     bool all = false;
     {
       const Lock lock(mutex_);
       all = shards_.arrived(worker, group);
     }
     whole.reply({});
-    if (all) post("add gradients", [this, group] { add(group); });
+    if (all) queue_.post({"add gradients", [this, group] { add(group); }});
   });
 }
 
 void ParameterServer::take_question(Call<messages::NormOfStep> call, std::int64_t step) {
-  check_worker(call.caller());
+  shards_.check_worker(call.caller());
   const Lock lock(mutex_);
   if (step != step_) throw Error("asked for the norm of step {} in step {}", step, step_);
   shards_.require_all_of(call.caller());
   questions_.push_back(std::move(call));
-  if (!norm_) return;
-  works_.push_back({"answer", [] {}});
-  changed_.notify_all();
+  if (norm_) queue_.post({"answer", [] {}});
 }
 
 void ParameterServer::take_settlement(Call<Nothing> call, const messages::Settlement& settlement) {
-  check_worker(call.caller());
+  shards_.check_worker(call.caller());
   const Lock lock(mutex_);
   if (settlement.step != step_ || !norm_) {
     throw Error("a settlement of step {} in step {}{}", settlement.step, step_,
@@ -105,18 +84,12 @@ void ParameterServer::take_settlement(Call<Nothing> call, const messages::Settle
   settlement_ = settlement;
   settled_.push_back(std::move(call));
   if (static_cast<int>(settled_.size()) < shards_.place().workers) return;
-  works_.push_back({"optimizer", [this] { finish_step(); }});
-  changed_.notify_all();
+  queue_.post({"optimizer", [this] { finish_step(); }, true});
 }
 
 void ParameterServer::take_pull(Call<Nothing> call, const messages::GroupOfStep& request) {
-  check_worker(call.caller());
-  check_group(request.group);
+  shards_.values_for(call.caller(), request.group, call.room());
   Pull pull{std::move(call), static_cast<int>(request.group)};
-  if (pull.call.room() != shards_.values(pull.group).bytes()) {
-    throw Error("room for {} bytes of group {}, of which this server has {}", pull.call.room(),
-                pull.group, shards_.values(pull.group).bytes());
-  }
   {
     const Lock lock(mutex_);
     if (request.step != step_ && request.step != step_ + 1) {
@@ -126,7 +99,6 @@ void ParameterServer::take_pull(Call<Nothing> call, const messages::GroupOfStep&
       pulls_.push_back(std::move(pull));
       return;
     }
-    ++sending_;
     // What comes after the step is done; the first model is no step's.
     if (request.step > 0) sent_ += static_cast<std::int64_t>(pull.call.room());
   }
@@ -134,30 +106,22 @@ void ParameterServer::take_pull(Call<Nothing> call, const messages::GroupOfStep&
 }
 
 void ParameterServer::take_work(Call<std::string> call, const std::string& name) {
-  check_worker(call.caller());
+  shards_.check_worker(call.caller());
   const auto found = options_.jobs.find(name);
   if (found == options_.jobs.end()) throw Error("there is no work {}", name);
   const Job& job = found->second;
   const auto text = std::make_shared<std::vector<std::byte>>(call.bulk_bytes());
   call.receive(*text, [this, text, &job](Call<std::string> whole) {
-    post("work", [whole, text, &job]() mutable {
-      std::string outcome;
-      try {
-        outcome = fmt::format("+{}", job(*text));
-      } catch (const Error& error) {
-        outcome = std::string("-") + error.what();
-      }
-      whole.reply(outcome);
-    });
+    queue_.post({"work", [whole, text, &job]() mutable {
+                   std::string outcome;
+                   try {
+                     outcome = fmt::format("+{}", job(*text));
+                   } catch (const Error& error) {
+                     outcome = std::string("-") + error.what();
+                   }
+                   whole.reply(outcome);
+                 }});
   });
-}
-
-void ParameterServer::post(const char* name, std::function<void()> work) {
-  {
-    const Lock lock(mutex_);
-    works_.push_back({name, std::move(work)});
-  }
-  changed_.notify_all();
 }
 
 void ParameterServer::add(int group) {
@@ -168,12 +132,6 @@ void ParameterServer::add(int group) {
 }
 
 void ParameterServer::finish_step() {
-  {
-    // What was sent of the last model has arrived, or the workers would not be here; but its
-    // memory is ours again only now.
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return sending_ == 0; });
-  }
   if (settlement_.update != 0) {
     shards_.update(settlement_.learning_rate, settlement_.number, settlement_.gradient_scale);
   }
@@ -186,7 +144,6 @@ void ParameterServer::finish_step() {
     norm_.reset();
     settled.swap(settled_);
     pulls.swap(pulls_);
-    sending_ += static_cast<int>(pulls.size());
     for (const Pull& pull : pulls) sent_ += static_cast<std::int64_t>(pull.call.room());
   }
   for (Call<Nothing>& call : settled) call.reply({});
@@ -194,36 +151,16 @@ void ParameterServer::finish_step() {
 }
 
 void ParameterServer::answer(Pull pull) {
-  pull.call.reply({}, bytes_of(shards_.values(pull.group)), [this] {
-    {
-      const Lock lock(mutex_);
-      --sending_;
-    }
-    changed_.notify_all();
-  });
+  queue_.begin_reading();
+  pull.call.reply({}, bytes_of(shards_.values(pull.group)), [this] { queue_.end_reading(); });
 }
 
 std::string ParameterServer::serve() {
   endpoint_.start();
-  for (;;) {
-    Work work{};
+  while (!ended_) {
+    queue_.turn(3600, recorder_);
     std::vector<Call<messages::NormOfStep>> questions;
     messages::NormOfStep reply;
-    {
-      std::optional<comm::Watchdog::Pause> idle;
-      if (options_.watchdog != nullptr) idle.emplace(*options_.watchdog);
-      const Section section(recorder_, "wait for workers");
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return ended_ || !works_.empty(); });
-      if (ended_) return *ended_;
-      work = std::move(works_.front());
-      works_.pop_front();
-    }
-    if (options_.watchdog != nullptr) options_.watchdog->beat(work.name);
-    {
-      const Section section(recorder_, work.name);
-      work.run();
-    }
     {
       const Lock lock(mutex_);
       if (!norm_) continue;
@@ -233,6 +170,7 @@ std::string ParameterServer::serve() {
     reply.signal = options_.signal ? options_.signal() : 0;
     for (Call<messages::NormOfStep>& question : questions) question.reply(reply);
   }
+  return *ended_;
 }
 
 }  // namespace trireme::data_parallel

@@ -60,7 +60,7 @@ state::StateOptions ServerShards::state_options(const parallel::Stage& worker) {
   return options;
 }
 
-std::int64_t ServerShards::room_bytes(const state::ShardMap& shards, const ServerPlace& place) {
+std::int64_t ServerShards::slot_bytes(const state::ShardMap& shards, const ServerPlace& place) {
   const int apart = place.gradients == DType::f32 ? place.workers - 1 : place.workers;
   return apart * shards.elements() * static_cast<std::int64_t>(size_of(place.gradients));
 }
@@ -76,13 +76,41 @@ ServerShards::ServerShards(const parallel::Stage& worker, const ServerPlace& pla
       optimizer_(optim, state_.shards().elements(), ledger),
       norm_(state_, state_.shards(), true, ledger),
       ranges_(state::update_ranges(state_)),
-      room_buffer_(ledger, device::Use::communication,
-                   static_cast<std::size_t>(room_bytes(state_.shards(), place))),
+      slot_buffer_(ledger, device::Use::communication,
+                   static_cast<std::size_t>(slot_bytes(state_.shards(), place))),
       came_(state_.layout().groups().size(),
             std::vector<char>(static_cast<std::size_t>(place.workers), 0)) {
   const int apart = sums_in_place() ? place.workers - 1 : place.workers;
-  rooms_ = room_buffer_.view(place.gradients, {apart, state_.shards().elements()});
+  slots_ = slot_buffer_.view(place.gradients, {apart, state_.shards().elements()});
   end_step();
+}
+
+void ServerShards::check_worker(int rank) const {
+  if (rank < place_.workers) return;
+  throw Error("rank {} is no worker: the first {} are", rank, place_.workers);
+}
+
+void ServerShards::check_group(std::int64_t group) const {
+  const bool held = group >= 0 && group < groups() && holds(static_cast<int>(group));
+  if (!held) throw Error("group {} is not this server's", group);
+}
+
+Tensor ServerShards::slot_for(int rank, std::int64_t group, std::size_t bytes) const {
+  check_worker(rank);
+  check_group(group);
+  const Tensor own = slot(rank, static_cast<int>(group));
+  if (bytes == own.bytes()) return own;
+  throw Error("{} bytes of gradients for group {}, of which this server has {}", bytes, group,
+              own.bytes());
+}
+
+Tensor ServerShards::values_for(int rank, std::int64_t group, std::size_t bytes) const {
+  check_worker(rank);
+  check_group(group);
+  const Tensor own = values(static_cast<int>(group));
+  if (bytes == own.bytes()) return own;
+  throw Error("room for {} bytes of group {}, of which this server has {}", bytes, group,
+              own.bytes());
 }
 
 std::int64_t ServerShards::held() const {
@@ -101,13 +129,13 @@ void ServerShards::refresh() {
   for (int g = 0; g < groups(); ++g) ops_->copy(state_.own_values(g), state_.own_parameters(g));
 }
 
-Tensor ServerShards::room(int worker, int group) const {
-  // The sum lies where the first worker's gradient came to.
+Tensor ServerShards::slot(int worker, int group) const {
+  // The sum is where the first worker's gradient was received.
   if (sums_in_place() && worker == 0) return state_.own_gradient(group);
   const int row = sums_in_place() ? worker - 1 : worker;
   const std::int64_t first = shards().offset(group);
-  return rooms_.slice(0, row, row + 1)
-      .reshape({rooms_.extent(1)})
+  return slots_.slice(0, row, row + 1)
+      .reshape({slots_.extent(1)})
       .slice(0, first, first + shards().own(group).size());
 }
 
@@ -122,12 +150,12 @@ bool ServerShards::arrived(int worker, int group) {
 bool ServerShards::add(int group) {
   std::vector<const std::byte*> contributions;
   for (int worker = 0; worker < place_.workers; ++worker) {
-    contributions.push_back(static_cast<const std::byte*>(room(worker, group).data()));
+    contributions.push_back(static_cast<const std::byte*>(slot(worker, group).data()));
   }
   const Tensor sum = state_.own_gradient(group);
   const std::int64_t elements = sum.elements();
   const auto width = static_cast<std::int64_t>(size_of(place_.gradients));
-  // Elements do not meet, so that their sums may be shared out.
+  // Elements are independent: threads share out their sums.
   constexpr std::int64_t chunk = 16384;
 #pragma omp parallel for num_threads(threads_) schedule(static) if (elements >= 2 * chunk)
   for (std::int64_t begin = 0; begin < elements; begin += chunk) {
@@ -168,10 +196,10 @@ void ServerShards::update_from(int worker, double learning_rate, std::int64_t st
   std::vector<optim::UpdateRange> ranges = ranges_;
   if (!sums_in_place()) {
     for (int g = 0; g < groups(); ++g) {
-      if (holds(g)) ops_->copy(state_.own_gradient(g), room(worker, g));
+      if (holds(g)) ops_->copy(state_.own_gradient(g), slot(worker, g));
     }
   } else if (worker > 0) {
-    const Tensor own = rooms_.slice(0, worker - 1, worker).reshape({rooms_.extent(1)});
+    const Tensor own = slots_.slice(0, worker - 1, worker).reshape({slots_.extent(1)});
     for (optim::UpdateRange& range : ranges) {
       range.gradients = own.slice(0, range.offset, range.offset + range.parameters.elements());
     }

@@ -42,7 +42,7 @@ ServerStaging::ServerStaging(const state::ModelState& state, ops::Ops& ops, DTyp
 ServerStaging::~ServerStaging() {
   try {
     device_.synchronize();  // it reads what came last
-  } catch (...) {           // NOLINT(bugprone-empty-catch): whoever computes next is told
+  } catch (...) {           // NOLINT(bugprone-empty-catch): the next computation reports it
   }
 }
 

@@ -6,8 +6,6 @@
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/nccl.hpp"
-#include "trireme/data_parallel/averaging.hpp"
-#include "trireme/data_parallel/server_staging.hpp"
 #include "trireme/model/attention.hpp"
 #include "trireme/model/head.hpp"
 #include "trireme/ops/workspace.hpp"
@@ -156,58 +154,27 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
                   static_cast<std::size_t>(sums) * sizeof(float));
 }
 
-/// Partial sums of a gradient norm.
-std::size_t norm_bytes(const parallel::Stage& stage) {
-  return static_cast<std::size_t>(
-             state::GradientNorm::partial_sums(stage.layout().table(), stage.shares())) *
-         sizeof(double);
-}
-
-/// What a run's ranks agree on at a step's end.
-constexpr std::size_t agreement_bytes = 4 * sizeof(double);
-
 std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuestion& question) {
   const parallel::Place& place = stage.options().place;
   const params::Layout& layout = stage.layout();
   using Kind = comm::GroupKind;
   // Bytes that reductions of one communicator add to its agreement's.
-  const auto added = [&](Kind kind, int ranks, std::size_t most) -> std::size_t {
-    switch (question.backends[kind]) {
-      case comm::Backend::shared:
-        return 0;
-      case comm::Backend::nccl:
-        // Sums of gradients are the library's, but in reproducible mode; those of the tensor axis
-        // are counted as if Trireme added them all, which it does of narrow types.
-        return stage.shares().reproducible || kind == Kind::tensor
-                   ? comm::nccl_scratch_bytes(ranks, most)
-                   : 0;
-      case comm::Backend::mpi:
-        return comm::scratch_bytes(ranks, most) - comm::scratch_bytes(ranks, 0);
-    }
-    no_case_for(question.backends[kind]);
+  const auto added = [&](Kind kind, int ranks, std::size_t most) {
+    return reduction_bytes(stage, question, kind, ranks, most);
   };
   std::size_t bytes =
       comm::grid_bytes(question.shape, place.shard, question.rank, question.backends);
   bytes += added(Kind::tensor, place.tensor, largest_tensor_sum(stage));
   if (!stage.options().train) return bytes;
-  bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()));
-  if (const auto& servers = question.servers) {
-    // The grid's world agrees on a step's end, and all ranks on the job's beginning and end.
-    const std::size_t norms = question.host ? 1 : 2;  // as below
-    return bytes + added(Kind::world, question.shape.size(), agreement_bytes) +
-           comm::scratch_bytes(servers->workers + servers->servers, 0) +
-           (question.asynchronous ? norms * norm_bytes(stage) : 0) +
-           static_cast<std::size_t>(data_parallel::ServerStaging::bytes(
-               stage.state_options(), layout, servers->gradients, question.host));
-  }
+  bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()) +
+                                    question.method.communication);
+  if (stage.options().served) return bytes;  // nothing of gradients passes between these ranks
   const std::size_t squares = norm_bytes(stage);
-  const int members = question.average ? place.tensor * place.pipeline : question.shape.size();
-  bytes += squares + added(question.average ? Kind::model : Kind::world, members, squares);
+  const int members = question.alone ? place.tensor * place.pipeline : question.shape.size();
+  bytes += squares + added(question.alone ? Kind::model : Kind::world, members, squares);
   if (!question.host) bytes += squares;  // read by the host from staging memory
   std::int64_t data = 0, shard = 0, replica = 0, tied = 0;
-  if (question.average) {
-    data = std::min(question.bucket_elements, layout.elements());
-  } else if (stage.options().zero == 0) {
+  if (!question.alone && stage.options().zero == 0) {
     for (const auto& bucket :
          parallel::plan_buckets(stage.program(), layout, question.bucket_elements)) {
       data = std::max(data, bucket.elements.size());
@@ -236,35 +203,23 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
          added(Kind::embedding, tied > 0 ? 2 : 1, floats(tied));
 }
 
-/// The copy of what a worker writes: its share of what all hold alike, and what it alone holds.
-std::int64_t worker_snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
-                                   const MemoryQuestion& question) {
-  const auto data = static_cast<std::size_t>(comm::Axis::data);
-  const checkpoint::Writers all{question.shape.coordinates(question.rank)[data],
-                                question.shape.of(comm::Axis::data)};
-  const auto elements = [&](const checkpoint::Writers& writers) {
-    return checkpoint::piece_elements(stage.layout(), stage.shards(), false, writers);
-  };
-  const std::int64_t outer = question.average->outer == "none" ? 0 : 1;
-  const bool own = question.average->optimizer_state == "keep";
-  return std::int64_t{sizeof(float)} *
-         ((1 + outer) * elements(all) + states * elements(own ? checkpoint::Writers{} : all));
-}
-
 /// The copy of what this rank writes of parameters and `states` states of the optimizer.
 std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
                             const MemoryQuestion& question) {
-  if (question.average) return worker_snapshot_bytes(stage, states, question);
-  const parallel::Place& place = stage.options().place;
-  const state::ZeroPolicy& zero = stage.state_options().zero;
-  const checkpoint::Writers writers{place.data_rank, place.data};
-  const auto elements = [&](state::Held held) {
+  const auto data = static_cast<std::size_t>(comm::Axis::data);
+  const checkpoint::Writers all{question.shape.coordinates(question.rank)[data],
+                                question.shape.of(comm::Axis::data)};
+  const auto elements = [&](state::Held held, const checkpoint::Writers& writers) {
     return checkpoint::piece_elements(stage.layout(), stage.shards(), held == state::Held::sharded,
                                       writers);
   };
+  const state::ZeroPolicy& zero = stage.state_options().zero;
   const bool masters = stage.state_options().has_masters();
+  const MethodMemory& method = question.method;
   return std::int64_t{sizeof(float)} *
-         (elements(masters ? zero.optimizer : zero.parameters) + states * elements(zero.optimizer));
+         (elements(masters ? zero.optimizer : zero.parameters, all) +
+          method.saved_buffers * elements(state::Held::whole, all) +
+          states * elements(zero.optimizer, method.own_states ? checkpoint::Writers{} : all));
 }
 
 }  // namespace
@@ -283,8 +238,7 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   const std::int64_t optimizer =
       state::ModelState::master_bytes(stage.layout(), stage.shards(), options) +
       (options.updates() ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0) +
-      (question.average ? data_parallel::Averaging::outer_bytes(*question.average, stage.layout())
-                        : 0);
+      question.method.optimizer;
   std::map<Use, std::int64_t> memory{
       {Use::parameters,
        state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
@@ -308,24 +262,27 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   return memory;
 }
 
-std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
-                                                          const data_parallel::ServerPlace& place,
-                                                          const optim::OptimConfig& optim,
-                                                          bool asynchronous) {
-  using device::Use;
-  const state::ShardMap shards(worker.layout(), place.servers, place.index);
-  const state::StateOptions options = data_parallel::ServerShards::state_options(worker);
-  const auto states = static_cast<std::int64_t>(optim::Optimizer::state_names(optim).size());
-  const std::size_t squares = norm_bytes(worker);
-  return {{Use::parameters, state::ModelState::parameter_bytes(worker.layout(), shards, options)},
-          {Use::gradients, state::ModelState::gradient_bytes(worker.layout(), shards, options)},
-          {Use::optimizer, state::ModelState::master_bytes(worker.layout(), shards, options) +
-                               states * shards.elements() * std::int64_t{sizeof(float)}},
-          {Use::communication,
-           data_parallel::ServerShards::room_bytes(shards, place) +
-               static_cast<std::int64_t>(
-                   squares + comm::scratch_bytes(place.servers, asynchronous ? 0 : squares) +
-                   comm::scratch_bytes(place.workers + place.servers, 0))}};
+std::size_t reduction_bytes(const parallel::Stage& stage, const MemoryQuestion& question,
+                            comm::GroupKind kind, int ranks, std::size_t most) {
+  switch (question.backends[kind]) {
+    case comm::Backend::shared:
+      return 0;
+    case comm::Backend::nccl:
+      // Sums of gradients are the library's, but in reproducible mode; those of the tensor axis are
+      // counted as if Trireme added them all, which it does of narrow types.
+      return stage.shares().reproducible || kind == comm::GroupKind::tensor
+                 ? comm::nccl_scratch_bytes(ranks, most)
+                 : 0;
+    case comm::Backend::mpi:
+      return comm::scratch_bytes(ranks, most) - comm::scratch_bytes(ranks, 0);
+  }
+  no_case_for(question.backends[kind]);
+}
+
+std::size_t norm_bytes(const parallel::Stage& stage) {
+  return static_cast<std::size_t>(
+             state::GradientNorm::partial_sums(stage.layout().table(), stage.shares())) *
+         sizeof(double);
 }
 
 }  // namespace trireme::plan

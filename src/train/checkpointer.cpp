@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/checkpoint/tokenizer.hpp"
+#include "trireme/train/select.hpp"
 
 namespace trireme::train {
 
@@ -67,7 +68,9 @@ void Checkpointer::attempt(Failure failure, std::int64_t step, const std::functi
   try {
     work();
   } catch (const AgreedError& error) {  // the same on every rank
-    if (failure == Failure::stops || job_.config.checkpoint.on_failure == "stop") throw;
+    const bool stops = select<bool>("checkpoint.on_failure", job_.config.checkpoint.on_failure,
+                                    {{"continue", false}, {"stop", true}});
+    if (failure == Failure::stops || stops) throw;
     reporter_.event(step, "save failed", error.what());
     reporter_.warn(fmt::format("{}; training goes on", error.what()));
   }

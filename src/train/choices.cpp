@@ -1,4 +1,4 @@
-// What a run's record says of the algorithms that a backend chose.
+// What a run's record has of the algorithms that a backend chose.
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {

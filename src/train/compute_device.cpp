@@ -49,8 +49,7 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
     own_ = source_.make(session.node_rank() % count);
   });
   name_ = world->all_gather_texts(device().name()).front();
-  // Ranks that see one device each see it under the same number; what it is called tells them
-  // apart.
+  // Ranks that see one device each see it under the same number; their identities differ.
   std::vector<std::string> all = world->all_gather_texts(own_ ? own_->identity() : std::string());
   all.resize(static_cast<std::size_t>(workers));
   std::ptrdiff_t most = 1;
@@ -96,7 +95,7 @@ void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,
   precision.rounding = "nearest";
   warning_ =
       "precision.compute = bf16: the processors have no AVX512_BF16 (or ONEDNN_MAX_CPU_ISA "
-      "forbids it), so this run computes in fp32; precision.compute = fp32 says so itself";
+      "forbids it), so this run computes in fp32; precision.compute = fp32 asks for it by name";
 }
 
 bool ComputeDevice::computes_in(DType type) const {
@@ -136,7 +135,7 @@ std::string graphs_warning(const device::DeviceConfig& config, bool host,
                            const comm::GridShape& shape, bool trace) {
   if (!config.graphs || host) return {};
   if (shape.of(comm::Axis::tensor) > 1) {
-    return "device.graphs: makes none, since messages of tensor groups lie between operations; "
+    return "device.graphs: makes none, since messages of tensor groups are between operations; "
            "parallel.tensor = 1 has them";
   }
   if (trace) return "device.graphs: makes none, since train.trace times each operation";

@@ -4,6 +4,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
+#include "trireme/train/select.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
@@ -33,8 +34,9 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
           "dataset of the run",
           path, dataset.manifest().vocabulary, model->config().vocabulary);
     }
-    tokens =
-        dataset.reader(options.split == "train" ? data::SplitName::train : data::SplitName::valid);
+    tokens = dataset.reader(select<data::SplitName>(
+        "--split", options.split,
+        {{"train", data::SplitName::train}, {"valid", data::SplitName::valid}}));
     const std::int64_t length = model->config().sequence;
     if (tokens->tokens() <= length) {
       throw Error("dataset {}: the {} split has {} tokens, a window needs {}; use a larger dataset",

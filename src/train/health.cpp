@@ -36,7 +36,7 @@ std::string_view name_of(StepOutcome outcome) {
     case StepOutcome::outlier:
       return "outlier";
   }
-  TRIREME_ASSERT(false, "step outcome {}", static_cast<int>(outcome));
+  no_case_for(outcome);
 }
 
 StepOutcome Health::judge(double loss, double norm) const {

@@ -7,13 +7,17 @@ namespace trireme::train {
 
 void Method::load(const checkpoint::Reader& reader, Health& health,
                   std::vector<std::string>& notes) {
+  load_shared(reader, health, notes);
+  load_state(reader, {});
+}
+
+void Method::load_state(const checkpoint::Reader& reader, const std::string& own) {
   const state::ModelState& state = replica().state();
   checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
                           state.parameters_sharded());
   for (const auto& kept : replica().optimizer().states()) {
-    load_optimizer(reader, kept.name, state, kept.flat, job_.config.parallel.zero > 0);
+    load_optimizer(reader, own + kept.name, state, kept.flat, job_.config.parallel.zero > 0);
   }
-  load_shared(reader, health, notes);
 }
 
 void Method::load_shared(const checkpoint::Reader& reader, Health& health,
@@ -26,24 +30,29 @@ void Method::load_shared(const checkpoint::Reader& reader, Health& health,
       workers->each.size()));
 }
 
-std::vector<checkpoint::Piece> Method::pieces() const {
+std::vector<checkpoint::Piece> Method::pieces() const { return state_pieces({}, all_writers()); }
+
+checkpoint::Writers Method::all_writers() const {
+  const comm::Communicator& data = grid_.group(comm::Axis::data);
+  return {data.rank(), data.size()};
+}
+
+std::vector<checkpoint::Piece> Method::state_pieces(const std::string& own,
+                                                    const checkpoint::Writers& writers) const {
   std::vector<checkpoint::Piece> pieces;
   const state::ModelState& state = replica().state();
-  const comm::Communicator& data = grid_.group(comm::Axis::data);
-  const checkpoint::Writers writers{data.rank(), data.size()};
   checkpoint::append_pieces(pieces, "parameters", state, state.parameters(),
-                            state.parameters_sharded(), writers);
+                            state.parameters_sharded(), all_writers());
   for (const auto& kept : replica().optimizer().states()) {
-    checkpoint::append_pieces(pieces, kept.name, state, kept.flat, job_.config.parallel.zero > 0,
-                              writers);
+    checkpoint::append_pieces(pieces, own + kept.name, state, kept.flat,
+                              job_.config.parallel.zero > 0, writers);
   }
   return pieces;
 }
 
 StartedSave Method::save(const checkpoint::State& state, bool background) {
   const RunConfig& config = job_.config;
-  checkpoint::FileLayout files;
-  if (config.checkpoint.files == "node") files.nodes = job_.session.nodes();
+  const checkpoint::FileLayout files = file_layout(config, job_.session);
   device::Device& device = replica().state().optimizer_device();
   if (!background && device.is_host()) {
     return {checkpoint::save(config.train.output, state, pieces(), grid_.world(), files), nullptr};

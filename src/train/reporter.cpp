@@ -7,6 +7,7 @@
 
 #include "trireme/train/account.hpp"
 #include "trireme/train/policies.hpp"
+#include "trireme/train/select.hpp"
 
 namespace trireme::train {
 
@@ -58,9 +59,13 @@ void RunReporter::open() {
   const TrainConfig& train = job_.config.train;
   record_ = std::make_unique<report::RunRecord>(train.output, job_.config.report);
   if (train.quiet) return;
-  progress_ = train.progress == "auto"
-                  ? std::make_unique<report::ProgressLine>()
-                  : std::make_unique<report::ProgressLine>(stdout, train.progress == "live");
+  if (train.progress == "auto") {
+    progress_ = std::make_unique<report::ProgressLine>();
+    return;
+  }
+  const bool live =
+      select<bool>("train.progress", train.progress, {{"live", true}, {"log", false}});
+  progress_ = std::make_unique<report::ProgressLine>(stdout, live);
 }
 
 void RunReporter::print(const std::string& line) {
@@ -79,7 +84,7 @@ void RunReporter::record(const std::function<void(report::RunRecord&)>& write) {
   if (!record_) return;
   try {
     write(*record_);
-  } catch (const Error& error) {  // told once, and ends nothing
+  } catch (const Error& error) {  // reported once, and ends nothing
     if (std::exchange(record_fails_, true)) return;
     warn(
         fmt::format("{}; training goes on, and its record lacks lines from here on", error.what()));

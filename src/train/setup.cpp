@@ -18,6 +18,7 @@
 #include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
 #include "trireme/train/run.hpp"
+#include "trireme/train/select.hpp"
 
 namespace trireme::train {
 
@@ -164,10 +165,6 @@ plan::CudaWork cuda_work(const RunConfig& config) {
               config.numerics.reproducible || config.device.deterministic_attention};
 }
 
-std::optional<data_parallel::AverageConfig> average_of(const RunConfig& config) {
-  return trains_alone(config) ? std::optional(config.average) : std::nullopt;
-}
-
 parallel::Place place_of(const RunConfig& config, const comm::GridShape& shape, int shard,
                          int rank) {
   using comm::Axis;
@@ -204,10 +201,12 @@ namespace {
 
 model::Recompute recompute_of(const std::string& name, bool host, std::int64_t width) {
   using model::Recompute;
-  if (name == "auto") return parallel::usual_recompute(host, width);
-  if (name == "full") return Recompute::full;
-  if (name == "selective") return Recompute::selective;
-  return name == "cheap" ? Recompute::cheap : Recompute::none;
+  return select<Recompute>("parallel.recompute", name,
+                           {{"auto", parallel::usual_recompute(host, width)},
+                            {"none", Recompute::none},
+                            {"cheap", Recompute::cheap},
+                            {"selective", Recompute::selective},
+                            {"full", Recompute::full}});
 }
 
 }  // namespace
@@ -224,7 +223,8 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .train = true,
           .zero = static_cast<int>(config.parallel.zero),
           .reshard_after_forward = config.zero.reshard_after_forward,
-          .offload = config.zero.offload == "optimizer",
+          .offload = select<bool>("zero.offload", config.zero.offload,
+                                  {{"none", false}, {"optimizer", true}}),
           .served = server_ranks(config) > 0,
           .sequence_parallel = config.parallel.sequence,
           .recompute = recompute_of(config.parallel.recompute, facts.host, config.model.width),
@@ -303,6 +303,14 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
     }
   }
   return sum;
+}
+
+checkpoint::FileLayout file_layout(const RunConfig& config, const comm::Session& writers) {
+  const bool by_node =
+      select<bool>("checkpoint.files", config.checkpoint.files, {{"rank", false}, {"node", true}});
+  checkpoint::FileLayout files;
+  if (by_node) files.nodes = writers.nodes();
+  return files;
 }
 
 nlohmann::json versions() {

@@ -79,7 +79,7 @@ MemoryPrediction Trainer::predict_memory() const {
   method_.configure(question);
   MemoryPrediction prediction{plan::predict_memory(replica_.stage(), question), {}};
   for (const auto& [use, bytes] : prediction.bytes) {
-    if (!plan::predicts_all(use, host, question.servers.has_value()))
+    if (!plan::predicts_all(use, host, replica_.stage().options().served))
       prediction.in_part.insert(use);
   }
   return prediction;

@@ -6,6 +6,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/placement.hpp"
+#include "trireme/train/select.hpp"
 
 namespace trireme::train {
 
@@ -13,18 +14,20 @@ namespace {
 
 parallel::ReplicaOptions replica_options(Job& job, const comm::Grid& grid, Method& method) {
   const RunConfig& config = job.config;
-  parallel::ReplicaOptions options{.stage = stage_options(config, grid.shape(), job.plan.facts),
-                                   .optim = config.optim,
-                                   .threads = job.threads,
-                                   .bucket_elements = bucket_elements(config),
-                                   .overlap = config.parallel.overlap,
-                                   .seed = static_cast<std::uint64_t>(config.train.seed),
-                                   .stochastic_rounding = config.precision.rounding == "stochastic",
-                                   .watchdog = &job.watchdog,
-                                   .make_ops = job.computes.make_ops(config.device.time_products),
-                                   .make_method = {},
-                                   .trace = config.train.trace,
-                                   .graphs = config.device.graphs};
+  parallel::ReplicaOptions options{
+      .stage = stage_options(config, grid.shape(), job.plan.facts),
+      .optim = config.optim,
+      .threads = job.threads,
+      .bucket_elements = bucket_elements(config),
+      .overlap = config.parallel.overlap,
+      .seed = static_cast<std::uint64_t>(config.train.seed),
+      .stochastic_rounding = select<bool>("precision.rounding", config.precision.rounding,
+                                          {{"nearest", false}, {"stochastic", true}}),
+      .watchdog = &job.watchdog,
+      .make_ops = job.computes.make_ops(config.device.time_products),
+      .make_method = {},
+      .trace = config.train.trace,
+      .graphs = config.device.graphs};
   method.configure(options);
   return options;
 }
@@ -233,7 +236,9 @@ bool Trainer::due(std::int64_t every) const {
 }
 
 void Trainer::check_placement() {
-  if (job_.config.train.check != "placement" || checked_step_ == position_.step) return;
+  const bool checks =
+      select<bool>("train.check", job_.config.train.check, {{"none", false}, {"placement", true}});
+  if (!checks || checked_step_ == position_.step) return;
   job_.watchdog.beat("check placement");
   const Section section(job_.recorder, "check placement");
   parallel::check_replicas(replica_, grid_, position_.step, method_.alike());

@@ -88,7 +88,7 @@ void check_peak(const std::string& peak) {
   }
 }
 
-/// What workers on their own cannot be combined with.
+/// What independent workers cannot be combined with.
 void check_average(const RunConfig& config) {
   const auto refuse = [](const char* key, const std::string& value, const char* rule,
                          const char* mend) { throw ConfigError(key, value, rule, mend); };
@@ -103,10 +103,11 @@ void check_average(const RunConfig& config) {
   }
   if (config.zero.offload != "none") {
     refuse("zero.offload", config.zero.offload,
-           "must be none with data_parallel.method = average, which sums what lies on devices",
+           "must be none with data_parallel.method = average, which sums what is on devices",
            "use none");
   }
-  if (config.precision.rounding != "nearest" && config.average.optimizer_state == "reset") {
+  if (config.precision.rounding != "nearest" &&
+      config.average.states() == AverageConfig::States::reset) {
     refuse("precision.rounding", config.precision.rounding,
            "must be nearest with average.optimizer_state = reset, after which updates are counted "
            "anew and would draw the same again",
@@ -256,6 +257,7 @@ void check_method(const RunConfig& config, const LayoutFacts& facts) {
   const std::string& method = config.data_parallel.method;
   if (method == "server" || method == "async-server") return check_server(config, facts);
   if (method == "average") return check_average(config);
+  TRIREME_ASSERT(method == "allreduce", "data_parallel.method = {}", method);
   if (config.parallel.servers > 0) {
     throw ConfigError("parallel.servers", std::to_string(config.parallel.servers),
                       "is for data_parallel.method = server and async-server", "leave it out");

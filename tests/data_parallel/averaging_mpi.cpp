@@ -1,5 +1,5 @@
-// An average against double-precision arithmetic, and messages between independent workers: none
-// but for averages.
+// An average against double-precision arithmetic, and what independent workers send each other:
+// nothing, but for averages.
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -12,6 +12,7 @@
 #include "trireme/data_parallel/averaging.hpp"
 #include "trireme/parallel/placement.hpp"
 
+#include "data_parallel/message_counts.hpp"
 #include "parallel/layouts.hpp"
 
 namespace {
@@ -36,6 +37,12 @@ extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int pee
 }
 
 namespace trireme::data_parallel::test {
+
+std::int64_t messages_sent() {
+  std::int64_t sum = 0;
+  for (const auto& messages : messages_to) sum += messages;
+  return sum;
+}
 
 using namespace parallel::test;  // NOLINT(google-build-using-namespace): layouts.hpp
 namespace {

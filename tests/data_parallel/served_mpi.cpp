@@ -264,7 +264,7 @@ TEST(Served, DetectsLostAndDuplicatedGradients) {
         }});
 }
 
-// Workers that report different updates are detected.
+// Workers that settle different updates are an error.
 TEST(Served, RefusesWorkersThatDisagree) {
   if (ranks_of_launch() < 3) GTEST_SKIP() << "for three ranks";
   int rank = 0;

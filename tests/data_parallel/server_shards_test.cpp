@@ -36,18 +36,18 @@ struct Servers {
                                                    served_optimizer(), 2, *ledgers.back()));
     }
   }
-  /// Puts the worker's gradient of a group into every server's buffer.
+  /// Puts the worker's gradient of a group into every server's slot.
   void send(int worker, int group) {
     for (auto& server : all) {
       if (!server->holds(group)) continue;
-      const Tensor room = server->room(worker, group);
+      const Tensor slot = server->slot(worker, group);
       const std::int64_t first = server->shards().own(group).begin;
-      for (std::int64_t i = 0; i < room.elements(); ++i) {
+      for (std::int64_t i = 0; i < slot.elements(); ++i) {
         const float value = gradient_of(worker, first + i);
-        if (room.type() == DType::f32) {
-          room.as<float>()[i] = value;
+        if (slot.type() == DType::f32) {
+          slot.as<float>()[i] = value;
         } else {
-          static_cast<std::uint16_t*>(room.data())[i] = float_to_bf16(value);
+          static_cast<std::uint16_t*>(slot.data())[i] = float_to_bf16(value);
         }
       }
     }

@@ -49,8 +49,8 @@ class Worker {
   void receive(int byte) {
     staging_.begin_receiving();
     for (const ServerPart& part : parts_) {
-      const Tensor room = staging_.incoming(part);
-      std::memset(room.data(), byte, room.bytes());
+      const Tensor slot = staging_.incoming(part);
+      std::memset(slot.data(), byte, slot.bytes());
     }
     for (const ServerPart& part : parts_) staging_.deliver(part);
   }
@@ -161,11 +161,11 @@ TEST(ServerStaging, HoldsTheReportedBytes) {
     const Worker worker(each.gradients, each.compute);
     const params::Layout& layout = worker.stage().layout();
     EXPECT_EQ(worker.staged_bytes(), each.bytes * layout.elements());
-    const auto foretold = [&](bool host) {
+    const auto predicted = [&](bool host) {
       return ServerStaging::bytes(worker.stage().state_options(), layout, each.gradients, host);
     };
-    EXPECT_EQ(foretold(false), worker.staged_bytes());
-    EXPECT_EQ(foretold(true), each.gradients == DType::f32 ? 0 : 2 * layout.elements());
+    EXPECT_EQ(predicted(false), worker.staged_bytes());
+    EXPECT_EQ(predicted(true), each.gradients == DType::f32 ? 0 : 2 * layout.elements());
   }
 }
 

@@ -88,20 +88,21 @@ TEST(TimeAccount, GroupsAndPartsAddUpToTheTotal) {
   const TimeAccount account =
       time_account({rank_of(8, first), rank_of(8, second)}, 10, "summary.json");
   EXPECT_TRUE(adds_up(account));
-  EXPECT_EQ(timing_table(account),
-            "where time went               |        min s |        avg s |        max s | share %\n"
-            "------------------------------+--------------+--------------+--------------+--------\n"
-            "compute                       |       4.0000 |       5.0000 |       6.0000 |   50.00\n"
-            "  backward                    |       3.0000 |       3.5000 |       4.0000 |   35.00\n"
-            "  forward                     |       1.0000 |       1.5000 |       2.0000 |   15.00\n"
-            "communication wait            |       1.0000 |       2.2500 |       3.5000 |   22.50\n"
-            "  pipeline: wait for pipeline |       0.0000 |       1.7500 |       3.5000 |   17.50\n"
-            "  data: wait for gradients    |       0.0000 |       0.5000 |       1.0000 |    5.00\n"
-            "start                         |       2.0000 |       2.0000 |       2.0000 |   20.00\n"
-            "other                         |       0.5000 |       0.7500 |       1.0000 |    7.50\n"
-            "  between sections            |       0.5000 |       0.7500 |       1.0000 |    7.50\n"
-            "------------------------------+--------------+--------------+--------------+--------\n"
-            "total                         |      10.0000 |      10.0000 |      10.0000 |  100.00\n");
+  EXPECT_EQ(
+      timing_table(account),
+      "where time went               |        min s |        avg s |        max s | share %\n"
+      "------------------------------+--------------+--------------+--------------+--------\n"
+      "compute                       |       4.0000 |       5.0000 |       6.0000 |   50.00\n"
+      "  backward                    |       3.0000 |       3.5000 |       4.0000 |   35.00\n"
+      "  forward                     |       1.0000 |       1.5000 |       2.0000 |   15.00\n"
+      "communication wait            |       1.0000 |       2.2500 |       3.5000 |   22.50\n"
+      "  pipeline: wait for pipeline |       0.0000 |       1.7500 |       3.5000 |   17.50\n"
+      "  data: wait for gradients    |       0.0000 |       0.5000 |       1.0000 |    5.00\n"
+      "start                         |       2.0000 |       2.0000 |       2.0000 |   20.00\n"
+      "other                         |       0.5000 |       0.7500 |       1.0000 |    7.50\n"
+      "  between sections            |       0.5000 |       0.7500 |       1.0000 |    7.50\n"
+      "------------------------------+--------------+--------------+--------------+--------\n"
+      "total                         |      10.0000 |      10.0000 |      10.0000 |  100.00\n");
   const json all = time_json(account);
   EXPECT_EQ(all.at("groups").at("communication wait").at("seconds"), 2.25);
   EXPECT_EQ(all.at("groups").at("compute").at("parts").at("backward"), 3.5);

@@ -10,7 +10,7 @@ set -euo pipefail
 source_tree=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 
 levels="core 0 device 1 comm 2 params 2 schedule 2 ops 3 data 3 report 3 model 4 optim 4
-        state 5 parallel 6 checkpoint 6 data_parallel 7 plan 8 train 9 bench 10 cli 11 main 12"
+        state 5 parallel 6 checkpoint 6 plan 7 train 8 data_parallel 9 bench 10 cli 11 main 12"
 
 # Prints one line per violation in the tree $1.
 violations() {

@@ -3,7 +3,7 @@
 
 #include "trireme/train/job.hpp"
 
-#include "train/averaging_runs.hpp"
+#include "train/runs.hpp"
 
 namespace trireme::train::test {
 
@@ -26,12 +26,6 @@ class SmallJob {
   comm::Session session_{MPI_COMM_WORLD};
   Job job_;
 };
-
-inline RunConfig small_config(const Folder& folder, const std::string& name) {
-  RunConfig config = average_config(folder, name, {.workers = world_size()});
-  config.data_parallel.method = "allreduce";
-  return config;
-}
 
 inline std::vector<nlohmann::json> lines_of(const fs::path& run) {
   std::vector<nlohmann::json> lines;

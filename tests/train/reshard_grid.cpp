@@ -114,7 +114,7 @@ int walk(const MatrixModel& model, const std::vector<LayoutCase>& layouts, const
     if (world_rank() == 0) {
       const auto found = steps_of(moved);
       EXPECT_EQ(std::ssize(found), steps_between) << what;
-      for (const auto& [step, said] : found) EXPECT_EQ(said, expected.at(step)) << what;
+      for (const auto& [step, line] : found) EXPECT_EQ(line, expected.at(step)) << what;
       EXPECT_EQ(difference(from, one / from.filename()), "") << what;
     }
     // After a failed move, later ones would fail too.

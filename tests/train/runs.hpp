@@ -15,7 +15,9 @@
 
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/data/prepare.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/data_parallel/run.hpp"
+
+#include "support/batches.hpp"
 
 namespace trireme::train::test {
 
@@ -32,6 +34,12 @@ inline void quiet_barrier() {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &request);
   for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE), done == 0;) ::usleep(2000);
+}
+
+inline int world_size() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
 }
 
 template <class T>
@@ -69,6 +77,33 @@ class Folder {
   fs::path path_;
 };
 
+/// 16 sequences a step in micro-batches of 2, by all-reduce; reproducible, so that the layout does
+/// not matter.
+inline RunConfig small_config(const Folder& folder, const std::string& name) {
+  RunConfig config;
+  config.model = testing_support::odd_model(false);
+  config.model.vocabulary = 0;  // the dataset's
+  config.model.dropout = 0.1;
+  config.data.path = folder.data().string();
+  config.train.output = (folder / name).string();
+  config.train.batch = 16;
+  config.train.micro_batch = 2;
+  config.train.steps = 8;
+  config.train.evaluate_at_end = false;
+  config.train.quiet = true;
+  config.train.peak = "none";
+  config.optim.learning_rate = 3e-3;
+  config.parallel.threads = 1;
+  config.numerics = {.reproducible = true, .virtual_data = 4, .virtual_tensor = 4};
+  return config;
+}
+
+/// summary.json of a run's last attempt.
+inline nlohmann::json summary_of(const fs::path& run, const std::string& attempt = "0001") {
+  std::ifstream file(run / "attempts" / attempt / "summary.json");
+  return nlohmann::json::parse(file);
+}
+
 /// Trains on the first ranks of the world, as many as the layout has; collective over all.
 inline void train_on(int ranks, RunConfig config, const DeviceSource& devices = cuda_devices()) {
   MPI_Comm comm = MPI_COMM_NULL;
@@ -78,7 +113,7 @@ inline void train_on(int ranks, RunConfig config, const DeviceSource& devices = 
       comm::Session session(comm);
       config::Fields fields;
       config.declare(fields);
-      run(session, config, fields, devices);
+      data_parallel::run(session, config, fields, devices);
     } catch (const std::exception& error) {
       fmt::print("{}\n", error.what());
       std::fflush(stdout);
@@ -114,7 +149,7 @@ inline std::string difference(const fs::path& one, const fs::path& other) {
   return {};
 }
 
-/// A run's record of each step, without timings.
+/// What a run recorded of each step, but for how long it took.
 inline std::map<std::int64_t, std::string> steps_of(const fs::path& output) {
   std::map<std::int64_t, std::string> steps;
   std::ifstream file(output / "attempts" / "0001" / "metrics.jsonl");

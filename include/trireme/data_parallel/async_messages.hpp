@@ -1,4 +1,4 @@
-// What workers and parameter servers say to each other where nobody keeps step.
+// Messages between workers and parameter servers where no worker waits for another.
 #pragma once
 
 #include <cstdint>

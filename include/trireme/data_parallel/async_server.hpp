@@ -2,47 +2,16 @@
 // Scale Distributed Deep Networks" (2012).
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <set>
 #include <vector>
 
-#include "trireme/comm/watchdog.hpp"
-#include "trireme/core/recorder.hpp"
 #include "trireme/data_parallel/async_messages.hpp"
 #include "trireme/data_parallel/server_shards.hpp"
+#include "trireme/data_parallel/work_queue.hpp"
 
 namespace trireme::data_parallel {
-
-/// Work that the endpoint's thread finds and another one does, in order. What it throws reaches
-/// whoever does it.
-class WorkQueue {
- public:
-  struct Item {
-    const char* name = "";  // of the recorder's section
-    std::function<void()> run;
-    bool waits_for_readers = false;  // changes the model
-  };
-  void post(Item item);
-  /// A reply that reads the model is on its way, or has gone.
-  void begin_reading();
-  void end_reading();
-  /// Tells it of every item from now on; while it waits the rank is not watched.
-  void watch(comm::Watchdog& watchdog) { watchdog_ = &watchdog; }
-  /// Does what there is, or waits `seconds` for something; false where nothing came.
-  bool turn(double seconds, Recorder& recorder);
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Item> items_;
-  int readers_ = 0;
-  comm::Watchdog* watchdog_ = nullptr;
-};
 
 class AsyncServer {
  public:
@@ -74,8 +43,6 @@ class AsyncServer {
   void take_gradients(Call<Nothing> call, const async::GroupOfTicket& request);
   void take_commit(Call<std::int64_t> call, const async::Commit& commit);
   void take_pull(Call<std::int64_t> call, std::int64_t group);
-  void check_worker(int rank) const;
-  void check_group(std::int64_t group) const;
   std::int64_t update(int worker, const async::Commit& commit);
 
   /// What a worker has sent since its last commit: a gradient that is lost, doubled or late is

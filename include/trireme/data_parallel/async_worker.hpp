@@ -1,4 +1,4 @@
-// A worker's side of training in which nobody keeps step.
+// A worker's side of training in which no worker waits for another.
 #pragma once
 
 #include <cstddef>

@@ -1,16 +1,18 @@
-// Periodic averaging: replicas that train on their own (workers), whose models become one now and
-// then. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-// (2017); with an outer optimizer: Douillard et al., "DiLoCo" (2023).
+// Periodic averaging: independent workers, whose models become one after so many steps. McMahan et
+// al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017); with an
+// outer optimizer: Douillard et al., "DiLoCo" (2023).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
-#include "trireme/data_parallel/config.hpp"
 #include "trireme/parallel/replica.hpp"
+#include "trireme/train/method_config.hpp"
 
 namespace trireme::data_parallel {
+
+using train::AverageConfig;
 
 /// After which steps workers average: a function of what all of them know. Pure.
 class AverageSchedule {

@@ -1,10 +1,8 @@
 // A parameter server's side of synchronous steps.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -18,6 +16,7 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/data_parallel/server_messages.hpp"
 #include "trireme/data_parallel/server_shards.hpp"
+#include "trireme/data_parallel/work_queue.hpp"
 
 namespace trireme::data_parallel {
 
@@ -25,13 +24,13 @@ namespace trireme::data_parallel {
 /// added group by group as they come, while workers compute.
 class ParameterServer {
  public:
-  /// Jobs that worker 0 may ask for between steps, by name; what they throw is told there. All
+  /// Jobs that worker 0 may ask for between steps, by name; the reply has what they throw. All
   /// servers are asked for the same in the same order, so that jobs may be collective over them.
   using Job = std::function<std::string(std::span<const std::byte> text)>;
   struct Options {
     std::map<std::string, Job> jobs;
     std::function<int()> signal;         // caught on this rank; absent: none ever is
-    comm::Watchdog* watchdog = nullptr;  // is told of every work, where there is one
+    comm::Watchdog* watchdog = nullptr;  // gets a beat for every work, where there is one
   };
   /// `servers`: their group, in which work is collective; calls come from the first ranks of
   /// `endpoint`, which must not have started yet. All of them must outlive this.
@@ -65,11 +64,6 @@ class ParameterServer {
   void take_settlement(Call<Nothing> call, const messages::Settlement& settlement);
   void take_pull(Call<Nothing> call, const messages::GroupOfStep& request);
   void take_work(Call<std::string> call, const std::string& name);
-  void check_worker(int rank) const;
-  void check_group(std::int64_t group) const;
-
-  /// Has serve() run `work` in its turn.
-  void post(const char* name, std::function<void()> work);
   void add(int group);
   void finish_step();
   void answer(Pull pull);
@@ -80,21 +74,15 @@ class ParameterServer {
   Recorder& recorder_;
   Options options_;
 
-  struct Work {
-    const char* name;
-    std::function<void()> run;
-  };
+  WorkQueue queue_{"wait for workers"};
+  std::optional<std::string> ended_;  // set and read by the thread that serves
   std::mutex mutex_;  // guards all that follows, and which of the shards' gradients have come
-  std::condition_variable changed_;
-  std::deque<Work> works_;
-  std::optional<std::string> ended_;
   std::int64_t step_ = 0, sent_ = 0;
   std::optional<double> norm_;  // of the step, once it is known
   std::vector<Call<messages::NormOfStep>> questions_;
   std::vector<Call<Nothing>> settled_;
   messages::Settlement settlement_;
   std::vector<Pull> pulls_;  // of the model after this step
-  int sending_ = 0;          // replies that still read the model
 };
 
 }  // namespace trireme::data_parallel

@@ -13,8 +13,8 @@
 
 namespace trireme::data_parallel {
 
-/// Pushes gradients as backward finishes them and reads the model back where units read it. Adds
-/// up nothing: its own gradients stay what it contributed.
+/// Pushes gradients as backward finishes them and reads the model back where units read it. Its own
+/// gradients stay what it contributed.
 class ServedWorker final : public ServerLink {
  public:
   ServedWorker(const Parts& parts, device::MemoryLedger& ledger);
@@ -29,8 +29,8 @@ class ServedWorker final : public ServerLink {
   /// A signal that a server had caught when it answered last; 0: none.
   int signal() const { return signal_; }
   /// Has all servers do the work of that name on `text`, one after another where they need not do
-  /// it together; returns what the first one replies. Throws Error in the words of the first that
-  /// failed. One worker calls, between steps.
+  /// it together; returns what the first one replies. Throws the error of the first that failed.
+  /// One worker calls, between steps.
   std::string work(const std::string& name, const std::string& text);
   /// Ends all servers' service; see messages::end. One worker calls, as its last call.
   void end(const std::string& text);

@@ -1,4 +1,4 @@
-// What workers and parameter servers say to each other in a synchronous step: each worker pushes
+// Messages between workers and parameter servers in a synchronous step: each worker pushes
 // its gradients while backward goes on, asks for the norm of their sum, and settles what is to be
 // made of the step; once all have, it pulls the model.
 #pragma once
@@ -50,7 +50,7 @@ inline constexpr Method<std::string, std::string> work{"work"};
 /// From worker 0: no step follows. The text is the error that ends the job, empty where none does.
 inline constexpr Method<std::string, Nothing> end{"end"};
 
-/// Options with which none of these calls waits for room, for a layout of so many groups.
+/// Options with which none of these calls waits for its turn, for a layout of so many groups.
 inline comm::rpc::Options options(int groups) {
   comm::rpc::Options options;
   options.outstanding = 2 * groups + 4;

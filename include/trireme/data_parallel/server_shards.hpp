@@ -1,5 +1,5 @@
 // The part of a model that one parameter server holds: shards of parameters and optimizer state,
-// room for every worker's gradients, their sum, and the update. Li et al., "Scaling Distributed
+// a slot for every worker's gradients, their sum, and the update. Li et al., "Scaling Distributed
 // Machine Learning with the Parameter Server" (2014). Without messages, which are
 // parameter_server.hpp's.
 #pragma once
@@ -54,6 +54,12 @@ class ServerShards {
   int groups() const { return shards().groups(); }
   /// Whether this server holds anything of the group.
   bool holds(int group) const { return shards().own(group).size() > 0; }
+  /// What a message of `bytes` from `rank` about a group is of: the slot of a worker's gradient, or
+  /// the values that workers read. Throws Error where the message does not fit.
+  Tensor slot_for(int rank, std::int64_t group, std::size_t bytes) const;
+  Tensor values_for(int rank, std::int64_t group, std::size_t bytes) const;
+  /// Throws Error where `rank` is no worker.
+  void check_worker(int rank) const;
   /// Elements of all groups that this server holds.
   std::int64_t held() const;
 
@@ -63,8 +69,8 @@ class ServerShards {
   void refresh();
 
   /// Where a worker's gradient of a group comes to, [elements held of it] of the type that is sent.
-  Tensor room(int worker, int group) const;
-  /// The worker's gradient of the group is in its room. True once all workers' are. Throws Error
+  Tensor slot(int worker, int group) const;
+  /// The worker's gradient of the group is in its slot. True once all workers' are. Throws Error
   /// for a second one in a step.
   bool arrived(int worker, int group);
   /// Adds up a group of which all have arrived. True after the last of this server's groups.
@@ -84,17 +90,18 @@ class ServerShards {
   void update_from(int worker, double learning_rate, std::int64_t step, double gradient_scale);
   /// Forgets that gradients of one worker have come.
   void drop(int worker);
-  /// Makes room for the next step's gradients.
+  /// Empties the slots for the next step.
   void end_step();
   /// What workers read of the group after an update: this server's part, of the type that they
   /// compute in.
   Tensor values(int group) const { return state_.own_values(group); }
 
-  /// What such a server holds: its state as ModelState names it, and bytes of rooms.
+  /// What such a server holds: its state as ModelState names it, and bytes of slots.
   static state::StateOptions state_options(const parallel::Stage& worker);
-  static std::int64_t room_bytes(const state::ShardMap& shards, const ServerPlace& place);
+  static std::int64_t slot_bytes(const state::ShardMap& shards, const ServerPlace& place);
 
  private:
+  void check_group(std::int64_t group) const;
   bool sums_in_place() const { return place_.gradients == DType::f32; }
 
   ServerPlace place_;
@@ -104,8 +111,8 @@ class ServerShards {
   optim::Optimizer optimizer_;
   state::GradientNorm norm_;
   std::vector<optim::UpdateRange> ranges_;
-  device::Buffer room_buffer_;
-  Tensor rooms_;  // [workers whose gradients are not received in place, shard]
+  device::Buffer slot_buffer_;
+  Tensor slots_;  // [workers whose gradients are not received in place, shard]
   std::vector<std::vector<char>> came_;  // by group and worker, in this step
   int missing_ = 0;                      // groups that are not added yet
 };

@@ -17,7 +17,7 @@
 namespace trireme::data_parallel {
 
 /// What a worker sends of its gradients and receives of the model. Where it computes on the host
-/// that lies where it is used, but for gradients of a narrower type. Else both pass through the
+/// no copy is made, but for gradients of a narrower type. Else both pass through the
 /// same staging memory: all gradients of a step have been sent before its new model comes. Copies
 /// of gradients go on beside computation, on a queue of their own; the host waits for none of them.
 class ServerStaging {

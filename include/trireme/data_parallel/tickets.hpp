@@ -1,5 +1,5 @@
-// Who trains on which samples next where workers do not keep step with each other: pure
-// bookkeeping, of the one server that workers ask.
+// Which worker trains on which samples next where no worker waits for another. Kept by the one
+// server that workers ask; pure.
 #pragma once
 
 #include <cstdint>

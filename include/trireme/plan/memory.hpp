@@ -7,8 +7,6 @@
 
 #include "trireme/comm/backend.hpp"
 #include "trireme/comm/shape.hpp"
-#include "trireme/data_parallel/config.hpp"
-#include "trireme/data_parallel/server_shards.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/optim/config.hpp"
 #include "trireme/parallel/stage.hpp"
@@ -19,6 +17,15 @@ namespace trireme::plan {
 struct CudaWork {
   bool plain_attention = false;  // causal masks alone: no documents, no dropout
   bool deterministic_attention = false;
+};
+
+/// What a data-parallel method other than all-reduce holds beside what follows from the stage.
+struct MethodMemory {
+  std::int64_t optimizer = 0, communication = 0;  // bytes
+  /// Flat buffers of the layout that checkpoints hold beside parameters and optimizer states, and
+  /// whether each data rank saves optimizer states of its own.
+  std::int64_t saved_buffers = 0;
+  bool own_states = false;
 };
 
 /// What the prediction depends on beside the rank's stage.
@@ -32,27 +39,27 @@ struct MemoryQuestion {
   comm::Backends backends{};       // of its groups
   std::int64_t bucket_elements = 0;
   bool snapshots = false;  // some checkpoints are written in the background
-  /// The stage is a worker's on its own; the shape's data axis is of workers.
-  std::optional<data_parallel::AverageConfig> average{};
-  /// Those that hold the stage's optimizer state, where it is `served`.
-  std::optional<data_parallel::ServerPlace> servers{};
-  bool asynchronous = false;  // as data_parallel::AsyncWorker
+  bool alone = false;      // as ReplicaOptions::alone
+  MethodMemory method{};
 };
 
 /// Whether the prediction is of all that is held for `use`. On a device that is not the host it is
-/// not of what libraries and kernels work in, nor of the staging memory of messages, but for a
-/// worker's of parameter servers (`served`), between whose like no tensor passes.
+/// not of what libraries and kernels work in, nor of the staging memory of messages. It is of the
+/// messages of a worker of parameter servers (`served`), since no tensor passes between workers.
 bool predicts_all(device::Use use, bool host, bool served = false);
 
-/// Bytes at most, by use, from the parameter table and the lowered program. What the device and
-/// what the host holds of them, device::in_host_memory tells.
+/// Bytes at most, by use, from the parameter table and the lowered program. Which of them are in
+/// the host's memory: device::in_host_memory.
 std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
                                                    const MemoryQuestion& question);
 
-/// The same of a parameter server of such workers.
-std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage& worker,
-                                                          const data_parallel::ServerPlace& place,
-                                                          const optim::OptimConfig& optim,
-                                                          bool asynchronous = false);
+/// For those who predict a method's memory. Bytes that reductions of at most `most` bytes over
+/// `ranks` ranks add to what a group of that kind holds:
+std::size_t reduction_bytes(const parallel::Stage& stage, const MemoryQuestion& question,
+                            comm::GroupKind kind, int ranks, std::size_t most);
+/// Partial sums of a gradient norm.
+std::size_t norm_bytes(const parallel::Stage& stage);
+/// What a run's ranks agree on at a step's end.
+constexpr std::size_t agreement_bytes = 4 * sizeof(double);
 
 }  // namespace trireme::plan

@@ -70,7 +70,7 @@ struct Closing {
   std::int64_t resident = 0;          // the most of any
   std::vector<report::SectionTimes> sections;
   report::Trace trace;
-  Ending ending = Ending::done;  // done only where every rank says so
+  Ending ending = Ending::done;  // done only where it is for every rank
 };
 /// Collective over `everyone`.
 Closing close_job(comm::Communicator& everyone, const Recorder& recorder,

@@ -31,7 +31,7 @@ DeviceSource cuda_devices();
 
 class ComputeDevice {
  public:
-  /// Takes the device that the configuration asks for: with cuda the node's worker n takes device n
+  /// Takes the device that the configuration asks for: with cuda worker n of a node takes device n
   /// modulo their number. The job's last `servers` ranks are no workers: they stay on the host, ask
   /// for no device, and since they come last take no number. Collective over the session; throws
   /// AgreedError, the same on every rank, where a worker has none.
@@ -43,10 +43,10 @@ class ComputeDevice {
   bool on_host() const { return on_host_; }
   const std::string& name() const { return name_; }
   /// Makes the operations of this device, which must outlive them. With `time_products`, but not in
-  /// reproducible mode, the algorithm of a product is chosen by time where its shape is first met:
+  /// reproducible mode, the algorithm of a product is chosen by time where its shape first occurs:
   /// for those who have the ranks agree on them (Replica::settle_choices).
   parallel::MakeOps make_ops(bool time_products = false) const;
-  /// Whether this rank computes by the CUDA backend: not on the host, nor on what tests imagine.
+  /// Whether this rank computes by the CUDA backend: not on the host, nor on a simulated device.
   bool on_cuda() const;
   /// Of a GPU's memory, what nobody holds now; nothing on the host.
   std::optional<std::int64_t> free_bytes() const;
@@ -58,7 +58,7 @@ class ComputeDevice {
   /// Whether every worker's device computes in `type`; the same on every rank.
   bool computes_in(DType type) const;
   /// Holds `precision` to what the device computes in. bf16 becomes fp32, which nothing is rounded
-  /// for, where processors do not multiply bf16, and `warning` says so. Throws ConfigError for
+  /// for, where processors do not multiply bf16, and `warning` reports it. Throws ConfigError for
   /// what a CPU never computes in, and as check_rounding. Collective over `world`.
   void settle_precision(parallel::PrecisionConfig& precision, comm::Communicator& world);
 

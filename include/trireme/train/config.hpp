@@ -1,4 +1,4 @@
-// Everything that one run is told.
+// The configuration of a run.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 #include "trireme/comm/config.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/data/config.hpp"
-#include "trireme/data_parallel/config.hpp"
 #include "trireme/device/config.hpp"
 #include "trireme/model/config.hpp"
 #include "trireme/optim/config.hpp"
 #include "trireme/parallel/config.hpp"
 #include "trireme/report/config.hpp"
+#include "trireme/train/method_config.hpp"
 
 namespace trireme::train {
 
@@ -111,9 +111,9 @@ struct RunConfig {
   optim::OptimConfig optim;
   parallel::ParallelConfig parallel;
   parallel::ZeroConfig zero;
-  data_parallel::DataParallelConfig data_parallel;
-  data_parallel::ServerConfig server;
-  data_parallel::AverageConfig average;
+  DataParallelConfig data_parallel;
+  ServerConfig server;
+  AverageConfig average;
   parallel::NumericsConfig numerics;
   parallel::PrecisionConfig precision;
   device::DeviceConfig device;

@@ -38,7 +38,7 @@ class FaultInjector {
   void into_batch_once(data::Batch& batch, std::int64_t step);
   /// Between backward and the norm.
   void into_gradients(parallel::Replica& replica, std::int64_t step) const;
-  /// After the update; draws the bit from `seed`, and says on standard error which.
+  /// After the update; draws the bit from `seed`, and prints it on standard error.
   void into_weights(parallel::Replica& replica, std::int64_t step, std::uint64_t seed) const;
   /// How many times as long this rank computes; 1: it is not slowed down.
   double slowness() const;

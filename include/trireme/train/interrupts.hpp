@@ -17,7 +17,7 @@ namespace trireme::train {
 /// may catch or that mean a fault of the program itself.
 std::map<int, std::string> parse_signals(std::string_view names);
 
-/// Catches signals while it lives: they no longer end the process, they are noted. One object at a
+/// Catches signals while it lives: they are noted and no longer end the process. One object at a
 /// time. A thread of its own takes them: the one that makes it, and threads that it starts from
 /// then on, are not interrupted. oneDNN's AVX-512 products use the stack pointer as a register
 /// (2.6.3), so that a signal's frame on the stack of a computing thread lands in the heap.
@@ -44,7 +44,7 @@ class SignalWatch {
 std::optional<double> parse_duration(std::string_view text);
 
 /// Seconds until Slurm ends this job, by SLURM_JOB_END_TIME (seconds since 1970); nothing outside
-/// Slurm, or where that does not tell.
+/// Slurm, or where that is no number.
 std::optional<double> slurm_seconds_left();
 
 }  // namespace trireme::train

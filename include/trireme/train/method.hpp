@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/grid.hpp"
 #include "trireme/parallel/placement.hpp"
 #include "trireme/parallel/replica.hpp"
@@ -104,6 +105,12 @@ class Method {
  protected:
   /// What this rank writes.
   virtual std::vector<checkpoint::Piece> pieces() const;
+  /// Parameters and optimizer states, the latter's names after the prefix `own`; `writers` share
+  /// out the latter, all data ranks the parameters.
+  void load_state(const checkpoint::Reader& reader, const std::string& own);
+  std::vector<checkpoint::Piece> state_pieces(const std::string& own,
+                                              const checkpoint::Writers& writers) const;
+  checkpoint::Writers all_writers() const;
   /// What of load() does not concern the replica: health, of the first worker where a checkpoint
   /// has several.
   static void load_shared(const checkpoint::Reader& reader, Health& health,

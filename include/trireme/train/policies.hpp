@@ -38,7 +38,7 @@ class StopPolicy {
   /// A signal's number, time_is_up, or 0. Time is asked for where `times` (the root rank, so that
   /// clocks need not agree); `save_seconds`: of the longest save so far.
   int wanted(bool times, double save_seconds) const;
-  /// In words.
+  /// For the record and the closing line.
   std::string reason(int stop) const;
 
  private:

@@ -19,7 +19,7 @@ namespace trireme::train {
 struct RunStart {
   std::int64_t step = 0;            // updates done before
   double peak = 0;                  // operations per second of all workers; 0: not known
-  std::string layout;               // in words
+  std::string layout;               // as printed
   nlohmann::json place;             // ranks by axis, and servers
   nlohmann::json predicted_memory;  // bytes by use
   nlohmann::json extra;             // further keys of run.json

@@ -23,15 +23,14 @@ void check_method(const RunConfig& config, const LayoutFacts& facts);
 /// The same as far as no dataset is needed: model, batch and layout.
 void validate_layout(RunConfig& config, const LayoutFacts& facts);
 
-/// How a run ended in order: all steps are done, or it saved ahead of that because it was told to
-/// (a signal, a limit of time) and is to be started again; or this rank lost the others, who may go
+/// How a run ended in order: all steps are done, or it saved ahead of that, on a signal or
+/// because of a limit of time, and is to be started again; or this rank lost the others, who may go
 /// on without it (server.tolerate_failures).
 enum class Ending : std::uint8_t { done, requeue, cut_off };
 /// Exit codes: 0 for done, 75 for requeue (EX_TEMPFAIL of sysexits.h), 1 for cut off.
 int exit_code(Ending ending);
 
-/// Validates and trains; prints progress and the closing summary on rank 0. `fields` are bound to
-/// `config` and recorded in run.json and in checkpoints, with what validation derives.
+/// data_parallel::run for data_parallel.method = allreduce.
 Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields,
            const DeviceSource& devices = cuda_devices());
 

@@ -22,27 +22,27 @@ namespace trireme::train {
 /// over the ranks that may use them.
 int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session& session);
 
-/// The most memory this process ever had resident, in bytes; 0 where the system does not say.
+/// The most memory this process ever had resident, in bytes; 0 where the system does not report it.
 std::int64_t resident_peak();
 
-/// What run.json says of the algorithms that were chosen for products: an object for each.
+/// The algorithms that were chosen for products, for run.json: an object for each.
 nlohmann::json choices_json(const std::vector<ops::Choice>& choices);
 /// The same of attention.
 nlohmann::json attention_json(const std::vector<ops::AttentionChoice>& choices);
 /// The first kind of attention that a library refused, one line; empty: none.
 std::string attention_warning(const std::vector<ops::AttentionChoice>& choices);
 
-/// What a rank's account in summary.json says of its graphs.
+/// A rank's graphs, for its account in summary.json.
 nlohmann::json graphs_account(const parallel::StepGraphs& graphs);
-/// The first rank whose account says that its device refused a capture, one line; empty: none.
+/// The first rank whose device refused a capture, by its account, one line; empty: none.
 std::string refusals_warning(const std::vector<nlohmann::json>& accounts);
 
 /// Sequences of one forward on a rank that has `per_rank` in a step: the largest divisor whose
 /// tokens stay within about 4,096.
 std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence);
 
-/// The step folder that `path` means: itself, or the newest one of a run folder. Throws Error. For
-/// one rank, which tells the others (comm::of_rank_zero): the newest may change meanwhile.
+/// The step folder that `path` names: itself, or the newest one of a run folder. Throws Error. For
+/// one rank, which sends it to the others (comm::of_rank_zero): the newest may change meanwhile.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 /// data.path of the configuration, or else of a checkpoint. Throws Error where neither names one.
@@ -52,7 +52,7 @@ std::string dataset_of(const RunConfig& config, const checkpoint::State& state);
 /// of that model: what is made from it needs no more memory than the checkpoint accounts for.
 model::ModelConfig model_of(const checkpoint::Reader& reader);
 
-/// What the layout that `config` asks for needs to know of the machine and of files.
+/// What a layout depends on beside the configuration: the machine and files.
 struct LayoutFacts {
   int world = 1;              // ranks, parameter servers among them
   std::vector<int> node_of;   // as comm::Session::nodes(); empty: all on one node
@@ -76,10 +76,8 @@ RunConfig without_servers(RunConfig config);
 comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts);
 int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts);
 
-/// Whether each replica trains on its own (ReplicaOptions::alone).
+/// Whether each replica is an independent worker (ReplicaOptions::alone).
 bool trains_alone(const RunConfig& config);
-/// What averages their models, where they do.
-std::optional<data_parallel::AverageConfig> average_of(const RunConfig& config);
 
 /// What a worker's work space depends on where it computes by the CUDA backend.
 plan::CudaWork cuda_work(const RunConfig& config);
@@ -109,11 +107,14 @@ std::int64_t bucket_elements(const RunConfig& config);
 
 /// Sums over the first `samples` windows (0: all) of a split; collective over the grid, whose data
 /// ranks share out the windows. The same bits in every layout in reproducible mode. `watchdog`,
-/// where there is one, hears of every round.
+/// where there is one, gets a beat in every round.
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask,
                                  comm::Communicator& data_group,
                                  comm::Watchdog* watchdog = nullptr);
+
+/// The files of a checkpoint, by checkpoint.files, where the ranks of `writers` write it.
+checkpoint::FileLayout file_layout(const RunConfig& config, const comm::Session& writers);
 
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();

@@ -77,4 +77,15 @@ class Trainer {
   std::int64_t checked_step_ = -1;  // replicas compared after it
 };
 
+/// Trains on a grid of all ranks of the job. Collective.
+template <class SomeMethod>
+Ending run_on_grid(Job& job) {
+  comm::Grid grid(job.session, job.plan.shape, job.ledger, job.plan.shard,
+                  grid_options(job.config));
+  job.computes.note_free_bytes("with_groups");
+  SomeMethod method(job, grid);
+  Trainer trainer(job, grid, method);
+  return comm::or_abandon(grid, [&] { return trainer.run(); });
+}
+
 }  // namespace trireme::train

@@ -14,13 +14,13 @@
 
 #include "async.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
 /// What the first server knows before the run begins.
 struct Beginning {
-  ResumePoint point;
+  train::ResumePoint point;
   std::vector<std::string> passed_over;  // checkpoints, and why
-  Environment environment;
+  train::Environment environment;
   double peak = 0;                  // operations per second of all workers; 0: not known
   nlohmann::json predicted_memory;  // of a worker, by use
 };
@@ -32,8 +32,7 @@ class Conductor {
   /// Saves the shards of all servers; collective over them, called by the first.
   using Save = std::function<std::string(const checkpoint::State& state)>;
   /// Serves on `endpoint`, which must not have started yet; works in `queue`.
-  Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::WorkQueue& queue,
-            Save save);
+  Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queue, Save save);
   Conductor(const Conductor&) = delete;
   Conductor& operator=(const Conductor&) = delete;
 
@@ -44,10 +43,9 @@ class Conductor {
   /// Before the endpoint starts.
   void begin(const Beginning& beginning);
   /// Trains to the last step, or to a signal; when it returns all workers have left.
-  Ending run();
+  train::Ending run();
   /// Writes the summary; `servers` are accounts of all of them.
-  void finish(const std::vector<nlohmann::json>& servers,
-              const data_parallel::AsyncServer::Counts& counts);
+  void finish(const std::vector<nlohmann::json>& servers, const AsyncServer::Counts& counts);
   /// A worker has died. In the queue's turn.
   void lose(int worker, const std::string& why);
   /// Leaves in the record why the run ends with an exception.
@@ -60,10 +58,9 @@ class Conductor {
     std::int64_t shares = 0, skipped = 0;
   };
   void serve(comm::rpc::Endpoint& endpoint);
-  StopSources sources();
-  void take(int worker, const data_parallel::async::Outcome& outcome);
-  void note_share(const data_parallel::Ticket& ticket,
-                  const data_parallel::async::Outcome& outcome);
+  train::StopSources sources();
+  void take(int worker, const async::Outcome& outcome);
+  void note_share(const Ticket& ticket, const async::Outcome& outcome);
   void report_batch(const Batch& batch);
   void answer();
   /// Works until all before the fence is done.
@@ -71,31 +68,31 @@ class Conductor {
   /// The next step after which something is to be done by all.
   std::int64_t next_fence() const;
   void evaluate();
-  void save(Checkpointer::Failure failure);
+  void save(train::Checkpointer::Failure failure);
   /// Ends the workers' work.
-  void dismiss(Ending ending);
-  nlohmann::json staleness_json(const data_parallel::AsyncServer::Counts& counts) const;
+  void dismiss(train::Ending ending);
+  nlohmann::json staleness_json(const AsyncServer::Counts& counts) const;
 
   AsyncJob& job_;
-  const RunConfig& config_;
-  data_parallel::WorkQueue& queue_;
+  const train::RunConfig& config_;
+  WorkQueue& queue_;
   Save save_;
   data::Dataset dataset_;
-  RunReporter reporter_;
-  Checkpointer checkpointer_;
+  train::RunReporter reporter_;
+  train::Checkpointer checkpointer_;
   int interrupted_ = 0;  // a signal that came to another rank
-  StopPolicy stop_policy_;
-  std::optional<data_parallel::Tickets> tickets_;
-  std::map<int, comm::rpc::Call<data_parallel::async::Work>> asking_;  // by worker
-  std::map<std::int64_t, Batch> batches_;                              // by step, from 0
-  std::map<std::int64_t, parallel::LossSum> parts_;                    // of an evaluation
-  std::map<int, nlohmann::json> accounts_;                             // of workers that have left
-  std::map<int, std::string> lost_;                                    // workers, and why
-  Position position_;
+  train::StopPolicy stop_policy_;
+  std::optional<Tickets> tickets_;
+  std::map<int, comm::rpc::Call<async::Work>> asking_;  // by worker
+  std::map<std::int64_t, Batch> batches_;               // by step, from 0
+  std::map<std::int64_t, parallel::LossSum> parts_;     // of an evaluation
+  std::map<int, nlohmann::json> accounts_;              // of workers that have left
+  std::map<int, std::string> lost_;                     // workers, and why
+  train::Position position_;
   std::int64_t first_step_ = 0;  // updates done before this start
   std::int64_t skipped_in_a_row_ = 0;
   int stop_ = 0;  // as of StopPolicy::wanted
   Recorder::Clock::time_point step_begin_;
 };
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

@@ -1,16 +1,20 @@
-#include "independent_workers.hpp"
+#include "trireme/data_parallel/independent_workers.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/core/pairwise.hpp"
+#include "trireme/data_parallel/memory.hpp"
 #include "trireme/train/traffic.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
+
+using namespace train;
 
 namespace {
 
+using States = AverageConfig::States;
 constexpr const char* outer_momentum_name = "average.outer_momentum";
 
 /// What a worker sends to the others of its period, before its results.
@@ -25,6 +29,10 @@ void IndependentWorkers::attach(parallel::Replica& replica) {
   Method::attach(replica);
   averaging_.emplace(job_.config.average, replica, workers_, bucket_elements(job_.config),
                      job_.ledger);
+}
+
+void IndependentWorkers::configure(plan::MemoryQuestion& question) const {
+  add_method_memory(question, job_.config, replica().stage(), {});
 }
 
 void IndependentWorkers::begin_steps(std::int64_t windows) {
@@ -43,7 +51,7 @@ bool IndependentWorkers::synchronize(Period& period, Position& position) {
     averaging_->average(position.step);
     replica().wait();  // so that its time is the average's
   }
-  if (job_.config.average.optimizer_state == "reset") position.states_begin = position.step;
+  if (job_.config.average.states() == States::reset) position.states_begin = position.step;
   ++averages_;
   seconds_ += seconds_since(begin);
   return true;
@@ -110,16 +118,12 @@ void merge_workers(std::vector<report::StepMetrics>& metrics,
   }
 }
 
-std::string IndependentWorkers::kept_name(const std::string& state, bool own) const {
-  const int worker = workers_.rank();
-  return own && worker > 0 ? fmt::format("worker-{}/{}", worker, state) : state;
+std::string IndependentWorkers::own_prefix() const {
+  return workers_.rank() > 0 ? fmt::format("worker-{}/", workers_.rank()) : "";
 }
 
 void IndependentWorkers::load(const checkpoint::Reader& reader, Health& health,
                               std::vector<std::string>& notes) {
-  const state::ModelState& state = replica().state();
-  checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
-                          state.parameters_sharded());
   const auto kept = kept_workers(reader);
   const bool same = kept && std::ssize(kept->each) == workers_.size();
   const bool own = same && kept->own_states;
@@ -129,9 +133,7 @@ void IndependentWorkers::load(const checkpoint::Reader& reader, Health& health,
   } else {
     load_shared(reader, health, notes);
   }
-  for (const auto& each : replica().optimizer().states()) {
-    load_optimizer(reader, kept_name(each.name, own), state, each.flat, false);
-  }
+  load_state(reader, own ? own_prefix() : "");
   load_outer_momentum(reader, notes);
 }
 
@@ -154,26 +156,18 @@ void IndependentWorkers::keep(checkpoint::State& state, const Health& health) co
 }
 
 std::vector<checkpoint::Piece> IndependentWorkers::pieces() const {
-  std::vector<checkpoint::Piece> pieces;
-  const state::ModelState& state = replica().state();
-  const checkpoint::Writers all{workers_.rank(), workers_.size()};
-  checkpoint::append_pieces(pieces, "parameters", state, state.parameters(),
-                            state.parameters_sharded(), all);
-  for (const auto& kept : replica().optimizer().states()) {
-    checkpoint::append_pieces(pieces, kept_name(kept.name, own_states()), state, kept.flat, false,
-                              own_states() ? checkpoint::Writers{} : all);
-  }
+  std::vector<checkpoint::Piece> pieces =
+      own_states() ? state_pieces(own_prefix(), {}) : Method::pieces();
   if (averaging_->outer_momentum()) {
-    checkpoint::append_pieces(pieces, outer_momentum_name, state, averaging_->outer_momentum(),
-                              false, all);
+    checkpoint::append_pieces(pieces, outer_momentum_name, replica().state(),
+                              averaging_->outer_momentum(), false, all_writers());
   }
   return pieces;
 }
 
 double IndependentWorkers::least_bytes() const {
   const auto states = static_cast<std::int64_t>(replica().optimizer().states().size());
-  const std::int64_t buffers =
-      data_parallel::Averaging::summed_buffers(job_.config.average, states);
+  const std::int64_t buffers = Averaging::summed_buffers(job_.config.average, states);
   return average_traffic(replica().stage(), workers_.size(), buffers);
 }
 
@@ -198,4 +192,4 @@ void IndependentWorkers::describe(RunSummary& summary, std::int64_t steps) const
       averages_, workers_.size(), steps, least_bytes() / 1e6, 1e3 * each));
 }
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

@@ -7,7 +7,7 @@
 #include "trireme/comm/rpc.hpp"
 #include "trireme/comm/session.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
 /// The time in which all ranks still start together, and need each other: one that dies or is
 /// stopped ends all others, on all nodes and whatever the launcher lets live. Rank 0 finds it
@@ -31,4 +31,4 @@ class Starting {
   comm::rpc::Endpoint beats_;
 };
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

@@ -4,21 +4,17 @@
 
 #include <gtest/gtest.h>
 
-#include "train/averaging_runs.hpp"
+#include "data_parallel/averaging_runs.hpp"
+#include "data_parallel/message_counts.hpp"
 
 namespace {
 
-std::atomic<std::int64_t> messages{0}, collectives{0};
+std::atomic<std::int64_t> collectives{0};
 
 }  // namespace
 
 // MPI's profiling interface: the program's calls go through here.
 extern "C" {
-int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
-              MPI_Request* request) {
-  ++messages;
-  return PMPI_Isend(data, count, type, to, tag, comm, request);
-}
 int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op,
                   MPI_Comm comm) {
   ++collectives;
@@ -38,9 +34,10 @@ struct Counted {
   std::int64_t messages = 0, collectives = 0;
 };
 Counted count_in(const RunConfig& config, const WorkerCase& layout) {
-  const Counted before{::messages, ::collectives};
+  const Counted before{data_parallel::test::messages_sent(), ::collectives};
   train_on(layout.ranks(), config);
-  return {::messages - before.messages, ::collectives - before.collectives};
+  return {data_parallel::test::messages_sent() - before.messages,
+          ::collectives - before.collectives};
 }
 
 // Twelve steps per average send as much as three. Over messages, because shared memory sends none.
@@ -58,7 +55,7 @@ TEST(AverageCosts, StepsSendNothing) {
   EXPECT_EQ(many.collectives, few.collectives);
   if (world_size() == 1) return;
   EXPECT_GT(few.messages, 0);
-  // The per-step report is sent with the average, without an additional message.
+  // What workers report of every step travels with the average; so much of it is no message more.
   EXPECT_EQ(many.messages, few.messages);
   // The counter works.
   EXPECT_GT(count(12, "allreduce").messages, count(3, "allreduce").messages);

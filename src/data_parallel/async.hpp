@@ -8,12 +8,12 @@
 #include "served.hpp"
 #include "starting.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
 /// What all ranks of such a job know before it starts.
 struct AsyncJob : ServedJob {
-  AsyncJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
-           const DeviceSource& devices, Starting& start)
+  AsyncJob(comm::Session& ranks, train::RunConfig& settled, const config::Fields& fields,
+           const train::DeviceSource& devices, Starting& start)
       : ServedJob(ranks, settled, fields, devices), heartbeats(start) {}
   /// The endpoint of the run has started, and watches who dies; the watchdog, who stalls.
   void begin_watch() {
@@ -37,17 +37,17 @@ class Interruption {
   void notify();
 
  private:
-  SignalWatch signals_;
+  train::SignalWatch signals_;
   comm::rpc::Endpoint& endpoint_;
   int first_server_;
   bool notified_ = false;
 };
 
 /// One worker, from the start of its endpoint on, with all others. Returns how the job ended.
-Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint);
+train::Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint);
 
-/// train::run for servers that wait for nobody.
-Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
-                 const DeviceSource& devices);
+/// data_parallel::run for servers that wait for nobody.
+train::Ending run_async(comm::Session& session, train::RunConfig& config,
+                        const config::Fields& fields, const train::DeviceSource& devices);
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

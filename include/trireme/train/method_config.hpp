@@ -5,8 +5,9 @@
 #include <string>
 
 #include "trireme/core/config.hpp"
+#include "trireme/train/select.hpp"
 
-namespace trireme::data_parallel {
+namespace trireme::train {
 
 /// How the data axis becomes one model: docs/data-parallel-methods.md.
 struct DataParallelConfig {
@@ -16,8 +17,8 @@ struct DataParallelConfig {
   void declare(config::Fields& fields) {
     fields.add("method", method,
                "allreduce (with zero 0 to 3); server: parameter servers that wait for all workers; "
-               "async-server: that wait for none; average: workers on their own whose weights are "
-               "averaged now and then",
+               "async-server: that wait for none; average: independent workers whose weights are "
+               "averaged periodically",
                config::one_of({"allreduce", "server", "async-server", "average"}));
     fields.add("gradients", gradients,
                "type of the gradients that workers send to parameter servers: fp32 or bf16",
@@ -48,7 +49,7 @@ struct ServerConfig {
                "async-server: go on without workers that die; needs mpirun --enable-recovery or "
                "srun --kill-on-bad-exit=0");
     fields.add("heartbeat", heartbeat,
-               "async-server: seconds without a word after which a worker counts as dead",
+               "async-server: seconds of silence after which a worker counts as dead",
                config::positive());
   }
 };
@@ -63,8 +64,19 @@ struct AverageConfig {
   double outer_learning_rate = 0.7;
   double outer_momentum = 0.9;
 
+  /// What an average does to the workers' optimizer states.
+  enum class States : std::uint8_t { keep, average, reset };
+  States states() const {
+    return select<States>(
+        "average.optimizer_state", optimizer_state,
+        {{"keep", States::keep}, {"average", States::average}, {"reset", States::reset}});
+  }
+  bool has_outer() const {
+    return select<bool>("average.outer", outer, {{"none", false}, {"nesterov", true}});
+  }
+
   void declare(config::Fields& fields) {
-    fields.add("every", every, "steps that workers train on their own between two averages",
+    fields.add("every", every, "steps that workers train independently between two averages",
                config::at_least(1));
     fields.add("per_epoch", per_epoch, "averages in each pass over the data; 0: see every",
                config::at_least(0));
@@ -84,4 +96,4 @@ struct AverageConfig {
   }
 };
 
-}  // namespace trireme::data_parallel
+}  // namespace trireme::train

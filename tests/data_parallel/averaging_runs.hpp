@@ -1,5 +1,5 @@
-// Averaging runs, and their reference: single-rank replicas trained one after the other in one
-// process, with weights averaged explicitly.
+// Runs whose workers train independently and average, and the same made by hand: single-rank
+// replicas one after the other in one process, whose weights are averaged in a few lines.
 #pragma once
 
 #include <functional>
@@ -8,18 +8,11 @@
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/optim/optimizer.hpp"
 
-#include "support/batches.hpp"
 #include "train/runs.hpp"
 
 namespace trireme::train::test {
 
-inline int world_size() {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
-/// The layout of a test's ranks.
+/// How the ranks of a test are laid out.
 struct WorkerCase {
   int workers = 1, tensor = 1, pipeline = 1;
   int ranks() const { return workers * tensor * pipeline; }
@@ -37,39 +30,18 @@ inline std::vector<WorkerCase> worker_cases() {
   return cases;
 }
 
-/// 16 sequences per step in micro-batches of 2; reproducible, so that a worker's layout does not
-/// matter.
+/// small_config for workers that average every third step.
 inline RunConfig average_config(const Folder& folder, const std::string& name,
                                 const WorkerCase& layout) {
-  RunConfig config;
-  config.model = testing_support::odd_model(false);
-  config.model.vocabulary = 0;  // the dataset's
-  config.model.dropout = 0.1;
-  config.data.path = folder.data().string();
-  config.train.output = (folder / name).string();
-  config.train.batch = 16;
-  config.train.micro_batch = 2;
-  config.train.steps = 8;
-  config.train.evaluate_at_end = false;
-  config.train.quiet = true;
-  config.train.peak = "none";
-  config.optim.learning_rate = 3e-3;
+  RunConfig config = small_config(folder, name);
   config.parallel.tensor = layout.tensor;
   config.parallel.pipeline = layout.pipeline;
-  config.parallel.threads = 1;
-  config.numerics = {.reproducible = true, .virtual_data = 4, .virtual_tensor = 4};
   config.data_parallel.method = "average";
   config.average.every = 3;
   return config;
 }
 
-/// summary.json of a run's last attempt.
-inline nlohmann::json summary_of(const fs::path& run, const std::string& attempt = "0001") {
-  std::ifstream file(run / "attempts" / attempt / "summary.json");
-  return nlohmann::json::parse(file);
-}
-
-/// Where measured memory differs from the prediction; empty: nowhere.
+/// Where a run held other memory than predicted; empty: nowhere.
 inline std::string memory_fault(const fs::path& run) {
   std::string fault;
   const nlohmann::json summary = summary_of(run);
@@ -161,7 +133,7 @@ class HandWorker {
   std::unique_ptr<data::Loader> loader_;
 };
 
-/// What the workers of the reference report per step.
+/// What the workers of a run made by hand found in a step.
 struct HandStep {
   double loss = 0, gradient_norm = 0;
 };
@@ -169,8 +141,8 @@ struct HandStep {
 /// Whether a worker's update of a step (from 1) is skipped.
 using Lost = std::function<bool(int worker, std::int64_t step)>;
 
-/// Trains as `config` says, without an outer optimizer, on one rank, and writes the last checkpoint
-/// into `output`.
+/// Trains by `config`, without an outer optimizer, and writes the last checkpoint into
+/// `output`. On one rank.
 inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
                                            const fs::path& output, const Lost& lost) {
   std::vector<std::unique_ptr<HandWorker>> all;
@@ -190,7 +162,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
     }
   };
   const std::string& states = config.average.optimizer_state;
-  std::vector<HandStep> steps;
+  std::vector<HandStep> steps_found;
   std::int64_t age = 0;
   for (std::int64_t step = 1; step <= config.train.steps; ++step, ++age) {
     double loss = 0, weight = 0, norm = 0;
@@ -201,7 +173,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
       weight += sums.loss.weight;
       norm += sums.gradient_norm / workers;
     }
-    steps.push_back({loss / weight, norm});
+    steps_found.push_back({loss / weight, norm});
     if (step % config.average.every != 0 && step != config.train.steps) continue;
     average([](HandWorker& worker) { return worker.parameters(); });
     for (auto& worker : all) worker->read(step);
@@ -220,7 +192,7 @@ inline std::vector<HandStep> train_by_hand(const RunConfig& config, int workers,
   }
   const checkpoint::State state{.step = config.train.steps};
   checkpoint::save(output, state, pieces, all.front()->world());
-  return steps;
+  return steps_found;
 }
 
 /// Where the tensors of two checkpoints differ; empty: nowhere.

@@ -9,42 +9,39 @@
 #include "trireme/data_parallel/averaging.hpp"
 #include "trireme/train/method.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
-class IndependentWorkers final : public Method {
+class IndependentWorkers final : public train::Method {
  public:
-  IndependentWorkers(Job& job, comm::Grid& grid)
-      : Method(job, grid), workers_(grid.group(comm::Axis::data)) {}
+  IndependentWorkers(train::Job& job, comm::Grid& grid)
+      : train::Method(job, grid), workers_(grid.group(comm::Axis::data)) {}
 
   void configure(parallel::ReplicaOptions& options) override { options.alone = true; }
-  void configure(plan::MemoryQuestion& question) const override {
-    question.average = job_.config.average;
-  }
+  void configure(plan::MemoryQuestion& question) const override;
   void attach(parallel::Replica& replica) override;
   comm::Communicator& members() override { return grid_.model_group(); }
   void begin_steps(std::int64_t windows) override;
   /// Where an average is due, workers exchange what happened since the last one, and average.
-  bool synchronize(Period& period, Position& position) override;
+  bool synchronize(train::Period& period, train::Position& position) override;
   /// Losses become those of the global batch, gradient norms the mean of the workers'. Seconds
   /// become the mean over the period, so that the average's time is in each step.
-  void merge(Period& period) const override;
+  void merge(train::Period& period) const override;
   parallel::Alike alike() const override {
     return own_states() ? parallel::Alike::parameters : parallel::Alike::state;
   }
 
-  void load(const checkpoint::Reader& reader, Health& health,
+  void load(const checkpoint::Reader& reader, train::Health& health,
             std::vector<std::string>& notes) override;
-  void keep(checkpoint::State& state, const Health& health) const override;
+  void keep(checkpoint::State& state, const train::Health& health) const override;
   std::map<std::string, double> least_traffic(std::int64_t steps) const override;
-  void describe(RunSummary& summary, std::int64_t steps) const override;
+  void describe(train::RunSummary& summary, std::int64_t steps) const override;
 
  private:
   std::vector<checkpoint::Piece> pieces() const override;
-  void exchange(Period& period);
-  /// Where an optimizer state is kept in checkpoints: under its name, or where workers have `own`
-  /// states, but for the first, under the worker's too.
-  std::string kept_name(const std::string& state, bool own) const;
-  bool own_states() const { return job_.config.average.optimizer_state == "keep"; }
+  void exchange(train::Period& period);
+  /// Of the names of this worker's optimizer states in checkpoints; empty for the first worker.
+  std::string own_prefix() const;
+  bool own_states() const { return job_.config.average.states() == AverageConfig::States::keep; }
   /// Zeroes it where the checkpoint has none.
   void load_outer_momentum(const checkpoint::Reader& reader, std::vector<std::string>& notes);
   /// Bytes that an average sends at least from this rank.
@@ -52,14 +49,14 @@ class IndependentWorkers final : public Method {
 
   comm::Communicator& workers_;
   std::optional<data_parallel::Averaging> averaging_;
-  std::optional<data_parallel::AverageSchedule> schedule_;
-  std::vector<std::vector<StepResult>> results_;  // by worker, of the last period
-  std::int64_t averages_ = 0;                     // of this start
+  std::optional<AverageSchedule> schedule_;
+  std::vector<std::vector<train::StepResult>> results_;  // by worker, of the last period
+  std::int64_t averages_ = 0;                            // of this start
   double seconds_ = 0;  // of averages; waiting for workers is part of them
 };
 
 /// Makes the metrics of a period, which are one worker's, those of all workers, by their `results`.
 void merge_workers(std::vector<report::StepMetrics>& metrics,
-                   const std::vector<std::vector<StepResult>>& results);
+                   const std::vector<std::vector<train::StepResult>>& results);
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

@@ -5,29 +5,20 @@
 #include <exception>
 #include <optional>
 
-#include <mpi.h>
 #include <unistd.h>
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
-#include "trireme/plan/memory.hpp"
+#include "trireme/train/select.hpp"
 
 #include "conductor.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
-namespace async = data_parallel::async;
+using namespace train;
 using nlohmann::json;
 
 namespace {
-
-/// The servers as a group of their own, and nothing for workers. Collective over the job.
-MPI_Comm servers_of(const comm::Session& job, bool serves) {
-  MPI_Comm comm = MPI_COMM_NULL;
-  comm::mpi_check(MPI_Comm_split(job.world(), serves ? 0 : MPI_UNDEFINED, job.rank(), &comm),
-                  "MPI_Comm_split");
-  return comm;
-}
 
 std::vector<int> range(int first, int end) {
   std::vector<int> ranks;
@@ -38,17 +29,12 @@ std::vector<int> range(int first, int end) {
 /// One parameter server of the job.
 class AsyncHost {
  public:
-  AsyncHost(AsyncJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint,
-            data_parallel::WorkQueue& queue)
+  AsyncHost(AsyncJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint, WorkQueue& queue)
       : job_(job),
-        servers_(servers),
         endpoint_(endpoint),
         queue_(queue),
-        predicted_(predict_served(
-            plan::predict_server_memory(job.stage, job.place, job.config.optim, true), true)),
-        group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
-        shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger),
-        server_(shards_, endpoint, queue) {
+        host_(job, servers),
+        server_(host_.shards(), endpoint, queue) {
     if (first()) {
       conductor_ = std::make_unique<Conductor>(
           job, endpoint, queue,
@@ -73,12 +59,13 @@ class AsyncHost {
     });
   }
 
-  /// Ends the service of calls first, which work on what dies here; at once, unless leave() did.
+  /// Ends the service of calls first, which work on what is destroyed here; at once, unless leave()
+  /// did.
   ~AsyncHost() {
     leaving_ = true;
     if (std::uncaught_exceptions() > 0) {
-      // The workers are about to hear that this server has left, but not why. Other servers wait
-      // for it in many places: they are to find it silent, and end the job.
+      // The workers will learn that this server has left, but not why. Other servers wait for it
+      // in many places: they must find it silent, and end the job.
       job_.session.reserve_reporting();
       for (int s = 0; s < job_.place.servers; ++s) {
         if (s != job_.place.index) endpoint_.lose(job_.first_server() + s, "not waited for");
@@ -92,18 +79,18 @@ class AsyncHost {
   /// Before the endpoint starts.
   void begin(const Beginning& beginning) {
     const ResumePoint& point = beginning.point;
-    const auto seed = static_cast<std::uint64_t>(job_.config.train.seed);
-    if (point.folder.empty()) shards_.initialize(seed);
+    if (point.folder.empty()) host_.initialize();
     const int workers = job_.place.workers;
     const std::int64_t updates = point.position.step - point.position.states_begin;
-    server_.set_options({.first_update = updates * workers,
-                         .inverse_rate = job_.config.server.staleness_rate == "inverse",
-                         .most_stale = data_parallel::Tickets::most_stale(
-                             workers, job_.config.server.max_staleness)});
+    server_.set_options(
+        {.first_update = updates * workers,
+         .inverse_rate = select<bool>("server.staleness_rate", job_.config.server.staleness_rate,
+                                      {{"none", false}, {"inverse", true}}),
+         .most_stale = Tickets::most_stale(workers, job_.config.server.max_staleness)});
     if (conductor_) conductor_->begin(beginning);
   }
   void load(const checkpoint::Reader& reader, std::vector<std::string>& notes) {
-    load_shards(shards_, reader);
+    host_.load(reader);
     if (conductor_) conductor_->load(reader, notes);
   }
 
@@ -159,12 +146,11 @@ class AsyncHost {
   bool first() const { return job_.place.index == 0; }
 
   std::string save(const checkpoint::State& state) {
-    const comm::Watchdog::Pause pause(job_.watchdog);
     try {
-      return save_shards(shards_, job_.config, state, *group_, servers_.nodes());
+      return host_.save(state);
     } catch (const AgreedError& error) {
       if (first()) throw;
-      return {};  // the first server says so
+      return {};  // the first server reports it
     }
   }
 
@@ -188,23 +174,20 @@ class AsyncHost {
   }
 
   json account() const {
-    const data_parallel::AsyncServer::Counts& counts = server_.counts();
+    const AsyncServer::Counts& counts = server_.counts();
     // A step has an update of each worker.
     const double steps = static_cast<double>(std::max<std::int64_t>(1, counts.updates)) /
                          static_cast<double>(job_.place.workers);
-    json account = server_account(job_, shards_, predicted_, counts.sent, steps);
+    json account = host_.account(counts.sent, steps);
     account["resident_peak"] = resident_peak();
     return account;
   }
 
   AsyncJob& job_;
-  comm::Session& servers_;
   comm::rpc::Endpoint& endpoint_;
-  data_parallel::WorkQueue& queue_;
-  MemoryPrediction predicted_;
-  std::unique_ptr<comm::Communicator> group_;
-  data_parallel::ServerShards shards_;
-  data_parallel::AsyncServer server_;
+  WorkQueue& queue_;
+  ShardHost host_;
+  AsyncServer server_;
   std::unique_ptr<Conductor> conductor_;        // of the first
   std::unique_ptr<Interruption> interruption_;  // of the others
   std::atomic<bool> leaving_ = false;
@@ -216,7 +199,7 @@ class AsyncHost {
 ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::string>& passed_over) {
   ResumePoint point;
   const std::string folder = find_resume(job.config, *job.everyone, passed_over);
-  // Rank 0 has looked, and the first server tells.
+  // Rank 0 has looked for it, and the first server prints.
   passed_over = json::parse(comm::of_rank_zero(*job.everyone, [&] {
                   return json(passed_over).dump();
                 })).get<std::vector<std::string>>();
@@ -231,10 +214,10 @@ ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::stri
   return point;
 }
 
-Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::WorkQueue& queue,
+Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queue,
                    const std::function<void(AsyncHost*)>& show) {
-  comm::Session servers(servers_of(job.session, true));
-  AsyncHost host(job, servers, endpoint, queue);
+  Side side(job, true);
+  AsyncHost host(job, side.session(), endpoint, queue);
   show(&host);
   Beginning beginning;
   beginning.environment = probe_environment(job, *job.everyone);
@@ -249,7 +232,7 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::
   const Ending ending = host.run();
   host.leave();
   show(nullptr);
-  if (job.config.server.tolerate_failures) servers.abandon();
+  if (job.config.server.tolerate_failures) side.session().abandon();
   return ending;
 }
 
@@ -275,7 +258,7 @@ Interruption::Interruption(AsyncJob& job, comm::rpc::Endpoint& endpoint)
 void Interruption::notify() {
   const int signal = signals_.caught();
   if (signal == 0 || std::exchange(notified_, true)) return;
-  static_cast<void>(endpoint_.call(data_parallel::async::interrupt, first_server_, signal));
+  static_cast<void>(endpoint_.call(async::interrupt, first_server_, signal));
 }
 
 namespace {
@@ -291,20 +274,20 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
     };
   }
   comm::rpc::Endpoint endpoint(session.world(), options);
-  data_parallel::WorkQueue queue;
+  WorkQueue queue;
   // From here on the world may lose ranks, and its end must not wait for them.
   if (config.server.tolerate_failures) session.abandon();
   if (job.serves()) {
     return serve_async(job, endpoint, queue, [&](AsyncHost* own) { host = own; });
   }
 
-  servers_of(session, false);
+  const Side none(job, true);  // collective with the servers
   probe_environment(job, *job.everyone);
   std::vector<std::string> passed_over;
   find_beginning(job, nullptr, passed_over);
   Ending ending = Ending::cut_off;
-  // Servers that are left are to hear silence, not a goodbye: this rank has something of theirs to
-  // do, which others may take over.
+  // Servers must find this rank silent, not disconnected: it has a ticket, which others may take
+  // over.
   const auto fall_silent = [&](const std::string& why) {
     for (int s = 0; s < job.place.servers; ++s) endpoint.lose(job.first_server() + s, why);
   };
@@ -316,11 +299,11 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
     const bool servers = dynamic_cast<const comm::rpc::PeerLost*>(&error) != nullptr ||
                          dynamic_cast<const comm::rpc::RemoteError*>(&error) != nullptr;
     if (!job.may_lose_a_worker()) {
-      if (servers) ::sleep(1);  // it knows why, and says so first
+      if (servers) ::sleep(1);  // it knows why, and reports it first
       throw;
     }
-    // The others may well go on without this rank: it must not end the job, nor take the voice of
-    // its node.
+    // The others may go on without this rank: it must neither end the job nor claim the reporting
+    // of its node.
     fmt::print(
         stderr, "trireme: {}\n",
         config::one_line(
@@ -339,4 +322,4 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   return run_async(session, config, fields, devices, start);
 }
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

@@ -2,8 +2,8 @@
 // from the first step to a resumed checkpoint.
 #include <gtest/gtest.h>
 
+#include "data_parallel/averaging_runs.hpp"
 #include "support/simulated_ops.hpp"
-#include "train/averaging_runs.hpp"
 
 namespace trireme::train::test {
 namespace {
@@ -73,8 +73,8 @@ std::string difference_of(const RunConfig& one, const RunConfig& other) {
   return difference(a / last, b / last);
 }
 
-/// Like memory_fault, except that workers with devices stage averages through host memory that is
-/// not predicted.
+/// As memory_fault, but that workers with devices pass averages through staging memory that is not
+/// predicted.
 std::string memory_fault_on_device(const RunConfig& config) {
   if (config.parallel.servers > 0) return memory_fault(config.train.output);
   std::string fault;

@@ -1,6 +1,4 @@
 // A worker's life where no worker waits for another.
-#include "trireme/data_parallel/async_worker.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,16 +6,16 @@
 #include <mpi.h>
 
 #include "trireme/comm/agree.hpp"
+#include "trireme/data_parallel/async_worker.hpp"
+#include "trireme/data_parallel/memory.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/plan/memory.hpp"
 #include "trireme/train/inject.hpp"
 
 #include "async.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
-namespace async = data_parallel::async;
-using data_parallel::Ticket;
+using namespace train;
 
 namespace {
 
@@ -45,38 +43,16 @@ class AsyncTraining {
                   .seed = static_cast<std::uint64_t>(config_.train.seed),
                   .watchdog = &job.watchdog,
                   .make_ops = job.computes.make_ops(),  // nobody agrees on what was timed
-                  .make_method =
-                      [&](const parallel::Stage& stage, const state::ModelState& state,
-                          ops::Ops& ops, device::MemoryLedger& ledger) {
-                        auto method = std::make_unique<data_parallel::AsyncWorker>(
-                            data_parallel::AsyncWorker::Parts{stage, state, ops, endpoint,
-                                                              job.recorder, job.place},
-                            ledger);
-                        link_ = method.get();
-                        return method;
-                      },
+                  .make_method = make_worker(job, endpoint, link_),
                   .graphs = config_.device.graphs},
                  grid_, job.recorder, job.ledger),
-        predicted_(predict_served(
-            plan::predict_memory(
-                replica_.stage(),
-                {.optim = config_.optim,
-                 .threads = job.threads,
-                 .host = job.computes.on_host(),
-                 .cuda = job.computes.on_cuda() ? std::optional(cuda_work(config_)) : std::nullopt,
-                 .shape = grid_.shape(),
-                 .rank = 0,
-                 .backends = grid_.backends(),
-                 .bucket_elements = bucket_elements(config_),
-                 .servers = job.place,
-                 .asynchronous = true}),
-            job.computes.on_host())),
+        predicted_(job.prediction(plan::predict_memory(replica_.stage(), memory_question()))),
         faults_(parse_faults(config_.train.inject), job.session.rank()) {}
 
   /// Gives the first server what it must know of workers. Collective over all ranks.
   void inform_servers() {
-    train::agree_on_peak(config_, *job_.everyone, job_.place.workers,
-                         [&] { return measure_peak(replica_, config_); });
+    agree_on_peak(config_, *job_.everyone, job_.place.workers,
+                  [&] { return measure_peak(replica_, config_); });
     comm::of_rank_zero(*job_.everyone, [&] { return prediction_json(predicted_.bytes).dump(); });
   }
 
@@ -103,6 +79,20 @@ class AsyncTraining {
   }
 
  private:
+  plan::MemoryQuestion memory_question() const {
+    plan::MemoryQuestion question{
+        .optim = config_.optim,
+        .threads = job_.threads,
+        .host = job_.computes.on_host(),
+        .cuda = job_.computes.on_cuda() ? std::optional(cuda_work(config_)) : std::nullopt,
+        .shape = grid_.shape(),
+        .rank = 0,
+        .backends = grid_.backends(),
+        .bucket_elements = bucket_elements(config_)};
+    add_method_memory(question, config_, replica_.stage(), job_.place);
+    return question;
+  }
+
   async::Work ask(const async::Outcome& outcome) {
     interruption_.notify();
     job_.watchdog.beat("wait for a ticket");
@@ -212,7 +202,7 @@ class AsyncTraining {
   data::Dataset dataset_;
   std::unique_ptr<data::TokenReader> reader_, valid_;
   data::Sampler sampler_;
-  data_parallel::AsyncWorker* link_ = nullptr;  // before the replica, whose making sets it
+  AsyncWorker* link_ = nullptr;  // before the replica, whose making sets it
   parallel::Replica replica_;
   MemoryPrediction predicted_;
   FaultInjector faults_;
@@ -242,4 +232,4 @@ Ending work_async(AsyncJob& job, comm::rpc::Endpoint& endpoint) {
   }
 }
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

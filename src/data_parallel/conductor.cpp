@@ -5,10 +5,9 @@
 
 #include "trireme/optim/optimizer.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
-namespace async = data_parallel::async;
-using data_parallel::Ticket;
+using namespace train;
 
 namespace {
 
@@ -35,8 +34,7 @@ std::vector<report::SectionTimes> section_times(const std::vector<nlohmann::json
 
 }  // namespace
 
-Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, data_parallel::WorkQueue& queue,
-                     Save save)
+Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queue, Save save)
     : job_(job),
       config_(job.config),
       queue_(queue),
@@ -85,12 +83,12 @@ void Conductor::begin(const Beginning& beginning) {
   const ResumePoint& point = beginning.point;
   position_ = point.position;
   first_step_ = position_.step;
-  const data_parallel::ServerPlace& place = job_.place;
-  tickets_.emplace(data_parallel::Tickets::Plan{.workers = place.workers,
-                                                .batch = config_.train.batch,
-                                                .first_step = position_.step,
-                                                .first_sample = position_.samples,
-                                                .staleness = config_.server.max_staleness});
+  const ServerPlace& place = job_.place;
+  tickets_.emplace(Tickets::Plan{.workers = place.workers,
+                                 .batch = config_.train.batch,
+                                 .first_step = position_.step,
+                                 .first_sample = position_.samples,
+                                 .staleness = config_.server.max_staleness});
   reporter_.open();
   for (const std::string& line : beginning.passed_over) reporter_.print("passed over: " + line);
   if (!point.folder.empty()) checkpointer_.resumed(point);
@@ -286,7 +284,7 @@ void Conductor::lose(int worker, const std::string& why) {
   answer();
 }
 
-nlohmann::json Conductor::staleness_json(const data_parallel::AsyncServer::Counts& counts) const {
+nlohmann::json Conductor::staleness_json(const AsyncServer::Counts& counts) const {
   nlohmann::json histogram = nlohmann::json::array();
   double sum = 0;
   std::int64_t most = 0;
@@ -301,13 +299,12 @@ nlohmann::json Conductor::staleness_json(const data_parallel::AsyncServer::Count
           {"histogram", histogram},
           {"mean", sum / updates},
           {"most", most},
-          {"bound",
-           data_parallel::Tickets::most_stale(job_.place.workers, config_.server.max_staleness)},
+          {"bound", Tickets::most_stale(job_.place.workers, config_.server.max_staleness)},
           {"repeated_commits", counts.repeated}};
 }
 
 void Conductor::finish(const std::vector<nlohmann::json>& servers,
-                       const data_parallel::AsyncServer::Counts& counts) {
+                       const AsyncServer::Counts& counts) {
   RunSummary summary;
   for (const auto& [worker, account] : accounts_) summary.ranks.push_back(account);
   summary.ranks.insert(summary.ranks.end(), servers.begin(), servers.end());
@@ -335,4 +332,4 @@ void Conductor::finish(const std::vector<nlohmann::json>& servers,
   reporter_.finish(summary);
 }
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

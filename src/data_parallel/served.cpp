@@ -7,96 +7,52 @@
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/data_parallel/memory.hpp"
 #include "trireme/data_parallel/parameter_server.hpp"
 #include "trireme/data_parallel/served_worker.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/interrupts.hpp"
 #include "trireme/train/trainer.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
+
+using namespace train;
+using nlohmann::json;
 
 namespace {
-
-using nlohmann::json;
 
 /// The names of what servers do between steps, see messages::work.
 constexpr const char* save_work = "save";
 constexpr const char* load_work = "load";
 
-/// The workers or the servers of a job, as a session of their own. Collective over the job.
-class Side {
- public:
-  Side(const comm::Session& job, bool serves) : comm_(split(job, serves)), session_(comm_) {}
-  Side(const Side&) = delete;
-  Side& operator=(const Side&) = delete;
-  ~Side() = default;
-  comm::Session& session() { return session_; }
-
- private:
-  static MPI_Comm split(const comm::Session& job, bool serves) {
-    MPI_Comm comm = MPI_COMM_NULL;
-    comm::mpi_check(MPI_Comm_split(job.world(), serves ? 1 : 0, job.rank(), &comm),
-                    "MPI_Comm_split");
-    return comm;
-  }
-  MPI_Comm comm_;  // until MPI's end: its freeing would be collective
-  comm::Session session_;
-};
-
-/// One parameter server of a job.
-class Server {
- public:
-  Server(ServedJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint)
-      : job_(job),
-        servers_(servers),
-        predicted_(predict_served(
-            plan::predict_server_memory(job.stage, job.place, job.config.optim), true)),
-        group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
-        signals_(parse_signals(job.config.train.signals)),
-        shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger),
-        service_(shards_, endpoint, *group_, job.recorder,
-                 {.jobs = {{save_work, [this](auto text) { return save(text); }},
-                           {load_work, [this](auto text) { return load(text); }}},
-                  .signal = [this] { return signals_.caught(); },
-                  .watchdog = &job.watchdog}) {}
-
-  /// Serves until the workers end the job.
-  Ending run() {
-    shards_.initialize(static_cast<std::uint64_t>(job_.config.train.seed));
-    probe_environment(job_, *job_.everyone);
-    job_.recorder.reset();
-    job_.starting.reset();
-    const std::string end = service_.serve();
-    if (!end.empty()) throw AgreedError(end);
-    const comm::Watchdog::Pause unwatched(job_.watchdog);
-    const auto steps = static_cast<double>(std::max<std::int64_t>(1, service_.steps()));
-    return close_job(*job_.everyone, job_.recorder,
-                     server_account(job_, shards_, predicted_, service_.sent(), steps),
-                     Ending::done)
-        .ending;
-  }
-
- private:
-  std::string save(std::span<const std::byte> text) {
-    const comm::Watchdog::Pause unwatched(job_.watchdog);
-    return save_shards(shards_, job_.config, state_of(text), *group_, servers_.nodes());
-  }
-
-  std::string load(std::span<const std::byte> text) {
-    const comm::Watchdog::Pause unwatched(job_.watchdog);
-    load_shards(shards_, checkpoint::Reader(
-                             std::string(reinterpret_cast<const char*>(text.data()), text.size())));
-    return {};
-  }
-
-  ServedJob& job_;
-  comm::Session& servers_;
-  MemoryPrediction predicted_;
-  std::unique_ptr<comm::Communicator> group_;
-  SignalWatch signals_;
-  data_parallel::ServerShards shards_;
-  data_parallel::ParameterServer service_;
-};
+/// One parameter server, until the workers end the job.
+Ending serve(ServedJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoint) {
+  ShardHost host(job, servers);
+  const SignalWatch signals(parse_signals(job.config.train.signals));
+  const auto load = [&](std::span<const std::byte> folder) {
+    const auto* text = reinterpret_cast<const char*>(folder.data());
+    host.load(checkpoint::Reader(std::string(text, folder.size())));
+    return std::string();
+  };
+  ParameterServer service(
+      host.shards(), endpoint, host.group(), job.recorder,
+      {.jobs = {{save_work, [&](auto text) { return host.save(state_of(text)); }},
+                {load_work, load}},
+       .signal = [&] { return signals.caught(); },
+       .watchdog = &job.watchdog});
+  host.initialize();
+  probe_environment(job, *job.everyone);
+  job.recorder.reset();
+  job.starting.reset();
+  const std::string end = service.serve();
+  if (!end.empty()) throw AgreedError(end);
+  const comm::Watchdog::Pause unwatched(job.watchdog);
+  const auto steps = static_cast<double>(std::max<std::int64_t>(1, service.steps()));
+  const json account = host.account(service.sent(), steps);
+  const Ending ending = close_job(*job.everyone, job.recorder, account, Ending::done).ending;
+  endpoint.close();  // in order, before the service ends it at once
+  return ending;
+}
 
 /// The workers' side: servers hold the model, and every step waits for all workers.
 class ServedMethod final : public Method {
@@ -105,19 +61,10 @@ class ServedMethod final : public Method {
       : Method(job, grid), served_(job), endpoint_(endpoint) {}
 
   void configure(parallel::ReplicaOptions& options) override {
-    options.make_method = [this](const parallel::Stage& stage, const state::ModelState& state,
-                                 ops::Ops& ops, device::MemoryLedger& ledger) {
-      auto worker = std::make_unique<data_parallel::ServedWorker>(
-          data_parallel::ServedWorker::Parts{stage, state, ops, endpoint_, job_.recorder,
-                                             served_.place},
-          ledger);
-      worker_ = worker.get();
-      return worker;
-    };
+    options.make_method = make_worker(served_, endpoint_, worker_);
   }
   void configure(plan::MemoryQuestion& question) const override {
-    question.servers = served_.place;
-    question.snapshots = false;  // servers save what they hold
+    add_method_memory(question, job_.config, replica().stage(), served_.place);
   }
   comm::Communicator& everyone() override { return *served_.everyone; }
   void open() override {
@@ -146,7 +93,7 @@ class ServedMethod final : public Method {
   }
 
   void describe(RunStart& start) const override {
-    const data_parallel::ServerPlace& place = served_.place;
+    const ServerPlace& place = served_.place;
     start.place["servers"] = place.servers;
     start.lines.push_back(
         fmt::format("parameter servers: {} hold the model for {} workers, who send gradients in {}",
@@ -159,12 +106,12 @@ class ServedMethod final : public Method {
  private:
   ServedJob& served_;
   comm::rpc::Endpoint& endpoint_;
-  data_parallel::ServedWorker* worker_ = nullptr;  // the replica's
+  ServedWorker* worker_ = nullptr;  // the replica's
   bool open_ = false;
 };
 
 /// This rank's training beside servers.
-Ending train_served(ServedJob& job, comm::rpc::Endpoint& endpoint, comm::Session& workers) {
+Ending train_served(ServedJob& job, comm::Session& workers, comm::rpc::Endpoint& endpoint) {
   comm::GridOptions options = grid_options(job.config);
   // No tensor passes between workers: NCCL's memory would be for nothing.
   if (!job.computes.on_host() && options.comm.data == "auto") options.comm.data = "mpi";
@@ -191,6 +138,14 @@ parallel::StageOptions worker_options(const RunConfig& config, const GridPlan& p
   return options;
 }
 
+MPI_Comm split(const ServedJob& job, bool servers_only) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  const int color = job.serves() ? 1 : servers_only ? MPI_UNDEFINED : 0;
+  comm::mpi_check(MPI_Comm_split(job.session.world(), color, job.session.rank(), &comm),
+                  "MPI_Comm_split");
+  return comm;  // until MPI's end: its freeing would be collective
+}
+
 }  // namespace
 
 ServedJob::ServedJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
@@ -204,62 +159,75 @@ ServedJob::ServedJob(comm::Session& ranks, RunConfig& settled, const config::Fie
   if (serves()) place.index = session.rank() - first_server();
 }
 
-std::string save_shards(data_parallel::ServerShards& shards, const RunConfig& config,
-                        const checkpoint::State& state, comm::Communicator& servers,
-                        const std::vector<int>& nodes) {
-  std::vector<checkpoint::Piece> pieces;
-  const state::ModelState& held = shards.state();
-  const checkpoint::Writers writers{shards.place().index, shards.place().servers};
-  checkpoint::append_pieces(pieces, "parameters", held, held.parameters(), true, writers);
-  for (const auto& kept : shards.optimizer().states()) {
-    checkpoint::append_pieces(pieces, kept.name, held, kept.flat, true, writers);
-  }
-  checkpoint::FileLayout files;
-  if (config.checkpoint.files == "node") files.nodes = nodes;
-  return checkpoint::save(config.train.output, state, pieces, servers, files).string();
-}
-
-void load_shards(data_parallel::ServerShards& shards, const checkpoint::Reader& reader) {
-  const state::ModelState& state = shards.state();
-  checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
-  for (const auto& kept : shards.optimizer().states()) {
-    load_optimizer(reader, kept.name, state, kept.flat, true);
-  }
-  shards.refresh();
-}
-
-MemoryPrediction predict_served(const std::map<device::Use, std::int64_t>& bytes, bool host) {
+MemoryPrediction ServedJob::prediction(const std::map<device::Use, std::int64_t>& bytes) const {
   MemoryPrediction prediction{bytes, {}};
   for (int u = 0; u < static_cast<int>(device::Use::count); ++u) {
     const auto use = static_cast<device::Use>(u);
-    if (!plan::predicts_all(use, host, true)) prediction.in_part.insert(use);
+    if (!plan::predicts_all(use, ledger.device().is_host(), true)) prediction.in_part.insert(use);
   }
   return prediction;
 }
 
-json server_account(const ServedJob& job, const data_parallel::ServerShards& shards,
-                    const MemoryPrediction& predicted, std::int64_t sent, double steps) {
+Side::Side(const ServedJob& job, bool servers_only) {
+  const MPI_Comm comm = split(job, servers_only);
+  if (comm != MPI_COMM_NULL) session_ = std::make_unique<comm::Session>(comm);
+}
+
+ShardHost::ShardHost(ServedJob& job, comm::Session& servers)
+    : job_(job),
+      servers_(servers),
+      predicted_(job.prediction(predict_server_memory(job.stage, job.place, job.config))),
+      group_(comm::make_mpi_communicator(servers.world(), job.ledger)),
+      shards_(job.stage, job.place, job.config.optim, job.threads, job.ledger) {}
+
+void ShardHost::initialize() {
+  shards_.initialize(static_cast<std::uint64_t>(job_.config.train.seed));
+}
+
+std::string ShardHost::save(const checkpoint::State& state) {
+  const comm::Watchdog::Pause unwatched(job_.watchdog);
+  std::vector<checkpoint::Piece> pieces;
+  const state::ModelState& held = shards_.state();
+  const checkpoint::Writers writers{job_.place.index, job_.place.servers};
+  checkpoint::append_pieces(pieces, "parameters", held, held.parameters(), true, writers);
+  for (const auto& kept : shards_.optimizer().states()) {
+    checkpoint::append_pieces(pieces, kept.name, held, kept.flat, true, writers);
+  }
+  const checkpoint::FileLayout files = file_layout(job_.config, servers_);
+  return checkpoint::save(job_.config.train.output, state, pieces, *group_, files).string();
+}
+
+void ShardHost::load(const checkpoint::Reader& reader) {
+  const comm::Watchdog::Pause unwatched(job_.watchdog);
+  const state::ModelState& state = shards_.state();
+  checkpoint::load_pieces(reader, "parameters", state, state.parameters(), true);
+  for (const auto& kept : shards_.optimizer().states()) {
+    load_optimizer(reader, kept.name, state, kept.flat, true);
+  }
+  shards_.refresh();
+}
+
+json ShardHost::account(std::int64_t sent, double steps) const {
   // What it sends to each worker in a step.
-  const auto values = static_cast<double>(size_of(shards.state().options().shares.compute) *
-                                          static_cast<std::size_t>(job.place.workers)) *
-                      static_cast<double>(shards.held());
-  return {{"rank", job.session.rank()},
+  const auto values = static_cast<double>(size_of(shards_.state().options().shares.compute) *
+                                          static_cast<std::size_t>(job_.place.workers)) *
+                      static_cast<double>(shards_.held());
+  return {{"rank", job_.session.rank()},
           {"tensor", 0},
           {"pipeline", 0},
           {"data", 0},
-          {"server", job.place.index},
-          {"sections", job.recorder.seconds()},
-          {"time", report::rank_time(job.recorder)},
+          {"server", job_.place.index},
+          {"sections", job_.recorder.seconds()},
+          {"time", report::rank_time(job_.recorder)},
           {"communication",
            {{"servers",
              {{"bytes_per_step", static_cast<double>(sent) / steps},
               {"seconds_per_step", 0.0},
               {"least_bytes_per_step", values}}}}},
-          {"memory", memory_account(predicted, job.ledger)}};
+          {"memory", memory_account(predicted_, job_.ledger)}};
 }
 
-json worker_traffic(const data_parallel::ServerLink& link, const ServedJob& job,
-                    std::int64_t steps) {
+json worker_traffic(const ServerLink& link, const ServedJob& job, std::int64_t steps) {
   const auto count = static_cast<double>(std::max<std::int64_t>(1, steps));
   const auto model = static_cast<double>(job.model.table().elements());
   const DType compute = job.stage.options().compute;
@@ -306,20 +274,13 @@ checkpoint::State state_of(std::span<const std::byte> text) {
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,
                   const DeviceSource& devices) {
   ServedJob job(session, config, fields, devices);
-  Side side(session, job.serves());
+  Side side(job, false);
   comm::rpc::Endpoint endpoint(
-      session.world(),
-      data_parallel::messages::options(static_cast<int>(job.stage.layout().groups().size())));
-  Ending ending = Ending::done;
-  if (job.serves()) {
-    Server server(job, side.session(), endpoint);
-    ending = server.run();
-    endpoint.close();
-  } else {
-    ending = train_served(job, endpoint, side.session());
-    endpoint.close();
-  }
+      session.world(), messages::options(static_cast<int>(job.stage.layout().groups().size())));
+  const Ending ending = job.serves() ? serve(job, side.session(), endpoint)
+                                     : train_served(job, side.session(), endpoint);
+  endpoint.close();
   return ending;
 }
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel

@@ -1,12 +1,12 @@
-// Averaging runs against a reference implementation, and interrupted runs against uninterrupted
-// ones.
+// Independent workers against the same made by hand, and runs that were stopped against those that
+// were not.
 #include <cmath>
 
 #include <gtest/gtest.h>
 
 #include "trireme/ops/ops.hpp"
 
-#include "train/averaging_runs.hpp"
+#include "data_parallel/averaging_runs.hpp"
 
 namespace trireme::train::test {
 namespace {
@@ -24,11 +24,11 @@ void expect_as_by_hand(const RunConfig& config, const WorkerCase& layout, const 
     ASSERT_EQ(found.size(), expected.size()) << what;
     for (const auto& [step, line] : found) {
       const nlohmann::json values = nlohmann::json::parse(line);
-      const HandStep& told = expected[static_cast<std::size_t>(step - 1)];
+      const HandStep& by_hand = expected[static_cast<std::size_t>(step - 1)];
       if (values.contains("skipped")) continue;
-      EXPECT_NEAR(values.at("loss").get<double>(), told.loss, 1e-14 * told.loss) << what;
-      EXPECT_NEAR(values.at("gradient_norm").get<double>(), told.gradient_norm,
-                  1e-14 * told.gradient_norm)
+      EXPECT_NEAR(values.at("loss").get<double>(), by_hand.loss, 1e-14 * by_hand.loss) << what;
+      EXPECT_NEAR(values.at("gradient_norm").get<double>(), by_hand.gradient_norm,
+                  1e-14 * by_hand.gradient_norm)
           << what << " step " << step;
     }
     const std::string last = step_folder(config.train.steps);

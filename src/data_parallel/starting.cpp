@@ -7,7 +7,7 @@
 
 #include "trireme/core/error.hpp"
 
-namespace trireme::train {
+namespace trireme::data_parallel {
 
 Starting::Starting(comm::Session& session, double heartbeat)
     : session_(session), beats_(session.world(), [&] {
@@ -46,4 +46,4 @@ void Starting::lose(int rank, const std::string& why) {
   session_.abort(1);
 }
 
-}  // namespace trireme::train
+}  // namespace trireme::data_parallel
