@@ -1,4 +1,4 @@
-# The front door. Everything is done by CMake, CTest and the scripts below scripts/; this names the usual paths.
+# Shortcuts for the usual commands. CMake, CTest and the scripts in scripts/ do the work.
 SHELL := /bin/bash
 PRESET ?= release
 BUILD := build/$(PRESET)
@@ -74,7 +74,7 @@ test-cuda: deps
 	@cmake --build build/cuda --parallel $(JOBS) --target trireme_test_cuda
 	@build/cuda/tests/trireme_test_cuda
 
-# The time that bash counts in a variable of that name is not what is meant.
+# SECONDS counts only where the user sets it: bash has a variable of that name.
 FUZZ_SECONDS = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
 fuzz: deps
 	@scripts/deps.sh fuzz

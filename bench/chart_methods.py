@@ -50,7 +50,7 @@ class Run:
         self.points = [(at, step * self.bytes_per_step, *rest) for at, step, *rest in self.points]
 
     def loss_at(self, column, value):
-        """Between evaluations by interpolation; None outside of them."""
+        """Interpolates between evaluations; None outside of them."""
         for before, after in zip(self.points, self.points[1:]):
             if before[column] <= value <= after[column]:
                 share = (value - before[column]) / (after[column] - before[column])

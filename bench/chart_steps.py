@@ -3,7 +3,7 @@
 
 RESULTS are what `trireme_bench_steps --results` wrote; each of their cases becomes a panel. An operation's light bar
 is its time in a step, the dark one the time it would take at the ceiling that bounds it (the best product, or a
-copy). Operations under half a per cent of the step are one bar. Needs gnuplot."""
+copy). Operations under 0.5 % of the step share one bar. Needs gnuplot."""
 import json
 import subprocess
 import sys

@@ -1,7 +1,7 @@
-// Collectives of ranks of one node by messages and through shared memory, turn by turn, so that the
-// ratio means something on a busy machine; a reduction of gradients beside products, as a step of
-// training has it; and whole steps of a model of 10.8 M parameters, two replicas in one process.
-// Ranks are started by the launcher, each with one thread:
+// Collectives of the ranks of one node by messages and through shared memory, in turns, so that the
+// ratio holds on a busy machine; a reduction of gradients that overlaps products, as in a step of
+// training; and whole steps of a model of 10.8 M parameters, two replicas in one process.
+// Start ranks with the launcher, each with one thread:
 //   mpirun -n 2 collectives_bench [ROUNDS] [collectives|products|steps]
 #include <algorithm>
 #include <chrono>
@@ -34,7 +34,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// A grid whose tensors go by messages, and one where they pass through shared memory.
+/// One grid that communicates tensors by messages, and one that uses shared memory.
 struct Ways {
   comm::Grid messages, shared;
   Ways(const comm::Session& session, const comm::GridShape& shape, device::MemoryLedger& ledger)
@@ -49,7 +49,7 @@ struct Ways {
   comm::Communicator& of(int way) { return grid(way).group(comm::Axis::data); }
 };
 
-/// Milliseconds of `work(group)` by each way, medians over `rounds` of the slowest rank.
+/// Milliseconds of `work(group)` with either grid, medians over `rounds` of the slowest rank.
 std::vector<double> compare(Ways& ways, int rounds,
                             const std::function<void(comm::Communicator&)>& work) {
   std::vector<std::vector<double>> times(2);
@@ -101,8 +101,8 @@ void collectives(Ways& ways, int rounds, bool is_root) {
   }
 }
 
-/// A backward pass of some 255 ms of products on one thread, whose 96 MB of gradients are reduced
-/// in buckets as they come.
+/// A backward pass of about 255 ms of products on one thread, with 96 MB of gradients reduced
+/// in buckets as they become ready.
 void beside_products(Ways& ways, int rounds, bool is_root) {
   const auto ops = ops::make_cpu_ops(1);
   constexpr std::int64_t n = 1024, all = 24 << 20;
@@ -152,7 +152,7 @@ void beside_products(Ways& ways, int rounds, bool is_root) {
   }
 }
 
-/// One replica of a model by each way; their steps take turns.
+/// One replica of a model for either grid; their steps alternate.
 void steps(const comm::Session& session, int rounds) {
   model::ModelConfig config;
   config.layers = 6;
@@ -194,7 +194,7 @@ void steps(const comm::Session& session, int rounds) {
     std::vector<std::vector<double>> times(2);
     for (int round = -2; round < 2 * rounds; ++round) {
       for (int turn = 0; turn < 2; ++turn) {
-        const int way = (turn + round + 2) % 2;  // either way first
+        const int way = (turn + round + 2) % 2;  // alternate the order
         ways.messages.world().barrier();
         const auto begin = Clock::now();
         replicas[way]->backward(batches);

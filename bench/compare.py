@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whole training steps on CPUs: share of the matrix-product peak, and PyTorch's speed and memory beside.
+"""Whole training steps on CPUs: share of the matrix-product peak, compared with PyTorch's speed and memory.
 
     compare.py STEPS [--rounds 3] [--types fp32,bf16] [--cases small:12,gpt2:4:1024] [--python PYTHON]
                [--json FILE] [--no-peers]
@@ -34,7 +34,7 @@ def cores():
 
 
 def environment(threads):
-    # Several processes that bind would all take the first cores.
+    # Processes that bind themselves would all take the first cores.
     bind = "true" if threads == cores() else "false"
     return {**os.environ, **MPI, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": bind}
 
@@ -54,7 +54,7 @@ def failed(what, result):
 
 
 def trireme(options, folder, kind, case, ranks):
-    """The case's figures on so many ranks, which share its batch and the cores; None where it fails."""
+    """The case's figures on `ranks` ranks, which share its batch and the cores; None if it fails."""
     preset, batch, *rest = (case if ":" in case else case + ":1").split(":")
     if ranks > 1:
         if int(batch) % ranks != 0 or cores() < ranks:
@@ -73,7 +73,7 @@ def trireme(options, folder, kind, case, ranks):
 
 
 def torch(options, folder, compiled):
-    """PyTorch's figures for the case that Trireme has just left in `folder`."""
+    """PyTorch's figures for the case whose results Trireme wrote to `folder`."""
     own = os.path.join(folder, "torch.json")
     command = [options.python, os.path.join(HERE, "peers", "torch_steps.py")]
     command += [os.path.join(folder, "one.json"), "--device", "cpu", "--json", own]
@@ -97,7 +97,7 @@ def has_torch(python):
 
 
 def spread(values):
-    """Median, least and greatest; None of nothing."""
+    """Median, minimum and maximum; None for an empty list."""
     values = [value for value in values if value is not None]
     if not values:
         return None

@@ -1,5 +1,5 @@
-// Operations timed by the device itself, one by one and without waits, with the work that each has
-// to do at least.
+// Operations timed one by one on the device, without host waits, with the least work that each
+// must do.
 #pragma once
 
 #include <map>
@@ -14,12 +14,12 @@
 
 namespace trireme::bench {
 
-/// What all calls of one operation took and did.
+/// Time and work of all calls of one operation.
 struct OpWork {
   std::int64_t calls = 0;
   double seconds = 0;     // of the device
   double operations = 0;  // floating-point, of products and attention alone
-  double bytes = 0;       // of its tensors, each once: the least that goes through memory
+  double bytes = 0;       // of its tensors, each once: the minimum of memory traffic
 };
 
 class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::AlgorithmChoices {
@@ -27,12 +27,12 @@ class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::Al
   MeasuredOps(std::unique_ptr<ops::Ops> inner, device::Device& device)
       : inner_(std::move(inner)), device_(device), timeline_(device::make_timeline(device)) {}
 
-  /// Has the device note when it begins and ends each operation from now on.
+  /// From now on the device records the begin and end of each operation.
   void start() {
     calls_.clear();
     on_ = true;
   }
-  /// Waits for the device; what it did since start, by operation.
+  /// Waits for the device. Returns its operations since start, by name.
   std::map<std::string, OpWork> finish() {
     on_ = false;
     timeline_->mark();
@@ -88,7 +88,7 @@ class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::Al
   static double bytes_of_call(const Arguments&... arguments) {
     return (0.0 + ... + bytes_of(arguments));
   }
-  /// A look-up reads the rows that it takes, and not the table.
+  /// A look-up reads the selected rows, not the whole table.
   static double bytes_of_call(const Tensor& y, const Tensor& ids, const Tensor& table,
                               const ops::RowTile&, const ops::Lookup&) {
     const auto rows =

@@ -1,10 +1,10 @@
-// Operations on tensors that no cache holds, beside a copy, and beside a plain loop over as many
-// tensors (streams.hpp), of the same run with the same threads.
+// Operations on tensors larger than the caches, compared with a copy and with a plain loop over as
+// many tensors (streams.hpp), of the same run with the same threads.
 //   memory_bench [--results FILE] [--only WORD] [--rounds N] [MiB]
 // MiB is the size of one activation; by default four times the last-level cache, at least 256 MiB,
 // at most a sixteenth of the machine's memory: six of them are held at a time. WORD: rows whose
 // name contains it.
-// Bytes are the least that an operation must move: once for each tensor that is read and for each
+// Bytes are the minimum that an operation must move: once for each tensor that is read and for each
 // that is written, twice for one updated in place. Lines that are read only to be overwritten do
 // not count; the copy writes past the caches. Each time of an operation is taken between two of a
 // copy and two of the loop, since other users change the bandwidth: figures are medians of the
@@ -44,7 +44,7 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Bytes of the last-level cache, 0 where the system does not report them.
+/// Bytes of the last-level cache, 0 if the system does not report them.
 std::int64_t last_level_cache() {
 #ifdef _SC_LEVEL3_CACHE_SIZE
   return std::max(0L, ::sysconf(_SC_LEVEL3_CACHE_SIZE));
@@ -60,7 +60,7 @@ std::int64_t default_size() {
   return std::min(std::max<std::int64_t>(256, 4 * last_level_cache() >> 20), memory >> 20);
 }
 
-/// One operation, what it moves at least, and its times.
+/// One operation, the bytes it must move, and its times.
 struct Row {
   std::string name;
   Streams streams;
@@ -69,7 +69,7 @@ struct Row {
   std::vector<double> seconds = {}, of_copy = {}, of_streams = {};
 };
 
-/// Memory of `slots` activations, one behind another.
+/// Contiguous memory of `slots` activations.
 struct Memory {
   explicit Memory(std::int64_t mebibytes)
       : bytes(mebibytes << 20),
@@ -132,7 +132,7 @@ struct Tensors {
     std::iota(ids.begin(), ids.end(), 0);
     targets = Tensor(ids.data(), {tokens});
   }
-  /// The operations' inputs, some of which are others' results: values between −4 and 4.
+  /// The operations' inputs, some of them results of others: values between −4 and 4.
   void prepare() const {
     std::vector<float> values(static_cast<std::size_t>(257 * columns));
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -218,7 +218,7 @@ void add_others(std::vector<Row>& rows, const Tensors& t) {
                   }});
 }
 
-/// Updates of fp32 parameters: what units read is a copy in bf16, or the parameters themselves.
+/// Updates of fp32 parameters: units read a copy in bf16, or the parameters themselves.
 void add_updates(std::vector<Row>& rows, const Tensors& t) {
   ops::Ops& ops = *t.ops;
   const auto unit = static_cast<double>(t.a.bytes());

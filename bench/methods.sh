@@ -4,8 +4,8 @@
 #
 #   methods.sh TRIREME CORPUS.txt OUTPUT [METHOD...]
 #
-# METHODs are names of the table below; all by default. One that the program refuses is left out with its line. What is
-# done already in OUTPUT stays. Environment: RATE (100mbit; off: no limit), STEPS (400), EVERY (20: steps between
+# METHODs are names of the table below; all by default. One that the program refuses is skipped with its error. Finished
+# runs in OUTPUT are kept. Environment: RATE (100mbit; off: no limit), STEPS (400), EVERY (20: steps between
 # evaluations), SLOW (none; 5: the fourth worker is that many times slower), MODEL (flags of the model and of the batch).
 # Ends with bench/chart_methods.py's table and OUTPUT/methods.svg.
 set -euo pipefail
@@ -18,7 +18,7 @@ rate=${RATE:-100mbit} steps=${STEPS:-400} every=${EVERY:-20} slow=${SLOW:-none}
 read -ra model <<<"${MODEL:---model.preset tiny --train.batch 32}"
 
 # Name, ranks of a node, flags. Servers are the world's last ranks: with two ranks a node, dealt out in turn, each node
-# has a worker and a server, whose messages to each other pass no link.
+# has a worker and a server, whose messages to each other use no link.
 table() {
   cat <<'METHODS'
 allreduce    1

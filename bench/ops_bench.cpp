@@ -1,5 +1,5 @@
-// Speed of single ops against their rooflines: GFLOP/s where arithmetic bounds them, GB/s (bytes
-// that must move at least) where memory does. Threads: OMP_NUM_THREADS.
+// Speed of single operations compared with their rooflines: GFLOP/s if compute-bound, GB/s (bytes
+// that must move) if memory-bound. Threads: OMP_NUM_THREADS.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -328,7 +328,7 @@ void BM_adamw(benchmark::State& state) {
 }
 BENCHMARK(BM_adamw)->Arg(10'800'000)->UseRealTime();
 
-/// What memory gives: y = a + b on arrays that no cache holds, two reads and one write.
+/// Memory bandwidth: y = a + b on arrays larger than the caches, two reads and one write.
 void BM_copy(benchmark::State& state) {
   const auto ops = backend();
   const Owned x({state.range(0)}), y({state.range(0)});

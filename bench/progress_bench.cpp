@@ -1,6 +1,6 @@
-// What the progress thread costs the thread that computes: products without it, beside it while it
+// Cost of the progress thread for the computing thread: products without it, beside it while it
 // is idle, and beside it while a message is outstanding. `cpu_share` is the CPU time of all other
-// threads of the process over the time that passed: at most 0.02 with a message, 0 when idle.
+// threads of the process over the elapsed time: at most 0.02 with a message, 0 when idle.
 #include <benchmark/benchmark.h>
 #include <mpi.h>
 #include <sys/resource.h>

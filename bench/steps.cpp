@@ -1,13 +1,13 @@
 // Whole training steps on a device: for each model tokens/s, MFU against the nominal and the
-// measured peak, the most memory held, the time by group of operations, and op by op what share of
-// the ceiling that bounds it was reached.
+// measured peak, peak memory, the time by group of operations, and for each operation its share of
+// its roofline.
 //   trireme_bench_steps [--results FILE] [--nominal TFLOPS] [--steps LEAST]
 //                       [--recompute none|cheap|selective|full] [cuda|cpu] [COMPUTE]
 //                       [PRESET:BATCH[:SEQUENCE] …]
 // BATCH is each rank's. At least LEAST steps (5) are timed, after three others; with 1 after one
 // other, where only memory is asked for. FILE gets the same as JSON, for bench/compare.py and
 // bench/peers/torch_steps.py. The peak of a GPU is measured before its first steps, that of CPUs
-// after each model's steps, since measuring takes memory that does not belong to the steps.
+// after each model's steps, since measuring needs memory of its own.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -47,7 +47,7 @@ Case parse_case(const std::string& text) {
 
 struct Arguments {
   std::string results, device = "auto", compute;
-  std::string recompute;  // empty: what is usual on the device
+  std::string recompute;  // empty: the device's default
   double nominal = 0;     // operations per second
   std::size_t steps = 5;
   std::vector<Case> cases;
@@ -152,7 +152,7 @@ model::Recompute recompute_of(const std::string& name, bool host, std::int64_t w
   return found->second;
 }
 
-/// The model's shape, for those who build it elsewhere.
+/// The model's shape, for bench/peers/torch_steps.py.
 json to_json(const model::ModelConfig& config) {
   return {{"layers", config.layers},
           {"width", config.width},
@@ -202,7 +202,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   std::vector<parallel::HostMicrobatch> batches;
   batches.push_back(random_batch(config, each.batch));
   std::int64_t step = 0;
-  // The host waits inside, for the gradients; the update goes on meanwhile, into the next step.
+  // The host waits here for the gradients; the update overlaps the next step.
   parallel::StepGraphs& graphs = replica.engine().graphs();
   const auto train = [&] {
     const parallel::StepSums sums = replica.backward(batches);
@@ -248,7 +248,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   if (device.is_host()) {
     grid.world().barrier();  // all ranks at once, as they train
     ceilings = measure_ceilings(computes, compute, ceilings.nominal);
-    // Where other work held the machine meanwhile, the step itself was as fast: look again.
+    // Measure again if other work on the machine slowed these steps down.
     const double reached = rate / static_cast<double>(session.size());
     for (int look = 0; look == 0 || (look < 4 && ceilings.products < 1.05 * reached); ++look) {
       ceilings.products = std::max(

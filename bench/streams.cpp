@@ -21,9 +21,9 @@ namespace trireme::bench {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Elements [begin, end), multiples of a cache line. What is written is the greatest of what was
-/// read, 16 bits at a time: tensors of fp32 or bf16 keep values of the sizes that they had.
-/// Returns the greatest of all where nothing is written, so that it is read.
+/// Elements [begin, end), multiples of a cache line. Writes the maximum of the values
+/// read, 16 bits at a time: tensors of fp32 or bf16 keep their range of values.
+/// Returns the maximum of all if nothing is written, so that the reads are not removed.
 template <int reads, int writes, int updates, bool halves>
 std::uint16_t stream_range(std::uint16_t* const* tensors, std::size_t begin, std::size_t end) {
   const hn::ScalableTag<std::uint16_t> d;
@@ -120,7 +120,7 @@ void run_streams(const Streams& streams, std::span<std::uint16_t* const> tensors
   TRIREME_ASSERT(tensors.size() >= count, "{} tensors for {}", tensors.size(), name_of(streams));
   constexpr std::size_t block = 1024;  // elements: whole cache lines of every tensor
   const std::size_t blocks = elements / block;
-  static std::atomic<std::uint16_t> read;  // keeps what was read from being left out
+  static std::atomic<std::uint16_t> read;  // keeps the compiler from removing the reads
 #pragma omp parallel
   {
     const auto thread = static_cast<std::size_t>(omp_get_thread_num());

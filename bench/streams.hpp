@@ -1,5 +1,5 @@
-// Loops that read, write and update as many tensors at once as an operation does and do nothing
-// else: what memory gives to that number of streams.
+// Loops that read, write and update as many tensors as an operation does, and do nothing
+// else: the memory bandwidth for that number of streams.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-# CUDA is found or not; without it nothing is missing but the GPU. Sets TRIREME_HAS_CUDA, and the
-# targets trireme_cudnn, trireme_cudnn_frontend and trireme_nccl where these libraries are there.
+# Looks for CUDA; without it everything but the GPU backend is built. Sets TRIREME_HAS_CUDA, and the
+# targets trireme_cudnn, trireme_cudnn_frontend and trireme_nccl if these libraries are found.
 set(TRIREME_CUDA "AUTO" CACHE STRING "Build for NVIDIA GPUs: AUTO (where CUDA is found), ON or OFF")
 set_property(CACHE TRIREME_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(TRIREME_HAS_CUDA OFF)
@@ -43,7 +43,7 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the one that CUDA::cudart is
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
-# nvcc has C++20 since version 12, which CMake 3.25 does not know yet.
+# nvcc supports C++20 since version 12; CMake 3.25 does not know it yet.
 foreach(kind STANDARD EXTENSION)
   if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
     set(CMAKE_CUDA20_${kind}_COMPILE_OPTION "-std=c++20")
@@ -52,7 +52,7 @@ endforeach()
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
 set(TRIREME_HAS_CUDA ON)
 
-# One library of NVIDIA's beside the toolkit, by header and library: target trireme_<name>.
+# Defines target trireme_<name> for an NVIDIA library outside the toolkit, by header and library.
 function(trireme_nvidia_library name header library root)
   find_path(TRIREME_${root}_INCLUDE ${header}
             HINTS ${${root}_ROOT} ENV ${root}_ROOT ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)

@@ -1,4 +1,4 @@
-# Every library the project stands on. Each comes with Debian, Spack and most centers' modules.
+# Every library that the project needs. Each is in Debian, Spack and most centers' modules.
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(MPI 3.1 REQUIRED COMPONENTS C)
@@ -10,7 +10,7 @@ find_package(CLI11 REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(tomlplusplus REQUIRED)
-# oneDNN by header and library: its own package file asks for OpenCL's headers, which CPU use does not need.
+# oneDNN by header and library: its own package file requires OpenCL's headers, which CPUs do not need.
 find_path(DNNL_INCLUDE_DIR dnnl.h REQUIRED HINTS ${DNNL_ROOT} ENV DNNLROOT PATH_SUFFIXES include)
 find_library(DNNL_LIBRARY dnnl REQUIRED HINTS ${DNNL_ROOT} ENV DNNLROOT PATH_SUFFIXES lib lib64)
 add_library(DNNL::dnnl INTERFACE IMPORTED)

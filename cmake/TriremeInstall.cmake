@@ -1,4 +1,4 @@
-# What `make install` and packages hold, in GNU's folders: bin/trireme, its manual page, completion for
+# Files of `make install` and of packages, in GNU's folders: bin/trireme, its manual page, completion for
 # bash, a modulefile, documents, and job scripts where there are any.
 include(GNUInstallDirs)
 if(NOT TRIREME_PACKAGE)  # libraries outside the system's folders are found where they were linked
@@ -6,7 +6,7 @@ if(NOT TRIREME_PACKAGE)  # libraries outside the system's folders are found wher
 endif()
 install(TARGETS trireme RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
-# The manual and the completion are written by the program's own definition of its command line.
+# The manual and the completion are generated from the program's command-line definition.
 add_executable(write_manual packaging/write_manual.cpp)
 target_link_libraries(write_manual PRIVATE trireme_cli trireme_options)
 if(TRIREME_SANITIZE)
@@ -38,7 +38,7 @@ add_custom_target(trireme_manual ALL DEPENDS ${trireme_manuals})
 install(FILES "${trireme_completion}" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 install(FILES README.md ARCHITECTURE.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-if(TRIREME_PACKAGE)  # Debian has the license's text, and wants no copies of it
+if(TRIREME_PACKAGE)  # Debian has the license's text and forbids copies
   install(FILES packaging/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
 else()
   install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
@@ -82,7 +82,7 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-# What starts it, runs its scaling studies and draws its reports' plots.
+# Needed by the job scripts, scaling studies and plots of reports.
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "openmpi-bin, python3, gnuplot-nox | gnuplot")
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
     OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)

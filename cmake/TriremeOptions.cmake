@@ -2,11 +2,11 @@
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
-# -O3 and assertions stay on in Release: an invariant that costs nothing measurable is worth keeping.
+# Release keeps assertions: they cost nothing measurable.
 set(CMAKE_CXX_FLAGS_RELEASE "-O3")
 
 add_library(trireme_options INTERFACE)
-# Of C++ files only: nvcc hands what it does not know to nobody, and CUDA files are told their own.
+# For C++ files only: nvcc does not accept these flags, and CUDA files get their own.
 set(trireme_cxx_options
   -Wall -Wextra -Wpedantic
   # Designated initializers name what differs; every member has a declared default.
@@ -19,7 +19,7 @@ set(trireme_cxx_options
   # Messages of failed assertions name files below the source tree.
   $<$<BOOL:${TRIREME_PACKAGE}>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=>)
 target_compile_options(trireme_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${trireme_cxx_options}>")
-# Kernels say themselves where a product must be rounded before it is added.
+# Kernels state explicitly where a product is rounded before it is added.
 set(trireme_cuda_options --expt-relaxed-constexpr
   -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off
   --display-error-number)

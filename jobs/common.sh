@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the job scripts share: which scheduler this is, how it starts ranks, and what follows their exit code.
+# Shared by the job scripts: detects the scheduler, starts ranks on it, and acts on their exit code.
 # Sourced by bash 4 or newer. Environment:
 #
 #   TRIREME                 the program (else build/release/trireme of this tree, else trireme in PATH)
@@ -8,22 +8,22 @@
 #   TRIREME_NODES           nodes they run on
 #   TRIREME_RANKS_PER_NODE  ranks on each of them
 #   TRIREME_THREADS         cores of a rank
-#   TRIREME_HARDWARE_THREADS  what Slurm calls a CPU where it is not a core: 2 where it counts two for each core
-#   TRIREME_GPUS            GPUs of a node that the ranks use, 0 by default; each takes the one of its number in the node
-#   TRIREME_SLURM_MPI       srun --mpi=...: pmix by default; none of Slurm's: default
-#   TRIREME_MPIRUN          mpirun, mpiexec, ...; TRIREME_MPIRUN_STYLE: openmpi, hydra or pals, asked of it by default
+#   TRIREME_HARDWARE_THREADS  Slurm's CPUs per core: 2 where Slurm counts hardware threads, else 1
+#   TRIREME_GPUS            GPUs used on each node, 0 by default; a rank takes the GPU of its local rank
+#   TRIREME_SLURM_MPI       srun --mpi=...: pmix by default; `default` omits the option
+#   TRIREME_MPIRUN          mpirun, mpiexec, ...; TRIREME_MPIRUN_STYLE: openmpi, hydra or pals, detected by default
 #   TRIREME_LAUNCH_OPTIONS  more options for the launcher
 #   TRIREME_CORES           cores of this machine, without a scheduler; nproc's by default
 #   TRIREME_START_RETRIES   how often a start that crashes before the run begins is repeated, 2 by default
 #   TRIREME_REQUEUE         0: the job never requeues itself
 
-trireme_say() { printf 'jobs: %s\n' "$*"; }
+trireme_report() { printf 'jobs: %s\n' "$*"; }
 trireme_fail() {
   printf 'jobs: error: %s\n' "$*" >&2
   return 1
 }
 
-# slurm, pbs, lsf, flux or local: by the allocation that this runs in. A Flux instance may run inside any other's.
+# Prints slurm, pbs, lsf, flux or local. Flux comes first: a Flux instance may run inside another scheduler's allocation.
 trireme_scheduler() {
   if [ -n "${FLUX_URI:-}" ]; then
     echo flux
@@ -38,7 +38,7 @@ trireme_scheduler() {
   fi
 }
 
-# The first of the arguments that is not empty.
+# Prints the first argument that is not empty.
 trireme_first() {
   local word
   for word in "$@"; do
@@ -49,12 +49,12 @@ trireme_first() {
   done
 }
 
-# Cores of this machine that may be used. nproc believes OMP_NUM_THREADS where it is set.
+# Prints the number of usable cores of this machine. nproc would report OMP_NUM_THREADS where it is set.
 trireme_cores() { echo "${TRIREME_CORES:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)}"; }
 
 trireme_unique_lines() { sort -u "$1" | grep -c .; }
 
-# A line for each slot; where there is jsrun, the first is the one slot of a launch node on which no ranks run.
+# Prints a line for each slot. With jsrun the first slot is the launch node's, on which no ranks run.
 trireme_lsf_nodes() { # file
   local first count
   first=$(head -n 1 "$1")
@@ -65,7 +65,7 @@ trireme_lsf_nodes() { # file
   echo "$count"
 }
 
-# Sets nodes, ranks, ranks_per_node and threads: what the user asks, else what the scheduler gives.
+# Sets nodes, ranks, ranks_per_node and threads from the user's variables, else from the scheduler's.
 trireme_shape() {
   local given_nodes='' given_ranks='' given_per_node='' given_threads=''
   case $(trireme_scheduler) in
@@ -98,7 +98,7 @@ trireme_shape() {
   else
     ranks=$(trireme_first "$given_ranks" $((nodes * ${ranks_per_node:-1})))
   fi
-  # Fewer ranks than the allocation has room for use the fewest nodes that hold them.
+  # Fewer ranks than the allocation has slots use as few nodes as possible.
   if [ -z "${TRIREME_NODES:-}" ] && [ -n "$ranks_per_node" ]; then
     local enough=$(((ranks + ranks_per_node - 1) / ranks_per_node))
     [ "$enough" -ge "$nodes" ] || nodes=$enough
@@ -119,13 +119,13 @@ trireme_shape() {
   fi
 }
 
-# The command that starts the ranks, in the array launch. Ranks next to each other share a node, as tensor groups should.
+# Sets the array launch to the command that starts the ranks. Consecutive ranks share a node, as tensor groups should.
 trireme_slurm() {
-  # Since Slurm 22.05 srun no longer takes a job's --cpus-per-task for a step's: without this each rank gets one core.
+  # Since Slurm 22.05 srun does not inherit the job's --cpus-per-task. Without this each rank gets one core.
   export SRUN_CPUS_PER_TASK=$((threads * ${TRIREME_HARDWARE_THREADS:-1}))
   launch=(srun)
   [ "${TRIREME_SLURM_MPI:-pmix}" = default ] || launch+=("--mpi=${TRIREME_SLURM_MPI:-pmix}")
-  # Ranks end within moments of each other; where one dies, the others are not to wait for long. Ending a step at its
+  # When a rank dies, the others must end soon. Killing the step at its
   # first exit code above 0 could cut off ranks that are about to exit with 75.
   launch+=("--nodes=$nodes" "--ntasks=$ranks" "--ntasks-per-node=$ranks_per_node" --cpu-bind=cores
     --distribution=block:block --kill-on-bad-exit=0 --wait=60)
@@ -188,7 +188,7 @@ trireme_flux() {
   [ "${TRIREME_GPUS:-0}" -eq 0 ] || launch+=(--gpus-per-task 1 -o gpu-affinity=off)
 }
 
-# Everything before the program's arguments: sets launch, and OMP_NUM_THREADS.
+# Sets launch to everything before the program's arguments, and OMP_NUM_THREADS.
 trireme_prepare() {
   local here tree
   here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -217,8 +217,8 @@ trireme_prepare() {
   launch+=("${more[@]}" "$program")
 }
 
-# Starts the program on all ranks and returns its exit code. Signals that come to this shell go on to the launcher,
-# which hands them to the ranks; SIGTERM goes on as SIGUSR1, since mpirun would not leave ranks the time to save.
+# Starts the program on all ranks and returns its exit code. Signals to this shell are forwarded to the launcher,
+# which forwards them to the ranks. SIGTERM becomes SIGUSR1, since mpirun would not leave ranks the time to save.
 trireme_launch() {
   local child code=0 signal=''
   trireme_prepare || return
@@ -232,7 +232,7 @@ trireme_launch() {
   trap 'signal=USR2; kill -USR2 "$child" 2>/dev/null || true' USR2
   "${launch[@]}" "$@" </dev/null &
   child=$!
-  # A signal ends the wait ahead of the child.
+  # A signal interrupts the wait before the child ends.
   while :; do
     signal=''
     code=0
@@ -243,7 +243,7 @@ trireme_launch() {
   return "$code"
 }
 
-# The newest attempt of a run folder, nothing where there is none.
+# Prints the newest attempt of a run folder, or nothing if there is none.
 trireme_attempt() {
   local attempt newest=''
   for attempt in "$1"/attempts/*; do
@@ -252,8 +252,8 @@ trireme_attempt() {
   echo "$newest"
 }
 
-# Trains on all ranks and returns the exit code. MPI libraries have been seen to crash while they start, the more easily
-# the more ranks: a start that dies so (SIGABRT, SIGBUS, SIGSEGV) before the run has a record of it is made again.
+# Trains on all ranks and returns the exit code. MPI libraries sometimes crash in MPI_Init, more often with more
+# ranks. A start that dies so (SIGABRT, SIGBUS, SIGSEGV) before the run's record begins is repeated.
 trireme_train() { # run folder, arguments
   local folder=$1 before code tries=${TRIREME_START_RETRIES:-2}
   shift
@@ -264,12 +264,12 @@ trireme_train() { # run folder, arguments
     case $code in 134 | 135 | 139) ;; *) return "$code" ;; esac
     if [ "$tries" -le 0 ] || [ "$(trireme_attempt "$folder")" != "$before" ]; then return "$code"; fi
     tries=$((tries - 1))
-    trireme_say "exit code $code before the run began: started again"
+    trireme_report "exit code $code before the run began: started again"
   done
 }
 
-# Sets folder to the run folder of train's arguments: the flag's or the variable's, else what the program, on one rank,
-# resolves from the other sources.
+# Sets folder to the run folder of train's arguments: from the flag or the variable, else as the program, on one rank,
+# resolves it from the other sources.
 trireme_output() {
   local word previous='' found='' errors
   for word in "$@"; do
@@ -283,13 +283,13 @@ trireme_output() {
   folder=$("$program" train --show train.output "$@" 2>"$errors" </dev/null) || folder=
   if [ -z "$folder" ]; then
     cat "$errors" >&2
-    trireme_fail "$program does not say what train.output is; name the run folder with --train.output"
+    trireme_fail "$program does not report train.output; name the run folder with --train.output"
   fi
   rm -f "$errors"
   [ -n "$folder" ]
 }
 
-# The step of the newest checkpoint of a run folder, -1 where there is none.
+# Prints the step of the newest checkpoint of a run folder, -1 if there is none.
 trireme_step() {
   local folder newest=-1 step
   for folder in "$1"/step-*; do
@@ -301,51 +301,51 @@ trireme_step() {
   echo "$newest"
 }
 
-# Requeues the job by the scheduler's command; without one, the exit code is for whoever chained the jobs.
-# Sets code where the exit code is the means.
+# Requeues the job by the scheduler's command. Where there is none, a chained job reads the exit code.
+# Sets code if the scheduler requeues by exit code.
 trireme_requeue() {
   case $(trireme_scheduler) in
     slurm)
       if scontrol requeue "$SLURM_JOB_ID"; then
-        trireme_say "job $SLURM_JOB_ID goes back to the queue"
+        trireme_report "job $SLURM_JOB_ID goes back to the queue"
       else
-        trireme_say "Slurm does not take the job back (was it submitted with --requeue?): submit it again"
+        trireme_report "Slurm does not take the job back (was it submitted with --requeue?): submit it again"
       fi
       ;;
     lsf)
       code=75
-      trireme_say "exit code 75: LSF takes the job back (bsub -Q 75)"
+      trireme_report "exit code 75: LSF takes the job back (bsub -Q 75)"
       ;;
-    *) trireme_say "submit it again, or chain jobs with a dependency: it goes on where it stopped" ;;
+    *) trireme_report "submit it again, or chain jobs with a dependency: it goes on where it stopped" ;;
   esac
 }
 
-# LSF would take a job back for its exit code alone.
+# LSF requeues a job because of its exit code alone.
 trireme_stay() {
   [ "$code" -eq 75 ] && [ "$(trireme_scheduler)" = lsf ] || return 0
   code=1
-  trireme_say "exit code 1 in place of 75, for which LSF would take the job back"
+  trireme_report "exit code 1 in place of 75, for which LSF would take the job back"
 }
 
-# Trains, and goes back to the queue when training has ended ahead of its last step: saved in time (75), or after a
-# failure of which a later checkpoint than at the start is left. A start that gained nothing is not repeated.
+# Trains, and requeues the job when training ended before its last step: saved in time (75), or after a
+# failure that left a later checkpoint than at the start. A start without progress is not repeated.
 trireme_job() {
   local folder before after code=0 arguments=()
   if [ $# -eq 0 ]; then read -r -a arguments <<<"${TRIREME_ARGUMENTS:-}" && set -- "${arguments[@]}"; fi
   trireme_prepare || return
   trireme_output "$@" || return
   before=$(trireme_step "$folder")
-  trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each, checkpoint of step" \
+  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each, checkpoint of step" \
     "$before: $(printf '%q ' "${launch[@]}" train "$@")"
   trireme_train "$folder" "$@" || code=$?
   after=$(trireme_step "$folder")
-  trireme_say "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, checkpoint of step $after"
+  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, checkpoint of step $after"
   [ "$code" -ne 0 ] || return 0
   if [ "$after" -gt "$before" ] && [ "${TRIREME_REQUEUE:-1}" != 0 ]; then
     trireme_requeue
   else
     if [ "$code" -eq 75 ] && [ "$after" -le "$before" ]; then
-      trireme_say "no step was made in this start, so the next would do no better: give it a longer time limit"
+      trireme_report "no step was made in this start, so the next would do no better: give it a longer time limit"
     fi
     trireme_stay
   fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains under Flux, saves ahead of the limit and exits with 75. The time that is left is handed to the run; a second
-# job waits for the first to end unfinished.
+# Trains under Flux, saves before the time limit and exits with 75. The run gets the remaining time; a second
+# job depends on the first ending unfinished.
 #
 #   id=$(TRIREME_RANKS_PER_NODE=8 TRIREME_THREADS=7 flux batch -N 4 -t 2h jobs/flux.sh --config run.toml)
 #   ... flux batch --dependency=afternotok:$id ...the same

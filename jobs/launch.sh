@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the program once on the ranks of this allocation, or of this machine; TRIREME_DRY_RUN=1 prints the command:
+# Starts the program once on the ranks of this allocation or machine. TRIREME_DRY_RUN=1 prints the command:
 #
 #   TRIREME_RANKS=4 jobs/launch.sh evaluate --checkpoint run
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on this machine, each rank bound to its cores; SIGUSR1 or SIGTERM to it saves and ends with exit code 75.
+# Trains on this machine, each rank bound to its cores. SIGUSR1 or SIGTERM saves and ends with exit code 75.
 #
 #   TRIREME_RANKS=4 TRIREME_THREADS=8 jobs/local.sh --config run.toml
 set -euo pipefail

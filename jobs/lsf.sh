@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains under LSF. Three minutes ahead of the limit LSF signals it; it saves and exits with 75, for which LSF takes
-# the job back, as it does after a crash that left a later checkpoint.
+# Trains under LSF. Three minutes before the limit LSF sends a signal; the run saves and exits with 75, and LSF
+# requeues the job, as it does after a crash that left a later checkpoint.
 #
 #   TRIREME_RANKS_PER_NODE=6 TRIREME_THREADS=7 TRIREME_ARGUMENTS="--config run.toml" bsub -nnodes 4 -W 120 <jobs/lsf.sh
 #

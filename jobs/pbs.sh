@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains under PBS, saves ahead of the limit and exits with 75. PBS has no warning signal and takes no job back by
-# itself: the time limit is handed to the run, and a second job waits for the first to end unfinished.
+# Trains under PBS, saves before the time limit and exits with 75. PBS neither warns nor requeues by
+# itself: the run gets the time limit, and a second job depends on the first ending unfinished.
 #
 #   id=$(qsub -l select=4:ncpus=128:mpiprocs=8:ompthreads=16 -l walltime=4:00:00 \
 #     -v TRIREME_ARGUMENTS="--config run.toml" jobs/pbs.sh)

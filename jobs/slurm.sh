@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains under Slurm. Three minutes ahead of the limit the ranks are signaled; they save, and the job goes back to the
-# queue and on from there, under the same job id and into the same output file, until its last step:
+# Trains under Slurm. Three minutes before the limit the ranks are signaled; they save, and the job is requeued and
+# continues, with the same job id and output file, until its last step:
 #
 #   sbatch --nodes 4 --ntasks-per-node 8 --cpus-per-task 16 --time 4:00:00 jobs/slurm.sh --config run.toml
 #
@@ -11,7 +11,7 @@
 #SBATCH --requeue
 #SBATCH --signal=USR1@180
 set -euo pipefail
-# Slurm runs a copy of this file, in another folder than common.sh. It knows the line that was submitted, which begins
+# Slurm runs a copy of this file, in another folder than common.sh. scontrol has the submitted command, which begins
 # with the path of the file.
 here=${TRIREME_JOBS:-}
 if [ -z "$here" ]; then

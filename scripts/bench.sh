@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bench.sh BUILD [Google Benchmark flags]: operations one by one, and on tensors that no cache holds; whole steps
-# with each operation beside the ceiling that bounds it, and whole steps beside the matrix-product peak and
+# bench.sh BUILD [Google Benchmark flags]: single operations, also on tensors larger than the caches; whole steps
+# with each operation's roofline; and whole steps compared with the matrix-product peak and
 # PyTorch. Figures also as JSON in BUILD/bench. ROUNDS, TYPES and CASES reach bench/compare.py.
 set -euo pipefail
 build=$1

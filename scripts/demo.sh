@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole path once: text to dataset, training on two ranks, evaluation, checkpoint, resume, generated text.
-# demo.sh TRIREME, with CORPUS=file.txt or Debian's bible-kjv. Everything lands in demo/. Environment: RANKS (2),
+# Prepares a dataset, trains on two ranks, evaluates, resumes from the checkpoint and generates text.
+# demo.sh TRIREME, with CORPUS=file.txt or Debian's bible-kjv. Writes to demo/. Environment: RANKS (2),
 # STEPS, MPIRUN (mpirun), DEMO (demo).
 set -euo pipefail
 trireme=$(realpath "$1")
@@ -37,7 +37,7 @@ elif [ ! -r "$corpus" ]; then
   exit 1
 fi
 
-# The dataset is kept, and made again when the text is another one or this binary cannot read it.
+# The dataset is kept; it is prepared again if the text has changed or this binary cannot read it.
 dataset=$demo/dataset
 stamp=$(realpath "$corpus"):$(stat -c '%s %Y' "$corpus")
 if [ "$(cat "$demo/corpus.stamp" 2>/dev/null)" != "$stamp" ] || ! "$trireme" inspect "$dataset" >/dev/null 2>&1; then
@@ -53,7 +53,7 @@ run=$demo/run
 rm -rf "$run"
 train=("$trireme" train --model.preset tiny --data.path "$dataset" --train.output "$run" --train.batch 16 --train.evaluate_samples 512
   --optim.warmup_steps $warmup --optim.decay_steps $((steps - warmup)))
-# A launcher hides from its ranks whether somebody is watching.
+# Under a launcher, ranks cannot see whether the output is a terminal.
 if [ -t 1 ]; then train+=(--train.progress live); else train+=(--train.log_every 25); fi
 
 title "Training on $ranks ranks"

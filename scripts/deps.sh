@@ -56,7 +56,7 @@ lacks_frontend() {
   done
 }
 
-# Without network Trireme is built all the same, and cuDNN's attention is left out.
+# Without network Trireme is built without cuDNN's attention.
 fetch_frontend() {
   local work
   echo "Fetching cudnn-frontend $frontend from the Python package index"
@@ -116,7 +116,7 @@ install_packages() {
 
 install_packages
 if [ -n "$builds" ] && lacks_frontend; then
-  # Not needed otherwise, so that nothing ends where it cannot be had.
+  # Only needed for these purposes: its absence must not fail a build.
   python3 -m pip --version >/dev/null 2>&1 || (wanted=python3-pip && install_packages) || true
   fetch_frontend
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes docs/example-report anew: a scaling study over 1, 2 and 4 ranks in three layouts, submitted as jobs to a Slurm of four
+# Regenerates docs/example-report: a scaling study over 1, 2 and 4 ranks in three layouts, as jobs of a Slurm of four
 # nodes on this machine (tests/slurm/cluster.sh; needs root and scripts/deps.sh slurm report), and its report.
 #   scripts/example-report.sh [PROGRAM] [FOLDER]     build/release/trireme; the study stays in FOLDER, which is kept when given
-# All four nodes share the cores of one machine, so what it shows is the tool, not how the program scales.
+# All four nodes share one machine's cores: the report shows the tool, not how the program scales.
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)
 program=$(realpath "${1:-$source/build/release/trireme}")

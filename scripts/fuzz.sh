@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every fuzz target for SECONDS_EACH seconds, JOBS at a time: fuzz.sh BUILD_FOLDER SECONDS_EACH JOBS [TARGET...].
-# Inputs that reach something new are kept in BUILD_FOLDER/corpus; one that crashes, hangs or takes too much memory stays in
+# Inputs that reach new code are kept in BUILD_FOLDER/corpus; one that crashes, hangs or takes too much memory stays in
 # BUILD_FOLDER/findings, and the command that shows it again is printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,13 +9,13 @@ shift 3
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || for source in tests/fuzz/*_fuzz.cpp; do targets+=("$(basename "$source" _fuzz.cpp)"); done
 
-# Leaks in libraries are theirs: libhdf5 1.10.8 forgets what it had read of a header that proves damaged.
+# Leaks in libraries are not reported: libhdf5 1.10.8 leaks when a header is damaged.
 export ASAN_OPTIONS=detect_odr_violation=0:allocator_may_return_null=0
 export LSAN_OPTIONS=suppressions=$PWD/tests/support/lsan.supp:print_suppressions=0
 run_one() {
   local target=$1 program=$build/tests/${1}_fuzz corpus=$build/corpus/$1 findings=$build/findings/$1
   mkdir -p "$corpus" "$findings"
-  # As long as the largest seed twice over, and 4 KiB at least.
+  # Twice the size of the largest seed, and at least 4 KiB.
   local most
   most=$(find "tests/fuzz/corpus/$target" -type f -printf '%s\n' | sort -n | tail -1)
   most=$((2 * most > 4096 ? 2 * most : 4096))

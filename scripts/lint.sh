@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Formatting and static analysis of every source: lint.sh BUILD_FOLDER [FILE...]. The folder holds
 # compile_commands.json. Headers are analyzed through the sources that include them. A file that was
-# found clean is not analyzed again while its text after preprocessing, comments included, the rules
-# and the analyzer are the same: BUILD_FOLDER/lint/ has a mark for each such text.
+# found clean is not analyzed again while its preprocessed text, comments included, the rules
+# and the analyzer are unchanged: BUILD_FOLDER/lint/ has a stamp for each such text.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -26,7 +26,7 @@ rules=$({ clang-tidy --version; cat .clang-tidy; } | sha256sum | cut -c1-64)
 
 analyze() {
   local file=$1 command text mark
-  # The line before the file's own is its command, as JSON: a backslash precedes what it quotes.
+  # The line before the file's own is its command as a JSON string, with escaped quotes.
   command=$(grep -F -B1 "\"file\": \"$PWD/$file\"" "$commands" | sed -n 's/^ *"command": "\(.*\)",$/\1/p' | head -n 1 | sed 's/\\\(.\)/\1/g; s/ -o [^ ]* -c / -w -E -C -P /')
   if ! text=$(bash -c "${command:?has no command in $commands}" | sha256sum | cut -c1-64); then
     echo "failed: $file: cannot be preprocessed"
@@ -35,7 +35,7 @@ analyze() {
   mark=$marks/$(printf '%s %s %s\n' "$rules" "$file" "$text" | sha256sum | cut -c1-64)
   [ ! -e "$mark" ] || return 0
   echo "clang-tidy $file"
-  # What clang-tidy prints on standard error is a count of warnings in system headers.
+  # On standard error clang-tidy only counts warnings in system headers.
   if ! clang-tidy --quiet -p "$marks" "$file" 2>/dev/null; then
     echo "failed: $file"
     return 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# package.sh: a Debian package of the build in build/package (CPUs only), looked at as far as the tools here can:
-# its files, its dependencies, that its program starts, and lintian's findings where it is installed.
+# package.sh: a Debian package of the build in build/package (CPUs only), with checks of
+# its files, its dependencies and its program's start, and by lintian where that is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/package

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Plants each bug of tests/planted/bugs.txt in a scratch copy of the tree and sees the test named
-# for it fail: planted-bugs.sh [NAME...]; all without names. Exits 1 where one is not caught.
-# planted-bugs.sh --check only looks whether every edit still fits the sources.
+# Plants each bug of tests/planted/bugs.txt in a scratch copy of the tree and checks that the test named
+# for it fails: planted-bugs.sh [NAME...]; all without names. Exits 1 if one is not caught.
+# planted-bugs.sh --check only checks that every edit still fits the sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 list=tests/planted/bugs.txt
@@ -73,7 +73,7 @@ if [ "${1-}" = --check ]; then
   exit $wrong
 fi
 
-# Files get new times, so that nothing built of an edit that was interrupted is taken for sound.
+# Files get new times, so that objects of an interrupted edit are rebuilt.
 rm -rf $copy/source
 mkdir -p $copy/source
 git ls-files -z --cached --others --exclude-standard |

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A published result measured again: nanoGPT's CPU configuration on tinyshakespeare with character tokens, whose
+# Reproduces a published result: nanoGPT's CPU configuration on tinyshakespeare with character tokens, whose
 # README gives a validation loss of 1.88. That figure is an estimate over 20 random batches, 15,360 tokens; this one is
 # over the whole validation split. Model, text, batch and steps are the published ones; the learning rate is 3e-3 where
 # nanoGPT has 1e-3, which suits so short a run better: LEARNING_RATE=1e-3 gives 1.91 over the whole split.

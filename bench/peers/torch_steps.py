@@ -36,7 +36,7 @@ if not hasattr(torch, "OutOfMemoryError"):
     skip(f"PyTorch {torch.__version__} is older than 2.5")
 
 
-# Refused rather than replaced by something slower.
+# Fails instead of falling back to a slower kernel.
 FUSED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 
 
@@ -141,7 +141,7 @@ def wait(device):
 
 
 def resident_bytes():
-    """The most memory of this process so far; 0 where the system does not report it."""
+    """Peak memory of this process so far; 0 if the system does not report it."""
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             for line in status:
@@ -153,7 +153,7 @@ def resident_bytes():
 
 
 def time_steps(case, device, options, parts):
-    """Seconds of each step whose batch is cut into `parts`, its loss, and the most bytes held."""
+    """Seconds of each step whose batch is split into `parts`, its loss, and the peak of bytes held."""
     torch.manual_seed(1)
     model = Transformer(case["model"]).to(device)
     count = parameters_of(model)
@@ -183,7 +183,7 @@ def time_steps(case, device, options, parts):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return total.item()  # the host's one wait, as trireme's
+        return total.item()  # the host's only wait, as in trireme
 
     for _ in range(3):
         loss = step()

@@ -9,7 +9,7 @@ import tempfile
 
 from study.points import Refusal, make_points, per_node_of
 
-# invalid: it ended well, but `trireme report` finds that it measured nothing that counts.
+# invalid: it ended well, but `trireme report` rejects its measurements.
 STATES = ("waiting", "submitted", "running", "done", "invalid", "failed", "impossible")
 
 
@@ -121,7 +121,7 @@ class Index:
         """What `trireme report` computes of a point: a speed without warm-up, or None and why it has none."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "report.json")
-            for _ in range(3):  # MPI libraries crash now and then while they start
+            for _ in range(3):  # MPI libraries sometimes crash in MPI_Init
                 _, _, errors = ask([self.parameters["program"], "report", self.run_folder(point), "--json", path]
                                  + self.shared_cores)
                 if os.path.exists(path) or "trireme: error:" in errors:

@@ -28,7 +28,7 @@ class Signals:
 
     def catch(self):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
                 signal.signal(number, self.receive)
 
     def receive(self, number, frame):
@@ -81,7 +81,7 @@ def impossible(index, point):
     code, _, errors = ask([index.parameters["program"], "plan", "--ranks", str(point["ranks"]), "--ranks-per-node",
                          str(min(per_node, point["ranks"]))] + flags[:at] + flags[at + 2:])
     for line in errors.splitlines():
-        # Where the program cannot be started here, outside an allocation, the points themselves will fail.
+        # If the program cannot be started outside of an allocation, the points themselves will fail.
         if code == 1 and line.startswith("trireme: error: ") and "launcher" not in line:
             return line
     return None
@@ -165,7 +165,7 @@ def run_here(index, point, options):
         except subprocess.TimeoutExpired:
             end_session(child.pid, index.run_folder(point))
             code = "none: ended after --timeout %g" % options.timeout
-    except Stopped:  # no other signal will be heard from here on
+    except Stopped:  # later signals are ignored
         if child:
             end_session(child.pid, index.run_folder(point))
         point["state"] = "waiting"
@@ -190,7 +190,7 @@ def batch_command(index, point, options, after):
     if after and not options.concurrent:
         command.append("--dependency=afterany:" + str(after))
     command += options.submit_option
-    # A point is measured in one go: what its limit interrupts has failed.
+    # A point is measured in one run: a point that its time limit interrupts has failed.
     return command + [os.path.join(HERE, "slurm.sh")] + train_flags(index, point)[1:]
 
 
@@ -198,12 +198,12 @@ def submit(index, point, options, after):
     index.set_aside(point)
     os.makedirs(index.run_folder(point))
     environment = dict(os.environ, TRIREME_REQUEUE="0", **environment_of(index, point))
-    # What describes a job or step that this may have been called from is not the point's. SBATCH_ACCOUNT and the like
+    # Variables that describe an enclosing job or step do not apply to the point. SBATCH_ACCOUNT and the like
     # are the user's, as is SLURM_JWT.
     surrounding = re.compile(r"SLURM_(JOB|STEP|TASK|NNODES|NODELIST|NODEID|NODE_ALIASES|NTASKS|NPROCS|PROCID|LOCALID|GTIDS"
                              r"|CPUS_|CPU_BIND|TRES_|MEM_|GPUS|SUBMIT_|ARRAY_|HET_|LAUNCH_)")
     environment = {key: value for key, value in environment.items() if not surrounding.match(key)}
-    with SIGNALS:  # a job that is submitted is noted
+    with SIGNALS:  # a submitted job is always recorded
         found = subprocess.run(batch_command(index, point, options, after), stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
         if found.returncode != 0:

@@ -148,9 +148,9 @@ TEST(Session, OneRankOfANodeReports) {
     Session session(nullptr, nullptr);
     EXPECT_EQ(session.node_size(), session.size());
     EXPECT_EQ(session.node_rank(), session.rank());
-    int voices = session.claim_reporting() ? 1 : 0;
-    MPI_Allreduce(MPI_IN_PLACE, &voices, 1, MPI_INT, MPI_SUM, session.node());
-    EXPECT_EQ(voices, 1);
+    int reporters = session.claim_reporting() ? 1 : 0;
+    MPI_Allreduce(MPI_IN_PLACE, &reporters, 1, MPI_INT, MPI_SUM, session.node());
+    EXPECT_EQ(reporters, 1);
     EXPECT_FALSE(session.claim_reporting());
   }
   Session session(nullptr, nullptr);

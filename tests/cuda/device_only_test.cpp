@@ -88,7 +88,8 @@ TEST(CudaDevice, MarksAreInOrderAndWithinTheHostsTimes) {
     const std::vector<Clock::time_point> times = timeline->read();
     const Clock::time_point end = Clock::now();
     ASSERT_EQ(times.size(), 4U);
-    // The time of reading stands for the last mark, so all may be late by the length of the wait.
+    // The time of reading replaces that of the last mark, so all may be late by the length of the
+    // wait.
     EXPECT_GE(times.front(), begin);
     EXPECT_LE(times.back(), end);
     for (std::size_t i = 1; i < times.size(); ++i) EXPECT_LT(times[i - 1], times[i]);

@@ -149,7 +149,7 @@ rm bin/jsrun
 job "a folder that the file names" 75 "exit code 75, checkpoint of step 40" CODE=75 STEP=0040
 [ -d 'a "run"/step-0040' ] || { echo "FAILED: the stub's folder"; failures=1; }
 job "that folder, after a stop" 75 "submit it again" CODE=75 STEP=0040
-job "a folder that the program does not report" 1 "jobs: error: asked does not say what train.output is" FOLDER= CODE=75
+job "a folder that the program does not report" 1 "jobs: error: asked does not report train.output" FOLDER= CODE=75
 [ ! -e starts ] || { echo "FAILED: it was started with a guess"; failures=1; }
 job "LSF, saved" 75 "LSF takes the job back" "${lsf[@]}" CODE=75 STEP=0040
 job "LSF, crashed after a checkpoint" 75 "LSF takes the job back" "${lsf[@]}" CODE=1 STEP=0040

@@ -55,7 +55,7 @@ class ArrayOf {
   T& operator[](std::int64_t i) { return memory_[place(i)]; }
   const T& operator[](std::int64_t i) const { return memory_[place(i)]; }
   Tensor view() { return Tensor(memory_.data(), DTypeOf<T>::value, shape_, strides_); }
-  operator Tensor() { return view(); }  // NOLINT: an array stands for its view
+  operator Tensor() { return view(); }  // NOLINT: an array converts to its view
   std::vector<T> values() const {
     std::vector<T> out;
     for (std::int64_t i = 0; i < elements(); ++i) out.push_back((*this)[i]);

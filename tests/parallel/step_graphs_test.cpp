@@ -43,7 +43,7 @@ TEST(StepGraphs, AForbiddenOperationEndsTheCaptureAndIsStillDone) {
   const std::vector<std::pair<const char*, Forbidden>> forbidden = {
       {"nothing", [](Counter&) {}},
       {"memory",
-       [](Counter& own) { const device::Buffer room(own.ledger, device::Use::batch, 8); }},
+       [](Counter& own) { const device::Buffer buffer(own.ledger, device::Use::batch, 8); }},
       {"memory released", [](Counter& own) { own.spare = device::Buffer(); }},
       {"a wait", [](Counter& own) { own.device.synchronize(); }},
       {"a fence", [](Counter& own) { own.device.fence(); }},

@@ -25,10 +25,10 @@ serve() {  # ranks, run folder, further flags: two servers
   run "$1" "$2" --data_parallel.method async-server --parallel.servers 2 --server.max_staleness 3 "${@:3}"
 }
 ran() { [ "$code" -eq 0 ] || fail "$*: exit code $code"; }
-refused() {  # what one line says
+refused() {  # pattern of the one error line
   [ "$code" -ne 0 ] || fail "not refused: $1"
   [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "not one line: $1"
-  grep -q "$1" err || fail "not said: $1"
+  grep -q "$1" err || fail "the error lacks: $1"
 }
 # check RUN STEPS WORKERS EXPRESSION: Python over summary s, metrics m (steps), run r
 check() {
@@ -111,7 +111,7 @@ serve 5 stuck --train.steps 40 --train.watchdog 2 --train.inject slow@100000/1
 [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "stuck: exit code $code"
 grep -q '^trireme: error: watchdog: rank 1 has not moved for 2' err || fail "stuck: not reported"
 grep -Eq '^ +1 +1 +[0-9.]+  wait for gradients$' err || fail "stuck: its last action is not reported"
-[ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "stuck: several voices"
+[ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "stuck: several ranks report"
 
 # A staleness of 0 is the synchronous server.
 for method in "server" "async-server --server.max_staleness 0"; do
