@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every section that the sources open has its place in the account of time (src/report/timing.cpp),
-# and every place has a section. Both checks are tried on sources that break them.
+# every place has a section, and docs/timing.md explains each. The checks are tried on sources that break them.
 set -euo pipefail
 cd "${SOURCE:-$(dirname "$0")/../..}"
 python3 - <<'END'
@@ -33,5 +33,17 @@ if wrong(sources + 'const Section section(recorder_, "a new one");', table) != [
     sys.exit("a section without a place was not found")
 if wrong(sources, table + '{"an old one", {other}}') != ["an old one"]:
     sys.exit("a place without a section was not found")
+manual = pathlib.Path("docs/timing.md").read_text()
+
+
+def unexplained(manual):
+    named = set(re.findall(r"`(?:[a-z ]+: )?([a-z ]+)`", manual))
+    return sorted(placed(table) - named)
+
+
+if missing := unexplained(manual):
+    sys.exit(f"docs/timing.md: does not explain {', '.join(missing)}")
+if unexplained(manual.replace("`servers: wait for a ticket`", "")) != ["wait for a ticket"]:
+    sys.exit("a section that docs/timing.md does not explain was not found")
 print(f"{len(placed(table))} sections have their place")
 END
