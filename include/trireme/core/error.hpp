@@ -2,7 +2,6 @@
 // and the remedy. A programmer's mistake is a failed TRIREME_ASSERT.
 #pragma once
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -43,9 +42,9 @@ class ConfigError : public AgreedError {
 
 /// Ends a switch that names every value of an enumeration: fails as TRIREME_ASSERT does.
 template <class Enum>
-[[noreturn]] void no_case_for(Enum value,
-                              std::source_location where = std::source_location::current()) {
-  assertion_failed("a case names the value", where.file_name(), static_cast<int>(where.line()),
+[[noreturn]] void no_case_for(Enum value, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+  assertion_failed("a case names the value", file, line,
                    std::to_string(static_cast<long long>(value)));
 }
 
