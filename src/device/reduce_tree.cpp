@@ -1,14 +1,14 @@
-#include "trireme/device/reduce_tree.hpp"
-
 #include <algorithm>
 #include <bit>
 
-#include "cuda/reduce_types.hpp"
+#include "trireme/device/device.hpp"
+
+#include "cuda/tree.cuh"
 
 namespace trireme::device {
 namespace {
 
-using namespace kernels;  // NOLINT(google-build-using-namespace): reduce_types.hpp
+using namespace kernels;  // NOLINT(google-build-using-namespace): tree.cuh
 
 /// Adds block by block, so that partial sums stay in the nearest cache; each block is complete
 /// before it is written, because `out` may be a contribution.

@@ -1,12 +1,11 @@
-#include "trireme/ops/traced.hpp"
-
 #include "trireme/core/error.hpp"
+#include "trireme/ops/forwarding.hpp"
 
 namespace trireme::ops {
 
 void TracedOps::begin() {
   begun_ = true;
-  if (queues_ != nullptr) queues_->trace_queues();
+  device_.trace_queues();
 }
 
 // The last mark relates the device's clock to the host's.
@@ -21,8 +20,7 @@ void TracedOps::after_wait() {
   }
   recorded_ += names_.size();
   names_.clear();
-  if (queues_ == nullptr) return;
-  for (const device::QueueSpan& span : queues_->read_queues()) {
+  for (const device::QueueSpan& span : device_.read_queues()) {
     if (++recorded_of_queues_ > most_of_queues) continue;
     recorder_.add_span(span.name, queue_streams + span.queue, span.begin, span.end);
   }

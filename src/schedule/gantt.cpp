@@ -1,8 +1,8 @@
-#include "trireme/schedule/gantt.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
+
+#include "trireme/schedule/simulate.hpp"
 
 namespace trireme::schedule {
 

@@ -3,9 +3,8 @@
 #include <cstdint>
 
 #include "trireme/core/config.hpp"
-#include "trireme/schedule/schedule.hpp"
 
-#include "edges.hpp"
+#include "walk.hpp"
 
 namespace trireme::schedule {
 
@@ -44,7 +43,7 @@ class Validation {
     if (schedule_.stages < 1 || schedule_.micro_batches < 1 || schedule_.chunks < 1)
       fail("{} stages, {} micro-batches, {} virtual stages per stage: each must be at least 1",
            schedule_.stages, schedule_.micro_batches, schedule_.chunks);
-    if (schedule_.actions.size() != static_cast<std::size_t>(schedule_.stages))
+    if (schedule_.actions.size() != at(schedule_.stages))
       fail("has lists for {} stages; {} are needed", schedule_.actions.size(), schedule_.stages);
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       for (const Action& action : list(stage)) {
@@ -58,9 +57,7 @@ class Validation {
     }
   }
 
-  const std::vector<Action>& list(int stage) const {
-    return schedule_.actions[static_cast<std::size_t>(stage)];
-  }
+  const std::vector<Action>& list(int stage) const { return schedule_.actions[at(stage)]; }
 
   /// Each pair has F and B, or F, I and W, once each. Works from what is there, so that its cost
   /// does not grow with sizes that a short file merely claims.
@@ -112,13 +109,11 @@ class Validation {
 
   Pair& pair(int stage, int chunk, int micro_batch) {
     const std::size_t row = static_cast<std::size_t>(schedule_.virtual_stage(stage, chunk));
-    return pairs_[row * static_cast<std::size_t>(schedule_.micro_batches) +
-                  static_cast<std::size_t>(micro_batch)];
+    return pairs_[row * at(schedule_.micro_batches) + at(micro_batch)];
   }
 
   void index() {
-    pairs_.resize(static_cast<std::size_t>(schedule_.virtual_stages()) *
-                  static_cast<std::size_t>(schedule_.micro_batches));
+    pairs_.resize(at(schedule_.virtual_stages()) * at(schedule_.micro_batches));
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       int position = 0;
       for (const Action& action : list(stage)) {
@@ -148,11 +143,10 @@ class Validation {
 
   void check_weights_ascend() const {
     for (int stage = 0; stage < schedule_.stages; ++stage) {
-      std::vector<Action> last(static_cast<std::size_t>(schedule_.chunks),
-                               {Kind::forward, -1, 0});  // of each chunk
+      std::vector<Action> last(at(schedule_.chunks), {Kind::forward, -1, 0});  // of each chunk
       for (const Action& action : list(stage)) {
         if (!action.frees_stash()) continue;
-        Action& before = last[static_cast<std::size_t>(action.chunk)];
+        Action& before = last[at(action.chunk)];
         if (action.micro_batch < before.micro_batch)
           fail(
               "stage {}: {} stands after {}; weight gradients are summed in ascending order of "
@@ -174,13 +168,13 @@ class Validation {
 
   /// Every stage goes on as far as the others let it, until all are done or none can.
   void check_progress() {
-    std::vector<int> done(static_cast<std::size_t>(schedule_.stages), 0);
+    std::vector<int> done(at(schedule_.stages), 0);
     std::vector<int> work;
     for (int stage = schedule_.stages - 1; stage >= 0; --stage) work.push_back(stage);
     while (!work.empty()) {
       const int stage = work.back();
       work.pop_back();
-      int& position = done[static_cast<std::size_t>(stage)];
+      int& position = done[at(stage)];
       const int before = position;
       const int size = static_cast<int>(list(stage).size());
       while (position < size && ready(stage, position, done)) ++position;
@@ -191,12 +185,12 @@ class Validation {
     std::string waits;
     int stuck = 0;
     for (int stage = 0; stage < schedule_.stages; ++stage) {
-      const int position = done[static_cast<std::size_t>(stage)];
+      const int position = done[at(stage)];
       if (position == static_cast<int>(list(stage).size())) continue;
       if (++stuck > 4) continue;
-      const Action& action = list(stage)[static_cast<std::size_t>(position)];
+      const Action& action = list(stage)[at(position)];
       const auto [other, needed] = awaited(stage, action).value();
-      const Action& missing = list(other)[static_cast<std::size_t>(needed)];
+      const Action& missing = list(other)[at(needed)];
       waits += fmt::format("{}stage {} waits at {} for {} of stage {}", waits.empty() ? "" : ", ",
                            stage, cell(stage, action), cell(other, missing), other);
     }
@@ -206,9 +200,9 @@ class Validation {
   }
 
   bool ready(int stage, int position, const std::vector<int>& done) {
-    const Action& action = list(stage)[static_cast<std::size_t>(position)];
+    const Action& action = list(stage)[at(position)];
     const auto source = awaited(stage, action);
-    return !source || done[static_cast<std::size_t>(source->first)] > source->second;
+    return !source || done[at(source->first)] > source->second;
   }
 
   const Schedule& schedule_;

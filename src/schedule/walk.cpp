@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "edges.hpp"
-
 namespace trireme::schedule {
 
 Walk::Walk(const Schedule& schedule, const std::vector<StageSteps>& lists, const Costs& costs)

@@ -10,7 +10,6 @@
 #include "trireme/ops/workspace.hpp"
 
 #include "cudnn_graphs.hpp"
-#include "cudnn_library.hpp"
 #include "fused_attention.hpp"
 
 namespace trireme::ops {

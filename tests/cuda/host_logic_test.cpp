@@ -6,8 +6,8 @@
 
 #include "../../src/ops/cuda/cuda_ops.hpp"
 #include "../../src/ops/cuda/fused_attention.hpp"
+#include "../../src/ops/cuda/kernels.hpp"
 #include "../../src/ops/cuda/product.hpp"
-#include "../../src/ops/cuda/tiles.hpp"
 #include "harness.hpp"
 #include "language.cuh"
 

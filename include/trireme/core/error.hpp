@@ -38,8 +38,11 @@ class ConfigError : public AgreedError {
       : AgreedError("{} = {}: {}; {}", key, value, rule, remedy) {}
 };
 
-[[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
-                                   const std::string& message);
+[[noreturn]] inline void assertion_failed(const char* condition, const char* file, int line,
+                                          const std::string& message) {
+  throw std::logic_error(fmt::format("{}:{}: assertion failed: {}{}{}", file, line, condition,
+                                     message.empty() ? "" : ": ", message));
+}
 
 /// Ends a switch that names every value of an enumeration: fails as TRIREME_ASSERT does.
 template <class Enum>
@@ -49,8 +52,7 @@ template <class Enum>
                    std::to_string(static_cast<long long>(value)));
 }
 
-/// Invariants stay checked in release builds. Usage: TRIREME_ASSERT(a == b, "rows {} and {}", a,
-/// b).
+/// Invariants stay checked in release builds: TRIREME_ASSERT(a == b, "rows {} and {}", a, b).
 #define TRIREME_ASSERT(condition, ...) \
   (static_cast<bool>(condition)        \
        ? static_cast<void>(0)          \

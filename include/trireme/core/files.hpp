@@ -91,6 +91,11 @@ class OutputFile {
 /// The whole of a regular file of at most `limit` bytes; symbolic links are refused.
 std::string read_small_file(const std::filesystem::path& path, std::int64_t limit);
 
+/// The text of a file of at most `limit` bytes, a whole number of MiB, that a user names to every
+/// rank; `kind`: "TOML". Throws AgreedError with the path and the reason.
+std::string read_named_file(const std::filesystem::path& path, std::string_view kind,
+                            std::int64_t limit);
+
 /// All of `text` at the position of `file`, which `path` names. As one write(2) where the system
 /// takes it as one.
 void write_all(const Descriptor& file, const std::filesystem::path& path, std::string_view text);

@@ -1,5 +1,5 @@
-// NVIDIA GPUs: memory, and one stream of computation each. Where Trireme was built without CUDA
-// there are none.
+// NVIDIA GPUs: memory, and one stream of computation each; ranges for NVIDIA's profilers. Where
+// Trireme was built without CUDA there are no GPUs.
 #pragma once
 
 #include <memory>
@@ -33,5 +33,17 @@ std::string cuda_device_identity(int index);
 /// CUDA in a run's record, in one line: versions of runtime and driver, then each device
 /// with its memory and compute capability; or why there is none.
 std::string cuda_description();
+
+/// A range of NVTX, of the domain "trireme", from its construction to its end, in the thread that
+/// makes it; ranges nest. It costs almost nothing without a profiler, and does nothing where
+/// Trireme was built without CUDA.
+class Range {
+ public:
+  explicit Range(const char* name);
+  explicit Range(const std::string& name) : Range(name.c_str()) {}
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+  ~Range();
+};
 
 }  // namespace trireme::device

@@ -116,8 +116,7 @@ class Ops {
   virtual void copy(const Tensor& y, const Tensor& x) = 0;
   virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
   virtual void scale(const Tensor& y, float factor) = 0;
-  /// scale by factor[0], fp32 [1], read when the operation runs: for captured graphs
-  /// (device/graph.hpp).
+  /// scale by factor[0], fp32 [1], read when the operation runs: for captured graphs.
   virtual void scale_by(const Tensor& y, const Tensor& factor) = 0;
 
   // Matrix products
@@ -128,24 +127,18 @@ class Ops {
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;
 
   // Norms
-  /// y = (x − mean)·rstd·gain + bias over each row of [R, C]; writes mean and rstd [R] for
-  /// backward; `bias` may be absent. Ba et al., "Layer normalization" (2016).
-  virtual void layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-                          const Tensor& gain, const Tensor& bias, float epsilon) = 0;
+  /// LayerNorm: y = (x − mean)·rstd·gain + bias over each row of [R, C]; writes mean and rstd [R]
+  /// for backward; `bias` may be absent. Ba et al., "Layer normalization" (2016). Without `mean`
+  /// and `bias` RMSNorm: y = x·rstd·gain, rstd = 1/√(mean(x²) + epsilon). Zhang and Sennrich
+  /// (2019).
+  virtual void norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                    const Tensor& gain, const Tensor& bias, float epsilon) = 0;
   /// dx = (or += with `accumulate`) the gradient for x.
-  virtual void layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                         const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                         bool accumulate) = 0;
-  virtual void layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias,
-                                          const Tensor& dy, const Tensor& x, const Tensor& mean,
-                                          const Tensor& rstd) = 0;
-  /// y = x·rstd·gain, rstd = 1/√(mean(x²) + epsilon). Zhang and Sennrich (2019).
-  virtual void rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
-                        float epsilon) = 0;
-  virtual void rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                       const Tensor& gain, const Tensor& rstd, bool accumulate) = 0;
-  virtual void rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
-                                        const Tensor& rstd) = 0;
+  virtual void norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                   const Tensor& gain, const Tensor& mean, const Tensor& rstd,
+                                   bool accumulate) = 0;
+  virtual void norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                    const Tensor& x, const Tensor& mean, const Tensor& rstd) = 0;
 
   // Activations
   /// tanh form: ½x(1 + tanh(√(2/π)(x + 0.044715x³))). Hendrycks and Gimpel (2016).

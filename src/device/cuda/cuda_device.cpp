@@ -8,8 +8,6 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/cuda_error.hpp"
-#include "trireme/device/graph.hpp"
-#include "trireme/device/timeline.hpp"
 
 #include "reduce.hpp"
 #include "span_log.hpp"
@@ -27,8 +25,6 @@ class CudaFence final : public Fence {
     if (recorded != cudaSuccess) pool_->give_back({&event_, 1});  // the destructor will not run
     TRIREME_CUDA_CALL(recorded);
   }
-  CudaFence(const CudaFence&) = delete;
-  CudaFence& operator=(const CudaFence&) = delete;
   ~CudaFence() override { pool_->give_back({&event_, 1}); }
   bool reached() override {
     const cudaError_t state = cudaEventQuery(event_);
@@ -71,24 +67,23 @@ cudaMemoryType type_of(const void* memory) {
 bool is_pageable(const void* memory) { return type_of(memory) == cudaMemoryTypeUnregistered; }
 bool is_device(const void* memory) { return type_of(memory) == cudaMemoryTypeDevice; }
 
-/// A stream, and copies and fences on it.
-class CudaQueue final : public Queue, public TimedQueue {
+/// A stream, and copies and fences on it: Base is Queue, or CudaDevice for that of computation.
+template <class Base>
+class CudaQueue : public Base {
  public:
   CudaQueue(int device, std::shared_ptr<EventPool> events, std::shared_ptr<CudaSpanLog> log)
       : events_(std::move(events)), log_(std::move(log)), number_(log_->add_queue()) {
+    TRIREME_CUDA_CALL(cudaSetDevice(device));
     // Not ordered with the default stream, on which libraries may do work of their own.
     TRIREME_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     int reads = 0;
     TRIREME_CUDA_CALL(cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, device));
     reads_pageable_memory_ = reads != 0;
   }
-  CudaQueue(const CudaQueue&) = delete;
-  CudaQueue& operator=(const CudaQueue&) = delete;
   ~CudaQueue() override {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
-  cudaStream_t stream() const { return stream_; }
 
   void copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return;
@@ -98,7 +93,7 @@ class CudaQueue final : public Queue, public TimedQueue {
     if (noted) end_span();
     // CUDA itself lets go of pageable memory before it returns, but where the device reads such
     // memory directly: there it may be later.
-    if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) synchronize();
+    if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) CudaQueue::synchronize();
   }
   void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
               std::byte* out, std::int64_t elements) override {
@@ -123,12 +118,14 @@ class CudaQueue final : public Queue, public TimedQueue {
     if (open_.name != nullptr) log_->end(std::exchange(open_, {}), stream_);
   }
 
- private:
+ protected:
   std::shared_ptr<EventPool> events_;
   std::shared_ptr<CudaSpanLog> log_;
+  cudaStream_t stream_ = nullptr;
+
+ private:
   int number_;
   CudaSpanLog::Open open_;
-  cudaStream_t stream_ = nullptr;
   bool reads_pageable_memory_ = false;
 };
 
@@ -172,8 +169,6 @@ class CudaGraph final : public Graph {
     TRIREME_CUDA_CALL(ended);
     TRIREME_CUDA_CALL(made);
   }
-  CudaGraph(const CudaGraph&) = delete;
-  CudaGraph& operator=(const CudaGraph&) = delete;
   ~CudaGraph() override { cudaGraphExecDestroy(graph_); }  // once what was launched has ended
   void launch() override { TRIREME_CUDA_CALL(cudaGraphLaunch(graph_, stream_)); }
 
@@ -182,21 +177,22 @@ class CudaGraph final : public Graph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Capturing {
+class Cuda final : public CudaQueue<CudaDevice> {
  public:
-  explicit Cuda(int index) : index_(index) {
-    enter_thread();
+  explicit Cuda(int index)
+      : CudaQueue(index, std::make_shared<EventPool>(cudaEventDisableTiming),
+                  std::make_shared<CudaSpanLog>()),
+        index_(index) {
     cudaDeviceProp properties{};
     TRIREME_CUDA_CALL(cudaGetDeviceProperties(&properties, index));
     name_ = fmt::format("cuda:{} ({})", index, properties.name);
-    queue_ = std::make_unique<CudaQueue>(index, events_, log_);
   }
 
   std::string name() const override { return name_; }
   bool is_host() const override { return false; }
   int index() const override { return index_; }
   std::string identity() const override { return cuda_device_identity(index_); }
-  cudaStream_t stream() const override { return queue_->stream(); }
+  cudaStream_t stream() const override { return stream_; }
 
   void* allocate(std::size_t bytes) override {
     enter_thread();
@@ -226,37 +222,25 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
   }
 
   std::unique_ptr<Queue> make_queue() override {
-    enter_thread();
-    return std::make_unique<CudaQueue>(index_, events_, log_);
+    return std::make_unique<CudaQueue<Queue>>(index_, events_, log_);
   }
   void enter_thread() override { TRIREME_CUDA_CALL(cudaSetDevice(index_)); }
 
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    queue_->copy(to, from, bytes);
-  }
-  void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
-              std::byte* out, std::int64_t elements) override {
-    queue_->reduce(type, reduction, contributions, out, elements);
-  }
-  void* native() override { return queue_->native(); }
-  std::shared_ptr<Fence> fence() override { return queue_->fence(); }
-  void follow(Fence& fence) override { queue_->follow(fence); }
   void synchronize() override {
-    queue_->synchronize();
+    CudaQueue::synchronize();
     check();
   }
   std::unique_ptr<Timeline> make_timeline() override {
-    return std::make_unique<CudaTimeline>(queue_->stream());
+    return std::make_unique<CudaTimeline>(stream_);
   }
   void trace_queues() override { log_->start(); }
-  std::vector<QueueSpan> read_queues() override { return log_->read(queue_->stream()); }
-  void begin_span(const char* name) override { queue_->begin_span(name); }
-  void end_span() override { queue_->end_span(); }
+  std::vector<QueueSpan> read_queues() override { return log_->read(stream_); }
+  bool captures() const override { return true; }
   void begin_capture() override {
     // This thread's mistakes alone: others ask events and copy on their own streams meanwhile.
-    TRIREME_CUDA_CALL(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
+    TRIREME_CUDA_CALL(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
   }
-  std::unique_ptr<Graph> end_capture() override { return std::make_unique<CudaGraph>(stream()); }
+  std::unique_ptr<Graph> end_capture() override { return std::make_unique<CudaGraph>(stream_); }
   std::int64_t free_bytes() const override {
     std::size_t free = 0, all = 0;
     TRIREME_CUDA_CALL(cudaMemGetInfo(&free, &all));
@@ -275,9 +259,6 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
 
   int index_;
   std::string name_;
-  std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>(cudaEventDisableTiming);
-  std::shared_ptr<CudaSpanLog> log_ = std::make_shared<CudaSpanLog>();
-  std::unique_ptr<CudaQueue> queue_;
 };
 
 }  // namespace

@@ -1,6 +1,8 @@
+// Results of CUDA's calls as errors, what devices there are, and ranges for profilers.
 #include <string>
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
@@ -11,6 +13,11 @@ namespace {
 
 /// "13.0" of 13000.
 std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
+
+nvtxDomainHandle_t domain() {
+  static nvtxDomainHandle_t own = nvtxDomainCreateA("trireme");
+  return own;
+}
 
 }  // namespace
 
@@ -61,5 +68,16 @@ std::string cuda_description() {
   }
   return text;
 }
+
+Range::Range(const char* name) {
+  nvtxEventAttributes_t attributes{};
+  attributes.version = NVTX_VERSION;
+  attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  attributes.message.ascii = name;
+  nvtxDomainRangePushEx(domain(), &attributes);
+}
+
+Range::~Range() { nvtxDomainRangePop(domain()); }
 
 }  // namespace trireme::device

@@ -1,5 +1,4 @@
 // GELU and SwiGLU, through the logistic function.
-#include "activation.hpp"
 
 #include <algorithm>
 
@@ -221,31 +220,17 @@ void gelu_backward_row(std::int64_t n, float* dx, const float* dy, const float* 
 }
 
 void CpuOps::gelu(const Tensor& y, const Tensor& x) {
-  const std::int64_t elements = y.elements();
+  const std::int64_t n = y.elements();
   with_storage(x.type(), [&]<class T>(T) {
-    T* py = flat<T>(y, elements);
-    const T* px = flat<T>(x, elements);
-    const bool streamed = writes_apart(py, elements, px);
-    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-      TRIREME_KERNEL(gelu_range, T)
-      (static_cast<std::size_t>(end - begin), py + begin, px + begin, streamed);
-      end_stream(streamed);
-    });
+    for_elements(threads_, n, TRIREME_KERNEL(gelu_range, T), flat<T>(y, n), flat<T>(x, n));
   });
 }
 
 void CpuOps::gelu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) {
-  const std::int64_t elements = dx.elements();
+  const std::int64_t n = dx.elements();
   with_storage(x.type(), [&]<class T>(T) {
-    T* pdx = flat<T>(dx, elements);
-    const T* pdy = flat<T>(dy, elements);
-    const T* px = flat<T>(x, elements);
-    const bool streamed = writes_apart(pdx, elements, pdy, px);
-    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-      TRIREME_KERNEL(gelu_backward_range, T)
-      (static_cast<std::size_t>(end - begin), pdx + begin, pdy + begin, px + begin, streamed);
-      end_stream(streamed);
-    });
+    for_elements(threads_, n, TRIREME_KERNEL(gelu_backward_range, T), flat<T>(dx, n),
+                 flat<T>(dy, n), flat<T>(x, n));
   });
 }
 

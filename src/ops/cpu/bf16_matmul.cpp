@@ -6,7 +6,6 @@
 
 #include "trireme/ops/workspace.hpp"
 
-#include "activation.hpp"
 #include "bf16_tiles.hpp"
 #include "cpu_ops.hpp"
 #include "rows.hpp"
@@ -14,8 +13,6 @@
 
 namespace trireme::ops {
 namespace {
-
-std::int64_t parts(std::int64_t all, std::int64_t each) { return (all + each - 1) / each; }
 
 /// Near-equal blocks of [0, all), multiples of `unit` except the last.
 struct Blocks {

@@ -23,11 +23,6 @@ constexpr std::int64_t depth = 2 * tile_side;  // of the inner dimension that on
 constexpr std::int64_t row_bytes = 64;         // of a tile register's
 constexpr std::int64_t panel_bytes = panel_columns * 4;
 
-constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-constexpr std::int64_t parts(std::int64_t all, std::int64_t each) {
-  return (all + each - 1) / each;
-}
-
 /// Compiler barrier: GCC does not know that its AMX intrinsics read memory.
 inline __attribute__((always_inline)) void compiler_barrier() { __asm__ volatile("" ::: "memory"); }
 

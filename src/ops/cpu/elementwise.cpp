@@ -185,17 +185,10 @@ void CpuOps::convert(const Tensor& y, const Tensor& x) {
 }
 
 void CpuOps::add(const Tensor& y, const Tensor& a, const Tensor& b) {
-  const std::int64_t elements = y.elements();
+  const std::int64_t n = y.elements();
   with_storage(y.type(), [&]<class T>(T) {
-    T* py = flat<T>(y, elements);
-    const T* pa = flat<T>(a, elements);
-    const T* pb = flat<T>(b, elements);
-    const bool streamed = writes_apart(py, elements, pa, pb);
-    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-      TRIREME_KERNEL(add_range, T)
-      (static_cast<std::size_t>(end - begin), py + begin, pa + begin, pb + begin, streamed);
-      end_stream(streamed);
-    });
+    for_elements(threads_, n, TRIREME_KERNEL(add_range, T), flat<T>(y, n), flat<T>(a, n),
+                 flat<T>(b, n));
   });
 }
 

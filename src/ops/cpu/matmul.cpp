@@ -4,7 +4,6 @@
 
 #include <dnnl.h>
 
-#include "activation.hpp"
 #include "cpu_ops.hpp"
 #include "rows.hpp"
 #include "threads.hpp"

@@ -15,9 +15,7 @@ struct Bf16 {
   bool operator==(const Bf16&) const = default;  // of bits
 };
 template <>
-struct DTypeOf<Bf16> {
-  static constexpr DType value = DType::bf16;
-};
+struct DTypeOf<Bf16> : std::integral_constant<DType, DType::bf16> {};
 
 namespace ops {
 

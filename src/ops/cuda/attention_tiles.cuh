@@ -9,7 +9,6 @@
 
 #include "elements.cuh"
 #include "philox.cuh"
-#include "tiles.hpp"
 
 namespace trireme::ops {
 

@@ -99,54 +99,30 @@ Norm norm_of(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tens
 
 }  // namespace
 
-void CudaOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-                         const Tensor& gain, const Tensor& bias, float epsilon) {
-  TRIREME_ASSERT(mean && gain, "layer_norm without means or gain");
+void CudaOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                   const Tensor& gain, const Tensor& bias, float epsilon) {
+  TRIREME_ASSERT(static_cast<bool>(gain), "norm without gain");
   const Norm norm = norm_of(x, gain, bias, mean, rstd);
-  norm_forward(matrix_like(y, norm.x, "layer_norm"), norm, epsilon, stream_);
+  norm_forward(matrix_like(y, norm.x, "norm"), norm, epsilon, stream_);
 }
 
-void CudaOps::layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                        const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                        bool accumulate) {
-  TRIREME_ASSERT(mean && gain, "layer_norm_backward_input without means or gain");
+void CudaOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                  const Tensor& gain, const Tensor& mean, const Tensor& rstd,
+                                  bool accumulate) {
+  TRIREME_ASSERT(static_cast<bool>(gain), "norm_backward_input without gain");
   const Norm norm = norm_of(x, gain, {}, mean, rstd);
-  norm_backward(matrix_like(dx, norm.x, "layer_norm_backward_input"),
-                matrix_like(dy, norm.x, "layer_norm_backward_input"), norm, accumulate, stream_);
+  norm_backward(matrix_like(dx, norm.x, "norm_backward_input"),
+                matrix_like(dy, norm.x, "norm_backward_input"), norm, accumulate, stream_);
 }
 
-void CudaOps::layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
-                                         const Tensor& x, const Tensor& mean, const Tensor& rstd) {
-  TRIREME_ASSERT(static_cast<bool>(mean), "layer_norm_backward_weight without means");
+void CudaOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                   const Tensor& x, const Tensor& mean, const Tensor& rstd) {
   const Norm norm = norm_of(x, {}, {}, mean, rstd);
-  const Matrix from = matrix_like(dy, norm.x, "layer_norm_backward_weight");
+  const Matrix from = matrix_like(dy, norm.x, "norm_backward_weight");
   auto* workspace =
       static_cast<float*>(scratch(column_sum_workspace(from.rows, from.columns, dbias ? 2 : 1)));
   norm_weight_sums(flat(dgain, from.columns), flat_or_null(dbias, from.columns), from, norm,
                    workspace, stream_);
-}
-
-void CudaOps::rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
-                       float epsilon) {
-  TRIREME_ASSERT(static_cast<bool>(gain), "rms_norm without gain");
-  const Norm norm = norm_of(x, gain, {}, {}, rstd);
-  norm_forward(matrix_like(y, norm.x, "rms_norm"), norm, epsilon, stream_);
-}
-
-void CudaOps::rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                      const Tensor& gain, const Tensor& rstd, bool accumulate) {
-  TRIREME_ASSERT(static_cast<bool>(gain), "rms_norm_backward_input without gain");
-  const Norm norm = norm_of(x, gain, {}, {}, rstd);
-  norm_backward(matrix_like(dx, norm.x, "rms_norm_backward_input"),
-                matrix_like(dy, norm.x, "rms_norm_backward_input"), norm, accumulate, stream_);
-}
-
-void CudaOps::rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
-                                       const Tensor& rstd) {
-  const Norm norm = norm_of(x, {}, {}, {}, rstd);
-  const Matrix from = matrix_like(dy, norm.x, "rms_norm_backward_weight");
-  auto* workspace = static_cast<float*>(scratch(column_sum_workspace(from.rows, from.columns, 1)));
-  norm_weight_sums(flat(dgain, from.columns), nullptr, from, norm, workspace, stream_);
 }
 
 void CudaOps::gelu(const Tensor& y, const Tensor& x) {

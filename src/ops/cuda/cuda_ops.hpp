@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "trireme/device/memory.hpp"
-#include "trireme/ops/algorithm_choices.hpp"
+#include "trireme/ops/cuda_ops.hpp"
 #include "trireme/ops/ops.hpp"
 
 #include "fused_attention.hpp"

@@ -9,7 +9,6 @@
 #include "trireme/device/memory.hpp"
 
 #include "cudnn_graphs.hpp"
-#include "cudnn_library.hpp"
 #include "fused_attention.hpp"
 
 namespace trireme::ops {
@@ -66,8 +65,6 @@ class CudnnAttention final : public FusedAttention {
       end();
     }
   }
-  CudnnAttention(const CudnnAttention&) = delete;
-  CudnnAttention& operator=(const CudnnAttention&) = delete;
   ~CudnnAttention() override {
     plans_.clear();
     end();

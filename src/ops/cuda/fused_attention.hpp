@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/ops/algorithm_choices.hpp"
+#include "trireme/ops/cuda_ops.hpp"
 
 #include "kernels.hpp"
 
