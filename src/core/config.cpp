@@ -145,19 +145,9 @@ std::string label(const Field& field, const std::string& where) {
 }  // namespace
 
 std::string name_of(Source source) {
-  switch (source) {
-    case Source::built_in:
-      return "built-in";
-    case Source::preset:
-      return "preset";
-    case Source::file:
-      return "file";
-    case Source::environment:
-      return "environment";
-    case Source::command_line:
-      return "command line";
-  }
-  no_case_for(source);
+  constexpr std::array<const char*, 5> names{"built-in", "preset", "file", "environment",
+                                             "command line"};
+  return names.at(static_cast<std::size_t>(source));
 }
 
 Value Field::value() const {

@@ -34,8 +34,7 @@ void for_lines(std::string_view text, const Use& use) {
 }
 
 std::optional<Kind> kind_of(char written) {
-  for (const Kind kind :
-       {Kind::forward, Kind::backward, Kind::backward_input, Kind::backward_weight}) {
+  for (const Kind kind : kinds) {
     if (letter(kind) == written) return kind;
   }
   return std::nullopt;

@@ -164,19 +164,7 @@ std::vector<std::vector<std::int64_t>> best_of_rests(int units, int runs, Run ru
 
 }  // namespace
 
-char letter(Kind kind) {
-  switch (kind) {
-    case Kind::forward:
-      return 'F';
-    case Kind::backward:
-      return 'B';
-    case Kind::backward_input:
-      return 'I';
-    case Kind::backward_weight:
-      return 'W';
-  }
-  throw Error("schedule action {}", static_cast<int>(kind));
-}
+char letter(Kind kind) { return std::string_view("FBIW").at(static_cast<std::size_t>(kind)); }
 
 bool Schedule::splits_backward() const {
   return std::any_of(actions.begin(), actions.end(), [](const Actions& stage) {

@@ -80,8 +80,7 @@ class Validation {
   }
 
   void check_counts(int stage, int chunk, int micro_batch, const std::array<int, 4>& count) const {
-    for (const Kind kind :
-         {Kind::forward, Kind::backward, Kind::backward_input, Kind::backward_weight}) {
+    for (const Kind kind : kinds) {
       const int times = count[static_cast<std::size_t>(kind)];
       if (times > 1)
         fail("stage {}: {} stands there {} times; once is the rule", stage,

@@ -10,7 +10,7 @@
 #include "trireme/ops/workspace.hpp"
 
 #include "cudnn_graphs.hpp"
-#include "fused_attention.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 namespace {

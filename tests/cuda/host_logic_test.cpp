@@ -5,9 +5,8 @@
 #include "trireme/core/error.hpp"
 
 #include "../../src/ops/cuda/cuda_ops.hpp"
-#include "../../src/ops/cuda/fused_attention.hpp"
 #include "../../src/ops/cuda/kernels.hpp"
-#include "../../src/ops/cuda/product.hpp"
+#include "../../src/ops/cuda/libraries.hpp"
 #include "harness.hpp"
 #include "language.cuh"
 

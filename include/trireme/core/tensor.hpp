@@ -10,10 +10,9 @@
 #include <type_traits>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/half.hpp"
 
 namespace trireme {
-
-enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
 
 std::size_t size_of(DType type);  // bytes per element
 std::string_view name_of(DType type);

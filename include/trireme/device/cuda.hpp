@@ -13,7 +13,6 @@ namespace trireme::device {
 
 class CudaDevice : public Device {
  public:
-  virtual int index() const = 0;            // among the devices that this process sees
   virtual CUstream_st* stream() const = 0;  // of computation; libraries are set to use it
   /// Bytes of its memory that no process holds.
   virtual std::int64_t free_bytes() const = 0;

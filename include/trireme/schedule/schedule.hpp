@@ -15,6 +15,8 @@ namespace trireme::schedule {
 
 /// F forward; B backward, both parts together; I its part for inputs; W its part for weights.
 enum class Kind { forward, backward, backward_input, backward_weight };
+constexpr Kind kinds[] = {Kind::forward, Kind::backward, Kind::backward_input,
+                          Kind::backward_weight};
 
 char letter(Kind kind);  // 'F', 'B', 'I', 'W'
 

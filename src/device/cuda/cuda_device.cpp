@@ -9,8 +9,8 @@
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/cuda_error.hpp"
 
-#include "reduce.hpp"
 #include "span_log.hpp"
+#include "tree.cuh"
 
 #define TRIREME_CUDA_CALL(call) ::trireme::device::check_cuda(static_cast<int>(call), #call)
 
@@ -38,26 +38,6 @@ class CudaFence final : public Fence {
   std::shared_ptr<EventPool> pool_;
   cudaEvent_t event_;
 };
-
-ReducedType reduced_type(DType type) {
-  switch (type) {
-    case DType::f32:
-      return ReducedType::f32;
-    case DType::bf16:
-      return ReducedType::bf16;
-    case DType::f16:
-      return ReducedType::f16;
-    case DType::f64:
-      return ReducedType::f64;
-    case DType::i64:
-      return ReducedType::i64;
-    case DType::i32:
-    case DType::u16:
-    case DType::u8:
-      break;
-  }
-  throw Error("device: no reduction of {}", trireme::name_of(type));
-}
 
 cudaMemoryType type_of(const void* memory) {
   cudaPointerAttributes attributes{};
@@ -97,7 +77,7 @@ class CudaQueue : public Base {
   }
   void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
               std::byte* out, std::int64_t elements) override {
-    check_cuda(queue_reduce(reduced_type(type), reduction == Reduction::max, contributions.data(),
+    check_cuda(queue_reduce(type, reduction == Reduction::max, contributions.data(),
                             static_cast<int>(contributions.size()), out, elements, stream_),
                "queue_reduce");
   }
@@ -190,7 +170,6 @@ class Cuda final : public CudaQueue<CudaDevice> {
 
   std::string name() const override { return name_; }
   bool is_host() const override { return false; }
-  int index() const override { return index_; }
   std::string identity() const override { return cuda_device_identity(index_); }
   cudaStream_t stream() const override { return stream_; }
 

@@ -9,6 +9,18 @@
 
 #include "trireme/core/half.hpp"
 
+struct CUstream_st;
+
+namespace trireme::device {
+
+/// Queue::reduce on CUDA: queues the reduction on `stream`. A cudaError_t: cudaErrorInvalidValue for
+/// a type that is not reduced, for no contributions, and for more than 64 that are not at even
+/// distances but for one.
+int queue_reduce(DType type, bool maximum, const std::byte* const* contributions, int ranks,
+                 void* out, std::int64_t elements, CUstream_st* stream);
+
+}  // namespace trireme::device
+
 namespace trireme::device::kernels {
 
 // How a type is stored and what it is added in.
@@ -31,6 +43,30 @@ struct Fp16 {
   TRIREME_ON_DEVICE static Value load(Stored x) { return fp16_to_float(x); }
   TRIREME_ON_DEVICE static Stored store(Value x) { return float_to_fp16(x); }
 };
+
+/// use(how) with how each type that is reduced is stored; whether `type` is one.
+template <class Use>
+bool with_reduced(DType type, const Use& use) {
+  switch (type) {
+    case DType::f32:
+      use(Plain<float>{});
+      return true;
+    case DType::f64:
+      use(Plain<double>{});
+      return true;
+    case DType::i64:
+      use(Plain<std::int64_t>{});
+      return true;
+    case DType::bf16:
+      use(Bf16{});
+      return true;
+    case DType::f16:
+      use(Fp16{});
+      return true;
+    default:
+      return false;
+  }
+}
 
 struct Sum {
   template <class T>

@@ -13,7 +13,7 @@
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/workspace.hpp"
 
-#include "product.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 namespace {

@@ -9,7 +9,7 @@
 #include "trireme/device/memory.hpp"
 
 #include "cudnn_graphs.hpp"
-#include "fused_attention.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "trireme/core/error.hpp"
 
-#include "product.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 namespace {
