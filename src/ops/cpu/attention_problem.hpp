@@ -252,4 +252,41 @@ inline std::int64_t partial_gradients(const Problem& p) {
   return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;
 }
 
+/// Allocates parts of a thread's scratch. With `base` null only their size is computed.
+class ScratchAllocator {
+ public:
+  explicit ScratchAllocator(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t elements) {
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += device::aligned(static_cast<std::size_t>(elements) * sizeof(T));
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+/// Bytes of one thread's Work(p, backward, allocator).
+template <class Work>
+std::size_t scratch_bytes_of(const Problem& p, bool backward) {
+  ScratchAllocator counter(nullptr);
+  const Work work(p, backward, counter);
+  return counter.bytes();
+}
+
+/// Bytes of `threads` threads' Work and the parts of gradients, of forward or backward.
+template <class Work>
+std::size_t attention_workspace(const AttentionShape& shape, int threads) {
+  Problem p{shape};
+  const auto count = static_cast<std::size_t>(threads);
+  p.scores_width = p.keys;
+  const std::size_t forward = count * scratch_bytes_of<Work>(p, false);
+  p.scores_width = std::min(p.keys, key_chunk);
+  const auto parts = static_cast<std::size_t>(partial_gradients(p)) * sizeof(float);
+  return std::max(forward, count * scratch_bytes_of<Work>(p, true) + parts);
+}
+
 }  // namespace trireme::ops

@@ -40,7 +40,6 @@ class CpuOps final : public Ops {
     if (parameter.type() == DTypeOf<T>::value) return nullptr;
     return scratch<T>(static_cast<std::size_t>(elements));
   }
-  void convert(const Tensor& y, const Tensor& x);
   // Products [m, k]·[k, n] of fp32 and of bf16 factors, whose shapes are checked.
   void float_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulOptions& options,
                     std::int64_t m, std::int64_t n, std::int64_t k);

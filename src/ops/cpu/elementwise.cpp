@@ -133,11 +133,12 @@ void CpuOps::fill(const Tensor& y, float value) {
 void CpuOps::copy(const Tensor& y, const Tensor& x) {
   TRIREME_ASSERT(y.shape() == x.shape(), "copy of {} into {}", x.shape().to_string(),
                  y.shape().to_string());
-  if (y.type() != x.type()) return convert(y, x);
-  const auto size = static_cast<std::int64_t>(size_of(x.type()));
+  const bool converts = y.type() != x.type(), flat = y.contiguous() && x.contiguous();
+  const auto size = static_cast<std::int64_t>(size_of(y.type()));
+  const auto from_size = static_cast<std::int64_t>(size_of(x.type()));
   auto* to = static_cast<std::byte*>(y.data());
   const auto* from = static_cast<const std::byte*>(x.data());
-  if (y.contiguous() && x.contiguous()) {
+  if (flat && !converts) {
     const bool streamed =
         beyond_caches(y.elements() * size) && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
     // Ranges begin at cache lines for every type: streaming stores fault elsewhere.
@@ -155,31 +156,23 @@ void CpuOps::copy(const Tensor& y, const Tensor& x) {
     });
     return;
   }
-  TRIREME_ASSERT(y.shape().dimensions() == 2, "strided copy of shape {}", y.shape().to_string());
-  const auto bytes = static_cast<std::size_t>(y.extent(1) * size);
-  parallel_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      std::memcpy(to + r * y.stride(0) * size, from + r * x.stride(0) * size, bytes);
-    }
-  });
-}
-
-void CpuOps::convert(const Tensor& y, const Tensor& x) {
-  const ConvertRow row = converter(y.type(), x.type());
-  auto* to = static_cast<std::byte*>(y.data());
-  const auto* from = static_cast<const std::byte*>(x.data());
-  const auto to_size = static_cast<std::int64_t>(size_of(y.type()));
-  const auto from_size = static_cast<std::int64_t>(size_of(x.type()));
-  if (y.contiguous() && x.contiguous()) {
+  const ConvertRow convert = converts ? converter(y.type(), x.type()) : nullptr;
+  if (flat) {
     parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
-      row(end - begin, to + begin * to_size, from + begin * from_size);
+      convert(end - begin, to + begin * size, from + begin * from_size);
     });
     return;
   }
   TRIREME_ASSERT(y.shape().dimensions() == 2, "strided copy of shape {}", y.shape().to_string());
   parallel_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      row(y.extent(1), to + r * y.stride(0) * to_size, from + r * x.stride(0) * from_size);
+      std::byte* row = to + r * y.stride(0) * size;
+      const std::byte* source = from + r * x.stride(0) * from_size;
+      if (converts) {
+        convert(y.extent(1), row, source);
+      } else {
+        std::memcpy(row, source, static_cast<std::size_t>(y.extent(1) * size));
+      }
     }
   });
 }

@@ -31,22 +31,7 @@ void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, boo
 
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
-  const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
-  const RowShape out = row_shape(gelu ? options.before_gelu : c);
-  const RowShape left = row_shape(a), right = row_shape(b);
-  const std::int64_t m = out.rows, n = out.columns;
-  const std::int64_t k = options.transpose_a ? left.rows : left.columns;
-  TRIREME_ASSERT((options.transpose_a ? left.columns : left.rows) == m &&
-                     (options.transpose_b ? right.columns : right.rows) == k &&
-                     (options.transpose_b ? right.rows : right.columns) == n,
-                 "product of {}{} and {}{} into {}", a.shape().to_string(),
-                 options.transpose_a ? " transposed" : "", b.shape().to_string(),
-                 options.transpose_b ? " transposed" : "", c.shape().to_string());
-  TRIREME_ASSERT(!(options.accumulate && (options.bias || gelu || dgelu)) && !(gelu && dgelu),
-                 "accumulation into {} together with what wants the whole", c.shape().to_string());
-  TRIREME_ASSERT((!gelu || c.shape() == options.before_gelu.shape()) &&
-                     (!dgelu || c.shape() == options.gelu_input.shape()),
-                 "an activation beside a product into {}", c.shape().to_string());
+  const auto [m, n, k] = product_shape(c, a, b, options);
   if (options.row_sum) {
     TRIREME_ASSERT(options.transpose_a, "row sums of a factor that is not transposed");
     column_sum(options.row_sum, a);

@@ -8,19 +8,6 @@
 namespace trireme::ops {
 namespace {
 
-void check_shapes(const Product& p, const Tensor& c, const Tensor& a, const Tensor& b) {
-  const std::int64_t m = p.c.rows, n = p.c.columns, k = p.depth();
-  TRIREME_ASSERT((p.transpose_a ? p.a.columns : p.a.rows) == m &&
-                     (p.transpose_b ? p.b.columns : p.b.rows) == k &&
-                     (p.transpose_b ? p.b.rows : p.b.columns) == n,
-                 "product of {}{} and {}{} into {}", a.shape().to_string(),
-                 p.transpose_a ? " transposed" : "", b.shape().to_string(),
-                 p.transpose_b ? " transposed" : "", c.shape().to_string());
-  TRIREME_ASSERT(p.a.type == p.b.type && (p.c.type == p.a.type || p.c.type == Element::f32),
-                 "product of {} and {} into {}", name_of(a.type()), name_of(b.type()),
-                 name_of(c.type()));
-}
-
 /// [m, n] of type `factors`, or an absent matrix.
 Matrix aux_of(const Tensor& x, const Matrix& c, Element factors) {
   if (!x) return {};
@@ -59,6 +46,7 @@ std::vector<Choice> CudaOps::describe_choices() const {
 
 void CudaOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                      const MatmulOptions& options) {
+  const std::int64_t n = product_shape(c, a, b, options).n;
   Product p;
   p.c = matrix_of(c);
   p.a = matrix_of(a);
@@ -66,13 +54,12 @@ void CudaOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   p.transpose_a = options.transpose_a;
   p.transpose_b = options.transpose_b;
   p.accumulate = options.accumulate;
-  check_shapes(p, c, a, b);
-  p.bias = vector_of(options.bias, p.a.type, p.c.columns);
+  TRIREME_ASSERT(p.a.type == p.b.type && (p.c.type == p.a.type || p.c.type == Element::f32),
+                 "product of {} and {} into {}", name_of(a.type()), name_of(b.type()),
+                 name_of(c.type()));
+  p.bias = vector_of(options.bias, p.a.type, n);
   p.before_gelu = aux_of(options.before_gelu, p.c, p.a.type);
   p.gelu_input = aux_of(options.gelu_input, p.c, p.a.type);
-  const bool gelu = p.before_gelu.data != nullptr, slope = p.gelu_input.data != nullptr;
-  TRIREME_ASSERT(!(p.accumulate && (p.bias != nullptr || gelu || slope)) && !(gelu && slope),
-                 "accumulation into {} together with what wants the whole", c.shape().to_string());
   multiply(p, flat_or_null(options.row_sum, p.c.rows));
 }
 
