@@ -9,7 +9,7 @@
 
 #include "trireme/ops/workspace.hpp"
 
-#include "cudnn_graphs.hpp"
+#include "cudnn_attention.hpp"
 #include "libraries.hpp"
 
 namespace trireme::ops {

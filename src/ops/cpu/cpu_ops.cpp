@@ -3,10 +3,6 @@
 #include <dnnl.h>
 #include <omp.h>
 
-#include "trireme/ops/workspace.hpp"
-
-#include "row_sums.hpp"
-
 namespace trireme::ops {
 
 CpuOps::CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible)
@@ -22,10 +18,6 @@ std::byte* CpuOps::scratch_bytes(std::size_t bytes) {
                               device::host_device());
   }
   return scratch_.data();
-}
-
-std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs) {
-  return static_cast<std::size_t>(row_tiles(rows) * columns * outputs) * sizeof(float);
 }
 
 std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger, bool reproducible) {

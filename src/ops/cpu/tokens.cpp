@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "cpu_ops.hpp"
-#include "row_sums.hpp"
 #include "rows.hpp"
 #include "targets.hpp"
 #include "threads.hpp"

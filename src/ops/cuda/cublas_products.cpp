@@ -168,7 +168,7 @@ Candidates candidates(cublasLtHandle_t handle, const Plan& plan, const ProductKe
 class CublasProducts final : public Products {
  public:
   CublasProducts(device::MemoryLedger& ledger, device::Device& device, cudaStream_t stream,
-                 const LibraryOptions& options)
+                 const CudaOpsOptions& options)
       : device_(device),
         stream_(stream),
         options_(options),
@@ -288,7 +288,7 @@ class CublasProducts final : public Products {
 
   device::Device& device_;
   cudaStream_t stream_;
-  LibraryOptions options_;
+  CudaOpsOptions options_;
   std::size_t version_ = 0;  // of library and device
   device::Buffer workspace_;
   Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
@@ -299,7 +299,7 @@ class CublasProducts final : public Products {
 
 std::unique_ptr<Products> make_library_products(device::MemoryLedger& ledger,
                                                 device::Device& device, CUstream_st* stream,
-                                                const LibraryOptions& options) {
+                                                const CudaOpsOptions& options) {
   return std::make_unique<CublasProducts>(ledger, device, stream, options);
 }
 

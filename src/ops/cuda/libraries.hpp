@@ -91,13 +91,10 @@ class Products {
   virtual std::vector<Choice> describe_algorithms() const = 0;
 };
 
-struct LibraryOptions {
-  bool reproducible = false, tf32 = false, time_algorithms = false;
-};
 /// Products by cuBLASLt on `stream`; its workspace, of fixed size, is entered in the ledger.
 std::unique_ptr<Products> make_library_products(device::MemoryLedger& ledger,
                                                 device::Device& device, CUstream_st* stream,
-                                                const LibraryOptions& options);
+                                                const CudaOpsOptions& options);
 std::string product_library();  // its name and version
 
 /// Whether libraries have a fused kernel for the call: bf16 or fp16, plain causal sequences of more

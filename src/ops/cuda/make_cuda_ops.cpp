@@ -19,9 +19,7 @@ std::unique_ptr<Ops> make_cuda_ops(device::Device& device, const CudaOpsOptions&
   parts.stream = cuda->stream();
   parts.reproducible = options.reproducible;
   return std::make_unique<CudaOps>(std::move(parts), [&](CudaParts& own) {
-    own.products =
-        make_library_products(*own.ledger, device, own.stream,
-                              {options.reproducible, options.tf32, options.time_algorithms});
+    own.products = make_library_products(*own.ledger, device, own.stream, options);
     if (options.fused_attention) {
       own.attention = make_fused_attention(*own.ledger, device, own.stream,
                                            options.reproducible || options.deterministic_attention);
