@@ -129,16 +129,15 @@ std::string label(const Field& field, const std::string& where) {
 
 [[noreturn]] void wrong_type(const Field& field, const std::string& text,
                              const std::string& where) {
-  std::string rule, remedy;
-  if (std::holds_alternative<bool*>(field.target)) {
-    rule = "must be yes or no", remedy = "use true or false";
-  } else if (std::holds_alternative<std::int64_t*>(field.target)) {
-    rule = "must be an integer of at most 64 bits", remedy = "write it as 12, 1e6 or 1_000_000";
-  } else if (std::holds_alternative<double*>(field.target)) {
-    rule = "must be a finite number", remedy = "write it as 0.1, 3e-4 or 12";
-  } else {
-    rule = "must be text in UTF-8", remedy = "in a file, put it in quotes";
-  }
+  struct Words {
+    const char *rule, *remedy;
+  };
+  constexpr std::array<Words, 4> of_type{
+      {{"must be yes or no", "use true or false"},
+       {"must be an integer of at most 64 bits", "write it as 12, 1e6 or 1_000_000"},
+       {"must be a finite number", "write it as 0.1, 3e-4 or 12"},
+       {"must be text in UTF-8", "in a file, put it in quotes"}}};
+  const auto& [rule, remedy] = of_type.at(field.target.index());
   throw ConfigError(label(field, where), one_line(shortened(text, 200)), rule, remedy);
 }
 

@@ -27,8 +27,7 @@ bool is_section(const Fields& fields, const std::string& path) {
                     near ? "did you mean " + *near + "?" : "`trireme train --help` lists them");
 }
 
-/// The place behind the string that begins at `at`; at an end of line where it is not closed, which
-/// is no TOML.
+/// The place behind the string that begins at `at`, or the end of line where it is not closed.
 std::size_t end_of_string(const std::string& text, std::size_t at) {
   const char quote = text[at];
   const bool escapes = quote == '"';

@@ -1,5 +1,4 @@
-// Schedules and costs as text. The text may come from anywhere: sizes are bounded before anything
-// is made.
+// Schedules and costs as text, which is not trusted: sizes are bounded before anything is made.
 #include <algorithm>
 #include <array>
 #include <charconv>

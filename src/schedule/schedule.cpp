@@ -28,8 +28,7 @@ Actions gpipe(const Schedule& plan, int /*stage*/) {
   return actions;
 }
 
-/// `ahead` forwards, then forward and backward in turn, then the backwards that remain. Both lists
-/// are equally long.
+/// `ahead` forwards, then forward and backward in turn, then the backwards that remain.
 Actions in_turn(const Actions& forwards, const Actions& backwards, std::size_t ahead) {
   ahead = std::min(ahead, forwards.size());
   Actions actions(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(ahead));
@@ -143,8 +142,7 @@ std::vector<std::int64_t> whole(std::span<const double> costs) {
 }
 
 /// best[k][i]: the least cost of units i … n−1 in k runs, where a run's cost and the rest's are
-/// joined by `join`; `never` where there are too few units or a run is forbidden (run(…) ==
-/// never).
+/// joined by `join`; `never` if there are too few units or a run is forbidden (`never`).
 template <class Run, class Join>
 std::vector<std::vector<std::int64_t>> best_of_rests(int units, int runs, Run run, Join join) {
   const auto columns = static_cast<std::size_t>(units) + 1;

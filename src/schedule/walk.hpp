@@ -25,8 +25,7 @@ inline FarEnd far_end(const Schedule& schedule, int virtual_stage, bool gradient
   return {virtual_stage % schedule.stages, virtual_stage / schedule.stages, gradient};
 }
 
-/// Where the input of `action` on `stage` is made; none for the first virtual stage's F, the last
-/// one's B and I, and any W.
+/// Where `action`'s input is made; none for the first virtual stage's F, the last's B and I, any W.
 inline std::optional<FarEnd> input_of(const Schedule& schedule, int stage, const Action& action) {
   const int here = schedule.virtual_stage(stage, action.chunk);
   if (action.kind == Kind::forward && here > 0) return far_end(schedule, here - 1, false);

@@ -21,9 +21,8 @@ class Error : public std::runtime_error {
       : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)) {}
 };
 
-/// An Error that every rank is certain to throw at the same place, because it depends only on what
-/// all ranks share (arguments, agreed values). In `main` rank 0 reports it, and no rank calls
-/// MPI_Abort.
+/// An Error that every rank throws at the same place, because it depends only on what all ranks
+/// share (arguments, agreed values). In `main` rank 0 reports it, and no rank calls MPI_Abort.
 class AgreedError : public Error {
  public:
   using Error::Error;

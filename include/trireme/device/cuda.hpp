@@ -18,12 +18,10 @@ class CudaDevice : public Device {
   virtual std::int64_t free_bytes() const = 0;
 };
 
-/// Devices that this process sees: 0 also where there is no driver, or where Trireme was built
-/// without CUDA.
+/// Devices that this process sees: 0 also without a driver, or without CUDA in the build.
 int cuda_device_count();
 
-/// Device `index` of those, for one rank; it becomes the calling thread's current one. Throws Error
-/// where there is none.
+/// Device `index` of those; it becomes the thread's current one. Throws Error if there is none.
 std::unique_ptr<Device> make_cuda_device(int index);
 
 /// The UUID of device `index`: "GPU-4f…". Throws Error where there is none.

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/core/interface.hpp"
 #include "trireme/core/tensor.hpp"
 
 namespace trireme::device {
@@ -29,29 +30,19 @@ void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* con
                  std::byte* out, std::int64_t elements);
 
 /// A point in a queue of a device's work.
-class Fence {
+class Fence : public Interface {
  public:
-  Fence() = default;
-  Fence(const Fence&) = delete;
-  Fence& operator=(const Fence&) = delete;
-  virtual ~Fence() = default;
   /// Whether the work before it is done. Any thread may ask.
   virtual bool reached() = 0;
 };
 
 /// Work on a device, done in order and perhaps later. One thread at a time uses it.
-class Queue {
+class Queue : public Interface {
  public:
-  Queue() = default;
-  Queue(const Queue&) = delete;
-  Queue& operator=(const Queue&) = delete;
-  virtual ~Queue() = default;
-  /// Queues a copy between any two of device and host memory. Host memory that is not staging
-  /// memory has been read, or written, when the call returns; staging memory once a later fence is
-  /// reached.
+  /// Queues a copy between any two of device and host memory. Staging memory has been read, or
+  /// written, once a later fence is reached; other host memory when the call returns.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
-  /// Queues what reduce_tree does, on memory of the device; the list of contributions has been read
-  /// when the call returns.
+  /// Queues what reduce_tree does, on the device's memory; the list is read before it returns.
   virtual void reduce(DType type, Reduction reduction,
                       std::span<const std::byte* const> contributions, std::byte* out,
                       std::int64_t elements) = 0;
@@ -70,18 +61,13 @@ class Queue {
 };
 
 /// Marks in a device's queue of computation. One thread uses it.
-class Timeline {
+class Timeline : public Interface {
  public:
   using Clock = std::chrono::steady_clock;
-  Timeline() = default;
-  Timeline(const Timeline&) = delete;
-  Timeline& operator=(const Timeline&) = delete;
-  virtual ~Timeline() = default;
   /// Has the device note when all work queued so far is done; the host does not wait.
   virtual void mark() = 0;
-  /// When each mark since the last call was reached, in their order, by the host's clock. To be
-  /// called at once after a wait for all of them: a device that has a clock of its own takes the
-  /// last one to be now.
+  /// When each mark since the last call was reached, by the host's clock. Call it at once after a
+  /// wait for all of them: a device that has a clock of its own takes the last one to be now.
   virtual std::vector<Clock::time_point> read() = 0;
 };
 
@@ -100,12 +86,8 @@ constexpr const char* copy_name(bool to_host, bool from_host) {
 
 /// Computation as it was captured: the same operations on the same addresses, which must still be
 /// those of live memory where it is launched. Used by the thread that uses the device.
-class Graph {
+class Graph : public Interface {
  public:
-  Graph() = default;
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  virtual ~Graph() = default;
   /// Queues all of it behind the computation so far.
   virtual void launch() = 0;
 };
@@ -116,8 +98,7 @@ class Device : public Queue {
   virtual std::string name() const = 0;  // "cpu", "cuda:0 (NVIDIA H200)"
   /// Whether the host reads and writes its memory like any other.
   virtual bool is_host() const = 0;
-  /// Unique among the devices of the job, whatever number processes see it by (a GPU's UUID).
-  /// Empty: unknown, or the host.
+  /// Unique among the devices of the job (a GPU's UUID). Empty: unknown, or the host.
   virtual std::string identity() const { return {}; }
 
   // These may be called from any thread.
@@ -155,8 +136,7 @@ class Device : public Queue {
   /// must not wait, take fences, follow any, copy from or to the host, or ask for memory: some of
   /// it throws Error at once, the rest lets end_capture throw.
   virtual void begin_capture() {}
-  /// What was queued since. Throws Error where that cannot be had; nothing is captured any more
-  /// either way.
+  /// Ends the capture: what was queued since. Throws Error where that cannot be had.
   virtual std::unique_ptr<Graph> end_capture() { return nullptr; }
 
  private:

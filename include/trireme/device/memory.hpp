@@ -32,8 +32,7 @@ std::string_view name_of(Use use);
 /// Whether it is the host's memory wherever a run computes.
 constexpr bool in_host_memory(Use use) { return use == Use::snapshot || use == Use::offloaded; }
 
-/// Bytes that a rank holds now and at most, by use, and the device on which it computes.
-/// Thread-safe.
+/// Bytes that a rank holds now and at most, by use, and the device it computes on. Thread-safe.
 class MemoryLedger {
  public:
   explicit MemoryLedger(Device& device = host_device()) : device_(device) {}

@@ -43,12 +43,8 @@ struct AttentionChoice {
 };
 
 /// Second base of such an Ops: `dynamic_cast<AlgorithmChoices*>(&ops)` is null for other ones.
-class AlgorithmChoices {
+class AlgorithmChoices : public Interface {
  public:
-  AlgorithmChoices() = default;
-  AlgorithmChoices(const AlgorithmChoices&) = delete;
-  AlgorithmChoices& operator=(const AlgorithmChoices&) = delete;
-  virtual ~AlgorithmChoices() = default;
   /// The choices for all shapes so far, as bytes for ranks of the same build.
   virtual std::vector<std::byte> choices() const = 0;
   /// Uses `choices` from now on and times no further algorithms. Throws Error for choices of

@@ -12,8 +12,7 @@ struct RowShape {
   std::int64_t rows, columns, stride;
 };
 
-/// [R, C] with any row stride; one dimension is one row; more must be contiguous and fold into
-/// rows.
+/// [R, C] with any row stride; one dimension is a row; more are contiguous and fold into rows.
 inline RowShape row_shape(const Tensor& x) {
   const int dimensions = x.shape().dimensions();
   if (dimensions == 1) return {1, x.extent(0), x.extent(0)};

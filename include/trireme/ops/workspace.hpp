@@ -7,8 +7,7 @@
 
 namespace trireme::ops {
 
-/// The shape of a call of attention: B sequences, Tq queries, Tk keys, H heads on G key/value heads
-/// of size D.
+/// Attention of B sequences, Tq queries, Tk keys, H heads on G key/value heads of size D.
 struct AttentionShape {
   std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
 };
@@ -25,8 +24,7 @@ std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k
 /// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);
 
-// CUDA: of the libraries. The workspace of our own kernels, some MB for sums of columns, is not
-// counted.
+// CUDA: of the libraries. Our own kernels' workspace, some MB for sums of columns, is not counted.
 /// cuBLASLt's, of fixed size.
 inline constexpr std::size_t cuda_product_workspace = std::size_t{32} << 20;
 /// Whether libraries have a fused kernel for plain causal attention of this shape without dropout

@@ -2,8 +2,7 @@
 // with the values run on one thread per block. Scratch of a thread: forward, one block of scores
 // against all keys, and the head's keys (transposed) and values; backward, two blocks of scores
 // against at most 512 keys, and those keys, values and their gradients. Operands that products read
-// repeatedly are copied to scratch: rows a power of two apart would evict each other from the
-// cache.
+// repeatedly are copied to scratch, as rows a power of two apart would evict each other.
 #include <algorithm>
 #include <cstring>
 
@@ -38,8 +37,7 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t be
   }
 }
 
-/// out [rows, D] = weights·y over the visible keys; y [keys from `first` on, D]. All contiguous but
-/// weights.
+/// out [rows, D] = weights·y over the visible keys; y [keys from `first` on, D]; both contiguous.
 void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                       std::int64_t rows, const float* weights, const float* y, std::int64_t first,
                       float* out, PrefetchQueue* ahead) {
@@ -157,8 +155,7 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
   move_rows(g.dq.at(b, begin, h), g.dq.stride, scratch.sums, p.size, rows, p.size, chunk.first > 0);
 }
 
-/// The blocks of queries of all heads of a group, every `parts`-th from `part` on, against one
-/// chunk of its keys.
+/// Every `parts`-th block of queries of a group's heads, from `part` on, against a chunk of keys.
 void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t group,
                     std::int64_t part, std::int64_t parts, Chunk chunk, VisibleKeys& visible,
                     const Scratch& scratch, PrefetchQueue* ahead) {

@@ -35,8 +35,7 @@ class Visibility {
   /// For one call of attention, during which the mask's tensors must stay.
   void prepare(const AttentionMask& mask, std::int64_t batch, std::int64_t queries,
                std::int64_t keys);
-  /// Keys of [first, last) that queries [begin, end) of sequence b may see; `first` is a multiple
-  /// of key_block.
+  /// Keys of [first, last) that queries [begin, end) of sequence b see; key_block divides `first`.
   void find(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t first,
             std::int64_t last, VisibleKeys& visible) const;
 

@@ -34,8 +34,7 @@ struct ScoreBlock {
 template <class T = float>
 void softmax_block(const ScoreBlock& block, float* lse, float* inverse);
 
-/// out [rows, columns] = factor[r]·x, rounded; 0 where the factor is 0, even if x is not finite.
-/// `factor` null: all 1.
+/// out [rows, columns] = factor[r]·x, rounded; factor 0 gives 0, even of infinity; null: all 1.
 void scale_rows(float* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
                 std::int64_t rows, std::int64_t columns, const float* factor);
 void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
@@ -48,8 +47,7 @@ void row_dots(const Bf16* a, std::int64_t a_stride, const Bf16* b, std::int64_t 
               std::int64_t rows, std::int64_t columns, float* delta);
 
 /// From scores and dprobabilities = dout·vᵀ: scores ← the probabilities that multiplied v (with
-/// dropout), dprobabilities ← scale·P∘(dP − delta), the gradient of q·kᵀ. Stored as softmax_block
-/// does.
+/// dropout), dprobabilities ← scale·P∘(dP − delta), the gradient of q·kᵀ. Stored as above.
 template <class T = float>
 void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
                             const float* delta, float scale);
@@ -83,8 +81,7 @@ struct Problem : AttentionShape {
     const std::int64_t first = (slice.first / slice.share + group) * slice.share - slice.first;
     return std::clamp<std::int64_t>(first, 0, heads);
   }
-  /// Columns of a row of scores: one cache line more than needed, so that rows a power of two long
-  /// do not share cache sets.
+  /// Stride of scores: a cache line more than needed, so that rows do not share cache sets.
   std::int64_t row() const { return (scores_width + 15) / 16 * 16 + 16; }
   /// The kernels' view of `rows` queries from `begin` on.
   ScoreBlock score_block(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t rows,
@@ -245,8 +242,7 @@ void join_parts(int threads, const Problem& p, float* partial, const Write& writ
   });
 }
 
-/// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; 0 if each head has one
-/// part.
+/// Elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; 0 if each head has one part.
 inline std::int64_t partial_gradients(const Problem& p) {
   const std::int64_t parts = parts_of(p);
   return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;

@@ -1,7 +1,6 @@
 // Matrix products of bf16 factors. A task is a block of columns by a section of rows; it packs its
-// part of the right factor and, if that is transposed, of the left one. Bits do not depend on the
-// number of threads: how a sum is divided depends only on the inner extent and on whether the left
-// factor is transposed.
+// part of the right factor and, if that is transposed, of the left one. How a sum is divided
+// depends on the inner extent and on whether the left factor is transposed, not on the threads.
 #include <algorithm>
 
 #include "trireme/ops/workspace.hpp"
@@ -58,8 +57,7 @@ struct Cut {
   }
 
  private:
-  /// AMX multiplies so fast that packing a block for few rows costs: threads divide columns, not
-  /// rows.
+  /// With AMX packing a block for few rows costs: threads divide columns, not rows.
   static bool fast() { return bf16_tiles().rows > tile_rows; }
   std::int64_t row_block(std::int64_t tile) const {
     if (packs_left) return 4 * panel_columns;

@@ -55,13 +55,11 @@ struct Bf16Tiles {
   /// result [m, n] = a [m, k] · packed words.
   void (*multiply)(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a,
                    std::int64_t stride, const std::uint32_t* words, const TileResult& result);
-  /// result [m, n] = leftᵀ · right, both packed, of k rows each. `ahead`, if not null, is
-  /// prefetched meanwhile.
+  /// result [m, n] = leftᵀ · right, both packed, of k rows; `ahead` (or null) is prefetched.
   void (*multiply_packed)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
                           const std::uint32_t* right, const TileResult& result,
                           PrefetchQueue* ahead);
-  /// A thread calls these before its first product and after its last, and uses AMX for nothing
-  /// else in between.
+  /// Called by each thread round its products, between which it does not use AMX otherwise.
   void (*enter)();
   void (*leave)();
 };

@@ -12,8 +12,7 @@ namespace trireme::ops {
 
 namespace {
 
-/// c [m, n] = op(a)·op(b), or += with `accumulate`. On one thread inside a parallel region, else on
-/// as many as OpenMP offers.
+/// c [m, n] (+)= op(a)·op(b), on one thread in a parallel region, else on all of OpenMP's.
 void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, bool transpose_b,
            const float* a, std::int64_t lda, const float* b, std::int64_t ldb, bool accumulate,
            float* c, std::int64_t ldc) {
@@ -50,8 +49,7 @@ void CpuOps::float_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   const Rows<float> activated = gelu ? rows_of(c) : Rows<float>();
   const Rows<float> slopes = dgelu ? rows_of(options.gelu_input) : Rows<float>();
   const bool streamed = gelu && beyond_caches(m * n * std::int64_t{sizeof(float)});
-  // The GELU pass adds the bias. Without it, filling rows first and accumulating is as fast as
-  // oneDNN's product with bias.
+  // The GELU pass adds the bias; else filled rows are, as fast as oneDNN's product with bias.
   const float* filling = gelu ? nullptr : bias;
   const bool fill = filling != nullptr || (k == 0 && !options.accumulate);
   const auto rows = [&](std::int64_t begin, std::int64_t end) {

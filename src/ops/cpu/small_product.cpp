@@ -178,8 +178,7 @@ HWY_INLINE hn::Vec<D> blocks_of_rows(D d, const float* x, std::int64_t x_row) {
   }
 }
 
-/// Transposes a vector of rows by four columns: four by four within 16 bytes, which every
-/// instruction set shuffles alike.
+/// Transposes a vector of rows by four columns: four by four within 16 bytes.
 template <class D>
 HWY_INLINE void transpose_four_columns(D d, float* out, std::int64_t out_row, const float* x,
                                        std::int64_t x_row) {

@@ -1,5 +1,4 @@
-// How the CPU backend divides work. No sum crosses the end of a range, so results do not depend on
-// the number of threads.
+// How the CPU backend divides work. No sum crosses ranges: threads do not change results.
 #pragma once
 
 #include <algorithm>

@@ -45,8 +45,7 @@ void swiglu(const Matrix& y, const Matrix& gate_up, CUstream_st* stream);
 void swiglu_backward(const Matrix& dgate_up, const Matrix& dy, const Matrix& gate_up,
                      CUstream_st* stream);
 
-/// What is applied to a product's sums; absent pointers are null. `bias` and `gelu_input` are of
-/// type `factors`.
+/// What is applied to a product's sums, if not null. `bias` and `gelu_input` have type `factors`.
 struct Finish {
   Element factors = Element::f32;
   const void* bias = nullptr;
@@ -219,8 +218,7 @@ constexpr int elements_to_boundary(std::uintptr_t address, int size) {
   return static_cast<int>((16 - address % 16) % 16) / size;
 }
 
-/// Attention: a block has 64 queries (or keys, for their gradients) and iterates over tiles of keys
-/// (or queries).
+/// Attention: a block of 64 queries (or keys, for their gradients) iterates over tiles of others.
 inline constexpr int own_rows = 64;
 /// Head sizes are padded with zeros to 64, 128 or 256.
 constexpr int padded_head(std::int64_t size) { return size <= 64 ? 64 : size <= 128 ? 128 : 256; }

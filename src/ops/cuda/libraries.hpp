@@ -77,12 +77,8 @@ std::vector<std::byte> pack_algorithms(std::uint64_t version,
 std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
                                               std::span<const std::byte> bytes);
 
-class Products {
+class Products : public Interface {
  public:
-  Products() = default;
-  Products(const Products&) = delete;
-  Products& operator=(const Products&) = delete;
-  virtual ~Products() = default;
   /// Queues the product; false, and nothing queued, if the library has no algorithm for it.
   virtual bool multiply(const Product& product) = 0;
   /// See AlgorithmChoices.
@@ -102,12 +98,8 @@ std::string product_library();  // its name and version
 bool can_fuse(const Attention& call);
 bool can_fuse(const Attention& call, const AttentionGradients& gradients);
 
-class FusedAttention {
+class FusedAttention : public Interface {
  public:
-  FusedAttention() = default;
-  FusedAttention(const FusedAttention&) = delete;
-  FusedAttention& operator=(const FusedAttention&) = delete;
-  virtual ~FusedAttention() = default;
   /// Queues the call; false, and nothing queued, if the library refuses it.
   virtual bool forward(const Attention& call) = 0;
   virtual bool backward(const Attention& call, const AttentionGradients& gradients) = 0;
@@ -116,8 +108,7 @@ class FusedAttention {
 };
 
 /// cuDNN's on `stream`, its workspace entered in the ledger. It refuses every call if cuDNN does
-/// not start; null if Trireme was built without cuDNN. `deterministic`: backward is bitwise
-/// repeatable.
+/// not start; null without cuDNN in the build. `deterministic`: backward is bitwise repeatable.
 std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledger,
                                                      device::Device& device, CUstream_st* stream,
                                                      bool deterministic);

@@ -21,8 +21,7 @@ std::uint8_t alignment_of(const void* data) {
   return static_cast<std::uint8_t>(std::min<std::uintptr_t>(16, address & (~address + 1)));
 }
 
-/// Row-major x as column-major: its transpose. A view of one row may have any stride; libraries
-/// require at least its width.
+/// Row-major x as column-major: its transpose. Strides are at least the width, of one row too.
 BlasMatrix blas_matrix(const Matrix& x, bool transposed) {
   return {x.columns, x.rows, std::max(x.stride, x.columns), transposed};
 }
