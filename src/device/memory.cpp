@@ -38,6 +38,12 @@ std::uint64_t MemoryLedger::times_added(Use use) const {
 Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device)
     : Buffer(BufferRelease{&ledger, &device, use, false, bytes}) {}
 
+void Buffer::grow(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device) {
+  if (bytes <= this->bytes()) return;
+  *this = Buffer();
+  *this = Buffer(ledger, use, aligned(bytes), device);
+}
+
 Buffer Buffer::staging(MemoryLedger& ledger, Use use, std::size_t bytes) {
   return Buffer(BufferRelease{&ledger, &ledger.device(), use, true, bytes});
 }

@@ -104,15 +104,13 @@ constexpr std::array<Generator, 4> generators{{{"gpipe", gpipe, true},
                                                {"zero-bubble", zero_bubble, false}}};
 
 void check_sizes(const Schedule& plan) {
-  if (plan.stages < 1)
-    throw ConfigError("parallel.pipeline", std::to_string(plan.stages), "must be at least 1",
-                      "use 1 or more");
-  if (plan.chunks < 1)
-    throw ConfigError("parallel.virtual_stages", std::to_string(plan.chunks), "must be at least 1",
-                      "use 1 or more");
-  if (plan.micro_batches < 1)
-    throw ConfigError("micro-batches", std::to_string(plan.micro_batches), "must be at least 1",
-                      "use 1 or more");
+  const std::pair<const char*, int> sizes[] = {{"parallel.pipeline", plan.stages},
+                                               {"parallel.virtual_stages", plan.chunks},
+                                               {"micro-batches", plan.micro_batches}};
+  for (const auto& [key, value] : sizes) {
+    if (value < 1)
+      throw ConfigError(key, std::to_string(value), "must be at least 1", "use 1 or more");
+  }
   const double pairs = 1.0 * plan.stages * plan.chunks * plan.micro_batches;
   if (pairs > static_cast<double>(most_pairs))
     throw ConfigError(

@@ -73,16 +73,8 @@ int Walk::sender_to(int stage, bool gradient) const {
 
 int Walk::receiver_of(int stage, bool gradient) const { return sender_to(stage, !gradient); }
 
-Walk::Channel& Walk::incoming(int stage, bool gradient) {
-  return channels_[at(stage)][gradient ? 1 : 0];
-}
-
-const Walk::Channel& Walk::incoming(int stage, bool gradient) const {
-  return channels_[at(stage)][gradient ? 1 : 0];
-}
-
 int Walk::send_slots(int stage, bool gradient) const {
-  const Channel& channel = incoming(receiver_of(stage, gradient), gradient);
+  const Channel& channel = channels_[at(receiver_of(stage, gradient))][gradient];
   std::size_t ended = 0;  // messages of the channel; they end in order
   std::size_t started = 0;
   std::size_t most = 0;
@@ -112,9 +104,9 @@ bool Walk::take(int stage, const Step& step) {
   Stage& here = stages_[at(stage)];
   const bool gradient = step.is_gradient();
   const bool receive = step.is_receive();
-  Channel& channel = incoming(receive ? stage : receiver_of(stage, gradient), gradient);
+  Channel& channel = channels_[at(receive ? stage : receiver_of(stage, gradient))][gradient];
   auto& times = receive ? channel.received : channel.sent;
-  auto& slots = (receive ? here.incoming : here.outgoing)[gradient ? 1 : 0];
+  auto& slots = (receive ? here.incoming : here.outgoing)[gradient];
   slots[at(step.slot)] = static_cast<int>(times.size());
   times.push_back(here.clock);
   return true;
@@ -125,7 +117,7 @@ bool Walk::compute(int stage, const Step& step) {
   double start = here.clock;
   // With one stage the slots are local: what they need has run earlier in the list.
   if (schedule_.stages > 1) {
-    const int direction = step.action.kind == Kind::forward ? 0 : 1;
+    const bool gradient = step.action.kind != Kind::forward;
     const auto wait = [&](const Channel& channel, int message) {
       if (message < 0) return true;  // nothing was sent from this slot yet
       if (channel.sent.size() <= at(message) || channel.received.size() <= at(message))
@@ -135,10 +127,10 @@ bool Walk::compute(int stage, const Step& step) {
       return true;
     };
     if (step.input_slot >= 0 &&
-        !wait(incoming(stage, direction == 1), here.incoming[at(direction)][at(step.input_slot)]))
+        !wait(channels_[at(stage)][gradient], here.incoming[gradient][at(step.input_slot)]))
       return false;
-    if (step.output_slot >= 0 && !wait(incoming(receiver_of(stage, direction == 1), direction == 1),
-                                       here.outgoing[at(direction)][at(step.output_slot)]))
+    if (step.output_slot >= 0 && !wait(channels_[at(receiver_of(stage, gradient))][gradient],
+                                       here.outgoing[gradient][at(step.output_slot)]))
       return false;
   }
   here.clock = start + cost(stage, step.action);
@@ -167,8 +159,8 @@ std::string Walk::wait_of(int stage) const {
   const char* what = gradient ? "gradient" : "activation";
   const std::string cell = to_string(schedule_, stage, step.action);
   if (step.input_slot >= 0) {
-    const int message = stages_[at(stage)].incoming[gradient ? 1 : 0][at(step.input_slot)];
-    const Channel& channel = channels_[at(stage)][gradient ? 1 : 0];
+    const int message = stages_[at(stage)].incoming[gradient][at(step.input_slot)];
+    const Channel& channel = channels_[at(stage)][gradient];
     if (message >= 0 && channel.sent.size() <= at(message))
       return fmt::format("stage {} waits at {} for its {} from stage {}", stage, cell, what,
                          sender_to(stage, gradient));

@@ -87,12 +87,11 @@ class Validation {
              cell(stage, {kind, micro_batch, chunk}), times);
     }
     const auto [forward, whole, input, weight] = count;
-    const Action any{Kind::forward, micro_batch, chunk};
     const auto missing = [&](Kind kind) {
       fail(
           "stage {}: {} is missing; each virtual stage needs F and either B or I and W of each of "
           "the {} micro-batches",
-          stage, cell(stage, {kind, any.micro_batch, any.chunk}), schedule_.micro_batches);
+          stage, cell(stage, {kind, micro_batch, chunk}), schedule_.micro_batches);
     };
     if (forward == 0) missing(Kind::forward);
     if (whole == 1 && input + weight > 0)

@@ -78,8 +78,6 @@ class Walk {
   bool take(int stage, const Step& step);
   bool compute(int stage, const Step& step);
   double cost(int stage, const Action& action) const;
-  const Channel& incoming(int stage, bool gradient) const;
-  Channel& incoming(int stage, bool gradient);
   int sender_to(int stage, bool gradient) const;
   int receiver_of(int stage, bool gradient) const;
   std::string wait_of(int stage) const;

@@ -69,6 +69,8 @@ class Buffer {
   Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device);
   /// Staging memory of the ledger's device; nothing queued may use it when it is released.
   static Buffer staging(MemoryLedger& ledger, Use use, std::size_t bytes);
+  /// Makes it memory of at least `bytes`. It releases what it has first, so as never to hold both.
+  void grow(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device);
   std::byte* data() const { return memory_.get(); }
   std::size_t bytes() const { return memory_ ? memory_.get_deleter().bytes : 0; }
   /// View of `shape` elements of `type` from byte `offset` on.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "trireme/ops/ops.hpp"
+#include "trireme/ops/workspace.hpp"
 
 namespace trireme::ops {
 
@@ -23,11 +24,6 @@ struct VisibleKeys {
   std::vector<KeyRun> partial;  // those to mask: some query of the block does not see them
   std::int64_t columns = 0;
   std::int64_t masked = 0;  // columns of `partial`
-};
-
-/// Least and greatest position and document of a range of queries or keys.
-struct Extent {
-  std::int32_t first_position, last_position, first_document, last_document;
 };
 
 class Visibility {

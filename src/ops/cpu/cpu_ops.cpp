@@ -12,11 +12,7 @@ CpuOps::CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible)
       visible_(static_cast<std::size_t>(threads_)) {}
 
 std::byte* CpuOps::scratch_bytes(std::size_t bytes) {
-  if (bytes > scratch_.bytes()) {
-    scratch_ = device::Buffer();  // first, so that both are never held at once
-    scratch_ = device::Buffer(*ledger_, device::Use::workspace, device::aligned(bytes),
-                              device::host_device());
-  }
+  scratch_.grow(*ledger_, device::Use::workspace, bytes, device::host_device());
   return scratch_.data();
 }
 

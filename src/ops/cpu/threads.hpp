@@ -56,18 +56,14 @@ void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
 class ThreadScope {
  public:
   explicit ThreadScope(int threads) : before_(omp_get_max_threads()) {
-    if (before_ != threads) omp_set_num_threads(threads);
-    changed_ = before_ != threads;
+    omp_set_num_threads(threads);
   }
   ThreadScope(const ThreadScope&) = delete;
   ThreadScope& operator=(const ThreadScope&) = delete;
-  ~ThreadScope() {
-    if (changed_) omp_set_num_threads(before_);
-  }
+  ~ThreadScope() { omp_set_num_threads(before_); }
 
  private:
   int before_;
-  bool changed_ = false;
 };
 
 }  // namespace trireme::ops

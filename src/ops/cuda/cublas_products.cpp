@@ -56,22 +56,10 @@ cudaDataType_t data_type(Element type) {
   return type == Element::f32 ? CUDA_R_32F : type == Element::bf16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-cublasLtEpilogue_t epilogue(Epilogue which) {
-  switch (which) {
-    case Epilogue::bias:
-      return CUBLASLT_EPILOGUE_BIAS;
-    case Epilogue::gelu:
-      return CUBLASLT_EPILOGUE_GELU_AUX;
-    case Epilogue::bias_gelu:
-      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case Epilogue::gelu_slope:
-      return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::row_sum:
-      return CUBLASLT_EPILOGUE_BGRADB;
-    default:
-      return CUBLASLT_EPILOGUE_DEFAULT;
-  }
-}
+/// In Epilogue's order.
+constexpr cublasLtEpilogue_t epilogues[] = {
+    CUBLASLT_EPILOGUE_DEFAULT,       CUBLASLT_EPILOGUE_BIAS,  CUBLASLT_EPILOGUE_GELU_AUX,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB};
 
 /// Descriptors and algorithm of one kind of product.
 struct Plan {
@@ -99,7 +87,7 @@ void describe(Plan& plan, const ProductKey& key, bool tf32) {
   TRIREME_CUBLAS_CALL(cublasLtMatmulDescCreate(plan.product.place(), compute, CUDA_R_32F));
   plan.set(CUBLASLT_MATMUL_DESC_TRANSA, key.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   plan.set(CUBLASLT_MATMUL_DESC_TRANSB, key.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue(key.epilogue));
+  plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[static_cast<std::size_t>(key.epilogue)]);
   if (key.epilogue == Epilogue::row_sum) {
     plan.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
   } else if (key.epilogue == Epilogue::bias || key.epilogue == Epilogue::bias_gelu) {

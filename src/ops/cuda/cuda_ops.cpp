@@ -61,11 +61,7 @@ CudaOps::CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complet
 }
 
 void* CudaOps::scratch(std::size_t bytes) {
-  if (bytes > scratch_.bytes()) {
-    scratch_ = device::Buffer();  // first: never hold both
-    scratch_ = device::Buffer(*parts_.ledger, device::Use::workspace, device::aligned(bytes),
-                              *parts_.device);
-  }
+  scratch_.grow(*parts_.ledger, device::Use::workspace, bytes, *parts_.device);
   return scratch_.data();
 }
 

@@ -221,11 +221,7 @@ class CudnnAttention final : public FusedAttention {
 
   bool run(const Plan& plan, Pointers pointers) {
     if (plan.graph == nullptr) return false;
-    if (plan.workspace > workspace_.bytes()) {
-      workspace_ = device::Buffer();  // first: never hold both
-      workspace_ =
-          device::Buffer(ledger_, device::Use::workspace, device::aligned(plan.workspace), device_);
-    }
+    workspace_.grow(ledger_, device::Use::workspace, plan.workspace, device_);
     fe::error_t result = plan.graph->execute(handle_, pointers, workspace_.data());
     if (result.is_bad()) throw Error("cuDNN's attention: {}", result.get_message());
     return true;

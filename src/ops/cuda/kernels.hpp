@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "trireme/ops/workspace.hpp"
+
 struct CUstream_st;
 
 namespace trireme::ops {
@@ -152,11 +154,6 @@ struct Heads {
   std::int64_t batch_stride = 0, stride = 0, head_stride = 0;
 };
 
-/// Least and greatest position and document of a block of queries or keys.
-struct Extent {
-  std::int32_t first_position, last_position, first_document, last_document;
-};
-
 /// One call of attention. Null positions are 0, 1, 2, …; null documents are one document.
 struct Attention {
   Element type = Element::f32;
@@ -226,18 +223,5 @@ constexpr int tile_rows(int padded) { return padded == 64 ? 64 : 32; }
 /// Elements from one row in shared memory to the next: padded by 16 bytes, so that equal columns of
 /// eight rows are in different banks.
 constexpr int row_elements(int padded, int element_bytes) { return padded + 16 / element_bytes; }
-
-/// Whether a block of queries sees none, some or all keys of another.
-enum class Seen : std::uint8_t { none, some, all };
-constexpr Seen seen(const Extent& q, const Extent& k, bool causal) {
-  if ((causal && k.first_position > q.last_position) || k.first_document > q.last_document ||
-      k.last_document < q.first_document) {
-    return Seen::none;
-  }
-  const bool all = (!causal || k.last_position <= q.first_position) &&
-                   k.first_document == k.last_document && q.first_document == q.last_document &&
-                   k.first_document == q.first_document;
-  return all ? Seen::all : Seen::some;
-}
 
 }  // namespace trireme::ops
