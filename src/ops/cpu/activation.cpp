@@ -5,7 +5,6 @@
 #include "cpu_ops.hpp"
 #include "rows.hpp"
 #include "targets.hpp"
-#include "threads.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../src/ops/cpu/activation.cpp"  // from the include folder
@@ -241,13 +240,11 @@ void CpuOps::swiglu(const Tensor& y, const Tensor& gate_up) {
                    gate_up.shape().to_string(), y.shape().to_string());
     const auto n = static_cast<std::size_t>(out.columns);
     const bool streamed = writes_apart(out.data, out.rows * out.columns, in.data);
-    parallel_rows(threads_, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(swiglu_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, out.row(r), in.row(r), in.ahead(), streamed);
-      }
-      end_stream(streamed);
-    });
+    const auto kernel = TRIREME_KERNEL(swiglu_row, T);
+    const auto row = [&](std::int64_t r) {
+      kernel(n, out.row(r), in.row(r), in.ahead(), streamed);
+    };
+    for_rows(threads_, out.rows, out.columns, row, streamed);
   });
 }
 
@@ -261,13 +258,11 @@ void CpuOps::swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Ten
                    dgate_up.shape().to_string());
     const auto n = static_cast<std::size_t>(columns);
     const bool streamed = writes_apart(dx.data, x.rows * 2 * columns, gradient.data, x.data);
-    parallel_rows(threads_, x.rows, columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(swiglu_backward_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, dx.row(r), gradient.row(r), x.row(r), gradient.ahead(), x.ahead(), streamed);
-      }
-      end_stream(streamed);
-    });
+    const auto kernel = TRIREME_KERNEL(swiglu_backward_row, T);
+    const auto row = [&](std::int64_t r) {
+      kernel(n, dx.row(r), gradient.row(r), x.row(r), gradient.ahead(), x.ahead(), streamed);
+    };
+    for_rows(threads_, x.rows, columns, row, streamed);
   });
 }
 

@@ -164,15 +164,13 @@ void CpuOps::copy(const Tensor& y, const Tensor& x) {
     return;
   }
   TRIREME_ASSERT(y.shape().dimensions() == 2, "strided copy of shape {}", y.shape().to_string());
-  parallel_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      std::byte* row = to + r * y.stride(0) * size;
-      const std::byte* source = from + r * x.stride(0) * from_size;
-      if (converts) {
-        convert(y.extent(1), row, source);
-      } else {
-        std::memcpy(row, source, static_cast<std::size_t>(y.extent(1) * size));
-      }
+  for_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t r) {
+    std::byte* row = to + r * y.stride(0) * size;
+    const std::byte* source = from + r * x.stride(0) * from_size;
+    if (converts) {
+      convert(y.extent(1), row, source);
+    } else {
+      std::memcpy(row, source, static_cast<std::size_t>(y.extent(1) * size));
     }
   });
 }

@@ -268,14 +268,12 @@ void CpuOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tenso
     const auto n = static_cast<std::size_t>(in.columns);
     const bool streamed =
         !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);
-    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(norm_backward_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, to.row(r), from.row(r), from.ahead(), in.row(r), in.ahead(), gains,
-               means == nullptr ? means : means + r, rstds[r], accumulate, streamed);
-      }
-      end_stream(streamed);
-    });
+    const auto kernel = TRIREME_KERNEL(norm_backward_row, T);
+    const auto row = [&](std::int64_t r) {
+      kernel(n, to.row(r), from.row(r), from.ahead(), in.row(r), in.ahead(), gains,
+             means == nullptr ? means : means + r, rstds[r], accumulate, streamed);
+    };
+    for_rows(threads_, in.rows, in.columns, row, streamed);
   });
 }
 

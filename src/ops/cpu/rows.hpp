@@ -90,6 +90,16 @@ void for_elements(int threads, std::int64_t elements, Kernel* kernel, T* y, cons
   });
 }
 
+/// body(r) for each row on all threads. `streamed`: it writes by streaming stores.
+template <class Body>
+void for_rows(int threads, std::int64_t rows, std::int64_t columns, const Body& body,
+              bool streamed = false) {
+  parallel_rows(threads, rows, columns, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) body(r);
+    end_stream(streamed);
+  });
+}
+
 // Activations of one row, for fusion into products.
 /// y = gelu(x)
 void gelu_row(std::int64_t n, Bf16* y, const Bf16* x);
