@@ -135,7 +135,7 @@ std::string toml_value(const Value& value) {
   return digits;
 }
 
-/// What a reader of the printed configuration wants to know about a value's coming.
+/// Where a value in the printed configuration comes from.
 std::string remark(const Field& field) {
   if (field.source == Source::built_in) return field.value() == field.built_in ? "" : "derived";
   return field.origin.empty() ? name_of(field.source) : one_line(field.origin);

@@ -83,7 +83,7 @@ class Validation {
     for (const Kind kind : kinds) {
       const int times = count[static_cast<std::size_t>(kind)];
       if (times > 1)
-        fail("stage {}: {} stands there {} times; once is the rule", stage,
+        fail("stage {}: {} is listed {} times; once is the rule", stage,
              cell(stage, {kind, micro_batch, chunk}), times);
     }
     const auto [forward, whole, input, weight] = count;
@@ -129,10 +129,10 @@ class Validation {
       for (const Action& action : list(stage)) {
         const Pair& mine = pair(stage, action.chunk, action.micro_batch);
         if (action.makes_gradient() && mine.input < mine.forward)
-          fail("stage {}: {} stands before {}, whose activations it needs; swap them", stage,
+          fail("stage {}: {} is before {}, whose activations it needs; swap them", stage,
                cell(stage, action), cell(stage, {Kind::forward, action.micro_batch, action.chunk}));
         if (action.kind == Kind::backward_weight && mine.weight < mine.input)
-          fail("stage {}: {} stands before {}, whose gradients it needs; swap them", stage,
+          fail("stage {}: {} is before {}, whose gradients it needs; swap them", stage,
                cell(stage, action),
                cell(stage, {Kind::backward_input, action.micro_batch, action.chunk}));
       }
@@ -147,7 +147,7 @@ class Validation {
         Action& before = last[at(action.chunk)];
         if (action.micro_batch < before.micro_batch)
           fail(
-              "stage {}: {} stands after {}; weight gradients are summed in ascending order of "
+              "stage {}: {} is after {}; weight gradients are summed in ascending order of "
               "micro-batches where sums are reproducible: exchange them, or set "
               "numerics.reproducible = false",
               stage, cell(stage, action), cell(stage, before));

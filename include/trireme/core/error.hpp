@@ -28,8 +28,7 @@ class AgreedError : public Error {
   using Error::Error;
 };
 
-/// A configuration value that breaks a rule. The line reads
-/// "<key> = <value>: <rule>; <remedy>".
+/// A configuration value that breaks a rule: "<key> = <value>: <rule>; <remedy>".
 class ConfigError : public AgreedError {
  public:
   ConfigError(const std::string& key, const std::string& value, const std::string& rule,

@@ -29,7 +29,7 @@ TRIREME_ON_DEVICE float bf16_to_float(std::uint16_t value) {
   return bits_as<float>(std::uint32_t{value} << 16);
 }
 
-/// NaN stays NaN (made quiet); what lies beyond the largest finite value becomes infinite.
+/// NaN stays NaN (made quiet); what is beyond the largest finite value becomes infinite.
 TRIREME_ON_DEVICE std::uint16_t float_to_bf16(float value) {
   const auto bits = bits_as<std::uint32_t>(value);
   if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);

@@ -31,7 +31,7 @@ struct DTypeOf<std::int64_t> : std::integral_constant<DType, DType::i64> {};
 template <>
 struct DTypeOf<std::uint8_t> : std::integral_constant<DType, DType::u8> {};
 
-/// Up to four extents. Row-major unless a Tensor says otherwise.
+/// Up to four extents. Row-major unless a Tensor has strides.
 class Shape {
  public:
   static constexpr int max_dimensions = 4;

@@ -32,8 +32,7 @@ std::string cuda_device_identity(int index);
 std::string cuda_description();
 
 /// A range of NVTX, of the domain "trireme", from its construction to its end, in the thread that
-/// makes it; ranges nest. It costs almost nothing without a profiler, and does nothing where
-/// Trireme was built without CUDA.
+/// makes it; ranges nest. Costs almost nothing without a profiler, and nothing without CUDA.
 class Range {
  public:
   explicit Range(const char* name);

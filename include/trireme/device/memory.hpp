@@ -1,4 +1,4 @@
-// Owned memory, and the ledger that knows what every byte of it is for.
+// Owned memory, and the ledger of what every byte of it is for.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Operations that pass every call to one function, for wrappers around a backend; and the wrapper
-// that traces them.
+// Operations that pass every call to one function, for wrappers around a backend; and tracing.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +38,7 @@ class TracedOps final : public ForwardingOps<TracedOps> {
   /// Starts tracing.
   void begin();
   /// Called immediately before and after a wait for the device: operations since the last wait
-  /// become spans of stream `device_stream`, the queues' work spans of streams from `queue_streams`
-  /// on.
+  /// become spans of stream `device_stream`, the queues' work of streams `queue_streams` and up.
   void before_wait();
   void after_wait();
 

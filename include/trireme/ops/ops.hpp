@@ -200,8 +200,8 @@ class Ops : public Interface {
                              const Tensor& target_logit, const Tensor& weights) = 0;
 
   // Optimizer
-  /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n]; sums [1] += the sum of
-  /// all blocks, in order.
+  /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n]; or sums [1] += all
+  /// blocks.
   virtual void add_squares(const Tensor& sums, const Tensor& x) = 0;
   /// One AdamW update of flat ranges, one pass. Loshchilov and Hutter (2019).
   virtual void adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,

@@ -1,6 +1,5 @@
 // The duration and memory of a schedule for given costs, by an event-driven walk of its lists
-// under rendezvous semantics (a send ends only once the matching receive has started); and the
-// result drawn as text and as SVG.
+// under rendezvous semantics (a send ends once the matching receive has started); and charts.
 #pragma once
 
 #include <filesystem>

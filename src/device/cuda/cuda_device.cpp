@@ -181,7 +181,7 @@ class Cuda final : public CudaQueue<CudaDevice> {
     const std::size_t rounded = bytes + (256 - bytes % 256);
     void* memory = nullptr;
     if (!granted(cudaMalloc(&memory, rounded), "cudaMalloc")) return nullptr;
-    // By the default stream, which any thread may use; done before anyone knows the memory.
+    // By the default stream, which any thread may use; done before the memory is returned.
     TRIREME_CUDA_CALL(cudaMemset(memory, 0, rounded));
     TRIREME_CUDA_CALL(cudaStreamSynchronize(cudaStreamLegacy));
     return memory;

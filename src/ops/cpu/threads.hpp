@@ -9,8 +9,7 @@
 namespace trireme::ops {
 
 /// body(begin, end) over [0, items) on all threads, or on this one if items < 2·grain. Ranges begin
-/// at multiples of `align`. Teams are of size 1 or `threads`: other sizes make OpenMP restart
-/// threads.
+/// at multiples of `align`. Teams of other sizes would make OpenMP restart threads.
 template <class Body>
 void parallel_ranges(int threads, std::int64_t items, std::int64_t grain, std::int64_t align,
                      const Body& body) {
