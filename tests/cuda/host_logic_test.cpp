@@ -192,8 +192,7 @@ class RememberingProducts final : public Products {
 
 TEST(Algorithms, AreChosenByTheBackend) {
   std::vector<std::byte> used;
-  CudaParts parts;
-  parts.device = &tested_device();
+  CudaParts parts(tested_device());
   parts.products = std::make_unique<RememberingProducts>(used);
   CudaOps with(std::move(parts));
   auto& choosing = dynamic_cast<AlgorithmChoices&>(static_cast<Ops&>(with));

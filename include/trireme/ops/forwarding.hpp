@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "trireme/core/error.hpp"
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/device.hpp"
 #include "trireme/ops/ops.hpp"
@@ -36,11 +37,27 @@ class TracedOps final : public ForwardingOps<TracedOps> {
         recorder_(recorder) {}
 
   /// Starts tracing.
-  void begin();
+  void begin() {
+    begun_ = true;
+    device_.trace_queues();
+  }
   /// Called immediately before and after a wait for the device: operations since the last wait
   /// become spans of stream `device_stream`, the queues' work of streams `queue_streams` and up.
-  void before_wait();
-  void after_wait();
+  void before_wait() { timeline_->mark(); }  // relates the device's clock to the host's
+  void after_wait() {
+    const auto times = timeline_->read();
+    TRIREME_ASSERT(times.size() == 2 * names_.size() + 1, "{} marks of {} operations", times.size(),
+                   names_.size());
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      recorder_.add_span(names_[i], device_stream, times[2 * i], times[2 * i + 1]);
+    }
+    recorded_ += names_.size();
+    names_.clear();
+    for (const device::QueueSpan& span : device_.read_queues()) {
+      if (++recorded_of_queues_ > most_of_queues) continue;
+      recorder_.add_span(span.name, queue_streams + span.queue, span.begin, span.end);
+    }
+  }
 
   static constexpr int device_stream = 3, queue_streams = 4;
   /// Most spans recorded: the rest of the trace's capacity is the host's.

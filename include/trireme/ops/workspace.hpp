@@ -48,11 +48,26 @@ std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int o
 inline constexpr std::size_t cuda_product_workspace = std::size_t{32} << 20;
 /// Whether libraries have a fused kernel for plain causal attention of this shape without dropout
 /// in bf16 or fp16. They may refuse it all the same.
-bool cuda_attention_fuses(const AttentionShape& shape);
+inline bool cuda_attention_fuses(const AttentionShape& shape) {
+  return shape.batch > 0 && shape.queries == shape.keys && shape.queries > 1 && shape.groups > 0 &&
+         shape.heads % shape.groups == 0 && shape.size % 8 == 0 && shape.size <= 128;
+}
 /// Upper bound for cuDNN's backward of such a call on compute capabilities 8.0 to 10.0 (cuDNN 9.19;
 /// tests/cuda/cudnn_plans_test.cpp compares): Σ dout·out per query and fp32 gradients of queries,
 /// or with `deterministic` the gradients of all scores [B, H, Tq, Tk]; and gradients of keys and
 /// values for each query head that shares a group.
-std::size_t cuda_attention_workspace(const AttentionShape& shape, bool deterministic);
+inline std::size_t cuda_attention_workspace(const AttentionShape& shape, bool deterministic) {
+  constexpr std::int64_t narrow = 2, wide = 4, alignment = 2048;
+  constexpr std::int64_t block = 128, few = 16;  // tokens that kernels round up to
+  const auto up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
+  const std::int64_t rows = shape.batch * shape.heads * shape.queries;
+  const std::int64_t scores =
+      shape.batch * shape.heads * up(shape.queries, block) * up(shape.keys, block) * narrow;
+  const std::int64_t gradients =
+      2 * shape.batch * shape.heads * up(shape.queries, few) * shape.size * wide;
+  const std::int64_t shared = shape.heads == shape.groups ? 0 : 2 * rows * shape.size * narrow;
+  return static_cast<std::size_t>(rows * wide + (deterministic ? scores : gradients) + shared +
+                                  alignment);
+}
 
 }  // namespace trireme::ops

@@ -51,17 +51,8 @@ Rounding rounding_of(const RoundedCopy& copy, std::int64_t elements) {
 
 }  // namespace
 
-CudaOps::CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complete)
-    : parts_(std::move(parts)), stream_(parts_.stream) {
-  if (parts_.ledger == nullptr) {
-    own_ledger_ = std::make_unique<device::MemoryLedger>(*parts_.device);
-    parts_.ledger = own_ledger_.get();
-  }
-  if (complete) complete(parts_);
-}
-
 void* CudaOps::scratch(std::size_t bytes) {
-  scratch_.grow(*parts_.ledger, device::Use::workspace, bytes, *parts_.device);
+  scratch_.grow(*parts_.ledger, device::Use::workspace, bytes, parts_.device);
   return scratch_.data();
 }
 

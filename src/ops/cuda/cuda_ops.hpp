@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <memory>
 
 #include "trireme/device/memory.hpp"
@@ -19,8 +18,14 @@ namespace trireme::ops {
 
 /// What the backend is built from. Without `products` or `attention` it uses its own kernels.
 struct CudaParts {
-  device::Device* device = nullptr;
-  device::MemoryLedger* ledger = nullptr;  // absent: one of its own
+  /// Without `ledger` workspace is entered in one of its own.
+  explicit CudaParts(device::Device& device, device::MemoryLedger* ledger = nullptr)
+      : device(device),
+        own_ledger(ledger == nullptr ? std::make_unique<device::MemoryLedger>(device) : nullptr),
+        ledger(ledger == nullptr ? own_ledger.get() : ledger) {}
+  device::Device& device;
+  std::unique_ptr<device::MemoryLedger> own_ledger;  // outlives what follows
+  device::MemoryLedger* ledger;
   CUstream_st* stream = nullptr;
   std::unique_ptr<Products> products;
   std::unique_ptr<FusedAttention> attention;
@@ -29,8 +34,7 @@ struct CudaParts {
 
 class CudaOps final : public Ops, public AlgorithmChoices {
  public:
-  /// `complete` may add parts that need the ledger.
-  explicit CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complete = {});
+  explicit CudaOps(CudaParts parts) : parts_(std::move(parts)), stream_(parts_.stream) {}
 
 #include "trireme/ops/operations.inc"
 
@@ -50,7 +54,6 @@ class CudaOps final : public Ops, public AlgorithmChoices {
                          const Tensor& v, const AttentionMask& mask, float scale,
                          const Dropout& dropout, const Tensor& samples, HeadSlice heads) const;
 
-  std::unique_ptr<device::MemoryLedger> own_ledger_;  // outlives what the parts hold
   CudaParts parts_;
   CUstream_st* stream_;
   device::Buffer scratch_;
