@@ -56,7 +56,11 @@ bool Walk::run() {
   while (!work.empty()) {
     const int stage = work.back();
     work.pop_back();
-    if (!advance(stage)) continue;
+    std::size_t& next = stages_[at(stage)].next;
+    const std::size_t before = next;
+    const auto& steps = lists_[at(stage)].steps;
+    while (next < steps.size() && take(stage, steps[next])) ++next;
+    if (next == before) continue;
     for (const bool gradient : {false, true}) {
       work.push_back(sender_to(stage, gradient));
       work.push_back(receiver_of(stage, gradient));
@@ -89,14 +93,6 @@ int Walk::send_slots(int stage, bool gradient) const {
     most = std::max(most, started - ended);
   }
   return static_cast<int>(most);
-}
-
-bool Walk::advance(int stage) {
-  Stage& here = stages_[at(stage)];
-  const std::size_t before = here.next;
-  const auto& steps = lists_[at(stage)].steps;
-  while (here.next < steps.size() && take(stage, steps[here.next])) ++here.next;
-  return here.next > before;
 }
 
 bool Walk::take(int stage, const Step& step) {

@@ -175,7 +175,10 @@ class Validation {
       int& position = done[at(stage)];
       const int before = position;
       const int size = static_cast<int>(list(stage).size());
-      while (position < size && ready(stage, position, done)) ++position;
+      for (; position < size; ++position) {
+        const auto source = awaited(stage, list(stage)[at(position)]);
+        if (source && done[at(source->first)] <= source->second) break;
+      }
       if (position == before) continue;
       for (const int neighbor : {stage + 1, stage + schedule_.stages - 1})
         if (neighbor % schedule_.stages != stage) work.push_back(neighbor % schedule_.stages);
@@ -195,12 +198,6 @@ class Validation {
     if (stuck == 0) return;
     if (stuck > 4) waits += fmt::format(" and {} more wait", stuck - 4);
     fail("its stages wait for each other: {}; change the order", waits);
-  }
-
-  bool ready(int stage, int position, const std::vector<int>& done) {
-    const Action& action = list(stage)[at(position)];
-    const auto source = awaited(stage, action);
-    return !source || done[at(source->first)] > source->second;
   }
 
   const Schedule& schedule_;

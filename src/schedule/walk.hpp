@@ -74,7 +74,6 @@ class Walk {
     std::array<std::vector<int>, 2> incoming, outgoing;
   };
 
-  bool advance(int stage);
   bool take(int stage, const Step& step);
   bool compute(int stage, const Step& step);
   double cost(int stage, const Action& action) const;

@@ -1,5 +1,7 @@
 #include "cpu_ops.hpp"
 
+#include <utility>
+
 #include <dnnl.h>
 #include <omp.h>
 
@@ -21,26 +23,19 @@ std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger, boo
 }
 
 std::string instruction_set() {
-  switch (dnnl_get_effective_cpu_isa()) {
-    case dnnl_cpu_isa_sse41:
-      return "SSE4.1";
-    case dnnl_cpu_isa_avx:
-      return "AVX";
-    case dnnl_cpu_isa_avx2:
-      return "AVX2";
-    case dnnl_cpu_isa_avx2_vnni:
-      return "AVX2 with VNNI";
-    case dnnl_cpu_isa_avx512_core:
-      return "AVX-512";
-    case dnnl_cpu_isa_avx512_core_vnni:
-      return "AVX-512 with VNNI";
-    case dnnl_cpu_isa_avx512_core_bf16:
-      return "AVX-512 with VNNI, bf16";
-    case dnnl_cpu_isa_avx512_core_amx:
-      return "AVX-512 with AMX";
-    default:
-      return "this processor's default";
+  constexpr std::pair<dnnl_cpu_isa_t, const char*> known[] = {
+      {dnnl_cpu_isa_sse41, "SSE4.1"},
+      {dnnl_cpu_isa_avx, "AVX"},
+      {dnnl_cpu_isa_avx2, "AVX2"},
+      {dnnl_cpu_isa_avx2_vnni, "AVX2 with VNNI"},
+      {dnnl_cpu_isa_avx512_core, "AVX-512"},
+      {dnnl_cpu_isa_avx512_core_vnni, "AVX-512 with VNNI"},
+      {dnnl_cpu_isa_avx512_core_bf16, "AVX-512 with VNNI, bf16"},
+      {dnnl_cpu_isa_avx512_core_amx, "AVX-512 with AMX"}};
+  for (const auto& [isa, name] : known) {
+    if (isa == dnnl_get_effective_cpu_isa()) return name;
   }
+  return "this processor's default";
 }
 
 }  // namespace trireme::ops
