@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "trireme/bench/attention.hpp"
-#include "trireme/device/readback.hpp"
-#include "trireme/device/timeline.hpp"
-#include "trireme/ops/algorithm_choices.hpp"
+#include "trireme/device/device.hpp"
+#include "trireme/device/memory.hpp"
+#include "trireme/ops/cuda_ops.hpp"
 #include "trireme/ops/forwarding.hpp"
 
 namespace trireme::bench {
@@ -25,7 +25,7 @@ struct OpWork {
 class MeasuredOps final : public ops::ForwardingOps<MeasuredOps>, public ops::AlgorithmChoices {
  public:
   MeasuredOps(std::unique_ptr<ops::Ops> inner, device::Device& device)
-      : inner_(std::move(inner)), device_(device), timeline_(device::make_timeline(device)) {}
+      : inner_(std::move(inner)), device_(device), timeline_(device.make_timeline()) {}
 
   /// From now on the device records the begin and end of each operation.
   void start() {

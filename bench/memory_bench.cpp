@@ -169,10 +169,10 @@ void add_norms(std::vector<Row>& rows, const Tensors& t) {
   ops::Ops& ops = *t.ops;
   const auto unit = static_cast<double>(t.a.bytes());
   rows.push_back({"layer_norm", {1, 1}, 2 * unit, [&ops, &t] {
-                    ops.layer_norm(t.b, t.mean, t.rstd, t.a, t.gain, t.bias, 1e-5F);
+                    ops.norm(t.b, t.mean, t.rstd, t.a, t.gain, t.bias, 1e-5F);
                   }});
   rows.push_back({"rms_norm", {1, 1}, 2 * unit, [&ops, &t] {
-                    ops.rms_norm(t.b, t.rstd, t.a, t.gain, 1e-5F);
+                    ops.norm(t.b, {}, t.rstd, t.a, t.gain, {}, 1e-5F);
                   }});
   for (const bool add : {false, true}) {
     const std::string what =
@@ -180,17 +180,17 @@ void add_norms(std::vector<Row>& rows, const Tensors& t) {
     const Streams streams = add ? Streams{2, 0, 1} : Streams{2, 1};
     const double bytes = (add ? 4 : 3) * unit;
     rows.push_back({"layer_norm, " + what, streams, bytes, [&ops, &t, add] {
-                      ops.layer_norm_backward_input(t.c, t.b, t.a, t.gain, t.mean, t.rstd, add);
+                      ops.norm_backward_input(t.c, t.b, t.a, t.gain, t.mean, t.rstd, add);
                     }});
     rows.push_back({"rms_norm, " + what, streams, bytes, [&ops, &t, add] {
-                      ops.rms_norm_backward_input(t.c, t.b, t.a, t.gain, t.rstd, add);
+                      ops.norm_backward_input(t.c, t.b, t.a, t.gain, {}, t.rstd, add);
                     }});
   }
   rows.push_back({"layer_norm, backward for weights", {2}, 2 * unit, [&ops, &t] {
-                    ops.layer_norm_backward_weight(t.dgain, t.dbias, t.b, t.a, t.mean, t.rstd);
+                    ops.norm_backward_weight(t.dgain, t.dbias, t.b, t.a, t.mean, t.rstd);
                   }});
   rows.push_back({"rms_norm, backward for weights", {2}, 2 * unit, [&ops, &t] {
-                    ops.rms_norm_backward_weight(t.dgain, t.b, t.a, t.rstd);
+                    ops.norm_backward_weight(t.dgain, {}, t.b, t.a, {}, t.rstd);
                   }});
 }
 

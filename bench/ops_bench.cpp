@@ -180,7 +180,7 @@ void BM_layer_norm(benchmark::State& state) {
   const Owned x({rows, columns}), y({rows, columns}), gain({columns}), bias({columns});
   const Owned mean({rows}), rstd({rows});
   for (auto _ : state) {
-    ops->layer_norm(y.view, mean.view, rstd.view, x.view, gain.view, bias.view, 1e-5F);
+    ops->norm(y.view, mean.view, rstd.view, x.view, gain.view, bias.view, 1e-5F);
   }
   count_bytes(state, 8.0 * static_cast<double>(rows * columns));
 }
@@ -192,7 +192,7 @@ void BM_layer_norm_backward_input(benchmark::State& state) {
   const Owned x({rows, columns}), dy({rows, columns}), dx({rows, columns}), gain({columns});
   const Owned mean({rows}), rstd({rows});
   for (auto _ : state) {
-    ops->layer_norm_backward_input(dx.view, dy.view, x.view, gain.view, mean.view, rstd.view, true);
+    ops->norm_backward_input(dx.view, dy.view, x.view, gain.view, mean.view, rstd.view, true);
   }
   count_bytes(state, 16.0 * static_cast<double>(rows * columns));
 }
@@ -204,7 +204,7 @@ void BM_layer_norm_backward_weight(benchmark::State& state) {
   const Owned x({rows, columns}), dy({rows, columns}), dgain({columns}), dbias({columns});
   const Owned mean({rows}), rstd({rows});
   for (auto _ : state) {
-    ops->layer_norm_backward_weight(dgain.view, dbias.view, dy.view, x.view, mean.view, rstd.view);
+    ops->norm_backward_weight(dgain.view, dbias.view, dy.view, x.view, mean.view, rstd.view);
   }
   count_bytes(state, 8.0 * static_cast<double>(rows * columns));
 }
@@ -214,7 +214,7 @@ void BM_rms_norm(benchmark::State& state) {
   const auto ops = backend();
   const std::int64_t rows = state.range(0), columns = state.range(1);
   const Owned x({rows, columns}), y({rows, columns}), gain({columns}), rstd({rows});
-  for (auto _ : state) ops->rms_norm(y.view, rstd.view, x.view, gain.view, 1e-5F);
+  for (auto _ : state) ops->norm(y.view, {}, rstd.view, x.view, gain.view, {}, 1e-5F);
   count_bytes(state, 8.0 * static_cast<double>(rows * columns));
 }
 BENCHMARK(BM_rms_norm)->Args({3072, 384})->UseRealTime();

@@ -81,7 +81,7 @@ if(TARGET trireme_cudnn AND TRIREME_CUDNN_FRONTEND_INCLUDE)
   target_include_directories(trireme_cudnn_frontend SYSTEM INTERFACE
                              "${TRIREME_CUDNN_FRONTEND_INCLUDE}" "${TRIREME_CUDNN_INCLUDE}")
   # Its serialization is not used, and brings a JSON library of its own. cuDNN is loaded when a GPU
-  # first needs it (src/ops/cuda/cudnn_library.cpp).
+  # first needs it (src/ops/cuda/cudnn_attention.cpp).
   target_compile_definitions(trireme_cudnn_frontend INTERFACE
     CUDNN_FRONTEND_SKIP_JSON_LIB NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
     "TRIREME_CUDNN=\"libcudnn.so.${trireme_cudnn_major}\""

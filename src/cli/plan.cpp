@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "trireme/core/files.hpp"
-#include "trireme/schedule/gantt.hpp"
 #include "trireme/schedule/schedule.hpp"
 #include "trireme/schedule/simulate.hpp"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "trireme/comm/nccl.hpp"
-#include "trireme/device/timeline.hpp"
+#include "trireme/device/device.hpp"
 
 #include "local.hpp"
 #include "nccl_handle.hpp"
@@ -34,13 +34,13 @@ class NcclOperation final : public device::Operation {
   void come_after(device::Fence& fence) override { queue_.follow(fence); }
   void start() override {
     begin_ = std::chrono::steady_clock::now();
-    device::begin_span(queue_, name());
+    queue_.begin_span(name());
     steps_ = job_.plan();
   }
   bool test() override {
     while (handle_.settled(name())) {
       if (next_ == steps_.size()) {
-        device::end_span(queue_);
+        queue_.end_span();
         const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
         traffic_.add(job_.kind, {.bytes = job_.sent, .operations = 1, .seconds = spent.count()});
         return true;

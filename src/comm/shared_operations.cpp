@@ -6,7 +6,7 @@
 
 #include "trireme/comm/session.hpp"
 #include "trireme/core/error.hpp"
-#include "trireme/device/reduce_tree.hpp"
+#include "trireme/device/device.hpp"
 
 namespace trireme::comm {
 namespace {

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <type_traits>
 
+#include <strings.h>
+
 namespace trireme::config {
 
 namespace {
@@ -17,13 +19,6 @@ namespace {
 // Beyond 2^53 neighboring integers are the same double.
 constexpr double exact_limit = 9007199254740992.0;
 constexpr std::size_t longest_key = 80;  // that is compared with ours to find what was meant
-
-std::string lower(std::string text) {
-  for (char& c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return text;
-}
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -65,35 +60,23 @@ std::optional<std::int64_t> parse_integer(const std::string& text) {
 }
 
 std::optional<bool> parse_flag(const std::string& text) {
-  const std::string word = lower(text);
   for (const char* yes : {"true", "yes", "on", "1"}) {
-    if (word == yes) return true;
+    if (::strcasecmp(text.c_str(), yes) == 0) return true;
   }
   for (const char* no : {"false", "no", "off", "0"}) {
-    if (word == no) return false;
+    if (::strcasecmp(text.c_str(), no) == 0) return false;
   }
   return std::nullopt;
 }
 
 /// JSON and TOML carry nothing else, so any other bytes would fail much later.
 bool is_utf8(const std::string& text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i++]);
-    if (lead < 0x80) continue;
-    const int more = lead >= 0xC2 && lead <= 0xDF   ? 1
-                     : lead >= 0xE0 && lead <= 0xEF ? 2
-                     : lead >= 0xF0 && lead <= 0xF4 ? 3
-                                                    : 0;
-    if (more == 0) return false;
-    std::uint32_t point = lead & (0x3FU >> more);
-    for (int k = 0; k < more; ++k) {
-      if (i == text.size() || (static_cast<unsigned char>(text[i]) & 0xC0U) != 0x80U) return false;
-      point = point << 6U | (static_cast<unsigned char>(text[i++]) & 0x3FU);
-    }
-    const std::uint32_t least = more == 1 ? 0x80U : more == 2 ? 0x800U : 0x10000U;
-    if (point < least || point > 0x10FFFFU || (point >= 0xD800U && point <= 0xDFFFU)) return false;
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
   }
-  return true;
 }
 
 /// The value as the type of `target`, or nothing when it is of another kind.
@@ -146,35 +129,24 @@ std::string label(const Field& field, const std::string& where) {
 
 [[noreturn]] void wrong_type(const Field& field, const std::string& text,
                              const std::string& where) {
-  std::string rule, remedy;
-  if (std::holds_alternative<bool*>(field.target)) {
-    rule = "must be yes or no", remedy = "use true or false";
-  } else if (std::holds_alternative<std::int64_t*>(field.target)) {
-    rule = "must be an integer of at most 64 bits", remedy = "write it as 12, 1e6 or 1_000_000";
-  } else if (std::holds_alternative<double*>(field.target)) {
-    rule = "must be a finite number", remedy = "write it as 0.1, 3e-4 or 12";
-  } else {
-    rule = "must be text in UTF-8", remedy = "in a file, put it in quotes";
-  }
+  struct Words {
+    const char *rule, *remedy;
+  };
+  constexpr std::array<Words, 4> of_type{
+      {{"must be yes or no", "use true or false"},
+       {"must be an integer of at most 64 bits", "write it as 12, 1e6 or 1_000_000"},
+       {"must be a finite number", "write it as 0.1, 3e-4 or 12"},
+       {"must be text in UTF-8", "in a file, put it in quotes"}}};
+  const auto& [rule, remedy] = of_type.at(field.target.index());
   throw ConfigError(label(field, where), one_line(shortened(text, 200)), rule, remedy);
 }
 
 }  // namespace
 
 std::string name_of(Source source) {
-  switch (source) {
-    case Source::built_in:
-      return "built-in";
-    case Source::preset:
-      return "preset";
-    case Source::file:
-      return "file";
-    case Source::environment:
-      return "environment";
-    case Source::command_line:
-      return "command line";
-  }
-  no_case_for(source);
+  constexpr std::array<const char*, 5> names{"built-in", "preset", "file", "environment",
+                                             "command line"};
+  return names.at(static_cast<std::size_t>(source));
 }
 
 Value Field::value() const {

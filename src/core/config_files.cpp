@@ -1,8 +1,6 @@
 // Fields from and to files: TOML, the environment, JSON.
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
-#include <system_error>
 
 #include <toml++/toml.h>
 
@@ -29,10 +27,7 @@ bool is_section(const Fields& fields, const std::string& path) {
                     near ? "did you mean " + *near + "?" : "`trireme train --help` lists them");
 }
 
-constexpr std::int64_t most_toml_bytes = std::int64_t{1} << 20;
-
-/// The place behind the string that begins at `at`; at an end of line where it is not closed, which
-/// is no TOML.
+/// The place behind the string that begins at `at`, or the end of line where it is not closed.
 std::size_t end_of_string(const std::string& text, std::size_t at) {
   const char quote = text[at];
   const bool escapes = quote == '"';
@@ -85,32 +80,23 @@ void refuse_nesting(const std::string& text, const std::string& name) {
   }
 }
 
-/// Walks a parsed file: tables are sections, everything else is a field's value.
-class TomlWalk {
- public:
-  TomlWalk(Fields& fields, std::string name) : fields_(fields), name_(std::move(name)) {}
-
-  void table(const toml::table& table, const std::string& path) {
-    for (const auto& [key, node] : table) {
-      const std::string full = joined(path, key.str());
-      const std::string where = fmt::format("{}:{}", name_, node.source().begin.line);
-      const toml::table* inner = node.as_table();
-      if (inner != nullptr && fields_.find(full) == nullptr) {
-        if (inner->empty() && !is_section(fields_, full)) unknown_section(fields_, full, where);
-        this->table(*inner, full);
-      } else {
-        leaf(node, full, where);
-      }
+/// Tables are sections, everything else is a field's value. `name`: of the file.
+void from_toml_at(Fields& fields, const toml::table& table, const std::string& path,
+                  const std::string& name) {
+  for (const auto& [last, node] : table) {
+    const std::string key = joined(path, last.str());
+    const std::string where = fmt::format("{}:{}", name, node.source().begin.line);
+    const toml::table* inner = node.as_table();
+    if (inner != nullptr && fields.find(key) == nullptr) {
+      if (inner->empty() && !is_section(fields, key)) unknown_section(fields, key, where);
+      from_toml_at(fields, *inner, key, name);
+      continue;
     }
-  }
-
- private:
-  void leaf(const toml::node& node, const std::string& key, const std::string& where) {
-    if (is_section(fields_, key)) {
+    if (is_section(fields, key)) {
       throw AgreedError("{}: {}: is a section, not a value; write [{}] and its keys below it",
                         one_line(where), key, key);
     }
-    Field& field = fields_.at(key, where);
+    Field& field = fields.at(key, where);
     if (const auto* flag = node.as_boolean()) {
       field.set(flag->get(), Source::file, where);
     } else if (const auto* integer = node.as_integer()) {
@@ -128,10 +114,7 @@ class TomlWalk {
                         "write " + key + " = value");
     }
   }
-
-  Fields& fields_;
-  std::string name_;
-};
+}
 
 std::string quoted(const std::string& text) {
   std::string escaped;
@@ -152,7 +135,7 @@ std::string toml_value(const Value& value) {
   return digits;
 }
 
-/// What a reader of the printed configuration wants to know about a value's coming.
+/// Where a value in the printed configuration comes from.
 std::string remark(const Field& field) {
   if (field.source == Source::built_in) return field.value() == field.built_in ? "" : "derived";
   return field.origin.empty() ? name_of(field.source) : one_line(field.origin);
@@ -190,22 +173,7 @@ void from_json_at(Fields& fields, const nlohmann::json& values, const std::strin
 }  // namespace
 
 void Fields::read_toml(const std::filesystem::path& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
-    throw AgreedError("{}: is a folder; a configuration is a TOML file", one_line(path.string()));
-  }
-  if (!std::filesystem::exists(path, error)) {
-    throw AgreedError("{}: cannot be read: {}; name an existing TOML file", one_line(path.string()),
-                      std::generic_category().message(error ? error.value() : ENOENT));
-  }
-  InputFile file(path);
-  if (file.size() > most_toml_bytes) {
-    throw AgreedError("{}: is larger than {} KiB; is it a configuration?", one_line(path.string()),
-                      most_toml_bytes >> 10);
-  }
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  text.resize(file.read(text.data(), text.size()));
-  parse_toml(text, path.string());
+  parse_toml(read_named_file(path, "TOML", std::int64_t{1} << 20), path.string());
 }
 
 void Fields::parse_toml(const std::string& text, const std::string& name) {
@@ -218,7 +186,7 @@ void Fields::parse_toml(const std::string& text, const std::string& name) {
                       error.source().begin.line, one_line(std::string(error.description())),
                       error.source().begin.column);
   }
-  TomlWalk(*this, name).table(table, "");
+  from_toml_at(*this, table, "", name);
 }
 
 void Fields::read_environment(char** environment) {
@@ -259,14 +227,9 @@ void Fields::read_environment(char** environment) {
 nlohmann::json Fields::to_json() const {
   nlohmann::json values = nlohmann::json::object();
   for (const Field& field : fields_) {
-    nlohmann::json* place = &values;
-    std::size_t begin = 0;
-    for (std::size_t dot = field.key.find('.'); dot != std::string::npos;
-         dot = field.key.find('.', begin)) {
-      place = &(*place)[field.key.substr(begin, dot - begin)];
-      begin = dot + 1;
-    }
-    (*place)[field.key.substr(begin)] = config::to_json(field.value());
+    std::string place = "/" + field.key;
+    std::replace(place.begin(), place.end(), '.', '/');
+    values[nlohmann::json::json_pointer(place)] = config::to_json(field.value());
   }
   return values;
 }

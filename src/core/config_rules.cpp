@@ -155,22 +155,13 @@ std::string one_line(const std::string& text) {
   std::string line;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    switch (c) {
-      case '\n':
-        line += "\\n";
-        break;
-      case '\r':
-        line += "\\r";
-        break;
-      case '\t':
-        line += "\\t";
-        break;
-      default:
-        if (byte < 0x20 || byte == 0x7F) {
-          line += fmt::format("\\u{:04x}", byte);
-        } else {
-          line += c;
-        }
+    const std::size_t known = std::string_view("\n\r\t").find(c);
+    if (known != std::string_view::npos) {
+      line += {'\\', "nrt"[known]};
+    } else if (byte < 0x20 || byte == 0x7F) {
+      line += fmt::format("\\u{:04x}", byte);
+    } else {
+      line += c;
     }
   }
   return line;

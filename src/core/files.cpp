@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "trireme/core/error.hpp"
+#include "trireme/core/config.hpp"
 
 namespace trireme {
 namespace {
@@ -43,6 +43,12 @@ std::pair<Descriptor, fs::path> make_temporary(const fs::path& path) {
     if (file.get() >= 0) return {std::move(file), std::move(name)};
     if (errno != EEXIST || i == most_names) throw_file_error(name, "create", errno);
   }
+}
+
+std::string whole(InputFile& file) {
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read(text.data(), text.size()));
+  return text;
 }
 
 /// Standard output or standard error, where that is the file of `status`; else -1.
@@ -184,9 +190,23 @@ std::string read_small_file(const fs::path& path, std::int64_t limit) {
     throw Error("{}: {} bytes, expected at most {}; restore the file", path.string(), file.size(),
                 limit);
   }
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  text.resize(file.read(text.data(), text.size()));
-  return text;
+  return whole(file);
+}
+
+std::string read_named_file(const fs::path& path, std::string_view kind, std::int64_t limit) {
+  const std::string shown = config::one_line(path.string());
+  std::error_code error;
+  if (fs::is_directory(path, error))
+    throw AgreedError("{}: is a folder; name a {} file", shown, kind);
+  if (!fs::exists(path, error)) {
+    throw AgreedError("{}: cannot be read: {}; name an existing {} file", shown,
+                      std::generic_category().message(error ? error.value() : ENOENT), kind);
+  }
+  InputFile file(path);
+  if (file.size() > limit) {
+    throw AgreedError("{}: is larger than {} MiB; is it the right file?", shown, limit >> 20);
+  }
+  return whole(file);
 }
 
 void write_all(const Descriptor& file, const fs::path& path, std::string_view text) {

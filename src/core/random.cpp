@@ -15,9 +15,8 @@ std::uint32_t high(std::uint64_t value) { return static_cast<std::uint32_t>(valu
 /// The middle of the cell of `word` in [0, 1): exact in fp64, never 0 or 1.
 double unit_interval(std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; }
 
-// What follows is free of branches and of calls, so that compilers turn loops over it into vector
-// code; each operation is exactly rounded and none is contracted, so that scalars and vectors of
-// any length give the same bits.
+// No branches and no calls, so that compilers make vector code of loops over it. Each operation is
+// exactly rounded and none is contracted: scalars and vectors of any length give the same bits.
 
 /// log x for normal x > 0: x = m·2^e with m in [√½, √2), log m = 2·artanh s with s = (m−1)/(m+1).
 /// |s| < 0.1716, so the first term left out of the odd series, s^25/25, is below 1e-20.
@@ -72,8 +71,7 @@ constexpr std::uint32_t weyl1 = 0x9E3779B9U, weyl2 = 0xBB67AE85U;
 /// Blocks that `normal_blocks` works on at a time: two normals of each.
 constexpr std::size_t batch_blocks = 64;
 
-/// normal() of all of blocks [first, first + batch_blocks) of a stream, on vectors as wide as the
-/// machine has.
+/// normal() of blocks [first, first + batch_blocks) of a stream, on the machine's widest vectors.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
 #endif

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "trireme/core/half.hpp"
-#include "trireme/device/reduce_tree.hpp"
+#include "trireme/device/device.hpp"
 #include "trireme/params/layout.hpp"
 
 namespace trireme::data_parallel {

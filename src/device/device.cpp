@@ -8,9 +8,6 @@
 #include <sys/mman.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/device/graph.hpp"
-#include "trireme/device/readback.hpp"
-#include "trireme/device/timeline.hpp"
 
 namespace trireme::device {
 
@@ -32,6 +29,15 @@ class Immediate : public Base {
     while (!fence.reached()) std::this_thread::yield();
   }
   void synchronize() override {}
+};
+
+class HostTimeline final : public Timeline {
+ public:
+  void mark() override { marks_.push_back(Clock::now()); }
+  std::vector<Clock::time_point> read() override { return std::exchange(marks_, {}); }
+
+ private:
+  std::vector<Clock::time_point> marks_;
 };
 
 class HostDevice final : public Immediate<Device> {
@@ -59,15 +65,7 @@ class HostDevice final : public Immediate<Device> {
   void* allocate_staging(std::size_t bytes) override { return allocate(bytes); }
   void release_staging(void* memory) noexcept override { release(memory); }
   std::unique_ptr<Queue> make_queue() override { return std::make_unique<Immediate<Queue>>(); }
-};
-
-class HostTimeline final : public Timeline {
- public:
-  void mark() override { marks_.push_back(Clock::now()); }
-  std::vector<Clock::time_point> read() override { return std::exchange(marks_, {}); }
-
- private:
-  std::vector<Clock::time_point> marks_;
+  std::unique_ptr<Timeline> make_timeline() override { return std::make_unique<HostTimeline>(); }
 };
 
 }  // namespace
@@ -80,6 +78,10 @@ void Device::fail(std::exception_ptr error) {
 void Device::check() const {
   const std::lock_guard lock(failure_mutex_);
   if (failure_) std::rethrow_exception(failure_);
+}
+
+std::unique_ptr<Timeline> Device::make_timeline() {
+  throw Error("train.trace: device {} keeps no time of its work; leave tracing off", name());
 }
 
 Device& host_device() {
@@ -99,42 +101,12 @@ void write(Device& device, const Tensor& tensor, const void* from) {
   device.copy(tensor.data(), from, tensor.bytes());
 }
 
-Readback::Readback(MemoryLedger& ledger, Use use, const Tensor& source)
-    : device_(ledger.device()), source_(source), values_(source) {
-  TRIREME_ASSERT(source.contiguous(), "a strided tensor {}", source.shape().to_string());
-  if (device_.is_host()) return;
-  staging_ = Buffer::staging(ledger, use, source.bytes());
-  values_ = staging_.view(source.type(), source.shape());
-}
-
-void Readback::queue() {
-  if (staging_.data() != nullptr) device_.copy(staging_.data(), source_.data(), source_.bytes());
-}
-
 void wait_for(Device& device) {
   device.synchronize();
   device.check();
 }
 
-void begin_span(Queue& queue, const char* name) {
-  if (auto* timed = dynamic_cast<TimedQueue*>(&queue)) timed->begin_span(name);
-}
-
-void end_span(Queue& queue) {
-  if (auto* timed = dynamic_cast<TimedQueue*>(&queue)) timed->end_span();
-}
-
-std::unique_ptr<Timeline> make_timeline(Device& device) {
-  if (device.is_host()) return std::make_unique<HostTimeline>();
-  auto* timed = dynamic_cast<Timed*>(&device);
-  if (timed == nullptr) {
-    throw Error("train.trace: device {} keeps no time of its work; leave tracing off",
-                device.name());
-  }
-  return timed->make_timeline();
-}
-
-std::unique_ptr<Graph> capture(Capturing& device, const std::function<void()>& work) {
+std::unique_ptr<Graph> capture(Device& device, const std::function<void()>& work) {
   device.begin_capture();
   try {
     work();

@@ -38,6 +38,12 @@ std::uint64_t MemoryLedger::times_added(Use use) const {
 Buffer::Buffer(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device)
     : Buffer(BufferRelease{&ledger, &device, use, false, bytes}) {}
 
+void Buffer::grow(MemoryLedger& ledger, Use use, std::size_t bytes, Device& device) {
+  if (bytes <= this->bytes()) return;
+  *this = Buffer();
+  *this = Buffer(ledger, use, aligned(bytes), device);
+}
+
 Buffer Buffer::staging(MemoryLedger& ledger, Use use, std::size_t bytes) {
   return Buffer(BufferRelease{&ledger, &ledger.device(), use, true, bytes});
 }
@@ -70,6 +76,18 @@ Tensor Buffer::view(DType type, const Shape& shape, std::size_t offset) const {
                  offset, this->bytes());
   TRIREME_ASSERT(offset % size_of(type) == 0, "byte {} for {}", offset, trireme::name_of(type));
   return {data() + offset, type, shape};
+}
+
+Readback::Readback(MemoryLedger& ledger, Use use, const Tensor& source)
+    : device_(ledger.device()), source_(source), values_(source) {
+  TRIREME_ASSERT(source.contiguous(), "a strided tensor {}", source.shape().to_string());
+  if (device_.is_host()) return;
+  staging_ = Buffer::staging(ledger, use, source.bytes());
+  values_ = staging_.view(source.type(), source.shape());
+}
+
+void Readback::queue() {
+  if (staging_.data() != nullptr) device_.copy(staging_.data(), source_.data(), source_.bytes());
 }
 
 }  // namespace trireme::device

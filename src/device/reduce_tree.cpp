@@ -1,14 +1,14 @@
-#include "trireme/device/reduce_tree.hpp"
-
 #include <algorithm>
 #include <bit>
 
-#include "cuda/reduce_types.hpp"
+#include "trireme/device/device.hpp"
+
+#include "cuda/tree.cuh"
 
 namespace trireme::device {
 namespace {
 
-using namespace kernels;  // NOLINT(google-build-using-namespace): reduce_types.hpp
+using namespace kernels;  // NOLINT(google-build-using-namespace): tree.cuh
 
 /// Adds block by block, so that partial sums stay in the nearest cache; each block is complete
 /// before it is written, because `out` may be a contribution.
@@ -63,39 +63,18 @@ class Tree {
   std::int64_t begin_ = 0, count_ = 0;
 };
 
-template <class Type>
-void dispatch(Reduction reduction, std::span<const std::byte* const> contributions, std::byte* out,
-              std::int64_t elements) {
-  switch (reduction) {
-    case Reduction::sum:
-      return Tree<Type, Sum>(contributions).run(out, elements);
-    case Reduction::max:
-      return Tree<Type, Max>(contributions).run(out, elements);
-  }
-  no_case_for(reduction);
-}
-
 }  // namespace
 
 void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
                  std::byte* out, std::int64_t elements) {
-  switch (type) {
-    case DType::f32:
-      return dispatch<Plain<float>>(reduction, contributions, out, elements);
-    case DType::f64:
-      return dispatch<Plain<double>>(reduction, contributions, out, elements);
-    case DType::i64:
-      return dispatch<Plain<std::int64_t>>(reduction, contributions, out, elements);
-    case DType::bf16:
-      return dispatch<Bf16>(reduction, contributions, out, elements);
-    case DType::f16:
-      return dispatch<Fp16>(reduction, contributions, out, elements);
-    case DType::i32:
-    case DType::u16:
-    case DType::u8:
-      break;
-  }
-  TRIREME_ASSERT(false, "no reduction of {}", name_of(type));
+  const bool reduces = with_reduced(type, [&]<class Type>(Type) {
+    if (reduction == Reduction::max) {
+      Tree<Type, Max>(contributions).run(out, elements);
+    } else {
+      Tree<Type, Sum>(contributions).run(out, elements);
+    }
+  });
+  TRIREME_ASSERT(reduces, "no reduction of {}", name_of(type));
 }
 
 }  // namespace trireme::device

@@ -10,23 +10,16 @@
 namespace trireme::device {
 namespace {
 
-/// What a waiter does between fruitless polls: gives its core away, and after a while sleeps, since
-/// another thread of this core may be the one that computes.
-class Backoff {
- public:
-  void pause() {
-    if (++fruitless_ <= yields) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
+/// What a waiter does between polls, `fruitless` of them in a row: gives its core away, and after a
+/// while sleeps, since another thread of this core may be the one that computes.
+void pause(int fruitless) {
+  constexpr int yields = 200;
+  if (fruitless <= yields) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
-  void reset() { fruitless_ = 0; }
-
- private:
-  static constexpr int yields = 200;
-  int fruitless_ = 0;
-};
+}
 
 }  // namespace
 
@@ -38,18 +31,14 @@ bool Event::done() const {
 
 void Event::wait() const {
   if (state_ == nullptr) return;
-  Backoff backoff;
   const auto finished = [&] { return state_->done.load(std::memory_order_acquire); };
   std::optional<Section> section;
   if (!finished() && state_->stream->recorder_ != nullptr) {
     section.emplace(*state_->stream->recorder_, state_->stream->wait_name_);
   }
-  while (!finished()) {
-    if (state_->stream->poll()) {
-      backoff.reset();
-    } else if (!finished()) {
-      backoff.pause();
-    }
+  for (int fruitless = 0; !finished();) {
+    fruitless = state_->stream->poll() ? 0 : fruitless + 1;
+    if (fruitless > 0 && !finished()) pause(fruitless);
   }
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->end == nullptr) return;

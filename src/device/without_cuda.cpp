@@ -1,6 +1,5 @@
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
-#include "trireme/device/range.hpp"
 
 namespace trireme::device {
 namespace {

@@ -145,9 +145,9 @@ Tensor Norm::statistic(const UnitContext& context, const Slot& slot) const {
 void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x) const {
   const Tensor rstd = statistic(context, rstd_);
   const Tensor& gain = context.values(weight_);
-  if (!centered_) return context.ops.rms_norm(y, rstd, x, gain, epsilon_);
+  const Tensor mean = centered_ ? statistic(context, mean_) : Tensor();
   const Tensor bias = bias_ >= 0 ? context.values(bias_) : Tensor();
-  context.ops.layer_norm(y, statistic(context, mean_), rstd, x, gain, bias, epsilon_);
+  context.ops.norm(y, mean, rstd, x, gain, bias, epsilon_);
 }
 
 void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
@@ -160,9 +160,8 @@ void Norm::backward_input(const UnitContext& context, const Tensor& dx, const Te
                           const Tensor& x, bool accumulate) const {
   const Tensor rstd = statistic(context, rstd_);
   const Tensor& gain = context.values(weight_);
-  if (!centered_) return context.ops.rms_norm_backward_input(dx, dy, x, gain, rstd, accumulate);
-  context.ops.layer_norm_backward_input(dx, dy, x, gain, statistic(context, mean_), rstd,
-                                        accumulate);
+  const Tensor mean = centered_ ? statistic(context, mean_) : Tensor();
+  context.ops.norm_backward_input(dx, dy, x, gain, mean, rstd, accumulate);
 }
 
 void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const {
@@ -171,12 +170,9 @@ void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const T
   for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
     const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
     const Tensor& dgain = context.gradients(weight_, copy);
-    if (!centered_) {
-      return context.ops.rms_norm_backward_weight(dgain, part(dy), part(x), part(all_rstd));
-    }
     const Tensor dbias = bias_ >= 0 ? context.gradients(bias_, copy) : Tensor();
-    context.ops.layer_norm_backward_weight(dgain, dbias, part(dy), part(x), part(all_mean),
-                                           part(all_rstd));
+    context.ops.norm_backward_weight(dgain, dbias, part(dy), part(x),
+                                     centered_ ? part(all_mean) : Tensor(), part(all_rstd));
   });
 }
 

@@ -2,17 +2,12 @@
 #include "trireme/ops/cuda_ops.hpp"
 
 namespace trireme::ops {
-namespace {
 
-[[noreturn]] void refuse() {
+std::unique_ptr<Ops> make_cuda_ops(device::Device&, const CudaOpsOptions&) {
   throw Error(
       "CUDA operations: this trireme was built without CUDA; use --device cpu, or build it where "
       "CUDA is found (-DTRIREME_CUDA=ON)");
 }
-
-}  // namespace
-
-std::unique_ptr<Ops> make_cuda_ops(device::Device&, const CudaOpsOptions&) { refuse(); }
 std::string cuda_libraries() { return {}; }
 
 }  // namespace trireme::ops

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "trireme/core/pairwise.hpp"
-#include "trireme/device/range.hpp"
+#include "trireme/device/cuda.hpp"
 
 namespace trireme::parallel {
 

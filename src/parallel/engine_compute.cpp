@@ -1,5 +1,5 @@
 // The computation of one action: a unit's forward or backward, leaf by leaf.
-#include "trireme/device/range.hpp"
+#include "trireme/device/cuda.hpp"
 #include "trireme/parallel/engine.hpp"
 
 namespace trireme::parallel {

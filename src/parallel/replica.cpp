@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "trireme/device/range.hpp"
+#include "trireme/device/cuda.hpp"
 #include "trireme/parallel/all_reduce.hpp"
 #include "trireme/state/update.hpp"
 

@@ -1,13 +1,12 @@
 #include "trireme/parallel/step_graphs.hpp"
 
 #include "trireme/core/error.hpp"
-#include "trireme/device/range.hpp"
+#include "trireme/device/cuda.hpp"
 
 namespace trireme::parallel {
 
 StepGraphs::StepGraphs(device::MemoryLedger& ledger, bool wanted)
-    : ledger_(ledger),
-      device_(wanted ? dynamic_cast<device::Capturing*>(&ledger.device()) : nullptr) {}
+    : ledger_(ledger), device_(wanted && ledger.device().captures() ? &ledger.device() : nullptr) {}
 
 void StepGraphs::forget() {
   steps_.clear();

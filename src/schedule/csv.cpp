@@ -1,12 +1,13 @@
-// Schedules as text. The text may come from anywhere: sizes are bounded before anything is made.
+// Schedules and costs as text, which is not trusted: sizes are bounded before anything is made.
 #include <algorithm>
-#include <cerrno>
+#include <array>
 #include <charconv>
-#include <system_error>
+#include <cmath>
+#include <numeric>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/files.hpp"
-#include "trireme/schedule/schedule.hpp"
+#include "trireme/schedule/simulate.hpp"
 
 namespace trireme::schedule {
 
@@ -14,11 +15,25 @@ namespace {
 
 constexpr int most_digits = 6;  // of a virtual stage or a micro-batch
 constexpr std::size_t most_stages = 65'536;
-constexpr std::int64_t most_bytes = std::int64_t{64} << 20;
+constexpr std::string_view blanks = " \t\r\n";
+
+std::string_view without_blanks_at_end(std::string_view text) {
+  return text.substr(0, text.find_last_not_of(blanks) + 1);
+}
+
+/// use(line, number) for each line of `text`, from 0.
+template <class Use>
+void for_lines(std::string_view text, const Use& use) {
+  std::size_t number = 0;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    use(text.substr(begin, end - begin), number++);
+    begin = end + 1;
+  }
+}
 
 std::optional<Kind> kind_of(char written) {
-  for (const Kind kind :
-       {Kind::forward, Kind::backward, Kind::backward_input, Kind::backward_weight}) {
+  for (const Kind kind : kinds) {
     if (letter(kind) == written) return kind;
   }
   return std::nullopt;
@@ -35,21 +50,19 @@ struct Cell {
 class Parser {
  public:
   Parser(std::string_view text, const std::string& source, Sizes expected)
-      : text_(text), source_(config::one_line(source)), expected_(expected) {}
+      : text_(without_blanks_at_end(text)),
+        source_(config::one_line(source)),
+        expected_(expected) {}
 
   Schedule parse(const std::string& name) {
-    while (!text_.empty() && std::string_view(" \t\r\n").find(text_.back()) != text_.npos)
-      text_.remove_suffix(1);
     if (text_.empty()) fail(0, 0, "holds no schedule", "write one line per stage");
     std::vector<std::vector<Cell>> lines;
-    for (std::size_t begin = 0; begin <= text_.size();) {
-      const std::size_t end = std::min(text_.find('\n', begin), text_.size());
-      if (lines.size() == most_stages)
-        fail(lines.size(), 0, fmt::format("has more than {} lines", most_stages),
+    for_lines(text_, [&](std::string_view line, std::size_t number) {
+      if (number == most_stages)
+        fail(number, 0, fmt::format("has more than {} lines", most_stages),
              "write one line per stage");
-      lines.push_back(read_line(text_.substr(begin, end - begin), lines.size()));
-      begin = end + 1;
-    }
+      lines.push_back(read_line(line, number));
+    });
     return assemble(lines, name);
   }
 
@@ -63,9 +76,8 @@ class Parser {
     std::vector<Cell> cells;
     for (std::size_t begin = 0; begin <= line.size();) {
       const std::size_t end = std::min(line.find(',', begin), line.size());
-      const std::string_view blank = " \t\r";
-      const std::size_t first = std::min(line.find_first_not_of(blank, begin), end);
-      const std::size_t last = line.substr(0, end).find_last_not_of(blank);
+      const std::size_t first = std::min(line.find_first_not_of(blanks, begin), end);
+      const std::size_t last = line.substr(0, end).find_last_not_of(blanks);
       if (first < end)
         cells.push_back(read_cell(line.substr(first, last + 1 - first), number, first));
       begin = end + 1;
@@ -152,6 +164,29 @@ class Parser {
   Sizes expected_;
 };
 
+/// The three costs of a line "F,I,W".
+std::array<double, 3> costs_of(std::string_view line, const std::string& where) {
+  std::array<double, 3> costs{};
+  const auto skip_blanks = [&] {
+    line.remove_prefix(std::min(line.find_first_not_of(blanks), line.size()));
+  };
+  for (double& cost : costs) {
+    skip_blanks();
+    const auto read = std::from_chars(line.data(), line.data() + line.size(), cost);
+    const bool valid = read.ec == std::errc() && std::isfinite(cost) && cost >= 0;
+    line.remove_prefix(static_cast<std::size_t>(read.ptr - line.data()));
+    skip_blanks();
+    const bool last = &cost == &costs.back();
+    if (!valid || !(last ? line.empty() : line.starts_with(',')))
+      throw AgreedError(
+          "{}: is not the three costs F,I,W, each a number >= 0; write for example "
+          "1,1,1 or 1,1.2,0.8",
+          where);
+    if (!last) line.remove_prefix(1);
+  }
+  return costs;
+}
+
 }  // namespace
 
 Schedule parse_schedule(std::string_view text, const std::string& source, Sizes expected) {
@@ -171,19 +206,7 @@ std::optional<std::string> path_of(std::string_view name) {
 }
 
 std::string read_schedule_text(const std::filesystem::path& path) {
-  const std::string shown = config::one_line(path.string());
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error))
-    throw AgreedError("{}: is a folder; name a CSV file", shown);
-  if (!std::filesystem::exists(path, error))
-    throw AgreedError("{}: cannot be read: {}; name an existing CSV file", shown,
-                      std::generic_category().message(error ? error.value() : ENOENT));
-  InputFile file(path);
-  if (file.size() > most_bytes)
-    throw AgreedError("{}: is larger than {} MiB; is it the right file?", shown, most_bytes >> 20);
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  text.resize(file.read(text.data(), text.size()));
-  return text;
+  return read_named_file(path, "CSV", std::int64_t{64} << 20);
 }
 
 std::string to_csv(const Schedule& schedule) {
@@ -197,6 +220,39 @@ std::string to_csv(const Schedule& schedule) {
     ++stage;
   }
   return text;
+}
+
+Costs parse_costs(std::string_view text, const std::string& source, int virtual_stages) {
+  const std::string shown = config::one_line(source);
+  text = without_blanks_at_end(text);
+  const bool several = text.find('\n') != text.npos;
+  Costs costs;
+  for_lines(text, [&](std::string_view line, std::size_t number) {
+    const auto [forward, input, weight] =
+        costs_of(line, several ? fmt::format("{}:{}", shown, number + 1) : shown);
+    costs.forward.push_back(forward);
+    costs.input.push_back(input);
+    costs.weight.push_back(weight);
+  });
+  const std::size_t lines = costs.forward.size();
+  if (lines == 1)
+    costs = Costs::uniform(virtual_stages, costs.forward[0], costs.input[0], costs.weight[0]);
+  if (costs.forward.size() != static_cast<std::size_t>(virtual_stages))
+    throw AgreedError(
+        "{}: has {} lines of costs for {} virtual stages; write one line for each, or "
+        "one for all",
+        shown, lines, virtual_stages);
+  double sum = 0;
+  for (const auto* vector : {&costs.forward, &costs.input, &costs.weight})
+    sum = std::accumulate(vector->begin(), vector->end(), sum);
+  if (!(sum > 0 && sum < 1e100))
+    throw AgreedError("{}: the costs add up to {}; they must be more than 0 and less than 1e100",
+                      shown, sum);
+  return costs;
+}
+
+Costs read_costs(const std::filesystem::path& path, int virtual_stages) {
+  return parse_costs(read_schedule_text(path), path.string(), virtual_stages);
 }
 
 }  // namespace trireme::schedule

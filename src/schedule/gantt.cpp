@@ -1,8 +1,8 @@
-#include "trireme/schedule/gantt.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
+
+#include "trireme/schedule/simulate.hpp"
 
 namespace trireme::schedule {
 
@@ -46,19 +46,11 @@ struct Style {
   const char* color;
 };
 
-Style style_of(Kind kind) {
-  switch (kind) {
-    case Kind::forward:
-      return {"forward", "#4c78a8"};
-    case Kind::backward:
-      return {"backward", "#e08214"};
-    case Kind::backward_input:
-      return {"backward for inputs", "#f2a93b"};
-    case Kind::backward_weight:
-      return {"backward for weights", "#59a14f"};
-  }
-  throw Error("schedule action {}", static_cast<int>(kind));
-}
+constexpr std::array<Style, 4> styles{{{"forward", "#4c78a8"},
+                                       {"backward", "#e08214"},
+                                       {"backward for inputs", "#f2a93b"},
+                                       {"backward for weights", "#59a14f"}}};
+const Style& style_of(Kind kind) { return styles.at(static_cast<std::size_t>(kind)); }
 
 std::string escaped(const std::string& text) {
   std::string result;
@@ -111,15 +103,14 @@ std::string stage_row(const Schedule& schedule, const std::vector<Span>& spans, 
 std::string legend(const Schedule& schedule, double y) {
   std::string text;
   double x = left;
-  for (const Kind kind :
-       {Kind::forward, Kind::backward, Kind::backward_input, Kind::backward_weight}) {
+  for (const Kind kind : kinds) {
     const bool used = std::any_of(
         schedule.actions.begin(), schedule.actions.end(), [&](const std::vector<Action>& actions) {
           return std::any_of(actions.begin(), actions.end(),
                              [&](const Action& action) { return action.kind == kind; });
         });
     if (!used) continue;
-    const Style style = style_of(kind);
+    const Style& style = style_of(kind);
     text += rectangle(x, y, 14, 14, style.color, 1);
     text += label_at(x + 20, y + 11, "start", style.name);
     x += 150;

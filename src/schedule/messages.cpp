@@ -4,7 +4,6 @@
 #include <array>
 #include <limits>
 
-#include "edges.hpp"
 #include "walk.hpp"
 
 namespace trireme::schedule {

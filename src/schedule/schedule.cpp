@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "trireme/core/config.hpp"
 
@@ -26,8 +28,7 @@ Actions gpipe(const Schedule& plan, int /*stage*/) {
   return actions;
 }
 
-/// `ahead` forwards, then forward and backward in turn, then the backwards that remain. Both lists
-/// are equally long.
+/// `ahead` forwards, then forward and backward in turn, then the backwards that remain.
 Actions in_turn(const Actions& forwards, const Actions& backwards, std::size_t ahead) {
   ahead = std::min(ahead, forwards.size());
   Actions actions(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(ahead));
@@ -103,15 +104,13 @@ constexpr std::array<Generator, 4> generators{{{"gpipe", gpipe, true},
                                                {"zero-bubble", zero_bubble, false}}};
 
 void check_sizes(const Schedule& plan) {
-  if (plan.stages < 1)
-    throw ConfigError("parallel.pipeline", std::to_string(plan.stages), "must be at least 1",
-                      "use 1 or more");
-  if (plan.chunks < 1)
-    throw ConfigError("parallel.virtual_stages", std::to_string(plan.chunks), "must be at least 1",
-                      "use 1 or more");
-  if (plan.micro_batches < 1)
-    throw ConfigError("micro-batches", std::to_string(plan.micro_batches), "must be at least 1",
-                      "use 1 or more");
+  const std::pair<const char*, int> sizes[] = {{"parallel.pipeline", plan.stages},
+                                               {"parallel.virtual_stages", plan.chunks},
+                                               {"micro-batches", plan.micro_batches}};
+  for (const auto& [key, value] : sizes) {
+    if (value < 1)
+      throw ConfigError(key, std::to_string(value), "must be at least 1", "use 1 or more");
+  }
   const double pairs = 1.0 * plan.stages * plan.chunks * plan.micro_batches;
   if (pairs > static_cast<double>(most_pairs))
     throw ConfigError(
@@ -121,21 +120,47 @@ void check_sizes(const Schedule& plan) {
         "use larger and fewer micro-batches");
 }
 
+constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+
+/// Costs as whole numbers with a sum of at most about 2³⁰, by a power of two: sums and their
+/// squares are exact then, and equal costs stay equal.
+std::vector<std::int64_t> whole(std::span<const double> costs) {
+  double sum = 0;
+  for (const double cost : costs) {
+    TRIREME_ASSERT(std::isfinite(cost) && cost >= 0, "cost {}", cost);
+    sum += cost;
+  }
+  TRIREME_ASSERT(std::isfinite(sum), "the costs' sum overflows");
+  int exponent = 0;
+  std::frexp(sum, &exponent);  // sum < 2^exponent
+  std::vector<std::int64_t> scaled;
+  for (const double cost : costs)
+    scaled.push_back(std::llround(std::ldexp(cost, sum > 0 ? 30 - exponent : 0)));
+  return scaled;
+}
+
+/// best[k][i]: the least cost of units i … n−1 in k runs, where a run's cost and the rest's are
+/// joined by `join`; `never` if there are too few units or a run is forbidden (`never`).
+template <class Run, class Join>
+std::vector<std::vector<std::int64_t>> best_of_rests(int units, int runs, Run run, Join join) {
+  const auto columns = static_cast<std::size_t>(units) + 1;
+  std::vector best(static_cast<std::size_t>(runs) + 1, std::vector(columns, never));
+  best[0][columns - 1] = 0;
+  for (std::size_t k = 1; k < best.size(); ++k) {
+    for (std::size_t i = 0; i + 1 < columns; ++i) {
+      for (std::size_t end = i + 1; end < columns; ++end) {
+        const std::int64_t first = run(i, end), rest = best[k - 1][end];
+        if (first == never || rest == never) continue;
+        best[k][i] = std::min(best[k][i], join(first, rest));
+      }
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
-char letter(Kind kind) {
-  switch (kind) {
-    case Kind::forward:
-      return 'F';
-    case Kind::backward:
-      return 'B';
-    case Kind::backward_input:
-      return 'I';
-    case Kind::backward_weight:
-      return 'W';
-  }
-  throw Error("schedule action {}", static_cast<int>(kind));
-}
+char letter(Kind kind) { return std::string_view("FBIW").at(static_cast<std::size_t>(kind)); }
 
 bool Schedule::splits_backward() const {
   return std::any_of(actions.begin(), actions.end(), [](const Actions& stage) {
@@ -179,6 +204,41 @@ Schedule make_schedule(std::string_view name, int stages, int micro_batches, int
 std::string to_string(const Schedule& schedule, int stage, const Action& action) {
   return fmt::format("{}{}{}", schedule.virtual_stage(stage, action.chunk), letter(action.kind),
                      action.micro_batch);
+}
+
+std::vector<int> split_units(std::span<const double> costs, int virtual_stages) {
+  TRIREME_ASSERT(virtual_stages >= 1, "{} virtual stages", virtual_stages);
+  const int units = static_cast<int>(costs.size());
+  if (units < virtual_stages)
+    throw ConfigError(
+        "parallel.pipeline x parallel.virtual_stages", std::to_string(virtual_stages),
+        fmt::format("each needs at least one of the model's {} units (embedding, blocks, head)",
+                    units),
+        fmt::format("use a product of at most {}, or more layers", units));
+  std::vector<std::int64_t> sums{0};  // of the first i units
+  for (const std::int64_t cost : whole(costs)) sums.push_back(sums.back() + cost);
+  const auto cost = [&sums](std::size_t begin, std::size_t end) { return sums[end] - sums[begin]; };
+  const auto runs = static_cast<std::size_t>(virtual_stages);
+
+  const std::int64_t largest =
+      best_of_rests(units, virtual_stages, cost,
+                    [](std::int64_t a, std::int64_t b) { return std::max(a, b); })[runs][0];
+  const auto square = [&](std::size_t begin, std::size_t end) {
+    const std::int64_t sum = cost(begin, end);
+    return sum <= largest ? sum * sum : never;
+  };
+  const auto best = best_of_rests(units, virtual_stages, square,
+                                  [](std::int64_t a, std::int64_t b) { return a + b; });
+  std::vector<int> first{0};
+  for (std::size_t left = runs, begin = 0; left > 0; --left) {
+    std::size_t end = begin + 1;
+    while (best[left - 1][end] == never || square(begin, end) == never ||
+           square(begin, end) + best[left - 1][end] != best[left][begin])
+      ++end;
+    first.push_back(static_cast<int>(end));
+    begin = end;
+  }
+  return first;
 }
 
 }  // namespace trireme::schedule

@@ -3,9 +3,8 @@
 #include <cstdint>
 
 #include "trireme/core/config.hpp"
-#include "trireme/schedule/schedule.hpp"
 
-#include "edges.hpp"
+#include "walk.hpp"
 
 namespace trireme::schedule {
 
@@ -44,7 +43,7 @@ class Validation {
     if (schedule_.stages < 1 || schedule_.micro_batches < 1 || schedule_.chunks < 1)
       fail("{} stages, {} micro-batches, {} virtual stages per stage: each must be at least 1",
            schedule_.stages, schedule_.micro_batches, schedule_.chunks);
-    if (schedule_.actions.size() != static_cast<std::size_t>(schedule_.stages))
+    if (schedule_.actions.size() != at(schedule_.stages))
       fail("has lists for {} stages; {} are needed", schedule_.actions.size(), schedule_.stages);
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       for (const Action& action : list(stage)) {
@@ -58,9 +57,7 @@ class Validation {
     }
   }
 
-  const std::vector<Action>& list(int stage) const {
-    return schedule_.actions[static_cast<std::size_t>(stage)];
-  }
+  const std::vector<Action>& list(int stage) const { return schedule_.actions[at(stage)]; }
 
   /// Each pair has F and B, or F, I and W, once each. Works from what is there, so that its cost
   /// does not grow with sizes that a short file merely claims.
@@ -83,20 +80,18 @@ class Validation {
   }
 
   void check_counts(int stage, int chunk, int micro_batch, const std::array<int, 4>& count) const {
-    for (const Kind kind :
-         {Kind::forward, Kind::backward, Kind::backward_input, Kind::backward_weight}) {
+    for (const Kind kind : kinds) {
       const int times = count[static_cast<std::size_t>(kind)];
       if (times > 1)
-        fail("stage {}: {} stands there {} times; once is the rule", stage,
+        fail("stage {}: {} is listed {} times; once is the rule", stage,
              cell(stage, {kind, micro_batch, chunk}), times);
     }
     const auto [forward, whole, input, weight] = count;
-    const Action any{Kind::forward, micro_batch, chunk};
     const auto missing = [&](Kind kind) {
       fail(
           "stage {}: {} is missing; each virtual stage needs F and either B or I and W of each of "
           "the {} micro-batches",
-          stage, cell(stage, {kind, any.micro_batch, any.chunk}), schedule_.micro_batches);
+          stage, cell(stage, {kind, micro_batch, chunk}), schedule_.micro_batches);
     };
     if (forward == 0) missing(Kind::forward);
     if (whole == 1 && input + weight > 0)
@@ -112,13 +107,11 @@ class Validation {
 
   Pair& pair(int stage, int chunk, int micro_batch) {
     const std::size_t row = static_cast<std::size_t>(schedule_.virtual_stage(stage, chunk));
-    return pairs_[row * static_cast<std::size_t>(schedule_.micro_batches) +
-                  static_cast<std::size_t>(micro_batch)];
+    return pairs_[row * at(schedule_.micro_batches) + at(micro_batch)];
   }
 
   void index() {
-    pairs_.resize(static_cast<std::size_t>(schedule_.virtual_stages()) *
-                  static_cast<std::size_t>(schedule_.micro_batches));
+    pairs_.resize(at(schedule_.virtual_stages()) * at(schedule_.micro_batches));
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       int position = 0;
       for (const Action& action : list(stage)) {
@@ -136,10 +129,10 @@ class Validation {
       for (const Action& action : list(stage)) {
         const Pair& mine = pair(stage, action.chunk, action.micro_batch);
         if (action.makes_gradient() && mine.input < mine.forward)
-          fail("stage {}: {} stands before {}, whose activations it needs; swap them", stage,
+          fail("stage {}: {} is before {}, whose activations it needs; swap them", stage,
                cell(stage, action), cell(stage, {Kind::forward, action.micro_batch, action.chunk}));
         if (action.kind == Kind::backward_weight && mine.weight < mine.input)
-          fail("stage {}: {} stands before {}, whose gradients it needs; swap them", stage,
+          fail("stage {}: {} is before {}, whose gradients it needs; swap them", stage,
                cell(stage, action),
                cell(stage, {Kind::backward_input, action.micro_batch, action.chunk}));
       }
@@ -148,14 +141,13 @@ class Validation {
 
   void check_weights_ascend() const {
     for (int stage = 0; stage < schedule_.stages; ++stage) {
-      std::vector<Action> last(static_cast<std::size_t>(schedule_.chunks),
-                               {Kind::forward, -1, 0});  // of each chunk
+      std::vector<Action> last(at(schedule_.chunks), {Kind::forward, -1, 0});  // of each chunk
       for (const Action& action : list(stage)) {
         if (!action.frees_stash()) continue;
-        Action& before = last[static_cast<std::size_t>(action.chunk)];
+        Action& before = last[at(action.chunk)];
         if (action.micro_batch < before.micro_batch)
           fail(
-              "stage {}: {} stands after {}; weight gradients are summed in ascending order of "
+              "stage {}: {} is after {}; weight gradients are summed in ascending order of "
               "micro-batches where sums are reproducible: exchange them, or set "
               "numerics.reproducible = false",
               stage, cell(stage, action), cell(stage, before));
@@ -174,16 +166,19 @@ class Validation {
 
   /// Every stage goes on as far as the others let it, until all are done or none can.
   void check_progress() {
-    std::vector<int> done(static_cast<std::size_t>(schedule_.stages), 0);
+    std::vector<int> done(at(schedule_.stages), 0);
     std::vector<int> work;
     for (int stage = schedule_.stages - 1; stage >= 0; --stage) work.push_back(stage);
     while (!work.empty()) {
       const int stage = work.back();
       work.pop_back();
-      int& position = done[static_cast<std::size_t>(stage)];
+      int& position = done[at(stage)];
       const int before = position;
       const int size = static_cast<int>(list(stage).size());
-      while (position < size && ready(stage, position, done)) ++position;
+      for (; position < size; ++position) {
+        const auto source = awaited(stage, list(stage)[at(position)]);
+        if (source && done[at(source->first)] <= source->second) break;
+      }
       if (position == before) continue;
       for (const int neighbor : {stage + 1, stage + schedule_.stages - 1})
         if (neighbor % schedule_.stages != stage) work.push_back(neighbor % schedule_.stages);
@@ -191,24 +186,18 @@ class Validation {
     std::string waits;
     int stuck = 0;
     for (int stage = 0; stage < schedule_.stages; ++stage) {
-      const int position = done[static_cast<std::size_t>(stage)];
+      const int position = done[at(stage)];
       if (position == static_cast<int>(list(stage).size())) continue;
       if (++stuck > 4) continue;
-      const Action& action = list(stage)[static_cast<std::size_t>(position)];
+      const Action& action = list(stage)[at(position)];
       const auto [other, needed] = awaited(stage, action).value();
-      const Action& missing = list(other)[static_cast<std::size_t>(needed)];
+      const Action& missing = list(other)[at(needed)];
       waits += fmt::format("{}stage {} waits at {} for {} of stage {}", waits.empty() ? "" : ", ",
                            stage, cell(stage, action), cell(other, missing), other);
     }
     if (stuck == 0) return;
     if (stuck > 4) waits += fmt::format(" and {} more wait", stuck - 4);
     fail("its stages wait for each other: {}; change the order", waits);
-  }
-
-  bool ready(int stage, int position, const std::vector<int>& done) {
-    const Action& action = list(stage)[static_cast<std::size_t>(position)];
-    const auto source = awaited(stage, action);
-    return !source || done[static_cast<std::size_t>(source->first)] > source->second;
   }
 
   const Schedule& schedule_;

@@ -1,13 +1,47 @@
-// The walk over all stages' lists that decides when each step starts and ends.
+// Who needs whose result, across virtual stages; and the walk over all stages' lists that decides
+// when each step starts and ends.
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "trireme/schedule/simulate.hpp"
 
 namespace trireme::schedule {
+
+inline std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+/// The far end of a dependency between neighboring virtual stages, for the same micro-batch.
+struct FarEnd {
+  int stage = 0;
+  int chunk = 0;
+  bool gradient = false;  // else an activation
+};
+
+inline FarEnd far_end(const Schedule& schedule, int virtual_stage, bool gradient) {
+  return {virtual_stage % schedule.stages, virtual_stage / schedule.stages, gradient};
+}
+
+/// Where `action`'s input is made; none for the first virtual stage's F, the last's B and I, any W.
+inline std::optional<FarEnd> input_of(const Schedule& schedule, int stage, const Action& action) {
+  const int here = schedule.virtual_stage(stage, action.chunk);
+  if (action.kind == Kind::forward && here > 0) return far_end(schedule, here - 1, false);
+  if (action.makes_gradient() && here + 1 < schedule.virtual_stages())
+    return far_end(schedule, here + 1, true);
+  return std::nullopt;
+}
+
+/// Where the result of `action` on `stage` is needed.
+inline std::optional<FarEnd> output_of(const Schedule& schedule, int stage, const Action& action) {
+  const int here = schedule.virtual_stage(stage, action.chunk);
+  if (action.kind == Kind::forward && here + 1 < schedule.virtual_stages())
+    return far_end(schedule, here + 1, false);
+  if (action.makes_gradient() && here > 0) return far_end(schedule, here - 1, true);
+  return std::nullopt;
+}
 
 /// Walks all lists together, each stage as far as the others let it. A message ends `latency`
 /// after the later of its two starts.
@@ -40,12 +74,9 @@ class Walk {
     std::array<std::vector<int>, 2> incoming, outgoing;
   };
 
-  bool advance(int stage);
   bool take(int stage, const Step& step);
   bool compute(int stage, const Step& step);
   double cost(int stage, const Action& action) const;
-  const Channel& incoming(int stage, bool gradient) const;
-  Channel& incoming(int stage, bool gradient);
   int sender_to(int stage, bool gradient) const;
   int receiver_of(int stage, bool gradient) const;
   std::string wait_of(int stage) const;

@@ -176,7 +176,7 @@ TEST_F(Config, SyntaxErrorsAndFilesThatCannotBeRead) {
             (folder / "no-such.toml").string() +
                 ": cannot be read: No such file or directory; name an existing TOML file");
   EXPECT_EQ(error_of([&] { fields.read_toml(folder); }),
-            folder.string() + ": is a folder; a configuration is a TOML file");
+            folder.string() + ": is a folder; name a TOML file");
 }
 
 TEST_F(Config, ReadsAFile) {

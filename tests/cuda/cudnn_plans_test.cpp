@@ -9,9 +9,8 @@
 
 #include "trireme/ops/workspace.hpp"
 
-#include "cudnn_graphs.hpp"
-#include "cudnn_library.hpp"
-#include "fused_attention.hpp"
+#include "cudnn_attention.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 namespace {

@@ -6,10 +6,9 @@
 
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
-#include "trireme/device/graph.hpp"
+#include "trireme/device/device.hpp"
 #include "trireme/device/memory.hpp"
-#include "trireme/device/timeline.hpp"
-#include "trireme/ops/algorithm_choices.hpp"
+#include "trireme/ops/cuda_ops.hpp"
 
 #include "harness.hpp"
 
@@ -73,7 +72,7 @@ TEST(CudaDevice, AnyThreadMayQuery) {
 TEST(CudaDevice, MarksAreInOrderAndWithinTheHostsTimes) {
   using Clock = device::Timeline::Clock;
   device::Device& device = tested_device();
-  const std::unique_ptr<device::Timeline> timeline = device::make_timeline(device);
+  const std::unique_ptr<device::Timeline> timeline = device.make_timeline();
   constexpr std::size_t bytes = std::size_t{64} << 20;
   void* memory = device.allocate(2 * bytes);
   for (int round = 0; round < 2; ++round) {
@@ -124,10 +123,9 @@ TEST(CudaDevice, GraphsHoldTheQueuedWork) {
       while (fence && !fence->reached()) std::this_thread::yield();
     }
   });
-  auto& capturing = dynamic_cast<device::Capturing&>(device);
   std::unique_ptr<device::Graph> graph;
   for (int i = 0; i < 100; ++i) {
-    graph = device::capture(capturing, [&] { ops.scale_by(y, factor); });
+    graph = device::capture(device, [&] { ops.scale_by(y, factor); });
   }
   ends = true;
   other.join();
@@ -145,8 +143,7 @@ TEST(CudaDevice, FailedCapturesLeaveTheDeviceUnchanged) {
   device::MemoryLedger ledger(device);
   const device::Buffer memory(ledger, device::Use::workspace, sizeof(float));
   const Tensor y = memory.view(DType::f32, {1});
-  auto& capturing = dynamic_cast<device::Capturing&>(device);
-  EXPECT_THROW(device::capture(capturing,
+  EXPECT_THROW(device::capture(device,
                                [&] {
                                  tested_ops().fill(y, 5);
                                  device.synchronize();
@@ -155,7 +152,7 @@ TEST(CudaDevice, FailedCapturesLeaveTheDeviceUnchanged) {
   float read = 1;
   device::read(device, &read, y);
   EXPECT_EQ(read, 0);
-  const auto graph = device::capture(capturing, [&] { tested_ops().fill(y, 5); });
+  const auto graph = device::capture(device, [&] { tested_ops().fill(y, 5); });
   graph->launch();
   device::read(device, &read, y);
   EXPECT_EQ(read, 5);

@@ -8,9 +8,7 @@ namespace trireme::ops {
 device::Device& tested_device() { return device::host_device(); }
 
 std::unique_ptr<Ops> make_tested_ops(const CudaOpsOptions& options) {
-  CudaParts parts;
-  parts.device = &tested_device();
-  parts.ledger = options.ledger;
+  CudaParts parts(tested_device(), options.ledger);
   parts.reproducible = options.reproducible;
   return std::make_unique<CudaOps>(std::move(parts));
 }

@@ -5,9 +5,8 @@
 #include "trireme/core/error.hpp"
 
 #include "../../src/ops/cuda/cuda_ops.hpp"
-#include "../../src/ops/cuda/fused_attention.hpp"
-#include "../../src/ops/cuda/product.hpp"
-#include "../../src/ops/cuda/tiles.hpp"
+#include "../../src/ops/cuda/kernels.hpp"
+#include "../../src/ops/cuda/libraries.hpp"
 #include "harness.hpp"
 #include "language.cuh"
 
@@ -193,8 +192,7 @@ class RememberingProducts final : public Products {
 
 TEST(Algorithms, AreChosenByTheBackend) {
   std::vector<std::byte> used;
-  CudaParts parts;
-  parts.device = &tested_device();
+  CudaParts parts(tested_device());
   parts.products = std::make_unique<RememberingProducts>(used);
   CudaOps with(std::move(parts));
   auto& choosing = dynamic_cast<AlgorithmChoices&>(static_cast<Ops&>(with));

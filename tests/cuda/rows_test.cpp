@@ -121,7 +121,7 @@ TEST(Norm, LayerNorm) {
           .out({s.rows}, 0, Kind::f32)
           .within(s.columns == 1 ? 1e-3 : 1e-5)  // with one column the result is rounding error
           .check([&](Ops& ops, const Tensors& t) {
-            ops.layer_norm(t[3], t[4], t[5], t[0], t[1], bias ? t[2] : Tensor(), 1e-5F);
+            ops.norm(t[3], t[4], t[5], t[0], t[1], bias ? t[2] : Tensor(), 1e-5F);
           });
     }
   }
@@ -142,9 +142,9 @@ TEST(Norm, LayerNormBackward) {
           .inout({s.columns}, 1, 0, Kind::f32)
           .inout({s.columns}, 1, 0, Kind::f32)
           .check([&](Ops& ops, const Tensors& t) {
-            ops.layer_norm_backward_input(t[5], t[2], t[0], t[1], t[3], t[4], accumulate);
-            ops.layer_norm_backward_weight(t[6], t[7], t[2], t[0], t[3], t[4]);
-            ops.layer_norm_backward_weight(t[8], Tensor(), t[2], t[0], t[3], t[4]);
+            ops.norm_backward_input(t[5], t[2], t[0], t[1], t[3], t[4], accumulate);
+            ops.norm_backward_weight(t[6], t[7], t[2], t[0], t[3], t[4]);
+            ops.norm_backward_weight(t[8], Tensor(), t[2], t[0], t[3], t[4]);
           });
     }
   }
@@ -162,9 +162,9 @@ TEST(Norm, RmsNorm) {
         .out({s.rows, s.columns}, s.gap)
         .inout({s.columns}, 1, 0, Kind::f32)
         .check([&](Ops& ops, const Tensors& t) {
-          ops.rms_norm(t[4], t[5], t[0], t[1], 1e-6F);
-          ops.rms_norm_backward_input(t[6], t[2], t[0], t[1], t[3], false);
-          ops.rms_norm_backward_weight(t[7], t[2], t[0], t[3]);
+          ops.norm(t[4], {}, t[5], t[0], t[1], {}, 1e-6F);
+          ops.norm_backward_input(t[6], t[2], t[0], t[1], {}, t[3], false);
+          ops.norm_backward_weight(t[7], {}, t[2], t[0], {}, t[3]);
         });
   }
 }

@@ -11,7 +11,7 @@
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/half.hpp"
 #include "trireme/core/random.hpp"
-#include "trireme/device/reduce_tree.hpp"
+#include "trireme/device/device.hpp"
 
 #include "data_parallel/served.hpp"
 

@@ -12,7 +12,6 @@
 
 #include "trireme/core/random.hpp"
 #include "trireme/device/memory.hpp"
-#include "trireme/device/readback.hpp"
 #include "trireme/device/stream.hpp"
 
 #include "support/simulated_device.hpp"

@@ -1,5 +1,3 @@
-#include "trireme/device/reduce_tree.hpp"
-
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -9,6 +7,7 @@
 
 #include "trireme/core/half.hpp"
 #include "trireme/core/random.hpp"
+#include "trireme/device/device.hpp"
 
 namespace trireme::device {
 namespace {

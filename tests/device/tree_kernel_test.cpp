@@ -7,7 +7,7 @@
 
 #include "trireme/core/half.hpp"
 #include "trireme/core/random.hpp"
-#include "trireme/device/reduce_tree.hpp"
+#include "trireme/device/device.hpp"
 
 #include "../../src/device/cuda/tree.cuh"
 

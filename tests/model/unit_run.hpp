@@ -4,7 +4,7 @@
 #include <memory>
 #include <set>
 
-#include "trireme/device/arena.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/model/transformer.hpp"
 
 #include "oracle.hpp"

@@ -72,27 +72,27 @@ TEST_P(Pieces, MatchTheWholeBitForBit) {
   check(
       columns,
       [&](auto y, auto a, auto b) {
-        ops->layer_norm_backward_input(y, part(dy, a, b), part(x, a, b), g, of_rows(mean, a, b),
-                                       of_rows(rstd, a, b), false);
+        ops->norm_backward_input(y, part(dy, a, b), part(x, a, b), g, of_rows(mean, a, b),
+                                 of_rows(rstd, a, b), false);
       },
       "layer_norm_backward_input");
   check(
       columns,
       [&](auto y, auto a, auto b) {
-        ops->rms_norm_backward_input(y, part(dy, a, b), part(x, a, b), g, of_rows(rstd, a, b),
-                                     false);
+        ops->norm_backward_input(y, part(dy, a, b), part(x, a, b), g, {}, of_rows(rstd, a, b),
+                                 false);
       },
       "rms_norm_backward_input");
   check(
       columns,
       [&](auto y, auto a, auto b) {
-        ops->layer_norm(y, of_rows(mean, a, b), of_rows(rstd, a, b), part(x, a, b), g, g, 1e-5F);
+        ops->norm(y, of_rows(mean, a, b), of_rows(rstd, a, b), part(x, a, b), g, g, 1e-5F);
       },
       "layer_norm");
   check(
       columns,
       [&](auto y, auto a, auto b) {
-        ops->rms_norm(y, of_rows(rstd, a, b), part(x, a, b), g, 1e-5F);
+        ops->norm(y, {}, of_rows(rstd, a, b), part(x, a, b), g, {}, 1e-5F);
       },
       "rms_norm");
 }

@@ -81,8 +81,8 @@ TEST_P(NarrowTest, NormsRoundOnce) {
     const auto off = [&](double each) {
       return std::vector<double>(static_cast<std::size_t>(rows * columns), each);
     };
-    ops->layer_norm(y, mean, rstd, x.narrow, gain.narrow, bias.narrow, 1e-5F);
-    ops->layer_norm(wide, mean2, rstd2, x.wide, gain.wide, bias.wide, 1e-5F);
+    ops->norm(y, mean, rstd, x.narrow, gain.narrow, bias.narrow, 1e-5F);
+    ops->norm(wide, mean2, rstd2, x.wide, gain.wide, bias.wide, 1e-5F);
     for (std::int64_t r = 0; r < rows; ++r) {
       EXPECT_NEAR(mean[r], mean2[r], order);
       EXPECT_NEAR(rstd[r], rstd2[r], order * rstd2[r]);
@@ -91,33 +91,33 @@ TEST_P(NarrowTest, NormsRoundOnce) {
     for (const bool accumulate : {false, true}) {
       dx = accumulate ? narrowed(random_array({rows, columns}, 5)) : poisoned({rows, columns});
       wide_dx = widened(dx);
-      ops->layer_norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, mean, rstd, accumulate);
-      ops->layer_norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, mean, rstd, accumulate);
+      ops->norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, mean, rstd, accumulate);
+      ops->norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, mean, rstd, accumulate);
       const double steepest = greatest(rstd);
       expect_rounded(dx, wide_dx, "layer_norm_backward_input", 1,
                      off(order * steepest * (1 + 16 * steepest * steepest)));
     }
     Array dgain = random_array({columns}, 6), dbias = dgain, dgain2 = dgain, dbias2 = dgain;
-    ops->layer_norm_backward_weight(dgain, dbias, dy.narrow, x.narrow, mean, rstd);
-    ops->layer_norm_backward_weight(dgain2, dbias2, dy.wide, x.wide, mean, rstd);
+    ops->norm_backward_weight(dgain, dbias, dy.narrow, x.narrow, mean, rstd);
+    ops->norm_backward_weight(dgain2, dbias2, dy.wide, x.wide, mean, rstd);
     expect_same_bits(dgain, dgain2, "dgain");
     expect_same_bits(dbias, dbias2, "dbias");
     ops->column_sum(dgain, x.narrow);
     ops->column_sum(dgain2, x.wide);
     expect_same_bits(dgain, dgain2, "column_sum");
 
-    ops->rms_norm(y, rstd, x.narrow, gain.narrow, 1e-5F);
-    ops->rms_norm(wide, rstd2, x.wide, gain.wide, 1e-5F);
+    ops->norm(y, {}, rstd, x.narrow, gain.narrow, {}, 1e-5F);
+    ops->norm(wide, {}, rstd2, x.wide, gain.wide, {}, 1e-5F);
     expect_rounded(y, wide, "rms_norm", 1, off(5 * order * greatest(rstd2)));
     for (std::int64_t r = 0; r < rows; ++r) EXPECT_NEAR(rstd[r], rstd2[r], order * rstd2[r]);
     dx = poisoned({rows, columns});
-    ops->rms_norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, rstd, false);
-    ops->rms_norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, rstd, false);
+    ops->norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, {}, rstd, false);
+    ops->norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, {}, rstd, false);
     const double steepest = greatest(rstd);
     expect_rounded(dx, wide_dx, "rms_norm_backward_input", 1,
                    off(order * steepest * (1 + 16 * steepest * steepest)));
-    ops->rms_norm_backward_weight(dgain, dy.narrow, x.narrow, rstd);
-    ops->rms_norm_backward_weight(dgain2, dy.wide, x.wide, rstd);
+    ops->norm_backward_weight(dgain, {}, dy.narrow, x.narrow, {}, rstd);
+    ops->norm_backward_weight(dgain2, {}, dy.wide, x.wide, {}, rstd);
     expect_same_bits(dgain, dgain2, "dgain of rms_norm");
   }
 }
@@ -177,20 +177,20 @@ TEST_P(NarrowTest, WideParametersAreRoundedAsTheyAreRead) {
       expect_same(direct, copied, what);
       direct = copied = poisoned({rows, columns}, 2);
     };
-    ops->layer_norm(direct, mean, rstd, x.narrow, gain, bias, 1e-5F);
-    ops->layer_norm(copied, mean, rstd, x.narrow, near_gain, near_bias, 1e-5F);
+    ops->norm(direct, mean, rstd, x.narrow, gain, bias, 1e-5F);
+    ops->norm(copied, mean, rstd, x.narrow, near_gain, near_bias, 1e-5F);
     same("layer_norm");
-    ops->layer_norm(direct, mean, rstd, x.narrow, gain, Tensor(), 1e-5F);
-    ops->layer_norm(copied, mean, rstd, x.narrow, near_gain, Tensor(), 1e-5F);
+    ops->norm(direct, mean, rstd, x.narrow, gain, Tensor(), 1e-5F);
+    ops->norm(copied, mean, rstd, x.narrow, near_gain, Tensor(), 1e-5F);
     same("layer_norm without bias");
-    ops->layer_norm_backward_input(direct, dy.narrow, x.narrow, gain, mean, rstd, false);
-    ops->layer_norm_backward_input(copied, dy.narrow, x.narrow, near_gain, mean, rstd, false);
+    ops->norm_backward_input(direct, dy.narrow, x.narrow, gain, mean, rstd, false);
+    ops->norm_backward_input(copied, dy.narrow, x.narrow, near_gain, mean, rstd, false);
     same("layer_norm_backward_input");
-    ops->rms_norm(direct, rstd, x.narrow, gain, 1e-5F);
-    ops->rms_norm(copied, rstd, x.narrow, near_gain, 1e-5F);
+    ops->norm(direct, {}, rstd, x.narrow, gain, {}, 1e-5F);
+    ops->norm(copied, {}, rstd, x.narrow, near_gain, {}, 1e-5F);
     same("rms_norm");
-    ops->rms_norm_backward_input(direct, dy.narrow, x.narrow, gain, rstd, false);
-    ops->rms_norm_backward_input(copied, dy.narrow, x.narrow, near_gain, rstd, false);
+    ops->norm_backward_input(direct, dy.narrow, x.narrow, gain, {}, rstd, false);
+    ops->norm_backward_input(copied, dy.narrow, x.narrow, near_gain, {}, rstd, false);
     same("rms_norm_backward_input");
     Integers ids = random_integers({rows}, 6, 23);
     for (int i = 0; i < 23; ++i) ids[i] = i;

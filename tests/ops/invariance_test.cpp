@@ -117,7 +117,7 @@ TEST_P(InvarianceTest, PositionInTheVectorByColumn) {
             x[r * n + c] = in[2][c] - static_cast<float>(r) * in[0][c];
           }
         }
-        ops->layer_norm_backward_weight(out[0], out[1], dy, x, mean, rstd);
+        ops->norm_backward_weight(out[0], out[1], dy, x, mean, rstd);
         ops->column_sum(out[1], x);
       },
       "layer_norm_backward_weight and column_sum");
@@ -153,13 +153,13 @@ TEST_P(InvarianceTest, Threads) {
     for (const int small : {3, 4, 5, 10, 11, 16})
       y[static_cast<std::size_t>(small)] = Array({columns});
     for (const int tall : {1, 2, 8, 14, 15}) y[static_cast<std::size_t>(tall)] = Array({rows});
-    backend->layer_norm(y[0], y[1], y[2], x, gain, bias, 1e-5F);
-    backend->layer_norm_backward_weight(y[3], y[4], dy, x, y[1], y[2]);
+    backend->norm(y[0], y[1], y[2], x, gain, bias, 1e-5F);
+    backend->norm_backward_weight(y[3], y[4], dy, x, y[1], y[2]);
     backend->column_sum(y[5], x);
-    backend->layer_norm_backward_input(y[6], dy, x, gain, y[1], y[2], false);
-    backend->rms_norm(y[7], y[8], x, gain, 1e-5F);
-    backend->rms_norm_backward_input(y[9], dy, x, gain, y[8], false);
-    backend->rms_norm_backward_weight(y[10], dy, x, y[8]);
+    backend->norm_backward_input(y[6], dy, x, gain, y[1], y[2], false);
+    backend->norm(y[7], {}, y[8], x, gain, {}, 1e-5F);
+    backend->norm_backward_input(y[9], dy, x, gain, {}, y[8], false);
+    backend->norm_backward_weight(y[10], {}, dy, x, {}, y[8]);
     backend->gelu(y[12], x);
     backend->swiglu(y[13], pair);
     backend->row_maximum(y[14], x);

@@ -42,9 +42,9 @@ struct Norm {
         rstd({s.rows}) {
     for (std::int64_t i = 0; i < x.elements(); ++i) x[i] += 0.5F;
     if (centered) {
-      ops.layer_norm(y, mean, rstd, x, gain, with_bias ? bias.view() : Tensor(), epsilon);
+      ops.norm(y, mean, rstd, x, gain, with_bias ? bias.view() : Tensor(), epsilon);
     } else {
-      ops.rms_norm(y, rstd, x, gain, epsilon);
+      ops.norm(y, {}, rstd, x, gain, {}, epsilon);
     }
   }
   double loss(const std::vector<double>& at_x, const std::vector<double>& at_gain,
@@ -94,9 +94,9 @@ TEST_P(NormTest, InputGradientAgreesWithFiniteDifferences) {
                              expected[i] = derivative + (accumulate ? expected[i] : 0);
                            });
         if (centered) {
-          ops->layer_norm_backward_input(dx, n.dy, n.x, n.gain, n.mean, n.rstd, accumulate);
+          ops->norm_backward_input(dx, n.dy, n.x, n.gain, n.mean, n.rstd, accumulate);
         } else {
-          ops->rms_norm_backward_input(dx, n.dy, n.x, n.gain, n.rstd, accumulate);
+          ops->norm_backward_input(dx, n.dy, n.x, n.gain, {}, n.rstd, accumulate);
         }
         // dx = rstd·(g − mean g − h·mean(g·h)): rstd ≤ 4 for these rows (their deviation exceeds
         // ¼), the bracket as forward; 1e-8 for the differences (values up to 1e3).
@@ -125,12 +125,12 @@ TEST_P(NormTest, WeightGradientsAccumulateAndAgreeWithFiniteDifferences) {
                                       2 * rows * forward_bound(s.columns) + 1e-7);
       if (centered) {
         Array only_gain = dgain;
-        ops->layer_norm_backward_weight(only_gain, {}, n.dy, n.x, n.mean, n.rstd);
-        ops->layer_norm_backward_weight(dgain, dbias, n.dy, n.x, n.mean, n.rstd);
+        ops->norm_backward_weight(only_gain, {}, n.dy, n.x, n.mean, n.rstd);
+        ops->norm_backward_weight(dgain, dbias, n.dy, n.x, n.mean, n.rstd);
         expect_close(dbias, expected_bias, bound, "layer_norm dbias");
         expect_same_bits(only_gain, dgain, "without a bias");
       } else {
-        ops->rms_norm_backward_weight(dgain, n.dy, n.x, n.rstd);
+        ops->norm_backward_weight(dgain, {}, n.dy, n.x, {}, n.rstd);
       }
       expect_close(dgain, expected_gain, bound, centered ? "layer_norm dgain" : "rms_norm dgain");
     }
@@ -163,7 +163,7 @@ TEST_P(NormTest, RowsFarFromZeroKeepTheirVariance) {
     center += double{x[i]} / 64;
   }
   for (std::int64_t i = 0; i < 64; ++i) deviation += std::pow(double{x[i]} - center, 2) / 64;
-  ops->layer_norm(y, mean, rstd, x, gain, {}, 0.0F);
+  ops->norm(y, mean, rstd, x, gain, {}, 0.0F);
   // The mean is off by at most 6·u·1000 = 3.6e-4, so the variance by its square: 1.3e-7 of ⅓.
   EXPECT_NEAR(rstd[0] * std::sqrt(deviation), 1.0, 1e-6);
 }

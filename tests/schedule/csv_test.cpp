@@ -72,10 +72,10 @@ TEST(Csv, NamesLineColumnAndRule) {
       {"0F0,0B0\n0F0,0B0",
        "s:2:1: virtual stage 0 of 2 stages belongs to stage 0, line 1; move the cell there"},
       {"0F0,0B0,2F0,2B0\n1F0,1B0", "schedule file:s: stage 1: 3F0 is missing"},
-      {"0F0,0B0,0B0", "schedule file:s: stage 0: 0B0 stands there 2 times"},
+      {"0F0,0B0,0B0", "schedule file:s: stage 0: 0B0 is listed 2 times"},
       {"0F0,0I0", "schedule file:s: stage 0: 0W0 is missing"},
       {"0F0,0I0,0F1,0B1,0B0", "schedule file:s: stage 0: 0B0 and 0I0 exclude each other"},
-      {"0I0,0F0,0W0", "schedule file:s: stage 0: 0I0 stands before 0F0"},
+      {"0I0,0F0,0W0", "schedule file:s: stage 0: 0I0 is before 0F0"},
       {"0F0,0B0\n\n2F0,2B0", "schedule file:s: stage 1: 1F0 is missing"},
       // Sizes that the text claims but does not fill cost nothing.
       {"0F999999,0B999999,999999F0", "schedule file:s: stage 0: 0F0 is missing"},

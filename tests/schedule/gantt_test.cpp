@@ -1,10 +1,10 @@
 // Charts.
-#include "trireme/schedule/gantt.hpp"
-
 #include <algorithm>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "trireme/schedule/simulate.hpp"
 
 #include "schedule/support.hpp"
 

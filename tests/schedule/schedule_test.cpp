@@ -91,12 +91,12 @@ TEST(Validate, RefusesBrokenRules) {
        [](Schedule& s) {
          s.actions[0].push_back({forward, 1, 0});
        },
-       "0F1 stands there 2 times"},
+       "0F1 is listed 2 times"},
       {"zero-bubble",
        [](Schedule& s) {
          s.actions[0].push_back({backward_weight, 1, 0});
        },
-       "0W1 stands there 2 times"},
+       "0W1 is listed 2 times"},
       {"1f1b",
        [](Schedule& s) {
          s.actions[0].push_back({backward_weight, 1, 0});
@@ -130,11 +130,11 @@ TEST(Validate, RefusesBrokenRules) {
       {"1f1b", [](Schedule& s) { s.actions.pop_back(); }, "has lists for 1 stages; 2 are needed"},
       {"1f1b", [](Schedule& s) { s.micro_batches = 0; }, "each must be at least 1"},
       {"1f1b", [](Schedule& s) { std::swap(s.actions[1][0], s.actions[1][1]); },
-       "stage 1: 1B0 stands before 1F0"},
+       "stage 1: 1B0 is before 1F0"},
       {"zero-bubble", [](Schedule& s) { std::swap(s.actions[1][0], s.actions[1][1]); },
-       "stage 1: 1I0 stands before 1F0"},
+       "stage 1: 1I0 is before 1F0"},
       {"zero-bubble", [](Schedule& s) { std::swap(s.actions[0][2], s.actions[0][3]); },
-       "stage 0: 0W0 stands before 0I0"},
+       "stage 0: 0W0 is before 0I0"},
   };
   for (const Case& c : cases) {
     Schedule plan = make_schedule(c.schedule, 2, 3);
@@ -165,12 +165,12 @@ TEST(Validate, DemandsAscendingWeightPartsWhenAsked) {
   std::swap(split.actions[1][7], split.actions[1][8]);  // 1W1, 1W2
   validate(split);
   EXPECT_THAT(error_of([&] { validate(split, WeightOrder::ascending); }),
-              HasSubstr("stage 1: 1W1 stands after 1W2"));
+              HasSubstr("stage 1: 1W1 is after 1W2"));
   Schedule whole = make_schedule("gpipe", 1, 2);
   std::swap(whole.actions[0][2], whole.actions[0][3]);
   validate(whole);
   EXPECT_THAT(error_of([&] { validate(whole, WeightOrder::ascending); }),
-              HasSubstr("0B0 stands after 0B1"));
+              HasSubstr("0B0 is after 0B1"));
 }
 
 }  // namespace

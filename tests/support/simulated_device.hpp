@@ -24,15 +24,11 @@
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/device/graph.hpp"
-#include "trireme/device/timeline.hpp"
+#include "trireme/device/device.hpp"
 
 namespace trireme::testing_support {
 
-class SimulatedDevice final : public device::Device,
-                              public device::Timed,
-                              public device::TimedQueue,
-                              public device::Capturing {
+class SimulatedDevice final : public device::Device {
  public:
   explicit SimulatedDevice(unsigned seed, std::string identity = {})
       : identity_(std::move(identity)), random_(seed), worker_([this] { work(); }) {}
@@ -119,6 +115,7 @@ class SimulatedDevice final : public device::Device,
   void begin_span(const char* name) override { begin_span_on(0, name); }
   void end_span() override { end_span_on(0); }
 
+  bool captures() const override { return true; }
   void begin_capture() override {
     const std::lock_guard lock(mutex_);
     TRIREME_ASSERT(!captures_, "a capture in a capture");
@@ -231,7 +228,7 @@ class SimulatedDevice final : public device::Device,
     SimulatedDevice& device_;
     std::vector<std::shared_ptr<std::optional<Clock::time_point>>> times_;
   };
-  class Beside final : public device::Queue, public device::TimedQueue {
+  class Beside final : public device::Queue {
    public:
     explicit Beside(SimulatedDevice& device) : device_(device), lane_(device.add_lane()) {}
     ~Beside() override { device_.remove_lane(lane_); }

@@ -272,11 +272,11 @@ inline void add_schedules(Corpus& corpus) {
   corpus.schedule("digits", "is not virtual stage", "0F99999999999999999999\n");
   corpus.schedule("negative", "is not virtual stage", "0F-1,0B-1\n");
   corpus.schedule("missing", "is missing", "0F0\n");
-  corpus.schedule("order", "stands before", "0B0,0F0\n");
+  corpus.schedule("order", "is before", "0B0,0F0\n");
   corpus.schedule("nul", "is not virtual stage", std::string("0F0,0\0B0\n", 9));
   corpus.schedule("empty", "holds no schedule", "");
   corpus.schedule("long-line", "is not virtual stage", repeated("x", 30'000'000));
-  corpus.schedule("long-cells", "stands there", [](const fs::path& file) {
+  corpus.schedule("long-cells", "is listed", [](const fs::path& file) {
     std::string text;
     for (int i = 0; i < 2'000'000; ++i) text += "0F0,";
     write(file, text);

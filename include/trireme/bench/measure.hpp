@@ -7,7 +7,7 @@
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/session.hpp"
-#include "trireme/device/readback.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/train/compute_device.hpp"
 
 namespace trireme::bench {

@@ -22,7 +22,7 @@
 
 #include "trireme/comm/traffic.hpp"
 #include "trireme/core/tensor.hpp"
-#include "trireme/device/reduce_tree.hpp"
+#include "trireme/device/device.hpp"
 #include "trireme/device/stream.hpp"
 
 namespace trireme::comm {

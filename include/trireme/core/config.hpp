@@ -67,8 +67,7 @@ struct Field {
   Value value() const;
   /// Reads `text`; throws ConfigError when it is not of the field's type or breaks its rule.
   /// Integers may be written as 1e6 and 1_000_000; yes/no as true, false, yes, no, on, off, 1, 0. A
-  /// value from a weaker source than the present one's is checked and then ignored, so sources may
-  /// be read in any order.
+  /// value from a weaker source is checked and then ignored: sources may be read in any order.
   void set_text(const std::string& text, Source from, const std::string& where);
   /// The same for a typed value; whole numbers pass between integer and number.
   void set(const Value& value, Source from, const std::string& where);
@@ -131,8 +130,7 @@ class Fields {
 /// The word of `words` nearest to `word` in edit distance, or nothing when none is close.
 std::optional<std::string> nearest(const std::string& word, const std::vector<std::string>& words);
 
-/// Insertions, deletions, replacements and swaps of neighbors that turn `a` into `b`; case counts
-/// not.
+/// Insertions, deletions, replacements and swaps of neighbors that turn `a` into `b`, in any case.
 std::size_t edit_distance(const std::string& a, const std::string& b);
 
 /// Whether so many edits of `word` are probably a typo.

@@ -20,16 +20,14 @@ class Error : public std::runtime_error {
       : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)) {}
 };
 
-/// An Error that every rank is certain to throw at the same place, because it depends only on what
-/// all ranks share (arguments, agreed values). In `main` rank 0 reports it, and no rank calls
-/// MPI_Abort.
+/// An Error that every rank throws at the same place, because it depends only on what all ranks
+/// share (arguments, agreed values). In `main` rank 0 reports it, and no rank calls MPI_Abort.
 class AgreedError : public Error {
  public:
   using Error::Error;
 };
 
-/// A configuration value that breaks a rule. The line reads
-/// "<key> = <value>: <rule>; <remedy>".
+/// A configuration value that breaks a rule: "<key> = <value>: <rule>; <remedy>".
 class ConfigError : public AgreedError {
  public:
   ConfigError(const std::string& key, const std::string& value, const std::string& rule,
@@ -37,8 +35,11 @@ class ConfigError : public AgreedError {
       : AgreedError("{} = {}: {}; {}", key, value, rule, remedy) {}
 };
 
-[[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
-                                   const std::string& message);
+[[noreturn]] inline void assertion_failed(const char* condition, const char* file, int line,
+                                          const std::string& message) {
+  throw std::logic_error(fmt::format("{}:{}: assertion failed: {}{}{}", file, line, condition,
+                                     message.empty() ? "" : ": ", message));
+}
 
 /// Ends a switch that names every value of an enumeration: fails as TRIREME_ASSERT does.
 template <class Enum>
@@ -48,8 +49,7 @@ template <class Enum>
                    std::to_string(static_cast<long long>(value)));
 }
 
-/// Invariants stay checked in release builds. Usage: TRIREME_ASSERT(a == b, "rows {} and {}", a,
-/// b).
+/// Invariants stay checked in release builds: TRIREME_ASSERT(a == b, "rows {} and {}", a, b).
 #define TRIREME_ASSERT(condition, ...) \
   (static_cast<bool>(condition)        \
        ? static_cast<void>(0)          \

@@ -91,17 +91,19 @@ class OutputFile {
 /// The whole of a regular file of at most `limit` bytes; symbolic links are refused.
 std::string read_small_file(const std::filesystem::path& path, std::int64_t limit);
 
-/// All of `text` at the position of `file`, which `path` names. As one write(2) where the system
-/// takes it as one.
+/// The text of a file of at most `limit` bytes, a whole number of MiB, that a user names to every
+/// rank; `kind`: "TOML". Throws AgreedError with the path and the reason.
+std::string read_named_file(const std::filesystem::path& path, std::string_view kind,
+                            std::int64_t limit);
+
+/// All of `text` at the position of `file`, which `path` names, by one write(2) if possible.
 void write_all(const Descriptor& file, const std::filesystem::path& path, std::string_view text);
 
-/// Makes `text` the whole content of `path` and fsyncs it; what was written before an Error may
-/// remain.
+/// Makes `text` the whole content of `path` and fsyncs it; an Error may leave a part of it.
 void write_file(const std::filesystem::path& path, std::string_view text);
 
-/// The same by way of a file of its own beside it (`path`.tmp, or `path`.1.tmp, … where that is
-/// somebody's) and a rename: at any moment `path` is the old file or the new one, and an Error
-/// leaves the old one alone.
+/// The same by a new file beside it (`path`.tmp, or `path`.1.tmp, … if that exists) and a rename:
+/// at any moment `path` is the old file or the new one, and an Error leaves the old one.
 void replace_file(const std::filesystem::path& path, std::string_view text);
 
 /// For a file that a user names, who may name anything. A regular file, or the one that a symbolic

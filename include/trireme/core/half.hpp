@@ -1,6 +1,6 @@
-// Sixteen-bit floating point, stored as std::uint16_t: conversions to and from fp32, rounding to
-// the nearest and to even between two neighbors, as IEEE 754 does by default. Kernels use them
-// too.
+// Element types, for the host and for kernels alike: this header includes none that nvcc cannot
+// read. Sixteen-bit floating point is stored as std::uint16_t; here are conversions to and from
+// fp32, rounding to the nearest and to even between two neighbors, as IEEE 754 does by default.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,8 @@
 #endif
 
 namespace trireme {
+
+enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
 
 /// std::bit_cast, which is the host's alone.
 template <class To, class From>
@@ -27,7 +29,7 @@ TRIREME_ON_DEVICE float bf16_to_float(std::uint16_t value) {
   return bits_as<float>(std::uint32_t{value} << 16);
 }
 
-/// NaN stays NaN (made quiet); what lies beyond the largest finite value becomes infinite.
+/// NaN stays NaN (made quiet); what is beyond the largest finite value becomes infinite.
 TRIREME_ON_DEVICE std::uint16_t float_to_bf16(float value) {
   const auto bits = bits_as<std::uint32_t>(value);
   if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);

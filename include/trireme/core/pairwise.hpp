@@ -5,9 +5,8 @@
 
 namespace trireme {
 
-/// Adds up `count` terms as a balanced tree: add(i, j) is to put term j onto term i, and term 0
-/// ends as the sum. The order depends on `count` alone; where it is a power of two, each half is a
-/// tree of its own.
+/// Adds up `count` terms as a balanced tree: add(i, j) adds term j to term i, and term 0 ends as
+/// the sum. The order depends on `count` alone; if that is a power of two, each half is a tree.
 template <class Add>
 void add_pairwise(std::int64_t count, const Add& add) {
   for (std::int64_t step = 1; step < count; step *= 2) {

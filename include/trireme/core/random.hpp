@@ -9,8 +9,7 @@
 
 namespace trireme {
 
-/// What a stream of numbers is for. Values are part of the meaning of a seed: append, never
-/// renumber.
+/// What a stream of numbers is for. Values are part of a seed's meaning: append, never renumber.
 enum class Purpose : std::uint32_t {
   initialization = 1,
   dropout = 2,
@@ -43,8 +42,7 @@ std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t bl
 float uniform(const RandomKey& key, std::uint64_t index);
 
 /// Standard normal by Box–Muller from words 2·index and 2·index + 1 of the stream. log, sin and cos
-/// are fixed polynomials in fp64 without contraction, so that the bits are the same on every
-/// machine.
+/// are fixed polynomials in fp64 without contraction: the same bits on every machine.
 double normal(const RandomKey& key, std::uint64_t index);
 
 /// out[i] = normal(key, first + i), the same bits several times as fast.

@@ -1,5 +1,4 @@
-// Records where the time goes: named sections (spans), kept by each rank and reduced over ranks by
-// `report`.
+// Records where a rank's time goes: named sections (spans), which `report` reduces over ranks.
 #pragma once
 
 #include <chrono>
@@ -33,8 +32,7 @@ class Recorder {
   /// Seconds by section since the start or the last `reset`.
   std::map<std::string, double> seconds() const;
   /// Seconds of the thread that made or reset the recorder, without those of nested sections, by
-  /// the outermost and the innermost open section. They do not overlap: their sum is at most
-  /// `elapsed()`.
+  /// the outermost and the innermost open section. Their sum is at most `elapsed()`.
   std::map<std::pair<std::string, std::string>, double> exclusive_seconds() const;
   /// Seconds since the start or the last `reset`.
   double elapsed() const;

@@ -7,12 +7,12 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/half.hpp"
 
 namespace trireme {
-
-enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
 
 std::size_t size_of(DType type);  // bytes per element
 std::string_view name_of(DType type);
@@ -21,27 +21,17 @@ DType dtype_from_name(std::string_view name);  // throws Error for a name it doe
 template <class T>
 struct DTypeOf;
 template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::f32;
-};
+struct DTypeOf<float> : std::integral_constant<DType, DType::f32> {};
 template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::f64;
-};
+struct DTypeOf<double> : std::integral_constant<DType, DType::f64> {};
 template <>
-struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::i32;
-};
+struct DTypeOf<std::int32_t> : std::integral_constant<DType, DType::i32> {};
 template <>
-struct DTypeOf<std::int64_t> {
-  static constexpr DType value = DType::i64;
-};
+struct DTypeOf<std::int64_t> : std::integral_constant<DType, DType::i64> {};
 template <>
-struct DTypeOf<std::uint8_t> {
-  static constexpr DType value = DType::u8;
-};
+struct DTypeOf<std::uint8_t> : std::integral_constant<DType, DType::u8> {};
 
-/// Up to four extents. Row-major unless a Tensor says otherwise.
+/// Up to four extents. Row-major unless a Tensor has strides.
 class Shape {
  public:
   static constexpr int max_dimensions = 4;

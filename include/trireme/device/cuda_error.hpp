@@ -3,8 +3,7 @@
 
 namespace trireme::device {
 
-/// Throws Error with the call's name and the error's name and text unless `code`, a cudaError_t, is
-/// success.
+/// Throws Error with the names of call and error and its text unless `code`, a cudaError_t, is 0.
 void check_cuda(int code, const char* call);
 
 }  // namespace trireme::device

@@ -2,43 +2,47 @@
 // its work is done before a call returns.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "trireme/core/interface.hpp"
 #include "trireme/core/tensor.hpp"
-#include "trireme/device/reduce_tree.hpp"
 
 namespace trireme::device {
 
+enum class Reduction { sum, max };
+
+/// The one order in which contributions of several ranks are added: a balanced binary tree over
+/// ranks, which over [lo, hi) splits at lo + the largest power of two below hi − lo. out[i] = the
+/// reduction over r of contributions[r][i], i < elements: bf16 and fp16 in fp32, rounded once;
+/// fp32, fp64 and int64 in their own type. A maximum is NaN if any contribution is. `out` may be
+/// one of the contributions. In host memory; Queue::reduce gives the same bits (but for what a NaN
+/// carries) in a device's.
+void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
+                 std::byte* out, std::int64_t elements);
+
 /// A point in a queue of a device's work.
-class Fence {
+class Fence : public Interface {
  public:
-  Fence() = default;
-  Fence(const Fence&) = delete;
-  Fence& operator=(const Fence&) = delete;
-  virtual ~Fence() = default;
   /// Whether the work before it is done. Any thread may ask.
   virtual bool reached() = 0;
 };
 
 /// Work on a device, done in order and perhaps later. One thread at a time uses it.
-class Queue {
+class Queue : public Interface {
  public:
-  Queue() = default;
-  Queue(const Queue&) = delete;
-  Queue& operator=(const Queue&) = delete;
-  virtual ~Queue() = default;
-  /// Queues a copy between any two of device and host memory. Host memory that is not staging
-  /// memory has been read, or written, when the call returns; staging memory once a later fence is
-  /// reached.
+  /// Queues a copy between any two of device and host memory. Staging memory has been read, or
+  /// written, once a later fence is reached; other host memory when the call returns.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
-  /// Queues what reduce_tree does, on memory of the device; the list of contributions has been read
-  /// when the call returns.
+  /// Queues what reduce_tree does, on the device's memory; the list is read before it returns.
   virtual void reduce(DType type, Reduction reduction,
                       std::span<const std::byte* const> contributions, std::byte* out,
                       std::int64_t elements) = 0;
@@ -50,6 +54,42 @@ class Queue {
   virtual void synchronize() = 0;
   /// The library's own handle of the queue: a cudaStream_t. Null where there is none.
   virtual void* native() { return nullptr; }
+  /// What is queued between the two is one span of the trace (Device::trace_queues); spans do not
+  /// nest. `name` is a string literal.
+  virtual void begin_span(const char* name) { static_cast<void>(name); }
+  virtual void end_span() {}
+};
+
+/// Marks in a device's queue of computation. One thread uses it.
+class Timeline : public Interface {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// Has the device note when all work queued so far is done; the host does not wait.
+  virtual void mark() = 0;
+  /// When each mark since the last call was reached, by the host's clock. Call it at once after a
+  /// wait for all of them: a device that has a clock of its own takes the last one to be now.
+  virtual std::vector<Clock::time_point> read() = 0;
+};
+
+/// Work in one of a device's queues.
+struct QueueSpan {
+  const char* name = "";  // a string literal
+  int queue = 0;          // 0: of computation; others in the order in which they were made
+  Timeline::Clock::time_point begin, end;
+};
+
+/// The names of copies' spans, by whether the host's memory is on either side.
+constexpr const char* copy_name(bool to_host, bool from_host) {
+  return to_host ? (from_host ? "copy in host memory" : "copy to host")
+                 : (from_host ? "copy to device" : "copy in device memory");
+}
+
+/// Computation as it was captured: the same operations on the same addresses, which must still be
+/// those of live memory where it is launched. Used by the thread that uses the device.
+class Graph : public Interface {
+ public:
+  /// Queues all of it behind the computation so far.
+  virtual void launch() = 0;
 };
 
 /// A device as one rank uses it, and as a queue that of its computation.
@@ -58,8 +98,7 @@ class Device : public Queue {
   virtual std::string name() const = 0;  // "cpu", "cuda:0 (NVIDIA H200)"
   /// Whether the host reads and writes its memory like any other.
   virtual bool is_host() const = 0;
-  /// Unique among the devices of the job, whatever number processes see it by (a GPU's UUID).
-  /// Empty: unknown, or the host.
+  /// Unique among the devices of the job (a GPU's UUID). Empty: unknown, or the host.
   virtual std::string identity() const { return {}; }
 
   // These may be called from any thread.
@@ -81,6 +120,25 @@ class Device : public Queue {
   void fail(std::exception_ptr error);
   void check() const;
 
+  // Traces, of a device that keeps time of its work
+  /// The device must outlive it. Throws Error for a device that keeps no time.
+  virtual std::unique_ptr<Timeline> make_timeline();
+  /// From now on every queue's copies are noted, each a span, but for those inside a span.
+  virtual void trace_queues() {}
+  /// Spans that have ended since the last call, by the host's clock. To be called at once after a
+  /// wait for computation, as Timeline::read; work of other queues that is not done comes later.
+  virtual std::vector<QueueSpan> read_queues() { return {}; }
+
+  // Graphs, of a device that captures computation and repeats it at the cost of one launch. Used by
+  // the thread that uses the device; others may use its other queues meanwhile.
+  virtual bool captures() const { return false; }
+  /// From now on what is queued for computation is kept, and not done. Until the end this thread
+  /// must not wait, take fences, follow any, copy from or to the host, or ask for memory: some of
+  /// it throws Error at once, the rest lets end_capture throw.
+  virtual void begin_capture() {}
+  /// Ends the capture: what was queued since. Throws Error where that cannot be had.
+  virtual std::unique_ptr<Graph> end_capture() { return nullptr; }
+
  private:
   mutable std::mutex failure_mutex_;
   std::exception_ptr failure_;
@@ -93,5 +151,10 @@ Device& host_device();
 void read(Device& device, void* to, const Tensor& tensor);
 /// Queues a copy of host memory into `tensor`, contiguous; `from` may be used again at once.
 void write(Device& device, const Tensor& tensor, const void* from);
+/// Waits for all computation queued so far. Throws Error where some of it failed.
+void wait_for(Device& device);
+/// What `work` queues for computation on a device that captures, none of which is done. Throws what
+/// `work` throws, and as Device::end_capture.
+std::unique_ptr<Graph> capture(Device& device, const std::function<void()>& work);
 
 }  // namespace trireme::device

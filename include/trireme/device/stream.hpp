@@ -19,12 +19,8 @@ namespace trireme::device {
 /// Work that starts, then is tested until it is done. Both run under the stream's lock. Work that
 /// the host does may read and write when it starts; work that is *queued* on the device itself
 /// (NCCL) only enqueues there what it waits for.
-class Operation {
+class Operation : public Interface {
  public:
-  Operation() = default;
-  Operation(const Operation&) = delete;
-  Operation& operator=(const Operation&) = delete;
-  virtual ~Operation() = default;
   virtual void start() = 0;
   virtual bool test() = 0;  // true once finished, or queued
   virtual bool queued() const { return false; }
@@ -60,8 +56,6 @@ class Stream {
  public:
   /// Operations are given memory of `device`.
   explicit Stream(Device& device = host_device());
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
   /// Waits for what is queued; while an exception is on its way drops it, since what it waits for
   /// may be what failed. Nobody else may use the stream any more (end a Progress first).
   ~Stream();

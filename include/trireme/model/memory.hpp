@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "trireme/device/arena.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/params/layout.hpp"
 
 namespace trireme::model {

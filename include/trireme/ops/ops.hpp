@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 
+#include "trireme/core/interface.hpp"
 #include "trireme/core/random.hpp"
 #include "trireme/core/tensor.hpp"
 
@@ -45,8 +46,7 @@ struct AttentionMask {
   Tensor key_positions;    // i32 [B, Tk]
   Tensor query_documents;  // i32 [B, Tq]; absent: one document
   Tensor key_documents;    // i32 [B, Tk]; absent: one document
-  /// The mask is causal, Tq = Tk, positions are 0, 1, … on both sides and there is one document:
-  /// the tensors need not be read.
+  /// Causal, Tq = Tk, positions 0, 1, … on both sides, one document: the tensors are not read.
   bool plain = false;
 };
 
@@ -103,21 +103,15 @@ struct RoundedCopy {
   ElementIndices indices;
 };
 
-class Ops {
+class Ops : public Interface {
  public:
-  Ops() = default;
-  Ops(const Ops&) = delete;
-  Ops& operator=(const Ops&) = delete;
-  virtual ~Ops() = default;
-
   // Fill, copy, add, scale
   virtual void fill(const Tensor& y, float value) = 0;  // any float type
   /// [R, C] strided. Between float types it converts, rounding to nearest, ties to even.
   virtual void copy(const Tensor& y, const Tensor& x) = 0;
   virtual void add(const Tensor& y, const Tensor& a, const Tensor& b) = 0;  // y = a + b; may alias
   virtual void scale(const Tensor& y, float factor) = 0;
-  /// scale by factor[0], fp32 [1], read when the operation runs: for captured graphs
-  /// (device/graph.hpp).
+  /// scale by factor[0], fp32 [1], read when the operation runs: for captured graphs.
   virtual void scale_by(const Tensor& y, const Tensor& factor) = 0;
 
   // Matrix products
@@ -128,24 +122,17 @@ class Ops {
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;
 
   // Norms
-  /// y = (x − mean)·rstd·gain + bias over each row of [R, C]; writes mean and rstd [R] for
-  /// backward; `bias` may be absent. Ba et al., "Layer normalization" (2016).
-  virtual void layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-                          const Tensor& gain, const Tensor& bias, float epsilon) = 0;
+  /// LayerNorm (Ba et al., 2016): y = (x − mean)·rstd·gain + bias over each row of [R, C]; writes
+  /// mean and rstd [R] for backward; `bias` may be absent. Without `mean` and `bias` RMSNorm (Zhang
+  /// and Sennrich, 2019): y = x·rstd·gain, rstd = 1/√(mean(x²) + epsilon).
+  virtual void norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                    const Tensor& gain, const Tensor& bias, float epsilon) = 0;
   /// dx = (or += with `accumulate`) the gradient for x.
-  virtual void layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                         const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                         bool accumulate) = 0;
-  virtual void layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias,
-                                          const Tensor& dy, const Tensor& x, const Tensor& mean,
-                                          const Tensor& rstd) = 0;
-  /// y = x·rstd·gain, rstd = 1/√(mean(x²) + epsilon). Zhang and Sennrich (2019).
-  virtual void rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
-                        float epsilon) = 0;
-  virtual void rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                       const Tensor& gain, const Tensor& rstd, bool accumulate) = 0;
-  virtual void rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
-                                        const Tensor& rstd) = 0;
+  virtual void norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                   const Tensor& gain, const Tensor& mean, const Tensor& rstd,
+                                   bool accumulate) = 0;
+  virtual void norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                    const Tensor& x, const Tensor& mean, const Tensor& rstd) = 0;
 
   // Activations
   /// tanh form: ½x(1 + tanh(√(2/π)(x + 0.044715x³))). Hendrycks and Gimpel (2016).
@@ -166,8 +153,7 @@ class Ops {
   /// y [R, C] = table[ids], ids i32 [R]; −0 becomes +0, as it does in a sum over tiles.
   virtual void embedding(const Tensor& y, const Tensor& ids, const Tensor& table,
                          const RowTile& tile = {}, Lookup lookup = Lookup::write) = 0;
-  /// dtable[ids[r]] += dy[r] in row order, for ids in the tile: the same bits for any number of
-  /// threads. ids i32 [R].
+  /// dtable[ids[r]] += dy[r] in row order, for ids (i32 [R]) in the tile.
   virtual void embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy,
                                   const RowTile& tile = {}) = 0;
 
@@ -214,8 +200,8 @@ class Ops {
                              const Tensor& target_logit, const Tensor& weights) = 0;
 
   // Optimizer
-  /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n]; sums [1] += the sum of
-  /// all blocks, in order.
+  /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n]; or sums [1] += all
+  /// blocks.
   virtual void add_squares(const Tensor& sums, const Tensor& x) = 0;
   /// One AdamW update of flat ranges, one pass. Loshchilov and Hutter (2019).
   virtual void adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,

@@ -1,5 +1,6 @@
-// Bytes of workspace of the backends, for predicting memory before a run. A backend holds as much
-// as its most demanding call so far.
+// What blocks of tokens see of each other in attention, for all backends; and bytes of their
+// workspace, for predicting memory before a run. A backend holds as much as its most demanding call
+// so far. This header includes none that nvcc cannot read.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +8,28 @@
 
 namespace trireme::ops {
 
-/// The shape of a call of attention: B sequences, Tq queries, Tk keys, H heads on G key/value heads
-/// of size D.
+/// Attention of B sequences, Tq queries, Tk keys, H heads on G key/value heads of size D.
 struct AttentionShape {
   std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
 };
+
+/// Least and greatest position and document of a block of queries or keys.
+struct Extent {
+  std::int32_t first_position, last_position, first_document, last_document;
+};
+
+/// Whether a block of queries sees none, some or all keys of another.
+enum class Seen : std::uint8_t { none, some, all };
+constexpr Seen seen(const Extent& q, const Extent& k, bool causal) {
+  if ((causal && k.first_position > q.last_position) || k.first_document > q.last_document ||
+      k.last_document < q.first_document) {
+    return Seen::none;
+  }
+  const bool all = (!causal || k.last_position <= q.first_position) &&
+                   k.first_document == k.last_document && q.first_document == q.last_document &&
+                   k.first_document == q.first_document;
+  return all ? Seen::all : Seen::some;
+}
 
 // CPU
 /// The larger of `attention` and `attention_backward`, on `threads` threads.
@@ -25,17 +43,31 @@ std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k
 /// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);
 
-// CUDA: of the libraries. The workspace of our own kernels, some MB for sums of columns, is not
-// counted.
+// CUDA: of the libraries. Our own kernels' workspace, some MB for sums of columns, is not counted.
 /// cuBLASLt's, of fixed size.
 inline constexpr std::size_t cuda_product_workspace = std::size_t{32} << 20;
 /// Whether libraries have a fused kernel for plain causal attention of this shape without dropout
 /// in bf16 or fp16. They may refuse it all the same.
-bool cuda_attention_fuses(const AttentionShape& shape);
+inline bool cuda_attention_fuses(const AttentionShape& shape) {
+  return shape.batch > 0 && shape.queries == shape.keys && shape.queries > 1 && shape.groups > 0 &&
+         shape.heads % shape.groups == 0 && shape.size % 8 == 0 && shape.size <= 128;
+}
 /// Upper bound for cuDNN's backward of such a call on compute capabilities 8.0 to 10.0 (cuDNN 9.19;
 /// tests/cuda/cudnn_plans_test.cpp compares): Σ dout·out per query and fp32 gradients of queries,
 /// or with `deterministic` the gradients of all scores [B, H, Tq, Tk]; and gradients of keys and
 /// values for each query head that shares a group.
-std::size_t cuda_attention_workspace(const AttentionShape& shape, bool deterministic);
+inline std::size_t cuda_attention_workspace(const AttentionShape& shape, bool deterministic) {
+  constexpr std::int64_t narrow = 2, wide = 4, alignment = 2048;
+  constexpr std::int64_t block = 128, few = 16;  // tokens that kernels round up to
+  const auto up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
+  const std::int64_t rows = shape.batch * shape.heads * shape.queries;
+  const std::int64_t scores =
+      shape.batch * shape.heads * up(shape.queries, block) * up(shape.keys, block) * narrow;
+  const std::int64_t gradients =
+      2 * shape.batch * shape.heads * up(shape.queries, few) * shape.size * wide;
+  const std::int64_t shared = shape.heads == shape.groups ? 0 : 2 * rows * shape.size * narrow;
+  return static_cast<std::size_t>(rows * wide + (deterministic ? scores : gradients) + shared +
+                                  alignment);
+}
 
 }  // namespace trireme::ops

@@ -12,7 +12,7 @@
 #include "trireme/comm/progress.hpp"
 #include "trireme/comm/watchdog.hpp"
 #include "trireme/core/recorder.hpp"
-#include "trireme/device/readback.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/microbatch.hpp"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "trireme/comm/grid.hpp"
-#include "trireme/ops/algorithm_choices.hpp"
-#include "trireme/ops/traced.hpp"
+#include "trireme/ops/cuda_ops.hpp"
+#include "trireme/ops/forwarding.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/engine.hpp"

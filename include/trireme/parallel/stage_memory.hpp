@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "trireme/device/arena.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/aliasing.hpp"
 #include "trireme/parallel/lowering.hpp"

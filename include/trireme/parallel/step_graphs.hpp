@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/device/graph.hpp"
+#include "trireme/device/device.hpp"
 #include "trireme/device/memory.hpp"
 
 namespace trireme::parallel {
@@ -48,7 +48,7 @@ class StepGraphs {
     std::map<std::size_t, std::unique_ptr<device::Graph>> graphs;  // by number
   };
   device::MemoryLedger& ledger_;
-  device::Capturing* device_;  // null: not active
+  device::Device* device_;  // null: not active
   std::map<Pattern, Step> steps_;
   Step* current_ = nullptr;  // null: not active, or more than most_patterns
   std::uint64_t added_ = 0;  // to work space, when the graphs were made

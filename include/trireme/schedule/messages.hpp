@@ -23,8 +23,7 @@ namespace trireme::schedule {
 struct Step {
   enum class Kind { receive_activation, receive_gradient, compute, send_activation, send_gradient };
   Kind kind = Kind::compute;
-  /// compute: what is computed; receive: this stage's action that needs the message; send: the one
-  /// that made it.
+  /// What is computed; of a message: this stage's action that needs it (receive) or made it (send).
   Action action;
   int peer_stage = -1;  // messages: the other side
   int slot = -1;        // messages: the buffer, of this stage, direction and side

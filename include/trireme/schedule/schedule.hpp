@@ -1,5 +1,4 @@
-// Pipeline schedules as data: which stage computes what, in which order. Pure: no communication, no
-// clock, no ranks.
+// Pipeline schedules as data: which stage computes what, in which order. No communication.
 #pragma once
 
 #include <filesystem>
@@ -15,11 +14,12 @@ namespace trireme::schedule {
 
 /// F forward; B backward, both parts together; I its part for inputs; W its part for weights.
 enum class Kind { forward, backward, backward_input, backward_weight };
+constexpr Kind kinds[] = {Kind::forward, Kind::backward, Kind::backward_input,
+                          Kind::backward_weight};
 
 char letter(Kind kind);  // 'F', 'B', 'I', 'W'
 
-/// One unit of a stage's work: `kind` of `micro_batch` through the stage's `chunk`-th virtual
-/// stage.
+/// A unit of a stage's work: `kind` of `micro_batch` through the stage's `chunk`-th virtual stage.
 struct Action {
   Kind kind = Kind::forward;
   int micro_batch = 0;
@@ -60,8 +60,7 @@ const std::vector<std::string>& schedule_names();
 /// - zero-bubble: ZB-H1 (Qi et al. 2023, section 2.1): backward split, weight parts late enough to
 ///   fill the bubble, never more in flight on a stage than 1F1B has on its first.
 /// In each, a chunk's weight parts come in ascending order of micro-batches. Throws ConfigError
-/// that names parallel.schedule, parallel.virtual_stages, parallel.pipeline or
-/// the number of micro-batches.
+/// that names parallel.schedule, .virtual_stages, .pipeline or the number of micro-batches.
 Schedule make_schedule(std::string_view name, int stages, int micro_batches, int chunks = 1);
 
 /// Sizes that a file is expected to have; 0: whatever it has.

@@ -1,5 +1,5 @@
 // The duration and memory of a schedule for given costs, by an event-driven walk of its lists
-// under rendezvous semantics (a send ends only once the matching receive has started).
+// under rendezvous semantics (a send ends once the matching receive has started); and charts.
 #pragma once
 
 #include <filesystem>
@@ -57,5 +57,19 @@ Timeline simulate(const Schedule& schedule, const std::vector<StageSteps>& lists
                   const Costs& costs);
 /// The same with add_messages(schedule).
 Timeline simulate(const Schedule& schedule, const Costs& costs);
+
+/// One line per stage, one cell per `cell` units of time: the shortest compute's time, a small
+/// fraction of it where the others are not multiples of it, or longer where more than `most_cells`
+/// cells would result. A compute that spans several cells is drawn on with dashes, idle cells are
+/// dots. Labels are "F0", or "2F0" (virtual stage first) where there are chunks.
+struct TextChart {
+  std::string text;
+  double cell = 1;
+};
+TextChart text_chart(const Schedule& schedule, const Timeline& timeline, int most_cells = 400);
+
+/// A self-contained SVG image: one row per stage, time to the right, a color per kind (paler for
+/// later chunks), micro-batch numbers, a legend.
+std::string svg_chart(const Schedule& schedule, const Timeline& timeline);
 
 }  // namespace trireme::schedule

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
-#include "trireme/device/readback.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/state/model_state.hpp"

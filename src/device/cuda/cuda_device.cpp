@@ -1,18 +1,18 @@
 #include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "trireme/core/error.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/device/cuda_error.hpp"
-#include "trireme/device/graph.hpp"
-#include "trireme/device/timeline.hpp"
 
-#include "reduce.hpp"
 #include "span_log.hpp"
+#include "tree.cuh"
 
 #define TRIREME_CUDA_CALL(call) ::trireme::device::check_cuda(static_cast<int>(call), #call)
 
@@ -27,8 +27,6 @@ class CudaFence final : public Fence {
     if (recorded != cudaSuccess) pool_->give_back({&event_, 1});  // the destructor will not run
     TRIREME_CUDA_CALL(recorded);
   }
-  CudaFence(const CudaFence&) = delete;
-  CudaFence& operator=(const CudaFence&) = delete;
   ~CudaFence() override { pool_->give_back({&event_, 1}); }
   bool reached() override {
     const cudaError_t state = cudaEventQuery(event_);
@@ -43,26 +41,6 @@ class CudaFence final : public Fence {
   cudaEvent_t event_;
 };
 
-ReducedType reduced_type(DType type) {
-  switch (type) {
-    case DType::f32:
-      return ReducedType::f32;
-    case DType::bf16:
-      return ReducedType::bf16;
-    case DType::f16:
-      return ReducedType::f16;
-    case DType::f64:
-      return ReducedType::f64;
-    case DType::i64:
-      return ReducedType::i64;
-    case DType::i32:
-    case DType::u16:
-    case DType::u8:
-      break;
-  }
-  throw Error("device: no reduction of {}", trireme::name_of(type));
-}
-
 cudaMemoryType type_of(const void* memory) {
   cudaPointerAttributes attributes{};
   TRIREME_CUDA_CALL(cudaPointerGetAttributes(&attributes, memory));
@@ -71,24 +49,23 @@ cudaMemoryType type_of(const void* memory) {
 bool is_pageable(const void* memory) { return type_of(memory) == cudaMemoryTypeUnregistered; }
 bool is_device(const void* memory) { return type_of(memory) == cudaMemoryTypeDevice; }
 
-/// A stream, and copies and fences on it.
-class CudaQueue final : public Queue, public TimedQueue {
+/// A stream, and copies and fences on it: Base is Queue, or CudaDevice for that of computation.
+template <class Base>
+class CudaQueue : public Base {
  public:
   CudaQueue(int device, std::shared_ptr<EventPool> events, std::shared_ptr<CudaSpanLog> log)
       : events_(std::move(events)), log_(std::move(log)), number_(log_->add_queue()) {
+    TRIREME_CUDA_CALL(cudaSetDevice(device));
     // Not ordered with the default stream, on which libraries may do work of their own.
     TRIREME_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     int reads = 0;
     TRIREME_CUDA_CALL(cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, device));
     reads_pageable_memory_ = reads != 0;
   }
-  CudaQueue(const CudaQueue&) = delete;
-  CudaQueue& operator=(const CudaQueue&) = delete;
   ~CudaQueue() override {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
-  cudaStream_t stream() const { return stream_; }
 
   void copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return;
@@ -98,11 +75,11 @@ class CudaQueue final : public Queue, public TimedQueue {
     if (noted) end_span();
     // CUDA itself lets go of pageable memory before it returns, but where the device reads such
     // memory directly: there it may be later.
-    if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) synchronize();
+    if (reads_pageable_memory_ && (is_pageable(to) || is_pageable(from))) CudaQueue::synchronize();
   }
   void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
               std::byte* out, std::int64_t elements) override {
-    check_cuda(queue_reduce(reduced_type(type), reduction == Reduction::max, contributions.data(),
+    check_cuda(queue_reduce(type, reduction == Reduction::max, contributions.data(),
                             static_cast<int>(contributions.size()), out, elements, stream_),
                "queue_reduce");
   }
@@ -123,12 +100,14 @@ class CudaQueue final : public Queue, public TimedQueue {
     if (open_.name != nullptr) log_->end(std::exchange(open_, {}), stream_);
   }
 
- private:
+ protected:
   std::shared_ptr<EventPool> events_;
   std::shared_ptr<CudaSpanLog> log_;
+  cudaStream_t stream_ = nullptr;
+
+ private:
   int number_;
   CudaSpanLog::Open open_;
-  cudaStream_t stream_ = nullptr;
   bool reads_pageable_memory_ = false;
 };
 
@@ -172,8 +151,6 @@ class CudaGraph final : public Graph {
     TRIREME_CUDA_CALL(ended);
     TRIREME_CUDA_CALL(made);
   }
-  CudaGraph(const CudaGraph&) = delete;
-  CudaGraph& operator=(const CudaGraph&) = delete;
   ~CudaGraph() override { cudaGraphExecDestroy(graph_); }  // once what was launched has ended
   void launch() override { TRIREME_CUDA_CALL(cudaGraphLaunch(graph_, stream_)); }
 
@@ -182,21 +159,21 @@ class CudaGraph final : public Graph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Capturing {
+class Cuda final : public CudaQueue<CudaDevice> {
  public:
-  explicit Cuda(int index) : index_(index) {
-    enter_thread();
+  explicit Cuda(int index)
+      : CudaQueue(index, std::make_shared<EventPool>(cudaEventDisableTiming),
+                  std::make_shared<CudaSpanLog>()),
+        index_(index) {
     cudaDeviceProp properties{};
     TRIREME_CUDA_CALL(cudaGetDeviceProperties(&properties, index));
     name_ = fmt::format("cuda:{} ({})", index, properties.name);
-    queue_ = std::make_unique<CudaQueue>(index, events_, log_);
   }
 
   std::string name() const override { return name_; }
   bool is_host() const override { return false; }
-  int index() const override { return index_; }
   std::string identity() const override { return cuda_device_identity(index_); }
-  cudaStream_t stream() const override { return queue_->stream(); }
+  cudaStream_t stream() const override { return stream_; }
 
   void* allocate(std::size_t bytes) override {
     enter_thread();
@@ -204,7 +181,7 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
     const std::size_t rounded = bytes + (256 - bytes % 256);
     void* memory = nullptr;
     if (!granted(cudaMalloc(&memory, rounded), "cudaMalloc")) return nullptr;
-    // By the default stream, which any thread may use; done before anyone knows the memory.
+    // By the default stream, which any thread may use; done before the memory is returned.
     TRIREME_CUDA_CALL(cudaMemset(memory, 0, rounded));
     TRIREME_CUDA_CALL(cudaStreamSynchronize(cudaStreamLegacy));
     return memory;
@@ -226,37 +203,25 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
   }
 
   std::unique_ptr<Queue> make_queue() override {
-    enter_thread();
-    return std::make_unique<CudaQueue>(index_, events_, log_);
+    return std::make_unique<CudaQueue<Queue>>(index_, events_, log_);
   }
   void enter_thread() override { TRIREME_CUDA_CALL(cudaSetDevice(index_)); }
 
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    queue_->copy(to, from, bytes);
-  }
-  void reduce(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
-              std::byte* out, std::int64_t elements) override {
-    queue_->reduce(type, reduction, contributions, out, elements);
-  }
-  void* native() override { return queue_->native(); }
-  std::shared_ptr<Fence> fence() override { return queue_->fence(); }
-  void follow(Fence& fence) override { queue_->follow(fence); }
   void synchronize() override {
-    queue_->synchronize();
+    CudaQueue::synchronize();
     check();
   }
   std::unique_ptr<Timeline> make_timeline() override {
-    return std::make_unique<CudaTimeline>(queue_->stream());
+    return std::make_unique<CudaTimeline>(stream_);
   }
   void trace_queues() override { log_->start(); }
-  std::vector<QueueSpan> read_queues() override { return log_->read(queue_->stream()); }
-  void begin_span(const char* name) override { queue_->begin_span(name); }
-  void end_span() override { queue_->end_span(); }
+  std::vector<QueueSpan> read_queues() override { return log_->read(stream_); }
+  bool captures() const override { return true; }
   void begin_capture() override {
     // This thread's mistakes alone: others ask events and copy on their own streams meanwhile.
-    TRIREME_CUDA_CALL(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
+    TRIREME_CUDA_CALL(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
   }
-  std::unique_ptr<Graph> end_capture() override { return std::make_unique<CudaGraph>(stream()); }
+  std::unique_ptr<Graph> end_capture() override { return std::make_unique<CudaGraph>(stream_); }
   std::int64_t free_bytes() const override {
     std::size_t free = 0, all = 0;
     TRIREME_CUDA_CALL(cudaMemGetInfo(&free, &all));
@@ -275,12 +240,76 @@ class Cuda final : public CudaDevice, public Timed, public TimedQueue, public Ca
 
   int index_;
   std::string name_;
-  std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>(cudaEventDisableTiming);
-  std::shared_ptr<CudaSpanLog> log_ = std::make_shared<CudaSpanLog>();
-  std::unique_ptr<CudaQueue> queue_;
 };
 
+/// "13.0" of 13000.
+std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
+
+nvtxDomainHandle_t domain() {
+  static nvtxDomainHandle_t own = nvtxDomainCreateA("trireme");
+  return own;
+}
+
 }  // namespace
+
+void check_cuda(int code, const char* call) {
+  const auto error = static_cast<cudaError_t>(code);
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // so that the next call does not report this one's
+  throw Error("{}: {}: {}", call, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+std::string cuda_device_identity(int index) {
+  cudaDeviceProp properties{};
+  check_cuda(static_cast<int>(cudaGetDeviceProperties(&properties, index)),
+             "cudaGetDeviceProperties");
+  std::string name = "GPU-";
+  for (const char byte : properties.uuid.bytes) {
+    name += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return name;
+}
+
+std::string cuda_description() {
+  int runtime = 0, driver = 0, count = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  std::string text = "CUDA " + version(runtime);
+  if (driver == 0) return text + ", no driver";
+  text += ", driver for " + version(driver);
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted != cudaSuccess) {
+    cudaGetLastError();
+    return text + ", no device: " + cudaGetErrorString(counted);
+  }
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    check_cuda(static_cast<int>(cudaGetDeviceProperties(&properties, i)),
+               "cudaGetDeviceProperties");
+    text += fmt::format("; cuda:{} {}, {:.1f} GiB, capability {}.{}", i, properties.name,
+                        static_cast<double>(properties.totalGlobalMem) / (1 << 30),
+                        properties.major, properties.minor);
+  }
+  return text;
+}
+
+Range::Range(const char* name) {
+  nvtxEventAttributes_t attributes{};
+  attributes.version = NVTX_VERSION;
+  attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  attributes.message.ascii = name;
+  nvtxDomainRangePushEx(domain(), &attributes);
+}
+
+Range::~Range() { nvtxDomainRangePop(domain()); }
 
 std::unique_ptr<Device> make_cuda_device(int index) {
   const int count = cuda_device_count();

@@ -1,7 +1,5 @@
 // Contributions of several ranks added on the device, in reduce_tree's order. Bound by memory: each
 // contribution is read once, 16 bytes at a time where all are so aligned.
-#include "reduce.hpp"
-
 #include <algorithm>
 
 #include <cuda_runtime_api.h>
@@ -94,31 +92,15 @@ void reduce(const Work& work, bool maximum) {
 
 }  // namespace
 
-int queue_reduce(ReducedType type, bool maximum, const std::byte* const* contributions, int ranks,
+int queue_reduce(DType type, bool maximum, const std::byte* const* contributions, int ranks,
                  void* out, std::int64_t elements, CUstream_st* stream) {
   const Work work{contributions, ranks, out, elements, stream};
   Lanes lanes{};
   if (ranks < 1 || (ranks > most_listed && !find_lanes(contributions, ranks, lanes))) {
     return cudaErrorInvalidValue;
   }
-  switch (type) {
-    case ReducedType::f32:
-      reduce<Plain<float>>(work, maximum);
-      break;
-    case ReducedType::f64:
-      reduce<Plain<double>>(work, maximum);
-      break;
-    case ReducedType::i64:
-      reduce<Plain<std::int64_t>>(work, maximum);
-      break;
-    case ReducedType::bf16:
-      reduce<Bf16>(work, maximum);
-      break;
-    case ReducedType::f16:
-      reduce<Fp16>(work, maximum);
-      break;
-  }
-  return cudaPeekAtLastError();
+  const bool reduces = with_reduced(type, [&]<class Type>(Type) { reduce<Type>(work, maximum); });
+  return reduces ? cudaPeekAtLastError() : cudaErrorInvalidValue;
 }
 
 }  // namespace trireme::device

@@ -12,7 +12,7 @@
 #include <cuda_runtime_api.h>
 
 #include "trireme/device/cuda_error.hpp"
-#include "trireme/device/timeline.hpp"
+#include "trireme/device/device.hpp"
 
 namespace trireme::device {
 
@@ -20,8 +20,6 @@ namespace trireme::device {
 class EventPool {
  public:
   explicit EventPool(unsigned flags) : flags_(flags) {}
-  EventPool(const EventPool&) = delete;
-  EventPool& operator=(const EventPool&) = delete;
   ~EventPool() {
     for (cudaEvent_t event : idle_) cudaEventDestroy(event);
   }
@@ -65,9 +63,6 @@ inline Timeline::Clock::time_point time_of(cudaEvent_t event, cudaEvent_t refere
 class CudaSpanLog {
  public:
   using Clock = Timeline::Clock;
-  CudaSpanLog() = default;
-  CudaSpanLog(const CudaSpanLog&) = delete;
-  CudaSpanLog& operator=(const CudaSpanLog&) = delete;
   ~CudaSpanLog() {
     for (const Open& span : pending_) recycle(span);
   }

@@ -1,4 +1,5 @@
-// The tree of device/reduce_tree.hpp over the contributions to one stretch of elements, as a
+// The types and operations of a reduction, for the host's loops and for kernels, and reduce_tree's
+// tree over the contributions to one stretch of elements, as a
 // kernel's thread adds them: bit by bit what the host gives, but for what a NaN carries. Plain C++
 // where nvcc does not read it, so that a test on any machine can compare the two.
 #pragma once
@@ -8,9 +9,80 @@
 
 #include "trireme/core/half.hpp"
 
-#include "reduce_types.hpp"
+struct CUstream_st;
+
+namespace trireme::device {
+
+/// Queue::reduce on CUDA: queues the reduction on `stream`. A cudaError_t: cudaErrorInvalidValue for
+/// a type that is not reduced, for no contributions, and for more than 64 that are not at even
+/// distances but for one.
+int queue_reduce(DType type, bool maximum, const std::byte* const* contributions, int ranks,
+                 void* out, std::int64_t elements, CUstream_st* stream);
+
+}  // namespace trireme::device
 
 namespace trireme::device::kernels {
+
+// How a type is stored and what it is added in.
+template <class T>
+struct Plain {
+  using Stored = T;
+  using Value = T;
+  TRIREME_ON_DEVICE static Value load(Stored x) { return x; }
+  TRIREME_ON_DEVICE static Stored store(Value x) { return x; }
+};
+struct Bf16 {
+  using Stored = std::uint16_t;
+  using Value = float;
+  TRIREME_ON_DEVICE static Value load(Stored x) { return bf16_to_float(x); }
+  TRIREME_ON_DEVICE static Stored store(Value x) { return float_to_bf16(x); }
+};
+struct Fp16 {
+  using Stored = std::uint16_t;
+  using Value = float;
+  TRIREME_ON_DEVICE static Value load(Stored x) { return fp16_to_float(x); }
+  TRIREME_ON_DEVICE static Stored store(Value x) { return float_to_fp16(x); }
+};
+
+/// use(how) with how each type that is reduced is stored; whether `type` is one.
+template <class Use>
+bool with_reduced(DType type, const Use& use) {
+  switch (type) {
+    case DType::f32:
+      use(Plain<float>{});
+      return true;
+    case DType::f64:
+      use(Plain<double>{});
+      return true;
+    case DType::i64:
+      use(Plain<std::int64_t>{});
+      return true;
+    case DType::bf16:
+      use(Bf16{});
+      return true;
+    case DType::f16:
+      use(Fp16{});
+      return true;
+    default:
+      return false;
+  }
+}
+
+struct Sum {
+  template <class T>
+  TRIREME_ON_DEVICE static T join(T a, T b) {
+    return a + b;
+  }
+  TRIREME_ON_DEVICE static std::int64_t join(std::int64_t a, std::int64_t b) {  // wraps round
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  }
+};
+struct Max {
+  template <class T>
+  TRIREME_ON_DEVICE static T join(T a, T b) {
+    return a > b || a != a ? a : b;  // a NaN on either side stays
+  }
+};
 
 /// Up to `most` contributions anywhere.
 template <int most>

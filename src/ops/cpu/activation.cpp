@@ -1,12 +1,10 @@
 // GELU and SwiGLU, through the logistic function.
-#include "activation.hpp"
 
 #include <algorithm>
 
 #include "cpu_ops.hpp"
 #include "rows.hpp"
 #include "targets.hpp"
-#include "threads.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../src/ops/cpu/activation.cpp"  // from the include folder
@@ -221,31 +219,17 @@ void gelu_backward_row(std::int64_t n, float* dx, const float* dy, const float* 
 }
 
 void CpuOps::gelu(const Tensor& y, const Tensor& x) {
-  const std::int64_t elements = y.elements();
+  const std::int64_t n = y.elements();
   with_storage(x.type(), [&]<class T>(T) {
-    T* py = flat<T>(y, elements);
-    const T* px = flat<T>(x, elements);
-    const bool streamed = writes_apart(py, elements, px);
-    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-      TRIREME_KERNEL(gelu_range, T)
-      (static_cast<std::size_t>(end - begin), py + begin, px + begin, streamed);
-      end_stream(streamed);
-    });
+    for_elements(threads_, n, TRIREME_KERNEL(gelu_range, T), flat<T>(y, n), flat<T>(x, n));
   });
 }
 
 void CpuOps::gelu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) {
-  const std::int64_t elements = dx.elements();
+  const std::int64_t n = dx.elements();
   with_storage(x.type(), [&]<class T>(T) {
-    T* pdx = flat<T>(dx, elements);
-    const T* pdy = flat<T>(dy, elements);
-    const T* px = flat<T>(x, elements);
-    const bool streamed = writes_apart(pdx, elements, pdy, px);
-    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-      TRIREME_KERNEL(gelu_backward_range, T)
-      (static_cast<std::size_t>(end - begin), pdx + begin, pdy + begin, px + begin, streamed);
-      end_stream(streamed);
-    });
+    for_elements(threads_, n, TRIREME_KERNEL(gelu_backward_range, T), flat<T>(dx, n),
+                 flat<T>(dy, n), flat<T>(x, n));
   });
 }
 
@@ -256,13 +240,11 @@ void CpuOps::swiglu(const Tensor& y, const Tensor& gate_up) {
                    gate_up.shape().to_string(), y.shape().to_string());
     const auto n = static_cast<std::size_t>(out.columns);
     const bool streamed = writes_apart(out.data, out.rows * out.columns, in.data);
-    parallel_rows(threads_, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(swiglu_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, out.row(r), in.row(r), in.ahead(), streamed);
-      }
-      end_stream(streamed);
-    });
+    const auto kernel = TRIREME_KERNEL(swiglu_row, T);
+    const auto row = [&](std::int64_t r) {
+      kernel(n, out.row(r), in.row(r), in.ahead(), streamed);
+    };
+    for_rows(threads_, out.rows, out.columns, row, streamed);
   });
 }
 
@@ -276,13 +258,11 @@ void CpuOps::swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Ten
                    dgate_up.shape().to_string());
     const auto n = static_cast<std::size_t>(columns);
     const bool streamed = writes_apart(dx.data, x.rows * 2 * columns, gradient.data, x.data);
-    parallel_rows(threads_, x.rows, columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(swiglu_backward_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, dx.row(r), gradient.row(r), x.row(r), gradient.ahead(), x.ahead(), streamed);
-      }
-      end_stream(streamed);
-    });
+    const auto kernel = TRIREME_KERNEL(swiglu_backward_row, T);
+    const auto row = [&](std::int64_t r) {
+      kernel(n, dx.row(r), gradient.row(r), x.row(r), gradient.ahead(), x.ahead(), streamed);
+    };
+    for_rows(threads_, x.rows, columns, row, streamed);
   });
 }
 

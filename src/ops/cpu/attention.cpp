@@ -2,8 +2,7 @@
 // with the values run on one thread per block. Scratch of a thread: forward, one block of scores
 // against all keys, and the head's keys (transposed) and values; backward, two blocks of scores
 // against at most 512 keys, and those keys, values and their gradients. Operands that products read
-// repeatedly are copied to scratch: rows a power of two apart would evict each other from the
-// cache.
+// repeatedly are copied to scratch, as rows a power of two apart would evict each other.
 #include <algorithm>
 #include <cstring>
 
@@ -38,8 +37,7 @@ void score_product(const Problem& p, const VisibleKeys& visible, std::int64_t be
   }
 }
 
-/// out [rows, D] = weights·y over the visible keys; y [keys from `first` on, D]. All contiguous but
-/// weights.
+/// out [rows, D] = weights·y over the visible keys; y [keys from `first` on, D]; both contiguous.
 void weighted_product(const Problem& p, const VisibleKeys& visible, std::int64_t begin,
                       std::int64_t rows, const float* weights, const float* y, std::int64_t first,
                       float* out, PrefetchQueue* ahead) {
@@ -97,36 +95,30 @@ void move_rows(float* to, std::int64_t to_stride, const float* from, std::int64_
 
 using Gradients = GradientsOf<float>;
 
-/// One thread's scratch. With `memory` null only its size is computed.
+/// One thread's scratch.
 struct Scratch {
-  float* scores = nullptr;           // [query_block, keys]
-  float* transposed_keys = nullptr;  // [D, keys]: keys
-  float* rows = nullptr;             // [keys, D]: forward values, backward keys
-  float* sums = nullptr;             // [query_block, D] of out or dq
+  float* scores;           // [query_block, keys]
+  float* transposed_keys;  // [D, keys]: keys
+  float* rows;             // [keys, D]: forward values, backward keys
+  float* sums;             // [query_block, D] of out or dq
   // Backward alone, where `keys` are those of a chunk
   float* dscores = nullptr;                    // [query_block, keys]
   float* transposed_values = nullptr;          // [D, keys]
   float *queries = nullptr, *douts = nullptr;  // [query_block, D]
   float *dk = nullptr, *dv = nullptr;          // [keys, D]
-  std::int64_t size = 0;
 
-  Scratch(const Problem& p, bool backward, float* memory) {
-    const auto take = [&](std::int64_t elements) {
-      float* at = memory == nullptr ? nullptr : memory + size;
-      size += (elements + 15) / 16 * 16;
-      return at;
-    };
-    scores = take(query_block * p.row());
-    transposed_keys = take(p.size * p.row());
-    rows = take(p.scores_width * p.size);
-    sums = take(query_block * p.size);
+  Scratch(const Problem& p, bool backward, ScratchAllocator& from) {
+    scores = from.take<float>(query_block * p.row());
+    transposed_keys = from.take<float>(p.size * p.row());
+    rows = from.take<float>(p.scores_width * p.size);
+    sums = from.take<float>(query_block * p.size);
     if (!backward) return;
-    dscores = take(query_block * p.row());
-    transposed_values = take(p.size * p.row());
-    queries = take(query_block * p.size);
-    douts = take(query_block * p.size);
-    dk = take(p.scores_width * p.size);
-    dv = take(p.scores_width * p.size);
+    dscores = from.take<float>(query_block * p.row());
+    transposed_values = from.take<float>(p.size * p.row());
+    queries = from.take<float>(query_block * p.size);
+    douts = from.take<float>(query_block * p.size);
+    dk = from.take<float>(p.scores_width * p.size);
+    dv = from.take<float>(p.scores_width * p.size);
   }
 };
 
@@ -163,8 +155,7 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
   move_rows(g.dq.at(b, begin, h), g.dq.stride, scratch.sums, p.size, rows, p.size, chunk.first > 0);
 }
 
-/// The blocks of queries of all heads of a group, every `parts`-th from `part` on, against one
-/// chunk of its keys.
+/// Every `parts`-th block of queries of a group's heads, from `part` on, against a chunk of keys.
 void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::int64_t group,
                     std::int64_t part, std::int64_t parts, Chunk chunk, VisibleKeys& visible,
                     const Scratch& scratch, PrefetchQueue* ahead) {
@@ -195,12 +186,7 @@ void backward_chunk(const Problem& p, const Gradients& g, std::int64_t b, std::i
 }  // namespace
 
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads) {
-  Problem p{shape};
-  p.scores_width = p.keys;
-  const std::int64_t forward = threads * Scratch(p, false, nullptr).size;
-  p.scores_width = std::min(p.keys, key_chunk);
-  const std::int64_t backward = threads * Scratch(p, true, nullptr).size + partial_gradients(p);
-  return static_cast<std::size_t>(std::max(forward, backward)) * sizeof(float);
+  return attention_workspace<Scratch>(shape, threads);
 }
 
 void CpuOps::attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
@@ -228,8 +214,8 @@ void CpuOps::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor
 }
 
 void CpuOps::attend(const Problem& p, const OperandsOf<float>& x) {
-  const std::int64_t scratch_size = Scratch(p, false, nullptr).size;
-  auto* scratch_of_all = scratch<float>(static_cast<std::size_t>(threads_ * scratch_size));
+  const std::size_t bytes = scratch_bytes_of<Scratch>(p, false);
+  auto* scratch_of_all = scratch<std::byte>(static_cast<std::size_t>(threads_) * bytes);
   // About eight tasks per thread: whole heads if there are enough of them.
   const std::int64_t heads = p.batch * p.heads, blocks = p.blocks();
   const std::int64_t parts =
@@ -238,7 +224,8 @@ void CpuOps::attend(const Problem& p, const OperandsOf<float>& x) {
   parallel_tasks(threads_, heads * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / (p.heads * parts), h = task / parts % p.heads;
     const std::int64_t group = p.group_of(h);
-    const Scratch own(p, false, scratch_of_all + thread * scratch_size);
+    ScratchAllocator allocator(scratch_of_all + static_cast<std::size_t>(thread) * bytes);
+    const Scratch own(p, false, allocator);
     PrefetchQueue ahead;
     if (parts == 1) ahead = ahead_of_forward(p, x, task, task + threads_);
     transpose(own.transposed_keys, p.row(), x.k.at(b, 0, group), x.k.stride, p.keys, p.size);
@@ -260,16 +247,18 @@ void CpuOps::attend(const Problem& p, const OperandsOf<float>& x) {
 }
 
 void CpuOps::attend_backward(const Problem& p, const Gradients& g) {
-  const std::int64_t scratch_size = Scratch(p, true, nullptr).size;
+  const std::size_t bytes = scratch_bytes_of<Scratch>(p, true);
+  const std::size_t all = static_cast<std::size_t>(threads_) * bytes;
   const std::int64_t parts = parts_of(p);
   const std::int64_t part_size = p.keys * p.size;  // of dk, and as much of dv
   auto* scratch_of_all =
-      scratch<float>(static_cast<std::size_t>(threads_ * scratch_size + partial_gradients(p)));
-  float* partial = scratch_of_all + threads_ * scratch_size;  // [B·G, parts, dk|dv, Tk, D]
+      scratch<std::byte>(all + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
+  auto* partial = reinterpret_cast<float*>(scratch_of_all + all);  // [B·G, parts, dk|dv, Tk, D]
 
   parallel_tasks(threads_, p.batch * p.groups * parts, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / parts / p.groups, group = task / parts % p.groups;
-    const Scratch own(p, true, scratch_of_all + thread * scratch_size);
+    ScratchAllocator allocator(scratch_of_all + static_cast<std::size_t>(thread) * bytes);
+    const Scratch own(p, true, allocator);
     PrefetchQueue ahead;
     if (parts == 1) ahead = ahead_of_backward(p, g, task, task + threads_);
     for (std::int64_t first = 0; first < p.keys; first += key_chunk) {

@@ -9,23 +9,6 @@
 namespace trireme::ops {
 namespace {
 
-/// Allocates parts of a thread's scratch. With `base` null only their size is computed.
-class ScratchAllocator {
- public:
-  explicit ScratchAllocator(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(std::int64_t elements) {
-    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += device::aligned(static_cast<std::size_t>(elements) * sizeof(T));
-    return at;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::size_t bytes_ = 0;
-};
-
 /// One thread's scratch; the second group only with `backward`.
 struct Work {
   float* scores;                            // [64, row], as bf16 once it is rounded
@@ -55,12 +38,6 @@ struct Work {
     dv = from.take<float>(own ? p.keys * p.size : 0);
   }
 };
-
-std::size_t work_bytes(const Problem& p, bool backward) {
-  ScratchAllocator counter(nullptr);
-  const Work work(p, backward, counter);
-  return counter.bytes();
-}
 
 /// Tasks into which each head's blocks of queries are divided.
 std::int64_t forward_parts(const Problem& p) {
@@ -213,19 +190,11 @@ void backward_block(const Problem& p, const Gradients& g, std::int64_t b, std::i
 }  // namespace
 
 std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads) {
-  Problem p{shape};
-  p.scores_width = p.keys;
-  const std::size_t forward = work_bytes(p, false);
-  p.scores_width = std::min(p.keys, key_chunk);
-  const std::size_t backward = work_bytes(p, true);
-  const auto count = static_cast<std::size_t>(threads);
-  return std::max(
-      count * forward,
-      count * backward + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
+  return attention_workspace<Work>(shape, threads);
 }
 
 void CpuOps::attend(const Problem& p, const OperandsOf<Bf16>& x) {
-  const std::size_t own = work_bytes(p, false);
+  const std::size_t own = scratch_bytes_of<Work>(p, false);
   auto* scratch_of_all = scratch<std::byte>(static_cast<std::size_t>(threads_) * own);
   const std::int64_t parts = forward_parts(p);
   parallel_tasks(threads_, p.batch * p.heads * parts, [&](std::int64_t task, int thread) {
@@ -258,7 +227,8 @@ void CpuOps::attend(const Problem& p, const OperandsOf<Bf16>& x) {
 void CpuOps::attend_backward(const Problem& p, const Gradients& g) {
   const std::int64_t parts = parts_of(p), part_size = p.keys * p.size;
   const std::int64_t kv_heads = p.batch * p.groups;
-  const std::size_t own = work_bytes(p, true), all = static_cast<std::size_t>(threads_) * own;
+  const std::size_t own = scratch_bytes_of<Work>(p, true),
+                    all = static_cast<std::size_t>(threads_) * own;
   auto* work_of_all =
       scratch<std::byte>(all + static_cast<std::size_t>(partial_gradients(p)) * sizeof(float));
   auto* partial = reinterpret_cast<float*>(work_of_all + all);  // [B·G, parts, dk|dv, Tk, D]

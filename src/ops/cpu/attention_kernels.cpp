@@ -1,7 +1,6 @@
-#include "attention_kernels.hpp"
-
 #include <limits>
 
+#include "attention_problem.hpp"
 #include "targets.hpp"
 
 #undef HWY_TARGET_INCLUDE

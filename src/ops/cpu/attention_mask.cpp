@@ -64,15 +64,11 @@ void Visibility::find(std::int64_t b, std::int64_t begin, std::int64_t end, std:
   const Extent q = extent_of(query_positions(b), query_documents(b), begin, end);
   for (std::int64_t block = first / key_block; block * key_block < last; ++block) {
     const Extent& k = extents_[static_cast<std::size_t>(b * blocks_ + block)];
-    const bool none = (causal_ && k.first_position > q.last_position) ||
-                      k.first_document > q.last_document || k.last_document < q.first_document;
-    if (none) continue;
-    const bool all = (!causal_ || k.last_position <= q.first_position) &&
-                     k.first_document == k.last_document && q.first_document == q.last_document &&
-                     k.first_document == q.first_document;
+    const Seen keys = seen(q, k, causal_);
+    if (keys == Seen::none) continue;
     const KeyRun run{block * key_block, std::min((block + 1) * key_block, last), visible.columns};
     append(visible.runs, run);
-    if (!all) {
+    if (keys != Seen::all) {
       append(visible.partial, run);
       visible.masked += run.end - run.begin;
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "trireme/ops/ops.hpp"
+#include "trireme/ops/workspace.hpp"
 
 namespace trireme::ops {
 
@@ -25,18 +26,12 @@ struct VisibleKeys {
   std::int64_t masked = 0;  // columns of `partial`
 };
 
-/// Least and greatest position and document of a range of queries or keys.
-struct Extent {
-  std::int32_t first_position, last_position, first_document, last_document;
-};
-
 class Visibility {
  public:
   /// For one call of attention, during which the mask's tensors must stay.
   void prepare(const AttentionMask& mask, std::int64_t batch, std::int64_t queries,
                std::int64_t keys);
-  /// Keys of [first, last) that queries [begin, end) of sequence b may see; `first` is a multiple
-  /// of key_block.
+  /// Keys of [first, last) that queries [begin, end) of sequence b see; key_block divides `first`.
   void find(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t first,
             std::int64_t last, VisibleKeys& visible) const;
 

@@ -1,4 +1,5 @@
-// One call of attention in fp32 or bf16: shapes, heads, blocks of queries, tasks.
+// One call of attention in fp32 or bf16: shapes, heads, blocks of queries, tasks; and the vector
+// parts, on one block of queries of one head (attention_kernels.cpp).
 #pragma once
 
 #include <algorithm>
@@ -7,12 +8,49 @@
 #include "trireme/core/pairwise.hpp"
 #include "trireme/ops/workspace.hpp"
 
-#include "attention_kernels.hpp"
+#include "attention_mask.hpp"
 #include "prefetch.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
 
 namespace trireme::ops {
+
+/// Scores of one block of queries against the keys it may see, packed into columns.
+struct ScoreBlock {
+  float* scores;  // [rows, columns], already scaled
+  std::int64_t stride, rows;
+  const VisibleKeys* visible;
+  // Of the block's first query and of the sequence's first key; null where the mask has none.
+  const std::int32_t *query_positions, *key_positions;
+  const std::int32_t *query_documents, *key_documents;
+  const Dropout* dropout;      // null: none
+  std::uint64_t index;         // dropout's index of the block's first query and key 0
+  std::uint64_t index_stride;  // from one query to the next: Tk
+};
+
+/// scores ← exp(scores − row maximum), with dropout applied; lse [rows] = log Σ exp(scores);
+/// inverse [rows] = 1 / Σ exp(scores − maximum), 0 for a query that sees nothing. Results are
+/// stored as T (float or Bf16), each row from where its scores began: Bf16 rows are 2·stride apart.
+template <class T = float>
+void softmax_block(const ScoreBlock& block, float* lse, float* inverse);
+
+/// out [rows, columns] = factor[r]·x, rounded; factor 0 gives 0, even of infinity; null: all 1.
+void scale_rows(float* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t columns, const float* factor);
+void scale_rows(Bf16* out, std::int64_t out_stride, const float* x, std::int64_t x_stride,
+                std::int64_t rows, std::int64_t columns, const float* factor);
+
+/// delta [rows] = Σ_columns a∘b.
+void row_dots(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta);
+void row_dots(const Bf16* a, std::int64_t a_stride, const Bf16* b, std::int64_t b_stride,
+              std::int64_t rows, std::int64_t columns, float* delta);
+
+/// From scores and dprobabilities = dout·vᵀ: scores ← the probabilities that multiplied v (with
+/// dropout), dprobabilities ← scale·P∘(dP − delta), the gradient of q·kᵀ. Stored as above.
+template <class T = float>
+void softmax_gradient_block(const ScoreBlock& block, float* dprobabilities, const float* lse,
+                            const float* delta, float scale);
 
 /// Heads of one tensor [B, T, heads, D].
 template <class T>
@@ -43,8 +81,7 @@ struct Problem : AttentionShape {
     const std::int64_t first = (slice.first / slice.share + group) * slice.share - slice.first;
     return std::clamp<std::int64_t>(first, 0, heads);
   }
-  /// Columns of a row of scores: one cache line more than needed, so that rows a power of two long
-  /// do not share cache sets.
+  /// Stride of scores: a cache line more than needed, so that rows do not share cache sets.
   std::int64_t row() const { return (scores_width + 15) / 16 * 16 + 16; }
   /// The kernels' view of `rows` queries from `begin` on.
   ScoreBlock score_block(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t rows,
@@ -205,11 +242,47 @@ void join_parts(int threads, const Problem& p, float* partial, const Write& writ
   });
 }
 
-/// fp32 elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; 0 if each head has one
-/// part.
+/// Elements of the parts of dk and dv, [B·G, parts, dk|dv, Tk, D]; 0 if each head has one part.
 inline std::int64_t partial_gradients(const Problem& p) {
   const std::int64_t parts = parts_of(p);
   return parts == 1 ? 0 : 2 * p.batch * p.groups * parts * p.keys * p.size;
+}
+
+/// Allocates parts of a thread's scratch. With `base` null only their size is computed.
+class ScratchAllocator {
+ public:
+  explicit ScratchAllocator(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t elements) {
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += device::aligned(static_cast<std::size_t>(elements) * sizeof(T));
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+/// Bytes of one thread's Work(p, backward, allocator).
+template <class Work>
+std::size_t scratch_bytes_of(const Problem& p, bool backward) {
+  ScratchAllocator counter(nullptr);
+  const Work work(p, backward, counter);
+  return counter.bytes();
+}
+
+/// Bytes of `threads` threads' Work and the parts of gradients, of forward or backward.
+template <class Work>
+std::size_t attention_workspace(const AttentionShape& shape, int threads) {
+  Problem p{shape};
+  const auto count = static_cast<std::size_t>(threads);
+  p.scores_width = p.keys;
+  const std::size_t forward = count * scratch_bytes_of<Work>(p, false);
+  p.scores_width = std::min(p.keys, key_chunk);
+  const auto parts = static_cast<std::size_t>(partial_gradients(p)) * sizeof(float);
+  return std::max(forward, count * scratch_bytes_of<Work>(p, true) + parts);
 }
 
 }  // namespace trireme::ops

@@ -1,12 +1,10 @@
 // Matrix products of bf16 factors. A task is a block of columns by a section of rows; it packs its
-// part of the right factor and, if that is transposed, of the left one. Bits do not depend on the
-// number of threads: how a sum is divided depends only on the inner extent and on whether the left
-// factor is transposed.
+// part of the right factor and, if that is transposed, of the left one. How a sum is divided
+// depends on the inner extent and on whether the left factor is transposed, not on the threads.
 #include <algorithm>
 
 #include "trireme/ops/workspace.hpp"
 
-#include "activation.hpp"
 #include "bf16_tiles.hpp"
 #include "cpu_ops.hpp"
 #include "rows.hpp"
@@ -14,8 +12,6 @@
 
 namespace trireme::ops {
 namespace {
-
-std::int64_t parts(std::int64_t all, std::int64_t each) { return (all + each - 1) / each; }
 
 /// Near-equal blocks of [0, all), multiples of `unit` except the last.
 struct Blocks {
@@ -61,8 +57,7 @@ struct Cut {
   }
 
  private:
-  /// AMX multiplies so fast that packing a block for few rows costs: threads divide columns, not
-  /// rows.
+  /// With AMX packing a block for few rows costs: threads divide columns, not rows.
   static bool fast() { return bf16_tiles().rows > tile_rows; }
   std::int64_t row_block(std::int64_t tile) const {
     if (packs_left) return 4 * panel_columns;

@@ -119,36 +119,37 @@ void finish(const float* sums, const TileResult& result, std::int64_t row, std::
   }
 }
 
+/// Rows [row, row + rows) of one panel of the result.
+void multiply_tile(std::int64_t rows, std::int64_t n, std::int64_t k, const Bf16* a,
+                   std::int64_t stride, std::int64_t pair_stride, const std::uint32_t* words,
+                   const TileResult& result, std::int64_t row, std::int64_t column) {
+  alignas(64) float sums[tile_rows * panel_columns];
+  HWY_DYNAMIC_DISPATCH(widened_tile)(rows, k, a, stride, pair_stride, words, sums);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    finish(sums + r * panel_columns, result, row + r, column, std::min(panel_columns, n - column));
+  }
+}
+
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std::int64_t stride,
               const std::uint32_t* words, const TileResult& result) {
-  alignas(64) float sums[tile_rows * panel_columns];
   for (std::int64_t column = 0; column < n; column += panel_columns, words += panel_words(k)) {
     for (std::int64_t row = 0; row < m; row += tile_rows) {
-      const std::int64_t rows = std::min(tile_rows, m - row);
-      HWY_DYNAMIC_DISPATCH(widened_tile)(rows, k, a + row * stride, stride, 2, words, sums);
-      for (std::int64_t r = 0; r < rows; ++r) {
-        finish(sums + r * panel_columns, result, row + r, column,
-               std::min(panel_columns, n - column));
-      }
+      multiply_tile(std::min(tile_rows, m - row), n, k, a + row * stride, stride, 2, words, result,
+                    row, column);
     }
   }
 }
 
 void multiply_packed(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
                      const std::uint32_t* right, const TileResult& result, PrefetchQueue*) {
-  alignas(64) float sums[tile_rows * panel_columns];
   for (std::int64_t column = 0; column < n; column += panel_columns, right += panel_words(k)) {
-    for (std::int64_t row = 0; row < m;) {
+    std::int64_t rows = 0;
+    for (std::int64_t row = 0; row < m; row += rows) {
       const std::int64_t inside = row % panel_columns;
-      const std::int64_t rows = std::min({tile_rows, m - row, panel_columns - inside});
-      const auto* a =
-          reinterpret_cast<const Bf16*>(left + row / panel_columns * panel_words(k) + inside);
-      HWY_DYNAMIC_DISPATCH(widened_tile)(rows, k, a, 2, 2 * panel_columns, right, sums);
-      for (std::int64_t r = 0; r < rows; ++r) {
-        finish(sums + r * panel_columns, result, row + r, column,
-               std::min(panel_columns, n - column));
-      }
-      row += rows;
+      rows = std::min({tile_rows, m - row, panel_columns - inside});
+      const std::uint32_t* a = left + row / panel_columns * panel_words(k) + inside;
+      multiply_tile(rows, n, k, reinterpret_cast<const Bf16*>(a), 2, 2 * panel_columns, right,
+                    result, row, column);
     }
   }
 }

@@ -17,10 +17,16 @@ inline constexpr std::int64_t panel_columns = 64;
 inline constexpr std::int64_t tile_rows = 6;
 inline constexpr std::int64_t packed_depth = 1024;
 
+constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+/// Parts of at most `each` into which `all` is divided.
+constexpr std::int64_t parts(std::int64_t all, std::int64_t each) {
+  return (all + each - 1) / each;
+}
+
 /// Words of a packed factor of k rows and n columns.
 inline std::int64_t panel_words(std::int64_t k) { return (k + 1) / 2 * panel_columns; }
 inline std::int64_t packed_words(std::int64_t k, std::int64_t n) {
-  return (n + panel_columns - 1) / panel_columns * panel_words(k);
+  return parts(n, panel_columns) * panel_words(k);
 }
 
 /// Where a product is stored, and how.
@@ -49,13 +55,11 @@ struct Bf16Tiles {
   /// result [m, n] = a [m, k] · packed words.
   void (*multiply)(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a,
                    std::int64_t stride, const std::uint32_t* words, const TileResult& result);
-  /// result [m, n] = leftᵀ · right, both packed, of k rows each. `ahead`, if not null, is
-  /// prefetched meanwhile.
+  /// result [m, n] = leftᵀ · right, both packed, of k rows; `ahead` (or null) is prefetched.
   void (*multiply_packed)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint32_t* left,
                           const std::uint32_t* right, const TileResult& result,
                           PrefetchQueue* ahead);
-  /// A thread calls these before its first product and after its last, and uses AMX for nothing
-  /// else in between.
+  /// Called by each thread round its products, between which it does not use AMX otherwise.
   void (*enter)();
   void (*leave)();
 };

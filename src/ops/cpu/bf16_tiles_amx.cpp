@@ -23,16 +23,10 @@ constexpr std::int64_t depth = 2 * tile_side;  // of the inner dimension that on
 constexpr std::int64_t row_bytes = 64;         // of a tile register's
 constexpr std::int64_t panel_bytes = panel_columns * 4;
 
-constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-constexpr std::int64_t parts(std::int64_t all, std::int64_t each) {
-  return (all + each - 1) / each;
-}
-
 /// Compiler barrier: GCC does not know that its AMX intrinsics read memory.
 inline __attribute__((always_inline)) void compiler_barrier() { __asm__ volatile("" ::: "memory"); }
 
-/// Operand of LDTILECFG. Registers 0 to 3 hold sums, 4 and 5 rows of the left factor, 6 and 7
-/// columns of the right one.
+/// Operand of LDTILECFG. Registers 0–3 hold sums, 4–5 rows on the left, 6–7 columns on the right.
 struct alignas(64) Shapes {
   std::uint8_t palette = 1, start = 0, zeros[14] = {};
   std::uint16_t bytes[16] = {};
@@ -54,8 +48,7 @@ TRIREME_AMX_TARGET void shape_tiles(std::int64_t left_rows) {
   _tile_loadconfig(&shapes);
 }
 
-/// Rows of the left factor as tiles; the next `depth` of the inner dimension is `advance` bytes
-/// further.
+/// Rows of the left factor as tiles; the next `depth` of the inner extent is `advance` bytes on.
 struct LeftRows {
   const char* first;
   std::int64_t stride, advance;  // in bytes
@@ -90,8 +83,7 @@ TRIREME_AMX_INLINE void add_depth(const char* left, std::int64_t stride, const s
   }
 }
 
-/// Registers 0 to 3 ← sums over k of up to 32 rows and columns. `tail` is null if k is a multiple
-/// of `depth`.
+/// Registers 0 to 3 ← sums over k of up to 32 rows and columns. `tail` is null if depth divides k.
 template <bool lower, bool second>
 TRIREME_AMX_INLINE void sum_block(std::int64_t k, const LeftRows& left, const std::uint32_t* words,
                                   Tail* tail, const Series& series) {

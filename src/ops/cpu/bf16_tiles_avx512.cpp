@@ -114,13 +114,11 @@ constexpr const Tile<Left>* tiles[tile_rows] = {of_rows<Left, 1>, of_rows<Left, 
                                                 of_rows<Left, 3>, of_rows<Left, 4>,
                                                 of_rows<Left, 5>, of_rows<Left, 6>};
 
-std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-
 // A few rows by all panels before the next rows: rows of the left factor stay in the first-level
 // cache and the result is written in order. The panels come from the second level either way.
 void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Bf16* a, std::int64_t stride,
               const std::uint32_t* words, const TileResult& result) {
-  const std::int64_t panels = (n + panel_columns - 1) / panel_columns;
+  const std::int64_t panels = parts(n, panel_columns);
   for (std::int64_t row = 0; row < m; row += tile_rows) {
     const std::int64_t rows = least(m - row, tile_rows);
     const Bf16* here = a + row * stride;

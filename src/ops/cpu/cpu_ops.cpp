@@ -1,11 +1,9 @@
 #include "cpu_ops.hpp"
 
+#include <utility>
+
 #include <dnnl.h>
 #include <omp.h>
-
-#include "trireme/ops/workspace.hpp"
-
-#include "row_sums.hpp"
 
 namespace trireme::ops {
 
@@ -16,16 +14,8 @@ CpuOps::CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible)
       visible_(static_cast<std::size_t>(threads_)) {}
 
 std::byte* CpuOps::scratch_bytes(std::size_t bytes) {
-  if (bytes > scratch_.bytes()) {
-    scratch_ = device::Buffer();  // first, so that both are never held at once
-    scratch_ = device::Buffer(*ledger_, device::Use::workspace, device::aligned(bytes),
-                              device::host_device());
-  }
+  scratch_.grow(*ledger_, device::Use::workspace, bytes, device::host_device());
   return scratch_.data();
-}
-
-std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs) {
-  return static_cast<std::size_t>(row_tiles(rows) * columns * outputs) * sizeof(float);
 }
 
 std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger, bool reproducible) {
@@ -33,26 +23,19 @@ std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger, boo
 }
 
 std::string instruction_set() {
-  switch (dnnl_get_effective_cpu_isa()) {
-    case dnnl_cpu_isa_sse41:
-      return "SSE4.1";
-    case dnnl_cpu_isa_avx:
-      return "AVX";
-    case dnnl_cpu_isa_avx2:
-      return "AVX2";
-    case dnnl_cpu_isa_avx2_vnni:
-      return "AVX2 with VNNI";
-    case dnnl_cpu_isa_avx512_core:
-      return "AVX-512";
-    case dnnl_cpu_isa_avx512_core_vnni:
-      return "AVX-512 with VNNI";
-    case dnnl_cpu_isa_avx512_core_bf16:
-      return "AVX-512 with VNNI, bf16";
-    case dnnl_cpu_isa_avx512_core_amx:
-      return "AVX-512 with AMX";
-    default:
-      return "this processor's default";
+  constexpr std::pair<dnnl_cpu_isa_t, const char*> known[] = {
+      {dnnl_cpu_isa_sse41, "SSE4.1"},
+      {dnnl_cpu_isa_avx, "AVX"},
+      {dnnl_cpu_isa_avx2, "AVX2"},
+      {dnnl_cpu_isa_avx2_vnni, "AVX2 with VNNI"},
+      {dnnl_cpu_isa_avx512_core, "AVX-512"},
+      {dnnl_cpu_isa_avx512_core_vnni, "AVX-512 with VNNI"},
+      {dnnl_cpu_isa_avx512_core_bf16, "AVX-512 with VNNI, bf16"},
+      {dnnl_cpu_isa_avx512_core_amx, "AVX-512 with AMX"}};
+  for (const auto& [isa, name] : known) {
+    if (isa == dnnl_get_effective_cpu_isa()) return name;
   }
+  return "this processor's default";
 }
 
 }  // namespace trireme::ops

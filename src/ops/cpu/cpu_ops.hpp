@@ -40,14 +40,6 @@ class CpuOps final : public Ops {
     if (parameter.type() == DTypeOf<T>::value) return nullptr;
     return scratch<T>(static_cast<std::size_t>(elements));
   }
-  void convert(const Tensor& y, const Tensor& x);
-  // LayerNorm, or RMSNorm where `mean` is absent.
-  void norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-            const Tensor& gain, const Tensor& bias, float epsilon);
-  void norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& gain,
-                           const Tensor& mean, const Tensor& rstd, bool accumulate);
-  void norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
-                            const Tensor& x, const Tensor& mean, const Tensor& rstd);
   // Products [m, k]·[k, n] of fp32 and of bf16 factors, whose shapes are checked.
   void float_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulOptions& options,
                     std::int64_t m, std::int64_t n, std::int64_t k);

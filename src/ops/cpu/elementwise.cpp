@@ -133,11 +133,12 @@ void CpuOps::fill(const Tensor& y, float value) {
 void CpuOps::copy(const Tensor& y, const Tensor& x) {
   TRIREME_ASSERT(y.shape() == x.shape(), "copy of {} into {}", x.shape().to_string(),
                  y.shape().to_string());
-  if (y.type() != x.type()) return convert(y, x);
-  const auto size = static_cast<std::int64_t>(size_of(x.type()));
+  const bool converts = y.type() != x.type(), flat = y.contiguous() && x.contiguous();
+  const auto size = static_cast<std::int64_t>(size_of(y.type()));
+  const auto from_size = static_cast<std::int64_t>(size_of(x.type()));
   auto* to = static_cast<std::byte*>(y.data());
   const auto* from = static_cast<const std::byte*>(x.data());
-  if (y.contiguous() && x.contiguous()) {
+  if (flat && !converts) {
     const bool streamed =
         beyond_caches(y.elements() * size) && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
     // Ranges begin at cache lines for every type: streaming stores fault elsewhere.
@@ -155,47 +156,30 @@ void CpuOps::copy(const Tensor& y, const Tensor& x) {
     });
     return;
   }
-  TRIREME_ASSERT(y.shape().dimensions() == 2, "strided copy of shape {}", y.shape().to_string());
-  const auto bytes = static_cast<std::size_t>(y.extent(1) * size);
-  parallel_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      std::memcpy(to + r * y.stride(0) * size, from + r * x.stride(0) * size, bytes);
-    }
-  });
-}
-
-void CpuOps::convert(const Tensor& y, const Tensor& x) {
-  const ConvertRow row = converter(y.type(), x.type());
-  auto* to = static_cast<std::byte*>(y.data());
-  const auto* from = static_cast<const std::byte*>(x.data());
-  const auto to_size = static_cast<std::int64_t>(size_of(y.type()));
-  const auto from_size = static_cast<std::int64_t>(size_of(x.type()));
-  if (y.contiguous() && x.contiguous()) {
+  const ConvertRow convert = converts ? converter(y.type(), x.type()) : nullptr;
+  if (flat) {
     parallel_elements(threads_, y.elements(), [&](std::int64_t begin, std::int64_t end) {
-      row(end - begin, to + begin * to_size, from + begin * from_size);
+      convert(end - begin, to + begin * size, from + begin * from_size);
     });
     return;
   }
   TRIREME_ASSERT(y.shape().dimensions() == 2, "strided copy of shape {}", y.shape().to_string());
-  parallel_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      row(y.extent(1), to + r * y.stride(0) * to_size, from + r * x.stride(0) * from_size);
+  for_rows(threads_, y.extent(0), y.extent(1), [&](std::int64_t r) {
+    std::byte* row = to + r * y.stride(0) * size;
+    const std::byte* source = from + r * x.stride(0) * from_size;
+    if (converts) {
+      convert(y.extent(1), row, source);
+    } else {
+      std::memcpy(row, source, static_cast<std::size_t>(y.extent(1) * size));
     }
   });
 }
 
 void CpuOps::add(const Tensor& y, const Tensor& a, const Tensor& b) {
-  const std::int64_t elements = y.elements();
+  const std::int64_t n = y.elements();
   with_storage(y.type(), [&]<class T>(T) {
-    T* py = flat<T>(y, elements);
-    const T* pa = flat<T>(a, elements);
-    const T* pb = flat<T>(b, elements);
-    const bool streamed = writes_apart(py, elements, pa, pb);
-    parallel_elements(threads_, elements, [&](std::int64_t begin, std::int64_t end) {
-      TRIREME_KERNEL(add_range, T)
-      (static_cast<std::size_t>(end - begin), py + begin, pa + begin, pb + begin, streamed);
-      end_stream(streamed);
-    });
+    for_elements(threads_, n, TRIREME_KERNEL(add_range, T), flat<T>(y, n), flat<T>(a, n),
+                 flat<T>(b, n));
   });
 }
 

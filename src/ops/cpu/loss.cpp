@@ -6,7 +6,6 @@
 #include "cpu_ops.hpp"
 #include "rows.hpp"
 #include "targets.hpp"
-#include "threads.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../src/ops/cpu/loss.cpp"  // from the include folder
@@ -87,12 +86,10 @@ void CpuOps::row_maximum(const Tensor& maximum, const Tensor& logits, bool accum
     const Rows<T> x = rows_of<T>(logits);
     float* out = flat(maximum, x.rows);
     const auto n = static_cast<std::size_t>(x.columns);
-    parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(maximum_of, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        const float own = kernel(n, x.row(r));
-        out[r] = accumulate ? std::max(out[r], own) : own;
-      }
+    const auto kernel = TRIREME_KERNEL(maximum_of, T);
+    for_rows(threads_, x.rows, x.columns, [&](std::int64_t r) {
+      const float own = kernel(n, x.row(r));
+      out[r] = accumulate ? std::max(out[r], own) : own;
     });
   });
 }
@@ -106,14 +103,12 @@ void CpuOps::exp_sum_and_target(const Tensor& sum, const Tensor& target_logit, c
     const float* maxima = flat(maximum, x.rows);
     const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
     const auto n = static_cast<std::size_t>(x.columns);
-    parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(exp_sum_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        sums[r] = kernel(n, x.row(r), maxima[r]);
-        const std::int64_t column = target[r] - first;
-        const bool here = column >= 0 && column < x.columns;
-        target_logits[r] = here ? widened(x.row(r)[column]) : 0.0F;
-      }
+    const auto kernel = TRIREME_KERNEL(exp_sum_row, T);
+    for_rows(threads_, x.rows, x.columns, [&](std::int64_t r) {
+      sums[r] = kernel(n, x.row(r), maxima[r]);
+      const std::int64_t column = target[r] - first;
+      const bool here = column >= 0 && column < x.columns;
+      target_logits[r] = here ? widened(x.row(r)[column]) : 0.0F;
     });
   });
 }
@@ -128,18 +123,16 @@ void CpuOps::cross_entropy_gradient(const Tensor& logits, const Tensor& maximum,
     const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
     const float* factors = flat(factor, x.rows);
     const auto n = static_cast<std::size_t>(x.columns);
-    parallel_rows(threads_, x.rows, x.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(softmax_gradient_row, T);
-      const auto wide = TRIREME_KERNEL(softmax_gradient_row, float);
-      for (std::int64_t r = begin; r < end; ++r) {
-        const std::int64_t column = target[r] - first;
-        const bool here = column >= 0 && column < x.columns;
-        // The target's element is computed in fp32 and rounded once.
-        float own = here ? widened(x.row(r)[column]) : 0.0F;
-        if (here) wide(1, &own, maxima[r], factors[r] / sums[r]);
-        kernel(n, x.row(r), maxima[r], factors[r] / sums[r]);
-        if (here) narrow(own - factors[r], x.row(r)[column]);
-      }
+    const auto kernel = TRIREME_KERNEL(softmax_gradient_row, T);
+    const auto wide = TRIREME_KERNEL(softmax_gradient_row, float);
+    for_rows(threads_, x.rows, x.columns, [&](std::int64_t r) {
+      const std::int64_t column = target[r] - first;
+      const bool here = column >= 0 && column < x.columns;
+      // The target's element is computed in fp32 and rounded once.
+      float own = here ? widened(x.row(r)[column]) : 0.0F;
+      if (here) wide(1, &own, maxima[r], factors[r] / sums[r]);
+      kernel(n, x.row(r), maxima[r], factors[r] / sums[r]);
+      if (here) narrow(own - factors[r], x.row(r)[column]);
     });
   });
 }

@@ -4,7 +4,6 @@
 
 #include <dnnl.h>
 
-#include "activation.hpp"
 #include "cpu_ops.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
@@ -13,8 +12,7 @@ namespace trireme::ops {
 
 namespace {
 
-/// c [m, n] = op(a)·op(b), or += with `accumulate`. On one thread inside a parallel region, else on
-/// as many as OpenMP offers.
+/// c [m, n] (+)= op(a)·op(b), on one thread in a parallel region, else on all of OpenMP's.
 void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, bool transpose_b,
            const float* a, std::int64_t lda, const float* b, std::int64_t ldb, bool accumulate,
            float* c, std::int64_t ldc) {
@@ -32,22 +30,7 @@ void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, boo
 
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
-  const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
-  const RowShape out = row_shape(gelu ? options.before_gelu : c);
-  const RowShape left = row_shape(a), right = row_shape(b);
-  const std::int64_t m = out.rows, n = out.columns;
-  const std::int64_t k = options.transpose_a ? left.rows : left.columns;
-  TRIREME_ASSERT((options.transpose_a ? left.columns : left.rows) == m &&
-                     (options.transpose_b ? right.columns : right.rows) == k &&
-                     (options.transpose_b ? right.rows : right.columns) == n,
-                 "product of {}{} and {}{} into {}", a.shape().to_string(),
-                 options.transpose_a ? " transposed" : "", b.shape().to_string(),
-                 options.transpose_b ? " transposed" : "", c.shape().to_string());
-  TRIREME_ASSERT(!(options.accumulate && (options.bias || gelu || dgelu)) && !(gelu && dgelu),
-                 "accumulation into {} together with what wants the whole", c.shape().to_string());
-  TRIREME_ASSERT((!gelu || c.shape() == options.before_gelu.shape()) &&
-                     (!dgelu || c.shape() == options.gelu_input.shape()),
-                 "an activation beside a product into {}", c.shape().to_string());
+  const auto [m, n, k] = product_shape(c, a, b, options);
   if (options.row_sum) {
     TRIREME_ASSERT(options.transpose_a, "row sums of a factor that is not transposed");
     column_sum(options.row_sum, a);
@@ -66,8 +49,7 @@ void CpuOps::float_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
   const Rows<float> activated = gelu ? rows_of(c) : Rows<float>();
   const Rows<float> slopes = dgelu ? rows_of(options.gelu_input) : Rows<float>();
   const bool streamed = gelu && beyond_caches(m * n * std::int64_t{sizeof(float)});
-  // The GELU pass adds the bias. Without it, filling rows first and accumulating is as fast as
-  // oneDNN's product with bias.
+  // The GELU pass adds the bias; else filled rows are, as fast as oneDNN's product with bias.
   const float* filling = gelu ? nullptr : bias;
   const bool fill = filling != nullptr || (k == 0 && !options.accumulate);
   const auto rows = [&](std::int64_t begin, std::int64_t end) {

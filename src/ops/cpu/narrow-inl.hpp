@@ -38,8 +38,7 @@ HWY_INLINE Floats at_most(float bound, Floats v) {
 // AVX-512 has instructions for t − ⌊t⌋ and for scaling by powers of two. Its approximate inverses
 // are not used: their bits differ between processors.
 
-/// 2^(t − ⌊t⌋) within 8.3e-8 with five terms beside the 1, within 2.9e-6 with four: minimax
-/// relative error on [0, 1) (Remez).
+/// 2^(t − ⌊t⌋) with a relative error of 8.3e-8 (five terms beside the 1) or 2.9e-6 (four; Remez).
 template <int terms>
 HWY_INLINE __m512 power_of_rest(__m512 t) {
   static_assert(terms == 4 || terms == 5);

@@ -1,5 +1,11 @@
-// LayerNorm and RMSNorm: results, and gradients for inputs.
+// LayerNorm and RMSNorm; and sums over rows, gradients of norm weights and of biases, in an order
+// that does not depend on the threads.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+
+#include "trireme/core/pairwise.hpp"
+#include "trireme/ops/workspace.hpp"
 
 #include "cpu_ops.hpp"
 #include "rows.hpp"
@@ -153,6 +159,65 @@ void norm_backward_row(std::size_t n, T* dx, const T* dy, std::int64_t dy_ahead,
 }
 TRIREME_INSTANCES(norm_backward_row);
 
+/// partial [C] = Σ over `rows` rows of x.
+template <class T>
+void column_sum_tile(std::size_t n, std::int64_t rows, float* partial, const T* x,
+                     std::int64_t stride) {
+  const FloatTag d;
+  for_vectors(
+      n, [&](std::size_t i, auto access) HWY_ATTR { access.store(hn::Zero(d), d, partial + i); });
+  std::int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) {
+    const T* p = x + r * stride;
+    for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
+      const auto row = [&](int j) HWY_ATTR {
+        const Prefetched<T> in{p + j * stride + i, 8 * stride};
+        prefetch_line(in);
+        return access.load(d, in);
+      };
+      const Floats low = hn::Add(hn::Add(row(0), row(1)), hn::Add(row(2), row(3)));
+      const Floats high = hn::Add(hn::Add(row(4), row(5)), hn::Add(row(6), row(7)));
+      access.store(hn::Add(access.load(d, partial + i), hn::Add(low, high)), d, partial + i);
+    });
+  }
+  for (; r < rows; ++r) {
+    map(
+        n, partial, [](Floats sum, Floats v) HWY_ATTR { return hn::Add(sum, v); }, partial,
+        x + r * stride);
+  }
+}
+TRIREME_INSTANCES(column_sum_tile);
+
+/// partial [C] = Σ dy·(x − mean)·rstd and, with `bias`, partial [C, 2C) = Σ dy. mean may be null.
+template <class T>
+void norm_weight_tile(std::size_t n, std::int64_t rows, float* partial, const T* dy,
+                      std::int64_t dy_stride, const T* x, std::int64_t x_stride, const float* mean,
+                      const float* rstd, bool bias) {
+  const FloatTag d;
+  for_vectors(bias ? 2 * n : n, [&](std::size_t i, auto access)
+                                    HWY_ATTR { access.store(hn::Zero(d), d, partial + i); });
+  // One row at a time: reading several at once is slower.
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const Floats m = hn::Set(d, mean == nullptr ? 0.0F : mean[r]), s = hn::Set(d, rstd[r]);
+    for_vectors(n, [&](std::size_t i, auto access) HWY_ATTR {
+      const Prefetched<T> gradient = prefetched(dy + r * dy_stride + i),
+                          in = prefetched(x + r * x_stride + i);
+      prefetch_line(gradient);
+      prefetch_line(in);
+      const Floats g = access.load(d, gradient), v = access.load(d, in);
+      const Floats sum = access.load(d, partial + i);
+      access.store(hn::MulAdd(g, hn::Mul(hn::Sub(v, m), s), sum), d, partial + i);
+      if (bias) access.store(hn::Add(access.load(d, partial + n + i), g), d, partial + n + i);
+    });
+  }
+}
+TRIREME_INSTANCES(norm_weight_tile);
+
+void accumulate(std::size_t n, float* y, const float* x) {
+  map(
+      n, y, [](Floats a, Floats b) HWY_ATTR { return hn::Add(a, b); }, y, x);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace trireme::ops
 HWY_AFTER_NAMESPACE();
@@ -162,6 +227,9 @@ namespace trireme::ops {
 
 TRIREME_EXPORT(norm_rows);
 TRIREME_EXPORT(norm_backward_row);
+TRIREME_EXPORT(column_sum_tile);
+TRIREME_EXPORT(norm_weight_tile);
+HWY_EXPORT(accumulate);
 
 void CpuOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                   const Tensor& gain, const Tensor& bias, float epsilon) {
@@ -200,36 +268,114 @@ void CpuOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tenso
     const auto n = static_cast<std::size_t>(in.columns);
     const bool streamed =
         !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);
-    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(norm_backward_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        kernel(n, to.row(r), from.row(r), from.ahead(), in.row(r), in.ahead(), gains,
-               means == nullptr ? means : means + r, rstds[r], accumulate, streamed);
-      }
-      end_stream(streamed);
-    });
+    const auto kernel = TRIREME_KERNEL(norm_backward_row, T);
+    const auto row = [&](std::int64_t r) {
+      kernel(n, to.row(r), from.row(r), from.ahead(), in.row(r), in.ahead(), gains,
+             means == nullptr ? means : means + r, rstds[r], accumulate, streamed);
+    };
+    for_rows(threads_, in.rows, in.columns, row, streamed);
   });
 }
 
-void CpuOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-                        const Tensor& gain, const Tensor& bias, float epsilon) {
-  norm(y, mean, rstd, x, gain, bias, epsilon);
+namespace {
+
+/// Rows of one leaf of the tree of sums.
+constexpr std::int64_t row_tile = 64;
+
+/// Leaves of the tree.
+std::int64_t row_tiles(std::int64_t rows) { return (rows + row_tile - 1) / row_tile; }
+
+/// Leaves that one thread adds up before it goes on: a power of two, so that they form a subtree;
+/// as many as fit a core's second-level cache and leave every thread several groups.
+std::int64_t tiles_of_group(std::int64_t tiles, std::int64_t width, int threads) {
+  constexpr std::int64_t bytes = 256 << 10;
+  std::int64_t group = 1;
+  while (2 * group * width * std::int64_t{sizeof(float)} <= bytes &&
+         tiles >= std::int64_t{8} * threads * group) {
+    group *= 2;
+  }
+  return group;
 }
 
-void CpuOps::layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                       const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                       bool accumulate) {
-  norm_backward_input(dx, dy, x, gain, mean, rstd, accumulate);
+/// y[i] += x[i].
+void accumulate_range(float* y, const float* x, std::int64_t begin, std::int64_t end) {
+  HWY_DYNAMIC_DISPATCH(accumulate)(static_cast<std::size_t>(end - begin), y + begin, x + begin);
 }
 
-void CpuOps::rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
-                      float epsilon) {
-  norm(y, {}, rstd, x, gain, {}, epsilon);
+}  // namespace
+
+std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs) {
+  return static_cast<std::size_t>(row_tiles(rows) * columns * outputs) * sizeof(float);
 }
 
-void CpuOps::rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                     const Tensor& gain, const Tensor& rstd, bool accumulate) {
-  norm_backward_input(dx, dy, x, gain, {}, rstd, accumulate);
+template <class Kernel>
+void CpuOps::sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const* sums, int outputs,
+                           const Kernel& kernel) {
+  if (rows == 0 || columns == 0) return;
+  const std::int64_t tiles = row_tiles(rows), width = outputs * columns;
+  const std::int64_t group = tiles_of_group(tiles, width, threads_);
+  const std::int64_t groups = (tiles + group - 1) / group;
+  float* partial = scratch<float>(static_cast<std::size_t>(tiles * width));  // [tiles, outputs, C]
+  const auto add_tiles = [&](float* area, std::int64_t count, std::int64_t step, std::int64_t begin,
+                             std::int64_t end) {
+    add_pairwise(count, [&](std::int64_t to, std::int64_t from) {
+      accumulate_range(area + to * step * width, area + from * step * width, begin, end);
+    });
+  };
+  const auto fill = [&](std::int64_t index, float* area) {
+    const std::int64_t first = index * group, count = std::min(group, tiles - first);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t begin = (first + i) * row_tile;
+      kernel(begin, std::min(rows, begin + row_tile), area + i * width);
+    }
+    add_tiles(area, count, 1, 0, width);
+  };
+  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (row_tile * columns * group));
+  parallel_ranges(threads_, groups, grain, 1, [&](std::int64_t begin, std::int64_t end) {
+    // Later groups use the second group's memory, which stays in the cache: the second comes last.
+    const auto own = [&](std::int64_t index) { return partial + index * group * width; };
+    fill(begin, own(begin));
+    for (std::int64_t index = begin + 2; index < end; ++index) {
+      fill(index, own(begin + 1));
+      std::copy_n(own(begin + 1), width, own(index));
+    }
+    if (begin + 1 < end) fill(begin + 1, own(begin + 1));
+  });
+  parallel_ranges(threads_, width, 8192, 16, [&](std::int64_t begin, std::int64_t end) {
+    add_tiles(partial, groups, group, begin, end);
+  });
+  for (int i = 0; i < outputs; ++i) accumulate_range(sums[i], partial + i * columns, 0, columns);
+}
+
+void CpuOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                  const Tensor& x, const Tensor& mean, const Tensor& rstd) {
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> from = rows_of<T>(dy), in = rows_of<T>(x);
+    check_same_rows(from, in, "norm_backward_weight");
+    const float* means = flat_or_null(mean, in.rows);
+    const float* rstds = flat(rstd, in.rows);
+    float* const sums[] = {flat(dgain, in.columns), flat_or_null(dbias, in.columns)};
+    const bool bias = sums[1] != nullptr;
+    sum_row_tiles(in.rows, in.columns, sums, bias ? 2 : 1,
+                  [&](std::int64_t begin, std::int64_t end, float* partial) {
+                    TRIREME_KERNEL(norm_weight_tile, T)
+                    (static_cast<std::size_t>(in.columns), end - begin, partial, from.row(begin),
+                     from.stride, in.row(begin), in.stride,
+                     means == nullptr ? means : means + begin, rstds + begin, bias);
+                  });
+  });
+}
+
+void CpuOps::column_sum(const Tensor& sum, const Tensor& x) {
+  with_storage(x.type(), [&]<class T>(T) {
+    const Rows<T> in = rows_of<T>(x);
+    float* const sums[] = {flat(sum, in.columns)};
+    sum_row_tiles(
+        in.rows, in.columns, sums, 1, [&](std::int64_t begin, std::int64_t end, float* partial) {
+          TRIREME_KERNEL(column_sum_tile, T)
+          (static_cast<std::size_t>(in.columns), end - begin, partial, in.row(begin), in.stride);
+        });
+  });
 }
 
 }  // namespace trireme::ops

@@ -6,7 +6,6 @@
 #include "trireme/core/half.hpp"
 
 #include "cpu_ops.hpp"
-#include "row_sums.hpp"
 #include "rows.hpp"
 #include "targets.hpp"
 #include "threads.hpp"
@@ -105,8 +104,9 @@ HWY_EXPORT(adamw_range);
 HWY_EXPORT(sgd_range);
 
 void CpuOps::add_squares(const Tensor& sums, const Tensor& x) {
-  constexpr std::int64_t block = square_block, held = 512;
-  const std::int64_t elements = x.elements(), blocks = square_blocks(elements);
+  // Sharded state is divided at multiples of the block.
+  constexpr std::int64_t block = 4096, held = 512;
+  const std::int64_t elements = x.elements(), blocks = (elements + block - 1) / block;
   const float* data = flat(x, elements);
   auto* out = flat<double>(sums, sums.elements());
   const bool apart = sums.elements() == blocks;

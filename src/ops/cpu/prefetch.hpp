@@ -18,8 +18,7 @@ struct PrefetchLines {
 
 class PrefetchQueue {
  public:
-  /// Adds `columns` elements of each of `rows` rows that are `stride` elements apart. Calls after
-  /// the eighth are ignored.
+  /// Adds [rows, columns] elements, rows `stride` apart. Calls after the eighth are ignored.
   template <class T>
   void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
     if (rows <= 0 || columns <= 0 || end_ == most) return;

@@ -92,8 +92,7 @@ HWY_INLINE void random_words(const RandomKey& key, std::uint64_t first, std::siz
   }
 }
 
-/// body(i, access, factor) over [0, n): factor is 0 or 1/(1 − rate) for the element of index
-/// `index + i` of a dropout.
+/// body(i, access, factor) over [0, n): the dropout's 0 or 1/(1 − rate) of element `index + i`.
 template <class Body>
 HWY_INLINE void for_dropout(const Dropout& dropout, std::uint64_t index, std::size_t n,
                             const Body& body) {

@@ -1,4 +1,4 @@
-// A tensor seen as rows of contiguous columns.
+// A tensor seen as rows of contiguous columns, elementwise passes, and activations of one row.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 #include "prefetch.hpp"
 #include "storage.hpp"
+#include "threads.hpp"
 
 namespace trireme::ops {
 
@@ -78,5 +79,34 @@ const T* read_as(const Tensor& parameter, std::int64_t elements, T* rounded_scra
 inline std::size_t rounded_vector_bytes(std::int64_t elements) {
   return device::aligned(static_cast<std::size_t>(elements) * sizeof(Bf16));
 }
+
+/// kernel(n, y, x..., streamed) on all threads, over the elements of contiguous tensors.
+template <class T, class Kernel, class... Inputs>
+void for_elements(int threads, std::int64_t elements, Kernel* kernel, T* y, const Inputs*... x) {
+  const bool streamed = writes_apart(y, elements, x...);
+  parallel_elements(threads, elements, [&](std::int64_t begin, std::int64_t end) {
+    kernel(static_cast<std::size_t>(end - begin), y + begin, (x + begin)..., streamed);
+    end_stream(streamed);
+  });
+}
+
+/// body(r) for each row on all threads. `streamed`: it writes by streaming stores.
+template <class Body>
+void for_rows(int threads, std::int64_t rows, std::int64_t columns, const Body& body,
+              bool streamed = false) {
+  parallel_rows(threads, rows, columns, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) body(r);
+    end_stream(streamed);
+  });
+}
+
+// Activations of one row, for fusion into products.
+/// y = gelu(x)
+void gelu_row(std::int64_t n, Bf16* y, const Bf16* x);
+/// x += bias, y = gelu(x); null: no bias. `streamed`: y bypasses the caches if it is aligned.
+void biased_gelu_row(std::int64_t n, float* y, float* x, const float* bias, bool streamed);
+/// dx = dy·gelu'(x); dx may be dy.
+void gelu_backward_row(std::int64_t n, Bf16* dx, const Bf16* dy, const Bf16* x);
+void gelu_backward_row(std::int64_t n, float* dx, const float* dy, const float* x);
 
 }  // namespace trireme::ops

@@ -1,5 +1,4 @@
-// Vector helpers, compiled once per instruction set (Highway's include guard, hence no #pragma
-// once).
+// Vector helpers, compiled once per instruction set: Highway's guard, hence no #pragma once.
 #if defined(TRIREME_OPS_CPU_SIMD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIREME_OPS_CPU_SIMD_INL_HPP
 #undef TRIREME_OPS_CPU_SIMD_INL_HPP
@@ -91,8 +90,7 @@ HWY_INLINE FloatPair load_pair(const Bf16* p) {
   return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(bits)),
           hn::BitCast(FloatTag(), hn::And(bits, hn::Set(words, 0xffff0000U)))};
 }
-/// round_words for values computed from bf16: the lower half of a NaN is then 0, so that the
-/// addition keeps it a NaN.
+/// round_words for values computed from bf16, whose NaN has a lower half of 0 and stays a NaN.
 HWY_INLINE Words round_computed(Floats v) {
   const WordsTag words;
   const auto bits = hn::BitCast(words, v);
@@ -276,8 +274,7 @@ HWY_INLINE void map_out(bool streamed, std::size_t n, T* y, const Body& body, In
   }
 }
 
-/// Combines body(i, access) over [0, n) lane by lane, in four chains joined as ((0,1),(2,3)): the
-/// order depends on n alone.
+/// Combines body(i, access) over [0, n) by lanes, in four chains joined as ((0,1),(2,3)).
 template <class Body, class Combine>
 HWY_INLINE Floats reduce(std::size_t n, Floats identity, const Combine& combine, const Body& body) {
   const FloatTag d;

@@ -97,28 +97,19 @@ HWY_INLINE void tile_of_rows(int rows, const Tile& t, const Last& last) {
 HWY_NOINLINE void tile_of_columns(int rows, std::int64_t columns, const Tile& t) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   const auto rest = static_cast<std::size_t>(columns % lanes);
-  if (rest == 0) {
-    switch (columns / lanes) {
+  const auto product = [&](std::int64_t vectors, const auto& last) HWY_ATTR {
+    switch (vectors) {
       case 1:
-        return tile_of_rows<1>(rows, t, Whole{});
+        return tile_of_rows<1>(rows, t, last);
       case 2:
-        return tile_of_rows<2>(rows, t, Whole{});
+        return tile_of_rows<2>(rows, t, last);
       case 3:
-        return tile_of_rows < tile_vectors == 2 ? 2 : 3 > (rows, t, Whole{});
+        return tile_of_rows < tile_vectors == 2 ? 2 : 3 > (rows, t, last);
       default:
-        return tile_of_rows<tile_vectors>(rows, t, Whole{});
+        return tile_of_rows<tile_vectors>(rows, t, last);
     }
-  }
-  switch (columns / lanes) {
-    case 0:
-      return tile_of_rows<1>(rows, t, Part{rest});
-    case 1:
-      return tile_of_rows<2>(rows, t, Part{rest});
-    case 2:
-      return tile_of_rows < tile_vectors == 2 ? 2 : 3 > (rows, t, Part{rest});
-    default:
-      return tile_of_rows<tile_vectors>(rows, t, Part{rest});
-  }
+  };
+  rest == 0 ? product(columns / lanes, Whole{}) : product(columns / lanes + 1, Part{rest});
 }
 
 /// Rows [begin, end) of columns [column, column + columns) with rows [first, first + depth) of b.
@@ -187,8 +178,7 @@ HWY_INLINE hn::Vec<D> blocks_of_rows(D d, const float* x, std::int64_t x_row) {
   }
 }
 
-/// Transposes a vector of rows by four columns: four by four within 16 bytes, which every
-/// instruction set shuffles alike.
+/// Transposes a vector of rows by four columns: four by four within 16 bytes.
 template <class D>
 HWY_INLINE void transpose_four_columns(D d, float* out, std::int64_t out_row, const float* x,
                                        std::int64_t x_row) {

@@ -8,8 +8,7 @@
 
 namespace trireme::ops {
 
-/// A triangular factor or result, of which the rest is skipped: row i has `reach` + i columns, none
-/// if that is negative.
+/// A triangular factor or result, the rest of which is skipped: row i has `reach` + i columns.
 enum class Triangle : std::uint8_t {
   none,
   result,      // c(i, j) is wanted for j < reach + i, and 0 or its value elsewhere
@@ -36,8 +35,7 @@ struct SmallProduct {
   PrefetchQueue* ahead = nullptr;  // if not null, memory to prefetch meanwhile
 };
 
-/// Rows of b per block: with 64 columns they fill a first-level cache of 32 KiB, or two thirds of
-/// one of 48.
+/// Rows of b per block: with 64 columns they fill a first-level cache of 32 KiB.
 inline constexpr std::int64_t product_depth = 128;
 
 void small_product(const SmallProduct& product);

@@ -15,9 +15,7 @@ struct Bf16 {
   bool operator==(const Bf16&) const = default;  // of bits
 };
 template <>
-struct DTypeOf<Bf16> {
-  static constexpr DType value = DType::bf16;
-};
+struct DTypeOf<Bf16> : std::integral_constant<DType, DType::bf16> {};
 
 namespace ops {
 
@@ -53,7 +51,7 @@ auto* kernel_for(OfFloat& of_float, OfBf16& of_bf16) {
 // Highway's dispatch tables hold functions, not templates. INSTANCES, in each instruction set's
 // namespace, names the two instances of a kernel template; EXPORT, beside HWY_ONCE, makes their
 // tables; KERNEL selects the one for T.
-// NOLINTBEGIN(bugprone-macro-parentheses): a template's name stands in none
+// NOLINTBEGIN(bugprone-macro-parentheses): a template's name cannot be in parentheses
 #define TRIREME_INSTANCES(name)             \
   constexpr auto& name##_f32 = name<float>; \
   constexpr auto& name##_bf16 = name<Bf16>

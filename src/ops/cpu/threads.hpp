@@ -1,5 +1,4 @@
-// How the CPU backend divides work. No sum crosses the end of a range, so results do not depend on
-// the number of threads.
+// How the CPU backend divides work. No sum crosses ranges: threads do not change results.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +9,7 @@
 namespace trireme::ops {
 
 /// body(begin, end) over [0, items) on all threads, or on this one if items < 2·grain. Ranges begin
-/// at multiples of `align`. Teams are of size 1 or `threads`: other sizes make OpenMP restart
-/// threads.
+/// at multiples of `align`. Teams of other sizes would make OpenMP restart threads.
 template <class Body>
 void parallel_ranges(int threads, std::int64_t items, std::int64_t grain, std::int64_t align,
                      const Body& body) {
@@ -57,18 +55,14 @@ void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
 class ThreadScope {
  public:
   explicit ThreadScope(int threads) : before_(omp_get_max_threads()) {
-    if (before_ != threads) omp_set_num_threads(threads);
-    changed_ = before_ != threads;
+    omp_set_num_threads(threads);
   }
   ThreadScope(const ThreadScope&) = delete;
   ThreadScope& operator=(const ThreadScope&) = delete;
-  ~ThreadScope() {
-    if (changed_) omp_set_num_threads(before_);
-  }
+  ~ThreadScope() { omp_set_num_threads(before_); }
 
  private:
   int before_;
-  bool changed_ = false;
 };
 
 }  // namespace trireme::ops

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "cpu_ops.hpp"
-#include "row_sums.hpp"
 #include "rows.hpp"
 #include "targets.hpp"
 #include "threads.hpp"
@@ -158,16 +157,14 @@ void look_up(int threads, const Rows<T>& out, const Tensor& ids, const Rows<Row>
                  out.columns);
   check_ids(id, out.rows, from.rows, tile);
   const auto n = static_cast<std::size_t>(out.columns);
-  parallel_rows(threads, out.rows, out.columns, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t row = id[r] - tile.first;
-      if (row < 0 || row >= from.rows) {
-        if (lookup == Lookup::write) std::memset(out.row(r), 0, n * sizeof(T));
-      } else if (lookup == Lookup::add) {
-        add(n, out.row(r), from.row(row));
-      } else {
-        copy(n, out.row(r), from.row(row));
-      }
+  for_rows(threads, out.rows, out.columns, [&](std::int64_t r) {
+    const std::int64_t row = id[r] - tile.first;
+    if (row < 0 || row >= from.rows) {
+      if (lookup == Lookup::write) std::memset(out.row(r), 0, n * sizeof(T));
+    } else if (lookup == Lookup::add) {
+      add(n, out.row(r), from.row(row));
+    } else {
+      copy(n, out.row(r), from.row(row));
     }
   });
 }
@@ -217,12 +214,10 @@ void CpuOps::rotary(const Tensor& x, const Tensor& positions, const Tensor& freq
   const float* frequency = flat(frequencies, x.extent(2) / 2);
   with_storage(x.type(), [&]<class T>(T) {
     T* data = x.as<T>();
-    parallel_rows(threads_, rows, heads * x.extent(2), [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(rotary_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        kernel(pairs, heads, data + r * x.stride(0), x.stride(1), position[r], frequency,
-               inverse ? -1.0F : 1.0F);
-      }
+    const auto kernel = TRIREME_KERNEL(rotary_row, T);
+    for_rows(threads_, rows, heads * x.extent(2), [&](std::int64_t r) {
+      kernel(pairs, heads, data + r * x.stride(0), x.stride(1), position[r], frequency,
+             inverse ? -1.0F : 1.0F);
     });
   });
 }
@@ -239,12 +234,9 @@ void CpuOps::dropout(const Tensor& y, const Tensor& x, const Tensor& rows, const
     }
     const std::int64_t* logical = flat<std::int64_t>(rows, in.rows);
     const auto n = static_cast<std::size_t>(in.columns);
-    parallel_rows(threads_, in.rows, in.columns, [&](std::int64_t begin, std::int64_t end) {
-      const auto kernel = TRIREME_KERNEL(dropout_row, T);
-      for (std::int64_t r = begin; r < end; ++r) {
-        const auto index = static_cast<std::uint64_t>(logical[r]) * n;
-        kernel(n, out.row(r), in.row(r), dropout, index);
-      }
+    const auto kernel = TRIREME_KERNEL(dropout_row, T);
+    for_rows(threads_, in.rows, in.columns, [&](std::int64_t r) {
+      kernel(n, out.row(r), in.row(r), dropout, static_cast<std::uint64_t>(logical[r]) * n);
     });
   });
 }

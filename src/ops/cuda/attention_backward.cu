@@ -40,8 +40,7 @@ __device__ inline void statistics(const Backward& p, std::int64_t b, std::int64_
   delta = i < call.queries ? p.delta[row] : 0.0F;
 }
 
-/// Of one pair of query and key: the probability that multiplied v, and the scaled score's
-/// gradient.
+/// Of a query and a key: the probability that multiplied v, and the scaled score's gradient.
 struct Pair {
   float weight, gradient;
 };
@@ -138,8 +137,7 @@ __global__ void __launch_bounds__(query_threads) query_gradient_kernel(Backward 
   store_rows(to.data, to.stride, sums, whole, query, call.queries, 0, size, to.pairs);
 }
 
-/// With heads of 256 the sums exceed the registers: two warps share 16 keys, each with half of the
-/// columns.
+/// With heads of 256 the sums exceed the registers: two warps share the columns of 16 keys.
 constexpr int column_parts(int padded) { return padded == 256 ? 2 : 1; }
 
 template <class T, int D>

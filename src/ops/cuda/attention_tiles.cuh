@@ -9,7 +9,6 @@
 
 #include "elements.cuh"
 #include "philox.cuh"
-#include "tiles.hpp"
 
 namespace trireme::ops {
 
@@ -102,8 +101,7 @@ __device__ inline void multiply_rows(float (&sums)[Tiles][4], const T* a, const 
   }
 }
 
-/// Elements from one row to the next of a warp's fp32 weights in shared memory, such that rows
-/// begin in different banks.
+/// Stride of a warp's fp32 weights in shared memory, such that rows begin in different banks.
 template <int Tiles>
 inline constexpr int stash_step = 8 * Tiles + 4;
 /// Bytes of these weights for all warps.
@@ -170,8 +168,7 @@ __device__ inline void multiply_columns(float (&sums)[Columns][4], const float (
   }
 }
 
-/// Writes a warp's 16 rows times `factor`, the first as row `row`: rows before `end`, columns
-/// before `size`.
+/// Writes a warp's 16 rows times `factor`, from row `row` on: rows < `end`, columns < `size`.
 template <class T, int Columns>
 __device__ inline void store_rows(T* to, std::int64_t stride, const float (&sums)[Columns][4],
                                   const float (&factor)[2], std::int64_t row, std::int64_t end,

@@ -1,8 +1,6 @@
 // Sums over rows: bias and norm gradients. Each block adds up 256 columns of a chunk of rows; a
 // second kernel adds the chunks. The order depends on the shape alone.
 #include "elements.cuh"
-#include "groups.cuh"
-#include "tiles.hpp"
 
 namespace trireme::ops {
 namespace {

@@ -13,7 +13,7 @@
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/workspace.hpp"
 
-#include "product.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 namespace {
@@ -56,22 +56,10 @@ cudaDataType_t data_type(Element type) {
   return type == Element::f32 ? CUDA_R_32F : type == Element::bf16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-cublasLtEpilogue_t epilogue(Epilogue which) {
-  switch (which) {
-    case Epilogue::bias:
-      return CUBLASLT_EPILOGUE_BIAS;
-    case Epilogue::gelu:
-      return CUBLASLT_EPILOGUE_GELU_AUX;
-    case Epilogue::bias_gelu:
-      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case Epilogue::gelu_slope:
-      return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::row_sum:
-      return CUBLASLT_EPILOGUE_BGRADB;
-    default:
-      return CUBLASLT_EPILOGUE_DEFAULT;
-  }
-}
+/// In Epilogue's order.
+constexpr cublasLtEpilogue_t epilogues[] = {
+    CUBLASLT_EPILOGUE_DEFAULT,       CUBLASLT_EPILOGUE_BIAS,  CUBLASLT_EPILOGUE_GELU_AUX,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB};
 
 /// Descriptors and algorithm of one kind of product.
 struct Plan {
@@ -99,7 +87,7 @@ void describe(Plan& plan, const ProductKey& key, bool tf32) {
   TRIREME_CUBLAS_CALL(cublasLtMatmulDescCreate(plan.product.place(), compute, CUDA_R_32F));
   plan.set(CUBLASLT_MATMUL_DESC_TRANSA, key.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   plan.set(CUBLASLT_MATMUL_DESC_TRANSB, key.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue(key.epilogue));
+  plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[static_cast<std::size_t>(key.epilogue)]);
   if (key.epilogue == Epilogue::row_sum) {
     plan.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
   } else if (key.epilogue == Epilogue::bias || key.epilogue == Epilogue::bias_gelu) {
@@ -168,7 +156,7 @@ Candidates candidates(cublasLtHandle_t handle, const Plan& plan, const ProductKe
 class CublasProducts final : public Products {
  public:
   CublasProducts(device::MemoryLedger& ledger, device::Device& device, cudaStream_t stream,
-                 const LibraryOptions& options)
+                 const CudaOpsOptions& options)
       : device_(device),
         stream_(stream),
         options_(options),
@@ -288,7 +276,7 @@ class CublasProducts final : public Products {
 
   device::Device& device_;
   cudaStream_t stream_;
-  LibraryOptions options_;
+  CudaOpsOptions options_;
   std::size_t version_ = 0;  // of library and device
   device::Buffer workspace_;
   Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
@@ -299,7 +287,7 @@ class CublasProducts final : public Products {
 
 std::unique_ptr<Products> make_library_products(device::MemoryLedger& ledger,
                                                 device::Device& device, CUstream_st* stream,
-                                                const LibraryOptions& options) {
+                                                const CudaOpsOptions& options) {
   return std::make_unique<CublasProducts>(ledger, device, stream, options);
 }
 

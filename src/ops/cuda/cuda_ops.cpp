@@ -1,3 +1,4 @@
+// All operations but products and attention: checks of shapes, and constants.
 #include "cuda_ops.hpp"
 
 #include <algorithm>
@@ -8,25 +9,50 @@
 
 #include "trireme/core/half.hpp"
 
-#include "views.hpp"
-
 namespace trireme::ops {
 
-CudaOps::CudaOps(CudaParts parts, const std::function<void(CudaParts&)>& complete)
-    : parts_(std::move(parts)), stream_(parts_.stream) {
-  if (parts_.ledger == nullptr) {
-    own_ledger_ = std::make_unique<device::MemoryLedger>(*parts_.device);
-    parts_.ledger = own_ledger_.get();
-  }
-  if (complete) complete(parts_);
+namespace {
+
+Norm norm_of(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& mean,
+             const Tensor& rstd) {
+  Norm norm;
+  norm.x = matrix_of(x);
+  TRIREME_ASSERT(norm.x.columns < (std::int64_t{1} << 30), "norm of {}", x.shape().to_string());
+  norm.gain = vector_of(gain, norm.x.type, norm.x.columns);
+  norm.bias = vector_of(bias, norm.x.type, norm.x.columns);
+  norm.mean = flat_or_null(mean, norm.x.rows);
+  norm.rstd = flat(rstd, norm.x.rows);
+  return norm;
 }
 
+std::int64_t rows_of_all(const RowTile& tile, const Matrix& table) {
+  const std::int64_t all = tile.all > 0 ? tile.all : table.rows;
+  TRIREME_ASSERT(tile.first >= 0 && tile.first + table.rows <= all, "rows {} + {} of {}",
+                 tile.first, table.rows, all);
+  return all;
+}
+
+Rounding rounding_of(const RoundedCopy& copy, std::int64_t elements) {
+  if (!copy.values) return {};
+  const Matrix values = row_of(copy.values, elements);
+  TRIREME_ASSERT(!copy.stochastic || values.type == Element::bf16, "stochastic rounding to {}",
+                 name_of(copy.values.type()));
+  return {values.data,
+          values.type,
+          copy.stochastic,
+          copy.key.seed,
+          static_cast<std::uint32_t>(copy.key.purpose),
+          copy.key.stream,
+          copy.indices.first,
+          copy.indices.column,
+          copy.indices.width,
+          copy.indices.skip};
+}
+
+}  // namespace
+
 void* CudaOps::scratch(std::size_t bytes) {
-  if (bytes > scratch_.bytes()) {
-    scratch_ = device::Buffer();  // first: never hold both
-    scratch_ = device::Buffer(*parts_.ledger, device::Use::workspace, device::aligned(bytes),
-                              *parts_.device);
-  }
+  scratch_.grow(*parts_.ledger, device::Use::workspace, bytes, parts_.device);
   return scratch_.data();
 }
 
@@ -83,70 +109,30 @@ void CudaOps::column_sum(const Tensor& sum, const Tensor& x) {
   ops::column_sum(flat(sum, in.columns), in, workspace, stream_);
 }
 
-namespace {
-
-Norm norm_of(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& mean,
-             const Tensor& rstd) {
-  Norm norm;
-  norm.x = matrix_of(x);
-  TRIREME_ASSERT(norm.x.columns < (std::int64_t{1} << 30), "norm of {}", x.shape().to_string());
-  norm.gain = vector_of(gain, norm.x.type, norm.x.columns);
-  norm.bias = vector_of(bias, norm.x.type, norm.x.columns);
-  norm.mean = flat_or_null(mean, norm.x.rows);
-  norm.rstd = flat(rstd, norm.x.rows);
-  return norm;
-}
-
-}  // namespace
-
-void CudaOps::layer_norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
-                         const Tensor& gain, const Tensor& bias, float epsilon) {
-  TRIREME_ASSERT(mean && gain, "layer_norm without means or gain");
+void CudaOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                   const Tensor& gain, const Tensor& bias, float epsilon) {
+  TRIREME_ASSERT(static_cast<bool>(gain), "norm without gain");
   const Norm norm = norm_of(x, gain, bias, mean, rstd);
-  norm_forward(matrix_like(y, norm.x, "layer_norm"), norm, epsilon, stream_);
+  norm_forward(matrix_like(y, norm.x, "norm"), norm, epsilon, stream_);
 }
 
-void CudaOps::layer_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                        const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                        bool accumulate) {
-  TRIREME_ASSERT(mean && gain, "layer_norm_backward_input without means or gain");
+void CudaOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                  const Tensor& gain, const Tensor& mean, const Tensor& rstd,
+                                  bool accumulate) {
+  TRIREME_ASSERT(static_cast<bool>(gain), "norm_backward_input without gain");
   const Norm norm = norm_of(x, gain, {}, mean, rstd);
-  norm_backward(matrix_like(dx, norm.x, "layer_norm_backward_input"),
-                matrix_like(dy, norm.x, "layer_norm_backward_input"), norm, accumulate, stream_);
+  norm_backward(matrix_like(dx, norm.x, "norm_backward_input"),
+                matrix_like(dy, norm.x, "norm_backward_input"), norm, accumulate, stream_);
 }
 
-void CudaOps::layer_norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
-                                         const Tensor& x, const Tensor& mean, const Tensor& rstd) {
-  TRIREME_ASSERT(static_cast<bool>(mean), "layer_norm_backward_weight without means");
+void CudaOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
+                                   const Tensor& x, const Tensor& mean, const Tensor& rstd) {
   const Norm norm = norm_of(x, {}, {}, mean, rstd);
-  const Matrix from = matrix_like(dy, norm.x, "layer_norm_backward_weight");
+  const Matrix from = matrix_like(dy, norm.x, "norm_backward_weight");
   auto* workspace =
       static_cast<float*>(scratch(column_sum_workspace(from.rows, from.columns, dbias ? 2 : 1)));
   norm_weight_sums(flat(dgain, from.columns), flat_or_null(dbias, from.columns), from, norm,
                    workspace, stream_);
-}
-
-void CudaOps::rms_norm(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& gain,
-                       float epsilon) {
-  TRIREME_ASSERT(static_cast<bool>(gain), "rms_norm without gain");
-  const Norm norm = norm_of(x, gain, {}, {}, rstd);
-  norm_forward(matrix_like(y, norm.x, "rms_norm"), norm, epsilon, stream_);
-}
-
-void CudaOps::rms_norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                      const Tensor& gain, const Tensor& rstd, bool accumulate) {
-  TRIREME_ASSERT(static_cast<bool>(gain), "rms_norm_backward_input without gain");
-  const Norm norm = norm_of(x, gain, {}, {}, rstd);
-  norm_backward(matrix_like(dx, norm.x, "rms_norm_backward_input"),
-                matrix_like(dy, norm.x, "rms_norm_backward_input"), norm, accumulate, stream_);
-}
-
-void CudaOps::rms_norm_backward_weight(const Tensor& dgain, const Tensor& dy, const Tensor& x,
-                                       const Tensor& rstd) {
-  const Norm norm = norm_of(x, {}, {}, {}, rstd);
-  const Matrix from = matrix_like(dy, norm.x, "rms_norm_backward_weight");
-  auto* workspace = static_cast<float*>(scratch(column_sum_workspace(from.rows, from.columns, 1)));
-  norm_weight_sums(flat(dgain, from.columns), nullptr, from, norm, workspace, stream_);
 }
 
 void CudaOps::gelu(const Tensor& y, const Tensor& x) {
@@ -175,6 +161,128 @@ void CudaOps::swiglu_backward(const Tensor& dgate_up, const Tensor& dy, const Te
                  "swiglu_backward of {} {} into {}", name_of(dy.type()), dy.shape().to_string(),
                  dgate_up.shape().to_string());
   ops::swiglu_backward(matrix_like(dgate_up, x, "swiglu_backward"), from, x, stream_);
+}
+
+void CudaOps::dropout(const Tensor& y, const Tensor& x, const Tensor& rows,
+                      const Dropout& dropout) {
+  TRIREME_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "rate {}", dropout.rate);
+  const Matrix in = matrix_of(x), out = matrix_like(y, in, "dropout");
+  if (dropout.rate == 0) {
+    if (y.data() != x.data()) copy(y, x);
+    return;
+  }
+  ops::dropout(out, in, flat<std::int64_t>(rows, in.rows), keep_of(dropout), stream_);
+}
+
+void CudaOps::embedding(const Tensor& y, const Tensor& ids, const Tensor& table,
+                        const RowTile& tile, Lookup lookup) {
+  const Matrix out = matrix_of(y), from = matrix_of(table);
+  TRIREME_ASSERT(from.columns == out.columns && from.type == out.type, "table {} and output {}",
+                 table.shape().to_string(), y.shape().to_string());
+  const LookupMode mode = lookup == Lookup::write     ? LookupMode::write
+                          : lookup == Lookup::fill_in ? LookupMode::fill_in
+                                                      : LookupMode::add;
+  ops::embedding(out, flat<std::int32_t>(ids, out.rows), from, tile.first, rows_of_all(tile, from),
+                 mode, stream_);
+}
+
+void CudaOps::embedding_backward(const Tensor& dtable, const Tensor& ids, const Tensor& dy,
+                                 const RowTile& tile) {
+  const Matrix to = matrix_of(dtable), from = matrix_of(dy);
+  constexpr std::int64_t most = 0x7fffffff;
+  TRIREME_ASSERT(
+      to.type == Element::f32 && to.columns == from.columns && to.rows < most && from.rows < most,
+      "table {} {} and gradient {}", name_of(dtable.type()), dtable.shape().to_string(),
+      dy.shape().to_string());
+  void* workspace = scratch(embedding_backward_workspace(from.rows, to.rows));
+  ops::embedding_backward(to, flat<std::int32_t>(ids, from.rows), from, tile.first,
+                          rows_of_all(tile, to), workspace, stream_);
+}
+
+void CudaOps::rotary(const Tensor& x, const Tensor& positions, const Tensor& frequencies,
+                     bool inverse) {
+  TRIREME_ASSERT(x.shape().dimensions() == 3 && x.extent(2) % 2 == 0, "rotary of shape {}",
+                 x.shape().to_string());
+  const RotaryShape shape{x.extent(0), x.extent(1), x.extent(2) / 2, x.stride(0), x.stride(1)};
+  ops::rotary(x.data(), element_of(x.type()), shape, flat<std::int32_t>(positions, shape.rows),
+              flat(frequencies, shape.pairs), inverse, stream_);
+}
+
+void CudaOps::row_maximum(const Tensor& maximum, const Tensor& logits, bool accumulate) {
+  const Matrix x = matrix_of(logits);
+  ops::row_maximum(flat(maximum, x.rows), x, accumulate, stream_);
+}
+
+void CudaOps::exp_sum_and_target(const Tensor& sum, const Tensor& target_logit,
+                                 const Tensor& logits, const Tensor& maximum, const Tensor& targets,
+                                 std::int64_t first) {
+  const Matrix x = matrix_of(logits);
+  ops::exp_sum_and_target(flat(sum, x.rows), flat(target_logit, x.rows), x, flat(maximum, x.rows),
+                          flat<std::int32_t>(targets, x.rows), first, stream_);
+}
+
+void CudaOps::cross_entropy_gradient(const Tensor& logits, const Tensor& maximum, const Tensor& sum,
+                                     const Tensor& targets, const Tensor& factor,
+                                     std::int64_t first) {
+  const Matrix x = matrix_of(logits);
+  ops::cross_entropy_gradient(x, flat(maximum, x.rows), flat(sum, x.rows),
+                              flat<std::int32_t>(targets, x.rows), flat(factor, x.rows), first,
+                              stream_);
+}
+
+void CudaOps::weighted_loss(const Tensor& total, const Tensor& sum, const Tensor& maximum,
+                            const Tensor& target_logit, const Tensor& weights) {
+  const std::int64_t rows = sum.elements();
+  ops::weighted_loss(flat<double>(total, 1), rows, flat(sum, rows), flat(maximum, rows),
+                     flat(target_logit, rows), flat(weights, rows), stream_);
+}
+
+void CudaOps::add_squares(const Tensor& sums, const Tensor& x) {
+  const std::int64_t elements = x.elements();
+  const std::int64_t blocks = (elements + square_block - 1) / square_block;
+  const Matrix row = row_of(x, elements);
+  auto* to = flat<double>(sums, sums.elements());
+  if (sums.elements() == blocks) {
+    return add_block_squares(to, row.data, row.type, elements, stream_);
+  }
+  TRIREME_ASSERT(sums.elements() == 1, "squares of {} into {}", x.shape().to_string(),
+                 sums.shape().to_string());
+  auto* own = static_cast<double*>(scratch(static_cast<std::size_t>(blocks) * sizeof(double)));
+  fill_bits(own, blocks, sizeof(double), 0, stream_);
+  add_block_squares(own, row.data, row.type, elements, stream_);
+  add_in_order(to, own, blocks, stream_);
+}
+
+void CudaOps::round(const RoundedCopy& copy, const Tensor& x) {
+  const std::int64_t elements = x.elements();
+  if (copy.values) {
+    round_copy(flat(x, elements), elements, rounding_of(copy, elements), stream_);
+  }
+}
+
+void CudaOps::adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
+                    const Tensor& gradients, const AdamWStep& step, const RoundedCopy& copy) {
+  const std::int64_t elements = parameters.elements();
+  const AdamWConstants constants{step.beta1,
+                                 1.0F - step.beta1,
+                                 step.beta2,
+                                 1.0F - step.beta2,
+                                 1.0F - step.learning_rate * step.weight_decay,
+                                 step.learning_rate / step.correction1,
+                                 1.0F / std::sqrt(step.correction2),
+                                 step.epsilon,
+                                 step.gradient_scale};
+  ops::adamw(flat(parameters, elements), flat(moment1, elements), flat(moment2, elements),
+             flat(gradients, elements), elements, constants, rounding_of(copy, elements), stream_);
+}
+
+void CudaOps::sgd(const Tensor& parameters, const Tensor& momentum_buffer, const Tensor& gradients,
+                  float learning_rate, float momentum, float weight_decay, float gradient_scale,
+                  const RoundedCopy& copy) {
+  const std::int64_t elements = parameters.elements();
+  ops::sgd(flat(parameters, elements), flat(momentum_buffer, elements), flat(gradients, elements),
+           elements, SgdConstants{learning_rate, momentum, weight_decay, gradient_scale},
+           rounding_of(copy, elements), stream_);
 }
 
 }  // namespace trireme::ops

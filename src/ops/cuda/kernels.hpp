@@ -1,10 +1,12 @@
 // The kernels as plain functions: each queues its work on `stream` and returns. Pointers are to
 // device memory, of the types that ops.hpp gives. Empty work launches nothing. No header included
-// here includes fmt, which nvcc cannot compile.
+// here includes fmt, which nvcc cannot compile. At the end: how kernels divide their work.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "trireme/ops/workspace.hpp"
 
 struct CUstream_st;
 
@@ -45,8 +47,7 @@ void swiglu(const Matrix& y, const Matrix& gate_up, CUstream_st* stream);
 void swiglu_backward(const Matrix& dgate_up, const Matrix& dy, const Matrix& gate_up,
                      CUstream_st* stream);
 
-/// What is applied to a product's sums; absent pointers are null. `bias` and `gelu_input` are of
-/// type `factors`.
+/// What is applied to a product's sums, if not null. `bias` and `gelu_input` have type `factors`.
 struct Finish {
   Element factors = Element::f32;
   const void* bias = nullptr;
@@ -153,11 +154,6 @@ struct Heads {
   std::int64_t batch_stride = 0, stride = 0, head_stride = 0;
 };
 
-/// Least and greatest position and document of a block of queries or keys.
-struct Extent {
-  std::int32_t first_position, last_position, first_document, last_document;
-};
-
 /// One call of attention. Null positions are 0, 1, 2, …; null documents are one document.
 struct Attention {
   Element type = Element::f32;
@@ -192,5 +188,40 @@ struct AttentionGradients {
 std::size_t attention_backward_workspace(const Attention& call);
 void attention_backward(const Attention& call, const AttentionGradients& gradients, void* workspace,
                         CUstream_st* stream);
+
+// How kernels divide their work, as functions of shapes: for kernels, for the size of their
+// workspace, and for tests without a device.
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Sums over rows: rows are divided into chunks, whose sums are then added. The number of chunks
+/// depends on the shape alone, not on the device.
+constexpr std::int64_t sum_chunks(std::int64_t rows) {
+  const std::int64_t chunks = ceil_div(rows, 64);
+  return chunks < 128 ? chunks : 128;
+}
+constexpr std::int64_t rows_of_chunk(std::int64_t rows) {
+  return rows == 0 ? 1 : ceil_div(rows, sum_chunks(rows));
+}
+
+/// Bits of keys 0 … largest.
+constexpr int key_bits(std::int64_t largest) {
+  int bits = 1;
+  while (bits < 32 && (largest >> bits) != 0) ++bits;
+  return bits;
+}
+
+/// Elements of 16 bits before the first multiple of 16 bytes from `address` on.
+constexpr int elements_to_boundary(std::uintptr_t address, int size) {
+  return static_cast<int>((16 - address % 16) % 16) / size;
+}
+
+/// Attention: a block of 64 queries (or keys, for their gradients) iterates over tiles of others.
+inline constexpr int own_rows = 64;
+/// Head sizes are padded with zeros to 64, 128 or 256.
+constexpr int padded_head(std::int64_t size) { return size <= 64 ? 64 : size <= 128 ? 128 : 256; }
+constexpr int tile_rows(int padded) { return padded == 64 ? 64 : 32; }
+/// Elements from one row in shared memory to the next: padded by 16 bytes, so that equal columns of
+/// eight rows are in different banks.
+constexpr int row_elements(int padded, int element_bytes) { return padded + 16 / element_bytes; }
 
 }  // namespace trireme::ops

@@ -2,8 +2,6 @@
 // threads. Rows of an odd vocabulary begin at any alignment: which thread adds an element depends
 // on its column alone, so that a row's bits do not depend on its address.
 #include "elements.cuh"
-#include "groups.cuh"
-#include "tiles.hpp"
 
 namespace trireme::ops {
 namespace {

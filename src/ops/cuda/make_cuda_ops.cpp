@@ -13,20 +13,15 @@ std::unique_ptr<Ops> make_cuda_ops(device::Device& device, const CudaOpsOptions&
     throw Error("CUDA operations on {}: that is no CUDA device; make one with make_cuda_device",
                 device.name());
   }
-  CudaParts parts;
-  parts.device = &device;
-  parts.ledger = options.ledger;
+  CudaParts parts(device, options.ledger);
   parts.stream = cuda->stream();
   parts.reproducible = options.reproducible;
-  return std::make_unique<CudaOps>(std::move(parts), [&](CudaParts& own) {
-    own.products =
-        make_library_products(*own.ledger, device, own.stream,
-                              {options.reproducible, options.tf32, options.time_algorithms});
-    if (options.fused_attention) {
-      own.attention = make_fused_attention(*own.ledger, device, own.stream,
+  parts.products = make_library_products(*parts.ledger, device, parts.stream, options);
+  if (options.fused_attention) {
+    parts.attention = make_fused_attention(*parts.ledger, device, parts.stream,
                                            options.reproducible || options.deterministic_attention);
-    }
-  });
+  }
+  return std::make_unique<CudaOps>(std::move(parts));
 }
 
 std::string cuda_libraries() { return product_library() + ", " + attention_library(); }

@@ -1,7 +1,6 @@
 // LayerNorm and RMSNorm, a row per group of threads. A row is read from device memory once and kept
 // as fp32 in shared memory, unless it is too long.
 #include "elements.cuh"
-#include "groups.cuh"
 
 namespace trireme::ops {
 namespace {

@@ -2,9 +2,7 @@
 #include "trireme/core/half.hpp"
 
 #include "elements.cuh"
-#include "groups.cuh"
 #include "philox.cuh"
-#include "tiles.hpp"
 
 namespace trireme::ops {
 namespace {

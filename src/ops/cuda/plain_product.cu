@@ -1,7 +1,6 @@
 // Matrix products without a library: for products that cuBLASLt refuses and for tests without a
 // GPU. Tiles of 64 × 64, sixteen sums per thread, each in the order of k.
 #include "finish.cuh"
-#include "tiles.hpp"
 
 namespace trireme::ops {
 namespace {

@@ -1,76 +1,27 @@
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "trireme/core/error.hpp"
 
-#include "product.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 namespace {
 
-constexpr std::uint64_t magic =
-    0x32676c6174757274;  // of the packed bytes, with the layout's number
-
-using Words = std::vector<std::uint64_t>;
-constexpr std::size_t head_words = 3, entry_words = 29;
-
-void append(Words& words, const BlasMatrix& x) {
-  for (const std::int64_t value : {x.rows, x.columns, x.leading, std::int64_t{x.transposed}}) {
-    words.push_back(static_cast<std::uint64_t>(value));
-  }
-}
-
-void append(Words& words, const KeyedAlgorithm& each) {
-  const ProductKey& key = each.key;
-  for (const BlasMatrix& x : {key.left, key.right, key.result}) append(words, x);
-  words.push_back(static_cast<std::uint64_t>(key.aux_leading));
-  words.push_back(
-      static_cast<std::uint64_t>(key.factors) | static_cast<std::uint64_t>(key.results) << 8 |
-      static_cast<std::uint64_t>(key.epilogue) << 16 | std::uint64_t{key.accumulate} << 24);
-  for (const std::uint8_t alignment :
-       {key.left_alignment, key.right_alignment, key.result_alignment}) {
-    words.push_back(alignment);
-  }
-  words.insert(words.end(), std::begin(each.algorithm.words), std::end(each.algorithm.words));
-  words.push_back(each.algorithm.workspace);
-  words.push_back(static_cast<std::uint64_t>(each.algorithm.id));
-  words.push_back(each.algorithm.refused ? 1 : 0);
-  words.push_back(each.algorithm.timed ? 1 : 0);
-}
-
-BlasMatrix matrix_at(const std::uint64_t* words) {
-  const auto value = [&](int i) { return static_cast<std::int64_t>(words[i]); };
-  return {value(0), value(1), value(2), words[3] != 0};
-}
-
-KeyedAlgorithm entry_at(const std::uint64_t* words) {
-  KeyedAlgorithm each;
-  each.key.left = matrix_at(words);
-  each.key.right = matrix_at(words + 4);
-  each.key.result = matrix_at(words + 8);
-  each.key.aux_leading = static_cast<std::int64_t>(words[12]);
-  each.key.factors = static_cast<Element>(words[13] & 0xffU);
-  each.key.results = static_cast<Element>(words[13] >> 8 & 0xffU);
-  each.key.epilogue = static_cast<Epilogue>(words[13] >> 16 & 0xffU);
-  each.key.accumulate = (words[13] >> 24 & 1U) != 0;
-  each.key.left_alignment = static_cast<std::uint8_t>(words[14]);
-  each.key.right_alignment = static_cast<std::uint8_t>(words[15]);
-  each.key.result_alignment = static_cast<std::uint8_t>(words[16]);
-  std::copy_n(words + 17, 8, each.algorithm.words);
-  each.algorithm.workspace = words[25];
-  each.algorithm.id = static_cast<std::int64_t>(words[26]);
-  each.algorithm.refused = words[27] != 0;
-  each.algorithm.timed = words[28] != 0;
-  return each;
-}
+/// Before the algorithms, as they are in memory.
+struct PackedHead {
+  std::uint64_t magic = 0x33676c6174757274;  // with the layout's number
+  std::uint64_t version = 0, count = 0;
+};
+static_assert(std::is_trivially_copyable_v<KeyedAlgorithm>);
 
 std::uint8_t alignment_of(const void* data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   return static_cast<std::uint8_t>(std::min<std::uintptr_t>(16, address & (~address + 1)));
 }
 
-/// Row-major x as column-major: its transpose. A view of one row may have any stride; libraries
-/// require at least its width.
+/// Row-major x as column-major: its transpose. Strides are at least the width, of one row too.
 BlasMatrix blas_matrix(const Matrix& x, bool transposed) {
   return {x.columns, x.rows, std::max(x.stride, x.columns), transposed};
 }
@@ -153,34 +104,33 @@ Choice describe(const KeyedAlgorithm& each) {
 
 std::vector<std::byte> pack_algorithms(std::uint64_t version,
                                        const std::vector<KeyedAlgorithm>& algorithms) {
-  Words words = {magic, version, algorithms.size()};
-  for (const KeyedAlgorithm& each : algorithms) append(words, each);
-  std::vector<std::byte> bytes(words.size() * sizeof(words[0]));
-  std::memcpy(bytes.data(), words.data(), bytes.size());
+  const PackedHead head{.version = version, .count = algorithms.size()};
+  std::vector<std::byte> bytes(sizeof head + algorithms.size() * sizeof(KeyedAlgorithm));
+  std::memcpy(bytes.data(), &head, sizeof head);
+  std::copy_n(reinterpret_cast<const std::byte*>(algorithms.data()), bytes.size() - sizeof head,
+              bytes.begin() + sizeof head);
   return bytes;
 }
 
 std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
                                               std::span<const std::byte> bytes) {
-  Words words(bytes.size() / sizeof(std::uint64_t));
-  std::memcpy(words.data(), bytes.data(), words.size() * sizeof(words[0]));
-  if (bytes.size() % sizeof(std::uint64_t) != 0 || words.size() < head_words || words[0] != magic ||
-      (words.size() - head_words) % entry_words != 0 ||
-      (words.size() - head_words) / entry_words != words[2]) {
+  PackedHead head{.magic = 0};
+  if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
+  const std::size_t rest = bytes.size() - sizeof head;
+  if (head.magic != PackedHead{}.magic || rest % sizeof(KeyedAlgorithm) != 0 ||
+      rest / sizeof(KeyedAlgorithm) != head.count) {
     throw Error("algorithms of products: {} bytes that are not such; run one build on all ranks",
                 bytes.size());
   }
-  if (words[1] != version) {
+  if (head.version != version) {
     throw Error(
         "algorithms of products: chosen for library and device {}, here they are {} (cuBLASLt's "
         "version, then the device's capability in three digits); use one version and one kind of "
         "GPU on all ranks",
-        words[1], version);
+        head.version, version);
   }
-  std::vector<KeyedAlgorithm> algorithms;
-  for (std::size_t i = head_words; i < words.size(); i += entry_words) {
-    algorithms.push_back(entry_at(&words[i]));
-  }
+  std::vector<KeyedAlgorithm> algorithms(head.count);
+  std::copy_n(bytes.data() + sizeof head, rest, reinterpret_cast<std::byte*>(algorithms.data()));
   return algorithms;
 }
 

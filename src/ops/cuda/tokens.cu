@@ -1,7 +1,6 @@
 // Embedding, rotary positions and dropout.
 #include "elements.cuh"
 #include "philox.cuh"
-#include "tiles.hpp"
 
 namespace trireme::ops {
 namespace {

@@ -1,6 +1,6 @@
 #include "trireme/device/memory.hpp"
 
-#include "fused_attention.hpp"
+#include "libraries.hpp"
 
 namespace trireme::ops {
 

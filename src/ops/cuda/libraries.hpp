@@ -1,4 +1,4 @@
-// Matrix products by a library, and what is decided about them without one.
+// Matrix products and attention by libraries, and what is decided about them without one.
 #pragma once
 
 #include <compare>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/ops/algorithm_choices.hpp"
+#include "trireme/ops/cuda_ops.hpp"
 
 #include "kernels.hpp"
 
@@ -77,12 +77,8 @@ std::vector<std::byte> pack_algorithms(std::uint64_t version,
 std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
                                               std::span<const std::byte> bytes);
 
-class Products {
+class Products : public Interface {
  public:
-  Products() = default;
-  Products(const Products&) = delete;
-  Products& operator=(const Products&) = delete;
-  virtual ~Products() = default;
   /// Queues the product; false, and nothing queued, if the library has no algorithm for it.
   virtual bool multiply(const Product& product) = 0;
   /// See AlgorithmChoices.
@@ -91,13 +87,31 @@ class Products {
   virtual std::vector<Choice> describe_algorithms() const = 0;
 };
 
-struct LibraryOptions {
-  bool reproducible = false, tf32 = false, time_algorithms = false;
-};
 /// Products by cuBLASLt on `stream`; its workspace, of fixed size, is entered in the ledger.
 std::unique_ptr<Products> make_library_products(device::MemoryLedger& ledger,
                                                 device::Device& device, CUstream_st* stream,
-                                                const LibraryOptions& options);
+                                                const CudaOpsOptions& options);
 std::string product_library();  // its name and version
+
+/// Whether libraries have a fused kernel for the call: bf16 or fp16, plain causal sequences of more
+/// than one token, no dropout, whole groups of heads, aligned heads of at most 128 elements.
+bool can_fuse(const Attention& call);
+bool can_fuse(const Attention& call, const AttentionGradients& gradients);
+
+class FusedAttention : public Interface {
+ public:
+  /// Queues the call; false, and nothing queued, if the library refuses it.
+  virtual bool forward(const Attention& call) = 0;
+  virtual bool backward(const Attention& call, const AttentionGradients& gradients) = 0;
+  /// See AlgorithmChoices::describe_attention.
+  virtual std::vector<AttentionChoice> describe() const = 0;
+};
+
+/// cuDNN's on `stream`, its workspace entered in the ledger. It refuses every call if cuDNN does
+/// not start; null without cuDNN in the build. `deterministic`: backward is bitwise repeatable.
+std::unique_ptr<FusedAttention> make_fused_attention(device::MemoryLedger& ledger,
+                                                     device::Device& device, CUstream_st* stream,
+                                                     bool deterministic);
+std::string attention_library();  // its name and version, or that there is none
 
 }  // namespace trireme::ops

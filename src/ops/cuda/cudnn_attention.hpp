@@ -1,13 +1,18 @@
-// Calls of attention as cuDNN graphs, which can be queried without a device.
+// cuDNN, and calls of attention as its graphs, which can be queried without a device.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <cudnn_frontend.h>
 
 #include "kernels.hpp"
 
 namespace trireme::ops {
+
+/// Loads cuDNN once, so that processes without a GPU do not need it; its frontend looks up all
+/// functions in the loaded library. Returns why it could not be loaded, or an empty string.
+const std::string& load_cudnn();
 
 /// Identifiers of a graph's tensors.
 namespace attention_tensor {
