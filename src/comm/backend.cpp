@@ -228,8 +228,7 @@ bool message_arrives(device::Device& device, const DeviceMessages& messages) {
   for (std::size_t i = 0; i < count; ++i) pattern[i] = static_cast<std::uint8_t>(i * 7 + 1);
   device::write(device, from.view(DType::u8, {count}), pattern.data());
   device.synchronize();
-  std::int64_t sent = 0;
-  Requests requests({MPI_COMM_SELF, 0, &sent, &messages.address});
+  Requests requests({.comm = MPI_COMM_SELF, .address = &messages.address});
   requests.receive(to.data(), count, 0, 0);
   requests.send(from.data(), count, 0, 0);
   while (!requests.test()) {
