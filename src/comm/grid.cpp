@@ -5,7 +5,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/topology.hpp"
 
-#include "mpi_handle.hpp"
+#include "operations.hpp"
 
 namespace trireme::comm {
 namespace {

@@ -8,9 +8,8 @@
 #include "trireme/comm/nccl.hpp"
 #include "trireme/device/timeline.hpp"
 
-#include "local.hpp"
+#include "common.hpp"
 #include "nccl_handle.hpp"
-#include "slices.hpp"
 
 namespace trireme::comm {
 namespace {

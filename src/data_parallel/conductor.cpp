@@ -54,8 +54,8 @@ StopSources Conductor::sources() {
 }
 
 void Conductor::serve(comm::rpc::Endpoint& endpoint) {
-  endpoint.serve(async::ask,
-                 [this](comm::rpc::Call<async::Work> call, const async::Outcome& outcome) {
+  endpoint.serve(messages::ask,
+                 [this](comm::rpc::Call<messages::Work> call, const messages::Outcome& outcome) {
                    queue_.post({"hand out work", [this, call = std::move(call), outcome] {
                                   const int worker = call.caller();
                                   take(worker, outcome);
@@ -63,15 +63,15 @@ void Conductor::serve(comm::rpc::Endpoint& endpoint) {
                                   answer();
                                 }});
                  });
-  endpoint.serve(async::interrupt,
-                 [this](comm::rpc::Call<async::Nothing> call, std::int64_t signal) {
+  endpoint.serve(messages::interrupt,
+                 [this](comm::rpc::Call<messages::Nothing> call, std::int64_t signal) {
                    queue_.post({"hand out work", [this, call, signal]() mutable {
                                   interrupted_ = static_cast<int>(signal);
                                   call.reply({});
                                 }});
                  });
-  endpoint.serve(async::account,
-                 [this](comm::rpc::Call<async::Nothing> call, const std::string& text) {
+  endpoint.serve(messages::account,
+                 [this](comm::rpc::Call<messages::Nothing> call, const std::string& text) {
                    queue_.post({"hand out work", [this, call = std::move(call), text]() mutable {
                                   accounts_[call.caller()] = nlohmann::json::parse(text);
                                   call.reply({});
@@ -174,7 +174,7 @@ void Conductor::answer() {
   }
 }
 
-void Conductor::take(int worker, const async::Outcome& outcome) {
+void Conductor::take(int worker, const messages::Outcome& outcome) {
   if (outcome.number < 0 || lost_.contains(worker)) return;
   const Ticket ticket = tickets_->finish(worker);
   if (ticket.number != outcome.number) {
@@ -185,7 +185,7 @@ void Conductor::take(int worker, const async::Outcome& outcome) {
   parts_[ticket.share] = {outcome.loss, outcome.weight};
 }
 
-void Conductor::note_share(const Ticket& ticket, const async::Outcome& outcome) {
+void Conductor::note_share(const Ticket& ticket, const messages::Outcome& outcome) {
   Batch& batch = batches_[ticket.step];
   ++batch.shares;
   if (outcome.skipped == 0) {

@@ -1,6 +1,6 @@
 #include "trireme/data_parallel/run.hpp"
 
-#include "trireme/data_parallel/independent_workers.hpp"
+#include "trireme/data_parallel/averaging.hpp"
 #include "trireme/train/trainer.hpp"
 
 #include "async.hpp"
