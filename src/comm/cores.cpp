@@ -1,5 +1,3 @@
-#include "trireme/comm/cores.hpp"
-
 #include <algorithm>
 #include <array>
 #include <fstream>
@@ -9,6 +7,8 @@
 #include <fmt/format.h>
 #include <omp.h>
 #include <sched.h>
+
+#include "trireme/comm/session.hpp"
 
 namespace trireme::comm {
 
