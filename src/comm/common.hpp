@@ -88,6 +88,21 @@ struct LocalCopy {
   }
 };
 
+/// A message of an operation, from or to this rank's memory.
+struct Part {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  int peer = 0;
+  bool send = false;
+};
+
+/// Parts that bring every rank's `own` to its slice of everyone's `whole`, whose slices begin at
+/// `begins`, in elements of `element` bytes. Without empty ones.
+std::vector<Part> gather_parts(const Communicator& group, std::byte* whole, std::byte* own,
+                               const std::vector<std::int64_t>& begins, std::int64_t element);
+/// The same of messages to other ranks.
+std::vector<Part> parts_of(const std::vector<Communicator::Message>& messages);
+
 /// The messages of `rank` to itself, sends and receives paired in order; they are taken out of
 /// `messages`.
 std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& messages, int rank);

@@ -105,11 +105,8 @@ class SelfCommunicator : public Communicator {
   device::Event start_broadcast(const Tensor&, int, device::Stream& stream) override {
     return enqueue({}, stream);
   }
-  device::Event start_all_to_all(const Tensor& output, const Tensor& input,
-                                 device::Stream& stream) override {
-    return enqueue(copy(output, input), stream);
-  }
-  device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) override {
+  device::Event start_exchange(OperationKind /*kind*/, std::vector<Message> messages,
+                               device::Stream& stream) override {
     return enqueue(take_own_messages(messages, 0), stream);
   }
 
@@ -224,15 +221,27 @@ device::Event Communicator::all_to_all(const Tensor& output, const Tensor& input
   TRIREME_ASSERT(output.elements() == input.elements() && output.elements() % size() == 0,
                  "{} from {} by {} ranks", output.elements(), input.elements(), size());
   require_apart_or_own(output, input, -1);
-  return carrier(stream).start_all_to_all(output, input, stream);
+  const std::int64_t block = input.elements() / size();
+  const auto part = [&](const Tensor& whole, int rank) {
+    return whole.reshape({whole.elements()}).slice(0, rank * block, (rank + 1) * block);
+  };
+  std::vector<Message> messages{{part(output, rank()), rank(), false},
+                                {part(input, rank()), rank(), true}};
+  for_each_peer([&](int peer) {
+    if (block == 0) return;
+    messages.push_back({part(output, peer), peer, false});
+    messages.push_back({part(input, peer), peer, true});
+  });
+  return exchange(std::move(messages), stream, OperationKind::all_to_all);
 }
 
-device::Event Communicator::exchange(std::vector<Message> messages, device::Stream& stream) {
+device::Event Communicator::exchange(std::vector<Message> messages, device::Stream& stream,
+                                     OperationKind kind) {
   for (const Message& message : messages) {
     require_dense(message.data);
     require_rank(message.peer, *this);
   }
-  return carrier(stream).start_exchange(std::move(messages), stream);
+  return carrier(stream).start_exchange(kind, std::move(messages), stream);
 }
 
 void Communicator::barrier() { all_reduce(std::int64_t{0}, Reduction::max); }
@@ -284,6 +293,27 @@ std::vector<std::string> Communicator::all_gather_texts(const std::string& text)
     all.emplace_back(each.begin(), each.end());
   }
   return all;
+}
+
+std::vector<Part> gather_parts(const Communicator& group, std::byte* whole, std::byte* own,
+                               const std::vector<std::int64_t>& begins, std::int64_t element) {
+  const auto bytes = [&](int rank) {
+    return static_cast<std::size_t>((begins[rank + 1] - begins[rank]) * element);
+  };
+  std::vector<Part> parts;
+  group.for_each_peer([&](int peer) {
+    if (bytes(peer) > 0) parts.push_back({whole + begins[peer] * element, bytes(peer), peer});
+    if (bytes(group.rank()) > 0) parts.push_back({own, bytes(group.rank()), peer, true});
+  });
+  return parts;
+}
+
+std::vector<Part> parts_of(const std::vector<Communicator::Message>& messages) {
+  std::vector<Part> parts;
+  for (const auto& [data, peer, send] : messages) {
+    parts.push_back({bytes_of(data), data.bytes(), peer, send});
+  }
+  return parts;
 }
 
 std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& messages, int rank) {

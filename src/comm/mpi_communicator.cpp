@@ -15,8 +15,6 @@
 namespace trireme::comm {
 namespace {
 
-using Part = ExchangeOperation::Part;
-
 /// Blocks of a device's staging memory that operations take and give back. It grows to what is in
 /// use at once and is entered in the ledger as communication. Thread-safe.
 class StagingPool {
@@ -206,9 +204,8 @@ class MpiCommunicator : public Communicator {
                              const std::vector<std::int64_t>& begins,
                              device::Stream& stream) override;
   device::Event start_broadcast(const Tensor& data, int root, device::Stream& stream) override;
-  device::Event start_all_to_all(const Tensor& output, const Tensor& input,
-                                 device::Stream& stream) override;
-  device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) override;
+  device::Event start_exchange(OperationKind kind, std::vector<Message> messages,
+                               device::Stream& stream) override;
   Communicator& agreement() override {
     if (agreement_) return *agreement_;
     return *this;
@@ -233,8 +230,7 @@ device::Event MpiCommunicator::start_reduction(SliceReduction job, device::Strea
     job.data = staging.bring(job.data);
     job.output = staging.room_for(job.output);
   }
-  return staging.enqueue(
-      std::make_unique<ReduceOperation>(group_, staging.place(), std::move(job)));
+  return staging.enqueue(make_reduction(group_, staging.place(), std::move(job)));
 }
 
 device::Event MpiCommunicator::start_gather(const Tensor& output, const Tensor& input,
@@ -243,59 +239,28 @@ device::Event MpiCommunicator::start_gather(const Tensor& output, const Tensor& 
   Staging staging(pool_, stream, group_.messages.direct);
   const Tensor from = staging.bring(input), to = staging.room_for(output);
   const auto element = static_cast<std::int64_t>(size_of(output.type()));
-  const auto place = [&](int r) { return bytes_of(to) + begins[r] * element; };
-  std::vector<Part> parts;
-  for_each_peer([&](int peer) {
-    const auto theirs = static_cast<std::size_t>((begins[peer + 1] - begins[peer]) * element);
-    if (theirs > 0) parts.push_back({place(peer), theirs, peer, false});
-    if (from.bytes() > 0) parts.push_back({bytes_of(from), from.bytes(), peer, true});
-  });
-  return staging.enqueue(std::make_unique<ExchangeOperation>(
-      group_, staging.place(), OperationKind::all_gather, std::move(parts),
-      std::vector<LocalCopy>{{place(rank()), bytes_of(from), from.bytes()}}));
+  return staging.enqueue(
+      make_exchange(group_, staging.place(), OperationKind::all_gather,
+                    gather_parts(*this, bytes_of(to), bytes_of(from), begins, element),
+                    {{bytes_of(to) + begins[rank()] * element, bytes_of(from), from.bytes()}}));
 }
 
 device::Event MpiCommunicator::start_broadcast(const Tensor& data, int root,
                                                device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
   const Tensor staged = rank() == root ? staging.bring(data) : staging.room_for(data);
-  return staging.enqueue(
-      std::make_unique<BroadcastOperation>(group_, staging.place(), staged, root));
+  return staging.enqueue(make_broadcast(group_, staging.place(), staged, root));
 }
 
-device::Event MpiCommunicator::start_all_to_all(const Tensor& output, const Tensor& input,
-                                                device::Stream& stream) {
-  Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor from = staging.bring(input), to = staging.room_for(output);
-  const std::size_t block = input.bytes() / static_cast<std::size_t>(size());
-  const auto at = [&](const Tensor& tensor, int r) {
-    return bytes_of(tensor) + static_cast<std::size_t>(r) * block;
-  };
-  std::vector<Part> parts;
-  if (block > 0) {
-    for_each_peer([&](int peer) {
-      parts.push_back({at(to, peer), block, peer, false});
-      parts.push_back({at(from, peer), block, peer, true});
-    });
-  }
-  return staging.enqueue(std::make_unique<ExchangeOperation>(
-      group_, staging.place(), OperationKind::all_to_all, std::move(parts),
-      std::vector<LocalCopy>{{at(to, rank()), at(from, rank()), block}}));
-}
-
-device::Event MpiCommunicator::start_exchange(std::vector<Message> messages,
+device::Event MpiCommunicator::start_exchange(OperationKind kind, std::vector<Message> messages,
                                               device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
   for (Message& message : messages) {
     message.data = message.send ? staging.bring(message.data) : staging.room_for(message.data);
   }
   std::vector<LocalCopy> copies = take_own_messages(messages, rank());
-  std::vector<Part> parts;
-  for (const Message& message : messages) {
-    parts.push_back({bytes_of(message.data), message.data.bytes(), message.peer, message.send});
-  }
-  return staging.enqueue(std::make_unique<ExchangeOperation>(
-      group_, staging.place(), OperationKind::exchange, std::move(parts), std::move(copies)));
+  return staging.enqueue(
+      make_exchange(group_, staging.place(), kind, parts_of(messages), std::move(copies)));
 }
 
 /// What the conveniences reduce: one number.

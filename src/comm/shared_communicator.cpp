@@ -371,12 +371,9 @@ class SharedCommunicator final : public BesideMpi {
     return stream.enqueue(std::make_unique<SharedGather>(
         group_, OperationKind::broadcast, bytes_of(data), bytes_of(data), std::move(begins)));
   }
-  device::Event start_all_to_all(const Tensor& output, const Tensor& input,
-                                 device::Stream& stream) override {
-    return mpi_->all_to_all(output, input, stream);
-  }
-  device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) override {
-    return mpi_->exchange(std::move(messages), stream);
+  device::Event start_exchange(OperationKind kind, std::vector<Message> messages,
+                               device::Stream& stream) override {
+    return mpi_->exchange(std::move(messages), stream, kind);
   }
 
  private:

@@ -117,14 +117,22 @@ class Communicator {
     bool send = false;
   };
   /// All messages progress together; between two ranks (or within one) they match in order and must
-  /// agree in length.
-  device::Event exchange(std::vector<Message> messages, device::Stream& stream);
+  /// agree in length. `kind`: what it counts as.
+  device::Event exchange(std::vector<Message> messages, device::Stream& stream,
+                         OperationKind kind = OperationKind::exchange);
 
   /// What this rank has sent by operations that were enqueued on streams and have finished, since
   /// the start or the last reset; the conveniences below are not counted. A group of one rank
   /// counts nothing.
   virtual TrafficByKind traffic() const { return counter_.read(); }
   virtual void reset_traffic() { counter_.reset(); }
+
+  /// Calls visit(peer) for every other rank, this rank's successor first, so that no rank is
+  /// everyone's first target.
+  template <class Visit>
+  void for_each_peer(const Visit& visit) const {
+    for (int step = 1; step < size(); ++step) visit((rank() + step) % size());
+  }
 
   // Blocking conveniences for agreement outside the step; they use a stream of their own.
   void barrier();
@@ -147,20 +155,13 @@ class Communicator {
                                      const std::vector<std::int64_t>& begins,
                                      device::Stream& stream) = 0;
   virtual device::Event start_broadcast(const Tensor& data, int root, device::Stream& stream) = 0;
-  virtual device::Event start_all_to_all(const Tensor& output, const Tensor& input,
-                                         device::Stream& stream) = 0;
-  virtual device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) = 0;
+  virtual device::Event start_exchange(OperationKind kind, std::vector<Message> messages,
+                                       device::Stream& stream) = 0;
   /// The group of the same ranks that takes tensors of the stream's device.
   virtual Communicator& carrier(const device::Stream&) { return *this; }
   /// The group that the conveniences use: other traffic than that of the streams.
   virtual Communicator& agreement() { return *this; }
   static Communicator& agreement_of(Communicator& group) { return group.agreement(); }
-  /// Calls visit(peer) for every other rank, this rank's successor first, so that no rank is
-  /// everyone's first target.
-  template <class Visit>
-  void for_each_peer(const Visit& visit) const {
-    for (int step = 1; step < size(); ++step) visit((rank() + step) % size());
-  }
   TrafficCounter counter_;
 };
 
