@@ -16,8 +16,8 @@ class NcclHandle {
   using Result = NcclApi::Result;
   using Calls = std::function<Result(NcclApi& api, NcclApi::Comm comm)>;
 
-  /// Collective over `mpi`, whose agreement carries the unique id. `key` of the configuration says
-  /// what carries the group.
+  /// Collective over `mpi`, whose agreement carries the unique id. `key` of the configuration
+  /// selects what carries the group.
   NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::string& name, std::string key);
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;

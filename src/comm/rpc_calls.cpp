@@ -9,10 +9,11 @@ namespace trireme::comm::rpc {
 namespace {
 
 Bytes message_of(const Heading& heading, std::string_view name, std::span<const std::byte> value) {
-  Bytes message = encode(heading);
-  const auto* letters = reinterpret_cast<const std::byte*>(name.data());
-  message.insert(message.end(), letters, letters + name.size());
-  message.insert(message.end(), value.begin(), value.end());
+  const auto letters = std::as_bytes(std::span(name));
+  Bytes message(sizeof(Heading) + letters.size() + value.size());
+  std::memcpy(message.data(), &heading, sizeof(Heading));
+  const auto rest = message.begin() + sizeof(Heading);
+  std::copy(value.begin(), value.end(), std::copy(letters.begin(), letters.end(), rest));
   return message;
 }
 

@@ -303,7 +303,7 @@ bool consecutive(std::span<const int> node_of) {
 }
 
 /// The largest tensor degree below the given one that leaves the other axes but data as they are
-/// and whose groups lie inside nodes.
+/// and whose groups are inside nodes.
 int largest_tensor(const GridShape& shape, std::span<const int> node_of) {
   const int room = shape.of(Axis::tensor) * shape.of(Axis::data);
   for (int tensor = shape.of(Axis::tensor) - 1; tensor > 1; --tensor) {

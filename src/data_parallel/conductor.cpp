@@ -9,31 +9,6 @@ namespace trireme::data_parallel {
 
 using namespace train;
 
-namespace {
-
-std::vector<report::SectionTimes> section_times(const std::vector<nlohmann::json>& ranks) {
-  std::map<std::string, report::SectionTimes> times;
-  for (const nlohmann::json& rank : ranks) {
-    for (const auto& [name, seconds] : rank.at("sections").items()) times[name].name = name;
-  }
-  std::vector<report::SectionTimes> rows;
-  for (auto& [name, row] : times) {
-    row.minimum = 1e300;
-    for (const nlohmann::json& rank : ranks) {
-      const double seconds = rank.at("sections").value(name, 0.0);
-      row.minimum = std::min(row.minimum, seconds);
-      row.maximum = std::max(row.maximum, seconds);
-      row.average += seconds / static_cast<double>(ranks.size());
-    }
-    rows.push_back(row);
-  }
-  std::sort(rows.begin(), rows.end(),
-            [](const auto& a, const auto& b) { return a.average > b.average; });
-  return rows;
-}
-
-}  // namespace
-
 Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queue, Save save)
     : job_(job),
       config_(job.config),
@@ -308,10 +283,12 @@ void Conductor::finish(const std::vector<nlohmann::json>& servers,
   RunSummary summary;
   for (const auto& [worker, account] : accounts_) summary.ranks.push_back(account);
   summary.ranks.insert(summary.ranks.end(), servers.begin(), servers.end());
+  std::vector<nlohmann::json> sections;
   for (const nlohmann::json& rank : summary.ranks) {
+    sections.push_back(rank.at("sections"));
     summary.resident = std::max(summary.resident, rank.at("resident_peak").get<std::int64_t>());
   }
-  summary.sections = section_times(summary.ranks);
+  summary.sections = report::section_table(sections);
   summary.memory = memory_of(summary.ranks);
   const nlohmann::json staleness = staleness_json(counts);
   nlohmann::json lost = nlohmann::json::object();

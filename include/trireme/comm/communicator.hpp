@@ -46,13 +46,11 @@ enum class OperationKind : std::uint8_t {
 constexpr std::size_t operation_kinds = static_cast<std::size_t>(OperationKind::count);
 std::string_view name_of(OperationKind kind);
 
-/// `bytes` are those that this rank handed to MPI for other ranks (copies to itself cost nothing);
-/// an all-reduce of S bytes over n ranks sends 2(n−1)/n·S in all, a reduce-scatter or all-gather
-/// (n−1)/n·S, where slices are even. `seconds` run from an operation's start to the poll that found
-/// it finished: waiting for other ranks is part of it, and so is compute where nobody polled
-/// meanwhile. Operations that are queued on a device (NCCL) count when they are queued: their
-/// seconds are the host's for that, and their bytes those of the algorithm above, whichever NCCL
-/// uses.
+/// `bytes` are those that this rank sent to others: 2(n−1)/n·S for an all-reduce of S bytes over n
+/// ranks, (n−1)/n·S for a reduce-scatter or all-gather, where slices are even. `seconds` run from
+/// an operation's start to the poll that found it finished, with the wait for other ranks.
+/// Operations of NCCL count when they are queued: their seconds are the host's for that, and their
+/// bytes those of the algorithm above, whichever NCCL uses.
 struct Traffic {
   std::int64_t bytes = 0, operations = 0;
   double seconds = 0;

@@ -191,10 +191,9 @@ using Handler = std::function<void(std::shared_ptr<Arrived>, std::span<const std
 
 /// This rank's end of the calls among the ranks of `parent`. A service thread sends, receives and
 /// runs the handlers; between fruitless looks it backs off to 1 ms, so that an idle endpoint costs
-/// no core. All MPI is non-blocking and nothing is collective but the making and start(): a peer
-/// that dies fails its own calls and holds up nobody. After a loss the process must not end MPI:
-/// Session::abandon. Bulk is in host memory. Where SIGPIPE is not handled it is ignored from now
-/// on: a write to a dead peer must be an error.
+/// no core. Nothing is collective but the making and start(): a peer that dies fails its own calls
+/// and holds up nobody. After a loss the process must not end MPI: Session::abandon. Bulk is in
+/// host memory. Where SIGPIPE is not handled it is ignored from now on.
 ///
 /// Handlers run one at a time on the service thread: they must be short and must not wait for a
 /// reply; longer work belongs to another thread, which may keep the Call. An exception that leaves

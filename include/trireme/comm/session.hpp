@@ -26,11 +26,9 @@ Cores find_cores(MPI_Comm node);
 
 /// Initializes MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalizes it at the end of its
 /// life. Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI
-/// must not take a core from one that computes. A program without a launcher is also spared Open
-/// MPI's daemon and session folder (OMPI_MCA_ess_singleton_isolated=1,
-/// OMPI_MCA_orte_create_session_dirs=0). Throws AgreedError when the launcher started n programs of
-/// one rank each; see launcher_complaint. Its end calls MPI_Finalize, which waits for all ranks: an
-/// exception that ends the job must be caught, and abort, before.
+/// must not take a core from one that computes. Throws AgreedError with the complaints below. Its
+/// end calls MPI_Finalize, which waits for all ranks: an exception that ends the job must be
+/// caught, and abort, before.
 class Session {
  public:
   Session(int* argc, char*** argv);
@@ -58,8 +56,7 @@ class Session {
   /// where other ranks may fail because of its error before its line is printed.
   void reserve_reporting();
   /// A rank of the world has died: the end of this session then calls nothing of MPI,
-  /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own;
-  /// docs/communication.md describes what launchers make of it.
+  /// MPI_Finalize included, which would wait for the dead.
   void abandon() { abandoned_ = true; }
   /// Ends all ranks at once with `code`, and this one in so many seconds, whatever the library is
   /// at; does not return. Where the launcher lets others live (mpirun --enable-recovery) only this

@@ -14,7 +14,7 @@
 
 namespace trireme::comm {
 
-/// Fastest first: the order in which world ranks fill the grid, so that tensor groups lie inside a
+/// Fastest first: the order in which world ranks fill the grid, so that tensor groups are inside a
 /// node.
 enum class Axis : std::uint8_t { tensor, context, data, pipeline, count };
 constexpr int axis_count = static_cast<int>(Axis::count);
@@ -112,7 +112,7 @@ std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape, int
 std::vector<std::string> topology_warnings(const GridShape& shape, std::span<const int> node_of);
 
 /// The largest divisor N of the data degree such that every shard group of N (see
-/// Grid::shard_group) lies inside one node; 1 where none larger does.
+/// Grid::shard_group) is inside one node; 1 where none larger does.
 int shard_inside_node(const GridShape& shape, std::span<const int> node_of);
 
 }  // namespace trireme::comm
