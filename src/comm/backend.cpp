@@ -1,5 +1,6 @@
 #include "trireme/comm/backend.hpp"
 
+#include <array>
 #include <map>
 #include <vector>
 
@@ -156,15 +157,8 @@ Backend choose_backend(const CommConfig& config, GroupKind kind, const KindFacts
 }  // namespace
 
 std::string_view name_of(Backend backend) {
-  switch (backend) {
-    case Backend::mpi:
-      return "mpi";
-    case Backend::nccl:
-      return "nccl";
-    case Backend::shared:
-      return "shared";
-  }
-  no_case_for(backend);
+  constexpr std::array<std::string_view, 3> names = {"mpi", "nccl", "shared"};
+  return names.at(static_cast<std::size_t>(backend));
 }
 
 std::string backend_key(GroupKind kind) {

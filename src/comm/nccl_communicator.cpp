@@ -20,28 +20,29 @@ class NcclOperation final : public device::Operation {
   /// Each queues something, at most one NCCL group, and returns true; or NCCL is not ready for it,
   /// and it is called again. The next begins once NCCL has queued what this one issued.
   using Steps = std::vector<std::function<bool()>>;
-  struct Job {
-    OperationKind kind = OperationKind::count;
-    std::int64_t sent = 0;  // bytes for other ranks
-    /// Called at the start, since scratch may move before.
-    std::function<Steps()> plan;
-  };
-  NcclOperation(NcclHandle& handle, device::Queue& queue, TrafficCounter& traffic, Job job)
-      : handle_(handle), queue_(queue), traffic_(traffic), job_(std::move(job)) {}
+  /// `sent`: bytes for other ranks; `plan` is called at the start, since scratch may move before.
+  NcclOperation(NcclHandle& handle, device::Queue& queue, TrafficCounter& traffic,
+                OperationKind kind, std::int64_t sent, std::function<Steps()> plan)
+      : handle_(handle),
+        queue_(queue),
+        traffic_(traffic),
+        kind_(kind),
+        sent_(sent),
+        plan_(std::move(plan)) {}
 
   bool queued() const override { return true; }
   void come_after(device::Fence& fence) override { queue_.follow(fence); }
   void start() override {
     begin_ = std::chrono::steady_clock::now();
     device::begin_span(queue_, name());
-    steps_ = job_.plan();
+    steps_ = plan_();
   }
   bool test() override {
     while (handle_.settled(name())) {
       if (next_ == steps_.size()) {
         device::end_span(queue_);
         const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
-        traffic_.add(job_.kind, {.bytes = job_.sent, .operations = 1, .seconds = spent.count()});
+        traffic_.add(kind_, {.bytes = sent_, .operations = 1, .seconds = spent.count()});
         return true;
       }
       if (!steps_[next_]()) return false;  // another stream's operation came between
@@ -53,11 +54,13 @@ class NcclOperation final : public device::Operation {
   std::uint64_t steps() const override { return next_; }
 
  private:
-  const char* name() const { return name_of(job_.kind).data(); }
+  const char* name() const { return name_of(kind_).data(); }
   NcclHandle& handle_;
   device::Queue& queue_;
   TrafficCounter& traffic_;
-  Job job_;
+  OperationKind kind_;
+  std::int64_t sent_;
+  std::function<Steps()> plan_;
   Steps steps_;
   std::size_t next_ = 0;
   std::chrono::steady_clock::time_point begin_;
@@ -132,9 +135,8 @@ class NcclCommunicator final : public BesideMpi {
  private:
   device::Event enqueue(OperationKind kind, std::int64_t sent, std::function<Steps()> plan,
                         device::Stream& stream) {
-    NcclOperation::Job job{.kind = kind, .sent = sent, .plan = std::move(plan)};
-    return stream.enqueue(
-        std::make_unique<NcclOperation>(handle_, stream.queue(), counter_, std::move(job)));
+    return stream.enqueue(std::make_unique<NcclOperation>(handle_, stream.queue(), counter_, kind,
+                                                          sent, std::move(plan)));
   }
   bool by_library(const SliceReduction& job) const {
     const DType type = job.type();

@@ -61,7 +61,6 @@ class AsyncTraining {
     for (;;) {
       const messages::Work work = ask(outcome);
       outcome = {.number = work.ticket.number};
-      const auto begin = Recorder::Clock::now();
       switch (work.ticket.kind) {
         case Ticket::Kind::train:
           train(work, outcome);
@@ -73,7 +72,6 @@ class AsyncTraining {
           endpoint_.call(messages::account, job_.first_server(), account().dump()).get();
           return static_cast<Ending>(work.ending);
       }
-      outcome.seconds = seconds_since(begin);
     }
   }
 
@@ -146,7 +144,6 @@ class AsyncTraining {
       outcome.skipped = 1;
       replica_.skip();
     }
-    outcome.staleness = link_->staleness();
     ++trained_;
   }
 

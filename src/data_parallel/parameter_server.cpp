@@ -1,6 +1,7 @@
 #include "trireme/data_parallel/parameter_server.hpp"
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -73,24 +74,12 @@ ParameterServer::ParameterServer(ServerShards& shards, comm::rpc::Endpoint& endp
       recorder_(recorder),
       options_(std::move(options)) {
   if (options_.watchdog != nullptr) queue_.watch(*options_.watchdog);
-  endpoint_.serve(messages::push, [this](Call<Nothing> call, const messages::GroupOf& request) {
-    take_gradients(std::move(call), request);
-  });
-  endpoint_.serve(messages::norm,
-                  [this](Call<messages::NormOfStep> call, const std::int64_t& step) {
-                    take_question(std::move(call), step);
-                  });
-  endpoint_.serve(messages::settle,
-                  [this](Call<Nothing> call, const messages::Settlement& settlement) {
-                    take_settlement(std::move(call), settlement);
-                  });
-  endpoint_.serve(messages::pull,
-                  [this](Call<std::int64_t> call, const messages::GroupOf& request) {
-                    take_pull(std::move(call), request);
-                  });
-  endpoint_.serve(messages::work, [this](Call<std::string> call, const std::string& name) {
-    take_work(std::move(call), name);
-  });
+  using Self = ParameterServer;
+  endpoint_.serve(messages::push, std::bind_front(&Self::take_gradients, this));
+  endpoint_.serve(messages::norm, std::bind_front(&Self::take_question, this));
+  endpoint_.serve(messages::settle, std::bind_front(&Self::take_settlement, this));
+  endpoint_.serve(messages::pull, std::bind_front(&Self::take_pull, this));
+  endpoint_.serve(messages::work, std::bind_front(&Self::take_work, this));
   endpoint_.serve(messages::end, [this](Call<Nothing> call, const std::string& text) {
     call.reply({});
     queue_.post({"end", [this, text] { ended_ = text; }});
@@ -232,15 +221,9 @@ std::string ParameterServer::serve() {
 
 AsyncServer::AsyncServer(ServerShards& shards, comm::rpc::Endpoint& endpoint, WorkQueue& queue)
     : shards_(shards), queue_(queue) {
-  endpoint.serve(messages::push, [this](Call<Nothing> call, const messages::GroupOf& request) {
-    take_gradients(std::move(call), request);
-  });
-  endpoint.serve(messages::commit, [this](Call<std::int64_t> call, const messages::Commit& commit) {
-    take_commit(std::move(call), commit);
-  });
-  endpoint.serve(messages::pull, [this](Call<std::int64_t> call, const messages::GroupOf& request) {
-    take_pull(std::move(call), request.group);
-  });
+  endpoint.serve(messages::push, std::bind_front(&AsyncServer::take_gradients, this));
+  endpoint.serve(messages::commit, std::bind_front(&AsyncServer::take_commit, this));
+  endpoint.serve(messages::pull, std::bind_front(&AsyncServer::take_pull, this));
 }
 
 void AsyncServer::take_gradients(Call<Nothing> call, const messages::GroupOf& request) {
@@ -271,7 +254,7 @@ void AsyncServer::take_gradients(Call<Nothing> call, const messages::GroupOf& re
   });
 }
 
-void AsyncServer::take_commit(Call<std::int64_t> call, const messages::Commit& commit) {
+void AsyncServer::take_commit(Call<Nothing> call, const messages::Commit& commit) {
   const int worker = call.caller();
   shards_.check_worker(worker);
   Sender& sender = senders_[worker];
@@ -282,14 +265,17 @@ void AsyncServer::take_commit(Call<std::int64_t> call, const messages::Commit& c
   sender = {.committed = commit.ticket};
   queue_.post({"optimizer",
                [this, worker, commit, call = std::move(call)]() mutable {
-                 or_fail(call, [&] { call.reply(update(worker, commit)); });
+                 or_fail(call, [&] {
+                   update(worker, commit);
+                   call.reply({});
+                 });
                },
                true});
 }
 
-void AsyncServer::take_pull(Call<std::int64_t> call, std::int64_t group) {
-  shards_.values_for(call.caller(), group, call.room());
-  const auto g = static_cast<int>(group);
+void AsyncServer::take_pull(Call<std::int64_t> call, const messages::GroupOf& request) {
+  shards_.values_for(call.caller(), request.group, call.room());
+  const auto g = static_cast<int>(request.group);
   queue_.post({"send the model", [this, g, call = std::move(call)]() mutable {
                  const Tensor values = shards_.values(g);
                  counts_.sent += static_cast<std::int64_t>(values.bytes());
@@ -298,13 +284,13 @@ void AsyncServer::take_pull(Call<std::int64_t> call, std::int64_t group) {
                }});
 }
 
-std::int64_t AsyncServer::update(int worker, const messages::Commit& commit) {
+void AsyncServer::update(int worker, const messages::Commit& commit) {
   shards_.require_all_of(worker);
   const bool repeated = done_.contains(commit.ticket);
   if (repeated || commit.use == 0) {
     shards_.drop(worker);
     if (repeated) ++counts_.repeated;
-    return 0;
+    return;
   }
   const std::int64_t staleness = counts_.updates - commit.version;
   if (staleness < 0 || staleness > options_.most_stale) {
@@ -322,7 +308,6 @@ std::int64_t AsyncServer::update(int worker, const messages::Commit& commit) {
                                                                    (options_.most_stale + 1)));
   ++counts_.updates;
   ++counts_.by_staleness[staleness];
-  return staleness;
 }
 
 }  // namespace trireme::data_parallel

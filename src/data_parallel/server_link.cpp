@@ -227,13 +227,12 @@ void AsyncWorker::fetch() {
 void AsyncWorker::commit(messages::Commit commit) {
   const Waiting waiting(*this);
   commit.ticket = number_;
-  std::vector<Future<std::int64_t>> futures;
+  std::vector<Future<Nothing>> futures;
   for (int s = 0; s < parts_.place.servers; ++s) {
     commit.version = versions_[static_cast<std::size_t>(s)];
     futures.push_back(parts_.endpoint.call(messages::commit, rank_of(s), commit));
   }
   for (const auto& future : futures) future.get();
-  staleness_ = futures.front().get();
 }
 
 }  // namespace trireme::data_parallel

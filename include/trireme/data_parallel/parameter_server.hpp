@@ -145,9 +145,9 @@ class AsyncServer {
   using Call = comm::rpc::Call<Reply>;
   using Nothing = comm::rpc::Nothing;
   void take_gradients(Call<Nothing> call, const messages::GroupOf& request);
-  void take_commit(Call<std::int64_t> call, const messages::Commit& commit);
-  void take_pull(Call<std::int64_t> call, std::int64_t group);
-  std::int64_t update(int worker, const messages::Commit& commit);
+  void take_commit(Call<Nothing> call, const messages::Commit& commit);
+  void take_pull(Call<std::int64_t> call, const messages::GroupOf& request);
+  void update(int worker, const messages::Commit& commit);
 
   /// What a worker has sent since its last commit: a gradient that is lost, doubled or late is
   /// refused, so that each counts once.

@@ -214,15 +214,11 @@ class AsyncWorker final : public ServerLink {
   /// Has the servers drop the gradients.
   void skip() override { commit({.use = 0}); }
 
-  /// Of the last update, at the first server.
-  std::int64_t staleness() const { return staleness_; }
-
  private:
   void commit(messages::Commit commit);
 
   std::unique_ptr<comm::Communicator> alone_;
   state::GradientNorm norm_;
-  std::int64_t staleness_ = 0;
 };
 
 }  // namespace trireme::data_parallel

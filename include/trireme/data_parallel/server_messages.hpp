@@ -59,9 +59,7 @@ struct Outcome {
   std::int64_t number = -1;     // of the ticket; −1: there was none
   double loss = 0, weight = 0;  // sums, as LossSum
   double norm = 0;              // of the gradient
-  std::int64_t staleness = 0;   // of the update at the first server
   std::int64_t skipped = 0;     // 1: loss or norm is not finite, and nothing was pushed
-  double seconds = 0;
 };
 
 /// What a worker is to do next; answered by the first server as soon as there is something.
@@ -80,9 +78,8 @@ struct Commit {
 };
 
 inline constexpr Method<Outcome, Work> ask{"ask"};
-/// Updates; replies how many updates others had made since the worker's pull. What another worker
-/// has committed for the same ticket is not used again.
-inline constexpr Method<Commit, std::int64_t> commit{"commit"};
+/// Updates. What another worker has committed for the same ticket is not used again.
+inline constexpr Method<Commit, Nothing> commit{"commit"};
 /// A signal that asks for the run's end has come to the caller; its number.
 inline constexpr Method<std::int64_t, Nothing> interrupt{"interrupt"};
 /// A worker's account for the record, before it leaves.
