@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "trireme/cli/command.hpp"
-#include "trireme/comm/launcher.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/core/config.hpp"
 

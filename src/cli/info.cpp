@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "trireme/comm/backend.hpp"
-#include "trireme/comm/cores.hpp"
 #include "trireme/comm/nccl.hpp"
+#include "trireme/comm/session.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/ops/ops.hpp"

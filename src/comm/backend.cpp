@@ -1,5 +1,6 @@
 #include "trireme/comm/backend.hpp"
 
+#include <array>
 #include <map>
 #include <vector>
 
@@ -156,15 +157,8 @@ Backend choose_backend(const CommConfig& config, GroupKind kind, const KindFacts
 }  // namespace
 
 std::string_view name_of(Backend backend) {
-  switch (backend) {
-    case Backend::mpi:
-      return "mpi";
-    case Backend::nccl:
-      return "nccl";
-    case Backend::shared:
-      return "shared";
-  }
-  no_case_for(backend);
+  constexpr std::array<std::string_view, 3> names = {"mpi", "nccl", "shared"};
+  return names.at(static_cast<std::size_t>(backend));
 }
 
 std::string backend_key(GroupKind kind) {
@@ -228,8 +222,7 @@ bool message_arrives(device::Device& device, const DeviceMessages& messages) {
   for (std::size_t i = 0; i < count; ++i) pattern[i] = static_cast<std::uint8_t>(i * 7 + 1);
   device::write(device, from.view(DType::u8, {count}), pattern.data());
   device.synchronize();
-  std::int64_t sent = 0;
-  Requests requests({MPI_COMM_SELF, 0, &sent, &messages.address});
+  Requests requests({.comm = MPI_COMM_SELF, .address = &messages.address});
   requests.receive(to.data(), count, 0, 0);
   requests.send(from.data(), count, 0, 0);
   while (!requests.test()) {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "slices.hpp"
+#include "common.hpp"
 
 namespace trireme::comm {
 namespace {
@@ -72,7 +72,94 @@ T reduce_value(Communicator& group, T value, Reduction reduction) {
   return value;
 }
 
+class CopyOperation : public device::Operation {
+ public:
+  CopyOperation(std::vector<LocalCopy> copies, device::Queue& queue)
+      : copies_(std::move(copies)), queue_(queue) {}
+  bool queued() const override { return true; }
+  void come_after(device::Fence& fence) override { queue_.follow(fence); }
+  void start() override {
+    for (const LocalCopy& copy : copies_) copy.run(queue_);
+  }
+  bool test() override { return true; }
+  std::shared_ptr<device::Fence> end() override { return queue_.fence(); }
+
+ private:
+  std::vector<LocalCopy> copies_;
+  device::Queue& queue_;
+};
+
+class SelfCommunicator : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+
+ protected:
+  device::Event start_reduction(SliceReduction job, device::Stream& stream) override {
+    return enqueue(copy(job.output, job.data), stream);
+  }
+  device::Event start_gather(const Tensor& output, const Tensor& input,
+                             const std::vector<std::int64_t>&, device::Stream& stream) override {
+    return enqueue(copy(output, input), stream);
+  }
+  device::Event start_broadcast(const Tensor&, int, device::Stream& stream) override {
+    return enqueue({}, stream);
+  }
+  device::Event start_exchange(OperationKind /*kind*/, std::vector<Message> messages,
+                               device::Stream& stream) override {
+    return enqueue(take_own_messages(messages, 0), stream);
+  }
+
+ private:
+  static std::vector<LocalCopy> copy(const Tensor& output, const Tensor& input) {
+    return {{bytes_of(output), bytes_of(input), input.bytes()}};
+  }
+  static device::Event enqueue(std::vector<LocalCopy> copies, device::Stream& stream) {
+    return stream.enqueue(std::make_unique<CopyOperation>(std::move(copies), stream.queue()));
+  }
+};
+
 }  // namespace
+
+std::string_view name_of(OperationKind kind) {
+  constexpr std::array<std::string_view, operation_kinds> names = {
+      "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange"};
+  static_assert(!names.back().empty());
+  return names.at(static_cast<std::size_t>(kind));
+}
+
+Traffic& Traffic::operator+=(const Traffic& other) {
+  bytes += other.bytes;
+  operations += other.operations;
+  seconds += other.seconds;
+  return *this;
+}
+
+Traffic TrafficByKind::total() const {
+  Traffic sum;
+  for (const Traffic& each : kinds) sum += each;
+  return sum;
+}
+
+TrafficByKind& TrafficByKind::operator+=(const TrafficByKind& other) {
+  for (std::size_t kind = 0; kind < operation_kinds; ++kind) kinds[kind] += other.kinds[kind];
+  return *this;
+}
+
+void TrafficCounter::add(OperationKind kind, const Traffic& traffic) {
+  const std::lock_guard lock(mutex_);
+  traffic_.kinds[static_cast<std::size_t>(kind)] += traffic;
+}
+
+TrafficByKind TrafficCounter::read() const {
+  const std::lock_guard lock(mutex_);
+  return traffic_;
+}
+
+void TrafficCounter::reset() {
+  const std::lock_guard lock(mutex_);
+  traffic_ = {};
+}
 
 device::Event Communicator::all_reduce(const Tensor& data, Reduction reduction,
                                        device::Stream& stream) {
@@ -134,15 +221,27 @@ device::Event Communicator::all_to_all(const Tensor& output, const Tensor& input
   TRIREME_ASSERT(output.elements() == input.elements() && output.elements() % size() == 0,
                  "{} from {} by {} ranks", output.elements(), input.elements(), size());
   require_apart_or_own(output, input, -1);
-  return carrier(stream).start_all_to_all(output, input, stream);
+  const std::int64_t block = input.elements() / size();
+  const auto part = [&](const Tensor& whole, int rank) {
+    return whole.reshape({whole.elements()}).slice(0, rank * block, (rank + 1) * block);
+  };
+  std::vector<Message> messages{{part(output, rank()), rank(), false},
+                                {part(input, rank()), rank(), true}};
+  for_each_peer([&](int peer) {
+    if (block == 0) return;
+    messages.push_back({part(output, peer), peer, false});
+    messages.push_back({part(input, peer), peer, true});
+  });
+  return exchange(std::move(messages), stream, OperationKind::all_to_all);
 }
 
-device::Event Communicator::exchange(std::vector<Message> messages, device::Stream& stream) {
+device::Event Communicator::exchange(std::vector<Message> messages, device::Stream& stream,
+                                     OperationKind kind) {
   for (const Message& message : messages) {
     require_dense(message.data);
     require_rank(message.peer, *this);
   }
-  return carrier(stream).start_exchange(std::move(messages), stream);
+  return carrier(stream).start_exchange(kind, std::move(messages), stream);
 }
 
 void Communicator::barrier() { all_reduce(std::int64_t{0}, Reduction::max); }
@@ -194,6 +293,51 @@ std::vector<std::string> Communicator::all_gather_texts(const std::string& text)
     all.emplace_back(each.begin(), each.end());
   }
   return all;
+}
+
+std::vector<Part> gather_parts(const Communicator& group, std::byte* whole, std::byte* own,
+                               const std::vector<std::int64_t>& begins, std::int64_t element) {
+  const auto bytes = [&](int rank) {
+    return static_cast<std::size_t>((begins[rank + 1] - begins[rank]) * element);
+  };
+  std::vector<Part> parts;
+  group.for_each_peer([&](int peer) {
+    if (bytes(peer) > 0) parts.push_back({whole + begins[peer] * element, bytes(peer), peer});
+    if (bytes(group.rank()) > 0) parts.push_back({own, bytes(group.rank()), peer, true});
+  });
+  return parts;
+}
+
+std::vector<Part> parts_of(const std::vector<Communicator::Message>& messages) {
+  std::vector<Part> parts;
+  for (const auto& [data, peer, send] : messages) {
+    parts.push_back({bytes_of(data), data.bytes(), peer, send});
+  }
+  return parts;
+}
+
+std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& messages, int rank) {
+  std::vector<Tensor> sent;
+  std::vector<Tensor> received;
+  const auto own = std::stable_partition(messages.begin(), messages.end(),
+                                         [&](const auto& each) { return each.peer != rank; });
+  for (auto each = own; each != messages.end(); ++each) {
+    (each->send ? sent : received).push_back(each->data);
+  }
+  messages.erase(own, messages.end());
+  TRIREME_ASSERT(sent.size() == received.size(), "{} sends and {} receives of rank {} by itself",
+                 sent.size(), received.size(), rank);
+  std::vector<LocalCopy> copies;
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    TRIREME_ASSERT(sent[i].bytes() == received[i].bytes(), "{} bytes sent, {} expected",
+                   sent[i].bytes(), received[i].bytes());
+    copies.push_back({bytes_of(received[i]), bytes_of(sent[i]), sent[i].bytes()});
+  }
+  return copies;
+}
+
+std::unique_ptr<Communicator> make_self_communicator() {
+  return std::make_unique<SelfCommunicator>();
 }
 
 }  // namespace trireme::comm

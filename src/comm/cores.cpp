@@ -1,5 +1,3 @@
-#include "trireme/comm/cores.hpp"
-
 #include <algorithm>
 #include <array>
 #include <fstream>
@@ -9,6 +7,8 @@
 #include <fmt/format.h>
 #include <omp.h>
 #include <sched.h>
+
+#include "trireme/comm/session.hpp"
 
 namespace trireme::comm {
 
@@ -56,7 +56,7 @@ Cores find_cores(MPI_Comm node) {
   std::vector<cpu_set_t> all(static_cast<std::size_t>(ranks));
   mpi_check(MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, node),
             "MPI_Allgather");
-  // More processors than a mask of fixed size holds: all are thought to be shared by all.
+  // More processors than a mask of fixed size holds: all count as shared by all.
   if (!known) return {std::max(1, static_cast<int>(std::thread::hardware_concurrency())), ranks};
   Cores cores{CPU_COUNT(&own), 0};
   for (const cpu_set_t& other : all) {

@@ -8,9 +8,8 @@
 #include "trireme/comm/nccl.hpp"
 #include "trireme/device/device.hpp"
 
-#include "local.hpp"
+#include "common.hpp"
 #include "nccl_handle.hpp"
-#include "slices.hpp"
 
 namespace trireme::comm {
 namespace {
@@ -21,28 +20,29 @@ class NcclOperation final : public device::Operation {
   /// Each queues something, at most one NCCL group, and returns true; or NCCL is not ready for it,
   /// and it is called again. The next begins once NCCL has queued what this one issued.
   using Steps = std::vector<std::function<bool()>>;
-  struct Job {
-    OperationKind kind = OperationKind::count;
-    std::int64_t sent = 0;  // bytes for other ranks
-    /// Called at the start, since scratch may move before.
-    std::function<Steps()> plan;
-  };
-  NcclOperation(NcclHandle& handle, device::Queue& queue, TrafficCounter& traffic, Job job)
-      : handle_(handle), queue_(queue), traffic_(traffic), job_(std::move(job)) {}
+  /// `sent`: bytes for other ranks; `plan` is called at the start, since scratch may move before.
+  NcclOperation(NcclHandle& handle, device::Queue& queue, TrafficCounter& traffic,
+                OperationKind kind, std::int64_t sent, std::function<Steps()> plan)
+      : handle_(handle),
+        queue_(queue),
+        traffic_(traffic),
+        kind_(kind),
+        sent_(sent),
+        plan_(std::move(plan)) {}
 
   bool queued() const override { return true; }
   void come_after(device::Fence& fence) override { queue_.follow(fence); }
   void start() override {
     begin_ = std::chrono::steady_clock::now();
     queue_.begin_span(name());
-    steps_ = job_.plan();
+    steps_ = plan_();
   }
   bool test() override {
     while (handle_.settled(name())) {
       if (next_ == steps_.size()) {
         queue_.end_span();
         const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
-        traffic_.add(job_.kind, {.bytes = job_.sent, .operations = 1, .seconds = spent.count()});
+        traffic_.add(kind_, {.bytes = sent_, .operations = 1, .seconds = spent.count()});
         return true;
       }
       if (!steps_[next_]()) return false;  // another stream's operation came between
@@ -54,22 +54,16 @@ class NcclOperation final : public device::Operation {
   std::uint64_t steps() const override { return next_; }
 
  private:
-  const char* name() const { return name_of(job_.kind).data(); }
+  const char* name() const { return name_of(kind_).data(); }
   NcclHandle& handle_;
   device::Queue& queue_;
   TrafficCounter& traffic_;
-  Job job_;
+  OperationKind kind_;
+  std::int64_t sent_;
+  std::function<Steps()> plan_;
   Steps steps_;
   std::size_t next_ = 0;
   std::chrono::steady_clock::time_point begin_;
-};
-
-/// A part of a grouped exchange: from or to this rank's memory.
-struct NcclPart {
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-  int peer = 0;
-  bool send = false;
 };
 
 bool failed(NcclApi::Result result) {
@@ -77,13 +71,13 @@ bool failed(NcclApi::Result result) {
 }
 
 /// A step: all parts as one group. Those without bytes are left out, by both sides alike.
-bool issue_parts(NcclHandle& handle, const char* operation, const std::vector<NcclPart>& parts,
+bool issue_parts(NcclHandle& handle, const char* operation, const std::vector<Part>& parts,
                  device::Queue& queue) {
-  const auto empty = [](const NcclPart& part) { return part.bytes == 0; };
+  const auto empty = [](const Part& part) { return part.bytes == 0; };
   if (std::all_of(parts.begin(), parts.end(), empty)) return true;
   void* const native = queue.native();
   return handle.issue_group(operation, [&](NcclApi& api, NcclApi::Comm comm) {
-    for (const NcclPart& part : parts) {
+    for (const Part& part : parts) {
       if (part.bytes == 0) continue;
       const NcclApi::Result result =
           part.send ? api.send(part.data, part.bytes, part.peer, comm, native)
@@ -135,30 +129,24 @@ class NcclCommunicator final : public BesideMpi {
                              const std::vector<std::int64_t>& begins,
                              device::Stream& stream) override;
   device::Event start_broadcast(const Tensor& data, int root, device::Stream& stream) override;
-  device::Event start_all_to_all(const Tensor& output, const Tensor& input,
-                                 device::Stream& stream) override;
-  device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) override;
+  device::Event start_exchange(OperationKind kind, std::vector<Message> messages,
+                               device::Stream& stream) override;
 
  private:
   device::Event enqueue(OperationKind kind, std::int64_t sent, std::function<Steps()> plan,
                         device::Stream& stream) {
-    NcclOperation::Job job{.kind = kind, .sent = sent, .plan = std::move(plan)};
-    return stream.enqueue(
-        std::make_unique<NcclOperation>(handle_, stream.queue(), counter_, std::move(job)));
+    return stream.enqueue(std::make_unique<NcclOperation>(handle_, stream.queue(), counter_, kind,
+                                                          sent, std::move(plan)));
   }
   bool by_library(const SliceReduction& job) const {
     const DType type = job.type();
     return runtime_.options().library_sums && job.reduction == Reduction::sum &&
            (type == DType::f32 || type == DType::f64 || type == DType::i64);
   }
-  device::Event enqueue_parts(OperationKind kind, std::vector<NcclPart> parts,
-                              std::vector<LocalCopy> copies, device::Stream& stream);
   Steps own_sum(const SliceReduction& job, device::Queue& queue);
   Steps library_sum(const SliceReduction& job, device::Queue& queue);
   Steps library_scatter(const SliceReduction& job, device::Queue& queue);
   std::byte* scratch(std::size_t bytes);
-  /// Parts that bring every rank's `own` to its place in everyone's memory.
-  std::vector<NcclPart> spread(const std::vector<NcclPart>& places, const NcclPart& own) const;
 
   NcclRuntime& runtime_;
   device::Buffer scratch_;
@@ -189,7 +177,7 @@ Steps NcclCommunicator::own_sum(const SliceReduction& job, device::Queue& queue)
   for (std::int64_t i = 0; i * piece < longest; ++i) {
     const std::int64_t own = job.stretch(rank(), i, piece).count;
     steps.emplace_back([=, this, &queue] {
-      std::vector<NcclPart> parts;
+      std::vector<Part> parts;
       for_each_peer([&](int peer) {
         const Stretch theirs = job.stretch(peer, i, piece);
         parts.push_back({lane_of(peer), job.bytes(own), peer, false});
@@ -209,23 +197,10 @@ Steps NcclCommunicator::own_sum(const SliceReduction& job, device::Queue& queue)
   }
   if (!job.gather) return steps;
   steps.emplace_back([=, this, &queue] {
-    std::vector<NcclPart> places;
-    for (int r = 0; r < size(); ++r) {
-      places.push_back({job.at(job.begins[r]), job.bytes(job.count(r))});
-    }
-    return issue_parts(handle_, name, spread(places, places[rank()]), queue);
+    const auto parts = gather_parts(*this, job.at(0), job.output_at(0), job.begins, job.element());
+    return issue_parts(handle_, name, parts, queue);
   });
   return steps;
-}
-
-std::vector<NcclPart> NcclCommunicator::spread(const std::vector<NcclPart>& places,
-                                               const NcclPart& own) const {
-  std::vector<NcclPart> parts;
-  for_each_peer([&](int peer) {
-    parts.push_back({places[peer].data, places[peer].bytes, peer, false});
-    parts.push_back({own.data, own.bytes, peer, true});
-  });
-  return parts;
 }
 
 device::Event NcclCommunicator::start_reduction(SliceReduction job, device::Stream& stream) {
@@ -280,28 +255,24 @@ device::Event NcclCommunicator::start_gather(const Tensor& output, const Tensor&
                                              const std::vector<std::int64_t>& begins,
                                              device::Stream& stream) {
   const auto element = static_cast<std::int64_t>(size_of(output.type()));
-  std::vector<NcclPart> places;
   bool even = true;
-  for (int r = 0; r < size(); ++r) {
-    const std::int64_t count = begins[r + 1] - begins[r];
-    places.push_back(
-        {bytes_of(output) + begins[r] * element, static_cast<std::size_t>(count * element)});
-    even = even && places[r].bytes == places[0].bytes;
-  }
-  const NcclPart own{bytes_of(input), input.bytes()};
-  const LocalCopy copy{places[rank()].data, own.data, own.bytes};
+  for (int r = 0; r < size(); ++r) even = even && begins[r + 1] - begins[r] == begins[1];
+  const auto bytes = static_cast<std::int64_t>(input.bytes());
+  const LocalCopy copy{bytes_of(output) + begins[rank()] * element, bytes_of(input), input.bytes()};
   return enqueue(
-      OperationKind::all_gather, static_cast<std::int64_t>(own.bytes) * (size() - 1),
+      OperationKind::all_gather, bytes * (size() - 1),
       [=, this, &queue = stream.queue()]() -> Steps {
-        if (even && own.bytes == 0) return {};
+        if (even && bytes == 0) return {};
         if (!even) {
           return {copied({copy}, queue), [=, this, &queue] {
-                    return issue_parts(handle_, "all_gather", spread(places, own), queue);
+                    const auto parts =
+                        gather_parts(*this, bytes_of(output), bytes_of(input), begins, element);
+                    return issue_parts(handle_, "all_gather", parts, queue);
                   }};
         }
         return {[=, this, &queue] {
           return handle_.issue("all_gather", [&](NcclApi& api, NcclApi::Comm comm) {
-            return api.all_gather(own.data, places[0].data, own.bytes, comm, queue.native());
+            return api.all_gather(input.data(), output.data(), input.bytes(), comm, queue.native());
           });
         }};
       },
@@ -326,40 +297,15 @@ device::Event NcclCommunicator::start_broadcast(const Tensor& data, int root,
       stream);
 }
 
-device::Event NcclCommunicator::start_all_to_all(const Tensor& output, const Tensor& input,
-                                                 device::Stream& stream) {
-  const std::size_t block = input.bytes() / static_cast<std::size_t>(size());
-  const auto at = [block](const Tensor& tensor, int r) {
-    return bytes_of(tensor) + static_cast<std::size_t>(r) * block;
-  };
-  std::vector<NcclPart> parts;
-  for_each_peer([&](int peer) {
-    parts.push_back({at(output, peer), block, peer, false});
-    parts.push_back({at(input, peer), block, peer, true});
-  });
-  return enqueue_parts(OperationKind::all_to_all, std::move(parts),
-                       {{at(output, rank()), at(input, rank()), block}}, stream);
-}
-
-device::Event NcclCommunicator::start_exchange(std::vector<Message> messages,
+device::Event NcclCommunicator::start_exchange(OperationKind kind, std::vector<Message> messages,
                                                device::Stream& stream) {
   std::vector<LocalCopy> copies = take_own_messages(messages, rank());
-  std::vector<NcclPart> parts;
-  for (const Message& message : messages) {
-    parts.push_back({bytes_of(message.data), message.data.bytes(), message.peer, message.send});
-  }
-  return enqueue_parts(OperationKind::exchange, std::move(parts), std::move(copies), stream);
-}
-
-device::Event NcclCommunicator::enqueue_parts(OperationKind kind, std::vector<NcclPart> parts,
-                                              std::vector<LocalCopy> copies,
-                                              device::Stream& stream) {
+  const std::vector<Part> parts = parts_of(messages);
   std::int64_t sent = 0;
-  for (const NcclPart& part : parts) sent += part.send ? static_cast<std::int64_t>(part.bytes) : 0;
+  for (const Part& part : parts) sent += part.send ? static_cast<std::int64_t>(part.bytes) : 0;
   return enqueue(
       kind, sent,
-      [=, this, &queue = stream.queue(), parts = std::move(parts),
-       copies = std::move(copies)]() -> Steps {
+      [=, this, &queue = stream.queue(), copies = std::move(copies)]() -> Steps {
         return {copied(copies, queue), [=, this, &queue] {
                   return issue_parts(handle_, name_of(kind).data(), parts, queue);
                 }};

@@ -47,11 +47,11 @@ NcclHandle::NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::strin
     throw;
   }
   watched_ = true;
-  runtime_.watch().add(*this);
+  runtime_.add(*this);
 }
 
 NcclHandle::~NcclHandle() {
-  runtime_.watch().remove(*this);
+  runtime_.remove(*this);
   const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return;
   watched_ = false;
@@ -131,7 +131,7 @@ void NcclHandle::fail(const std::string& operation, const std::string& reason) {
   give_up(std::make_exception_ptr(
       Error("nccl: {} on {}: {}; NCCL_DEBUG=WARN tells more, {} = mpi does without NCCL", operation,
             where_, reason, key_)));
-  if (watched_) runtime_.watch().abandon_soon(failure_);
+  if (watched_) runtime_.abandon_soon(failure_);
   std::rethrow_exception(failure_);
 }
 
@@ -161,10 +161,10 @@ NcclApi::Result NcclHandle::wait_for(const char* operation) {
   }
 }
 
-NcclWatch::NcclWatch(NcclApi& api, device::Device& device, std::chrono::milliseconds period)
-    : api_(api), device_(device), period_(period), thread_([this] { run(); }) {}
+NcclRuntime::NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclOptions& options)
+    : api_(api), ledger_(ledger), options_(options), thread_([this] { run(); }) {}
 
-NcclWatch::~NcclWatch() {
+NcclRuntime::~NcclRuntime() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -173,7 +173,7 @@ NcclWatch::~NcclWatch() {
   thread_.join();
 }
 
-void NcclWatch::add(NcclHandle& handle) {
+void NcclRuntime::add(NcclHandle& handle) {
   {
     const std::lock_guard lock(mutex_);
     handles_.push_back(&handle);
@@ -181,17 +181,17 @@ void NcclWatch::add(NcclHandle& handle) {
   condition_.notify_one();
 }
 
-void NcclWatch::remove(NcclHandle& handle) {
+void NcclRuntime::remove(NcclHandle& handle) {
   const std::lock_guard lock(mutex_);
   std::erase(handles_, &handle);
 }
 
-void NcclWatch::abandon(const std::exception_ptr& why) noexcept {
+void NcclRuntime::abandon(const std::exception_ptr& why) noexcept {
   const std::lock_guard lock(mutex_);
   abandon_all(why);
 }
 
-void NcclWatch::abandon_all(const std::exception_ptr& why) noexcept {
+void NcclRuntime::abandon_all(const std::exception_ptr& why) noexcept {
   // An abort waits for what its communicator has in the device's queues, which may be behind
   // another's that waits for a lost rank: all abort together before any is waited for.
   const bool grouped = api_.group_start() == Result::success;
@@ -201,7 +201,7 @@ void NcclWatch::abandon_all(const std::exception_ptr& why) noexcept {
   if (grouped) api_.group_end();
 }
 
-void NcclWatch::abandon_soon(const std::exception_ptr& why) noexcept {
+void NcclRuntime::abandon_soon(const std::exception_ptr& why) noexcept {
   {
     const std::lock_guard lock(news_);
     if (!failed_) failed_ = why;
@@ -209,14 +209,14 @@ void NcclWatch::abandon_soon(const std::exception_ptr& why) noexcept {
   condition_.notify_one();
 }
 
-void NcclWatch::run() {
-  device_.enter_thread();
+void NcclRuntime::run() {
+  ledger_.device().enter_thread();
   std::unique_lock lock(mutex_);
   while (!stop_) {
     if (handles_.empty()) {
       condition_.wait(lock, [this] { return stop_ || !handles_.empty(); });
     } else {
-      condition_.wait_for(lock, period_, [this] {
+      condition_.wait_for(lock, options_.period, [this] {
         const std::lock_guard news(news_);
         return stop_ || failed_;
       });
@@ -230,15 +230,5 @@ void NcclWatch::run() {
     if (failed) abandon_all(failed);
   }
 }
-
-NcclRuntime::NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclOptions& options)
-    : api_(api),
-      ledger_(ledger),
-      options_(options),
-      watch_(std::make_unique<NcclWatch>(api, ledger.device(), options.period)) {}
-
-NcclRuntime::~NcclRuntime() = default;
-
-void NcclRuntime::abandon(const std::exception_ptr& why) noexcept { watch_->abandon(why); }
 
 }  // namespace trireme::comm

@@ -1,13 +1,10 @@
-// The life of one NCCL communicator, and the thread that looks after all of a rank's.
+// The life of one NCCL communicator.
 #pragma once
 
-#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "trireme/comm/nccl.hpp"
 
@@ -19,8 +16,8 @@ class NcclHandle {
   using Result = NcclApi::Result;
   using Calls = std::function<Result(NcclApi& api, NcclApi::Comm comm)>;
 
-  /// Collective over `mpi`, whose agreement carries the unique id. `key` of the configuration says
-  /// what carries the group.
+  /// Collective over `mpi`, whose agreement carries the unique id. `key` of the configuration
+  /// selects what carries the group.
   NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::string& name, std::string key);
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
@@ -56,35 +53,6 @@ class NcclHandle {
   NcclApi::Comm comm_ = nullptr;
   std::exception_ptr failure_;
   bool watched_ = false;
-};
-
-/// One thread for all communicators of a rank; asleep where there are none.
-class NcclWatch {
- public:
-  NcclWatch(NcclApi& api, device::Device& device, std::chrono::milliseconds period);
-  NcclWatch(const NcclWatch&) = delete;
-  NcclWatch& operator=(const NcclWatch&) = delete;
-  ~NcclWatch();
-  void add(NcclHandle& handle);
-  void remove(NcclHandle& handle);
-  /// Ends the work of all of them wherever it is, and them.
-  void abandon(const std::exception_ptr& why) noexcept;
-  /// The same, on the watch's thread and from wherever a communicator is held.
-  void abandon_soon(const std::exception_ptr& why) noexcept;
-
- private:
-  void run();
-  void abandon_all(const std::exception_ptr& why) noexcept;  // under mutex_
-  NcclApi& api_;
-  device::Device& device_;
-  std::chrono::milliseconds period_;
-  std::mutex mutex_;
-  std::condition_variable condition_;
-  std::vector<NcclHandle*> handles_;
-  bool stop_ = false;
-  std::mutex news_;            // taken last, and for a moment
-  std::exception_ptr failed_;  // by which all are to be abandoned
-  std::thread thread_;
 };
 
 }  // namespace trireme::comm

@@ -1,6 +1,8 @@
 #include "operations.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <deque>
 
 #include "trireme/comm/session.hpp"
 #include "trireme/device/memory.hpp"
@@ -15,6 +17,17 @@ constexpr std::size_t slots_in_flight = 2;
 constexpr std::size_t broadcast_window = 8;  // pieces under way on each side of a rank
 
 std::size_t slots_for(std::size_t pieces) { return std::min(slots_in_flight, pieces); }
+
+/// Bytes of one piece of one contribution.
+std::size_t reduce_piece_bytes(int size) {
+  const std::size_t share = scratch_budget / static_cast<std::size_t>(std::max(size - 1, 1));
+  return std::clamp(share / 64 * 64, smallest_piece, largest_piece);
+}
+
+/// One for each kind of operation, so that ranks which enqueue different ones do not mix their
+/// messages.
+enum Tag : int { contribution, result, gathered, spread, exchanged, grouped, count };
+static_assert(Tag::count <= MpiHandle::tags_per_channel);
 
 Tag tag_of(OperationKind kind) {
   switch (kind) {
@@ -33,73 +46,109 @@ Tag tag_of(OperationKind kind) {
   no_case_for(kind);
 }
 
-}  // namespace
-
-std::size_t reduce_piece_bytes(int size) {
-  const std::size_t share = scratch_budget / static_cast<std::size_t>(std::max(size - 1, 1));
-  return std::clamp(share / 64 * 64, smallest_piece, largest_piece);
-}
-
-std::size_t reduce_scratch_bytes(int size, std::size_t slice) {
-  const std::size_t piece = reduce_piece_bytes(size);
-  const std::size_t slots = slots_for((slice + piece - 1) / piece);
-  return slots * static_cast<std::size_t>(size - 1) * device::aligned(std::min(piece, slice));
-}
-
-void WireOperation::start() {
-  begin_ = std::chrono::steady_clock::now();
-  begin();
-}
-
-bool WireOperation::test() {
-  if (!advance()) return false;
-  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
-  group_.traffic->add(kind_, {.bytes = sent_, .operations = 1, .seconds = spent.count()});
-  return true;
-}
-
-ExchangeOperation::ExchangeOperation(const Group& group, const Place& place, OperationKind kind,
-                                     std::vector<Part> parts, std::vector<LocalCopy> copies)
-    : WireOperation(group, place, kind),
-      requests_(wire()),
-      tag_(tag_of(kind)),
-      parts_(std::move(parts)),
-      copies_(std::move(copies)) {}
-
-void ExchangeOperation::begin() {
-  for (const Part& part : parts_) {
-    if (!part.send) requests_.receive(part.data, part.bytes, part.peer, tag_);
+/// An operation that counts what it sends and how long it takes.
+class WireOperation : public device::Operation {
+ public:
+  void start() final {
+    begin_ = std::chrono::steady_clock::now();
+    begin();
   }
-  for (const Part& part : parts_) {
-    if (part.send) requests_.send(part.data, part.bytes, part.peer, tag_);
+  bool test() final {
+    if (!advance()) return false;
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
+    group_.traffic->add(kind_, {.bytes = sent_, .operations = 1, .seconds = spent.count()});
+    return true;
   }
-  for (const LocalCopy& copy : copies_) copy.run(place_.queue);
-  copied_ = place_.queue.fence();
-}
 
-BroadcastOperation::BroadcastOperation(const Group& group, const Place& place, const Tensor& data,
-                                       int root)
-    : WireOperation(group, place, OperationKind::broadcast),
-      data_(bytes_of(data)),
-      bytes_(data.bytes()) {
-  pieces_ = static_cast<std::int64_t>((bytes_ + largest_piece - 1) / largest_piece);
-  // Ranks counted from the root: the parent lacks the lowest bit, the children have one below it.
-  const int relative = (group.rank - root + group.size) % group.size;
-  int bit = 1;
-  while (bit < group.size && (relative & bit) == 0) bit *= 2;
-  if (relative != 0) parent_ = (relative - bit + root) % group.size;
-  for (bit /= 2; bit >= 1; bit /= 2) {
-    if (relative + bit < group.size) children_.push_back((relative + bit + root) % group.size);
+ protected:
+  WireOperation(const Group& group, const Place& place, OperationKind kind)
+      : group_(group), place_(place), kind_(kind) {}
+  virtual void begin() = 0;
+  virtual bool advance() = 0;  // true once finished
+  Wire wire() {
+    return {group_.comm, group_.first_tag, &sent_,
+            place_.device.is_host() ? nullptr : &group_.messages.address};
   }
-}
+  const Group& group_;
+  const Place place_;
 
-std::byte* BroadcastOperation::at(std::int64_t piece) const {
-  return data_ + static_cast<std::size_t>(piece) * largest_piece;
-}
+ private:
+  OperationKind kind_;
+  std::int64_t sent_ = 0;
+  std::chrono::steady_clock::time_point begin_;
+};
 
-std::size_t BroadcastOperation::piece_bytes(std::int64_t piece) const {
-  return std::min(largest_piece, bytes_ - static_cast<std::size_t>(piece) * largest_piece);
-}
+class ExchangeOperation final : public WireOperation {
+ public:
+  ExchangeOperation(const Group& group, const Place& place, OperationKind kind,
+                    std::vector<Part> parts, std::vector<LocalCopy> copies)
+      : WireOperation(group, place, kind),
+        requests_(wire()),
+        tag_(tag_of(kind)),
+        parts_(std::move(parts)),
+        copies_(std::move(copies)) {}
+
+ private:
+  void begin() override {
+    for (const Part& part : parts_) {
+      if (!part.send) requests_.receive(part.data, part.bytes, part.peer, tag_);
+    }
+    for (const Part& part : parts_) {
+      if (part.send) requests_.send(part.data, part.bytes, part.peer, tag_);
+    }
+    for (const LocalCopy& copy : copies_) copy.run(place_.queue);
+    copied_ = place_.queue.fence();
+  }
+  bool advance() override { return requests_.test() && (!copied_ || copied_->reached()); }
+
+  Requests requests_;
+  std::shared_ptr<device::Fence> copied_;
+  Tag tag_;
+  std::vector<Part> parts_;
+  std::vector<LocalCopy> copies_;
+};
+
+class BroadcastOperation final : public WireOperation {
+ public:
+  BroadcastOperation(const Group& group, const Place& place, const Tensor& data, int root)
+      : WireOperation(group, place, OperationKind::broadcast),
+        data_(bytes_of(data)),
+        bytes_(data.bytes()),
+        pieces_(static_cast<std::int64_t>((bytes_ + largest_piece - 1) / largest_piece)) {
+    // Ranks counted from the root: the parent lacks the lowest bit, the children have one below it.
+    const int relative = (group.rank - root + group.size) % group.size;
+    int bit = 1;
+    while (bit < group.size && (relative & bit) == 0) bit *= 2;
+    if (relative != 0) parent_ = (relative - bit + root) % group.size;
+    for (bit /= 2; bit >= 1; bit /= 2) {
+      if (relative + bit < group.size) children_.push_back((relative + bit + root) % group.size);
+    }
+  }
+  std::uint64_t steps() const override { return steps_; }
+
+ private:
+  void begin() override {}
+  bool advance() override {
+    while (step()) ++steps_;
+    return forwarded_ == pieces_ && leaving_.empty();
+  }
+  bool step();
+  std::byte* at(std::int64_t piece) const {
+    return data_ + static_cast<std::size_t>(piece) * largest_piece;
+  }
+  std::size_t piece_bytes(std::int64_t piece) const {
+    return std::min(largest_piece, bytes_ - static_cast<std::size_t>(piece) * largest_piece);
+  }
+
+  std::byte* data_;
+  std::size_t bytes_;
+  int parent_ = -1;  // −1 at the root
+  std::vector<int> children_;
+  // Pieces whose arrival is expected, and those that are on their way to the children.
+  std::int64_t pieces_ = 0, posted_ = 0, forwarded_ = 0;
+  std::deque<Requests> arriving_, leaving_;  // one per piece; arriving_ from piece forwarded_ on
+  std::uint64_t steps_ = 0;
+};
 
 bool BroadcastOperation::step() {
   bool moved = false;
@@ -126,29 +175,56 @@ bool BroadcastOperation::step() {
   return moved;
 }
 
-bool BroadcastOperation::advance() {
-  while (step()) ++steps_;
-  return forwarded_ == pieces_ && leaving_.empty();
-}
+class ReduceOperation final : public WireOperation {
+ public:
+  ReduceOperation(const Group& group, const Place& place, SliceReduction job)
+      : WireOperation(group, place, job.kind()), job_(std::move(job)) {}
+  std::uint64_t steps() const override { return steps_; }
 
-ReduceOperation::ReduceOperation(const Group& group, const Place& place, SliceReduction job)
-    : WireOperation(group, place, job.kind()), job_(std::move(job)) {}
-
-std::byte* ReduceOperation::scratch(int rank, std::int64_t piece) const {
-  const std::int64_t lane = rank < group_.rank ? rank : rank - 1;
-  const auto lanes = static_cast<std::int64_t>(group_.size - 1);
-  const auto stride = static_cast<std::int64_t>(device::aligned(job_.bytes(piece_elements_)));
-  return scratch_ + (piece % static_cast<std::int64_t>(slots_.size()) * lanes + lane) * stride;
-}
-
-template <class Visit>
-void ReduceOperation::for_each_peer(std::int64_t piece, const Visit& visit) const {
-  // Everyone begins with its successor, so that no rank is everyone's first target.
-  for (int step = 1; step < group_.size; ++step) {
-    const int peer = (group_.rank + step) % group_.size;
-    visit(peer, stretch(peer, piece));
+ private:
+  void begin() override;
+  bool advance() override {
+    while (step()) ++steps_;
+    return added_ == pieces_ && opened_ == pieces_ && results_.empty();
   }
-}
+  struct Slot {
+    Requests contributions, sends;
+  };
+  Stretch stretch(int rank, std::int64_t piece) const {
+    return job_.stretch(rank, piece, piece_elements_);
+  }
+  std::byte* scratch(int rank, std::int64_t piece) const {
+    const std::int64_t lane = rank < group_.rank ? rank : rank - 1;
+    const auto lanes = static_cast<std::int64_t>(group_.size - 1);
+    const auto stride = static_cast<std::int64_t>(device::aligned(job_.bytes(piece_elements_)));
+    return scratch_ + (piece % static_cast<std::int64_t>(slots_.size()) * lanes + lane) * stride;
+  }
+  Slot& slot(std::int64_t piece) { return slots_[static_cast<std::size_t>(piece) % slots_.size()]; }
+  template <class Visit>
+  void for_each_peer(std::int64_t piece, const Visit& visit) const {
+    // Everyone begins with its successor, so that no rank is everyone's first target.
+    for (int step = 1; step < group_.size; ++step) {
+      const int peer = (group_.rank + step) % group_.size;
+      visit(peer, stretch(peer, piece));
+    }
+  }
+  void post(std::int64_t piece);
+  void reduce(std::int64_t piece);
+  void publish(std::int64_t piece);
+  void open(std::int64_t piece);
+  bool step();
+
+  SliceReduction job_;
+  std::int64_t piece_elements_ = 1, pieces_ = 0;
+  std::byte* scratch_ = nullptr;
+  std::vector<Slot> slots_;
+  std::deque<Requests> results_;
+  std::deque<std::shared_ptr<device::Fence>> adding_;  // from piece added_ on
+  // Pieces whose contributions are under way; are being added; are added; whose sends are over, so
+  // that results may arrive in their place. Each is passed in order.
+  std::int64_t posted_ = 0, reduced_ = 0, added_ = 0, opened_ = 0;
+  std::uint64_t steps_ = 0;
+};
 
 void ReduceOperation::begin() {
   const std::int64_t longest = job_.longest();
@@ -235,9 +311,29 @@ bool ReduceOperation::step() {
   return moved;
 }
 
-bool ReduceOperation::advance() {
-  while (step()) ++steps_;
-  return added_ == pieces_ && opened_ == pieces_ && results_.empty();
+}  // namespace
+
+std::unique_ptr<device::Operation> make_exchange(const Group& group, const Place& place,
+                                                 OperationKind kind, std::vector<Part> parts,
+                                                 std::vector<LocalCopy> copies) {
+  return std::make_unique<ExchangeOperation>(group, place, kind, std::move(parts),
+                                             std::move(copies));
+}
+
+std::unique_ptr<device::Operation> make_broadcast(const Group& group, const Place& place,
+                                                  const Tensor& data, int root) {
+  return std::make_unique<BroadcastOperation>(group, place, data, root);
+}
+
+std::unique_ptr<device::Operation> make_reduction(const Group& group, const Place& place,
+                                                  SliceReduction job) {
+  return std::make_unique<ReduceOperation>(group, place, std::move(job));
+}
+
+std::size_t reduce_scratch_bytes(int size, std::size_t slice) {
+  const std::size_t piece = reduce_piece_bytes(size);
+  const std::size_t slots = slots_for((slice + piece - 1) / piece);
+  return slots * static_cast<std::size_t>(size - 1) * device::aligned(std::min(piece, slice));
 }
 
 }  // namespace trireme::comm

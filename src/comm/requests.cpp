@@ -37,7 +37,7 @@ void Requests::send(const std::byte* data, std::size_t bytes, int peer, int tag)
     mpi_check(MPI_Isend(known(data + done), static_cast<int>(part), MPI_BYTE, peer,
                         wire_.first_tag + tag, wire_.comm, &requests_.back()),
               "MPI_Isend");
-    *wire_.sent += static_cast<std::int64_t>(part);
+    if (wire_.sent != nullptr) *wire_.sent += static_cast<std::int64_t>(part);
     done += part;
   } while (done < bytes);
 }
@@ -53,6 +53,12 @@ void Requests::receive(std::byte* data, std::size_t bytes, int peer, int tag) {
               "MPI_Irecv");
     done += part;
   } while (done < bytes);
+}
+
+void Requests::receive(MPI_Message& message, std::byte* data, int bytes) {
+  requests_.push_back(MPI_REQUEST_NULL);
+  lengths_.push_back(bytes);
+  mpi_check(MPI_Imrecv(data, bytes, MPI_BYTE, &message, &requests_.back()), "MPI_Imrecv");
 }
 
 bool Requests::test() {

@@ -11,7 +11,7 @@
 
 namespace trireme::comm {
 
-/// Where messages go, and who counts the bytes that are sent.
+/// Where messages go, and what counts the bytes that are sent; null: nothing does.
 struct Wire {
   MPI_Comm comm = MPI_COMM_NULL;
   int first_tag = 0;
@@ -34,6 +34,8 @@ class Requests {
   /// `tag` counts from the wire's first.
   void send(const std::byte* data, std::size_t bytes, int peer, int tag);
   void receive(std::byte* data, std::size_t bytes, int peer, int tag);
+  /// A message that was probed.
+  void receive(MPI_Message& message, std::byte* data, int bytes);
   /// True once all are finished; then the set is empty.
   bool test();
 

@@ -6,61 +6,100 @@
 #include "rpc_service.hpp"
 
 namespace trireme::comm::rpc {
+namespace {
 
 Bytes message_of(const Heading& heading, std::string_view name, std::span<const std::byte> value) {
-  Bytes message(sizeof(Heading) + name.size() + value.size());
+  const auto letters = std::as_bytes(std::span(name));
+  Bytes message(sizeof(Heading) + letters.size() + value.size());
   std::memcpy(message.data(), &heading, sizeof(Heading));
-  if (!name.empty()) std::memcpy(message.data() + sizeof(Heading), name.data(), name.size());
-  if (!value.empty()) {
-    std::memcpy(message.data() + sizeof(Heading) + name.size(), value.data(), value.size());
-  }
+  const auto rest = message.begin() + sizeof(Heading);
+  std::copy(value.begin(), value.end(), std::copy(letters.begin(), letters.end(), rest));
   return message;
 }
 
-Bytes bytes_of(std::string_view text) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-  return {bytes, bytes + text.size()};
+}  // namespace
+
+Endpoint::Endpoint(MPI_Comm parent, Options options)
+    : service_(std::make_shared<Service>(parent, std::move(options))) {}
+int Endpoint::size() const { return service_->size(); }
+void Endpoint::start() { service_->start(); }
+void Endpoint::lose(int peer, const std::string& why) { service_->lose(peer, why); }
+bool Endpoint::close(double seconds) { return service_->close(seconds); }
+std::thread::id Endpoint::service_thread() const { return service_->thread_id(); }
+
+void Endpoint::serve_bytes(const std::string& name, Handler handler) {
+  service_->serve(name, std::move(handler));
 }
 
-std::shared_ptr<Outgoing> Service::call(const char* name, int rank, Bytes request,
+std::shared_future<Bytes> Endpoint::call_bytes(const char* name, int peer, const Bytes& request,
+                                               std::span<const std::byte> bulk,
+                                               std::span<std::byte> room) {
+  return service_->call(name, peer, request, bulk, room);
+}
+
+void Arrived::receive(std::span<std::byte> memory,
+                      std::function<void(std::shared_ptr<Arrived>)> then) {
+  if (const auto own = service.lock()) own->receive(shared_from_this(), memory, std::move(then));
+}
+
+void Arrived::reply(const Bytes& value, std::span<const std::byte> bulk_of_reply,
+                    const std::function<void()>& sent) {
+  if (bulk_of_reply.size() > room) {
+    throw Error("a reply with {} bytes of bulk to {}: its caller has room for {}",
+                bulk_of_reply.size(), name, room);
+  }
+  answer(Kind::reply, value, bulk_of_reply, sent);
+}
+
+void Arrived::fail(const std::string& reason) { answer(Kind::failure, encode(reason), {}, {}); }
+
+/// Does nothing but for the first answer.
+void Arrived::answer(Kind kind, const Bytes& value, std::span<const std::byte> bulk_of_reply,
+                     const std::function<void()>& sent) {
+  const bool first = !answered.exchange(true);
+  if (const auto own = first ? service.lock() : nullptr) {
+    const std::size_t drain = received.exchange(true) ? 0 : bulk;
+    own->answer(*this, kind, value, bulk_of_reply, drain, sent);
+  } else if (sent) {
+    sent();
+  }
+}
+
+std::shared_future<Bytes> Service::call(const char* name, int rank, const Bytes& request,
                                         std::span<const std::byte> bulk,
                                         std::span<std::byte> room) {
   require_peer(rank, name);
   TRIREME_ASSERT(started_, "rpc: {} is called before start()", name);
-  if (request.size() > options_.largest_message) {
-    throw Error("rpc: a request of {} bytes for {}: requests have at most {}; send it as bulk",
-                request.size(), name, options_.largest_message);
-  }
   auto call = std::make_shared<Outgoing>();
   call->name = name;
   call->peer = rank;
   call->bulk = bulk;
   call->room = room;
-  call->service_thread = thread_id_;
   {
-    std::unique_lock lock(mutex_);
-    const auto may_go = [&] { return closing_ || peer(rank).gone() || !peer(rank).slots.empty(); };
-    if (!may_go() && std::this_thread::get_id() == thread_id_) {
-      throw Error("rpc: {} calls to rank {} are outstanding, and a handler may not wait for one",
-                  options_.outstanding, rank);
-    }
-    room_.wait(lock, may_go);
+    const std::lock_guard lock(mutex_);
     if (closing_) throw Error("rpc: {} is called after the endpoint was closed", name);
-    if (!peer(rank).gone()) {
-      call->slot = peer(rank).slots.back();
-      peer(rank).slots.pop_back();
+    Peer& peer = this->peer(rank);
+    if (!peer.gone() && peer.free_slots.empty()) {
+      constexpr int most_slots = 16'000;  // tags: the least that MPI_TAG_UB may be is 32767
+      TRIREME_ASSERT(peer.slots < most_slots, "rpc: {} calls to rank {} are outstanding",
+                     peer.slots, rank);
+      peer.free_slots.push_back(peer.slots++);
+    }
+    if (!peer.gone()) {
+      call->slot = peer.free_slots.back();
+      peer.free_slots.pop_back();
     }
     call->number = ++calls_;
   }
-  const Heading heading{Kind::request, call->slot,     call->number,     bulk.size(),
-                        room.size(),   options_.piece, call->name.size()};
-  Bytes message = message_of(heading, call->name, request);
-  if (!post([this, call, message = std::move(message)]() mutable {
+  const Heading heading{Kind::request, call->slot,  call->number,
+                        bulk.size(),   room.size(), call->name.size()};
+  std::shared_future<Bytes> reply = call->promise.get_future().share();
+  if (!post([this, call, message = message_of(heading, call->name, request)]() mutable {
         begin(call, std::move(message));
       })) {
     throw Error("rpc: {} is called after the endpoint was closed", name);
   }
-  return call;
+  return reply;
 }
 
 void Service::begin(const std::shared_ptr<Outgoing>& call, Bytes message) {
@@ -85,18 +124,16 @@ void Service::begin(const std::shared_ptr<Outgoing>& call, Bytes message) {
 
 void Service::end_if_complete(const std::shared_ptr<Outgoing>& call) {
   if (!call->sent || !call->answered || !call->received) return;
-  peer(call->peer).calls.erase(call->number);
-  {
+  if (peer(call->peer).calls.erase(call->number) == 0) return;  // it has ended
+  if (call->slot >= 0) {
     const std::lock_guard lock(mutex_);
-    if (call->slot >= 0) peer(call->peer).slots.push_back(call->slot);
-    call->slot = -1;
+    peer(call->peer).free_slots.push_back(call->slot);
   }
-  room_.notify_all();
-  {
-    const std::lock_guard lock(call->mutex);
-    call->over = true;
+  if (call->error) {
+    call->promise.set_exception(call->error);
+  } else {
+    call->promise.set_value(std::move(call->reply));
   }
-  call->ended.notify_all();
 }
 
 void Service::fail_calls(int rank, const std::string& why) {
@@ -104,7 +141,6 @@ void Service::fail_calls(int rank, const std::string& why) {
   for (const auto& [number, call] : calls) {
     if (!call->answered) {
       const std::string line = fmt::format("rank {}, {}: {}", rank, call->name, why);
-      const std::lock_guard lock(call->mutex);
       call->error = peer(rank).gone() ? std::make_exception_ptr(PeerLost(line))
                                       : std::make_exception_ptr(Error(line));
       call->answered = call->received = true;
@@ -114,12 +150,12 @@ void Service::fail_calls(int rank, const std::string& why) {
 }
 
 void Service::deliver(int rank, const Bytes& message) {
-  Heading heading;
-  TRIREME_ASSERT(message.size() >= sizeof(heading), "rpc: {} bytes from rank {}", message.size(),
+  TRIREME_ASSERT(message.size() >= sizeof(Heading), "rpc: {} bytes from rank {}", message.size(),
                  rank);
-  std::memcpy(&heading, message.data(), sizeof(heading));
+  const auto [first, rest] = std::pair(std::span(message).first(sizeof(Heading)),
+                                       std::span(message).subspan(sizeof(Heading)));
+  const auto heading = decode<Heading>(first);
   peer(rank).silent = 0;
-  const auto rest = std::span(message).subspan(sizeof(heading));
   TRIREME_ASSERT(heading.name <= rest.size(), "rpc: a name of {} bytes", heading.name);
   const std::string_view name(reinterpret_cast<const char*>(rest.data()), heading.name);
   const auto value = rest.subspan(heading.name);
@@ -149,57 +185,46 @@ void Service::deliver_request(int rank, const Heading& heading, std::string_view
   call->caller = rank;
   call->slot = heading.slot;
   call->number = heading.call;
-  call->piece = heading.piece;
   call->bulk = heading.bulk;
   call->room = heading.room;
-  call->largest = options_.largest_message;
   call->received = heading.bulk == 0;
   peer(rank).arrived.emplace(call->number, call);
   const auto handler = handlers_.find(name);
   try {
-    if (leaving_) throw Error("rank {} has left", this->rank());
+    if (leaving_) throw Error("rank {} has left", mail_.rank());
     if (handler == handlers_.end()) {
-      throw Error("rank {} serves no method of this name", this->rank());
+      throw Error("rank {} serves no method of this name", mail_.rank());
     }
     handler->second(call, value);
   } catch (const std::exception& error) {
-    fail_call(*call, error.what());
+    call->fail(error.what());
   }
 }
 
 void Service::deliver_answer(int rank, const Heading& heading, std::span<const std::byte> value) {
   const auto found = peer(rank).calls.find(heading.call);
   if (found == peer(rank).calls.end() || found->second->answered) {
-    if (heading.bulk > 0) {
-      mail_.drain_bulk(rank, reply_bulk_tag(heading.slot), heading.bulk, heading.piece);
-    }
+    if (heading.bulk > 0) mail_.drain_bulk(rank, reply_bulk_tag(heading.slot), heading.bulk);
     return;
   }
   const auto call = found->second;
-  {
-    const std::lock_guard lock(call->mutex);
-    if (heading.kind == Kind::failure) {
-      call->error = std::make_exception_ptr(
-          RemoteError("rank {}, {}: {}", rank, call->name,
-                      std::string_view(reinterpret_cast<const char*>(value.data()), value.size())));
-    }
-    call->reply.assign(value.begin(), value.end());
-    call->reply_bulk = heading.bulk;
+  if (heading.kind == Kind::failure) {
+    call->error = std::make_exception_ptr(
+        RemoteError("rank {}, {}: {}", rank, call->name, decode<std::string>(value)));
   }
+  call->reply.assign(value.begin(), value.end());
   call->answered = true;
   call->received = heading.bulk == 0;
   if (call->received) return end_if_complete(call);
   const auto ended = [this, call, rank](bool finished) {
     call->received = true;
     if (!finished) {
-      const std::lock_guard lock(call->mutex);
       call->error = std::make_exception_ptr(
           PeerLost("rank {}, {}: lost while its reply arrived", rank, call->name));
     }
     end_if_complete(call);
   };
-  mail_.receive_bulk(rank, reply_bulk_tag(call->slot), call->room.first(heading.bulk),
-                     heading.piece, ended);
+  mail_.receive_bulk(rank, reply_bulk_tag(call->slot), call->room.first(heading.bulk), ended);
 }
 
 void Service::receive(std::shared_ptr<Arrived> call, std::span<std::byte> memory,
@@ -210,52 +235,41 @@ void Service::receive(std::shared_ptr<Arrived> call, std::span<std::byte> memory
   if (call->received.exchange(true) && call->bulk > 0) {
     throw Error("the bulk was received before, or its caller has left");
   }
-  const auto finish = [](const std::shared_ptr<Arrived>& call,
-                         const std::function<void(std::shared_ptr<Arrived>)>& then) {
-    try {
-      then(call);
-    } catch (const std::exception& error) {
-      fail_call(*call, error.what());
-    }
-  };
-  post([this, call = std::move(call), memory, then = std::move(then), finish] {
+  post([this, call = std::move(call), memory, then = std::move(then)] {
+    const auto finish = [call, then](bool finished) {
+      try {
+        if (finished) then(call);
+      } catch (const std::exception& error) {
+        call->fail(error.what());
+      }
+    };
     if (peer(call->caller).lost) return;
-    if (memory.empty()) return finish(call, then);
-    mail_.receive_bulk(call->caller, request_bulk_tag(call->slot), memory, call->piece,
-                       [call, then, finish](bool finished) {
-                         if (finished) finish(call, then);
-                       });
+    if (memory.empty()) return finish(true);
+    mail_.receive_bulk(call->caller, request_bulk_tag(call->slot), memory, finish);
   });
 }
 
-void Service::answer(Answer answer) {
-  const auto sent = answer.sent;
-  const bool posted =
-      post([this, answer = std::move(answer)]() mutable { send_answer(std::move(answer)); });
+void Service::answer(const Arrived& call, Kind kind, const Bytes& value,
+                     std::span<const std::byte> bulk, std::size_t drain,
+                     const std::function<void()>& sent) {
+  const Heading heading{kind, call.slot, call.number, bulk.size(), 0, 0};
+  // The Arrived may be gone when this runs.
+  const bool posted = post([this, heading, caller = call.caller, bulk, drain, sent,
+                            message = message_of(heading, {}, value)] {
+    Peer& peer = this->peer(caller);
+    peer.arrived.erase(heading.call);
+    if (!peer.lost && drain > 0) mail_.drain_bulk(caller, request_bulk_tag(heading.slot), drain);
+    const bool waits = !peer.gone() && !bulk.empty();
+    if (!peer.gone()) mail_.send(caller, message);
+    if (waits) {
+      mail_.send_bulk(caller, reply_bulk_tag(heading.slot), bulk, [sent](bool) {
+        if (sent) sent();
+      });
+    } else if (sent) {
+      sent();
+    }
+  });
   if (!posted && sent) sent();
-}
-
-void Service::send_answer(Answer answer) {
-  Peer& peer = this->peer(answer.caller);
-  peer.arrived.erase(answer.number);
-  if (!peer.lost && answer.drain > 0) {
-    mail_.drain_bulk(answer.caller, request_bulk_tag(answer.slot), answer.drain, answer.piece);
-  }
-  if (peer.gone()) {
-    if (answer.sent) answer.sent();
-    return;
-  }
-  const Heading heading{
-      answer.kind, answer.slot, answer.number, answer.bulk.size(), 0, options_.piece, 0};
-  mail_.send(answer.caller, message_of(heading, {}, answer.value));
-  if (!answer.bulk.empty()) {
-    mail_.send_bulk(answer.caller, reply_bulk_tag(answer.slot), answer.bulk,
-                    [sent = std::move(answer.sent)](bool) {
-                      if (sent) sent();
-                    });
-  } else if (answer.sent) {
-    answer.sent();
-  }
 }
 
 }  // namespace trireme::comm::rpc

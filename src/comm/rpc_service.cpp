@@ -24,26 +24,14 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
 
 Service::Service(MPI_Comm parent, Options options)
     : options_(std::move(options)),
-      mail_(parent, options_.piece,
-            {[this](int rank, const Bytes& message) { deliver(rank, message); },
-             [this](int rank, const std::string& why) { lose_now(rank, why); }}) {
-  constexpr int most_slots = 16'000;  // tags: the least that MPI_TAG_UB may be is 32767
-  TRIREME_ASSERT(options_.outstanding >= 1 && options_.outstanding <= most_slots,
-                 "{} outstanding calls", options_.outstanding);
-  TRIREME_ASSERT(options_.piece >= 1 && options_.piece <= std::size_t{1} << 30, "pieces of {}",
-                 options_.piece);
+      mail_(
+          parent, [this](int rank, const Bytes& message) { deliver(rank, message); },
+          [this](int rank, const std::string& why) { lose_now(rank, why); }) {
   peers_.resize(static_cast<std::size_t>(size()));
-  for (Peer& each : peers_) {
-    for (int slot = options_.outstanding - 1; slot >= 0; --slot) each.slots.push_back(slot);
-  }
   for (Peer& each : peers_) each.left = !options_.peers.empty();
   for (const int rank : options_.peers) {
     require_peer(rank, "peer");
     peer(rank).left = false;
-  }
-  for (const int rank : options_.watched) {
-    require_peer(rank, "watched");
-    peer(rank).watched = rank != this->rank();
   }
   // Writing to a peer that died must be an error, not this process's end.
   struct sigaction action {};
@@ -52,8 +40,6 @@ Service::Service(MPI_Comm parent, Options options)
     sigaction(SIGPIPE, &action, nullptr);
   }
 }
-
-Service::~Service() { close(0); }
 
 void Service::require_peer(int rank, const char* what) const {
   TRIREME_ASSERT(rank >= 0 && rank < size(), "rpc: {} rank {} of {}", what, rank, size());
@@ -71,7 +57,7 @@ void Service::start() {
   const std::lock_guard lock(mutex_);
   started_ = true;
   last_heartbeat_ = last_turn_ = Clock::now();
-  thread_ = std::thread([this] { guarded_run(); });
+  thread_ = std::thread([this] { run(); });
   thread_id_ = thread_.get_id();
 }
 
@@ -97,35 +83,30 @@ void Service::lose_now(int rank, const std::string& why) {
     const std::lock_guard lock(mutex_);
     peer.lost = true;
   }
-  room_.notify_all();
   fail_calls(rank, why);
   mail_.give_up(rank);
   if (options_.on_lost) options_.on_lost(rank, why);
 }
 
-std::vector<int> Service::lost() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<int> ranks;
-  for (int rank = 0; rank < size(); ++rank) {
-    if (peers_[static_cast<std::size_t>(rank)].lost) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-bool Service::reachable(int rank) const {
-  require_peer(rank, "asked for");
-  const std::lock_guard lock(mutex_);
-  return !peers_[static_cast<std::size_t>(rank)].gone();
-}
-
-Sent Service::sent() const {
-  const std::lock_guard lock(mutex_);
-  return sent_;
-}
-
-void Service::guarded_run() {
+void Service::run() {
+  int fruitless = 0;
+  microseconds pause = shortest;
   try {
-    run();
+    while (!leaving_ || !may_leave()) {
+      if (turn()) {
+        fruitless = 0;
+        pause = shortest;
+        continue;
+      }
+      if (++fruitless <= yields) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::unique_lock lock(mutex_);
+      const microseconds longest = mail_.idle() ? longest_idle : longest_busy;
+      wake_.wait_for(lock, std::min(pause, longest), [this] { return !commands_.empty(); });
+      pause = std::min(2 * pause, longest_idle);
+    }
   } catch (const std::exception& error) {
     // MPI itself fails: no peer can be reached.
     for (int rank = 0; rank < size(); ++rank) lose_now(rank, error.what());
@@ -133,32 +114,11 @@ void Service::guarded_run() {
   leave();
 }
 
-void Service::run() {
-  int fruitless = 0;
-  microseconds pause = shortest;
-  while (!leaving_ || !may_leave()) {
-    if (turn()) {
-      fruitless = 0;
-      pause = shortest;
-      continue;
-    }
-    if (++fruitless <= yields) {
-      std::this_thread::yield();
-      continue;
-    }
-    std::unique_lock lock(mutex_);
-    const microseconds longest = mail_.idle() ? longest_idle : longest_busy;
-    wake_.wait_for(lock, std::min(pause, longest), [this] { return !commands_.empty(); });
-    pause = std::min(2 * pause, longest_idle);
-  }
-}
-
 bool Service::turn() {
   std::vector<std::function<void()>> commands;
   {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
-    sent_ = mail_.sent();
   }
   for (auto& command : commands) {
     command();
@@ -172,26 +132,25 @@ bool Service::turn() {
 }
 
 void Service::watch_peers(double seconds) {
-  const bool due =
-      options_.beat > 0 && seconds_between(last_heartbeat_, Clock::now()) >= options_.beat;
+  if (options_.silence <= 0) return;
+  const bool due = seconds_between(last_heartbeat_, Clock::now()) >= options_.silence / 5;
   if (due) last_heartbeat_ = Clock::now();
   for (int rank = 0; rank < size(); ++rank) {
     Peer& peer = this->peer(rank);
-    if (!peer.watched || peer.gone()) continue;
-    if (due) send_heartbeat(rank);
+    if (rank == mail_.rank() || peer.gone()) continue;
+    // One that still waits is not followed by another: the peer may be dead.
+    if (due && !std::exchange(peer.heartbeat_pending, true)) {
+      send(rank, Kind::heartbeat, [&peer](bool) { peer.heartbeat_pending = false; });
+    }
     peer.silent += seconds;
-    if (options_.silence > 0 && peer.silent > options_.silence) {
+    if (peer.silent > options_.silence) {
       lose_now(rank, fmt::format("silent for {:.1f} s", peer.silent));
     }
   }
 }
 
-void Service::send_heartbeat(int rank) {
-  Peer& peer = this->peer(rank);
-  if (peer.heartbeat_pending) return;  // the last one still waits: the peer may be dead
-  peer.heartbeat_pending = true;
-  mail_.send(rank, message_of({Kind::heartbeat}, {}, {}),
-             [&peer](bool) { peer.heartbeat_pending = false; });
+void Service::send(int rank, Kind kind, Mail::Done done) {
+  mail_.send(rank, encode(Heading{.kind = kind}), std::move(done));
 }
 
 void Service::deliver_disconnect(int rank) {
@@ -200,15 +159,14 @@ void Service::deliver_disconnect(int rank) {
   for (const auto& [number, weak] : std::exchange(peer.arrived, {})) {
     const auto call = weak.lock();
     if (call && !call->received.exchange(true)) {
-      mail_.drain_bulk(rank, request_bulk_tag(call->slot), call->bulk, call->piece);
+      mail_.drain_bulk(rank, request_bulk_tag(call->slot), call->bulk);
     }
   }
   {
     const std::lock_guard lock(mutex_);
     peer.left = true;
   }
-  room_.notify_all();
-  mail_.send(rank, message_of({Kind::acknowledgement}, {}, {}));
+  send(rank, Kind::acknowledgement);
   fail_calls(rank, "has left");
 }
 
@@ -218,7 +176,6 @@ bool Service::close(double seconds) {
     const std::lock_guard lock(mutex_);
     closing_ = true;
   }
-  room_.notify_all();
   if (thread_.joinable()) {
     const auto patience = std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(std::max(seconds, 0.0)));
@@ -228,14 +185,12 @@ bool Service::close(double seconds) {
   return in_order_;
 }
 
-void Service::fail_kept_calls(int rank) {
-  for (const auto& [number, weak] : std::map(peer(rank).arrived)) {
-    if (const auto call = weak.lock()) fail_call(*call, "its endpoint was closed");
-  }
-}
-
 void Service::send_disconnect(Clock::time_point deadline) {
-  for (int rank = 0; rank < size(); ++rank) fail_kept_calls(rank);
+  for (const Peer& each : peers_) {
+    for (const auto& [number, weak] : std::map(each.arrived)) {
+      if (const auto call = weak.lock()) call->fail("its endpoint was closed");
+    }
+  }
   // Those failures are commands: they go before the disconnect.
   post([this, deadline] {
     leaving_ = true;
@@ -243,7 +198,7 @@ void Service::send_disconnect(Clock::time_point deadline) {
     for (int rank = 0; rank < size(); ++rank) {
       if (peer(rank).gone()) continue;
       peer(rank).disconnecting = true;
-      mail_.send(rank, message_of({Kind::disconnect}, {}, {}));
+      send(rank, Kind::disconnect);
     }
   });
 }
@@ -273,10 +228,8 @@ void Service::leave() {
   {
     const std::lock_guard lock(mutex_);
     over_ = closing_ = true;
-    sent_ = mail_.sent();
     commands.swap(commands_);
   }
-  room_.notify_all();
   for (const auto& command : commands) command();
 }
 

@@ -44,7 +44,7 @@ std::unique_ptr<SharedWindow> SharedWindow::make(MPI_Comm node, std::size_t byte
                                                  device::MemoryLedger& ledger, std::string& why,
                                                  std::optional<std::size_t> room) {
   TRIREME_ASSERT(bytes % alignment == 0, "{} bytes", bytes);
-  // Asked first: a library that runs out of room on one rank may leave the others waiting.
+  // Asked first: a library that runs out of memory on one rank may leave the others waiting.
   // Libraries round segments up to pages and keep their own state beside them.
   constexpr std::size_t beside = std::size_t{64} << 10;
   const std::int64_t needed = reduce(node, bytes + beside, MPI_SUM);

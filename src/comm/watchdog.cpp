@@ -59,6 +59,12 @@ ProcessState state_of(std::int64_t process) {
   return state;
 }
 
+void print_error(const std::string& text) {
+  std::fflush(stdout);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
 }  // namespace
 
 /// One rank's note in shared memory, written by its owner alone. The sequence is odd while a note
@@ -249,10 +255,7 @@ std::string Watchdog::complaint(std::size_t silent, double seconds) const {
 
 void Watchdog::end_job(std::size_t silent, double seconds) {
   if (session_.claim_reporting()) {
-    const std::string text = complaint(silent, seconds);
-    std::fflush(stdout);
-    std::fwrite(text.data(), 1, text.size(), stderr);
-    std::fflush(stderr);
+    print_error(complaint(silent, seconds));
     // Time for the launcher to pass the text on; and other nodes notice at the same time, of which
     // one may have the culprit.
     ::usleep(300'000);
@@ -270,10 +273,7 @@ void Watchdog::end_rank(std::size_t silent, double seconds) {
     if (!own) return;
     ::usleep(100'000);  // another rank is about to print what this one did last
   } else {
-    const std::string text = complaint(silent, seconds);
-    std::fflush(stdout);
-    std::fwrite(text.data(), 1, text.size(), stderr);
-    std::fflush(stderr);
+    print_error(complaint(silent, seconds));
   }
   // One that counts processes otherwise ends itself, unless it is stopped: then it stays so.
   const bool near = slot.process_namespace == process_namespace();

@@ -26,6 +26,42 @@ std::vector<int> range(int first, int end) {
   return ranks;
 }
 
+}  // namespace
+
+Starting::Starting(comm::Session& session, double heartbeat)
+    : session_(session),
+      beats_(session.world(),
+             {.peers = range(0, session.rank() == 0 ? session.size() : 1),
+              .silence = heartbeat,
+              .on_lost = [this](int rank, const std::string& why) { lose(rank, why); }}) {
+  beats_.start();
+}
+
+Starting::~Starting() {
+  if (over_.exchange(true)) return;
+  for (int rank = 0; rank < beats_.size(); ++rank) beats_.lose(rank, "not waited for");
+}
+
+void Starting::end() {
+  over_ = true;
+  beats_.close(1);
+}
+
+void Starting::lose(int rank, const std::string& why) {
+  if (over_) return;
+  if (session_.claim_reporting()) {
+    fmt::print(stderr,
+               "trireme: error: rank {} is lost while the job starts: {}; look there for its last "
+               "words\n",
+               rank, why);
+  } else {
+    ::sleep(1);  // another rank of this node is about to print
+  }
+  session_.abort(1);
+}
+
+namespace {
+
 /// One parameter server of the job.
 class AsyncHost {
  public:
@@ -42,16 +78,17 @@ class AsyncHost {
       return;
     }
     interruption_ = std::make_unique<Interruption>(job, endpoint);
-    endpoint.serve(async::save, [this](comm::rpc::Call<async::Nothing> call, async::Nothing) {
-      const auto text = std::make_shared<std::vector<std::byte>>(call.bulk_bytes());
-      call.receive(*text, [this, text](comm::rpc::Call<async::Nothing> whole) {
-        queue_.post({"checkpoint", [this, text, whole]() mutable {
-                       save(state_of(*text));
-                       whole.reply({});
-                     }});
-      });
-    });
-    endpoint.serve(async::leave, [this](comm::rpc::Call<std::string> call, async::Nothing) {
+    endpoint.serve(messages::save,
+                   [this](comm::rpc::Call<messages::Nothing> call, messages::Nothing) {
+                     const auto text = std::make_shared<std::vector<std::byte>>(call.bulk_bytes());
+                     call.receive(*text, [this, text](comm::rpc::Call<messages::Nothing> whole) {
+                       queue_.post({"checkpoint", [this, text, whole]() mutable {
+                                      save(state_of(*text));
+                                      whole.reply({});
+                                    }});
+                     });
+                   });
+    endpoint.serve(messages::leave, [this](comm::rpc::Call<std::string> call, messages::Nothing) {
       queue_.post({"leave", [this, call]() mutable {
                      call.reply(account().dump());
                      left_ = true;
@@ -132,7 +169,7 @@ class AsyncHost {
       std::vector<json> accounts{account()};
       for (int s = 1; s < job_.place.servers; ++s) {
         accounts.push_back(
-            json::parse(endpoint_.call(async::leave, job_.first_server() + s, {}).get()));
+            json::parse(endpoint_.call(messages::leave, job_.first_server() + s, {}).get()));
       }
       conductor_->finish(accounts, server_.counts());
       return ending;
@@ -156,10 +193,10 @@ class AsyncHost {
 
   std::string save_with_all(const checkpoint::State& state) {
     const std::string text = to_text(state);
-    std::vector<comm::rpc::Future<async::Nothing>> others;
+    std::vector<comm::rpc::Future<messages::Nothing>> others;
     for (int s = 1; s < job_.place.servers; ++s) {
-      others.push_back(
-          endpoint_.call(async::save, job_.first_server() + s, {}, std::as_bytes(std::span(text))));
+      others.push_back(endpoint_.call(messages::save, job_.first_server() + s, {},
+                                      std::as_bytes(std::span(text))));
     }
     std::exception_ptr error;
     std::string folder;
@@ -216,8 +253,8 @@ ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::stri
 
 Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queue,
                    const std::function<void(AsyncHost*)>& show) {
-  Side side(job, true);
-  AsyncHost host(job, side.session(), endpoint, queue);
+  const auto side = side_of(job, true);
+  AsyncHost host(job, *side, endpoint, queue);
   show(&host);
   Beginning beginning;
   beginning.environment = probe_environment(job, *job.everyone);
@@ -232,23 +269,11 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queu
   const Ending ending = host.run();
   host.leave();
   show(nullptr);
-  if (job.config.server.tolerate_failures) side.session().abandon();
+  if (job.config.server.tolerate_failures) side->abandon();
   return ending;
 }
 
 }  // namespace
-
-comm::rpc::Options async_options(const AsyncJob& job) {
-  const int all = job.place.workers + job.place.servers;
-  comm::rpc::Options options;
-  // Pushes and pulls of all groups at once, and what asks and commits.
-  options.outstanding = 2 * static_cast<int>(job.stage.layout().groups().size()) + 4;
-  options.silence = job.config.server.heartbeat;
-  options.beat = options.silence / 5;
-  options.peers = range(job.serves() ? 0 : job.first_server(), all);
-  options.watched = options.peers;
-  return options;
-}
 
 Interruption::Interruption(AsyncJob& job, comm::rpc::Endpoint& endpoint)
     : signals_(parse_signals(job.config.train.signals)),
@@ -258,16 +283,18 @@ Interruption::Interruption(AsyncJob& job, comm::rpc::Endpoint& endpoint)
 void Interruption::notify() {
   const int signal = signals_.caught();
   if (signal == 0 || std::exchange(notified_, true)) return;
-  static_cast<void>(endpoint_.call(async::interrupt, first_server_, signal));
+  static_cast<void>(endpoint_.call(messages::interrupt, first_server_, signal));
 }
 
-namespace {
-
 Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
-                 const DeviceSource& devices, Starting& start) {
+                 const DeviceSource& devices) {
+  Starting start(session, config.server.heartbeat);
   AsyncJob job(session, config, fields, devices, start);
-  comm::rpc::Options options = async_options(job);
   AsyncHost* host = nullptr;
+  // Workers and servers watch each other, and servers themselves.
+  comm::rpc::Options options{.peers = range(job.serves() ? 0 : job.first_server(), session.size()),
+                             .silence = config.server.heartbeat,
+                             .on_lost = {}};
   if (job.serves()) {
     options.on_lost = [&host](int rank, const std::string& why) {
       if (host != nullptr) host->lose(rank, why);
@@ -281,7 +308,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
     return serve_async(job, endpoint, queue, [&](AsyncHost* own) { host = own; });
   }
 
-  const Side none(job, true);  // collective with the servers
+  side_of(job, true);  // collective with the servers
   probe_environment(job, *job.everyone);
   std::vector<std::string> passed_over;
   find_beginning(job, nullptr, passed_over);
@@ -312,14 +339,6 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   }
   endpoint.close();
   return ending;
-}
-
-}  // namespace
-
-Ending run_async(comm::Session& session, RunConfig& config, const config::Fields& fields,
-                 const DeviceSource& devices) {
-  Starting start(session, config.server.heartbeat);
-  return run_async(session, config, fields, devices, start);
 }
 
 }  // namespace trireme::data_parallel

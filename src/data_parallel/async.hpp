@@ -2,13 +2,37 @@
 // them hands out the work, and nothing after the start is collective over the workers.
 #pragma once
 
+#include <atomic>
+#include <string>
+
 #include "trireme/comm/rpc.hpp"
 #include "trireme/train/interrupts.hpp"
 
 #include "served.hpp"
-#include "starting.hpp"
 
 namespace trireme::data_parallel {
+
+/// The time in which all ranks still start together, and need each other: one that dies or is
+/// stopped ends all others, on all nodes and whatever the launcher lets live. Rank 0 finds it
+/// silent, and all find rank 0 so.
+class Starting {
+ public:
+  /// Collective over the session. `heartbeat`: seconds of silence that mean death.
+  Starting(comm::Session& session, double heartbeat);
+  Starting(const Starting&) = delete;
+  Starting& operator=(const Starting&) = delete;
+  /// Unless end() came before, the others find that this rank is silent.
+  ~Starting();
+  /// Once all ranks are watched otherwise, or leave together.
+  void end();
+
+ private:
+  void lose(int rank, const std::string& why);
+
+  comm::Session& session_;
+  std::atomic<bool> over_ = false;
+  comm::rpc::Endpoint beats_;
+};
 
 /// What all ranks of such a job know before it starts.
 struct AsyncJob : ServedJob {
@@ -25,9 +49,6 @@ struct AsyncJob : ServedJob {
 
   Starting& heartbeats;
 };
-
-/// How this rank's endpoint watches others: workers and servers each other, and servers themselves.
-comm::rpc::Options async_options(const AsyncJob& job);
 
 /// Signals that come to another rank than the first server, which decides about them.
 class Interruption {

@@ -6,8 +6,7 @@
 #include <mpi.h>
 
 #include "trireme/comm/agree.hpp"
-#include "trireme/data_parallel/async_worker.hpp"
-#include "trireme/data_parallel/memory.hpp"
+#include "trireme/data_parallel/run.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/train/inject.hpp"
 
@@ -58,11 +57,10 @@ class AsyncTraining {
 
   Ending run() {
     recorder_.reset();
-    async::Outcome outcome;
+    messages::Outcome outcome;
     for (;;) {
-      const async::Work work = ask(outcome);
+      const messages::Work work = ask(outcome);
       outcome = {.number = work.ticket.number};
-      const auto begin = Recorder::Clock::now();
       switch (work.ticket.kind) {
         case Ticket::Kind::train:
           train(work, outcome);
@@ -71,10 +69,9 @@ class AsyncTraining {
           evaluate(work.ticket, outcome);
           break;
         case Ticket::Kind::leave:
-          endpoint_.call(async::account, job_.first_server(), account().dump()).get();
+          endpoint_.call(messages::account, job_.first_server(), account().dump()).get();
           return static_cast<Ending>(work.ending);
       }
-      outcome.seconds = seconds_since(begin);
     }
   }
 
@@ -93,12 +90,12 @@ class AsyncTraining {
     return question;
   }
 
-  async::Work ask(const async::Outcome& outcome) {
+  messages::Work ask(const messages::Outcome& outcome) {
     interruption_.notify();
     job_.watchdog.beat("wait for a ticket");
     const comm::Watchdog::Pause idle(job_.watchdog);  // others may be slow
     const Section section(recorder_, "wait for a ticket");
-    return endpoint_.call(async::ask, job_.first_server(), outcome).get();
+    return endpoint_.call(messages::ask, job_.first_server(), outcome).get();
   }
 
   void fetch() {
@@ -113,7 +110,7 @@ class AsyncTraining {
             .document_mask = config_.data.document_mask};
   }
 
-  void train(const async::Work& work, async::Outcome& outcome) {
+  void train(const messages::Work& work, messages::Outcome& outcome) {
     const Ticket& ticket = work.ticket;
     comm::Watchdog& watchdog = job_.watchdog;
     watchdog.beat("load data", ticket.step + 1);
@@ -147,12 +144,11 @@ class AsyncTraining {
       outcome.skipped = 1;
       replica_.skip();
     }
-    outcome.staleness = link_->staleness();
     ++trained_;
   }
 
   /// Sums over part `share` of as many as there were workers of the validation windows.
-  void evaluate(const Ticket& ticket, async::Outcome& outcome) {
+  void evaluate(const Ticket& ticket, messages::Outcome& outcome) {
     fetch();
     const Section section(recorder_, "evaluate");
     const std::int64_t length = config_.model.sequence;

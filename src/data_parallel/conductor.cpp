@@ -9,31 +9,6 @@ namespace trireme::data_parallel {
 
 using namespace train;
 
-namespace {
-
-std::vector<report::SectionTimes> section_times(const std::vector<nlohmann::json>& ranks) {
-  std::map<std::string, report::SectionTimes> times;
-  for (const nlohmann::json& rank : ranks) {
-    for (const auto& [name, seconds] : rank.at("sections").items()) times[name].name = name;
-  }
-  std::vector<report::SectionTimes> rows;
-  for (auto& [name, row] : times) {
-    row.minimum = 1e300;
-    for (const nlohmann::json& rank : ranks) {
-      const double seconds = rank.at("sections").value(name, 0.0);
-      row.minimum = std::min(row.minimum, seconds);
-      row.maximum = std::max(row.maximum, seconds);
-      row.average += seconds / static_cast<double>(ranks.size());
-    }
-    rows.push_back(row);
-  }
-  std::sort(rows.begin(), rows.end(),
-            [](const auto& a, const auto& b) { return a.average > b.average; });
-  return rows;
-}
-
-}  // namespace
-
 Conductor::Conductor(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queue, Save save)
     : job_(job),
       config_(job.config),
@@ -54,8 +29,8 @@ StopSources Conductor::sources() {
 }
 
 void Conductor::serve(comm::rpc::Endpoint& endpoint) {
-  endpoint.serve(async::ask,
-                 [this](comm::rpc::Call<async::Work> call, const async::Outcome& outcome) {
+  endpoint.serve(messages::ask,
+                 [this](comm::rpc::Call<messages::Work> call, const messages::Outcome& outcome) {
                    queue_.post({"hand out work", [this, call = std::move(call), outcome] {
                                   const int worker = call.caller();
                                   take(worker, outcome);
@@ -63,15 +38,15 @@ void Conductor::serve(comm::rpc::Endpoint& endpoint) {
                                   answer();
                                 }});
                  });
-  endpoint.serve(async::interrupt,
-                 [this](comm::rpc::Call<async::Nothing> call, std::int64_t signal) {
+  endpoint.serve(messages::interrupt,
+                 [this](comm::rpc::Call<messages::Nothing> call, std::int64_t signal) {
                    queue_.post({"hand out work", [this, call, signal]() mutable {
                                   interrupted_ = static_cast<int>(signal);
                                   call.reply({});
                                 }});
                  });
-  endpoint.serve(async::account,
-                 [this](comm::rpc::Call<async::Nothing> call, const std::string& text) {
+  endpoint.serve(messages::account,
+                 [this](comm::rpc::Call<messages::Nothing> call, const std::string& text) {
                    queue_.post({"hand out work", [this, call = std::move(call), text]() mutable {
                                   accounts_[call.caller()] = nlohmann::json::parse(text);
                                   call.reply({});
@@ -174,7 +149,7 @@ void Conductor::answer() {
   }
 }
 
-void Conductor::take(int worker, const async::Outcome& outcome) {
+void Conductor::take(int worker, const messages::Outcome& outcome) {
   if (outcome.number < 0 || lost_.contains(worker)) return;
   const Ticket ticket = tickets_->finish(worker);
   if (ticket.number != outcome.number) {
@@ -185,7 +160,7 @@ void Conductor::take(int worker, const async::Outcome& outcome) {
   parts_[ticket.share] = {outcome.loss, outcome.weight};
 }
 
-void Conductor::note_share(const Ticket& ticket, const async::Outcome& outcome) {
+void Conductor::note_share(const Ticket& ticket, const messages::Outcome& outcome) {
   Batch& batch = batches_[ticket.step];
   ++batch.shares;
   if (outcome.skipped == 0) {
@@ -308,10 +283,12 @@ void Conductor::finish(const std::vector<nlohmann::json>& servers,
   RunSummary summary;
   for (const auto& [worker, account] : accounts_) summary.ranks.push_back(account);
   summary.ranks.insert(summary.ranks.end(), servers.begin(), servers.end());
+  std::vector<nlohmann::json> sections;
   for (const nlohmann::json& rank : summary.ranks) {
+    sections.push_back(rank.at("sections"));
     summary.resident = std::max(summary.resident, rank.at("resident_peak").get<std::int64_t>());
   }
-  summary.sections = section_times(summary.ranks);
+  summary.sections = report::section_table(sections);
   summary.memory = memory_of(summary.ranks);
   const nlohmann::json staleness = staleness_json(counts);
   nlohmann::json lost = nlohmann::json::object();

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/data_parallel/async_server.hpp"
+#include "trireme/data_parallel/parameter_server.hpp"
 #include "trireme/data_parallel/tickets.hpp"
 #include "trireme/train/checkpointer.hpp"
 
@@ -59,8 +59,8 @@ class Conductor {
   };
   void serve(comm::rpc::Endpoint& endpoint);
   train::StopSources sources();
-  void take(int worker, const async::Outcome& outcome);
-  void note_share(const Ticket& ticket, const async::Outcome& outcome);
+  void take(int worker, const messages::Outcome& outcome);
+  void note_share(const Ticket& ticket, const messages::Outcome& outcome);
   void report_batch(const Batch& batch);
   void answer();
   /// Works until all before the fence is done.
@@ -83,11 +83,11 @@ class Conductor {
   int interrupted_ = 0;  // a signal that came to another rank
   train::StopPolicy stop_policy_;
   std::optional<Tickets> tickets_;
-  std::map<int, comm::rpc::Call<async::Work>> asking_;  // by worker
-  std::map<std::int64_t, Batch> batches_;               // by step, from 0
-  std::map<std::int64_t, parallel::LossSum> parts_;     // of an evaluation
-  std::map<int, nlohmann::json> accounts_;              // of workers that have left
-  std::map<int, std::string> lost_;                     // workers, and why
+  std::map<int, comm::rpc::Call<messages::Work>> asking_;  // by worker
+  std::map<std::int64_t, Batch> batches_;                  // by step, from 0
+  std::map<std::int64_t, parallel::LossSum> parts_;        // of an evaluation
+  std::map<int, nlohmann::json> accounts_;                 // of workers that have left
+  std::map<int, std::string> lost_;                        // workers, and why
   train::Position position_;
   std::int64_t first_step_ = 0;  // updates done before this start
   std::int64_t skipped_in_a_row_ = 0;

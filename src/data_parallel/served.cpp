@@ -7,9 +7,8 @@
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
-#include "trireme/data_parallel/memory.hpp"
 #include "trireme/data_parallel/parameter_server.hpp"
-#include "trireme/data_parallel/served_worker.hpp"
+#include "trireme/data_parallel/run.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/train/interrupts.hpp"
 #include "trireme/train/trainer.hpp"
@@ -138,14 +137,6 @@ parallel::StageOptions worker_options(const RunConfig& config, const GridPlan& p
   return options;
 }
 
-MPI_Comm split(const ServedJob& job, bool servers_only) {
-  MPI_Comm comm = MPI_COMM_NULL;
-  const int color = job.serves() ? 1 : servers_only ? MPI_UNDEFINED : 0;
-  comm::mpi_check(MPI_Comm_split(job.session.world(), color, job.session.rank(), &comm),
-                  "MPI_Comm_split");
-  return comm;  // until MPI's end: its freeing would be collective
-}
-
 }  // namespace
 
 ServedJob::ServedJob(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
@@ -168,9 +159,12 @@ MemoryPrediction ServedJob::prediction(const std::map<device::Use, std::int64_t>
   return prediction;
 }
 
-Side::Side(const ServedJob& job, bool servers_only) {
-  const MPI_Comm comm = split(job, servers_only);
-  if (comm != MPI_COMM_NULL) session_ = std::make_unique<comm::Session>(comm);
+std::unique_ptr<comm::Session> side_of(const ServedJob& job, bool servers_only) {
+  MPI_Comm comm = MPI_COMM_NULL;  // until MPI's end: its freeing would be collective
+  const int color = job.serves() ? 1 : servers_only ? MPI_UNDEFINED : 0;
+  comm::mpi_check(MPI_Comm_split(job.session.world(), color, job.session.rank(), &comm),
+                  "MPI_Comm_split");
+  return comm == MPI_COMM_NULL ? nullptr : std::make_unique<comm::Session>(comm);
 }
 
 ShardHost::ShardHost(ServedJob& job, comm::Session& servers)
@@ -274,11 +268,10 @@ checkpoint::State state_of(std::span<const std::byte> text) {
 Ending run_served(comm::Session& session, RunConfig& config, const config::Fields& fields,
                   const DeviceSource& devices) {
   ServedJob job(session, config, fields, devices);
-  Side side(job, false);
-  comm::rpc::Endpoint endpoint(
-      session.world(), messages::options(static_cast<int>(job.stage.layout().groups().size())));
-  const Ending ending = job.serves() ? serve(job, side.session(), endpoint)
-                                     : train_served(job, side.session(), endpoint);
+  const auto side = side_of(job, false);
+  comm::rpc::Endpoint endpoint(session.world(), {});
+  const Ending ending =
+      job.serves() ? serve(job, *side, endpoint) : train_served(job, *side, endpoint);
   endpoint.close();
   return ending;
 }

@@ -59,18 +59,9 @@ class ShardHost {
   ServerShards shards_;
 };
 
-/// The workers or the servers of a job, as a session of their own, or no session at all for the
-/// other side where `servers_only`. Collective over the job.
-class Side {
- public:
-  Side(const ServedJob& job, bool servers_only);
-  Side(const Side&) = delete;
-  Side& operator=(const Side&) = delete;
-  comm::Session& session() { return *session_; }
-
- private:
-  std::unique_ptr<comm::Session> session_;
-};
+/// The workers or the servers of a job, as a session of their own; null for the other side where
+/// `servers_only`. Collective over the job.
+std::unique_ptr<comm::Session> side_of(const ServedJob& job, bool servers_only);
 
 /// Makes a rank's link to the servers, a ServerLink, and notes it in `link`.
 template <class Worker>

@@ -59,21 +59,18 @@ std::optional<Ticket> Tickets::next(int worker) {
 }
 
 Ticket Tickets::finish(int worker) {
-  const auto found = under_way_.find(worker);
-  if (found == under_way_.end())
-    throw Error("worker {} has finished what it was not given", worker);
-  const Ticket ticket = found->second;
-  under_way_.erase(found);
+  const auto found = under_way_.extract(worker);
+  if (!found) throw Error("worker {} has finished what it was not given", worker);
+  const Ticket ticket = found.mapped();
   if (ticket.kind == Ticket::Kind::train) ++clocks_.at(worker);
   return ticket;
 }
 
 std::optional<Ticket> Tickets::lose(int worker) {
   clocks_.erase(worker);
-  const auto found = under_way_.find(worker);
-  if (found == under_way_.end()) return std::nullopt;
-  const Ticket ticket = found->second;
-  under_way_.erase(found);
+  const auto found = under_way_.extract(worker);
+  if (!found) return std::nullopt;
+  const Ticket ticket = found.mapped();
   waiting_.push_front(ticket);
   return ticket;
 }

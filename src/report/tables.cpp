@@ -26,8 +26,7 @@ std::vector<json> gather_json(const json& own, comm::Communicator& world) {
   return all;
 }
 
-std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world) {
-  const std::vector<json> ranks = gather_json(recorder.seconds(), world);
+std::vector<SectionTimes> section_table(const std::vector<json>& ranks) {
   std::set<std::string> names;
   for (const json& rank : ranks) {
     for (const auto& [name, seconds] : rank.items()) names.insert(name);
@@ -47,6 +46,10 @@ std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Commun
     return a.average > b.average;
   });
   return table;
+}
+
+std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world) {
+  return section_table(gather_json(recorder.seconds(), world));
 }
 
 Trace gather_trace(const Recorder& recorder, comm::Communicator& world, std::int64_t limit) {

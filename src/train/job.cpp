@@ -3,9 +3,8 @@
 #include <cstdlib>
 
 #include "trireme/comm/agree.hpp"
-#include "trireme/comm/cores.hpp"
-#include "trireme/comm/environment.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/comm/session.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/plan/peak.hpp"
 #include "trireme/report/record.hpp"
@@ -63,10 +62,12 @@ Job::Job(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
 }
 
 Environment probe_environment(const Job& job, comm::Communicator& everyone) {
-  comm::require_same_environment(
-      everyone, {.instructions = fmt::format("{}, bf16 by {}", ops::instruction_set(),
-                                             ops::cpu_bf16_products()),
-                 .libraries = "oneDNN " + versions().at("onednn").get<std::string>()});
+  comm::require_alike(
+      everyone, "instruction set",
+      fmt::format("{}, bf16 by {}", ops::instruction_set(), ops::cpu_bf16_products()),
+      "use nodes of one kind of processor");
+  comm::require_alike(everyone, "libraries", "oneDNN " + versions().at("onednn").get<std::string>(),
+                      "start the same installation on all nodes");
   return {.provenance = report::provenance(everyone, versions()),
           .shared_cores = comm::core_warning(job.session, job.threads)};
 }

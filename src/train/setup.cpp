@@ -13,7 +13,7 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
-#include "trireme/comm/topology.hpp"
+#include "trireme/comm/shape.hpp"
 #include "trireme/data/hdf5.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "trireme/comm/grid.hpp"
-#include "trireme/comm/launcher.hpp"
+#include "trireme/comm/session.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/train/inject.hpp"
 #include "trireme/train/interrupts.hpp"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-#include "trireme/comm/cores.hpp"
+#include "trireme/comm/session.hpp"
 
 namespace trireme::comm {
 namespace {

@@ -105,11 +105,9 @@ int main(int argc, char** argv) {
   Server server;
   rpc::Options options;
   options.silence = std::atof(argv[3]);
-  options.beat = options.silence / 5;
   for (int rank = 0; rank < session.size(); ++rank) {
     if (rank == 0 || session.rank() == 0) options.peers.push_back(rank);
   }
-  options.watched = options.peers;
   options.on_lost = [&](int peer, const std::string& why) {
     std::printf("rank %d lost rank %d: %s\n", session.rank(), peer, why.c_str());
     std::fflush(stdout);
@@ -122,9 +120,11 @@ int main(int argc, char** argv) {
   const bool well = session.rank() == 0
                         ? serve_all(endpoint, server, fault != "none")
                         : make_calls(endpoint, session.rank() == bad && fault != "none", fault);
-  // Rank 0 ends first, so that the workers see it disconnect.
-  while (session.rank() != 0 && endpoint.reachable(0)) nap(0.01);
-  if (session.rank() == 0) server.kept.clear();
+  // Rank 0 ends first, which fails the calls that it has kept.
+  try {
+    if (session.rank() != 0) endpoint.call(keep, 0, 0).get();
+  } catch (const trireme::Error&) {
+  }
   const bool in_order = endpoint.close(5);
   // A worker did not see the death, but MPI's world is broken all the same.
   if (fault != "none") session.abandon();

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "trireme/comm/launcher.hpp"
+#include "trireme/comm/session.hpp"
 #include "trireme/core/error.hpp"
 
 namespace trireme::comm {

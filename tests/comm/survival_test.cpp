@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "trireme/comm/launcher.hpp"
+#include "trireme/comm/session.hpp"
 
 namespace trireme::comm {
 namespace {

@@ -1,7 +1,7 @@
-#include "trireme/comm/topology.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "trireme/comm/shape.hpp"
 
 namespace trireme::comm {
 namespace {

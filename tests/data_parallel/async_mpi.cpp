@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "trireme/data_parallel/async_server.hpp"
+#include "trireme/data_parallel/parameter_server.hpp"
 #include "trireme/data_parallel/server_messages.hpp"
 
 #include "data_parallel/served.hpp"
@@ -32,7 +32,7 @@ void serve(const parallel::Stage& worker, const optim::OptimConfig& optim,
   AsyncServer server(shards, endpoint, queue);
   server.set_options({.most_stale = 0});
   bool left = false;
-  endpoint.serve(async::leave, [&](Call<std::string> call, Nothing) {
+  endpoint.serve(messages::leave, [&](Call<std::string> call, Nothing) {
     queue.post({"leave", [&left, call]() mutable {
                   call.reply({});
                   left = true;
@@ -57,17 +57,19 @@ class Sending {
 
   std::string push(std::int64_t ticket, int group) {
     const auto part = part_of(gradients_, group);
-    return fault_of(endpoint_.call(async::push, server_rank, {ticket, group}, std::as_bytes(part)));
+    return fault_of(
+        endpoint_.call(messages::push, server_rank, {ticket, group}, std::as_bytes(part)));
   }
   std::string commit(std::int64_t ticket, std::int64_t version) {
     return fault_of(endpoint_.call(
-        async::commit, server_rank,
+        messages::commit, server_rank,
         {.ticket = ticket, .version = version, .learning_rate = rate, .gradient_scale = 1}));
   }
   std::vector<float> pull() {
     std::vector<float> values(gradients_.size());
     for (int g = 0; g < groups(); ++g) {
-      endpoint_.call(async::pull, server_rank, g, {}, std::as_writable_bytes(part_of(values, g)))
+      endpoint_
+          .call(messages::pull, server_rank, {0, g}, {}, std::as_writable_bytes(part_of(values, g)))
           .get();
     }
     return values;
@@ -99,8 +101,7 @@ TEST(Async, DuplicatedGradientsCountOnce) {
   const params::Layout& layout = stage.layout();
   // p − rate · g, and nothing else.
   const optim::OptimConfig optim{.name = "sgd", .momentum = 0, .weight_decay = 0};
-  comm::rpc::Endpoint endpoint(pair.get(),
-                               messages::options(static_cast<int>(layout.groups().size())));
+  comm::rpc::Endpoint endpoint(pair.get(), {});
   if (rank == server_rank) return serve(stage, optim, endpoint);
 
   endpoint.start();
@@ -138,7 +139,7 @@ TEST(Async, DuplicatedGradientsCountOnce) {
     wrong += std::abs(static_cast<double>(after[i]) - expected) > bound ? 1U : 0U;
   }
   EXPECT_EQ(wrong, 0U) << "of " << sum.size() << " values";
-  endpoint.call(async::leave, server_rank, {}).get();
+  endpoint.call(messages::leave, server_rank, {}).get();
   EXPECT_TRUE(endpoint.close());
 }
 

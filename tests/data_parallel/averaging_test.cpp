@@ -7,7 +7,7 @@ namespace trireme::data_parallel::test {
 namespace {
 
 TEST(AverageSchedule, EveryNStepsAndAfterTheLast) {
-  const AverageSchedule schedule({.every = 4}, 8, 1000, 10);
+  const AverageSchedule schedule{{.every = 4}, 8, 1000, 10};
   std::vector<std::int64_t> steps;
   for (std::int64_t step = 1; step <= 10; ++step) {
     if (schedule.due(step, 8 * step)) steps.push_back(step);
@@ -18,7 +18,7 @@ TEST(AverageSchedule, EveryNStepsAndAfterTheLast) {
 // 103 windows a pass, 8 per step: parts of a pass end inside steps.
 TEST(AverageSchedule, NTimesAPass) {
   for (const std::int64_t times : {1, 3, 5, 12}) {
-    const AverageSchedule schedule({.every = 2, .per_epoch = times}, 8, 103, 100000);
+    const AverageSchedule schedule{{.every = 2, .per_epoch = times}, 8, 103, 100000};
     for (std::int64_t pass = 0; pass < 5; ++pass) {
       std::int64_t averages = 0, last = 0, longest = 0;
       for (std::int64_t step = 1; step <= 100; ++step) {
@@ -39,7 +39,7 @@ TEST(AverageSchedule, NTimesAPass) {
 
 // More parts than steps: an average after each of them.
 TEST(AverageSchedule, AtMostOnceAStep) {
-  const AverageSchedule schedule({.every = 2, .per_epoch = 50}, 8, 103, 100000);
+  const AverageSchedule schedule{{.every = 2, .per_epoch = 50}, 8, 103, 100000};
   for (std::int64_t step = 1; step <= 100; ++step) EXPECT_TRUE(schedule.due(step, 8 * step));
 }
 

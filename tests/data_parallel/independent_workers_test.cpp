@@ -1,7 +1,7 @@
 // What is reported of steps that independent workers made apart from each other.
-#include "trireme/data_parallel/independent_workers.hpp"
-
 #include <gtest/gtest.h>
+
+#include "trireme/data_parallel/averaging.hpp"
 
 namespace trireme::data_parallel {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/data_parallel/parameter_server.hpp"
-#include "trireme/data_parallel/served_worker.hpp"
+#include "trireme/data_parallel/server_link.hpp"
 
 #include "data_parallel/served.hpp"
 #include "parallel/layouts.hpp"
@@ -134,8 +134,7 @@ inline void serve(const Job& job, MPI_Comm comm, const Roles& roles) {
   options.place.data = options.place.shard = job.workers;
   const parallel::Stage worker(model, options);
   const ServerPlace place{job.workers, job.servers, serves ? rank - job.workers : 0, job.gradients};
-  comm::rpc::Endpoint endpoint(
-      comm, messages::options(static_cast<int>(worker.layout().groups().size())));
+  comm::rpc::Endpoint endpoint(comm, {});
   Recorder recorder;
   if (serves) {
     device::MemoryLedger ledger;

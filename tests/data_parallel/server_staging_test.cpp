@@ -1,13 +1,12 @@
 // Transfers between a worker's device and host memory, and every wait between the two, with the
 // device's computation delayed.
-#include "trireme/data_parallel/server_staging.hpp"
-
 #include <cstring>
 #include <random>
 
 #include <gtest/gtest.h>
 
 #include "trireme/core/half.hpp"
+#include "trireme/data_parallel/server_link.hpp"
 
 #include "data_parallel/served.hpp"
 #include "support/gate.hpp"

@@ -1,7 +1,8 @@
-// Makes one rank's failure an error on every rank.
+// Makes one rank's failure, or a difference between ranks, an error on every rank.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
@@ -39,6 +40,19 @@ std::string of_rank_zero(Communicator& world, Work&& work) {
   std::vector<std::uint8_t> bytes(text.begin(), text.end());
   world.broadcast_bytes(bytes, 0);
   return {bytes.begin(), bytes.end()};
+}
+
+/// Ranks must compute alike, with the same instructions and libraries: throws an AgreedError that
+/// names a rank whose `value` is not that of rank 0, and both values. Collective.
+inline void require_alike(Communicator& world, std::string_view what, const std::string& value,
+                          std::string_view remedy) {
+  const std::vector<std::string> all = world.all_gather_texts(value);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw AgreedError(
+        "environment: rank {} of {} has {} {}, rank 0 has {}: all ranks must compute alike; {}",
+        rank, all.size(), what, all[rank], all[0], remedy);
+  }
 }
 
 }  // namespace trireme::comm

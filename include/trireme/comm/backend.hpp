@@ -51,7 +51,7 @@ bool choose_direct(const std::string& staging, std::optional<bool> library);
 /// is lost.
 bool message_arrives(device::Device& device, const DeviceMessages& messages);
 
-/// As text, for `trireme info`: "staged through host memory (Open MPI says no)".
+/// As text, for `trireme info`.
 std::string describe_direct(std::optional<bool> library);
 
 }  // namespace trireme::comm

@@ -14,13 +14,16 @@
 // thread.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "trireme/comm/traffic.hpp"
 #include "trireme/core/tensor.hpp"
 #include "trireme/device/device.hpp"
 #include "trireme/device/stream.hpp"
@@ -29,7 +32,52 @@ namespace trireme::comm {
 
 using device::Reduction;
 
-struct SliceReduction;  // src/comm/slices.hpp
+struct SliceReduction;  // src/comm/common.hpp
+
+enum class OperationKind : std::uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  all_to_all,
+  exchange,
+  count
+};
+constexpr std::size_t operation_kinds = static_cast<std::size_t>(OperationKind::count);
+std::string_view name_of(OperationKind kind);
+
+/// `bytes` are those that this rank sent to others: 2(n−1)/n·S for an all-reduce of S bytes over n
+/// ranks, (n−1)/n·S for a reduce-scatter or all-gather, where slices are even. `seconds` run from
+/// an operation's start to the poll that found it finished, with the wait for other ranks.
+/// Operations of NCCL count when they are queued: their seconds are the host's for that, and their
+/// bytes those of the algorithm above, whichever NCCL uses.
+struct Traffic {
+  std::int64_t bytes = 0, operations = 0;
+  double seconds = 0;
+  Traffic& operator+=(const Traffic& other);
+};
+
+struct TrafficByKind {
+  std::array<Traffic, operation_kinds> kinds{};
+  const Traffic& operator[](OperationKind kind) const {
+    return kinds[static_cast<std::size_t>(kind)];
+  }
+  Traffic total() const;
+  TrafficByKind& operator+=(const TrafficByKind& other);
+};
+
+/// Finished operations of one communicator. Thread-safe: the thread that polls adds, any other
+/// reads.
+class TrafficCounter {
+ public:
+  void add(OperationKind kind, const Traffic& traffic);
+  TrafficByKind read() const;
+  void reset();
+
+ private:
+  mutable std::mutex mutex_;
+  TrafficByKind traffic_;
+};
 
 class Communicator {
  public:
@@ -67,14 +115,22 @@ class Communicator {
     bool send = false;
   };
   /// All messages progress together; between two ranks (or within one) they match in order and must
-  /// agree in length.
-  device::Event exchange(std::vector<Message> messages, device::Stream& stream);
+  /// agree in length. `kind`: what it counts as.
+  device::Event exchange(std::vector<Message> messages, device::Stream& stream,
+                         OperationKind kind = OperationKind::exchange);
 
   /// What this rank has sent by operations that were enqueued on streams and have finished, since
   /// the start or the last reset; the conveniences below are not counted. A group of one rank
   /// counts nothing.
   virtual TrafficByKind traffic() const { return counter_.read(); }
   virtual void reset_traffic() { counter_.reset(); }
+
+  /// Calls visit(peer) for every other rank, this rank's successor first, so that no rank is
+  /// everyone's first target.
+  template <class Visit>
+  void for_each_peer(const Visit& visit) const {
+    for (int step = 1; step < size(); ++step) visit((rank() + step) % size());
+  }
 
   // Blocking conveniences for agreement outside the step; they use a stream of their own.
   void barrier();
@@ -97,20 +153,13 @@ class Communicator {
                                      const std::vector<std::int64_t>& begins,
                                      device::Stream& stream) = 0;
   virtual device::Event start_broadcast(const Tensor& data, int root, device::Stream& stream) = 0;
-  virtual device::Event start_all_to_all(const Tensor& output, const Tensor& input,
-                                         device::Stream& stream) = 0;
-  virtual device::Event start_exchange(std::vector<Message> messages, device::Stream& stream) = 0;
+  virtual device::Event start_exchange(OperationKind kind, std::vector<Message> messages,
+                                       device::Stream& stream) = 0;
   /// The group of the same ranks that takes tensors of the stream's device.
   virtual Communicator& carrier(const device::Stream&) { return *this; }
   /// The group that the conveniences use: other traffic than that of the streams.
   virtual Communicator& agreement() { return *this; }
   static Communicator& agreement_of(Communicator& group) { return group.agreement(); }
-  /// Calls visit(peer) for every other rank, this rank's successor first, so that no rank is
-  /// everyone's first target.
-  template <class Visit>
-  void for_each_peer(const Visit& visit) const {
-    for (int step = 1; step < size(); ++step) visit((rank() + step) % size());
-  }
   TrafficCounter counter_;
 };
 

@@ -39,7 +39,7 @@ struct GridOptions {
 /// The groups of this rank, all made at the start by MPI_Comm_split, collectively. Groups of the
 /// same ranks share one MPI communicator and differ in message tags, so each may be used with a
 /// stream of its own. On GPUs a group that uses NCCL has an NCCL communicator of its own. On CPUs
-/// groups inside a node use shared memory; without room for that they send messages, with a
+/// groups inside a node use shared memory; without space for that they send messages, with a
 /// warning, unless the configuration names shared memory.
 class Grid {
  public:

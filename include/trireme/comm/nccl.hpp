@@ -4,12 +4,15 @@
 
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/device/memory.hpp"
@@ -80,7 +83,7 @@ struct NcclOptions {
   std::chrono::milliseconds patience{300'000}, period{100};
 };
 
-class NcclWatch;
+class NcclHandle;  // src/comm/nccl_handle.hpp
 
 /// What the NCCL communicators of one rank share: the library, the device of `ledger`, and a thread
 /// that looks for asynchronous errors. Such an error, like one of a call, aborts all communicators,
@@ -109,15 +112,27 @@ class NcclRuntime {
   NcclApi& api() const { return api_; }
   device::MemoryLedger& ledger() const { return ledger_; }
   const NcclOptions& options() const { return options_; }
-  NcclWatch& watch() const { return *watch_; }
   std::mutex& issuing() { return issuing_; }  // held around calls: one thread at a time makes them
+  /// Communicators that are looked after.
+  void add(NcclHandle& handle);
+  void remove(NcclHandle& handle);
+  /// As abandon, on the runtime's thread and from wherever a communicator is held.
+  void abandon_soon(const std::exception_ptr& why) noexcept;
 
  private:
+  void run();
+  void abandon_all(const std::exception_ptr& why) noexcept;  // under mutex_
   NcclApi& api_;
   device::MemoryLedger& ledger_;
   NcclOptions options_;
   std::mutex issuing_;
-  std::unique_ptr<NcclWatch> watch_;
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  std::vector<NcclHandle*> handles_;
+  bool stop_ = false;
+  std::mutex news_;            // taken last, and for a moment
+  std::exception_ptr failed_;  // by which all are to be abandoned
+  std::thread thread_;         // asleep where there is no communicator
 };
 
 /// Bytes of the device that a group of `size` ranks enters in the ledger once it has itself added

@@ -1,7 +1,10 @@
-// The MPI session: its start and end, and who reports a node's error.
+// The MPI session: its start and end, what the launcher's environment shows about the start, the
+// cores of its ranks, and who reports a node's error.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <mpi.h>
@@ -23,11 +26,9 @@ Cores find_cores(MPI_Comm node);
 
 /// Initializes MPI (MPI_THREAD_MULTIPLE, MPI_ERRORS_RETURN) and finalizes it at the end of its
 /// life. Sets OMPI_MCA_mpi_yield_when_idle=1 first unless it is set: a thread waiting inside MPI
-/// must not take a core from one that computes. A program without a launcher is also spared Open
-/// MPI's daemon and session folder (OMPI_MCA_ess_singleton_isolated=1,
-/// OMPI_MCA_orte_create_session_dirs=0). Throws AgreedError when the launcher started n programs of
-/// one rank each; see launcher_complaint. Its end calls MPI_Finalize, which waits for all ranks: an
-/// exception that ends the job must be caught, and abort, before.
+/// must not take a core from one that computes. Throws AgreedError with the complaints below. Its
+/// end calls MPI_Finalize, which waits for all ranks: an exception that ends the job must be
+/// caught, and abort, before.
 class Session {
  public:
   Session(int* argc, char*** argv);
@@ -55,8 +56,7 @@ class Session {
   /// where other ranks may fail because of its error before its line is printed.
   void reserve_reporting();
   /// A rank of the world has died: the end of this session then calls nothing of MPI,
-  /// MPI_Finalize included, which would wait for the dead. The process's exit code is its own;
-  /// docs/communication.md describes what launchers make of it.
+  /// MPI_Finalize included, which would wait for the dead.
   void abandon() { abandoned_ = true; }
   /// Ends all ranks at once with `code`, and this one in so many seconds, whatever the library is
   /// at; does not return. Where the launcher lets others live (mpirun --enable-recovery) only this
@@ -76,7 +76,37 @@ class Session {
   int* reporting_flag_ = nullptr;
 };
 
+/// One line, with the remedy, where some rank's `threads` threads and as many of each rank that may
+/// use the same cores are more than these cores; else empty. The same on every rank; collective
+/// over the session.
+std::string core_warning(const Session& session, int threads);
+
 /// "Open MPI 4.1.4, MPI 3.1", from the library itself.
 std::string library_version();
+
+/// An environment variable's value, null when it is unset.
+using Variables = std::function<const char*(const char*)>;
+
+/// Whether a launcher started this process.
+bool has_launcher(const Variables& variable);
+
+/// What is wrong when a world of `world` ranks was started by a launcher whose environment has
+/// more; empty when nothing is. A batch script outside any job step is fine.
+std::string launcher_complaint(int world, const Variables& variable);
+
+/// The same before MPI_Init, where that would end the process with an error of its own: Open MPI in
+/// a job step of several tasks to which Slurm gave no PMI (srun --mpi=none). `library` as from
+/// library_version(). MPICH may connect through Slurm's own libpmi, which needs no variable.
+std::string start_complaint(std::string_view library, const Variables& variable);
+
+/// The rank that the launcher's environment gives this process, 0 where it gives none: which of
+/// several unconnected processes is to print the complaint.
+int launcher_rank();
+
+/// Why the launcher would end the whole job when a rank dies, and what keeps it from that, to
+/// follow "server.tolerate_failures = true: "; empty where survivors are left alone: mpirun of Open
+/// MPI with --enable-recovery, or srun to which SLURM_KILL_BAD_EXIT=0 was given. `library` as from
+/// library_version().
+std::string survival_complaint(std::string_view library, const Variables& variable);
 
 }  // namespace trireme::comm

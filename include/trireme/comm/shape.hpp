@@ -1,9 +1,11 @@
-// Arithmetic of the process grid: degrees, coordinates, and who is in which group. Pure.
+// Arithmetic of the process grid: degrees, coordinates, who is in which group, and what the
+// placement of ranks on nodes means for it. Pure.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,7 +14,7 @@
 
 namespace trireme::comm {
 
-/// Fastest first: the order in which world ranks fill the grid, so that tensor groups lie inside a
+/// Fastest first: the order in which world ranks fill the grid, so that tensor groups are inside a
 /// node.
 enum class Axis : std::uint8_t { tensor, context, data, pipeline, count };
 constexpr int axis_count = static_cast<int>(Axis::count);
@@ -104,5 +106,13 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int 
 /// Kinds by the division of the world that they share, so that one MPI communicator serves them
 /// all; without kinds whose groups have one rank each.
 std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape, int shard);
+
+/// One line for each thing about the placement that costs speed, with its remedy. `node_of`: by
+/// world rank, equal numbers for ranks that share memory.
+std::vector<std::string> topology_warnings(const GridShape& shape, std::span<const int> node_of);
+
+/// The largest divisor N of the data degree such that every shard group of N (see
+/// Grid::shard_group) is inside one node; 1 where none larger does.
+int shard_inside_node(const GridShape& shape, std::span<const int> node_of);
 
 }  // namespace trireme::comm

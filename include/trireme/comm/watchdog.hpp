@@ -16,11 +16,10 @@
 
 namespace trireme::comm {
 
-/// Every rank notes its last operation in memory that the ranks of its node share, where survivors
-/// can read it. A thread per rank watches the notes of its node: when one of them has not changed
-/// for the timeout, the first thread to notice prints the node's table on standard error, longest
-/// silence first, and ends the job by MPI_Abort, or that rank alone. Time in which the watching
-/// thread itself could not run (a job that was suspended) hardly counts.
+/// Every rank notes its last operation in memory that the ranks of its node share. A thread per
+/// rank watches the notes: when one has not changed for the timeout, the first thread to notice
+/// prints the node's table on standard error and ends the job by MPI_Abort, or that rank alone.
+/// Time in which the watching thread itself could not run (a suspended job) hardly counts.
 class Watchdog {
  public:
   /// What ends when a rank stalls or is stopped: the job, as when a rank dies; or that rank alone,

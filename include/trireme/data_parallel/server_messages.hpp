@@ -1,6 +1,7 @@
-// Messages between workers and parameter servers in a synchronous step: each worker pushes
-// its gradients while backward goes on, asks for the norm of their sum, and settles what is to be
-// made of the step; once all have, it pulls the model.
+// Messages between workers and parameter servers. In step, each worker pushes its gradients while
+// backward goes on, asks for the norm of their sum, and settles what is to be made of the step;
+// once all have, it pulls the model. Where no worker waits for another, each asks the first server
+// for a ticket, pulls the model, pushes its gradients and commits them.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +9,26 @@
 
 #include "trireme/comm/rpc.hpp"
 #include "trireme/core/tensor.hpp"
+#include "trireme/data_parallel/tickets.hpp"
 
 namespace trireme::data_parallel::messages {
 
 using comm::rpc::Method;
 using comm::rpc::Nothing;
 
-/// Steps count from 0 from the start of the job, skipped ones too: a message that comes in another
-/// step than it belongs to is an error.
-struct GroupOfStep {
-  std::int64_t step = 0;
+/// `number` is a ticket, or a step: these count from 0 from the start of the job, skipped ones too.
+/// A message that comes in another step than it belongs to is an error.
+struct GroupOf {
+  std::int64_t number = 0;
   std::int64_t group = 0;  // of the layout
 };
+
+/// A worker's gradient of the server's part of a group, as bulk.
+inline constexpr Method<GroupOf, Nothing> push{"push"};
+/// The server's part of a group of the model, as bulk: in step after so many steps, and it may be
+/// asked for at once with the settlement of the last of them; else as it is, and the reply is how
+/// many updates it has seen.
+inline constexpr Method<GroupOf, std::int64_t> pull{"pull"};
 
 /// What is to be made of a step; the same from all workers.
 struct Settlement {
@@ -35,27 +44,50 @@ struct NormOfStep {
   std::int64_t signal = 0;  // that the server has caught; 0: none
 };
 
-/// A worker's gradient of the server's part of a group, as bulk.
-inline constexpr Method<GroupOfStep, Nothing> push{"push"};
 /// Answered when all workers' gradients are there. The worker's own must have been answered.
 inline constexpr Method<std::int64_t, NormOfStep> norm{"norm"};
 /// Answered when all workers have settled the step and it is done.
 inline constexpr Method<Settlement, Nothing> settle{"settle"};
-/// The server's part of a group of the model after so many steps, as bulk; may be asked for at once
-/// with the settlement of the last of them.
-inline constexpr Method<GroupOfStep, Nothing> pull{"pull"};
 /// From worker 0 between steps: the job of that name on what comes as bulk. The reply is its text
 /// after '+', or after '-' why it failed.
 inline constexpr Method<std::string, std::string> work{"work"};
 /// From worker 0: no step follows. The text is the error that ends the job, empty where none does.
 inline constexpr Method<std::string, Nothing> end{"end"};
 
-/// Options with which none of these calls waits for its turn, for a layout of so many groups.
-inline comm::rpc::Options options(int groups) {
-  comm::rpc::Options options;
-  options.outstanding = 2 * groups + 4;
-  return options;
-}
+/// What became of the ticket before.
+struct Outcome {
+  std::int64_t number = -1;     // of the ticket; −1: there was none
+  double loss = 0, weight = 0;  // sums, as LossSum
+  double norm = 0;              // of the gradient
+  std::int64_t skipped = 0;     // 1: loss or norm is not finite, and nothing was pushed
+};
+
+/// What a worker is to do next; answered by the first server as soon as there is something.
+struct Work {
+  Ticket ticket;
+  double learning_rate = 0;
+  std::int64_t ending = 0;  // of a job that is left: train::Ending
+};
+
+/// All of the worker's gradients for the ticket are here: they are to be used.
+struct Commit {
+  std::int64_t ticket = 0;
+  std::int64_t version = 0;  // of the model that the worker pulled
+  double learning_rate = 0, gradient_scale = 0;
+  std::int64_t use = 1;  // 0: they are dropped, since the worker found them unusable
+};
+
+inline constexpr Method<Outcome, Work> ask{"ask"};
+/// Updates. What another worker has committed for the same ticket is not used again.
+inline constexpr Method<Commit, Nothing> commit{"commit"};
+/// A signal that asks for the run's end has come to the caller; its number.
+inline constexpr Method<std::int64_t, Nothing> interrupt{"interrupt"};
+/// A worker's account for the record, before it leaves.
+inline constexpr Method<std::string, Nothing> account{"account"};
+/// Between servers: to save with the first one, all at once, the state that comes as bulk; and to
+/// leave, with an account for the record.
+inline constexpr Method<Nothing, Nothing> save{"save"};
+inline constexpr Method<Nothing, std::string> leave{"leave"};
 
 inline std::span<std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data()), tensor.bytes()};

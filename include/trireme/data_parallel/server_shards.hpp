@@ -22,7 +22,6 @@ struct ServerPlace {
   int workers = 1, servers = 1;
   int index = 0;                 // of this server
   DType gradients = DType::f32;  // as workers send them: f32 or bf16
-  bool operator==(const ServerPlace&) const = default;
 };
 
 /// What one server holds of one group.

@@ -86,7 +86,9 @@ struct SectionTimes {
   std::string name;
   double minimum = 0, average = 0, maximum = 0;
 };
-/// Collective; every rank gets the table, sorted by average, largest first.
+/// Of the ranks' Recorder::seconds(), sorted by average, largest first.
+std::vector<SectionTimes> section_table(const std::vector<nlohmann::json>& ranks);
+/// The same, collective; every rank gets the table.
 std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world);
 /// The `own` of every rank in rank order. Collective; every rank gets all of it.
 std::vector<nlohmann::json> gather_json(const nlohmann::json& own, comm::Communicator& world);

@@ -1,11 +1,13 @@
-// How the elements of a tensor are divided among the ranks of a group, and reductions of such
-// slices.
+// What communicators have in common: how the elements of a tensor are divided among the ranks of a
+// group, copies within a rank's memory, and a base of those that leave some operations to MPI.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
@@ -31,6 +33,15 @@ inline std::vector<std::int64_t> slices_of(std::span<const std::int64_t> counts)
   return begins;
 }
 
+/// Elements of the longest slice.
+inline std::int64_t longest_slice(const std::vector<std::int64_t>& begins) {
+  std::int64_t most = 0;
+  for (std::size_t r = 0; r + 1 < begins.size(); ++r) {
+    most = std::max(most, begins[r + 1] - begins[r]);
+  }
+  return most;
+}
+
 /// Elements of `data`.
 struct Stretch {
   std::int64_t begin = 0, count = 0;
@@ -54,13 +65,7 @@ struct SliceReduction {
   std::byte* at(std::int64_t index) const { return bytes_of(data) + index * element(); }
   std::byte* output_at(std::int64_t index) const { return bytes_of(output) + index * element(); }
   std::int64_t count(int rank) const { return begins[rank + 1] - begins[rank]; }
-  std::int64_t longest() const {
-    std::int64_t most = 0;
-    for (std::size_t r = 0; r + 1 < begins.size(); ++r) {
-      most = std::max(most, begins[r + 1] - begins[r]);
-    }
-    return most;
-  }
+  std::int64_t longest() const { return longest_slice(begins); }
   /// What piece `piece` of at most `elements` elements holds of a rank's slice.
   Stretch stretch(int rank, std::int64_t piece, std::int64_t elements) const {
     const std::int64_t begin = begins[rank] + piece * elements;
@@ -71,6 +76,55 @@ struct SliceReduction {
     const auto others = static_cast<std::int64_t>(begins.size()) - 2;
     return (begins.back() - count(rank) + (gather ? count(rank) * others : 0)) * element();
   }
+};
+
+struct LocalCopy {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  std::size_t bytes = 0;
+
+  void run(device::Queue& queue) const {
+    if (bytes > 0 && to != from) queue.copy(to, from, bytes);
+  }
+};
+
+/// A message of an operation, from or to this rank's memory.
+struct Part {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  int peer = 0;
+  bool send = false;
+};
+
+/// Parts that bring every rank's `own` to its slice of everyone's `whole`, whose slices begin at
+/// `begins`, in elements of `element` bytes. Without empty ones.
+std::vector<Part> gather_parts(const Communicator& group, std::byte* whole, std::byte* own,
+                               const std::vector<std::int64_t>& begins, std::int64_t element);
+/// The same of messages to other ranks.
+std::vector<Part> parts_of(const std::vector<Communicator::Message>& messages);
+
+/// The messages of `rank` to itself, sends and receives paired in order; they are taken out of
+/// `messages`.
+std::vector<LocalCopy> take_own_messages(std::vector<Communicator::Message>& messages, int rank);
+
+/// A group beside an MPI communicator of the same ranks, which takes what the group does not.
+class BesideMpi : public Communicator {
+ public:
+  int rank() const override { return mpi_->rank(); }
+  int size() const override { return mpi_->size(); }
+  TrafficByKind traffic() const override {
+    TrafficByKind sum = counter_.read();
+    return sum += mpi_->traffic();
+  }
+  void reset_traffic() override {
+    counter_.reset();
+    mpi_->reset_traffic();
+  }
+
+ protected:
+  explicit BesideMpi(std::unique_ptr<Communicator> mpi) : mpi_(std::move(mpi)) {}
+  Communicator& agreement() override { return agreement_of(*mpi_); }
+  std::unique_ptr<Communicator> mpi_;
 };
 
 }  // namespace trireme::comm
