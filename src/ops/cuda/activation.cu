@@ -4,11 +4,29 @@
 namespace trireme::ops {
 namespace {
 
-struct GeluOf {
-  __device__ float operator()(float x) const { return gelu_value(x); }
+template <class T>
+struct Gelu {
+  View<T> y, x;
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    float v[pack];
+    x.load(v, r, c, count);
+#pragma unroll
+    for (int i = 0; i < pack; ++i) v[i] = gelu_value(v[i]);
+    y.store(v, r, c, count);
+  }
 };
-struct TimesGeluSlope {
-  __device__ float operator()(float gradient, float x) const { return gradient * gelu_slope(x); }
+
+template <class T>
+struct GeluBackward {
+  View<T> dx, dy, x;
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    float g[pack], v[pack];
+    dy.load(g, r, c, count);
+    x.load(v, r, c, count);
+#pragma unroll
+    for (int i = 0; i < pack; ++i) g[i] *= gelu_slope(v[i]);
+    dx.store(g, r, c, count);
+  }
 };
 
 /// Views of the two halves of a row, which may be aligned differently.
@@ -71,11 +89,16 @@ struct FinishPack {
 }  // namespace
 
 void gelu(const Matrix& y, const Matrix& x, CUstream_st* stream) {
-  map_elements("gelu", stream, GeluOf{}, y, x);
+  with_type(y.type, [&]<class T>(T) {
+    for_elements("gelu", stream, Gelu<T>{view<T>(y), view<T>(x)}, y, x);
+  });
 }
 
 void gelu_backward(const Matrix& dx, const Matrix& dy, const Matrix& x, CUstream_st* stream) {
-  map_elements("gelu_backward", stream, TimesGeluSlope{}, dx, dy, x);
+  with_type(dx.type, [&]<class T>(T) {
+    for_elements("gelu_backward", stream, GeluBackward<T>{view<T>(dx), view<T>(dy), view<T>(x)}, dx,
+                 dy, x);
+  });
 }
 
 void swiglu(const Matrix& y, const Matrix& gate_up, CUstream_st* stream) {

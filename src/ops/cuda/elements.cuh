@@ -173,36 +173,6 @@ void for_elements(const char* name, CUstream_st* stream, const Body& body, const
             body);
 }
 
-template <class To, class From, int inputs, class F>
-struct Map {
-  View<To> y;
-  View<From> x[inputs];
-  F f;
-  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
-    float v[inputs][pack];
-#pragma unroll
-    for (int j = 0; j < inputs; ++j) x[j].load(v[j], r, c, count);
-#pragma unroll
-    for (int i = 0; i < pack; ++i) {
-      if constexpr (inputs == 1) {
-        v[0][i] = f(v[0][i]);
-      } else {
-        v[0][i] = f(v[0][i], v[1][i]);
-      }
-    }
-    y.store(v[0], r, c, count);
-  }
-};
-
-/// y = f(x...) element by element, all of y's type.
-template <class F, class... Matrices>
-void map_elements(const char* name, CUstream_st* stream, const F& f, const Matrix& y,
-                  const Matrices&... x) {
-  with_type(y.type, [&]<class T>(T) {
-    for_elements(name, stream, Map<T, T, sizeof...(x), F>{view<T>(y), {view<T>(x)...}, f}, y, x...);
-  });
-}
-
 // Groups. Sums have a fixed order.
 /// Rows up to this many columns are for one warp, longer ones for a block.
 inline constexpr std::int64_t warp_columns = 1024;

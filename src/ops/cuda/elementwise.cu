@@ -58,19 +58,56 @@ void copy_units(void* y, std::int64_t y_stride, const void* x, std::int64_t x_st
                             x_stride / size});
 }
 
-struct Same {
-  __device__ float operator()(float x) const { return x; }
+template <class To, class From>
+struct Convert {
+  View<To> y;
+  View<From> x;
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    float v[pack];
+    x.load(v, r, c, count);
+    y.store(v, r, c, count);
+  }
 };
-struct Sum {
-  __device__ float operator()(float a, float b) const { return a + b; }
+
+template <class T>
+struct Add {
+  View<T> y, a, b;
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    float va[pack], vb[pack];
+    a.load(va, r, c, count);
+    b.load(vb, r, c, count);
+#pragma unroll
+    for (int i = 0; i < pack; ++i) va[i] += vb[i];
+    y.store(va, r, c, count);
+  }
 };
-struct Times {
+
+template <class T>
+__device__ void scale_pack(const View<T>& y, float factor, std::int64_t r, std::int64_t c,
+                           int count) {
+  float v[pack];
+  y.load(v, r, c, count);
+#pragma unroll
+  for (int i = 0; i < pack; ++i) v[i] *= factor;
+  y.store(v, r, c, count);
+}
+
+template <class T>
+struct Scale {
+  View<T> y;
   float factor;
-  __device__ float operator()(float x) const { return x * factor; }
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    scale_pack(y, factor, r, c, count);
+  }
 };
-struct TimesThat {
+
+template <class T>
+struct ScaleBy {
+  View<T> y;
   const float* factor;
-  __device__ float operator()(float x) const { return x * *factor; }
+  __device__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    scale_pack(y, *factor, r, c, count);
+  }
 };
 
 }  // namespace
@@ -115,22 +152,27 @@ void copy_bytes(void* y, std::int64_t y_stride, const void* x, std::int64_t x_st
 void convert(const Matrix& y, const Matrix& x, CUstream_st* stream) {
   with_type(y.type, [&]<class To>(To) {
     with_type(x.type, [&]<class From>(From) {
-      for_elements("convert", stream,
-                   Map<To, From, 1, Same>{view<To>(y), {view<From>(x)}, Same{}}, y, x);
+      for_elements("convert", stream, Convert<To, From>{view<To>(y), view<From>(x)}, y, x);
     });
   });
 }
 
 void add(const Matrix& y, const Matrix& a, const Matrix& b, CUstream_st* stream) {
-  map_elements("add", stream, Sum{}, y, a, b);
+  with_type(y.type, [&]<class T>(T) {
+    for_elements("add", stream, Add<T>{view<T>(y), view<T>(a), view<T>(b)}, y, a, b);
+  });
 }
 
 void scale(const Matrix& y, float factor, CUstream_st* stream) {
-  map_elements("scale", stream, Times{factor}, y, y);
+  with_type(y.type, [&]<class T>(T) {
+    for_elements("scale", stream, Scale<T>{view<T>(y), factor}, y);
+  });
 }
 
 void scale_by(const Matrix& y, const float* factor, CUstream_st* stream) {
-  map_elements("scale_by", stream, TimesThat{factor}, y, y);
+  with_type(y.type, [&]<class T>(T) {
+    for_elements("scale_by", stream, ScaleBy<T>{view<T>(y), factor}, y);
+  });
 }
 
 }  // namespace trireme::ops
