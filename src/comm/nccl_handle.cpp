@@ -1,6 +1,5 @@
 #include "nccl_handle.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
