@@ -1,6 +1,5 @@
 #include "nccl_handle.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -41,7 +40,7 @@ NcclHandle::NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::strin
   const std::lock_guard lock(mutex_);
   try {
     require(runtime_.api().init(comm_, mpi.size(), id, mpi.rank()), "init");
-    require(wait_for("init"), "init");
+    wait_for("init");
   } catch (...) {  // no destructor will run
     abort();
     throw;
@@ -72,7 +71,7 @@ void NcclHandle::abort() {
 
 void NcclHandle::end() {
   require(runtime_.api().finalize(comm_), "finalize");
-  require(wait_for("finalize"), "finalize");
+  wait_for("finalize");
   require(runtime_.api().destroy(std::exchange(comm_, nullptr)), "destroy");
 }
 
@@ -115,9 +114,7 @@ void NcclHandle::look() {
   const std::lock_guard lock(mutex_);
   if (failure_) return;
   try {
-    Result state = Result::success;
-    require(runtime_.api().async_error(comm_, state), "work under way");
-    require(state, "work under way");
+    ready("work under way");
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): reported to the device, and kept
   }
 }
@@ -147,12 +144,9 @@ NcclApi::Comm NcclHandle::surrender(const std::exception_ptr& why) noexcept {
   return std::exchange(comm_, nullptr);
 }
 
-NcclApi::Result NcclHandle::wait_for(const char* operation) {
+void NcclHandle::wait_for(const char* operation) {
   const auto end = Clock::now() + runtime_.options().patience;
-  while (true) {
-    Result state = Result::success;
-    require(runtime_.api().async_error(comm_, state), operation);
-    if (state != Result::in_progress) return state;
+  while (!ready(operation)) {
     if (Clock::now() >= end) {
       fail(operation, fmt::format("not done after {} s: another rank has not come this far",
                                   runtime_.options().patience.count() / 1000.0));

@@ -42,7 +42,7 @@ class NcclHandle {
   void require(Result result, const char* operation);
   [[noreturn]] void fail(const std::string& operation, const std::string& reason);
   void give_up(const std::exception_ptr& why);
-  Result wait_for(const char* operation);  // until it is no longer in progress
+  void wait_for(const char* operation);  // until it is no longer in progress
   void end();
   void abort();
 

@@ -93,7 +93,7 @@ struct Heading {
   std::uint64_t name = 0;  // bytes of the method's name
 };
 
-/// A call that this rank made.
+/// A call that this rank made; the service thread's.
 struct Outgoing {
   std::string name;
   int peer = 0, slot = -1;

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdio>
 #include <exception>
-#include <optional>
 
 #include <unistd.h>
 

@@ -1,7 +1,6 @@
 // A worker's life where no worker waits for another.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <mpi.h>
 

@@ -1,7 +1,6 @@
 #include "conductor.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "trireme/optim/optimizer.hpp"
 

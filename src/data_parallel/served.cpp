@@ -1,8 +1,6 @@
 #include "served.hpp"
 
 #include <algorithm>
-#include <exception>
-#include <filesystem>
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
