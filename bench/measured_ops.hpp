@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/bench/attention.hpp"
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/device/readback.hpp"
 #include "trireme/device/timeline.hpp"
 #include "trireme/ops/algorithm_choices.hpp"

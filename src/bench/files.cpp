@@ -1,11 +1,11 @@
-#include "trireme/bench/files.hpp"
+#include "trireme/core/files.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/exact.hpp"
 #include "trireme/comm/agree.hpp"
-#include "trireme/core/files.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/loader.hpp"
