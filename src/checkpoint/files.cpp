@@ -12,16 +12,10 @@ namespace trireme::checkpoint {
 namespace fs = std::filesystem;
 
 void read_at(const InputFile& file, void* data, std::size_t bytes, std::int64_t offset) {
-  auto* to = static_cast<std::byte*>(data);
-  while (bytes > 0) {
-    const ssize_t got = ::pread(file.descriptor(), to, bytes, offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_file_error(file.path(), fmt::format("read at byte {}", offset), errno);
-    if (got == 0) throw Error("{}: ends at byte {}, before its data", file.path().string(), offset);
-    to += got;
-    bytes -= static_cast<std::size_t>(got);
-    offset += got;
-  }
+  const std::size_t got = file.read_at(data, bytes, offset);
+  if (got == bytes) return;
+  throw Error("{}: ends at byte {}, before its data", file.path().string(),
+              offset + static_cast<std::int64_t>(got));
 }
 
 void expect_size(const InputFile& file, std::int64_t bytes) {

@@ -16,7 +16,7 @@ constexpr std::string_view seal_end = "\",\n";
 constexpr std::size_t seal_length = seal_begin.size() + 16 + seal_end.size();
 
 std::string sealed(const std::string& rest) {
-  return fmt::format("{}{:016x}{}{}", seal_begin, xxh3(rest.data(), rest.size()), seal_end, rest);
+  return fmt::format("{}{}{}{}", seal_begin, data::hash_text(rest), seal_end, rest);
 }
 
 }  // namespace

@@ -55,12 +55,6 @@ inline std::int64_t block_count(std::int64_t bytes) {
 /// write what was just summed.
 constexpr std::int64_t step_bytes = std::int64_t{1} << 20;
 
-inline std::uint64_t xxh3(const void* data, std::size_t bytes) {
-  data::Xxh3 hash;
-  hash.update(data, bytes);
-  return hash.value();
-}
-
 /// Why `name` cannot name a tensor, or "".
 std::string fault_of_name(std::string_view name);
 

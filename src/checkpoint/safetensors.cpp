@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <set>
 
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
@@ -199,16 +197,10 @@ void check_offsets(const SafeTensorsHeader& header, std::int64_t data_bytes,
 
 /// Exactly `bytes` from `offset` on.
 void read_at(const InputFile& file, std::int64_t offset, void* data, std::size_t bytes) {
-  auto* to = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::pread(file.descriptor(), to, bytes, offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw_file_error(file.path(), "read", errno);
-    if (n == 0) throw Error("{}: ends at byte {}; restore the file", file.path().string(), offset);
-    to += n;
-    offset += n;
-    bytes -= static_cast<std::size_t>(n);
-  }
+  const std::size_t got = file.read_at(data, bytes, offset);
+  if (got == bytes) return;
+  throw Error("{}: ends at byte {}; restore the file", file.path().string(),
+              offset + static_cast<std::int64_t>(got));
 }
 
 }  // namespace

@@ -150,6 +150,22 @@ std::size_t InputFile::read(void* data, std::size_t bytes) {
   return done;
 }
 
+std::size_t InputFile::read_at(void* data, std::size_t bytes, std::int64_t offset) const {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const std::int64_t at = offset + static_cast<std::int64_t>(done);
+    const ssize_t got =
+        ::pread(descriptor_.get(), static_cast<char*>(data) + done, bytes - done, at);
+    if (got == 0) break;
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw_file_error(path_, fmt::format("read at byte {}", at), errno);
+    }
+    done += static_cast<std::size_t>(got);
+  }
+  return done;
+}
+
 OutputFile::OutputFile(const fs::path& path)
     : path_(path),
       descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {

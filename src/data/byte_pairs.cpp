@@ -1,9 +1,9 @@
-#include "byte_pairs.hpp"
-
 #include <algorithm>
 #include <bit>
 
 #include "trireme/core/error.hpp"
+
+#include "hugging_face.hpp"
 
 namespace trireme::data {
 namespace {

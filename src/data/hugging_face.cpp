@@ -1,19 +1,18 @@
 // A tokenizer.json behind the Tokenizer interface. Text goes through four steps, each of which must
 // know whether more text may follow: stretches of valid UTF-8, added tokens (two rounds), the
 // pattern's pre-tokens, byte pairs. Bytes that are not UTF-8 become the tokens of single bytes.
+#include "hugging_face.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include <xxhash.h>
 
 #include "trireme/core/error.hpp"
 
-#include "added_tokens.hpp"
-#include "byte_pairs.hpp"
-#include "split_pattern.hpp"
-#include "tokenizer_json.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {
@@ -57,11 +56,60 @@ std::size_t character_boundary(std::string_view text, std::size_t at) {
   return at;
 }
 
-struct TextHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const {
-    return XXH3_64bits(text.data(), text.size());
+/// Added tokens: whole texts that become one token before the pattern sees the text.
+class AddedTokens {
+ public:
+  /// Those of `added` that are `normalized` or are not.
+  AddedTokens(const std::vector<AddedToken>& added, bool normalized) {
+    for (const AddedToken& token : added) {
+      if (token.normalized != normalized) continue;
+      tokens_.push_back(token);
+      begins_[static_cast<std::uint8_t>(token.content[0])] = true;
+      longest_ = std::max(longest_, token.content.size());
+    }
+    std::sort(tokens_.begin(), tokens_.end(),
+              [](const AddedToken& a, const AddedToken& b) { return a.content < b.content; });
   }
+  struct Found {
+    std::size_t begin = 0, end = 0;
+    std::int32_t id = 0;
+  };
+  /// The leftmost that begins in [from, limit), and of several there the longest.
+  std::optional<Found> find(std::string_view text, std::size_t from, std::size_t limit) const {
+    if (tokens_.empty()) return std::nullopt;
+    for (std::size_t i = from; i < limit; ++i) {
+      if (!begins_[static_cast<std::uint8_t>(text[i])]) continue;
+      if (const auto found = at(text, i)) return found;
+    }
+    return std::nullopt;
+  }
+  std::size_t longest() const { return longest_; }  // bytes
+
+ private:
+  /// The longest that begins at `begin`: one more byte at a time, among those that still fit.
+  std::optional<Found> at(std::string_view text, std::size_t begin) const {
+    std::optional<Found> found;
+    auto first = tokens_.begin(), last = tokens_.end();
+    for (std::size_t depth = 0; first != last && begin + depth < text.size(); ++depth) {
+      const auto next = static_cast<std::uint8_t>(text[begin + depth]);
+      // Of contents that agree so far, a shorter one sorts before the longer ones.
+      const auto byte = [depth](const AddedToken& token) {
+        return depth < token.content.size() ? static_cast<std::uint8_t>(token.content[depth]) : -1;
+      };
+      first = std::partition_point(first, last,
+                                   [&](const AddedToken& token) { return byte(token) < next; });
+      last = std::partition_point(first, last,
+                                  [&](const AddedToken& token) { return byte(token) <= next; });
+      if (first != last && first->content.size() == depth + 1) {
+        found = {begin, begin + depth + 1, first->id};
+      }
+    }
+    return found;
+  }
+
+  std::vector<AddedToken> tokens_;  // by content
+  std::array<bool, 256> begins_{};  // by first byte
+  std::size_t longest_ = 0;
 };
 
 class HuggingFace : public Tokenizer {
@@ -95,24 +143,11 @@ class HuggingFace : public Tokenizer {
     return encode_bytes(text, false, ids);
   }
 
-  std::size_t stable_prefix(std::string_view text) const override {
-    std::vector<std::int32_t> ids;
-    return encode_stable(text, ids);
-  }
-
-  std::string decode(const std::vector<std::int32_t>& ids) const override {
-    std::string text;
-    for (const std::int32_t id : ids) {
-      if (id < 0 || id >= vocabulary()) {
-        throw Error("token {}: is outside the vocabulary of {}; use the dataset's own tokens", id,
-                    vocabulary());
-      }
-      text += tokens_[static_cast<std::size_t>(id)];
-    }
-    return text;
-  }
-
  private:
+  std::string bytes_of(std::int32_t id) const override {
+    return tokens_[static_cast<std::size_t>(id)];
+  }
+
   // Each of these takes a text and whether it ends there, and returns how much of it is certain and
   // encoded: all of it if it ends.
 

@@ -88,9 +88,8 @@ constexpr const char* seal_key = "manifest_xxh3";
 
 /// `text`, a JSON object, with the xxh3 of all that follows the brace as its first value.
 std::string sealed(const std::string& text) {
-  Xxh3 hash;
-  hash.update(text.data() + 1, text.size() - 1);
-  return fmt::format("{{\n  \"{}\": \"{}\",{}", seal_key, hash.hex(), text.substr(1));
+  const std::string rest = text.substr(1);
+  return fmt::format("{{\n  \"{}\": \"{}\",{}", seal_key, hash_text(rest), rest);
 }
 
 /// Checks and takes away the seal, which older manifests lack.

@@ -1,6 +1,9 @@
 #include "trireme/data/prepare.hpp"
 
 #include <optional>
+#include <system_error>
+
+#include <unistd.h>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
@@ -9,10 +12,8 @@
 #include "choose_tokenizer.hpp"
 #include "documents.hpp"
 #include "manifest.hpp"
-#include "sharder.hpp"
 #include "spool.hpp"
 #include "token_files.hpp"
-#include "work_folder.hpp"
 
 namespace trireme::data {
 namespace {
@@ -44,6 +45,65 @@ fs::path plain_output(const PrepareOptions& options) {
   }
   return output;
 }
+
+bool is_there(const fs::path& path) {
+  std::error_code code;
+  return fs::exists(fs::symlink_status(path, code));
+}
+
+/// `output`.tmp-<pid>: removed with all that it holds, and with the parents that were made for it,
+/// unless committed.
+class WorkFolder {
+ public:
+  /// Throws Error when `output` exists and is not an empty folder, or when nothing can be made
+  /// there.
+  explicit WorkFolder(const fs::path& output) : output_(output) {
+    std::error_code code;
+    const bool usable = fs::is_directory(output, code) && fs::is_empty(output, code);
+    if (is_there(output) && !usable) {
+      throw Error("--output {}: exists and is not an empty folder; remove it or choose another",
+                  output.string());
+    }
+    for (fs::path at = parent_of(output); !is_there(at); at = parent_of(at)) {
+      made_parents_.push_back(at);
+    }
+    fs::path path = output;
+    path += fmt::format(".tmp-{}", ::getpid());
+    try {
+      fs::create_directories(parent_of(output));
+      fs::remove_all(path);  // left by a process of this number that was killed
+      fs::create_directory(path);
+    } catch (const fs::filesystem_error& error) {
+      discard();
+      throw_file_error(path, "create", error.code().value());
+    }
+    path_ = path;
+  }
+  WorkFolder(const WorkFolder&) = delete;
+  WorkFolder& operator=(const WorkFolder&) = delete;
+  ~WorkFolder() {
+    if (!committed_) discard();
+  }
+  const fs::path& path() const { return path_; }
+  /// Fsyncs the folder and renames it to `output`; its files were fsynced by those who wrote them.
+  void commit() {
+    sync_path(path_);
+    for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
+    rename_for_good(path_, output_);
+    committed_ = true;
+  }
+
+ private:
+  void discard() {
+    std::error_code code;
+    if (!path_.empty()) fs::remove_all(path_, code);
+    for (const fs::path& parent : made_parents_) fs::remove(parent, code);  // only if empty
+  }
+
+  fs::path output_, path_;
+  std::vector<fs::path> made_parents_;  // innermost first
+  bool committed_ = false;
+};
 
 /// Encodes every document into the spool. Pieces are cut where that does not change the tokens.
 void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,

@@ -16,7 +16,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "shards are little-endian");
 
 using hdf5::Lock;
-using hdf5::Storage;
 
 constexpr std::size_t checksum_bytes = 4;
 
@@ -98,7 +97,7 @@ ShardReader::ShardReader(const std::filesystem::path& folder, const Manifest& ma
   for (Column& column : columns_) {
     column.dataset =
         hdf5::open_dataset(file_.get(), column.name, stored_type(column.element_bytes),
-                           static_cast<std::uint64_t>(column.size), Storage::checked,
+                           static_cast<std::uint64_t>(column.size),
                            static_cast<std::uint64_t>(chunk_extent(column.size)), what_);
     hdf5::expect_attributes(column.dataset.get(), {}, what_);
   }
@@ -193,9 +192,8 @@ ShardWriter::ShardWriter(const std::filesystem::path& path, std::int64_t tokens,
   hdf5::write_attribute(file_.get(), "format", std::string(format_name), path_.string());
   hdf5::write_attribute(file_.get(), "version", format_version, path_.string());
   const auto create = [&](const char* name, std::size_t bytes, std::int64_t size) {
-    return hdf5::create_dataset(file_.get(), name, stored_type(bytes),
-                                static_cast<std::uint64_t>(size), Storage::checked,
-                                static_cast<std::uint64_t>(chunk_extent(size)), path_.string());
+    return hdf5::create_dataset(file_.get(), name, stored_type(bytes), {static_cast<hsize_t>(size)},
+                                static_cast<hsize_t>(chunk_extent(size)), path_.string());
   };
   tokens_ = create("tokens", element_bytes, tokens);
   ends_ = create("document_ends", sizeof(std::uint64_t), documents);

@@ -7,9 +7,6 @@
 
 #include "trireme/core/error.hpp"
 
-#include "megatron.hpp"
-#include "range_reader.hpp"
-
 namespace trireme::data {
 namespace {
 
@@ -37,8 +34,7 @@ struct Llmc {
   std::int32_t magic, version;
   TokenType type;
 };
-constexpr std::array<Llmc, 2> llmc_kinds = {
-    {{20240520, 1, TokenType::u16}, {20240801, 7, TokenType::u32}}};
+constexpr std::array<Llmc, 2> llmc_kinds = {{{20240520, 1, {2, false}}, {20240801, 7, {4, false}}}};
 
 const Llmc* llmc_kind(const std::string& begin) {
   if (begin.size() < 4) return nullptr;
@@ -48,16 +44,12 @@ const Llmc* llmc_kind(const std::string& begin) {
   return nullptr;
 }
 
-bool is_megatron_index(const fs::path& path) {
-  return beginning(path, 9) == std::string_view("MMIDIDX\0\0", 9);
-}
-
 fs::path with(fs::path path, const char* extension) { return path.replace_extension(extension); }
 
 std::optional<TokenFormat> recognized(const fs::path& path) {
   if (llmc_kind(beginning(path, 4)) != nullptr) return TokenFormat::llmc;
   const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
-  if (is_megatron_index(pair ? with(path, ".idx") : path)) return TokenFormat::megatron;
+  if (MegatronIndex::recognizes(pair ? with(path, ".idx") : path)) return TokenFormat::megatron;
   if (path.extension() == ".bin") {
     throw Error(
         "--input {}: says nothing of its format; add --input-format nanogpt (bare uint16 tokens) "
@@ -83,7 +75,7 @@ TokenInput open_llmc(const fs::path& path) {
   TokenInput input{path, {}, llmc_header_bytes, tokens, kind->type};
   if (tokens < 0 || file.size() != llmc_header_bytes + input.bytes()) {
     throw Error("{}: has {} bytes, its header says {} tokens of {}; restore the file",
-                path.string(), file.size(), tokens, bytes_of(kind->type));
+                path.string(), file.size(), tokens, kind->type.bytes);
   }
   return input;
 }
@@ -94,7 +86,7 @@ TokenInput open_nanogpt(const fs::path& path) {
     throw Error("{}: has {} bytes, no whole number of uint16 tokens; restore the file",
                 path.string(), file.size());
   }
-  return {path, {}, 0, file.size() / 2, TokenType::u16};
+  return {path, {}, 0, file.size() / 2, {}};
 }
 
 TokenInput open_megatron(const fs::path& path) {
@@ -117,29 +109,19 @@ class TokenReaderOf {
 
   /// The next of them, or none at the end.
   const std::vector<std::int32_t>& next() {
-    const auto width = static_cast<std::size_t>(bytes_of(input_.type));
+    const auto [bytes, is_signed] = input_.type;
+    const auto width = static_cast<std::size_t>(bytes);
     raw_.resize(piece_tokens * width);
     const std::size_t got = reader_.read(raw_.data(), raw_.size()) / width;
     tokens_.resize(got);
-    switch (input_.type) {
-      case TokenType::u8:
-        convert<std::uint8_t>();
-        break;
-      case TokenType::i16:
-        convert<std::int16_t>();
-        break;
-      case TokenType::u16:
-        convert<std::uint16_t>();
-        break;
-      case TokenType::i32:
-        convert<std::int32_t>();
-        break;
-      case TokenType::u32:
-        convert<std::uint32_t>();
-        break;
-      case TokenType::i64:
-        convert<std::int64_t>();
-        break;
+    if (bytes == 1) {
+      convert<std::uint8_t>();
+    } else if (bytes == 2) {
+      is_signed ? convert<std::int16_t>() : convert<std::uint16_t>();
+    } else if (bytes == 4) {
+      is_signed ? convert<std::int32_t>() : convert<std::uint32_t>();
+    } else {
+      convert<std::int64_t>();
     }
     done_ += static_cast<std::int64_t>(got);
     return tokens_;
@@ -220,8 +202,6 @@ void append_indexed(std::span<const std::int32_t> tokens, std::int64_t before, M
 
 }  // namespace
 
-std::int64_t TokenInput::bytes() const { return tokens * bytes_of(type); }
-
 std::optional<TokenFormat> token_format(const std::string& wanted,
                                         const std::vector<fs::path>& inputs) {
   if (wanted == "text") return std::nullopt;
@@ -288,10 +268,9 @@ void copy_tokens(const std::vector<TokenInput>& inputs, std::int64_t vocabulary,
       } else {
         spool.append(tokens);
       }
-      progress(before + reader.done() * bytes_of(input.type));
+      progress(before + reader.done() * input.type.bytes);
     }
-    while (end >= 0)
-      end = index->next_end();  // documents without tokens, and the rest of the index
+    while (end >= 0) end = index->next_end();  // documents without tokens, the rest of the index
     before += input.bytes();
     if (index || !end_of_document) documents.end();
   }

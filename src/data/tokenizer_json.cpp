@@ -1,5 +1,3 @@
-#include "tokenizer_json.hpp"
-
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
@@ -12,6 +10,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
 
+#include "hugging_face.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {

@@ -38,7 +38,7 @@ struct LoadedModel {
 LoadedModel sentencepiece_tokenizer(const std::string& model, const std::string& where,
                                     bool end_of_document);
 
-/// The ids of a tokenizer.json (tokenizer_json.hpp lists the kinds). Its end of a document is
+/// The ids of a tokenizer.json (hugging_face.hpp lists the kinds). Its end of a document is
 /// its added token <|endoftext|>, <|end_of_text|> or </s>, the first that it has, or -1.
 LoadedModel hugging_face_tokenizer(const std::string& json, const std::string& where);
 
@@ -56,6 +56,14 @@ void silence_sentencepiece();
 std::string train_sentencepiece(DocumentStream& documents, std::int64_t input_bytes,
                                 std::int64_t vocabulary, std::int64_t sample_sentences,
                                 const std::function<void(std::int64_t)>& progress);
+
+/// So that maps with text as their key can be searched with a view.
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>{}(text);
+  }
+};
 
 /// The length in bytes of the UTF-8 character at the front of `text`, or 0 if none that is valid.
 std::size_t utf8_length(std::string_view text);
