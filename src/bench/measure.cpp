@@ -10,8 +10,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "trireme/report/json.hpp"
-
 namespace trireme::bench {
 namespace {
 
@@ -138,7 +136,7 @@ nlohmann::json Sheet::json() const {
                        {"time_min", 1e6 * entry.times.minimum},
                        {"time_max", 1e6 * entry.times.maximum},
                        {"time_p99", 1e6 * entry.times.p99}};
-    for (const auto& [name, value] : entry.counters) one[name] = report::finite_number(value);
+    for (const auto& [name, value] : entry.counters) one[name] = value;
     all.push_back(std::move(one));
   }
   return {{"context", context}, {"benchmarks", all}};

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 
 namespace trireme::checkpoint {
 namespace {
@@ -126,7 +126,7 @@ void sort_and_check_cover(const std::string& where, const std::vector<Reader::En
 std::string to_text(const Manifest& manifest) {
   const State& state = manifest.state;
   const auto field = [](std::string& text, const char* key, const json& value) {
-    text += fmt::format("\"{}\": {},\n", key, report::to_text(value));
+    text += fmt::format("\"{}\": {},\n", key, json_text(value));
   };
   std::string rest;
   field(rest, "format", format_name);
@@ -142,7 +142,7 @@ std::string to_text(const Manifest& manifest) {
   const auto list = [&rest](const char* key, std::size_t size, const auto& entry, bool last) {
     rest += fmt::format("\"{}\": [", key);
     for (std::size_t i = 0; i < size; ++i) {
-      rest += (i == 0 ? "\n  " : ",\n  ") + report::to_text(entry(i));
+      rest += (i == 0 ? "\n  " : ",\n  ") + json_text(entry(i));
     }
     rest += last ? "\n]}\n" : "\n],\n";
   };

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <thread>
 
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 
 #include "files.hpp"
 #include "manifest.hpp"
@@ -31,7 +31,7 @@ std::vector<json> together(comm::Communicator& world, const std::function<json()
                            const std::function<void()>& undo, const Wants& wants) {
   std::string mine;  // '+' and a value, or '-' and the reason
   try {
-    mine = "+" + report::to_text(work());
+    mine = "+" + json_text(work());
   } catch (const std::exception& error) {
     mine = std::string("-") + error.what();
   }

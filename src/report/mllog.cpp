@@ -7,7 +7,7 @@
 #include <fcntl.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 
 namespace trireme::report {
 namespace {

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/report/page.hpp"
 
 #include "untrusted.hpp"

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/report/page.hpp"
 #include "trireme/report/plots.hpp"
 

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 
 namespace trireme::report {
 namespace {
@@ -70,13 +70,13 @@ RunRecord::RunRecord(const fs::path& run_folder, const ReportConfig& config)
 
 void RunRecord::write_run(json run) {
   run["format"] = record_format;
-  replace_file(folder_ / "run.json", to_text(run, 2) + "\n");
+  replace_file(folder_ / "run.json", json_text(run, 2) + "\n");
   if (mllog_) mllog_->begin_run(run);
 }
 
 void RunRecord::write_summary(json summary, bool whole) {
   summary["format"] = record_format;
-  replace_file(folder_ / "summary.json", to_text(summary, 2) + "\n");
+  replace_file(folder_ / "summary.json", json_text(summary, 2) + "\n");
   if (mllog_) {
     mllog_->end_run(summary.value("steps", std::int64_t{0}), whole ? "success" : "aborted");
   }
@@ -127,14 +127,14 @@ void RunRecord::append(const json& line) {
     metrics_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (metrics_.get() < 0) throw_file_error(path, "create", errno);
   }
-  write_all(metrics_, path, to_text(line) + "\n");
+  write_all(metrics_, path, json_text(line) + "\n");
 }
 
 void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank) {
   std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
   const char* separator = "\n";
   const auto event = [&](const json& value) {
-    text += separator + to_text(value);
+    text += separator + json_text(value);
     separator = ",\n";
   };
   for (std::size_t rank = 0; rank < spans_by_rank.size(); ++rank) {

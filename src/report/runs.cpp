@@ -9,7 +9,7 @@
 #include <set>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/report/scaling.hpp"
 
 #include "untrusted.hpp"
@@ -160,7 +160,7 @@ std::string step_class_of(const json& run, const RunFacts& facts) {
     const json values = config.value(section, json::object());
     all[key] = values.is_object() ? values.value(key, json()) : json();
   }
-  return to_text(all);
+  return json_text(all);
 }
 
 std::vector<RankAccount> accounts_of(const Attempt& attempt) {

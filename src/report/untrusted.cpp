@@ -5,7 +5,7 @@
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 
 namespace trireme::report {
 
@@ -14,7 +14,7 @@ using nlohmann::json;
 namespace {
 
 std::string in_utf8(std::string_view text) {
-  return nlohmann::json::parse(to_text(std::string(text))).get<std::string>();
+  return nlohmann::json::parse(json_text(std::string(text))).get<std::string>();
 }
 
 }  // namespace

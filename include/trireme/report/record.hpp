@@ -1,7 +1,7 @@
 // A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json,
 // and, by ReportConfig, mllog.txt and an event file}, written by rank 0, one attempt per start,
 // never changed afterwards. Numbers that are not finite are written as the strings "nan", "inf" and
-// "-inf" (json.hpp). docs/reports.md describes every key.
+// "-inf" (core/json.hpp). docs/reports.md describes every key.
 #pragma once
 
 #include <cstdint>
