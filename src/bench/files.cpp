@@ -14,31 +14,6 @@
 namespace trireme::bench {
 namespace {
 
-/// A folder that no other run has, gone with everything in it at the end of its life.
-class OwnFolder {
- public:
-  /// Collective; errors are agreed on.
-  OwnFolder(const Place& place, const std::filesystem::path& inside)
-      : owner_(place.world.rank() == 0) {
-    path_ = comm::of_rank_zero(place.world, [&] {
-      std::string pattern = (inside / "trireme-bench-io.XXXXXX").string();
-      if (::mkdtemp(pattern.data()) == nullptr) throw_file_error(pattern, "create", errno);
-      return pattern;
-    });
-  }
-  OwnFolder(const OwnFolder&) = delete;
-  OwnFolder& operator=(const OwnFolder&) = delete;
-  ~OwnFolder() {
-    std::error_code ignored;
-    if (owner_) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  bool owner_;
-  std::filesystem::path path_;
-};
-
 class Writer {
  public:
   Writer(const Place& place, const FileOptions& options, const std::filesystem::path& folder)
@@ -129,8 +104,11 @@ Times agreed_rounds(const Place& place, const Rounds& rounds, const Before& befo
 }
 
 void bench_writer(const Place& place, const FileOptions& options, Sheet& sheet) {
-  const OwnFolder folder(place, options.folder);
-  Writer writer(place, options, folder.path());
+  std::optional<TemporaryFolder> owned;  // rank 0's
+  const std::filesystem::path folder = comm::of_rank_zero(place.world, [&] {
+    return owned.emplace(options.folder / "trireme-bench-io.XXXXXX").path().string();
+  });
+  Writer writer(place, options, folder);
   const auto bytes = static_cast<double>(options.bytes);
   const auto timed = [&](const auto& before, const auto& work) {
     return agreed_rounds(place, options.rounds, before, work, [] {});

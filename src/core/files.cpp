@@ -194,6 +194,17 @@ void OutputFile::finish() {
   if (descriptor_.close() != 0) throw_file_error(path_, "write", errno);
 }
 
+TemporaryFolder::TemporaryFolder(const fs::path& pattern) {
+  std::string name = pattern.string();
+  if (::mkdtemp(name.data()) == nullptr) throw_file_error(pattern, "create", errno);
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
 std::string read_small_file(const fs::path& path, std::int64_t limit) {
   InputFile file(path, Links::refuse);
   if (file.size() > limit) {

@@ -50,17 +50,10 @@ json facts_json(const Run& run) {
 
 json communication_json(const Run& run) {
   json all = json::object();
-  const auto ranks = static_cast<double>(run.ranks.size());
-  for (const RankAccount& rank : run.ranks) {
-    for (const auto& [name, volume] : rank.communication) {
-      json& axis = all[name];
-      if (axis.is_null()) axis = json::object();
-      axis["mean_bytes_per_step"] = axis.value("mean_bytes_per_step", 0.0) + volume.bytes / ranks;
-      axis["mean_least_bytes_per_step"] =
-          axis.value("mean_least_bytes_per_step", 0.0) + volume.least / ranks;
-      axis["mean_seconds_per_step"] =
-          axis.value("mean_seconds_per_step", 0.0) + volume.seconds / ranks;
-    }
+  for (const auto& [name, volume] : mean_volumes(run)) {
+    all[name] = {{"mean_bytes_per_step", volume.bytes},
+                 {"mean_least_bytes_per_step", volume.least},
+                 {"mean_seconds_per_step", volume.seconds}};
   }
   return all;
 }

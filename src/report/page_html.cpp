@@ -4,7 +4,6 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
 #include "trireme/report/page.hpp"
-#include "trireme/report/plots.hpp"
 
 #include "untrusted.hpp"
 
@@ -135,8 +134,9 @@ void add_scaling(const Report& report, ScalingKind kind, Page& page) {
   if (!any) return;
   page.heading(2, kind == ScalingKind::strong ? "Strong scaling: the same global batch"
                                               : "Weak scaling: the same batch per rank");
-  page.figure(plot_scaling_speed(report.lines, kind));
-  page.figure(plot_efficiency(report.lines, kind));
+  for (const bool efficiency : {false, true}) {
+    page.figure(plot_scaling(report.lines, kind, efficiency));
+  }
   page.add("<table>\n" + html + "</table>\n");
   page.list(notes);
 }

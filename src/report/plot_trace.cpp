@@ -8,7 +8,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 #include "trireme/core/json.hpp"
-#include "trireme/report/plots.hpp"
+#include "trireme/report/page.hpp"
 
 #include "untrusted.hpp"
 

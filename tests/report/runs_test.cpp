@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/diagnosis.hpp"
 #include "trireme/report/page.hpp"
 #include "trireme/report/scaling.hpp"
 

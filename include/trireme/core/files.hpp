@@ -89,6 +89,20 @@ class OutputFile {
   std::vector<char> buffer_;
 };
 
+/// A new folder, gone with everything in it at the end of its life.
+class TemporaryFolder {
+ public:
+  /// `pattern` ends with XXXXXX, which become letters that make a new name.
+  explicit TemporaryFolder(const std::filesystem::path& pattern);
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
 /// The whole of a regular file of at most `limit` bytes; symbolic links are refused.
 std::string read_small_file(const std::filesystem::path& path, std::int64_t limit);
 

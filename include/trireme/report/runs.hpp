@@ -122,6 +122,9 @@ Attempt read_attempt(const std::filesystem::path& folder);
 /// Steps of the chosen attempt and of those of its class, without warm-up and skipped updates.
 std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options);
 
+/// Means over the ranks, by axis.
+std::map<std::string, Volume> mean_volumes(const Run& run);
+
 /// Figures of one valid run over its counted steps.
 struct Figures {
   Estimate seconds;            // of a step
