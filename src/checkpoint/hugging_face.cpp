@@ -4,8 +4,8 @@
 #include <map>
 #include <set>
 
+#include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/checkpoint/safetensors.hpp"
-#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"

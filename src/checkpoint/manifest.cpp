@@ -15,6 +15,8 @@ constexpr std::string_view seal_begin = "{\"manifest_xxh3\": \"";
 constexpr std::string_view seal_end = "\",\n";
 constexpr std::size_t seal_length = seal_begin.size() + 16 + seal_end.size();
 
+constexpr const char* tokenizer_key = "tokenizer";  // of State::extra
+
 std::string sealed(const std::string& rest) {
   return fmt::format("{}{}{}{}", seal_begin, data::hash_text(rest), seal_end, rest);
 }
@@ -58,23 +60,6 @@ bool checked_elements(const Shape& shape, DType type, std::int64_t& elements) {
   }
   if (empty) elements = 0;
   return true;
-}
-
-Shape make_shape(const std::vector<std::int64_t>& e) {
-  static_assert(Shape::max_dimensions == 4);
-  TRIREME_ASSERT(e.size() <= 4, "{} dimensions", e.size());
-  switch (e.size()) {
-    case 0:
-      return {};
-    case 1:
-      return {e[0]};
-    case 2:
-      return {e[0], e[1]};
-    case 3:
-      return {e[0], e[1], e[2]};
-    default:
-      return {e[0], e[1], e[2], e[3]};
-  }
 }
 
 std::vector<std::int64_t> list_of(const Shape& shape) {
@@ -180,6 +165,19 @@ std::string to_text(const Manifest& manifest) {
       },
       true);
   return sealed(rest);
+}
+
+void keep_tokenizer(State& state, const data::StoredTokenizer& tokenizer) {
+  if (tokenizer.description.is_null() || tokenizer.description.at("tokenizer") == "none") return;
+  state.extra[tokenizer_key] = tokenizer.description;
+  if (!tokenizer.file.empty()) state.attachments.push_back({tokenizer.file, tokenizer.content});
+}
+
+std::optional<data::Manifest> kept_tokenizer(const Reader& reader) {
+  const nlohmann::json& extra = reader.state().extra;
+  if (!extra.is_object() || !extra.contains(tokenizer_key)) return std::nullopt;
+  return data::described_tokenizer(extra.at(tokenizer_key),
+                                   (reader.folder() / "manifest.json").string());
 }
 
 }  // namespace trireme::checkpoint

@@ -61,13 +61,11 @@ std::string fault_of_name(std::string_view name);
 /// Elements of `shape`; false when an extent is negative or the bytes of `type` pass 2⁶³.
 bool checked_elements(const Shape& shape, DType type, std::int64_t& elements);
 
-/// A shape of up to Shape::max_dimensions extents.
-Shape make_shape(const std::vector<std::int64_t>& extents);
-
+// JSON's lists of up to Shape::max_dimensions numbers, and back.
+inline Shape make_shape(const std::vector<std::int64_t>& extents) { return Shape(extents); }
+Index make_index(const std::vector<std::int64_t>& list);
 std::vector<std::int64_t> list_of(const Shape& shape);
 std::vector<std::int64_t> list_of(const Index& index, int dimensions);
-/// The reverse, of up to Shape::max_dimensions numbers.
-Index make_index(const std::vector<std::int64_t>& list);
 
 /// Sorts the pieces and throws Error, beginning with `where`, unless they cover each tensor exactly
 /// once.

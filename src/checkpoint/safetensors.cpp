@@ -12,8 +12,6 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/half.hpp"
 
-#include "safetensors_seal.hpp"
-
 namespace trireme::checkpoint {
 
 namespace fs = std::filesystem;

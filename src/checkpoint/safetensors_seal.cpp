@@ -1,5 +1,3 @@
-#include "safetensors_seal.hpp"
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "trireme/checkpoint/checkpoint.hpp"
-#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/tokenizer.hpp"
 

@@ -39,6 +39,12 @@ nlohmann::json parse_json(std::string_view text, const std::string& where,
   }
 }
 
+std::string shown(const nlohmann::json& value) {
+  using nlohmann::json;
+  return config::one_line(
+      config::shortened(value.dump(-1, ' ', false, json::error_handler_t::replace), 60));
+}
+
 nlohmann::json finite(nlohmann::json value) {
   if (value.is_number_float()) {
     const auto number = value.get<double>();

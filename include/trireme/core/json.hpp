@@ -16,6 +16,9 @@ namespace trireme {
 nlohmann::json parse_json(std::string_view text, const std::string& where,
                           std::string_view remedy = "restore the file");
 
+/// The first 60 bytes or less of `value` as text on one line, for messages.
+std::string shown(const nlohmann::json& value);
+
 /// `value` with every number that is not finite replaced as above, at any depth.
 nlohmann::json finite(nlohmann::json value);
 
