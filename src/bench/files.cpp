@@ -9,7 +9,6 @@
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/loader.hpp"
-#include "trireme/data/sampler.hpp"
 
 namespace trireme::bench {
 namespace {

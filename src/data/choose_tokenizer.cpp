@@ -1,5 +1,4 @@
-#include "choose_tokenizer.hpp"
-
+// The tokenizer that prepare's options ask for.
 #include <array>
 #include <charconv>
 #include <limits>

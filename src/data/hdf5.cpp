@@ -93,14 +93,6 @@ herr_t note_name(const char* name, void* context) {
   return names->found.size() > names->limit ? 1 : 0;  // 1 ends the walk
 }
 
-herr_t note_link(hid_t, const char* name, const H5L_info_t*, void* context) {
-  return note_name(name, context);
-}
-
-herr_t note_attribute(hid_t, const char* name, const H5A_info_t*, void* context) {
-  return note_name(name, context);
-}
-
 void expect_names(Names names, std::vector<std::string> expected, std::string_view kind,
                   const std::string& what) {
   std::sort(names.found.begin(), names.found.end());
@@ -236,7 +228,10 @@ void close_file(Handle& file, const std::string& what) {
 void expect_links(hid_t group, const std::vector<std::string>& names, const std::string& what) {
   const Lock lock;
   Names found{{}, names.size()};
-  checked(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note_link, &found), what,
+  const auto note = [](hid_t, const char* name, const H5L_info_t*, void* context) {
+    return note_name(name, context);
+  };
+  checked(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note, &found), what,
           "list its content");
   expect_names(std::move(found), names, "datasets", what);
   for (const std::string& name : names) {
@@ -252,7 +247,10 @@ void expect_attributes(hid_t object, const std::vector<std::string>& names,
                        const std::string& what) {
   const Lock lock;
   Names found{{}, names.size()};
-  checked(H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note_attribute, &found), what,
+  const auto note = [](hid_t, const char* name, const H5A_info_t*, void* context) {
+    return note_name(name, context);
+  };
+  checked(H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note, &found), what,
           "list attributes");
   expect_names(std::move(found), names, "attributes", what);
 }

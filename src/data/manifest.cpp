@@ -1,5 +1,3 @@
-#include "manifest.hpp"
-
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -8,6 +6,8 @@
 #include "trireme/core/json.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
+
+#include "dataset_files.hpp"
 
 namespace trireme::data {
 namespace {

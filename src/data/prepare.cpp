@@ -9,11 +9,10 @@
 #include "trireme/core/files.hpp"
 #include "trireme/data/tokenizer.hpp"
 
-#include "choose_tokenizer.hpp"
-#include "documents.hpp"
-#include "manifest.hpp"
+#include "dataset_files.hpp"
 #include "spool.hpp"
 #include "token_files.hpp"
+#include "tokenizers.hpp"
 
 namespace trireme::data {
 namespace {

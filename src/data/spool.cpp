@@ -7,8 +7,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/data/hash.hpp"
 
-#include "manifest.hpp"
-#include "shard.hpp"
+#include "dataset_files.hpp"
 
 namespace trireme::data {
 namespace {

@@ -1,4 +1,4 @@
-// The tokenizers behind the interface.
+// The tokenizers behind the interface, and the one that prepare's options ask for.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "trireme/data/prepare.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "documents.hpp"
@@ -67,5 +69,44 @@ struct TextHash {
 
 /// The length in bytes of the UTF-8 character at the front of `text`, or 0 if none that is valid.
 std::size_t utf8_length(std::string_view text);
+
+/// Passes over the input and the whole of the work, for the progress callback.
+class Progress {
+ public:
+  using Report = std::function<void(std::int64_t, std::int64_t)>;
+  Progress(const Report& report, std::int64_t bytes, int passes)
+      : report_(report), bytes_(bytes), passes_(passes) {}
+  void operator()(std::int64_t bytes_read) const {
+    if (report_) report_(done_ + bytes_read, bytes_ * passes_);
+  }
+  void end_pass() {
+    done_ += bytes_;
+    operator()(0);
+  }
+
+ private:
+  const Report& report_;
+  std::int64_t bytes_, done_ = 0;
+  int passes_;
+};
+
+struct Chosen {
+  std::unique_ptr<Tokenizer> tokenizer;  // none for tokens that come without one
+  std::int64_t vocabulary = 0;
+  std::optional<std::int64_t> end_of_document;
+  nlohmann::json details = nlohmann::json::object();
+};
+
+/// Characters are counted, and SentencePiece models trained, before anything is encoded.
+bool needs_first_pass(const std::string& tokenizer);
+
+/// For text, which has `ends` of documents to mark or has not. A model is kept in `folder`. Throws
+/// Error naming the option.
+Chosen choose_tokenizer(const PrepareOptions& options, bool ends, DocumentStream documents,
+                        std::int64_t bytes, const std::filesystem::path& folder,
+                        const Progress& progress);
+
+/// For tokens: a tokenizer that is a file, or a vocabulary alone.
+Chosen choose_for_tokens(const PrepareOptions& options, const std::filesystem::path& folder);
 
 }  // namespace trireme::data

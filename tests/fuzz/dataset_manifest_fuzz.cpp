@@ -1,5 +1,5 @@
 // dataset.json: an accepted one names plain files, has valid counts, and round-trips.
-#include "data/manifest.hpp"
+#include "data/dataset_files.hpp"
 #include "fuzz.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

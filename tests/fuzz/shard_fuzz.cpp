@@ -4,8 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "data/manifest.hpp"
-#include "data/shard.hpp"
+#include "data/dataset_files.hpp"
 #include "fuzz.hpp"
 #include "hdf5_file.hpp"
 
