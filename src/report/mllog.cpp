@@ -1,5 +1,3 @@
-#include "trireme/report/mllog.hpp"
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -8,6 +6,7 @@
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
+#include "trireme/report/formats.hpp"
 
 namespace trireme::report {
 namespace {

@@ -16,7 +16,7 @@ using nlohmann::json;
 json estimate_json(const Estimate& estimate) {
   if (estimate.n == 0) return nullptr;
   json result{{"n", estimate.n}, {"median", estimate.median}};
-  const bool interval = estimate.spread == Spread::interval;
+  const bool interval = estimate.is_interval();
   result[interval ? "interval_low" : "least"] = estimate.low;
   result[interval ? "interval_high" : "greatest"] = estimate.high;
   return result;
@@ -97,7 +97,7 @@ std::string joined(const std::vector<std::string>& parts) {
 /// Empty cells where there is no figure; bounds of an interval only where it is one.
 std::string cells(const Estimate& estimate) {
   if (estimate.n == 0) return ",,,";
-  if (estimate.spread != Spread::interval) {
+  if (!estimate.is_interval()) {
     return fmt::format("{},{:.9g},,", estimate.n, estimate.median);
   }
   return fmt::format("{},{:.9g},{:.9g},{:.9g}", estimate.n, estimate.median, estimate.low,
@@ -146,7 +146,8 @@ json report_json(const Report& report) {
       continue;
     }
     entry.update(facts_json(run));
-    entry["figures"] = figures_json(report.measured[next].figures);
+    const Measured& measured = report.measured[next++];
+    entry["figures"] = figures_json(measured.figures);
     entry["communication"] = communication_json(run);
     if (!run.time.rows.empty()) entry["time"] = time_json(run.time);
     const json& summary = run.attempt().summary;
@@ -154,13 +155,12 @@ json report_json(const Report& report) {
       if (summary.is_object() && summary.contains(key)) entry[key] = summary.at(key);
     }
     json findings = json::array();
-    for (const Finding& finding : report.findings[next]) {
+    for (const Finding& finding : measured.findings) {
       findings.push_back(
           {{"rule", finding.rule}, {"share", finding.share}, {"text", finding.text}});
     }
     entry["findings"] = std::move(findings);
     runs.push_back(std::move(entry));
-    ++next;
   }
   json lines = json::array();
   for (const ScalingLine& line : report.lines) lines.push_back(line_json(line));

@@ -150,8 +150,8 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
   std::error_code error;
   if (!fs::exists(path, error)) return std::nullopt;
   const TraceByRank trace = read_trace(path);
-  const auto steps = static_cast<std::int64_t>(run.attempt().steps.size());
-  const std::int64_t warm_up = options.warm_up >= 0 ? options.warm_up : warm_up_steps(steps);
+  const std::int64_t warm_up =
+      options.warm_up_of(static_cast<std::int64_t>(run.attempt().steps.size()));
   std::pair<double, double> window;
   if (trace.empty() || !choose_step(trace, warm_up, window)) return std::nullopt;
 

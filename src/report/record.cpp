@@ -1,6 +1,7 @@
 #include "trireme/report/record.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <set>
@@ -48,19 +49,10 @@ fs::path make_attempt(const fs::path& run_folder) {
 }
 
 std::string stream_name(int stream) {
-  switch (stream) {
-    case 0:
-      return "compute";
-    case 1:
-      return "communication";
-    case 2:
-      return "loader";
-    case 3:
-      return "device";
-    default:
-      TRIREME_ASSERT(stream > 3, "a span of stream {}", stream);
-      return fmt::format("device queue {}", stream - 4);
-  }
+  constexpr std::array names = {"compute", "communication", "loader", "device"};
+  TRIREME_ASSERT(stream >= 0, "a span of stream {}", stream);
+  const auto i = static_cast<std::size_t>(stream);
+  return i < names.size() ? names[i] : fmt::format("device queue {}", i - names.size());
 }
 
 std::string mebibytes(std::int64_t bytes) {

@@ -324,10 +324,6 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
   return run;
 }
 
-std::int64_t warm_up_steps(std::int64_t steps_of_attempt) {
-  return steps_of_attempt >= 20 ? 5 : (steps_of_attempt + 3) / 4;
-}
-
 std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options) {
   std::map<int, std::int64_t> warm_up;  // of the attempts that count, by number
   for (const Attempt& attempt : run.attempts) {
@@ -335,8 +331,7 @@ std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions
     if (!chosen && (attempt.step_class.empty() || attempt.step_class != run.attempt().step_class)) {
       continue;
     }
-    const auto all = static_cast<std::int64_t>(attempt.steps.size());
-    warm_up[attempt.number] = options.warm_up >= 0 ? options.warm_up : warm_up_steps(all);
+    warm_up[attempt.number] = options.warm_up_of(static_cast<std::int64_t>(attempt.steps.size()));
   }
   std::vector<const RecordedStep*> counted;
   for (const RecordedStep& step : run.steps) {

@@ -11,12 +11,6 @@
 
 namespace trireme::report {
 
-struct Finding {
-  std::string rule;  // a short name, as docs/reports.md lists them
-  double share = 0;  // the number that the rule looked at
-  std::string text;  // one line: the number, what it is of, what to do
-};
-
 /// The findings of a valid run whose record has what they need (format 2; sections time the host,
 /// so on a device that is not the host only those of the loader, checkpoints and steadiness are
 /// looked for). Rules and thresholds: docs/reports.md. Largest share first.
@@ -28,7 +22,6 @@ struct Report {
   ReadOptions options;
   std::vector<Measured> measured;  // the valid ones
   std::vector<ScalingLine> lines;
-  std::vector<std::vector<Finding>> findings;  // by valid run
 };
 
 /// Reads the runs below `paths` and works everything out. Throws Error for a path without a run.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -19,8 +20,7 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/report/config.hpp"
-#include "trireme/report/mllog.hpp"
-#include "trireme/report/tensorboard.hpp"
+#include "trireme/report/formats.hpp"
 #include "trireme/report/timing.hpp"
 
 namespace trireme::report {
@@ -128,5 +128,32 @@ std::string duration_text(double seconds);
 /// "Figure of Merit (FOM): 12345.6 tokens/s"; "Figure of Merit (FOM): none" unless it is finite and
 /// above 0.
 std::string figure_of_merit(double tokens_per_second);
+
+/// Progress of a run; rank 0 owns one. On a terminal `update` rewrites the last line; elsewhere it
+/// prints a line.
+class ProgressLine {
+ public:
+  /// Detects whether `out` is a terminal with a width. A launcher's pseudo-terminal has none: use
+  /// the other constructor there.
+  explicit ProgressLine(std::FILE* out = stdout);
+  ProgressLine(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  ~ProgressLine() { finish(); }
+
+  bool terminal() const { return terminal_; }
+  /// Shows `line`, cut to the terminal's width, in place of the last update.
+  void update(const std::string& line);
+  /// Prints a line that stays, above the one that is rewritten.
+  void print(const std::string& line);
+  /// Keeps the last update and starts a new line. Idempotent.
+  void finish();
+
+ private:
+  std::string fitted(const std::string& line) const;
+  std::FILE* out_;
+  bool terminal_;
+  std::string live_;  // what the terminal's last line shows
+};
 
 }  // namespace trireme::report
