@@ -5,6 +5,15 @@
 #include "trireme/bench/exact.hpp"
 
 namespace trireme::bench {
+namespace {
+
+/// Whether an operation's larger buffer is a block for each rank.
+bool in_blocks(Collective operation) {
+  return operation == Collective::reduce_scatter || operation == Collective::all_gather ||
+         operation == Collective::all_to_all;
+}
+
+}  // namespace
 
 std::string_view name_of(Collective operation) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Collective::count)> names = {
@@ -26,20 +35,9 @@ bool reduces(Collective operation) {
 
 double bus_factor(Collective operation, int ranks) {
   const double others = static_cast<double>(ranks - 1) / ranks;
-  switch (operation) {
-    case Collective::all_reduce:
-      return 2 * others;
-    case Collective::reduce_scatter:
-    case Collective::all_gather:
-    case Collective::all_to_all:
-      return others;
-    case Collective::broadcast:
-    case Collective::send_receive:
-      return ranks > 1 ? 1 : 0;
-    case Collective::count:
-      break;
-  }
-  no_case_for(operation);
+  if (operation == Collective::all_reduce) return 2 * others;
+  if (in_blocks(operation)) return others;
+  return ranks > 1 ? 1 : 0;  // broadcast, send_receive
 }
 
 std::vector<std::int64_t> Sizes::all() const {
@@ -65,12 +63,6 @@ std::vector<std::int64_t> Sizes::counts(std::int64_t element_bytes) const {
 }
 
 namespace {
-
-/// Whether an operation's larger buffer is a block for each rank.
-bool in_blocks(Collective operation) {
-  return operation == Collective::reduce_scatter || operation == Collective::all_gather ||
-         operation == Collective::all_to_all;
-}
 
 /// One operation on one size, with its buffers.
 class Trial {

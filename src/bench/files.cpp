@@ -129,7 +129,7 @@ void bench_dataset(const Place& place, const FileOptions& options, Sheet& sheet)
   comm::agree(place.world, [&] {
     const data::Dataset dataset = data::Dataset::open(options.dataset);
     reader = dataset.reader(data::SplitName::train);
-    token_bytes = static_cast<std::int64_t>(data::element_bytes(dataset.manifest()));
+    token_bytes = static_cast<std::int64_t>(dataset.manifest().element_bytes);
     vocabulary = dataset.manifest().vocabulary;
   });
   const data::Sampler sampler(reader->tokens(), options.length, reader->tokens(), 1, true);

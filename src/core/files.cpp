@@ -137,29 +137,21 @@ InputFile::InputFile(const fs::path& path, Links links)
 }
 
 std::size_t InputFile::read(void* data, std::size_t bytes) {
-  std::size_t done = 0;
-  while (done < bytes) {
-    const ssize_t got = ::read(descriptor_.get(), static_cast<char*>(data) + done, bytes - done);
-    if (got == 0) break;
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      throw_file_error(path_, "read", errno);
-    }
-    done += static_cast<std::size_t>(got);
-  }
-  return done;
+  const std::size_t got = read_at(data, bytes, at_);
+  at_ += static_cast<std::int64_t>(got);
+  return got;
 }
 
-std::size_t InputFile::read_at(void* data, std::size_t bytes, std::int64_t offset) const {
+std::size_t InputFile::read_at(void* data, std::size_t bytes, std::int64_t offset,
+                               std::string_view verb) const {
   std::size_t done = 0;
   while (done < bytes) {
-    const std::int64_t at = offset + static_cast<std::int64_t>(done);
-    const ssize_t got =
-        ::pread(descriptor_.get(), static_cast<char*>(data) + done, bytes - done, at);
+    const ssize_t got = ::pread(descriptor_.get(), static_cast<char*>(data) + done, bytes - done,
+                                offset + static_cast<std::int64_t>(done));
     if (got == 0) break;
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw_file_error(path_, fmt::format("read at byte {}", at), errno);
+      throw_file_error(path_, verb, errno);
     }
     done += static_cast<std::size_t>(got);
   }

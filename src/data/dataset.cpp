@@ -83,7 +83,7 @@ class ShardedReader : public TokenReader {
       : folder_(std::move(folder)),
         manifest_(std::move(manifest)),
         shards_(shards_of(manifest_, split)),
-        bytes_(element_bytes(manifest_)),
+        bytes_(manifest_.element_bytes),
         chunks_(static_cast<std::size_t>(std::max<std::int64_t>(cache_bytes, 0)) /
                 (bytes_ * chunk_elements)),
         ends_(16) {

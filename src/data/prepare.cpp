@@ -109,7 +109,6 @@ void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
             const Progress& progress) {
   std::string pending;
   std::vector<std::int32_t> ids;
-  std::int64_t begin = 0;  // of the document, in tokens
   DocumentStream::Piece piece;
   while (documents.next(piece)) {
     pending += piece.text;
@@ -121,13 +120,12 @@ void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
       pending.erase(0, chosen.tokenizer->encode_stable(pending, ids));
     }
     spool.append(ids);
-    if (piece.ends_document && spool.tokens() > begin) {
+    if (piece.ends_document && spool.in_document()) {
       if (chosen.end_of_document) {
         const auto end = static_cast<std::int32_t>(*chosen.end_of_document);
         spool.append({&end, 1});
       }
       spool.end_document();
-      begin = spool.tokens();
     }
     progress(documents.bytes_read());
   }
@@ -139,7 +137,7 @@ Manifest manifest_of(const PrepareOptions& options, const fs::path& output, cons
   manifest.name = options.name.empty() ? output.filename().string() : options.name;
   manifest.tokenizer = chosen.tokenizer ? chosen.tokenizer->kind() : "none";
   manifest.vocabulary = chosen.vocabulary;
-  manifest.element_type = manifest.vocabulary <= (std::int64_t{1} << 16) ? "uint16" : "uint32";
+  manifest.element_bytes = manifest.vocabulary <= (std::int64_t{1} << 16) ? 2 : 4;
   manifest.end_of_document = chosen.end_of_document;
   manifest.tokenizer_details = chosen.details;
   return manifest;
@@ -180,26 +178,26 @@ Manifest prepare_text(const PrepareOptions& options, const fs::path& output,
                                          folder.path(), steps);
   if (needs_first_pass(options.tokenizer)) steps.end_pass();
   Manifest manifest = manifest_of(options, output, chosen);
-  Spool spool(folder.path(), element_bytes(manifest));
+  Spool spool(folder.path(), manifest.element_bytes);
   DocumentStream documents(options.inputs, kind);
   encode(documents, chosen, spool, steps);
   return finish(options, std::move(manifest), spool, folder);
 }
 
-Manifest prepare_tokens(const PrepareOptions& options, TokenFormat format, const fs::path& output,
+Manifest prepare_tokens(const PrepareOptions& options, OpenTokens open, const fs::path& output,
                         const Progress::Report& progress) {
   if (options.documents != PrepareOptions{}.documents) {
     throw Error("--documents {}: is for text; token files mark their documents: leave it out",
                 options.documents);
   }
-  const std::vector<TokenInput> inputs = open_token_files(format, options.inputs);
+  const std::vector<TokenInput> inputs = open_token_files(open, options.inputs);
   std::int64_t bytes = 0;
   for (const TokenInput& input : inputs) bytes += input.bytes();
   WorkFolder folder(output);
   const Progress steps(progress, bytes, 1);
   const Chosen chosen = choose_for_tokens(options, folder.path());
   Manifest manifest = manifest_of(options, output, chosen);
-  Spool spool(folder.path(), element_bytes(manifest));
+  Spool spool(folder.path(), manifest.element_bytes);
   copy_tokens(inputs, manifest.vocabulary, manifest.end_of_document, spool,
               [&](std::int64_t done) { steps(done); });
   return finish(options, std::move(manifest), spool, folder);
@@ -212,9 +210,9 @@ Manifest prepare(const PrepareOptions& options,
   check(options);
   const fs::path output = plain_output(options);
   const SizeLimitGuard guard;
-  const auto format = token_format(options.input_format, options.inputs);
-  return format ? prepare_tokens(options, *format, output, progress)
-                : prepare_text(options, output, progress);
+  const OpenTokens open = token_format(options.input_format, options.inputs);
+  return open != nullptr ? prepare_tokens(options, open, output, progress)
+                         : prepare_text(options, output, progress);
 }
 
 }  // namespace trireme::data

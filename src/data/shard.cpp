@@ -90,7 +90,7 @@ ShardReader::ShardReader(const std::filesystem::path& folder, const Manifest& ma
     throw Error("{}: is not version {} of {}; prepare again", what_, format_version, format_name);
   }
   hdf5::expect_links(file_.get(), {"document_ends", "tokens"}, what_);
-  columns_[0] = {"tokens", {}, shard.tokens, element_bytes(manifest)};
+  columns_[0] = {"tokens", {}, shard.tokens, manifest.element_bytes};
   columns_[1] = {"document_ends", {}, shard.documents, sizeof(std::uint64_t)};
   for (Column& column : columns_) {
     column.dataset =

@@ -39,6 +39,8 @@ void Spool::append(std::span<const std::int32_t> tokens) {
 }
 
 void Spool::end_document() {
+  if (!in_document()) return;
+  document_begin_ = tokens_;
   ends_out_.write(&tokens_, sizeof tokens_);
   ++documents_;
 }

@@ -19,7 +19,9 @@ class Spool {
  public:
   Spool(const std::filesystem::path& folder, std::size_t element_bytes);
   void append(std::span<const std::int32_t> tokens);
-  void end_document();  // at the present number of tokens
+  /// Whether it has tokens behind the last document.
+  bool in_document() const { return tokens_ > document_begin_; }
+  void end_document();  // at the present number of tokens, if it has any
   void finish();
   void remove();
   std::int64_t tokens() const { return tokens_; }
@@ -32,7 +34,7 @@ class Spool {
   std::size_t element_bytes_;
   std::filesystem::path tokens_file_, ends_file_;
   OutputFile tokens_out_, ends_out_;
-  std::int64_t tokens_ = 0, documents_ = 0;
+  std::int64_t tokens_ = 0, documents_ = 0, document_begin_ = 0;
 };
 
 /// A part of a file, read from front to end in pieces.

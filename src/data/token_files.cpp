@@ -46,19 +46,6 @@ const Llmc* llmc_kind(const std::string& begin) {
 
 fs::path with(fs::path path, const char* extension) { return path.replace_extension(extension); }
 
-std::optional<TokenFormat> recognized(const fs::path& path) {
-  if (llmc_kind(beginning(path, 4)) != nullptr) return TokenFormat::llmc;
-  const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
-  if (MegatronIndex::recognizes(pair ? with(path, ".idx") : path)) return TokenFormat::megatron;
-  if (path.extension() == ".bin") {
-    throw Error(
-        "--input {}: says nothing of its format; add --input-format nanogpt (bare uint16 tokens) "
-        "or text",
-        path.string());
-  }
-  return std::nullopt;
-}
-
 TokenInput open_llmc(const fs::path& path) {
   const InputFile file(path);
   const std::string header = beginning(path, llmc_header_bytes);
@@ -97,6 +84,19 @@ TokenInput open_megatron(const fs::path& path) {
   }
   const MegatronIndex checked(index, InputFile(tokens).size());
   return {tokens, index, 0, checked.tokens(), checked.type()};
+}
+
+OpenTokens recognized(const fs::path& path) {
+  if (llmc_kind(beginning(path, 4)) != nullptr) return open_llmc;
+  const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
+  if (MegatronIndex::recognizes(pair ? with(path, ".idx") : path)) return open_megatron;
+  if (path.extension() == ".bin") {
+    throw Error(
+        "--input {}: says nothing of its format; add --input-format nanogpt (bare uint16 tokens) "
+        "or text",
+        path.string());
+  }
+  return nullptr;
 }
 
 /// Tokens of one input as int32, compared with the vocabulary.
@@ -152,24 +152,9 @@ class TokenReaderOf {
   std::vector<std::int32_t> tokens_;
 };
 
-/// Ends documents in the spool, but empty ones.
-class Documents {
- public:
-  explicit Documents(Spool& spool) : spool_(spool) {}
-  void end() {
-    if (spool_.tokens() > begin_) spool_.end_document();
-    begin_ = spool_.tokens();
-  }
-  std::int64_t begin() const { return begin_; }
-
- private:
-  Spool& spool_;
-  std::int64_t begin_ = 0;
-};
-
 /// Appends, and ends documents behind `end` unless all of one so far are such tokens.
-void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& others, Spool& spool,
-                 Documents& documents) {
+void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& others,
+                 Spool& spool) {
   std::size_t done = 0;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] != end) {
@@ -178,7 +163,7 @@ void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& o
     }
     if (!others) continue;
     spool.append(tokens.subspan(done, i + 1 - done));
-    documents.end();
+    spool.end_document();
     others = false;
     done = i + 1;
   }
@@ -186,14 +171,14 @@ void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& o
 }
 
 void append_indexed(std::span<const std::int32_t> tokens, std::int64_t before, MegatronIndex& index,
-                    std::int64_t& end, Spool& spool, Documents& documents) {
+                    std::int64_t& end, Spool& spool) {
   const auto size = static_cast<std::int64_t>(tokens.size());
   std::int64_t done = 0;
   while (end >= 0 && end <= before + size) {
     const std::int64_t upto = end - before;
     spool.append(
         tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(upto - done)));
-    documents.end();
+    spool.end_document();
     done = upto;
     end = index.next_end();
   }
@@ -202,19 +187,18 @@ void append_indexed(std::span<const std::int32_t> tokens, std::int64_t before, M
 
 }  // namespace
 
-std::optional<TokenFormat> token_format(const std::string& wanted,
-                                        const std::vector<fs::path>& inputs) {
-  if (wanted == "text") return std::nullopt;
-  if (wanted == "llmc") return TokenFormat::llmc;
-  if (wanted == "nanogpt") return TokenFormat::nanogpt;
-  if (wanted == "megatron") return TokenFormat::megatron;
+OpenTokens token_format(const std::string& wanted, const std::vector<fs::path>& inputs) {
+  if (wanted == "text") return nullptr;
+  if (wanted == "llmc") return open_llmc;
+  if (wanted == "nanogpt") return open_nanogpt;
+  if (wanted == "megatron") return open_megatron;
   if (wanted != "auto") {
     throw Error("--input-format {}: must be auto, text, llmc, nanogpt or megatron; use auto",
                 wanted);
   }
-  std::optional<TokenFormat> format;
+  OpenTokens format = nullptr;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::optional<TokenFormat> found = recognized(inputs[i]);
+    const OpenTokens found = recognized(inputs[i]);
     if (i > 0 && found != format) {
       throw Error("--input {}: is of another format than {}; prepare them one by one",
                   inputs[i].string(), inputs[0].string());
@@ -224,22 +208,13 @@ std::optional<TokenFormat> token_format(const std::string& wanted,
   return format;
 }
 
-std::vector<TokenInput> open_token_files(TokenFormat format, const std::vector<fs::path>& inputs) {
+std::vector<TokenInput> open_token_files(OpenTokens open, const std::vector<fs::path>& inputs) {
   if (inputs.empty()) throw Error("--input: names no file; name at least one token file");
   std::vector<TokenInput> opened;
   std::set<fs::path> pairs;
   for (const fs::path& path : inputs) {
-    switch (format) {
-      case TokenFormat::llmc:
-        opened.push_back(open_llmc(path));
-        break;
-      case TokenFormat::nanogpt:
-        opened.push_back(open_nanogpt(path));
-        break;
-      case TokenFormat::megatron:
-        if (pairs.insert(with(path, "")).second) opened.push_back(open_megatron(path));
-        break;
-    }
+    if (open == open_megatron && !pairs.insert(with(path, "")).second) continue;
+    opened.push_back(open(path));
   }
   return opened;
 }
@@ -247,7 +222,6 @@ std::vector<TokenInput> open_token_files(TokenFormat format, const std::vector<f
 void copy_tokens(const std::vector<TokenInput>& inputs, std::int64_t vocabulary,
                  std::optional<std::int64_t> end_of_document, Spool& spool,
                  const std::function<void(std::int64_t)>& progress) {
-  Documents documents(spool);
   std::int64_t before = 0;  // bytes of the inputs that are done
   bool others = false;      // the document that is open has a token other than its end
   for (const TokenInput& input : inputs) {
@@ -262,9 +236,9 @@ void copy_tokens(const std::vector<TokenInput>& inputs, std::int64_t vocabulary,
       const std::vector<std::int32_t>& tokens = reader.next();
       if (tokens.empty()) break;
       if (index) {
-        append_indexed(tokens, begin, *index, end, spool, documents);
+        append_indexed(tokens, begin, *index, end, spool);
       } else if (end_of_document) {
-        append_flat(tokens, static_cast<std::int32_t>(*end_of_document), others, spool, documents);
+        append_flat(tokens, static_cast<std::int32_t>(*end_of_document), others, spool);
       } else {
         spool.append(tokens);
       }
@@ -272,9 +246,9 @@ void copy_tokens(const std::vector<TokenInput>& inputs, std::int64_t vocabulary,
     }
     while (end >= 0) end = index->next_end();  // documents without tokens, the rest of the index
     before += input.bytes();
-    if (index || !end_of_document) documents.end();
+    if (index || !end_of_document) spool.end_document();
   }
-  documents.end();
+  spool.end_document();
 }
 
 }  // namespace trireme::data

@@ -14,8 +14,6 @@
 
 namespace trireme::data {
 
-enum class TokenFormat : std::uint8_t { llmc, nanogpt, megatron };
-
 /// How a file stores a token: a little-endian number of 1, 2, 4 or 8 bytes.
 struct TokenType {
   std::int64_t bytes = 2;
@@ -58,13 +56,16 @@ class MegatronIndex {
   std::unique_ptr<RangeReader> lengths_, offsets_, begins_, modes_;
 };
 
-/// What --input-format asks for: nothing for "text"; for "auto" llm.c and Megatron by their magic
+/// Opens a file, or pair of files, of one format.
+using OpenTokens = TokenInput (*)(const std::filesystem::path&);
+
+/// What --input-format asks for: null for "text"; for "auto" llm.c and Megatron by their magic
 /// numbers, and text otherwise. Throws Error for a mixture, and for a .bin file of unknown format.
-std::optional<TokenFormat> token_format(const std::string& wanted,
-                                        const std::vector<std::filesystem::path>& inputs);
+OpenTokens token_format(const std::string& wanted,
+                        const std::vector<std::filesystem::path>& inputs);
 
 /// Megatron's pairs may be named by either file, or both. Throws Error naming file and rule.
-std::vector<TokenInput> open_token_files(TokenFormat format,
+std::vector<TokenInput> open_token_files(OpenTokens open,
                                          const std::vector<std::filesystem::path>& inputs);
 
 /// Copies all tokens in order. Documents are Megatron's own; elsewhere one ends behind each
