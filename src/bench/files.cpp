@@ -1,7 +1,6 @@
 #include "trireme/core/files.hpp"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/exact.hpp"

@@ -2,14 +2,12 @@
 
 #include <utility>
 
+#include <fmt/ranges.h>
+
 namespace trireme::checkpoint {
 
 std::string to_string(const Index& index, int dimensions) {
-  std::string text = "[";
-  for (int d = 0; d < dimensions; ++d) {
-    text += (d > 0 ? ", " : "") + std::to_string(index[static_cast<std::size_t>(d)]);
-  }
-  return text + "]";
+  return fmt::format("[{}]", fmt::join(index.begin(), index.begin() + dimensions, ", "));
 }
 
 Index index_of(const Box& box, std::int64_t element) {

@@ -1,7 +1,6 @@
 #include "piece_file.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>

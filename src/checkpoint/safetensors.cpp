@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <set>
 
@@ -58,23 +57,15 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_object(std::size_t) override {
-    switch (place_) {
-      case Place::outside:
-        place_ = Place::top;
-        return true;
-      case Place::top:
-        keys_.clear();
-        place_ = name_ == metadata_key ? Place::metadata : Place::entry;
-        tensor_ = {};
-        tensor_.name = name_;
-        return true;
-      case Place::metadata:
-      case Place::entry:
-      case Place::shape:
-      case Place::offsets:
-        break;
+    if (place_ == Place::outside) {
+      place_ = Place::top;
+      return true;
     }
-    return refuse("an object");
+    if (place_ != Place::top) return refuse("an object");
+    keys_.clear();
+    place_ = name_ == metadata_key ? Place::metadata : Place::entry;
+    tensor_ = {.name = name_};
+    return true;
   }
   bool key(string_t& key) override {
     if (place_ == Place::top) {

@@ -1,10 +1,7 @@
-#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
-#include <set>
 #include <system_error>
 #include <thread>
 

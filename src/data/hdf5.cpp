@@ -5,6 +5,8 @@
 #include <string_view>
 #include <system_error>
 
+#include <fmt/ranges.h>
+
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 
@@ -98,10 +100,8 @@ void expect_names(Names names, std::vector<std::string> expected, std::string_vi
   std::sort(names.found.begin(), names.found.end());
   std::sort(expected.begin(), expected.end());
   if (names.found != expected) {
-    std::string list;
-    for (const std::string& name : expected) list += (list.empty() ? "" : ", ") + name;
     throw Error("{}: does not hold exactly the {} {}; restore the file or make it again", what,
-                kind, list);
+                kind, fmt::join(expected, ", "));
   }
 }
 
@@ -303,11 +303,6 @@ Handle open_dataset(hid_t file, const std::string& name, hid_t type, std::uint64
                     std::uint64_t chunk, const std::string& what) {
   const Lock lock;
   const std::string item = what + ": /" + name;
-  H5L_info_t info;
-  checked(H5Lget_info(file, name.c_str(), &info, H5P_DEFAULT), item, "find it");
-  if (info.type != H5L_TYPE_HARD) {
-    throw Error("{}: is a link to elsewhere; make the file again", item);
-  }
   Handle object(checked(H5Oopen(file, name.c_str(), H5P_DEFAULT), item, "open it"), H5Oclose);
   if (H5Iget_type(object.get()) != H5I_DATASET) {
     throw Error("{}: is not a dataset; make the file again", item);

@@ -1,12 +1,8 @@
 #include "hdf5_check.hpp"
 
-#include <array>
 #include <bit>
-#include <cerrno>
 #include <map>
 #include <set>
-
-#include <unistd.h>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"

@@ -1,6 +1,5 @@
 #include "trireme/data/prepare.hpp"
 
-#include <optional>
 #include <system_error>
 
 #include <unistd.h>
@@ -18,6 +17,8 @@ namespace trireme::data {
 namespace {
 
 namespace fs = std::filesystem;
+
+using Progress = std::function<void(std::int64_t, std::int64_t)>;
 
 void check(const PrepareOptions& options) {
   const double fraction = options.valid_fraction;
@@ -106,7 +107,7 @@ class WorkFolder {
 
 /// Encodes every document into the spool. Pieces are cut where that does not change the tokens.
 void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
-            const Progress& progress) {
+            const ProgressReport& progress) {
   std::string pending;
   std::vector<std::int32_t> ids;
   DocumentStream::Piece piece;
@@ -168,24 +169,24 @@ Manifest finish(const PrepareOptions& options, Manifest manifest, Spool& spool,
 }
 
 Manifest prepare_text(const PrepareOptions& options, const fs::path& output,
-                      const Progress::Report& progress) {
+                      const Progress& progress) {
   const DocumentKind kind = DocumentKind::parse(options.documents);
   const std::int64_t bytes = total_bytes(options.inputs);
   const bool ends = kind.unit != DocumentKind::Unit::file || options.inputs.size() > 1;
   WorkFolder folder(output);
-  Progress steps(progress, bytes, needs_first_pass(options.tokenizer) ? 2 : 1);
+  // Bytes of the passes before, and of all.
+  const std::int64_t before = needs_first_pass(options.tokenizer) ? bytes : 0, all = before + bytes;
   const Chosen chosen = choose_tokenizer(options, ends, DocumentStream(options.inputs, kind), bytes,
-                                         folder.path(), steps);
-  if (needs_first_pass(options.tokenizer)) steps.end_pass();
+                                         folder.path(), [&](auto read) { progress(read, all); });
   Manifest manifest = manifest_of(options, output, chosen);
   Spool spool(folder.path(), manifest.element_bytes);
   DocumentStream documents(options.inputs, kind);
-  encode(documents, chosen, spool, steps);
+  encode(documents, chosen, spool, [&](auto read) { progress(before + read, all); });
   return finish(options, std::move(manifest), spool, folder);
 }
 
 Manifest prepare_tokens(const PrepareOptions& options, OpenTokens open, const fs::path& output,
-                        const Progress::Report& progress) {
+                        const Progress& progress) {
   if (options.documents != PrepareOptions{}.documents) {
     throw Error("--documents {}: is for text; token files mark their documents: leave it out",
                 options.documents);
@@ -194,25 +195,24 @@ Manifest prepare_tokens(const PrepareOptions& options, OpenTokens open, const fs
   std::int64_t bytes = 0;
   for (const TokenInput& input : inputs) bytes += input.bytes();
   WorkFolder folder(output);
-  const Progress steps(progress, bytes, 1);
   const Chosen chosen = choose_for_tokens(options, folder.path());
   Manifest manifest = manifest_of(options, output, chosen);
   Spool spool(folder.path(), manifest.element_bytes);
   copy_tokens(inputs, manifest.vocabulary, manifest.end_of_document, spool,
-              [&](std::int64_t done) { steps(done); });
+              [&](auto done) { progress(done, bytes); });
   return finish(options, std::move(manifest), spool, folder);
 }
 
 }  // namespace
 
-Manifest prepare(const PrepareOptions& options,
-                 const std::function<void(std::int64_t, std::int64_t)>& progress) {
+Manifest prepare(const PrepareOptions& options, const Progress& progress) {
   check(options);
   const fs::path output = plain_output(options);
   const SizeLimitGuard guard;
   const OpenTokens open = token_format(options.input_format, options.inputs);
-  return open != nullptr ? prepare_tokens(options, open, output, progress)
-                         : prepare_text(options, output, progress);
+  const Progress report = progress ? progress : [](std::int64_t, std::int64_t) {};
+  return open != nullptr ? prepare_tokens(options, open, output, report)
+                         : prepare_text(options, output, report);
 }
 
 }  // namespace trireme::data

@@ -2,7 +2,6 @@
 // for a space; both go round it, byte by byte, through the model's byte pieces, and every result is
 // compared with the text before it is used, so that decode(encode(x)) = x holds for every x.
 #include <array>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <unordered_map>

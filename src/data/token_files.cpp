@@ -1,6 +1,5 @@
 #include "token_files.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <set>

@@ -1,6 +1,5 @@
 #include "trireme/data/tokenizer.hpp"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 

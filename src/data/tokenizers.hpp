@@ -18,6 +18,9 @@
 
 namespace trireme::data {
 
+/// Receives the bytes of the input that were read.
+using ProgressReport = std::function<void(std::int64_t)>;
+
 inline constexpr const char* model_file = "tokenizer.model";  // SentencePiece
 inline constexpr std::int64_t most_model_bytes = std::int64_t{256} << 20;
 
@@ -57,7 +60,7 @@ void silence_sentencepiece();
 /// chosen at random but the same each time; returns it serialized. `progress` receives bytes read.
 std::string train_sentencepiece(DocumentStream& documents, std::int64_t input_bytes,
                                 std::int64_t vocabulary, std::int64_t sample_sentences,
-                                const std::function<void(std::int64_t)>& progress);
+                                const ProgressReport& progress);
 
 /// So that maps with text as their key can be searched with a view.
 struct TextHash {
@@ -69,26 +72,6 @@ struct TextHash {
 
 /// The length in bytes of the UTF-8 character at the front of `text`, or 0 if none that is valid.
 std::size_t utf8_length(std::string_view text);
-
-/// Passes over the input and the whole of the work, for the progress callback.
-class Progress {
- public:
-  using Report = std::function<void(std::int64_t, std::int64_t)>;
-  Progress(const Report& report, std::int64_t bytes, int passes)
-      : report_(report), bytes_(bytes), passes_(passes) {}
-  void operator()(std::int64_t bytes_read) const {
-    if (report_) report_(done_ + bytes_read, bytes_ * passes_);
-  }
-  void end_pass() {
-    done_ += bytes_;
-    operator()(0);
-  }
-
- private:
-  const Report& report_;
-  std::int64_t bytes_, done_ = 0;
-  int passes_;
-};
 
 struct Chosen {
   std::unique_ptr<Tokenizer> tokenizer;  // none for tokens that come without one
@@ -104,7 +87,7 @@ bool needs_first_pass(const std::string& tokenizer);
 /// Error naming the option.
 Chosen choose_tokenizer(const PrepareOptions& options, bool ends, DocumentStream documents,
                         std::int64_t bytes, const std::filesystem::path& folder,
-                        const Progress& progress);
+                        const ProgressReport& progress);
 
 /// For tokens: a tokenizer that is a file, or a vocabulary alone.
 Chosen choose_for_tokens(const PrepareOptions& options, const std::filesystem::path& folder);

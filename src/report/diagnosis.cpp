@@ -1,7 +1,6 @@
 // Finds where a run loses speed, and what to do about it. Rules: docs/reports.md.
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "trireme/core/error.hpp"
 #include "trireme/report/page.hpp"

@@ -1,9 +1,7 @@
 // One step as the ranks went through it, from trace.json.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"

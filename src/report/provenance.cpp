@@ -4,7 +4,6 @@
 #include <fstream>
 #include <string_view>
 
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 

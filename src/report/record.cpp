@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cmath>
 #include <set>
-#include <string_view>
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -2,11 +2,12 @@
 #include "trireme/report/runs.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <set>
+
+#include <fmt/ranges.h>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
@@ -63,9 +64,7 @@ std::string over_hosts(const json& run, const char* key, const std::string& wher
     if (!host.is_object()) throw Error("{}: a host is no object; restore the file", where);
     values.insert(text_at(host, key, where));
   }
-  std::string text;
-  for (const std::string& value : values) text += (text.empty() ? "" : ", ") + value;
-  return text;
+  return fmt::format("{}", fmt::join(values, ", "));
 }
 
 int small(const json& object, const char* key, const std::string& where, std::int64_t least = 1) {

@@ -92,7 +92,7 @@ void write_attribute(hid_t object, const std::string& name, std::uint64_t value,
 std::string read_text_attribute(hid_t object, const std::string& name, const std::string& what);
 std::uint64_t read_number_attribute(hid_t object, const std::string& name, const std::string& what);
 
-/// Opens the one-dimensional dataset `name` of `file` and checks link, kind, type, extent (exactly
+/// Opens the one-dimensional dataset `name` of `file` and checks kind, type, extent (exactly
 /// `elements`, fixed) and storage before anything of it is read: chunks of `chunk` elements whose
 /// only filter is Fletcher32, partial ones included; zero elements are contiguous.
 Handle open_dataset(hid_t file, const std::string& name, hid_t type, std::uint64_t elements,
