@@ -5,8 +5,6 @@
 #include <string_view>
 #include <system_error>
 
-#include <fmt/ranges.h>
-
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 
@@ -100,8 +98,10 @@ void expect_names(Names names, std::vector<std::string> expected, std::string_vi
   std::sort(names.found.begin(), names.found.end());
   std::sort(expected.begin(), expected.end());
   if (names.found != expected) {
+    std::string list;
+    for (const std::string& name : expected) list += (list.empty() ? "" : ", ") + name;
     throw Error("{}: does not hold exactly the {} {}; restore the file or make it again", what,
-                kind, fmt::join(expected, ", "));
+                kind, list);
   }
 }
 

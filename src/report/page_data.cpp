@@ -1,8 +1,6 @@
 // The report for other programs: CSV, JSON, Google Benchmark's JSON.
 #include <cmath>
 
-#include <fmt/ranges.h>
-
 #include "trireme/core/error.hpp"
 #include "trireme/report/page.hpp"
 
@@ -88,6 +86,12 @@ json line_json(const ScalingLine& line) {
           {"notes", line.notes}};
 }
 
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : "; ") + part;
+  return text;
+}
+
 /// Empty cells where there is no figure; bounds of an interval only where it is one.
 std::string cells(const Estimate& estimate) {
   if (estimate.n == 0) return ",,,";
@@ -109,7 +113,7 @@ std::string report_csv(const Report& report) {
   std::size_t next = 0;
   for (const Run& run : report.runs) {
     text += fmt::format("{},{},{},", csv_text(run.name), run.valid() ? "yes" : "no",
-                        csv_text(fmt::format("{}", fmt::join(run.faults, "; "))));
+                        csv_text(joined(run.faults)));
     if (!run.valid()) {
       text += std::string(24, ',') + "\n";
       continue;
@@ -177,7 +181,7 @@ json benchmark_json(const Report& report) {
                {"repetition_index", 0},   {"threads", run.valid() ? run.facts.threads : 1}};
     if (!run.valid()) {
       entry["error_occurred"] = true;
-      entry["error_message"] = fmt::format("INVALID: {}", fmt::join(run.faults, "; "));
+      entry["error_message"] = "INVALID: " + joined(run.faults);
       benchmarks.push_back(std::move(entry));
       continue;
     }

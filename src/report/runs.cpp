@@ -7,8 +7,6 @@
 #include <map>
 #include <set>
 
-#include <fmt/ranges.h>
-
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
 #include "trireme/report/scaling.hpp"
@@ -64,7 +62,9 @@ std::string over_hosts(const json& run, const char* key, const std::string& wher
     if (!host.is_object()) throw Error("{}: a host is no object; restore the file", where);
     values.insert(text_at(host, key, where));
   }
-  return fmt::format("{}", fmt::join(values, ", "));
+  std::string text;
+  for (const std::string& value : values) text += (text.empty() ? "" : ", ") + value;
+  return text;
 }
 
 int small(const json& object, const char* key, const std::string& where, std::int64_t least = 1) {
