@@ -2,12 +2,14 @@
 
 #include <utility>
 
-#include <fmt/ranges.h>
-
 namespace trireme::checkpoint {
 
 std::string to_string(const Index& index, int dimensions) {
-  return fmt::format("[{}]", fmt::join(index.begin(), index.begin() + dimensions, ", "));
+  std::string text = "[";
+  for (int d = 0; d < dimensions; ++d) {
+    text += (d > 0 ? ", " : "") + std::to_string(index[static_cast<std::size_t>(d)]);
+  }
+  return text + "]";
 }
 
 Index index_of(const Box& box, std::int64_t element) {

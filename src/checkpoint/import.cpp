@@ -5,8 +5,6 @@
 #include <memory>
 #include <set>
 
-#include <fmt/ranges.h>
-
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/safetensors.hpp"
 #include "trireme/comm/agree.hpp"
@@ -128,6 +126,14 @@ bool is_buffer(const std::string& name) {
   return false;
 }
 
+std::string list_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const std::int64_t extent : shape) {
+    text += fmt::format("{}{}", text.size() > 1 ? ", " : "", extent);
+  }
+  return text + "]";
+}
+
 /// Their tensor, found by its name with or without GPT-2's prefix, and of the right shape.
 std::pair<const SafeTensorsFile*, const SafeTensor*> find(const ForeignFolder& folder,
                                                           const ForeignTensor& wanted) {
@@ -144,9 +150,9 @@ std::pair<const SafeTensorsFile*, const SafeTensor*> find(const ForeignFolder& f
   }
   const SafeTensor* tensor = found->second->find(name);
   if (tensor->shape != wanted.shape) {
-    throw Error("{}: tensor {}: is [{}], and config.json means [{}]; restore the folder",
-                found->second->path().string(), name, fmt::join(tensor->shape, ", "),
-                fmt::join(wanted.shape, ", "));
+    throw Error("{}: tensor {}: is {}, and config.json means {}; restore the folder",
+                found->second->path().string(), name, list_text(tensor->shape),
+                list_text(wanted.shape));
   }
   return {found->second, tensor};
 }

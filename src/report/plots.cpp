@@ -3,8 +3,6 @@
 #include <cmath>
 #include <set>
 
-#include <fmt/ranges.h>
-
 #include "trireme/core/error.hpp"
 #include "trireme/report/page.hpp"
 
@@ -71,9 +69,11 @@ std::string rank_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
     if (line.kind != kind) continue;
     for (const ScalingPoint& point : line.points) ranks.insert(point.ranks);
   }
+  std::string tics;
+  for (const int each : ranks) tics += fmt::format("{}{}", tics.empty() ? "" : ", ", each);
   return fmt::format(
-      "set xlabel \"ranks\\n \"\nset logscale x 2\nset xtics ({})\nset xrange [{}:{}]\n",
-      fmt::join(ranks, ", "), *ranks.begin() * 0.9, *ranks.rbegin() * 1.1);
+      "set xlabel \"ranks\\n \"\nset logscale x 2\nset xtics ({})\nset xrange [{}:{}]\n", tics,
+      *ranks.begin() * 0.9, *ranks.rbegin() * 1.1);
 }
 
 std::string rows_of(const ScalingLine& line, Estimate ScalingPoint::*value, double scale) {
