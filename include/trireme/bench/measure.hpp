@@ -117,9 +117,7 @@ class Sheet {
   /// Wrong results: added up, and the last line of the table.
   void wrong(std::int64_t count) { wrong_ += count; }
   std::int64_t wrong() const { return wrong_; }
-  /// {"context": …, "benchmarks": [{"name", "run_name", "run_type", "repetitions",
-  /// "repetition_index", "threads", "iterations", "real_time", "cpu_time", "time_unit" (us), and
-  /// each counter}]}. Google Benchmark's context members have its names.
+  /// Google Benchmark's members have its names; each counter is another.
   nlohmann::json json() const;
 
  private:
