@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/bench/attention.hpp"
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/device/device.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/cuda_ops.hpp"

@@ -20,9 +20,9 @@
 #include <unistd.h>
 
 #include "trireme/core/files.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/ops.hpp"
-#include "trireme/report/json.hpp"
 
 #include "streams.hpp"
 
@@ -338,7 +338,7 @@ int run(const std::vector<std::string>& words) {
     const nlohmann::json all{{"mebibytes", options.mebibytes},
                              {"copies", copied / median(copies)},
                              {"operations", operations}};
-    replace_file(options.results, report::to_text(all, 2) + "\n");
+    replace_file(options.results, json_text(all, 2) + "\n");
   }
   return 0;
 }

@@ -16,10 +16,10 @@
 #include "trireme/bench/measure.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/core/files.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/report/json.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "measured_ops.hpp"
@@ -360,7 +360,7 @@ int run(int argc, char** argv) {
     std::fflush(stdout);
   }
   if (is_root && !arguments.results.empty()) {
-    replace_file(arguments.results, report::to_text(all, 2) + "\n");
+    replace_file(arguments.results, json_text(all, 2) + "\n");
   }
   return whole ? 0 : 1;
 }

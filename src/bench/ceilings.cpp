@@ -1,14 +1,12 @@
 #include "trireme/bench/ceilings.hpp"
 
 #include <algorithm>
-#include <chrono>
 
-#include "trireme/device/memory.hpp"
+#include "trireme/bench/measure.hpp"
 
 namespace trireme::bench {
 
 double measure_copy(device::Device& device) {
-  using Clock = std::chrono::steady_clock;
   device::MemoryLedger ledger(device);
   const std::size_t bytes = std::size_t{1} << (device.is_host() ? 28 : 30);
   const device::Buffer from(ledger, device::Use::workspace, bytes);
@@ -19,8 +17,7 @@ double measure_copy(device::Device& device) {
     const int copies = device.is_host() ? 1 : 10;
     for (int i = 0; i < copies; ++i) device.copy(to.data(), from.data(), bytes);
     device.synchronize();
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    best = std::max(best, 2.0 * copies * static_cast<double>(bytes) / seconds);
+    best = std::max(best, 2.0 * copies * static_cast<double>(bytes) / seconds_since(begin));
   }
   return best;
 }

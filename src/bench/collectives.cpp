@@ -1,12 +1,19 @@
-#include "trireme/bench/collectives.hpp"
-
 #include <algorithm>
 #include <array>
 
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/exact.hpp"
-#include "trireme/device/memory.hpp"
 
 namespace trireme::bench {
+namespace {
+
+/// Whether an operation's larger buffer is a block for each rank.
+bool in_blocks(Collective operation) {
+  return operation == Collective::reduce_scatter || operation == Collective::all_gather ||
+         operation == Collective::all_to_all;
+}
+
+}  // namespace
 
 std::string_view name_of(Collective operation) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Collective::count)> names = {
@@ -28,20 +35,9 @@ bool reduces(Collective operation) {
 
 double bus_factor(Collective operation, int ranks) {
   const double others = static_cast<double>(ranks - 1) / ranks;
-  switch (operation) {
-    case Collective::all_reduce:
-      return 2 * others;
-    case Collective::reduce_scatter:
-    case Collective::all_gather:
-    case Collective::all_to_all:
-      return others;
-    case Collective::broadcast:
-    case Collective::send_receive:
-      return ranks > 1 ? 1 : 0;
-    case Collective::count:
-      break;
-  }
-  no_case_for(operation);
+  if (operation == Collective::all_reduce) return 2 * others;
+  if (in_blocks(operation)) return others;
+  return ranks > 1 ? 1 : 0;  // broadcast, send_receive
 }
 
 std::vector<std::int64_t> Sizes::all() const {
@@ -57,13 +53,16 @@ std::vector<std::int64_t> Sizes::all() const {
   return sizes;
 }
 
-namespace {
-
-/// Whether an operation's larger buffer is a block for each rank.
-bool in_blocks(Collective operation) {
-  return operation == Collective::reduce_scatter || operation == Collective::all_gather ||
-         operation == Collective::all_to_all;
+std::vector<std::int64_t> Sizes::counts(std::int64_t element_bytes) const {
+  std::vector<std::int64_t> counts;
+  for (const std::int64_t size : all()) {
+    counts.push_back(std::max<std::int64_t>(1, size / element_bytes));
+  }
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  return counts;
 }
+
+namespace {
 
 /// One operation on one size, with its buffers.
 class Trial {
@@ -84,13 +83,9 @@ class Trial {
     const std::int64_t whole = count * (in_blocks(operation) ? group_.size() : 1);
     const bool gathers = operation == Collective::all_gather;
     const bool scatters = operation == Collective::reduce_scatter;
-    const auto make = [&](device::Buffer& memory, std::int64_t elements) {
-      memory = device::Buffer(ledger_, device::Use::communication,
-                              static_cast<std::size_t>(elements) * size_of(type));
-      return memory.view(type, {elements});
-    };
-    input_ = make(input_memory_, gathers ? count : whole);
-    output_ = make(output_memory_, scatters ? count : whole);
+    constexpr device::Use use = device::Use::communication;
+    input_ = allocate(input_memory_, ledger_, use, type, {gathers ? count : whole});
+    output_ = allocate(output_memory_, ledger_, use, type, {scatters ? count : whole});
   }
 
   /// Whether the operation has an in-place form.
@@ -213,12 +208,6 @@ class Trial {
   Numbers numbers_;
 };
 
-/// Elements of the call for a buffer of `size` bytes: the whole's, or a block's; at least one.
-std::int64_t count_of(Collective operation, std::int64_t size, DType type, int ranks) {
-  const auto bytes = static_cast<std::int64_t>(size_of(type)) * (in_blocks(operation) ? ranks : 1);
-  return std::max<std::int64_t>(1, size / bytes);
-}
-
 std::vector<Sheet::Column> collective_columns() {
   std::vector<Sheet::Column> columns = {{"size", "B", 11},
                                         {"count", "elements", 11},
@@ -239,99 +228,60 @@ std::vector<Sheet::Column> collective_columns() {
   return columns;
 }
 
-class Series {
- public:
-  Series(const Place& place, comm::Grid& grid, const CollectiveOptions& options, Sheet& sheet,
-         Collective operation, DType type)
-      : place_(place),
-        grid_(grid),
-        options_(options),
-        sheet_(sheet),
-        operation_(operation),
-        type_(type),
-        group_(grid.group(options.group)) {}
-
-  void run() {
-    // Groups may differ in size (an embedding group is a rank alone between the outer stages); the
-    // columns are of the largest.
-    const auto ranks = static_cast<int>(
-        place_.world.all_reduce(std::int64_t{group_.size()}, comm::Reduction::max));
-    std::int64_t before = 0;
-    for (const std::int64_t size : options_.sizes.all()) {
-      const std::int64_t count = count_of(operation_, size, type_, ranks);
-      if (count == before) continue;
-      before = count;
-      measure(count, ranks);
+/// A row: one operation on one size, out of place and in place. `ranks`: of the largest group.
+void measure(const Place& place, comm::Grid& grid, const CollectiveOptions& options, Sheet& sheet,
+             Collective operation, DType type, std::int64_t count, int ranks) {
+  comm::Communicator& group = grid.group(options.group);
+  Trial trial(place, grid, options, operation, type, count);
+  const std::int64_t bytes =
+      count * static_cast<std::int64_t>(size_of(type)) * (in_blocks(operation) ? ranks : 1);
+  const bool rooted = operation == Collective::broadcast;
+  const std::string reduction = !reduces(operation)                         ? "none"
+                                : options.reduction == comm::Reduction::sum ? "sum"
+                                                                            : "max";
+  std::vector<std::string> cells = {std::to_string(bytes), std::to_string(count),
+                                    std::string(trireme::name_of(type)), reduction,
+                                    std::to_string(rooted ? options.root : -1)};
+  std::vector<std::string> spread;
+  for (const bool in_place : {false, true}) {
+    if (in_place && !trial.has_in_place()) {
+      cells.insert(cells.end(), 4, "N/A");
+      spread.insert(spread.end(), 3, "N/A");
+      continue;
     }
-  }
-
- private:
-  void measure(std::int64_t count, int ranks) {
-    Trial trial(place_, grid_, options_, operation_, type_, count);
-    const std::int64_t bytes =
-        count * static_cast<std::int64_t>(size_of(type_)) * (in_blocks(operation_) ? ranks : 1);
-    const bool rooted = operation_ == Collective::broadcast;
-    const std::string reduction = !reduces(operation_)                         ? "none"
-                                  : options_.reduction == comm::Reduction::sum ? "sum"
-                                                                               : "max";
-    std::vector<std::string> cells = {std::to_string(bytes), std::to_string(count),
-                                      std::string(trireme::name_of(type_)), reduction,
-                                      std::to_string(rooted ? options_.root : -1)};
-    std::vector<std::string> spread;
-    for (const bool in_place : {false, true}) {
-      if (in_place && !trial.has_in_place()) {
-        cells.insert(cells.end(), 4, "N/A");
-        spread.insert(spread.end(), 3, "N/A");
-        continue;
-      }
-      const std::string name =
-          fmt::format("{}/{}/{}/{}/{}", name_of(operation_), reduction, trireme::name_of(type_),
-                      bytes, in_place ? "in_place" : "out_of_place");
-      form(trial, in_place, bytes, ranks, name, cells, spread);
-    }
-    cells.insert(cells.end(), spread.begin(), spread.end());
-    sheet_.row(cells);
-  }
-
-  void form(Trial& trial, bool in_place, std::int64_t bytes, int ranks, const std::string& name,
-            std::vector<std::string>& cells, std::vector<std::string>& spread) {
-    group_.reset_traffic();
+    group.reset_traffic();
     const Times times = trial.time(in_place);
     const std::int64_t sent =
-        place_.world.all_reduce(group_.traffic().total().bytes, comm::Reduction::max) /
-        (options_.rounds.warmup + options_.rounds.iterations);
+        place.world.all_reduce(group.traffic().total().bytes, comm::Reduction::max) /
+        (options.rounds.warmup + options.rounds.iterations);
     const double algorithm = static_cast<double>(bytes) / times.average;
-    const double bus = algorithm * bus_factor(operation_, ranks);
-    Entry entry{.name = name,
-                .iterations = options_.rounds.iterations,
-                .times = times,
-                .threads = place_.session.size(),
-                .counters = {{"size", static_cast<double>(bytes)},
-                             {"algbw", algorithm},
-                             {"busbw", bus},
-                             {"sent_bytes", static_cast<double>(sent)}}};
+    const double bus = algorithm * bus_factor(operation, ranks);
+    Entry entry{
+        .name = fmt::format("{}/{}/{}/{}/{}", name_of(operation), reduction, trireme::name_of(type),
+                            bytes, in_place ? "in_place" : "out_of_place"),
+        .iterations = options.rounds.iterations,
+        .times = times,
+        .threads = place.session.size(),
+        .counters = {{"size", static_cast<double>(bytes)},
+                     {"algbw", algorithm},
+                     {"busbw", bus},
+                     {"sent_bytes", static_cast<double>(sent)}}};
     std::string wrong = "N/A";
-    if (options_.check) {
-      const std::int64_t all = place_.world.all_reduce(trial.check(in_place), comm::Reduction::sum);
-      sheet_.wrong(all);
+    if (options.check) {
+      const std::int64_t all = place.world.all_reduce(trial.check(in_place), comm::Reduction::sum);
+      sheet.wrong(all);
       wrong = std::to_string(all);
       entry.counters.emplace_back("wrong", static_cast<double>(all));
     }
-    sheet_.add(std::move(entry));
+    sheet.add(std::move(entry));
     cells.insert(cells.end(),
                  {microseconds(times.average), cell(algorithm / 1e9), cell(bus / 1e9), wrong});
     spread.insert(spread.end(), {microseconds(times.minimum), microseconds(times.maximum),
                                  microseconds(times.p99)});
   }
-
-  const Place& place_;
-  comm::Grid& grid_;
-  const CollectiveOptions& options_;
-  Sheet& sheet_;
-  Collective operation_;
-  DType type_;
-  comm::Communicator& group_;
-};
+  cells.insert(cells.end(), spread.begin(), spread.end());
+  sheet.row(cells);
+}
 
 }  // namespace
 
@@ -346,6 +296,8 @@ void bench_collectives(const Place& place, comm::Grid& grid, const CollectiveOpt
   }
   const std::int64_t first = group.rank() == 0 ? 1 : 0;
   const std::int64_t groups = place.world.all_reduce(first, comm::Reduction::sum);
+  // Groups may differ in size (an embedding group is a rank alone between the outer stages); the
+  // columns are of the largest.
   const std::int64_t largest =
       place.world.all_reduce(std::int64_t{group.size()}, comm::Reduction::max);
   sheet.note("grid", grid.shape().to_string());
@@ -357,7 +309,11 @@ void bench_collectives(const Place& place, comm::Grid& grid, const CollectiveOpt
     sheet.note("operation", std::string(name_of(operation)));
     sheet.columns(collective_columns());
     for (const DType type : options.types) {
-      Series(place, grid, options, sheet, operation, type).run();
+      const std::int64_t blocks = in_blocks(operation) ? largest : 1;
+      for (const std::int64_t count :
+           options.sizes.counts(static_cast<std::int64_t>(size_of(type)) * blocks)) {
+        measure(place, grid, options, sheet, operation, type, count, static_cast<int>(largest));
+      }
     }
   }
 }

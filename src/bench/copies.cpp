@@ -1,7 +1,5 @@
-#include "trireme/bench/copies.hpp"
-
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/exact.hpp"
-#include "trireme/device/memory.hpp"
 #include "trireme/ops/ops.hpp"
 
 namespace trireme::bench {
@@ -49,10 +47,9 @@ class Copies {
   void host(std::int64_t elements) {
     device::Device& device = device::host_device();
     device::MemoryLedger ledger;
-    const auto bytes = static_cast<std::size_t>(elements) * sizeof(float);
-    const device::Buffer a(ledger, device::Use::workspace, bytes);
-    const device::Buffer b(ledger, device::Use::workspace, bytes);
-    const Tensor from = a.view(DType::f32, {elements}), to = b.view(DType::f32, {elements});
+    device::Buffer a, b;
+    const Tensor from = allocate(a, ledger, device::Use::workspace, DType::f32, {elements});
+    const Tensor to = allocate(b, ledger, device::Use::workspace, DType::f32, {elements});
     for (const std::int64_t threads : options_.threads) {
       const auto ops = ops::make_cpu_ops(static_cast<int>(threads));
       const Tensor x = from.reshape({1, elements}), y = to.reshape({1, elements});
@@ -63,12 +60,12 @@ class Copies {
   void device(std::int64_t elements) {
     device::Device& device = place_.device();
     device::MemoryLedger ledger(device);
-    const auto bytes = static_cast<std::size_t>(elements) * sizeof(float);
-    const device::Buffer a(ledger, device::Use::workspace, bytes);
-    const device::Buffer b(ledger, device::Use::workspace, bytes);
-    const device::Buffer staging = device::Buffer::staging(ledger, device::Use::workspace, bytes);
-    const Tensor x = a.view(DType::f32, {elements}), y = b.view(DType::f32, {elements}),
-                 s = staging.view(DType::f32, {elements});
+    device::Buffer a, b;
+    const Tensor x = allocate(a, ledger, device::Use::workspace, DType::f32, {elements});
+    const Tensor y = allocate(b, ledger, device::Use::workspace, DType::f32, {elements});
+    const device::Buffer staging =
+        device::Buffer::staging(ledger, device::Use::workspace, x.bytes());
+    const Tensor s = staging.view(DType::f32, {elements});
     const auto copies = [&](const Tensor& to, const Tensor& from) {
       return [&device, to, from] { device.copy(to.data(), from.data(), to.bytes()); };
     };
@@ -89,9 +86,7 @@ void bench_copies(const Place& place, const CopyOptions& options, Sheet& sheet) 
   sheet.result_columns({{"size", "B", 11}, {"kind", "", 9}, {"threads", "", 7}},
                        {{"speed", "GB/s", 8}, {"all ranks", "GB/s", 9}});
   Copies copies(place, options, sheet);
-  for (const std::int64_t size : options.sizes.all()) {
-    const std::int64_t elements =
-        std::max<std::int64_t>(1, size / static_cast<std::int64_t>(sizeof(float)));
+  for (const std::int64_t elements : options.sizes.counts(sizeof(float))) {
     copies.host(elements);
     if (!place.device().is_host()) copies.device(elements);
   }

@@ -1,43 +1,16 @@
-#include "trireme/bench/files.hpp"
+#include "trireme/core/files.hpp"
 
 #include <fcntl.h>
-#include <unistd.h>
 
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/exact.hpp"
 #include "trireme/comm/agree.hpp"
-#include "trireme/core/files.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/loader.hpp"
-#include "trireme/data/sampler.hpp"
 
 namespace trireme::bench {
 namespace {
-
-/// A folder that no other run has, gone with everything in it at the end of its life.
-class OwnFolder {
- public:
-  /// Collective; errors are agreed on.
-  OwnFolder(const Place& place, const std::filesystem::path& inside)
-      : owner_(place.world.rank() == 0) {
-    path_ = comm::of_rank_zero(place.world, [&] {
-      std::string pattern = (inside / "trireme-bench-io.XXXXXX").string();
-      if (::mkdtemp(pattern.data()) == nullptr) throw_file_error(pattern, "create", errno);
-      return pattern;
-    });
-  }
-  OwnFolder(const OwnFolder&) = delete;
-  OwnFolder& operator=(const OwnFolder&) = delete;
-  ~OwnFolder() {
-    std::error_code ignored;
-    if (owner_) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  bool owner_;
-  std::filesystem::path path_;
-};
 
 class Writer {
  public:
@@ -129,8 +102,11 @@ Times agreed_rounds(const Place& place, const Rounds& rounds, const Before& befo
 }
 
 void bench_writer(const Place& place, const FileOptions& options, Sheet& sheet) {
-  const OwnFolder folder(place, options.folder);
-  Writer writer(place, options, folder.path());
+  std::optional<TemporaryFolder> owned;  // rank 0's
+  const std::filesystem::path folder = comm::of_rank_zero(place.world, [&] {
+    return owned.emplace(options.folder / "trireme-bench-io.XXXXXX").path().string();
+  });
+  Writer writer(place, options, folder);
   const auto bytes = static_cast<double>(options.bytes);
   const auto timed = [&](const auto& before, const auto& work) {
     return agreed_rounds(place, options.rounds, before, work, [] {});
@@ -152,7 +128,7 @@ void bench_dataset(const Place& place, const FileOptions& options, Sheet& sheet)
   comm::agree(place.world, [&] {
     const data::Dataset dataset = data::Dataset::open(options.dataset);
     reader = dataset.reader(data::SplitName::train);
-    token_bytes = static_cast<std::int64_t>(data::element_bytes(dataset.manifest()));
+    token_bytes = static_cast<std::int64_t>(dataset.manifest().element_bytes);
     vocabulary = dataset.manifest().vocabulary;
   });
   const data::Sampler sampler(reader->tokens(), options.length, reader->tokens(), 1, true);

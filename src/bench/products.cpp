@@ -1,11 +1,9 @@
-#include "trireme/bench/products.hpp"
-
 #include <algorithm>
 #include <array>
 
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/ceilings.hpp"
 #include "trireme/bench/exact.hpp"
-#include "trireme/device/memory.hpp"
 
 namespace trireme::bench {
 
@@ -32,9 +30,7 @@ class Trial {
     options_.accumulate = product.form == Form::tn;
     const auto make = [&](device::Buffer& memory, DType as, std::int64_t rows,
                           std::int64_t columns) {
-      memory = device::Buffer(ledger_, device::Use::workspace,
-                              static_cast<std::size_t>(rows * columns) * size_of(as));
-      return memory.view(as, {rows, columns});
+      return allocate(memory, ledger_, device::Use::workspace, as, {rows, columns});
     };
     a_ = options_.transpose_a ? make(memory_[0], type, k, m) : make(memory_[0], type, m, k);
     b_ = options_.transpose_b ? make(memory_[1], type, n, k) : make(memory_[1], type, k, n);

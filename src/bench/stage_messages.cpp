@@ -1,10 +1,7 @@
-#include "trireme/bench/stage_messages.hpp"
-
-#include <algorithm>
 #include <array>
 
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/exact.hpp"
-#include "trireme/device/memory.hpp"
 
 namespace trireme::bench {
 namespace {
@@ -24,9 +21,7 @@ class Messages {
         ledger_(place.device()),
         streams_{device::Stream(place.device()), device::Stream(place.device())} {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
-      memory_[i] = device::Buffer(ledger_, device::Use::communication,
-                                  static_cast<std::size_t>(count) * size_of(type));
-      tensors_[i] = memory_[i].view(type, {count});
+      tensors_[i] = allocate(memory_[i], ledger_, device::Use::communication, type, {count});
     }
   }
 
@@ -161,12 +156,8 @@ void bench_stage_messages(const Place& place, comm::Grid& grid, const StageMessa
       {{"size", "B", 11}, {"count", "elements", 11}, {"type", "", 6}, {"direction", "", 11}},
       {{"bandwidth", "GB/s", 9}});
   for (const DType type : options.types) {
-    std::int64_t before = 0;
-    for (const std::int64_t size : options.sizes.all()) {
-      const std::int64_t count =
-          std::max<std::int64_t>(1, size / static_cast<std::int64_t>(size_of(type)));
-      if (count == before) continue;
-      before = count;
+    for (const std::int64_t count :
+         options.sizes.counts(static_cast<std::int64_t>(size_of(type)))) {
       measure(place, grid, options, sheet, type, count);
     }
   }

@@ -1,6 +1,8 @@
-#include "boxes.hpp"
-
+// Boxes of a logical tensor.
+#include <algorithm>
 #include <utility>
+
+#include "manifest.hpp"
 
 namespace trireme::checkpoint {
 

@@ -3,6 +3,7 @@
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+#include "trireme/core/json.hpp"
 
 namespace trireme::checkpoint {
 
@@ -78,42 +79,25 @@ class Foreign {
   }
   bool has(const char* key) const { return values_.contains(key) && !values_.at(key).is_null(); }
   std::int64_t integer(const char* key) const {
-    need(key);
-    const json& value = values_.at(key);
-    if (!value.is_number_integer() || value.get<std::int64_t>() < 1 ||
-        (value.is_number_unsigned() && value.get<std::uint64_t>() > most)) {
-      throw Error("{}: {} = {}: must be a whole number from 1 to {}; restore the file", source_,
-                  key, shown(value), most);
-    }
-    return value.get<std::int64_t>();
+    if (!has(key)) throw Error("{}: has no {}; restore the file", source_, key);
+    return integer(key, 0);
   }
   std::int64_t integer(const char* key, std::int64_t missing) const {
-    return has(key) ? integer(key) : missing;
+    return value(key, missing, fmt::format("a whole number from 1 to {}", most), [](const json& v) {
+      return v.is_number_integer() && v.get<std::int64_t>() >= 1 &&
+             (!v.is_number_unsigned() || v.get<std::uint64_t>() <= most);
+    });
   }
   double number(const char* key, double missing) const {
-    if (!has(key)) return missing;
-    const json& value = values_.at(key);
-    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() <= 0) {
-      throw Error("{}: {} = {}: must be a number above 0; restore the file", source_, key,
-                  shown(value));
-    }
-    return value.get<double>();
+    return value(key, missing, "a number above 0", [](const json& v) {
+      return v.is_number() && std::isfinite(v.get<double>()) && v.get<double>() > 0;
+    });
   }
   bool flag(const char* key, bool missing) const {
-    if (!has(key)) return missing;
-    if (!values_.at(key).is_boolean()) {
-      throw Error("{}: {} = {}: must be true or false; restore the file", source_, key,
-                  shown(values_.at(key)));
-    }
-    return values_.at(key).get<bool>();
+    return value(key, missing, "true or false", [](const json& v) { return v.is_boolean(); });
   }
   std::string text(const char* key, const std::string& missing) const {
-    if (!has(key)) return missing;
-    if (!values_.at(key).is_string()) {
-      throw Error("{}: {} = {}: must be a string; restore the file", source_, key,
-                  shown(values_.at(key)));
-    }
-    return values_.at(key).get<std::string>();
+    return value(key, missing, "a string", [](const json& v) { return v.is_string(); });
   }
   /// Refuses a model that we would compute otherwise.
   void only(const char* key, const json& found, const json& supported) const {
@@ -126,12 +110,13 @@ class Foreign {
 
  private:
   static constexpr std::uint64_t most = std::uint64_t{1} << 24;  // products stay far below 2^63
-  static std::string shown(const json& value) {
-    const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-    return config::one_line(text.size() > 60 ? text.substr(0, 60) + "…" : text);
-  }
-  void need(const char* key) const {
-    if (!has(key)) throw Error("{}: has no {}; restore the file", source_, key);
+  template <class T>
+  T value(const char* key, const T& missing, std::string_view rule,
+          bool (*valid)(const json&)) const {
+    if (!has(key)) return missing;
+    const json& found = values_.at(key);
+    if (valid(found)) return found.get<T>();
+    throw Error("{}: {} = {}: must be {}; restore the file", source_, key, shown(found), rule);
   }
 
   const json& values_;

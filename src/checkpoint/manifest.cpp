@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 
 namespace trireme::checkpoint {
 namespace {
@@ -15,8 +15,10 @@ constexpr std::string_view seal_begin = "{\"manifest_xxh3\": \"";
 constexpr std::string_view seal_end = "\",\n";
 constexpr std::size_t seal_length = seal_begin.size() + 16 + seal_end.size();
 
+constexpr const char* tokenizer_key = "tokenizer";  // of State::extra
+
 std::string sealed(const std::string& rest) {
-  return fmt::format("{}{:016x}{}{}", seal_begin, xxh3(rest.data(), rest.size()), seal_end, rest);
+  return fmt::format("{}{}{}{}", seal_begin, data::hash_text(rest), seal_end, rest);
 }
 
 }  // namespace
@@ -126,7 +128,7 @@ void sort_and_check_cover(const std::string& where, const std::vector<Reader::En
 std::string to_text(const Manifest& manifest) {
   const State& state = manifest.state;
   const auto field = [](std::string& text, const char* key, const json& value) {
-    text += fmt::format("\"{}\": {},\n", key, report::to_text(value));
+    text += fmt::format("\"{}\": {},\n", key, json_text(value));
   };
   std::string rest;
   field(rest, "format", format_name);
@@ -142,7 +144,7 @@ std::string to_text(const Manifest& manifest) {
   const auto list = [&rest](const char* key, std::size_t size, const auto& entry, bool last) {
     rest += fmt::format("\"{}\": [", key);
     for (std::size_t i = 0; i < size; ++i) {
-      rest += (i == 0 ? "\n  " : ",\n  ") + report::to_text(entry(i));
+      rest += (i == 0 ? "\n  " : ",\n  ") + json_text(entry(i));
     }
     rest += last ? "\n]}\n" : "\n],\n";
   };
@@ -180,6 +182,19 @@ std::string to_text(const Manifest& manifest) {
       },
       true);
   return sealed(rest);
+}
+
+void keep_tokenizer(State& state, const data::StoredTokenizer& tokenizer) {
+  if (tokenizer.description.is_null() || tokenizer.description.at("tokenizer") == "none") return;
+  state.extra[tokenizer_key] = tokenizer.description;
+  if (!tokenizer.file.empty()) state.attachments.push_back({tokenizer.file, tokenizer.content});
+}
+
+std::optional<data::Manifest> kept_tokenizer(const Reader& reader) {
+  const nlohmann::json& extra = reader.state().extra;
+  if (!extra.is_object() || !extra.contains(tokenizer_key)) return std::nullopt;
+  return data::described_tokenizer(extra.at(tokenizer_key),
+                                   (reader.folder() / "manifest.json").string());
 }
 
 }  // namespace trireme::checkpoint

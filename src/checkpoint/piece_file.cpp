@@ -1,7 +1,6 @@
 #include "piece_file.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -26,8 +25,7 @@ using hdf5::written;
 static_assert(std::endian::native == std::endian::little, "data are stored in the order of memory");
 
 /// Data of at least this size begin on a page.
-constexpr hsize_t aligned_from = hsize_t{64} << 10;
-constexpr hsize_t page = 4096;
+constexpr hsize_t on_pages = hsize_t{64} << 10;
 
 void require(herr_t status, const char* call) {
   if (status < 0) throw Error("{}: {}", call, hdf5::reason());
@@ -92,32 +90,11 @@ std::vector<hsize_t> dataset_extents(const Shape& box) {
   return extents;
 }
 
-/// Property lists of every file, group and dataset we make. Without times: equal state gives equal
-/// bytes.
-Handle untimed(hid_t kind) {
-  Handle list = own(H5Pcreate(kind), H5Pclose, "H5Pcreate");
-  require(H5Pset_obj_track_times(list.get(), 0), "H5Pset_obj_track_times");
-  return list;
-}
-
-Handle access_list() {
-  Handle list = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "H5Pcreate");
-  // The format whose metadata carry checksums; no file locks, which parallel file systems may lack
-  // and which guard nothing here: a file is written by one rank under a name that no reader looks
-  // at.
-  require(H5Pset_libver_bounds(list.get(), H5F_LIBVER_V110, H5F_LIBVER_V110),
-          "H5Pset_libver_bounds");
-  require(H5Pset_alignment(list.get(), aligned_from, page), "H5Pset_alignment");
-#if H5_VERSION_GE(1, 10, 7) && !H5_VERSION_GE(1, 11, 0) || H5_VERSION_GE(1, 12, 1)
-  require(H5Pset_file_locking(list.get(), 0, 1), "H5Pset_file_locking");
-#endif
-  return list;
-}
-
 /// Makes the groups on the way to `dataset`; `made` knows those that exist.
 void make_groups(hid_t file, const std::string& dataset, std::set<std::string>& made,
                  const std::string& what) {
-  const Handle creation = untimed(H5P_GROUP_CREATE);
+  const Handle creation = own(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, "H5Pcreate");
+  require(H5Pset_obj_track_times(creation.get(), 0), "H5Pset_obj_track_times");  // as of files
   for (std::size_t slash = dataset.find('/'); slash != dataset.npos;
        slash = dataset.find('/', slash + 1)) {
     const std::string group = dataset.substr(0, slash);
@@ -130,19 +107,8 @@ void make_groups(hid_t file, const std::string& dataset, std::set<std::string>& 
 
 std::int64_t make_dataset(hid_t file, const PlannedPiece& piece, const std::string& name,
                           const std::string& what) {
-  const Handle type = file_type(piece.type);
-  const std::vector<hsize_t> extents = dataset_extents(piece.box.extent);
-  const Handle space =
-      own(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose,
-          "H5Screate_simple");
-  const Handle creation = untimed(H5P_DATASET_CREATE);
-  require(H5Pset_layout(creation.get(), H5D_CONTIGUOUS), "H5Pset_layout");
-  require(H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY), "H5Pset_alloc_time");
-  require(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
-  const Handle dataset(written(H5Dcreate2(file, name.c_str(), type.get(), space.get(), H5P_DEFAULT,
-                                          creation.get(), H5P_DEFAULT),
-                               what),
-                       H5Dclose);
+  const Handle dataset = hdf5::create_dataset(file, name, file_type(piece.type).get(),
+                                              dataset_extents(piece.box.extent), 0, what);
   hdf5::write_attribute(dataset.get(), "type", std::string(name_of(piece.type)), what);
   write_numbers(dataset.get(), "global_shape", list_of(piece.shape), what);
   write_numbers(dataset.get(), "global_offset", list_of(piece.box.begin, piece.shape.dimensions()),
@@ -285,11 +251,8 @@ std::vector<Place> make_piece_file(const fs::path& path, const std::vector<Plann
                                    std::int64_t step, std::int64_t& bytes) {
   const SizeLimitGuard guard;
   const hdf5::Lock lock;
-  const Handle access = access_list();
-  const Handle creation = untimed(H5P_FILE_CREATE);
   const std::string what = path.string();
-  Handle file(written(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), what),
-              H5Fclose);
+  Handle file = hdf5::create_file(path, on_pages);
   hdf5::write_attribute(file.get(), "format", std::string(format_name), what);
   hdf5::write_attribute(file.get(), "version", std::uint64_t{format_version}, what);
   hdf5::write_attribute(file.get(), "step", static_cast<std::uint64_t>(step), what);

@@ -1,7 +1,6 @@
-#include "plan.hpp"
-
-#include <algorithm>
 #include <map>
+
+#include "piece_file.hpp"
 
 namespace trireme::checkpoint {
 
@@ -17,7 +16,6 @@ constexpr const char* folder_format = "part-{:03}";
 
 }  // namespace
 
-/// What this rank holds, for the others to check. Throws Error for what is wrong in itself.
 json describe(const std::vector<Piece>& pieces) {
   json list = json::array();
   for (const Piece& piece : pieces) {
@@ -43,8 +41,6 @@ json describe(const std::vector<Piece>& pieces) {
   return list;
 }
 
-/// All ranks' descriptions, joined: the tensors, by name. Throws Error unless ranks agree on each
-/// tensor and the pieces to be written cover it exactly once.
 std::vector<Reader::Entry> join(const std::vector<json>& ranks) {
   std::map<std::string, Reader::Entry> by_name;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

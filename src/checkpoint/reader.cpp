@@ -98,9 +98,7 @@ struct OpenPiece {
 
 struct Reader::Stored {
   fs::path folder;
-  std::vector<FileRecord> files;
-  std::vector<Entry> tensors;
-  std::vector<PieceRecord> pieces;
+  Manifest manifest;
   std::vector<std::size_t> first_piece;           // by tensor; one more at the end
   std::vector<std::vector<std::size_t>> members;  // pieces by file
 
@@ -109,22 +107,25 @@ struct Reader::Stored {
   std::vector<std::int64_t> addresses;  // by piece, where its file is located
   RecentBlocks recent;
 
-  fs::path path_of(std::size_t p) const { return files[pieces[p].file].below(folder); }
+  fs::path path_of(std::size_t p) const {
+    return manifest.files[manifest.pieces[p].file].below(folder);
+  }
   std::int64_t address(std::size_t p);
   void read_piece(std::size_t p, const Box& wanted, const Tensor& data);
 };
 
 /// The place of piece `p` in its file, which is opened and checked the first time.
 std::int64_t Reader::Stored::address(std::size_t p) {
-  const std::size_t file = pieces[p].file;
+  const std::size_t file = manifest.pieces[p].file;
   const std::lock_guard lock(mutex);
   if (!located[file]) {
     std::vector<ExpectedDataset> expected;
     for (const std::size_t i : members[file]) {
-      const Entry& tensor = tensors[pieces[i].tensor];
-      expected.push_back({pieces[i].dataset, tensor.name, pieces[i].box, tensor.type});
+      const PieceRecord& piece = manifest.pieces[i];
+      const Entry& tensor = manifest.tensors[piece.tensor];
+      expected.push_back({piece.dataset, tensor.name, piece.box, tensor.type});
     }
-    const auto found = locate_datasets(path_of(p), files[file].bytes, expected);
+    const auto found = locate_datasets(path_of(p), manifest.files[file].bytes, expected);
     for (std::size_t i = 0; i < found.size(); ++i) addresses[members[file][i]] = found[i];
     located[file] = true;
   }
@@ -132,39 +133,46 @@ std::int64_t Reader::Stored::address(std::size_t p) {
 }
 
 Reader::Reader(const fs::path& folder) : folder_(folder), stored_(std::make_shared<Stored>()) {
-  Manifest manifest = read_manifest(folder);
+  stored_->folder = folder;
+  stored_->manifest = read_manifest(folder);
+  const auto& [state, files, tensors, pieces] = stored_->manifest;
   std::set<std::string> parts;
-  for (const FileRecord& file : manifest.files) {
+  for (const FileRecord& file : files) {
     if (!file.folder.empty() && parts.insert(file.folder).second) {
       expect_folder(folder / file.folder);
     }
     expect_size(InputFile(file.below(folder), Links::refuse), file.bytes);
-    files_.push_back({file.folder.empty() ? file.name : file.folder + "/" + file.name, file.bytes});
   }
-  state_ = std::move(manifest.state);
-  tensors_ = std::move(manifest.tensors);
-  stored_->folder = folder;
-  stored_->tensors = tensors_;
-  stored_->files = std::move(manifest.files);
-  stored_->pieces = std::move(manifest.pieces);
-  stored_->located.resize(stored_->files.size());
-  stored_->addresses.resize(stored_->pieces.size());
-  stored_->first_piece.resize(tensors_.size() + 1);
-  stored_->members.resize(stored_->files.size());
-  for (std::size_t p = 0; p < stored_->pieces.size(); ++p) {
-    ++stored_->first_piece[stored_->pieces[p].tensor + 1];
-    stored_->members[stored_->pieces[p].file].push_back(p);
+  stored_->located.resize(files.size());
+  stored_->addresses.resize(pieces.size());
+  stored_->first_piece.resize(tensors.size() + 1);
+  stored_->members.resize(files.size());
+  for (std::size_t p = 0; p < pieces.size(); ++p) {
+    ++stored_->first_piece[pieces[p].tensor + 1];
+    stored_->members[pieces[p].file].push_back(p);
   }
-  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
     stored_->first_piece[t + 1] += stored_->first_piece[t];
   }
 }
 
+const State& Reader::state() const { return stored_->manifest.state; }
+
+const std::vector<Reader::Entry>& Reader::tensors() const { return stored_->manifest.tensors; }
+
+std::vector<Reader::File> Reader::files() const {
+  std::vector<File> files;
+  for (const FileRecord& file : stored_->manifest.files) {
+    files.push_back({file.below("").string(), file.bytes});
+  }
+  return files;
+}
+
 const Reader::Entry* Reader::find(const std::string& name) const {
   const auto found =
-      std::lower_bound(tensors_.begin(), tensors_.end(), name,
+      std::lower_bound(tensors().begin(), tensors().end(), name,
                        [](const Entry& entry, const std::string& key) { return entry.name < key; });
-  return found != tensors_.end() && found->name == name ? &*found : nullptr;
+  return found != tensors().end() && found->name == name ? &*found : nullptr;
 }
 
 void Reader::read(const std::string& name, const Index& begin, const Tensor& data) const {
@@ -182,7 +190,7 @@ void Reader::read(const std::string& name, const Index& begin, const Tensor& dat
   }
   if (wanted.elements() == 0) return;
   TRIREME_ASSERT(data.data() != nullptr, "read of {}", name);
-  const auto tensor = static_cast<std::size_t>(entry - tensors_.data());
+  const auto tensor = static_cast<std::size_t>(entry - tensors().data());
   for (std::size_t p = stored_->first_piece[tensor]; p < stored_->first_piece[tensor + 1]; ++p) {
     stored_->read_piece(p, wanted, data);
   }
@@ -190,10 +198,10 @@ void Reader::read(const std::string& name, const Index& begin, const Tensor& dat
 
 // Contiguous blocks of `data` are read in place, others through a copy.
 void Reader::Stored::read_piece(std::size_t p, const Box& wanted, const Tensor& data) {
-  const PieceRecord& piece = pieces[p];
+  const PieceRecord& piece = manifest.pieces[p];
   const Box part = intersection(piece.box, wanted);
   if (part.elements() == 0) return;
-  const Entry& tensor = tensors[piece.tensor];
+  const Entry& tensor = manifest.tensors[piece.tensor];
   const std::int64_t place = address(p);
   std::optional<InputFile> file;
   const auto open = [&] {
@@ -234,11 +242,12 @@ void Reader::Stored::read_piece(std::size_t p, const Box& wanted, const Tensor& 
 
 void Reader::verify() const {
   std::vector<std::byte> block;
-  for (std::size_t p = 0; p < stored_->pieces.size(); ++p) {
-    const PieceRecord& piece = stored_->pieces[p];
+  const std::vector<PieceRecord>& pieces = stored_->manifest.pieces;
+  for (std::size_t p = 0; p < pieces.size(); ++p) {
+    const PieceRecord& piece = pieces[p];
     const std::int64_t address = stored_->address(p);
     const InputFile file(stored_->path_of(p), Links::refuse);
-    const OpenPiece open{piece, tensors_[piece.tensor], file, address};
+    const OpenPiece open{piece, tensors()[piece.tensor], file, address};
     block.resize(open.length(0));
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(piece.blocks.size()); ++i) {
       open.read_block(i, block.data());

@@ -2,19 +2,14 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <set>
 
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
 #include "trireme/core/half.hpp"
-
-#include "safetensors_seal.hpp"
 
 namespace trireme::checkpoint {
 
@@ -62,23 +57,15 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_object(std::size_t) override {
-    switch (place_) {
-      case Place::outside:
-        place_ = Place::top;
-        return true;
-      case Place::top:
-        keys_.clear();
-        place_ = name_ == metadata_key ? Place::metadata : Place::entry;
-        tensor_ = {};
-        tensor_.name = name_;
-        return true;
-      case Place::metadata:
-      case Place::entry:
-      case Place::shape:
-      case Place::offsets:
-        break;
+    if (place_ == Place::outside) {
+      place_ = Place::top;
+      return true;
     }
-    return refuse("an object");
+    if (place_ != Place::top) return refuse("an object");
+    keys_.clear();
+    place_ = name_ == metadata_key ? Place::metadata : Place::entry;
+    tensor_ = {.name = name_};
+    return true;
   }
   bool key(string_t& key) override {
     if (place_ == Place::top) {
@@ -199,16 +186,10 @@ void check_offsets(const SafeTensorsHeader& header, std::int64_t data_bytes,
 
 /// Exactly `bytes` from `offset` on.
 void read_at(const InputFile& file, std::int64_t offset, void* data, std::size_t bytes) {
-  auto* to = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::pread(file.descriptor(), to, bytes, offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw_file_error(file.path(), "read", errno);
-    if (n == 0) throw Error("{}: ends at byte {}; restore the file", file.path().string(), offset);
-    to += n;
-    offset += n;
-    bytes -= static_cast<std::size_t>(n);
-  }
+  const std::size_t got = file.read_at(data, bytes, offset);
+  if (got == bytes) return;
+  throw Error("{}: ends at byte {}; restore the file", file.path().string(),
+              offset + static_cast<std::int64_t>(got));
 }
 
 }  // namespace

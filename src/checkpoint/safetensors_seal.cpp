@@ -1,8 +1,5 @@
-#include "safetensors_seal.hpp"
-
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include <fcntl.h>
 

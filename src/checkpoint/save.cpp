@@ -1,19 +1,15 @@
-#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
-#include <set>
 #include <system_error>
 #include <thread>
 
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 
 #include "files.hpp"
 #include "manifest.hpp"
 #include "piece_file.hpp"
-#include "plan.hpp"
 
 namespace trireme::checkpoint {
 namespace {
@@ -31,7 +27,7 @@ std::vector<json> together(comm::Communicator& world, const std::function<json()
                            const std::function<void()>& undo, const Wants& wants) {
   std::string mine;  // '+' and a value, or '-' and the reason
   try {
-    mine = "+" + report::to_text(work());
+    mine = "+" + json_text(work());
   } catch (const std::exception& error) {
     mine = std::string("-") + error.what();
   }
@@ -148,26 +144,21 @@ class Steps {
         plan_(layout, world.size()) {
     temporary_ += ".tmp";
     const std::vector<json> described = agree_on_cover(pieces);
-    const auto undo = [&] { remove_leftovers(); };
-    together(
-        world_,
-        [&] {
-          if (first()) make_empty_folder(root, temporary_, plan_);
-          return json();
-        },
-        undo, no_rank);
+    agreed([&] {
+      if (first()) make_empty_folder(root, temporary_, plan_);
+    });
     if (plan_.shared()) make_shared_files(described);
   }
   const State& state() const { return state_; }
-  /// What else a rank needs before it writes; collective, and throws for what any rank's threw.
-  void prepare(const std::function<void()>& work) {
+  /// `work` on every rank; collective, and throws for what any rank's threw.
+  void agreed(const std::function<void()>& work) {
     together(
         world_,
         [&] {
           work();
           return json();
         },
-        [&] { remove_leftovers(); }, no_rank);
+        [&] { remove_leftovers(); }, [](int) { return false; });
   }
 
   /// This rank's data; not collective. Throws Error.
@@ -184,24 +175,19 @@ class Steps {
   }
   /// `own` gives what write returned, or throws what it threw.
   fs::path finish(const std::function<json()>& own) {
-    const auto undo = [&] { remove_leftovers(); };
-    const auto written = together(world_, own, undo, [&](int) { return first(); });
-    together(
-        world_,
-        [&] {
-          if (!first()) return json();
-          Manifest manifest;
-          manifest.tensors = std::move(tensors_);
-          manifest.state = state_;
-          checkpoint::finish(temporary_, final_, std::move(manifest), plan_, written);
-          return json();
-        },
-        undo, no_rank);
+    const auto written = together(
+        world_, own, [&] { remove_leftovers(); }, [&](int) { return first(); });
+    agreed([&] {
+      if (!first()) return;
+      Manifest manifest;
+      manifest.tensors = std::move(tensors_);
+      manifest.state = state_;
+      checkpoint::finish(temporary_, final_, std::move(manifest), plan_, written);
+    });
     return final_;
   }
 
  private:
-  static bool no_rank(int) { return false; }
   bool first() const { return world_.rank() == 0; }
   bool leads(int rank) const { return plan_.shared() && plan_.leader(rank) == world_.rank(); }
   void remove_leftovers() const {
@@ -296,7 +282,7 @@ struct Save::Writing {
           device::Device& device, comm::Communicator& world, device::MemoryLedger& ledger,
           const FileLayout& layout)
       : steps(root, state, pieces, world, layout) {
-    steps.prepare([&] {
+    steps.agreed([&] {
       const auto bytes = static_cast<std::size_t>(snapshot_bytes(pieces));
       copy = device::Buffer(ledger, device::Use::snapshot, bytes, device::host_device());
     });

@@ -7,7 +7,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/core/files.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::cli {
@@ -103,7 +103,7 @@ void set_job(Command& command, const std::string& part, const std::vector<std::s
     job(place, resolved, sheet);
     comm::agree(*world, [&] {
       if (session.rank() > 0 || options->json.empty()) return;
-      write_output(options->json, report::to_text(sheet.json(), 2) + "\n");
+      write_output(options->json, json_text(sheet.json(), 2) + "\n");
     });
     if (session.rank() == 0)
       std::printf("# wrong results: %lld\n", static_cast<long long>(sheet.wrong()));

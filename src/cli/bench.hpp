@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "trireme/bench/measure.hpp"
-#include "trireme/bench/sheet.hpp"
 
 #include "commands.hpp"
 

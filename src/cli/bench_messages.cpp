@@ -1,6 +1,5 @@
 // trireme bench collectives and pipeline
-#include "trireme/bench/collectives.hpp"
-#include "trireme/bench/stage_messages.hpp"
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "bench.hpp"

@@ -1,8 +1,5 @@
 // trireme bench gemm, copy, attention and io
-#include "trireme/bench/attention.hpp"
-#include "trireme/bench/copies.hpp"
-#include "trireme/bench/files.hpp"
-#include "trireme/bench/products.hpp"
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/model/transformer.hpp"
 
 #include "bench.hpp"

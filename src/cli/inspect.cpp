@@ -3,7 +3,6 @@
 #include <map>
 
 #include "trireme/checkpoint/checkpoint.hpp"
-#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/tokenizer.hpp"
 
@@ -82,7 +81,7 @@ std::string show_dataset(const Options& options) {
   std::string text =
       line("dataset", manifest.name) + line("tokenizer", manifest.tokenizer) +
       line("vocabulary", grouped(manifest.vocabulary)) +
-      line("element type", manifest.element_type) +
+      line("element type", fmt::format("uint{}", 8 * manifest.element_bytes)) +
       line("end of document",
            manifest.end_of_document ? std::to_string(*manifest.end_of_document) : "none");
   if (!manifest.train.empty())

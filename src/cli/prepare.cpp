@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 
-#include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 
 #include "commands.hpp"

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "trireme/core/files.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/report/page.hpp"
 
 #include "commands.hpp"
@@ -63,7 +63,7 @@ std::string write_report(const Options& options) {
   };
   if (!options.csv.empty()) write(options.csv, report_csv(report));
   const auto write_json = [&](const std::string& file, const nlohmann::json& json) {
-    if (!file.empty()) write(file, report::to_text(json, 2) + "\n");
+    if (!file.empty()) write(file, json_text(json, 2) + "\n");
   };
   write_json(options.json, report_json(report));
   write_json(options.benchmark, benchmark_json(report));

@@ -143,13 +143,21 @@ InputFile::InputFile(const fs::path& path, Links links)
 }
 
 std::size_t InputFile::read(void* data, std::size_t bytes) {
+  const std::size_t got = read_at(data, bytes, at_);
+  at_ += static_cast<std::int64_t>(got);
+  return got;
+}
+
+std::size_t InputFile::read_at(void* data, std::size_t bytes, std::int64_t offset,
+                               std::string_view verb) const {
   std::size_t done = 0;
   while (done < bytes) {
-    const ssize_t got = ::read(descriptor_.get(), static_cast<char*>(data) + done, bytes - done);
+    const ssize_t got = ::pread(descriptor_.get(), static_cast<char*>(data) + done, bytes - done,
+                                offset + static_cast<std::int64_t>(done));
     if (got == 0) break;
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw_file_error(path_, "read", errno);
+      throw_file_error(path_, verb, errno);
     }
     done += static_cast<std::size_t>(got);
   }
@@ -182,6 +190,17 @@ void OutputFile::flush() {
 void OutputFile::finish() {
   flush();
   if (descriptor_.close() != 0) throw_file_error(path_, "write", errno);
+}
+
+TemporaryFolder::TemporaryFolder(const fs::path& pattern) {
+  std::string name = pattern.string();
+  if (::mkdtemp(name.data()) == nullptr) throw_file_error(pattern, "create", errno);
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
 }
 
 std::string read_small_file(const fs::path& path, std::int64_t limit) {

@@ -1,6 +1,8 @@
 #include "trireme/core/json.hpp"
 
+#include <cmath>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "trireme/core/config.hpp"
@@ -35,6 +37,28 @@ nlohmann::json parse_json(std::string_view text, const std::string& where,
   } catch (const json::exception&) {  // a number past all bounds
     throw Error("{}: is not valid JSON that can be read; {}", where, remedy);
   }
+}
+
+std::string shown(const nlohmann::json& value) {
+  using nlohmann::json;
+  return config::one_line(
+      config::shortened(value.dump(-1, ' ', false, json::error_handler_t::replace), 60));
+}
+
+nlohmann::json finite(nlohmann::json value) {
+  if (value.is_number_float()) {
+    const auto number = value.get<double>();
+    if (std::isnan(number)) return "nan";
+    if (std::isinf(number)) return number > 0 ? "inf" : "-inf";
+  }
+  if (value.is_structured()) {
+    for (auto& item : value) item = finite(std::move(item));
+  }
+  return value;
+}
+
+std::string json_text(const nlohmann::json& value, int indent) {
+  return finite(value).dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace trireme

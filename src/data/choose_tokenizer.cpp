@@ -1,5 +1,4 @@
-#include "choose_tokenizer.hpp"
-
+// The tokenizer that prepare's options ask for.
 #include <array>
 #include <charconv>
 #include <limits>
@@ -25,7 +24,8 @@ std::optional<std::int64_t> whole_number(const std::string& text) {
   return number;
 }
 
-std::vector<std::uint8_t> bytes_that_occur(DocumentStream& documents, const Progress& progress) {
+std::vector<std::uint8_t> bytes_that_occur(DocumentStream& documents,
+                                           const ProgressReport& progress) {
   std::array<bool, 256> seen{};
   DocumentStream::Piece piece;
   while (documents.next(piece)) {
@@ -62,7 +62,7 @@ Chosen keep_sentencepiece(const std::string& model, const std::string& source, b
 /// "sentencepiece:8000" trains; "sentencepiece:FILE" loads.
 Chosen choose_sentencepiece(const PrepareOptions& options, const std::string& argument, bool ends,
                             DocumentStream& documents, std::int64_t bytes, const fs::path& folder,
-                            const Progress& progress) {
+                            const ProgressReport& progress) {
   if (!needs_first_pass(options.tokenizer)) {
     return keep_sentencepiece(read_model(argument), argument, ends, folder);
   }
@@ -127,7 +127,8 @@ bool needs_first_pass(const std::string& tokenizer) {
 }
 
 Chosen choose_tokenizer(const PrepareOptions& options, bool ends, DocumentStream documents,
-                        std::int64_t bytes, const fs::path& folder, const Progress& progress) {
+                        std::int64_t bytes, const fs::path& folder,
+                        const ProgressReport& progress) {
   if (options.vocabulary != 0) {
     throw Error("--vocabulary {}: is for token files; text has its tokenizer's: leave it out",
                 options.vocabulary);

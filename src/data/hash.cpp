@@ -25,6 +25,12 @@ std::uint64_t Xxh3::value() const { return XXH3_64bits_digest(state_.get()); }
 
 std::string Xxh3::hex() const { return fmt::format("{:016x}", value()); }
 
+std::string hash_text(std::string_view bytes) {
+  Xxh3 hash;
+  hash.update(bytes.data(), bytes.size());
+  return hash.hex();
+}
+
 std::string hash_file(const std::filesystem::path& path) {
   InputFile file(path);
   std::vector<char> buffer(std::size_t{4} << 20);

@@ -64,6 +64,24 @@ Handle access_list() {
   return access;
 }
 
+struct Reason {
+  std::string system;  // inside "error message = '…'"
+  std::string first;   // of the innermost entry
+};
+
+herr_t note_reason(unsigned depth, const H5E_error2_t* entry, void* context) {
+  auto* found = static_cast<Reason*>(context);
+  const std::string_view text = entry->desc == nullptr ? "" : entry->desc;
+  if (depth == 0) found->first = text;
+  static constexpr std::string_view mark = "error message = '";
+  const std::size_t begin = text.find(mark);
+  if (begin != std::string_view::npos && found->system.empty()) {
+    const std::string_view rest = text.substr(begin + mark.size());
+    found->system = rest.substr(0, rest.find('\''));
+  }
+  return 0;
+}
+
 struct Names {
   std::vector<std::string> found;
   std::size_t limit;
@@ -73,14 +91,6 @@ herr_t note_name(const char* name, void* context) {
   auto* names = static_cast<Names*>(context);
   names->found.emplace_back(name);
   return names->found.size() > names->limit ? 1 : 0;  // 1 ends the walk
-}
-
-herr_t note_link(hid_t, const char* name, const H5L_info_t*, void* context) {
-  return note_name(name, context);
-}
-
-herr_t note_attribute(hid_t, const char* name, const H5A_info_t*, void* context) {
-  return note_name(name, context);
 }
 
 void expect_names(Names names, std::vector<std::string> expected, std::string_view kind,
@@ -147,14 +157,20 @@ void check_extent(hid_t dataset, std::uint64_t elements, const std::string& what
   }
 }
 
-Handle line_of(std::uint64_t elements) {
-  const hsize_t extent = elements;
-  return {H5Screate_simple(1, &extent, nullptr), H5Sclose};
+Handle space_of(const std::vector<hsize_t>& extents) {
+  return {H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose};
 }
 
 }  // namespace
 
 Lock::Lock() : lock_(library_mutex()) { set_up_library(); }
+
+std::string reason() {
+  Reason found;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_reason, &found);
+  if (!found.system.empty()) return found.system;
+  return found.first.empty() ? "the HDF5 library gives no reason" : found.first;
+}
 
 void fail_to_write(const std::string& what) {
   const std::string why = reason();
@@ -182,8 +198,8 @@ herr_t Handle::close() {
 }
 
 Handle open_file(const std::filesystem::path& path) {
-  const InputFile regular(path,
-                          Links::refuse);  // the library would follow links and wait for pipes
+  // The library would follow links and wait for pipes.
+  const InputFile regular(path, Links::refuse);
   check_structure(regular);
   const Lock lock;
   const Handle access = access_list();
@@ -192,9 +208,11 @@ Handle open_file(const std::filesystem::path& path) {
   return file;
 }
 
-Handle create_file(const std::filesystem::path& path) {
+Handle create_file(const std::filesystem::path& path, hsize_t on_pages) {
+  constexpr hsize_t page = 4096;
   const Lock lock;
   const Handle access = access_list();
+  if (on_pages > 0) H5Pset_alignment(access.get(), on_pages, page);
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // the same content makes the same bytes
   Handle file(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation.get(), access.get()), H5Fclose);
@@ -210,7 +228,10 @@ void close_file(Handle& file, const std::string& what) {
 void expect_links(hid_t group, const std::vector<std::string>& names, const std::string& what) {
   const Lock lock;
   Names found{{}, names.size()};
-  checked(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note_link, &found), what,
+  const auto note = [](hid_t, const char* name, const H5L_info_t*, void* context) {
+    return note_name(name, context);
+  };
+  checked(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note, &found), what,
           "list its content");
   expect_names(std::move(found), names, "datasets", what);
   for (const std::string& name : names) {
@@ -226,7 +247,10 @@ void expect_attributes(hid_t object, const std::vector<std::string>& names,
                        const std::string& what) {
   const Lock lock;
   Names found{{}, names.size()};
-  checked(H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note_attribute, &found), what,
+  const auto note = [](hid_t, const char* name, const H5A_info_t*, void* context) {
+    return note_name(name, context);
+  };
+  checked(H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, note, &found), what,
           "list attributes");
   expect_names(std::move(found), names, "attributes", what);
 }
@@ -276,21 +300,15 @@ std::uint64_t read_number_attribute(hid_t object, const std::string& name,
 }
 
 Handle open_dataset(hid_t file, const std::string& name, hid_t type, std::uint64_t elements,
-                    Storage storage, std::uint64_t chunk, const std::string& what) {
+                    std::uint64_t chunk, const std::string& what) {
   const Lock lock;
   const std::string item = what + ": /" + name;
-  H5L_info_t info;
-  checked(H5Lget_info(file, name.c_str(), &info, H5P_DEFAULT), item, "find it");
-  if (info.type != H5L_TYPE_HARD) {
-    throw Error("{}: is a link to elsewhere; make the file again", item);
-  }
   Handle object(checked(H5Oopen(file, name.c_str(), H5P_DEFAULT), item, "open it"), H5Oclose);
   if (H5Iget_type(object.get()) != H5I_DATASET) {
     throw Error("{}: is not a dataset; make the file again", item);
   }
   const Handle plist(checked(H5Dget_create_plist(object.get()), item, "read its storage"),
                      H5Pclose);
-  const bool contiguous = storage == Storage::contiguous || elements == 0;
   // Before anything else: asking a virtual dataset for its extent may open other files.
   const H5D_layout_t layout = H5Pget_layout(plist.get());
   if (layout != H5D_CONTIGUOUS && layout != H5D_CHUNKED) refuse_storage(item);
@@ -299,34 +317,26 @@ Handle open_dataset(hid_t file, const std::string& name, hid_t type, std::uint64
     throw Error("{}: is of the wrong type; make the file again", item);
   }
   check_extent(object.get(), elements, item);
-  if ((layout == H5D_CONTIGUOUS) != contiguous) refuse_storage(item);
-  check_storage(plist.get(), contiguous, chunk, item);
-  if (storage == Storage::contiguous && elements > 0) {
-    const std::uint64_t bytes = elements * H5Tget_size(type);
-    if (bytes / elements != H5Tget_size(type) || H5Dget_storage_size(object.get()) != bytes ||
-        H5Dget_offset(object.get()) == HADDR_UNDEF) {
-      throw Error("{}: is not there in full; restore the file or make it again", item);
-    }
-  }
+  if ((layout == H5D_CONTIGUOUS) != (elements == 0)) refuse_storage(item);
+  check_storage(plist.get(), elements == 0, chunk, item);
   return object;
 }
 
-Handle create_dataset(hid_t file, const std::string& name, hid_t type, std::uint64_t elements,
-                      Storage storage, std::uint64_t chunk, const std::string& what) {
+Handle create_dataset(hid_t file, const std::string& name, hid_t type,
+                      const std::vector<hsize_t>& extents, hsize_t chunk, const std::string& what) {
   const Lock lock;
   const Handle plist(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   H5Pset_obj_track_times(plist.get(), false);
-  if (storage == Storage::contiguous || elements == 0) {
+  if (chunk == 0) {
     H5Pset_layout(plist.get(), H5D_CONTIGUOUS);
     H5Pset_alloc_time(plist.get(), H5D_ALLOC_TIME_EARLY);
     H5Pset_fill_time(plist.get(), H5D_FILL_TIME_NEVER);
   } else {
-    const hsize_t extent = chunk;
-    H5Pset_chunk(plist.get(), 1, &extent);
+    H5Pset_chunk(plist.get(), 1, &chunk);
     H5Pset_fletcher32(plist.get());
     H5Pset_fill_time(plist.get(), H5D_FILL_TIME_ALLOC);  // zeros behind the end of the last chunk
   }
-  const Handle space = line_of(elements);
+  const Handle space = space_of(extents);
   Handle dataset(
       H5Dcreate2(file, name.c_str(), type, space.get(), H5P_DEFAULT, plist.get(), H5P_DEFAULT),
       H5Dclose);
@@ -348,7 +358,7 @@ void write_elements(const Handle& dataset, hid_t type, std::uint64_t offset, std
     const hsize_t part = std::min<std::uint64_t>(most, count - done);
     const hsize_t start = offset + done;
     const Handle space(H5Dget_space(dataset.get()), H5Sclose);
-    const Handle memory = line_of(part);
+    const Handle memory = space_of({part});
     H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &part, nullptr);
     written(H5Dwrite(dataset.get(), type, memory.get(), space.get(), H5P_DEFAULT,
                      static_cast<const char*>(data) + done * size),

@@ -2,7 +2,7 @@
 
 #include "trireme/core/config.hpp"
 
-#include "hdf5_structures.hpp"
+#include "hdf5_check.hpp"
 
 namespace trireme::data::hdf5 {
 namespace {

@@ -1,19 +1,19 @@
 // A tokenizer.json behind the Tokenizer interface. Text goes through four steps, each of which must
 // know whether more text may follow: stretches of valid UTF-8, added tokens (two rounds), the
 // pattern's pre-tokens, byte pairs. Bytes that are not UTF-8 become the tokens of single bytes.
+#include "hugging_face.hpp"
+
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include <xxhash.h>
 
 #include "trireme/core/error.hpp"
 
-#include "added_tokens.hpp"
-#include "byte_pairs.hpp"
-#include "split_pattern.hpp"
-#include "tokenizer_json.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {
@@ -57,11 +57,158 @@ std::size_t character_boundary(std::string_view text, std::size_t at) {
   return at;
 }
 
-struct TextHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const {
-    return XXH3_64bits(text.data(), text.size());
+/// Added tokens: whole texts that become one token before the pattern sees the text.
+class AddedTokens {
+ public:
+  /// Those of `added` that are `normalized` or are not.
+  AddedTokens(const std::vector<AddedToken>& added, bool normalized) {
+    for (const AddedToken& token : added) {
+      if (token.normalized != normalized) continue;
+      tokens_.push_back(token);
+      begins_[static_cast<std::uint8_t>(token.content[0])] = true;
+      longest_ = std::max(longest_, token.content.size());
+    }
+    std::sort(tokens_.begin(), tokens_.end(),
+              [](const AddedToken& a, const AddedToken& b) { return a.content < b.content; });
   }
+  struct Found {
+    std::size_t begin = 0, end = 0;
+    std::int32_t id = 0;
+  };
+  /// The leftmost that begins in [from, limit), and of several there the longest.
+  std::optional<Found> find(std::string_view text, std::size_t from, std::size_t limit) const {
+    if (tokens_.empty()) return std::nullopt;
+    for (std::size_t i = from; i < limit; ++i) {
+      if (!begins_[static_cast<std::uint8_t>(text[i])]) continue;
+      if (const auto found = at(text, i)) return found;
+    }
+    return std::nullopt;
+  }
+  std::size_t longest() const { return longest_; }  // bytes
+
+ private:
+  /// The longest that begins at `begin`: one more byte at a time, among those that still fit.
+  std::optional<Found> at(std::string_view text, std::size_t begin) const {
+    std::optional<Found> found;
+    auto first = tokens_.begin(), last = tokens_.end();
+    for (std::size_t depth = 0; first != last && begin + depth < text.size(); ++depth) {
+      const auto next = static_cast<std::uint8_t>(text[begin + depth]);
+      // Of contents that agree so far, a shorter one sorts before the longer ones.
+      const auto byte = [depth](const AddedToken& token) {
+        return depth < token.content.size() ? static_cast<std::uint8_t>(token.content[depth]) : -1;
+      };
+      first = std::partition_point(first, last,
+                                   [&](const AddedToken& token) { return byte(token) < next; });
+      last = std::partition_point(first, last,
+                                  [&](const AddedToken& token) { return byte(token) <= next; });
+      if (first != last && first->content.size() == depth + 1) {
+        found = {begin, begin + depth + 1, first->id};
+      }
+    }
+    return found;
+  }
+
+  std::vector<AddedToken> tokens_;  // by content
+  std::array<bool, 256> begins_{};  // by first byte
+  std::size_t longest_ = 0;
+};
+
+std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
+  return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
+}
+
+/// Byte-pair encoding of one pre-token (Sennrich et al. 2016, as in GPT-2): of the pairs of
+/// neighbors that have a merge, the one of lowest rank, and of several the leftmost, becomes one
+/// token, until none is left.
+class BytePairs {
+ public:
+  /// `byte_ids` are the tokens of single bytes; merges are in order of rank, and of equal pairs the
+  /// last counts.
+  BytePairs(const std::array<std::int32_t, 256>& byte_ids, const std::vector<Merge>& merges)
+      : byte_ids_(byte_ids), rules_(std::bit_ceil(2 * merges.size() + 2)) {
+    for (std::size_t rank = 0; rank < merges.size(); ++rank) {
+      const Merge& merge = merges[rank];
+      const std::uint64_t pair = pair_of(merge.left, merge.right);
+      rules_[slot_of(pair)] = {pair, static_cast<std::int32_t>(rank), merge.made};
+    }
+  }
+  /// Appends the tokens of `piece`, in O(n log n). Not thread-safe: it keeps its work space.
+  void encode(std::string_view piece, std::vector<std::int32_t>& ids) {
+    const auto size = static_cast<std::int32_t>(piece.size());
+    symbols_.resize(piece.size());
+    heap_.clear();
+    for (std::int32_t i = 0; i < size; ++i) {
+      const auto byte = static_cast<std::uint8_t>(piece[static_cast<std::size_t>(i)]);
+      symbols_[static_cast<std::size_t>(i)] = {byte_ids_[byte], i - 1, i + 1 < size ? i + 1 : -1};
+    }
+    for (std::int32_t i = 0; i + 1 < size; ++i) propose(i);
+    while (!heap_.empty()) {
+      std::pop_heap(heap_.begin(), heap_.end());
+      const Candidate best = heap_.back();
+      heap_.pop_back();
+      Symbol& left = symbols_[static_cast<std::size_t>(best.at)];
+      if (!left.alive || left.after < 0) continue;
+      Symbol& right = symbols_[static_cast<std::size_t>(left.after)];
+      // The pair may have become another one since it was proposed.
+      const Rule* rule = find(left.id, right.id);
+      if (rule == nullptr || rule->rank != best.rank) continue;
+      left.id = best.made;
+      left.after = right.after;
+      right.alive = false;
+      if (left.after >= 0) symbols_[static_cast<std::size_t>(left.after)].before = best.at;
+      if (left.before >= 0) propose(left.before);
+      propose(best.at);
+    }
+    for (std::int32_t i = size > 0 ? 0 : -1; i >= 0;
+         i = symbols_[static_cast<std::size_t>(i)].after) {
+      ids.push_back(symbols_[static_cast<std::size_t>(i)].id);
+    }
+  }
+
+ private:
+  struct Rule {
+    std::uint64_t pair = empty;
+    std::int32_t rank = 0, made = 0;
+  };
+  struct Symbol {
+    std::int32_t id = 0, before = -1, after = -1;  // neighbors by index
+    bool alive = true;
+  };
+  struct Candidate {
+    std::int32_t rank, at, made;
+    bool operator<(const Candidate& other) const {  // std's heaps hold the largest first
+      return rank != other.rank ? rank > other.rank : at > other.at;
+    }
+  };
+  static constexpr std::uint64_t empty = ~std::uint64_t{0};
+
+  /// Where `pair` is, or would be put.
+  std::size_t slot_of(std::uint64_t pair) const {
+    const std::size_t mask = rules_.size() - 1;
+    std::size_t slot = (pair * 0x9E3779B97F4A7C15U) >> 20 & mask;
+    while (rules_[slot].pair != empty && rules_[slot].pair != pair) slot = (slot + 1) & mask;
+    return slot;
+  }
+
+  const Rule* find(std::int32_t left, std::int32_t right) const {
+    const Rule& rule = rules_[slot_of(pair_of(left, right))];
+    return rule.pair == empty ? nullptr : &rule;
+  }
+
+  /// The pair of symbol `at` and the next, if it has a merge.
+  void propose(std::int32_t at) {
+    const Symbol& symbol = symbols_[static_cast<std::size_t>(at)];
+    if (symbol.after < 0) return;
+    const Rule* rule = find(symbol.id, symbols_[static_cast<std::size_t>(symbol.after)].id);
+    if (rule == nullptr) return;
+    heap_.push_back({rule->rank, at, rule->made});
+    std::push_heap(heap_.begin(), heap_.end());
+  }
+
+  std::array<std::int32_t, 256> byte_ids_;
+  std::vector<Rule> rules_;  // open addressing; a power of two, at most half full
+  std::vector<Symbol> symbols_;
+  std::vector<Candidate> heap_;
 };
 
 class HuggingFace : public Tokenizer {
@@ -95,24 +242,11 @@ class HuggingFace : public Tokenizer {
     return encode_bytes(text, false, ids);
   }
 
-  std::size_t stable_prefix(std::string_view text) const override {
-    std::vector<std::int32_t> ids;
-    return encode_stable(text, ids);
-  }
-
-  std::string decode(const std::vector<std::int32_t>& ids) const override {
-    std::string text;
-    for (const std::int32_t id : ids) {
-      if (id < 0 || id >= vocabulary()) {
-        throw Error("token {}: is outside the vocabulary of {}; use the dataset's own tokens", id,
-                    vocabulary());
-      }
-      text += tokens_[static_cast<std::size_t>(id)];
-    }
-    return text;
-  }
-
  private:
+  std::string bytes_of(std::int32_t id) const override {
+    return tokens_[static_cast<std::size_t>(id)];
+  }
+
   // Each of these takes a text and whether it ends there, and returns how much of it is certain and
   // encoded: all of it if it ends.
 

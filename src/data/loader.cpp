@@ -1,17 +1,30 @@
 #include "trireme/data/loader.hpp"
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <exception>
-#include <mutex>
+#include <array>
 #include <numeric>
-#include <thread>
 
 #include "trireme/core/error.hpp"
+#include "trireme/core/random.hpp"
 
 namespace trireme::data {
 namespace {
+
+/// Independent seeds of one epoch: for the order of groups, and of the windows inside them.
+struct EpochSeeds {
+  std::uint64_t groups, windows;
+};
+
+EpochSeeds seeds_of(std::uint64_t seed, std::uint64_t epoch) {
+  const std::array<std::uint32_t, 4> words = random_block({seed, Purpose::sample_order, 0}, epoch);
+  return {std::uint64_t{words[1]} << 32 | words[0], std::uint64_t{words[3]} << 32 | words[2]};
+}
+
+/// Below `bound`, from 64 random bits: uneven by less than bound / 2^64.
+std::uint64_t draw_below(std::uint64_t bound, const RandomKey& key, std::uint64_t block) {
+  const std::array<std::uint32_t, 4> words = random_block(key, block);
+  return (std::uint64_t{words[1]} << 32 | words[0]) % bound;
+}
 
 /// Positions from each document's start, document numbers, and no weight for a target in
 /// the next document. The window's tokens are [begin, begin + length]; rows hold `length` each.
@@ -37,6 +50,59 @@ void mark_documents(TokenReader& reader, std::int64_t begin, std::int64_t length
 }
 
 }  // namespace
+
+Sampler::Sampler(std::int64_t tokens, std::int64_t length, std::int64_t group_tokens,
+                 std::uint64_t seed, bool shuffle)
+    : length_(length), group_windows_(0), windows_(0), slack_(0), seed_(seed), shuffle_(shuffle) {
+  if (length < 1)
+    throw AgreedError("sequence length {}: must be at least 1; use 1 or more", length);
+  if (tokens < length + 1) {
+    throw AgreedError(
+        "data: {} tokens cannot hold one window of {} tokens and its last target; use a sequence "
+        "length of at most {} or more data",
+        tokens, length, std::max<std::int64_t>(tokens - 1, 0));
+  }
+  windows_ = (tokens - 1) / length;
+  if (shuffle) {
+    // One window fewer where there are several, so that every offset below `length` fits.
+    windows_ = std::max<std::int64_t>(1, (tokens - length) / length);
+    slack_ = std::min(length - 1, tokens - 1 - windows_ * length);
+  }
+  group_windows_ = std::clamp<std::int64_t>(group_tokens / length, 1, windows_);
+}
+
+std::int64_t Sampler::begin(std::int64_t sample) const {
+  TRIREME_ASSERT(sample >= 0, "sample {}", sample);
+  const auto epoch = static_cast<std::uint64_t>(sample / windows_);
+  const std::int64_t place = sample % windows_;
+  if (!shuffle_) return place * length_;
+
+  // Full groups are permuted; the last, smaller one takes a random place among them.
+  const EpochSeeds seeds = seeds_of(seed_, epoch);
+  const std::int64_t full = windows_ / group_windows_;
+  const std::int64_t rest = windows_ % group_windows_;
+  const auto rest_place = static_cast<std::int64_t>(draw_below(
+      static_cast<std::uint64_t>(full) + 1, {seeds.groups, Purpose::sample_order, 1}, 0));
+  const std::int64_t rest_begin = rest_place * group_windows_;
+  std::int64_t group = full;
+  std::int64_t size = rest;
+  std::int64_t within = place - rest_begin;
+  if (within < 0 || within >= rest) {
+    const std::int64_t full_place = within < 0 ? place : place - rest;
+    group = static_cast<std::int64_t>(permute(
+        {seeds.groups, Purpose::sample_order, 0},
+        static_cast<std::uint64_t>(full_place / group_windows_), static_cast<std::uint64_t>(full)));
+    size = group_windows_;
+    within = full_place % group_windows_;
+  }
+  const RandomKey inner{seeds.windows, Purpose::sample_order, static_cast<std::uint32_t>(group)};
+  const auto window = group * group_windows_ +
+                      static_cast<std::int64_t>(permute(inner, static_cast<std::uint64_t>(within),
+                                                        static_cast<std::uint64_t>(size)));
+  const auto offset = static_cast<std::int64_t>(draw_below(
+      static_cast<std::uint64_t>(slack_) + 1, {seed_, Purpose::window_offset, 0}, epoch));
+  return offset + window * length_;
+}
 
 Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOptions& options,
                  const std::vector<std::int64_t>& samples) {
@@ -69,102 +135,75 @@ Batch make_batch(TokenReader& reader, const Sampler& sampler, const LoaderOption
   return batch;
 }
 
-struct Loader::Implementation {
-  Implementation(std::unique_ptr<TokenReader> source, const Sampler& order,
-                 const LoaderOptions& settings, std::int64_t global, int data_rank, int data_size,
-                 std::int64_t first)
-      : reader(std::move(source)),
-        sampler(order),
-        options(settings),
-        global_batch(global),
-        slice(global / data_size),
-        slice_begin(data_rank * slice),
-        start(first),
-        thread([this] { run(); }) {}
-
-  ~Implementation() {
-    {
-      const std::lock_guard guard(mutex);
-      stopping = true;
-    }
-    changed.notify_all();
-    thread.join();
-  }
-
-  std::vector<std::int64_t> next_samples() {
-    std::vector<std::int64_t> samples(static_cast<std::size_t>(options.micro_batch));
-    std::iota(samples.begin(), samples.end(), start + slice_begin + micro * options.micro_batch);
-    if (++micro == slice / options.micro_batch) {
-      micro = 0;
-      start += global_batch;
-    }
-    return samples;
-  }
-
-  void run() {
-    try {
-      std::unique_lock guard(mutex);
-      for (;;) {
-        changed.wait(guard, [this] {
-          return stopping || static_cast<std::int64_t>(ready.size()) < options.prefetch;
-        });
-        if (stopping) return;
-        guard.unlock();
-        Batch batch = make_batch(*reader, sampler, options, next_samples());
-        guard.lock();
-        ready.push_back(std::move(batch));
-        changed.notify_all();
-      }
-    } catch (...) {
-      {
-        const std::lock_guard guard(mutex);
-        error = std::current_exception();
-      }
-      changed.notify_all();
-    }
-  }
-
-  const std::unique_ptr<TokenReader> reader;
-  const Sampler sampler;
-  const LoaderOptions options;
-  const std::int64_t global_batch;
-  const std::int64_t slice;        // samples of a step that are this rank's
-  const std::int64_t slice_begin;  // their first, in the step
-  std::int64_t start;              // first sample of the step that is read; the thread's
-  std::int64_t micro = 0;          // its number in the slice; the thread's
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Batch> ready;
-  std::exception_ptr error;
-  bool stopping = false;
-  std::thread thread;  // last: starts when all else is there
-};
-
 Loader::Loader(std::unique_ptr<TokenReader> reader, const Sampler& sampler,
                const LoaderOptions& options, std::int64_t global_batch, int data_rank,
-               int data_size, std::int64_t first_sample) {
+               int data_size, std::int64_t first_sample)
+    : reader_(std::move(reader)),
+      sampler_(sampler),
+      options_(options),
+      global_batch_(global_batch),
+      start_(first_sample) {
   TRIREME_ASSERT(data_size >= 1 && data_rank >= 0 && data_rank < data_size && first_sample >= 0,
                  "data rank {} of {}, sample {}", data_rank, data_size, first_sample);
   TRIREME_ASSERT(options.micro_batch >= 1 && options.length >= 1 && options.prefetch >= 1 &&
                      global_batch >= 1 && global_batch % (data_size * options.micro_batch) == 0,
                  "global batch {}, data size {}, micro-batch {}, length {}, prefetch {}",
                  global_batch, data_size, options.micro_batch, options.length, options.prefetch);
-  implementation_ = std::make_unique<Implementation>(
-      std::move(reader), sampler, options, global_batch, data_rank, data_size, first_sample);
+  slice_ = global_batch / data_size;
+  slice_begin_ = data_rank * slice_;
+  thread_ = std::thread([this] { run(); });
 }
 
-Loader::~Loader() = default;
+Loader::~Loader() {
+  {
+    const std::lock_guard guard(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+std::vector<std::int64_t> Loader::next_samples() {
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(options_.micro_batch));
+  std::iota(samples.begin(), samples.end(), start_ + slice_begin_ + micro_ * options_.micro_batch);
+  if (++micro_ == slice_ / options_.micro_batch) {
+    micro_ = 0;
+    start_ += global_batch_;
+  }
+  return samples;
+}
+
+void Loader::run() {
+  try {
+    std::unique_lock guard(mutex_);
+    for (;;) {
+      changed_.wait(guard, [this] {
+        return stopping_ || static_cast<std::int64_t>(ready_.size()) < options_.prefetch;
+      });
+      if (stopping_) return;
+      guard.unlock();
+      Batch batch = make_batch(*reader_, sampler_, options_, next_samples());
+      guard.lock();
+      ready_.push_back(std::move(batch));
+      changed_.notify_all();
+    }
+  } catch (...) {
+    {
+      const std::lock_guard guard(mutex_);
+      error_ = std::current_exception();
+    }
+    changed_.notify_all();
+  }
+}
 
 Batch Loader::next() {
-  Implementation& self = *implementation_;
-  std::unique_lock guard(self.mutex);
-  self.changed.wait(guard, [&] { return !self.ready.empty() || self.error != nullptr; });
-  if (self.ready.empty()) std::rethrow_exception(self.error);
-  Batch batch = std::move(self.ready.front());
-  self.ready.pop_front();
+  std::unique_lock guard(mutex_);
+  changed_.wait(guard, [this] { return !ready_.empty() || error_ != nullptr; });
+  if (ready_.empty()) std::rethrow_exception(error_);
+  Batch batch = std::move(ready_.front());
+  ready_.pop_front();
   guard.unlock();
-  self.changed.notify_all();
+  changed_.notify_all();
   return batch;
 }
 

@@ -1,5 +1,3 @@
-#include "manifest.hpp"
-
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -8,6 +6,8 @@
 #include "trireme/core/json.hpp"
 #include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
+
+#include "dataset_files.hpp"
 
 namespace trireme::data {
 namespace {
@@ -88,9 +88,8 @@ constexpr const char* seal_key = "manifest_xxh3";
 
 /// `text`, a JSON object, with the xxh3 of all that follows the brace as its first value.
 std::string sealed(const std::string& text) {
-  Xxh3 hash;
-  hash.update(text.data() + 1, text.size() - 1);
-  return fmt::format("{{\n  \"{}\": \"{}\",{}", seal_key, hash.hex(), text.substr(1));
+  const std::string rest = text.substr(1);
+  return fmt::format("{{\n  \"{}\": \"{}\",{}", seal_key, hash_text(rest), rest);
 }
 
 /// Checks and takes away the seal, which older manifests lack.
@@ -137,13 +136,6 @@ std::string shard_file(SplitName split, std::size_t index) {
   return fmt::format("{}-{:05}.h5", name_of(split), index);
 }
 
-std::size_t element_bytes(const Manifest& manifest) {
-  if (manifest.element_type == "uint16") return 2;
-  if (manifest.element_type == "uint32") return 4;
-  throw Error("dataset {}: element type {} is neither uint16 nor uint32", manifest.name,
-              manifest.element_type);
-}
-
 const std::vector<ShardInfo>& shards_of(const Manifest& manifest, SplitName split) {
   return split == SplitName::train ? manifest.train : manifest.valid;
 }
@@ -156,7 +148,7 @@ std::string to_text(const Manifest& manifest) {
   text["tokenizer"] = manifest.tokenizer;
   text["tokenizer_details"] = manifest.tokenizer_details;
   text["vocabulary"] = manifest.vocabulary;
-  text["element_type"] = manifest.element_type;
+  text["element_type"] = manifest.element_bytes == 2 ? "uint16" : "uint32";
   text["end_of_document"] = nullptr;
   if (manifest.end_of_document) text["end_of_document"] = *manifest.end_of_document;
   text["train"] = to_json(manifest.train);
@@ -179,13 +171,13 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
               where, "the dataset");
   Manifest manifest;
   manifest.name = text_of(root, "name", where);
-  manifest.element_type = text_of(root, "element_type", where);
-  if (manifest.element_type != "uint16" && manifest.element_type != "uint32") {
+  const std::string type = text_of(root, "element_type", where);
+  if (type != "uint16" && type != "uint32") {
     refuse(where, "\"element_type\" is neither uint16 nor uint32");
   }
-  const std::int64_t most_ids = manifest.element_type == "uint16"
-                                    ? std::int64_t{1} << 16
-                                    : std::numeric_limits<std::int32_t>::max();
+  manifest.element_bytes = type == "uint16" ? 2 : 4;
+  const std::int64_t most_ids =
+      type == "uint16" ? std::int64_t{1} << 16 : std::numeric_limits<std::int32_t>::max();
   read_tokenizer(root, most_ids, manifest, where);
   manifest.train = shards_from(root["train"], SplitName::train, where);
   manifest.valid = shards_from(root["valid"], SplitName::valid, where);

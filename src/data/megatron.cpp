@@ -1,10 +1,10 @@
-#include "megatron.hpp"
-
 #include <array>
 #include <cstring>
 #include <string_view>
 
 #include "trireme/core/error.hpp"
+
+#include "token_files.hpp"
 
 namespace trireme::data {
 namespace {
@@ -14,23 +14,13 @@ constexpr std::int64_t header_bytes = 9 + 8 + 1 + 8 + 8;
 constexpr const char* remedy = "restore the file or write it again";
 
 TokenType type_of(std::uint8_t code, const std::string& where) {
-  switch (code) {
-    case 1:
-      return TokenType::u8;
-    case 3:
-      return TokenType::i16;
-    case 4:
-      return TokenType::i32;
-    case 5:
-      return TokenType::i64;
-    case 8:
-      return TokenType::u16;
-    case 6:
-    case 7:
-      throw Error("{}: holds real numbers, not tokens; {}", where, remedy);
-    default:
-      throw Error("{}: element type {} is none of 1, 3, 4, 5 and 8; {}", where, code, remedy);
+  constexpr std::pair<std::uint8_t, TokenType> types[] = {
+      {1, {1, false}}, {3, {2, true}}, {4, {4, true}}, {5, {8, true}}, {8, {2, false}}};
+  for (const auto& [known, type] : types) {
+    if (known == code) return type;
   }
+  if (code == 6 || code == 7) throw Error("{}: holds real numbers, not tokens; {}", where, remedy);
+  throw Error("{}: element type {} is none of 1, 3, 4, 5 and 8; {}", where, code, remedy);
 }
 
 template <class T>
@@ -43,20 +33,10 @@ T take(const char*& from) {
 
 }  // namespace
 
-std::int64_t bytes_of(TokenType type) {
-  switch (type) {
-    case TokenType::u8:
-      return 1;
-    case TokenType::i16:
-    case TokenType::u16:
-      return 2;
-    case TokenType::i32:
-    case TokenType::u32:
-      return 4;
-    case TokenType::i64:
-      return 8;
-  }
-  no_case_for(type);
+bool MegatronIndex::recognizes(const std::filesystem::path& path) {
+  std::array<char, magic.size()> begin{};
+  const std::size_t bytes = InputFile(path).read(begin.data(), begin.size());
+  return std::string_view(begin.data(), bytes) == magic;
 }
 
 MegatronIndex::MegatronIndex(const std::filesystem::path& path, std::int64_t data_bytes)
@@ -76,7 +56,6 @@ MegatronIndex::MegatronIndex(const std::filesystem::path& path, std::int64_t dat
   const auto version = take<std::uint64_t>(at);
   if (version != 1) throw Error("{}: is of version {}, only 1 is read; {}", where, version, remedy);
   type_ = type_of(take<std::uint8_t>(at), where);
-  element_bytes_ = bytes_of(type_);
   const auto sequences = take<std::uint64_t>(at), documents = take<std::uint64_t>(at);
   // Bounded by the file first, so that no product can pass 2^63.
   const auto size = static_cast<std::uint64_t>(file->size());
@@ -88,9 +67,9 @@ MegatronIndex::MegatronIndex(const std::filesystem::path& path, std::int64_t dat
   }
   sequences_ = static_cast<std::int64_t>(sequences);
   documents_ = static_cast<std::int64_t>(documents) - 1;
-  if (data_bytes % element_bytes_ != 0) {
+  if (data_bytes % type_.bytes != 0) {
     throw Error("{}: {} bytes of tokens are no multiple of {}, the size of one; {}", where,
-                data_bytes, element_bytes_, remedy);
+                data_bytes, type_.bytes, remedy);
   }
   std::int64_t begin = header_bytes;
   const auto range = [&](std::int64_t bytes) {
@@ -121,10 +100,10 @@ std::int64_t MegatronIndex::next_end() {
   for (; sequence_ < end; ++sequence_) {
     const auto length = lengths_->next<std::int32_t>();
     const auto offset = offsets_->next<std::int64_t>();
-    if (length < 0 || offset != tokens_ * element_bytes_ || length > tokens() - tokens_) {
+    if (length < 0 || offset != tokens_ * type_.bytes || length > tokens() - tokens_) {
       throw Error(
           "{}: sequence {}: {} tokens at byte {}; the sequences before it end at byte {} of {}; {}",
-          path_.string(), sequence_, length, offset, tokens_ * element_bytes_, data_bytes_, remedy);
+          path_.string(), sequence_, length, offset, tokens_ * type_.bytes, data_bytes_, remedy);
     }
     if (modes_ && modes_->next<std::int8_t>() != 0) {
       throw Error("{}: sequence {} is not text; only text is read", path_.string(), sequence_);

@@ -1,23 +1,24 @@
 #include "trireme/data/prepare.hpp"
 
-#include <optional>
+#include <system_error>
+
+#include <unistd.h>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 #include "trireme/data/tokenizer.hpp"
 
-#include "choose_tokenizer.hpp"
-#include "documents.hpp"
-#include "manifest.hpp"
-#include "sharder.hpp"
+#include "dataset_files.hpp"
 #include "spool.hpp"
 #include "token_files.hpp"
-#include "work_folder.hpp"
+#include "tokenizers.hpp"
 
 namespace trireme::data {
 namespace {
 
 namespace fs = std::filesystem;
+
+using Progress = std::function<void(std::int64_t, std::int64_t)>;
 
 void check(const PrepareOptions& options) {
   const double fraction = options.valid_fraction;
@@ -45,12 +46,70 @@ fs::path plain_output(const PrepareOptions& options) {
   return output;
 }
 
+bool is_there(const fs::path& path) {
+  std::error_code code;
+  return fs::exists(fs::symlink_status(path, code));
+}
+
+/// `output`.tmp-<pid>: removed with all that it holds, and with the parents that were made for it,
+/// unless committed.
+class WorkFolder {
+ public:
+  /// Throws Error when `output` exists and is not an empty folder, or when nothing can be made
+  /// there.
+  explicit WorkFolder(const fs::path& output) : output_(output) {
+    std::error_code code;
+    const bool usable = fs::is_directory(output, code) && fs::is_empty(output, code);
+    if (is_there(output) && !usable) {
+      throw Error("--output {}: exists and is not an empty folder; remove it or choose another",
+                  output.string());
+    }
+    for (fs::path at = parent_of(output); !is_there(at); at = parent_of(at)) {
+      made_parents_.push_back(at);
+    }
+    fs::path path = output;
+    path += fmt::format(".tmp-{}", ::getpid());
+    try {
+      fs::create_directories(parent_of(output));
+      fs::remove_all(path);  // left by a process of this number that was killed
+      fs::create_directory(path);
+    } catch (const fs::filesystem_error& error) {
+      discard();
+      throw_file_error(path, "create", error.code().value());
+    }
+    path_ = path;
+  }
+  WorkFolder(const WorkFolder&) = delete;
+  WorkFolder& operator=(const WorkFolder&) = delete;
+  ~WorkFolder() {
+    if (!committed_) discard();
+  }
+  const fs::path& path() const { return path_; }
+  /// Fsyncs the folder and renames it to `output`; its files were fsynced by those who wrote them.
+  void commit() {
+    sync_path(path_);
+    for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
+    rename_for_good(path_, output_);
+    committed_ = true;
+  }
+
+ private:
+  void discard() {
+    std::error_code code;
+    if (!path_.empty()) fs::remove_all(path_, code);
+    for (const fs::path& parent : made_parents_) fs::remove(parent, code);  // only if empty
+  }
+
+  fs::path output_, path_;
+  std::vector<fs::path> made_parents_;  // innermost first
+  bool committed_ = false;
+};
+
 /// Encodes every document into the spool. Pieces are cut where that does not change the tokens.
 void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
-            const Progress& progress) {
+            const ProgressReport& progress) {
   std::string pending;
   std::vector<std::int32_t> ids;
-  std::int64_t begin = 0;  // of the document, in tokens
   DocumentStream::Piece piece;
   while (documents.next(piece)) {
     pending += piece.text;
@@ -62,13 +121,12 @@ void encode(DocumentStream& documents, const Chosen& chosen, Spool& spool,
       pending.erase(0, chosen.tokenizer->encode_stable(pending, ids));
     }
     spool.append(ids);
-    if (piece.ends_document && spool.tokens() > begin) {
+    if (piece.ends_document && spool.in_document()) {
       if (chosen.end_of_document) {
         const auto end = static_cast<std::int32_t>(*chosen.end_of_document);
         spool.append({&end, 1});
       }
       spool.end_document();
-      begin = spool.tokens();
     }
     progress(documents.bytes_read());
   }
@@ -80,7 +138,7 @@ Manifest manifest_of(const PrepareOptions& options, const fs::path& output, cons
   manifest.name = options.name.empty() ? output.filename().string() : options.name;
   manifest.tokenizer = chosen.tokenizer ? chosen.tokenizer->kind() : "none";
   manifest.vocabulary = chosen.vocabulary;
-  manifest.element_type = manifest.vocabulary <= (std::int64_t{1} << 16) ? "uint16" : "uint32";
+  manifest.element_bytes = manifest.vocabulary <= (std::int64_t{1} << 16) ? 2 : 4;
   manifest.end_of_document = chosen.end_of_document;
   manifest.tokenizer_details = chosen.details;
   return manifest;
@@ -111,51 +169,50 @@ Manifest finish(const PrepareOptions& options, Manifest manifest, Spool& spool,
 }
 
 Manifest prepare_text(const PrepareOptions& options, const fs::path& output,
-                      const Progress::Report& progress) {
+                      const Progress& progress) {
   const DocumentKind kind = DocumentKind::parse(options.documents);
   const std::int64_t bytes = total_bytes(options.inputs);
   const bool ends = kind.unit != DocumentKind::Unit::file || options.inputs.size() > 1;
   WorkFolder folder(output);
-  Progress steps(progress, bytes, needs_first_pass(options.tokenizer) ? 2 : 1);
+  // Bytes of the passes before, and of all.
+  const std::int64_t before = needs_first_pass(options.tokenizer) ? bytes : 0, all = before + bytes;
   const Chosen chosen = choose_tokenizer(options, ends, DocumentStream(options.inputs, kind), bytes,
-                                         folder.path(), steps);
-  if (needs_first_pass(options.tokenizer)) steps.end_pass();
+                                         folder.path(), [&](auto read) { progress(read, all); });
   Manifest manifest = manifest_of(options, output, chosen);
-  Spool spool(folder.path(), element_bytes(manifest));
+  Spool spool(folder.path(), manifest.element_bytes);
   DocumentStream documents(options.inputs, kind);
-  encode(documents, chosen, spool, steps);
+  encode(documents, chosen, spool, [&](auto read) { progress(before + read, all); });
   return finish(options, std::move(manifest), spool, folder);
 }
 
-Manifest prepare_tokens(const PrepareOptions& options, TokenFormat format, const fs::path& output,
-                        const Progress::Report& progress) {
+Manifest prepare_tokens(const PrepareOptions& options, OpenTokens open, const fs::path& output,
+                        const Progress& progress) {
   if (options.documents != PrepareOptions{}.documents) {
     throw Error("--documents {}: is for text; token files mark their documents: leave it out",
                 options.documents);
   }
-  const std::vector<TokenInput> inputs = open_token_files(format, options.inputs);
+  const std::vector<TokenInput> inputs = open_token_files(open, options.inputs);
   std::int64_t bytes = 0;
   for (const TokenInput& input : inputs) bytes += input.bytes();
   WorkFolder folder(output);
-  const Progress steps(progress, bytes, 1);
   const Chosen chosen = choose_for_tokens(options, folder.path());
   Manifest manifest = manifest_of(options, output, chosen);
-  Spool spool(folder.path(), element_bytes(manifest));
+  Spool spool(folder.path(), manifest.element_bytes);
   copy_tokens(inputs, manifest.vocabulary, manifest.end_of_document, spool,
-              [&](std::int64_t done) { steps(done); });
+              [&](auto done) { progress(done, bytes); });
   return finish(options, std::move(manifest), spool, folder);
 }
 
 }  // namespace
 
-Manifest prepare(const PrepareOptions& options,
-                 const std::function<void(std::int64_t, std::int64_t)>& progress) {
+Manifest prepare(const PrepareOptions& options, const Progress& progress) {
   check(options);
   const fs::path output = plain_output(options);
   const SizeLimitGuard guard;
-  const auto format = token_format(options.input_format, options.inputs);
-  return format ? prepare_tokens(options, *format, output, progress)
-                : prepare_text(options, output, progress);
+  const OpenTokens open = token_format(options.input_format, options.inputs);
+  const Progress report = progress ? progress : [](std::int64_t, std::int64_t) {};
+  return open != nullptr ? prepare_tokens(options, open, output, report)
+                         : prepare_text(options, output, report);
 }
 
 }  // namespace trireme::data

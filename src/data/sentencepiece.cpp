@@ -2,7 +2,6 @@
 // for a space; both go round it, byte by byte, through the model's byte pieces, and every result is
 // compared with the text before it is used, so that decode(encode(x)) = x holds for every x.
 #include <array>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -135,14 +134,6 @@ void refuse_if(bool fault, const std::string& where, std::string_view what) {
       where, what);
 }
 
-/// So that the cache of words can be asked with a view.
-struct TextHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const {
-    return std::hash<std::string_view>{}(text);
-  }
-};
-
 class SentencePiece : public Tokenizer {
  public:
   SentencePiece(const std::string& model, const std::string& where, bool end_of_document) {
@@ -180,27 +171,22 @@ class SentencePiece : public Tokenizer {
     return ids;
   }
 
-  std::string decode(const std::vector<std::int32_t>& ids) const override {
-    std::string text;
-    for (const std::int32_t id : ids) {
-      if (id < 0 || id >= size_) {
-        throw Error("token {}: is outside the vocabulary of {}; use the dataset's own tokens", id,
-                    size_);
-      }
-      if (static_cast<std::size_t>(id) < pieces_.size()) {
-        text += pieces_[static_cast<std::size_t>(id)];
-      }
-    }
-    return text;
-  }
-
-  std::size_t stable_prefix(std::string_view text) const override {
+  std::size_t encode_stable(std::string_view text, std::vector<std::int32_t>& ids) const override {
+    const std::lock_guard guard(mutex_);
     std::size_t done = 0;
-    while (const std::size_t length = stretch_length(text.substr(done))) done += length;
+    while (const std::size_t length = stretch_length(text.substr(done))) {
+      encode_stretch(text.substr(done, length), ids);
+      done += length;
+    }
     return done;
   }
 
  private:
+  std::string bytes_of(std::int32_t id) const override {
+    const auto piece = static_cast<std::size_t>(id);
+    return piece < pieces_.size() ? pieces_[piece] : "";
+  }
+
   /// The bytes of each id, the ids of the bytes, and whether words are independent.
   void read_pieces(const std::string& where) {
     byte_ids_.fill(-1);

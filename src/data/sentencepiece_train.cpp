@@ -23,8 +23,7 @@ constexpr std::int64_t most_sample_bytes = std::int64_t{32} << 20;
 /// Lines of the documents. Of a text larger than the sample may be, every n-th.
 class Sentences : public sentencepiece::SentenceIterator {
  public:
-  Sentences(DocumentStream& documents, std::int64_t input_bytes,
-            const std::function<void(std::int64_t)>& progress)
+  Sentences(DocumentStream& documents, std::int64_t input_bytes, const ProgressReport& progress)
       : documents_(documents),
         progress_(progress),
         share_(std::min(
@@ -103,7 +102,7 @@ class Sentences : public sentencepiece::SentenceIterator {
   }
 
   DocumentStream& documents_;
-  const std::function<void(std::int64_t)>& progress_;
+  const ProgressReport& progress_;
   double share_;
   double turn_ = 0;
   std::string pending_, sentence_;
@@ -158,7 +157,7 @@ void silence_sentencepiece() {
 
 std::string train_sentencepiece(DocumentStream& documents, std::int64_t input_bytes,
                                 std::int64_t vocabulary, std::int64_t sample_sentences,
-                                const std::function<void(std::int64_t)>& progress) {
+                                const ProgressReport& progress) {
   silence_sentencepiece();
   Sentences sentences(documents, input_bytes, progress);
   sentences.rethrow();

@@ -1,5 +1,3 @@
-#include "shard.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -7,7 +5,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 
-#include "manifest.hpp"
+#include "dataset_files.hpp"
 
 namespace trireme::data {
 namespace {
@@ -16,7 +14,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "shards are little-endian");
 
 using hdf5::Lock;
-using hdf5::Storage;
 
 constexpr std::size_t checksum_bytes = 4;
 
@@ -93,12 +90,12 @@ ShardReader::ShardReader(const std::filesystem::path& folder, const Manifest& ma
     throw Error("{}: is not version {} of {}; prepare again", what_, format_version, format_name);
   }
   hdf5::expect_links(file_.get(), {"document_ends", "tokens"}, what_);
-  columns_[0] = {"tokens", {}, shard.tokens, element_bytes(manifest)};
+  columns_[0] = {"tokens", {}, shard.tokens, manifest.element_bytes};
   columns_[1] = {"document_ends", {}, shard.documents, sizeof(std::uint64_t)};
   for (Column& column : columns_) {
     column.dataset =
         hdf5::open_dataset(file_.get(), column.name, stored_type(column.element_bytes),
-                           static_cast<std::uint64_t>(column.size), Storage::checked,
+                           static_cast<std::uint64_t>(column.size),
                            static_cast<std::uint64_t>(chunk_extent(column.size)), what_);
     hdf5::expect_attributes(column.dataset.get(), {}, what_);
   }
@@ -188,45 +185,42 @@ ShardWriter::ShardWriter(const std::filesystem::path& path, std::int64_t tokens,
     : path_(path),
       element_bytes_(element_bytes),
       file_(hdf5::create_file(path)),
-      tokens_left_(tokens),
-      ends_left_(documents) {
+      tokens_{stored_type(element_bytes), {}, tokens},
+      ends_{stored_type(sizeof(std::uint64_t)), {}, documents} {
   hdf5::write_attribute(file_.get(), "format", std::string(format_name), path_.string());
   hdf5::write_attribute(file_.get(), "version", format_version, path_.string());
-  const auto create = [&](const char* name, std::size_t bytes, std::int64_t size) {
-    return hdf5::create_dataset(file_.get(), name, stored_type(bytes),
-                                static_cast<std::uint64_t>(size), Storage::checked,
-                                static_cast<std::uint64_t>(chunk_extent(size)), path_.string());
-  };
-  tokens_ = create("tokens", element_bytes, tokens);
-  ends_ = create("document_ends", sizeof(std::uint64_t), documents);
+  for (const auto& [column, name] :
+       {std::pair(&tokens_, "tokens"), std::pair(&ends_, "document_ends")}) {
+    column->dataset =
+        hdf5::create_dataset(file_.get(), name, column->type, {static_cast<hsize_t>(column->left)},
+                             static_cast<hsize_t>(chunk_extent(column->left)), path_.string());
+  }
+}
+
+void ShardWriter::append(Column& column, const void* elements, std::size_t count) {
+  const auto size = static_cast<std::int64_t>(count);
+  TRIREME_ASSERT(size <= column.left, "{} elements too many", size - column.left);
+  hdf5::write_elements(column.dataset, column.type, static_cast<std::uint64_t>(column.done), count,
+                       elements, path_.string());
+  column.done += size;
+  column.left -= size;
 }
 
 void ShardWriter::append_tokens(std::span<const std::byte> elements) {
-  const auto count = static_cast<std::int64_t>(elements.size() / element_bytes_);
-  TRIREME_ASSERT(count <= tokens_left_, "{} tokens too many", count - tokens_left_);
-  hdf5::write_elements(tokens_, stored_type(element_bytes_),
-                       static_cast<std::uint64_t>(tokens_done_), static_cast<std::uint64_t>(count),
-                       elements.data(), path_.string());
-  tokens_done_ += count;
-  tokens_left_ -= count;
+  append(tokens_, elements.data(), elements.size() / element_bytes_);
 }
 
 void ShardWriter::append_ends(std::span<const std::uint64_t> ends) {
-  const auto count = static_cast<std::int64_t>(ends.size());
-  TRIREME_ASSERT(count <= ends_left_, "{} documents too many", count - ends_left_);
-  hdf5::write_elements(ends_, H5T_NATIVE_UINT64, static_cast<std::uint64_t>(ends_done_),
-                       static_cast<std::uint64_t>(count), ends.data(), path_.string());
-  ends_done_ += count;
-  ends_left_ -= count;
+  append(ends_, ends.data(), ends.size());
 }
 
 void ShardWriter::finish() {
-  TRIREME_ASSERT(tokens_left_ == 0 && ends_left_ == 0, "{} tokens and {} documents missing",
-                 tokens_left_, ends_left_);
+  TRIREME_ASSERT(tokens_.left == 0 && ends_.left == 0, "{} tokens and {} documents missing",
+                 tokens_.left, ends_.left);
   // What the library still holds is written here.
-  for (hdf5::Handle* dataset : {&tokens_, &ends_}) {
+  for (Column* column : {&tokens_, &ends_}) {
     const Lock lock;
-    hdf5::written(dataset->close(), path_.string());
+    hdf5::written(column->dataset.close(), path_.string());
   }
   hdf5::close_file(file_, path_.string());
   sync_path(path_);

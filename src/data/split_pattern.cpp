@@ -1,11 +1,11 @@
-#include "split_pattern.hpp"
-
 #include <algorithm>
 #include <array>
 #include <vector>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
+
+#include "hugging_face.hpp"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -26,6 +26,7 @@ bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool digit(char c) { return c >= '0' && c <= '9'; }
 bool punctuation(char c) { return c > ' ' && c < 0x7F && !letter(c) && !digit(c); }
 
+/// A pattern in PCRE2's syntax. Throws Error that begins with `where` and names what is not taken.
 class Translator {
  public:
   Translator(std::string_view pattern, const std::string& where)
@@ -198,10 +199,6 @@ struct Free {
 
 }  // namespace
 
-std::string pcre2_syntax(std::string_view pattern, const std::string& where) {
-  return Translator(pattern, where).run();
-}
-
 struct SplitPattern::Compiled {
   std::unique_ptr<pcre2_code, Free<pcre2_code_free>> code;
   std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> match;
@@ -216,7 +213,7 @@ SplitPattern::SplitPattern(std::string_view pattern, std::string where)
   if (pattern.size() > longest) {
     throw Error("{}: the pattern has {} bytes; {} are the most", where_, pattern.size(), longest);
   }
-  const std::string text = pcre2_syntax(pattern, where_);
+  const std::string text = Translator(pattern, where_).run();
   int error = 0;
   PCRE2_SIZE at = 0;
   Compiled& c = *compiled_;

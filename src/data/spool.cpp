@@ -4,7 +4,22 @@
 #include <cstdlib>
 #include <limits>
 
+#include "trireme/core/error.hpp"
+#include "trireme/data/hash.hpp"
+
+#include "dataset_files.hpp"
+
 namespace trireme::data {
+namespace {
+
+constexpr std::int64_t piece = 32 * chunk_elements;  // elements written at once
+
+/// The next document end; the largest number behind the last.
+std::int64_t next_end(RangeReader& ends) {
+  return ends.done() ? std::numeric_limits<std::int64_t>::max() : ends.next<std::int64_t>();
+}
+
+}  // namespace
 
 Spool::Spool(const std::filesystem::path& folder, std::size_t element_bytes)
     : element_bytes_(element_bytes),
@@ -24,6 +39,8 @@ void Spool::append(std::span<const std::int32_t> tokens) {
 }
 
 void Spool::end_document() {
+  if (!in_document()) return;
+  document_begin_ = tokens_;
   ends_out_.write(&tokens_, sizeof tokens_);
   ++documents_;
 }
@@ -41,15 +58,16 @@ void Spool::remove() {
   }
 }
 
-std::int64_t EndReader::next() {
-  if (at_ == buffer_.size()) {
-    buffer_.resize(std::size_t{1} << 16);
-    const std::size_t got = file_.read(buffer_.data(), buffer_.size() * sizeof(std::int64_t));
-    buffer_.resize(got / sizeof(std::int64_t));
-    at_ = 0;
-    if (buffer_.empty()) return std::numeric_limits<std::int64_t>::max();
+std::size_t RangeReader::read(void* data, std::size_t most) {
+  const auto wanted = std::min(static_cast<std::int64_t>(most), end_ - at_);
+  const auto got =
+      static_cast<std::int64_t>(file_->read_at(data, static_cast<std::size_t>(wanted), at_));
+  at_ += got;
+  if (got < wanted) {
+    throw Error("{}: ended at byte {} while it was read; leave it alone meanwhile",
+                file_->path().string(), at_);
   }
-  return buffer_[at_++];
+  return static_cast<std::size_t>(got);
 }
 
 std::int64_t training_tokens(const Spool& spool, double valid_fraction) {
@@ -61,14 +79,60 @@ std::int64_t training_tokens(const Spool& spool, double valid_fraction) {
       static_cast<std::int64_t>(std::abs(exact - whole) <= 1e-12 * all ? whole : std::floor(exact));
   if (valid_fraction == 0) return spool.tokens();
   if (spool.documents() == 1) return target;
-  EndReader ends(spool.ends_file());
+  RangeReader ends(spool.ends_file());
   std::int64_t best = 0;
   for (std::int64_t i = 0; i + 1 < spool.documents(); ++i) {
-    const std::int64_t end = ends.next();
+    const std::int64_t end = ends.next<std::int64_t>();
     if (best == 0 || std::llabs(end - target) < std::llabs(best - target)) best = end;
     if (end >= target) break;
   }
   return best;
+}
+
+Sharder::Sharder(const Spool& spool, const std::filesystem::path& folder, std::int64_t shard_tokens)
+    : element_bytes_(spool.element_bytes()),
+      folder_(folder),
+      shard_tokens_(shard_tokens),
+      tokens_(spool.tokens_file()),
+      counter_(spool.ends_file()),
+      ends_(spool.ends_file()),
+      counted_end_(next_end(counter_)),
+      end_(next_end(ends_)) {}
+
+std::vector<ShardInfo> Sharder::write(SplitName split, std::int64_t tokens) {
+  std::vector<ShardInfo> shards;
+  for (std::int64_t done = 0; done < tokens;) {
+    const std::int64_t part = std::min(shard_tokens_, tokens - done);
+    shards.push_back(write_shard(shard_file(split, shards.size()), part));
+    done += part;
+  }
+  return shards;
+}
+
+ShardInfo Sharder::write_shard(const std::string& file, std::int64_t tokens) {
+  std::int64_t documents = 0;
+  for (; counted_end_ <= begin_ + tokens; counted_end_ = next_end(counter_)) ++documents;
+  const std::filesystem::path path = folder_ / file;
+  ShardWriter writer(path, tokens, documents, element_bytes_);
+  std::vector<std::byte> elements;
+  for (std::int64_t done = 0; done < tokens; done += piece) {
+    elements.resize(static_cast<std::size_t>(std::min(piece, tokens - done)) * element_bytes_);
+    const std::size_t got = tokens_.read(elements.data(), elements.size());
+    TRIREME_ASSERT(got == elements.size(), "the spool ended early");
+    writer.append_tokens(elements);
+  }
+  std::vector<std::uint64_t> ends;
+  for (std::int64_t done = 0; done < documents; done += piece) {
+    ends.clear();
+    for (std::int64_t i = 0; i < std::min(piece, documents - done); ++i) {
+      ends.push_back(static_cast<std::uint64_t>(end_ - begin_));
+      end_ = next_end(ends_);
+    }
+    writer.append_ends(ends);
+  }
+  writer.finish();
+  begin_ += tokens;
+  return {file, tokens, documents, hash_file(path)};
 }
 
 }  // namespace trireme::data

@@ -1,14 +1,10 @@
 #include "token_files.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <set>
 
 #include "trireme/core/error.hpp"
-
-#include "megatron.hpp"
-#include "range_reader.hpp"
 
 namespace trireme::data {
 namespace {
@@ -37,8 +33,7 @@ struct Llmc {
   std::int32_t magic, version;
   TokenType type;
 };
-constexpr std::array<Llmc, 2> llmc_kinds = {
-    {{20240520, 1, TokenType::u16}, {20240801, 7, TokenType::u32}}};
+constexpr std::array<Llmc, 2> llmc_kinds = {{{20240520, 1, {2, false}}, {20240801, 7, {4, false}}}};
 
 const Llmc* llmc_kind(const std::string& begin) {
   if (begin.size() < 4) return nullptr;
@@ -48,24 +43,7 @@ const Llmc* llmc_kind(const std::string& begin) {
   return nullptr;
 }
 
-bool is_megatron_index(const fs::path& path) {
-  return beginning(path, 9) == std::string_view("MMIDIDX\0\0", 9);
-}
-
 fs::path with(fs::path path, const char* extension) { return path.replace_extension(extension); }
-
-std::optional<TokenFormat> recognized(const fs::path& path) {
-  if (llmc_kind(beginning(path, 4)) != nullptr) return TokenFormat::llmc;
-  const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
-  if (is_megatron_index(pair ? with(path, ".idx") : path)) return TokenFormat::megatron;
-  if (path.extension() == ".bin") {
-    throw Error(
-        "--input {}: says nothing of its format; add --input-format nanogpt (bare uint16 tokens) "
-        "or text",
-        path.string());
-  }
-  return std::nullopt;
-}
 
 TokenInput open_llmc(const fs::path& path) {
   const InputFile file(path);
@@ -83,7 +61,7 @@ TokenInput open_llmc(const fs::path& path) {
   TokenInput input{path, {}, llmc_header_bytes, tokens, kind->type};
   if (tokens < 0 || file.size() != llmc_header_bytes + input.bytes()) {
     throw Error("{}: has {} bytes, its header says {} tokens of {}; restore the file",
-                path.string(), file.size(), tokens, bytes_of(kind->type));
+                path.string(), file.size(), tokens, kind->type.bytes);
   }
   return input;
 }
@@ -94,7 +72,7 @@ TokenInput open_nanogpt(const fs::path& path) {
     throw Error("{}: has {} bytes, no whole number of uint16 tokens; restore the file",
                 path.string(), file.size());
   }
-  return {path, {}, 0, file.size() / 2, TokenType::u16};
+  return {path, {}, 0, file.size() / 2, {}};
 }
 
 TokenInput open_megatron(const fs::path& path) {
@@ -107,6 +85,19 @@ TokenInput open_megatron(const fs::path& path) {
   return {tokens, index, 0, checked.tokens(), checked.type()};
 }
 
+OpenTokens recognized(const fs::path& path) {
+  if (llmc_kind(beginning(path, 4)) != nullptr) return open_llmc;
+  const bool pair = path.extension() == ".bin" && fs::exists(with(path, ".idx"));
+  if (MegatronIndex::recognizes(pair ? with(path, ".idx") : path)) return open_megatron;
+  if (path.extension() == ".bin") {
+    throw Error(
+        "--input {}: says nothing of its format; add --input-format nanogpt (bare uint16 tokens) "
+        "or text",
+        path.string());
+  }
+  return nullptr;
+}
+
 /// Tokens of one input as int32, compared with the vocabulary.
 class TokenReaderOf {
  public:
@@ -117,29 +108,19 @@ class TokenReaderOf {
 
   /// The next of them, or none at the end.
   const std::vector<std::int32_t>& next() {
-    const auto width = static_cast<std::size_t>(bytes_of(input_.type));
+    const auto [bytes, is_signed] = input_.type;
+    const auto width = static_cast<std::size_t>(bytes);
     raw_.resize(piece_tokens * width);
     const std::size_t got = reader_.read(raw_.data(), raw_.size()) / width;
     tokens_.resize(got);
-    switch (input_.type) {
-      case TokenType::u8:
-        convert<std::uint8_t>();
-        break;
-      case TokenType::i16:
-        convert<std::int16_t>();
-        break;
-      case TokenType::u16:
-        convert<std::uint16_t>();
-        break;
-      case TokenType::i32:
-        convert<std::int32_t>();
-        break;
-      case TokenType::u32:
-        convert<std::uint32_t>();
-        break;
-      case TokenType::i64:
-        convert<std::int64_t>();
-        break;
+    if (bytes == 1) {
+      convert<std::uint8_t>();
+    } else if (bytes == 2) {
+      is_signed ? convert<std::int16_t>() : convert<std::uint16_t>();
+    } else if (bytes == 4) {
+      is_signed ? convert<std::int32_t>() : convert<std::uint32_t>();
+    } else {
+      convert<std::int64_t>();
     }
     done_ += static_cast<std::int64_t>(got);
     return tokens_;
@@ -170,24 +151,9 @@ class TokenReaderOf {
   std::vector<std::int32_t> tokens_;
 };
 
-/// Ends documents in the spool, but empty ones.
-class Documents {
- public:
-  explicit Documents(Spool& spool) : spool_(spool) {}
-  void end() {
-    if (spool_.tokens() > begin_) spool_.end_document();
-    begin_ = spool_.tokens();
-  }
-  std::int64_t begin() const { return begin_; }
-
- private:
-  Spool& spool_;
-  std::int64_t begin_ = 0;
-};
-
 /// Appends, and ends documents behind `end` unless all of one so far are such tokens.
-void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& others, Spool& spool,
-                 Documents& documents) {
+void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& others,
+                 Spool& spool) {
   std::size_t done = 0;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] != end) {
@@ -196,7 +162,7 @@ void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& o
     }
     if (!others) continue;
     spool.append(tokens.subspan(done, i + 1 - done));
-    documents.end();
+    spool.end_document();
     others = false;
     done = i + 1;
   }
@@ -204,14 +170,14 @@ void append_flat(std::span<const std::int32_t> tokens, std::int32_t end, bool& o
 }
 
 void append_indexed(std::span<const std::int32_t> tokens, std::int64_t before, MegatronIndex& index,
-                    std::int64_t& end, Spool& spool, Documents& documents) {
+                    std::int64_t& end, Spool& spool) {
   const auto size = static_cast<std::int64_t>(tokens.size());
   std::int64_t done = 0;
   while (end >= 0 && end <= before + size) {
     const std::int64_t upto = end - before;
     spool.append(
         tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(upto - done)));
-    documents.end();
+    spool.end_document();
     done = upto;
     end = index.next_end();
   }
@@ -220,21 +186,18 @@ void append_indexed(std::span<const std::int32_t> tokens, std::int64_t before, M
 
 }  // namespace
 
-std::int64_t TokenInput::bytes() const { return tokens * bytes_of(type); }
-
-std::optional<TokenFormat> token_format(const std::string& wanted,
-                                        const std::vector<fs::path>& inputs) {
-  if (wanted == "text") return std::nullopt;
-  if (wanted == "llmc") return TokenFormat::llmc;
-  if (wanted == "nanogpt") return TokenFormat::nanogpt;
-  if (wanted == "megatron") return TokenFormat::megatron;
+OpenTokens token_format(const std::string& wanted, const std::vector<fs::path>& inputs) {
+  if (wanted == "text") return nullptr;
+  if (wanted == "llmc") return open_llmc;
+  if (wanted == "nanogpt") return open_nanogpt;
+  if (wanted == "megatron") return open_megatron;
   if (wanted != "auto") {
     throw Error("--input-format {}: must be auto, text, llmc, nanogpt or megatron; use auto",
                 wanted);
   }
-  std::optional<TokenFormat> format;
+  OpenTokens format = nullptr;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::optional<TokenFormat> found = recognized(inputs[i]);
+    const OpenTokens found = recognized(inputs[i]);
     if (i > 0 && found != format) {
       throw Error("--input {}: is of another format than {}; prepare them one by one",
                   inputs[i].string(), inputs[0].string());
@@ -244,22 +207,13 @@ std::optional<TokenFormat> token_format(const std::string& wanted,
   return format;
 }
 
-std::vector<TokenInput> open_token_files(TokenFormat format, const std::vector<fs::path>& inputs) {
+std::vector<TokenInput> open_token_files(OpenTokens open, const std::vector<fs::path>& inputs) {
   if (inputs.empty()) throw Error("--input: names no file; name at least one token file");
   std::vector<TokenInput> opened;
   std::set<fs::path> pairs;
   for (const fs::path& path : inputs) {
-    switch (format) {
-      case TokenFormat::llmc:
-        opened.push_back(open_llmc(path));
-        break;
-      case TokenFormat::nanogpt:
-        opened.push_back(open_nanogpt(path));
-        break;
-      case TokenFormat::megatron:
-        if (pairs.insert(with(path, "")).second) opened.push_back(open_megatron(path));
-        break;
-    }
+    if (open == open_megatron && !pairs.insert(with(path, "")).second) continue;
+    opened.push_back(open(path));
   }
   return opened;
 }
@@ -267,7 +221,6 @@ std::vector<TokenInput> open_token_files(TokenFormat format, const std::vector<f
 void copy_tokens(const std::vector<TokenInput>& inputs, std::int64_t vocabulary,
                  std::optional<std::int64_t> end_of_document, Spool& spool,
                  const std::function<void(std::int64_t)>& progress) {
-  Documents documents(spool);
   std::int64_t before = 0;  // bytes of the inputs that are done
   bool others = false;      // the document that is open has a token other than its end
   for (const TokenInput& input : inputs) {
@@ -282,20 +235,19 @@ void copy_tokens(const std::vector<TokenInput>& inputs, std::int64_t vocabulary,
       const std::vector<std::int32_t>& tokens = reader.next();
       if (tokens.empty()) break;
       if (index) {
-        append_indexed(tokens, begin, *index, end, spool, documents);
+        append_indexed(tokens, begin, *index, end, spool);
       } else if (end_of_document) {
-        append_flat(tokens, static_cast<std::int32_t>(*end_of_document), others, spool, documents);
+        append_flat(tokens, static_cast<std::int32_t>(*end_of_document), others, spool);
       } else {
         spool.append(tokens);
       }
-      progress(before + reader.done() * bytes_of(input.type));
+      progress(before + reader.done() * input.type.bytes);
     }
-    while (end >= 0)
-      end = index->next_end();  // documents without tokens, and the rest of the index
+    while (end >= 0) end = index->next_end();  // documents without tokens, the rest of the index
     before += input.bytes();
-    if (index || !end_of_document) documents.end();
+    if (index || !end_of_document) spool.end_document();
   }
-  documents.end();
+  spool.end_document();
 }
 
 }  // namespace trireme::data

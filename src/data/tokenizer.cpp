@@ -1,6 +1,5 @@
 #include "trireme/data/tokenizer.hpp"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -45,21 +44,12 @@ class ByteMap : public Tokenizer {
     return ids;
   }
 
-  std::string decode(const std::vector<std::int32_t>& ids) const override {
-    std::string text;
-    text.reserve(ids.size());
-    for (const std::int32_t id : ids) {
-      if (id < 0 || id >= vocabulary()) {
-        throw Error("token {}: is outside the vocabulary of {}; use the dataset's own tokens", id,
-                    vocabulary());
-      }
-      const auto symbol = static_cast<std::size_t>(id);
-      if (symbol < symbols_.size()) text += static_cast<char>(symbols_[symbol]);
-    }
-    return text;
+ private:
+  std::string bytes_of(std::int32_t id) const override {
+    const auto symbol = static_cast<std::size_t>(id);
+    return symbol < symbols_.size() ? std::string(1, static_cast<char>(symbols_[symbol])) : "";
   }
 
- private:
   std::string kind_;
   std::vector<std::uint8_t> symbols_;
   bool end_of_document_;
@@ -107,22 +97,41 @@ std::string model_from(const Manifest& manifest, const std::filesystem::path& fo
   }
   const std::filesystem::path file = folder / name;
   std::string model = read_small_file(file, most_model_bytes);
-  Xxh3 hash;
-  hash.update(model.data(), model.size());
-  if (hash.hex() != details["xxh3"].get<std::string>()) {
+  if (const std::string hash = hash_text(model); hash != details["xxh3"].get<std::string>()) {
     throw Error("{}: its hash is {}, not the one that was noted; restore the file or prepare again",
-                file.string(), hash.hex());
+                file.string(), hash);
   }
   return model;
+}
+
+/// The tokenizer's part of dataset.json.
+nlohmann::json description_of(const Manifest& manifest) {
+  nlohmann::json description = {{"tokenizer", manifest.tokenizer},
+                                {"tokenizer_details", manifest.tokenizer_details},
+                                {"vocabulary", manifest.vocabulary},
+                                {"end_of_document", nullptr}};
+  if (manifest.end_of_document) description["end_of_document"] = *manifest.end_of_document;
+  return description;
 }
 
 }  // namespace
 
 std::size_t Tokenizer::encode_stable(std::string_view text, std::vector<std::int32_t>& ids) const {
-  const std::size_t stable = stable_prefix(text);
-  const std::vector<std::int32_t> own = encode(text.substr(0, stable));
-  ids.insert(ids.end(), own.begin(), own.end());
-  return stable;
+  const std::vector<std::int32_t> all = encode(text);
+  ids.insert(ids.end(), all.begin(), all.end());
+  return text.size();
+}
+
+std::string Tokenizer::decode(const std::vector<std::int32_t>& ids) const {
+  std::string text;
+  for (const std::int32_t id : ids) {
+    if (id < 0 || id >= vocabulary()) {
+      throw Error("token {}: is outside the vocabulary of {}; use the dataset's own tokens", id,
+                  vocabulary());
+    }
+    text += bytes_of(id);
+  }
+  return text;
 }
 
 std::string read_model(const std::filesystem::path& path) {
@@ -137,9 +146,7 @@ std::string read_model(const std::filesystem::path& path) {
 }
 
 nlohmann::json details_of_model(const std::string& file, const std::string& content) {
-  Xxh3 hash;
-  hash.update(content.data(), content.size());
-  return {{"model", file}, {"xxh3", hash.hex()}};
+  return {{"model", file}, {"xxh3", hash_text(content)}};
 }
 
 std::unique_ptr<Tokenizer> bytes_tokenizer(bool end_of_document) {
@@ -216,15 +223,6 @@ std::unique_ptr<Tokenizer> load_tokenizer(const Manifest& manifest,
 
 std::unique_ptr<Tokenizer> load_tokenizer(const Dataset& dataset) {
   return load_tokenizer(dataset.manifest(), dataset.folder());
-}
-
-nlohmann::json description_of(const Manifest& manifest) {
-  nlohmann::json description = {{"tokenizer", manifest.tokenizer},
-                                {"tokenizer_details", manifest.tokenizer_details},
-                                {"vocabulary", manifest.vocabulary},
-                                {"end_of_document", nullptr}};
-  if (manifest.end_of_document) description["end_of_document"] = *manifest.end_of_document;
-  return description;
 }
 
 StoredTokenizer stored_tokenizer(const Manifest& manifest, const std::filesystem::path& folder) {

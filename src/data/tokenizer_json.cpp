@@ -1,5 +1,3 @@
-#include "tokenizer_json.hpp"
-
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
@@ -12,6 +10,7 @@
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
 
+#include "hugging_face.hpp"
 #include "tokenizers.hpp"
 
 namespace trireme::data {
@@ -23,11 +22,6 @@ using nlohmann::json;
 constexpr const char* gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr const char* remedy = "use the tokenizer of a GPT-2 or Llama-3 kind, or restore the file";
-
-std::string shown(const json& value) {
-  const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  return config::one_line(text.size() > 60 ? text.substr(0, 60) + "…" : text);
-}
 
 /// A JSON object whose every key must be known.
 class Part {

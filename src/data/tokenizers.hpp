@@ -1,4 +1,4 @@
-// The tokenizers behind the interface.
+// The tokenizers behind the interface, and the one that prepare's options ask for.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,20 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "trireme/data/prepare.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "documents.hpp"
 
 namespace trireme::data {
+
+/// Receives the bytes of the input that were read.
+using ProgressReport = std::function<void(std::int64_t)>;
 
 inline constexpr const char* model_file = "tokenizer.model";  // SentencePiece
 inline constexpr std::int64_t most_model_bytes = std::int64_t{256} << 20;
@@ -38,7 +43,7 @@ struct LoadedModel {
 LoadedModel sentencepiece_tokenizer(const std::string& model, const std::string& where,
                                     bool end_of_document);
 
-/// The ids of a tokenizer.json (tokenizer_json.hpp lists the kinds). Its end of a document is
+/// The ids of a tokenizer.json (hugging_face.hpp lists the kinds). Its end of a document is
 /// its added token <|endoftext|>, <|end_of_text|> or </s>, the first that it has, or -1.
 LoadedModel hugging_face_tokenizer(const std::string& json, const std::string& where);
 
@@ -55,9 +60,36 @@ void silence_sentencepiece();
 /// chosen at random but the same each time; returns it serialized. `progress` receives bytes read.
 std::string train_sentencepiece(DocumentStream& documents, std::int64_t input_bytes,
                                 std::int64_t vocabulary, std::int64_t sample_sentences,
-                                const std::function<void(std::int64_t)>& progress);
+                                const ProgressReport& progress);
+
+/// So that maps with text as their key can be searched with a view.
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>{}(text);
+  }
+};
 
 /// The length in bytes of the UTF-8 character at the front of `text`, or 0 if none that is valid.
 std::size_t utf8_length(std::string_view text);
+
+struct Chosen {
+  std::unique_ptr<Tokenizer> tokenizer;  // none for tokens that come without one
+  std::int64_t vocabulary = 0;
+  std::optional<std::int64_t> end_of_document;
+  nlohmann::json details = nlohmann::json::object();
+};
+
+/// Characters are counted, and SentencePiece models trained, before anything is encoded.
+bool needs_first_pass(const std::string& tokenizer);
+
+/// For text, which has `ends` of documents to mark or has not. A model is kept in `folder`. Throws
+/// Error naming the option.
+Chosen choose_tokenizer(const PrepareOptions& options, bool ends, DocumentStream documents,
+                        std::int64_t bytes, const std::filesystem::path& folder,
+                        const ProgressReport& progress);
+
+/// For tokens: a tokenizer that is a file, or a vocabulary alone.
+Chosen choose_for_tokens(const PrepareOptions& options, const std::filesystem::path& folder);
 
 }  // namespace trireme::data

@@ -1,10 +1,9 @@
-#include "trireme/report/diagnosis.hpp"
-
+// Finds where a run loses speed, and what to do about it. Rules: docs/reports.md.
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "trireme/core/error.hpp"
+#include "trireme/report/page.hpp"
 #include "trireme/schedule/simulate.hpp"
 
 namespace trireme::report {
@@ -32,6 +31,20 @@ double mean_over_ranks(const Run& run, const Value& value) {
     ++ranks;
   }
   return ranks == 0 ? 0 : sum / static_cast<double>(ranks);
+}
+
+/// Seconds that a rank computed in the steps of its attempt: forward and backward without the waits
+/// and the tensor axis's sums inside them.
+double compute_seconds(const Run& run, const RankAccount& rank) {
+  const auto tensor = rank.communication.find("tensor");
+  const double sums =
+      tensor == rank.communication.end()
+          ? 0
+          : tensor->second.seconds * static_cast<double>(run.attempt().steps.size());
+  return std::max(0.0, section(rank, "forward") + section(rank, "backward") +
+                           section(rank, "forward and backward") -
+                           section(rank, "wait for pipeline") - section(rank, "wait for shards") -
+                           sums);
 }
 
 double percent(double share) { return 100 * share; }
@@ -209,15 +222,7 @@ class Diagnosis {
   }
 
   void volumes() {
-    std::map<std::string, Volume> axes;
-    for (const RankAccount& rank : run_.ranks) {
-      for (const auto& [name, volume] : rank.communication) {
-        axes[name].bytes += volume.bytes;
-        axes[name].least += volume.least;
-        axes[name].seconds += volume.seconds / static_cast<double>(run_.ranks.size());
-      }
-    }
-    for (const auto& [name, volume] : axes) {
+    for (const auto& [name, volume] : mean_volumes(run_)) {
       const double times = volume.least > 0 ? volume.bytes / volume.least : 0;
       const double taken =
           volume.seconds * static_cast<double>(run_.attempt().steps.size()) / total_;
@@ -280,18 +285,6 @@ class Diagnosis {
 };
 
 }  // namespace
-
-double compute_seconds(const Run& run, const RankAccount& rank) {
-  const auto tensor = rank.communication.find("tensor");
-  const double sums =
-      tensor == rank.communication.end()
-          ? 0
-          : tensor->second.seconds * static_cast<double>(run.attempt().steps.size());
-  return std::max(0.0, section(rank, "forward") + section(rank, "backward") +
-                           section(rank, "forward and backward") -
-                           section(rank, "wait for pipeline") - section(rank, "wait for shards") -
-                           sums);
-}
 
 std::vector<Finding> diagnose(const Run& run, const ReadOptions& options) {
   return Diagnosis(run, options).findings();

@@ -3,7 +3,7 @@
 #include <set>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/report/runs.hpp"
 
 #include "untrusted.hpp"
@@ -145,7 +145,7 @@ void check_circumstances(Run& run, const ReadOptions& options) {
     const json& train = object_at(object_at(attempt.run, "config", file), "train", file);
     if (train.contains("inject") && train.at("inject") != "none") {
       run.faults.push_back(fmt::format("{}: faults were made on purpose: train.inject = {}",
-                                       where(attempt), to_text(train.at("inject"))));
+                                       where(attempt), json_text(train.at("inject"))));
     }
   }
   if (counted.empty()) {

@@ -1,6 +1,5 @@
 // gnuplot as a process: a script in, SVG files out.
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -11,7 +10,7 @@
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
-#include "trireme/report/plots.hpp"
+#include "trireme/report/page.hpp"
 
 extern char** environ;
 
@@ -21,25 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t largest_picture = 64 << 20;
-
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (fs::temp_directory_path() / "trireme-report-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw_file_error(name, "create", errno);
-    path_ = name;
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  ~ScratchFolder() {
-    std::error_code error;
-    fs::remove_all(path_, error);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 /// Runs gnuplot on `script`, its complaints in `log`.
 void run_gnuplot(const fs::path& script, const fs::path& log) {
@@ -100,7 +80,7 @@ std::string inline_svg(std::string svg, std::size_t number) {
 std::vector<std::string> draw(const std::vector<Plot>& plots) {
   std::vector<std::string> pictures;
   if (plots.empty()) return pictures;
-  const ScratchFolder scratch;
+  const TemporaryFolder scratch(fs::temp_directory_path() / "trireme-report-XXXXXX");
   std::string script = "set encoding utf8\n";
   for (std::size_t i = 0; i < plots.size(); ++i) {
     // The folder's name is ours but for the temporary directory's.

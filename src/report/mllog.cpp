@@ -1,5 +1,3 @@
-#include "trireme/report/mllog.hpp"
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -7,7 +5,8 @@
 #include <fcntl.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
+#include "trireme/report/formats.hpp"
 
 namespace trireme::report {
 namespace {

@@ -1,9 +1,7 @@
 // The report for other programs: CSV, JSON, Google Benchmark's JSON.
 #include <cmath>
-#include <map>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
 #include "trireme/report/page.hpp"
 
 #include "untrusted.hpp"
@@ -16,7 +14,7 @@ using nlohmann::json;
 json estimate_json(const Estimate& estimate) {
   if (estimate.n == 0) return nullptr;
   json result{{"n", estimate.n}, {"median", estimate.median}};
-  const bool interval = estimate.spread == Spread::interval;
+  const bool interval = estimate.is_interval();
   result[interval ? "interval_low" : "least"] = estimate.low;
   result[interval ? "interval_high" : "greatest"] = estimate.high;
   return result;
@@ -50,17 +48,10 @@ json facts_json(const Run& run) {
 
 json communication_json(const Run& run) {
   json all = json::object();
-  const auto ranks = static_cast<double>(run.ranks.size());
-  for (const RankAccount& rank : run.ranks) {
-    for (const auto& [name, volume] : rank.communication) {
-      json& axis = all[name];
-      if (axis.is_null()) axis = json::object();
-      axis["mean_bytes_per_step"] = axis.value("mean_bytes_per_step", 0.0) + volume.bytes / ranks;
-      axis["mean_least_bytes_per_step"] =
-          axis.value("mean_least_bytes_per_step", 0.0) + volume.least / ranks;
-      axis["mean_seconds_per_step"] =
-          axis.value("mean_seconds_per_step", 0.0) + volume.seconds / ranks;
-    }
+  for (const auto& [name, volume] : mean_volumes(run)) {
+    all[name] = {{"mean_bytes_per_step", volume.bytes},
+                 {"mean_least_bytes_per_step", volume.least},
+                 {"mean_seconds_per_step", volume.seconds}};
   }
   return all;
 }
@@ -104,7 +95,7 @@ std::string joined(const std::vector<std::string>& parts) {
 /// Empty cells where there is no figure; bounds of an interval only where it is one.
 std::string cells(const Estimate& estimate) {
   if (estimate.n == 0) return ",,,";
-  if (estimate.spread != Spread::interval) {
+  if (!estimate.is_interval()) {
     return fmt::format("{},{:.9g},,", estimate.n, estimate.median);
   }
   return fmt::format("{},{:.9g},{:.9g},{:.9g}", estimate.n, estimate.median, estimate.low,
@@ -153,7 +144,8 @@ json report_json(const Report& report) {
       continue;
     }
     entry.update(facts_json(run));
-    entry["figures"] = figures_json(report.measured[next].figures);
+    const Measured& measured = report.measured[next++];
+    entry["figures"] = figures_json(measured.figures);
     entry["communication"] = communication_json(run);
     if (!run.time.rows.empty()) entry["time"] = time_json(run.time);
     const json& summary = run.attempt().summary;
@@ -161,13 +153,12 @@ json report_json(const Report& report) {
       if (summary.is_object() && summary.contains(key)) entry[key] = summary.at(key);
     }
     json findings = json::array();
-    for (const Finding& finding : report.findings[next]) {
+    for (const Finding& finding : measured.findings) {
       findings.push_back(
           {{"rule", finding.rule}, {"share", finding.share}, {"text", finding.text}});
     }
     entry["findings"] = std::move(findings);
     runs.push_back(std::move(entry));
-    ++next;
   }
   json lines = json::array();
   for (const ScalingLine& line : report.lines) lines.push_back(line_json(line));

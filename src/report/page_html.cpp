@@ -2,9 +2,8 @@
 #include <cmath>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/report/page.hpp"
-#include "trireme/report/plots.hpp"
 
 #include "untrusted.hpp"
 
@@ -135,14 +134,15 @@ void add_scaling(const Report& report, ScalingKind kind, Page& page) {
   if (!any) return;
   page.heading(2, kind == ScalingKind::strong ? "Strong scaling: the same global batch"
                                               : "Weak scaling: the same batch per rank");
-  page.figure(plot_scaling_speed(report.lines, kind));
-  page.figure(plot_efficiency(report.lines, kind));
+  for (const bool efficiency : {false, true}) {
+    page.figure(plot_scaling(report.lines, kind, efficiency));
+  }
   page.add("<table>\n" + html + "</table>\n");
   page.list(notes);
 }
 
-void add_details(const Report& report, std::size_t i, Page& page) {
-  const Run& run = *report.measured[i].run;
+void add_details(const Measured& measured, const ReadOptions& options, Page& page) {
+  const Run& run = *measured.run;
   page.heading(2, "Run " + run.name);
   const RunFacts& facts = run.facts;
   page.paragraph(
@@ -153,7 +153,7 @@ void add_details(const Report& report, std::size_t i, Page& page) {
                   facts.start, facts.versions),
       "note");
   std::vector<std::string> lines;
-  for (const Finding& finding : report.findings[i]) lines.push_back(finding.text);
+  for (const Finding& finding : measured.findings) lines.push_back(finding.text);
   for (const std::string& note : run.notes) {
     if (!note.starts_with(shared_cores_text)) lines.push_back("note: " + note);
   }
@@ -163,7 +163,7 @@ void add_details(const Report& report, std::size_t i, Page& page) {
   page.figure(plot_communication(run));
   page.figure(plot_memory(run));
   try {
-    if (auto plot = plot_trace(run, report.options)) page.figure(std::move(*plot));
+    if (auto plot = plot_trace(run, options)) page.figure(std::move(*plot));
   } catch (const Error& error) {
     page.paragraph(fmt::format("The trace cannot be drawn: {}", error.what()), "note");
   }
@@ -185,7 +185,7 @@ std::string report_html(const Report& report) {
     for (const Measured& each : report.measured) runs.push_back(each.run);
     page.figure(plot_losses(runs));
     for (std::size_t i = 0; i < std::min(most_detailed, report.measured.size()); ++i) {
-      add_details(report, i, page);
+      add_details(report.measured[i], report.options, page);
     }
     if (report.measured.size() > most_detailed) {
       page.paragraph(

@@ -101,11 +101,11 @@ std::string scaling_text(const Report& report) {
 
 std::string findings_text(const Report& report) {
   std::string text;
-  for (std::size_t i = 0; i < report.measured.size(); ++i) {
-    const Run& run = *report.measured[i].run;
-    if (report.findings[i].empty() && run.notes.empty()) continue;
+  for (const Measured& each : report.measured) {
+    const Run& run = *each.run;
+    if (each.findings.empty() && run.notes.empty()) continue;
     text += "\n" + run.name + "\n";
-    for (const Finding& finding : report.findings[i]) text += "  - " + finding.text + "\n";
+    for (const Finding& finding : each.findings) text += "  - " + finding.text + "\n";
     for (const std::string& note : run.notes) {
       if (!note.starts_with(shared_cores_text)) text += "  note: " + note + "\n";
     }
@@ -123,8 +123,7 @@ Report make_report(const std::vector<std::string>& paths, const ReadOptions& opt
     try {
       std::vector<Finding> findings = diagnose(run, options);
       for (Finding& finding : findings) finding.text = plain_text(finding.text);
-      report.measured.push_back({&run, figures_of(run, options)});
-      report.findings.push_back(std::move(findings));
+      report.measured.push_back({&run, figures_of(run, options), std::move(findings)});
     } catch (const std::exception& error) {  // a value of another kind than ours
       run.faults.push_back(plain_text(fmt::format("{}: its record is damaged: {}",
                                                   run.attempt().folder.string(), error.what())));
@@ -141,7 +140,7 @@ std::string estimate_text(const Estimate& estimate, double scale) {
     return scaled >= 9999.5 ? fmt::format("{:.0f}", scaled) : fmt::format("{:.4g}", scaled);
   };
   if (estimate.n == 1) return number(estimate.median) + " n 1";
-  const bool interval = estimate.spread == Spread::interval;
+  const bool interval = estimate.is_interval();
   return fmt::format("{} {}{}{}{}{} n {}", number(estimate.median), interval ? "[" : "(",
                      number(estimate.low), interval ? ", " : " to ", number(estimate.high),
                      interval ? "]" : ")", estimate.n);

@@ -1,14 +1,12 @@
 // One step as the ranks went through it, from trace.json.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
 #include "trireme/core/json.hpp"
-#include "trireme/report/plots.hpp"
+#include "trireme/report/page.hpp"
 
 #include "untrusted.hpp"
 
@@ -150,8 +148,8 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
   std::error_code error;
   if (!fs::exists(path, error)) return std::nullopt;
   const TraceByRank trace = read_trace(path);
-  const auto steps = static_cast<std::int64_t>(run.attempt().steps.size());
-  const std::int64_t warm_up = options.warm_up >= 0 ? options.warm_up : warm_up_steps(steps);
+  const std::int64_t warm_up =
+      options.warm_up_of(static_cast<std::int64_t>(run.attempt().steps.size()));
   std::pair<double, double> window;
   if (trace.empty() || !choose_step(trace, warm_up, window)) return std::nullopt;
 

@@ -1,12 +1,10 @@
-#include "trireme/report/plots.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <set>
 
 #include "trireme/core/error.hpp"
+#include "trireme/report/page.hpp"
 
 #include "untrusted.hpp"
 
@@ -88,45 +86,6 @@ std::string rows_of(const ScalingLine& line, Estimate ScalingPoint::*value, doub
   return rows;
 }
 
-Plot scaling_plot(const std::vector<ScalingLine>& lines, ScalingKind kind, bool efficiency) {
-  Plot plot;
-  const char* word = kind == ScalingKind::strong ? "Strong" : "Weak";
-  plot.title = fmt::format("{} scaling: {}", word, efficiency ? "efficiency" : "speed");
-  std::string data, draws;
-  std::size_t count = 0;
-  for (const ScalingLine& line : lines) {
-    if (line.kind != kind) continue;
-    const std::string name = fmt::format("line{}", count);
-    data += block(name, efficiency ? rows_of(line, &ScalingPoint::efficiency, 100)
-                                   : rows_of(line, &ScalingPoint::tokens_per_second, 1));
-    const ScalingPoint& first = line.points.front();
-    if (!efficiency) {
-      draws += fmt::format("{:.9g} * x with lines dt 2 lw 1 lc rgb '{}' notitle, ",
-                           first.tokens_per_second.median / first.ranks, color(count));
-    }
-    draws +=
-        fmt::format("${} using 1:2:3:4 with yerrorlines pt {} ps 0.7 lw 1.8 lc rgb '{}' title {}, ",
-                    name, 5 + 2 * (count % 5), color(count),
-                    gnuplot_text(line.label + " [" + line.fingerprint + "]"));
-    ++count;
-  }
-  plot.script = data + rank_axis(lines, kind) + key_below;
-  if (efficiency) {
-    plot.script +=
-        "set ylabel 'efficiency, %'\nset yrange [0:*]\nset offsets graph 0, 0, 0.06, 0\n";
-    draws += "100 with lines dt 2 lw 1 lc rgb '#888888' title 'ideal'";
-  } else {
-    plot.script += "set ylabel 'tokens/s'\n" + speed_axis(lines, kind);
-    draws += "NaN with lines dt 2 lw 1 lc rgb '#888888' title 'ideal: the first point times ranks'";
-  }
-  plot.script += "plot " + draws + "\n";
-  plot.height = 340 + key_line * static_cast<int>(count + 1);
-  plot.caption =
-      "Points: medians; bars: 95 % intervals where six values or more make one, else least and "
-      "greatest (see the table).";
-  return plot;
-}
-
 struct Bar {
   std::string name;
   std::array<double, 2> value{};  // the second is drawn where there are two
@@ -176,11 +135,43 @@ int height_of(const std::vector<Bar>& rows, int each) {
 
 }  // namespace
 
-Plot plot_scaling_speed(const std::vector<ScalingLine>& lines, ScalingKind kind) {
-  return scaling_plot(lines, kind, false);
-}
-Plot plot_efficiency(const std::vector<ScalingLine>& lines, ScalingKind kind) {
-  return scaling_plot(lines, kind, true);
+Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool efficiency) {
+  Plot plot;
+  const char* word = kind == ScalingKind::strong ? "Strong" : "Weak";
+  plot.title = fmt::format("{} scaling: {}", word, efficiency ? "efficiency" : "speed");
+  std::string data, draws;
+  std::size_t count = 0;
+  for (const ScalingLine& line : lines) {
+    if (line.kind != kind) continue;
+    const std::string name = fmt::format("line{}", count);
+    data += block(name, efficiency ? rows_of(line, &ScalingPoint::efficiency, 100)
+                                   : rows_of(line, &ScalingPoint::tokens_per_second, 1));
+    const ScalingPoint& first = line.points.front();
+    if (!efficiency) {
+      draws += fmt::format("{:.9g} * x with lines dt 2 lw 1 lc rgb '{}' notitle, ",
+                           first.tokens_per_second.median / first.ranks, color(count));
+    }
+    draws +=
+        fmt::format("${} using 1:2:3:4 with yerrorlines pt {} ps 0.7 lw 1.8 lc rgb '{}' title {}, ",
+                    name, 5 + 2 * (count % 5), color(count),
+                    gnuplot_text(line.label + " [" + line.fingerprint + "]"));
+    ++count;
+  }
+  plot.script = data + rank_axis(lines, kind) + key_below;
+  if (efficiency) {
+    plot.script +=
+        "set ylabel 'efficiency, %'\nset yrange [0:*]\nset offsets graph 0, 0, 0.06, 0\n";
+    draws += "100 with lines dt 2 lw 1 lc rgb '#888888' title 'ideal'";
+  } else {
+    plot.script += "set ylabel 'tokens/s'\n" + speed_axis(lines, kind);
+    draws += "NaN with lines dt 2 lw 1 lc rgb '#888888' title 'ideal: the first point times ranks'";
+  }
+  plot.script += "plot " + draws + "\n";
+  plot.height = 340 + key_line * static_cast<int>(count + 1);
+  plot.caption =
+      "Points: medians; bars: 95 % intervals where six values or more make one, else least and "
+      "greatest (see the table).";
+  return plot;
 }
 
 Plot plot_losses(const std::vector<const Run*>& runs) {
@@ -219,14 +210,14 @@ Plot plot_losses(const std::vector<const Run*>& runs) {
 }
 
 Plot plot_sections(const Run& run) {
-  std::map<std::string, Bar> all;
   const auto steps = static_cast<double>(std::max<std::size_t>(1, run.attempt().steps.size()));
   std::set<std::string> names;
   for (const RankAccount& rank : run.ranks) {
     for (const auto& [name, seconds] : rank.sections) names.insert(name);
   }
-  for (const char* outside : {"checkpoint", "evaluate", "forward of evaluation"})
+  for (const char* outside : {"checkpoint", "evaluate", "forward of evaluation"}) {
     names.erase(outside);
+  }
   std::vector<Bar> rows;
   for (const std::string& name : names) {
     Bar bar{.name = name, .low = HUGE_VAL};
@@ -254,18 +245,11 @@ Plot plot_sections(const Run& run) {
 }
 
 Plot plot_communication(const Run& run) {
-  std::map<std::string, Bar> axes;
-  for (const RankAccount& rank : run.ranks) {
-    for (const auto& [name, volume] : rank.communication) {
-      if (name == "world") continue;
-      axes[name].name = name;
-      axes[name].value[0] += volume.bytes / 1e6 / static_cast<double>(run.ranks.size());
-      axes[name].value[1] += volume.least / 1e6 / static_cast<double>(run.ranks.size());
-    }
-  }
   std::vector<Bar> rows;
-  for (auto& [name, bar] : axes) {
-    if (bar.value[0] + bar.value[1] > 1e-3) rows.push_back(std::move(bar));
+  for (const auto& [name, volume] : mean_volumes(run)) {
+    const std::array<double, 2> megabytes{volume.bytes / 1e6, volume.least / 1e6};
+    if (name == "world" || megabytes[0] + megabytes[1] <= 1e-3) continue;
+    rows.push_back({.name = name, .value = megabytes});
   }
   Plot plot{.title = "Communication by axis"};
   if (rows.empty()) return plot;

@@ -1,8 +1,7 @@
-#include "trireme/report/progress.hpp"
-
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+
+#include "trireme/report/record.hpp"
 
 namespace trireme::report {
 

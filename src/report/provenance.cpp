@@ -4,12 +4,11 @@
 #include <fstream>
 #include <string_view>
 
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/json.hpp"
+#include "trireme/core/json.hpp"
 #include "trireme/report/record.hpp"
 
 namespace trireme::report {
@@ -90,7 +89,7 @@ json provenance(comm::Communicator& world, const json& versions) {
   }
   json result{{"ranks", world.size()}, {"versions", versions}, {"hosts", json::array()}};
   json& hosts = result["hosts"];  // in the order of their first ranks
-  for (const std::string& each : world.all_gather_texts(to_text(mine))) {
+  for (const std::string& each : world.all_gather_texts(json_text(mine))) {
     json host = json::parse(each);
     for (const char* key : {"start", "environment"}) {
       if (!host.contains(key)) continue;

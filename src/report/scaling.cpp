@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/tensorboard.hpp"
+#include "trireme/report/formats.hpp"
 
 namespace trireme::report {
 namespace {
@@ -41,9 +41,6 @@ Estimate efficiency_of(const ScalingPoint& point, const ScalingPoint& first) {
   Estimate result{.n = std::min(own.n, base.n), .median = ranks * own.median / base.median};
   result.low = &point == &first ? 1 : ranks * own.low / base.high;
   result.high = &point == &first ? 1 : ranks * own.high / base.low;
-  if (own.spread == Spread::interval && base.spread == Spread::interval) {
-    result.spread = Spread::interval;
-  }
   return result;
 }
 

@@ -54,7 +54,6 @@ Estimate estimate(std::vector<double> values) {
   const auto rank = static_cast<std::size_t>(std::max<std::int64_t>(1, interval_rank(result.n)));
   result.low = values[rank - 1];
   result.high = values[values.size() - rank];
-  if (result.n >= least_for_interval) result.spread = Spread::interval;
   return result;
 }
 

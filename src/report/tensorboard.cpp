@@ -1,5 +1,3 @@
-#include "trireme/report/tensorboard.hpp"
-
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -10,6 +8,7 @@
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
+#include "trireme/report/formats.hpp"
 
 namespace trireme::report {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 #include <string_view>
 
@@ -79,7 +78,7 @@ void add_section(const std::string& section, double seconds, json& into) {
   sum = seconds + (sum.is_null() ? 0.0 : sum.get<double>());
 }
 
-using Parts = std::map<std::string, double>;  // seconds by name
+using Parts = std::map<std::string, double>;  // seconds by name; "": their sum
 using Groups = std::map<std::string, Parts>;
 
 /// Of one rank, checked, with the seconds of the run that its recorder did not see.
@@ -96,20 +95,21 @@ Groups groups_of(const json& time, double total, const std::string& where) {
     }
   }
   found[start][start] = total - number_at(time, "seconds", where);
+  for (auto& [group, parts] : found) {
+    double sum = 0;
+    for (const auto& [part, seconds] : parts) sum += seconds;
+    parts[""] = sum;
+  }
   return found;
 }
 
-double sum_of(const Parts& parts) {
-  return std::accumulate(parts.begin(), parts.end(), 0.0,
-                         [](double sum, const auto& part) { return sum + part.second; });
-}
-
-template <class Value>  // double(const Groups&)
-TimeRow row_of(const std::vector<Groups>& ranks, std::string group, std::string part,
-               const Value& value) {
-  TimeRow row{std::move(group), std::move(part), HUGE_VAL, 0, -HUGE_VAL};
+TimeRow row_of(const std::vector<Groups>& ranks, const std::string& group,
+               const std::string& part) {
+  TimeRow row{group, part, HUGE_VAL, 0, -HUGE_VAL};
   for (const Groups& rank : ranks) {
-    const double seconds = value(rank);
+    const auto parts = rank.find(group);
+    const bool has = parts != rank.end() && parts->second.contains(part);
+    const double seconds = has ? parts->second.at(part) : 0;
     row.minimum = std::min(row.minimum, seconds);
     row.maximum = std::max(row.maximum, seconds);
     row.average += seconds / static_cast<double>(ranks.size());
@@ -118,27 +118,18 @@ TimeRow row_of(const std::vector<Groups>& ranks, std::string group, std::string 
 }
 
 void add_group(const std::vector<Groups>& ranks, const std::string& group, TimeAccount& account) {
-  std::map<std::string, TimeRow> parts;
-  const auto parts_of = [&group](const Groups& rank) {
-    const auto found = rank.find(group);
-    return found == rank.end() ? Parts() : found->second;
-  };
+  std::set<std::string> parts;
   for (const Groups& rank : ranks) {
-    for (const auto& [part, seconds] : parts_of(rank)) parts[part];
+    const auto found = rank.find(group);
+    if (found == rank.end()) continue;
+    for (const auto& [part, seconds] : found->second) parts.insert(part);
   }
-  if (parts.empty()) return;
-  account.rows.push_back(
-      row_of(ranks, group, "", [&](const Groups& rank) { return sum_of(parts_of(rank)); }));
-  std::vector<TimeRow> rows;
-  for (const auto& [part, unused] : parts) {
-    rows.push_back(row_of(ranks, group, part, [&, &name = part](const Groups& rank) {
-      const Parts own = parts_of(rank);
-      const auto found = own.find(name);
-      return found == own.end() ? 0.0 : found->second;
-    }));
+  std::vector<TimeRow> rows;  // the whole group's first
+  for (const std::string& part : parts) rows.push_back(row_of(ranks, group, part));
+  if (!rows.empty()) {
+    std::stable_sort(rows.begin() + 1, rows.end(),
+                     [](const TimeRow& a, const TimeRow& b) { return a.average > b.average; });
   }
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const TimeRow& a, const TimeRow& b) { return a.average > b.average; });
   account.rows.insert(account.rows.end(), rows.begin(), rows.end());
 }
 

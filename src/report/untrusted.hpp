@@ -12,7 +12,7 @@ namespace trireme::report {
 // Values. All functions throw Error "<where>: <key> …; restore the file" where the key is missing
 // or of another kind.
 
-/// "nan", "inf" and "-inf" are numbers too (json.hpp).
+/// "nan", "inf" and "-inf" are numbers too (core/json.hpp).
 double number_at(const nlohmann::json& object, const char* key, const std::string& where);
 /// Whole and below 9e15.
 std::int64_t integer_at(const nlohmann::json& object, const char* key, const std::string& where);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "trireme/checkpoint/tokenizer.hpp"
+#include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/train/select.hpp"
 
 namespace trireme::train {

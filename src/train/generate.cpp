@@ -3,8 +3,8 @@
 #include <numeric>
 #include <optional>
 
+#include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/checkpoint/pieces.hpp"
-#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/model/attention.hpp"

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/pieces.hpp"
-#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/train/setup.hpp"
 

@@ -7,11 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "trireme/bench/attention_check.hpp"
-#include "trireme/bench/collectives.hpp"
-#include "trireme/bench/copies.hpp"
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/exact.hpp"
-#include "trireme/bench/products.hpp"
 
 namespace trireme::bench {
 namespace {

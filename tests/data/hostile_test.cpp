@@ -80,8 +80,8 @@ class Hostile : public testing::Test {
   }
   static void ends(hid_t file) {
     const std::uint64_t end = size;
-    const Handle dataset = hdf5::create_dataset(file, "document_ends", H5T_STD_U64LE, 1,
-                                                hdf5::Storage::checked, 1, "shard");
+    const Handle dataset =
+        hdf5::create_dataset(file, "document_ends", H5T_STD_U64LE, {1}, 1, "shard");
     hdf5::write_elements(dataset, H5T_NATIVE_UINT64, 0, 1, &end, "shard");
   }
   /// The error of opening and reading everything.
@@ -281,80 +281,42 @@ TEST_F(Hostile, DocumentEndsThatDoNotAscend) {
   for (const std::uint64_t end : {std::uint64_t{0}, std::uint64_t{size + 1}, ~std::uint64_t{0}}) {
     make([&](hid_t file) {
       create(file, "tokens", Recipe{}, tokens_);
-      const Handle dataset = hdf5::create_dataset(file, "document_ends", H5T_STD_U64LE, 1,
-                                                  hdf5::Storage::checked, 1, "shard");
+      const Handle dataset =
+          hdf5::create_dataset(file, "document_ends", H5T_STD_U64LE, {1}, 1, "shard");
       hdf5::write_elements(dataset, H5T_NATIVE_UINT64, 0, 1, &end, "shard");
     });
     EXPECT_THAT(refusal(), HasSubstr("document ends do not ascend within its 3000 tokens"));
   }
 }
 
-/// As stored by the checkpoint module: contiguous, in pieces of 16 MiB, also above one piece.
-TEST(Hdf5, ContiguousElementsInPieces) {
+/// In pieces of 16 MiB, also above one piece.
+TEST(Hdf5, ElementsInPieces) {
   const Scratch scratch;
   const std::string path = (scratch / "file.h5").string();
   std::vector<std::uint32_t> data((std::size_t{17} << 20) / 4 + 3);
   for (std::size_t i = 0; i < data.size(); ++i)
     data[i] = static_cast<std::uint32_t>(i * 2654435761U);
+  constexpr std::uint64_t chunk = 1 << 16;
   Handle file = hdf5::create_file(path);
   {
-    const Handle dataset = hdf5::create_dataset(file.get(), "values", H5T_STD_U32LE, data.size(),
-                                                hdf5::Storage::contiguous, 0, path);
+    const Handle dataset =
+        hdf5::create_dataset(file.get(), "values", H5T_STD_U32LE, {data.size()}, chunk, path);
     hdf5::write_elements(dataset, H5T_NATIVE_UINT32, 0, data.size(), data.data(), path);
   }
   hdf5::close_file(file, path);
   const Handle again = hdf5::open_file(path);
-  const Handle dataset = hdf5::open_dataset(again.get(), "values", H5T_STD_U32LE, data.size(),
-                                            hdf5::Storage::contiguous, 0, path);
+  const Handle dataset =
+      hdf5::open_dataset(again.get(), "values", H5T_STD_U32LE, data.size(), chunk, path);
   std::vector<std::uint32_t> found(data.size());
   ASSERT_GE(H5Dread(dataset.get(), H5T_NATIVE_UINT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, found.data()),
             0);
   EXPECT_EQ(found, data);
   EXPECT_THAT(error_of([&] {
-                hdf5::open_dataset(again.get(), "values", H5T_STD_U32LE, data.size() - 1,
-                                   hdf5::Storage::contiguous, 0, path);
+                hdf5::open_dataset(again.get(), "values", H5T_STD_U32LE, data.size() - 1, chunk,
+                                   path);
               }),
               HasSubstr("/values: expected one dimension of exactly"));
   EXPECT_THAT(error_of([&] { hdf5::create_file(path); }), HasSubstr("cannot write: "));
-}
-
-/// Contiguous data can refer to other files in their own ways.
-TEST(Hdf5, ContiguousElementsElsewhereAreRefused) {
-  const Scratch scratch;
-  write_text(scratch / "secret", std::string(100, 's'));
-  const std::string path = (scratch / "file.h5").string();
-  const auto refusal = [&](const std::function<void(hid_t, hid_t)>& change_plist) {
-    const hdf5::Lock lock;
-    fs::remove(path);
-    Handle file = hdf5::create_file(path);
-    const hsize_t extent = 100;
-    const Handle space(H5Screate_simple(1, &extent, nullptr), H5Sclose);
-    const Handle plist(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    change_plist(plist.get(), space.get());
-    Handle made(H5Dcreate2(file.get(), "values", H5T_STD_U8LE, space.get(), H5P_DEFAULT,
-                           plist.get(), H5P_DEFAULT),
-                H5Dclose);
-    EXPECT_TRUE(made);
-    made.close();
-    hdf5::close_file(file, path);
-    return error_of([&] {
-      const Handle again = hdf5::open_file(path);
-      hdf5::open_dataset(again.get(), "values", H5T_STD_U8LE, 100, hdf5::Storage::contiguous, 0,
-                         path);
-    });
-  };
-  EXPECT_THAT(refusal([&](hid_t plist, hid_t) {
-                H5Pset_external(plist, (scratch / "secret").c_str(), 0, 100);
-              }),
-              HasSubstr("/values: is stored in another way"));
-  EXPECT_THAT(refusal([&](hid_t plist, hid_t space) {
-                H5Pset_virtual(plist, space, (scratch / "other.h5").c_str(), "/values", space);
-              }),
-              HasSubstr("/values: is stored in another way"));
-  EXPECT_THAT(refusal([](hid_t plist, hid_t) { H5Pset_layout(plist, H5D_COMPACT); }),
-              HasSubstr("/values: is stored in another way"));
-  EXPECT_THAT(refusal([](hid_t, hid_t) {}),  // allocated late: no data
-              HasSubstr("/values: is not there in full"));
 }
 
 }  // namespace

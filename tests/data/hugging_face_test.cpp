@@ -11,7 +11,7 @@
 #include "trireme/core/files.hpp"
 #include "trireme/data/tokenizer.hpp"
 
-#include "../../src/data/split_pattern.hpp"
+#include "../../src/data/hugging_face.hpp"
 #include "../../src/data/tokenizers.hpp"
 #include "support.hpp"
 

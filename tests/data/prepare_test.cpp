@@ -49,7 +49,7 @@ TEST(Prepare, OneFileIsSplitAtATokenLikeNanoGpt) {
   const std::string text = random_bytes(1'115'394, 1);
   const Dataset dataset = make_dataset(scratch, "set", text);
   EXPECT_EQ(dataset.manifest().vocabulary, 256);
-  EXPECT_EQ(dataset.manifest().element_type, "uint16");
+  EXPECT_EQ(dataset.manifest().element_bytes, 2U);
   EXPECT_EQ(dataset.manifest().name, "set");
   EXPECT_FALSE(dataset.manifest().end_of_document.has_value());
   EXPECT_EQ(all_tokens(dataset, SplitName::train), bytes_of(text.substr(0, 1'003'854)));

@@ -1,10 +1,10 @@
-#include "trireme/data/sampler.hpp"
-
 #include <algorithm>
 #include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "trireme/data/loader.hpp"
 
 #include "support.hpp"
 

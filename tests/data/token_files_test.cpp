@@ -91,7 +91,7 @@ TEST_F(TokenFiles, LlmcOfBothKinds) {
   write("llama.bin", llmc(large, 20240801, 7));
   const Dataset dataset = prepared({"llama.bin"});
   EXPECT_EQ(all_tokens(dataset, SplitName::train), narrow(large));
-  EXPECT_EQ(dataset.manifest().element_type, "uint32");
+  EXPECT_EQ(dataset.manifest().element_bytes, 4U);
   EXPECT_EQ(dataset.manifest().tokenizer, "none");
   EXPECT_EQ(dataset.manifest().end_of_document, std::nullopt);
   dataset.verify();

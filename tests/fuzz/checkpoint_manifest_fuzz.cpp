@@ -9,7 +9,7 @@ namespace trireme::checkpoint {
 namespace {
 
 std::string sealed(const std::string& rest) {
-  return fmt::format("{{\"manifest_xxh3\": \"{:016x}\",\n{}", xxh3(rest.data(), rest.size()), rest);
+  return fmt::format("{{\"manifest_xxh3\": \"{}\",\n{}", data::hash_text(rest), rest);
 }
 
 /// Counts, for a small tensor, how many pieces hold each element.

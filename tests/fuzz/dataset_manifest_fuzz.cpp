@@ -1,5 +1,5 @@
 // dataset.json: an accepted one names plain files, has valid counts, and round-trips.
-#include "data/manifest.hpp"
+#include "data/dataset_files.hpp"
 #include "fuzz.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::require(!__builtin_add_overflow(tokens, shard.tokens, &tokens), "and so is their sum");
     }
   }
-  const std::int64_t ids = std::int64_t{1} << (8 * data::element_bytes(manifest));
+  const std::int64_t ids = std::int64_t{1} << (8 * manifest.element_bytes);
   fuzz::require(manifest.vocabulary > 0 && manifest.vocabulary <= ids, "ids fit their elements");
   fuzz::require(manifest.end_of_document.value_or(0) < manifest.vocabulary,
                 "an id like the others");

@@ -4,8 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "data/manifest.hpp"
-#include "data/shard.hpp"
+#include "data/dataset_files.hpp"
 #include "fuzz.hpp"
 #include "hdf5_file.hpp"
 
@@ -20,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   Manifest manifest;
   manifest.vocabulary = 257;
-  manifest.element_type = "uint16";
+  manifest.element_bytes = 2;
   const ShardInfo shard = data[0] % 2 == 0 ? ShardInfo{"train-00000.h5", 303, 3, ""}
                                            : ShardInfo{"train-00000.h5", 150'000, 0, ""};
   const std::vector<std::uint8_t> bytes = fuzz::with_zeros(data + 1, size - 1);

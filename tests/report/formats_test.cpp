@@ -1,5 +1,7 @@
 // mllog.txt against MLPerf's rules; event files against published checksums and a reference file
 // that TensorBoard 2.20 reads (tests/report/golden/README.md).
+#include "trireme/report/formats.hpp"
+
 #include <bit>
 #include <fstream>
 #include <map>
@@ -9,9 +11,8 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/mllog.hpp"
+#include "trireme/report/formats.hpp"
 #include "trireme/report/record.hpp"
-#include "trireme/report/tensorboard.hpp"
 
 #include "support/files.hpp"
 

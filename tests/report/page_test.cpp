@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/plots.hpp"
+#include "trireme/report/page.hpp"
 
 #include "fake_run.hpp"
 
@@ -198,7 +198,7 @@ TEST(Plots, AnInfiniteSpeedDoesNotBreakTheScale) {
     if (ranks == 2) speed.high = HUGE_VAL;
     line.points.push_back({.ranks = ranks, .tokens_per_second = speed, .efficiency = speed});
   }
-  EXPECT_LT(plot_scaling_speed({line}, ScalingKind::strong).script.size(), 10'000U);
+  EXPECT_LT(plot_scaling({line}, ScalingKind::strong, false).script.size(), 10'000U);
 }
 
 TEST_F(PageTest, HtmlIsUtf8WhateverPathsAre) {

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/diagnosis.hpp"
 #include "trireme/report/page.hpp"
 #include "trireme/report/scaling.hpp"
 
@@ -57,11 +56,11 @@ TEST_F(RunsTest, ACompleteRunIsReadAndCounted) {
 }
 
 TEST(WarmUp, IsFiveStepsOrAQuarter) {
-  EXPECT_EQ(warm_up_steps(1000), 5);
-  EXPECT_EQ(warm_up_steps(20), 5);
-  EXPECT_EQ(warm_up_steps(19), 5);
-  EXPECT_EQ(warm_up_steps(5), 2);
-  EXPECT_EQ(warm_up_steps(1), 1);
+  EXPECT_EQ(ReadOptions().warm_up_of(1000), 5);
+  EXPECT_EQ(ReadOptions().warm_up_of(20), 5);
+  EXPECT_EQ(ReadOptions().warm_up_of(19), 5);
+  EXPECT_EQ(ReadOptions().warm_up_of(5), 2);
+  EXPECT_EQ(ReadOptions().warm_up_of(1), 1);
 }
 
 TEST_F(RunsTest, OldRecordsLackWhetherCoresWereShared) {
@@ -382,7 +381,7 @@ TEST_F(ScalingTest, RepeatsAreOnePoint) {
   const ScalingPoint& point = found[0].points[1];
   EXPECT_EQ(point.runs.size(), 7U);
   EXPECT_EQ(point.tokens_per_second.n, 7);
-  EXPECT_EQ(point.tokens_per_second.spread, Spread::interval);
+  EXPECT_TRUE(point.tokens_per_second.is_interval());
   EXPECT_DOUBLE_EQ(point.tokens_per_second.median, 512 / 0.65);
   EXPECT_DOUBLE_EQ(point.efficiency.median, 1);
 }

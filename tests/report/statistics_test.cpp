@@ -35,17 +35,17 @@ TEST(Statistics, FewValuesGiveNoInterval) {
   const Estimate five = estimate({5, 1, 4, 2, 3});
   EXPECT_EQ(five.n, 5);
   EXPECT_EQ(five.median, 3);
-  EXPECT_EQ(five.spread, Spread::none);
+  EXPECT_FALSE(five.is_interval());
   EXPECT_EQ(five.low, 1);
   EXPECT_EQ(five.high, 5);
   const Estimate six = estimate({5, 1, 4, 2, 3, 6});
-  EXPECT_EQ(six.spread, Spread::interval);
+  EXPECT_TRUE(six.is_interval());
   EXPECT_EQ(six.median, 3.5);
   EXPECT_EQ(six.low, 1);
   EXPECT_EQ(six.high, 6);
   const Estimate none = estimate({});
   EXPECT_EQ(none.n, 0);
-  EXPECT_EQ(none.spread, Spread::none);
+  EXPECT_FALSE(none.is_interval());
 }
 
 TEST(Statistics, TheIntervalCoversTheMedianAtItsLevel) {

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 
 namespace trireme::report {

@@ -1,9 +1,15 @@
-// Times of repeated work on all ranks, and the place where it is done.
+// What benchmarks share: the place where they run, times of repeated work on all ranks, and the
+// table and JSON that they go into.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/comm/session.hpp"
@@ -47,6 +53,13 @@ inline void settle(device::Device& device) {
   if (!device.is_host()) device::wait_for(device);
 }
 
+/// Memory of `ledger`'s device for `shape` elements of `type`, which `buffer` then owns.
+inline Tensor allocate(device::Buffer& buffer, device::MemoryLedger& ledger, device::Use use,
+                       DType type, const Shape& shape) {
+  buffer = device::Buffer(ledger, use, static_cast<std::size_t>(shape.elements()) * size_of(type));
+  return buffer.view(type, shape);
+}
+
 /// Times of `work`, one by one, over all ranks; collective. The ranks begin together and are not
 /// brought together again between iterations: where `work` communicates, one's wait for another is
 /// part of it, and where it does not, nothing is. A rank that does not take part only looks on.
@@ -66,5 +79,56 @@ Times time_rounds(const Place& place, const Rounds& rounds, Work&& work, bool ta
   }
   return times_over_ranks(place.world, seconds);
 }
+
+/// One measurement. Counters are numbers beside the times; rates are per second.
+struct Entry {
+  std::string name;  // "all_reduce/sum/fp32/1048576/in_place"
+  std::int64_t iterations = 0;
+  Times times;
+  int threads = 1;
+  std::vector<std::pair<std::string, double>> counters;
+};
+
+/// On rank 0 a table, line by line as it is measured, and at the end the same as JSON in Google
+/// Benchmark's layout, so that its tools read it.
+class Sheet {
+ public:
+  struct Column {
+    std::string title, unit;
+    int width = 0;
+  };
+
+  /// `is_root`: on this rank (0). The others collect nothing.
+  explicit Sheet(bool is_root) : is_root_(is_root) {}
+  /// A line "# KEY: VALUE" of the table, and a member of the JSON's context.
+  void note(const std::string& key, const nlohmann::json& value);
+  /// The columns of the rows that follow; their two lines begin with "#".
+  void columns(std::vector<Column> columns);
+  /// One row; a cell for each column, right-aligned.
+  void row(const std::vector<std::string>& cells);
+  void add(Entry entry);
+  /// Columns `before`, the four of the times in microseconds (average, min, max, p99), `after`, and
+  /// "#wrong".
+  void result_columns(std::vector<Column> before, const std::vector<Column>& after);
+  /// A row of these and `entry`, with the wrong results over all ranks; none: not checked.
+  void result(Entry entry, std::vector<std::string> before, const std::vector<std::string>& after,
+              std::optional<std::int64_t> wrong);
+  /// Wrong results: added up, and the last line of the table.
+  void wrong(std::int64_t count) { wrong_ += count; }
+  std::int64_t wrong() const { return wrong_; }
+  /// Google Benchmark's members have its names; each counter is another.
+  nlohmann::json json() const;
+
+ private:
+  bool is_root_;
+  std::vector<Column> columns_;
+  nlohmann::json context_ = nlohmann::json::object();
+  std::vector<Entry> entries_;
+  std::int64_t wrong_ = 0;
+};
+
+/// Numbers as cells: four or five digits, however large; and times in microseconds.
+std::string cell(double value);
+std::string microseconds(double seconds);
 
 }  // namespace trireme::bench

@@ -18,6 +18,7 @@
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/tensor.hpp"
+#include "trireme/data/tokenizer.hpp"
 #include "trireme/device/memory.hpp"
 
 namespace trireme::checkpoint {
@@ -105,22 +106,23 @@ class Reader {
  public:
   /// `folder` is a step-… folder. Throws Error that names the file and what is wrong.
   explicit Reader(const std::filesystem::path& folder);
-  const State& state() const { return state_; }
+  const State& state() const;
   const std::filesystem::path& folder() const { return folder_; }
-  /// Every logical tensor with its shape, sorted by name.
+  /// A logical tensor.
   struct Entry {
     std::string name;
     Shape shape;
     DType type = DType::f32;
   };
-  const std::vector<Entry>& tensors() const { return tensors_; }
+  /// Every one, sorted by name.
+  const std::vector<Entry>& tensors() const;
   /// The entry of that name, or null.
   const Entry* find(const std::string& name) const;
   struct File {
     std::string name;  // "rank-00000.h5", or "part-000/rank-00000.h5"
     std::int64_t bytes = 0;
   };
-  const std::vector<File>& files() const { return files_; }
+  std::vector<File> files() const;
   /// Fills `data` (of the tensor's type and number of dimensions; may be strided) with the elements
   /// from `begin` on of tensor `name`, from whichever pieces hold them; verifies the xxh3 of every
   /// block it touches and reads no other. After an Error the content of `data` is undefined.
@@ -131,11 +133,16 @@ class Reader {
  private:
   struct Stored;
   std::filesystem::path folder_;
-  State state_;
-  std::vector<Entry> tensors_;
-  std::vector<File> files_;
   std::shared_ptr<Stored> stored_;  // shared by copies of this reader
 };
+
+/// Makes the tokenizer of a model's text part of what is saved, so that a checkpoint needs no
+/// dataset. One of kind "none" is left out.
+void keep_tokenizer(State& state, const data::StoredTokenizer& tokenizer);
+
+/// The tokenizer kept in a checkpoint, or nothing: for data::load_tokenizer and
+/// data::stored_tokenizer, with reader.folder(). Throws Error naming the checkpoint.
+std::optional<data::Manifest> kept_tokenizer(const Reader& reader);
 
 /// Past every step.
 inline constexpr std::int64_t any_step = std::numeric_limits<std::int64_t>::max();

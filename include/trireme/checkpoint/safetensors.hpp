@@ -94,6 +94,14 @@ class SafeTensorsWriter {
   bool finished_ = false;
 };
 
+/// The key in the metadata of the checksum of our files, where the format has none: the xxh3 of the
+/// whole file with zeros in the place of its own 16 digits.
+inline constexpr const char* seal_key = "trireme_xxh3";
+inline constexpr const char* no_seal = "0000000000000000";
+
+/// Computes it and writes it into a file whose header holds `no_seal`. Throws Error.
+void seal_safetensors(const std::filesystem::path& path);
+
 /// Bytes of an element of `type` times 8, or 0 for a type that the format does not have.
 int bits_of_safetensors_type(std::string_view type);
 

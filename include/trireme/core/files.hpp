@@ -62,15 +62,18 @@ class InputFile {
   explicit InputFile(const std::filesystem::path& path, Links links = Links::follow);
   /// The next bytes, from the beginning on; fewer than `bytes` only at the end of the file.
   std::size_t read(void* data, std::size_t bytes);
+  /// Those from byte `offset` on; fewer only at the end of the file. Thread-safe. `verb` is what an
+  /// Error says cannot be done.
+  std::size_t read_at(void* data, std::size_t bytes, std::int64_t offset,
+                      std::string_view verb = "read") const;
   /// When it was opened, in bytes.
   std::int64_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }
-  int descriptor() const { return descriptor_.get(); }
 
  private:
   std::filesystem::path path_;
   Descriptor descriptor_;
-  std::int64_t size_ = 0;
+  std::int64_t size_ = 0, at_ = 0;  // where read() goes on
 };
 
 /// A new file, written through a buffer of 1 MiB. Without finish() it remains incomplete.
@@ -86,6 +89,20 @@ class OutputFile {
   std::filesystem::path path_;
   Descriptor descriptor_;
   std::vector<char> buffer_;
+};
+
+/// A new folder, gone with everything in it at the end of its life.
+class TemporaryFolder {
+ public:
+  /// `pattern` ends with XXXXXX, which become letters that make a new name.
+  explicit TemporaryFolder(const std::filesystem::path& pattern);
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
 };
 
 /// The whole of a regular file of at most `limit` bytes; symbolic links are refused.

@@ -25,14 +25,13 @@ struct ShardInfo {
 /// The contents of dataset.json.
 struct Manifest {
   std::string name;
-  std::string tokenizer;        // bytes, characters, sentencepiece, huggingface, or none
-  std::int64_t vocabulary = 0;  // token ids are 0 … vocabulary − 1
-  std::string element_type;     // "uint16" or "uint32"
+  std::string tokenizer;          // bytes, characters, sentencepiece, huggingface, or none
+  std::int64_t vocabulary = 0;    // token ids are 0 … vocabulary − 1
+  std::size_t element_bytes = 2;  // of a stored token: 2 or 4
   std::optional<std::int64_t> end_of_document;
   std::vector<ShardInfo> train, valid;
   nlohmann::json tokenizer_details;  // character map; or file's name and xxh3
 };
-std::size_t element_bytes(const Manifest& manifest);  // of a stored token: 2 or 4
 
 enum class SplitName : std::uint8_t { train, valid };
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 struct XXH3_state_s;
 
@@ -26,6 +27,9 @@ class Xxh3 {
   };
   std::unique_ptr<XXH3_state_s, Free> state_;
 };
+
+/// The hash of `bytes`, as Xxh3::hex() gives it.
+std::string hash_text(std::string_view bytes);
 
 /// The hash of a whole file, read in pieces of 4 MiB. Throws Error with the path and the system's
 /// reason.

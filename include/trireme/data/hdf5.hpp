@@ -70,8 +70,9 @@ class Handle {
 /// (symbolic links are not followed) or not whole.
 Handle open_file(const std::filesystem::path& path);
 
-/// Creates a file that must not exist, in the format whose metadata carry checksums (1.10).
-Handle create_file(const std::filesystem::path& path);
+/// Creates a file that must not exist, in the format whose metadata carry checksums (1.10). Data of
+/// at least `on_pages` bytes begin on a page; 0: anywhere.
+Handle create_file(const std::filesystem::path& path, hsize_t on_pages = 0);
 
 /// Closes a file that was written; throws when what was still in memory could not be written.
 void close_file(Handle& file, const std::string& what);
@@ -91,20 +92,16 @@ void write_attribute(hid_t object, const std::string& name, std::uint64_t value,
 std::string read_text_attribute(hid_t object, const std::string& name, const std::string& what);
 std::uint64_t read_number_attribute(hid_t object, const std::string& name, const std::string& what);
 
-enum class Storage : std::uint8_t {
-  contiguous,  // in one stretch inside this file, allocated in full, no filter
-  checked,     // in chunks whose only filter is Fletcher32, partial ones included
-};
-
-/// Opens the one-dimensional dataset `name` of `file` and checks link, kind, type, extent (exactly
-/// `elements`, fixed) and storage (nothing external or virtual) before anything of it is read.
-/// `chunk` is the number of elements of a chunk when checked. Zero elements are always contiguous.
+/// Opens the one-dimensional dataset `name` of `file` and checks kind, type, extent (exactly
+/// `elements`, fixed) and storage before anything of it is read: chunks of `chunk` elements whose
+/// only filter is Fletcher32, partial ones included; zero elements are contiguous.
 Handle open_dataset(hid_t file, const std::string& name, hid_t type, std::uint64_t elements,
-                    Storage storage, std::uint64_t chunk, const std::string& what);
+                    std::uint64_t chunk, const std::string& what);
 
-/// The same, to write.
-Handle create_dataset(hid_t file, const std::string& name, hid_t type, std::uint64_t elements,
-                      Storage storage, std::uint64_t chunk, const std::string& what);
+/// Creates a dataset of these extents: of one dimension as open_dataset expects it or, where
+/// `chunk` is 0, contiguous and allocated in full.
+Handle create_dataset(hid_t file, const std::string& name, hid_t type,
+                      const std::vector<hsize_t>& extents, hsize_t chunk, const std::string& what);
 
 /// Writes elements [offset, offset + count) of a one-dimensional dataset, in pieces of at most
 /// `piece_bytes` with the lock released in between. `type` is the type in memory.

@@ -1,15 +1,40 @@
-// Feeds micro-batches: a thread reads ahead of the step.
+// Which window of the token sequence sample number n is, and the thread that reads micro-batches of
+// them ahead of the step.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "trireme/core/tensor.hpp"
 #include "trireme/data/dataset.hpp"
-#include "trireme/data/sampler.hpp"
 
 namespace trireme::data {
+
+/// A sample is `length` inputs and their `length` targets: tokens [begin, begin + length + 1).
+/// In each epoch windows are adjacent from a random offset below `length` (0 without shuffling)
+/// and every window is visited once: one keyed bijection orders groups of neighboring windows, a
+/// second the windows inside a group, so that a reader works from few resident groups.
+/// Sample n is a pure function of (seed, n), so that global batch b holds the same samples in every
+/// layout and after every restart.
+class Sampler {
+ public:
+  /// Throws AgreedError when `tokens` cannot hold one window, naming both numbers.
+  Sampler(std::int64_t tokens, std::int64_t length, std::int64_t group_tokens, std::uint64_t seed,
+          bool shuffle);
+  std::int64_t windows_per_epoch() const { return windows_; }
+  std::int64_t begin(std::int64_t sample) const;  // first token of sample number `sample` ≥ 0
+
+ private:
+  std::int64_t length_, group_windows_, windows_, slack_;
+  std::uint64_t seed_;
+  bool shuffle_;
+};
 
 /// One micro-batch of B sequences of T tokens, in host memory that it owns.
 struct Batch {
@@ -44,8 +69,24 @@ class Loader {
   Batch next();
 
  private:
-  struct Implementation;
-  std::unique_ptr<Implementation> implementation_;
+  std::vector<std::int64_t> next_samples();
+  void run();
+
+  const std::unique_ptr<TokenReader> reader_;
+  const Sampler sampler_;
+  const LoaderOptions options_;
+  const std::int64_t global_batch_;
+  std::int64_t slice_ = 0;        // samples of a step that are this rank's
+  std::int64_t slice_begin_ = 0;  // their first, in the step
+  std::int64_t start_;            // first sample of the step that is read; the thread's
+  std::int64_t micro_ = 0;        // its number in the slice; the thread's
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::deque<Batch> ready_;
+  std::exception_ptr error_;
+  bool stopping_ = false;
+  std::thread thread_;
 };
 
 /// Builds one batch from given sample numbers; what Loader does for each.

@@ -21,14 +21,17 @@ class Tokenizer {
   virtual std::int64_t vocabulary() const = 0;  // with the end-of-document token, if any
   /// Throws Error for bytes that the tokenizer cannot express (`characters` only). Thread-safe.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  /// Appends the tokens of text[0, k) and returns k: the longest for which encode(text) =
+  /// encode(text[0, k)) + encode(text[k, …)) whatever text follows, so that a stream may be cut
+  /// there. At least text.size() − 128 Ki.
+  virtual std::size_t encode_stable(std::string_view text, std::vector<std::int32_t>& ids) const;
   /// The end-of-document token and a model's control tokens decode to no bytes, those of a
   /// tokenizer.json to their own text. Throws Error for an id outside the vocabulary. Thread-safe.
-  virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
-  /// The longest k for which encode(text) = encode(text[0, k)) + encode(text[k, …)) whatever text
-  /// follows: where a stream may be cut without changing its tokens. At least text.size() − 128 Ki.
-  virtual std::size_t stable_prefix(std::string_view text) const { return text.size(); }
-  /// Appends the tokens of the stable prefix and returns its length.
-  virtual std::size_t encode_stable(std::string_view text, std::vector<std::int32_t>& ids) const;
+  std::string decode(const std::vector<std::int32_t>& ids) const;
+
+ private:
+  /// The bytes of an id of the vocabulary.
+  virtual std::string bytes_of(std::int32_t id) const = 0;
 };
 
 /// The tokenizer that a dataset was made with, from the dataset's own files. Throws Error when it
@@ -43,8 +46,6 @@ struct StoredTokenizer {
   std::string file, content;   // "" where the description is all
 };
 StoredTokenizer stored_tokenizer(const Manifest& manifest, const std::filesystem::path& folder);
-/// Its part of dataset.json.
-nlohmann::json description_of(const Manifest& manifest);
 
 /// A tokenizer.json of a GPT-2 or Llama-3 kind. Throws Error that names what is not supported.
 StoredTokenizer stored_hugging_face(const std::filesystem::path& file);

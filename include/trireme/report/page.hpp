@@ -1,15 +1,20 @@
-// A report in its four forms, with the same content.
+// A report: where runs lose speed, pictures, and four forms with the same content.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "trireme/report/diagnosis.hpp"
 #include "trireme/report/scaling.hpp"
 
 namespace trireme::report {
+
+/// The findings of a valid run whose record has what they need (format 2; sections time the host,
+/// so on a device that is not the host only those of the loader, checkpoints and steadiness are
+/// looked for). Rules and thresholds: docs/reports.md. Largest share first.
+std::vector<Finding> diagnose(const Run& run, const ReadOptions& options);
 
 /// Not to be copied: figures and lines point into `runs`.
 struct Report {
@@ -17,11 +22,38 @@ struct Report {
   ReadOptions options;
   std::vector<Measured> measured;  // the valid ones
   std::vector<ScalingLine> lines;
-  std::vector<std::vector<Finding>> findings;  // by valid run
 };
 
 /// Reads the runs below `paths` and works everything out. Throws Error for a path without a run.
 Report make_report(const std::vector<std::string>& paths, const ReadOptions& options);
+
+// Pictures, drawn by gnuplot as SVG.
+
+/// What gnuplot is to draw. Text in scripts is quoted, never interpreted.
+struct Plot {
+  std::string title, caption;
+  int width = 720, height = 400;  // pixels
+  std::string script;             // gnuplot's, after the terminal is set
+};
+
+/// Tokens per second, or efficiency, against ranks.
+Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool efficiency);
+/// Loss against step of every run, and validation loss as points.
+Plot plot_losses(const std::vector<const Run*>& runs);
+/// Seconds per step of sections: average, with least and greatest of a rank.
+Plot plot_sections(const Run& run);
+/// Bytes sent per step and rank on each axis beside the least possible.
+Plot plot_communication(const Run& run);
+/// Predicted and measured, by use.
+Plot plot_memory(const Run& run);
+/// One step, the middle one of those in trace.json after warm-up, a row per rank. None where there
+/// is no trace. Throws Error where it is damaged.
+std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options);
+
+/// SVG elements of all plots, in order, without XML declaration, with unique ids, so that
+/// one page can hold them. One process of gnuplot draws all. Throws Error where there is no
+/// gnuplot, or where it fails.
+std::vector<std::string> draw(const std::vector<Plot>& plots);
 
 /// "1.234 [1.200, 1.260] n 45", "1.234 (1.2 to 1.3) n 3": an interval of the median, or the least
 /// and the greatest of too few values.

@@ -1,10 +1,11 @@
 // A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json,
 // and, by ReportConfig, mllog.txt and an event file}, written by rank 0, one attempt per start,
 // never changed afterwards. Numbers that are not finite are written as the strings "nan", "inf" and
-// "-inf" (json.hpp). docs/reports.md describes every key.
+// "-inf" (core/json.hpp). docs/schemas describes every key.
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -19,8 +20,7 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/report/config.hpp"
-#include "trireme/report/mllog.hpp"
-#include "trireme/report/tensorboard.hpp"
+#include "trireme/report/formats.hpp"
 #include "trireme/report/timing.hpp"
 
 namespace trireme::report {
@@ -49,14 +49,11 @@ class RunRecord {
   explicit RunRecord(const std::filesystem::path& run_folder, const ReportConfig& config = {});
   const std::filesystem::path& folder() const { return folder_; }
   void write_run(nlohmann::json run);  // run.json, atomically; adds "format"
-  /// One line of metrics.jsonl: {"type": "step", "step", "tokens", "loss", "gradient_norm",
-  /// "learning_rate", "seconds", "tokens_per_second", "mfu", "skipped"}; "mfu" only where known,
-  /// "skipped" where the update was not made. In the file when this returns.
+  /// One line of metrics.jsonl, in the file when this returns.
   void write_step(const StepMetrics& metrics);
   void begin_evaluation(std::int64_t step);
-  /// {"type": "evaluation", "step", "loss", "tokens"}.
   void write_evaluation(std::int64_t step, double loss, std::int64_t tokens);
-  /// {"type": "event", "step", "event", "text"}: "save", "save failed", "stop", "failed".
+  /// `event`: "save", "save failed", "stop", "failed".
   void write_event(std::int64_t step, const std::string& event, const std::string& text);
   /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.
   void write_trace(const std::vector<std::vector<Span>>& spans_by_rank);
@@ -112,11 +109,10 @@ bool as_predicted(const std::vector<MemoryRow>& rows);
 /// the prediction is in part.
 std::string memory_table(const std::vector<MemoryRow>& rows);
 
-/// Where a run was made: {"start" (UTC), "ranks", "hosts" [{name, ranks, cpu, cores, memory_bytes,
-/// system}], "environment" {…}, "versions"}. The environment is rank 0's: the variables with which
-/// users and schedulers steer libraries (SLURM_*, OMP_*, OMPI_MCA_*, TRIREME_*, …), without those
-/// that Open MPI's launcher sets for itself and without any whose name suggests a secret.
-/// `versions` is the caller's. Collective; all ranks get it.
+/// Where a run was made. The environment is rank 0's: the variables with which users and schedulers
+/// steer libraries (SLURM_*, OMP_*, OMPI_MCA_*, TRIREME_*, …), without those that Open MPI's
+/// launcher sets for itself and without any whose name suggests a secret. Collective; all ranks get
+/// it.
 nlohmann::json provenance(comm::Communicator& world,
                           const nlohmann::json& versions = nlohmann::json::object());
 
@@ -130,5 +126,32 @@ std::string duration_text(double seconds);
 /// "Figure of Merit (FOM): 12345.6 tokens/s"; "Figure of Merit (FOM): none" unless it is finite and
 /// above 0.
 std::string figure_of_merit(double tokens_per_second);
+
+/// Progress of a run; rank 0 owns one. On a terminal `update` rewrites the last line; elsewhere it
+/// prints a line.
+class ProgressLine {
+ public:
+  /// Detects whether `out` is a terminal with a width. A launcher's pseudo-terminal has none: use
+  /// the other constructor there.
+  explicit ProgressLine(std::FILE* out = stdout);
+  ProgressLine(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  ~ProgressLine() { finish(); }
+
+  bool terminal() const { return terminal_; }
+  /// Shows `line`, cut to the terminal's width, in place of the last update.
+  void update(const std::string& line);
+  /// Prints a line that stays, above the one that is rewritten.
+  void print(const std::string& line);
+  /// Keeps the last update and starts a new line. Idempotent.
+  void finish();
+
+ private:
+  std::string fitted(const std::string& line) const;
+  std::FILE* out_;
+  bool terminal_;
+  std::string live_;  // what the terminal's last line shows
+};
 
 }  // namespace trireme::report

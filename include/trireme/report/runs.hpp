@@ -98,13 +98,15 @@ struct Run {
 std::vector<std::filesystem::path> find_runs(const std::vector<std::string>& paths);
 
 struct ReadOptions {
-  std::int64_t warm_up = -1;  // uncounted steps of each attempt; -1: warm_up_steps
+  std::int64_t warm_up = -1;  // uncounted steps of each attempt; -1: see warm_up_of
   bool shared_cores = false;  // ranks may share cores
+  /// By default the first 5 steps of an attempt, or a quarter of it, rounded up, where it has fewer
+  /// than 20.
+  std::int64_t warm_up_of(std::int64_t steps_of_attempt) const {
+    if (warm_up >= 0) return warm_up;
+    return steps_of_attempt >= 20 ? 5 : (steps_of_attempt + 3) / 4;
+  }
 };
-
-/// The default: the first 5 steps of an attempt, or a quarter of it, rounded up, where it has fewer
-/// than 20.
-std::int64_t warm_up_steps(std::int64_t steps_of_attempt);
 
 /// A damaged record does not throw: the run becomes INVALID, with the file and the line.
 Run read_run(const std::filesystem::path& folder, const ReadOptions& options = {});
@@ -121,6 +123,9 @@ Attempt read_attempt(const std::filesystem::path& folder);
 
 /// Steps of the chosen attempt and of those of its class, without warm-up and skipped updates.
 std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options);
+
+/// Means over the ranks, by axis.
+std::map<std::string, Volume> mean_volumes(const Run& run);
 
 /// Figures of one valid run over its counted steps.
 struct Figures {

@@ -8,10 +8,17 @@
 
 namespace trireme::report {
 
-/// A valid run with its figures.
+struct Finding {
+  std::string rule;  // a short name, as docs/reports.md lists them
+  double share = 0;  // the number that the rule looked at
+  std::string text;  // one line: the number, what it is of, what to do
+};
+
+/// A valid run with its figures, and where it loses speed.
 struct Measured {
   const Run* run = nullptr;
   Figures figures;
+  std::vector<Finding> findings;
 };
 
 /// What must be equal in runs of one line: model, optimizer, precision, numerics, data,

@@ -6,21 +6,17 @@
 
 namespace trireme::report {
 
-/// What `low` and `high` of an Estimate are.
-enum class Spread : std::uint8_t {
-  none,      // too few values: low and high are the least and the greatest
-  interval,  // a confidence interval of the median
-};
+/// Values from here on give an interval: of five the least and the greatest hold the median between
+/// them with probability 1 − 2^−4 = 0.9375 only.
+constexpr std::int64_t least_for_interval = 6;
 
 struct Estimate {
   std::int64_t n = 0;
   double median = 0, low = 0, high = 0;
-  Spread spread = Spread::none;
+  /// Whether `low` and `high` are a confidence interval of the median; else they are the least and
+  /// the greatest of too few values.
+  bool is_interval() const { return n >= least_for_interval; }
 };
-
-/// Values from here on give an interval: of five the least and the greatest hold the median between
-/// them with probability 1 − 2^−4 = 0.9375 only.
-constexpr std::int64_t least_for_interval = 6;
 
 /// The value below which a share `q` in [0, 1] of `values` is, interpolated linearly between
 /// order statistics (Hyndman and Fan, 1996, type 7, as numpy). `values` must not be empty.

@@ -9,7 +9,6 @@
 
 #include "trireme/data/dataset.hpp"
 #include "trireme/parallel/engine.hpp"
-#include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/job.hpp"
 

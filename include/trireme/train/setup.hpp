@@ -10,7 +10,7 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/grid.hpp"
 #include "trireme/data/dataset.hpp"
-#include "trireme/data/sampler.hpp"
+#include "trireme/data/loader.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/plan/memory.hpp"

@@ -1,4 +1,5 @@
-// One HDF5 file of tokens: /tokens and /document_ends, in chunks that Fletcher32 guards.
+// The files of a dataset: dataset.json, which is a Manifest as text, and shards, HDF5 files with
+// /tokens and /document_ends in chunks that Fletcher32 guards.
 #pragma once
 
 #include <array>
@@ -13,6 +14,23 @@
 #include "trireme/data/hdf5.hpp"
 
 namespace trireme::data {
+
+inline constexpr const char* manifest_file = "dataset.json";
+inline constexpr const char* format_name = "trireme-tokens";
+inline constexpr std::uint64_t format_version = 1;
+
+std::string name_of(SplitName split);  // "train", "valid"
+
+/// "train-00000.h5": the only name that shard `index` of a split may have.
+std::string shard_file(SplitName split, std::size_t index);
+
+const std::vector<ShardInfo>& shards_of(const Manifest& manifest, SplitName split);
+
+/// JSON whose first value is the xxh3 of all that follows it.
+std::string to_text(const Manifest& manifest);
+
+/// Throws Error that begins with `where` for anything but what `to_text` writes.
+Manifest parse_manifest(const std::string& text, const std::string& where);
 
 inline constexpr std::int64_t chunk_elements = std::int64_t{1} << 16;
 
@@ -60,10 +78,17 @@ class ShardWriter {
   void finish();  // closes and fsyncs
 
  private:
+  struct Column {
+    hid_t type;  // in memory
+    hdf5::Handle dataset;
+    std::int64_t left = 0, done = 0;  // elements
+  };
+  void append(Column& column, const void* elements, std::size_t count);
+
   std::filesystem::path path_;
   std::size_t element_bytes_;
-  hdf5::Handle file_, tokens_, ends_;
-  std::int64_t tokens_left_, ends_left_, tokens_done_ = 0, ends_done_ = 0;
+  hdf5::Handle file_;
+  Column tokens_, ends_;
 };
 
 }  // namespace trireme::data

@@ -1,18 +1,17 @@
-#include "trireme/checkpoint/hugging_face.hpp"
-
+// A model's folder as transformers keeps it, config.json and one or more safetensors files, to a
+// checkpoint.
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 
+#include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/safetensors.hpp"
-#include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
 #include "trireme/core/json.hpp"
 #include "trireme/model/transformer.hpp"
-
-#include "foreign_folder.hpp"
 
 namespace trireme::checkpoint {
 
@@ -22,146 +21,102 @@ using nlohmann::json;
 namespace {
 
 constexpr std::int64_t block_elements = std::int64_t{4} << 20;  // passed on at once
+constexpr std::int64_t most_json_bytes = std::int64_t{64} << 20;
 
-std::string prefixed(const params::Parameter& row) { return "parameters/" + row.name; }
-
-/// A row of ours as a matrix: vectors have one column.
-std::int64_t columns_of(const params::Parameter& row) {
-  return row.shape.dimensions() == 2 ? row.shape[1] : 1;
+/// `path`, or what it points to where it is a symbolic link. Links may stay in their folder or
+/// lead, as in the cache of a hub, from snapshots/REVISION to the folder blobs beside snapshots.
+/// Throws Error for others.
+fs::path without_link(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) return path;
+  fs::path target = fs::canonical(path, error);
+  const fs::path folder = error ? fs::path() : fs::canonical(parent_of(path), error);
+  const bool cached = folder.parent_path().filename() == "snapshots" &&
+                      target.parent_path() == folder.parent_path().parent_path() / "blobs";
+  if (error || (target.parent_path() != folder && !cached)) {
+    throw Error(
+        "{}: is a symbolic link out of its folder, which is not followed; put the file itself "
+        "there",
+        path.string());
+  }
+  return target;
 }
 
-/// Rows [first, last) along theirs, read from a checkpoint of ours.
-void read_theirs(const Reader& reader, const params::Parameter& row, const ForeignTensor& theirs,
-                 std::int64_t first, std::int64_t last, std::vector<float>& values) {
-  const std::string name = prefixed(row);
-  const std::int64_t columns = columns_of(row);
-  if (!theirs.transposed) {
-    const std::int64_t n = last - first;
-    values.resize(static_cast<std::size_t>(n * columns));
-    if (row.shape.dimensions() == 1) {
-      reader.read(name, {theirs.begin + first}, Tensor(values.data(), {n}));
-    } else {
-      reader.read(name, {theirs.begin + first, 0}, Tensor(values.data(), {n, columns}));
+/// Which open file of a folder holds which tensor.
+class ForeignFolder {
+ public:
+  /// Opens everything and checks the index of several files both ways. Throws Error that names the
+  /// file.
+  explicit ForeignFolder(const std::filesystem::path& folder);
+  const nlohmann::json& config() const { return config_; }
+  std::string config_path() const { return (folder_ / "config.json").string(); }
+  const std::map<std::string, const SafeTensorsFile*>& tensors() const { return where_; }
+  /// Checks the files' checksums, which ranks share out.
+  void verify(const comm::Communicator& world) const {
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (static_cast<int>(i) % world.size() == world.rank()) files_[i]->verify();
     }
+  }
+
+ private:
+  json parse(const std::string& name) const {
+    const fs::path path = folder_ / name;
+    return parse_json(read_small_file(without_link(path), most_json_bytes), path.string());
+  }
+  void open(const std::string& name) {
+    without_link(folder_ / name);
+    files_.push_back(std::make_unique<SafeTensorsFile>(folder_ / name, Links::follow));
+    for (const SafeTensor& tensor : files_.back()->header().tensors) {
+      if (where_.emplace(tensor.name, files_.back().get()).second) continue;
+      throw Error("{}: tensor '{}' is in another file too; restore the folder",
+                  files_.back()->path().string(), config::one_line(tensor.name));
+    }
+  }
+
+  std::filesystem::path folder_;
+  nlohmann::json config_;
+  std::vector<std::unique_ptr<SafeTensorsFile>> files_;
+  std::map<std::string, const SafeTensorsFile*> where_;
+};
+
+ForeignFolder::ForeignFolder(const fs::path& folder) : folder_(folder) {
+  config_ = parse("config.json");
+  const fs::path index = folder / "model.safetensors.index.json";
+  if (!fs::exists(fs::symlink_status(index))) {
+    open("model.safetensors");
     return;
   }
-  // Their rows are columns of ours.
-  const std::int64_t out = theirs.end - theirs.begin, in = last - first;
-  std::vector<float> ours(static_cast<std::size_t>(out * in));
-  reader.read(name, {theirs.begin, first}, Tensor(ours.data(), {out, in}));
-  values.resize(ours.size());
-  for (std::int64_t o = 0; o < out; ++o) {
-    for (std::int64_t i = 0; i < in; ++i) {
-      values[static_cast<std::size_t>(i * out + o)] = ours[static_cast<std::size_t>(o * in + i)];
+  const json values = parse("model.safetensors.index.json");
+  const auto map = values.is_object() ? values.find("weight_map") : values.end();
+  if (!values.is_object() || map == values.end() || !map->is_object()) {
+    throw Error("{}: has no weight_map; restore the file", index.string());
+  }
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map->items()) {
+    if (!file.is_string()) throw Error("{}: a file name is not a string", index.string());
+    names.insert(file.get<std::string>());
+  }
+  for (const std::string& name : names) {
+    if (name.empty() || name.front() == '.' || name.find('/') != name.npos ||
+        name.find('\0') != name.npos) {
+      throw Error("{}: '{}' is not a plain file name; restore the file", index.string(),
+                  config::one_line(name));
+    }
+    open(name);
+  }
+  for (const auto& [tensor, file] : map->items()) {
+    const auto found = where_.find(tensor);
+    if (found == where_.end() || found->second->path().filename() != file.get<std::string>()) {
+      throw Error("{}: tensor '{}' is not in {}; restore the folder", index.string(),
+                  config::one_line(tensor), config::one_line(file.get<std::string>()));
     }
   }
-}
-
-/// Tensors of one file after the other, each of at most `file_bytes` unless a single one has more.
-std::vector<std::vector<std::size_t>> split_files(const std::vector<ForeignTensor>& tensors,
-                                                  std::int64_t element_bytes,
-                                                  std::int64_t file_bytes) {
-  std::vector<std::vector<std::size_t>> files(1);
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    std::int64_t own = element_bytes;
-    for (const std::int64_t extent : tensors[i].shape) own *= extent;
-    if (!files.back().empty() && bytes + own > file_bytes) {
-      files.emplace_back();
-      bytes = 0;
-    }
-    files.back().push_back(i);
-    bytes += own;
-  }
-  return files;
-}
-
-/// PyTorch's name for a type of safetensors that is exported.
-std::string torch_type(const std::string& type) {
-  if (type == "F32") return "float32";
-  if (type == "BF16") return "bfloat16";
-  if (type == "F16") return "float16";
-  throw Error("--type = {}: must be F32, BF16 or F16", type);
-}
-
-}  // namespace
-
-std::vector<std::string> export_safetensors(const Reader& reader, const model::ModelConfig& config,
-                                            const ExportOptions& options) {
-  const int bits = bits_of_safetensors_type(options.type);
-  const std::string torch_dtype = torch_type(options.type);
-  const model::Transformer model(config);
-  const std::vector<ForeignTensor> tensors = foreign_tensors(config, model.table());
-  if (fs::exists(fs::symlink_status(options.output))) {
-    throw Error("{}: exists already; name a new folder", options.output.string());
-  }
-  fs::path temporary = (options.output / "").parent_path();  // without a slash at its end
-  temporary += ".tmp";
-  std::error_code error;
-  fs::remove_all(temporary, error);
-  if (!error) fs::create_directories(temporary, error);
-  if (error) throw_file_error(temporary, "create", error.value());
-  try {
-    const auto files = split_files(tensors, bits / 8, options.file_bytes);
-    std::vector<std::string> names;
-    json weight_map = json::object();
-    std::int64_t total = 0;
-    std::vector<float> values;
-    for (std::size_t f = 0; f < files.size(); ++f) {
-      names.push_back(files.size() == 1
-                          ? "model.safetensors"
-                          : fmt::format("model-{:05}-of-{:05}.safetensors", f + 1, files.size()));
-      std::vector<SafeTensorsWriter::Entry> entries;
-      std::map<std::string, const ForeignTensor*> by_name;
-      for (const std::size_t i : files[f]) {
-        entries.push_back({tensors[i].name, options.type, tensors[i].shape});
-        by_name.emplace(tensors[i].name, &tensors[i]);
-        weight_map[tensors[i].name] = names.back();
-      }
-      // transformers looks for this entry.
-      SafeTensorsWriter writer(temporary / names.back(), std::move(entries), {{"format", "pt"}});
-      for (const SafeTensorsWriter::Entry& entry : writer.order()) {
-        const ForeignTensor& theirs = *by_name.at(entry.name);
-        const params::Parameter& row = model.table().row(theirs.row);
-        const std::int64_t width = theirs.shape.size() == 2 ? theirs.shape[1] : 1;
-        const std::int64_t step = std::max<std::int64_t>(1, block_elements / width);
-        for (std::int64_t first = 0; first < theirs.shape[0]; first += step) {
-          const std::int64_t last = std::min(theirs.shape[0], first + step);
-          read_theirs(reader, row, theirs, first, last, values);
-          writer.write(values.data(), static_cast<std::int64_t>(values.size()));
-          total += static_cast<std::int64_t>(values.size()) * bits / 8;
-        }
-      }
-      writer.finish();
-    }
-    std::vector<std::string> others = {"config.json"};
-    json foreign = to_foreign_config(config);
-    foreign["torch_dtype"] = torch_dtype;
-    if (const auto tokenizer = kept_tokenizer(reader)) {
-      if (tokenizer->tokenizer == "huggingface") {
-        const data::StoredTokenizer stored = data::stored_tokenizer(*tokenizer, reader.folder());
-        write_file(temporary / stored.file, stored.content);
-        others.push_back(stored.file);
-      }
-      if (tokenizer->end_of_document) foreign["eos_token_id"] = *tokenizer->end_of_document;
-    }
-    write_file(temporary / "config.json", foreign.dump(2) + "\n");
-    if (names.size() > 1) {
-      const json index{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-      write_file(temporary / "model.safetensors.index.json", index.dump(2) + "\n");
-      names.emplace_back("model.safetensors.index.json");
-    }
-    names.insert(names.end(), others.begin(), others.end());
-    sync_path(temporary);
-    rename_for_good(temporary, options.output);
-    return names;
-  } catch (...) {
-    fs::remove_all(temporary, error);
-    throw;
+  for (const auto& [tensor, file] : where_) {
+    if (map->contains(tensor)) continue;
+    throw Error("{}: tensor '{}' of {} is not in the weight_map; restore the folder",
+                index.string(), config::one_line(tensor), file->path().filename().string());
   }
 }
-
-namespace {
 
 /// Tensors that some writers add and that are no parameters.
 bool is_buffer(const std::string& name) {
@@ -303,7 +258,7 @@ fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::
       if (least - loads.begin() != world.rank()) continue;
       std::vector<float>& values =
           storage.emplace_back(static_cast<std::size_t>(row.shape.elements()));
-      const std::int64_t columns = columns_of(row);
+      const std::int64_t columns = row.shape.dimensions() == 2 ? row.shape[1] : 1;
       for (const ForeignTensor& part : tensors) {
         if (part.row != static_cast<int>(r)) continue;
         const auto [file, tensor] = find(theirs, part);
@@ -312,7 +267,7 @@ fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::
       const Tensor data = row.shape.dimensions() == 1
                               ? Tensor(values.data(), {row.shape[0]})
                               : Tensor(values.data(), {row.shape[0], row.shape[1]});
-      pieces.push_back({prefixed(row), row.shape, {}, data, true});
+      pieces.push_back({"parameters/" + row.name, row.shape, {}, data, true});
     }
     model::ModelConfig recorded = config;
     config::Fields fields;

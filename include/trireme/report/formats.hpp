@@ -1,10 +1,12 @@
-// A run's events in the format of MLPerf's training benchmarks: lines of ":::MLLOG {json}", each
-// with namespace, time_ms, event_type, key, value and metadata.
+// What a run writes for other people's tools: mllog.txt and event files.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -13,6 +15,9 @@
 
 namespace trireme::report {
 
+/// A run's events in the format of MLPerf's training benchmarks: lines of ":::MLLOG {json}", each
+/// with namespace, time_ms, event_type, key, value and metadata.
+///
 /// One file per start, in the order: cache_clear and init_start; the submission's keys, sizes and
 /// hyperparameters; init_stop, run_start, block_start; losses and evaluations; block_stop and
 /// run_stop. Every function throws Error where the file cannot be written. Times never go back,
@@ -48,6 +53,38 @@ class MlLog {
   std::int64_t epoch_ = 0;  // samples of one, 0: not known
   std::int64_t last_step_ = 0;
   bool running_ = false, evaluating_ = false;
+};
+
+// Event files that TensorBoard reads: records of an Event message each (protocol buffers), framed
+// as TFRecord: u64 length, masked CRC-32C of the length, data, masked CRC-32C of the data, all
+// little-endian.
+
+/// CRC-32C (Castagnoli, polynomial 0x1EDC6F41, reflected), as iSCSI uses it (RFC 3720, B.4).
+std::uint32_t crc32c(std::string_view bytes);
+/// As TFRecord keeps it: turned right by 15 bits, plus 0xa282ead8.
+std::uint32_t masked_crc32c(std::string_view bytes);
+/// One record.
+std::string tfrecord(std::string_view data);
+
+/// Values under their tags, e.g. {"train/loss", 2.5}.
+using Scalars = std::vector<std::pair<std::string, double>>;
+
+/// An Event message of `scalars`, each a simple_value, which is fp32. `wall_time`: seconds since
+/// 1970.
+std::string scalar_event(double wall_time, std::int64_t step, const Scalars& scalars);
+/// The Event that every file begins with.
+std::string version_event(double wall_time);
+
+/// "events.out.tfevents.SECONDS.HOST.PROCESS" in a folder; TensorBoard takes any file so named.
+class EventFile {
+ public:
+  /// Throws Error where the file cannot be written, as does `write`.
+  explicit EventFile(const std::filesystem::path& folder);
+  void write(std::int64_t step, const Scalars& scalars);
+
+ private:
+  std::filesystem::path path_;
+  Descriptor file_;
 };
 
 }  // namespace trireme::report
