@@ -57,10 +57,6 @@ Attention::TileHeads Attention::heads_of_tile(std::int64_t heads, std::int64_t k
   return {query, {first, (query.end + share - 1) / share}};
 }
 
-Attention::TileHeads Attention::heads_of_tile(const params::Tiles& tiles, int tile) const {
-  return heads_of_tile(heads_, kv_heads_, tiles, tile);
-}
-
 std::vector<std::int64_t> Attention::key_widths(const ModelConfig& config,
                                                 const params::Tiles& tiles) {
   std::vector<std::int64_t> widths;
@@ -76,7 +72,7 @@ void Attention::plan(UnitPlan& plan) {
   const std::vector<std::int64_t> qkv = qkv_.widths(tiles);
   std::vector<std::int64_t> mixed, heads;
   for (int i = 0; i < tiles.count; ++i) {
-    heads.push_back(heads_of_tile(tiles, i).query.size());
+    heads.push_back(heads_of_tile(heads_, kv_heads_, tiles, i).query.size());
     mixed.push_back(heads.back() * head_size_);
   }
   qkv_value_ = plan.keep_tiles(RecomputeCost::high, plan.rows(), qkv);
@@ -123,7 +119,8 @@ void Attention::project_in(const UnitContext& context, const Tensor& x) const {
   qkv_.forward(context, qkv, x);
   for (std::size_t i = 0; i < qkv.size(); ++i) {
     if (qkv[i].elements() == 0) continue;
-    rotate(context, qkv[i], heads_of_tile(context.shares.tiles, static_cast<int>(i)), false);
+    rotate(context, qkv[i],
+           heads_of_tile(heads_, kv_heads_, context.shares.tiles, static_cast<int>(i)), false);
   }
 }
 
@@ -136,7 +133,7 @@ void Attention::attend(const UnitContext& context) const {
   const Microbatch& batch = context.batch;
   for (std::size_t i = 0; i < qkv_value_.size(); ++i) {
     const int tile = static_cast<int>(i);
-    const TileHeads own = heads_of_tile(context.shares.tiles, tile);
+    const TileHeads own = heads_of_tile(heads_, kv_heads_, context.shares.tiles, tile);
     const std::int64_t count = own.query.size();
     if (count == 0) continue;
     const Heads heads = split(context.full(qkv_value_[i]), batch, own);
@@ -196,7 +193,8 @@ void Attention::backward_inner(const UnitContext& context, const Tensor& dy) con
   const std::vector<Tensor> dmixed = context.full(dmixed_), dqkv = context.full(dqkv_);
   out_.backward_input(context, dmixed, dy);
   for (std::size_t i = 0; i < dqkv.size(); ++i) {
-    const TileHeads own = heads_of_tile(context.shares.tiles, static_cast<int>(i));
+    const TileHeads own =
+        heads_of_tile(heads_, kv_heads_, context.shares.tiles, static_cast<int>(i));
     const std::int64_t count = own.query.size();
     if (count == 0) continue;
     const auto of_queries = [&](const Tensor& x) {

@@ -6,7 +6,7 @@ Embedding::Embedding(params::ParameterTable& table, int unit, const ModelConfig&
     : vocabulary_(config.vocabulary), width_(config.width), dropout_(config.dropout, 0) {
   params::Parameter token{.name = "embedding.token.weight",
                           .shape = {config.vocabulary, config.width}};
-  token.split.dimension = 0;
+  token.split = 0;
   token.units = {unit};
   token.decay = true;
   token.in_products = config.tied;  // a look-up multiplies nothing
@@ -42,7 +42,7 @@ void Embedding::forward(const UnitContext& context, const Tensor& y, const Tenso
     context.ops.embedding(partial.value, context.batch.inputs, context.values(token_, i),
                           tile(context, i), i == 0 ? ops::Lookup::write : ops::Lookup::fill_in);
   }
-  leave_region(context, y, partial.value);
+  sum_rows(context, y, partial.value);
   if (position_ >= 0) {
     context.ops.embedding(y, local_positions(context), context.values(position_), {},
                           ops::Lookup::add);

@@ -37,7 +37,7 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
     return;
   }
   params::Parameter weight{.name = "head.weight", .shape = {config.vocabulary, config.width}};
-  weight.split.dimension = 0;
+  weight.split = 0;
   weight.units = {unit};
   weight.decay = true;
   weight.in_products = true;
@@ -119,7 +119,7 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
 Tensor Head::normalize(const UnitContext& context, const Tensor& x) const {
   const Tensor normed = context.full(normed_);
   norm_.forward(context, context.local(normed), x);
-  enter_region(context, normed);
+  gather_rows(context, normed);
   return normed;
 }
 
@@ -146,7 +146,7 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
                   part(batch.weights),
                   part(factor)});
   }
-  if (train) enter_region_backward(context, local, partial.value);
+  if (train) sum_rows(context, local, partial.value);
 }
 
 void Head::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,

@@ -7,7 +7,7 @@ namespace {
 int add_weight(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
                std::int64_t out, int dimension, const LinearOptions& options) {
   params::Parameter weight{.name = name + ".weight", .shape = {out, in}};
-  weight.split = {dimension};
+  weight.split = dimension;
   weight.parts = options.parts;
   weight.units = {unit};
   weight.decay = true;
@@ -24,7 +24,7 @@ ColumnParallel::ColumnParallel(params::ParameterTable& table, int unit, const st
   shape_ = table.row(weight_);
   if (!options.bias) return;
   params::Parameter bias{.name = name + ".bias", .shape = {out}};
-  bias.split = {0};
+  bias.split = 0;
   bias.parts = options.parts;
   bias.units = {unit};
   bias_ = table.add(bias);
@@ -153,11 +153,7 @@ void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x)
 void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
                     const Tensor& dy, const Tensor& x, bool accumulate) const {
   if (has_weight(part)) backward_weight(context, dy, x);
-  if (has_input(part)) backward_input(context, dx, dy, x, accumulate);
-}
-
-void Norm::backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                          const Tensor& x, bool accumulate) const {
+  if (!has_input(part)) return;
   const Tensor rstd = statistic(context, rstd_);
   const Tensor& gain = context.values(weight_);
   if (!centered_) return context.ops.rms_norm_backward_input(dx, dy, x, gain, rstd, accumulate);

@@ -1,4 +1,4 @@
-#include "trireme/model/mlp.hpp"
+#include "trireme/model/block.hpp"
 
 namespace trireme::model {
 
@@ -35,8 +35,8 @@ void Mlp::plan(UnitPlan& plan) {
 
 void Mlp::plan_inner(UnitPlan& plan) {
   if (!gated_) return;
-  std::vector<std::int64_t> hidden = up_.widths(plan.shares().tiles);
-  for (std::int64_t& width : hidden) width /= 2;
+  std::vector<std::int64_t> hidden;
+  for (const Slot& slot : active_) hidden.push_back(slot.width);
   dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
 }
 

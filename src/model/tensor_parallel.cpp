@@ -19,6 +19,8 @@ std::vector<std::int64_t> row_counts(const UnitContext& context, std::int64_t wi
 
 Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
 
+}  // namespace
+
 void gather_rows(const UnitContext& context, const Tensor& full) {
   if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) return;
   context.tensor.group
@@ -39,22 +41,6 @@ void sum_rows(const UnitContext& context, const Tensor& local, const Tensor& par
         .wait();
   }
   if (sum.data() != local.data()) context.ops.copy(local, sum);  // rounds
-}
-
-}  // namespace
-
-void enter_region(const UnitContext& context, const Tensor& full) { gather_rows(context, full); }
-
-void enter_region_backward(const UnitContext& context, const Tensor& local, const Tensor& partial) {
-  sum_rows(context, local, partial);
-}
-
-void leave_region(const UnitContext& context, const Tensor& local, const Tensor& partial) {
-  sum_rows(context, local, partial);
-}
-
-void leave_region_backward(const UnitContext& context, const Tensor& full) {
-  gather_rows(context, full);
 }
 
 void reduce_over_tensor(const UnitContext& context, const Tensor& value,
@@ -108,7 +94,7 @@ Tensor RegionDropout::backward(const UnitContext& context, BackwardPart part,
   } else if (copies_) {
     context.ops.copy(context.local(full), dy);
   }
-  leave_region_backward(context, full);
+  gather_rows(context, full);
   return full;
 }
 

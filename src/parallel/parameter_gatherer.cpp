@@ -38,8 +38,7 @@ void ParameterGatherer::wait(int unit) {
 
 void ParameterGatherer::gather_updated() {
   for (Gathered& buffer : buffers_) buffer.group = -1;
-  const state::ZeroPolicy& zero = state_.options().zero;
-  if (zero.optimizer == state::Held::whole || zero.parameters == state::Held::sharded) return;
+  if (!state_.options().optimizer_sharded() || state_.values_sharded()) return;
   const Section section(recorder_, "gather parameters");
   std::vector<device::Event> gathers;
   for (int g = 0; g < state_.shards().groups(); ++g) gathers.push_back(start(g));

@@ -65,7 +65,7 @@ model::Recompute usual_recompute(bool host, std::int64_t width) {
 state::StateOptions Stage::state_options() const {
   const bool own = options_.train && options_.zero == 0 && !options_.offload && !options_.served;
   return {.train = options_.train,
-          .zero = state::zero_policy(options_.zero),
+          .zero = options_.zero,
           .shares = shares_,
           .sets = sets_,
           .keeps_gathered = !options_.reshard_after_forward,
@@ -100,7 +100,7 @@ void Stage::lower_programs() {
   const state::StateOptions state = state_options();
   LoweringOptions lowering{.chunk_units = chunks_,
                            .recompute = options_.recompute > model::Recompute::cheap,
-                           .gathers = state.zero.parameters == state::Held::sharded,
+                           .gathers = state.values_sharded(),
                            .reshard_after_forward = options_.reshard_after_forward,
                            .reduces_each_micro_batch = state.gradients_sharded()};
   if (lowering.gathers) {

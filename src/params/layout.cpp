@@ -50,13 +50,13 @@ void fill_initial(const Parameter& row, std::uint64_t seed, std::int64_t first, 
       return;
     }
   }
-  throw Error("initialization {}", static_cast<int>(row.initialization.kind));
+  no_case_for(row.initialization.kind);
 }
 
 }  // namespace
 
 std::vector<Range> tile_slices(const Parameter& row, int v, int tiles) {
-  const std::int64_t extent = row.shape[row.split.dimension];
+  const std::int64_t extent = row.shape[row.split];
   if (row.parts.empty()) return {tile_of(extent, v, tiles)};
   const Part& lead = row.parts.front();
   const Range grains = tile_of(lead.extent / lead.grain, v, tiles);
@@ -125,14 +125,14 @@ Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tile
         }
       }
     }
-    const bool split = row.split.dimension >= 0;
+    const bool split = row.split >= 0;
     for (int t = 0; t < (split ? tiles.count : 1); ++t) {
       Block block{static_cast<int>(r), split ? tiles.first + t : 0, row.shape, {}, elements_};
       if (split) {
         block.slices = tile_slices(row, block.tile, tiles.all);
         std::int64_t extent = 0;
         for (const Range& slice : block.slices) extent += slice.size();
-        block.shape[row.split.dimension] = extent;
+        block.shape[row.split] = extent;
       }
       by_row_[r].push_back(static_cast<int>(blocks_.size()));
       elements_ += round_up(block.elements(), block_alignment);
@@ -145,7 +145,7 @@ Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tile
 
 std::vector<Range> Layout::owned(const Block& block) const {
   const Parameter& row = table_->row(block.row);
-  if (block.slices.empty() || row.split.dimension != 0 || block.tile == 0) {
+  if (block.slices.empty() || row.split != 0 || block.tile == 0) {
     return {{0, block.elements()}};
   }
   const std::int64_t width = row.shape.elements() / row.shape[0];
@@ -171,10 +171,6 @@ std::vector<Range> Layout::owned(const Block& block) const {
     }
   }
   return result;
-}
-
-void initialize(const Layout& layout, std::uint64_t seed, const Tensor& flat) {
-  initialize(layout, seed, {{{0, layout.elements()}, 0}}, flat);
 }
 
 void initialize(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,

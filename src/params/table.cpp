@@ -18,9 +18,8 @@ int ParameterTable::add(Parameter parameter) {
                      "{}.{}: serves", parameter.name, part.name);
       sum += part.extent;
     }
-    TRIREME_ASSERT(
-        parameter.split.dimension >= 0 && sum == parameter.shape[parameter.split.dimension],
-        "{}: parts do not add up", parameter.name);
+    TRIREME_ASSERT(parameter.split >= 0 && sum == parameter.shape[parameter.split],
+                   "{}: parts do not add up", parameter.name);
   }
   elements_ += parameter.shape.elements();
   rows_.push_back(std::move(parameter));

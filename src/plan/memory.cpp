@@ -209,17 +209,16 @@ std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
   const auto data = static_cast<std::size_t>(comm::Axis::data);
   const checkpoint::Writers all{question.shape.coordinates(question.rank)[data],
                                 question.shape.of(comm::Axis::data)};
-  const auto elements = [&](state::Held held, const checkpoint::Writers& writers) {
-    return checkpoint::piece_elements(stage.layout(), stage.shards(), held == state::Held::sharded,
-                                      writers);
+  const auto elements = [&](bool sharded, const checkpoint::Writers& writers) {
+    return checkpoint::piece_elements(stage.layout(), stage.shards(), sharded, writers);
   };
-  const state::ZeroPolicy& zero = stage.state_options().zero;
-  const bool masters = stage.state_options().has_masters();
+  const state::StateOptions state = stage.state_options();
+  const bool shards = state.optimizer_sharded();
   const MethodMemory& method = question.method;
   return std::int64_t{sizeof(float)} *
-         (elements(masters ? zero.optimizer : zero.parameters, all) +
-          method.saved_buffers * elements(state::Held::whole, all) +
-          states * elements(zero.optimizer, method.own_states ? checkpoint::Writers{} : all));
+         (elements(state.has_masters() ? shards : state.values_sharded(), all) +
+          method.saved_buffers * elements(false, all) +
+          states * elements(shards, method.own_states ? checkpoint::Writers{} : all));
 }
 
 }  // namespace

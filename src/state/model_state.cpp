@@ -62,8 +62,6 @@ std::vector<bool> of_last_unit(const params::Layout& layout) {
   return result;
 }
 
-bool sharded(Held held) { return held == Held::sharded; }
-
 /// `apart`: by group, those that must never be displaced.
 GroupBuffers plan_buffers(const params::Layout& layout, const std::vector<bool>& apart) {
   GroupBuffers plan{.count = 2};
@@ -94,20 +92,42 @@ GroupBuffers plan_gradient_buffers(const params::Layout& layout) {
 
 }  // namespace
 
+ShardMap::ShardMap(const params::Layout& layout, int parts, int index) : index_(index) {
+  constexpr std::int64_t alignment = 16;
+  for (const params::Group& group : layout.groups()) {
+    const std::vector<std::int64_t> bounds = params::shard_bounds(layout, group, parts);
+    Group mine;
+    for (int part = 0; part < parts; ++part) {
+      const auto p = static_cast<std::size_t>(part);
+      mine.counts.push_back(bounds[p + 1] - bounds[p]);
+    }
+    const auto i = static_cast<std::size_t>(index);
+    mine.own = {group.elements.begin + bounds[i], group.elements.begin + bounds[i + 1]};
+    mine.offset = elements_;
+    elements_ += (mine.own.size() + alignment - 1) / alignment * alignment;
+    groups_.push_back(std::move(mine));
+  }
+}
+
+std::vector<params::FlatRange> ShardMap::own_ranges() const {
+  std::vector<params::FlatRange> ranges;
+  for (const Group& group : groups_) ranges.push_back({group.own, group.offset});
+  return ranges;
+}
+
 GroupBuffers plan_gather_buffers(const params::Layout& layout, const StateOptions& options) {
   return plan_buffers(layout, std::vector<bool>(layout.groups().size(), options.keeps_gathered));
 }
 
 std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const ShardMap& shards,
                                          const StateOptions& options) {
-  return value_bytes(options) *
-         (sharded(options.zero.parameters) ? shards.elements() : layout.elements());
+  return value_bytes(options) * (options.values_sharded() ? shards.elements() : layout.elements());
 }
 
 std::int64_t ModelState::master_bytes(const params::Layout& layout, const ShardMap& shards,
                                       const StateOptions& options) {
   if (!options.has_masters()) return 0;
-  return float_bytes * (sharded(options.zero.optimizer) ? shards.elements() : layout.elements());
+  return float_bytes * (options.optimizer_sharded() ? shards.elements() : layout.elements());
 }
 
 std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const ShardMap& shards,
@@ -123,7 +143,7 @@ std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const Shar
 std::int64_t ModelState::gathered_bytes(const params::Layout& layout, const StateOptions& options) {
   if (options.serves) return 0;
   std::int64_t bytes = 0;
-  if (sharded(options.zero.parameters)) {
+  if (options.values_sharded()) {
     bytes += value_bytes(options) * plan_gather_buffers(layout, options).elements;
   }
   if (options.train && options.gradients_sharded()) {

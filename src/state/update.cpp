@@ -59,7 +59,7 @@ std::vector<Piece> pieces_of(const params::Layout& layout, const params::Block& 
   const params::Parameter& row = layout.table().row(block.row);
   const std::int64_t base = bases[static_cast<std::size_t>(block.row)];
   if (block.elements() == 0) return {};
-  if (row.split.dimension == 1 && block.slices.size() == 1) {
+  if (row.split == 1 && block.slices.size() == 1) {
     const params::Range& columns = block.slices.front();
     return {{{0, block.elements()},
              {.first = base + columns.begin,

@@ -18,14 +18,11 @@ class Count {
 
   std::map<std::string, double> total() {
     for (const parallel::UnitAction& action : stage_.program().actions) add(action);
-    const state::ZeroPolicy zero = stage_.state_options().zero;
-    for (int group = 0; group < stage_.shards().groups(); ++group) {
-      if (zero.optimizer == state::Held::whole) continue;
+    const state::StateOptions state = stage_.state_options();
+    for (int group = 0; shards_ && group < stage_.shards().groups(); ++group) {
       // Shards are added over shard groups once a step, and whole parameters made whole again.
       add("replica", 2 * share(place_.data / place_.shard, gradient_bytes(group) / place_.shard));
-      if (zero.parameters == state::Held::whole) {
-        add("shard", share(place_.shard, value_bytes(group)));
-      }
+      if (!state.values_sharded()) add("shard", share(place_.shard, value_bytes(group)));
     }
     std::erase_if(bytes_, [](const auto& entry) { return entry.second == 0; });
     return bytes_;

@@ -41,7 +41,6 @@ class Attention {
   };
   static TileHeads heads_of_tile(std::int64_t heads, std::int64_t kv_heads,
                                  const params::Tiles& tiles, int tile);
-  TileHeads heads_of_tile(const params::Tiles& tiles, int tile) const;
   struct Heads {
     Tensor q, k, v;  // [B, T, heads, D], views of one tile's q|k|v
   };

@@ -76,8 +76,6 @@ class Norm {
 
  private:
   Tensor statistic(const UnitContext& context, const Slot& slot) const;
-  void backward_input(const UnitContext& context, const Tensor& dx, const Tensor& dy,
-                      const Tensor& x, bool accumulate) const;
   void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const;
 
   bool centered_ = true;  // LayerNorm

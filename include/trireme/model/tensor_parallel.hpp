@@ -13,16 +13,13 @@
 
 namespace trireme::model {
 
-/// f, or g with sequence parallelism: completes `full` [R, C], whose local rows are written.
-void enter_region(const UnitContext& context, const Tensor& full);
-/// Its backward: `partial` [R, C] is the rank's summand, `local` [r, C] becomes the rank's rows of
-/// the sum. They may be the same memory without sequence parallelism.
-void enter_region_backward(const UnitContext& context, const Tensor& local, const Tensor& partial);
-
-/// g, or ḡ with sequence parallelism: as enter_region_backward.
-void leave_region(const UnitContext& context, const Tensor& local, const Tensor& partial);
-/// Its backward: as enter_region.
-void leave_region_backward(const UnitContext& context, const Tensor& full);
+/// Enters a region, and is the backward of leaving one: completes `full` [R, C], whose local rows
+/// are written.
+void gather_rows(const UnitContext& context, const Tensor& full);
+/// Leaves a region, and is the backward of entering one: `partial` [R, C] is the rank's summand,
+/// `local` [r, C] becomes the rank's rows of the sum. They may be the same memory without sequence
+/// parallelism.
+void sum_rows(const UnitContext& context, const Tensor& local, const Tensor& partial);
 
 /// One rank's summand [R, C] of what a region computes, itself a sum over the local tiles.
 struct Summand {

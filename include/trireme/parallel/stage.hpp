@@ -12,7 +12,6 @@
 #include "trireme/parallel/stage_memory.hpp"
 #include "trireme/schedule/schedule.hpp"
 #include "trireme/state/model_state.hpp"
-#include "trireme/state/zero.hpp"
 
 namespace trireme::parallel {
 

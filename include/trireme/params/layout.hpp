@@ -89,7 +89,6 @@ class Layout {
   const std::vector<Block>& blocks() const { return blocks_; }
   const std::vector<Group>& groups() const { return groups_; }
   std::int64_t elements() const { return elements_; }  // of the flat buffer
-  bool holds(int row) const { return !by_row_[static_cast<std::size_t>(row)].empty(); }
   /// Blocks of a row, one per local tile, or one where the row is not split. Empty: not held.
   const std::vector<int>& blocks_of(int row) const {
     return by_row_[static_cast<std::size_t>(row)];
@@ -98,14 +97,13 @@ class Layout {
   const std::vector<int>& groups_of(int unit) const {
     return by_unit_[static_cast<std::size_t>(unit)];
   }
-  const std::vector<Range>& units() const { return units_; }
   bool has_unit(int unit) const;
 
   /// Visits the block's runs in storage order.
   template <class Visit>
   void for_each_run(const Block& block, const Visit& visit) const {
     const Shape& whole = table_->row(block.row).shape;
-    const int dimension = table_->row(block.row).split.dimension;
+    const int dimension = table_->row(block.row).split;
     if (block.slices.empty()) return visit(Run{0, 0, block.elements()});
     std::int64_t local = 0;
     if (dimension == 0) {
@@ -138,16 +136,13 @@ class Layout {
   std::int64_t elements_ = 0;
 };
 
-/// Writes initial values into `flat` (fp32, layout.elements()): element i of row r is a function of
-/// (seed, row name, i) alone, in every layout.
-void initialize(const Layout& layout, std::uint64_t seed, const Tensor& flat);
-
 /// A range of the flat buffer and its offset in another one.
 struct FlatRange {
   Range elements;
   std::int64_t offset = 0;
 };
-/// The same of some ranges only, each at its offset in `values`. The gaps are zeroed.
+/// Writes initial values of some ranges into `values` (fp32), each at its offset. Element i of row
+/// r is a function of (seed, row name, i) alone, in every layout. The gaps are zeroed.
 void initialize(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
                 const Tensor& values);
 

@@ -12,11 +12,6 @@
 
 namespace trireme::params {
 
-/// Along which dimension tensor parallelism may split a parameter, and in what grains.
-struct Split {
-  int dimension = -1;  // −1: replicated on every tensor rank
-};
-
 /// A range of a fused parameter along its split dimension (q|k|v, gate|up). A part splits by
 /// whole grains: head_dim rows for heads, 1 for plain columns. Each of its grains serves `serves`
 /// grains of the first part (query heads of one key/value head) and goes where those go.
@@ -37,7 +32,7 @@ struct Initialization {
 struct Parameter {
   std::string name;  // "blocks.3.attention.qkv.weight"
   Shape shape;       // logical, whatever the layout
-  Split split;
+  int split = -1;  // the dimension that tensor parallelism splits; −1: whole on every tensor rank
   std::vector<Part> parts;   // empty: one part, the whole split dimension
   std::vector<int> units;    // which units use it, ascending; a tied weight has two
   bool decay = false;        // weight decay applies
