@@ -83,7 +83,8 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
       for (int data = 0; data < different; ++data) {
         parallel::StageOptions options = train::stage_options(config, workers, facts);
         const int rank = shape.rank({tensor, 0, data, stage});
-        options.place = train::place_of(config, shape, alone ? 1 : shard, rank);
+        options.place =
+            parallel::place_of(shape, alone ? 1 : shard, rank, train::trains_alone(config));
         const parallel::Stage own(model, options);
         plan::MemoryQuestion question{
             .optim = config.optim,

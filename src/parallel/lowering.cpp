@@ -234,7 +234,7 @@ const char* name_of(UnitAction::Kind kind) {
     case Kind::reduce_tied:
       return "reduce tied";
   }
-  throw Error("unit action {}", static_cast<int>(kind));
+  no_case_for(kind);
 }
 
 }  // namespace
@@ -249,14 +249,6 @@ std::string to_string(const UnitAction& action) {
   }
   if (action.micro_batch >= 0) text += fmt::format(" of micro-batch {}", action.micro_batch);
   return text;
-}
-
-schedule::StageSteps forward_only(schedule::StageSteps steps) {
-  std::erase_if(steps.steps, [](const schedule::Step& step) {
-    return step.action.kind != schedule::Kind::forward;
-  });
-  steps.receive_gradient_slots = steps.send_gradient_slots = 0;
-  return steps;
 }
 
 Program lower(const schedule::StageSteps& steps, const params::Layout& layout,

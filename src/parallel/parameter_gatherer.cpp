@@ -1,4 +1,4 @@
-#include "trireme/parallel/parameter_gatherer.hpp"
+#include "trireme/parallel/engine.hpp"
 
 namespace trireme::parallel {
 

@@ -165,21 +165,6 @@ plan::CudaWork cuda_work(const RunConfig& config) {
               config.numerics.reproducible || config.device.deterministic_attention};
 }
 
-parallel::Place place_of(const RunConfig& config, const comm::GridShape& shape, int shard,
-                         int rank) {
-  using comm::Axis;
-  const bool alone = trains_alone(config);
-  const auto at = shape.coordinates(rank);
-  const auto coordinate = [&](Axis axis) { return at[static_cast<std::size_t>(axis)]; };
-  return {.tensor = shape.of(Axis::tensor),
-          .pipeline = shape.of(Axis::pipeline),
-          .data = alone ? 1 : shape.of(Axis::data),
-          .shard = alone ? 1 : shard,
-          .tensor_rank = coordinate(Axis::tensor),
-          .stage = coordinate(Axis::pipeline),
-          .data_rank = alone ? 0 : coordinate(Axis::data)};
-}
-
 int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
   if (trains_alone(config)) return 1;
   const std::string& group = config.zero.group;

@@ -16,7 +16,6 @@
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/microbatch.hpp"
-#include "trireme/parallel/parameter_gatherer.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/parallel/stage_memory.hpp"
 #include "trireme/parallel/step_graphs.hpp"
@@ -51,6 +50,37 @@ struct EngineOptions {
   /// Capture what a training step computes, where the device captures and no messages of a tensor
   /// group are in between; see StepGraphs.
   bool graphs = false;
+};
+
+/// All-gathers of sharded parameters: group by group before they are read (ZeRO 3), or all after an
+/// update (ZeRO 1 and 2).
+class ParameterGatherer {
+ public:
+  /// `shard`: the ranks among which state is sharded. `stream`: of all collectives of parameters
+  /// and gradients. All outlive it.
+  ParameterGatherer(const state::ModelState& state, comm::Communicator& shard, Recorder& recorder,
+                    device::Stream& stream);
+
+  /// Starts to gather a group's parameters into its buffer.
+  void gather(int group);
+  /// Waits until the parameters of a unit are gathered.
+  void wait(int unit);
+  /// After an update of own shards: gathers what is kept whole. What ZeRO 3 gathered is stale.
+  void gather_updated();
+
+ private:
+  struct Gathered {
+    int group = -1;
+    device::Event ready;
+  };
+  device::Event start(int group);
+  Gathered& buffer_of(int group);
+
+  const state::ModelState& state_;
+  comm::Communicator& shard_;
+  Recorder& recorder_;
+  device::Stream& stream_;
+  std::vector<Gathered> buffers_;  // see ModelState::gather_buffers
 };
 
 class Engine {

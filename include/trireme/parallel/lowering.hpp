@@ -59,9 +59,6 @@ struct Program {
   int send_activation_slots = 0, send_gradient_slots = 0;
 };
 
-/// The steps of forward alone, for evaluation and generation.
-schedule::StageSteps forward_only(schedule::StageSteps steps);
-
 /// The program of one stage whose parameters `layout` describes.
 Program lower(const schedule::StageSteps& steps, const params::Layout& layout,
               const LoweringOptions& options);

@@ -81,10 +81,6 @@ bool trains_alone(const RunConfig& config);
 
 /// What a worker's work space depends on where it computes by the CUDA backend.
 plan::CudaWork cuda_work(const RunConfig& config);
-/// The place of `rank` of the grid, as Replica takes it.
-parallel::Place place_of(const RunConfig& config, const comm::GridShape& shape, int shard,
-                         int rank);
-
 /// What carries the messages of a run's grid.
 comm::GridOptions grid_options(const RunConfig& config);
 
