@@ -43,10 +43,6 @@ Tensor Engine::output_gradient(const UnitAction& action) {
                : memory_.output_gradient(action);
 }
 
-void Engine::compute(const UnitAction& action) {
-  return action.kind == Kind::forward ? forward(action) : backward(action);
-}
-
 void Engine::forward(const UnitAction& action) {
   const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
   const auto unit = static_cast<std::size_t>(action.unit);
@@ -90,47 +86,28 @@ void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, 
   stage_.model().head().logits(context(tokens, action, leaf, 0), logits, x);
 }
 
-void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& context,
-                           const Tensor& dx, const Tensor& dy, const Tensor& x) {
-  using model::BackwardPart;
-  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
-  switch (action.kind) {
-    case Kind::backward:
-      unit.recompute(context, x);
-      return unit.backward(context, BackwardPart::all, dx, dy, x);
-    case Kind::recompute:
-      return unit.recompute(context, x);
-    case Kind::backward_input:
-      return unit.backward(context, BackwardPart::input, dx, dy, x);
-    case Kind::backward_weight:
-      return unit.backward(context, BackwardPart::weight, {}, dy, x);
-    case Kind::receive:
-    case Kind::send:
-    case Kind::gather:
-    case Kind::forward:
-    case Kind::reduce:
-    case Kind::reduce_tied:
-      break;
-  }
-  throw Error("{} is no part of backward", to_string(action));
-}
-
 void Engine::backward(const UnitAction& action) {
   const device::Range range(backward_names_[static_cast<std::size_t>(action.unit)]);
   const int leaves = memory_.plan().leaves().count;
-  const bool input = action.kind == Kind::backward || action.kind == Kind::backward_input;
+  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
+  const bool whole = action.kind == Kind::backward, input = action.kind == Kind::backward_input;
+  const auto part = whole   ? model::BackwardPart::all
+                    : input ? model::BackwardPart::input
+                            : model::BackwardPart::weight;
   const Tensor dy = output_gradient(action);
   Tensor x, dx;
   if (action.unit > 0) x = memory_.input(action);
-  if (input && action.unit > 0) {
+  if ((whole || input) && action.unit > 0) {
     dx = action.output_slot >= 0 ? memory_.message(Message::send_gradient, action.output_slot)
                                  : memory_.input_gradient(action);
   }
   for (int leaf = 0; leaf < leaves; ++leaf) {
     const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
-    const int set = set_of(action.micro_batch, leaf);
-    backward_leaf(action, context(tokens, action, leaf, set), leaf_rows(dx, leaf),
-                  leaf_rows(dy, leaf), leaf_rows(x, leaf));
+    const model::UnitContext call = context(tokens, action, leaf, set_of(action.micro_batch, leaf));
+    const Tensor own = leaf_rows(x, leaf);
+    if (whole || action.kind == Kind::recompute) unit.recompute(call, own);
+    if (action.kind == Kind::recompute) continue;
+    unit.backward(call, part, leaf_rows(dx, leaf), leaf_rows(dy, leaf), own);
   }
 }
 

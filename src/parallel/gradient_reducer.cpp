@@ -172,10 +172,10 @@ void GradientReducer::count_contribution(int group) {
 void GradientReducer::hand_over(int group) {
   for (const Bucket& bucket : buckets_) {
     if (bucket.group != group) continue;
+    const bool whole = !state_.options().optimizer_sharded();
     const Tensor gradient =
-        state_.options().optimizer_sharded()
-            ? state_.own_gradient(group)
-            : state_.gradients().slice(0, bucket.elements.begin, bucket.elements.end);
+        whole ? state_.gradients().slice(0, bucket.elements.begin, bucket.elements.end)
+              : state_.own_gradient(group);
     timed([&] {
       pending_.push_back(parts_.method.reduce(bucket.elements, gradient, parts_.stream));
     });

@@ -15,9 +15,6 @@ bool reads_values(Kind kind) {
          kind == Kind::backward_input;
 }
 
-/// Whether an action is its micro-batch's last contribution to the unit's gradients.
-bool ends_gradients(Kind kind) { return kind == Kind::backward || kind == Kind::backward_weight; }
-
 /// First pass: turns computes into unit actions and assigns their slots.
 class Computes {
  public:
@@ -117,14 +114,14 @@ void insert_reductions(const params::Layout& layout, const LoweringOptions& opti
     }
   }
   for (const UnitAction& action : program.actions) {
-    if (!ends_gradients(action.kind)) continue;
+    if (!action.ends_gradients()) continue;
     for (int g : layout.groups_of(action.unit)) ++left[static_cast<std::size_t>(g)];
   }
   if (std::all_of(left.begin(), left.end(), [](int count) { return count == 0; })) return;
   std::vector<UnitAction> result;
   for (const UnitAction& action : program.actions) {
     result.push_back(action);
-    if (!ends_gradients(action.kind)) continue;
+    if (!action.ends_gradients()) continue;
     for (int g : layout.groups_of(action.unit)) {
       const auto i = static_cast<std::size_t>(g);
       --left[i];

@@ -148,12 +148,9 @@ class Engine {
   bool adds_to_gradients(const UnitAction& action) const;
   /// Waits and copies before an action's computation.
   void prepare(const UnitAction& action);
-  void compute(const UnitAction& action);
   void forward(const UnitAction& action);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
   void backward(const UnitAction& action);
-  void backward_leaf(const UnitAction& action, const model::UnitContext& context, const Tensor& dx,
-                     const Tensor& dy, const Tensor& x);
   void start_message(const UnitAction& action);
   device::Event& message_event(Message kind, int slot);
   Tensor incoming(Message kind, int slot);
