@@ -9,7 +9,7 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
-#include "trireme/train/select.hpp"
+#include "trireme/train/config.hpp"
 
 #include "conductor.hpp"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "trireme/comm/rpc.hpp"
-#include "trireme/train/interrupts.hpp"
+#include "trireme/train/policies.hpp"
 
 #include "served.hpp"
 #include "starting.hpp"

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "trireme/optim/optimizer.hpp"
+#include "trireme/train/health.hpp"
 
 namespace trireme::data_parallel {
 

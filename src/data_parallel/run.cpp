@@ -11,7 +11,10 @@ namespace trireme::data_parallel {
 train::Ending run(comm::Session& session, train::RunConfig& config, const config::Fields& fields,
                   const train::DeviceSource& devices) {
   const std::string& method = config.data_parallel.method;
-  if (method == "allreduce") return train::run(session, config, fields, devices);
+  if (method == "allreduce") {
+    train::Job job(session, config, fields, devices);
+    return train::run_on_grid<train::Method>(job);
+  }
   if (method == "average") {
     train::Job job(session, config, fields, devices);
     return train::run_on_grid<IndependentWorkers>(job);

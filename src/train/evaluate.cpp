@@ -3,8 +3,8 @@
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/train/compute_device.hpp"
+#include "trireme/train/config.hpp"
 #include "trireme/train/run.hpp"
-#include "trireme/train/select.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {

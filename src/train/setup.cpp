@@ -17,8 +17,8 @@
 #include "trireme/data/hdf5.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
+#include "trireme/train/config.hpp"
 #include "trireme/train/run.hpp"
-#include "trireme/train/select.hpp"
 
 namespace trireme::train {
 

@@ -97,8 +97,8 @@ void Trainer::begin_record(const Environment& environment, double peak) {
                 {"data", shape.of(comm::Axis::data)},
                 {"servers", 0}},
       .predicted_memory = prediction_json(predicted_.bytes),
-      .extra = {{"product_algorithms", choices_json(replica_.choices())},
-                {"attention", attention_json(replica_.attention_choices())}},
+      .extra = {{"product_algorithms", replica_.choices()},
+                {"attention", replica_.attention_choices()}},
       .lines = {fmt::format(
           "layout: {}; {} threads a rank; batch {} sequences = {} tokens; micro-batch {}",
           shape.to_string(), job_.threads, config.train.batch,

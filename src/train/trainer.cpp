@@ -6,7 +6,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/placement.hpp"
-#include "trireme/train/select.hpp"
+#include "trireme/train/config.hpp"
 
 namespace trireme::train {
 
@@ -90,7 +90,7 @@ void Trainer::begin() {
   grid_.world().barrier();  // from which the traces of all ranks count their time
   account_.begin();
   replica_.begin_trace();
-  checkpointer_.policy().restart();
+  checkpointer_.restart_clock();
 }
 
 void Trainer::resume(std::string folder) {
@@ -199,7 +199,7 @@ StepResult Trainer::agree_on_step() {
   // alike.
   double word[] = {static_cast<double>(health_.judge(loss, norm)),
                    static_cast<double>(stop_policy_.wanted(root, checkpointer_.longest_seconds())),
-                   root && checkpointer_.policy().minutes_over() ? 1.0 : 0.0,
+                   root && checkpointer_.minutes_over() ? 1.0 : 0.0,
                    checkpointer_.unwritten() ? 1.0 : 0.0};
   {
     const Section section(job_.recorder, "agree on the step");

@@ -7,7 +7,7 @@
 #include "trireme/comm/launcher.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/train/inject.hpp"
-#include "trireme/train/interrupts.hpp"
+#include "trireme/train/policies.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
 

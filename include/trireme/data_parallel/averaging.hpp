@@ -8,7 +8,7 @@
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/parallel/replica.hpp"
-#include "trireme/train/method_config.hpp"
+#include "trireme/train/config.hpp"
 
 namespace trireme::data_parallel {
 

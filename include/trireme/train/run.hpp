@@ -1,9 +1,10 @@
-// The jobs behind the subcommands train, evaluate and generate. All are collective over the
-// session.
+// What a run checks before it starts and how it ends; the jobs behind the subcommands evaluate and
+// generate, which are collective over the session.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 
 #include "trireme/comm/session.hpp"
@@ -28,11 +29,10 @@ void validate_layout(RunConfig& config, const LayoutFacts& facts);
 /// on without it (server.tolerate_failures).
 enum class Ending : std::uint8_t { done, requeue, cut_off };
 /// Exit codes: 0 for done, 75 for requeue (EX_TEMPFAIL of sysexits.h), 1 for cut off.
-int exit_code(Ending ending);
-
-/// data_parallel::run for data_parallel.method = allreduce.
-Ending run(comm::Session& session, RunConfig& config, const config::Fields& fields,
-           const DeviceSource& devices = cuda_devices());
+constexpr int exit_code(Ending ending) {
+  constexpr int codes[] = {0, 75, 1};
+  return codes[static_cast<std::size_t>(ending)];
+}
 
 struct EvaluateOptions {
   std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
@@ -54,5 +54,11 @@ struct GenerateOptions {
 /// Prints the prompt and its continuation on rank 0 as it is made; returns the text.
 std::string generate(comm::Session& session, const RunConfig& config,
                      const GenerateOptions& options);
+
+/// Draws a token from `logits` [V]: the likeliest for temperature 0; else from softmax(logits /
+/// temperature) among the `top_k` likeliest (0: all) and of those the fewest whose probabilities
+/// reach `top_p` (Holtzman et al., 2020). `u` is uniform on (0, 1).
+std::int64_t sample_token(std::span<const float> logits, double temperature, std::int64_t top_k,
+                          double top_p, double u);
 
 }  // namespace trireme::train

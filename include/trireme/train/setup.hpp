@@ -25,18 +25,6 @@ int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session&
 /// The most memory this process ever had resident, in bytes; 0 where the system does not report it.
 std::int64_t resident_peak();
 
-/// The algorithms that were chosen for products, for run.json: an object for each.
-nlohmann::json choices_json(const std::vector<ops::Choice>& choices);
-/// The same of attention.
-nlohmann::json attention_json(const std::vector<ops::AttentionChoice>& choices);
-/// The first kind of attention that a library refused, one line; empty: none.
-std::string attention_warning(const std::vector<ops::AttentionChoice>& choices);
-
-/// A rank's graphs, for its account in summary.json.
-nlohmann::json graphs_account(const parallel::StepGraphs& graphs);
-/// The first rank whose device refused a capture, by its account, one line; empty: none.
-std::string refusals_warning(const std::vector<nlohmann::json>& accounts);
-
 /// Sequences of one forward on a rank that has `per_rank` in a step: the largest divisor whose
 /// tokens stay within about 4,096.
 std::int64_t choose_micro_batch(std::int64_t per_rank, std::int64_t sequence);
