@@ -1,6 +1,7 @@
 #include "trireme/train/checkpointer.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/pieces.hpp"
@@ -21,7 +22,7 @@ bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b)
   return plain(a) == plain(b);
 }
 
-Error damaged(const checkpoint::Reader& reader, const char* what) {
+Error damaged(const checkpoint::Reader& reader, const std::string& what) {
   return Error("{}: its {} damaged; use another checkpoint", reader.folder().string(), what);
 }
 
@@ -31,25 +32,16 @@ bool imported(const checkpoint::Reader& reader) {
   return extra.is_object() && extra.value(checkpoint::weights_only, false);
 }
 
-/// Updates done when the optimizer's state was last zeroed. Throws Error where it is damaged.
-std::int64_t states_begin_of(const checkpoint::Reader& reader) {
+/// A whole number that the checkpoint keeps, else `absent`. Throws Error where it is damaged.
+std::int64_t kept_number(const checkpoint::Reader& reader, const char* key, std::int64_t absent,
+                         std::int64_t least, std::int64_t most) {
   const nlohmann::json& extra = reader.state().extra;
-  if (!extra.is_object() || !extra.contains("states_begin")) return 0;
-  const nlohmann::json& begin = extra.at("states_begin");
-  const bool possible = begin.is_number_integer() && begin.get<std::int64_t>() >= 0 &&
-                        begin.get<std::int64_t>() <= reader.state().step;
-  if (!possible) throw damaged(reader, "states_begin is");
-  return begin.get<std::int64_t>();
-}
-
-/// What stochastic rounding of the checkpoint's weights went by: not its step, where the last ones
-/// were skipped.
-std::int64_t rounding_of(const checkpoint::Reader& reader) {
-  const nlohmann::json& extra = reader.state().extra;
-  if (!extra.is_object() || !extra.contains("rounded_for")) return reader.state().step;
-  const nlohmann::json& rounded_for = extra.at("rounded_for");
-  if (!rounded_for.is_number_integer()) throw damaged(reader, "rounded_for is");
-  return rounded_for.get<std::int64_t>();
+  if (!extra.contains(key)) return absent;
+  const nlohmann::json& number = extra.at(key);
+  const bool possible = number.is_number_integer() && number.get<std::int64_t>() >= least &&
+                        number.get<std::int64_t>() <= most;
+  if (!possible) throw damaged(reader, fmt::format("{} is", key));
+  return number.get<std::int64_t>();
 }
 
 /// Throws Error where another optimizer than the configuration's made the checkpoint.
@@ -67,16 +59,12 @@ void compare_optimizers(const optim::OptimConfig& config, const checkpoint::Read
 
 /// Throws Error where the checkpoint's model is not the configuration's.
 void compare_models(const model::ModelConfig& config, const checkpoint::Reader& reader) {
-  const model::ModelConfig saved = model_of(reader);
-  nlohmann::json theirs, ours;
-  {
-    model::ModelConfig copies[] = {saved, config};
-    for (int i = 0; i < 2; ++i) {
-      config::Fields fields;
-      fields.section("model", copies[i]);
-      (i == 0 ? theirs : ours) = fields.to_json().at("model");
-    }
-  }
+  const auto json_of = [](model::ModelConfig model) {
+    config::Fields fields;
+    fields.section("model", model);
+    return fields.to_json().at("model");
+  };
+  const nlohmann::json theirs = json_of(model_of(reader)), ours = json_of(config);
   for (const auto& [key, value] : ours.items()) {
     if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
         theirs.at(key) == value)
@@ -144,12 +132,15 @@ void load_newest(const RunConfig& config, comm::Communicator& world, std::string
 
 ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader) {
   const checkpoint::State& state = reader.state();
-  ResumePoint point{.folder = reader.folder().string(),
-                    .position = {.step = state.step,
-                                 .samples = state.samples,
-                                 .states_begin = states_begin_of(reader)},
-                    .rounded_for = rounding_of(reader),
-                    .own = same_folder(reader.folder().parent_path(), config.train.output)};
+  constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+  ResumePoint point{
+      .folder = reader.folder().string(),
+      .position = {.step = state.step,
+                   .samples = state.samples,
+                   .states_begin = kept_number(reader, "states_begin", 0, 0, state.step)},
+      // Not its step, where the last ones were skipped.
+      .rounded_for = kept_number(reader, "rounded_for", state.step, -any, any),
+      .own = same_folder(reader.folder().parent_path(), config.train.output)};
   if (state.samples != state.step * config.train.batch) {
     point.notes.push_back(
         fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
@@ -182,11 +173,10 @@ data::StoredTokenizer choose_tokenizer(const checkpoint::Reader& reader,
 
 std::optional<KeptWorkers> kept_workers(const checkpoint::Reader& reader) {
   const nlohmann::json& extra = reader.state().extra;
-  if (!extra.is_object() || !extra.contains("workers")) return std::nullopt;
+  if (!extra.contains("workers")) return std::nullopt;
   const nlohmann::json& workers = extra.at("workers");
-  const bool whole = workers.is_object() && workers.contains("each") &&
-                     workers.at("each").is_array() && workers.contains("own_states") &&
-                     workers.at("own_states").is_boolean();
+  const bool whole = workers.contains("each") && workers.at("each").is_array() &&
+                     workers.contains("own_states") && workers.at("own_states").is_boolean();
   if (!whole) throw damaged(reader, "workers are");
   const nlohmann::json& each = workers.at("each");
   if (!std::ranges::all_of(each, [](const auto& worker) { return worker.is_object(); })) {

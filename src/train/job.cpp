@@ -35,7 +35,11 @@ const model::ModelConfig& settle(const Job& job, RunConfig& config, ComputeDevic
   agree_on(job.session, [&](comm::Communicator& all) {
     computes.settle_precision(config.precision, all);
     comm::agree(all, [&] {
-      check_offload(config.zero.offload, computes.on_host());
+      if (config.zero.offload != "none" && computes.on_host()) {
+        throw ConfigError("zero.offload", config.zero.offload,
+                          "on a CPU must be none: the optimizer's state is in host memory as it is",
+                          "use none, or device.type = cuda");
+      }
       validate(config, job.plan.facts);
     });
   });

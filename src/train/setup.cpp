@@ -57,36 +57,26 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path) {
 
 std::string dataset_of(const RunConfig& config, const checkpoint::State& state) {
   if (!config.data.path.empty()) return config.data.path;
-  const nlohmann::json& saved = state.config;
-  if (saved.is_object() && saved.contains("data") && saved.at("data").is_object() &&
-      saved.at("data").contains("path") && saved.at("data").at("path").is_string()) {
-    return saved.at("data").at("path").get<std::string>();
+  const nlohmann::json::json_pointer path("/data/path");
+  if (state.config.contains(path) && state.config.at(path).is_string()) {
+    return state.config.at(path).get<std::string>();
   }
   throw Error("data.path: the checkpoint names no dataset; name one with --data.path");
 }
 
-namespace {
-
-/// The model section of a checkpoint, resolved.
-model::ModelConfig model_of(const checkpoint::State& state) {
+model::ModelConfig model_of(const checkpoint::Reader& reader) {
+  const nlohmann::json& saved = reader.state().config;
   model::ModelConfig config;
   config::Fields fields;
   fields.section("model", config);
-  if (!state.config.is_object() || !state.config.contains("model")) {
+  if (!saved.contains("model")) {
     throw Error("checkpoint: its configuration has no model; use another checkpoint");
   }
-  fields.from_json({{"model", state.config.at("model")}}, config::Source::file, "checkpoint");
+  fields.from_json({{"model", saved.at("model")}}, config::Source::file, "checkpoint");
   config.resolve();
   if (config.vocabulary == 0) {
     throw Error("checkpoint: model.vocabulary = 0: must be known; use another checkpoint");
   }
-  return config;
-}
-
-}  // namespace
-
-model::ModelConfig model_of(const checkpoint::Reader& reader) {
-  model::ModelConfig config = model_of(reader.state());
   const std::string where = reader.folder().string();
   if (config.layers > static_cast<std::int64_t>(reader.tensors().size())) {
     throw Error("{}: model.layers = {}, and it holds {} tensors; use another checkpoint", where,

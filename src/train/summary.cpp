@@ -35,6 +35,19 @@ std::vector<std::string> cost_notes(const RunConfig& config, const parallel::Sta
   return notes;
 }
 
+/// Why a run has no graphs though it asks for them, one line; empty: it has, or asks for none.
+/// `host`: it computes on CPUs, which have none.
+std::string graphs_warning(const device::DeviceConfig& config, bool host,
+                           const comm::GridShape& shape, bool trace) {
+  if (!config.graphs || host) return {};
+  if (shape.of(comm::Axis::tensor) > 1) {
+    return "device.graphs: makes none, since messages of tensor groups are between operations; "
+           "parallel.tensor = 1 has them";
+  }
+  if (trace) return "device.graphs: makes none, since train.trace times each operation";
+  return {};
+}
+
 /// Bytes of an arena: those planned, and the end of the last view that was made.
 struct HighWater {
   std::size_t predicted = 0, measured = 0;

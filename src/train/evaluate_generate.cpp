@@ -1,3 +1,4 @@
+// Evaluation and generation: the model of a checkpoint, forward alone.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +18,57 @@
 namespace trireme::train {
 
 namespace {
+
+/// A checkpoint's model on a grid of all ranks. The watchdog watches once it is loaded.
+class LoadedModel {
+ public:
+  LoadedModel(comm::Session& session, const RunConfig& config)
+      : computes(config.device, session),
+        ledger(computes.device()),
+        plan(plan_grid(without_servers(config), session, computes.device().is_host())),
+        grid(session, plan.shape, ledger, plan.shard, grid_options(config)),
+        watchdog(session, config.train.watchdog),
+        loading_(watchdog),
+        threads_(threads_of_rank(config.parallel, session)) {}
+
+  /// Opens the checkpoint that `path` names; then `make` calls make_replica. Throws AgreedError.
+  template <class Make>
+  void load(const std::filesystem::path& path, const Make& make) {
+    const std::string folder =
+        comm::of_rank_zero(grid.world(), [&] { return find_checkpoint(path).string(); });
+    comm::agree(grid.world(), [&] {
+      reader = std::make_unique<checkpoint::Reader>(folder);
+      model = std::make_unique<model::Transformer>(model_of(*reader));
+      make();
+    });
+    loading_.reset();
+  }
+  void make_replica(parallel::StageOptions stage) {
+    stage.compute = compute_type_of(reader->state(), computes);
+    parallel::ReplicaOptions options;
+    options.stage = stage;
+    options.threads = threads_;
+    options.make_ops = computes.make_ops();
+    replica = std::make_unique<parallel::Replica>(*model, options, grid, recorder, ledger);
+    const state::ModelState& state = replica->state();
+    checkpoint::load_pieces(*reader, "parameters", state, state.parameters(),
+                            state.parameters_sharded());
+  }
+
+  const ComputeDevice computes;
+  device::MemoryLedger ledger;
+  const GridPlan plan;
+  comm::Grid grid;
+  comm::Watchdog watchdog;
+  std::unique_ptr<checkpoint::Reader> reader;
+  std::unique_ptr<model::Transformer> model;
+  Recorder recorder;
+  std::unique_ptr<parallel::Replica> replica;
+
+ private:
+  std::optional<comm::Watchdog::Pause> loading_;
+  int threads_;
+};
 
 /// One sequence that grows: keys and values of what was seen are kept, so that each new token costs
 /// one row. Collective over the ranks of a replica.
@@ -105,6 +157,46 @@ class Continuation {
 
 }  // namespace
 
+double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options) {
+  LoadedModel loaded(session, config);
+  std::unique_ptr<data::TokenReader> tokens;
+  loaded.load(options.checkpoint, [&] {
+    const model::ModelConfig& model = loaded.model->config();
+    const std::string path = dataset_of(config, loaded.reader->state());
+    const data::Dataset dataset = data::Dataset::open(path);
+    if (dataset.manifest().vocabulary > model.vocabulary) {
+      throw Error(
+          "data.path = {}: its {} token ids do not fit the model's vocabulary of {}; use the "
+          "dataset of the run",
+          path, dataset.manifest().vocabulary, model.vocabulary);
+    }
+    tokens = dataset.reader(select<data::SplitName>(
+        "--split", options.split,
+        {{"train", data::SplitName::train}, {"valid", data::SplitName::valid}}));
+    const std::int64_t length = model.sequence;
+    if (tokens->tokens() <= length) {
+      throw Error("dataset {}: the {} split has {} tokens, a window needs {}; use a larger dataset",
+                  path, options.split, tokens->tokens(), length + 1);
+    }
+    const std::int64_t micro_batch = config.train.micro_batch > 0
+                                         ? config.train.micro_batch
+                                         : std::max<std::int64_t>(1, 4096 / length);
+    loaded.make_replica(forward_options(config, micro_batch));
+  });
+  const parallel::LossSum sum = comm::or_abandon(loaded.grid, [&] {
+    return evaluate_split(*loaded.replica, *tokens, config.train.evaluate_samples,
+                          config.data.document_mask, loaded.grid.group(comm::Axis::data),
+                          &loaded.watchdog);
+  });
+  const double mean = sum.mean();
+  if (session.rank() == 0) {
+    fmt::print("checkpoint {}  step {}\n{} loss {:.6f}  perplexity {:.4f}  over {} tokens\n",
+               loaded.reader->folder().string(), loaded.reader->state().step, options.split, mean,
+               std::exp(mean), static_cast<std::int64_t>(sum.weight));
+  }
+  return mean;
+}
+
 std::int64_t sample_token(std::span<const float> logits, double temperature, std::int64_t top_k,
                           double top_p, double u) {
   const auto count = static_cast<std::int64_t>(logits.size());
@@ -136,22 +228,12 @@ std::int64_t sample_token(std::span<const float> logits, double temperature, std
 
 std::string generate(comm::Session& session, const RunConfig& config,
                      const GenerateOptions& options) {
-  const ComputeDevice computes(config.device, session);
-  device::MemoryLedger ledger(computes.device());
-  Recorder recorder;
-  const GridPlan plan = plan_grid(without_servers(config), session, computes.device().is_host());
-  comm::Grid grid(session, plan.shape, ledger, plan.shard, grid_options(config));
-  comm::Watchdog watchdog(session, config.train.watchdog);
+  LoadedModel loaded(session, config);
   std::unique_ptr<data::Tokenizer> tokenizer;
-  std::unique_ptr<model::Transformer> model;
-  std::unique_ptr<parallel::Replica> replica;
   std::unique_ptr<Continuation> continuation;
   data::Manifest manifest;
-  const std::string folder = comm::of_rank_zero(
-      grid.world(), [&] { return find_checkpoint(options.checkpoint).string(); });
-  auto loading = std::make_optional<comm::Watchdog::Pause>(watchdog);
-  comm::agree(grid.world(), [&] {
-    const checkpoint::Reader reader(folder);
+  loaded.load(options.checkpoint, [&] {
+    const checkpoint::Reader& reader = *loaded.reader;
     const auto kept = checkpoint::kept_tokenizer(reader);
     if (kept && config.data.path.empty()) {
       manifest = *kept;
@@ -161,21 +243,11 @@ std::string generate(comm::Session& session, const RunConfig& config,
       manifest = dataset.manifest();
       tokenizer = data::load_tokenizer(dataset);
     }
-    model = std::make_unique<model::Transformer>(model_of(reader));
-    parallel::ReplicaOptions options_of_replica;
-    options_of_replica.stage = forward_options(config, 1);
-    options_of_replica.stage.sequence_parallel = false;  // one row has nothing to share out
-    options_of_replica.stage.compute = compute_type_of(reader.state(), computes);
-    options_of_replica.threads = threads_of_rank(config.parallel, session);
-    options_of_replica.make_ops = computes.make_ops();
-    replica =
-        std::make_unique<parallel::Replica>(*model, options_of_replica, grid, recorder, ledger);
-    const state::ModelState& state = replica->state();
-    checkpoint::load_pieces(reader, "parameters", state, state.parameters(),
-                            state.parameters_sharded());
-    continuation = std::make_unique<Continuation>(*replica, ledger);
+    parallel::StageOptions stage = forward_options(config, 1);
+    stage.sequence_parallel = false;  // one row has nothing to share out
+    loaded.make_replica(stage);
+    continuation = std::make_unique<Continuation>(*loaded.replica, loaded.ledger);
   });
-  loading.reset();
   const bool is_root = session.rank() == 0;
   const auto show = [&](std::string_view text) {
     if (!is_root) return;
@@ -187,11 +259,11 @@ std::string generate(comm::Session& session, const RunConfig& config,
   std::string text = options.prompt;
   show(text);
   const RandomKey key{static_cast<std::uint64_t>(options.seed), Purpose::generation, 0};
-  const bool draws = replica->stage().holds_last_unit();
+  const bool draws = loaded.replica->stage().holds_last_unit();
   std::vector<std::int32_t> made;
   for (std::int64_t i = 0; i < options.tokens; ++i) {
-    watchdog.beat("generate", i);
-    const auto logits = comm::or_abandon(grid, [&] { return continuation->feed(next); });
+    loaded.watchdog.beat("generate", i);
+    const auto logits = comm::or_abandon(loaded.grid, [&] { return continuation->feed(next); });
     std::int64_t id = 0;
     if (draws) {
       // Ids that the tokenizer does not know (a model's vocabulary may be rounded up) are never
@@ -200,7 +272,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
       id = sample_token(logits.first(known), options.temperature, options.top_k, options.top_p,
                         uniform(key, static_cast<std::uint64_t>(i)));
     }
-    id = grid.group(comm::Axis::pipeline).all_reduce(id, comm::Reduction::sum);
+    id = loaded.grid.group(comm::Axis::pipeline).all_reduce(id, comm::Reduction::sum);
     if (manifest.end_of_document && id == *manifest.end_of_document) break;
     made.push_back(static_cast<std::int32_t>(id));
     const std::string sofar = tokenizer->decode(made);
