@@ -80,13 +80,13 @@ class Continuation {
         caches_(replica.stage().model().units().size()),
         device_(ledger.device()),
         logits_(static_cast<std::size_t>(replica.stage().model().config().vocabulary)) {
-    const auto room = [&](std::size_t elements, std::size_t size) {
+    const auto buffer = [&](std::size_t elements, std::size_t size) {
       return device::Buffer(ledger, device::Use::batch, elements * size);
     };
     const auto capacity = static_cast<std::size_t>(capacity_);
-    tokens_ = room(capacity, sizeof(std::int32_t));
-    position_buffer_ = room(capacity, sizeof(std::int32_t));
-    logits_buffer_ = room(logits_.size(), sizeof(float));
+    tokens_ = buffer(capacity, sizeof(std::int32_t));
+    position_buffer_ = buffer(capacity, sizeof(std::int32_t));
+    logits_buffer_ = buffer(logits_.size(), sizeof(float));
     positions_ = position_buffer_.view(DType::i32, {capacity_});
     std::vector<std::int32_t> positions(capacity);
     std::iota(positions.begin(), positions.end(), 0);
