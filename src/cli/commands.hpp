@@ -74,6 +74,15 @@ struct ResolvedConfig {
   config::Fields fields;
 };
 
+/// All fields with their built-in values. Stays where it is made.
+struct BuiltInConfig {
+  BuiltInConfig() { config.declare(fields); }
+  BuiltInConfig(const BuiltInConfig&) = delete;
+  BuiltInConfig& operator=(const BuiltInConfig&) = delete;
+  train::RunConfig config;
+  config::Fields fields;
+};
+
 /// Refuses --model.…, --optim.… and the like where a checkpoint decides: nothing that a user types
 /// is ignored. `subcommand` is named in the message.
 void refuse_settings_of_the_run(const std::vector<Setting>& settings,
@@ -83,6 +92,10 @@ void refuse_settings_of_the_run(const std::vector<Setting>& settings,
 /// facts.world ranks, as a table. Throws ConfigError for layouts that cannot be.
 std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts);
 
+/// `text` on rank 0's standard output.
+void print_on_root(const comm::Session& session, const std::string& text);
+/// A line of a table: "KEY   VALUE", the value in column `width`.
+std::string line(const std::string& key, const std::string& value, int width = 16);
 /// "4,404,445".
 std::string grouped(std::int64_t number);
 /// "8.8 MB", in powers of 1000.

@@ -12,15 +12,11 @@ namespace {
 
 using Memory = std::map<device::Use, std::int64_t>;
 
-std::int64_t total(const Memory& memory) {
+std::int64_t total(const Memory& memory, bool host_alone = false) {
   std::int64_t sum = 0;
-  for (const auto& [use, bytes] : memory) sum += bytes;
-  return sum;
-}
-
-std::int64_t total_in_host_memory(const Memory& memory) {
-  std::int64_t sum = 0;
-  for (const auto& [use, bytes] : memory) sum += device::in_host_memory(use) ? bytes : 0;
+  for (const auto& [use, bytes] : memory) {
+    if (!host_alone || device::in_host_memory(use)) sum += bytes;
+  }
   return sum;
 }
 
@@ -127,7 +123,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   std::vector<std::int64_t> sums, device, host;
   for (const Memory& memory : stages) {
     sums.push_back(total(memory));
-    host.push_back(total_in_host_memory(memory));
+    host.push_back(total(memory, true));
     device.push_back(sums.back() - host.back());
   }
   text += row("total", sums);
