@@ -1,6 +1,6 @@
-#include "trireme/model/attention.hpp"
-
 #include <cmath>
+
+#include "trireme/model/block.hpp"
 
 namespace trireme::model {
 

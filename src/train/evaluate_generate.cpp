@@ -10,7 +10,7 @@
 #include "trireme/checkpoint/tokenizer.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/data/tokenizer.hpp"
-#include "trireme/model/attention.hpp"
+#include "trireme/model/block.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"

@@ -195,7 +195,6 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .virtual_stages = static_cast<int>(config.parallel.virtual_stages),
           .micro_batches = static_cast<int>(per_rank / config.train.micro_batch),
           .sequences = config.train.micro_batch,
-          .train = true,
           .zero = static_cast<int>(config.parallel.zero),
           .reshard_after_forward = config.zero.reshard_after_forward,
           .offload = select<bool>("zero.offload", config.zero.offload,
@@ -213,16 +212,12 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
 
 parallel::StageOptions forward_options(const RunConfig& config, std::int64_t sequences) {
   return {.place = {},
-          .schedule = "1f1b",
           .schedule_text = {},
           .virtual_stages = static_cast<int>(config.parallel.virtual_stages),
-          .micro_batches = 1,
           .sequences = sequences,
           .train = false,
           .zero = static_cast<int>(config.parallel.zero),
-          .reshard_after_forward = true,
           .sequence_parallel = config.parallel.sequence,
-          .recompute = model::Recompute::none,
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data)};

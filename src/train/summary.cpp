@@ -55,17 +55,13 @@ struct HighWater {
 
 /// The marks of the rank that differs most from its plan; of the fullest, where none does.
 HighWater gather_high_water(const HighWater& own, comm::Communicator& world) {
-  const std::uint64_t both[] = {own.predicted, own.measured};
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(both);
-  HighWater worst;
   const auto difference = [](const HighWater& mark) {
     return mark.predicted > mark.measured ? mark.predicted - mark.measured
                                           : mark.measured - mark.predicted;
   };
-  for (const auto& theirs : world.all_gather_bytes({bytes, sizeof both})) {
-    std::uint64_t marks[2] = {};
-    std::memcpy(marks, theirs.data(), sizeof marks);
-    const HighWater mark{marks[0], marks[1]};
+  HighWater worst;
+  for (const nlohmann::json& theirs : report::gather_json({own.predicted, own.measured}, world)) {
+    const HighWater mark{theirs.at(0).get<std::size_t>(), theirs.at(1).get<std::size_t>()};
     if (std::pair(difference(mark), mark.measured) > std::pair(difference(worst), worst.measured)) {
       worst = mark;
     }

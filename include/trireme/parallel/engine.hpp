@@ -1,6 +1,4 @@
-// Walks the programs of this rank's stage: a training step, evaluation, or generation. A program
-// holds the computations of units, the messages between stages, the gathers of parameters and the
-// reductions of gradients.
+// Walks the programs of this rank's stage: a training step, evaluation, or generation.
 #pragma once
 
 #include <cstdint>
@@ -100,7 +98,7 @@ class Engine {
   /// The sums over the global batch of the step that was started last, the same on every rank, once
   /// the device's work has been waited for (device::wait_for). Collective.
   LossSum step_sums();
-  /// Multiplies the gradients of the steps that follow, but not their losses. Initially 1.
+  /// Multiplies gradients, but not losses. Initially 1.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
   /// After an update: see ParameterGatherer::gather_updated.
   void gather_updated() { parameters_.gather_updated(); }
@@ -135,7 +133,6 @@ class Engine {
     Tensor logits;  // what the last unit writes; absent: it adds to the loss
   };
   static std::size_t loss_bytes(const Stage& stage);
-  /// Runs a program on the micro-batches in batches_.
   void run(const Walk& walk);
   void wait_for_messages();
   void start(const UnitAction& action);
@@ -146,7 +143,6 @@ class Engine {
   /// may share a graph with the action before.
   std::vector<bool> find_continuing() const;
   bool adds_to_gradients(const UnitAction& action) const;
-  /// Waits and copies before an action's computation.
   void prepare(const UnitAction& action);
   void forward(const UnitAction& action);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
@@ -164,7 +160,6 @@ class Engine {
   Tensor leaf_rows(const Tensor& activation, int leaf) const;
   void zero_losses();
   int set_of(int micro_batch, int leaf) const;
-  /// Adds up set_sums_, over the data ranks too.
   double sum_sets();
 
   const Stage& stage_;

@@ -1,13 +1,5 @@
-// The way of a gradient from backward to the optimizer, for every ZeRO stage:
-//
-// 1. Units add to the group's whole gradient on this rank (prepare).
-// 2. Sums that this rank keeps apart are added up (reduce, reduce_tied).
-// 3. A reduce-scatter over the shard group leaves each rank the sum of its own shard. With ZeRO 0
-//    a shard is the whole group and nothing is sent.
-// 4. With ZeRO 2 and 3 the shard is added to those of earlier micro-batches.
-// 5. The data-parallel method reduces the shard over the ranks that hold the same one
-//    (DataParallel::reduce). With ZeRO 0 neighboring groups go together, in buckets.
-// 6. An offloaded optimizer copies it to the host.
+// The way of a gradient from backward to the optimizer, for every ZeRO stage: ARCHITECTURE.md, "The
+// life of a gradient".
 #pragma once
 
 #include <functional>

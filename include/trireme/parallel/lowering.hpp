@@ -1,6 +1,5 @@
 // From a stage's schedule to unit actions: the list that the engine walks, and that memory
-// prediction reads. Pure. Gathers of sharded parameters and reductions of gradients are actions
-// too, so that what overlaps with what is decided here and nowhere else.
+// prediction reads. Pure. What overlaps with what is decided here and nowhere else.
 #pragma once
 
 #include <cstdint>

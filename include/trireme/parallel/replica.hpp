@@ -70,7 +70,7 @@ class Replica {
   /// that saw it. `documents`: the run's batches name the document of each token. The gradients it
   /// leaves are of no use. Collective over the grid, before the first step.
   void settle_choices(bool documents = false);
-  /// What was chosen so far, the same on every rank after settle_choices; empty where nothing is.
+  /// What was chosen so far, the same on every rank after settle_choices.
   std::vector<ops::Choice> choices() const {
     return choosing_ == nullptr ? std::vector<ops::Choice>() : choosing_->describe_choices();
   }
@@ -89,7 +89,6 @@ class Replica {
   /// both results, the same on every rank. Collective over the grid, or over the replica where it
   /// is alone, as are start and update.
   StepSums finish();
-  /// start and finish.
   StepSums backward(const std::vector<HostMicrobatch>& batches) {
     start(batches);
     return finish();

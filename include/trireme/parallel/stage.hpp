@@ -1,5 +1,5 @@
-// The part of one rank, derived from the configuration alone: its units and tiles, the programs
-// that it runs, and their memory. Pure, so that `plan` and a run agree.
+// One rank's part: its units and tiles, the programs that it runs, and their memory. Pure, so that
+// `plan` and a run agree.
 #pragma once
 
 #include <cstdint>
