@@ -63,24 +63,20 @@ CLI::Option* add_value(CLI::App& app, const std::string& flag, T& target, const 
   return option;
 }
 
-/// A run's configuration from all its sources, the same on every rank. Stays where it is made: the
+/// All fields with their built-in values. Stays where it is made: the
 /// fields point into it.
-struct ResolvedConfig {
-  ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
-                 comm::Session& session);
-  ResolvedConfig(const ResolvedConfig&) = delete;
-  ResolvedConfig& operator=(const ResolvedConfig&) = delete;
-  train::RunConfig config;
-  config::Fields fields;
-};
-
-/// All fields with their built-in values. Stays where it is made.
 struct BuiltInConfig {
   BuiltInConfig() { config.declare(fields); }
   BuiltInConfig(const BuiltInConfig&) = delete;
   BuiltInConfig& operator=(const BuiltInConfig&) = delete;
   train::RunConfig config;
   config::Fields fields;
+};
+
+/// A run's configuration from all its sources, the same on every rank.
+struct ResolvedConfig : BuiltInConfig {
+  ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
+                 comm::Session& session);
 };
 
 /// Refuses --model.…, --optim.… and the like where a checkpoint decides: nothing that a user types

@@ -169,7 +169,6 @@ std::string on_rank_zero(comm::Session& session, const std::function<std::string
 
 ResolvedConfig::ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
                                comm::Session& session) {
-  config.declare(fields);
   Sources sources{settings, file, environ, {}};
   sources.preset = [this](config::Fields& all) {
     if (config.model.preset.empty()) return;

@@ -2,6 +2,12 @@
 
 namespace trireme::model {
 
+void Region::plan_dmiddle(UnitPlan& plan) {
+  std::vector<std::int64_t> widths;
+  for (const Slot& slot : middle_) widths.push_back(slot.width);
+  dmiddle_ = plan.add_tiles(Area::scratch, plan.rows(), widths);
+}
+
 template <class Layer>
 void ResidualBranch<Layer>::plan(UnitPlan& plan) {
   // Recomputing a gathered norm communicates, and backward for weights alone has no parameters.

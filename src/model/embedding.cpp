@@ -15,13 +15,14 @@ constexpr std::int64_t logits_by_rows = 4;
 /// A matrix with a row for each token.
 int add_token_weight(params::ParameterTable& table, int unit, const char* name,
                      const ModelConfig& config, bool in_products) {
-  params::Parameter weight{.name = name, .shape = {config.vocabulary, config.width}};
-  weight.split = 0;
-  weight.units = {unit};
-  weight.decay = true;
-  weight.in_products = in_products;
-  weight.initialization = {params::Initialization::Kind::normal, config.init_deviation};
-  return table.add(weight);
+  return table.add(
+      {.name = name,
+       .shape = {config.vocabulary, config.width},
+       .split = 0,
+       .units = {unit},
+       .decay = true,
+       .in_products = in_products,
+       .initialization = {params::Initialization::Kind::normal, config.init_deviation}});
 }
 
 /// The tokens of the rank's tile number `local`.
@@ -37,12 +38,12 @@ Embedding::Embedding(params::ParameterTable& table, int unit, const ModelConfig&
   // Where it is not tied it is looked up alone, which multiplies nothing.
   token_ = add_token_weight(table, unit, "embedding.token.weight", config, config.tied);
   if (config.rotary()) return;
-  params::Parameter position{.name = "embedding.position.weight",
-                             .shape = {config.sequence, config.width}};
-  position.units = {unit};
-  position.decay = true;
-  position.initialization = {params::Initialization::Kind::normal, config.init_deviation};
-  position_ = table.add(position);
+  position_ =
+      table.add({.name = "embedding.position.weight",
+                 .shape = {config.sequence, config.width},
+                 .units = {unit},
+                 .decay = true,
+                 .initialization = {params::Initialization::Kind::normal, config.init_deviation}});
 }
 
 void Embedding::plan(UnitPlan& plan) {

@@ -6,14 +6,14 @@ namespace {
 
 int add_weight(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
                std::int64_t out, int dimension, const LinearOptions& options) {
-  params::Parameter weight{.name = name + ".weight", .shape = {out, in}};
-  weight.split = dimension;
-  weight.parts = options.parts;
-  weight.units = {unit};
-  weight.decay = true;
-  weight.in_products = true;
-  weight.initialization = {params::Initialization::Kind::normal, options.deviation};
-  return table.add(weight);
+  return table.add({.name = name + ".weight",
+                    .shape = {out, in},
+                    .split = dimension,
+                    .parts = options.parts,
+                    .units = {unit},
+                    .decay = true,
+                    .in_products = true,
+                    .initialization = {params::Initialization::Kind::normal, options.deviation}});
 }
 
 }  // namespace
@@ -23,11 +23,11 @@ ColumnParallel::ColumnParallel(params::ParameterTable& table, int unit, const st
     : weight_(add_weight(table, unit, name, in, out, 0, options)) {
   shape_ = table.row(weight_);
   if (!options.bias) return;
-  params::Parameter bias{.name = name + ".bias", .shape = {out}};
-  bias.split = 0;
-  bias.parts = options.parts;
-  bias.units = {unit};
-  bias_ = table.add(bias);
+  bias_ = table.add({.name = name + ".bias",
+                     .shape = {out},
+                     .split = 0,
+                     .parts = options.parts,
+                     .units = {unit}});
 }
 
 std::vector<std::int64_t> ColumnParallel::widths(const params::Tiles& tiles) const {
@@ -77,10 +77,7 @@ void ColumnParallel::backward_weight(const UnitContext& context, std::span<const
 RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::string& name,
                          std::int64_t in, std::int64_t out, const LinearOptions& options)
     : weight_(add_weight(table, unit, name, in, out, 1, options)) {
-  if (!options.bias) return;
-  params::Parameter bias{.name = name + ".bias", .shape = {out}};
-  bias.units = {unit};
-  bias_ = table.add(bias);
+  if (options.bias) bias_ = table.add({.name = name + ".bias", .shape = {out}, .units = {unit}});
 }
 
 void RowParallel::forward(const UnitContext& context, const Summand& partial,
@@ -122,14 +119,12 @@ void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
 Norm::Norm(params::ParameterTable& table, int unit, const std::string& name,
            const ModelConfig& config)
     : centered_(config.layer_norm()), epsilon_(static_cast<float>(config.epsilon)) {
-  params::Parameter weight{.name = name + ".weight", .shape = {config.width}};
-  weight.units = {unit};
-  weight.initialization = {params::Initialization::Kind::ones, 0};
-  weight_ = table.add(weight);
+  weight_ = table.add({.name = name + ".weight",
+                       .shape = {config.width},
+                       .units = {unit},
+                       .initialization = {params::Initialization::Kind::ones, 0}});
   if (!centered_ || !config.bias) return;
-  params::Parameter bias{.name = name + ".bias", .shape = {config.width}};
-  bias.units = {unit};
-  bias_ = table.add(bias);
+  bias_ = table.add({.name = name + ".bias", .shape = {config.width}, .units = {unit}});
 }
 
 void Norm::plan(UnitPlan& plan, RecomputeCost cost) {

@@ -117,7 +117,6 @@ GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host) {
   plan.facts.schedule_text =
       comm::of_rank_zero(*world, [&] { return layout_facts(config, session).schedule_text; });
   comm::agree(*world, [&] {
-    check_method(config, plan.facts);
     plan.shape = grid_shape(config, plan.facts);
     plan.shard = shard_ranks(config, plan.shape, plan.facts);
   });
