@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "trireme/cli/command.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::cli {
 

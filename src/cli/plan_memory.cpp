@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "trireme/data_parallel/memory.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
 

@@ -31,7 +31,7 @@ std::size_t Engine::batch_bytes(const Stage& stage, bool host) {
 
 Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
                const EngineGroups& groups, DataParallel& method, Recorder& recorder,
-               device::MemoryLedger& ledger, const EngineOptions& options)
+               device::MemoryLedger& ledger, const ReplicaOptions& options, state::Offload* offload)
     : stage_(stage),
       state_(state),
       ops_(ops),
@@ -52,7 +52,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                   .shard = groups.shard,
                   .embedding = groups.embedding,
                   .method = method,
-                  .offload = options.offload,
+                  .offload = offload,
                   .recorder = recorder,
                   .stream = state_stream_,
                   .bucket_elements = options.bucket_elements},
@@ -65,7 +65,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       losses_read_(ledger, device::Use::batch, losses_),
       set_sums_(static_cast<std::size_t>(stage.sets())),
       frequencies_(stage.model().frequencies()),
-      graphs_(ledger, options.graphs && groups.tensor.size() == 1),
+      graphs_(ledger, options.graphs && !options.trace && groups.tensor.size() == 1),
       continuing_(find_continuing()) {
   tensor_stream_.record_waits(recorder, "wait for tensor ranks");
   if (frequencies_ && !device_.is_host()) {

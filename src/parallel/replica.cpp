@@ -104,13 +104,8 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                                                   ledger, options.stochastic_rounding)
                                             : nullptr),
       method_(make_method(ledger)),
-      engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger,
-              {.bucket_elements = options.bucket_elements,
-               .overlap = options.overlap,
-               .seed = options.seed,
-               .watchdog = options.watchdog,
-               .offload = offload_.get(),
-               .graphs = options.graphs && !options.trace}) {}
+      engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger, options_,
+              offload_.get()) {}
 
 std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   const bool reproducible = options_.stage.reproducible;

@@ -12,7 +12,6 @@
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
 #include "trireme/state/offload.hpp"
-#include "trireme/state/tensor_sums.hpp"
 #include "trireme/state/update.hpp"
 
 namespace trireme::plan {

@@ -12,7 +12,6 @@
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/model/block.hpp"
 #include "trireme/train/compute_device.hpp"
-#include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
@@ -186,7 +185,7 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
   const parallel::LossSum sum = comm::or_abandon(loaded.grid, [&] {
     return evaluate_split(*loaded.replica, *tokens, config.train.evaluate_samples,
                           config.data.document_mask, loaded.grid.group(comm::Axis::data),
-                          &loaded.watchdog);
+                          loaded.watchdog);
   });
   const double mean = sum.mean();
   if (session.rank() == 0) {

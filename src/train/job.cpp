@@ -9,7 +9,7 @@
 #include "trireme/ops/ops.hpp"
 #include "trireme/plan/peak.hpp"
 #include "trireme/report/record.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 

@@ -18,7 +18,7 @@
 #include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
 #include "trireme/train/config.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
@@ -228,7 +228,7 @@ std::int64_t bucket_elements(const RunConfig& config) {
 
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask,
-                                 comm::Communicator& data_group, comm::Watchdog* watchdog) {
+                                 comm::Communicator& data_group, comm::Watchdog& watchdog) {
   const std::int64_t length = replica.stage().model().config().sequence;
   const std::int64_t micro_batch = replica.stage().options().sequences;
   const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
@@ -243,7 +243,7 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
   const auto leaves = static_cast<std::size_t>(replica.stage().memory().leaves().count);
   std::vector<parallel::LossSum> own;  // by round and leaf
   for (std::int64_t round = 0; round < rounds; ++round) {
-    if (watchdog != nullptr) watchdog->beat("evaluate");
+    watchdog.beat("evaluate");
     const std::int64_t number = round * data_group.size() + data_group.rank();
     std::vector<std::int64_t> numbers;
     for (std::int64_t i = 0; i < micro_batch; ++i) {

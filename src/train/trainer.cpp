@@ -273,7 +273,7 @@ void Trainer::evaluate() {
     const StepAccount::Pause pause(account_, true);
     sum = evaluate_split(replica_, *validation_, job_.config.train.evaluate_samples,
                          job_.config.data.document_mask, grid_.group(comm::Axis::data),
-                         &job_.watchdog);
+                         job_.watchdog);
   }
   reporter_.evaluation(position_.step, sum);
 }

@@ -7,7 +7,6 @@
 #include "trireme/data/dataset.hpp"
 #include "trireme/train/inject.hpp"
 #include "trireme/train/policies.hpp"
-#include "trireme/train/run.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {

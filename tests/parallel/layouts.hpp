@@ -75,7 +75,7 @@ struct RunSettings {
   double clip = 1;          // of the gradient norm
   bool stochastic = false;  // rounding of bf16 weights
   bool copies = false;      // bf16 weights beside masters, even on CPUs
-  bool graphs = false;      // see EngineOptions
+  bool graphs = false;      // see ReplicaOptions
 };
 
 /// Results of a run: the same on all its ranks, except `fault`.

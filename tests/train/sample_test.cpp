@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 namespace {

@@ -1,7 +1,7 @@
 // Training by the configured data-parallel method.
 #pragma once
 
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::data_parallel {
 

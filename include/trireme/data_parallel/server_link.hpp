@@ -14,7 +14,7 @@
 #include "trireme/data_parallel/server_shards.hpp"
 #include "trireme/data_parallel/server_staging.hpp"
 #include "trireme/device/memory.hpp"
-#include "trireme/parallel/data_parallel.hpp"
+#include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/stage.hpp"
 
 namespace trireme::data_parallel {

@@ -3,7 +3,7 @@
 // tensor-parallel regions over all rows [R, C].
 #pragma once
 
-#include "trireme/model/layers.hpp"
+#include "trireme/model/tensor_parallel.hpp"
 
 namespace trireme::model {
 

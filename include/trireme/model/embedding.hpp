@@ -3,7 +3,6 @@
 #pragma once
 
 #include "trireme/model/config.hpp"
-#include "trireme/model/layers.hpp"
 #include "trireme/model/tensor_parallel.hpp"
 #include "trireme/params/table.hpp"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/readback.hpp"
 #include "trireme/model/transformer.hpp"
+#include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/microbatch.hpp"
 #include "trireme/parallel/stage.hpp"
@@ -39,15 +41,34 @@ struct EngineGroups {
   comm::Communicator& gradients;
 };
 
-struct EngineOptions {
-  std::int64_t bucket_elements = 2 << 20;
-  bool overlap = true;                 // reduce while backward runs
-  std::uint64_t seed = 0;              // of dropout
-  comm::Watchdog* watchdog = nullptr;  // null: none; else learns of every action
-  state::Offload* offload = nullptr;   // null: the optimizer is not offloaded
+/// Makes the operations of a device for a rank of so many threads, with work space in the ledger.
+using MakeOps = std::function<std::unique_ptr<ops::Ops>(device::MemoryLedger& ledger, int threads,
+                                                        bool reproducible)>;
+
+/// Makes a method other than all-reduce, of a rank's parts, which outlive it.
+using MakeMethod =
+    std::function<std::unique_ptr<DataParallel>(const Stage& stage, const state::ModelState& state,
+                                                ops::Ops& ops, device::MemoryLedger& ledger)>;
+
+struct ReplicaOptions {
+  StageOptions stage;  // its place is taken from the grid
+  optim::OptimConfig optim;
+  int threads = 1;
+  std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
+  bool overlap = true;                     // reduce while backward runs
+  std::uint64_t seed = 0;                  // of initial weights, dropout and stochastic rounding
+  /// Round the bf16 weights that units read stochastically, with the same bits in every layout.
+  bool stochastic_rounding = false;
+  comm::Watchdog* watchdog = nullptr;
+  MakeOps make_ops;        // absent: those of the CPU
+  MakeMethod make_method;  // absent: AllReduce
+  bool trace = false;      // record operations of the device as spans; see begin_trace
   /// Capture what a training step computes, where the device captures and no messages of a tensor
-  /// group are in between; see StepGraphs.
+  /// group are in between; see StepGraphs. Not with a trace, which cannot see into graphs.
   bool graphs = false;
+  /// An independent worker (see Averaging). Its data axis has one rank, so steps and updates
+  /// involve only the ranks of this replica. Without ZeRO.
+  bool alone = false;
 };
 
 /// All-gathers of sharded parameters: group by group before they are read (ZeRO 3), or all after an
@@ -83,10 +104,11 @@ class ParameterGatherer {
 
 class Engine {
  public:
-  /// `stage` and `state` describe the same rank. All arguments outlive the engine.
+  /// `stage` and `state` describe the same rank; `offload` is null where the optimizer is not
+  /// offloaded. All arguments outlive the engine.
   Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
          const EngineGroups& groups, DataParallel& method, Recorder& recorder,
-         device::MemoryLedger& ledger, const EngineOptions& options);
+         device::MemoryLedger& ledger, const ReplicaOptions& options, state::Offload* offload);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
@@ -168,7 +190,7 @@ class Engine {
   device::Device& device_;
   EngineGroups groups_;
   Recorder& recorder_;
-  EngineOptions options_;
+  const ReplicaOptions& options_;
   StageMemory memory_;
   device::Stream tensor_stream_, state_stream_;
   model::TensorGroup tensor_;

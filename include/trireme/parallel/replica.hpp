@@ -10,40 +10,12 @@
 #include "trireme/ops/algorithm_choices.hpp"
 #include "trireme/ops/traced.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/engine.hpp"
+#include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/state/offload.hpp"
 
 namespace trireme::parallel {
-
-/// Makes the operations of a device for a rank of so many threads, with work space in the ledger.
-using MakeOps = std::function<std::unique_ptr<ops::Ops>(device::MemoryLedger& ledger, int threads,
-                                                        bool reproducible)>;
-
-/// Makes a method other than all-reduce, of a rank's parts, which outlive it.
-using MakeMethod =
-    std::function<std::unique_ptr<DataParallel>(const Stage& stage, const state::ModelState& state,
-                                                ops::Ops& ops, device::MemoryLedger& ledger)>;
-
-struct ReplicaOptions {
-  StageOptions stage;  // its place is taken from the grid
-  optim::OptimConfig optim;
-  int threads = 1;
-  std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
-  bool overlap = true;
-  std::uint64_t seed = 0;  // of initial weights, dropout and stochastic rounding
-  /// Round the bf16 weights that units read stochastically, with the same bits in every layout.
-  bool stochastic_rounding = false;
-  comm::Watchdog* watchdog = nullptr;
-  MakeOps make_ops;        // absent: those of the CPU
-  MakeMethod make_method;  // absent: AllReduce
-  bool trace = false;      // record operations of the device as spans; see begin_trace
-  bool graphs = false;     // see EngineOptions; ignored with a trace, which cannot see into graphs
-  /// An independent worker (see Averaging). Its data axis has one rank, so steps and updates
-  /// involve only the ranks of this replica. Without ZeRO.
-  bool alone = false;
-};
 
 /// The results of a step that the host reads.
 struct StepSums {

@@ -17,7 +17,7 @@
 #include "trireme/parallel/stage.hpp"
 #include "trireme/parallel/step_graphs.hpp"
 #include "trireme/report/record.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 /// For run.json, which lists the algorithms that a backend chose.
 namespace trireme::ops {

@@ -12,7 +12,7 @@
 #include "trireme/train/inject.hpp"
 #include "trireme/train/method.hpp"
 #include "trireme/train/policies.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
