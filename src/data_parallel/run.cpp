@@ -12,12 +12,10 @@ train::Ending run(comm::Session& session, train::RunConfig& config, const config
                   const train::DeviceSource& devices) {
   const std::string& method = config.data_parallel.method;
   if (method == "allreduce") {
-    train::Job job(session, config, fields, devices);
-    return train::run_on_grid<train::Method>(job);
+    return train::run_on_grid<train::Method>(session, config, fields, devices);
   }
   if (method == "average") {
-    train::Job job(session, config, fields, devices);
-    return train::run_on_grid<IndependentWorkers>(job);
+    return train::run_on_grid<IndependentWorkers>(session, config, fields, devices);
   }
   if (train::waits_for_none(config)) return run_async(session, config, fields, devices);
   TRIREME_ASSERT(method == "server" || method == "async-server", "data_parallel.method = {}",

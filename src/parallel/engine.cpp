@@ -97,8 +97,6 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
   }
 }
 
-Engine::~Engine() = default;
-
 int Engine::set_of(int micro_batch, int leaf) const {
   const int leaves = memory_.plan().leaves().count;
   const int all = stage_.options().micro_batches * leaves;

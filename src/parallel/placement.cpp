@@ -1,5 +1,3 @@
-#include "trireme/parallel/placement.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -9,6 +7,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/random.hpp"
 #include "trireme/data/hash.hpp"
+#include "trireme/parallel/replica.hpp"
 
 namespace trireme::parallel {
 

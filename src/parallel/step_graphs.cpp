@@ -1,7 +1,6 @@
-#include "trireme/parallel/step_graphs.hpp"
-
 #include "trireme/core/error.hpp"
 #include "trireme/device/range.hpp"
+#include "trireme/parallel/engine.hpp"
 
 namespace trireme::parallel {
 

@@ -45,18 +45,26 @@ ops::AttentionShape attention_shape(const parallel::Stage& stage,
           config.head_size()};
 }
 
-std::size_t attention_workspace(const parallel::Stage& stage, int threads, bool narrow_on_host) {
-  const model::ModelConfig& config = stage.model().config();
-  const model::Shares& shares = stage.shares();
-  const std::vector<std::int64_t> keys = model::Attention::key_widths(config, shares.tiles);
-  std::size_t bytes = 0;
-  for (int i = 0; i < shares.tiles.count; ++i) {
-    const ops::AttentionShape shape = attention_shape(stage, keys, i);
-    if (shape.heads == 0) continue;
-    bytes = std::max(bytes, narrow_on_host ? ops::cpu_narrow_attention_workspace(shape, threads)
-                                           : ops::cpu_attention_workspace(shape, threads));
+/// Whether the stage holds a block.
+bool attends(const parallel::Stage& stage) {
+  for (int unit = 1; unit < stage.last_unit(); ++unit) {
+    if (stage.layout().has_unit(unit)) return true;
   }
-  return bytes;
+  return false;
+}
+
+/// The most that a call of the stage's attention takes, by bytes(shape).
+template <class Bytes>
+std::size_t attention_workspace(const parallel::Stage& stage, const Bytes& bytes) {
+  const params::Tiles& tiles = stage.shares().tiles;
+  const std::vector<std::int64_t> keys =
+      model::Attention::key_widths(stage.model().config(), tiles);
+  std::size_t most = 0;
+  for (int i = 0; attends(stage) && i < tiles.count; ++i) {
+    const ops::AttentionShape shape = attention_shape(stage, keys, i);
+    if (shape.heads > 0) most = std::max(most, bytes(shape));
+  }
+  return most;
 }
 
 /// Products of bf16 with the stage's weights: forward, gradients for inputs and for weights.
@@ -88,19 +96,12 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
 
 /// What libraries of the CUDA backend take, as far as it is known.
 std::size_t cuda_ops_workspace(const parallel::Stage& stage, const CudaWork& work) {
-  const model::ModelConfig& config = stage.model().config();
-  const params::Tiles& tiles = stage.shares().tiles;
-  const std::vector<std::int64_t> keys = model::Attention::key_widths(config, tiles);
-  bool attends = false;
-  for (int unit = 1; unit < stage.last_unit(); ++unit) attends |= stage.layout().has_unit(unit);
-  std::size_t attention = 0;
   const bool plain = work.plain_attention && stage.shares().compute != DType::f32;
-  for (int i = 0; attends && plain && i < tiles.count; ++i) {
-    const ops::AttentionShape shape = attention_shape(stage, keys, i);
-    if (!ops::cuda_attention_fuses(shape)) continue;
-    attention =
-        std::max(attention, ops::cuda_attention_workspace(shape, work.deterministic_attention));
-  }
+  const std::size_t attention =
+      attention_workspace(stage, [&](const ops::AttentionShape& shape) -> std::size_t {
+        if (!plain || !ops::cuda_attention_fuses(shape)) return 0;
+        return ops::cuda_attention_workspace(shape, work.deterministic_attention);
+      });
   return ops::cuda_product_workspace + device::aligned(attention);
 }
 
@@ -109,12 +110,11 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
   const bool narrow_on_host = host && stage.shares().compute == DType::bf16;
   const model::ModelConfig& config = stage.model().config();
   const params::Layout& layout = stage.layout();
-  const int last = stage.last_unit();
-  std::size_t bytes = narrow_on_host ? product_workspace(stage, threads) : 0;
-  for (int unit = 1; unit < last; ++unit) {
-    if (!layout.has_unit(unit)) continue;
-    bytes = std::max(bytes, attention_workspace(stage, threads, narrow_on_host));
-  }
+  std::size_t bytes = attention_workspace(stage, [&](const ops::AttentionShape& shape) {
+    return narrow_on_host ? ops::cpu_narrow_attention_workspace(shape, threads)
+                          : ops::cpu_attention_workspace(shape, threads);
+  });
+  if (narrow_on_host) bytes = std::max(bytes, product_workspace(stage, threads));
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);
     if (row.shape.dimensions() != 1 || block.elements() == 0) continue;

@@ -9,7 +9,7 @@
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 
 namespace trireme::train {
 

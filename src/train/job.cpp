@@ -76,20 +76,20 @@ Environment probe_environment(const Job& job, comm::Communicator& everyone) {
 }
 
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
-                     const std::function<double()>& measure) {
+                     parallel::Replica* replica) {
   const std::string& peak = config.train.peak;
   if (peak == "none") return 0;
   if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * workers;
   // All ranks at once, as they will train.
   world.barrier();
-  return world.all_reduce(measure ? measure() : 0.0, comm::Reduction::sum);
-}
-
-double measure_peak(parallel::Replica& replica, const RunConfig& config) {
-  return plan::measure_peak(replica.ops(), replica.state().device(),
-                            replica.stage().options().compute, replica.stage().model(),
-                            config.train.micro_batch * config.model.sequence,
-                            plan::PeakEffort::quick);
+  const double own =
+      replica == nullptr
+          ? 0.0
+          : plan::measure_peak(replica->ops(), replica->state().device(),
+                               replica->stage().options().compute, replica->stage().model(),
+                               config.train.micro_batch * config.model.sequence,
+                               plan::PeakEffort::quick);
+  return world.all_reduce(own, comm::Reduction::sum);
 }
 
 }  // namespace trireme::train

@@ -5,7 +5,7 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 #include "trireme/train/config.hpp"
 
 namespace trireme::train {
@@ -82,8 +82,7 @@ void Trainer::begin() {
   for (const std::string& line : passed_over) reporter_.print("passed over: " + line);
   replica_.initialize();
   if (!folder.empty()) resume(folder);
-  const double peak = agree_on_peak(job_.config, grid_.world(), grid_.world().size(),
-                                    [this] { return measure_peak(replica_, job_.config); });
+  const double peak = agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
   replica_.settle_choices(job_.config.data.document_mask);
   begin_record(environment, peak);
   job_.starting.reset();

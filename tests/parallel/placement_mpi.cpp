@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 
 #include "layouts.hpp"
 

@@ -4,7 +4,7 @@
 
 #include "trireme/model/config.hpp"
 #include "trireme/model/tensor_parallel.hpp"
-#include "trireme/params/table.hpp"
+#include "trireme/params/layout.hpp"
 
 namespace trireme::model {
 

@@ -14,8 +14,8 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/algorithm_choices.hpp"
+#include "trireme/parallel/engine.hpp"
 #include "trireme/parallel/stage.hpp"
-#include "trireme/parallel/step_graphs.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/setup.hpp"
 

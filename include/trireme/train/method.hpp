@@ -12,7 +12,6 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/grid.hpp"
-#include "trireme/parallel/placement.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/report/record.hpp"
