@@ -62,9 +62,9 @@ std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage&
   const auto states = static_cast<std::int64_t>(optim::Optimizer::state_names(config.optim).size());
   const std::size_t squares = plan::norm_bytes(worker);
   const std::size_t summed = train::waits_for_none(config) ? 0 : squares;
-  return {{Use::parameters, ModelState::parameter_bytes(layout, shards, options)},
-          {Use::gradients, ModelState::gradient_bytes(layout, shards, options)},
-          {Use::optimizer, ModelState::master_bytes(layout, shards, options) +
+  return {{Use::parameters, ModelState::bytes(layout, shards, options).parameters},
+          {Use::gradients, ModelState::bytes(layout, shards, options).gradients},
+          {Use::optimizer, ModelState::bytes(layout, shards, options).masters +
                                states * shards.elements() * std::int64_t{sizeof(float)}},
           {Use::communication,
            ServerShards::slot_bytes(shards, place) +

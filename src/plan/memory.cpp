@@ -233,15 +233,16 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   const state::StateOptions options = stage.state_options();
   const auto states =
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
+  const state::ModelState::Bytes own =
+      state::ModelState::bytes(stage.layout(), stage.shards(), options);
   const std::int64_t optimizer =
-      state::ModelState::master_bytes(stage.layout(), stage.shards(), options) +
+      own.masters +
       (options.updates() ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0) +
       question.method.optimizer;
   std::map<Use, std::int64_t> memory{
-      {Use::parameters,
-       state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
-      {Use::gradients, state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
-      {Use::gathered, state::ModelState::gathered_bytes(stage.layout(), options)},
+      {Use::parameters, own.parameters},
+      {Use::gradients, own.gradients},
+      {Use::gathered, own.gathered},
       {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
       {Use::workspace,
        static_cast<std::int64_t>(stage.memory().work_bytes() +

@@ -224,12 +224,17 @@ void check_method(const RunConfig& config, const LayoutFacts& facts) {
          "is for data_parallel.method = server and async-server", "leave it out");
 }
 
-void validate(RunConfig& config, const LayoutFacts& facts) {
-  config.model.resolve();
+static comm::GridShape check_layout(RunConfig& config, const LayoutFacts& facts) {
   check_method(config, facts);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
   check_worker_groups(config, shape);
+  return shape;
+}
+
+void validate(RunConfig& config, const LayoutFacts& facts) {
+  config.model.resolve();
+  const comm::GridShape shape = check_layout(config, facts);
   check_peak(config.train.peak);
   parse_signals(config.train.signals);
   parse_duration(config.train.time_limit);
@@ -244,11 +249,7 @@ void validate_layout(RunConfig& config, const LayoutFacts& facts) {
   if (!config.data.path.empty()) check_dataset(config);
   refuse(config.model.vocabulary == 0, "model.vocabulary", "0",
          "is needed where data.path names no dataset", "use 256 for bytes, 50257 for GPT-2");
-  check_method(config, facts);
-  const comm::GridShape shape = grid_shape(config, facts);
-  check_batch(config, shape.of(comm::Axis::data));
-  check_worker_groups(config, shape);
-  check_stage(config, shape, facts);
+  check_stage(config, check_layout(config, facts), facts);
 }
 
 }  // namespace trireme::train

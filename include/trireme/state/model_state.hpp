@@ -146,15 +146,13 @@ class ModelState {
   /// All gradient sums of all sets, for zeroing at the beginning of a step.
   const std::vector<Tensor>& sums() const { return sums_; }
 
-  /// Bytes by use of a state with these options.
-  static std::int64_t parameter_bytes(const params::Layout& layout, const ShardMap& shards,
-                                      const StateOptions& options);
-  static std::int64_t master_bytes(const params::Layout& layout, const ShardMap& shards,
-                                   const StateOptions& options);
-  static std::int64_t gradient_bytes(const params::Layout& layout, const ShardMap& shards,
-                                     const StateOptions& options);
-  /// Gather buffers and gradient buffers of sharded state.
-  static std::int64_t gathered_bytes(const params::Layout& layout, const StateOptions& options);
+  /// Bytes of a state with these options; `gathered` are gather buffers and gradient buffers of
+  /// sharded state.
+  struct Bytes {
+    std::int64_t parameters = 0, masters = 0, gradients = 0, gathered = 0;
+  };
+  static Bytes bytes(const params::Layout& layout, const ShardMap& shards,
+                     const StateOptions& options);
 
  private:
   struct Set {
