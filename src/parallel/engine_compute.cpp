@@ -1,10 +1,99 @@
-// The computation of one action: a unit's forward or backward, leaf by leaf.
+// Parts of the engine: gathers of parameters, graphs of a step, and the computation of one action
+// (a unit's forward or backward, leaf by leaf).
 #include "trireme/device/range.hpp"
 #include "trireme/parallel/engine.hpp"
 
 namespace trireme::parallel {
 
 using Kind = UnitAction::Kind;
+
+ParameterGatherer::ParameterGatherer(const state::ModelState& state, comm::Communicator& shard,
+                                     Recorder& recorder, device::Stream& stream)
+    : state_(state),
+      shard_(shard),
+      recorder_(recorder),
+      stream_(stream),
+      buffers_(static_cast<std::size_t>(state.gather_buffers().count)) {}
+
+ParameterGatherer::Gathered& ParameterGatherer::buffer_of(int group) {
+  const int buffer = state_.gather_buffers().buffer[static_cast<std::size_t>(group)];
+  return buffers_[static_cast<std::size_t>(buffer)];
+}
+
+device::Event ParameterGatherer::start(int group) {
+  return shard_.all_gather_v(state_.group_values(group), state_.own_values(group),
+                             state_.shards().counts(group), stream_);
+}
+
+void ParameterGatherer::gather(int group) {
+  Gathered& buffer = buffer_of(group);
+  buffer.group = group;
+  buffer.ready = start(group);
+}
+
+void ParameterGatherer::wait(int unit) {
+  if (!state_.values_sharded()) return;
+  const Section section(recorder_, "wait for shards");
+  for (int g : state_.layout().groups_of(unit)) {
+    const Gathered& buffer = buffer_of(g);
+    TRIREME_ASSERT(buffer.group == g, "unit {} reads group {} where {} is", unit, g, buffer.group);
+    buffer.ready.wait();
+  }
+}
+
+void ParameterGatherer::gather_updated() {
+  for (Gathered& buffer : buffers_) buffer.group = -1;
+  if (!state_.options().optimizer_sharded() || state_.values_sharded()) return;
+  const Section section(recorder_, "gather parameters");
+  std::vector<device::Event> gathers;
+  for (int g = 0; g < state_.shards().groups(); ++g) gathers.push_back(start(g));
+  for (const device::Event& gather : gathers) gather.wait();
+}
+
+StepGraphs::StepGraphs(device::MemoryLedger& ledger, bool wanted)
+    : ledger_(ledger),
+      device_(wanted ? dynamic_cast<device::Capturing*>(&ledger.device()) : nullptr) {}
+
+void StepGraphs::forget() {
+  steps_.clear();
+  current_ = nullptr;
+}
+
+void StepGraphs::begin_step(const Pattern& pattern) {
+  if (!active()) return;
+  if (current_ != nullptr) current_->queued = true;
+  const auto known = steps_.find(pattern);
+  if (known != steps_.end()) {
+    current_ = &known->second;
+  } else {
+    current_ = steps_.size() < most_patterns ? &steps_[pattern] : nullptr;
+  }
+}
+
+void StepGraphs::queue(std::size_t number, const std::function<void()>& work) {
+  if (current_ == nullptr || !current_->queued) return work();
+  const std::uint64_t added = ledger_.times_added(device::Use::workspace);
+  if (added != added_) {
+    for (auto& [known, step] : steps_) step.graphs.clear();
+  }
+  added_ = added;
+  std::unique_ptr<device::Graph>& graph = current_->graphs[number];
+  if (graph == nullptr) {
+    try {
+      graph = device::capture(*device_, work);
+      ++captured_;
+    } catch (const Error& error) {
+      // Nothing was executed. Graphs that were launched keep their resources until they end.
+      refusal_ = error.what();
+      device_ = nullptr;
+      forget();
+      return work();
+    }
+  }
+  const device::Range range("launch of a graph");
+  graph->launch();
+  ++launched_;
+}
 
 std::int64_t Engine::own_rows() const {
   return stage_.shares().rows(batches_[0].tokens() / memory_.plan().leaves().count).size();

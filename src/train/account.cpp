@@ -240,11 +240,8 @@ std::vector<report::MemoryRow> memory_of(const std::vector<nlohmann::json>& rank
       const report::MemoryRow row{prefix + use, bytes.at("predicted").get<std::int64_t>(),
                                   bytes.at("measured").get<std::int64_t>(),
                                   bytes.value("in_part", false)};
-      const auto weight = [](const report::MemoryRow& each) {
-        return std::pair(std::abs(each.measured - each.predicted), each.measured);
-      };
       const auto [at, fresh] = rows.emplace(row.name, row);
-      if (!fresh && weight(row) > weight(at->second)) at->second = row;
+      if (!fresh && weight_of(row) > weight_of(at->second)) at->second = row;
     }
   }
   std::vector<report::MemoryRow> list;

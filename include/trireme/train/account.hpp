@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <string>
@@ -94,6 +95,10 @@ nlohmann::json sections_json(const std::vector<report::SectionTimes>& sections);
 /// By group: the most that a rank sent per step and the least that one had to, in bytes, the means
 /// over ranks of both, and the most seconds of a rank; each where some rank sent anything.
 nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks);
+/// By which ranks are compared: how far a row is from its prediction, then how much is held.
+inline std::pair<std::int64_t, std::int64_t> weight_of(const report::MemoryRow& row) {
+  return {std::abs(row.measured - row.predicted), row.measured};
+}
 /// The accounts' memory by use, of servers under names of their own: of the rank that differs most
 /// from its prediction, else of the fullest.
 std::vector<report::MemoryRow> memory_of(const std::vector<nlohmann::json>& ranks);
