@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "trireme/cli/manual.hpp"
+#include "trireme/cli/command.hpp"
 
 int main(int argc, char** argv) {
   const std::string what = argc == 2 ? argv[1] : "";

@@ -76,7 +76,7 @@ void for_each_box(const params::Layout& layout, const params::Block& block, cons
   const std::int64_t columns = block.elements() / rows;
   std::vector<Stretch> along_rows{{{0, rows}, 0}}, along_columns{{{0, columns}, 0}};
   if (!block.slices.empty()) {
-    const bool by_rows = !vector && row.split.dimension == 0;
+    const bool by_rows = !vector && row.split == 0;
     (by_rows ? along_rows : along_columns) = stretches_of(block.slices);
   }
   for (const Rectangle& rectangle : rectangles_of(range, columns)) {

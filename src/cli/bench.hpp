@@ -2,30 +2,27 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "trireme/bench/benchmarks.hpp"
 #include "trireme/bench/measure.hpp"
 
 #include "commands.hpp"
 
 namespace trireme::cli {
 
-struct BenchOptions {
-  bench::Rounds rounds;
-  RunSources sources;
-  std::string json;
-};
-/// --iterations, --warmup, --json, --device and --config.
-std::shared_ptr<BenchOptions> add_bench_options(CLI::App& app);
-
-using BenchJob = std::function<void(const bench::Place&, const ResolvedConfig&, bench::Sheet&)>;
-/// Makes `job` what the command does: with the configuration, of which it uses only `sections` (a
-/// setting of another one is refused), and writes its figures. The command fails where any result
-/// is wrong.
-void set_job(Command& command, const std::string& part, const std::vector<std::string>& sections,
-             std::shared_ptr<BenchOptions> options, const BenchJob& job);
+using BenchJob = std::function<void(const bench::Place&, const ResolvedConfig&,
+                                    const bench::Rounds&, bench::Sheet&)>;
+/// Gives a part the options of all parts (--iterations, --warmup, --json, --device and --config)
+/// and makes `job` what it does: with the configuration, of which it uses only `sections` (a
+/// setting of another one is refused), it writes its figures. The command fails where any result is
+/// wrong. `check` refuses options before anything is done.
+void finish_part(CLI::App& part, Command& command, const char* examples,
+                 const std::vector<std::string>& sections, const BenchJob& job,
+                 const std::function<void()>& check = {});
+/// --begin, --end and --factor of `what`.
+void add_sizes(CLI::App& part, bench::Sizes& sizes, const std::string& what);
 
 /// Parts of "a,b,c".
 std::vector<std::string> words_of(const std::string& list);

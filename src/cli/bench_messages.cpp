@@ -31,13 +31,9 @@ struct SizeOptions {
   bool no_check = false;
 };
 
-void add_sizes(CLI::App& app, SizeOptions& options, const std::string& types) {
-  add_value(app, "--begin", options.sizes.begin, "bytes of the smallest buffer",
-            config::at_least(1));
-  add_value(app, "--end", options.sizes.end, "and of the largest", config::at_least(1));
-  add_value(app, "--factor", options.sizes.factor, "from one size to the next",
-            config::at_least(2));
-  add_value(app, "--types", options.types, types);
+void add_sizes(CLI::App& app, SizeOptions& options) {
+  cli::add_sizes(app, options.sizes, "buffer");
+  add_value(app, "--types", options.types, "some of fp32,bf16,fp16,fp64,int64");
   app.add_flag("--no-check", options.no_check, "do not look whether results are right");
 }
 
@@ -53,19 +49,12 @@ comm::GroupKind group_of(const std::string& name) {
   throw ConfigError("--axis", name, "is no group", "use data, tensor, pipeline or world");
 }
 
-comm::Reduction reduction_of(const std::string& name) {
-  if (name == "sum") return comm::Reduction::sum;
-  if (name == "max") return comm::Reduction::max;
-  throw ConfigError("--reduction", name, "is no reduction", "use sum or max");
-}
-
 /// The grid of the configured layout.
-comm::Grid grid_of(const bench::Place& place, const ResolvedConfig& resolved,
+comm::Grid grid_of(const bench::Place& place, const train::RunConfig& config,
                    device::MemoryLedger& ledger) {
-  const train::GridPlan plan = train::plan_grid(train::without_servers(resolved.config),
-                                                place.session, place.device().is_host());
-  return comm::Grid(place.session, plan.shape, ledger, plan.shard,
-                    train::grid_options(resolved.config));
+  const train::GridPlan plan =
+      train::plan_grid(train::without_servers(config), place.session, place.device().is_host());
+  return comm::Grid(place.session, plan.shape, ledger, plan.shard, train::grid_options(config));
 }
 
 }  // namespace
@@ -86,63 +75,57 @@ void add_bench_collectives(CLI::App& bench, Command& command) {
             "embedding",
             config::one_of({"tensor", "data", "pipeline", "world", "stage", "model", "shard",
                             "replica", "embedding"}));
-  add_sizes(*app, options->sizes, "some of fp32,bf16,fp16,fp64,int64");
+  add_sizes(*app, options->sizes);
   add_value(*app, "--reduction", options->reduction, "sum or max", config::one_of({"sum", "max"}));
   add_value(*app, "--root", options->root, "rank of a group that broadcasts", config::at_least(0));
-  auto common = add_bench_options(*app);
-  app->footer(collectives_examples);
-  app->callback([options, common, &command] {
-    static_cast<void>(options->sizes.sizes.all());  // refused before anything is done
-    set_job(
-        command, "collectives", {"parallel", "comm", "device", "zero", "numerics"}, common,
-        [=](const bench::Place& place, const ResolvedConfig& resolved, bench::Sheet& sheet) {
-          bench::CollectiveOptions job{
-              .group = group_of(options->axis),
-              .sizes = options->sizes.sizes,
-              .types = types_of("--types", options->sizes.types, sum_types()),
-              .reduction = reduction_of(options->reduction),
-              .root = static_cast<int>(options->root),
-              .rounds = common->rounds,
-              .check = !options->sizes.no_check};
-          const auto names = bench::collective_names();
-          for (const std::string& word : chosen_words("--operations", options->operations, names)) {
-            const auto found = std::find(names.begin(), names.end(), word);
-            job.operations.push_back(static_cast<bench::Collective>(found - names.begin()));
-          }
-          device::MemoryLedger ledger(place.device());
-          comm::Grid grid = grid_of(place, resolved, ledger);
-          comm::or_abandon(grid, [&] { bench::bench_collectives(place, grid, job, sheet); });
-        });
-  });
+  finish_part(
+      *app, command, collectives_examples, {"parallel", "comm", "device", "zero", "numerics"},
+      [=](const bench::Place& place, const ResolvedConfig& resolved, const bench::Rounds& rounds,
+          bench::Sheet& sheet) {
+        bench::CollectiveOptions job{
+            .group = group_of(options->axis),
+            .sizes = options->sizes.sizes,
+            .types = types_of("--types", options->sizes.types, sum_types()),
+            .reduction = train::select<comm::Reduction>(
+                "--reduction", options->reduction,
+                {{"sum", comm::Reduction::sum}, {"max", comm::Reduction::max}}),
+            .root = static_cast<int>(options->root),
+            .rounds = rounds,
+            .check = !options->sizes.no_check};
+        const auto names = bench::collective_names();
+        for (const std::string& word : chosen_words("--operations", options->operations, names)) {
+          const auto found = std::find(names.begin(), names.end(), word);
+          job.operations.push_back(static_cast<bench::Collective>(found - names.begin()));
+        }
+        device::MemoryLedger ledger(place.device());
+        comm::Grid grid = grid_of(place, resolved.config, ledger);
+        comm::or_abandon(grid, [&] { bench::bench_collectives(place, grid, job, sheet); });
+      },
+      [options] { static_cast<void>(options->sizes.sizes.all()); });
 }
 
 void add_bench_pipeline(CLI::App& bench, Command& command) {
   CLI::App* app = bench.add_subcommand("pipeline", "Messages between neighboring stages");
   auto options = std::make_shared<SizeOptions>();
-  add_sizes(*app, *options, "some of fp32,bf16,fp16,fp64,int64");
-  auto common = add_bench_options(*app);
-  app->footer(pipeline_examples);
-  app->callback([options, common, &command] {
-    static_cast<void>(options->sizes.all());
-    set_job(command, "pipeline", {"parallel", "comm", "device"}, common,
-            [=](const bench::Place& place, const ResolvedConfig& resolved, bench::Sheet& sheet) {
-              const bool given =
-                  resolved.fields.find("parallel.pipeline")->source != config::Source::built_in;
-              train::RunConfig config = resolved.config;
-              if (!given) config.parallel.pipeline = place.session.size() / config.parallel.tensor;
-              const train::GridPlan plan = train::plan_grid(
-                  train::without_servers(config), place.session, place.device().is_host());
-              device::MemoryLedger ledger(place.device());
-              comm::Grid grid(place.session, plan.shape, ledger, plan.shard,
-                              train::grid_options(config));
-              const bench::StageMessageOptions job{
-                  .sizes = options->sizes,
-                  .types = types_of("--types", options->types, sum_types()),
-                  .rounds = common->rounds,
-                  .check = !options->no_check};
-              comm::or_abandon(grid, [&] { bench::bench_stage_messages(place, grid, job, sheet); });
-            });
-  });
+  add_sizes(*app, *options);
+  finish_part(
+      *app, command, pipeline_examples, {"parallel", "comm", "device"},
+      [=](const bench::Place& place, const ResolvedConfig& resolved, const bench::Rounds& rounds,
+          bench::Sheet& sheet) {
+        const bool given =
+            resolved.fields.find("parallel.pipeline")->source != config::Source::built_in;
+        train::RunConfig config = resolved.config;
+        if (!given) config.parallel.pipeline = place.session.size() / config.parallel.tensor;
+        device::MemoryLedger ledger(place.device());
+        comm::Grid grid = grid_of(place, config, ledger);
+        const bench::StageMessageOptions job{
+            .sizes = options->sizes,
+            .types = types_of("--types", options->types, sum_types()),
+            .rounds = rounds,
+            .check = !options->no_check};
+        comm::or_abandon(grid, [&] { bench::bench_stage_messages(place, grid, job, sheet); });
+      },
+      [options] { static_cast<void>(options->sizes.all()); });
 }
 
 }  // namespace trireme::cli

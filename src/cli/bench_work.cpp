@@ -86,40 +86,37 @@ void add_bench_gemm(CLI::App& bench, Command& command) {
   add_value(*app, "--peak", options->peak,
             "GFLOP/s of a rank that shares refer to; 0:\nthe device's if known, else measured",
             config::non_negative());
-  auto common = add_bench_options(*app);
-  app->footer(gemm_examples);
-  app->callback([options, common, &command] {
-    set_job(command, "gemm", {"model", "parallel", "device"}, common,
-            [=](const bench::Place& place, const ResolvedConfig& resolved, bench::Sheet& sheet) {
-              bench::ProductOptions job{.types = compute_types(place, options->types),
-                                        .peak = options->peak * 1e9,
-                                        .rounds = common->rounds};
-              if (options->shapes.empty()) {
-                const model::Transformer model(model_of(resolved));
-                sheet.note("model",
-                           model.config().preset.empty() ? "as configured" : model.config().preset);
-                sheet.note("rows", options->rows);
-                for (const auto& shape :
-                     plan::model_products(model, options->rows, job.types.front())) {
-                  for (const bench::Product& product : bench::products_of_layer(shape)) {
-                    job.products.push_back(product);
-                  }
-                }
-              } else {
-                const std::vector<std::string> known{"NN", "NT", "TN"};
-                const auto forms = chosen_words("--forms", options->forms, known);
-                for (const std::string& word : words_of(options->shapes)) {
-                  const auto extents = extents_of(word, 3, 3, "MxNxK");
-                  for (const std::string& form : forms) {
-                    const auto index = std::find(known.begin(), known.end(), form) - known.begin();
-                    job.products.push_back(
-                        {{extents[0], extents[1], extents[2]}, static_cast<bench::Form>(index)});
-                  }
-                }
-              }
-              bench::bench_products(place, job, sheet);
-            });
-  });
+  finish_part(
+      *app, command, gemm_examples, {"model", "parallel", "device"},
+      [=](const bench::Place& place, const ResolvedConfig& resolved, const bench::Rounds& rounds,
+          bench::Sheet& sheet) {
+        bench::ProductOptions job{.types = compute_types(place, options->types),
+                                  .peak = options->peak * 1e9,
+                                  .rounds = rounds};
+        if (options->shapes.empty()) {
+          const model::Transformer model(model_of(resolved));
+          sheet.note("model",
+                     model.config().preset.empty() ? "as configured" : model.config().preset);
+          sheet.note("rows", options->rows);
+          for (const auto& shape : plan::model_products(model, options->rows, job.types.front())) {
+            for (const bench::Product& product : bench::products_of_layer(shape)) {
+              job.products.push_back(product);
+            }
+          }
+        } else {
+          const std::vector<std::string> known{"NN", "NT", "TN"};
+          const auto forms = chosen_words("--forms", options->forms, known);
+          for (const std::string& word : words_of(options->shapes)) {
+            const auto extents = extents_of(word, 3, 3, "MxNxK");
+            for (const std::string& form : forms) {
+              const auto index = std::find(known.begin(), known.end(), form) - known.begin();
+              job.products.push_back(
+                  {{extents[0], extents[1], extents[2]}, static_cast<bench::Form>(index)});
+            }
+          }
+        }
+        bench::bench_products(place, job, sheet);
+      });
 }
 
 void add_bench_copy(CLI::App& bench, Command& command) {
@@ -129,28 +126,22 @@ void add_bench_copy(CLI::App& bench, Command& command) {
     std::string threads;
   };
   auto options = std::make_shared<Options>();
-  add_value(*app, "--begin", options->sizes.begin, "bytes of the smallest copy",
-            config::at_least(1));
-  add_value(*app, "--end", options->sizes.end, "and of the largest", config::at_least(1));
-  add_value(*app, "--factor", options->sizes.factor, "from one size to the next",
-            config::at_least(2));
+  add_sizes(*app, options->sizes, "copy");
   add_value(*app, "--threads", options->threads, "numbers of threads, by commas;\nelse 1 and all");
-  auto common = add_bench_options(*app);
-  app->footer(copy_examples);
-  app->callback([options, common, &command] {
-    static_cast<void>(options->sizes.all());
-    set_job(command, "copy", {"parallel", "device"}, common,
-            [=](const bench::Place& place, const ResolvedConfig&, bench::Sheet& sheet) {
-              bench::CopyOptions job{.sizes = options->sizes, .rounds = common->rounds};
-              if (!options->threads.empty()) {
-                job.threads = numbers_of("--threads", options->threads);
-              } else {
-                job.threads = {1};
-                if (place.threads > 1) job.threads.push_back(place.threads);
-              }
-              bench::bench_copies(place, job, sheet);
-            });
-  });
+  finish_part(
+      *app, command, copy_examples, {"parallel", "device"},
+      [=](const bench::Place& place, const ResolvedConfig&, const bench::Rounds& rounds,
+          bench::Sheet& sheet) {
+        bench::CopyOptions job{.sizes = options->sizes, .rounds = rounds};
+        if (!options->threads.empty()) {
+          job.threads = numbers_of("--threads", options->threads);
+        } else {
+          job.threads = {1};
+          if (place.threads > 1) job.threads.push_back(place.threads);
+        }
+        bench::bench_copies(place, job, sheet);
+      },
+      [options] { static_cast<void>(options->sizes.all()); });
 }
 
 void add_bench_attention(CLI::App& bench, Command& command) {
@@ -164,29 +155,26 @@ void add_bench_attention(CLI::App& bench, Command& command) {
   add_value(*app, "--sequences", options->sequences, "sequences of a model's shape",
             config::at_least(1));
   add_value(*app, "--types", options->types, "some of fp32,bf16,fp16");
-  auto common = add_bench_options(*app);
-  app->footer(attention_examples);
-  app->callback([options, common, &command] {
-    set_job(command, "attention", {"model", "parallel", "device"}, common,
-            [=](const bench::Place& place, const ResolvedConfig& resolved, bench::Sheet& sheet) {
-              bench::AttentionOptions job{.types = compute_types(place, options->types),
-                                          .rounds = common->rounds};
-              if (options->shapes.empty()) {
-                const model::ModelConfig model = model_of(resolved);
-                job.shapes.push_back({options->sequences, model.heads, model.sequence,
-                                      model.head_size(), model.kv_heads});
-              } else {
-                for (const std::string& word : words_of(options->shapes)) {
-                  const auto x = extents_of(word, 4, 5, "BxHxTxD or BxHxTxDxG");
-                  job.shapes.push_back({x[0], x[1], x[2], x[3], x.size() > 4 ? x[4] : x[1]});
-                  if (x[1] % job.shapes.back().kv_heads == 0) continue;
-                  throw ConfigError("--shapes", word, "its heads must be a multiple of G",
-                                    "use another G");
+  finish_part(*app, command, attention_examples, {"model", "parallel", "device"},
+              [=](const bench::Place& place, const ResolvedConfig& resolved,
+                  const bench::Rounds& rounds, bench::Sheet& sheet) {
+                bench::AttentionOptions job{.types = compute_types(place, options->types),
+                                            .rounds = rounds};
+                if (options->shapes.empty()) {
+                  const model::ModelConfig model = model_of(resolved);
+                  job.shapes.push_back({options->sequences, model.heads, model.sequence,
+                                        model.head_size(), model.kv_heads});
+                } else {
+                  for (const std::string& word : words_of(options->shapes)) {
+                    const auto x = extents_of(word, 4, 5, "BxHxTxD or BxHxTxDxG");
+                    job.shapes.push_back({x[0], x[1], x[2], x[3], x.size() > 4 ? x[4] : x[1]});
+                    if (x[1] % job.shapes.back().kv_heads == 0) continue;
+                    throw ConfigError("--shapes", word, "its heads must be a multiple of G",
+                                      "use another G");
+                  }
                 }
-              }
-              bench::bench_attention(place, job, sheet);
-            });
-  });
+                bench::bench_attention(place, job, sheet);
+              });
 }
 
 void add_bench_io(CLI::App& bench, Command& command) {
@@ -199,22 +187,19 @@ void add_bench_io(CLI::App& bench, Command& command) {
   add_value(*app, "--length", options->length, "tokens of a sequence read", config::at_least(1));
   add_value(*app, "--sequences", options->sequences, "sequences read at a time",
             config::at_least(1));
-  auto common = add_bench_options(*app);
-  app->footer(io_examples);
-  app->callback([options, folder, common, &command] {
-    set_job(command, "io", {"data", "parallel", "device"}, common,
-            [=](const bench::Place& place, const ResolvedConfig& resolved, bench::Sheet& sheet) {
-              bench::FileOptions job = *options;
-              job.folder = *folder;
-              job.dataset = resolved.config.data.path;
-              job.rounds = common->rounds;
-              if (job.folder.empty() && job.dataset.empty()) {
-                throw AgreedError(
-                    "bench io: nothing to read or write; name --folder, --data.path or both");
-              }
-              bench::bench_files(place, job, sheet);
-            });
-  });
+  finish_part(*app, command, io_examples, {"data", "parallel", "device"},
+              [=](const bench::Place& place, const ResolvedConfig& resolved,
+                  const bench::Rounds& rounds, bench::Sheet& sheet) {
+                bench::FileOptions job = *options;
+                job.folder = *folder;
+                job.dataset = resolved.config.data.path;
+                job.rounds = rounds;
+                if (job.folder.empty() && job.dataset.empty()) {
+                  throw AgreedError(
+                      "bench io: nothing to read or write; name --folder, --data.path or both");
+                }
+                bench::bench_files(place, job, sheet);
+              });
 }
 
 }  // namespace trireme::cli

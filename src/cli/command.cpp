@@ -78,8 +78,7 @@ bool takes_settings(const CLI::App& chosen) {
 std::function<int(comm::Session&, const std::vector<Setting>&)> printing(
     std::function<std::string()> work) {
   return [work = std::move(work)](comm::Session& session, const std::vector<Setting>&) {
-    const std::string text = on_rank_zero(session, work);
-    if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+    print_on_root(session, on_rank_zero(session, work));
     return 0;
   };
 }
@@ -100,9 +99,8 @@ void define(CLI::App& app, Command& command) {
 
 Command parse(std::vector<std::string> arguments) {
   Command command;
-  train::RunConfig defaults;
-  config::Fields fields;
-  defaults.declare(fields);
+  const BuiltInConfig built_in;
+  const config::Fields& fields = built_in.fields;
   command.settings = take_settings(fields, arguments);
   if (arguments.empty()) throw UsageError("no subcommand is given; `trireme --help` lists them");
 

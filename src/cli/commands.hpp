@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "trireme/cli/command.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::cli {
 
@@ -63,15 +63,20 @@ CLI::Option* add_value(CLI::App& app, const std::string& flag, T& target, const 
   return option;
 }
 
-/// A run's configuration from all its sources, the same on every rank. Stays where it is made: the
+/// All fields with their built-in values. Stays where it is made: the
 /// fields point into it.
-struct ResolvedConfig {
-  ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
-                 comm::Session& session);
-  ResolvedConfig(const ResolvedConfig&) = delete;
-  ResolvedConfig& operator=(const ResolvedConfig&) = delete;
+struct BuiltInConfig {
+  BuiltInConfig() { config.declare(fields); }
+  BuiltInConfig(const BuiltInConfig&) = delete;
+  BuiltInConfig& operator=(const BuiltInConfig&) = delete;
   train::RunConfig config;
   config::Fields fields;
+};
+
+/// A run's configuration from all its sources, the same on every rank.
+struct ResolvedConfig : BuiltInConfig {
+  ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
+                 comm::Session& session);
 };
 
 /// Refuses --model.…, --optim.… and the like where a checkpoint decides: nothing that a user types
@@ -83,6 +88,10 @@ void refuse_settings_of_the_run(const std::vector<Setting>& settings,
 /// facts.world ranks, as a table. Throws ConfigError for layouts that cannot be.
 std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts);
 
+/// `text` on rank 0's standard output.
+void print_on_root(const comm::Session& session, const std::string& text);
+/// A line of a table: "KEY   VALUE", the value in column `width`.
+std::string line(const std::string& key, const std::string& value, int width = 16);
 /// "4,404,445".
 std::string grouped(std::int64_t number);
 /// "8.8 MB", in powers of 1000.

@@ -77,7 +77,7 @@ int run_import(comm::Session& session, const std::string& input, const std::stri
   if (!warning.empty()) {
     std::fputs(fmt::format("trireme: warning: without a tokenizer: {}\n", warning).c_str(), stderr);
   }
-  if (session.rank() == 0) std::fputs((folder.string() + "\n").c_str(), stdout);
+  print_on_root(session, folder.string() + "\n");
   return 0;
 }
 

@@ -1,5 +1,5 @@
 // trireme evaluate, trireme generate
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "trireme/comm/backend.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/nccl.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/device/cuda.hpp"
@@ -30,40 +31,24 @@ constexpr const char* examples = R"(Examples:
   trireme info
   mpirun -n 8 trireme info          where the ranks are)";
 
-std::string line(const std::string& key, const std::string& value) {
-  return fmt::format("{:<20}{}\n", key, value);
+std::string row(const std::string& key, const std::string& value) { return line(key, value, 20); }
+
+using Names = std::initializer_list<std::pair<unsigned, const char*>>;
+std::string name_in(const Names& names, unsigned value) {
+  for (const auto& [known, name] : names) {
+    if (known == value) return name;
+  }
+  return "unknown";
 }
 
 std::string thread_level() {
   int level = 0;
   comm::mpi_check(MPI_Query_thread(&level), "MPI_Query_thread");
-  switch (level) {
-    case MPI_THREAD_SINGLE:
-      return "single";
-    case MPI_THREAD_FUNNELED:
-      return "funneled";
-    case MPI_THREAD_SERIALIZED:
-      return "serialized";
-    case MPI_THREAD_MULTIPLE:
-      return "multiple";
-    default:
-      return "unknown";
-  }
-}
-
-std::string runtime_name(unsigned runtime) {
-  switch (runtime) {
-    case DNNL_RUNTIME_SEQ:
-      return "sequential";
-    case DNNL_RUNTIME_OMP:
-      return "OpenMP";
-    case DNNL_RUNTIME_TBB:
-      return "TBB";
-    case DNNL_RUNTIME_THREADPOOL:
-      return "thread pool";
-    default:
-      return "unknown";
-  }
+  return name_in({{MPI_THREAD_SINGLE, "single"},
+                  {MPI_THREAD_FUNNELED, "funneled"},
+                  {MPI_THREAD_SERIALIZED, "serialized"},
+                  {MPI_THREAD_MULTIPLE, "multiple"}},
+                 static_cast<unsigned>(level));
 }
 
 /// The version of NVIDIA's kernel module; "none" where it is not loaded.
@@ -84,54 +69,54 @@ std::string cuda_lines() {
   std::string part;
   std::getline(parts, part, ';');
   const bool numbered = part.starts_with("CUDA ");
-  std::string text = line("CUDA", numbered ? part.substr(5) : part);
+  std::string text = row("CUDA", numbered ? part.substr(5) : part);
   try {
     const std::string libraries = ops::cuda_libraries();
-    if (!libraries.empty()) text += line("  libraries", libraries);
+    if (!libraries.empty()) text += row("  libraries", libraries);
   } catch (const Error& error) {  // one that cannot be loaded
-    text += line("  libraries", error.what());
+    text += row("  libraries", error.what());
   }
-  text += line("  kernel driver", kernel_driver());
+  text += row("  kernel driver", kernel_driver());
   for (int index = 0; std::getline(parts, part, ';'); ++index) {
-    text += line("  device", part.substr(part.find_first_not_of(' ')) + ", " +
-                                 device::cuda_device_identity(index));
+    text += row("  device", part.substr(part.find_first_not_of(' ')) + ", " +
+                                device::cuda_device_identity(index));
   }
   return text;
 }
 
-/// How many devices ranks see: what `--device auto` goes by.
-std::string devices_of_ranks(comm::Session& session) {
-  const int own = device::cuda_device_count();
-  std::array<int, 2> mine{own, -own}, most{};
-  comm::mpi_check(MPI_Allreduce(mine.data(), most.data(), 2, MPI_INT, MPI_MAX, session.world()),
-                  "MPI_Allreduce");
-  const int least = -most[1];
-  if (most[0] == 0) return "none: --device auto is cpu";
-  return fmt::format("{}{}: --device auto is {}", least,
-                     least == most[0] ? "" : fmt::format(" to {}", most[0]),
-                     least > 0 ? "cuda" : "cpu");
-}
+/// The least and the most of a number over all ranks, as text. Collective.
+struct Span {
+  Span(comm::Communicator& world, std::int64_t own)
+      : least(-world.all_reduce(-own, comm::Reduction::max)),
+        most(world.all_reduce(own, comm::Reduction::max)) {}
+  std::string to_string() const {
+    return least == most ? std::to_string(most) : fmt::format("{} to {}", least, most);
+  }
+  std::int64_t least, most;
+};
 
 std::string libraries() {
   const nlohmann::json versions = train::versions();
   hbool_t thread_safe = false;
   H5is_library_threadsafe(&thread_safe);
-  return line("MPI", versions.at("mpi").get<std::string>()) +
-         line("  thread level", thread_level()) +
-         line("HDF5",
-              versions.at("hdf5").get<std::string>() +
-                  (thread_safe ? ", thread-safe" : ", not thread-safe (Trireme locks it)")) +
-         line("oneDNN", versions.at("onednn").get<std::string>()) +
-         line("  threads", runtime_name(dnnl_version()->cpu_runtime)) +
-         line("  instructions", ops::instruction_set()) +
-         line("  bf16 products", ops::cpu_bf16_products()) + cuda_lines() +
-         line("  GPU messages", comm::describe_direct(comm::mpi_reads_cuda())) +
-         line("NCCL", comm::nccl_built_in() ? comm::nccl_library().version() : "not built in");
+  return row("MPI", versions.at("mpi").get<std::string>()) + row("  thread level", thread_level()) +
+         row("HDF5", versions.at("hdf5").get<std::string>() +
+                         (thread_safe ? ", thread-safe" : ", not thread-safe (Trireme locks it)")) +
+         row("oneDNN", versions.at("onednn").get<std::string>()) +
+         row("  threads", name_in({{DNNL_RUNTIME_SEQ, "sequential"},
+                                   {DNNL_RUNTIME_OMP, "OpenMP"},
+                                   {DNNL_RUNTIME_TBB, "TBB"},
+                                   {DNNL_RUNTIME_THREADPOOL, "thread pool"}},
+                                  dnnl_version()->cpu_runtime)) +
+         row("  instructions", ops::instruction_set()) +
+         row("  bf16 products", ops::cpu_bf16_products()) + cuda_lines() +
+         row("  GPU messages", comm::describe_direct(comm::mpi_reads_cuda())) +
+         row("NCCL", comm::nccl_built_in() ? comm::nccl_library().version() : "not built in");
 }
 
-/// "key : value" of the first processor in /proc/cpuinfo; empty where there is none.
-std::string cpuinfo(const std::string& wanted) {
-  std::ifstream file("/proc/cpuinfo");
+/// The value of the first "key : value" in a file of /proc; empty where there is none.
+std::string proc_value(const char* name, const std::string& wanted) {
+  std::ifstream file(std::string("/proc/") + name);
   for (std::string text; std::getline(file, text);) {
     const std::size_t colon = text.find(':');
     if (colon == std::string::npos || !text.starts_with(wanted)) continue;
@@ -143,8 +128,8 @@ std::string cpuinfo(const std::string& wanted) {
 
 /// Those of the processor's features that decide how fast products are.
 std::string cpu_features() {
-  std::string flags = cpuinfo("flags");
-  if (flags.empty()) flags = cpuinfo("Features");  // Arm
+  std::string flags = proc_value("cpuinfo", "flags");
+  if (flags.empty()) flags = proc_value("cpuinfo", "Features");  // Arm
   std::istringstream words(flags);
   std::string chosen;
   for (std::string word; words >> word;) {
@@ -158,12 +143,8 @@ std::string cpu_features() {
 
 /// kB of /proc/meminfo as "24.6 GB"; "unknown" where there is none.
 std::string memory(const std::string& key) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string text; std::getline(file, text);) {
-    if (text.starts_with(key + ":"))
-      return bytes_text(1024 * std::stoll(text.substr(key.size() + 1)));
-  }
-  return "unknown";
+  const std::string kilobytes = proc_value("meminfo", key);
+  return kilobytes.empty() ? "unknown" : bytes_text(1024 * std::stoll(kilobytes));
 }
 
 /// The first line of a file of Linux' sysfs; empty where there is none.
@@ -210,15 +191,15 @@ std::string topology() {
 std::string machine(const comm::Cores& cores) {
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
-  std::string model = cpuinfo("model name");
+  std::string model = proc_value("cpuinfo", "model name");
   if (model.empty()) model = "unknown";
-  return line("host", name) + line("CPU", model) + line("  features", cpu_features()) +
-         line("  topology", topology()) +
-         line("  usable by rank 0",
-              fmt::format("{} core{}, {}", cores.usable, cores.usable == 1 ? "" : "s",
-                          cores.ranks == 1 ? std::string("by no other rank")
-                                           : fmt::format("by {} ranks in all", cores.ranks))) +
-         line("memory", memory("MemTotal") + ", " + memory("MemAvailable") + " available");
+  return row("host", name) + row("CPU", model) + row("  features", cpu_features()) +
+         row("  topology", topology()) +
+         row("  usable by rank 0",
+             fmt::format("{} core{}, {}", cores.usable, cores.usable == 1 ? "" : "s",
+                         cores.ranks == 1 ? std::string("by no other rank")
+                                          : fmt::format("by {} ranks in all", cores.ranks))) +
+         row("memory", memory("MemTotal") + ", " + memory("MemAvailable") + " available");
 }
 
 /// Square products on the host, by one rank alone.
@@ -232,34 +213,32 @@ std::string product_speed(int threads) {
 }
 
 void run_info(comm::Session& session) {
+  device::MemoryLedger ledger;
+  const auto world = comm::make_mpi_communicator(session.world(), ledger);
   // Each node's first rank counts for its node.
-  std::array<int, 3> mine{session.node_rank() == 0 ? 1 : 0, session.node_size(),
-                          -session.node_size()};
-  int nodes = 0;
-  std::array<int, 2> most{};
-  comm::mpi_check(MPI_Allreduce(mine.data(), &nodes, 1, MPI_INT, MPI_SUM, session.world()),
-                  "MPI_Allreduce");
-  comm::mpi_check(MPI_Allreduce(&mine[1], most.data(), 2, MPI_INT, MPI_MAX, session.world()),
-                  "MPI_Allreduce");
-  const std::string devices = devices_of_ranks(session);
+  const std::int64_t nodes =
+      world->all_reduce(std::int64_t{session.node_rank() == 0}, comm::Reduction::sum);
+  const Span per_node(*world, session.node_size());
+  const Span devices(*world, device::cuda_device_count());
   const int threads = train::threads_of_rank({}, session);
   const std::string warning = comm::core_warning(session, threads);
   if (session.rank() != 0) return;
-  const std::string per_node =
-      -most[1] == most[0] ? std::to_string(most[0]) : fmt::format("{} to {}", -most[1], most[0]);
   const nlohmann::json versions = train::versions();
   std::string compiler = versions.at("compiler").get<std::string>();
   if (compiler.find_first_of("0123456789") == 0)
     compiler = "GCC " + compiler;  // others name themselves
   const std::string text =
-      line("trireme", versions.at("trireme").get<std::string>()) +
-      line("compiler", fmt::format("{}, C++{}", compiler, __cplusplus / 100 % 100)) + libraries() +
+      row("trireme", versions.at("trireme").get<std::string>()) +
+      row("compiler", fmt::format("{}, C++{}", compiler, __cplusplus / 100 % 100)) + libraries() +
       machine(session.cores()) +
-      line("ranks", fmt::format("{} on {} node{}, {} per node", session.size(), nodes,
-                                nodes == 1 ? "" : "s", per_node)) +
-      line("GPUs per rank", devices) + line("threads per rank", std::to_string(threads)) +
-      line("products on CPU", product_speed(threads)) +
-      (warning.empty() ? "" : line("warning", warning));
+      row("ranks", fmt::format("{} on {} node{}, {} per node", session.size(), nodes,
+                               nodes == 1 ? "" : "s", per_node.to_string())) +
+      row("GPUs per rank",
+          fmt::format("{}: --device auto is {}", devices.most == 0 ? "none" : devices.to_string(),
+                      devices.least > 0 ? "cuda" : "cpu")) +
+      row("threads per rank", std::to_string(threads)) +
+      row("products on CPU", product_speed(threads)) +
+      (warning.empty() ? "" : row("warning", warning));
   std::fputs(text.c_str(), stdout);
 }
 

@@ -23,10 +23,6 @@ struct Options {
   bool verify = false, tensors = false;
 };
 
-std::string line(const std::string& key, const std::string& value) {
-  return fmt::format("{:<16}{}\n", key, value);
-}
-
 /// The first `count` characters; a character is cut nowhere.
 std::string first_characters(const std::string& text, std::size_t count) {
   std::size_t end = 0;

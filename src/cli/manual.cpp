@@ -1,7 +1,6 @@
-#include "trireme/cli/manual.hpp"
-
 #include <span>
 
+#include "trireme/cli/command.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
@@ -9,6 +8,29 @@
 namespace trireme::cli {
 
 namespace {
+
+/// The command line and the configuration, as they are defined.
+struct Program : BuiltInConfig {
+  Program() { define(app, command); }
+  Command command;
+  CLI::App app;
+};
+
+/// A subcommand, or a part of one: "bench gemm".
+struct Part {
+  std::string path;
+  const CLI::App* app;
+};
+
+/// All below `app`, each before its own parts.
+std::vector<Part> parts_of(const CLI::App& app, const std::string& prefix = "") {
+  std::vector<Part> parts;
+  for (const CLI::App* part : app.get_subcommands({})) {
+    parts.push_back({prefix + part->get_name(), part});
+    for (const Part& inner : parts_of(*part, parts.back().path + " ")) parts.push_back(inner);
+  }
+  return parts;
+}
 
 /// The character that begins at `at`, and how many bytes of UTF-8 it takes.
 std::pair<unsigned, std::size_t> character(const std::string& text, std::size_t at) {
@@ -76,19 +98,13 @@ void footer_of(const CLI::App& app, std::string& page) {
   page += ".PP\n.nf\n" + roff(footer) + (footer.back() == '\n' ? "" : "\n") + ".fi\n";
 }
 
-void section_of(const CLI::App& app, const std::string& path, std::string& page) {
-  page += ".SS " + roff("trireme " + path) + "\n" + roff(app.get_description()) + ".\n";
-  options_of(app, page);
-  footer_of(app, page);
-  for (const CLI::App* part : app.get_subcommands({})) {
-    section_of(*part, path + " " + part->get_name(), page);
-  }
+void section_of(const Part& part, std::string& page) {
+  page += ".SS " + roff("trireme " + part.path) + "\n" + roff(part.app->get_description()) + ".\n";
+  options_of(*part.app, page);
+  footer_of(*part.app, page);
 }
 
-std::string configuration() {
-  train::RunConfig config;
-  config::Fields fields;
-  config.declare(fields);
+std::string configuration(const config::Fields& fields) {
   std::string page;
   for (const std::string& section : fields.sections()) {
     page += ".SS [" + roff(section) + "]\n";
@@ -160,17 +176,14 @@ std::string allowed(const config::Field& field) {
   return field.type_name();
 }
 
-void markdown_of(const CLI::App& app, const std::string& path, std::string& page) {
-  page += fmt::format("\n### trireme {}\n\n{}.\n", path, app.get_description());
+void markdown_of(const Part& part, std::string& page) {
+  page += fmt::format("\n### trireme {}\n\n{}.\n", part.path, part.app->get_description());
   std::string rows;
-  for (const CLI::Option* option : app.get_options()) {
+  for (const CLI::Option* option : part.app->get_options()) {
     if (option->check_lname("help")) continue;
     rows += fmt::format("| `{}` | {} |\n", shown(*option), cell(option->get_description()));
   }
   if (!rows.empty()) page += "\n| option | meaning |\n|---|---|\n" + rows;
-  for (const CLI::App* part : app.get_subcommands({})) {
-    markdown_of(*part, path + " " + part->get_name(), page);
-  }
 }
 
 constexpr const char* opening = R"(# Which settings are there?
@@ -204,38 +217,24 @@ std::string flags_of(const CLI::App& app) {
   return words.empty() ? words : words.substr(1);
 }
 
-void cases_of(const CLI::App& app, const std::string& path, std::string& cases,
-              std::string& files) {
-  cases += fmt::format("    '{}') words='{}' ;;\n", path, flags_of(app));
-  for (const CLI::Option* option : app.get_options()) {
+void cases_of(const Part& part, std::string& cases, std::string& files) {
+  cases += fmt::format("    '{}') words='{}' ;;\n", part.path, flags_of(*part.app));
+  for (const CLI::Option* option : part.app->get_options()) {
     const std::string type = option->get_type_name();
     const bool folder = type.starts_with("DIR"), file = type.starts_with("FILE");
     if (!folder && !file) continue;
     for (const std::string& name : option->get_lnames()) {
-      files += fmt::format("    '{} --{}') kind={} ;;\n", path, name, folder ? "folder" : "file");
+      files +=
+          fmt::format("    '{} --{}') kind={} ;;\n", part.path, name, folder ? "folder" : "file");
     }
   }
-  for (const CLI::App* part : app.get_subcommands({})) {
-    cases_of(*part, path.empty() ? part->get_name() : path + " " + part->get_name(), cases, files);
-  }
-}
-
-std::string part_names(const CLI::App& app, const std::string& path) {
-  std::string names;
-  for (const CLI::App* part : app.get_subcommands({})) {
-    const std::string own = path.empty() ? part->get_name() : path + " " + part->get_name();
-    names += (names.empty() ? "" : "|") + ("'" + own + "'");
-    if (const std::string inner = part_names(*part, own); !inner.empty()) names += "|" + inner;
-  }
-  return names;
 }
 
 }  // namespace
 
 std::string manual_page() {
-  Command command;
-  CLI::App app;
-  define(app, command);
+  const Program program;
+  const CLI::App& app = program.app;
   const std::string version = train::versions().at("trireme").get<std::string>();
   std::string page = ".TH TRIREME 1 \"\" \"trireme " + version + "\" \"User Commands\"\n";
   page += ".SH NAME\ntrireme \\- transformer training under MPI\n";
@@ -246,27 +245,22 @@ std::string manual_page() {
   page += ".SH DESCRIPTION\n" + roff(app.get_description()) + "\n";
   options_of(app, page);
   page += ".SH SUBCOMMANDS\n";
-  for (const CLI::App* part : app.get_subcommands({})) section_of(*part, part->get_name(), page);
+  for (const Part& part : parts_of(app)) section_of(part, page);
   page +=
       ".SH CONFIGURATION\nFields of train, evaluate, generate, plan and bench, with their "
       "built\\-in values. Each may come from a preset (\\-\\-model.preset), a TOML file "
       "(\\-\\-config), the environment and the command line; the later one wins.\n";
-  return page + configuration() + facts("ENVIRONMENT", variables) +
+  return page + configuration(program.fields) + facts("ENVIRONMENT", variables) +
          facts("EXIT STATUS", exit_codes) + ".SH SEE ALSO\n.BR mpirun (1)\n";
 }
 
 std::string configuration_reference() {
-  Command command;
-  CLI::App app;
-  define(app, command);
-  train::RunConfig config;
-  config::Fields fields;
-  config.declare(fields);
+  const Program program;
   std::string page = opening;
-  for (const std::string& section : fields.sections()) {
+  for (const std::string& section : program.fields.sections()) {
     page += fmt::format("\n## [{}]\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n",
                         section);
-    for (const config::Field& field : fields.all()) {
+    for (const config::Field& field : program.fields.all()) {
       if (!field.key.starts_with(section + ".")) continue;
       const std::string value = config::to_string(field.built_in);
       page += fmt::format("| `{}` | {} | {} | {} |\n", field.key,
@@ -276,20 +270,19 @@ std::string configuration_reference() {
   page += table("Environment variables", "| variable | meaning |\n|---|---|\n", variables);
   page += table("Exit codes", "| code | meaning |\n|---|---|\n", exit_codes);
   page += "\n## Options of each subcommand\n";
-  for (const CLI::App* part : app.get_subcommands({})) markdown_of(*part, part->get_name(), page);
+  for (const Part& part : parts_of(program.app)) markdown_of(part, page);
   return page;
 }
 
 std::string bash_completion() {
-  Command command;
-  CLI::App app;
-  define(app, command);
-  std::string cases, files, fields, choices;
-  cases_of(app, "", cases, files);
-  train::RunConfig config;
-  config::Fields all;
-  config.declare(all);
-  for (const config::Field& field : all.all()) {
+  const Program program;
+  std::string names, cases, files, fields, choices;
+  cases_of({"", &program.app}, cases, files);
+  for (const Part& part : parts_of(program.app)) {
+    names += (names.empty() ? "'" : "|'") + part.path + "'";
+    cases_of(part, cases, files);
+  }
+  for (const config::Field& field : program.fields.all()) {
     fields += (fields.empty() ? "" : " ") + ("--" + field.key);
     std::string values = field.is_flag() ? "true false" : "";
     for (const std::string& choice : field.rule.choices) {
@@ -330,7 +323,7 @@ _trireme() {{
 }}
 complete -o bashdefault -o default -F _trireme trireme
 )",
-      part_names(app, ""), files, choices, cases, fields);
+      names, files, choices, cases, fields);
 }
 
 }  // namespace trireme::cli

@@ -59,10 +59,6 @@ schedule::Costs costs_of(const Options& options, int virtual_stages) {
   return costs;
 }
 
-std::string line(const std::string& key, const std::string& value) {
-  return fmt::format("{:<16}{}\n", key, value);
-}
-
 std::string head(const schedule::Schedule& plan, const Options& options) {
   std::string sizes = fmt::format("{} stages, {} micro-batches", plan.stages, plan.micro_batches);
   if (plan.chunks > 1) sizes += fmt::format(", {} virtual stages per stage", plan.chunks);
@@ -159,7 +155,7 @@ void add_plan(CLI::App& app, Command& command) {
         }
         return plan_memory(resolved.config, facts);
       });
-      if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+      print_on_root(session, text);
       return 0;
     };
   });

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "trireme/data_parallel/run.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
 
@@ -12,15 +12,11 @@ namespace {
 
 using Memory = std::map<device::Use, std::int64_t>;
 
-std::int64_t total(const Memory& memory) {
+std::int64_t total(const Memory& memory, bool host_alone = false) {
   std::int64_t sum = 0;
-  for (const auto& [use, bytes] : memory) sum += bytes;
-  return sum;
-}
-
-std::int64_t total_in_host_memory(const Memory& memory) {
-  std::int64_t sum = 0;
-  for (const auto& [use, bytes] : memory) sum += device::in_host_memory(use) ? bytes : 0;
+  for (const auto& [use, bytes] : memory) {
+    if (!host_alone || device::in_host_memory(use)) sum += bytes;
+  }
   return sum;
 }
 
@@ -83,7 +79,8 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
       for (int data = 0; data < different; ++data) {
         parallel::StageOptions options = train::stage_options(config, workers, facts);
         const int rank = shape.rank({tensor, 0, data, stage});
-        options.place = train::place_of(config, shape, alone ? 1 : shard, rank);
+        options.place =
+            parallel::place_of(shape, alone ? 1 : shard, rank, train::trains_alone(config));
         const parallel::Stage own(model, options);
         plan::MemoryQuestion question{
             .optim = config.optim,
@@ -126,7 +123,7 @@ std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& fact
   std::vector<std::int64_t> sums, device, host;
   for (const Memory& memory : stages) {
     sums.push_back(total(memory));
-    host.push_back(total_in_host_memory(memory));
+    host.push_back(total(memory, true));
     device.push_back(sums.back() - host.back());
   }
   text += row("total", sums);

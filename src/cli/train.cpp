@@ -26,13 +26,11 @@ struct Options {
 };
 
 std::string footer() {
-  train::RunConfig config;
-  config::Fields fields;
-  config.declare(fields);
+  const BuiltInConfig all;
   return "Configuration, shown with its built-in values. Each field may come from a preset\n"
          "(--model.preset), a TOML file (--config), the environment (model.layers is\n"
          "TRIREME_MODEL_LAYERS) and the command line; the later one wins.\n\n" +
-         describe(fields) + examples;
+         describe(all.fields) + examples;
 }
 
 int run_train(comm::Session& session, const Options& options, std::vector<Setting> settings) {
@@ -42,9 +40,8 @@ int run_train(comm::Session& session, const Options& options, std::vector<Settin
   ResolvedConfig resolved(options.sources.file, options.sources.with_device(settings), session);
   if (options.show) {
     // As it is, and whatever the layout: a script that asks is not one of the ranks.
-    const std::string value =
-        config::to_string(resolved.fields.at(*options.show, "--show").value());
-    if (session.rank() == 0) std::fputs((value + "\n").c_str(), stdout);
+    print_on_root(session,
+                  config::to_string(resolved.fields.at(*options.show, "--show").value()) + "\n");
     return 0;
   }
   if (!options.dry_run) {
@@ -54,7 +51,7 @@ int run_train(comm::Session& session, const Options& options, std::vector<Settin
     train::validate(resolved.config, train::layout_facts(resolved.config, session));
     return resolved.fields.to_toml();
   });
-  if (session.rank() == 0) std::fputs(text.c_str(), stdout);
+  print_on_root(session, text);
   return 0;
 }
 

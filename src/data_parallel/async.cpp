@@ -8,7 +8,7 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
-#include "trireme/train/select.hpp"
+#include "trireme/train/config.hpp"
 
 #include "conductor.hpp"
 
@@ -259,7 +259,7 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queu
   beginning.environment = probe_environment(job, *job.everyone);
   beginning.point = find_beginning(job, &host, beginning.passed_over);
   // The workers', who measure meanwhile.
-  beginning.peak = agree_on_peak(job.config, *job.everyone, job.place.workers, {});
+  beginning.peak = agree_on_peak(job.config, *job.everyone, job.place.workers, nullptr);
   beginning.predicted_memory = json::parse(comm::of_rank_zero(*job.everyone, [] { return ""; }));
   host.begin(beginning);
   queue.watch(job.watchdog);

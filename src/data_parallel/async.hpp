@@ -6,7 +6,7 @@
 #include <string>
 
 #include "trireme/comm/rpc.hpp"
-#include "trireme/train/interrupts.hpp"
+#include "trireme/train/policies.hpp"
 
 #include "served.hpp"
 

@@ -49,8 +49,7 @@ class AsyncTraining {
 
   /// Gives the first server what it must know of workers. Collective over all ranks.
   void inform_servers() {
-    agree_on_peak(config_, *job_.everyone, job_.place.workers,
-                  [&] { return measure_peak(replica_, config_); });
+    agree_on_peak(config_, *job_.everyone, job_.place.workers, &replica_);
     comm::of_rank_zero(*job_.everyone, [&] { return prediction_json(predicted_.bytes).dump(); });
   }
 

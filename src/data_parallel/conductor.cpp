@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/optim/optimizer.hpp"
+#include "trireme/train/health.hpp"
 
 namespace trireme::data_parallel {
 

@@ -65,9 +65,9 @@ std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage&
   const auto states = static_cast<std::int64_t>(optim::Optimizer::state_names(config.optim).size());
   const std::size_t squares = plan::norm_bytes(worker);
   const std::size_t summed = train::waits_for_none(config) ? 0 : squares;
-  return {{Use::parameters, ModelState::parameter_bytes(layout, shards, options)},
-          {Use::gradients, ModelState::gradient_bytes(layout, shards, options)},
-          {Use::optimizer, ModelState::master_bytes(layout, shards, options) +
+  return {{Use::parameters, ModelState::bytes(layout, shards, options).parameters},
+          {Use::gradients, ModelState::bytes(layout, shards, options).gradients},
+          {Use::optimizer, ModelState::bytes(layout, shards, options).masters +
                                states * shards.elements() * std::int64_t{sizeof(float)}},
           {Use::communication,
            ServerShards::slot_bytes(shards, place) +
@@ -78,10 +78,11 @@ std::map<device::Use, std::int64_t> predict_server_memory(const parallel::Stage&
 train::Ending run(comm::Session& session, train::RunConfig& config, const config::Fields& fields,
                   const train::DeviceSource& devices) {
   const std::string& method = config.data_parallel.method;
-  if (method == "allreduce") return train::run(session, config, fields, devices);
+  if (method == "allreduce") {
+    return train::run_on_grid<train::Method>(session, config, fields, devices);
+  }
   if (method == "average") {
-    train::Job job(session, config, fields, devices);
-    return train::run_on_grid<IndependentWorkers>(job);
+    return train::run_on_grid<IndependentWorkers>(session, config, fields, devices);
   }
   if (train::waits_for_none(config)) return run_async(session, config, fields, devices);
   TRIREME_ASSERT(method == "server" || method == "async-server", "data_parallel.method = {}",

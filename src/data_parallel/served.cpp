@@ -8,7 +8,7 @@
 #include "trireme/data_parallel/parameter_server.hpp"
 #include "trireme/data_parallel/run.hpp"
 #include "trireme/plan/memory.hpp"
-#include "trireme/train/interrupts.hpp"
+#include "trireme/train/policies.hpp"
 #include "trireme/train/trainer.hpp"
 
 namespace trireme::data_parallel {

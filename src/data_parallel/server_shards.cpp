@@ -53,7 +53,7 @@ Tensor values_of(const state::ModelState& worker, const ServerPart& part) {
 
 state::StateOptions ServerShards::state_options(const parallel::Stage& worker) {
   state::StateOptions options = worker.state_options();
-  options.zero = state::zero_policy(3);
+  options.zero = 3;
   options.sets = 1;
   options.served = false;
   options.serves = true;

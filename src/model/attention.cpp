@@ -1,6 +1,6 @@
-#include "trireme/model/attention.hpp"
-
 #include <cmath>
+
+#include "trireme/model/block.hpp"
 
 namespace trireme::model {
 
@@ -37,12 +37,12 @@ Attention::Attention(params::ParameterTable& table, int unit, const std::string&
       rate_(static_cast<float>(config.attention_dropout)),
       layer_(layer) {
   const std::int64_t kv_width = kv_heads_ * head_size_, share = heads_ / kv_heads_;
-  qkv_ = ColumnParallel(table, unit, name + ".qkv", config.width, config.qkv_width(),
-                        {.bias = config.bias,
-                         .deviation = config.init_deviation,
-                         .parts = {{"q", config.width, head_size_, 1},
-                                   {"k", kv_width, head_size_, share},
-                                   {"v", kv_width, head_size_, share}}});
+  in_ = ColumnParallel(table, unit, name + ".qkv", config.width, config.qkv_width(),
+                       {.bias = config.bias,
+                        .deviation = config.init_deviation,
+                        .parts = {{"q", config.width, head_size_, 1},
+                                  {"k", kv_width, head_size_, share},
+                                  {"v", kv_width, head_size_, share}}});
   out_ = RowParallel(table, unit, name + ".out", config.width, config.width,
                      {.bias = config.bias,
                       .deviation = config.residual_deviation(),
@@ -57,10 +57,6 @@ Attention::TileHeads Attention::heads_of_tile(std::int64_t heads, std::int64_t k
   return {query, {first, (query.end + share - 1) / share}};
 }
 
-Attention::TileHeads Attention::heads_of_tile(const params::Tiles& tiles, int tile) const {
-  return heads_of_tile(heads_, kv_heads_, tiles, tile);
-}
-
 std::vector<std::int64_t> Attention::key_widths(const ModelConfig& config,
                                                 const params::Tiles& tiles) {
   std::vector<std::int64_t> widths;
@@ -73,22 +69,16 @@ std::vector<std::int64_t> Attention::key_widths(const ModelConfig& config,
 
 void Attention::plan(UnitPlan& plan) {
   const params::Tiles& tiles = plan.shares().tiles;
-  const std::vector<std::int64_t> qkv = qkv_.widths(tiles);
+  const std::vector<std::int64_t> qkv = in_.widths(tiles);
   std::vector<std::int64_t> mixed, heads;
   for (int i = 0; i < tiles.count; ++i) {
-    heads.push_back(heads_of_tile(tiles, i).query.size());
+    heads.push_back(heads_of_tile(heads_, kv_heads_, tiles, i).query.size());
     mixed.push_back(heads.back() * head_size_);
   }
-  qkv_value_ = plan.keep_tiles(RecomputeCost::high, plan.rows(), qkv);
-  mixed_ = plan.keep_tiles(RecomputeCost::medium, plan.rows(), mixed);
+  first_ = plan.keep_tiles(RecomputeCost::high, plan.rows(), qkv);
+  middle_ = plan.keep_tiles(RecomputeCost::medium, plan.rows(), mixed);
   lse_ = plan.keep_tiles(RecomputeCost::medium, plan.rows(), heads, DType::f32);
-  dqkv_ = plan.add_tiles(plan.between(), plan.rows(), qkv);
-}
-
-void Attention::plan_inner(UnitPlan& plan) {
-  std::vector<std::int64_t> mixed;
-  for (const Slot& slot : mixed_) mixed.push_back(slot.width);
-  dmixed_ = plan.add_tiles(Area::scratch, plan.rows(), mixed);
+  dfirst_ = plan.add_tiles(plan.between(), plan.rows(), qkv);
 }
 
 Attention::Heads Attention::split(const Tensor& qkv, const Microbatch& batch,
@@ -119,11 +109,12 @@ ops::Dropout Attention::dropout(const UnitContext& context) const {
 }
 
 void Attention::project_in(const UnitContext& context, const Tensor& x) const {
-  const std::vector<Tensor> qkv = context.full(qkv_value_);
-  qkv_.forward(context, qkv, x);
+  const std::vector<Tensor> qkv = context.full(first_);
+  in_.forward(context, qkv, x);
   for (std::size_t i = 0; i < qkv.size(); ++i) {
     if (qkv[i].elements() == 0) continue;
-    rotate(context, qkv[i], heads_of_tile(context.shares.tiles, static_cast<int>(i)), false);
+    rotate(context, qkv[i],
+           heads_of_tile(heads_, kv_heads_, context.shares.tiles, static_cast<int>(i)), false);
   }
 }
 
@@ -134,13 +125,13 @@ Tensor Attention::log_sums(const UnitContext& context, std::size_t tile) const {
 
 void Attention::attend(const UnitContext& context) const {
   const Microbatch& batch = context.batch;
-  for (std::size_t i = 0; i < qkv_value_.size(); ++i) {
+  for (std::size_t i = 0; i < first_.size(); ++i) {
     const int tile = static_cast<int>(i);
-    const TileHeads own = heads_of_tile(context.shares.tiles, tile);
+    const TileHeads own = heads_of_tile(heads_, kv_heads_, context.shares.tiles, tile);
     const std::int64_t count = own.query.size();
     if (count == 0) continue;
-    const Heads heads = split(context.full(qkv_value_[i]), batch, own);
-    const Tensor out = heads_of(context.full(mixed_[i]), batch, 0, count, head_size_);
+    const Heads heads = split(context.full(first_[i]), batch, own);
+    const Tensor out = heads_of(context.full(middle_[i]), batch, 0, count, head_size_);
     const Tensor lse = log_sums(context, i);
     if (context.cache != nullptr) {
       attend_cached(context, tile, out, lse, heads, slice(own));
@@ -180,44 +171,33 @@ void Attention::forward(const UnitContext& context, const Tensor& x) const {
 
 void Attention::recompute(const UnitContext& context, const Tensor& x) const {
   if (recomputes_from_input()) project_in(context, x);
-  if (mixed_.front().area == Area::rebuilt) attend(context);
-}
-
-void Attention::project(const UnitContext& context, const Summand& partial) const {
-  out_.forward(context, partial, context.full(mixed_));
+  if (middle_.front().area == Area::rebuilt) attend(context);
 }
 
 void Attention::backward_output_weight(const UnitContext& context, const Tensor& dy) const {
-  out_.backward_weight(context, dy, context.full(mixed_));
+  out_.backward_weight(context, dy, context.full(middle_));
 }
 
 void Attention::backward_inner(const UnitContext& context, const Tensor& dy) const {
   const Microbatch& batch = context.batch;
-  const std::vector<Tensor> dmixed = context.full(dmixed_), dqkv = context.full(dqkv_);
+  const std::vector<Tensor> dmixed = context.full(dmiddle_), dqkv = context.full(dfirst_);
   out_.backward_input(context, dmixed, dy);
   for (std::size_t i = 0; i < dqkv.size(); ++i) {
-    const TileHeads own = heads_of_tile(context.shares.tiles, static_cast<int>(i));
+    const TileHeads own =
+        heads_of_tile(heads_, kv_heads_, context.shares.tiles, static_cast<int>(i));
     const std::int64_t count = own.query.size();
     if (count == 0) continue;
     const auto of_queries = [&](const Tensor& x) {
       return heads_of(x, batch, 0, count, head_size_);
     };
-    const Heads heads = split(context.full(qkv_value_[i]), batch, own);
+    const Heads heads = split(context.full(first_[i]), batch, own);
     const Heads dheads = split(dqkv[i], batch, own);
     context.ops.attention_backward(dheads.q, dheads.k, dheads.v, of_queries(dmixed[i]),
-                                   of_queries(context.full(mixed_[i])), log_sums(context, i),
+                                   of_queries(context.full(middle_[i])), log_sums(context, i),
                                    heads.q, heads.k, heads.v, causal_mask(batch), scale_,
                                    dropout(context), batch.samples, slice(own));
     rotate(context, dqkv[i], own, true);
   }
-}
-
-void Attention::backward_input_weight(const UnitContext& context, const Tensor& x) const {
-  qkv_.backward_weight(context, context.full(dqkv_), x);
-}
-
-void Attention::backward_input(const UnitContext& context, const Summand& partial) const {
-  qkv_.backward_input(context, partial, context.full(dqkv_));
 }
 
 }  // namespace trireme::model

@@ -2,6 +2,12 @@
 
 namespace trireme::model {
 
+void Region::plan_dmiddle(UnitPlan& plan) {
+  std::vector<std::int64_t> widths;
+  for (const Slot& slot : middle_) widths.push_back(slot.width);
+  dmiddle_ = plan.add_tiles(Area::scratch, plan.rows(), widths);
+}
+
 template <class Layer>
 void ResidualBranch<Layer>::plan(UnitPlan& plan) {
   // Recomputing a gathered norm communicates, and backward for weights alone has no parameters.
@@ -20,7 +26,7 @@ template <class Layer>
 void ResidualBranch<Layer>::normalize(const UnitContext& context, const Tensor& x) const {
   const Tensor normed = context.full(normed_);
   norm_.forward(context, context.local(normed), x);
-  enter_region(context, normed);
+  gather_rows(context, normed);
 }
 
 template <class Layer>
@@ -36,7 +42,7 @@ void ResidualBranch<Layer>::add_residual(const UnitContext& context, const Tenso
                                          const Tensor& x) const {
   const Summand partial = partial_.of(context, y);
   layer_.project(context, partial);
-  leave_region(context, y, partial.value);
+  sum_rows(context, y, partial.value);
   dropout_.forward(context, y);
   context.ops.add(y, x, y);
 }
@@ -63,7 +69,7 @@ void ResidualBranch<Layer>::backward(const UnitContext& context, BackwardPart pa
   if (input) {
     const Summand partial = partial_.of(context, dnormed);
     layer_.backward_input(context, partial);
-    enter_region_backward(context, dnormed, partial.value);
+    sum_rows(context, dnormed, partial.value);
   }
   norm_.backward(context, part, dx, dnormed, x, true);
 }

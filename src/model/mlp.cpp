@@ -1,4 +1,4 @@
-#include "trireme/model/mlp.hpp"
+#include "trireme/model/block.hpp"
 
 namespace trireme::model {
 
@@ -7,41 +7,34 @@ Mlp::Mlp(params::ParameterTable& table, int unit, const std::string& name,
     : gated_(config.gated()) {
   using Parts = std::vector<params::Part>;
   const std::int64_t hidden = config.hidden;
-  up_ = ColumnParallel(
+  in_ = ColumnParallel(
       table, unit, name + (gated_ ? ".gate_up" : ".up"), config.width, gated_ ? 2 * hidden : hidden,
       {.bias = config.bias,
        .deviation = config.init_deviation,
        .parts = gated_ ? Parts{{.name = "gate", .extent = hidden}, {.name = "up", .extent = hidden}}
                        : Parts{}});
-  down_ = RowParallel(table, unit, name + ".down", hidden, config.width,
-                      {.bias = config.bias, .deviation = config.residual_deviation(), .parts = {}});
+  out_ = RowParallel(table, unit, name + ".down", hidden, config.width,
+                     {.bias = config.bias, .deviation = config.residual_deviation(), .parts = {}});
 }
 
 void Mlp::plan(UnitPlan& plan) {
-  const std::vector<std::int64_t> up = up_.widths(plan.shares().tiles);
+  const std::vector<std::int64_t> up = in_.widths(plan.shares().tiles);
   std::vector<std::int64_t> hidden = up;
   if (gated_) {
     for (std::int64_t& width : hidden) width /= 2;
   }
-  up_value_ = plan.keep_tiles(RecomputeCost::high, plan.rows(), up);
+  first_ = plan.keep_tiles(RecomputeCost::high, plan.rows(), up);
   const bool again = gated_ || plan.shares().exact_gelu;
   plan.overlay(
       [&] {
-        active_ =
+        middle_ =
             plan.keep_tiles(again ? RecomputeCost::low : RecomputeCost::high, plan.rows(), hidden);
       },
-      [&] { dup_ = plan.add_tiles(plan.between(), plan.rows(), up); });
-}
-
-void Mlp::plan_inner(UnitPlan& plan) {
-  if (!gated_) return;
-  std::vector<std::int64_t> hidden = up_.widths(plan.shares().tiles);
-  for (std::int64_t& width : hidden) width /= 2;
-  dactive_ = plan.add_tiles(Area::scratch, plan.rows(), hidden);
+      [&] { dfirst_ = plan.add_tiles(plan.between(), plan.rows(), up); });
 }
 
 void Mlp::activate(const UnitContext& context) const {
-  const std::vector<Tensor> up = context.full(up_value_), active = context.full(active_);
+  const std::vector<Tensor> up = context.full(first_), active = context.full(middle_);
   for (std::size_t i = 0; i < up.size(); ++i) {
     if (active[i].elements() == 0) continue;
     if (gated_) {
@@ -53,9 +46,9 @@ void Mlp::activate(const UnitContext& context) const {
 }
 
 void Mlp::forward(const UnitContext& context, const Tensor& x) const {
-  const std::vector<Tensor> up = context.full(up_value_);
-  if (!gated_) return up_.forward(context, context.full(active_), x, up);
-  up_.forward(context, up, x);
+  const std::vector<Tensor> up = context.full(first_);
+  if (!gated_) return in_.forward(context, context.full(middle_), x, up);
+  in_.forward(context, up, x);
   activate(context);
 }
 
@@ -63,31 +56,19 @@ void Mlp::recompute(const UnitContext& context, const Tensor& x) const {
   if (recomputes_from_input()) forward(context, x);
 }
 
-void Mlp::project(const UnitContext& context, const Summand& partial) const {
-  down_.forward(context, partial, context.full(active_));
-}
-
 void Mlp::backward_output_weight(const UnitContext& context, const Tensor& dy) const {
-  if (active_.front().area == Area::scratch) activate(context);
-  down_.backward_weight(context, dy, context.full(active_));
+  if (middle_.front().area == Area::scratch) activate(context);
+  out_.backward_weight(context, dy, context.full(middle_));
 }
 
 void Mlp::backward_inner(const UnitContext& context, const Tensor& dy) const {
-  const std::vector<Tensor> up = context.full(up_value_), dup = context.full(dup_);
-  if (!gated_) return down_.backward_input(context, dup, dy, up);
-  const std::vector<Tensor> dactive = context.full(dactive_);
-  down_.backward_input(context, dactive, dy);
+  const std::vector<Tensor> up = context.full(first_), dup = context.full(dfirst_);
+  if (!gated_) return out_.backward_input(context, dup, dy, up);
+  const std::vector<Tensor> dactive = context.full(dmiddle_);
+  out_.backward_input(context, dactive, dy);
   for (std::size_t i = 0; i < up.size(); ++i) {
     if (dup[i].elements() > 0) context.ops.swiglu_backward(dup[i], dactive[i], up[i]);
   }
-}
-
-void Mlp::backward_input_weight(const UnitContext& context, const Tensor& x) const {
-  up_.backward_weight(context, context.full(dup_), x);
-}
-
-void Mlp::backward_input(const UnitContext& context, const Summand& partial) const {
-  up_.backward_input(context, partial, context.full(dup_));
 }
 
 }  // namespace trireme::model

@@ -17,7 +17,21 @@ std::vector<std::int64_t> row_counts(const UnitContext& context, std::int64_t wi
   return counts;
 }
 
+int add_weight(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
+               std::int64_t out, int dimension, const LinearOptions& options) {
+  return table.add({.name = name + ".weight",
+                    .shape = {out, in},
+                    .split = dimension,
+                    .parts = options.parts,
+                    .units = {unit},
+                    .decay = true,
+                    .in_products = true,
+                    .initialization = {params::Initialization::Kind::normal, options.deviation}});
+}
+
 Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
+
+}  // namespace
 
 void gather_rows(const UnitContext& context, const Tensor& full) {
   if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) return;
@@ -39,22 +53,6 @@ void sum_rows(const UnitContext& context, const Tensor& local, const Tensor& par
         .wait();
   }
   if (sum.data() != local.data()) context.ops.copy(local, sum);  // rounds
-}
-
-}  // namespace
-
-void enter_region(const UnitContext& context, const Tensor& full) { gather_rows(context, full); }
-
-void enter_region_backward(const UnitContext& context, const Tensor& local, const Tensor& partial) {
-  sum_rows(context, local, partial);
-}
-
-void leave_region(const UnitContext& context, const Tensor& local, const Tensor& partial) {
-  sum_rows(context, local, partial);
-}
-
-void leave_region_backward(const UnitContext& context, const Tensor& full) {
-  gather_rows(context, full);
 }
 
 void reduce_over_tensor(const UnitContext& context, const Tensor& value,
@@ -108,8 +106,157 @@ Tensor RegionDropout::backward(const UnitContext& context, BackwardPart part,
   } else if (copies_) {
     context.ops.copy(context.local(full), dy);
   }
-  leave_region_backward(context, full);
+  gather_rows(context, full);
   return full;
+}
+
+ColumnParallel::ColumnParallel(params::ParameterTable& table, int unit, const std::string& name,
+                               std::int64_t in, std::int64_t out, const LinearOptions& options)
+    : weight_(add_weight(table, unit, name, in, out, 0, options)) {
+  shape_ = table.row(weight_);
+  if (!options.bias) return;
+  bias_ = table.add({.name = name + ".bias",
+                     .shape = {out},
+                     .split = 0,
+                     .parts = options.parts,
+                     .units = {unit}});
+}
+
+std::vector<std::int64_t> ColumnParallel::widths(const params::Tiles& tiles) const {
+  std::vector<std::int64_t> result;
+  for (int i = 0; i < tiles.count; ++i) {
+    std::int64_t width = 0;
+    for (const params::Range& slice : params::tile_slices(shape_, tiles.first + i, tiles.all)) {
+      width += slice.size();
+    }
+    result.push_back(width);
+  }
+  return result;
+}
+
+void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x,
+                             std::span<const Tensor> before_gelu) const {
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    if (y[i].elements() == 0) continue;
+    const int tile = static_cast<int>(i);
+    ops::MatmulOptions options{.transpose_b = true};
+    if (bias_ >= 0) options.bias = context.values(bias_, tile);
+    if (!before_gelu.empty()) options.before_gelu = before_gelu[i];
+    context.ops.matmul(y[i], x, context.values(weight_, tile), options);
+  }
+}
+
+void ColumnParallel::backward_input(const UnitContext& context, const Summand& partial,
+                                    std::span<const Tensor> dy) const {
+  sum_tiles(context, partial, [&](int tile, const Tensor& to) {
+    const Tensor& from = dy[static_cast<std::size_t>(tile)];
+    if (from.elements() == 0) return context.ops.fill(to, 0);
+    context.ops.matmul(to, from, context.values(weight_, tile), {});
+  });
+}
+
+void ColumnParallel::backward_weight(const UnitContext& context, std::span<const Tensor> dy,
+                                     const Tensor& x) const {
+  for (std::size_t i = 0; i < dy.size(); ++i) {
+    if (dy[i].elements() == 0) continue;
+    const int tile = static_cast<int>(i);
+    ops::MatmulOptions options{.transpose_a = true, .accumulate = true};
+    if (bias_ >= 0) options.row_sum = context.gradients(bias_, tile);
+    context.ops.matmul(context.gradients(weight_, tile), dy[i], x, options);
+  }
+}
+
+RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::string& name,
+                         std::int64_t in, std::int64_t out, const LinearOptions& options)
+    : weight_(add_weight(table, unit, name, in, out, 1, options)) {
+  if (options.bias) bias_ = table.add({.name = name + ".bias", .shape = {out}, .units = {unit}});
+}
+
+void RowParallel::forward(const UnitContext& context, const Summand& partial,
+                          std::span<const Tensor> x) const {
+  sum_tiles(context, partial, [&](int tile, const Tensor& to) {
+    const bool carries_bias = bias_ >= 0 && context.shares.tiles.first + tile == 0;
+    const Tensor& from = x[static_cast<std::size_t>(tile)];
+    ops::MatmulOptions options{.transpose_b = true};
+    if (carries_bias) options.bias = context.values(bias_);
+    // An empty tile's product is zero, and the bias where it carries one.
+    context.ops.matmul(to, from, context.values(weight_, tile), options);
+  });
+}
+
+void RowParallel::backward_input(const UnitContext& context, std::span<const Tensor> dx,
+                                 const Tensor& dy, std::span<const Tensor> gelu_inputs) const {
+  for (std::size_t i = 0; i < dx.size(); ++i) {
+    if (dx[i].elements() == 0) continue;
+    ops::MatmulOptions options;
+    if (!gelu_inputs.empty()) options.gelu_input = gelu_inputs[i];
+    context.ops.matmul(dx[i], dy, context.values(weight_, static_cast<int>(i)), options);
+  }
+}
+
+void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
+                                  std::span<const Tensor> x) const {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i].elements() == 0) continue;
+    context.ops.matmul(context.gradients(weight_, static_cast<int>(i)), dy, x[i],
+                       {.transpose_a = true, .accumulate = true});
+  }
+  if (bias_ < 0) return;
+  const Tensor local = context.local(dy);
+  for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
+    context.ops.column_sum(context.gradients(bias_, copy), local.slice(0, begin, end));
+  });
+}
+
+Norm::Norm(params::ParameterTable& table, int unit, const std::string& name,
+           const ModelConfig& config)
+    : centered_(config.layer_norm()), epsilon_(static_cast<float>(config.epsilon)) {
+  weight_ = table.add({.name = name + ".weight",
+                       .shape = {config.width},
+                       .units = {unit},
+                       .initialization = {params::Initialization::Kind::ones, 0}});
+  if (!centered_ || !config.bias) return;
+  bias_ = table.add({.name = name + ".bias", .shape = {config.width}, .units = {unit}});
+}
+
+void Norm::plan(UnitPlan& plan, RecomputeCost cost) {
+  if (centered_) mean_ = plan.keep(cost, plan.local_rows(), 1, DType::f32);
+  rstd_ = plan.keep(cost, plan.local_rows(), 1, DType::f32);
+}
+
+Tensor Norm::statistic(const UnitContext& context, const Slot& slot) const {
+  const Tensor column = context.local(slot);  // [r, 1]
+  return column.reshape({column.extent(0)});
+}
+
+void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x) const {
+  const Tensor rstd = statistic(context, rstd_);
+  const Tensor& gain = context.values(weight_);
+  const Tensor mean = centered_ ? statistic(context, mean_) : Tensor();
+  const Tensor bias = bias_ >= 0 ? context.values(bias_) : Tensor();
+  context.ops.norm(y, mean, rstd, x, gain, bias, epsilon_);
+}
+
+void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
+                    const Tensor& dy, const Tensor& x, bool accumulate) const {
+  if (has_weight(part)) backward_weight(context, dy, x);
+  if (!has_input(part)) return;
+  const Tensor rstd = statistic(context, rstd_);
+  const Tensor& gain = context.values(weight_);
+  const Tensor mean = centered_ ? statistic(context, mean_) : Tensor();
+  context.ops.norm_backward_input(dx, dy, x, gain, mean, rstd, accumulate);
+}
+
+void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const {
+  const Tensor all_rstd = statistic(context, rstd_);
+  const Tensor all_mean = centered_ ? statistic(context, mean_) : Tensor();
+  for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {
+    const auto part = [&](const Tensor& rows) { return rows.slice(0, begin, end); };
+    const Tensor& dgain = context.gradients(weight_, copy);
+    const Tensor dbias = bias_ >= 0 ? context.gradients(bias_, copy) : Tensor();
+    context.ops.norm_backward_weight(dgain, dbias, part(dy), part(x),
+                                     centered_ ? part(all_mean) : Tensor(), part(all_rstd));
+  });
 }
 
 }  // namespace trireme::model

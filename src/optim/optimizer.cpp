@@ -45,6 +45,29 @@ double learning_rate(const OptimConfig& config, std::int64_t step, std::int64_t 
 
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1.0; }
 
+void LossScale::note(bool overflowed) {
+  if (!dynamic_) return;
+  if (overflowed) {
+    value_ = std::max(least, value_ / 2);
+    steps_ = 0;
+  } else if (++steps_ >= patience) {
+    value_ = std::min(most, value_ * 2);
+    steps_ = 0;
+  }
+}
+
+void LossScale::restore(double value, std::int64_t steps_since_change) {
+  int exponent = 0;
+  const bool power = std::isfinite(value) && std::frexp(value, &exponent) == 0.5;
+  if (!power || value < least || value > most || steps_since_change < 0 ||
+      steps_since_change >= patience) {
+    throw Error("loss scale {} after {} steps: is damaged", value, steps_since_change);
+  }
+  if (!dynamic_) return;
+  value_ = value;
+  steps_ = steps_since_change;
+}
+
 std::vector<std::string> Optimizer::state_names(const OptimConfig& config) {
   switch (method_of(config)) {
     case Method::adamw:
@@ -52,7 +75,7 @@ std::vector<std::string> Optimizer::state_names(const OptimConfig& config) {
     case Method::sgd:
       return {"sgd.momentum"};
   }
-  TRIREME_ASSERT(false, "optimizer {}", config.name);
+  no_case_for(method_of(config));
 }
 
 Optimizer::Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger,

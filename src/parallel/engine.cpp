@@ -14,29 +14,6 @@ constexpr std::size_t message_kinds = 4;
 /// Most actions of one graph. The cost of a launch is negligible over so many.
 constexpr std::size_t most_together = 64;
 
-bool is_compute(const UnitAction& action) {
-  switch (action.kind) {
-    case Kind::forward:
-    case Kind::backward:
-    case Kind::recompute:
-    case Kind::backward_input:
-    case Kind::backward_weight:
-      return true;
-    case Kind::receive:
-    case Kind::send:
-    case Kind::gather:
-    case Kind::reduce:
-    case Kind::reduce_tied:
-      return false;
-  }
-  throw Error("unit action {}", static_cast<int>(action.kind));
-}
-
-bool is_send(StageMemory::Message kind) {
-  return kind == StageMemory::Message::send_activation ||
-         kind == StageMemory::Message::send_gradient;
-}
-
 }  // namespace
 
 std::size_t Engine::loss_bytes(const Stage& stage) {
@@ -54,7 +31,7 @@ std::size_t Engine::batch_bytes(const Stage& stage, bool host) {
 
 Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
                const EngineGroups& groups, DataParallel& method, Recorder& recorder,
-               device::MemoryLedger& ledger, const EngineOptions& options)
+               device::MemoryLedger& ledger, const ReplicaOptions& options, state::Offload* offload)
     : stage_(stage),
       state_(state),
       ops_(ops),
@@ -75,7 +52,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                   .shard = groups.shard,
                   .embedding = groups.embedding,
                   .method = method,
-                  .offload = options.offload,
+                  .offload = offload,
                   .recorder = recorder,
                   .stream = state_stream_,
                   .bucket_elements = options.bucket_elements},
@@ -88,7 +65,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       losses_read_(ledger, device::Use::batch, losses_),
       set_sums_(static_cast<std::size_t>(stage.sets())),
       frequencies_(stage.model().frequencies()),
-      graphs_(ledger, options.graphs && groups.tensor.size() == 1),
+      graphs_(ledger, options.graphs && !options.trace && groups.tensor.size() == 1),
       continuing_(find_continuing()) {
   tensor_stream_.record_waits(recorder, "wait for tensor ranks");
   if (frequencies_ && !device_.is_host()) {
@@ -120,8 +97,6 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
   }
 }
 
-Engine::~Engine() = default;
-
 int Engine::set_of(int micro_batch, int leaf) const {
   const int leaves = memory_.plan().leaves().count;
   const int all = stage_.options().micro_batches * leaves;
@@ -147,7 +122,7 @@ void Engine::start_message(const UnitAction& action) {
                            : (send ? Message::send_activation : Message::receive_activation);
   comm::Communicator& channel = action.gradient ? groups_.gradients : groups_.activations;
   message_event(kind, action.slot) =
-      channel.exchange({{rows_of(memory_.message(kind, action.slot)), action.peer, is_send(kind)}},
+      channel.exchange({{rows_of(memory_.message(kind, action.slot)), action.peer, send}},
                        *message_streams_[static_cast<std::size_t>(kind)]);
 }
 
@@ -159,8 +134,8 @@ void Engine::wait_for_messages() {
 }
 
 bool Engine::adds_to_gradients(const UnitAction& action) const {
-  if (action.kind == Kind::forward) return action.unit == stage_.last_unit();
-  return action.kind == Kind::backward || action.kind == Kind::backward_weight;
+  return action.ends_gradients() ||
+         (action.kind == Kind::forward && action.unit == stage_.last_unit());
 }
 
 void Engine::prepare(const UnitAction& action) {
@@ -206,12 +181,8 @@ void Engine::start(const UnitAction& action) {
       gradients_.reduce_tied(action.group);
       break;
     }
-    case Kind::forward:
-    case Kind::backward:
-    case Kind::recompute:
-    case Kind::backward_input:
-    case Kind::backward_weight:
-      throw Error("{} is computed, not started", to_string(action));
+    default:
+      no_case_for(action.kind);
   }
   if (progress_) progress_->wake();
 }
@@ -222,9 +193,9 @@ std::vector<bool> Engine::find_continuing() const {
   std::vector<bool> continuing;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const UnitAction& action = actions[i];
-    bool alone = !is_compute(action) || i == 0 || !is_compute(actions[i - 1]) ||
+    bool alone = !action.is_compute() || i == 0 || !actions[i - 1].is_compute() ||
                  action.input_slot >= 0 || action.output_slot >= 0 || state_.values_sharded();
-    if (is_compute(action) && adds_to_gradients(action)) {
+    if (action.is_compute() && adds_to_gradients(action)) {
       alone = alone || state_.gradients_sharded();
       for (const int g : stage_.layout().groups_of(action.unit)) {
         if (aliased.empty() || !aliased[static_cast<std::size_t>(g)]) continue;
@@ -253,7 +224,9 @@ std::size_t Engine::compute_from(std::size_t begin) {
                                                : "forward and backward");
   prepare(actions[begin]);
   const auto work = [&] {
-    for (std::size_t i = begin; i < end; ++i) compute(actions[i]);
+    for (std::size_t i = begin; i < end; ++i) {
+      actions[i].kind == Kind::forward ? this->forward(actions[i]) : this->backward(actions[i]);
+    }
   };
   if (train) {
     graphs_.queue(begin, work);
@@ -269,7 +242,7 @@ void Engine::run(const Walk& walk) {
   const std::vector<UnitAction>& actions = walk.program->actions;
   for (std::size_t i = 0; i < actions.size();) {
     if (options_.watchdog != nullptr) options_.watchdog->beat(to_string(actions[i]));
-    if (is_compute(actions[i])) {
+    if (actions[i].is_compute()) {
       i = compute_from(i);
     } else {
       start(actions[i++]);

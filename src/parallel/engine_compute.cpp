@@ -1,10 +1,98 @@
-// The computation of one action: a unit's forward or backward, leaf by leaf.
+// Parts of the engine: gathers of parameters, graphs of a step, and the computation of one action
+// (a unit's forward or backward, leaf by leaf).
 #include "trireme/device/cuda.hpp"
 #include "trireme/parallel/engine.hpp"
 
 namespace trireme::parallel {
 
 using Kind = UnitAction::Kind;
+
+ParameterGatherer::ParameterGatherer(const state::ModelState& state, comm::Communicator& shard,
+                                     Recorder& recorder, device::Stream& stream)
+    : state_(state),
+      shard_(shard),
+      recorder_(recorder),
+      stream_(stream),
+      buffers_(static_cast<std::size_t>(state.gather_buffers().count)) {}
+
+ParameterGatherer::Gathered& ParameterGatherer::buffer_of(int group) {
+  const int buffer = state_.gather_buffers().buffer[static_cast<std::size_t>(group)];
+  return buffers_[static_cast<std::size_t>(buffer)];
+}
+
+device::Event ParameterGatherer::start(int group) {
+  return shard_.all_gather_v(state_.group_values(group), state_.own_values(group),
+                             state_.shards().counts(group), stream_);
+}
+
+void ParameterGatherer::gather(int group) {
+  Gathered& buffer = buffer_of(group);
+  buffer.group = group;
+  buffer.ready = start(group);
+}
+
+void ParameterGatherer::wait(int unit) {
+  if (!state_.values_sharded()) return;
+  const Section section(recorder_, "wait for shards");
+  for (int g : state_.layout().groups_of(unit)) {
+    const Gathered& buffer = buffer_of(g);
+    TRIREME_ASSERT(buffer.group == g, "unit {} reads group {} where {} is", unit, g, buffer.group);
+    buffer.ready.wait();
+  }
+}
+
+void ParameterGatherer::gather_updated() {
+  for (Gathered& buffer : buffers_) buffer.group = -1;
+  if (!state_.options().optimizer_sharded() || state_.values_sharded()) return;
+  const Section section(recorder_, "gather parameters");
+  std::vector<device::Event> gathers;
+  for (int g = 0; g < state_.shards().groups(); ++g) gathers.push_back(start(g));
+  for (const device::Event& gather : gathers) gather.wait();
+}
+
+StepGraphs::StepGraphs(device::MemoryLedger& ledger, bool wanted)
+    : ledger_(ledger), device_(wanted && ledger.device().captures() ? &ledger.device() : nullptr) {}
+
+void StepGraphs::forget() {
+  steps_.clear();
+  current_ = nullptr;
+}
+
+void StepGraphs::begin_step(const Pattern& pattern) {
+  if (!active()) return;
+  if (current_ != nullptr) current_->queued = true;
+  const auto known = steps_.find(pattern);
+  if (known != steps_.end()) {
+    current_ = &known->second;
+  } else {
+    current_ = steps_.size() < most_patterns ? &steps_[pattern] : nullptr;
+  }
+}
+
+void StepGraphs::queue(std::size_t number, const std::function<void()>& work) {
+  if (current_ == nullptr || !current_->queued) return work();
+  const std::uint64_t added = ledger_.times_added(device::Use::workspace);
+  if (added != added_) {
+    for (auto& [known, step] : steps_) step.graphs.clear();
+  }
+  added_ = added;
+  std::unique_ptr<device::Graph>& graph = current_->graphs[number];
+  if (graph == nullptr) {
+    try {
+      graph = device::capture(*device_, work);
+      ++captured_;
+    } catch (const Error& error) {
+      // Nothing was executed. Graphs that were launched keep their resources until they end.
+      refusal_ = error.what();
+      device_ = nullptr;
+      forget();
+      return work();
+    }
+  }
+  const device::Range range("launch of a graph");
+  graph->launch();
+  ++launched_;
+}
 
 std::int64_t Engine::own_rows() const {
   return stage_.shares().rows(batches_[0].tokens() / memory_.plan().leaves().count).size();
@@ -41,10 +129,6 @@ Tensor Engine::output_gradient(const UnitAction& action) {
   const bool stays = action.input_slot >= 0 && action.pending < 0;
   return stays ? memory_.message(Message::receive_gradient, action.input_slot)
                : memory_.output_gradient(action);
-}
-
-void Engine::compute(const UnitAction& action) {
-  return action.kind == Kind::forward ? forward(action) : backward(action);
 }
 
 void Engine::forward(const UnitAction& action) {
@@ -90,47 +174,28 @@ void Engine::compute_logits(const UnitAction& action, model::Microbatch tokens, 
   stage_.model().head().logits(context(tokens, action, leaf, 0), logits, x);
 }
 
-void Engine::backward_leaf(const UnitAction& action, const model::UnitContext& context,
-                           const Tensor& dx, const Tensor& dy, const Tensor& x) {
-  using model::BackwardPart;
-  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
-  switch (action.kind) {
-    case Kind::backward:
-      unit.recompute(context, x);
-      return unit.backward(context, BackwardPart::all, dx, dy, x);
-    case Kind::recompute:
-      return unit.recompute(context, x);
-    case Kind::backward_input:
-      return unit.backward(context, BackwardPart::input, dx, dy, x);
-    case Kind::backward_weight:
-      return unit.backward(context, BackwardPart::weight, {}, dy, x);
-    case Kind::receive:
-    case Kind::send:
-    case Kind::gather:
-    case Kind::forward:
-    case Kind::reduce:
-    case Kind::reduce_tied:
-      break;
-  }
-  throw Error("{} is no part of backward", to_string(action));
-}
-
 void Engine::backward(const UnitAction& action) {
   const device::Range range(backward_names_[static_cast<std::size_t>(action.unit)]);
   const int leaves = memory_.plan().leaves().count;
-  const bool input = action.kind == Kind::backward || action.kind == Kind::backward_input;
+  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
+  const bool whole = action.kind == Kind::backward, input = action.kind == Kind::backward_input;
+  const auto part = whole   ? model::BackwardPart::all
+                    : input ? model::BackwardPart::input
+                            : model::BackwardPart::weight;
   const Tensor dy = output_gradient(action);
   Tensor x, dx;
   if (action.unit > 0) x = memory_.input(action);
-  if (input && action.unit > 0) {
+  if ((whole || input) && action.unit > 0) {
     dx = action.output_slot >= 0 ? memory_.message(Message::send_gradient, action.output_slot)
                                  : memory_.input_gradient(action);
   }
   for (int leaf = 0; leaf < leaves; ++leaf) {
     const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
-    const int set = set_of(action.micro_batch, leaf);
-    backward_leaf(action, context(tokens, action, leaf, set), leaf_rows(dx, leaf),
-                  leaf_rows(dy, leaf), leaf_rows(x, leaf));
+    const model::UnitContext call = context(tokens, action, leaf, set_of(action.micro_batch, leaf));
+    const Tensor own = leaf_rows(x, leaf);
+    if (whole || action.kind == Kind::recompute) unit.recompute(call, own);
+    if (action.kind == Kind::recompute) continue;
+    unit.backward(call, part, leaf_rows(dx, leaf), leaf_rows(dy, leaf), own);
   }
 }
 

@@ -58,12 +58,12 @@ GradientReducer::GradientReducer(const Parts& parts, device::MemoryLedger& ledge
   for (const UnitAction& action : parts.program.actions) {
     if (reduces(action)) ++reductions_[static_cast<std::size_t>(action.group)];
   }
-  if (state_.options().zero.optimizer == state::Held::whole) {
+  if (!state_.options().optimizer_sharded()) {
     buckets_ = plan_buckets(parts.program, state_.layout(), parts.bucket_elements);
-  } else {
-    for (int g = 0; g < state_.shards().groups(); ++g) {
-      buckets_.push_back({state_.shards().own(g), g});
-    }
+    return;
+  }
+  for (int g = 0; g < state_.shards().groups(); ++g) {
+    buckets_.push_back({state_.shards().own(g), g});
   }
 }
 
@@ -142,7 +142,7 @@ void GradientReducer::reduce(int group) {
 
 void GradientReducer::scatter(int group) {
   device::Event scattered;
-  if (state_.options().zero.optimizer == state::Held::sharded) {
+  if (state_.options().optimizer_sharded()) {
     timed([&] {
       scattered = parts_.shard.reduce_scatter_v(shard_of(group), state_.group_gradient(group),
                                                 state_.shards().counts(group), comm::Reduction::sum,
@@ -172,7 +172,7 @@ void GradientReducer::count_contribution(int group) {
 void GradientReducer::hand_over(int group) {
   for (const Bucket& bucket : buckets_) {
     if (bucket.group != group) continue;
-    const bool whole = state_.options().zero.optimizer == state::Held::whole;
+    const bool whole = !state_.options().optimizer_sharded();
     const Tensor gradient =
         whole ? state_.gradients().slice(0, bucket.elements.begin, bucket.elements.end)
               : state_.own_gradient(group);

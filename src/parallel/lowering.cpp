@@ -15,9 +15,6 @@ bool reads_values(Kind kind) {
          kind == Kind::backward_input;
 }
 
-/// Whether an action is its micro-batch's last contribution to the unit's gradients.
-bool ends_gradients(Kind kind) { return kind == Kind::backward || kind == Kind::backward_weight; }
-
 /// First pass: turns computes into unit actions and assigns their slots.
 class Computes {
  public:
@@ -35,18 +32,18 @@ class Computes {
     switch (action.kind) {
       case Kind::forward:
         stash_of_[key] = stash_[chunk].take();
-        forward(step);
+        add_units(step, UnitAction::Kind::forward);
         return;
       case Kind::backward:
-        backward(step, UnitAction::Kind::backward);
+        add_units(step, UnitAction::Kind::backward);
         stash_[chunk].release(stash_of_[key]);
         return;
       case Kind::backward_input:
         pending_of_[key] = pending_[chunk].take();
-        backward(step, UnitAction::Kind::backward_input);
+        add_units(step, UnitAction::Kind::backward_input);
         return;
       case Kind::backward_weight:
-        backward(step, UnitAction::Kind::backward_weight);
+        add_units(step, UnitAction::Kind::backward_weight);
         pending_[chunk].release(pending_of_[key]);
         stash_[chunk].release(stash_of_[key]);
         return;
@@ -70,24 +67,18 @@ class Computes {
     if (pending != pending_of_.end()) result.pending = pending->second;
     return result;
   }
-  void forward(const schedule::Step& step) {
+  /// Forward visits the chunk's units in ascending order, backward in descending.
+  void add_units(const schedule::Step& step, UnitAction::Kind kind) {
     const params::Range& units = options_.chunk_units[static_cast<std::size_t>(step.action.chunk)];
-    for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
-      UnitAction action = unit_action(step, UnitAction::Kind::forward, unit);
-      if (unit == units.begin) action.input_slot = step.input_slot;
-      if (unit + 1 == units.end) action.output_slot = step.output_slot;
-      program_.actions.push_back(action);
-    }
-  }
-  void backward(const schedule::Step& step, UnitAction::Kind kind) {
-    const params::Range& units = options_.chunk_units[static_cast<std::size_t>(step.action.chunk)];
-    for (std::int64_t unit = units.end - 1; unit >= units.begin; --unit) {
+    for (std::int64_t i = 0; i < units.size(); ++i) {
+      const bool forward = kind == UnitAction::Kind::forward;
+      const std::int64_t unit = forward ? units.begin + i : units.end - 1 - i;
       if (kind == UnitAction::Kind::backward_input && options_.recompute) {
         program_.actions.push_back(unit_action(step, UnitAction::Kind::recompute, unit));
       }
       UnitAction action = unit_action(step, kind, unit);
-      if (unit + 1 == units.end) action.input_slot = step.input_slot;
-      if (unit == units.begin) action.output_slot = step.output_slot;
+      if (i == 0) action.input_slot = step.input_slot;
+      if (i + 1 == units.size()) action.output_slot = step.output_slot;
       program_.actions.push_back(action);
     }
   }
@@ -117,14 +108,14 @@ void insert_reductions(const params::Layout& layout, const LoweringOptions& opti
     }
   }
   for (const UnitAction& action : program.actions) {
-    if (!ends_gradients(action.kind)) continue;
+    if (!action.ends_gradients()) continue;
     for (int g : layout.groups_of(action.unit)) ++left[static_cast<std::size_t>(g)];
   }
   if (std::all_of(left.begin(), left.end(), [](int count) { return count == 0; })) return;
   std::vector<UnitAction> result;
   for (const UnitAction& action : program.actions) {
     result.push_back(action);
-    if (!ends_gradients(action.kind)) continue;
+    if (!action.ends_gradients()) continue;
     for (int g : layout.groups_of(action.unit)) {
       const auto i = static_cast<std::size_t>(g);
       --left[i];
@@ -234,7 +225,7 @@ const char* name_of(UnitAction::Kind kind) {
     case Kind::reduce_tied:
       return "reduce tied";
   }
-  throw Error("unit action {}", static_cast<int>(kind));
+  no_case_for(kind);
 }
 
 }  // namespace
@@ -249,14 +240,6 @@ std::string to_string(const UnitAction& action) {
   }
   if (action.micro_batch >= 0) text += fmt::format(" of micro-batch {}", action.micro_batch);
   return text;
-}
-
-schedule::StageSteps forward_only(schedule::StageSteps steps) {
-  std::erase_if(steps.steps, [](const schedule::Step& step) {
-    return step.action.kind != schedule::Kind::forward;
-  });
-  steps.receive_gradient_slots = steps.send_gradient_slots = 0;
-  return steps;
 }
 
 Program lower(const schedule::StageSteps& steps, const params::Layout& layout,

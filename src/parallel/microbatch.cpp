@@ -63,21 +63,6 @@ double HostMicrobatch::weight(int leaf, int count) const {
   return std::accumulate(weights.as<float>(), weights.as<float>() + weights.elements(), 0.0);
 }
 
-namespace {
-
-/// Calls visit(member) for each tensor of a micro-batch.
-template <class Visit>
-void for_each_tensor(const Visit& visit) {
-  using model::Microbatch;
-  for (Tensor Microbatch::*member :
-       {&Microbatch::inputs, &Microbatch::targets, &Microbatch::weights, &Microbatch::positions,
-        &Microbatch::documents, &Microbatch::samples, &Microbatch::rows}) {
-    visit(member);
-  }
-}
-
-}  // namespace
-
 std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t length) {
   const std::int64_t rows = sequences * length;
   const auto padded = [](std::int64_t elements, std::size_t size) {
@@ -115,15 +100,18 @@ void DeviceBatches::take(std::span<const HostMicrobatch> batches, double factor)
     model::Microbatch view = batches[i].view();
     std::size_t offset = device::alignment + i * batch_bytes_;
     const std::size_t end = offset + batch_bytes_;
-    for_each_tensor([&](Tensor model::Microbatch::*member) {
+    using model::Microbatch;
+    for (Tensor Microbatch::*member :
+         {&Microbatch::inputs, &Microbatch::targets, &Microbatch::weights, &Microbatch::positions,
+          &Microbatch::documents, &Microbatch::samples, &Microbatch::rows}) {
       Tensor& tensor = view.*member;
-      if (!tensor) return;
+      if (!tensor) continue;
       std::memcpy(staging_.data() + offset, tensor.data(), tensor.bytes());
       const std::size_t size = device::aligned(tensor.bytes());
       TRIREME_ASSERT(offset + size <= end, "a batch of {} tokens", view.tokens());
       tensor = buffer_.view(tensor.type(), tensor.shape(), offset);
       offset += size;
-    });
+    }
     views_.push_back(view);
   }
   device_.copy(buffer_.data(), staging_.data(), all);

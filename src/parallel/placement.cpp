@@ -1,5 +1,3 @@
-#include "trireme/parallel/placement.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -9,6 +7,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/random.hpp"
 #include "trireme/data/hash.hpp"
+#include "trireme/parallel/replica.hpp"
 
 namespace trireme::parallel {
 
@@ -76,13 +75,14 @@ std::string part_name(const Stage& stage, const Values& values, const params::Bl
   return name;
 }
 
-/// What is equal on all ranks of the data axis, or of a replica group.
-std::vector<Fingerprint> of_data(const Replica& replica, bool sharded, Alike alike) {
+/// Of the parts of blocks for which keep(values, block) holds.
+template <class Keep>
+std::vector<Fingerprint> prints_of(const Replica& replica, Alike alike, const Keep& keep) {
   std::vector<Fingerprint> result;
   for (const Values& values : values_of(replica, alike)) {
-    if (values.sharded != sharded) continue;
     for_each_part(replica.stage(), values,
                   [&](const params::Block& block, const params::Range& part, const Tensor& own) {
+                    if (!keep(values, block)) return;
                     result.push_back({part_name(replica.stage(), values, block, part),
                                       hash_of(replica.state().optimizer_device(), own)});
                   });
@@ -90,47 +90,47 @@ std::vector<Fingerprint> of_data(const Replica& replica, bool sharded, Alike ali
   return result;
 }
 
+/// What is equal on all ranks of the data axis, or of a replica group.
+std::vector<Fingerprint> of_data(const Replica& replica, bool sharded, Alike alike) {
+  return prints_of(replica, alike, [&](const Values& values, const params::Block& /*block*/) {
+    return values.sharded == sharded;
+  });
+}
+
 /// Rows that are not split, and key/value heads that several tiles hold. Shards of tensor ranks may
 /// be cut in different places, so that only whole values are compared.
 std::vector<Fingerprint> of_tensor(const Replica& replica) {
-  std::vector<Fingerprint> result;
   const Stage& stage = replica.stage();
-  device::Device& device = replica.state().optimizer_device();
+  std::vector<Fingerprint> result =
+      prints_of(replica, Alike::state, [](const Values& values, const params::Block& block) {
+        return !values.sharded && block.slices.empty();
+      });
   for (const Values& values : values_of(replica)) {
     if (values.sharded) continue;
-    for_each_part(
-        stage, values,
-        [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-          if (block.slices.empty()) {
-            result.push_back({part_name(stage, values, block, part), hash_of(device, own)});
-            return;
-          }
-          const params::Parameter& row = stage.model().table().row(block.row);
-          for (const params::SharedGrain& grain :
-               params::shared_grains(row, stage.shares().tiles.all)) {
-            const params::Range held = params::elements_of(row, block, grain);
-            if (held.size() == 0) continue;
-            result.push_back({fmt::format("{}{} rows [{}, {})", values.prefix, row.name,
-                                          grain.along.begin, grain.along.end),
-                              hash_of(device, own.slice(0, held.begin, held.end))});
-          }
-        });
+    for (const params::Block& block : stage.layout().blocks()) {
+      const params::Parameter& row = stage.model().table().row(block.row);
+      for (const params::SharedGrain& grain :
+           params::shared_grains(row, stage.shares().tiles.all)) {
+        const params::Range held = params::elements_of(row, block, grain);
+        if (held.size() == 0) continue;
+        result.push_back(
+            {fmt::format("{}{} rows [{}, {})", values.prefix, row.name, grain.along.begin,
+                         grain.along.end),
+             hash_of(replica.state().optimizer_device(),
+                     values.flat.slice(0, block.offset + held.begin, block.offset + held.end))});
+      }
+    }
   }
   return result;
 }
 
 /// Tied weights.
 std::vector<Fingerprint> of_embedding(const Replica& replica) {
-  std::vector<Fingerprint> result;
-  for (const Values& values : values_of(replica)) {
-    for_each_part(replica.stage(), values,
-                  [&](const params::Block& block, const params::Range& part, const Tensor& own) {
-                    if (replica.stage().model().table().row(block.row).units.size() < 2) return;
-                    result.push_back({part_name(replica.stage(), values, block, part),
-                                      hash_of(replica.state().optimizer_device(), own)});
-                  });
-  }
-  return result;
+  const params::ParameterTable& table = replica.stage().model().table();
+  return prints_of(replica, Alike::state,
+                   [&](const Values& /*values*/, const params::Block& block) {
+                     return table.row(block.row).units.size() > 1;
+                   });
 }
 
 /// What one rank, of the world, holds under a name.

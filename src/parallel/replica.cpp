@@ -10,25 +10,68 @@ namespace trireme::parallel {
 
 namespace {
 
-/// The place of this rank in a grid.
-Place place_of(comm::Grid& grid, bool alone) {
-  using comm::Axis;
-  return {.tensor = grid.shape().of(Axis::tensor),
-          .pipeline = grid.shape().of(Axis::pipeline),
-          .data = alone ? 1 : grid.shape().of(Axis::data),
-          .shard = alone ? 1 : grid.shard(),
-          .tensor_rank = grid.coordinate(Axis::tensor),
-          .stage = grid.coordinate(Axis::pipeline),
-          .data_rank = alone ? 0 : grid.coordinate(Axis::data)};
-}
-
 StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
   StageOptions stage = options.stage;
-  stage.place = place_of(grid, options.alone);
+  stage.place = place_of(grid.shape(), grid.shard(), grid.world().rank(), options.alone);
   TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
                  stage.zero);
   return stage;
 }
+
+/// With ZeRO 0 every data rank holds all gradients and reads its share of them. With ZeRO 1 to 3
+/// the ranks of the first shard group read their shards.
+state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
+                            device::MemoryLedger& ledger) {
+  const Place& place = stage.options().place;
+  const bool train = stage.options().train;
+  if (stage.options().zero > 0) {
+    return state::GradientNorm(state, stage.shards(), train && place.data_rank < place.shard,
+                               ledger);
+  }
+  return state::GradientNorm(state, state::ShardMap(stage.layout(), place.data, place.data_rank),
+                             train, ledger);
+}
+
+/// Data parallelism by all-reduce: every rank holds the model, or its shards of it (ZeRO), and
+/// updates what it holds.
+class AllReduce final : public DataParallel {
+ public:
+  /// What it works on, which outlives it. `offload` is null where the device updates.
+  struct Parts {
+    const Stage& stage;
+    const state::ModelState& state;
+    optim::Optimizer& optimizer;
+    state::Offload* offload;
+    ops::Ops& ops;
+    comm::Communicator& replicas;  // ranks that hold the same shard: with ZeRO 0 the data axis
+    comm::Communicator& world;
+    bool stochastic_rounding = false;  // as ReplicaOptions
+  };
+  AllReduce(const Parts& parts, device::MemoryLedger& ledger)
+      : parts_(parts), norm_(norm_of(parts.stage, parts.state, ledger)) {
+    if (!parts.stage.options().train) return;
+    ranges_ = state::update_ranges(parts.state, parts.stochastic_rounding);
+  }
+
+  device::Event reduce(const params::Range& /*elements*/, const Tensor& gradient,
+                       device::Stream& stream) override {
+    return parts_.replicas.all_reduce(gradient, comm::Reduction::sum, stream);
+  }
+  void start_norm(ops::Ops& ops) override { norm_.start(ops); }
+  double finish_norm() override { return norm_.finish(parts_.world); }
+  void update(double learning_rate, std::int64_t step, double gradient_scale) override {
+    if (parts_.offload != nullptr) {
+      parts_.offload->update(parts_.optimizer, learning_rate, step, gradient_scale);
+    } else {
+      parts_.optimizer.update(parts_.ops, ranges_, learning_rate, step, gradient_scale);
+    }
+  }
+
+ private:
+  Parts parts_;
+  state::GradientNorm norm_;
+  std::vector<optim::UpdateRange> ranges_;
+};
 
 }  // namespace
 
@@ -62,13 +105,8 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                                                   ledger, options.stochastic_rounding)
                                             : nullptr),
       method_(make_method(ledger)),
-      engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger,
-              {.bucket_elements = options.bucket_elements,
-               .overlap = options.overlap,
-               .seed = options.seed,
-               .watchdog = options.watchdog,
-               .offload = offload_.get(),
-               .graphs = options.graphs && !options.trace}) {}
+      engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger, options_,
+              offload_.get()) {}
 
 std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   const bool reproducible = options_.stage.reproducible;

@@ -1,6 +1,7 @@
 #include "trireme/parallel/stage.hpp"
 
 #include <algorithm>
+#include <bit>
 
 namespace trireme::parallel {
 
@@ -23,6 +24,15 @@ schedule::Schedule single_schedule(const StageOptions& options) {
                                  options.place.pipeline, 1, options.virtual_stages);
 }
 
+/// The steps of forward alone, for evaluation and generation.
+schedule::StageSteps forward_only(schedule::StageSteps steps) {
+  std::erase_if(steps.steps, [](const schedule::Step& step) {
+    return step.action.kind != schedule::Kind::forward;
+  });
+  steps.receive_gradient_slots = steps.send_gradient_slots = 0;
+  return steps;
+}
+
 std::vector<params::Range> chunks_of(const model::Transformer& model, const StageOptions& options) {
   const int stages = options.place.pipeline;
   const std::vector<int> bounds =
@@ -36,9 +46,92 @@ std::vector<params::Range> chunks_of(const model::Transformer& model, const Stag
   return chunks;
 }
 
+bool power_of_two(std::int64_t n) {
+  return n > 0 && std::has_single_bit(static_cast<std::uint64_t>(n));
+}
+
+/// "8", or "4 or 8" where the powers of two around `value` differ; at least `least`.
+std::string powers_near(std::int64_t value, std::int64_t least) {
+  const auto below =
+      static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(std::max(value, least))));
+  if (below < least) return std::to_string(2 * below);
+  return below == value ? std::to_string(below) : fmt::format("{} or {}", below, 2 * below);
+}
+
+/// `degree`, the value of `key`, divides `virtual_degree`, a power of two.
+void check_virtual(const std::string& key, std::int64_t degree, const std::string& virtual_key,
+                   std::int64_t virtual_degree) {
+  if (!power_of_two(virtual_degree)) {
+    throw ConfigError(virtual_key, std::to_string(virtual_degree), "must be a power of two",
+                      fmt::format("use {}", powers_near(virtual_degree, 1)));
+  }
+  if (virtual_degree % degree == 0) return;
+  const std::string rule =
+      fmt::format("must divide {} = {} with numerics.reproducible", virtual_key, virtual_degree);
+  if (power_of_two(degree)) {
+    throw ConfigError(
+        key, std::to_string(degree), rule,
+        fmt::format("use at most {}, or {} = {}", virtual_degree, virtual_key, degree));
+  }
+  const auto near = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(degree)));
+  throw ConfigError(key, std::to_string(degree), rule,
+                    fmt::format("use {}", std::min(near, virtual_degree)));
+}
+
+void check_sequences(const StageOptions& options) {
+  const std::int64_t own = options.micro_batches * options.sequences;
+  const std::int64_t batch = own * options.place.data, groups = options.virtual_data;
+  if (batch % groups == 0) return;
+  // Both the batch's largest power of two and the next larger batch would do.
+  const std::int64_t largest = batch & -batch;
+  std::string mend = fmt::format("use a train.batch of {}", (batch / groups + 1) * groups);
+  if (largest >= options.place.data)
+    mend += fmt::format(", or numerics.virtual_data = {}", largest);
+  throw ConfigError("numerics.virtual_data", std::to_string(groups),
+                    fmt::format("must divide the global batch of {} sequences with "
+                                "numerics.reproducible",
+                                batch),
+                    mend);
+}
+
+/// Refuses degrees, schedules and batches that do not go together; throws ConfigError that names
+/// the key, the rule and the nearest values that work. Whatever depends on the model too (units,
+/// the schedule's own rules) is refused where it is worked out.
 const StageOptions& checked(const StageOptions& options) {
-  check_layout(options);
+  const Place& place = options.place;
+  TRIREME_ASSERT(options.zero >= 0 && options.zero <= 3 && options.virtual_stages > 0 &&
+                     options.sequences > 0 && place.data % place.shard == 0,
+                 "ZeRO {}, {} virtual stages, {} sequences, shards of {} of {} ranks", options.zero,
+                 options.virtual_stages, options.sequences, place.shard, place.data);
+  if (options.virtual_stages > 1 && place.pipeline == 1) {
+    throw ConfigError("parallel.virtual_stages", std::to_string(options.virtual_stages),
+                      "one pipeline stage has nothing to interleave with",
+                      "use 1, or parallel.pipeline of at least 2");
+  }
+  if (!options.reproducible) return options;
+  check_virtual("parallel.tensor", place.tensor, "numerics.virtual_tensor", options.virtual_tensor);
+  check_virtual("parallel.data", place.data, "numerics.virtual_data", options.virtual_data);
+  if (options.train) check_sequences(options);
   return options;
+}
+
+/// Reproducible mode: the last unit adds to the loss and to its gradients in forward, so its
+/// micro-batches must come in ascending order, as WeightOrder::ascending demands of weight parts.
+void check_forward_order(const schedule::Schedule& schedule) {
+  const int last = schedule.virtual_stages() - 1;
+  int before = -1;
+  for (const schedule::Action& action :
+       schedule.actions[static_cast<std::size_t>(last % schedule.stages)]) {
+    if (action.kind != schedule::Kind::forward || action.chunk != last / schedule.stages) continue;
+    if (action.micro_batch < before) {
+      throw ConfigError("parallel.schedule", schedule.name,
+                        fmt::format("forward of micro-batch {} follows that of {} on the last "
+                                    "virtual stage, which adds to sums in forward",
+                                    action.micro_batch, before),
+                        "put them in ascending order, or numerics.reproducible = false");
+    }
+    before = action.micro_batch;
+  }
 }
 
 model::Shares shares_of(const StageOptions& options) {
@@ -57,6 +150,19 @@ model::Shares shares_of(const StageOptions& options) {
 
 }  // namespace
 
+Place place_of(const comm::GridShape& shape, int shard, int rank, bool alone) {
+  using comm::Axis;
+  const auto at = shape.coordinates(rank);
+  const auto coordinate = [&](Axis axis) { return at[static_cast<std::size_t>(axis)]; };
+  return {.tensor = shape.of(Axis::tensor),
+          .pipeline = shape.of(Axis::pipeline),
+          .data = alone ? 1 : shape.of(Axis::data),
+          .shard = alone ? 1 : shard,
+          .tensor_rank = coordinate(Axis::tensor),
+          .stage = coordinate(Axis::pipeline),
+          .data_rank = alone ? 0 : coordinate(Axis::data)};
+}
+
 model::Recompute usual_recompute(bool host, std::int64_t width) {
   constexpr std::int64_t wide = 512;
   return host && width >= wide ? model::Recompute::cheap : model::Recompute::none;
@@ -65,7 +171,7 @@ model::Recompute usual_recompute(bool host, std::int64_t width) {
 state::StateOptions Stage::state_options() const {
   const bool own = options_.train && options_.zero == 0 && !options_.offload && !options_.served;
   return {.train = options_.train,
-          .zero = state::zero_policy(options_.zero),
+          .zero = options_.zero,
           .shares = shares_,
           .sets = sets_,
           .keeps_gathered = !options_.reshard_after_forward,
@@ -100,7 +206,7 @@ void Stage::lower_programs() {
   const state::StateOptions state = state_options();
   LoweringOptions lowering{.chunk_units = chunks_,
                            .recompute = options_.recompute > model::Recompute::cheap,
-                           .gathers = state.zero.parameters == state::Held::sharded,
+                           .gathers = state.values_sharded(),
                            .reshard_after_forward = options_.reshard_after_forward,
                            .reduces_each_micro_batch = state.gradients_sharded()};
   if (lowering.gathers) {

@@ -50,13 +50,56 @@ void fill_initial(const Parameter& row, std::uint64_t seed, std::int64_t first, 
       return;
     }
   }
-  throw Error("initialization {}", static_cast<int>(row.initialization.kind));
+  no_case_for(row.initialization.kind);
 }
 
 }  // namespace
 
+int ParameterTable::add(Parameter parameter) {
+  TRIREME_ASSERT(!find(parameter.name), "{} is in the table twice", parameter.name);
+  TRIREME_ASSERT(!parameter.units.empty(), "{} belongs to no unit", parameter.name);
+  TRIREME_ASSERT(rows_.empty() || rows_.back().units.front() <= parameter.units.front(),
+                 "{}: rows are added unit by unit", parameter.name);
+  if (!parameter.parts.empty()) {
+    std::int64_t sum = 0;
+    for (const Part& part : parameter.parts) {
+      TRIREME_ASSERT(part.extent % part.grain == 0, "{}.{}: grain", parameter.name, part.name);
+      const Part& lead = parameter.parts.front();
+      TRIREME_ASSERT(part.extent / part.grain * part.serves == lead.extent / lead.grain,
+                     "{}.{}: serves", parameter.name, part.name);
+      sum += part.extent;
+    }
+    TRIREME_ASSERT(parameter.split >= 0 && sum == parameter.shape[parameter.split],
+                   "{}: parts do not add up", parameter.name);
+  }
+  elements_ += parameter.shape.elements();
+  rows_.push_back(std::move(parameter));
+  return static_cast<int>(rows_.size()) - 1;
+}
+
+void ParameterTable::share(int index, int unit) {
+  auto& units = rows_[static_cast<std::size_t>(index)].units;
+  TRIREME_ASSERT(units.back() < unit, "units ascend");
+  units.push_back(unit);
+}
+
+std::optional<int> ParameterTable::find(std::string_view name) const {
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    if (rows_[i].name == name) return static_cast<int>(i);
+  }
+  return std::nullopt;
+}
+
+std::int64_t ParameterTable::product_elements() const {
+  std::int64_t sum = 0;
+  for (const Parameter& row : rows_) {
+    if (row.in_products) sum += row.shape.elements();
+  }
+  return sum;
+}
+
 std::vector<Range> tile_slices(const Parameter& row, int v, int tiles) {
-  const std::int64_t extent = row.shape[row.split.dimension];
+  const std::int64_t extent = row.shape[row.split];
   if (row.parts.empty()) return {tile_of(extent, v, tiles)};
   const Part& lead = row.parts.front();
   const Range grains = tile_of(lead.extent / lead.grain, v, tiles);
@@ -125,14 +168,14 @@ Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tile
         }
       }
     }
-    const bool split = row.split.dimension >= 0;
+    const bool split = row.split >= 0;
     for (int t = 0; t < (split ? tiles.count : 1); ++t) {
       Block block{static_cast<int>(r), split ? tiles.first + t : 0, row.shape, {}, elements_};
       if (split) {
         block.slices = tile_slices(row, block.tile, tiles.all);
         std::int64_t extent = 0;
         for (const Range& slice : block.slices) extent += slice.size();
-        block.shape[row.split.dimension] = extent;
+        block.shape[row.split] = extent;
       }
       by_row_[r].push_back(static_cast<int>(blocks_.size()));
       elements_ += round_up(block.elements(), block_alignment);
@@ -145,7 +188,7 @@ Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tile
 
 std::vector<Range> Layout::owned(const Block& block) const {
   const Parameter& row = table_->row(block.row);
-  if (block.slices.empty() || row.split.dimension != 0 || block.tile == 0) {
+  if (block.slices.empty() || row.split != 0 || block.tile == 0) {
     return {{0, block.elements()}};
   }
   const std::int64_t width = row.shape.elements() / row.shape[0];
@@ -171,10 +214,6 @@ std::vector<Range> Layout::owned(const Block& block) const {
     }
   }
   return result;
-}
-
-void initialize(const Layout& layout, std::uint64_t seed, const Tensor& flat) {
-  initialize(layout, seed, {{{0, layout.elements()}, 0}}, flat);
 }
 
 void initialize(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,

@@ -6,13 +6,12 @@
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/nccl.hpp"
-#include "trireme/model/attention.hpp"
-#include "trireme/model/head.hpp"
+#include "trireme/model/block.hpp"
+#include "trireme/model/embedding.hpp"
 #include "trireme/ops/workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"
 #include "trireme/state/offload.hpp"
-#include "trireme/state/tensor_sums.hpp"
 #include "trireme/state/update.hpp"
 
 namespace trireme::plan {
@@ -46,18 +45,26 @@ ops::AttentionShape attention_shape(const parallel::Stage& stage,
           config.head_size()};
 }
 
-std::size_t attention_workspace(const parallel::Stage& stage, int threads, bool narrow_on_host) {
-  const model::ModelConfig& config = stage.model().config();
-  const model::Shares& shares = stage.shares();
-  const std::vector<std::int64_t> keys = model::Attention::key_widths(config, shares.tiles);
-  std::size_t bytes = 0;
-  for (int i = 0; i < shares.tiles.count; ++i) {
-    const ops::AttentionShape shape = attention_shape(stage, keys, i);
-    if (shape.heads == 0) continue;
-    bytes = std::max(bytes, narrow_on_host ? ops::cpu_narrow_attention_workspace(shape, threads)
-                                           : ops::cpu_attention_workspace(shape, threads));
+/// Whether the stage holds a block.
+bool attends(const parallel::Stage& stage) {
+  for (int unit = 1; unit < stage.last_unit(); ++unit) {
+    if (stage.layout().has_unit(unit)) return true;
   }
-  return bytes;
+  return false;
+}
+
+/// The most that a call of the stage's attention takes, by bytes(shape).
+template <class Bytes>
+std::size_t attention_workspace(const parallel::Stage& stage, const Bytes& bytes) {
+  const params::Tiles& tiles = stage.shares().tiles;
+  const std::vector<std::int64_t> keys =
+      model::Attention::key_widths(stage.model().config(), tiles);
+  std::size_t most = 0;
+  for (int i = 0; attends(stage) && i < tiles.count; ++i) {
+    const ops::AttentionShape shape = attention_shape(stage, keys, i);
+    if (shape.heads > 0) most = std::max(most, bytes(shape));
+  }
+  return most;
 }
 
 /// Products of bf16 with the stage's weights: forward, gradients for inputs and for weights.
@@ -89,19 +96,12 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
 
 /// What libraries of the CUDA backend take, as far as it is known.
 std::size_t cuda_ops_workspace(const parallel::Stage& stage, const CudaWork& work) {
-  const model::ModelConfig& config = stage.model().config();
-  const params::Tiles& tiles = stage.shares().tiles;
-  const std::vector<std::int64_t> keys = model::Attention::key_widths(config, tiles);
-  bool attends = false;
-  for (int unit = 1; unit < stage.last_unit(); ++unit) attends |= stage.layout().has_unit(unit);
-  std::size_t attention = 0;
   const bool plain = work.plain_attention && stage.shares().compute != DType::f32;
-  for (int i = 0; attends && plain && i < tiles.count; ++i) {
-    const ops::AttentionShape shape = attention_shape(stage, keys, i);
-    if (!ops::cuda_attention_fuses(shape)) continue;
-    attention =
-        std::max(attention, ops::cuda_attention_workspace(shape, work.deterministic_attention));
-  }
+  const std::size_t attention =
+      attention_workspace(stage, [&](const ops::AttentionShape& shape) -> std::size_t {
+        if (!plain || !ops::cuda_attention_fuses(shape)) return 0;
+        return ops::cuda_attention_workspace(shape, work.deterministic_attention);
+      });
   return ops::cuda_product_workspace + device::aligned(attention);
 }
 
@@ -110,12 +110,11 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
   const bool narrow_on_host = host && stage.shares().compute == DType::bf16;
   const model::ModelConfig& config = stage.model().config();
   const params::Layout& layout = stage.layout();
-  const int last = stage.last_unit();
-  std::size_t bytes = narrow_on_host ? product_workspace(stage, threads) : 0;
-  for (int unit = 1; unit < last; ++unit) {
-    if (!layout.has_unit(unit)) continue;
-    bytes = std::max(bytes, attention_workspace(stage, threads, narrow_on_host));
-  }
+  std::size_t bytes = attention_workspace(stage, [&](const ops::AttentionShape& shape) {
+    return narrow_on_host ? ops::cpu_narrow_attention_workspace(shape, threads)
+                          : ops::cpu_attention_workspace(shape, threads);
+  });
+  if (narrow_on_host) bytes = std::max(bytes, product_workspace(stage, threads));
   for (const params::Block& block : layout.blocks()) {
     const params::Parameter& row = layout.table().row(block.row);
     if (row.shape.dimensions() != 1 || block.elements() == 0) continue;
@@ -209,17 +208,16 @@ std::int64_t snapshot_bytes(const parallel::Stage& stage, std::int64_t states,
   const auto data = static_cast<std::size_t>(comm::Axis::data);
   const checkpoint::Writers all{question.shape.coordinates(question.rank)[data],
                                 question.shape.of(comm::Axis::data)};
-  const auto elements = [&](state::Held held, const checkpoint::Writers& writers) {
-    return checkpoint::piece_elements(stage.layout(), stage.shards(), held == state::Held::sharded,
-                                      writers);
+  const auto elements = [&](bool sharded, const checkpoint::Writers& writers) {
+    return checkpoint::piece_elements(stage.layout(), stage.shards(), sharded, writers);
   };
-  const state::ZeroPolicy& zero = stage.state_options().zero;
-  const bool masters = stage.state_options().has_masters();
+  const state::StateOptions state = stage.state_options();
+  const bool shards = state.optimizer_sharded();
   const MethodMemory& method = question.method;
   return std::int64_t{sizeof(float)} *
-         (elements(masters ? zero.optimizer : zero.parameters, all) +
-          method.saved_buffers * elements(state::Held::whole, all) +
-          states * elements(zero.optimizer, method.own_states ? checkpoint::Writers{} : all));
+         (elements(state.has_masters() ? shards : state.values_sharded(), all) +
+          method.saved_buffers * elements(false, all) +
+          states * elements(shards, method.own_states ? checkpoint::Writers{} : all));
 }
 
 }  // namespace
@@ -235,15 +233,16 @@ std::map<device::Use, std::int64_t> predict_memory(const parallel::Stage& stage,
   const state::StateOptions options = stage.state_options();
   const auto states =
       static_cast<std::int64_t>(optim::Optimizer::state_names(question.optim).size());
+  const state::ModelState::Bytes own =
+      state::ModelState::bytes(stage.layout(), stage.shards(), options);
   const std::int64_t optimizer =
-      state::ModelState::master_bytes(stage.layout(), stage.shards(), options) +
+      own.masters +
       (options.updates() ? states * stage.shards().elements() * std::int64_t{sizeof(float)} : 0) +
       question.method.optimizer;
   std::map<Use, std::int64_t> memory{
-      {Use::parameters,
-       state::ModelState::parameter_bytes(stage.layout(), stage.shards(), options)},
-      {Use::gradients, state::ModelState::gradient_bytes(stage.layout(), stage.shards(), options)},
-      {Use::gathered, state::ModelState::gathered_bytes(stage.layout(), options)},
+      {Use::parameters, own.parameters},
+      {Use::gradients, own.gradients},
+      {Use::gathered, own.gathered},
       {Use::stash, static_cast<std::int64_t>(stage.memory().stash_bytes())},
       {Use::workspace,
        static_cast<std::int64_t>(stage.memory().work_bytes() +

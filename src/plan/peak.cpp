@@ -31,13 +31,6 @@ std::vector<ProductShape> model_products(const model::Transformer& model, std::i
   return shapes;
 }
 
-std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
-                                           DType type) {
-  std::vector<ProductShape> shapes = model_products(model, rows, type);
-  shapes.resize(std::min<std::size_t>(shapes.size(), 3));
-  return shapes;
-}
-
 void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger& ledger,
                      const Tensor& x) {
   const RandomKey key{1, Purpose::initialization, 0};
@@ -88,8 +81,10 @@ double measure_peak(ops::Ops& ops, device::Device& device, DType type,
                     const model::Transformer& model, std::int64_t rows, PeakEffort effort) {
   const bool quick = effort == PeakEffort::quick;
   const double least = quick ? 0.03 : 0.1;
+  std::vector<ProductShape> shapes = model_products(model, rows, type);
+  shapes.resize(std::min<std::size_t>(shapes.size(), 3));
   double best = 0;
-  for (const ProductShape& shape : largest_products(model, rows, type)) {
+  for (const ProductShape& shape : shapes) {
     best = std::max(best, measure_product(ops, device, type, shape, least));
   }
   for (std::int64_t n : {1024, 2048, 4096, 8192}) {

@@ -62,8 +62,6 @@ std::vector<bool> of_last_unit(const params::Layout& layout) {
   return result;
 }
 
-bool sharded(Held held) { return held == Held::sharded; }
-
 /// `apart`: by group, those that must never be displaced.
 GroupBuffers plan_buffers(const params::Layout& layout, const std::vector<bool>& apart) {
   GroupBuffers plan{.count = 2};
@@ -94,41 +92,52 @@ GroupBuffers plan_gradient_buffers(const params::Layout& layout) {
 
 }  // namespace
 
+ShardMap::ShardMap(const params::Layout& layout, int parts, int index) : index_(index) {
+  constexpr std::int64_t alignment = 16;
+  for (const params::Group& group : layout.groups()) {
+    const std::vector<std::int64_t> bounds = params::shard_bounds(layout, group, parts);
+    Group mine;
+    for (int part = 0; part < parts; ++part) {
+      const auto p = static_cast<std::size_t>(part);
+      mine.counts.push_back(bounds[p + 1] - bounds[p]);
+    }
+    const auto i = static_cast<std::size_t>(index);
+    mine.own = {group.elements.begin + bounds[i], group.elements.begin + bounds[i + 1]};
+    mine.offset = elements_;
+    elements_ += (mine.own.size() + alignment - 1) / alignment * alignment;
+    groups_.push_back(std::move(mine));
+  }
+}
+
+std::vector<params::FlatRange> ShardMap::own_ranges() const {
+  std::vector<params::FlatRange> ranges;
+  for (const Group& group : groups_) ranges.push_back({group.own, group.offset});
+  return ranges;
+}
+
 GroupBuffers plan_gather_buffers(const params::Layout& layout, const StateOptions& options) {
   return plan_buffers(layout, std::vector<bool>(layout.groups().size(), options.keeps_gathered));
 }
 
-std::int64_t ModelState::parameter_bytes(const params::Layout& layout, const ShardMap& shards,
-                                         const StateOptions& options) {
-  return value_bytes(options) *
-         (sharded(options.zero.parameters) ? shards.elements() : layout.elements());
-}
-
-std::int64_t ModelState::master_bytes(const params::Layout& layout, const ShardMap& shards,
-                                      const StateOptions& options) {
-  if (!options.has_masters()) return 0;
-  return float_bytes * (sharded(options.zero.optimizer) ? shards.elements() : layout.elements());
-}
-
-std::int64_t ModelState::gradient_bytes(const params::Layout& layout, const ShardMap& shards,
-                                        const StateOptions& options) {
-  if (!options.train) return 0;
-  if (options.gradients_sharded()) return float_bytes * shards.elements();
-  const std::int64_t copies = model::gradient_copies(options.shares) - 1;
-  return float_bytes * options.sets *
-         (layout.elements() + copies * replicated_places(layout).elements +
-          tied_places(layout, options).elements);
-}
-
-std::int64_t ModelState::gathered_bytes(const params::Layout& layout, const StateOptions& options) {
-  if (options.serves) return 0;
-  std::int64_t bytes = 0;
-  if (sharded(options.zero.parameters)) {
-    bytes += value_bytes(options) * plan_gather_buffers(layout, options).elements;
+ModelState::Bytes ModelState::bytes(const params::Layout& layout, const ShardMap& shards,
+                                    const StateOptions& options) {
+  const auto held = [&](bool sharded) { return sharded ? shards.elements() : layout.elements(); };
+  Bytes bytes{.parameters = value_bytes(options) * held(options.values_sharded())};
+  if (options.has_masters()) bytes.masters = float_bytes * held(options.optimizer_sharded());
+  const bool collects = options.train && options.gradients_sharded();
+  if (collects) {
+    bytes.gradients = float_bytes * shards.elements();
+  } else if (options.train) {
+    const std::int64_t copies = model::gradient_copies(options.shares) - 1;
+    bytes.gradients = float_bytes * options.sets *
+                      (layout.elements() + copies * replicated_places(layout).elements +
+                       tied_places(layout, options).elements);
   }
-  if (options.train && options.gradients_sharded()) {
-    bytes += float_bytes * plan_gradient_buffers(layout).elements;
+  if (options.serves) return bytes;
+  if (options.values_sharded()) {
+    bytes.gathered += value_bytes(options) * plan_gather_buffers(layout, options).elements;
   }
+  if (collects) bytes.gathered += float_bytes * plan_gradient_buffers(layout).elements;
   return bytes;
 }
 
@@ -137,20 +146,20 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
     : layout_(layout), device_(ledger.device()), shards_(shards), options_(options) {
   using device::Use;
   const DType type = options_.values();
-  const auto buffer = [&](Use use, std::int64_t bytes) {
-    return device::Buffer(ledger, use, static_cast<std::size_t>(bytes));
+  const auto buffer = [&](Use use, std::int64_t size) {
+    return device::Buffer(ledger, use, static_cast<std::size_t>(size));
   };
+  const Bytes own = bytes(layout_, shards_, options_);
   const std::int64_t elements = values_sharded() ? shards_.elements() : layout_.elements();
-  value_memory_ = buffer(Use::parameters, parameter_bytes(layout_, shards_, options_));
+  value_memory_ = buffer(Use::parameters, own.parameters);
   stored_values_ = value_memory_.view(type, {elements});
   if (options_.has_masters()) {
-    const std::int64_t bytes = master_bytes(layout_, shards_, options_);
     master_memory_ = device::Buffer(ledger, options_.offloaded() ? Use::offloaded : Use::optimizer,
-                                    static_cast<std::size_t>(bytes), optimizer_device());
-    masters_ = master_memory_.view(DType::f32, {bytes / float_bytes});
+                                    static_cast<std::size_t>(own.masters), optimizer_device());
+    masters_ = master_memory_.view(DType::f32, {own.masters / float_bytes});
   }
+  gradient_memory_ = buffer(Use::gradients, own.gradients);
   if (options_.serves) {
-    gradient_memory_ = buffer(Use::gradients, gradient_bytes(layout_, shards_, options_));
     gradients_ = gradient_memory_.view(DType::f32, {shards_.elements()});
     return;
   }
@@ -184,8 +193,6 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
   copies_ = model::gradient_copies(options_.shares);
   replicated_ = replicated.first;
   tied_ = tied.first;
-  gradient_memory_ = device::Buffer(
-      ledger, Use::gradients, static_cast<std::size_t>(gradient_bytes(layout_, shards_, options_)));
   Tensor collected;
   if (gradients_sharded()) {
     gradient_buffers_ = plan_gradient_buffers(layout_);

@@ -10,17 +10,12 @@ namespace trireme::state {
 
 namespace {
 
-/// Elements of the largest chunk.
-std::int64_t largest_chunk(const ShardMap& shards, std::int64_t chunk) {
-  std::int64_t largest = 0;
-  for (int g = 0; g < shards.groups(); ++g) largest = std::max(largest, shards.own(g).size());
-  return std::min(largest, chunk);
-}
-
-/// Elements from one slot to the next: slots begin on cache lines.
+/// Elements from one slot to the next: those of the largest chunk, up to a cache line's end.
 std::int64_t slot_elements(const ShardMap& shards, std::int64_t chunk) {
   constexpr std::int64_t line = 64;
-  return (largest_chunk(shards, chunk) + line - 1) / line * line;
+  std::int64_t largest = 0;
+  for (int g = 0; g < shards.groups(); ++g) largest = std::max(largest, shards.own(g).size());
+  return (std::min(largest, chunk) + line - 1) / line * line;
 }
 
 /// A copy that starts after all earlier operations of the stream. Later ones do not wait for it.

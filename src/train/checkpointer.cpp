@@ -1,19 +1,193 @@
 #include "trireme/train/checkpointer.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "trireme/checkpoint/checkpoint.hpp"
-#include "trireme/train/select.hpp"
+#include "trireme/checkpoint/hugging_face.hpp"
+#include "trireme/checkpoint/pieces.hpp"
+#include "trireme/comm/agree.hpp"
+#include "trireme/train/config.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
+namespace {
+
+/// By their names alone, so that all ranks see the same.
+bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const auto plain = [](const std::filesystem::path& path) {
+    return (std::filesystem::absolute(path) / "").lexically_normal();
+  };
+  return plain(a) == plain(b);
+}
+
+Error damaged(const checkpoint::Reader& reader, const std::string& what) {
+  return Error("{}: its {} damaged; use another checkpoint", reader.folder().string(), what);
+}
+
+/// Whether the checkpoint has weights alone: then the optimizer's state begins at zero.
+bool imported(const checkpoint::Reader& reader) {
+  const nlohmann::json& extra = reader.state().extra;
+  return extra.is_object() && extra.value(checkpoint::weights_only, false);
+}
+
+/// A whole number that the checkpoint keeps, else `absent`. Throws Error where it is damaged.
+std::int64_t kept_number(const checkpoint::Reader& reader, const char* key, std::int64_t absent,
+                         std::int64_t least, std::int64_t most) {
+  const nlohmann::json& extra = reader.state().extra;
+  if (!extra.contains(key)) return absent;
+  const nlohmann::json& number = extra.at(key);
+  const bool possible = number.is_number_integer() && number.get<std::int64_t>() >= least &&
+                        number.get<std::int64_t>() <= most;
+  if (!possible) throw damaged(reader, fmt::format("{} is", key));
+  return number.get<std::int64_t>();
+}
+
+/// Throws Error where another optimizer than the configuration's made the checkpoint.
+void compare_optimizers(const optim::OptimConfig& config, const checkpoint::Reader& reader) {
+  if (imported(reader)) return;
+  for (const std::string& name : optim::Optimizer::state_names(config)) {
+    const auto of_it = [&](const auto& entry) { return entry.name.starts_with(name + "/"); };
+    if (std::ranges::any_of(reader.tensors(), of_it)) continue;
+    throw Error(
+        "optim.name = {}: the checkpoint {} has no {}, as another optimizer made it; use that, or "
+        "another train.output",
+        config.name, reader.folder().string(), name);
+  }
+}
+
+/// Throws Error where the checkpoint's model is not the configuration's.
+void compare_models(const model::ModelConfig& config, const checkpoint::Reader& reader) {
+  const auto json_of = [](model::ModelConfig model) {
+    config::Fields fields;
+    fields.section("model", model);
+    return fields.to_json().at("model");
+  };
+  const nlohmann::json theirs = json_of(model_of(reader)), ours = json_of(config);
+  for (const auto& [key, value] : ours.items()) {
+    if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
+        theirs.at(key) == value)
+      continue;
+    throw Error("model.{} = {}: the checkpoint {} has {}; use that, or another train.output", key,
+                value.dump(), reader.folder().string(), theirs.at(key).dump());
+  }
+}
+
+}  // namespace
+
+void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
+                    const state::ModelState& state, const Tensor& flat, bool sharded) {
+  // As that of a new model, whatever was read before.
+  if (imported(reader)) return checkpoint::clear_pieces(state, flat);
+  checkpoint::load_pieces(reader, prefix, state, flat, sharded);
+}
+
+std::string find_resume(const RunConfig& config, comm::Communicator& world,
+                        std::vector<std::string>& passed_over) {
+  const std::string& resume = config.checkpoint.resume;
+  return comm::of_rank_zero(world, [&] {
+    const auto newest = checkpoint::newest(config.train.output, &passed_over);
+    std::string own = newest ? newest->string() : std::string();
+    if (resume == "auto") return own;
+    const std::string mend = "name another train.output, or move its checkpoints away";
+    if (resume == "never") {
+      if (own.empty()) return own;
+      throw Error("checkpoint.resume = never: {} is there already; {}", own, mend);
+    }
+    const std::filesystem::path named = find_checkpoint(resume);
+    if (own.empty() || same_folder(named, own)) return named.string();
+    // The same command as the first time, of a run that began elsewhere and was stopped.
+    if (!same_folder(named.parent_path(), config.train.output)) {
+      passed_over.push_back(fmt::format("{}: {} is there already", named.string(), own));
+      return own;
+    }
+    throw Error("checkpoint.resume = {}: {} is newer; {}", named.string(), own, mend);
+  });
+}
+
+void load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
+                 const std::function<void(const checkpoint::Reader& reader)>& load,
+                 const std::function<void(const std::string& line)>& report) {
+  for (;;) {
+    comm::agree(world, [&] {
+      const checkpoint::Reader reader(folder);
+      compare_models(config.model, reader);
+      compare_optimizers(config.optim, reader);
+    });
+    try {
+      return comm::agree(world, [&] { load(checkpoint::Reader(folder)); });
+    } catch (const AgreedError& error) {  // its data are damaged
+      const std::string older = comm::of_rank_zero(world, [&] {
+        const std::int64_t step = checkpoint::Reader(folder).state().step;
+        const auto found = checkpoint::newest(config.train.output, nullptr, step - 1);
+        return found ? found->string() : std::string();
+      });
+      if (config.checkpoint.resume != "auto" || older.empty()) throw;
+      report(error.what());
+      folder = older;
+    }
+  }
+}
+
+ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader) {
+  const checkpoint::State& state = reader.state();
+  constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+  ResumePoint point{
+      .folder = reader.folder().string(),
+      .position = {.step = state.step,
+                   .samples = state.samples,
+                   .states_begin = kept_number(reader, "states_begin", 0, 0, state.step)},
+      // Not its step, where the last ones were skipped.
+      .rounded_for = kept_number(reader, "rounded_for", state.step, -any, any),
+      .own = same_folder(reader.folder().parent_path(), config.train.output)};
+  if (state.samples != state.step * config.train.batch) {
+    point.notes.push_back(
+        fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
+                    state.samples, state.step, config.train.batch));
+  }
+  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  if (!imported(reader) && state.seed != seed) {
+    point.notes.push_back(
+        fmt::format("train.seed = {}, and {} before: sample order and dropout are other ones from "
+                    "the next step on",
+                    seed, state.seed));
+  }
+  return point;
+}
+
+data::StoredTokenizer choose_tokenizer(const checkpoint::Reader& reader,
+                                       const data::Dataset& dataset,
+                                       std::vector<std::string>& notes) {
+  const auto theirs = checkpoint::kept_tokenizer(reader);
+  const data::Manifest& ours = dataset.manifest();
+  if (theirs && ours.tokenizer == "none") return data::stored_tokenizer(*theirs, reader.folder());
+  if (theirs && (ours.tokenizer != theirs->tokenizer ||
+                 ours.tokenizer_details != theirs->tokenizer_details)) {
+    notes.push_back(fmt::format(
+        "the dataset {} has another tokenizer ({}) than the checkpoint {} ({})",
+        dataset.folder().string(), ours.tokenizer, reader.folder().string(), theirs->tokenizer));
+  }
+  return data::stored_tokenizer(ours, dataset.folder());
+}
+
+std::optional<KeptWorkers> kept_workers(const checkpoint::Reader& reader) {
+  const nlohmann::json& extra = reader.state().extra;
+  if (!extra.contains("workers")) return std::nullopt;
+  const nlohmann::json& workers = extra.at("workers");
+  const bool whole = workers.contains("each") && workers.at("each").is_array() &&
+                     workers.contains("own_states") && workers.at("own_states").is_boolean();
+  if (!whole) throw damaged(reader, "workers are");
+  const nlohmann::json& each = workers.at("each");
+  if (!std::ranges::all_of(each, [](const auto& worker) { return worker.is_object(); })) {
+    throw damaged(reader, "workers are");
+  }
+  return KeptWorkers{{each.begin(), each.end()}, workers.at("own_states").get<bool>()};
+}
+
 Checkpointer::Checkpointer(const Job& job, const data::Dataset& dataset, RunReporter& reporter,
                            std::function<double()> now)
-    : job_(job),
-      dataset_(dataset),
-      reporter_(reporter),
-      now_(std::move(now)),
-      policy_(job.config.checkpoint, now_) {}
+    : job_(job), dataset_(dataset), reporter_(reporter), now_(std::move(now)), saved_at_(now_()) {}
 
 void Checkpointer::take_tokenizer() {
   tokenizer_ = data::stored_tokenizer(dataset_.manifest(), dataset_.folder());
@@ -53,7 +227,7 @@ void Checkpointer::save(const checkpoint::State& state, Failure failure,
     pending_since_ = begin;
     pending_ = std::move(save.pending);
   });
-  policy_.restart();
+  restart_clock();
   longest_ = std::max(longest_, now_() - begin);
 }
 

@@ -87,7 +87,10 @@ parallel::MakeOps ComputeDevice::make_ops(bool time_products) const {
 void ComputeDevice::settle_precision(parallel::PrecisionConfig& precision,
                                      comm::Communicator& world) {
   comm::agree(world, [&] {
-    check_precision(precision.compute, on_host());
+    if (precision.compute == "fp16" && on_host()) {
+      throw ConfigError("precision.compute", "fp16", "on a CPU must be fp32 or bf16",
+                        "use bf16, or device.type = cuda");
+    }
     check_rounding(precision);
   });
   if (precision.compute != "bf16" || computes_in(DType::bf16)) return;
@@ -103,11 +106,9 @@ bool ComputeDevice::computes_in(DType type) const {
 }
 
 DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes) {
-  const nlohmann::json& saved = state.config;
-  if (!saved.is_object() || !saved.contains("precision")) return DType::f32;
-  const nlohmann::json& precision = saved.at("precision");
-  if (!precision.is_object() || !precision.contains("compute")) return DType::f32;
-  const nlohmann::json& compute = precision.at("compute");
+  const nlohmann::json::json_pointer key("/precision/compute");
+  if (!state.config.contains(key)) return DType::f32;
+  const nlohmann::json& compute = state.config.at(key);
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     if (!compute.is_string() || compute.get<std::string>() != name_of(type)) continue;
     return computes.computes_in(type) ? type : DType::f32;
@@ -117,36 +118,12 @@ DType compute_type_of(const checkpoint::State& state, const ComputeDevice& compu
       compute.dump());
 }
 
-void check_precision(const std::string& compute, bool host) {
-  if (compute != "fp16" || !host) return;
-  throw ConfigError("precision.compute", compute, "on a CPU must be fp32 or bf16",
-                    "use bf16, or device.type = cuda");
-}
-
 void check_rounding(const parallel::PrecisionConfig& precision) {
   if (precision.rounding == "nearest" || precision.compute == "bf16") return;
   throw ConfigError(
       "precision.rounding", precision.rounding,
       fmt::format("rounds weights to bf16, and precision.compute = {}", precision.compute),
       "use nearest, or precision.compute = bf16");
-}
-
-std::string graphs_warning(const device::DeviceConfig& config, bool host,
-                           const comm::GridShape& shape, bool trace) {
-  if (!config.graphs || host) return {};
-  if (shape.of(comm::Axis::tensor) > 1) {
-    return "device.graphs: makes none, since messages of tensor groups are between operations; "
-           "parallel.tensor = 1 has them";
-  }
-  if (trace) return "device.graphs: makes none, since train.trace times each operation";
-  return {};
-}
-
-void check_offload(const std::string& offload, bool host) {
-  if (offload == "none" || !host) return;
-  throw ConfigError("zero.offload", offload,
-                    "on a CPU must be none: the optimizer's state is in host memory as it is",
-                    "use none, or device.type = cuda");
 }
 
 }  // namespace trireme::train

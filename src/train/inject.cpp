@@ -9,7 +9,7 @@
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 
 namespace trireme::train {
 
@@ -45,20 +45,16 @@ std::vector<Fault> parse_faults(std::string_view text) {
     const std::size_t at = word.find('@');
     if (at == std::string_view::npos) throw refuse(word);
     Fault fault;
-    const std::string_view kind = word.substr(0, at);
-    if (kind == "nan") {
-      fault.kind = Fault::Kind::nan;
-    } else if (kind == "inf") {
-      fault.kind = Fault::Kind::inf;
-    } else if (kind == "spike") {
-      fault.kind = Fault::Kind::spike;
-    } else if (kind == "slow") {
-      fault.kind = Fault::Kind::slow;
-    } else if (kind == "flip") {
-      fault.kind = Fault::Kind::flip;
-    } else {
-      throw refuse(word);
-    }
+    using Kind = Fault::Kind;
+    static constexpr std::pair<std::string_view, Kind> kinds[] = {{"nan", Kind::nan},
+                                                                  {"inf", Kind::inf},
+                                                                  {"spike", Kind::spike},
+                                                                  {"slow", Kind::slow},
+                                                                  {"flip", Kind::flip}};
+    const auto* kind =
+        std::ranges::find(kinds, word.substr(0, at), &std::pair<std::string_view, Kind>::first);
+    if (kind == std::end(kinds)) throw refuse(word);
+    fault.kind = kind->second;
     const std::string_view place = word.substr(at + 1);
     const std::size_t slash = place.find('/');
     if (!read(place.substr(0, slash), fault.step) || fault.step == 0) throw refuse(word);

@@ -8,7 +8,7 @@
 #include "trireme/ops/ops.hpp"
 #include "trireme/plan/peak.hpp"
 #include "trireme/report/record.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
@@ -34,7 +34,11 @@ const model::ModelConfig& settle(const Job& job, RunConfig& config, ComputeDevic
   agree_on(job.session, [&](comm::Communicator& all) {
     computes.settle_precision(config.precision, all);
     comm::agree(all, [&] {
-      check_offload(config.zero.offload, computes.on_host());
+      if (config.zero.offload != "none" && computes.on_host()) {
+        throw ConfigError("zero.offload", config.zero.offload,
+                          "on a CPU must be none: the optimizer's state is in host memory as it is",
+                          "use none, or device.type = cuda");
+      }
       validate(config, job.plan.facts);
     });
   });
@@ -73,20 +77,20 @@ Environment probe_environment(const Job& job, comm::Communicator& everyone) {
 }
 
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
-                     const std::function<double()>& measure) {
+                     parallel::Replica* replica) {
   const std::string& peak = config.train.peak;
   if (peak == "none") return 0;
   if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * workers;
   // All ranks at once, as they will train.
   world.barrier();
-  return world.all_reduce(measure ? measure() : 0.0, comm::Reduction::sum);
-}
-
-double measure_peak(parallel::Replica& replica, const RunConfig& config) {
-  return plan::measure_peak(replica.ops(), replica.state().device(),
-                            replica.stage().options().compute, replica.stage().model(),
-                            config.train.micro_batch * config.model.sequence,
-                            plan::PeakEffort::quick);
+  const double own =
+      replica == nullptr
+          ? 0.0
+          : plan::measure_peak(replica->ops(), replica->state().device(),
+                               replica->stage().options().compute, replica->stage().model(),
+                               config.train.micro_batch * config.model.sequence,
+                               plan::PeakEffort::quick);
+  return world.all_reduce(own, comm::Reduction::sum);
 }
 
 }  // namespace trireme::train

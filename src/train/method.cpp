@@ -1,7 +1,7 @@
 #include "trireme/train/method.hpp"
 
 #include "trireme/checkpoint/pieces.hpp"
-#include "trireme/train/traffic.hpp"
+#include "trireme/train/account.hpp"
 
 namespace trireme::train {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "trireme/train/account.hpp"
+#include "trireme/train/config.hpp"
 #include "trireme/train/policies.hpp"
-#include "trireme/train/select.hpp"
 
 namespace trireme::train {
 

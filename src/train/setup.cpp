@@ -17,8 +17,8 @@
 #include "trireme/data/hdf5.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
-#include "trireme/train/run.hpp"
-#include "trireme/train/select.hpp"
+#include "trireme/train/config.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
@@ -57,36 +57,26 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path) {
 
 std::string dataset_of(const RunConfig& config, const checkpoint::State& state) {
   if (!config.data.path.empty()) return config.data.path;
-  const nlohmann::json& saved = state.config;
-  if (saved.is_object() && saved.contains("data") && saved.at("data").is_object() &&
-      saved.at("data").contains("path") && saved.at("data").at("path").is_string()) {
-    return saved.at("data").at("path").get<std::string>();
+  const nlohmann::json::json_pointer path("/data/path");
+  if (state.config.contains(path) && state.config.at(path).is_string()) {
+    return state.config.at(path).get<std::string>();
   }
   throw Error("data.path: the checkpoint names no dataset; name one with --data.path");
 }
 
-namespace {
-
-/// The model section of a checkpoint, resolved.
-model::ModelConfig model_of(const checkpoint::State& state) {
+model::ModelConfig model_of(const checkpoint::Reader& reader) {
+  const nlohmann::json& saved = reader.state().config;
   model::ModelConfig config;
   config::Fields fields;
   fields.section("model", config);
-  if (!state.config.is_object() || !state.config.contains("model")) {
+  if (!saved.contains("model")) {
     throw Error("checkpoint: its configuration has no model; use another checkpoint");
   }
-  fields.from_json({{"model", state.config.at("model")}}, config::Source::file, "checkpoint");
+  fields.from_json({{"model", saved.at("model")}}, config::Source::file, "checkpoint");
   config.resolve();
   if (config.vocabulary == 0) {
     throw Error("checkpoint: model.vocabulary = 0: must be known; use another checkpoint");
   }
-  return config;
-}
-
-}  // namespace
-
-model::ModelConfig model_of(const checkpoint::Reader& reader) {
-  model::ModelConfig config = model_of(reader.state());
   const std::string where = reader.folder().string();
   if (config.layers > static_cast<std::int64_t>(reader.tensors().size())) {
     throw Error("{}: model.layers = {}, and it holds {} tensors; use another checkpoint", where,
@@ -127,7 +117,6 @@ GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host) {
   plan.facts.schedule_text =
       comm::of_rank_zero(*world, [&] { return layout_facts(config, session).schedule_text; });
   comm::agree(*world, [&] {
-    check_method(config, plan.facts);
     plan.shape = grid_shape(config, plan.facts);
     plan.shard = shard_ranks(config, plan.shape, plan.facts);
   });
@@ -163,21 +152,6 @@ plan::CudaWork cuda_work(const RunConfig& config) {
   return {.plain_attention = !config.data.document_mask && config.model.attention_dropout == 0,
           .deterministic_attention =
               config.numerics.reproducible || config.device.deterministic_attention};
-}
-
-parallel::Place place_of(const RunConfig& config, const comm::GridShape& shape, int shard,
-                         int rank) {
-  using comm::Axis;
-  const bool alone = trains_alone(config);
-  const auto at = shape.coordinates(rank);
-  const auto coordinate = [&](Axis axis) { return at[static_cast<std::size_t>(axis)]; };
-  return {.tensor = shape.of(Axis::tensor),
-          .pipeline = shape.of(Axis::pipeline),
-          .data = alone ? 1 : shape.of(Axis::data),
-          .shard = alone ? 1 : shard,
-          .tensor_rank = coordinate(Axis::tensor),
-          .stage = coordinate(Axis::pipeline),
-          .data_rank = alone ? 0 : coordinate(Axis::data)};
 }
 
 int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
@@ -220,7 +194,6 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .virtual_stages = static_cast<int>(config.parallel.virtual_stages),
           .micro_batches = static_cast<int>(per_rank / config.train.micro_batch),
           .sequences = config.train.micro_batch,
-          .train = true,
           .zero = static_cast<int>(config.parallel.zero),
           .reshard_after_forward = config.zero.reshard_after_forward,
           .offload = select<bool>("zero.offload", config.zero.offload,
@@ -238,16 +211,12 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
 
 parallel::StageOptions forward_options(const RunConfig& config, std::int64_t sequences) {
   return {.place = {},
-          .schedule = "1f1b",
           .schedule_text = {},
           .virtual_stages = static_cast<int>(config.parallel.virtual_stages),
-          .micro_batches = 1,
           .sequences = sequences,
           .train = false,
           .zero = static_cast<int>(config.parallel.zero),
-          .reshard_after_forward = true,
           .sequence_parallel = config.parallel.sequence,
-          .recompute = model::Recompute::none,
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data)};
@@ -259,7 +228,7 @@ std::int64_t bucket_elements(const RunConfig& config) {
 
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask,
-                                 comm::Communicator& data_group, comm::Watchdog* watchdog) {
+                                 comm::Communicator& data_group, comm::Watchdog& watchdog) {
   const std::int64_t length = replica.stage().model().config().sequence;
   const std::int64_t micro_batch = replica.stage().options().sequences;
   const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
@@ -274,7 +243,7 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
   const auto leaves = static_cast<std::size_t>(replica.stage().memory().leaves().count);
   std::vector<parallel::LossSum> own;  // by round and leaf
   for (std::int64_t round = 0; round < rounds; ++round) {
-    if (watchdog != nullptr) watchdog->beat("evaluate");
+    watchdog.beat("evaluate");
     const std::int64_t number = round * data_group.size() + data_group.rank();
     std::vector<std::int64_t> numbers;
     for (std::int64_t i = 0; i < micro_batch; ++i) {

@@ -1,5 +1,4 @@
 // The record that a run begins with and the summary that it ends with.
-#include <cstring>
 #include <utility>
 
 #include "trireme/plan/memory.hpp"
@@ -35,27 +34,28 @@ std::vector<std::string> cost_notes(const RunConfig& config, const parallel::Sta
   return notes;
 }
 
-/// Bytes of an arena: those planned, and the end of the last view that was made.
-struct HighWater {
-  std::size_t predicted = 0, measured = 0;
-};
+/// Why a run has no graphs though it asks for them, one line; empty: it has, or asks for none.
+/// `host`: it computes on CPUs, which have none.
+std::string graphs_warning(const device::DeviceConfig& config, bool host,
+                           const comm::GridShape& shape, bool trace) {
+  if (!config.graphs || host) return {};
+  if (shape.of(comm::Axis::tensor) > 1) {
+    return "device.graphs: makes none, since messages of tensor groups are between operations; "
+           "parallel.tensor = 1 has them";
+  }
+  if (trace) return "device.graphs: makes none, since train.trace times each operation";
+  return {};
+}
 
-/// The marks of the rank that differs most from its plan; of the fullest, where none does.
-HighWater gather_high_water(const HighWater& own, comm::Communicator& world) {
-  const std::uint64_t both[] = {own.predicted, own.measured};
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(both);
-  HighWater worst;
-  const auto difference = [](const HighWater& mark) {
-    return mark.predicted > mark.measured ? mark.predicted - mark.measured
-                                          : mark.measured - mark.predicted;
-  };
-  for (const auto& theirs : world.all_gather_bytes({bytes, sizeof both})) {
-    std::uint64_t marks[2] = {};
-    std::memcpy(marks, theirs.data(), sizeof marks);
-    const HighWater mark{marks[0], marks[1]};
-    if (std::pair(difference(mark), mark.measured) > std::pair(difference(worst), worst.measured)) {
-      worst = mark;
-    }
+/// Of an arena the bytes planned, and the end of the last view that was made: those of the rank
+/// that differs most from its plan; of the fullest, where none does. Collective.
+report::MemoryRow high_water(const char* arena, std::size_t planned, std::size_t reached,
+                             comm::Communicator& world) {
+  report::MemoryRow worst{.name = arena};
+  for (const nlohmann::json& theirs : report::gather_json({planned, reached}, world)) {
+    const report::MemoryRow mark{arena, theirs.at(0).get<std::int64_t>(),
+                                 theirs.at(1).get<std::int64_t>(), false};
+    if (weight_of(mark) > weight_of(worst)) worst = mark;
   }
   return worst;
 }
@@ -97,8 +97,8 @@ void Trainer::begin_record(const Environment& environment, double peak) {
                 {"data", shape.of(comm::Axis::data)},
                 {"servers", 0}},
       .predicted_memory = prediction_json(predicted_.bytes),
-      .extra = {{"product_algorithms", choices_json(replica_.choices())},
-                {"attention", attention_json(replica_.attention_choices())}},
+      .extra = {{"product_algorithms", replica_.choices()},
+                {"attention", replica_.attention_choices()}},
       .lines = {fmt::format(
           "layout: {}; {} threads a rank; batch {} sequences = {} tokens; micro-batch {}",
           shape.to_string(), job_.threads, config.train.batch,
@@ -150,13 +150,11 @@ void Trainer::finish(Ending ending) {
                      .resident = closing.resident};
   for (const report::MemoryRow& row : memory_of(summary.ranks)) summary.memory.push_back(row);
   const parallel::StageMemory& arenas = replica_.engine().memory();
-  const HighWater stash =
-      gather_high_water({arenas.plan().stash_bytes(), arenas.stash_high_water()}, grid_.world());
-  const HighWater work =
-      gather_high_water({arenas.plan().work_bytes(), arenas.work_high_water()}, grid_.world());
-  summary.extra["high_water"] = {
-      {"stash", {{"predicted", stash.predicted}, {"measured", stash.measured}}},
-      {"workspace", {{"predicted", work.predicted}, {"measured", work.measured}}}};
+  const report::MemoryRow stash =
+      high_water("stash", arenas.plan().stash_bytes(), arenas.stash_high_water(), grid_.world());
+  const report::MemoryRow work =
+      high_water("workspace", arenas.plan().work_bytes(), arenas.work_high_water(), grid_.world());
+  summary.extra["high_water"] = memory_json({stash, work});
   summary.lines.push_back(fmt::format(
       "arena high-water marks, predicted and measured: stash {} and {}, work space {} and {} bytes",
       stash.predicted, stash.measured, work.predicted, work.measured));

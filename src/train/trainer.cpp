@@ -5,8 +5,8 @@
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/placement.hpp"
-#include "trireme/train/select.hpp"
+#include "trireme/parallel/replica.hpp"
+#include "trireme/train/config.hpp"
 
 namespace trireme::train {
 
@@ -82,15 +82,14 @@ void Trainer::begin() {
   for (const std::string& line : passed_over) reporter_.print("passed over: " + line);
   replica_.initialize();
   if (!folder.empty()) resume(folder);
-  const double peak = agree_on_peak(job_.config, grid_.world(), grid_.world().size(),
-                                    [this] { return measure_peak(replica_, job_.config); });
+  const double peak = agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
   replica_.settle_choices(job_.config.data.document_mask);
   begin_record(environment, peak);
   job_.starting.reset();
   grid_.world().barrier();  // from which the traces of all ranks count their time
   account_.begin();
   replica_.begin_trace();
-  checkpointer_.policy().restart();
+  checkpointer_.restart_clock();
 }
 
 void Trainer::resume(std::string folder) {
@@ -199,7 +198,7 @@ StepResult Trainer::agree_on_step() {
   // alike.
   double word[] = {static_cast<double>(health_.judge(loss, norm)),
                    static_cast<double>(stop_policy_.wanted(root, checkpointer_.longest_seconds())),
-                   root && checkpointer_.policy().minutes_over() ? 1.0 : 0.0,
+                   root && checkpointer_.minutes_over() ? 1.0 : 0.0,
                    checkpointer_.unwritten() ? 1.0 : 0.0};
   {
     const Section section(job_.recorder, "agree on the step");
@@ -273,7 +272,7 @@ void Trainer::evaluate() {
     const StepAccount::Pause pause(account_, true);
     sum = evaluate_split(replica_, *validation_, job_.config.train.evaluate_samples,
                          job_.config.data.document_mask, grid_.group(comm::Axis::data),
-                         &job_.watchdog);
+                         job_.watchdog);
   }
   reporter_.evaluation(position_.step, sum);
 }

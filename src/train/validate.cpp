@@ -1,19 +1,22 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 
 #include "trireme/comm/grid.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/train/inject.hpp"
-#include "trireme/train/interrupts.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/policies.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
 namespace {
+
+void refuse(bool broken, const char* key, const std::string& value, const std::string& rule,
+            const std::string& mend) {
+  if (broken) throw ConfigError(key, value, rule, mend);
+}
 
 /// "nearest that work: 30 and 33" around `value`, multiples of `unit`.
 std::string nearest_multiples(std::int64_t value, std::int64_t unit) {
@@ -24,205 +27,163 @@ std::string nearest_multiples(std::int64_t value, std::int64_t unit) {
 
 void check_batch(RunConfig& config, int data) {
   TrainConfig& train = config.train;
-  if (train.batch_tokens > 0) {
-    if (train.batch_tokens % config.model.sequence != 0) {
-      throw ConfigError("train.batch_tokens", std::to_string(train.batch_tokens),
-                        fmt::format("must divide by model.sequence = {}", config.model.sequence),
-                        nearest_multiples(train.batch_tokens, config.model.sequence));
-    }
-    train.batch = train.batch_tokens / config.model.sequence;
-    if (train.batch > most_sequences) {
-      throw ConfigError("train.batch_tokens", std::to_string(train.batch_tokens),
-                        fmt::format("must be at most {} sequences", most_sequences),
-                        "use fewer tokens");
-    }
+  const std::int64_t length = config.model.sequence, tokens = train.batch_tokens;
+  if (tokens > 0) {
+    refuse(tokens % length != 0, "train.batch_tokens", std::to_string(tokens),
+           fmt::format("must divide by model.sequence = {}", length),
+           nearest_multiples(tokens, length));
+    train.batch = tokens / length;
+    refuse(train.batch > most_sequences, "train.batch_tokens", std::to_string(tokens),
+           fmt::format("must be at most {} sequences", most_sequences), "use fewer tokens");
   }
-  if (train.batch % data != 0) {
-    throw ConfigError("train.batch", std::to_string(train.batch),
-                      fmt::format("must divide by the data-parallel degree {}", data),
-                      nearest_multiples(train.batch, data));
-  }
+  refuse(train.batch % data != 0, "train.batch", std::to_string(train.batch),
+         fmt::format("must divide by the data-parallel degree {}", data),
+         nearest_multiples(train.batch, data));
   const std::int64_t per_rank = train.batch / data;
-  if (train.micro_batch == 0)
-    train.micro_batch = choose_micro_batch(per_rank, config.model.sequence);
-  if (per_rank % train.micro_batch != 0) {
-    std::int64_t below = std::min(train.micro_batch, per_rank);
-    while (per_rank % below != 0) --below;
-    throw ConfigError("train.micro_batch", std::to_string(train.micro_batch),
-                      fmt::format("must divide the {} sequences of a rank", per_rank),
-                      fmt::format("nearest that works: {}", below));
-  }
+  if (train.micro_batch == 0) train.micro_batch = choose_micro_batch(per_rank, length);
+  std::int64_t below = std::min(train.micro_batch, per_rank);
+  while (per_rank % below != 0) --below;
+  refuse(below != train.micro_batch, "train.micro_batch", std::to_string(train.micro_batch),
+         fmt::format("must divide the {} sequences of a rank", per_rank),
+         fmt::format("nearest that works: {}", below));
 }
 
 /// The dataset against the model: its token ids fit the vocabulary, its text holds a window.
 void check_dataset(RunConfig& config) {
-  if (config.data.path.empty()) {
-    throw ConfigError("data.path", "\"\"", "a dataset is needed",
-                      "make one with `trireme prepare --input FILE --output DIR`");
-  }
+  refuse(config.data.path.empty(), "data.path", "\"\"", "a dataset is needed",
+         "make one with `trireme prepare --input FILE --output DIR`");
   const data::Manifest manifest = data::Dataset::open(config.data.path).manifest();
+  const std::int64_t length = config.model.sequence, needed = manifest.vocabulary;
   std::int64_t tokens = 0;
   for (const data::ShardInfo& shard : manifest.train) tokens += shard.tokens;
-  if (tokens <= config.model.sequence) {
-    throw ConfigError("model.sequence", std::to_string(config.model.sequence),
-                      fmt::format("{} has {} tokens to train on, and a window takes {}",
-                                  config.data.path, tokens, config.model.sequence + 1),
-                      fmt::format("use at most {}, or more text", tokens - 1));
-  }
-  const std::int64_t needed = manifest.vocabulary;
+  refuse(tokens <= length, "model.sequence", std::to_string(length),
+         fmt::format("{} has {} tokens to train on, and a window takes {}", config.data.path,
+                     tokens, length + 1),
+         fmt::format("use at most {}, or more text", tokens - 1));
   if (config.model.vocabulary == 0) config.model.vocabulary = needed;
-  if (config.model.vocabulary < needed) {
-    throw ConfigError("model.vocabulary", std::to_string(config.model.vocabulary),
-                      fmt::format("must hold the {} token ids of {}", needed, config.data.path),
-                      fmt::format("use {} or 0", needed));
-  }
+  refuse(config.model.vocabulary < needed, "model.vocabulary",
+         std::to_string(config.model.vocabulary),
+         fmt::format("must hold the {} token ids of {}", needed, config.data.path),
+         fmt::format("use {} or 0", needed));
 }
 
 void check_peak(const std::string& peak) {
   if (peak == "measured" || peak == "none") return;
   char* end = nullptr;
   const double value = std::strtod(peak.c_str(), &end);
-  if (end == peak.c_str() || *end != '\0' || !(value > 0) || value > 1e12) {
-    throw ConfigError("train.peak", peak, "must be measured, none or a positive number of GFLOP/s",
-                      "use measured");
-  }
+  refuse(end == peak.c_str() || *end != '\0' || !(value > 0) || value > 1e12, "train.peak", peak,
+         "must be measured, none or a positive number of GFLOP/s", "use measured");
 }
 
 /// What independent workers cannot be combined with.
 void check_average(const RunConfig& config) {
-  const auto refuse = [](const char* key, const std::string& value, const char* rule,
-                         const char* mend) { throw ConfigError(key, value, rule, mend); };
-  if (config.parallel.servers > 0) {
-    refuse("parallel.servers", std::to_string(config.parallel.servers),
-           "data_parallel.method = average has no servers", "leave it out");
-  }
-  if (config.parallel.zero > 0) {
-    refuse("parallel.zero", std::to_string(config.parallel.zero),
-           "must be 0 with data_parallel.method = average, whose workers each hold a whole model",
-           "use 0");
-  }
-  if (config.zero.offload != "none") {
-    refuse("zero.offload", config.zero.offload,
-           "must be none with data_parallel.method = average, which sums what is on devices",
-           "use none");
-  }
-  if (config.precision.rounding != "nearest" &&
-      config.average.states() == AverageConfig::States::reset) {
-    refuse("precision.rounding", config.precision.rounding,
-           "must be nearest with average.optimizer_state = reset, after which updates are counted "
-           "anew and would draw the same again",
-           "use nearest, or average.optimizer_state = keep");
-  }
+  refuse(config.parallel.servers > 0, "parallel.servers", std::to_string(config.parallel.servers),
+         "data_parallel.method = average has no servers", "leave it out");
+  refuse(config.parallel.zero > 0, "parallel.zero", std::to_string(config.parallel.zero),
+         "must be 0 with data_parallel.method = average, whose workers each hold a whole model",
+         "use 0");
+  refuse(config.zero.offload != "none", "zero.offload", config.zero.offload,
+         "must be none with data_parallel.method = average, which sums what is on devices",
+         "use none");
+  refuse(config.precision.rounding != "nearest" &&
+             config.average.states() == AverageConfig::States::reset,
+         "precision.rounding", config.precision.rounding,
+         "must be nearest with average.optimizer_state = reset, after which updates are counted "
+         "anew and would draw the same again",
+         "use nearest, or average.optimizer_state = keep");
 }
 
 /// In reproducible mode a worker is a run of its own, whose sequences are summed by groups.
 void check_worker_groups(const RunConfig& config, const comm::GridShape& shape) {
-  const std::int64_t own = config.train.batch / shape.of(comm::Axis::data);
-  const std::int64_t groups = config.numerics.virtual_data;
-  if (!trains_alone(config) || !config.numerics.reproducible || own % groups == 0) return;
-  throw ConfigError(
-      "numerics.virtual_data", std::to_string(groups),
-      fmt::format("must divide a worker's {} sequences with numerics.reproducible", own),
-      fmt::format("use {}, or a train.batch of {}", own & -own,
-                  (own / groups + 1) * groups * shape.of(comm::Axis::data)));
+  if (!trains_alone(config) || !config.numerics.reproducible) return;
+  const int workers = shape.of(comm::Axis::data);
+  const std::int64_t own = config.train.batch / workers, groups = config.numerics.virtual_data;
+  refuse(own % groups != 0, "numerics.virtual_data", std::to_string(groups),
+         fmt::format("must divide a worker's {} sequences with numerics.reproducible", own),
+         fmt::format("use {}, or a train.batch of {}", own & -own,
+                     (own / groups + 1) * groups * workers));
 }
 
-using Refuse = std::function<void(const char* key, const std::string& value, const char* rule,
-                                  const std::string& mend)>;
+/// What parameter servers cannot be combined with, and what cannot be where no worker waits for
+/// another.
+class ServerRules {
+ public:
+  ServerRules(const RunConfig& config, const LayoutFacts& facts) : config_(config), facts_(facts) {}
 
-/// What cannot be where no worker waits for another.
-void check_async(const RunConfig& config, const Refuse& refuse) {
-  if (config.precision.compute == "fp16") {
-    refuse("precision.compute", "fp16", "must be fp32 or bf16, as no step finds a loss scale,",
-           "use bf16");
+  void check() const {
+    const std::int64_t servers = config_.parallel.servers;
+    require(servers > 0, "parallel.servers", "0", "must be at least 1", "use 1, or another method");
+    require(servers<facts_.world, "parallel.servers", std::to_string(servers),
+                    "must leave a rank to train", facts_.world> 1
+                ? fmt::format("use at most {}, or more than {} ranks", facts_.world - 1, servers)
+                : std::string("start more ranks"));
+    for (const auto& [key, degree] : {std::pair("parallel.tensor", config_.parallel.tensor),
+                                      std::pair("parallel.pipeline", config_.parallel.pipeline)}) {
+      require(degree == 1, key, std::to_string(degree),
+              "must be 1, as each worker holds a whole model,", "use 1");
+    }
+    require(config_.parallel.zero == 0, "parallel.zero", std::to_string(config_.parallel.zero),
+            "must be 0, as servers hold what it would cut,", "use 0");
+    require(config_.zero.offload == "none", "zero.offload", config_.zero.offload,
+            "must be none, as servers update,", "use none");
+    require(config_.precision.rounding == "nearest", "precision.rounding",
+            config_.precision.rounding, "must be nearest, as servers round,", "use nearest");
+    require(!config_.checkpoint.in_background(), "checkpoint.async", "true",
+            "must be false, as servers save,", "use false");
+    require(!injects(Fault::Kind::spike) && !injects(Fault::Kind::inf), "train.inject",
+            config_.train.inject,
+            "spike and inf cannot be made, which are of gradients that servers add up,",
+            "use nan, flip or slow");
+    if (waits_for_none(config_)) return check_async();
+    refuse(config_.server.tolerate_failures, "server.tolerate_failures", "true",
+           "is for data_parallel.method = async-server with server.max_staleness of at least 1: "
+           "others wait for every worker",
+           "use false");
   }
-  if (config.numerics.reproducible) {
-    refuse("numerics.reproducible", "true", "must be false, as updates come as workers finish,",
-           "use false, or server.max_staleness = 0");
-  }
-  if (config.train.outlier > 0) {
-    refuse("train.outlier", fmt::format("{}", config.train.outlier),
-           "must be 0, as no step is anybody's as a whole,", "use 0");
-  }
-  if (config.train.check != "none") {
-    refuse("train.check", config.train.check, "must be none, as there are no replicas,",
-           "use none");
-  }
-  if (config.checkpoint.every_minutes > 0) {
-    refuse("checkpoint.every_minutes", fmt::format("{}", config.checkpoint.every_minutes),
-           "must be 0, as all pause at a step that is known beforehand,", "use checkpoint.every");
-  }
-  for (const Fault& fault : parse_faults(config.train.inject)) {
-    if (fault.kind != Fault::Kind::flip) continue;
-    refuse("train.inject", config.train.inject, "flip cannot be made", "use nan or slow");
-  }
-  if (!config.server.tolerate_failures) return;
-  const std::string complaint = comm::survival_complaint(
-      comm::library_version(), [](const char* name) { return std::getenv(name); });
-  if (!complaint.empty()) {
-    throw ConfigError("server.tolerate_failures", "true", complaint, "or use false");
-  }
-  // What a dead worker has begun may hold up the others until it counts as dead.
-  const double watchdog = config.train.watchdog;
-  if (watchdog > 0 && watchdog <= config.server.heartbeat) {
-    refuse("train.watchdog", fmt::format("{}", watchdog),
-           "must be 0 or above server.heartbeat with server.tolerate_failures,",
-           fmt::format("use {}", 2 * config.server.heartbeat));
-  }
-}
 
-/// What parameter servers cannot be combined with.
-void check_server(const RunConfig& config, const LayoutFacts& facts) {
-  const Refuse refuse = [&](const char* key, const std::string& value, const char* rule,
-                            const std::string& mend) {
-    throw ConfigError(
-        key, value,
-        fmt::format("{} with data_parallel.method = {}", rule, config.data_parallel.method), mend);
-  };
-  const std::int64_t servers = config.parallel.servers;
-  if (servers == 0) {
-    refuse("parallel.servers", "0", "must be at least 1", "use 1, or another method");
+ private:
+  /// Throws ConfigError, whose rule names the method, unless it `holds`.
+  void require(bool holds, const char* key, const std::string& value, const char* rule,
+               const std::string& mend) const {
+    refuse(!holds, key, value,
+           fmt::format("{} with data_parallel.method = {}", rule, config_.data_parallel.method),
+           mend);
   }
-  if (servers >= facts.world) {
-    refuse("parallel.servers", std::to_string(servers), "must leave a rank to train",
-           facts.world > 1
-               ? fmt::format("use at most {}, or more than {} ranks", facts.world - 1, servers)
-               : std::string("start more ranks"));
+  bool injects(Fault::Kind kind) const {
+    const std::vector<Fault> faults = parse_faults(config_.train.inject);
+    return std::ranges::any_of(faults, [&](const Fault& fault) { return fault.kind == kind; });
   }
-  const auto one = [&](const char* key, std::int64_t degree) {
-    if (degree == 1) return;
-    refuse(key, std::to_string(degree), "must be 1, as each worker holds a whole model,", "use 1");
-  };
-  one("parallel.tensor", config.parallel.tensor);
-  one("parallel.pipeline", config.parallel.pipeline);
-  if (config.parallel.zero > 0) {
-    refuse("parallel.zero", std::to_string(config.parallel.zero),
-           "must be 0, as servers hold what it would cut,", "use 0");
+
+  void check_async() const {
+    require(config_.precision.compute != "fp16", "precision.compute", "fp16",
+            "must be fp32 or bf16, as no step finds a loss scale,", "use bf16");
+    require(!config_.numerics.reproducible, "numerics.reproducible", "true",
+            "must be false, as updates come as workers finish,",
+            "use false, or server.max_staleness = 0");
+    require(config_.train.outlier <= 0, "train.outlier", fmt::format("{}", config_.train.outlier),
+            "must be 0, as no step is anybody's as a whole,", "use 0");
+    require(config_.train.check == "none", "train.check", config_.train.check,
+            "must be none, as there are no replicas,", "use none");
+    const double minutes = config_.checkpoint.every_minutes;
+    require(minutes <= 0, "checkpoint.every_minutes", fmt::format("{}", minutes),
+            "must be 0, as all pause at a step that is known beforehand,", "use checkpoint.every");
+    require(!injects(Fault::Kind::flip), "train.inject", config_.train.inject,
+            "flip cannot be made", "use nan or slow");
+    if (!config_.server.tolerate_failures) return;
+    const std::string complaint = comm::survival_complaint(
+        comm::library_version(), [](const char* name) { return std::getenv(name); });
+    refuse(!complaint.empty(), "server.tolerate_failures", "true", complaint, "or use false");
+    // What a dead worker has begun may hold up the others until it counts as dead.
+    const double watchdog = config_.train.watchdog;
+    require(watchdog <= 0 || watchdog > config_.server.heartbeat, "train.watchdog",
+            fmt::format("{}", watchdog),
+            "must be 0 or above server.heartbeat with server.tolerate_failures,",
+            fmt::format("use {}", 2 * config_.server.heartbeat));
   }
-  if (config.zero.offload != "none") {
-    refuse("zero.offload", config.zero.offload, "must be none, as servers update,", "use none");
-  }
-  if (config.precision.rounding != "nearest") {
-    refuse("precision.rounding", config.precision.rounding, "must be nearest, as servers round,",
-           "use nearest");
-  }
-  if (config.checkpoint.in_background()) {
-    refuse("checkpoint.async", "true", "must be false, as servers save,", "use false");
-  }
-  for (const Fault& fault : parse_faults(config.train.inject)) {
-    if (fault.kind != Fault::Kind::spike && fault.kind != Fault::Kind::inf) continue;
-    refuse("train.inject", config.train.inject,
-           "spike and inf cannot be made, which are of gradients that servers add up,",
-           "use nan, flip or slow");
-  }
-  if (waits_for_none(config)) return check_async(config, refuse);
-  if (config.server.tolerate_failures) {
-    throw ConfigError("server.tolerate_failures", "true",
-                      "is for data_parallel.method = async-server with server.max_staleness of at "
-                      "least 1: others wait for every worker",
-                      "use false");
-  }
-}
+
+  const RunConfig& config_;
+  const LayoutFacts& facts_;
+};
 
 /// Every server has something to hold.
 void check_shares(const RunConfig& config, const parallel::Stage& worker) {
@@ -246,7 +207,8 @@ void check_shares(const RunConfig& config, const parallel::Stage& worker) {
 void check_stage(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
   const model::Transformer model(config.model);
   parallel::StageOptions options = stage_options(config, shape, facts);
-  options.place = place_of(config, shape, shard_ranks(config, shape, facts), 0);
+  options.place =
+      parallel::place_of(shape, shard_ranks(config, shape, facts), 0, trains_alone(config));
   const parallel::Stage stage(model, options);
   check_shares(config, stage);
 }
@@ -255,28 +217,29 @@ void check_stage(const RunConfig& config, const comm::GridShape& shape, const La
 
 void check_method(const RunConfig& config, const LayoutFacts& facts) {
   const std::string& method = config.data_parallel.method;
-  if (method == "server" || method == "async-server") return check_server(config, facts);
+  if (method == "server" || method == "async-server") return ServerRules(config, facts).check();
   if (method == "average") return check_average(config);
   TRIREME_ASSERT(method == "allreduce", "data_parallel.method = {}", method);
-  if (config.parallel.servers > 0) {
-    throw ConfigError("parallel.servers", std::to_string(config.parallel.servers),
-                      "is for data_parallel.method = server and async-server", "leave it out");
-  }
+  refuse(config.parallel.servers > 0, "parallel.servers", std::to_string(config.parallel.servers),
+         "is for data_parallel.method = server and async-server", "leave it out");
 }
 
-void validate(RunConfig& config, const LayoutFacts& facts) {
-  config.model.resolve();
+static comm::GridShape check_layout(RunConfig& config, const LayoutFacts& facts) {
   check_method(config, facts);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));
   check_worker_groups(config, shape);
+  return shape;
+}
+
+void validate(RunConfig& config, const LayoutFacts& facts) {
+  config.model.resolve();
+  const comm::GridShape shape = check_layout(config, facts);
   check_peak(config.train.peak);
   parse_signals(config.train.signals);
   parse_duration(config.train.time_limit);
   parse_faults(config.train.inject);
-  if (config.train.output.empty()) {
-    throw ConfigError("train.output", "\"\"", "a run folder is needed", "use run");
-  }
+  refuse(config.train.output.empty(), "train.output", "\"\"", "a run folder is needed", "use run");
   check_dataset(config);
   check_stage(config, shape, facts);
 }
@@ -284,15 +247,9 @@ void validate(RunConfig& config, const LayoutFacts& facts) {
 void validate_layout(RunConfig& config, const LayoutFacts& facts) {
   config.model.resolve();
   if (!config.data.path.empty()) check_dataset(config);
-  if (config.model.vocabulary == 0) {
-    throw ConfigError("model.vocabulary", "0", "is needed where data.path names no dataset",
-                      "use 256 for bytes, 50257 for GPT-2");
-  }
-  check_method(config, facts);
-  const comm::GridShape shape = grid_shape(config, facts);
-  check_batch(config, shape.of(comm::Axis::data));
-  check_worker_groups(config, shape);
-  check_stage(config, shape, facts);
+  refuse(config.model.vocabulary == 0, "model.vocabulary", "0",
+         "is needed where data.path names no dataset", "use 256 for bytes, 50257 for GPT-2");
+  check_stage(config, check_layout(config, facts), facts);
 }
 
 }  // namespace trireme::train

@@ -113,7 +113,8 @@ class Rank {
   /// The first weights of `seed`, in this rank's shards if `sharded`.
   std::vector<float> expected(std::uint64_t seed, bool sharded) const {
     std::vector<float> whole(static_cast<std::size_t>(layout_.elements()));
-    params::initialize(layout_, seed, Tensor(whole.data(), {layout_.elements()}));
+    params::initialize(layout_, seed, {{{0, layout_.elements()}, 0}},
+                       Tensor(whole.data(), {layout_.elements()}));
     if (!sharded) return whole;
     const state::ShardMap& shards = state_.shards();
     std::vector<float> own(static_cast<std::size_t>(shards.elements()));
@@ -179,7 +180,7 @@ class Rank {
   static state::StateOptions options(const Degrees& degrees, const params::Tiles& tiles) {
     state::StateOptions result;
     result.train = false;
-    result.zero = state::zero_policy(degrees.zero);
+    result.zero = degrees.zero;
     result.shares.tiles = tiles;
     result.shares.reproducible = degrees.reproducible;
     return result;

@@ -27,7 +27,8 @@ TEST_P(PiecesTest, EveryLayoutLoadsEveryOther) {
   }
   const params::Layout whole(table_, {{0, model_units}}, {});
   std::vector<float> values(static_cast<std::size_t>(whole.elements()));
-  params::initialize(whole, seed, Tensor(values.data(), {whole.elements()}));
+  params::initialize(whole, seed, {{{0, whole.elements()}, 0}},
+                     Tensor(values.data(), {whole.elements()}));
   for (std::size_t from = 0; from < worlds.size(); ++from) {
     SCOPED_TRACE("saved by " + degrees_to_try()[from].text());
     // One rank writes all ranks' pieces: save refuses gaps and overlaps.

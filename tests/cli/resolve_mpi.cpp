@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "trireme/cli/resolve.hpp"
+#include "trireme/cli/command.hpp"
 #include "trireme/comm/session.hpp"
 
 namespace trireme::cli {

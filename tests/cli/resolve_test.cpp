@@ -1,5 +1,3 @@
-#include "trireme/cli/resolve.hpp"
-
 #include <algorithm>
 #include <fstream>
 #include <string>

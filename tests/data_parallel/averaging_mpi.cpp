@@ -10,7 +10,7 @@
 
 #include "trireme/core/half.hpp"
 #include "trireme/data_parallel/averaging.hpp"
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 
 #include "data_parallel/message_counts.hpp"
 #include "parallel/layouts.hpp"

@@ -136,7 +136,7 @@ class UnitRun {
     };
     if (tile < 0) return all(0, lines * columns, [&](std::int64_t i) { visit(i, i); });
     const auto slices = params::tile_slices(row, tile, options_.tiles);
-    const bool by_lines = row.split.dimension == 0;
+    const bool by_lines = row.split == 0;
     const auto line = [&](std::int64_t l) {
       if (by_lines) return all(0, columns, [&](auto c) { visit(l * columns + c, local++); });
       for (const params::Range& slice : slices) {
@@ -154,7 +154,7 @@ class UnitRun {
       const params::Parameter& row = table.row(r);
       const auto& units = row.units;
       if (std::find(units.begin(), units.end(), index_) == units.end()) continue;
-      const bool split = row.split.dimension >= 0;
+      const bool split = row.split >= 0;
       for (int tile = split ? 0 : -1; tile < (split ? options_.tiles : 0); ++tile) {
         Storage storage{.row = r, .tile = tile, .value = {}, .gradients = {}};
         for_each_element(row, tile, [&](std::int64_t logical, std::int64_t) {
@@ -171,9 +171,9 @@ class UnitRun {
       const params::Parameter& row = table.row(storage.row);
       Shape shape = row.shape;
       if (storage.tile >= 0) {
-        shape[row.split.dimension] = 0;
+        shape[row.split] = 0;
         for (const params::Range& slice : params::tile_slices(row, storage.tile, options_.tiles)) {
-          shape[row.split.dimension] += slice.size();
+          shape[row.split] += slice.size();
         }
       }
       values_.of(storage.row).emplace_back(storage.value.data(), shape);

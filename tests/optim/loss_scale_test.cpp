@@ -1,10 +1,9 @@
-#include "trireme/optim/loss_scale.hpp"
-
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
+#include "trireme/optim/optimizer.hpp"
 
 namespace trireme::optim {
 namespace {

@@ -1,12 +1,11 @@
 // Activation aliasing, against a model of what each byte holds.
-#include "trireme/parallel/aliasing.hpp"
-
 #include <algorithm>
 
 #include <gtest/gtest.h>
 
 #include "trireme/device/memory.hpp"
 #include "trireme/parallel/stage.hpp"
+#include "trireme/parallel/stage_memory.hpp"
 
 namespace trireme::parallel::test {
 namespace {

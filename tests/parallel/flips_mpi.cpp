@@ -6,7 +6,7 @@
 #include <mpi.h>
 
 #include "trireme/core/random.hpp"
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 
 #include "layouts.hpp"
 

@@ -75,7 +75,7 @@ struct RunSettings {
   double clip = 1;          // of the gradient norm
   bool stochastic = false;  // rounding of bf16 weights
   bool copies = false;      // bf16 weights beside masters, even on CPUs
-  bool graphs = false;      // see EngineOptions
+  bool graphs = false;      // see ReplicaOptions
 };
 
 /// Results of a run: the same on all its ranks, except `fault`.
@@ -294,13 +294,13 @@ inline std::string memory_fault(LayoutRun& run) {
   using device::Use;
   using state::ModelState;
   expect("parameters", run.ledger.held(Use::parameters),
-         ModelState::parameter_bytes(stage.layout(), stage.shards(), options));
+         ModelState::bytes(stage.layout(), stage.shards(), options).parameters);
   expect("gradients", run.ledger.held(Use::gradients),
-         ModelState::gradient_bytes(stage.layout(), stage.shards(), options));
+         ModelState::bytes(stage.layout(), stage.shards(), options).gradients);
   expect("gathered", run.ledger.held(Use::gathered),
-         ModelState::gathered_bytes(stage.layout(), options));
+         ModelState::bytes(stage.layout(), stage.shards(), options).gathered);
   const std::int64_t kept =
-      ModelState::master_bytes(stage.layout(), stage.shards(), options) +
+      ModelState::bytes(stage.layout(), stage.shards(), options).masters +
       2 * static_cast<std::int64_t>(sizeof(float)) * stage.shards().elements();
   const bool offload = options.offloaded();
   expect("optimizer state", run.ledger.held(Use::optimizer), offload ? 0 : kept);

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 
 #include "matrix_runs.hpp"
 

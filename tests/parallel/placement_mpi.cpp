@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "trireme/parallel/placement.hpp"
+#include "trireme/parallel/replica.hpp"
 
 #include "layouts.hpp"
 
@@ -28,7 +28,7 @@ std::string complaint_after_damage(const LayoutCase& layout, const std::string& 
   EXPECT_EQ(complaint_of(run), "") << layout.to_string();
   const params::Layout& held = run.replica.stage().layout();
   const int index = *run.model.table().find(row);
-  if (run.session.rank() + 1 == run.session.size() && held.holds(index)) {
+  if (run.session.rank() + 1 == run.session.size() && !held.blocks_of(index).empty()) {
     const auto& blocks = held.blocks_of(index);
     const auto filled = std::find_if(blocks.begin(), blocks.end(), [&](int b) {
       return held.blocks()[static_cast<std::size_t>(b)].elements() > 0;

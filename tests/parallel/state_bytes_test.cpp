@@ -141,9 +141,9 @@ TEST_P(StateBytes, OfMastersReadDirectly) {
       EXPECT_EQ(options.values(), copied ? DType::bf16 : DType::f32);
       if (GetParam() > 0) continue;
       using state::ModelState;
-      EXPECT_EQ(ModelState::parameter_bytes(stage.layout(), stage.shards(), options),
+      EXPECT_EQ(ModelState::bytes(stage.layout(), stage.shards(), options).parameters,
                 (copied ? 2 : 4) * parameters);
-      EXPECT_EQ(ModelState::master_bytes(stage.layout(), stage.shards(), options),
+      EXPECT_EQ(ModelState::bytes(stage.layout(), stage.shards(), options).masters,
                 (copied ? 4 : 0) * parameters);
     }
   }

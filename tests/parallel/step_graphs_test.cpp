@@ -1,9 +1,9 @@
 // Graphs of steps on the simulated device, without a model: the effects of a failed capture.
-#include "trireme/parallel/step_graphs.hpp"
-
 #include <thread>
 
 #include <gtest/gtest.h>
+
+#include "trireme/parallel/engine.hpp"
 
 #include "support/simulated_device.hpp"
 

@@ -12,7 +12,7 @@ namespace {
 
 Parameter make(const std::string& name, const Shape& shape, int unit, int dimension = -1) {
   Parameter parameter{.name = name, .shape = shape};
-  parameter.split.dimension = dimension;
+  parameter.split = dimension;
   parameter.units = {unit};
   parameter.initialization = {Initialization::Kind::normal, 0.5};
   return parameter;
@@ -123,12 +123,13 @@ TEST(Layout, FirstValuesMatchOneRank) {
   const ParameterTable table = odd_table();
   const Layout one(table, all_units, {});
   std::vector<float> whole(static_cast<std::size_t>(one.elements()), -1);
-  initialize(one, 42, Tensor(whole.data(), {one.elements()}));
+  initialize(one, 42, {{{0, one.elements()}, 0}}, Tensor(whole.data(), {one.elements()}));
   for (const Tiles& tiles : {Tiles{2, 1, 1}, Tiles{4, 3, 1}, Tiles{8, 4, 4}}) {
     for (const auto& units : std::vector<std::vector<Range>>{all_units, {{1, 2}, {4, 5}}}) {
       const Layout layout(table, units, tiles);
       std::vector<float> flat(static_cast<std::size_t>(layout.elements()), -1);
-      initialize(layout, 42, Tensor(flat.data(), {layout.elements()}));
+      initialize(layout, 42, {{{0, layout.elements()}, 0}},
+                 Tensor(flat.data(), {layout.elements()}));
       for (const Block& block : layout.blocks()) {
         const Block& logical = one.blocks()[static_cast<std::size_t>(one.blocks_of(block.row)[0])];
         layout.for_each_run(block, [&](const params::Run& run) {
@@ -142,7 +143,7 @@ TEST(Layout, FirstValuesMatchOneRank) {
   }
   EXPECT_EQ(whole[53 * 24], 0) << "gaps hold zeros: flat reductions may read them";
   std::vector<float> other = whole;
-  initialize(one, 43, Tensor(other.data(), {one.elements()}));
+  initialize(one, 43, {{{0, one.elements()}, 0}}, Tensor(other.data(), {one.elements()}));
   EXPECT_NE(whole, other);
 }
 
@@ -150,7 +151,7 @@ TEST(Layout, ShardsAreInitializedLikeTheWhole) {
   const ParameterTable table = odd_table();
   const Layout layout(table, all_units, {2, 0, 1});
   std::vector<float> whole(static_cast<std::size_t>(layout.elements()));
-  initialize(layout, 7, Tensor(whole.data(), {layout.elements()}));
+  initialize(layout, 7, {{{0, layout.elements()}, 0}}, Tensor(whole.data(), {layout.elements()}));
   const std::vector<FlatRange> ranges{{{5, 700}, 3}, {{900, 1400}, 800}};
   std::vector<float> part(1400, -1);
   initialize(layout, 7, ranges, Tensor(part.data(), {1400}));
@@ -215,7 +216,7 @@ TEST(Initialize, NormalHasItsDeviation) {
   table.add(make("x", {100'000}, 0));
   const Layout layout(table, {{0, 1}}, {});
   std::vector<float> values(static_cast<std::size_t>(layout.elements()));
-  initialize(layout, 1, Tensor(values.data(), {layout.elements()}));
+  initialize(layout, 1, {{{0, layout.elements()}, 0}}, Tensor(values.data(), {layout.elements()}));
   double sum = 0, squares = 0;
   for (float v : values) {
     sum += v;

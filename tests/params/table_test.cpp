@@ -1,8 +1,8 @@
-#include "trireme/params/table.hpp"
-
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "trireme/params/layout.hpp"
 
 namespace trireme::params {
 namespace {

@@ -15,7 +15,7 @@
 
 #include <gtest/gtest.h>
 
-#include "trireme/state/zero.hpp"
+#include "trireme/state/model_state.hpp"
 
 namespace trireme::state {
 namespace {
@@ -24,7 +24,7 @@ using Offsets = std::vector<std::int64_t>;
 
 params::Parameter row(const std::string& name, const Shape& shape, int unit, int dimension = -1) {
   params::Parameter parameter{.name = name, .shape = shape};
-  parameter.split.dimension = dimension;
+  parameter.split = dimension;
   parameter.units = {unit};
   return parameter;
 }
@@ -136,9 +136,9 @@ TEST(ShardMap, TiedWeightOfTwoStages) {
 /// Rank 1 of 2 in a ZeRO stage.
 struct Rank {
   explicit Rank(int zero, const StateOptions& options = {})
-      : state(layout, ShardMap(layout, zero > 0 ? 2 : 1, zero > 0 ? 1 : 0),
-              with(options, zero_policy(zero)), ledger) {}
-  static StateOptions with(StateOptions options, const ZeroPolicy& zero) {
+      : state(layout, ShardMap(layout, zero > 0 ? 2 : 1, zero > 0 ? 1 : 0), with(options, zero),
+              ledger) {}
+  static StateOptions with(StateOptions options, int zero) {
     options.zero = zero;
     return options;
   }
@@ -248,7 +248,7 @@ TEST(ModelState, SetsOfReproducibleMode) {
   EXPECT_EQ(first_elements(layout), (Offsets{0, 6400, 8448, 29504, 50560, 50624}));
   for (const int zero : {0, 1, 2, 3}) {  // gradients stay whole
     device::MemoryLedger ledger;
-    options.zero = zero_policy(zero);
+    options.zero = zero;
     const ModelState state(layout, ShardMap(layout, 1, 0), options, ledger);
     EXPECT_EQ(ledger.held(device::Use::gradients), 474112);  // 4 · 2 · 59264
     const Tensor flat = state.gradients();

@@ -116,7 +116,7 @@ class Sides {
 
  private:
   static StateOptions options(DType compute, bool offload) {
-    StateOptions options{.zero = zero_policy(1), .offload = offload};
+    StateOptions options{.zero = 1, .offload = offload};
     options.shares.compute = compute;
     return options;
   }

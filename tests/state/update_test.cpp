@@ -49,7 +49,7 @@ void expect_the_models_indices(const params::Layout& layout, int ranks, int rank
   const ShardMap shards(layout, ranks, rank);
   device::MemoryLedger ledger;
   StateOptions options;
-  options.zero = zero_policy(ranks > 1 ? 3 : 0);
+  options.zero = ranks > 1 ? 3 : 0;
   options.shares.compute = DType::bf16;
   const ModelState state(layout, shards, options, ledger);
   const std::vector<std::int64_t> expected = indices_of(layout);

@@ -15,12 +15,12 @@ using Failure = Checkpointer::Failure;
 /// A checkpointer whose checkpoints are of one small tensor.
 class Saving {
  public:
-  explicit Saving(const RunConfig& config)
+  explicit Saving(const RunConfig& config, std::function<double()> now = steady_seconds())
       : job_(config),
         grid_(job_->session, job_->plan.shape, job_->ledger),
         dataset_(data::Dataset::open(config.data.path)),
         reporter_(*job_, world_rank() == 0),
-        checkpointer_(*job_, dataset_, reporter_) {
+        checkpointer_(*job_, dataset_, reporter_, std::move(now)) {
     if (!reporter_.is_root()) return;
     checkpointer_.take_tokenizer();
     reporter_.open();
@@ -61,6 +61,23 @@ class Saving {
   Checkpointer checkpointer_;
   float values_[4] = {1, 2, 3, 4};
 };
+
+TEST(Checkpointer, KnowsWhenMinutesSinceTheLastSaveAreOver) {
+  const Folder folder;
+  RunConfig config = small_config(folder, "run");
+  config.checkpoint.every_minutes = 2;
+  double now = 5;
+  Saving saving(config, [&] { return now; });
+  now = 124;
+  EXPECT_FALSE(saving->minutes_over());
+  now = 125;
+  EXPECT_TRUE(saving->minutes_over());
+  saving->restart_clock();
+  EXPECT_FALSE(saving->minutes_over());
+  config.checkpoint.every_minutes = 0;
+  now = 1e9;
+  EXPECT_FALSE(Saving(config, [&] { return now; })->minutes_over());
+}
 
 TEST(Checkpointer, KeepsTheNewestAndKnowsWhatIsSaved) {
   const Folder folder;

@@ -1,5 +1,3 @@
-#include "trireme/train/interrupts.hpp"
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,6 +12,7 @@
 
 #include "trireme/core/error.hpp"
 #include "trireme/ops/ops.hpp"
+#include "trireme/train/policies.hpp"
 
 namespace trireme::train {
 namespace {

@@ -74,20 +74,6 @@ TEST(StopPolicy, TheNearerOfLimitAndSchedulerCounts) {
   EXPECT_EQ(unlimited.wanted(true, 0), 0);
 }
 
-TEST(SavePolicy, AfterSoManyMinutesSinceTheLastSave) {
-  double now = 5;
-  checkpoint::CheckpointConfig config;
-  config.every_minutes = 2;
-  SavePolicy policy(config, [&] { return now; });
-  now = 124;
-  EXPECT_FALSE(policy.minutes_over());
-  now = 125;
-  EXPECT_TRUE(policy.minutes_over());
-  policy.restart();
-  EXPECT_FALSE(policy.minutes_over());
-  EXPECT_FALSE(SavePolicy({}, [] { return 1e9; }).minutes_over());
-}
-
 TEST(MultipleBetween, SeesEveryMultipleOnceHoweverStepsAreGrouped) {
   EXPECT_FALSE(multiple_between(0, 0, 100));
   EXPECT_FALSE(multiple_between(4, 0, 3));

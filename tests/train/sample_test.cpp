@@ -1,9 +1,9 @@
-#include "trireme/train/sample.hpp"
-
 #include <cmath>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 namespace {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "trireme/train/account.hpp"
 #include "trireme/train/compute_device.hpp"
 
 namespace trireme::train {
@@ -119,17 +120,17 @@ TEST(Rounding, StochasticIsForBf16Only) {
 }
 
 TEST(Choices, AreRecorded) {
-  EXPECT_EQ(choices_json({}).dump(), "[]");
-  const nlohmann::json json = choices_json({{.rows = 2,
-                                             .columns = 3,
-                                             .depth = 4,
-                                             .factors = "bf16",
-                                             .result = "fp32",
-                                             .form = "TN",
-                                             .accumulates = true,
-                                             .epilogue = "row sums",
-                                             .algorithm = "21, work space 0 bytes",
-                                             .source = "timed"}});
+  EXPECT_EQ(nlohmann::json(std::vector<ops::Choice>()).dump(), "[]");
+  const nlohmann::json json = std::vector<ops::Choice>{{.rows = 2,
+                                                        .columns = 3,
+                                                        .depth = 4,
+                                                        .factors = "bf16",
+                                                        .result = "fp32",
+                                                        .form = "TN",
+                                                        .accumulates = true,
+                                                        .epilogue = "row sums",
+                                                        .algorithm = "21, work space 0 bytes",
+                                                        .source = "timed"}};
   EXPECT_EQ(json, nlohmann::json::parse(R"([{"rows": 2, "columns": 3, "depth": 4,
       "factors": "bf16", "result": "fp32", "form": "TN", "accumulates": true,
       "epilogue": "row sums", "algorithm": "21, work space 0 bytes", "source": "timed"}])"));
@@ -144,7 +145,7 @@ TEST(Choices, OfAttentionAreRecordedAndRefusalsGiveAWarning) {
                                              .type = "bf16",
                                              .kernel = "eng2_k24=7",
                                              .workspace = 256}};
-  EXPECT_EQ(attention_json(choices), nlohmann::json::parse(R"([{"batch": 4, "tokens": 1024,
+  EXPECT_EQ(nlohmann::json(choices), nlohmann::json::parse(R"([{"batch": 4, "tokens": 1024,
       "heads": 25, "groups": 25, "size": 64, "type": "bf16", "backward": false,
       "kernel": "eng2_k24=7", "workspace": 256, "refusal": ""}])"));
   EXPECT_EQ(attention_warning(choices), "");

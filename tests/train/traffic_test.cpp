@@ -1,9 +1,8 @@
 // The least traffic of a step against independent closed forms for two ranks of a small model.
-#include "trireme/train/traffic.hpp"
-
 #include <gtest/gtest.h>
 
 #include "trireme/model/transformer.hpp"
+#include "trireme/train/account.hpp"
 
 namespace trireme::train {
 namespace {

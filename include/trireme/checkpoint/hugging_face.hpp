@@ -14,7 +14,7 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/communicator.hpp"
 #include "trireme/model/config.hpp"
-#include "trireme/params/table.hpp"
+#include "trireme/params/layout.hpp"
 
 namespace trireme::checkpoint {
 

@@ -9,8 +9,8 @@
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/parallel/replica.hpp"
+#include "trireme/train/config.hpp"
 #include "trireme/train/method.hpp"
-#include "trireme/train/method_config.hpp"
 
 namespace trireme::data_parallel {
 

@@ -7,7 +7,7 @@
 
 #include "trireme/data_parallel/server_shards.hpp"
 #include "trireme/plan/memory.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::data_parallel {
 

@@ -15,8 +15,10 @@
 #include "trireme/core/recorder.hpp"
 #include "trireme/data_parallel/server_messages.hpp"
 #include "trireme/data_parallel/server_shards.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/device/stream.hpp"
-#include "trireme/parallel/data_parallel.hpp"
+#include "trireme/parallel/gradient_reducer.hpp"
+#include "trireme/parallel/stage.hpp"
 
 namespace trireme::data_parallel {
 

@@ -3,10 +3,113 @@
 // tensor-parallel regions over all rows [R, C].
 #pragma once
 
-#include "trireme/model/attention.hpp"
-#include "trireme/model/mlp.hpp"
+#include "trireme/model/tensor_parallel.hpp"
 
 namespace trireme::model {
+
+/// A tensor-parallel region between two linear maps: `in_` from all rows [R, C], split by columns;
+/// what is between them; and `out_`, split by rows. Shoeybi et al. (2019), section 3.
+class Region {
+ public:
+  /// The layer's output: this rank's summand [R, C], after forward or recompute.
+  void project(const UnitContext& context, const Summand& partial) const {
+    out_.forward(context, partial, context.full(middle_));
+  }
+  /// Whether recompute reads x.
+  bool recomputes_from_input() const { return first_.front().area == Area::rebuilt; }
+  /// The last two of four parts of backward, after backward_inner.
+  void backward_input_weight(const UnitContext& context, const Tensor& x) const {
+    in_.backward_weight(context, context.full(dfirst_), x);
+  }
+  /// This rank's summand [R, C] of the gradient for x.
+  void backward_input(const UnitContext& context, const Summand& partial) const {
+    in_.backward_input(context, partial, context.full(dfirst_));
+  }
+
+ protected:
+  /// Scratch of backward for the gradient of middle_.
+  void plan_dmiddle(UnitPlan& plan);
+
+  ColumnParallel in_;
+  RowParallel out_;
+  std::vector<Slot> first_, middle_;  // per tile: what in_ writes, and what out_ reads
+  std::vector<Slot> dfirst_, dmiddle_;
+};
+
+/// Causal self-attention with grouped queries: q|k|v projection, rotary positions, attention,
+/// output projection. Vaswani et al. (2017); Ainslie et al., "GQA" (2023). Tensor ranks split the
+/// query heads; a key/value head is on every rank that has one of its query heads.
+class Attention : public Region {
+ public:
+  Attention(params::ParameterTable& table, int unit, const std::string& name,
+            const ModelConfig& config, int layer);
+  void plan(UnitPlan& plan);
+  /// Adds scratch of backward that is free once the gradient for x is computed.
+  void plan_inner(UnitPlan& plan) { plan_dmiddle(plan); }
+  /// The heads' outputs, from all rows of x [R, C].
+  void forward(const UnitContext& context, const Tensor& x) const;
+  /// Recomputes what the plan rebuilds; x as in forward.
+  void recompute(const UnitContext& context, const Tensor& x) const;
+  /// The first two parts of backward, from all rows of dy [R, C], in any order.
+  void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
+  /// The gradient for q|k|v.
+  void backward_inner(const UnitContext& context, const Tensor& dy) const;
+
+  /// Width [Gv·D] of each local tile's keys.
+  static std::vector<std::int64_t> key_widths(const ModelConfig& config,
+                                              const params::Tiles& tiles);
+
+ private:
+  /// The heads of one tile, numbered in the whole model.
+  struct TileHeads {
+    params::Range query, key;
+  };
+  static TileHeads heads_of_tile(std::int64_t heads, std::int64_t kv_heads,
+                                 const params::Tiles& tiles, int tile);
+  struct Heads {
+    Tensor q, k, v;  // [B, T, heads, D], views of one tile's q|k|v
+  };
+  Heads split(const Tensor& qkv, const Microbatch& batch, const TileHeads& heads) const;
+  ops::HeadSlice slice(const TileHeads& heads) const;
+  void rotate(const UnitContext& context, const Tensor& qkv, const TileHeads& heads,
+              bool inverse) const;
+  ops::Dropout dropout(const UnitContext& context) const;
+  void project_in(const UnitContext& context, const Tensor& x) const;
+  void attend(const UnitContext& context) const;
+  Tensor log_sums(const UnitContext& context, std::size_t tile) const;  // [B, Hv, T]
+  void attend_cached(const UnitContext& context, int tile, const Tensor& out, const Tensor& lse,
+                     const Heads& heads, const ops::HeadSlice& slice) const;
+
+  std::int64_t heads_, kv_heads_, head_size_;
+  float scale_, rate_;
+  int layer_;
+  std::vector<Slot> lse_;  // per tile [R, Hv], beside q|k|v [R, (Hv + 2Gv)·D] and heads [R, Hv·D]
+};
+
+/// The MLP of a block: up, GELU, down; or gate|up, SwiGLU, down.
+class Mlp : public Region {
+ public:
+  Mlp(params::ParameterTable& table, int unit, const std::string& name, const ModelConfig& config);
+  void plan(UnitPlan& plan);
+  /// Adds scratch of backward that is free once the gradient for x is computed.
+  void plan_inner(UnitPlan& plan) {
+    if (gated_) plan_dmiddle(plan);
+  }
+  /// The hidden activations, from all rows of x [R, C].
+  void forward(const UnitContext& context, const Tensor& x) const;
+  /// Recomputes what the plan rebuilds; x as in forward.
+  void recompute(const UnitContext& context, const Tensor& x) const;
+  /// The first two parts of backward, from all rows of dy [R, C]. Where backward is one call this
+  /// one comes first: its scratch overlaps the second one's result.
+  void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
+  /// The gradient for the up projection's output.
+  void backward_inner(const UnitContext& context, const Tensor& dy) const;
+
+ private:
+  void activate(const UnitContext& context) const;
+
+  bool gated_;
+};
 
 /// y = x + dropout(layer(norm(x))); `Layer` is Attention or Mlp.
 template <class Layer>

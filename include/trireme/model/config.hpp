@@ -65,7 +65,7 @@ struct Preset {
   nlohmann::json values;  // {"layers": 12, …}
 };
 const std::vector<Preset>& presets();
-/// Throws ConfigError that names the nearest preset.
+/// One of them; the field "preset" refuses other names.
 const Preset& find_preset(const std::string& name);
 
 }  // namespace trireme::model

@@ -3,26 +3,28 @@
 // identity forward and an all-reduce backward, g the reverse. With sequence parallelism
 // (Korthikanti et al., 2022, figure 5) values outside are split by rows: g is an all-gather forward
 // and a reduce-scatter backward, and ḡ the reverse.
+//
+// Layers with parameters: column-parallel and row-parallel linear maps, and norms.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "trireme/model/config.hpp"
 #include "trireme/model/unit.hpp"
+#include "trireme/params/layout.hpp"
 
 namespace trireme::model {
 
-/// f, or g with sequence parallelism: completes `full` [R, C], whose local rows are written.
-void enter_region(const UnitContext& context, const Tensor& full);
-/// Its backward: `partial` [R, C] is the rank's summand, `local` [r, C] becomes the rank's rows of
-/// the sum. They may be the same memory without sequence parallelism.
-void enter_region_backward(const UnitContext& context, const Tensor& local, const Tensor& partial);
-
-/// g, or ḡ with sequence parallelism: as enter_region_backward.
-void leave_region(const UnitContext& context, const Tensor& local, const Tensor& partial);
-/// Its backward: as enter_region.
-void leave_region_backward(const UnitContext& context, const Tensor& full);
+/// Enters a region, and is the backward of leaving one: completes `full` [R, C], whose local rows
+/// are written.
+void gather_rows(const UnitContext& context, const Tensor& full);
+/// Leaves a region, and is the backward of entering one: `partial` [R, C] is the rank's summand,
+/// `local` [r, C] becomes the rank's rows of the sum. They may be the same memory without sequence
+/// parallelism.
+void sum_rows(const UnitContext& context, const Tensor& local, const Tensor& partial);
 
 /// One rank's summand [R, C] of what a region computes, itself a sum over the local tiles.
 struct Summand {
@@ -112,5 +114,77 @@ void for_each_row_tile(const UnitContext& context, const Visit& visit) {
 
 /// Reduces `value` over the tensor group in place and waits.
 void reduce_over_tensor(const UnitContext& context, const Tensor& value, comm::Reduction reduction);
+
+struct LinearOptions {
+  bool bias = false;
+  double deviation = 0.02;
+  std::vector<params::Part> parts;  // of the split dimension
+};
+
+/// y [R, out] = x [R, in]·Wᵀ (+ b), W [out, in] split along `out`: each tile computes columns of y.
+/// Shoeybi et al. (2019), section 3.
+class ColumnParallel {
+ public:
+  ColumnParallel() = default;
+  ColumnParallel(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
+                 std::int64_t out, const LinearOptions& options);
+  /// Widths of the local tiles of y.
+  std::vector<std::int64_t> widths(const params::Tiles& tiles) const;
+  /// y: one [R, out_v] per local tile. With `before_gelu`, of the same shapes, these become the
+  /// linear map's values and y their GELU.
+  void forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x,
+               std::span<const Tensor> before_gelu = {}) const;
+  /// partial [R, in]: this rank's summand of the gradient for x.
+  void backward_input(const UnitContext& context, const Summand& partial,
+                      std::span<const Tensor> dy) const;
+  void backward_weight(const UnitContext& context, std::span<const Tensor> dy,
+                       const Tensor& x) const;
+
+ private:
+  params::Parameter shape_;      // of the weight, for its tiles
+  int weight_ = -1, bias_ = -1;  // rows of the table
+};
+
+/// y [R, out] = x [R, in]·Wᵀ (+ b), W [out, in] split along `in`: the tiles' products are summed.
+/// Tile 0 adds the bias.
+class RowParallel {
+ public:
+  RowParallel() = default;
+  RowParallel(params::ParameterTable& table, int unit, const std::string& name, std::int64_t in,
+              std::int64_t out, const LinearOptions& options);
+  /// partial [R, out]: this rank's summand of y. x: one [R, in_v] per local tile.
+  void forward(const UnitContext& context, const Summand& partial, std::span<const Tensor> x) const;
+  /// dx: one [R, in_v] per local tile, from dy [R, out]. With `gelu_inputs`, of the same shapes, dx
+  /// is the gradient for these, of which x is the GELU.
+  void backward_input(const UnitContext& context, std::span<const Tensor> dx, const Tensor& dy,
+                      std::span<const Tensor> gelu_inputs = {}) const;
+  void backward_weight(const UnitContext& context, const Tensor& dy,
+                       std::span<const Tensor> x) const;
+
+ private:
+  int weight_ = -1, bias_ = -1;
+};
+
+/// LayerNorm or RMSNorm over channels, on the rank's rows [r, C].
+class Norm {
+ public:
+  Norm() = default;
+  Norm(params::ParameterTable& table, int unit, const std::string& name, const ModelConfig& config);
+  /// `cost`: of the statistics, which forward writes.
+  void plan(UnitPlan& plan, RecomputeCost cost);
+  void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
+  /// Adds to the gradients of gain and bias; dx = gradient, or += with `accumulate`.
+  void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
+                const Tensor& x, bool accumulate) const;
+
+ private:
+  Tensor statistic(const UnitContext& context, const Slot& slot) const;
+  void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const;
+
+  bool centered_ = true;  // LayerNorm
+  float epsilon_ = 1e-5F;
+  int weight_ = -1, bias_ = -1;
+  Slot mean_, rstd_;
+};
 
 }  // namespace trireme::model

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "trireme/model/config.hpp"
-#include "trireme/model/head.hpp"
+#include "trireme/model/embedding.hpp"
 #include "trireme/model/unit.hpp"
-#include "trireme/params/table.hpp"
+#include "trireme/params/layout.hpp"
 
 namespace trireme::model {
 

@@ -5,16 +5,179 @@
 // suffix v marks one tile of a split dimension.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/tensor.hpp"
-#include "trireme/model/memory.hpp"
+#include "trireme/device/memory.hpp"
 #include "trireme/ops/ops.hpp"
+#include "trireme/params/layout.hpp"
 
 namespace trireme::model {
+
+/// How long an intermediate value lives. A unit requests slots in these areas when it is planned,
+/// and the stage places them in arenas, so that activation memory is known before training.
+enum class Area : std::uint8_t {
+  stash,    // from forward until the last backward of the same micro-batch
+  rebuilt,  // from recomputation (or forward) until the unit's last backward
+  delta,    // from backward for inputs until backward for weights, where these are two calls
+  scratch,  // within one call
+  count
+};
+constexpr std::size_t area_count = static_cast<std::size_t>(Area::count);
+
+/// What backward recomputes instead of keeping it; each policy includes those before it.
+/// Korthikanti et al., "Reducing activation recomputation in large transformer models" (2022).
+enum class Recompute : std::uint8_t {
+  none,
+  cheap,      // one pass over kept values: norms, activation functions
+  selective,  // attention too
+  full        // everything but each unit's input
+};
+
+/// Cost of recomputing a value, which decides under which policies it is kept.
+enum class RecomputeCost : std::uint8_t {
+  never,   // kept under every policy
+  high,    // recomputed under `full`
+  medium,  // recomputed under `selective` and `full`
+  low      // recomputed under all but `none`, into scratch where it is read
+};
+
+/// A value of `width` elements for each of at most `rows` rows.
+struct Slot {
+  Area area = Area::scratch;
+  DType type = DType::f32;
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  std::size_t offset = 0;  // bytes from the beginning of the unit's area
+};
+
+/// A rank's share of the work, as far as memory depends on it.
+struct Shares {
+  params::Tiles tiles;             // of split parameters
+  bool sequence_parallel = false;  // norms, dropout and residuals on the rank's rows only
+  bool reproducible = false;
+  Recompute recompute = Recompute::none;
+  /// A GELU fused into a product has the bits of a separate pass, which can thus recompute it.
+  bool exact_gelu = true;
+  /// Of activations and of the factors of products. Parameters are fp32, or copies in this type, or
+  /// fp32 masters (state::StateOptions::reads_masters).
+  DType compute = DType::f32;
+
+  bool narrow() const { return compute != DType::f32; }
+  /// Of summands across tiles and ranks: in reproducible mode rounded once, after the sum.
+  DType partial() const { return reproducible ? DType::f32 : compute; }
+  /// The rank's rows of a leaf of `rows` tokens outside the tensor-parallel regions.
+  params::Range rows(std::int64_t all) const {
+    return sequence_parallel ? tiles.of(all) : params::Range{0, all};
+  }
+};
+
+/// Collects the slots of one unit for leaves of `rows` tokens, of the compute type by default.
+/// `splits`: backward for inputs and backward for weights are two calls, with other units and
+/// micro-batches in between.
+class UnitPlan {
+ public:
+  UnitPlan(std::int64_t rows, const Shares& shares, bool splits)
+      : rows_(rows), shares_(shares), splits_(splits) {}
+  std::int64_t rows() const { return rows_; }
+  std::int64_t local_rows() const { return shares_.rows(rows_).size(); }
+  const Shares& shares() const { return shares_; }
+
+  using OptionalType = std::optional<DType>;  // absent: the compute type
+  Slot add(Area area, std::int64_t rows, std::int64_t width, OptionalType type = {}) {
+    std::size_t& end = bytes_[static_cast<std::size_t>(area)];
+    const Slot slot{area, type.value_or(shares_.compute), rows, width, end};
+    end += device::aligned(static_cast<std::size_t>(rows * width) * size_of(slot.type));
+    return slot;
+  }
+  /// One slot per local tile, widths[i] elements wide.
+  std::vector<Slot> add_tiles(Area area, std::int64_t rows, const std::vector<std::int64_t>& widths,
+                              OptionalType type = {}) {
+    std::vector<Slot> slots;
+    slots.reserve(widths.size());
+    for (const std::int64_t width : widths) slots.push_back(add(area, rows, width, type));
+    return slots;
+  }
+  /// A value that backward needs: kept from forward, or recomputed.
+  Slot keep(RecomputeCost cost, std::int64_t rows, std::int64_t width, OptionalType type = {}) {
+    return add(area_of(cost), rows, width, type);
+  }
+  std::vector<Slot> keep_tiles(RecomputeCost cost, std::int64_t rows,
+                               const std::vector<std::int64_t>& widths, OptionalType type = {}) {
+    return add_tiles(area_of(cost), rows, widths, type);
+  }
+  /// Area of gradients that backward for inputs leaves for backward for weights.
+  Area between() const { return splits_ ? Area::delta : Area::scratch; }
+  /// Alternatives of which one at a time is in use: the scratch that each of `plans` adds overlaps
+  /// that of the others.
+  template <class... Plans>
+  void overlay(const Plans&... plans) {
+    std::size_t& end = bytes_[static_cast<std::size_t>(Area::scratch)];
+    const std::size_t begin = end;
+    std::size_t farthest = begin;
+    const auto alternative = [&](const auto& plan) {
+      end = begin;
+      plan();
+      farthest = std::max(farthest, end);
+    };
+    (alternative(plans), ...);
+    end = farthest;
+  }
+  std::size_t bytes(Area area) const { return bytes_[static_cast<std::size_t>(area)]; }
+
+ private:
+  Area area_of(RecomputeCost cost) const {
+    const Recompute policy = shares_.recompute;
+    switch (cost) {
+      case RecomputeCost::never:
+        return Area::stash;
+      case RecomputeCost::high:
+        return policy >= Recompute::full ? Area::rebuilt : Area::stash;
+      case RecomputeCost::medium:
+        return policy >= Recompute::selective ? Area::rebuilt : Area::stash;
+      case RecomputeCost::low:
+        return policy >= Recompute::cheap ? Area::scratch : Area::stash;
+    }
+    no_case_for(cost);
+  }
+
+  std::int64_t rows_;
+  Shares shares_;
+  bool splits_;
+  std::array<std::size_t, area_count> bytes_{};
+};
+
+/// The areas of one unit for one leaf.
+class UnitMemory {
+ public:
+  struct Place {
+    device::Arena* arena = nullptr;
+    std::size_t offset = 0;
+  };
+  UnitMemory() = default;
+  explicit UnitMemory(const std::array<Place, area_count>& places) : places_(places) {}
+  /// [rows, width] of a slot; `rows` may be fewer than planned.
+  Tensor view(const Slot& slot, std::int64_t rows) const {
+    TRIREME_ASSERT(rows <= slot.rows, "{} rows in a slot of {}", rows, slot.rows);
+    const Place& place = places_[static_cast<std::size_t>(slot.area)];
+    return place.arena->view(slot.type, {rows, slot.width}, place.offset + slot.offset);
+  }
+  std::vector<Tensor> views(const std::vector<Slot>& slots, std::int64_t rows) const {
+    std::vector<Tensor> result;
+    result.reserve(slots.size());
+    for (const Slot& slot : slots) result.push_back(view(slot, rows));
+    return result;
+  }
+
+ private:
+  std::array<Place, area_count> places_;
+};
 
 /// One leaf's tokens.
 struct Microbatch {

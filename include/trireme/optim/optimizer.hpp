@@ -1,6 +1,7 @@
-// Optimizers over flat ranges of parameters, and the learning rate of each step.
+// Optimizers over flat ranges of parameters; the learning rate and the loss scale of each step.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,36 @@ double learning_rate(const OptimConfig& config, std::int64_t step, std::int64_t 
 
 /// The factor that reduces `norm` to `clip`; 1 if clip is 0 or the norm does not exceed it.
 double clip_factor(double norm, double clip);
+
+/// Loss scaling for fp16: the loss is multiplied by a factor, by which gradients are divided before
+/// the update, so that small gradients do not underflow. Micikevicius et al., "Mixed precision
+/// training" (2018), section 3.2. The factor is a power of two, so that it rounds nothing. It is
+/// halved after a step whose gradients overflow and doubled after `patience` consecutive steps
+/// without overflow.
+class LossScale {
+ public:
+  static constexpr double first = 65536, least = 1, most = 16777216;
+  static constexpr std::int64_t patience = 1000;
+
+  /// Not `dynamic`: always 1.
+  explicit LossScale(bool dynamic) : dynamic_(dynamic), value_(dynamic ? first : 1) {}
+  bool dynamic() const { return dynamic_; }
+  double value() const { return value_; }
+  /// Whether gradients that overflow beside a finite loss mean that the factor is too large, not
+  /// that training failed.
+  bool may_shrink() const { return dynamic_ && value_ > least; }
+  /// Adapts the factor after a step.
+  void note(bool overflowed);
+
+  // For checkpoints. `restore` throws Error for an impossible state.
+  std::int64_t steps_since_change() const { return steps_; }
+  void restore(double value, std::int64_t steps_since_change);
+
+ private:
+  bool dynamic_;
+  double value_;
+  std::int64_t steps_ = 0;
+};
 
 /// A flat range that is updated under one rule.
 struct UpdateRange {

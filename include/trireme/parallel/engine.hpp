@@ -1,9 +1,9 @@
-// Walks the programs of this rank's stage: a training step, evaluation, or generation. A program
-// holds the computations of units, the messages between stages, the gathers of parameters and the
-// reductions of gradients.
+// Walks the programs of this rank's stage: a training step, evaluation, or generation.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,14 +12,14 @@
 #include "trireme/comm/progress.hpp"
 #include "trireme/comm/watchdog.hpp"
 #include "trireme/core/recorder.hpp"
+#include "trireme/device/device.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/model/transformer.hpp"
+#include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/microbatch.hpp"
-#include "trireme/parallel/parameter_gatherer.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/parallel/stage_memory.hpp"
-#include "trireme/parallel/step_graphs.hpp"
 #include "trireme/state/model_state.hpp"
 
 namespace trireme::parallel {
@@ -42,26 +42,120 @@ struct EngineGroups {
   comm::Communicator& gradients;
 };
 
-struct EngineOptions {
-  std::int64_t bucket_elements = 2 << 20;
-  bool overlap = true;                 // reduce while backward runs
-  std::uint64_t seed = 0;              // of dropout
-  comm::Watchdog* watchdog = nullptr;  // null: none; else learns of every action
-  state::Offload* offload = nullptr;   // null: the optimizer is not offloaded
+/// Makes the operations of a device for a rank of so many threads, with work space in the ledger.
+using MakeOps = std::function<std::unique_ptr<ops::Ops>(device::MemoryLedger& ledger, int threads,
+                                                        bool reproducible)>;
+
+/// Makes a method other than all-reduce, of a rank's parts, which outlive it.
+using MakeMethod =
+    std::function<std::unique_ptr<DataParallel>(const Stage& stage, const state::ModelState& state,
+                                                ops::Ops& ops, device::MemoryLedger& ledger)>;
+
+struct ReplicaOptions {
+  StageOptions stage;  // its place is taken from the grid
+  optim::OptimConfig optim;
+  int threads = 1;
+  std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
+  bool overlap = true;                     // reduce while backward runs
+  std::uint64_t seed = 0;                  // of initial weights, dropout and stochastic rounding
+  /// Round the bf16 weights that units read stochastically, with the same bits in every layout.
+  bool stochastic_rounding = false;
+  comm::Watchdog* watchdog = nullptr;
+  MakeOps make_ops;        // absent: those of the CPU
+  MakeMethod make_method;  // absent: AllReduce
+  bool trace = false;      // record operations of the device as spans; see begin_trace
   /// Capture what a training step computes, where the device captures and no messages of a tensor
-  /// group are in between; see StepGraphs.
+  /// group are in between; see StepGraphs. Not with a trace, which cannot see into graphs.
   bool graphs = false;
+  /// An independent worker (see Averaging). Its data axis has one rank, so steps and updates
+  /// involve only the ranks of this replica. Without ZeRO.
+  bool alone = false;
+};
+
+/// All-gathers of sharded parameters: group by group before they are read (ZeRO 3), or all after an
+/// update (ZeRO 1 and 2).
+class ParameterGatherer {
+ public:
+  /// `shard`: the ranks among which state is sharded. `stream`: of all collectives of parameters
+  /// and gradients. All outlive it.
+  ParameterGatherer(const state::ModelState& state, comm::Communicator& shard, Recorder& recorder,
+                    device::Stream& stream);
+
+  /// Starts to gather a group's parameters into its buffer.
+  void gather(int group);
+  /// Waits until the parameters of a unit are gathered.
+  void wait(int unit);
+  /// After an update of own shards: gathers what is kept whole. What ZeRO 3 gathered is stale.
+  void gather_updated();
+
+ private:
+  struct Gathered {
+    int group = -1;
+    device::Event ready;
+  };
+  device::Event start(int group);
+  Gathered& buffer_of(int group);
+
+  const state::ModelState& state_;
+  comm::Communicator& shard_;
+  Recorder& recorder_;
+  device::Stream& stream_;
+  std::vector<Gathered> buffers_;  // see ModelState::gather_buffers
+};
+
+/// The computation of a step as graphs of the device: what every step queues in the same way is
+/// captured once, and then launched.
+class StepGraphs {
+ public:
+  /// The properties of a step's batches that decide which operations are queued, as numbers.
+  using Pattern = std::vector<int>;
+  /// Steps of so many patterns are kept as graphs; those of others are queued each time.
+  static constexpr std::size_t most_patterns = 4;
+
+  /// Captures nothing where it is not `wanted` or the ledger's device does not capture. `ledger`
+  /// must outlive it.
+  StepGraphs(device::MemoryLedger& ledger, bool wanted);
+
+  /// Whether graphs are made, of steps with a pattern that was queued before.
+  bool active() const { return device_ != nullptr; }
+  /// The device's error that ended capturing; empty: none.
+  const std::string& refusal() const { return refusal_; }
+  /// How many graphs were made so far, and how often one was launched.
+  std::uint64_t captured() const { return captured_; }
+  std::uint64_t launched() const { return launched_; }
+
+  /// All that is queued until the next call is a step of this pattern.
+  void begin_step(const Pattern& pattern);
+  /// Queues the computation of `work`, which is the same in every step of the pattern under the
+  /// same number. The first such step calls `work`, later ones launch its graph. Work space moves
+  /// when it grows; then all graphs are captured again. `work` has no other lasting effect.
+  void queue(std::size_t number, const std::function<void()>& work);
+  /// Drops all graphs: later steps differ from those so far.
+  void forget();
+
+ private:
+  struct Step {
+    bool queued = false;  // once, so that libraries are loaded and work space has grown
+    std::map<std::size_t, std::unique_ptr<device::Graph>> graphs;  // by number
+  };
+  device::MemoryLedger& ledger_;
+  device::Device* device_;  // null: not active
+  std::map<Pattern, Step> steps_;
+  Step* current_ = nullptr;  // null: not active, or more than most_patterns
+  std::uint64_t added_ = 0;  // to work space, when the graphs were made
+  std::uint64_t captured_ = 0, launched_ = 0;
+  std::string refusal_;
 };
 
 class Engine {
  public:
-  /// `stage` and `state` describe the same rank. All arguments outlive the engine.
+  /// `stage` and `state` describe the same rank; `offload` is null where the optimizer is not
+  /// offloaded. All arguments outlive the engine.
   Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops,
          const EngineGroups& groups, DataParallel& method, Recorder& recorder,
-         device::MemoryLedger& ledger, const EngineOptions& options);
+         device::MemoryLedger& ledger, const ReplicaOptions& options, state::Offload* offload);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  ~Engine();
 
   /// Queues forward and backward of all micro-batches of this replica; waits only for messages.
   /// Afterwards the state's own gradients are those of the mean loss over the global batch. On the
@@ -70,7 +164,7 @@ class Engine {
   /// The sums over the global batch of the step that was started last, the same on every rank, once
   /// the device's work has been waited for (device::wait_for). Collective.
   LossSum step_sums();
-  /// Multiplies the gradients of the steps that follow, but not their losses. Initially 1.
+  /// Multiplies gradients, but not losses. Initially 1.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
   /// After an update: see ParameterGatherer::gather_updated.
   void gather_updated() { parameters_.gather_updated(); }
@@ -105,7 +199,6 @@ class Engine {
     Tensor logits;  // what the last unit writes; absent: it adds to the loss
   };
   static std::size_t loss_bytes(const Stage& stage);
-  /// Runs a program on the micro-batches in batches_.
   void run(const Walk& walk);
   void wait_for_messages();
   void start(const UnitAction& action);
@@ -116,14 +209,10 @@ class Engine {
   /// may share a graph with the action before.
   std::vector<bool> find_continuing() const;
   bool adds_to_gradients(const UnitAction& action) const;
-  /// Waits and copies before an action's computation.
   void prepare(const UnitAction& action);
-  void compute(const UnitAction& action);
   void forward(const UnitAction& action);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
   void backward(const UnitAction& action);
-  void backward_leaf(const UnitAction& action, const model::UnitContext& context, const Tensor& dx,
-                     const Tensor& dy, const Tensor& x);
   void start_message(const UnitAction& action);
   device::Event& message_event(Message kind, int slot);
   Tensor incoming(Message kind, int slot);
@@ -137,7 +226,6 @@ class Engine {
   Tensor leaf_rows(const Tensor& activation, int leaf) const;
   void zero_losses();
   int set_of(int micro_batch, int leaf) const;
-  /// Adds up set_sums_, over the data ranks too.
   double sum_sets();
 
   const Stage& stage_;
@@ -146,7 +234,7 @@ class Engine {
   device::Device& device_;
   EngineGroups groups_;
   Recorder& recorder_;
-  EngineOptions options_;
+  const ReplicaOptions& options_;
   StageMemory memory_;
   device::Stream tensor_stream_, state_stream_;
   model::TensorGroup tensor_;

@@ -1,6 +1,5 @@
 // From a stage's schedule to unit actions: the list that the engine walks, and that memory
-// prediction reads. Pure. Gathers of sharded parameters and reductions of gradients are actions
-// too, so that what overlaps with what is decided here and nowhere else.
+// prediction reads. Pure. What overlaps with what is decided here and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +13,16 @@ namespace trireme::parallel {
 
 struct UnitAction {
   enum class Kind : std::uint8_t {
-    receive,          // start to fill receive slot `slot`
-    send,             // start to send from send slot `slot`
-    gather,           // start to gather `group`'s parameters
-    forward,          // of `unit`
-    backward,         // of `unit`: recomputation and both parts, leaf by leaf
-    recompute,        // what forward did not keep, where backward is split
-    backward_input,   // of `unit`
-    backward_weight,  // of `unit`
-    reduce,           // this rank has added all of `group`'s gradient: start to reduce it
-    reduce_tied       // the same of a weight that another stage holds too
+    receive,      // start to fill receive slot `slot`
+    send,         // start to send from send slot `slot`
+    gather,       // start to gather `group`'s parameters
+    reduce,       // this rank has added all of `group`'s gradient: start to reduce it
+    reduce_tied,  // the same of a weight that another stage holds too
+    forward,      // of `unit`, as are all from here on
+    backward,     // recomputation and both parts, leaf by leaf
+    recompute,    // what forward did not keep, where backward is split
+    backward_input,
+    backward_weight
   };
   Kind kind = Kind::forward;
   int micro_batch = -1;
@@ -38,6 +37,10 @@ struct UnitAction {
   /// First unit of a compute: the receive slot its input is in; last one: the send slot its output
   /// goes to. −1: none.
   int input_slot = -1, output_slot = -1;
+
+  bool is_compute() const { return kind >= Kind::forward; }
+  /// Whether it is its micro-batch's last contribution to the unit's gradients.
+  bool ends_gradients() const { return kind == Kind::backward || kind == Kind::backward_weight; }
 };
 
 std::string to_string(const UnitAction& action);
@@ -58,9 +61,6 @@ struct Program {
   int receive_activation_slots = 0, receive_gradient_slots = 0;
   int send_activation_slots = 0, send_gradient_slots = 0;
 };
-
-/// The steps of forward alone, for evaluation and generation.
-schedule::StageSteps forward_only(schedule::StageSteps steps);
 
 /// The program of one stage whose parameters `layout` describes.
 Program lower(const schedule::StageSteps& steps, const params::Layout& layout,

@@ -1,49 +1,22 @@
-// Everything of one rank between a batch and an updated model.
+// Everything of one rank between a batch and an updated model, and the comparison of replicas.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "trireme/comm/grid.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/ops/forwarding.hpp"
 #include "trireme/optim/optimizer.hpp"
-#include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/engine.hpp"
+#include "trireme/parallel/gradient_reducer.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/state/offload.hpp"
 
 namespace trireme::parallel {
-
-/// Makes the operations of a device for a rank of so many threads, with work space in the ledger.
-using MakeOps = std::function<std::unique_ptr<ops::Ops>(device::MemoryLedger& ledger, int threads,
-                                                        bool reproducible)>;
-
-/// Makes a method other than all-reduce, of a rank's parts, which outlive it.
-using MakeMethod =
-    std::function<std::unique_ptr<DataParallel>(const Stage& stage, const state::ModelState& state,
-                                                ops::Ops& ops, device::MemoryLedger& ledger)>;
-
-struct ReplicaOptions {
-  StageOptions stage;  // its place is taken from the grid
-  optim::OptimConfig optim;
-  int threads = 1;
-  std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
-  bool overlap = true;
-  std::uint64_t seed = 0;  // of initial weights, dropout and stochastic rounding
-  /// Round the bf16 weights that units read stochastically, with the same bits in every layout.
-  bool stochastic_rounding = false;
-  comm::Watchdog* watchdog = nullptr;
-  MakeOps make_ops;        // absent: those of the CPU
-  MakeMethod make_method;  // absent: AllReduce
-  bool trace = false;      // record operations of the device as spans; see begin_trace
-  bool graphs = false;     // see EngineOptions; ignored with a trace, which cannot see into graphs
-  /// An independent worker (see Averaging). Its data axis has one rank, so steps and updates
-  /// involve only the ranks of this replica. Without ZeRO.
-  bool alone = false;
-};
 
 /// The results of a step that the host reads.
 struct StepSums {
@@ -70,7 +43,7 @@ class Replica {
   /// that saw it. `documents`: the run's batches name the document of each token. The gradients it
   /// leaves are of no use. Collective over the grid, before the first step.
   void settle_choices(bool documents = false);
-  /// What was chosen so far, the same on every rank after settle_choices; empty where nothing is.
+  /// What was chosen so far, the same on every rank after settle_choices.
   std::vector<ops::Choice> choices() const {
     return choosing_ == nullptr ? std::vector<ops::Choice>() : choosing_->describe_choices();
   }
@@ -89,7 +62,6 @@ class Replica {
   /// both results, the same on every rank. Collective over the grid, or over the replica where it
   /// is alone, as are start and update.
   StepSums finish();
-  /// start and finish.
   StepSums backward(const std::vector<HostMicrobatch>& batches) {
     start(batches);
     return finish();
@@ -136,5 +108,34 @@ class Replica {
   Engine engine_;
   std::int64_t rounded_for_ = 0;
 };
+
+/// What is equal on all ranks of the data axis: all state, or only the parameters where workers
+/// keep optimizer states of their own.
+enum class Alike : std::uint8_t { state, parameters };
+
+/// Compares every parameter and optimizer state that ranks hold as replicas:
+/// - over the data axis everything, or shards over their replica group;
+/// - over the tensor axis rows that are not split and shared key/value heads, where they are whole
+///   (tensor ranks cut shards in different places);
+/// - between the first and the last stage tied weights.
+/// Collective over the grid. Throws AgreedError, the same on every rank, that names tensor, axis,
+/// two ranks of the world and `step`, and the rank that differs where two or more others agree.
+void check_replicas(const Replica& replica, comm::Grid& grid, std::int64_t step,
+                    Alike alike = Alike::state);
+
+/// A bit changed on purpose in what this rank holds of parameters and optimizer state.
+struct Flip {
+  std::string tensor;        // "" where the rank holds nothing; else as check_replicas names it
+  std::int64_t element = 0;  // of the rank's part of the tensor
+  int bit = 0;               // 0: the last of the fraction
+  Tensor word;               // fp32 [1], the element itself
+  device::Device* device = nullptr;
+  /// Flips the bit. A second call restores it.
+  void apply() const;
+  std::string to_string() const;
+};
+/// Flips one bit. Tensor, element and bit are functions of (seed, number) and of what this rank
+/// holds; every tensor, or tile of one, is equally likely. Not collective.
+Flip flip_bit(const Replica& replica, std::uint64_t seed, std::uint64_t number);
 
 }  // namespace trireme::parallel

@@ -1,5 +1,5 @@
-// The part of one rank, derived from the configuration alone: its units and tiles, the programs
-// that it runs, and their memory. Pure, so that `plan` and a run agree.
+// One rank's part: its units and tiles, the programs that it runs, and their memory. Pure, so that
+// `plan` and a run agree.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "trireme/comm/shape.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/lowering.hpp"
 #include "trireme/parallel/stage_memory.hpp"
 #include "trireme/schedule/schedule.hpp"
 #include "trireme/state/model_state.hpp"
-#include "trireme/state/zero.hpp"
 
 namespace trireme::parallel {
 
@@ -22,6 +22,10 @@ struct Place {
   int shard = 1;                           // data ranks among which state is sharded
   int tensor_rank = 0, stage = 0, data_rank = 0;
 };
+
+/// That of `rank` of a grid whose state is sharded over `shard` data ranks. `alone`: see
+/// ReplicaOptions.
+Place place_of(const comm::GridShape& shape, int shard, int rank, bool alone);
 
 struct StageOptions {
   Place place;
@@ -50,14 +54,6 @@ struct StageOptions {
 /// so wide that products hide it: passes grow with the width, products with its square. On GPUs,
 /// whose memory is slower relative to their products, nothing.
 model::Recompute usual_recompute(bool host, std::int64_t width);
-
-/// Refuses degrees, schedules and batches that do not go together; throws ConfigError that names
-/// the key, the rule and the nearest values that work. Whatever depends on the model too (units,
-/// the schedule's own rules) is refused where it is worked out.
-void check_layout(const StageOptions& options);
-/// Reproducible mode: the last unit adds to the loss and to its gradients in forward, so its
-/// micro-batches must come in ascending order, as WeightOrder::ascending demands of weight parts.
-void check_forward_order(const schedule::Schedule& schedule);
 
 class Stage {
  public:

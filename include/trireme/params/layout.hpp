@@ -1,16 +1,69 @@
-// What one rank holds of the parameter table under tensor and pipeline parallelism: pure arithmetic
-// from the table. A split dimension of n grains has V tiles [⌊v·n/V⌋, ⌊(v+1)·n/V⌋), possibly empty,
-// nothing is padded; a rank holds a run of tiles. In fast mode V is the tensor degree and each rank
-// holds one tile; in reproducible mode V is `virtual_tensor` at every degree, so that the library
-// sees the same matrices in every layout.
+// The parameter table, the single source of truth about every learned tensor: initialization, flat
+// layout, weight decay, checkpoints and memory prediction read it. And what one rank holds of it
+// under tensor and pipeline parallelism: pure arithmetic from the table. A split dimension of n
+// grains has V tiles [⌊v·n/V⌋, ⌊(v+1)·n/V⌋), possibly empty, nothing is padded; a rank holds a run
+// of tiles. In fast mode V is the tensor degree and each rank holds one tile; in reproducible mode
+// V is `virtual_tensor` at every degree, so that the library sees the same matrices in every
+// layout.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include "trireme/params/table.hpp"
+#include "trireme/core/tensor.hpp"
 
 namespace trireme::params {
+
+/// A range of a fused parameter along its split dimension (q|k|v, gate|up). A part splits by
+/// whole grains: head_dim rows for heads, 1 for plain columns. Each of its grains serves `serves`
+/// grains of the first part (query heads of one key/value head) and goes where those go.
+struct Part {
+  std::string name;
+  std::int64_t extent = 0;
+  std::int64_t grain = 1;
+  std::int64_t serves = 1;
+};
+
+/// The distribution of initial values.
+struct Initialization {
+  enum class Kind : std::uint8_t { zeros, ones, normal } kind = Kind::zeros;
+  double deviation = 0;  // standard deviation of `normal`
+};
+
+/// One logical parameter.
+struct Parameter {
+  std::string name;  // "blocks.3.attention.qkv.weight"
+  Shape shape;       // logical, whatever the layout
+  int split = -1;  // the dimension that tensor parallelism splits; −1: whole on every tensor rank
+  std::vector<Part> parts;   // empty: one part, the whole split dimension
+  std::vector<int> units;    // which units use it, ascending; a tied weight has two
+  bool decay = false;        // weight decay applies
+  bool in_products = false;  // a matrix of matrix products: counts in N of MFU
+  Initialization initialization;
+};
+
+/// All parameters of a model: by first unit, then by declaration.
+class ParameterTable {
+ public:
+  /// Appends a row and returns its index. Names are unique; parts must add up to the split
+  /// dimension.
+  int add(Parameter parameter);
+  /// Notes that unit `unit` uses row `index` too (a tied weight).
+  void share(int index, int unit);
+
+  const std::vector<Parameter>& rows() const { return rows_; }
+  const Parameter& row(int index) const { return rows_[static_cast<std::size_t>(index)]; }
+  std::optional<int> find(std::string_view name) const;
+  std::int64_t elements() const { return elements_; }  // logical parameters
+  std::int64_t product_elements() const;               // N of MFU: rows that enter matrix products
+
+ private:
+  std::vector<Parameter> rows_;
+  std::int64_t elements_ = 0;
+};
 
 /// [begin, end)
 struct Range {
@@ -89,7 +142,6 @@ class Layout {
   const std::vector<Block>& blocks() const { return blocks_; }
   const std::vector<Group>& groups() const { return groups_; }
   std::int64_t elements() const { return elements_; }  // of the flat buffer
-  bool holds(int row) const { return !by_row_[static_cast<std::size_t>(row)].empty(); }
   /// Blocks of a row, one per local tile, or one where the row is not split. Empty: not held.
   const std::vector<int>& blocks_of(int row) const {
     return by_row_[static_cast<std::size_t>(row)];
@@ -98,14 +150,13 @@ class Layout {
   const std::vector<int>& groups_of(int unit) const {
     return by_unit_[static_cast<std::size_t>(unit)];
   }
-  const std::vector<Range>& units() const { return units_; }
   bool has_unit(int unit) const;
 
   /// Visits the block's runs in storage order.
   template <class Visit>
   void for_each_run(const Block& block, const Visit& visit) const {
     const Shape& whole = table_->row(block.row).shape;
-    const int dimension = table_->row(block.row).split.dimension;
+    const int dimension = table_->row(block.row).split;
     if (block.slices.empty()) return visit(Run{0, 0, block.elements()});
     std::int64_t local = 0;
     if (dimension == 0) {
@@ -138,16 +189,13 @@ class Layout {
   std::int64_t elements_ = 0;
 };
 
-/// Writes initial values into `flat` (fp32, layout.elements()): element i of row r is a function of
-/// (seed, row name, i) alone, in every layout.
-void initialize(const Layout& layout, std::uint64_t seed, const Tensor& flat);
-
 /// A range of the flat buffer and its offset in another one.
 struct FlatRange {
   Range elements;
   std::int64_t offset = 0;
 };
-/// The same of some ranges only, each at its offset in `values`. The gaps are zeroed.
+/// Writes initial values of some ranges into `values` (fp32), each at its offset. Element i of row
+/// r is a function of (seed, row name, i) alone, in every layout. The gaps are zeroed.
 void initialize(const Layout& layout, std::uint64_t seed, const std::vector<FlatRange>& ranges,
                 const Tensor& values);
 

@@ -21,9 +21,6 @@ struct ProductShape {
 /// tokens; the largest first.
 std::vector<ProductShape> model_products(const model::Transformer& model, std::int64_t rows,
                                          DType type);
-/// The three largest of them.
-std::vector<ProductShape> largest_products(const model::Transformer& model, std::int64_t rows,
-                                           DType type);
 
 /// Fills x, contiguous, with values as a layer's are: where all are alike, a device draws less
 /// power and may run faster than it ever will in training.

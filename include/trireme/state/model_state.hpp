@@ -1,5 +1,6 @@
-// A rank's parameters and gradients in flat buffers, whole or as shards with buffers for whole
-// groups, and the views of them that units use.
+// A rank's parameters and gradients in flat buffers, whole or as shards (ZeRO and FSDP) with
+// buffers for whole groups, and the views of them that units use. Rajbhandari et al., "ZeRO"
+// (2020); Zhao et al., "PyTorch FSDP" (2023).
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,44 @@
 #include "trireme/device/memory.hpp"
 #include "trireme/model/unit.hpp"
 #include "trireme/params/layout.hpp"
-#include "trireme/state/zero.hpp"
 
 namespace trireme::state {
 
+/// The shards of a layout's groups on the `parts` ranks of a shard group, and the offsets of rank
+/// `index`'s shards in a buffer that holds them one after the other.
+class ShardMap {
+ public:
+  ShardMap(const params::Layout& layout, int parts, int index);
+  int index() const { return index_; }
+  /// Elements of each rank's shard of a group.
+  const std::vector<std::int64_t>& counts(int group) const { return at(group).counts; }
+  /// This rank's shard, counted from the beginning of the flat buffer.
+  const params::Range& own(int group) const { return at(group).own; }
+  /// Its first element in the buffer of this rank's shards.
+  std::int64_t offset(int group) const { return at(group).offset; }
+  /// Elements of that buffer; shards start on 64-byte boundaries of fp32.
+  std::int64_t elements() const { return elements_; }
+  int groups() const { return static_cast<int>(groups_.size()); }
+  /// All of this rank's shards.
+  std::vector<params::FlatRange> own_ranges() const;
+
+ private:
+  struct Group {
+    std::vector<std::int64_t> counts;
+    params::Range own;
+    std::int64_t offset = 0;
+  };
+  const Group& at(int group) const { return groups_[static_cast<std::size_t>(group)]; }
+  int index_;
+  std::vector<Group> groups_;
+  std::int64_t elements_ = 0;
+};
+
 struct StateOptions {
   bool train = true;  // with gradients
-  ZeroPolicy zero;
+  /// ZeRO's stage: 1 shards optimizer state, 2 (unless the mode is reproducible) gradients too, 3
+  /// parameters too.
+  int zero = 0;
   model::Shares shares;
   /// Separate sums of gradients until the step's end: in reproducible mode, which keeps gradients
   /// whole until then, one for each of this rank's groups of sequences; else 1.
@@ -39,9 +71,9 @@ struct StateOptions {
   DType values() const { return reads_masters ? DType::f32 : shares.compute; }
   /// Whether the optimizer updates a copy that units do not read.
   bool has_masters() const { return updates() && (offload || (shares.narrow() && !reads_masters)); }
-  bool gradients_sharded() const {
-    return zero.gradients == Held::sharded && (serves || !shares.reproducible);
-  }
+  bool optimizer_sharded() const { return zero >= 1; }
+  bool gradients_sharded() const { return zero >= 2 && (serves || !shares.reproducible); }
+  bool values_sharded() const { return zero == 3; }
 };
 
 /// Where the whole values of groups are placed while their state is sharded. Groups of neighboring
@@ -83,12 +115,12 @@ class ModelState {
   /// units read.
   const Tensor& parameters() const { return masters_ ? masters_ : stored_values_; }
   bool parameters_sharded() const {
-    return (masters_ ? options_.zero.optimizer : options_.zero.parameters) == Held::sharded;
+    return masters_ ? options_.optimizer_sharded() : values_sharded();
   }
   /// The same of gradients once they are reduced.
   const Tensor& gradients() const { return gradients_; }
   /// Whether units read values that are gathered for them.
-  bool values_sharded() const { return options_.zero.parameters == Held::sharded; }
+  bool values_sharded() const { return options_.values_sharded(); }
   bool has_masters() const { return bool(masters_); }
   bool gradients_sharded() const { return options_.gradients_sharded(); }
 
@@ -114,15 +146,13 @@ class ModelState {
   /// All gradient sums of all sets, for zeroing at the beginning of a step.
   const std::vector<Tensor>& sums() const { return sums_; }
 
-  /// Bytes by use of a state with these options.
-  static std::int64_t parameter_bytes(const params::Layout& layout, const ShardMap& shards,
-                                      const StateOptions& options);
-  static std::int64_t master_bytes(const params::Layout& layout, const ShardMap& shards,
-                                   const StateOptions& options);
-  static std::int64_t gradient_bytes(const params::Layout& layout, const ShardMap& shards,
-                                     const StateOptions& options);
-  /// Gather buffers and gradient buffers of sharded state.
-  static std::int64_t gathered_bytes(const params::Layout& layout, const StateOptions& options);
+  /// Bytes of a state with these options; `gathered` are gather buffers and gradient buffers of
+  /// sharded state.
+  struct Bytes {
+    std::int64_t parameters = 0, masters = 0, gradients = 0, gathered = 0;
+  };
+  static Bytes bytes(const params::Layout& layout, const ShardMap& shards,
+                     const StateOptions& options);
 
  private:
   struct Set {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <string>
@@ -13,8 +14,19 @@
 #include "trireme/comm/grid.hpp"
 #include "trireme/core/recorder.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/ops/cuda_ops.hpp"
+#include "trireme/parallel/engine.hpp"
+#include "trireme/parallel/stage.hpp"
 #include "trireme/report/record.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
+
+/// For run.json, which lists the algorithms that a backend chose.
+namespace trireme::ops {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Choice, rows, columns, depth, factors, result, form, accumulates,
+                                   epilogue, algorithm, source)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AttentionChoice, batch, tokens, heads, groups, size, type,
+                                   backward, kernel, workspace, refusal)
+}  // namespace trireme::ops
 
 namespace trireme::train {
 
@@ -83,8 +95,35 @@ nlohmann::json sections_json(const std::vector<report::SectionTimes>& sections);
 /// By group: the most that a rank sent per step and the least that one had to, in bytes, the means
 /// over ranks of both, and the most seconds of a rank; each where some rank sent anything.
 nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks);
+/// By which ranks are compared: how far a row is from its prediction, then how much is held.
+inline std::pair<std::int64_t, std::int64_t> weight_of(const report::MemoryRow& row) {
+  return {std::abs(row.measured - row.predicted), row.measured};
+}
 /// The accounts' memory by use, of servers under names of their own: of the rank that differs most
 /// from its prediction, else of the fullest.
 std::vector<report::MemoryRow> memory_of(const std::vector<nlohmann::json>& ranks);
+
+/// The first kind of attention that a library refused, one line; empty: none.
+std::string attention_warning(const std::vector<ops::AttentionChoice>& choices);
+/// A rank's graphs, for its account in summary.json.
+nlohmann::json graphs_account(const parallel::StepGraphs& graphs);
+/// The first rank whose device refused a capture, by its account, one line; empty: none.
+std::string refusals_warning(const std::vector<nlohmann::json>& accounts);
+
+/// The least that a rank must send, worked out from what it will do: bytes that this rank sends at
+/// least in one step of the configured method, by the names that
+/// Grid::traffic uses, where they are not 0: an all-reduce of S bytes over n ranks sends 2(n−1)/n·S
+/// (Patarasuk and Yuan, 2009), a reduce-scatter or an all-gather (n−1)/n·S, a message itself.
+/// Gradients count as fp32, parameters and activations in the type that units read. Tensor
+/// parallelism: two all-reduces of a micro-batch's activations in the forward of each block and two
+/// in its backward, one each for the embedding's output and the gradient that the head hands back
+/// (Shoeybi et al., 2019); what recomputation repeats is not counted, since it could be kept.
+/// Agreements on a few numbers (norms, losses) are left out.
+std::map<std::string, double> least_traffic(const parallel::Stage& stage);
+
+/// Bytes that this rank sends at least in one average of `buffers` flat buffers
+/// (Averaging::summed_buffers) over so many workers: all-reduces, 2(n−1)/n of 4 bytes of each
+/// element.
+double average_traffic(const parallel::Stage& stage, int workers, std::int64_t buffers);
 
 }  // namespace trireme::train

@@ -77,18 +77,7 @@ class ComputeDevice {
 /// Error for a type that there is not.
 DType compute_type_of(const checkpoint::State& state, const ComputeDevice& computes);
 
-/// Throws ConfigError where `precision.compute` is a type that a CPU (`host`) never computes in.
-void check_precision(const std::string& compute, bool host);
-
 /// Throws ConfigError where weights are to be rounded stochastically to another type than bf16.
 void check_rounding(const parallel::PrecisionConfig& precision);
-
-/// Why a run has no graphs though it asks for them, one line; empty: it has, or asks for none.
-/// `host`: it computes on CPUs, which have none.
-std::string graphs_warning(const device::DeviceConfig& config, bool host,
-                           const comm::GridShape& shape, bool trace);
-
-/// Throws ConfigError where `zero.offload` asks for what a CPU (`host`) has no device for.
-void check_offload(const std::string& offload, bool host);
 
 }  // namespace trireme::train

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "trireme/optim/loss_scale.hpp"
+#include "trireme/optim/optimizer.hpp"
 
 namespace trireme::train {
 

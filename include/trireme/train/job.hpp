@@ -57,10 +57,9 @@ struct Environment {
 Environment probe_environment(const Job& job, comm::Communicator& everyone);
 
 /// Operations per second of all `workers` together, by train.peak: 0, so much for each, or the sum
-/// of what each measures with `measure` (null: this rank is no worker). Collective over `world`.
+/// of what each measures by matrix products of the shapes of the model. `replica` is null on a rank
+/// that is no worker. Collective over `world`.
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
-                     const std::function<double()>& measure);
-/// This rank's, by matrix products of the shapes of the model.
-double measure_peak(parallel::Replica& replica, const RunConfig& config);
+                     parallel::Replica* replica);
 
 }  // namespace trireme::train

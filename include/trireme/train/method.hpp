@@ -12,14 +12,13 @@
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/grid.hpp"
-#include "trireme/parallel/placement.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/plan/memory.hpp"
 #include "trireme/report/record.hpp"
+#include "trireme/train/checkpointer.hpp"
 #include "trireme/train/health.hpp"
 #include "trireme/train/job.hpp"
 #include "trireme/train/reporter.hpp"
-#include "trireme/train/resume.hpp"
 
 namespace trireme::train {
 
@@ -43,12 +42,6 @@ struct Period {
   std::vector<report::StepMetrics> metrics;  // of the same steps
   Requests requests;                         // of the last one
   std::int64_t skipped_in_a_row = 0;         // at most
-};
-
-/// A save that is made, or one that goes on in the background.
-struct StartedSave {
-  std::filesystem::path folder;
-  std::unique_ptr<checkpoint::Save> pending;  // null: it is made
 };
 
 class Method {

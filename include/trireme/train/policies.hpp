@@ -1,16 +1,54 @@
-// When a run ends ahead of its last step, and when it saves.
+// When a run ends ahead of its last step: on a signal, or as a limit of time comes near.
 #pragma once
 
+#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <semaphore>
 #include <string>
+#include <string_view>
+#include <thread>
 
-#include "trireme/checkpoint/config.hpp"
 #include "trireme/train/config.hpp"
 
 namespace trireme::train {
+
+/// The signals of a list of names: "TERM,USR1,USR2", also with "SIG" before them; "none" or "":
+/// none. Throws ConfigError (for train.signals) for an unknown one, and for those that no program
+/// may catch or that mean a fault of the program itself.
+std::map<int, std::string> parse_signals(std::string_view names);
+
+/// Catches signals while it lives: they are noted and no longer end the process. One object at a
+/// time. A thread of its own takes them: the one that makes it, and threads that it starts from
+/// then on, are not interrupted. oneDNN's AVX-512 products use the stack pointer as a register
+/// (2.6.3), so that a signal's frame on the stack of a computing thread lands in the heap.
+class SignalWatch {
+ public:
+  explicit SignalWatch(std::map<int, std::string> signals);
+  SignalWatch(const SignalWatch&) = delete;
+  SignalWatch& operator=(const SignalWatch&) = delete;
+  /// What was set before is set again. By the thread that made it.
+  ~SignalWatch();
+  /// The last one that came; 0: none.
+  int caught() const;
+
+ private:
+  std::map<int, std::string> signals_;
+  std::map<int, struct sigaction> before_;
+  sigset_t watched_{}, mask_before_{};
+  std::binary_semaphore ends_{0};
+  std::thread taker_;
+};
+
+/// Seconds of "90", "15:30" (minutes, seconds), "2:00:00" or "1-12:00:00" (days), as schedulers
+/// write them; "none" or "0": no limit. Throws ConfigError for train.time_limit.
+std::optional<double> parse_duration(std::string_view text);
+
+/// Seconds until Slurm ends this job, by SLURM_JOB_END_TIME (seconds since 1970); nothing outside
+/// Slurm, or where that is no number.
+std::optional<double> slurm_seconds_left();
 
 /// Where the policies take time and signals from; a test makes its own.
 struct StopSources {
@@ -53,23 +91,5 @@ class StopPolicy {
 constexpr bool multiple_between(std::int64_t every, std::int64_t before, std::int64_t step) {
   return every > 0 && step / every > before / every;
 }
-
-/// Asks for a save every checkpoint.every_minutes.
-class SavePolicy {
- public:
-  SavePolicy(const checkpoint::CheckpointConfig& config, std::function<double()> now)
-      : config_(config), now_(std::move(now)), saved_at_(now_()) {}
-  /// A save has ended, or the steps begin.
-  void restart() { saved_at_ = now_(); }
-  /// Whether checkpoint.every_minutes are over.
-  bool minutes_over() const {
-    return config_.every_minutes > 0 && now_() - saved_at_ >= 60 * config_.every_minutes;
-  }
-
- private:
-  checkpoint::CheckpointConfig config_;
-  std::function<double()> now_;
-  double saved_at_;
-};
 
 }  // namespace trireme::train

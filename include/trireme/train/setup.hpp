@@ -1,19 +1,25 @@
-// What train, evaluate and generate build before they start, each part from those before it.
+// What train, evaluate and generate check and build before they start, each part from those before
+// it; how a run ends; evaluation and generation, which are collective over the session.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "trireme/checkpoint/checkpoint.hpp"
 #include "trireme/comm/grid.hpp"
+#include "trireme/comm/session.hpp"
+#include "trireme/core/config.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/loader.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/plan/memory.hpp"
+#include "trireme/train/compute_device.hpp"
 #include "trireme/train/config.hpp"
 
 namespace trireme::train {
@@ -24,18 +30,6 @@ int threads_of_rank(const parallel::ParallelConfig& config, const comm::Session&
 
 /// The most memory this process ever had resident, in bytes; 0 where the system does not report it.
 std::int64_t resident_peak();
-
-/// The algorithms that were chosen for products, for run.json: an object for each.
-nlohmann::json choices_json(const std::vector<ops::Choice>& choices);
-/// The same of attention.
-nlohmann::json attention_json(const std::vector<ops::AttentionChoice>& choices);
-/// The first kind of attention that a library refused, one line; empty: none.
-std::string attention_warning(const std::vector<ops::AttentionChoice>& choices);
-
-/// A rank's graphs, for its account in summary.json.
-nlohmann::json graphs_account(const parallel::StepGraphs& graphs);
-/// The first rank whose device refused a capture, by its account, one line; empty: none.
-std::string refusals_warning(const std::vector<nlohmann::json>& accounts);
 
 /// Sequences of one forward on a rank that has `per_rank` in a step: the largest divisor whose
 /// tokens stay within about 4,096.
@@ -81,10 +75,6 @@ bool trains_alone(const RunConfig& config);
 
 /// What a worker's work space depends on where it computes by the CUDA backend.
 plan::CudaWork cuda_work(const RunConfig& config);
-/// The place of `rank` of the grid, as Replica takes it.
-parallel::Place place_of(const RunConfig& config, const comm::GridShape& shape, int shard,
-                         int rank);
-
 /// What carries the messages of a run's grid.
 comm::GridOptions grid_options(const RunConfig& config);
 
@@ -106,17 +96,62 @@ parallel::StageOptions forward_options(const RunConfig& config, std::int64_t seq
 std::int64_t bucket_elements(const RunConfig& config);
 
 /// Sums over the first `samples` windows (0: all) of a split; collective over the grid, whose data
-/// ranks share out the windows. The same bits in every layout in reproducible mode. `watchdog`,
-/// where there is one, gets a beat in every round.
+/// ranks share out the windows. The same bits in every layout in reproducible mode. `watchdog`
+/// gets a beat in every round.
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask,
-                                 comm::Communicator& data_group,
-                                 comm::Watchdog* watchdog = nullptr);
+                                 comm::Communicator& data_group, comm::Watchdog& watchdog);
 
 /// The files of a checkpoint, by checkpoint.files, where the ranks of `writers` write it.
 checkpoint::FileLayout file_layout(const RunConfig& config, const comm::Session& writers);
 
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();
+
+/// Checks everything that can be known before memory is taken, and fills in what is derived; throws
+/// ConfigError. Needs `config.data.path` for the vocabulary.
+void validate(RunConfig& config, const LayoutFacts& facts);
+/// The part of it on which it depends how many ranks there are in the grid: data_parallel.method
+/// and what it cannot be combined with.
+void check_method(const RunConfig& config, const LayoutFacts& facts);
+/// The same as far as no dataset is needed: model, batch and layout.
+void validate_layout(RunConfig& config, const LayoutFacts& facts);
+
+/// How a run ended in order: all steps are done, or it saved ahead of that, on a signal or
+/// because of a limit of time, and is to be started again; or this rank lost the others, who may go
+/// on without it (server.tolerate_failures).
+enum class Ending : std::uint8_t { done, requeue, cut_off };
+/// Exit codes: 0 for done, 75 for requeue (EX_TEMPFAIL of sysexits.h), 1 for cut off.
+constexpr int exit_code(Ending ending) {
+  constexpr int codes[] = {0, 75, 1};
+  return codes[static_cast<std::size_t>(ending)];
+}
+
+struct EvaluateOptions {
+  std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
+  std::string split = "valid";       // valid | train
+};
+/// Prints and returns the mean loss over a split; model and data come from the checkpoint's
+/// configuration, overridden by `config.data.path` and `config.train.evaluate_samples` where set.
+double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options);
+
+struct GenerateOptions {
+  std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
+  std::string prompt;
+  std::int64_t tokens = 200;
+  double temperature = 0.8;  // 0: always the likeliest token
+  std::int64_t top_k = 0;    // 0: all
+  double top_p = 1.0;
+  std::int64_t seed = 1;
+};
+/// Prints the prompt and its continuation on rank 0 as it is made; returns the text.
+std::string generate(comm::Session& session, const RunConfig& config,
+                     const GenerateOptions& options);
+
+/// Draws a token from `logits` [V]: the likeliest for temperature 0; else from softmax(logits /
+/// temperature) among the `top_k` likeliest (0: all) and of those the fewest whose probabilities
+/// reach `top_p` (Holtzman et al., 2020). `u` is uniform on (0, 1).
+std::int64_t sample_token(std::span<const float> logits, double temperature, std::int64_t top_k,
+                          double top_p, double u);
 
 }  // namespace trireme::train

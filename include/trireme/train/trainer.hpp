@@ -12,7 +12,7 @@
 #include "trireme/train/inject.hpp"
 #include "trireme/train/method.hpp"
 #include "trireme/train/policies.hpp"
-#include "trireme/train/run.hpp"
+#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 
@@ -77,9 +77,11 @@ class Trainer {
   std::int64_t checked_step_ = -1;  // replicas compared after it
 };
 
-/// Trains on a grid of all ranks of the job. Collective.
+/// Trains on a grid of all ranks of the session. Collective.
 template <class SomeMethod>
-Ending run_on_grid(Job& job) {
+Ending run_on_grid(comm::Session& session, RunConfig& config, const config::Fields& fields,
+                   const DeviceSource& devices) {
+  Job job(session, config, fields, devices);
   comm::Grid grid(job.session, job.plan.shape, job.ledger, job.plan.shard,
                   grid_options(job.config));
   job.computes.note_free_bytes("with_groups");
