@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "trireme/device/cuda.hpp"
-#include "trireme/parallel/all_reduce.hpp"
 #include "trireme/state/update.hpp"
 
 namespace trireme::parallel {
