@@ -7,6 +7,9 @@
 namespace trireme::bench {
 namespace {
 
+constexpr std::array<std::string_view, static_cast<std::size_t>(Collective::count)> names = {
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_receive"};
+
 /// Whether an operation's larger buffer is a block for each rank.
 bool in_blocks(Collective operation) {
   return operation == Collective::reduce_scatter || operation == Collective::all_gather ||
@@ -16,18 +19,10 @@ bool in_blocks(Collective operation) {
 }  // namespace
 
 std::string_view name_of(Collective operation) {
-  constexpr std::array<std::string_view, static_cast<std::size_t>(Collective::count)> names = {
-      "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_receive"};
   return names.at(static_cast<std::size_t>(operation));
 }
 
-std::vector<std::string> collective_names() {
-  std::vector<std::string> names;
-  for (int i = 0; i < static_cast<int>(Collective::count); ++i) {
-    names.emplace_back(name_of(static_cast<Collective>(i)));
-  }
-  return names;
-}
+std::vector<std::string> collective_names() { return {names.begin(), names.end()}; }
 
 bool reduces(Collective operation) {
   return operation == Collective::all_reduce || operation == Collective::reduce_scatter;

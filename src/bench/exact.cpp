@@ -77,7 +77,7 @@ Numbers Numbers::for_sums_of(std::int64_t ranks, DType type) {
 }
 
 std::int64_t Numbers::at(std::int64_t rank, std::int64_t place) const {
-  // Rounds of multiplication and shift: no bit of rank or place goes unheard.
+  // Rounds of multiplication and shift: every bit of rank and place counts.
   std::uint64_t x = static_cast<std::uint64_t>(place) * 0x9e3779b97f4a7c15ULL +
                     static_cast<std::uint64_t>(rank + 1) * 0xd1342543de82ef95ULL;
   x = (x ^ (x >> 29)) * 0xda942042e4dd58b5ULL;

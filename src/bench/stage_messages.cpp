@@ -88,15 +88,9 @@ class Messages {
     const bool first = stage_ % 2 == 0;
     const int partner = first ? stage_ + 1 : stage_ - 1;
     if (partner >= stages_) return;
-    const auto there = [&] {
-      down_.exchange({{first ? sent(0) : received(0), partner, first}}, streams_[0]).wait();
-    };
-    const auto back = [&] {
-      up_.exchange({{first ? received(1) : sent(1), partner, !first}}, streams_[1]).wait();
-    };
-    there();
+    down_.exchange({{first ? sent(0) : received(0), partner, first}}, streams_[0]).wait();
     settle(place_.device());
-    back();
+    up_.exchange({{first ? received(1) : sent(1), partner, !first}}, streams_[1]).wait();
     settle(place_.device());
   }
 

@@ -247,8 +247,8 @@ std::int64_t locate(hid_t file, std::int64_t file_bytes, const ExpectedDataset& 
 
 }  // namespace
 
-std::vector<Place> make_piece_file(const fs::path& path, const std::vector<PlannedPiece>& pieces,
-                                   std::int64_t step, std::int64_t& bytes) {
+MadeFile make_piece_file(const fs::path& path, const std::vector<PlannedPiece>& pieces,
+                         std::int64_t step) {
   const SizeLimitGuard guard;
   const hdf5::Lock lock;
   const std::string what = path.string();
@@ -263,8 +263,7 @@ std::vector<Place> make_piece_file(const fs::path& path, const std::vector<Plann
     places.push_back({name, make_dataset(file.get(), pieces[places.size()], name, what)});
   }
   written(file.close(), what);
-  bytes = InputFile(path, Links::refuse).size();
-  return places;
+  return {InputFile(path, Links::refuse).size(), std::move(places)};
 }
 
 std::vector<std::vector<std::uint64_t>> write_pieces(const fs::path& path,

@@ -59,11 +59,15 @@ struct Place {
   std::int64_t address = 0;  // bytes
 };
 
-/// Makes the new file `path`, of `bytes`, with a dataset for each piece, in order; data are yet to
-/// be written. Throws Error.
-std::vector<Place> make_piece_file(const std::filesystem::path& path,
-                                   const std::vector<PlannedPiece>& pieces, std::int64_t step,
-                                   std::int64_t& bytes);
+/// A file that was created, without data.
+struct MadeFile {
+  std::int64_t bytes = 0;
+  std::vector<Place> places;
+};
+
+/// Makes the new file `path` with a dataset for each piece, in order. Throws Error.
+MadeFile make_piece_file(const std::filesystem::path& path, const std::vector<PlannedPiece>& pieces,
+                         std::int64_t step);
 
 /// Writes the data of `pieces` to their places in the file and fsyncs it. Returns the xxh3 of each
 /// piece's blocks. Several ranks may do so at once. Throws Error.

@@ -60,12 +60,6 @@ std::vector<const Piece*> written_of(const std::vector<Piece>& pieces) {
   return own;
 }
 
-/// A file that was created, without data.
-struct MadeFile {
-  std::int64_t bytes = 0;
-  std::vector<Place> places;
-};
-
 /// What a rank has written, for the manifest.
 json report_of(const FileRecord& file, const MadeFile& made,
                const std::vector<const Piece*>& pieces,
@@ -167,10 +161,8 @@ class Steps {
     if (own.empty()) return {};
     const FileRecord file = plan_.file_of(world_.rank());
     const fs::path path = file.below(temporary_);
-    MadeFile made = shared_;
-    if (!plan_.shared()) {
-      made.places = make_piece_file(path, planned_of(describe(pieces)), state_.step, made.bytes);
-    }
+    const MadeFile made =
+        plan_.shared() ? shared_ : make_piece_file(path, planned_of(describe(pieces)), state_.step);
     return report_of(file, made, own, write_pieces(path, own, made.places));
   }
   /// `own` gives what write returned, or throws what it threw.
@@ -230,9 +222,8 @@ class Steps {
       }
       json by_rank = json::array();
       if (pieces.empty()) return by_rank;
-      std::int64_t bytes = 0;
-      const auto places = make_piece_file(plan_.file_of(world_.rank()).below(temporary_), pieces,
-                                          state_.step, bytes);
+      const auto [bytes, places] =
+          make_piece_file(plan_.file_of(world_.rank()).below(temporary_), pieces, state_.step);
       std::size_t at = 0;
       for (const std::size_t end : ends) {
         json list = json::array({bytes});

@@ -12,8 +12,6 @@
 
 #include <xxhash.h>
 
-#include "trireme/core/error.hpp"
-
 #include "tokenizers.hpp"
 
 namespace trireme::data {

@@ -149,11 +149,10 @@ void MlLog::begin_run(const json& run) {
   point_event("expert_parallelism", 1);
   point_event("config_filename", config_file(run));
   for (const char* key :
-       {"lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"}) {
+       {"lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn",
+        "lowest_numerical_precision_in_comm"}) {
     point_event(key, type_name(at(config, {"precision", "compute"})));
   }
-  point_event("lowest_numerical_precision_in_comm",
-              type_name(at(config, {"precision", "compute"})));
   const json optim = at(config, {"optim"});
   point_event("opt_name", at(optim, {"name"}));
   point_event("opt_base_learning_rate", at(optim, {"learning_rate"}));

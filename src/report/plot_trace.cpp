@@ -84,9 +84,10 @@ TraceByRank read_trace(const fs::path& path) {
 }
 
 /// Beginning and end of the step whose time is nearest the median, by the first rank's marks.
-/// False where no whole step is there.
-bool choose_step(const TraceByRank& trace, std::int64_t warm_up,
-                 std::pair<double, double>& window) {
+/// None where no whole step is there.
+std::optional<std::pair<double, double>> choose_step(const TraceByRank& trace,
+                                                     std::int64_t warm_up) {
+  if (trace.empty()) return std::nullopt;
   std::vector<double> marks;
   for (const TraceSpan& span : trace.begin()->second) {
     if (span.name == begins_a_step) marks.push_back(span.begin);
@@ -96,15 +97,14 @@ bool choose_step(const TraceByRank& trace, std::int64_t warm_up,
   for (std::size_t i = static_cast<std::size_t>(warm_up); i + 1 < marks.size(); ++i) {
     steps.emplace_back(marks[i], marks[i + 1]);
   }
-  if (steps.empty()) return false;
+  if (steps.empty()) return std::nullopt;
   const auto length = [](const auto& step) { return step.second - step.first; };
   std::vector<double> lengths;
   for (const auto& step : steps) lengths.push_back(length(step));
   const double median = quantile(lengths, 0.5);
-  window = *std::min_element(steps.begin(), steps.end(), [&](const auto& a, const auto& b) {
+  return *std::min_element(steps.begin(), steps.end(), [&](const auto& a, const auto& b) {
     return std::abs(length(a) - median) < std::abs(length(b) - median);
   });
-  return true;
 }
 
 /// Spans of one kind inside the window, those that all but touch as one.
@@ -150,8 +150,8 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
   const TraceByRank trace = read_trace(path);
   const std::int64_t warm_up =
       options.warm_up_of(static_cast<std::int64_t>(run.attempt().steps.size()));
-  std::pair<double, double> window;
-  if (trace.empty() || !choose_step(trace, warm_up, window)) return std::nullopt;
+  const auto window = choose_step(trace, warm_up);
+  if (!window) return std::nullopt;
 
   std::vector<std::string> blocks(kinds().size());
   std::string tics;
@@ -160,13 +160,14 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
     if (row == most_rows) break;
     tics += fmt::format("{}{} {}", row == 0 ? "" : ", ", gnuplot_text(row_name(run, rank)), row);
     for (std::size_t k = 0; k < kinds().size(); ++k) {
-      for (const TraceSpan& span : spans_in(spans, static_cast<int>(k), window)) {
+      for (const TraceSpan& span : spans_in(spans, static_cast<int>(k), *window)) {
         const auto y = static_cast<double>(row);
         // What goes on beside compute is a strip of its own below it.
         const bool beside = span.stream != 0;
-        blocks[k] += fmt::format("{:.4f} {:.4f} {:.2f} {:.2f} {:.2f}\n",
-                                 (span.begin - window.first) / 1e3, (span.end - window.first) / 1e3,
-                                 beside ? y + 0.3 : y - 0.4, beside ? y + 0.44 : y + 0.26, y);
+        blocks[k] +=
+            fmt::format("{:.4f} {:.4f} {:.2f} {:.2f} {:.2f}\n", (span.begin - window->first) / 1e3,
+                        (span.end - window->first) / 1e3, beside ? y + 0.3 : y - 0.4,
+                        beside ? y + 0.44 : y + 0.26, y);
       }
     }
     ++row;
@@ -186,7 +187,7 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
       "xtics\n"
       "set xlabel \"ms\\n \"\nset style fill solid 1.0 noborder\n"
       "set key outside bottom center horizontal maxcols 3 reverse Left samplen 2\nplot {}\n",
-      tics, static_cast<double>(row) - 0.4, (window.second - window.first) / 1e3, draws);
+      tics, static_cast<double>(row) - 0.4, (window->second - window->first) / 1e3, draws);
   plot.height = 185 + 34 * static_cast<int>(row);
   plot.caption = fmt::format(
       "The step of median length among those in trace.json after warm-up, as the host saw it{}. "

@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
-#include <set>
 
 #include <fcntl.h>
 #include <sys/stat.h>

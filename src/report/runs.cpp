@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <set>
 
 #include "trireme/core/error.hpp"
@@ -84,13 +83,6 @@ double amount(const json& object, const char* key, const std::string& where) {
   return value;
 }
 
-/// data_parallel.method, which older records lack.
-void read_method(const json& run, const std::string& where, RunFacts& facts) {
-  const json& config = object_at(run, "config", where);
-  if (!config.contains("data_parallel")) return;
-  facts.method = text_at(object_at(config, "data_parallel", where), "method", where);
-}
-
 /// Degrees: "place" of format 2; format 1 has them in "layout" only.
 void read_place(const json& run, const std::string& where, RunFacts& facts) {
   if (run.contains("place")) {
@@ -114,13 +106,15 @@ void read_place(const json& run, const std::string& where, RunFacts& facts) {
 RunFacts facts_of(const json& run, const std::string& where) {
   RunFacts facts;
   facts.ranks = small(run, "ranks", where);
-  read_method(run, where, facts);
+  const json& config = object_at(run, "config", where);
+  if (config.contains("data_parallel")) {  // older records lack it
+    facts.method = text_at(object_at(config, "data_parallel", where), "method", where);
+  }
   read_place(run, where, facts);
   facts.threads = small(run, "threads_per_rank", where);
   over_hosts(run, "name", where);
   facts.processor = over_hosts(run, "cpu", where);
   facts.nodes = static_cast<int>(run.at("hosts").size());
-  const json& config = object_at(run, "config", where);
   const json& train = object_at(config, "train", where);
   const json& model = object_at(config, "model", where);
   const json& parallel = object_at(config, "parallel", where);

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <string_view>
 
 #include "trireme/core/config.hpp"
 #include "trireme/core/error.hpp"

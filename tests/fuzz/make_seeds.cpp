@@ -27,10 +27,10 @@ int main(int argc, char** argv) {
         {piece.name, piece.data.type(), piece.shape, {piece.begin, piece.data.shape()}});
     all.push_back(&piece);
   }
-  std::int64_t bytes = 0;
   const std::filesystem::path path = std::filesystem::path(argv[1]) / "sound";
   std::filesystem::remove(path);
-  write_pieces(path, all, make_piece_file(path, planned, 2, bytes));
+  const auto [bytes, places] = make_piece_file(path, planned, 2);
+  write_pieces(path, all, places);
   std::printf("%s: %lld bytes\n", path.c_str(), static_cast<long long>(bytes));
   return 0;
 }
