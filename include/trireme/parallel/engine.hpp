@@ -73,37 +73,6 @@ struct ReplicaOptions {
   bool alone = false;
 };
 
-/// All-gathers of sharded parameters: group by group before they are read (ZeRO 3), or all after an
-/// update (ZeRO 1 and 2).
-class ParameterGatherer {
- public:
-  /// `shard`: the ranks among which state is sharded. `stream`: of all collectives of parameters
-  /// and gradients. All outlive it.
-  ParameterGatherer(const state::ModelState& state, comm::Communicator& shard, Recorder& recorder,
-                    device::Stream& stream);
-
-  /// Starts to gather a group's parameters into its buffer.
-  void gather(int group);
-  /// Waits until the parameters of a unit are gathered.
-  void wait(int unit);
-  /// After an update of own shards: gathers what is kept whole. What ZeRO 3 gathered is stale.
-  void gather_updated();
-
- private:
-  struct Gathered {
-    int group = -1;
-    device::Event ready;
-  };
-  device::Event start(int group);
-  Gathered& buffer_of(int group);
-
-  const state::ModelState& state_;
-  comm::Communicator& shard_;
-  Recorder& recorder_;
-  device::Stream& stream_;
-  std::vector<Gathered> buffers_;  // see ModelState::gather_buffers
-};
-
 /// The computation of a step as graphs of the device: what every step queues in the same way is
 /// captured once, and then launched.
 class StepGraphs {
@@ -167,8 +136,9 @@ class Engine {
   LossSum step_sums();
   /// Multiplies gradients, but not losses. Initially 1.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
-  /// After an update: see ParameterGatherer::gather_updated.
-  void gather_updated() { parameters_.gather_updated(); }
+  /// After an update of own shards: gathers what is kept whole (ZeRO 1 and 2). What ZeRO 3 gathered
+  /// is stale.
+  void gather_updated();
   /// Forward alone: the sums of each leaf of the micro-batch, on every rank of the replica.
   std::vector<LossSum> evaluate(const HostMicrobatch& batch);
 
@@ -192,6 +162,11 @@ class Engine {
 
  private:
   using Message = StageMemory::Message;
+  /// A buffer that a group's sharded parameters are gathered into before they are read (ZeRO 3).
+  struct Gathered {
+    int group = -1;
+    device::Event ready;
+  };
   /// What one walk through a program computes.
   struct Walk {
     const Program* program;
@@ -202,6 +177,10 @@ class Engine {
   static std::size_t loss_bytes(const Stage& stage);
   void run(const Walk& walk);
   void wait_for_messages();
+  device::Event start_gather(int group);
+  Gathered& gathered(int group);
+  /// Waits until the parameters of a unit are gathered.
+  void wait_for_parameters(int unit);
   void start(const UnitAction& action);
   /// Computes action `begin` and as many after it as need nothing in between. Returns the index of
   /// the next one.
@@ -239,7 +218,7 @@ class Engine {
   StageMemory memory_;
   device::Stream tensor_stream_, state_stream_;
   model::TensorGroup tensor_;
-  ParameterGatherer parameters_;
+  std::vector<Gathered> gathered_;  // see ModelState::gather_buffers
   GradientReducer gradients_;
   // One stream for each kind of message: a send must not wait for a receive.
   std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
