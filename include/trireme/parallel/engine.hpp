@@ -32,7 +32,6 @@ struct LossSum {
   double mean() const { return loss / weight; }
 };
 
-/// The communicators of one rank.
 struct EngineGroups {
   comm::Communicator& tensor;
   comm::Communicator& data;
@@ -82,8 +81,7 @@ class StepGraphs {
   /// Steps of so many patterns are kept as graphs; those of others are queued each time.
   static constexpr std::size_t most_patterns = 4;
 
-  /// Captures nothing where it is not `wanted` or the ledger's device does not capture. `ledger`
-  /// must outlive it.
+  /// Captures nothing where it is not `wanted` or the ledger's device does not capture.
   StepGraphs(device::MemoryLedger& ledger, bool wanted);
 
   /// Whether graphs are made, of steps with a pattern that was queued before.
@@ -149,8 +147,7 @@ class Engine {
   void extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
               const Tensor& logits);
 
-  /// logits [R, V] of every token of the micro-batch, fp32 in the device's memory, on every rank of
-  /// the last stage: for comparison with other programs.
+  /// logits [R, V] of every token, fp32, on every rank of the last stage: for comparison.
   void logits(const HostMicrobatch& batch, const Tensor& logits);
 
   const StageMemory& memory() const { return memory_; }
@@ -167,7 +164,6 @@ class Engine {
     int group = -1;
     device::Event ready;
   };
-  /// What one walk through a program computes.
   struct Walk {
     const Program* program;
     model::Mode mode = model::Mode::evaluate;
@@ -179,11 +175,9 @@ class Engine {
   void wait_for_messages();
   device::Event start_gather(int group);
   Gathered& gathered(int group);
-  /// Waits until the parameters of a unit are gathered.
   void wait_for_parameters(int unit);
   void start(const UnitAction& action);
-  /// Computes action `begin` and as many after it as need nothing in between. Returns the index of
-  /// the next one.
+  /// Computes action `begin` and those after it that need nothing in between. Returns the next one.
   std::size_t compute_from(std::size_t begin);
   /// By action of the training program: it needs nothing but what was computed before it, and so
   /// may share a graph with the action before.
@@ -199,7 +193,6 @@ class Engine {
   model::UnitContext context(const model::Microbatch& tokens, const UnitAction& action, int leaf,
                              int set);
   Tensor output_gradient(const UnitAction& action);
-  /// Rows of a leaf of this walk's micro-batches on this rank.
   std::int64_t own_rows() const;
   /// The rows of an activation [leaves · plan rows, C] that this walk uses, or those of one leaf.
   Tensor rows_of(const Tensor& activation) const;
@@ -231,10 +224,9 @@ class Engine {
   Tensor frequencies_;            // [D/2], absent without rotary positions
   double denominator_ = 1, loss_scale_ = 1;
   StepGraphs graphs_;
-  std::vector<bool> continuing_;  // by action; see find_continuing
-  Walk walk_{};                   // the current one
-  /// Names of each unit's ranges in profilers.
-  std::vector<std::string> forward_names_, backward_names_;
+  std::vector<bool> continuing_;                             // by action; see find_continuing
+  Walk walk_{};                                              // the current one
+  std::vector<std::string> forward_names_, backward_names_;  // of units' ranges in profilers
   std::unique_ptr<comm::Progress> progress_;
 };
 
