@@ -6,8 +6,6 @@
 #include <limits>
 #include <thread>
 
-#include "trireme/core/config.hpp"
-#include "trireme/core/error.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/train/config.hpp"
 

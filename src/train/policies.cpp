@@ -8,9 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "trireme/core/config.hpp"
-#include "trireme/core/error.hpp"
-
 namespace trireme::train {
 
 namespace {

@@ -14,9 +14,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/topology.hpp"
 #include "trireme/data/hdf5.hpp"
-#include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
-#include "trireme/train/config.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {

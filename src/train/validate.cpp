@@ -2,7 +2,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "trireme/comm/grid.hpp"
 #include "trireme/comm/launcher.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/train/inject.hpp"
