@@ -161,7 +161,6 @@ std::string table(const char* title, const char* columns, std::span<const Fact> 
   return page;
 }
 
-/// What a field accepts, as a phrase.
 std::string allowed(const config::Field& field) {
   std::string list;
   for (const std::string& choice : field.rule.choices) {

@@ -28,7 +28,6 @@ std::string row(const std::string& name, const std::vector<std::int64_t>& stages
   return text + "\n";
 }
 
-/// Of the parameter server that holds most.
 Memory fullest_server(const model::Transformer& model, const train::RunConfig& config,
                       const train::LayoutFacts& facts, data_parallel::ServerPlace place) {
   parallel::StageOptions options =

@@ -24,7 +24,6 @@ constexpr const char* examples = R"(Examples:
   trireme prepare --input train.bin --output dataset --input-format nanogpt \
                   --vocabulary 50257 --end-of-document 50256)";
 
-/// A bar on a terminal, a line at every tenth in a log.
 class ProgressBar {
  public:
   void show(std::int64_t done, std::int64_t total) {

@@ -43,7 +43,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       tensor_stream_(device_),
       state_stream_(device_),
       tensor_{groups.tensor, tensor_stream_},
-      parameters_(state, groups.shard, recorder, state_stream_),
+      gathered_(static_cast<std::size_t>(state.gather_buffers().count)),
       gradients_({.state = state,
                   .program = stage.program(),
                   .aliased = stage.memory().aliased(),
@@ -140,7 +140,7 @@ bool Engine::adds_to_gradients(const UnitAction& action) const {
 
 void Engine::prepare(const UnitAction& action) {
   const bool forward = action.kind == Kind::forward;
-  if (action.kind != Kind::backward_weight) parameters_.wait(action.unit);
+  if (action.kind != Kind::backward_weight) wait_for_parameters(action.unit);
   if (walk_.mode == model::Mode::train && adds_to_gradients(action)) {
     gradients_.prepare(action.unit);
   }
@@ -168,7 +168,9 @@ void Engine::start(const UnitAction& action) {
       break;
     case Kind::gather: {
       const device::Range range("gather parameters");
-      parameters_.gather(action.group);
+      Gathered& buffer = gathered(action.group);
+      buffer.group = action.group;
+      buffer.ready = start_gather(action.group);
       break;
     }
     case Kind::reduce: {

@@ -7,46 +7,32 @@ namespace trireme::parallel {
 
 using Kind = UnitAction::Kind;
 
-ParameterGatherer::ParameterGatherer(const state::ModelState& state, comm::Communicator& shard,
-                                     Recorder& recorder, device::Stream& stream)
-    : state_(state),
-      shard_(shard),
-      recorder_(recorder),
-      stream_(stream),
-      buffers_(static_cast<std::size_t>(state.gather_buffers().count)) {}
-
-ParameterGatherer::Gathered& ParameterGatherer::buffer_of(int group) {
+Engine::Gathered& Engine::gathered(int group) {
   const int buffer = state_.gather_buffers().buffer[static_cast<std::size_t>(group)];
-  return buffers_[static_cast<std::size_t>(buffer)];
+  return gathered_[static_cast<std::size_t>(buffer)];
 }
 
-device::Event ParameterGatherer::start(int group) {
-  return shard_.all_gather_v(state_.group_values(group), state_.own_values(group),
-                             state_.shards().counts(group), stream_);
+device::Event Engine::start_gather(int group) {
+  return groups_.shard.all_gather_v(state_.group_values(group), state_.own_values(group),
+                                    state_.shards().counts(group), state_stream_);
 }
 
-void ParameterGatherer::gather(int group) {
-  Gathered& buffer = buffer_of(group);
-  buffer.group = group;
-  buffer.ready = start(group);
-}
-
-void ParameterGatherer::wait(int unit) {
+void Engine::wait_for_parameters(int unit) {
   if (!state_.values_sharded()) return;
   const Section section(recorder_, "wait for shards");
   for (int g : state_.layout().groups_of(unit)) {
-    const Gathered& buffer = buffer_of(g);
+    const Gathered& buffer = gathered(g);
     TRIREME_ASSERT(buffer.group == g, "unit {} reads group {} where {} is", unit, g, buffer.group);
     buffer.ready.wait();
   }
 }
 
-void ParameterGatherer::gather_updated() {
-  for (Gathered& buffer : buffers_) buffer.group = -1;
+void Engine::gather_updated() {
+  for (Gathered& buffer : gathered_) buffer.group = -1;
   if (!state_.options().optimizer_sharded() || state_.values_sharded()) return;
   const Section section(recorder_, "gather parameters");
   std::vector<device::Event> gathers;
-  for (int g = 0; g < state_.shards().groups(); ++g) gathers.push_back(start(g));
+  for (int g = 0; g < state_.shards().groups(); ++g) gathers.push_back(start_gather(g));
   for (const device::Event& gather : gathers) gather.wait();
 }
 

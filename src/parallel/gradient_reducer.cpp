@@ -15,7 +15,6 @@ bool reduces(const UnitAction& action) {
   return action.kind == Kind::reduce || action.kind == Kind::reduce_tied;
 }
 
-/// Takes the time at which the stream reaches it.
 class Mark final : public device::Operation {
  public:
   explicit Mark(std::function<void()> reached) : reached_(std::move(reached)) {}

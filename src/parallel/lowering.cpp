@@ -9,7 +9,6 @@ namespace {
 
 using Kind = UnitAction::Kind;
 
-/// Whether an action reads its unit's parameters.
 bool reads_values(Kind kind) {
   return kind == Kind::forward || kind == Kind::backward || kind == Kind::recompute ||
          kind == Kind::backward_input;

@@ -124,7 +124,6 @@ std::vector<Fingerprint> of_tensor(const Replica& replica) {
   return result;
 }
 
-/// Tied weights.
 std::vector<Fingerprint> of_embedding(const Replica& replica) {
   const params::ParameterTable& table = replica.stage().model().table();
   return prints_of(replica, Alike::state,

@@ -10,7 +10,6 @@ namespace {
 
 constexpr std::int64_t float_bytes = sizeof(float);
 
-/// Of an element that units read.
 std::int64_t value_bytes(const StateOptions& options) {
   return static_cast<std::int64_t>(size_of(options.values()));
 }

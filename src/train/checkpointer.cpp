@@ -7,7 +7,6 @@
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
-#include "trireme/train/config.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {

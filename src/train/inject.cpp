@@ -1,27 +1,15 @@
 #include "trireme/train/inject.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <limits>
 #include <thread>
 
-#include "trireme/core/config.hpp"
-#include "trireme/core/error.hpp"
 #include "trireme/parallel/replica.hpp"
+#include "trireme/train/config.hpp"
 
 namespace trireme::train {
-
-namespace {
-
-template <class Number>
-bool read(std::string_view text, Number& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && value >= 0;
-}
-
-}  // namespace
 
 std::vector<Fault> parse_faults(std::string_view text) {
   std::vector<Fault> faults;
@@ -57,10 +45,12 @@ std::vector<Fault> parse_faults(std::string_view text) {
     fault.kind = kind->second;
     const std::string_view place = word.substr(at + 1);
     const std::size_t slash = place.find('/');
-    if (!read(place.substr(0, slash), fault.step) || fault.step == 0) throw refuse(word);
-    if (slash != std::string_view::npos && !read(place.substr(slash + 1), fault.rank)) {
-      throw refuse(word);
-    }
+    const auto step = to_number<std::int64_t>(place.substr(0, slash));
+    const auto rank = slash == std::string_view::npos ? std::optional(0)
+                                                      : to_number<int>(place.substr(slash + 1));
+    if (!step || *step == 0 || !rank) throw refuse(word);
+    fault.step = *step;
+    fault.rank = *rank;
     faults.push_back(fault);
   }
   return faults;

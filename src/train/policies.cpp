@@ -2,15 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <vector>
-
-#include "trireme/core/config.hpp"
-#include "trireme/core/error.hpp"
 
 namespace trireme::train {
 
@@ -42,13 +38,8 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 }
 
 std::optional<double> number(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
-      value < 0) {
-    return std::nullopt;
-  }
-  return value;
+  const auto value = to_number<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 }  // namespace

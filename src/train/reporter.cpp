@@ -6,14 +6,12 @@
 #include <utility>
 
 #include "trireme/train/account.hpp"
-#include "trireme/train/config.hpp"
 #include "trireme/train/policies.hpp"
 
 namespace trireme::train {
 
 namespace {
 
-/// Tokens of both splits, and the samples in them that one epoch and one evaluation see.
 nlohmann::json dataset_json(const data::Dataset& dataset, const RunConfig& config) {
   nlohmann::json json{{"name", dataset.manifest().name}};
   const auto samples = [&](data::SplitName split, const char* tokens_key, const char* key) {

@@ -1,7 +1,6 @@
 #include "trireme/train/setup.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -15,9 +14,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/shape.hpp"
 #include "trireme/data/hdf5.hpp"
-#include "trireme/model/transformer.hpp"
 #include "trireme/schedule/schedule.hpp"
-#include "trireme/train/config.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
@@ -162,9 +159,8 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
     return facts.node_of.empty() ? shape.of(comm::Axis::data)
                                  : comm::shard_inside_node(shape, facts.node_of);
   }
-  std::int64_t ranks = 0;
-  const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), ranks);
-  if (error != std::errc() || end != group.data() + group.size() || ranks < 1) {
+  const std::int64_t ranks = to_number<std::int64_t>(group).value_or(0);
+  if (ranks < 1) {
     throw ConfigError("zero.group", group, "must be all, node or a number of data ranks",
                       "use all");
   }

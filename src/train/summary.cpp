@@ -1,7 +1,6 @@
 // The record that a run begins with and the summary that it ends with.
 #include <utility>
 
-#include "trireme/plan/memory.hpp"
 #include "trireme/train/trainer.hpp"
 
 namespace trireme::train {

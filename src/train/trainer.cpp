@@ -6,7 +6,6 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
-#include "trireme/train/config.hpp"
 
 namespace trireme::train {
 

@@ -153,8 +153,7 @@ class UnitPlan {
   std::array<std::size_t, area_count> bytes_{};
 };
 
-/// The areas of one unit for one leaf.
-class UnitMemory {
+class UnitMemory {  // the areas of one unit for one leaf
  public:
   struct Place {
     device::Arena* arena = nullptr;
@@ -179,8 +178,7 @@ class UnitMemory {
   std::array<Place, area_count> places_;
 };
 
-/// One leaf's tokens.
-struct Microbatch {
+struct Microbatch {            // one leaf's tokens
   std::int64_t sequences = 0;  // B
   std::int64_t length = 0;     // T
   Tensor inputs;               // i32 [R]

@@ -38,7 +38,6 @@ class LossScale {
   /// Whether gradients that overflow beside a finite loss mean that the factor is too large, not
   /// that training failed.
   bool may_shrink() const { return dynamic_ && value_ > least; }
-  /// Adapts the factor after a step.
   void note(bool overflowed);
 
   // For checkpoints. `restore` throws Error for an impossible state.
@@ -92,7 +91,6 @@ class Optimizer {
     Tensor flat;       // [elements]
   };
   const std::vector<State>& states() const { return states_; }
-  /// Names of the buffers under `config`.
   static std::vector<std::string> state_names(const OptimConfig& config);
 
  private:

@@ -31,7 +31,6 @@ struct LossSum {
   double mean() const { return loss / weight; }
 };
 
-/// The communicators of one rank.
 struct EngineGroups {
   comm::Communicator& tensor;
   comm::Communicator& data;
@@ -72,37 +71,6 @@ struct ReplicaOptions {
   bool alone = false;
 };
 
-/// All-gathers of sharded parameters: group by group before they are read (ZeRO 3), or all after an
-/// update (ZeRO 1 and 2).
-class ParameterGatherer {
- public:
-  /// `shard`: the ranks among which state is sharded. `stream`: of all collectives of parameters
-  /// and gradients. All outlive it.
-  ParameterGatherer(const state::ModelState& state, comm::Communicator& shard, Recorder& recorder,
-                    device::Stream& stream);
-
-  /// Starts to gather a group's parameters into its buffer.
-  void gather(int group);
-  /// Waits until the parameters of a unit are gathered.
-  void wait(int unit);
-  /// After an update of own shards: gathers what is kept whole. What ZeRO 3 gathered is stale.
-  void gather_updated();
-
- private:
-  struct Gathered {
-    int group = -1;
-    device::Event ready;
-  };
-  device::Event start(int group);
-  Gathered& buffer_of(int group);
-
-  const state::ModelState& state_;
-  comm::Communicator& shard_;
-  Recorder& recorder_;
-  device::Stream& stream_;
-  std::vector<Gathered> buffers_;  // see ModelState::gather_buffers
-};
-
 /// The computation of a step as graphs of the device: what every step queues in the same way is
 /// captured once, and then launched.
 class StepGraphs {
@@ -112,8 +80,7 @@ class StepGraphs {
   /// Steps of so many patterns are kept as graphs; those of others are queued each time.
   static constexpr std::size_t most_patterns = 4;
 
-  /// Captures nothing where it is not `wanted` or the ledger's device does not capture. `ledger`
-  /// must outlive it.
+  /// Captures nothing where it is not `wanted` or the ledger's device does not capture.
   StepGraphs(device::MemoryLedger& ledger, bool wanted);
 
   /// Whether graphs are made, of steps with a pattern that was queued before.
@@ -166,8 +133,9 @@ class Engine {
   LossSum step_sums();
   /// Multiplies gradients, but not losses. Initially 1.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
-  /// After an update: see ParameterGatherer::gather_updated.
-  void gather_updated() { parameters_.gather_updated(); }
+  /// After an update of own shards: gathers what is kept whole (ZeRO 1 and 2). What ZeRO 3 gathered
+  /// is stale.
+  void gather_updated();
   /// Forward alone: the sums of each leaf of the micro-batch, on every rank of the replica.
   std::vector<LossSum> evaluate(const HostMicrobatch& batch);
 
@@ -178,8 +146,7 @@ class Engine {
   void extend(const model::Microbatch& tokens, std::vector<model::KeyValueCache>& caches,
               const Tensor& logits);
 
-  /// logits [R, V] of every token of the micro-batch, fp32 in the device's memory, on every rank of
-  /// the last stage: for comparison with other programs.
+  /// logits [R, V] of every token, fp32, on every rank of the last stage: for comparison.
   void logits(const HostMicrobatch& batch, const Tensor& logits);
 
   const StageMemory& memory() const { return memory_; }
@@ -191,7 +158,11 @@ class Engine {
 
  private:
   using Message = StageMemory::Message;
-  /// What one walk through a program computes.
+  /// A buffer that a group's sharded parameters are gathered into before they are read (ZeRO 3).
+  struct Gathered {
+    int group = -1;
+    device::Event ready;
+  };
   struct Walk {
     const Program* program;
     model::Mode mode = model::Mode::evaluate;
@@ -201,9 +172,11 @@ class Engine {
   static std::size_t loss_bytes(const Stage& stage);
   void run(const Walk& walk);
   void wait_for_messages();
+  device::Event start_gather(int group);
+  Gathered& gathered(int group);
+  void wait_for_parameters(int unit);
   void start(const UnitAction& action);
-  /// Computes action `begin` and as many after it as need nothing in between. Returns the index of
-  /// the next one.
+  /// Computes action `begin` and those after it that need nothing in between. Returns the next one.
   std::size_t compute_from(std::size_t begin);
   /// By action of the training program: it needs nothing but what was computed before it, and so
   /// may share a graph with the action before.
@@ -219,7 +192,6 @@ class Engine {
   model::UnitContext context(const model::Microbatch& tokens, const UnitAction& action, int leaf,
                              int set);
   Tensor output_gradient(const UnitAction& action);
-  /// Rows of a leaf of this walk's micro-batches on this rank.
   std::int64_t own_rows() const;
   /// The rows of an activation [leaves · plan rows, C] that this walk uses, or those of one leaf.
   Tensor rows_of(const Tensor& activation) const;
@@ -238,7 +210,7 @@ class Engine {
   StageMemory memory_;
   device::Stream tensor_stream_, state_stream_;
   model::TensorGroup tensor_;
-  ParameterGatherer parameters_;
+  std::vector<Gathered> gathered_;  // see ModelState::gather_buffers
   GradientReducer gradients_;
   // One stream for each kind of message: a send must not wait for a receive.
   std::vector<std::unique_ptr<device::Stream>> message_streams_;  // by Message
@@ -251,10 +223,9 @@ class Engine {
   Tensor frequencies_;            // [D/2], absent without rotary positions
   double denominator_ = 1, loss_scale_ = 1;
   StepGraphs graphs_;
-  std::vector<bool> continuing_;  // by action; see find_continuing
-  Walk walk_{};                   // the current one
-  /// Names of each unit's ranges in profilers.
-  std::vector<std::string> forward_names_, backward_names_;
+  std::vector<bool> continuing_;                             // by action; see find_continuing
+  Walk walk_{};                                              // the current one
+  std::vector<std::string> forward_names_, backward_names_;  // of units' ranges in profilers
   std::unique_ptr<comm::Progress> progress_;
 };
 

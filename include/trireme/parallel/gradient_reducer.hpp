@@ -59,8 +59,7 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
 
 class GradientReducer {
  public:
-  /// What it works on, which outlives it.
-  struct Parts {
+  struct Parts {  // which outlive it
     const state::ModelState& state;
     const Program& program;
     /// By group: activations alias its gradient until it is first added to (StagePlan::aliased).
@@ -101,9 +100,7 @@ class GradientReducer {
   void accumulate(Collected& buffer);
   void count_contribution(int group);
   void hand_over(int group);
-  /// Starts operations on the stream and has the recorder measure them.
   void timed(const std::function<void()>& start);
-  /// This rank's shard within its group's whole gradient.
   Tensor shard_of(int group) const;
   Collected& buffer_of(int group);
 

@@ -24,8 +24,7 @@ class HostMicrobatch {
   HostMicrobatch(const HostMicrobatch&) = delete;
   HostMicrobatch& operator=(const HostMicrobatch&) = delete;
   const model::Microbatch& view() const { return view_; }
-  /// Σ weights of a leaf.
-  double weight(int leaf = 0, int count = 1) const;
+  double weight(int leaf = 0, int count = 1) const;  // Σ weights of a leaf
 
  private:
   data::Batch batch_;
@@ -49,8 +48,7 @@ class DeviceBatches {
   void take(const HostMicrobatch& batch) { take({&batch, 1}); }
   /// Refers to one that is in the device's memory already.
   void use(const model::Microbatch& batch) { views_ = {batch}; }
-  /// f32 [1] in the device's memory.
-  const Tensor& factor() const { return factor_; }
+  const Tensor& factor() const { return factor_; }  // f32 [1] in the device's memory
   const model::Microbatch& operator[](int index) const {
     return views_[static_cast<std::size_t>(index)];
   }

@@ -18,7 +18,6 @@
 
 namespace trireme::parallel {
 
-/// The results of a step that the host reads.
 struct StepSums {
   LossSum loss;
   double gradient_norm = 0;
@@ -31,8 +30,7 @@ class Replica {
   Replica(const model::Transformer& model, const ReplicaOptions& options, comm::Grid& grid,
           Recorder& recorder, device::MemoryLedger& ledger);
 
-  /// Writes initial values into the parameters. Collective.
-  void initialize();
+  void initialize();  // collective
   /// Derives what units read from parameters that something other than an update has written.
   /// Rounds as the update before number `updates` (from 0). Collective.
   void refresh(std::int64_t updates = 0);

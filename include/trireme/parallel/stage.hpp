@@ -16,7 +16,6 @@
 
 namespace trireme::parallel {
 
-/// Degrees and coordinates of one rank.
 struct Place {
   int tensor = 1, pipeline = 1, data = 1;  // degrees
   int shard = 1;                           // data ranks among which state is sharded
@@ -50,9 +49,9 @@ struct StageOptions {
   int virtual_tensor = 8, virtual_data = 8;
 };
 
-/// What is recomputed by default. On CPUs what takes one pass over kept values, where the model is
-/// so wide that products hide it: passes grow with the width, products with its square. On GPUs,
-/// whose memory is slower relative to their products, nothing.
+/// What is recomputed by default: on CPUs what takes one pass over kept values, where the model is
+/// so wide that products hide it; on GPUs, whose memory is slower relative to their products,
+/// nothing.
 model::Recompute usual_recompute(bool host, std::int64_t width);
 
 class Stage {
@@ -70,8 +69,7 @@ class Stage {
   /// Of one micro-batch's evaluation or generation.
   const Program& forward_program() const { return forward_program_; }
   const StagePlan& memory() const { return *memory_; }
-  /// Separate sums of gradients; see state::StateOptions.
-  int sets() const { return sets_; }
+  int sets() const { return sets_; }  // see state::StateOptions
   state::StateOptions state_options() const;
   int last_unit() const { return static_cast<int>(model_.units().size()) - 1; }
   bool holds_last_unit() const { return layout_->has_unit(last_unit()); }

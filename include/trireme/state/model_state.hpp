@@ -28,7 +28,6 @@ class ShardMap {
   /// Elements of that buffer; shards start on 64-byte boundaries of fp32.
   std::int64_t elements() const { return elements_; }
   int groups() const { return static_cast<int>(groups_.size()); }
-  /// All of this rank's shards.
   std::vector<params::FlatRange> own_ranges() const;
 
  private:
@@ -67,7 +66,6 @@ struct StateOptions {
   bool offloaded() const { return train && offload; }
   /// Whether the optimizer's state is here.
   bool updates() const { return train && !served; }
-  /// The type of what units read.
   DType values() const { return reads_masters ? DType::f32 : shares.compute; }
   /// Whether the optimizer updates a copy that units do not read.
   bool has_masters() const { return updates() && (offload || (shares.narrow() && !reads_masters)); }
@@ -86,7 +84,6 @@ struct GroupBuffers {
   std::int64_t elements = 0;        // of all buffers
 };
 
-/// The buffers into which sharded parameters are gathered.
 GroupBuffers plan_gather_buffers(const params::Layout& layout, const StateOptions& options);
 
 class ModelState {

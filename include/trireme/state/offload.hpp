@@ -54,8 +54,7 @@ class Offload {
                             std::int64_t chunk);
 
  private:
-  /// Neighboring elements of one group's share.
-  struct Chunk {
+  struct Chunk {                             // neighboring elements of one group's share
     Tensor values;                           // [n], what units read, on the device
     std::vector<optim::UpdateRange> ranges;  // of all of them; `rounded` is absent
   };

@@ -35,7 +35,6 @@ namespace trireme::train {
 class StepAccount {
  public:
   StepAccount(comm::Grid& grid, Recorder& recorder) : grid_(grid), recorder_(recorder) {}
-  /// The steps begin: forgets what came before.
   void begin();
   /// Adds what the grid's groups have counted to the steps.
   void count_traffic();

@@ -1,6 +1,5 @@
-// Where a run goes on from (which checkpoint, what it must have in common with the configuration,
-// and what is loaded of it whatever the layout), and saving and pruning, as the ranks of a run see
-// it.
+// Which checkpoint a run goes on from and what is loaded of it; saving and pruning, as the ranks of
+// a run see it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,6 @@
 
 namespace trireme::train {
 
-/// How far a run has come.
 struct Position {
   std::int64_t step = 0;          // updates done
   std::int64_t samples = 0;       // sequences trained on: where the next step begins
@@ -90,7 +88,6 @@ class Checkpointer {
   /// resuming from the checkpoint where the dataset has none. Throws Error.
   void take_tokenizer();
   void take_tokenizer(const checkpoint::Reader& reader, std::vector<std::string>& notes);
-  /// The run goes on from there; prints it with its notes.
   void resumed(const ResumePoint& point);
 
   /// A checkpoint at `position`, with what every method keeps in it.
@@ -104,16 +101,13 @@ class Checkpointer {
   void settle(Failure failure, std::int64_t step);
 
   bool pending() const { return pending_ != nullptr; }
-  /// This rank still writes in the background.
   bool unwritten() const { return pending_ && !pending_->written(); }
-  /// Whether this step's checkpoint is in the run folder.
   bool saved(std::int64_t step) const { return saved_step_ == step; }
   /// Where to begin again, as the end of an error.
   std::string last_good() const;
   double longest_seconds() const { return longest_; }
   /// The steps begin, or a save has ended: checkpoint.every_minutes are counted from now on.
   void restart_clock() { saved_at_ = now_(); }
-  /// Whether checkpoint.every_minutes are over.
   bool minutes_over() const {
     const double minutes = job_.config.checkpoint.every_minutes;
     return minutes > 0 && now_() - saved_at_ >= 60 * minutes;

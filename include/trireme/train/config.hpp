@@ -1,8 +1,10 @@
 // The configuration of a run.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -114,6 +116,15 @@ Case select(std::string_view key, const std::string& value,
     if (name == value) return each;
   }
   TRIREME_ASSERT(false, "{} = {}", key, value);
+}
+
+/// All of `text` as a number of at least 0; nothing where it is none.
+template <class Number>
+std::optional<Number> to_number(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && value >= 0 ? std::optional(value) : std::nullopt;
 }
 
 /// How the data axis becomes one model: docs/data-parallel-methods.md.

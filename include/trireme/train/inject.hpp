@@ -31,7 +31,6 @@ std::vector<Fault> parse_faults(std::string_view text);
 /// Makes the faults of one rank. Steps count from 1.
 class FaultInjector {
  public:
-  /// `rank`: of the world.
   FaultInjector(std::vector<Fault> faults, int rank) : faults_(std::move(faults)), rank_(rank) {}
   void into_batch(data::Batch& batch, std::int64_t step) const;
   /// The same once, in the first step from the fault's on that this rank has.

@@ -96,7 +96,6 @@ class Method {
   virtual void describe(RunSummary& /*summary*/, std::int64_t /*steps*/) const {}
 
  protected:
-  /// What this rank writes.
   virtual std::vector<checkpoint::Piece> pieces() const;
   /// Parameters and optimizer states, the latter's names after the prefix `own`; `writers` share
   /// out the latter, all data ranks the parameters.

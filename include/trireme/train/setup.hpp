@@ -75,10 +75,8 @@ bool trains_alone(const RunConfig& config);
 
 /// What a worker's work space depends on where it computes by the CUDA backend.
 plan::CudaWork cuda_work(const RunConfig& config);
-/// What carries the messages of a run's grid.
 comm::GridOptions grid_options(const RunConfig& config);
 
-/// The grid of a run.
 struct GridPlan {
   LayoutFacts facts;
   comm::GridShape shape;
