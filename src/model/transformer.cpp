@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "trireme/model/block.hpp"
-#include "trireme/model/embedding.hpp"
+#include "trireme/model/embedding_head.hpp"
 
 namespace trireme::model {
 

@@ -17,61 +17,6 @@ StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
   return stage;
 }
 
-/// With ZeRO 0 every data rank holds all gradients and reads its share of them. With ZeRO 1 to 3
-/// the ranks of the first shard group read their shards.
-state::GradientNorm norm_of(const Stage& stage, const state::ModelState& state,
-                            device::MemoryLedger& ledger) {
-  const Place& place = stage.options().place;
-  const bool train = stage.options().train;
-  if (stage.options().zero > 0) {
-    return state::GradientNorm(state, stage.shards(), train && place.data_rank < place.shard,
-                               ledger);
-  }
-  return state::GradientNorm(state, state::ShardMap(stage.layout(), place.data, place.data_rank),
-                             train, ledger);
-}
-
-/// Data parallelism by all-reduce: every rank holds the model, or its shards of it (ZeRO), and
-/// updates what it holds.
-class AllReduce final : public DataParallel {
- public:
-  /// What it works on, which outlives it. `offload` is null where the device updates.
-  struct Parts {
-    const Stage& stage;
-    const state::ModelState& state;
-    optim::Optimizer& optimizer;
-    state::Offload* offload;
-    ops::Ops& ops;
-    comm::Communicator& replicas;  // ranks that hold the same shard: with ZeRO 0 the data axis
-    comm::Communicator& world;
-    bool stochastic_rounding = false;  // as ReplicaOptions
-  };
-  AllReduce(const Parts& parts, device::MemoryLedger& ledger)
-      : parts_(parts), norm_(norm_of(parts.stage, parts.state, ledger)) {
-    if (!parts.stage.options().train) return;
-    ranges_ = state::update_ranges(parts.state, parts.stochastic_rounding);
-  }
-
-  device::Event reduce(const params::Range& /*elements*/, const Tensor& gradient,
-                       device::Stream& stream) override {
-    return parts_.replicas.all_reduce(gradient, comm::Reduction::sum, stream);
-  }
-  void start_norm(ops::Ops& ops) override { norm_.start(ops); }
-  double finish_norm() override { return norm_.finish(parts_.world); }
-  void update(double learning_rate, std::int64_t step, double gradient_scale) override {
-    if (parts_.offload != nullptr) {
-      parts_.offload->update(parts_.optimizer, learning_rate, step, gradient_scale);
-    } else {
-      parts_.optimizer.update(parts_.ops, ranges_, learning_rate, step, gradient_scale);
-    }
-  }
-
- private:
-  Parts parts_;
-  state::GradientNorm norm_;
-  std::vector<optim::UpdateRange> ranges_;
-};
-
 }  // namespace
 
 EngineGroups Replica::groups() {

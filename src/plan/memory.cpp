@@ -7,7 +7,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/nccl.hpp"
 #include "trireme/model/block.hpp"
-#include "trireme/model/embedding.hpp"
+#include "trireme/model/embedding_head.hpp"
 #include "trireme/ops/workspace.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/engine.hpp"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "trireme/model/config.hpp"
-#include "trireme/model/embedding.hpp"
+#include "trireme/model/embedding_head.hpp"
 #include "trireme/model/unit.hpp"
 #include "trireme/params/layout.hpp"
 

@@ -11,6 +11,7 @@
 #include "trireme/device/stream.hpp"
 #include "trireme/model/unit.hpp"
 #include "trireme/ops/ops.hpp"
+#include "trireme/parallel/data_parallel.hpp"
 #include "trireme/parallel/lowering.hpp"
 #include "trireme/params/layout.hpp"
 #include "trireme/state/model_state.hpp"
@@ -18,33 +19,6 @@
 #include "trireme/state/update.hpp"
 
 namespace trireme::parallel {
-
-/// A data-parallel method on one rank: how gradients are reduced, and what an update is. The
-/// computing thread calls it, on all ranks of the grid in the same order.
-class DataParallel {
- public:
-  DataParallel() = default;
-  DataParallel(const DataParallel&) = delete;
-  DataParallel& operator=(const DataParallel&) = delete;
-  virtual ~DataParallel() = default;
-
-  /// Gets what units read from the ranks that hold the model; nothing where this rank holds it.
-  virtual void fetch() {}
-  /// `gradient` is this rank's summed gradient of `elements` of the flat buffer, its own shard with
-  /// ZeRO 1 to 3, once computation has done what it was given. Starts its reduction on `stream`;
-  /// the event is done when the memory is the caller's again.
-  virtual device::Event reduce(const params::Range& elements, const Tensor& gradient,
-                               device::Stream& stream) = 0;
-  /// Queues this rank's part of the norm of the summed gradients, after all events of the step.
-  virtual void start_norm(ops::Ops& ops) = 0;
-  /// The norm, once the device's work has been waited for: the same bits on every rank.
-  virtual double finish_norm() = 0;
-  /// Update number `step` (from 0) with the summed gradients times `gradient_scale`. Ends the step:
-  /// from then on units read the new model.
-  virtual void update(double learning_rate, std::int64_t step, double gradient_scale) = 0;
-  /// Ends the step instead: its gradients are dropped.
-  virtual void skip() {}
-};
 
 /// What one call of DataParallel::reduce takes: elements of the flat buffer, once the gradient of
 /// `group`, the last of them in backward, is ready.

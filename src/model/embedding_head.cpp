@@ -1,4 +1,4 @@
-#include "trireme/model/embedding.hpp"
+#include "trireme/model/embedding_head.hpp"
 
 #include <algorithm>
 #include <limits>
