@@ -120,8 +120,8 @@ nlohmann::json Sheet::json() const {
   context.update(context_);
   nlohmann::json all = nlohmann::json::array();
   for (const Entry& entry : entries_) {
-    // Ranks spend their time in the work and in waiting for it, so the processor's time adds nothing
-    // to the clock's.
+    // Ranks spend their time in the work and in waiting for it, so the processor's time adds
+    // nothing to the clock's.
     const double time = 1e6 * entry.times.average;
     nlohmann::json one{{"name", entry.name},
                        {"run_name", entry.name},

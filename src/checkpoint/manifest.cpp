@@ -139,23 +139,6 @@ bool checked_elements(const Shape& shape, DType type, std::int64_t& elements) {
   return true;
 }
 
-Shape make_shape(const std::vector<std::int64_t>& e) {
-  static_assert(Shape::max_dimensions == 4);
-  TRIREME_ASSERT(e.size() <= 4, "{} dimensions", e.size());
-  switch (e.size()) {
-    case 0:
-      return {};
-    case 1:
-      return {e[0]};
-    case 2:
-      return {e[0], e[1]};
-    case 3:
-      return {e[0], e[1], e[2]};
-    default:
-      return {e[0], e[1], e[2], e[3]};
-  }
-}
-
 std::vector<std::int64_t> list_of(const Shape& shape) {
   std::vector<std::int64_t> list;
   for (int d = 0; d < shape.dimensions(); ++d) list.push_back(shape[d]);

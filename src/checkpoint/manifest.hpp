@@ -140,7 +140,7 @@ std::string fault_of_name(std::string_view name);
 bool checked_elements(const Shape& shape, DType type, std::int64_t& elements);
 
 // JSON's lists of up to Shape::max_dimensions numbers, and back.
-Shape make_shape(const std::vector<std::int64_t>& extents);
+inline Shape make_shape(const std::vector<std::int64_t>& extents) { return Shape(extents); }
 Index make_index(const std::vector<std::int64_t>& list);
 std::vector<std::int64_t> list_of(const Shape& shape);
 std::vector<std::int64_t> list_of(const Index& index, int dimensions);

@@ -48,7 +48,7 @@ DType dtype_from_name(std::string_view name) {
   throw Error("element type '{}': not known; use one of {}", name, known);
 }
 
-Shape::Shape(std::initializer_list<std::int64_t> extents)
+Shape::Shape(std::span<const std::int64_t> extents)
     : dimensions_(static_cast<int>(extents.size())) {
   TRIREME_ASSERT(dimensions_ <= max_dimensions, "{} dimensions", dimensions_);
   std::copy(extents.begin(), extents.end(), extents_.begin());

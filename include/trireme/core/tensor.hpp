@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -36,7 +37,9 @@ class Shape {
  public:
   static constexpr int max_dimensions = 4;
   Shape() = default;
-  Shape(std::initializer_list<std::int64_t> extents);
+  explicit Shape(std::span<const std::int64_t> extents);
+  Shape(std::initializer_list<std::int64_t> extents)
+      : Shape(std::span(extents.begin(), extents.size())) {}
   int dimensions() const { return dimensions_; }
   std::int64_t operator[](int dimension) const { return extents_[dimension]; }
   std::int64_t& operator[](int dimension) { return extents_[dimension]; }
