@@ -1,8 +1,7 @@
-#include "trireme/params/table.hpp"
-
 #include <utility>
 
 #include "trireme/core/error.hpp"
+#include "trireme/params/layout.hpp"
 
 namespace trireme::params {
 
