@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "trireme/core/error.hpp"
-#include "trireme/params/layout.hpp"
+#include "trireme/params/table.hpp"
 
 namespace trireme::params {
 
