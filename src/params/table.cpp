@@ -1,7 +1,8 @@
+#include "trireme/params/table.hpp"
+
 #include <utility>
 
 #include "trireme/core/error.hpp"
-#include "trireme/params/table.hpp"
 
 namespace trireme::params {
 
