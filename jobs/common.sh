@@ -316,7 +316,7 @@ trireme_requeue() {
       code=75
       trireme_report "exit code 75: LSF takes the job back (bsub -Q 75)"
       ;;
-    *) trireme_report "submit it again, or chain jobs with a dependency: it goes on where it stopped" ;;
+    *) trireme_report "submit it again, or chain jobs with a dependency: it continues where it stopped" ;;
   esac
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 using trireme::comm::Session;
 
-void say(const std::string& message) {
+void report(const std::string& message) {
   // One write, so that lines of several ranks do not mix.
   const std::string line = "trireme: error: " + trireme::config::one_line(message) + "\n";
   std::fflush(stdout);
@@ -25,20 +25,20 @@ void say(const std::string& message) {
   std::fflush(stderr);
 }
 
-/// All ranks are here with the same error: rank 0 speaks, and the session ends in order.
+/// All ranks are here with the same error: rank 0 reports it, and the session ends in order.
 int agreed(const Session& session, const std::string& message, int code) {
-  if (session.rank() == 0) say(message);
+  if (session.rank() == 0) report(message);
   return code;
 }
 
 /// Perhaps only this rank is here, and others wait for it: the world must be ended.
 int alone(Session& session, const std::string& message) {
   if (session.size() == 1) {
-    say(message);
+    report(message);
     return 1;
   }
   if (session.claim_reporting()) {
-    say(fmt::format("rank {}: {}", session.rank(), message));
+    report(fmt::format("rank {}: {}", session.rank(), message));
   } else {
     // Another rank of this node is about to print and abort; ending first would cut it off.
     std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -74,8 +74,8 @@ int main(int argc, char** argv) {
   try {
     session.emplace(&argc, &argv);
   } catch (const std::exception& error) {
-    // There is no world to agree in; the launcher's environment tells who is first.
-    if (trireme::comm::launcher_rank() == 0) say(error.what());
+    // There is no world to agree in; the launcher's environment has the rank.
+    if (trireme::comm::launcher_rank() == 0) report(error.what());
     return 1;
   }
   return conduct(*session, std::vector<std::string>(argv + 1, argv + argc));

@@ -3,7 +3,7 @@
 
     torch_steps.py RESULTS [--device cuda|cpu] [--seconds 8] [--no-compile] [--json FILE]
 
-RESULTS is what trireme_bench_steps --results wrote. Each of its cases is built anew: the same shapes,
+RESULTS is what trireme_bench_steps --results wrote. Each of its cases is built again: the same shapes,
 batch and sequence, weights in fp32 with autocast to bf16, torch.compile, scaled_dot_product_attention
 (cuDNN's or flash), cross-entropy, clipping to norm 1 and fused AdamW; Llama's
 rotary frequencies are those before its stretching, which is as much work. Printed are the times of both and

@@ -64,7 +64,7 @@ class Index:
                     if not isinstance(point[key], kind):
                         raise ValueError("%s of %s" % (key, point["name"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Refusal("%s: is damaged (%s: %s); restore it, or move %s away and begin the study anew"
+            raise Refusal("%s: is damaged (%s: %s); restore it, or move %s away and begin the study again"
                           % (self.path, type(error).__name__, str(error).replace("\n", " "), self.folder))
         return parameters, found["points"]
 

@@ -7,7 +7,7 @@ import shlex
 
 
 class Refusal(Exception):
-    """A mistake of the user's, or something that the study cannot go on after; one line."""
+    """A mistake of the user's, or something that the study cannot continue after; one line."""
 
 
 def degree(flags, name):
@@ -79,7 +79,7 @@ def batch_of(options, ranks):
 
 def make_points(options, launcher):
     """All points of the study in the order in which they are to run: each repeat is a round of all points, shuffled
-    anew, so that a machine that grows slower, or slows down for a while, does so for all of them alike."""
+    again, so that a machine that grows slower, or slows down for a while, does so for all of them alike."""
     files = None if options.layouts == "auto" else read_layouts(options.layouts)
     left_out, points = [], []
     for repeat in range(1, options.repeats + 1):

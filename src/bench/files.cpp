@@ -34,7 +34,8 @@ class Writer {
     sync_path(part);
     rename_for_good(part, path_);
   }
-  /// Before the next write, which makes a file anew: freeing the old one's blocks is no part of it.
+  /// Before the next write, which makes a file again: freeing the old one's blocks is no part of
+  /// it.
   void remove() const { std::filesystem::remove(path_); }
   /// Asks the system to forget what it has of the file, so that reading goes to the file system. It
   /// may refuse: pages of memory file systems are the file itself.

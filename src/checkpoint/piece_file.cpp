@@ -221,7 +221,7 @@ std::int64_t locate(hid_t file, std::int64_t file_bytes, const ExpectedDataset& 
   // Storage first: asking a virtual dataset for its extent may open other files.
   const Handle creation = own(H5Dget_create_plist(dataset.get()), H5Pclose, "H5Dget_create_plist");
   if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS) throw Error("is not contiguous");
-  if (H5Pget_external_count(creation.get()) != 0) throw Error("lies outside the file");
+  if (H5Pget_external_count(creation.get()) != 0) throw Error("is outside the file");
   if (H5Pget_nfilters(creation.get()) != 0) throw Error("has filters");
   const Handle type = own(H5Dget_type(dataset.get()), H5Tclose, "H5Dget_type");
   const Handle space = own(H5Dget_space(dataset.get()), H5Sclose, "H5Dget_space");

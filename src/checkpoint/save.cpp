@@ -45,7 +45,7 @@ std::vector<json> together(comm::Communicator& world, const std::function<json()
   }
   if (failed == 0) return values;
   undo();
-  world.barrier();  // no rank goes on while leftovers are being removed
+  world.barrier();  // no rank continues while leftovers are being removed
   const std::string others =
       failed == 1 ? ""
                   : fmt::format(" (and {} other {})", failed - 1, failed == 2 ? "rank" : "ranks");

@@ -62,7 +62,7 @@ std::string shard_rows(const char* split, const data::Dataset& dataset,
     const auto size =
         static_cast<std::int64_t>(std::filesystem::file_size(dataset.folder() / shard.file, error));
     if (error)
-      throw Error("{}/{}: {}; prepare the dataset anew", dataset.folder().string(), shard.file,
+      throw Error("{}/{}: {}; prepare the dataset again", dataset.folder().string(), shard.file,
                   error.message());
     text += row(shard.file, shard.tokens, shard.documents, size);
     tokens += shard.tokens, documents += shard.documents, bytes += size;

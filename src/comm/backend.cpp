@@ -110,8 +110,9 @@ void require_shared(const char* key, GroupKind kind, const KindFacts& facts) {
                                   name_of(kind), facts.apart),
                       "use auto or mpi");
   }
-  if (!facts.machine.no_room.empty()) {
-    throw ConfigError(key, "shared", facts.machine.no_room, "make room there, or use auto or mpi");
+  if (!facts.machine.no_space.empty()) {
+    throw ConfigError(key, "shared", facts.machine.no_space,
+                      "free space there, or use auto or mpi");
   }
 }
 
@@ -138,7 +139,7 @@ Backend choose_backend(const CommConfig& config, GroupKind kind, const KindFacts
   if (value == "auto") {
     if (!carries_tensors(kind)) return Backend::mpi;
     if (facts.machine.is_host) {
-      return facts.apart.empty() && facts.machine.no_room.empty() ? Backend::shared : Backend::mpi;
+      return facts.apart.empty() && facts.machine.no_space.empty() ? Backend::shared : Backend::mpi;
     }
     return facts.machine.nccl && facts.crowded.empty() ? Backend::nccl : Backend::mpi;
   }
@@ -207,7 +208,7 @@ bool choose_direct(const std::string& staging, std::optional<bool> library) {
     throw ConfigError("comm.staging", staging, "is no choice", "use auto, yes or no");
   if (library == false) {
     throw ConfigError("comm.staging", staging,
-                      "the MPI library says that it cannot read the memory of GPUs",
+                      "the MPI library reports that it cannot read the memory of GPUs",
                       "use auto or yes, or an MPI built with CUDA");
   }
   return true;
@@ -233,8 +234,8 @@ bool message_arrives(device::Device& device, const DeviceMessages& messages) {
 
 std::string describe_direct(std::optional<bool> library) {
   if (!library) return "staged through host memory (the MPI library cannot be asked)";
-  return *library ? "given to MPI as it is (the MPI library says it can read it)"
-                  : "staged through host memory (the MPI library says it cannot read it)";
+  return *library ? "given to MPI as it is (the MPI library reports that it can read it)"
+                  : "staged through host memory (the MPI library reports that it cannot)";
 }
 
 }  // namespace trireme::comm

@@ -133,7 +133,7 @@ void Grid::use_shared(const GridOptions& options) {
       if (why.empty()) why = reason;
     }
     BackendFacts facts = backend_facts(options);
-    facts.no_room = why;
+    facts.no_space = why;
     backends_ = choose_backends(options.comm, shape_, shard_, facts);
     warnings_.push_back(why + ": ranks of a node send messages instead");
     return;

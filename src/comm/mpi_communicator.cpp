@@ -134,13 +134,13 @@ class Staging {
   }
   /// `tensor` in host memory, contiguous, with its values when the operation begins.
   Tensor bring(const Tensor& tensor) {
-    const Tensor staged = room(tensor);
+    const Tensor staged = staging_memory(tensor);
     if (!direct_) in_.push_back({bytes_of(staged), bytes_of(tensor), tensor.bytes()});
     return staged;
   }
   /// Host memory for `tensor`, which gets what is there when the operation has ended.
-  Tensor room_for(const Tensor& tensor) {
-    const Tensor staged = room(tensor);
+  Tensor output_for(const Tensor& tensor) {
+    const Tensor staged = staging_memory(tensor);
     take_away(tensor, staged);
     return staged;
   }
@@ -157,7 +157,7 @@ class Staging {
   }
 
  private:
-  Tensor room(const Tensor& tensor) {
+  Tensor staging_memory(const Tensor& tensor) {
     if (direct_) return tensor;
     blocks_.push_back(pool_->take(tensor.bytes()));
     return {blocks_.back(), tensor.type(), tensor.shape()};
@@ -182,12 +182,12 @@ class MpiCommunicator : public Communicator {
     group_.traffic = &counter_;
     group_.messages = messages;
     group_.scratch = [this](device::Device& device, std::size_t bytes) {
-      device::Buffer& room = device.is_host() ? scratch_ : device_scratch_;
-      if (room.bytes() < bytes) {
-        room = device::Buffer();  // never both at once
-        room = device::Buffer(ledger_, device::Use::communication, bytes, device);
+      device::Buffer& buffer = device.is_host() ? scratch_ : device_scratch_;
+      if (buffer.bytes() < bytes) {
+        buffer = device::Buffer();  // never both at once
+        buffer = device::Buffer(ledger_, device::Use::communication, bytes, device);
       }
-      return room.data();
+      return buffer.data();
     };
     if (scratch > 0) group_.scratch(device::host_device(), scratch);
   }
@@ -228,7 +228,7 @@ device::Event MpiCommunicator::start_reduction(SliceReduction job, device::Strea
     staging.take_away(data, job.data);
   } else {
     job.data = staging.bring(job.data);
-    job.output = staging.room_for(job.output);
+    job.output = staging.output_for(job.output);
   }
   return staging.enqueue(make_reduction(group_, staging.place(), std::move(job)));
 }
@@ -237,7 +237,7 @@ device::Event MpiCommunicator::start_gather(const Tensor& output, const Tensor& 
                                             const std::vector<std::int64_t>& begins,
                                             device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor from = staging.bring(input), to = staging.room_for(output);
+  const Tensor from = staging.bring(input), to = staging.output_for(output);
   const auto element = static_cast<std::int64_t>(size_of(output.type()));
   return staging.enqueue(
       make_exchange(group_, staging.place(), OperationKind::all_gather,
@@ -248,7 +248,7 @@ device::Event MpiCommunicator::start_gather(const Tensor& output, const Tensor& 
 device::Event MpiCommunicator::start_broadcast(const Tensor& data, int root,
                                                device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
-  const Tensor staged = rank() == root ? staging.bring(data) : staging.room_for(data);
+  const Tensor staged = rank() == root ? staging.bring(data) : staging.output_for(data);
   return staging.enqueue(make_broadcast(group_, staging.place(), staged, root));
 }
 
@@ -256,7 +256,7 @@ device::Event MpiCommunicator::start_exchange(OperationKind kind, std::vector<Me
                                               device::Stream& stream) {
   Staging staging(pool_, stream, group_.messages.direct);
   for (Message& message : messages) {
-    message.data = message.send ? staging.bring(message.data) : staging.room_for(message.data);
+    message.data = message.send ? staging.bring(message.data) : staging.output_for(message.data);
   }
   std::vector<LocalCopy> copies = take_own_messages(messages, rank());
   return staging.enqueue(

@@ -169,8 +169,8 @@ Steps NcclCommunicator::own_sum(const SliceReduction& job, device::Queue& queue)
   const std::int64_t piece =
       piece_elements(size(), longest, job.element(), runtime_.options().scratch);
   const std::int64_t stride = lane(piece, job.element());
-  std::byte* const room = scratch(static_cast<std::size_t>(stride * (size() - 1)));
-  const auto lane_of = [=, own = rank()](int r) { return room + (r < own ? r : r - 1) * stride; };
+  std::byte* const lanes = scratch(static_cast<std::size_t>(stride * (size() - 1)));
+  const auto lane_of = [=, own = rank()](int r) { return lanes + (r < own ? r : r - 1) * stride; };
   const char* const name = name_of(job.kind()).data();
 
   Steps steps;

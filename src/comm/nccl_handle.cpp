@@ -18,7 +18,7 @@ NcclApi::UniqueId agree_on_id(NcclApi& api, Communicator& mpi, const std::string
     NcclApi::UniqueId id{};
     const Result result = api.get_unique_id(id);
     if (result != Result::success) {
-      throw Error("nccl: group {}: no unique id: {}; {} = mpi does without NCCL", name,
+      throw Error("nccl: group {}: no unique id: {}; {} = mpi avoids NCCL", name,
                   api.describe(result, nullptr), key);
     }
     return std::string(id.data(), id.size());
@@ -126,7 +126,7 @@ void NcclHandle::require(Result result, const char* operation) {
 
 void NcclHandle::fail(const std::string& operation, const std::string& reason) {
   give_up(std::make_exception_ptr(
-      Error("nccl: {} on {}: {}; NCCL_DEBUG=WARN tells more, {} = mpi does without NCCL", operation,
+      Error("nccl: {} on {}: {}; NCCL_DEBUG=WARN shows more, {} = mpi avoids NCCL", operation,
             where_, reason, key_)));
   if (watched_) runtime_.abandon_soon(failure_);
   std::rethrow_exception(failure_);

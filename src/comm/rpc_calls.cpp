@@ -33,8 +33,8 @@ void Endpoint::serve_bytes(const std::string& name, Handler handler) {
 
 std::shared_future<Bytes> Endpoint::call_bytes(const char* name, int peer, const Bytes& request,
                                                std::span<const std::byte> bulk,
-                                               std::span<std::byte> room) {
-  return service_->call(name, peer, request, bulk, room);
+                                               std::span<std::byte> reply_bulk) {
+  return service_->call(name, peer, request, bulk, reply_bulk);
 }
 
 void Arrived::receive(std::span<std::byte> memory,
@@ -44,9 +44,9 @@ void Arrived::receive(std::span<std::byte> memory,
 
 void Arrived::reply(const Bytes& value, std::span<const std::byte> bulk_of_reply,
                     const std::function<void()>& sent) {
-  if (bulk_of_reply.size() > room) {
-    throw Error("a reply with {} bytes of bulk to {}: its caller has room for {}",
-                bulk_of_reply.size(), name, room);
+  if (bulk_of_reply.size() > capacity) {
+    throw Error("a reply with {} bytes of bulk to {}: its caller takes at most {}",
+                bulk_of_reply.size(), name, capacity);
   }
   answer(Kind::reply, value, bulk_of_reply, sent);
 }
@@ -67,14 +67,14 @@ void Arrived::answer(Kind kind, const Bytes& value, std::span<const std::byte> b
 
 std::shared_future<Bytes> Service::call(const char* name, int rank, const Bytes& request,
                                         std::span<const std::byte> bulk,
-                                        std::span<std::byte> room) {
+                                        std::span<std::byte> reply_bulk) {
   require_peer(rank, name);
   TRIREME_ASSERT(started_, "rpc: {} is called before start()", name);
   auto call = std::make_shared<Outgoing>();
   call->name = name;
   call->peer = rank;
   call->bulk = bulk;
-  call->room = room;
+  call->reply_bulk = reply_bulk;
   {
     const std::lock_guard lock(mutex_);
     if (closing_) throw Error("rpc: {} is called after the endpoint was closed", name);
@@ -91,8 +91,8 @@ std::shared_future<Bytes> Service::call(const char* name, int rank, const Bytes&
     }
     call->number = ++calls_;
   }
-  const Heading heading{Kind::request, call->slot,  call->number,
-                        bulk.size(),   room.size(), call->name.size()};
+  const Heading heading{Kind::request, call->slot,        call->number,
+                        bulk.size(),   reply_bulk.size(), call->name.size()};
   std::shared_future<Bytes> reply = call->promise.get_future().share();
   if (!post([this, call, message = message_of(heading, call->name, request)]() mutable {
         begin(call, std::move(message));
@@ -186,7 +186,7 @@ void Service::deliver_request(int rank, const Heading& heading, std::string_view
   call->slot = heading.slot;
   call->number = heading.call;
   call->bulk = heading.bulk;
-  call->room = heading.room;
+  call->capacity = heading.capacity;
   call->received = heading.bulk == 0;
   peer(rank).arrived.emplace(call->number, call);
   const auto handler = handlers_.find(name);
@@ -224,7 +224,7 @@ void Service::deliver_answer(int rank, const Heading& heading, std::span<const s
     }
     end_if_complete(call);
   };
-  mail_.receive_bulk(rank, reply_bulk_tag(call->slot), call->room.first(heading.bulk), ended);
+  mail_.receive_bulk(rank, reply_bulk_tag(call->slot), call->reply_bulk.first(heading.bulk), ended);
 }
 
 void Service::receive(std::shared_ptr<Arrived> call, std::span<std::byte> memory,

@@ -86,11 +86,11 @@ constexpr int reply_bulk_tag(int slot) { return 2 + 2 * slot; }
 /// Begins every message; the method's name and the value's bytes follow.
 struct Heading {
   Kind kind = Kind::heartbeat;
-  std::int32_t slot = 0;   // of the caller for this peer: gives the tags of its bulk
-  std::uint64_t call = 0;  // by the caller's count
-  std::uint64_t bulk = 0;  // bytes beside the message
-  std::uint64_t room = 0;  // bytes of bulk that a reply may have
-  std::uint64_t name = 0;  // bytes of the method's name
+  std::int32_t slot = 0;       // of the caller for this peer: gives the tags of its bulk
+  std::uint64_t call = 0;      // by the caller's count
+  std::uint64_t bulk = 0;      // bytes beside the message
+  std::uint64_t capacity = 0;  // bytes of bulk that a reply may have
+  std::uint64_t name = 0;      // bytes of the method's name
 };
 
 /// A call that this rank made; the service thread's.
@@ -99,7 +99,7 @@ struct Outgoing {
   int peer = 0, slot = -1;
   std::uint64_t number = 0;
   std::span<const std::byte> bulk;
-  std::span<std::byte> room;
+  std::span<std::byte> reply_bulk;
   bool sent = false;      // the request's bulk is the caller's again
   bool answered = false;  // a reply is here, or never will be
   bool received = false;  // the reply's bulk too
@@ -119,7 +119,7 @@ class Service : public std::enable_shared_from_this<Service> {
   int size() const { return mail_.size(); }
   std::thread::id thread_id() const { return thread_id_; }
   std::shared_future<Bytes> call(const char* name, int peer, const Bytes& request,
-                                 std::span<const std::byte> bulk, std::span<std::byte> room);
+                                 std::span<const std::byte> bulk, std::span<std::byte> reply_bulk);
   void lose(int peer, const std::string& why);
   bool close(double seconds);
 

@@ -305,9 +305,9 @@ bool consecutive(std::span<const int> node_of) {
 /// The largest tensor degree below the given one that leaves the other axes but data as they are
 /// and whose groups are inside nodes.
 int largest_tensor(const GridShape& shape, std::span<const int> node_of) {
-  const int room = shape.of(Axis::tensor) * shape.of(Axis::data);
+  const int ranks = shape.of(Axis::tensor) * shape.of(Axis::data);
   for (int tensor = shape.of(Axis::tensor) - 1; tensor > 1; --tensor) {
-    if (room % tensor != 0) continue;
+    if (ranks % tensor != 0) continue;
     int begin = 0;
     while (begin < shape.size() && together(node_of, begin, tensor, 1)) begin += tensor;
     if (begin == shape.size()) return tensor;

@@ -18,12 +18,12 @@ constexpr std::size_t alignment = 64;
 constexpr const char* folder = "/dev/shm";
 
 /// Bytes free where MPI libraries keep windows; no limit where none is set or known.
-std::size_t free_room() {
-  struct statvfs room {};
-  if (::statvfs(folder, &room) != 0 || room.f_blocks == 0) {
+std::size_t free_space() {
+  struct statvfs space {};
+  if (::statvfs(folder, &space) != 0 || space.f_blocks == 0) {
     return std::numeric_limits<std::int64_t>::max();
   }
-  return static_cast<std::size_t>(room.f_bavail) * room.f_frsize;
+  return static_cast<std::size_t>(space.f_bavail) * space.f_frsize;
 }
 
 std::int64_t reduce(MPI_Comm node, std::size_t value, MPI_Op operation) {
@@ -41,23 +41,23 @@ std::byte* aligned_up(void* memory) {
 
 std::unique_ptr<SharedWindow> SharedWindow::make(MPI_Comm node, std::size_t bytes,
                                                  device::MemoryLedger& ledger, std::string& why,
-                                                 std::optional<std::size_t> room) {
+                                                 std::optional<std::size_t> space) {
   TRIREME_ASSERT(bytes % alignment == 0, "{} bytes", bytes);
   // Asked first: a library that runs out of memory on one rank may leave the others waiting.
   // Libraries round segments up to pages and keep their own state beside them.
   constexpr std::size_t beside = std::size_t{64} << 10;
   const std::int64_t needed = reduce(node, bytes + beside, MPI_SUM);
-  const std::int64_t free = reduce(node, room.value_or(free_room()), MPI_MIN);
+  const std::int64_t free = reduce(node, space.value_or(free_space()), MPI_MIN);
   const auto mebibytes = [](std::int64_t n) { return static_cast<double>(n) / (1 << 20); };
   why = fmt::format("{} has {:.1f} MiB free, and the windows of a node's ranks take {:.1f} MiB",
                     folder, mebibytes(free), mebibytes(needed));
   if (needed > free) return nullptr;
   std::unique_ptr<SharedWindow> window(new SharedWindow(node, bytes, ledger));
-  // Room that is free is not yet ours, and who touches what is not there is killed.
+  // Free space may be taken meanwhile, and touching a missing page kills the process.
   if (reduce(node, window->populate() ? 1 : 0, MPI_MIN) == 0) {
     why = fmt::format(
         "{} had {:.1f} MiB free for the windows of a node's ranks, which take {:.1f} "
-        "MiB, but something else took the room meanwhile",
+        "MiB, but something else took the space meanwhile",
         folder, mebibytes(free), mebibytes(needed));
     return nullptr;
   }

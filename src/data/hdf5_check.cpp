@@ -31,10 +31,10 @@ class Structures {
   std::uint64_t size() const { return size_; }  // of the file, in bytes
 
   Bytes read(std::uint64_t at, std::uint64_t size) {
-    if (at > size_ || size > size_ - at) damaged("a structure lies outside of the file");
+    if (at > size_ || size > size_ - at) damaged("a structure is outside of the file");
     if (size > most_bytes) damaged("a structure is larger than any that this program writes");
     // Structures of a sound file hardly ever overlap.
-    if (size > budget_) damaged("its structures lie one over another");
+    if (size > budget_) damaged("its structures overlap");
     budget_ -= size;
     std::vector<std::uint8_t> bytes(size);
     if (file_.read_at(bytes.data(), size, static_cast<std::int64_t>(at)) < size) {
@@ -119,12 +119,12 @@ class DenseLinks {
  private:
   void direct_block(std::uint64_t at, std::uint64_t offset, std::uint64_t size) {
     if (at > structures_.size() || size > structures_.size() - at) {
-      damaged("a heap of links lies outside of the file");
+      damaged("a heap of links is outside of the file");
     }
     Bytes begin = structures_.block(at, 17, "FHDB");
     begin.expect(0, 1, "a heap of links is of another version");
     begin.expect(head_, 8, "a block belongs to another heap");
-    begin.expect(offset, 4, "a block lies elsewhere in its heap");
+    begin.expect(offset, 4, "a block is elsewhere in its heap");
     blocks_[offset] = {at, size};
   }
 
@@ -133,7 +133,7 @@ class DenseLinks {
     Bytes bytes = structures_.block(at, 17 + 8 * heap_width * count + 4, "FHIB");
     bytes.expect(0, 1, "a heap of links is of another version");
     bytes.expect(head_, 8, "a block belongs to another heap");
-    bytes.expect(offset & 0xFFFFFFFFU, 4, "a block lies elsewhere in its heap");
+    bytes.expect(offset & 0xFFFFFFFFU, 4, "a block is elsewhere in its heap");
     for (std::uint64_t row = 0; row < count; ++row) {
       for (std::uint64_t i = 0; i < heap_width; ++i, offset += block_size(row)) {
         const std::uint64_t child = bytes.number(8);
@@ -173,14 +173,14 @@ class DenseLinks {
   void name_record(Bytes& node, Object& found) {
     constexpr std::uint64_t block_head = 21;
     node.skip(4);  // hash of the name
-    node.expect(0, 1, "a link lies elsewhere than in its heap");
+    node.expect(0, 1, "a link is elsewhere than in its heap");
     const std::uint64_t offset = node.number(4), length = node.number(2);
     auto next = blocks_.upper_bound(offset);
-    if (next == blocks_.begin()) damaged("a link lies outside of its heap");
+    if (next == blocks_.begin()) damaged("a link is outside of its heap");
     const auto& [begin, place] = *std::prev(next);
     const std::uint64_t inside = offset - begin;
     if (inside < block_head || inside > place.size || length > place.size - inside) {
-      damaged("a link lies outside of its heap");
+      damaged("a link is outside of its heap");
     }
     Bytes body = structures_.read(place.address + inside, length);
     take_link(body, found);
@@ -290,10 +290,10 @@ class Walk {
     const std::uint64_t page = std::uint64_t{1} << page_bits;
     const std::uint64_t pages = entries > page ? (entries + page - 1) >> page_bits : 0;
     // Checksums of each page, or one in all.
-    if (entries > structures_.size()) damaged("an index of chunks lies outside of the file");
+    if (entries > structures_.size()) damaged("an index of chunks is outside of the file");
     const std::uint64_t bytes = checked_product(entries, entry) + 18 + (pages + 7) / 8 + 4 * pages;
     if (data > structures_.size() || bytes > structures_.size() - data)
-      damaged("an index of chunks lies outside of the file");
+      damaged("an index of chunks is outside of the file");
     Bytes begin = structures_.block(data, 14, "FADB");
     begin.expect(0, 1, "an index of chunks is of another version");
     begin.expect(found.filtered ? 1 : 0, 1, "an index of chunks is of another kind");

@@ -262,7 +262,7 @@ class HuggingFace : public Tokenizer {
     return at;
   }
 
-  /// Added tokens of round 0 and 1; what is between them goes on to the next step.
+  /// Added tokens of round 0 and 1; what is between them continues to the next step.
   std::size_t encode_round(std::size_t round, std::string_view text, bool ends,
                            std::vector<std::int32_t>& ids) const {
     if (round == rounds_.size()) return encode_pieces(text, ends, ids);

@@ -230,7 +230,7 @@ class AsyncHost {
   bool left_ = false;
 };
 
-/// Finds and reads the checkpoint to go on from, on the servers (`host`). Collective over all
+/// Finds and reads the checkpoint to continue from, on the servers (`host`). Collective over all
 /// ranks, which all learn which ones were `passed_over`.
 ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::string>& passed_over) {
   ResumePoint point;
@@ -328,8 +328,8 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
       if (servers) ::sleep(1);  // it knows why, and reports it first
       throw;
     }
-    // The others may go on without this rank: it must neither end the job nor claim the reporting
-    // of its node.
+    // The others may continue without this rank: it must neither end the job nor claim the
+    // reporting of its node.
     fmt::print(
         stderr, "trireme: {}\n",
         config::one_line(

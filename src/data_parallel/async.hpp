@@ -44,7 +44,7 @@ struct AsyncJob : ServedJob {
     heartbeats.end();
     starting.reset();
   }
-  /// Whether other workers may go on when this one ends.
+  /// Whether other workers may continue when this one ends.
   bool may_lose_a_worker() const { return config.server.tolerate_failures && !starting; }
 
   Starting& heartbeats;

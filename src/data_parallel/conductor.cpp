@@ -254,7 +254,7 @@ void Conductor::lose(int worker, const std::string& why) {
     throw Error("{}; look there for its last words, or set server.tolerate_failures", line);
   }
   if (tickets_->alive() == 0) throw Error("{}, and it was the last one", line);
-  reporter_.warn(fmt::format("{}; {} workers go on{}", line, tickets_->alive(),
+  reporter_.warn(fmt::format("{}; {} workers continue{}", line, tickets_->alive(),
                              left ? ", one of them with what it had begun" : ""));
   answer();
 }

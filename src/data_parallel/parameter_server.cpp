@@ -134,7 +134,7 @@ void ParameterServer::take_settlement(Call<Nothing> call, const messages::Settle
 }
 
 void ParameterServer::take_pull(Call<std::int64_t> call, const messages::GroupOf& request) {
-  shards_.values_for(call.caller(), request.group, call.room());
+  shards_.values_for(call.caller(), request.group, call.capacity());
   Pull pull{std::move(call), static_cast<int>(request.group)};
   {
     const Lock lock(mutex_);
@@ -146,7 +146,7 @@ void ParameterServer::take_pull(Call<std::int64_t> call, const messages::GroupOf
       return;
     }
     // What comes after the step is done; the first model is no step's.
-    if (request.number > 0) sent_ += static_cast<std::int64_t>(pull.call.room());
+    if (request.number > 0) sent_ += static_cast<std::int64_t>(pull.call.capacity());
   }
   answer(std::move(pull));
 }
@@ -190,7 +190,7 @@ void ParameterServer::finish_step() {
     norm_.reset();
     settled.swap(settled_);
     pulls.swap(pulls_);
-    for (const Pull& pull : pulls) sent_ += static_cast<std::int64_t>(pull.call.room());
+    for (const Pull& pull : pulls) sent_ += static_cast<std::int64_t>(pull.call.capacity());
   }
   for (Call<Nothing>& call : settled) call.reply({});
   for (Pull& pull : pulls) answer(std::move(pull));
@@ -274,7 +274,7 @@ void AsyncServer::take_commit(Call<Nothing> call, const messages::Commit& commit
 }
 
 void AsyncServer::take_pull(Call<std::int64_t> call, const messages::GroupOf& request) {
-  shards_.values_for(call.caller(), request.group, call.room());
+  shards_.values_for(call.caller(), request.group, call.capacity());
   const auto g = static_cast<int>(request.group);
   queue_.post({"send the model", [this, g, call = std::move(call)]() mutable {
                  const Tensor values = shards_.values(g);

@@ -109,7 +109,7 @@ Tensor ServerShards::values_for(int rank, std::int64_t group, std::size_t bytes)
   check_group(group);
   const Tensor own = values(static_cast<int>(group));
   if (bytes == own.bytes()) return own;
-  throw Error("room for {} bytes of group {}, of which this server has {}", bytes, group,
+  throw Error("a buffer of {} bytes for group {}, of which this server has {}", bytes, group,
               own.bytes());
 }
 

@@ -55,7 +55,7 @@ class HostDevice final : public Immediate<Device> {
     if (posix_memalign(&memory, large ? large_page : line, size) != 0) return nullptr;
 #ifdef MADV_HUGEPAGE
     // Whole large pages: fewer faults now, fewer misses of addresses in every step. Where the
-    // system has none to give it goes on with small ones.
+    // system has none to give it continues with small ones.
     if (large) ::madvise(memory, size / large_page * large_page, MADV_HUGEPAGE);
 #endif
     std::memset(memory, 0, size);

@@ -71,7 +71,7 @@ Event Stream::enqueue(std::unique_ptr<Operation> operation) {
     const std::lock_guard lock(queue_mutex_);
     queue_.push_back({std::move(operation), event.state_, device_.fence()});
   }
-  if (queued) poll();  // the device goes on by itself
+  if (queued) poll();  // the device continues by itself
   return event;
 }
 

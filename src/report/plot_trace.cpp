@@ -162,7 +162,7 @@ std::optional<Plot> plot_trace(const Run& run, const ReadOptions& options) {
     for (std::size_t k = 0; k < kinds().size(); ++k) {
       for (const TraceSpan& span : spans_in(spans, static_cast<int>(k), *window)) {
         const auto y = static_cast<double>(row);
-        // What goes on beside compute is a strip of its own below it.
+        // Work beside compute is a strip of its own below it.
         const bool beside = span.stream != 0;
         blocks[k] +=
             fmt::format("{:.4f} {:.4f} {:.2f} {:.2f} {:.2f}\n", (span.begin - window->first) / 1e3,

@@ -211,7 +211,7 @@ std::string timing_table(const TimeAccount& account) {
   text += line;
   add("total", account.total, account.total, account.total);
   for (const auto& [section, seconds] : account.overlapped) {
-    text += fmt::format("beside these, hidden behind them: {} {:.4f} s\n", section, seconds);
+    text += fmt::format("overlapped, not in the total: {} {:.4f} s\n", section, seconds);
   }
   if (!adds_up(account)) text += "! sections overlap: the rows do not add up to the total\n";
   return text;

@@ -164,7 +164,7 @@ class Validation {
     return std::pair(source->stage, source->gradient ? made.input : made.forward);
   }
 
-  /// Every stage goes on as far as the others let it, until all are done or none can.
+  /// Every stage continues as far as the others let it, until all are done or none can.
   void check_progress() {
     std::vector<int> done(at(schedule_.stages), 0);
     std::vector<int> work;

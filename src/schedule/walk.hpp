@@ -49,7 +49,7 @@ class Walk {
  public:
   Walk(const Schedule& schedule, const std::vector<StageSteps>& lists, const Costs& costs);
 
-  /// Goes on until nothing moves; true when every list is at its end.
+  /// Continues until nothing moves; true when every list is at its end.
   bool run();
 
   /// Of the computes that ran. [stages][…]

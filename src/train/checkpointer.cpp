@@ -245,7 +245,7 @@ void Checkpointer::attempt(Failure failure, std::int64_t step, const std::functi
                                     {{"continue", false}, {"stop", true}});
     if (failure == Failure::stops || stops) throw;
     reporter_.event(step, "save failed", error.what());
-    reporter_.warn(fmt::format("{}; training goes on", error.what()));
+    reporter_.warn(fmt::format("{}; training continues", error.what()));
   }
 }
 

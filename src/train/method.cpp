@@ -26,7 +26,7 @@ void Method::load_shared(const checkpoint::Reader& reader, Health& health,
   const auto workers = kept_workers(reader);
   if (!workers || !workers->own_states) return;
   notes.push_back(fmt::format(
-      "its {} workers had optimizer states of their own: all go on from the first one's",
+      "its {} workers had optimizer states of their own: all continue from the first one's",
       workers->each.size()));
 }
 

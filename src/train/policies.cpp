@@ -78,7 +78,7 @@ SignalWatch::SignalWatch(std::map<int, std::string> signals) : signals_(std::mov
   for (const auto& [signal, name] : signals_) {
     struct sigaction action {};
     action.sa_handler = note_signal;
-    action.sa_flags = SA_RESTART;  // system calls under way go on
+    action.sa_flags = SA_RESTART;  // system calls under way continue
     ::sigemptyset(&action.sa_mask);
     ::sigaction(signal, &action, &before_[signal]);
   }

@@ -84,8 +84,8 @@ void RunReporter::record(const std::function<void(report::RunRecord&)>& write) {
     write(*record_);
   } catch (const Error& error) {  // reported once, and ends nothing
     if (std::exchange(record_fails_, true)) return;
-    warn(
-        fmt::format("{}; training goes on, and its record lacks lines from here on", error.what()));
+    warn(fmt::format("{}; training continues, and its record lacks lines from here on",
+                     error.what()));
   }
 }
 
@@ -172,7 +172,7 @@ void RunReporter::stop(std::int64_t step, const std::string& why) {
   event(step, "stop", why);
   const RunConfig& config = job_.config;
   stopped_ = fmt::format(
-      "stopped at step {} of {}: {}; saved: start again{} to go on (exit code {})", step,
+      "stopped at step {} of {}: {}; saved: start again{} to continue (exit code {})", step,
       config.train.steps, why, config.checkpoint.resume == "never" ? " with --resume auto" : "",
       exit_code(Ending::requeue));
 }

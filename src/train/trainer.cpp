@@ -248,7 +248,7 @@ void Trainer::report_steps() {
   method_.merge(period_);
   for (const report::StepMetrics& metrics : period_.metrics) reporter_.step(metrics);
   if (const std::string& refusal = replica_.engine().graphs().refusal(); !refusal.empty()) {
-    reporter_.warn_of_graphs(fmt::format("device.graphs: {}; training goes on without", refusal));
+    reporter_.warn_of_graphs(fmt::format("device.graphs: {}; training continues without", refusal));
   }
   const std::int64_t skipped = period_.skipped_in_a_row;
   if (skipped < job_.config.train.skip_limit) return;

@@ -89,7 +89,7 @@ void check_average(const RunConfig& config) {
              config.average.states() == AverageConfig::States::reset,
          "precision.rounding", config.precision.rounding,
          "must be nearest with average.optimizer_state = reset, after which updates are counted "
-         "anew and would draw the same again",
+         "again and would draw the same ones",
          "use nearest, or average.optimizer_state = keep");
 }
 

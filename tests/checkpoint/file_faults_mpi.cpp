@@ -83,7 +83,7 @@ class FileFaultsMpi : public testing::Test {
     try {
       if (background) {
         Save save(root_, {.step = step}, pieces, device::host_device(), *world_, ledger_, layout);
-        std::fill(whole.bytes.begin(), whole.bytes.end(), std::byte{0});  // training goes on
+        std::fill(whole.bytes.begin(), whole.bytes.end(), std::byte{0});  // training continues
         save.finish();
       } else {
         save(root_, {.step = step}, pieces, *world_, layout);

@@ -144,7 +144,7 @@ void save(const fs::path& root, std::int64_t step, bool background, bool by_node
   }
   trireme::checkpoint::Save save(root, {.step = step}, pieces, trireme::device::host_device(),
                                  world, ledger, layout);
-  for (auto& each : data) each.assign(each.size(), -1);  // training goes on
+  for (auto& each : data) each.assign(each.size(), -1);  // training continues
   while (!world.all_agree(save.written())) std::this_thread::yield();
   save.finish();
 }

@@ -101,9 +101,9 @@ TEST(Backend, GroupsThatSpanNodesSendMessages) {
 }
 
 TEST(Backend, WithoutSpaceForSharedMemoryMessagesAreSent) {
-  const BackendFacts facts{.no_room = "/dev/shm is full"};
+  const BackendFacts facts{.no_space = "/dev/shm is full"};
   EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
-  EXPECT_THAT(refusal(data_by("shared"), facts), HasSubstr("/dev/shm is full; make room"));
+  EXPECT_THAT(refusal(data_by("shared"), facts), HasSubstr("/dev/shm is full; free space"));
 }
 
 TEST(Backend, EachAxisHasItsOwnGroups) {

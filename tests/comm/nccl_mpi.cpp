@@ -288,14 +288,13 @@ TEST_F(Nccl, WithoutAnIdAllRanksFail) {
 TEST_F(Nccl, ARefusedInitializationIsAnError) {
   if (groups_.hosts.world()->size() == 1) return;
   double_.refuse("init", Result::internal_error);
-  EXPECT_THAT(
-      what([&] {
-        runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "context",
-                      "comm.tensor");
-      }),
-      AllOf(HasSubstr("nccl: init on rank"), HasSubstr("of group context"),
-            HasSubstr("words for 3"),
-            HasSubstr("; NCCL_DEBUG=WARN tells more, comm.tensor = mpi does without NCCL")));
+  EXPECT_THAT(what([&] {
+                runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "context",
+                              "comm.tensor");
+              }),
+              AllOf(HasSubstr("nccl: init on rank"), HasSubstr("of group context"),
+                    HasSubstr("words for 3"),
+                    HasSubstr("; NCCL_DEBUG=WARN shows more, comm.tensor = mpi avoids NCCL")));
   EXPECT_THROW(groups_.device.synchronize(), Error);
   EXPECT_EQ(double_.alive(), 0);
 }

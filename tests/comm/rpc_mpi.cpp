@@ -127,7 +127,7 @@ void serve_transform(Endpoint& endpoint, std::atomic<int>& sent) {
       for (std::size_t i = 0; i < memory->size(); ++i) {
         wrong += (*memory)[i] != pattern(seed, i) ? 1 : 0;
       }
-      auto answer = std::make_shared<Bytes>(patterned(seed + 1, call.room() * 2 / 3));
+      auto answer = std::make_shared<Bytes>(patterned(seed + 1, call.capacity() * 2 / 3));
       call.reply(wrong, *answer, [answer, &sent] { ++sent; });
     });
   });
@@ -200,7 +200,7 @@ TEST(RemoteCall, ReturnsErrors) {
     if (how == "drop") return;
     if (how == "fail") return call.fail("failed on purpose");
     static const Bytes much(1000);
-    if (how == "room") return call.reply({}, much);
+    if (how == "capacity") return call.reply({}, much);
     if (how == "wrong") return call.receive({}, [](const Call<Nothing>&) {});
     auto memory = std::make_shared<Bytes>(call.bulk_bytes());
     call.receive(*memory, [memory](const Call<Nothing>&) { throw Error("thrown after bulk"); });
@@ -218,8 +218,8 @@ TEST(RemoteCall, ReturnsErrors) {
     EXPECT_EQ(words("drop"), where + "destroyed unanswered");
     EXPECT_EQ(words("fail"), where + "failed on purpose");
     EXPECT_EQ(words("after"), where + "thrown after bulk");
-    EXPECT_THAT(words("room"), HasSubstr("1000 bytes of bulk to misbehave: its caller has room "
-                                         "for 0"));
+    EXPECT_THAT(words("capacity"),
+                HasSubstr("1000 bytes of bulk to misbehave: its caller takes at most 0"));
     EXPECT_THAT(words("wrong"), HasSubstr("200001 bytes of bulk for memory of 0"));
     EXPECT_EQ(failure_of(endpoint.call(greet, peer, std::string("x"))),
               fmt::format("rank {0}, greet: rank {0} serves no method of this name", peer));

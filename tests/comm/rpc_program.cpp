@@ -40,7 +40,7 @@ struct Server {
       call.receive(*memory, [this, memory, number](rpc::Call<std::int64_t> call) {
         const std::lock_guard lock(mutex);
         ++made[call.caller()];
-        memory->resize(call.room());
+        memory->resize(call.capacity());
         call.reply(number + 1, *memory, [memory] {});
       });
     });

@@ -67,13 +67,13 @@ TEST_F(Structure, MalformedFilesAreRefusedBeforeTheLibrarySeesThem) {
   refused("an index of chunks does not fit",
           [&](File& file) { put(file, index + 8, 1U << 30, 8); });
   refused("an index of chunks does not fit", [&](File& file) { put(file, index + 6, 255, 1); });
-  refused("lies outside of the file",
+  refused("is outside of the file",
           [&](File& file) { put(file, index + 16, file.size() - 20, 8); });
   refused("belongs to another", [&](File& file) { put(file, entries + 6, 48, 8); });
   refused("no FADB at byte", [&](File& file) { put(file, index + 16, 48, 8); });
   refused("its format is not that of HDF5 1.10", [&](File& file) { put(file, 8, 2, 1); });
   refused("its superblock says", [&](File& file) { put(file, 28, file.size() + 1, 8); });
-  refused("lies outside of the file", [&](File& file) { put(file, 36, ~std::uint64_t{0} - 2, 8); });
+  refused("is outside of the file", [&](File& file) { put(file, 36, ~std::uint64_t{0} - 2, 8); });
   refused("no OHDR at byte", [&](File& file) { put(file, 36, 4000, 8); });
   refused("a dataspace is none that can be", [&](File& file) { put(file, tokens + 13, 33, 1); });
   refused("an object header is of another version", [&](File& file) { put(file, root + 4, 1, 1); });
@@ -92,7 +92,7 @@ TEST_F(Structure, AHeaderThatContinuesInItselfIsRefused) {
                 put(file, inside + 3, 0, 1);
                 std::memcpy(file.data() + inside + 4, file.data() + message + 4, 16);
               }),
-              HasSubstr("its structures lie one over another"));
+              HasSubstr("its structures overlap"));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ Tokens tokens_for(const ModelConfig& config, std::int64_t sequences) {
   return tokens;
 }
 
-/// Cuts each sequence into documents of unequal length, at which positions begin anew.
+/// Cuts each sequence into documents of unequal length, at which positions begin again.
 Tokens with_documents(Tokens tokens) {
   for (std::int64_t r = 0; r < tokens.rows(); ++r) {
     const std::int64_t sequence = r / tokens.length, t = r % tokens.length, cut = 3 + sequence;

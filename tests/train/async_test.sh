@@ -238,7 +238,7 @@ for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   check killed 250 4 "any(re.match('lost: worker rank $rank is lost: ($why)', e) for e in events)"
   check killed 250 4 "st['updates'] == 1000"
   compgen -G 'killed/step-00000250/manifest.json' >/dev/null || fail "killed: no checkpoint"
-  grep -Eq "warning: worker rank $rank is lost: ($why).*; 3 workers go on" out || fail "killed: not reported"
+  grep -Eq "warning: worker rank $rank is lost: ($why).*; 3 workers continue" out || fail "killed: not reported"
   echo "kill $i${transport:+ over TCP}: rank $rank, the others went on"
 done
 transport=

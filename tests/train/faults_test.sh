@@ -142,7 +142,7 @@ if mount -t tmpfs -o size=600k tmpfs disk 2>/dev/null; then
     rm -rf disk/*
     run disk/full --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false --checkpoint.async=$async
     [ "$code" -eq 0 ] || fail "failed save, async $async: exit code $code"
-    [ "$(grep -c '^warning: checkpoint not saved: .*No space.*; training goes on$' out)" -eq 3 ] || fail "failed save, async $async: no warnings"
+    [ "$(grep -c '^warning: checkpoint not saved: .*No space.*; training continues$' out)" -eq 3 ] || fail "failed save, async $async: no warnings"
     [ "$(grep -c '"save failed"' disk/full/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "failed save, async $async: not in the record"
     [ -z "$(ls -d disk/full/step-* 2>/dev/null)" ] || fail "failed save, async $async: something was left"
   done

@@ -69,7 +69,7 @@ std::filesystem::path save(const std::filesystem::path& root, const State& state
                            const std::vector<Piece>& pieces, comm::Communicator& world,
                            const FileLayout& layout = {});
 
-/// The same in two parts, so that training can go on while a background thread writes: the
+/// The same in two parts, so that training can continue while a background thread writes: the
 /// constructor agrees on what is to be written and copies it from `device` to memory of its own, on
 /// the host, entered in `ledger`; finish() makes the checkpoint exist. Both are collective and
 /// throw what save throws; written() is asked in between.

@@ -31,7 +31,7 @@ struct CheckpointConfig {
                config::one_of({"continue", "stop"}));
     fields.add(
         "async", async,
-        "copy the state to host memory and write it while training goes on; the last save is "
+        "copy the state to host memory and write it while training continues; the last save is "
         "never so");
     fields.add("at_end", at_end, "save after the last step");
     fields.add("keep", keep, "newest checkpoints kept", config::at_least(1));

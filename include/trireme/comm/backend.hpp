@@ -24,7 +24,7 @@ struct BackendFacts {
   bool nccl = false;                   // built in
   std::vector<int> node_of{};          // as Session::nodes(); empty: all ranks share memory
   std::vector<std::string> devices{};  // Device::identity() by world rank, where `nccl`
-  std::string no_room{};  // why there can be no shared memory; empty: nothing is known against it
+  std::string no_space{};  // why there can be no shared memory; empty: nothing is known against it
 };
 
 /// "comm.data": the configuration's key for groups of `kind`.

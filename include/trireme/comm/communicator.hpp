@@ -4,7 +4,7 @@
 //
 // No library adds (but NCCL where NcclOptions::library_sums is set, which reproducible mode never
 // does): contributions are moved, then added locally as a balanced binary tree over ranks
-// (device/reduce_tree.hpp) in fp32 (fp64 and int64 in their own type) and rounded once. So the bits
+// (device/reduce_tree.cpp) in fp32 (fp64 and int64 in their own type) and rounded once. So the bits
 // depend on the group's size alone, and all ranks get the same. A maximum is NaN where any
 // contribution is.
 //

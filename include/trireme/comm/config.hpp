@@ -33,7 +33,7 @@ struct CommConfig {
         backend);
     fields.add("staging", staging,
                "MPI messages of GPU memory: by way of host memory (yes), given to MPI as they are "
-               "(no); auto: as the MPI library says of itself",
+               "(no); auto: as the MPI library reports",
                config::one_of({"auto", "yes", "no"}));
   }
 };

@@ -107,7 +107,7 @@ class Grid {
   std::string where_;
 };
 
-/// What `work` returns; where it throws, the grid is abandoned before the exception goes on.
+/// What `work` returns; where it throws, the grid is abandoned before the exception continues.
 template <class Work>
 auto or_abandon(Grid& grid, const Work& work) {
   try {

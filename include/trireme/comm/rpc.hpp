@@ -134,7 +134,7 @@ struct Arrived : std::enable_shared_from_this<Arrived> {
   std::string name;
   int caller = 0, slot = 0;
   std::uint64_t number = 0;
-  std::size_t bulk = 0, room = 0;
+  std::size_t bulk = 0, capacity = 0;
   std::atomic<bool> received{false};  // somebody takes the bulk
   std::atomic<bool> answered{false};
   Arrived() = default;
@@ -162,7 +162,7 @@ class Call {
   int caller() const { return call_->caller; }
   /// Bytes of bulk that the caller sends with the request, and that it takes with the reply.
   std::size_t bulk_bytes() const { return call_->bulk; }
-  std::size_t room() const { return call_->room; }
+  std::size_t capacity() const { return call_->capacity; }
 
   /// Receives the request's bulk straight into `memory`, of exactly bulk_bytes(), which must stay
   /// until `then` has been called or the endpoint is gone; then calls `then` with this call on the
@@ -175,8 +175,8 @@ class Call {
           then(Call(std::move(call)));
         });
   }
-  /// `bulk`, at most room() bytes, must stay as it is until `sent` is called on the service thread
-  /// (or by this very call, where it was answered before or the endpoint is gone).
+  /// `bulk`, at most capacity() bytes, must stay as it is until `sent` is called on the service
+  /// thread (or by this very call, where it was answered before or the endpoint is gone).
   void reply(const Reply& reply, std::span<const std::byte> bulk = {},
              const std::function<void()>& sent = {}) {
     call_->reply(encode(reply), bulk, sent);
@@ -220,15 +220,15 @@ class Endpoint {
   /// Begins to serve, to send heartbeats and to watch. Collective; before any call.
   void start();
 
-  /// Calls `method` at `peer`, which may be this rank, with `bulk` beside the request and room for
-  /// bulk in the reply, received straight into it. Both must stay until the call is over (ready());
-  /// after PeerLost until the endpoint is gone, for a message may still be on its way. Throws Error
-  /// where the endpoint is closed. A lost peer, or one that left, fails the future.
+  /// Calls `method` at `peer`, which may be this rank, with `bulk` beside the request and memory
+  /// for bulk in the reply, received straight into it. Both must stay until the call is over
+  /// (ready()); after PeerLost until the endpoint is gone, for a message may still be on its way.
+  /// Throws Error where the endpoint is closed. A lost peer, or one that left, fails the future.
   template <class Request, class Reply>
   Future<Reply> call(const Method<Request, Reply>& method, int peer,
                      const std::type_identity_t<Request>& request,
-                     std::span<const std::byte> bulk = {}, std::span<std::byte> room = {}) {
-    return {call_bytes(method.name, peer, encode(request), bulk, room), service_thread()};
+                     std::span<const std::byte> bulk = {}, std::span<std::byte> reply_bulk = {}) {
+    return {call_bytes(method.name, peer, encode(request), bulk, reply_bulk), service_thread()};
   }
 
   /// Declares `peer` lost, as if it were silent: for callers that know more.
@@ -244,7 +244,8 @@ class Endpoint {
  private:
   void serve_bytes(const std::string& name, Handler handler);
   std::shared_future<Bytes> call_bytes(const char* name, int peer, const Bytes& request,
-                                       std::span<const std::byte> bulk, std::span<std::byte> room);
+                                       std::span<const std::byte> bulk,
+                                       std::span<std::byte> reply_bulk);
   std::thread::id service_thread() const;
   std::shared_ptr<Service> service_;
 };

@@ -1,8 +1,8 @@
 // Groups whose ranks share memory: collectives on tensors of the host pass through a window
 // (MPI_Win_allocate_shared) instead of messages. Every rank has a ring of slots that it alone fills
 // and the others read. A reduction reads all contributions in place and adds them in the tree of
-// device/reduce_tree.hpp, so the bits are those of messages. No call waits: operations look at
-// counters in the window when they are polled, and go on from there.
+// device/reduce_tree.cpp, so the bits are those of messages. No call waits: operations look at
+// counters in the window when they are polled, and continue from there.
 #pragma once
 
 #include <cstddef>
@@ -24,11 +24,11 @@ class SharedWindow {
  public:
   /// Collective over `node`, whose ranks share memory; `bytes` (a multiple of 64, possibly 0) of
   /// this rank's, zeroed, entered in `ledger` as communication. Null on all ranks where there is
-  /// less memory, with the reason in `why`: "/dev/shm has 64.0 MiB free, …". `room`: bytes that
+  /// less memory, with the reason in `why`: "/dev/shm has 64.0 MiB free, …". `space`: bytes that
   /// tests take to be free, instead of those of /dev/shm, where MPI libraries keep windows.
   static std::unique_ptr<SharedWindow> make(MPI_Comm node, std::size_t bytes,
                                             device::MemoryLedger& ledger, std::string& why,
-                                            std::optional<std::size_t> room = {});
+                                            std::optional<std::size_t> space = {});
   SharedWindow(const SharedWindow&) = delete;
   SharedWindow& operator=(const SharedWindow&) = delete;
   /// Collective, except while an exception is handled: then the window stays until the process ends

@@ -23,15 +23,15 @@ namespace trireme::comm {
 class Watchdog {
  public:
   /// What ends when a rank stalls or is stopped: the job, as when a rank dies; or that rank alone,
-  /// by SIGKILL, for jobs that detect its loss by other means and go on without it.
+  /// by SIGKILL, for jobs that detect its loss by other means and continue without it.
   enum class Ends { the_job, the_rank };
   /// Collective over the node. `timeout_seconds` ≤ 0: nothing is watched.
   Watchdog(Session& session, double timeout_seconds, Ends ends = Ends::the_job);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
   /// Collective over the world, and watched until all ranks are here; where ranks end alone, over
-  /// those of the node that live, and the watch goes on until none that has stalled is left. While
-  /// an exception is on its way this rank just leaves.
+  /// those of the node that live, and the watch continues until none that has stalled is left.
+  /// While an exception is on its way this rank just leaves.
   ~Watchdog();
 
   /// This rank lives and is about to do `operation` (cut to `text_bytes`). No allocation and no

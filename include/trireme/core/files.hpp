@@ -73,7 +73,7 @@ class InputFile {
  private:
   std::filesystem::path path_;
   Descriptor descriptor_;
-  std::int64_t size_ = 0, at_ = 0;  // where read() goes on
+  std::int64_t size_ = 0, at_ = 0;  // where read() continues
 };
 
 /// A new file, written through a buffer of 1 MiB. Without finish() it remains incomplete.

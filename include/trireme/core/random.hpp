@@ -20,7 +20,8 @@ enum class Purpose : std::uint32_t {
   rounding = 7,
 };
 
-/// One stream of numbers. `stream` tells apart users of one purpose (a parameter, a dropout site).
+/// One stream of numbers. `stream` distinguishes users of one purpose (a parameter, a dropout
+/// site).
 struct RandomKey {
   std::uint64_t seed = 0;
   Purpose purpose = Purpose::initialization;

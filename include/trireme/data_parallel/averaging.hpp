@@ -34,8 +34,8 @@ class Averaging {
   Averaging(const AverageConfig& config, parallel::Replica& replica, comm::Communicator& workers,
             std::int64_t bucket_elements, device::MemoryLedger& ledger);
 
-  /// The parameters, the same for all workers now, are what the outer optimizer goes on from: after
-  /// they were made or loaded.
+  /// The parameters, the same for all workers now, are what the outer optimizer continues from:
+  /// after they were made or loaded.
   void begin();
   /// Makes one model of the workers': parameters become their mean, in fp32 and by
   /// Communicator::all_reduce's tree, divided by the workers' number last; or with an outer

@@ -25,7 +25,8 @@ namespace trireme::data_parallel {
 /// What a worker sends of its gradients and receives of the model. Where it computes on the host
 /// no copy is made, but for gradients of a narrower type. Else both pass through the
 /// same staging memory: all gradients of a step have been sent before its new model comes. Copies
-/// of gradients go on beside computation, on a queue of their own; the host waits for none of them.
+/// of gradients continue beside computation, on a queue of their own; the host waits for none of
+/// them.
 class ServerStaging {
  public:
   /// `state`, which is served and whole, `ops` and `ledger` outlive it; `gradients` is the type

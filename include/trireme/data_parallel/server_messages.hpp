@@ -1,5 +1,5 @@
 // Messages between workers and parameter servers. In step, each worker pushes its gradients while
-// backward goes on, asks for the norm of their sum, and settles what is to be made of the step;
+// backward continues, asks for the norm of their sum, and settles what is to be made of the step;
 // once all have, it pulls the model. Where no worker waits for another, each asks the first server
 // for a ticket, pulls the model, pushes its gradients and commits them.
 #pragma once

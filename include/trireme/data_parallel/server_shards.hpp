@@ -36,7 +36,7 @@ std::vector<ServerPart> server_parts(const params::Layout& layout, int servers);
 Tensor values_of(const state::ModelState& worker, const ServerPart& part);
 
 /// A server's share of a step: contributions come in, in any order; once a group's are there, their
-/// sum is taken as all-reduce takes it (device/reduce_tree.hpp), so that it has the same bits; bf16
+/// sum is taken as all-reduce takes it (device/reduce_tree.cpp), so that it has the same bits; bf16
 /// is added in fp32 and not rounded again. Servers cut every group of parameters as ZeRO's ranks
 /// do, at blocks of the norm.
 class ServerShards {

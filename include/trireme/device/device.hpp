@@ -109,7 +109,7 @@ class Device : public Queue {
   /// The same of host memory from and to which copies are queued without waiting (pinned).
   virtual void* allocate_staging(std::size_t bytes) = 0;
   virtual void release_staging(void* memory) noexcept = 0;
-  /// Another queue, for work that goes on beside computation.
+  /// Another queue, for work that runs beside computation.
   virtual std::unique_ptr<Queue> make_queue() = 0;
   /// Called by each thread, other than the one that made the device, before it uses the device.
   virtual void enter_thread() {}

@@ -8,7 +8,7 @@
 // A send starts when the compute right before it has finished. All steps are done at the end.
 //
 // Channels. A stage sends activations to the next stage and gradients to the one before, both
-// cyclic (the last stage's activations go on in the first stage's next chunk). For each ordered
+// cyclic (the last stage's activations continue in the first stage's next chunk). For each ordered
 // pair of stages there is one channel per direction, activation and gradient; messages of one
 // channel start in the same order on both sides, and neither channel waits for another.
 #pragma once

@@ -50,7 +50,7 @@ class TensorSums {
 
 /// This rank's own ranges in flat order, cut where weight decay begins or ends. The gaps between
 /// blocks hold zeros and stay so. `indexed`: with the elements' indices in the whole model (all
-/// rows of the table one after another), and so cut wherever these do not go on.
+/// rows of the table one after another), and so cut wherever these do not continue.
 std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool indexed = false);
 
 /// √Σ g² over every logical parameter once, whatever the layout.

@@ -1,5 +1,5 @@
-// Which checkpoint a run goes on from and what is loaded of it; saving and pruning, as the ranks of
-// a run see it.
+// Which checkpoint a run continues from and what is loaded of it; saving and pruning, as the ranks
+// of a run see it.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ struct ResumePoint {
 /// Throws Error where the checkpoint is damaged.
 ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader);
 
-/// The step folder to go on from by checkpoint.resume, "" for none; `passed_over` (rank 0): broken
-/// ones. Collective over `world`.
+/// The step folder to continue from by checkpoint.resume, "" for none; `passed_over` (rank 0):
+/// broken ones. Collective over `world`.
 std::string find_resume(const RunConfig& config, comm::Communicator& world,
                         std::vector<std::string>& passed_over);
 /// Has all ranks `load` from `folder`, and where its data are damaged and checkpoint.resume = auto
@@ -68,7 +68,7 @@ struct KeptWorkers {
 /// Nothing where there were none. Throws Error where it is damaged.
 std::optional<KeptWorkers> kept_workers(const checkpoint::Reader& reader);
 
-/// A save that is made, or one that goes on in the background.
+/// A save that is made, or one that continues in the background.
 struct StartedSave {
   std::filesystem::path folder;
   std::unique_ptr<checkpoint::Save> pending;  // null: it is made

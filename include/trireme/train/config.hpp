@@ -101,8 +101,8 @@ struct TrainConfig {
     fields.add("trace", trace,
                "put every operation of the device into trace.json, beside the host's sections");
     fields.add("watchdog", watchdog,
-               "seconds of silence of a rank after which the job ends, with every rank's last "
-               "operation; 0: never",
+               "seconds of silence of a rank after which the job ends, with the last operations of "
+               "the ranks of its node; 0: never",
                config::non_negative());
   }
 };
@@ -148,15 +148,15 @@ struct DataParallelConfig {
 /// (2014); bounded staleness: Ho et al., "More Effective Distributed ML via a Stale Synchronous
 /// Parallel Parameter Server" (2013).
 struct ServerConfig {
-  std::int64_t max_staleness = 8;  // updates; async-server
+  std::int64_t max_staleness = 8;  // shares of batches; async-server
   std::string staleness_rate = "none";
   bool tolerate_failures = false;
   double heartbeat = 10;  // seconds
 
   void declare(config::Fields& fields) {
     fields.add("max_staleness", max_staleness,
-               "async-server: steps that the fastest worker may be ahead of the slowest; 0: none, "
-               "as server",
+               "async-server: a worker waits if it has finished more than this many shares of "
+               "batches more than the slowest; 0: as server",
                config::at_least(0));
     fields.add(
         "staleness_rate", staleness_rate,
@@ -164,7 +164,7 @@ struct ServerConfig {
         "same) or inverse (1 / (1 + s) of it)",
         config::one_of({"none", "inverse"}));
     fields.add("tolerate_failures", tolerate_failures,
-               "async-server: go on without workers that die; needs mpirun --enable-recovery or "
+               "async-server: continue without workers that die; needs mpirun --enable-recovery or "
                "srun --kill-on-bad-exit=0");
     fields.add("heartbeat", heartbeat,
                "async-server: seconds of silence after which a worker counts as dead",

@@ -285,7 +285,7 @@ constexpr std::int64_t row_tile = 64;
 /// Leaves of the tree.
 std::int64_t row_tiles(std::int64_t rows) { return (rows + row_tile - 1) / row_tile; }
 
-/// Leaves that one thread adds up before it goes on: a power of two, so that they form a subtree;
+/// Leaves that one thread adds up before it continues: a power of two, so that they form a subtree;
 /// as many as fit a core's second-level cache and leave every thread several groups.
 std::int64_t tiles_of_group(std::int64_t tiles, std::int64_t width, int threads) {
   constexpr std::int64_t bytes = 256 << 10;
