@@ -235,7 +235,7 @@ bool message_arrives(device::Device& device, const DeviceMessages& messages) {
 std::string describe_direct(std::optional<bool> library) {
   if (!library) return "staged through host memory (the MPI library cannot be asked)";
   return *library ? "given to MPI as it is (the MPI library reports that it can read it)"
-                  : "staged through host memory (the MPI library reports that it cannot)";
+                  : "staged through host memory (the MPI library reports that it cannot read it)";
 }
 
 }  // namespace trireme::comm

@@ -280,7 +280,7 @@ TEST_F(Nccl, WithoutAnIdAllRanksFail) {
     ADD_FAILURE() << "made";
   } catch (const AgreedError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("group shard"), HasSubstr("NCCL's words for 1"),
-                                    HasSubstr("; comm.data = mpi does without")));
+                                    HasSubstr("; comm.data = mpi avoids")));
   }
   EXPECT_EQ(double_.calls("init"), 0);
 }
