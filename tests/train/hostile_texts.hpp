@@ -254,7 +254,7 @@ inline void add_configurations(Corpus& corpus) {
   corpus.toml("long-line", "is not a configuration key", std::string(1'000'000, 'x') + " = 1\n");
   corpus.toml("long-value", "must be an integer",
               "model.layers = \"" + std::string(900'000, '9') + "\"");
-  corpus.toml("huge", "is larger than 1024 KiB", [](const fs::path& file) {
+  corpus.toml("huge", "is larger than 1 MiB", [](const fs::path& file) {
     write(file, "");
     fs::resize_file(file, std::uintmax_t{1} << 40);
   });
