@@ -46,9 +46,8 @@ std::optional<bool> mpi_reads_cuda();
 /// ConfigError.
 bool choose_direct(const std::string& staging, std::optional<bool> library);
 
-/// Sends this rank a message in the memory of `device`: whether what arrives is what was sent. A
-/// library that cannot read that memory, and reports that it can, may crash here, before any work
-/// is lost.
+/// Sends this rank a message from the memory of `device`, and returns whether it arrives unchanged.
+/// A library that wrongly reports support of that memory may crash here, before any work is lost.
 bool message_arrives(device::Device& device, const DeviceMessages& messages);
 
 /// As text, for `trireme info`.

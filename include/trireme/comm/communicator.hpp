@@ -2,9 +2,9 @@
 // the buffers must stay as they are until it is done. A group of one rank is a communicator like
 // any other whose operations only copy, so that call sites never branch on size.
 //
-// No library adds (but NCCL where NcclOptions::library_sums is set, which reproducible mode never
-// does): contributions are moved, then added locally as a balanced binary tree over ranks
-// (device/reduce_tree.cpp) in fp32 (fp64 and int64 in their own type) and rounded once. So the bits
+// Libraries only move contributions; they are added locally as a balanced binary tree over ranks
+// (device/reduce_tree.cpp) in fp32 (fp64 and int64 in their own type) and rounded once. The
+// exception is NCCL with NcclOptions::library_sums, which reproducible mode never sets. So the bits
 // depend on the group's size alone, and all ranks get the same. A maximum is NaN where any
 // contribution is.
 //

@@ -27,10 +27,9 @@ struct CommConfig {
                "the same of tied embeddings' gradients between first and last stage; messages "
                "between neighboring stages always go by MPI",
                backend);
-    fields.add(
-        "world", world,
-        "the same in groups over several axes, through which hardly anything passes: auto is mpi",
-        backend);
+    fields.add("world", world,
+               "the same in groups over several axes, which exchange only a few bytes: auto is mpi",
+               backend);
     fields.add("staging", staging,
                "MPI messages of GPU memory: by way of host memory (yes), given to MPI as they are "
                "(no); auto: as the MPI library reports",

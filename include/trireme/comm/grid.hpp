@@ -30,7 +30,7 @@ struct GridOptions {
   /// Sums are never NCCL's: numerics.reproducible.
   bool reproducible = true;
   NcclOptions nccl{};
-  /// For tests: instead of what is built in, and of addresses in device memory.
+  /// For tests: replace the built-in NCCL, addresses in device memory, and the free shared memory.
   NcclApi* nccl_api = nullptr;
   MessageAddress address{};
   std::optional<std::size_t> shared_room{};  // as SharedWindow::make's

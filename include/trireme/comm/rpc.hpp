@@ -116,7 +116,7 @@ class Future {
   /// Waits; throws RemoteError, PeerLost, or Error where this endpoint was closed.
   Reply get() const {
     TRIREME_ASSERT(ready() || std::this_thread::get_id() != service_,
-                   "rpc: a handler waits for a reply: nothing could ever bring it");
+                   "rpc: a handler waits for a reply, which only its own thread can receive");
     return decode<Reply>(reply_.get());
   }
 

@@ -76,8 +76,8 @@ class Session {
   int* reporting_flag_ = nullptr;
 };
 
-/// One line, with the remedy, where some rank's `threads` threads and as many of each rank that may
-/// use the same cores are more than these cores; else empty. The same on every rank; collective
+/// One line, with the remedy, if a rank and the ranks that share its cores have more threads than
+/// cores, at `threads` each; else empty. The same on every rank; collective
 /// over the session.
 std::string core_warning(const Session& session, int threads);
 

@@ -51,11 +51,10 @@ class SharedWindow {
 /// Bytes of shared memory that each rank of a group of `size` takes; 0 for one rank.
 std::size_t shared_area_bytes(int size);
 
-/// A communicator of the ranks of `mpi`, of whose areas in a window, shared_area_bytes each and
-/// zeroed, `areas` are the addresses by rank of the group. All-to-all, exchanges, agreement and
-/// tensors of other devices are left to `mpi`. Traffic is counted as messages would be.
-/// A rank that finds another one in a different operation, or in one of another size, gets an
-/// Error.
+/// A communicator of the ranks of `mpi`. `areas`: by rank of the group, the address of its zeroed
+/// area of shared_area_bytes in a window. `mpi` does all-to-all, exchanges, agreement and tensors
+/// of other devices. Traffic is counted as if messages carried it. Ranks that disagree on an
+/// operation or its size get an Error.
 std::unique_ptr<Communicator> make_shared_communicator(std::unique_ptr<Communicator> mpi,
                                                        std::span<std::byte* const> areas);
 

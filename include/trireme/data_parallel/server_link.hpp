@@ -22,10 +22,10 @@
 
 namespace trireme::data_parallel {
 
-/// What a worker sends of its gradients and receives of the model. Where it computes on the host
-/// no copy is made, but for gradients of a narrower type. Else both pass through the
-/// same staging memory: all gradients of a step have been sent before its new model comes. Copies
-/// of gradients continue beside computation, on a queue of their own; the host waits for none of
+/// Buffers for the gradients that a worker sends and the model that it receives. A worker on the
+/// host copies nothing but gradients that it rounds to a narrower type. On a device both pass
+/// through the same staging memory: all gradients of a step are sent before its new model arrives.
+/// Copies of gradients overlap with computation, on a queue of their own. The host never waits for
 /// them.
 class ServerStaging {
  public:
@@ -185,9 +185,8 @@ class ServedWorker final : public ServerLink {
 
   /// A signal that a server had caught when it answered last; 0: none.
   int signal() const { return signal_; }
-  /// Has all servers do the work of that name on `text`, one after another where they need not do
-  /// it together; returns what the first one replies. Throws the error of the first that failed.
-  /// One worker calls, between steps.
+  /// Runs the job `name` on `text` at all servers. Returns the first server's reply, or throws the
+  /// error of the first that failed. One worker calls, between steps.
   std::string work(const std::string& name, const std::string& text);
   /// Ends all servers' service; see messages::end. One worker calls, as its last call.
   void end(const std::string& text);
@@ -198,8 +197,8 @@ class ServedWorker final : public ServerLink {
   int signal_ = 0;
 };
 
-/// Where no worker waits for another: pulls the model before a ticket's work, and commits its
-/// gradients. Its grid is this rank alone: norms and losses are its own.
+/// Asynchronous: pulls the model before each ticket and commits the ticket's gradients. Its grid is
+/// this rank alone, so norms and losses are those of one worker.
 class AsyncWorker final : public ServerLink {
  public:
   AsyncWorker(const Parts& parts, device::MemoryLedger& ledger);

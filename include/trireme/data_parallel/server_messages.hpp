@@ -1,7 +1,8 @@
-// Messages between workers and parameter servers. In step, each worker pushes its gradients while
-// backward continues, asks for the norm of their sum, and settles what is to be made of the step;
-// once all have, it pulls the model. Where no worker waits for another, each asks the first server
-// for a ticket, pulls the model, pushes its gradients and commits them.
+// Messages between workers and parameter servers. In synchronous training each
+// worker pushes its gradients while backward continues, asks for the norm of their sum, and settles
+// whether the step updates the model or is skipped. Once all have, it pulls the model. In
+// asynchronous training each asks the first server for a ticket, pulls the model, pushes its
+// gradients and commits them.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +26,12 @@ struct GroupOf {
 
 /// A worker's gradient of the server's part of a group, as bulk.
 inline constexpr Method<GroupOf, Nothing> push{"push"};
-/// The server's part of a group of the model, as bulk: in step after so many steps, and it may be
-/// asked for at once with the settlement of the last of them; else as it is, and the reply is how
-/// many updates it has seen.
+/// The server's part of a group of the model, as bulk. Synchronous: the model after `number` steps;
+/// a worker may pull it together with the settlement of the last one. Asynchronous: the newest
+/// model, and the reply is its number of updates.
 inline constexpr Method<GroupOf, std::int64_t> pull{"pull"};
 
-/// What is to be made of a step; the same from all workers.
+/// Whether and how a step updates the model; the same from all workers.
 struct Settlement {
   std::int64_t step = 0;
   std::int64_t update = 0;  // 0: none, the step is skipped
@@ -48,13 +49,13 @@ struct NormOfStep {
 inline constexpr Method<std::int64_t, NormOfStep> norm{"norm"};
 /// Answered when all workers have settled the step and it is done.
 inline constexpr Method<Settlement, Nothing> settle{"settle"};
-/// From worker 0 between steps: the job of that name on what comes as bulk. The reply is its text
-/// after '+', or after '-' why it failed.
+/// From worker 0 between steps: runs the job of that name on the bulk. The reply is '+' and the
+/// job's text, or '-' and the reason why it failed.
 inline constexpr Method<std::string, std::string> work{"work"};
 /// From worker 0: no step follows. The text is the error that ends the job, empty where none does.
 inline constexpr Method<std::string, Nothing> end{"end"};
 
-/// What became of the ticket before.
+/// The result of the worker's previous ticket.
 struct Outcome {
   std::int64_t number = -1;     // of the ticket; −1: there was none
   double loss = 0, weight = 0;  // sums, as LossSum
@@ -69,7 +70,7 @@ struct Work {
   std::int64_t ending = 0;  // of a job that is left: train::Ending
 };
 
-/// All of the worker's gradients for the ticket are here: they are to be used.
+/// The worker has pushed all gradients of the ticket: the server applies or drops them, see `use`.
 struct Commit {
   std::int64_t ticket = 0;
   std::int64_t version = 0;  // of the model that the worker pulled
@@ -84,8 +85,8 @@ inline constexpr Method<Commit, Nothing> commit{"commit"};
 inline constexpr Method<std::int64_t, Nothing> interrupt{"interrupt"};
 /// A worker's account for the record, before it leaves.
 inline constexpr Method<std::string, Nothing> account{"account"};
-/// Between servers: to save with the first one, all at once, the state that comes as bulk; and to
-/// leave, with an account for the record.
+/// From the first server to the others. `save`: all save together, with the state in the bulk.
+/// `leave`: the server ends, and replies with its account for the record.
 inline constexpr Method<Nothing, Nothing> save{"save"};
 inline constexpr Method<Nothing, std::string> leave{"leave"};
 

@@ -17,7 +17,7 @@
 
 namespace trireme::data_parallel {
 
-/// What a server is one of, and for whom.
+/// How many workers and servers there are, and which server this is.
 struct ServerPlace {
   int workers = 1, servers = 1;
   int index = 0;                 // of this server
@@ -64,7 +64,7 @@ class ServerShards {
 
   /// First values of what it holds, of seed `seed`.
   void initialize(std::uint64_t seed);
-  /// Makes what workers read of parameters that were written otherwise than by an update.
+  /// Recomputes what workers read, after something other than an update wrote parameters.
   void refresh();
 
   /// Where a worker's gradient of a group comes to, [elements held of it] of the type that is sent.
@@ -84,8 +84,8 @@ class ServerShards {
   double norm(comm::Communicator& servers);
   /// See DataParallel::update.
   void update(double learning_rate, std::int64_t step, double gradient_scale);
-  /// The same with the gradients of one worker alone, of all groups, which are used up by it;
-  /// without a wait for the others'.
+  /// The same with the gradients of one worker, of all groups. Consumes them, and does not wait for
+  /// other workers' gradients.
   void update_from(int worker, double learning_rate, std::int64_t step, double gradient_scale);
   /// Forgets that gradients of one worker have come.
   void drop(int worker);

@@ -43,19 +43,18 @@ class Tickets {
   void evaluate(std::int64_t parts);
   /// What `worker` is to do now; nothing: it must wait.
   std::optional<Ticket> next(int worker);
-  /// The worker has done what it was given last; returns that. Throws Error where it was given
-  /// nothing.
+  /// The worker has finished its ticket, which is returned. Throws Error if it has none.
   Ticket finish(int worker);
   /// The worker will do nothing more; returns what it leaves undone.
   std::optional<Ticket> lose(int worker);
 
   /// Everything before the fence is done, and nothing else is under way.
   bool drained() const;
-  /// By worker, how many are between it and the slowest.
+  /// How many more shares `worker` has finished than the slowest worker.
   std::int64_t lead(int worker) const;
   int alive() const { return static_cast<int>(clocks_.size()); }
-  /// Updates that others can have made at most between a worker's pull and its push: those between
-  /// `staleness` behind it and as much and one more ahead, of each other worker.
+  /// The most updates by others between a worker's pull and its push. Each other worker can advance
+  /// from `staleness` shares behind it to `staleness` + 1 ahead of it.
   static std::int64_t most_stale(int workers, std::int64_t staleness) {
     return (workers - 1) * (2 * staleness + 1);
   }

@@ -110,8 +110,9 @@ struct PrecisionConfig {
                "fp16 (with loss scaling, on GPUs); bf16 on CPUs with AVX512_BF16",
                config::one_of({"fp32", "bf16", "fp16"}));
     fields.add("rounding", rounding,
-               "how the weights that products read are rounded from fp32 masters: to nearest, or "
-               "up as often as they are near the upper neighbor (stochastic, with bf16)",
+               "rounding of fp32 masters to the weights that products read: nearest, or stochastic "
+               "(bf16 only): up with a probability proportional to the distance from the lower "
+               "neighbor",
                config::one_of({"nearest", "stochastic"}));
   }
 };

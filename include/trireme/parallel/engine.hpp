@@ -178,8 +178,8 @@ class Engine {
   void start(const UnitAction& action);
   /// Computes action `begin` and those after it that need nothing in between. Returns the next one.
   std::size_t compute_from(std::size_t begin);
-  /// By action of the training program: it needs nothing but what was computed before it, and so
-  /// may share a graph with the action before.
+  /// For each action of the training program: whether it may share a graph with the action before,
+  /// because it needs only what was computed before it.
   std::vector<bool> find_continuing() const;
   bool adds_to_gradients(const UnitAction& action) const;
   void prepare(const UnitAction& action);

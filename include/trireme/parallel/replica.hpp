@@ -31,8 +31,8 @@ class Replica {
           Recorder& recorder, device::MemoryLedger& ledger);
 
   void initialize();  // collective
-  /// Derives what units read from parameters that something other than an update has written.
-  /// Rounds as the update before number `updates` (from 0). Collective.
+  /// Recomputes what units read, after something other than an update wrote parameters. Stochastic
+  /// rounding is that of update `updates` − 1, counted from 0. Collective.
   void refresh(std::int64_t updates = 0);
   /// The number with which refresh reproduces what units read now.
   std::int64_t rounded_for() const { return rounded_for_; }

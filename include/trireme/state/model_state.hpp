@@ -102,8 +102,8 @@ class ModelState {
 
   /// What units read: whole flat parameters, or gather buffers.
   const model::ParameterViews& values() const { return values_; }
-  /// What units add to: of set `set`; `last_unit` is given a second sum of its own for a tied
-  /// weight whose units are all here, in reproducible mode.
+  /// The gradients of set `set` that units add to. In reproducible mode `last_unit` gets a separate
+  /// sum for a tied weight whose units are all on this stage.
   const model::ParameterViews& gradients(int set, bool last_unit) const;
 
   /// What is updated, saved and loaded: flat parameters [layout.elements], or this rank's shards of

@@ -1,5 +1,5 @@
-// What becomes of a rank's gradients: sums kept apart are added up, the norm, and the ranges that
-// are updated.
+// From a rank's gradients to the update: joins separate sums, computes the norm, and lists the
+// ranges that are updated.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,8 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool inde
 class GradientNorm {
  public:
   /// Partial sums are kept in `ledger`'s device, and once more in staging memory where that is not
-  /// the host. `counting`: how the data axis shares out the work of reading gradients that several
-  /// of its ranks hold; `counts`: false for ranks whose replica in another shard group counts.
+  /// the host. `counting` divides gradients that several data ranks hold among them, so that each
+  /// element is read once. `counts`: false on ranks whose shard is counted in another shard group.
   GradientNorm(const ModelState& state, const ShardMap& counting, bool counts,
                device::MemoryLedger& ledger);
   /// Queues this rank's partial sums, after the gradients are final.

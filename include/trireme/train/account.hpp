@@ -94,12 +94,12 @@ nlohmann::json sections_json(const std::vector<report::SectionTimes>& sections);
 /// By group: the most that a rank sent per step and the least that one had to, in bytes, the means
 /// over ranks of both, and the most seconds of a rank; each where some rank sent anything.
 nlohmann::json communication_of(const std::vector<nlohmann::json>& ranks);
-/// By which ranks are compared: how far a row is from its prediction, then how much is held.
+/// The order of memory rows: by distance from the prediction, then by bytes held.
 inline std::pair<std::int64_t, std::int64_t> weight_of(const report::MemoryRow& row) {
   return {std::abs(row.measured - row.predicted), row.measured};
 }
-/// The accounts' memory by use, of servers under names of their own: of the rank that differs most
-/// from its prediction, else of the fullest.
+/// The accounts' memory by use; uses of servers have names of their own. A row is that of the rank
+/// that differs most from its prediction, or of the fullest rank if none differs.
 std::vector<report::MemoryRow> memory_of(const std::vector<nlohmann::json>& ranks);
 
 /// The first kind of attention that a library refused, one line; empty: none.
@@ -109,15 +109,14 @@ nlohmann::json graphs_account(const parallel::StepGraphs& graphs);
 /// The first rank whose device refused a capture, by its account, one line; empty: none.
 std::string refusals_warning(const std::vector<nlohmann::json>& accounts);
 
-/// The least that a rank must send, worked out from what it will do: bytes that this rank sends at
-/// least in one step of the configured method, by the names that
-/// Grid::traffic uses, where they are not 0: an all-reduce of S bytes over n ranks sends 2(n−1)/n·S
-/// (Patarasuk and Yuan, 2009), a reduce-scatter or an all-gather (n−1)/n·S, a message itself.
-/// Gradients count as fp32, parameters and activations in the type that units read. Tensor
-/// parallelism: two all-reduces of a micro-batch's activations in the forward of each block and two
-/// in its backward, one each for the embedding's output and the gradient that the head hands back
-/// (Shoeybi et al., 2019); what recomputation repeats is not counted, since it could be kept.
-/// Agreements on a few numbers (norms, losses) are left out.
+/// Lower bounds of the bytes that this rank sends in one step, by the names of Grid::traffic; zeros
+/// are left out. An all-reduce of S bytes over n ranks sends 2(n−1)/n·S (Patarasuk and Yuan, 2009),
+/// a reduce-scatter or an all-gather (n−1)/n·S, a message S. Gradients count as fp32, parameters
+/// and activations in the type that units read. Tensor parallelism has two all-reduces of a
+/// micro-batch's activations in the forward of each block and two in its backward, one for the
+/// embedding's output, and one for the gradient of the head's input (Shoeybi et al., 2019).
+/// Messages that recomputation repeats do not count, since activations could be kept. Agreements
+/// on a few numbers (norms, losses) do not count.
 std::map<std::string, double> least_traffic(const parallel::Stage& stage);
 
 /// Bytes that this rank sends at least in one average of `buffers` flat buffers

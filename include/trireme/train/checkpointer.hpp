@@ -74,7 +74,7 @@ struct StartedSave {
   std::unique_ptr<checkpoint::Save> pending;  // null: it is made
 };
 
-/// Knows what is saved. What a checkpoint holds and who writes it is the caller's.
+/// Tracks the checkpoints of a run. The caller decides what a checkpoint holds and who writes it.
 class Checkpointer {
  public:
   /// What a save that fails does: end the run, or leave it with a warning.
@@ -96,8 +96,8 @@ class Checkpointer {
   /// AgreedError, the same on every rank, either stops the run or is a warning.
   void save(const checkpoint::State& state, Failure failure,
             const std::function<StartedSave()>& write);
-  /// Makes the checkpoint exist that is being written in the background, if there is one; the run
-  /// is after `step`.
+  /// Waits for the background save, if there is one, and completes its checkpoint; the run is after
+  /// `step`.
   void settle(Failure failure, std::int64_t step);
 
   bool pending() const { return pending_ != nullptr; }

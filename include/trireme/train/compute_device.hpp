@@ -31,10 +31,9 @@ DeviceSource cuda_devices();
 
 class ComputeDevice {
  public:
-  /// Takes the device that the configuration asks for: with cuda worker n of a node takes device n
-  /// modulo their number. The job's last `servers` ranks are no workers: they stay on the host, ask
-  /// for no device, and since they come last take no number. Collective over the session; throws
-  /// AgreedError, the same on every rank, where a worker has none.
+  /// Takes the configured device. With cuda, worker n of a node takes device n modulo their number.
+  /// The job's last `servers` ranks are not workers: they stay on the host and are not counted.
+  /// Collective over the session; throws AgreedError on every rank if a worker has no device.
   ComputeDevice(const device::DeviceConfig& config, const comm::Session& session, int servers = 0,
                 DeviceSource source = cuda_devices());
   device::Device& device() const { return own_ ? *own_ : device::host_device(); }
@@ -48,18 +47,18 @@ class ComputeDevice {
   parallel::MakeOps make_ops(bool time_products = false) const;
   /// Whether this rank computes by the CUDA backend: not on the host, nor on a simulated device.
   bool on_cuda() const;
-  /// Of a GPU's memory, what nobody holds now; nothing on the host.
+  /// Bytes of the GPU's memory that are free now; nothing on the host.
   std::optional<std::int64_t> free_bytes() const;
   /// Notes it under a name of its moment, for the record.
   void note_free_bytes(const std::string& moment);
   const std::map<std::string, std::int64_t>& noted_free_bytes() const { return free_bytes_; }
-  /// What about the choice costs speed, one line; empty: nothing. The same on every rank.
+  /// One line if the device or type makes the run slower; else empty. The same on every rank.
   const std::string& warning() const { return warning_; }
   /// Whether every worker's device computes in `type`; the same on every rank.
   bool computes_in(DType type) const;
-  /// Holds `precision` to what the device computes in. bf16 becomes fp32, which nothing is rounded
-  /// for, where processors do not multiply bf16, and `warning` reports it. Throws ConfigError for
-  /// what a CPU never computes in, and as check_rounding. Collective over `world`.
+  /// Restricts `precision` to types that the device computes in. Where processors do not multiply
+  /// bf16, it becomes fp32, rounded to nearest, and `warning` reports it. Throws ConfigError for
+  /// types that CPUs never compute in, and as check_rounding. Collective over `world`.
   void settle_precision(parallel::PrecisionConfig& precision, comm::Communicator& world);
 
  private:

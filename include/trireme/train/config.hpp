@@ -135,8 +135,8 @@ struct DataParallelConfig {
   void declare(config::Fields& fields) {
     fields.add("method", method,
                "allreduce (with zero 0 to 3); server: parameter servers that wait for all workers; "
-               "async-server: that wait for none; average: independent workers whose weights are "
-               "averaged periodically",
+               "async-server: parameter servers that wait for no worker; average: independent "
+               "workers whose weights are averaged periodically",
                config::one_of({"allreduce", "server", "async-server", "average"}));
     fields.add("gradients", gradients,
                "type of the gradients that workers send to parameter servers: fp32 or bf16",
@@ -155,8 +155,8 @@ struct ServerConfig {
 
   void declare(config::Fields& fields) {
     fields.add("max_staleness", max_staleness,
-               "async-server: a worker waits if it has finished more than this many shares of "
-               "batches more than the slowest; 0: as server",
+               "async-server: a worker waits while it is more than this many shares of batches "
+               "ahead of the slowest; 0: as server",
                config::at_least(0));
     fields.add(
         "staleness_rate", staleness_rate,

@@ -26,7 +26,7 @@ namespace trireme::train {
 struct Requests {
   std::int64_t stop = 0;       // see StopPolicy::wanted
   std::int64_t save = 0;       // by the clock
-  std::int64_t unwritten = 0;  // the save in the background is not
+  std::int64_t unwritten = 0;  // 1: the background save is not written yet
 };
 
 /// One step, as the ranks that make it together see it.
@@ -52,7 +52,7 @@ class Method {
   Method& operator=(const Method&) = delete;
   virtual ~Method() = default;
 
-  /// The replica is about to be made: changes what it is made of, and what memory is predicted of.
+  /// Called before the replica is made: changes its options, and the question for its memory.
   virtual void configure(parallel::ReplicaOptions& /*options*/) {}
   virtual void configure(plan::MemoryQuestion& /*question*/) const {}
   /// The replica is made, which outlives this.
@@ -62,7 +62,7 @@ class Method {
   virtual comm::Communicator& everyone() { return grid_.world(); }
   virtual comm::Communicator& members() { return grid_.world(); }
 
-  /// The run begins: collective, before anything is looked for.
+  /// The run begins: called before checkpoints are looked for. Collective.
   virtual void open() {}
   /// The steps begin, with the model loaded; `windows`: of one pass over the data.
   virtual void begin_steps(std::int64_t /*windows*/) {}
@@ -103,8 +103,8 @@ class Method {
   std::vector<checkpoint::Piece> state_pieces(const std::string& own,
                                               const checkpoint::Writers& writers) const;
   checkpoint::Writers all_writers() const;
-  /// What of load() does not concern the replica: health, of the first worker where a checkpoint
-  /// has several.
+  /// The part of load() outside the replica: `health`, of the first worker if the checkpoint has
+  /// several.
   static void load_shared(const checkpoint::Reader& reader, Health& health,
                           std::vector<std::string>& notes);
   parallel::Replica& replica() const { return *replica_; }

@@ -59,10 +59,10 @@ LayoutFacts layout_facts(const RunConfig& config, const comm::Session& session);
 
 /// The world's last ranks that are parameter servers: parallel.servers, where the method has any.
 int server_ranks(const RunConfig& config);
-/// Whether servers update for each worker by itself. With a staleness of 0 nobody may be ahead of
-/// anybody, and the servers wait for all.
+/// Whether servers update for each worker separately. With server.max_staleness = 0 they wait for
+/// all workers.
 bool waits_for_none(const RunConfig& config);
-/// The same configuration for one who only reads a model, on all ranks.
+/// The configuration without parameter servers: all ranks read the model.
 RunConfig without_servers(RunConfig config);
 
 /// The grid's shape, of all ranks but servers, and the data ranks that share state. Throws
@@ -109,15 +109,15 @@ nlohmann::json versions();
 /// Checks everything that can be known before memory is taken, and fills in what is derived; throws
 /// ConfigError. Needs `config.data.path` for the vocabulary.
 void validate(RunConfig& config, const LayoutFacts& facts);
-/// The part of it on which it depends how many ranks there are in the grid: data_parallel.method
-/// and what it cannot be combined with.
+/// The part of validate that the grid's number of ranks depends on: data_parallel.method and what
+/// it cannot be combined with.
 void check_method(const RunConfig& config, const LayoutFacts& facts);
 /// The same as far as no dataset is needed: model, batch and layout.
 void validate_layout(RunConfig& config, const LayoutFacts& facts);
 
-/// How a run ended in order: all steps are done, or it saved ahead of that, on a signal or
-/// because of a limit of time, and is to be started again; or this rank lost the others, who may go
-/// on without it (server.tolerate_failures).
+/// How a run ended without an error. done: all steps. requeue: it saved before its last step, on a
+/// signal or at a time limit, and must be started again. cut_off: this rank lost the others, which
+/// may continue without it (server.tolerate_failures).
 enum class Ending : std::uint8_t { done, requeue, cut_off };
 /// Exit codes: 0 for done, 75 for requeue (EX_TEMPFAIL of sysexits.h), 1 for cut off.
 constexpr int exit_code(Ending ending) {
