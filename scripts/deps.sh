@@ -67,7 +67,7 @@ fetch_frontend() {
     cp "$work"/wheel/*.dist-info/licenses/LICENSE-MIT.txt "$work/wheel/include/"
     mv -T "$work/wheel/include" $frontend_folder/include
   else
-    echo "deps.sh: going on without cuDNN's attention: cudnn-frontend could not be fetched; name a folder that has it in CUDNN_FRONTEND_ROOT" >&2
+    echo "deps.sh: continuing without cuDNN's attention: cudnn-frontend could not be fetched; name a folder that has it in CUDNN_FRONTEND_ROOT" >&2
   fi
   rm -rf "$work"
 }

@@ -79,7 +79,7 @@ def batch_of(options, ranks):
 
 def make_points(options, launcher):
     """All points of the study in the order in which they are to run: each repeat is a round of all points, shuffled
-    again, so that a machine that grows slower, or slows down for a while, does so for all of them alike."""
+    differently, so that a machine that grows slower, or slows down for a while, does so for all of them alike."""
     files = None if options.layouts == "auto" else read_layouts(options.layouts)
     left_out, points = [], []
     for repeat in range(1, options.repeats + 1):

@@ -34,7 +34,7 @@ class Writer {
     sync_path(part);
     rename_for_good(part, path_);
   }
-  /// Before the next write, which makes a file again: freeing the old one's blocks is no part of
+  /// Before the next write, which creates a new file: freeing the old one's blocks is no part of
   /// it.
   void remove() const { std::filesystem::remove(path_); }
   /// Asks the system to forget what it has of the file, so that reading goes to the file system. It

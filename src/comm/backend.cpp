@@ -158,8 +158,15 @@ Backend choose_backend(const CommConfig& config, GroupKind kind, const KindFacts
 }  // namespace
 
 std::string_view name_of(Backend backend) {
-  constexpr std::array<std::string_view, 3> names = {"mpi", "nccl", "shared"};
-  return names.at(static_cast<std::size_t>(backend));
+  switch (backend) {
+    case Backend::mpi:
+      return "mpi";
+    case Backend::nccl:
+      return "nccl";
+    case Backend::shared:
+      return "shared";
+  }
+  no_case_for(backend);
 }
 
 std::string backend_key(GroupKind kind) {

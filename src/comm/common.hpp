@@ -100,7 +100,7 @@ struct Part {
 /// `begins`, in elements of `element` bytes. Without empty ones.
 std::vector<Part> gather_parts(const Communicator& group, std::byte* whole, std::byte* own,
                                const std::vector<std::int64_t>& begins, std::int64_t element);
-/// The same of messages to other ranks.
+/// The same of messages to other ranks, with empty ones.
 std::vector<Part> parts_of(const std::vector<Communicator::Message>& messages);
 
 /// The messages of `rank` to itself, sends and receives paired in order; they are taken out of

@@ -126,7 +126,7 @@ void Grid::use_shared(const GridOptions& options) {
   if (areas_of(0).bytes == 0) return;  // rank 0 has every kind of group that any rank has
   std::string why;
   window_ = SharedWindow::make(session_.node(), areas_of(session_.rank()).bytes, ledger_, why,
-                               options.shared_room);
+                               options.shared_space);
   if (!world().all_agree(window_ != nullptr)) {
     window_.reset();
     for (const std::string& reason : world().all_gather_texts(why)) {

@@ -31,7 +31,7 @@ class NcclHandle {
   bool issue_group(const char* operation, const Calls& calls);
   /// Whether all that was issued is in the device's queue. Throws Error.
   bool settled(const char* operation);
-  /// For the watch: looks for errors, and deals with what it finds.
+  /// For the runtime's thread: looks for errors, and deals with what it finds.
   void look();
   /// `why` is what its users get from now on. Returns its communicator, for the caller to abort;
   /// null where there is none any more.
@@ -49,7 +49,7 @@ class NcclHandle {
   NcclRuntime& runtime_;
   std::string where_;  // "rank 3 of 8 of group data"
   std::string key_;    // "comm.data"
-  std::mutex mutex_;   // the watch and whoever polls the streams
+  std::mutex mutex_;   // the runtime's thread and whoever polls the streams
   NcclApi::Comm comm_ = nullptr;
   std::exception_ptr failure_;
   bool watched_ = false;

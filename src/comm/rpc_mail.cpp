@@ -52,6 +52,9 @@ void Mail::start(Transfer transfer, const std::function<void(Transfer&)>& post) 
 }
 
 void Mail::send(int peer, Bytes message, Done done) {
+  // A longer one would be cut into pieces, of which the receiver expects none here.
+  TRIREME_ASSERT(message.size() <= std::size_t{1} << 30, "rpc: a message of {} bytes",
+                 message.size());
   start({peer, Requests(wire_), std::move(message), std::move(done)}, [](Transfer& transfer) {
     transfer.requests.send(transfer.own.data(), transfer.own.size(), transfer.peer, message_tag);
   });

@@ -178,6 +178,7 @@ Manifest prepare_text(const PrepareOptions& options, const fs::path& output,
   const std::int64_t before = needs_first_pass(options.tokenizer) ? bytes : 0, all = before + bytes;
   const Chosen chosen = choose_tokenizer(options, ends, DocumentStream(options.inputs, kind), bytes,
                                          folder.path(), [&](auto read) { progress(read, all); });
+  if (before > 0) progress(before, all);
   Manifest manifest = manifest_of(options, output, chosen);
   Spool spool(folder.path(), manifest.element_bytes);
   DocumentStream documents(options.inputs, kind);

@@ -43,7 +43,7 @@ struct LoadedModel {
 LoadedModel sentencepiece_tokenizer(const std::string& model, const std::string& where,
                                     bool end_of_document);
 
-/// The ids of a tokenizer.json (hugging_face.hpp lists the kinds). Its end of a document is
+/// The ids of a tokenizer.json. Its end of a document is
 /// its added token <|endoftext|>, <|end_of_text|> or </s>, the first that it has, or -1.
 LoadedModel hugging_face_tokenizer(const std::string& json, const std::string& where);
 

@@ -84,6 +84,11 @@ std::unique_ptr<Timeline> Device::make_timeline() {
   throw Error("train.trace: device {} keeps no time of its work; leave tracing off", name());
 }
 
+void Device::begin_capture() { throw Error("device {}: captures no graphs", name()); }
+std::unique_ptr<Graph> Device::end_capture() {
+  throw Error("device {}: captures no graphs", name());
+}
+
 Device& host_device() {
   static HostDevice device;  // of which nothing fails later
   return device;

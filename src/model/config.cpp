@@ -154,9 +154,14 @@ const std::vector<Preset>& presets() {
 }
 
 const Preset& find_preset(const std::string& name) {
-  const auto found = std::ranges::find(presets(), name, &Preset::name);
-  TRIREME_ASSERT(found != presets().end(), "preset {}", name);
-  return *found;
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) {
+    if (preset.name == name) return preset;
+    names.push_back(preset.name);
+  }
+  const auto near = config::nearest(name, names);
+  throw ConfigError("model.preset", name, "is not a preset",
+                    near ? "did you mean " + *near + "?" : "`trireme presets` lists them");
 }
 
 }  // namespace trireme::model

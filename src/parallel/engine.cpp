@@ -183,8 +183,12 @@ void Engine::start(const UnitAction& action) {
       gradients_.reduce_tied(action.group);
       break;
     }
-    default:
-      no_case_for(action.kind);
+    case Kind::forward:
+    case Kind::backward:
+    case Kind::recompute:
+    case Kind::backward_input:
+    case Kind::backward_weight:
+      no_case_for(action.kind);  // computed, not started
   }
   if (progress_) progress_->wake();
 }

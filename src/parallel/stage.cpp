@@ -100,7 +100,7 @@ void check_sequences(const StageOptions& options) {
 const StageOptions& checked(const StageOptions& options) {
   const Place& place = options.place;
   TRIREME_ASSERT(options.zero >= 0 && options.zero <= 3 && options.virtual_stages > 0 &&
-                     options.sequences > 0 && place.data % place.shard == 0,
+                     options.sequences > 0 && place.shard > 0 && place.data % place.shard == 0,
                  "ZeRO {}, {} virtual stages, {} sequences, shards of {} of {} ranks", options.zero,
                  options.virtual_stages, options.sequences, place.shard, place.data);
   if (options.virtual_stages > 1 && place.pipeline == 1) {

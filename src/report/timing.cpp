@@ -85,7 +85,7 @@ Groups groups_of(const json& time, double total, const std::string& where) {
   Groups found;
   for (const auto& [group, parts] : object_at(time, "groups", where).items()) {
     if (std::find(time_groups.begin(), time_groups.end(), group) == time_groups.end() ||
-        !parts.is_object()) {
+        !parts.is_object() || parts.contains("")) {
       throw Error("{}: time has the group {}, which is none of ours; restore the file", where,
                   group);
     }

@@ -116,7 +116,7 @@ class Continuation {
   }
 
   /// Takes in tokens and returns the logits [V] after the last, on the last stage. A full window
-  /// begins again with its later half.
+  /// is replaced by its later half.
   std::span<const float> feed(const std::vector<std::int32_t>& tokens) {
     for (std::int32_t token : tokens) seen_.push_back(token);
     auto fresh = static_cast<std::int64_t>(tokens.size());

@@ -15,7 +15,6 @@
 #include "trireme/comm/shape.hpp"
 #include "trireme/data/hdf5.hpp"
 #include "trireme/schedule/schedule.hpp"
-#include "trireme/train/setup.hpp"
 
 namespace trireme::train {
 

@@ -88,8 +88,8 @@ void check_average(const RunConfig& config) {
   refuse(config.precision.rounding != "nearest" &&
              config.average.states() == AverageConfig::States::reset,
          "precision.rounding", config.precision.rounding,
-         "must be nearest with average.optimizer_state = reset, after which updates are counted "
-         "again and would draw the same ones",
+         "must be nearest with average.optimizer_state = reset: updates are counted from 0 after "
+         "each average, so stochastic rounding would repeat its random numbers",
          "use nearest, or average.optimizer_state = keep");
 }
 
@@ -113,10 +113,12 @@ class ServerRules {
   void check() const {
     const std::int64_t servers = config_.parallel.servers;
     require(servers > 0, "parallel.servers", "0", "must be at least 1", "use 1, or another method");
-    require(servers<facts_.world, "parallel.servers", std::to_string(servers),
-                    "must leave a rank to train", facts_.world> 1
-                ? fmt::format("use at most {}, or more than {} ranks", facts_.world - 1, servers)
-                : std::string("start more ranks"));
+    const int world = facts_.world;
+    const bool alone = world == 1;
+    require(servers < world, "parallel.servers", std::to_string(servers),
+            "must leave a rank to train",
+            alone ? std::string("start more ranks")
+                  : fmt::format("use at most {}, or more than {} ranks", world - 1, servers));
     for (const auto& [key, degree] : {std::pair("parallel.tensor", config_.parallel.tensor),
                                       std::pair("parallel.pipeline", config_.parallel.pipeline)}) {
       require(degree == 1, key, std::to_string(degree),

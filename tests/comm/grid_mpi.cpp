@@ -155,7 +155,7 @@ TEST(GridBackends, WithoutSpaceForAWindowMessagesAreSent) {
   const Session session(nullptr, nullptr);
   const GridShape shape{{1, 1, session.size(), 1}};
   device::MemoryLedger ledger;
-  GridOptions options{.shared_room = 1000};
+  GridOptions options{.shared_space = 1000};
   const bool alone = session.size() == 1;
   {
     Grid grid(session, shape, ledger, 0, options);

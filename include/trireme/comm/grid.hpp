@@ -33,7 +33,7 @@ struct GridOptions {
   /// For tests: replace the built-in NCCL, addresses in device memory, and the free shared memory.
   NcclApi* nccl_api = nullptr;
   MessageAddress address{};
-  std::optional<std::size_t> shared_room{};  // as SharedWindow::make's
+  std::optional<std::size_t> shared_space{};  // see SharedWindow::make
 };
 
 /// The groups of this rank, all made at the start by MPI_Comm_split, collectively. Groups of the

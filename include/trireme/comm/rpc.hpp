@@ -223,7 +223,8 @@ class Endpoint {
   /// Calls `method` at `peer`, which may be this rank, with `bulk` beside the request and memory
   /// for bulk in the reply, received straight into it. Both must stay until the call is over
   /// (ready()); after PeerLost until the endpoint is gone, for a message may still be on its way.
-  /// Throws Error where the endpoint is closed. A lost peer, or one that left, fails the future.
+  /// Throws Error where the endpoint is closed. A lost peer, or one that left, fails the future. At
+  /// most 16,000 calls to one peer may be outstanding.
   template <class Request, class Reply>
   Future<Reply> call(const Method<Request, Reply>& method, int peer,
                      const std::type_identity_t<Request>& request,

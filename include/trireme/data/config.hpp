@@ -16,7 +16,7 @@ struct DataConfig {
 
   void declare(config::Fields& fields) {
     fields.add("path", path, "folder of a dataset made by `trireme prepare`");
-    fields.add("shuffle", shuffle, "visit windows in a random order, again in each epoch");
+    fields.add("shuffle", shuffle, "visit windows in a random order, another one in each epoch");
     fields.add("group_mb", group_mb, "MB of tokens in a group of windows shuffled together",
                config::at_least(1));
     fields.add("document_mask", document_mask, "tokens attend only within their document");

@@ -18,7 +18,8 @@ using comm::rpc::Method;
 using comm::rpc::Nothing;
 
 /// `number` is a ticket, or a step: these count from 0 from the start of the job, skipped ones too.
-/// A message that comes in another step than it belongs to is an error.
+/// A message that comes in another step than it belongs to is an error. Asynchronous pulls do not
+/// use it.
 struct GroupOf {
   std::int64_t number = 0;
   std::int64_t group = 0;  // of the layout

@@ -135,9 +135,9 @@ class Device : public Queue {
   /// From now on what is queued for computation is kept, and not done. Until the end this thread
   /// must not wait, take fences, follow any, copy from or to the host, or ask for memory: some of
   /// it throws Error at once, the rest lets end_capture throw.
-  virtual void begin_capture() {}
+  virtual void begin_capture();
   /// Ends the capture: what was queued since. Throws Error where that cannot be had.
-  virtual std::unique_ptr<Graph> end_capture() { return nullptr; }
+  virtual std::unique_ptr<Graph> end_capture();
 
  private:
   mutable std::mutex failure_mutex_;

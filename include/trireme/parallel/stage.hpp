@@ -56,7 +56,8 @@ model::Recompute usual_recompute(bool host, std::int64_t width);
 
 class Stage {
  public:
-  /// Throws ConfigError for what cannot be laid out. `model` must outlive the stage.
+  /// Throws ConfigError for what cannot be laid out; rules of single keys are checked by their
+  /// fields. `model` must outlive the stage.
   Stage(const model::Transformer& model, const StageOptions& options);
   const model::Transformer& model() const { return model_; }
   const StageOptions& options() const { return options_; }

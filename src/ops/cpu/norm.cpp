@@ -238,6 +238,7 @@ void CpuOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const
     check_same_rows(out, in, "norm");
     float* means = flat_or_null(mean, in.rows);
     float* rstds = flat(rstd, in.rows);
+    TRIREME_ASSERT(mean || !bias, "a bias and no mean");
     TRIREME_ASSERT(!bias || bias.type() == gain.type(), "a gain of {} and a bias of {}",
                    name_of(gain.type()), name_of(bias.type()));
     T* rounded_scratch = rounding_scratch<T>(gain, 2 * in.columns);

@@ -111,7 +111,7 @@ void CudaOps::column_sum(const Tensor& sum, const Tensor& x) {
 
 void CudaOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                    const Tensor& gain, const Tensor& bias, float epsilon) {
-  TRIREME_ASSERT(static_cast<bool>(gain), "norm without gain");
+  TRIREME_ASSERT(gain && (mean || !bias), "norm without gain, or with a bias and no mean");
   const Norm norm = norm_of(x, gain, bias, mean, rstd);
   norm_forward(matrix_like(y, norm.x, "norm"), norm, epsilon, stream_);
 }
@@ -127,6 +127,7 @@ void CudaOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tens
 
 void CudaOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
                                    const Tensor& x, const Tensor& mean, const Tensor& rstd) {
+  TRIREME_ASSERT(mean || !dbias, "norm_backward_weight with a bias and no mean");
   const Norm norm = norm_of(x, {}, {}, mean, rstd);
   const Matrix from = matrix_like(dy, norm.x, "norm_backward_weight");
   auto* workspace =

@@ -102,6 +102,9 @@ Choice describe(const KeyedAlgorithm& each) {
   return choice;
 }
 
+// A change of the layout needs another magic number.
+static_assert(sizeof(KeyedAlgorithm) == 200);
+
 std::vector<std::byte> pack_algorithms(std::uint64_t version,
                                        const std::vector<KeyedAlgorithm>& algorithms) {
   const PackedHead head{.version = version, .count = algorithms.size()};
@@ -131,6 +134,12 @@ std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
   }
   std::vector<KeyedAlgorithm> algorithms(head.count);
   std::copy_n(bytes.data() + sizeof head, rest, reinterpret_cast<std::byte*>(algorithms.data()));
+  for (const KeyedAlgorithm& each : algorithms) {
+    if (each.key.epilogue > Epilogue::row_sum || each.key.factors > Element::f16 ||
+        each.key.results > Element::f16) {
+      throw Error("algorithms of products: unknown values; run one build on all ranks");
+    }
+  }
   return algorithms;
 }
 
