@@ -11,9 +11,9 @@
 
 namespace trireme::checkpoint {
 
-/// How data ranks share out the writing of what several of them hold: what is whole on each is cut
-/// into as many shares; of sharded state the first shard group, which is the first data ranks,
-/// writes its own.
+/// How data ranks divide the writing of state that several of them hold. Whole state is cut into as
+/// many shares as there are data ranks. Sharded state is written by the first shard group, which is
+/// the first data ranks.
 struct Writers {
   int data_rank = 0;
   int data = 1;  // ranks on the data axis
