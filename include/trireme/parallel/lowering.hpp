@@ -1,5 +1,5 @@
 // From a stage's schedule to unit actions: the list that the engine walks, and that memory
-// prediction reads. Pure. What overlaps with what is decided here and nowhere else.
+// prediction reads. Pure. Places gathers and reductions; schedule::add_messages placed messages.
 #pragma once
 
 #include <cstdint>
