@@ -16,7 +16,7 @@ namespace trireme::checkpoint {
 namespace fs = std::filesystem;
 
 void read_at(const InputFile& file, void* data, std::size_t bytes, std::int64_t offset) {
-  const std::size_t got = file.read_at(data, bytes, offset, fmt::format("read at byte {}", offset));
+  const std::size_t got = file.read_at(data, bytes, offset);
   if (got == bytes) return;
   throw Error("{}: ends at byte {}, before its data", file.path().string(),
               offset + static_cast<std::int64_t>(got));

@@ -148,16 +148,16 @@ std::size_t InputFile::read(void* data, std::size_t bytes) {
   return got;
 }
 
-std::size_t InputFile::read_at(void* data, std::size_t bytes, std::int64_t offset,
-                               std::string_view verb) const {
+std::size_t InputFile::read_at(void* data, std::size_t bytes, std::int64_t offset) const {
   std::size_t done = 0;
   while (done < bytes) {
-    const ssize_t got = ::pread(descriptor_.get(), static_cast<char*>(data) + done, bytes - done,
-                                offset + static_cast<std::int64_t>(done));
+    const std::int64_t at = offset + static_cast<std::int64_t>(done);
+    const ssize_t got =
+        ::pread(descriptor_.get(), static_cast<char*>(data) + done, bytes - done, at);
     if (got == 0) break;
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw_file_error(path_, verb, errno);
+      throw_file_error(path_, fmt::format("read at byte {}", at), errno);
     }
     done += static_cast<std::size_t>(got);
   }

@@ -7,6 +7,30 @@ namespace trireme::parallel {
 
 using Kind = UnitAction::Kind;
 
+namespace {
+
+model::BackwardPart part_of(Kind kind) {
+  switch (kind) {
+    case Kind::backward:
+      return model::BackwardPart::all;
+    case Kind::backward_input:
+      return model::BackwardPart::input;
+    case Kind::backward_weight:
+      return model::BackwardPart::weight;
+    case Kind::recompute:
+    case Kind::forward:
+    case Kind::receive:
+    case Kind::send:
+    case Kind::gather:
+    case Kind::reduce:
+    case Kind::reduce_tied:
+      break;
+  }
+  no_case_for(kind);
+}
+
+}  // namespace
+
 Engine::Gathered& Engine::gathered(int group) {
   const int buffer = state_.gather_buffers().buffer[static_cast<std::size_t>(group)];
   return gathered_[static_cast<std::size_t>(buffer)];
@@ -165,9 +189,6 @@ void Engine::backward(const UnitAction& action) {
   const int leaves = memory_.plan().leaves().count;
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
   const bool whole = action.kind == Kind::backward, input = action.kind == Kind::backward_input;
-  const auto part = whole   ? model::BackwardPart::all
-                    : input ? model::BackwardPart::input
-                            : model::BackwardPart::weight;
   const Tensor dy = output_gradient(action);
   Tensor x, dx;
   if (action.unit > 0) x = memory_.input(action);
@@ -181,7 +202,7 @@ void Engine::backward(const UnitAction& action) {
     const Tensor own = leaf_rows(x, leaf);
     if (whole || action.kind == Kind::recompute) unit.recompute(call, own);
     if (action.kind == Kind::recompute) continue;
-    unit.backward(call, part, leaf_rows(dx, leaf), leaf_rows(dy, leaf), own);
+    unit.backward(call, part_of(action.kind), leaf_rows(dx, leaf), leaf_rows(dy, leaf), own);
   }
 }
 

@@ -229,6 +229,24 @@ const char* name_of(UnitAction::Kind kind) {
 
 }  // namespace
 
+bool UnitAction::is_compute() const {
+  switch (kind) {
+    case Kind::forward:
+    case Kind::backward:
+    case Kind::recompute:
+    case Kind::backward_input:
+    case Kind::backward_weight:
+      return true;
+    case Kind::receive:
+    case Kind::send:
+    case Kind::gather:
+    case Kind::reduce:
+    case Kind::reduce_tied:
+      return false;
+  }
+  no_case_for(kind);
+}
+
 std::string to_string(const UnitAction& action) {
   std::string text = name_of(action.kind);
   if (action.unit >= 0) text += fmt::format(" unit {}", action.unit);

@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "trireme/core/interface.hpp"
 #include "trireme/core/tensor.hpp"
 #include "trireme/device/device.hpp"
 #include "trireme/device/stream.hpp"
@@ -79,12 +80,8 @@ class TrafficCounter {
   TrafficByKind traffic_;
 };
 
-class Communicator {
+class Communicator : public Interface {
  public:
-  Communicator() = default;
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
-  virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
 

@@ -22,7 +22,7 @@ namespace trireme::comm {
 /// The part of NCCL that is used. Every call returns at once; after `in_progress` a communicator
 /// may be asked for nothing but async_error until that gives success. `queue` is a device::Queue's
 /// native(). Counts are of bytes, or of elements where there is a type.
-class NcclApi {
+class NcclApi : public Interface {
  public:
   enum class Result : int {  // NCCL's own numbers
     success = 0,
@@ -38,10 +38,6 @@ class NcclApi {
   struct Opaque;
   using Comm = Opaque*;  // an ncclComm_t
 
-  NcclApi() = default;
-  NcclApi(const NcclApi&) = delete;
-  NcclApi& operator=(const NcclApi&) = delete;
-  virtual ~NcclApi() = default;
   virtual std::string version() = 0;  // "2.28.9"
   /// NCCL's text for a result, and that of its last error where there is one.
   virtual std::string describe(Result result, Comm comm) = 0;

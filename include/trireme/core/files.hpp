@@ -62,10 +62,9 @@ class InputFile {
   explicit InputFile(const std::filesystem::path& path, Links links = Links::follow);
   /// The next bytes, from the beginning on; fewer than `bytes` only at the end of the file.
   std::size_t read(void* data, std::size_t bytes);
-  /// Those from byte `offset` on; fewer only at the end of the file. Thread-safe. `verb` is what an
-  /// Error says cannot be done.
-  std::size_t read_at(void* data, std::size_t bytes, std::int64_t offset,
-                      std::string_view verb = "read") const;
+  /// Those from byte `offset` on; fewer only at the end of the file. Thread-safe. An Error names
+  /// the byte that cannot be read.
+  std::size_t read_at(void* data, std::size_t bytes, std::int64_t offset) const;
   /// When it was opened, in bytes.
   std::int64_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
+#include "trireme/core/interface.hpp"
 #include "trireme/core/tensor.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/ops/ops.hpp"
@@ -260,12 +261,8 @@ enum class BackwardPart : std::uint8_t { all, input, weight };
 constexpr bool has_input(BackwardPart part) { return part != BackwardPart::weight; }
 constexpr bool has_weight(BackwardPart part) { return part != BackwardPart::input; }
 
-class Unit {
+class Unit : public Interface {
  public:
-  Unit() = default;
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
-  virtual ~Unit() = default;
   virtual std::string name() const = 0;
   /// Requests its slots; called before any other call.
   virtual void plan(UnitPlan& plan) = 0;

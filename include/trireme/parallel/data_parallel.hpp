@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
+#include "trireme/core/interface.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/state/model_state.hpp"
@@ -16,13 +17,8 @@ namespace trireme::parallel {
 
 /// A data-parallel method on one rank: how gradients are reduced, and what an update is. The
 /// computing thread calls it, on all ranks of the grid in the same order.
-class DataParallel {
+class DataParallel : public Interface {
  public:
-  DataParallel() = default;
-  DataParallel(const DataParallel&) = delete;
-  DataParallel& operator=(const DataParallel&) = delete;
-  virtual ~DataParallel() = default;
-
   /// Gets what units read from the ranks that hold the model; nothing where this rank holds it.
   virtual void fetch() {}
   /// `gradient` is this rank's summed gradient of `elements` of the flat buffer, its own shard with

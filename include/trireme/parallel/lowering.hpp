@@ -18,7 +18,7 @@ struct UnitAction {
     gather,       // start to gather `group`'s parameters
     reduce,       // this rank has added all of `group`'s gradient: start to reduce it
     reduce_tied,  // the same of a weight that another stage holds too
-    forward,      // of `unit`, as are all from here on
+    forward,      // of `unit`, as the others below
     backward,     // recomputation and both parts, leaf by leaf
     recompute,    // what forward did not keep, where backward is split
     backward_input,
@@ -38,7 +38,7 @@ struct UnitAction {
   /// goes to. −1: none.
   int input_slot = -1, output_slot = -1;
 
-  bool is_compute() const { return kind >= Kind::forward; }
+  bool is_compute() const;
   /// Whether it is its micro-batch's last contribution to the unit's gradients.
   bool ends_gradients() const { return kind == Kind::backward || kind == Kind::backward_weight; }
 };
