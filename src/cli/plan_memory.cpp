@@ -1,7 +1,7 @@
 // trireme plan --ranks: what a run would hold in memory.
 #include <algorithm>
 
-#include "trireme/data_parallel/run.hpp"
+#include "trireme/data_parallel/memory.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"

@@ -5,7 +5,7 @@
 #include <mpi.h>
 
 #include "trireme/comm/agree.hpp"
-#include "trireme/data_parallel/run.hpp"
+#include "trireme/data_parallel/memory.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/train/inject.hpp"
 

@@ -5,7 +5,7 @@
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/core/pairwise.hpp"
-#include "trireme/data_parallel/run.hpp"
+#include "trireme/data_parallel/memory.hpp"
 #include "trireme/train/account.hpp"
 
 namespace trireme::data_parallel {

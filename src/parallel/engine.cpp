@@ -133,6 +133,35 @@ void Engine::wait_for_messages() {
   }
 }
 
+Engine::Gathered& Engine::gathered(int group) {
+  const int buffer = state_.gather_buffers().buffer[static_cast<std::size_t>(group)];
+  return gathered_[static_cast<std::size_t>(buffer)];
+}
+
+device::Event Engine::start_gather(int group) {
+  return groups_.shard.all_gather_v(state_.group_values(group), state_.own_values(group),
+                                    state_.shards().counts(group), state_stream_);
+}
+
+void Engine::wait_for_parameters(int unit) {
+  if (!state_.values_sharded()) return;
+  const Section section(recorder_, "wait for shards");
+  for (int g : state_.layout().groups_of(unit)) {
+    const Gathered& buffer = gathered(g);
+    TRIREME_ASSERT(buffer.group == g, "unit {} reads group {} where {} is", unit, g, buffer.group);
+    buffer.ready.wait();
+  }
+}
+
+void Engine::gather_updated() {
+  for (Gathered& buffer : gathered_) buffer.group = -1;
+  if (!state_.options().optimizer_sharded() || state_.values_sharded()) return;
+  const Section section(recorder_, "gather parameters");
+  std::vector<device::Event> gathers;
+  for (int g = 0; g < state_.shards().groups(); ++g) gathers.push_back(start_gather(g));
+  for (const device::Event& gather : gathers) gather.wait();
+}
+
 bool Engine::adds_to_gradients(const UnitAction& action) const {
   return action.ends_gradients() ||
          (action.kind == Kind::forward && action.unit == stage_.last_unit());

@@ -1,5 +1,4 @@
-// Parts of the engine: gathers of parameters, graphs of a step, and the computation of one action
-// (a unit's forward or backward, leaf by leaf).
+// The engine's computation of one action: a unit's forward or backward, leaf by leaf.
 #include "trireme/device/cuda.hpp"
 #include "trireme/parallel/engine.hpp"
 
@@ -30,79 +29,6 @@ model::BackwardPart part_of(Kind kind) {
 }
 
 }  // namespace
-
-Engine::Gathered& Engine::gathered(int group) {
-  const int buffer = state_.gather_buffers().buffer[static_cast<std::size_t>(group)];
-  return gathered_[static_cast<std::size_t>(buffer)];
-}
-
-device::Event Engine::start_gather(int group) {
-  return groups_.shard.all_gather_v(state_.group_values(group), state_.own_values(group),
-                                    state_.shards().counts(group), state_stream_);
-}
-
-void Engine::wait_for_parameters(int unit) {
-  if (!state_.values_sharded()) return;
-  const Section section(recorder_, "wait for shards");
-  for (int g : state_.layout().groups_of(unit)) {
-    const Gathered& buffer = gathered(g);
-    TRIREME_ASSERT(buffer.group == g, "unit {} reads group {} where {} is", unit, g, buffer.group);
-    buffer.ready.wait();
-  }
-}
-
-void Engine::gather_updated() {
-  for (Gathered& buffer : gathered_) buffer.group = -1;
-  if (!state_.options().optimizer_sharded() || state_.values_sharded()) return;
-  const Section section(recorder_, "gather parameters");
-  std::vector<device::Event> gathers;
-  for (int g = 0; g < state_.shards().groups(); ++g) gathers.push_back(start_gather(g));
-  for (const device::Event& gather : gathers) gather.wait();
-}
-
-StepGraphs::StepGraphs(device::MemoryLedger& ledger, bool wanted)
-    : ledger_(ledger), device_(wanted && ledger.device().captures() ? &ledger.device() : nullptr) {}
-
-void StepGraphs::forget() {
-  steps_.clear();
-  current_ = nullptr;
-}
-
-void StepGraphs::begin_step(const Pattern& pattern) {
-  if (!active()) return;
-  if (current_ != nullptr) current_->queued = true;
-  const auto known = steps_.find(pattern);
-  if (known != steps_.end()) {
-    current_ = &known->second;
-  } else {
-    current_ = steps_.size() < most_patterns ? &steps_[pattern] : nullptr;
-  }
-}
-
-void StepGraphs::queue(std::size_t number, const std::function<void()>& work) {
-  if (current_ == nullptr || !current_->queued) return work();
-  const std::uint64_t added = ledger_.times_added(device::Use::workspace);
-  if (added != added_) {
-    for (auto& [known, step] : steps_) step.graphs.clear();
-  }
-  added_ = added;
-  std::unique_ptr<device::Graph>& graph = current_->graphs[number];
-  if (graph == nullptr) {
-    try {
-      graph = device::capture(*device_, work);
-      ++captured_;
-    } catch (const Error& error) {
-      // Nothing was executed. Graphs that were launched keep their resources until they end.
-      refusal_ = error.what();
-      device_ = nullptr;
-      forget();
-      return work();
-    }
-  }
-  const device::Range range("launch of a graph");
-  graph->launch();
-  ++launched_;
-}
 
 std::int64_t Engine::own_rows() const {
   return stage_.shares().rows(batches_[0].tokens() / memory_.plan().leaves().count).size();

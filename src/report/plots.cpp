@@ -202,8 +202,8 @@ Plot plot_losses(const std::vector<const Run*>& runs) {
                          i, color(i));
   }
   if (draws.empty()) return plot;
-  plot.script += std::string(key_below) +
-                 "set xlabel \"step\\n \"\nset ylabel 'loss, nats per token'\nplot " + draws + "\n";
+  plot.script += fmt::format(
+      "{}set xlabel \"step\\n \"\nset ylabel 'loss, nats per token'\nplot {}\n", key_below, draws);
   plot.height = 330 + key_line * static_cast<int>(std::min(runs.size(), most_named));
   plot.caption = "Lines: training loss of the global batch. Circles: validation.";
   return plot;

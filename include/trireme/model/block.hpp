@@ -3,6 +3,7 @@
 // tensor-parallel regions over all rows [R, C].
 #pragma once
 
+#include "trireme/model/norm.hpp"
 #include "trireme/model/tensor_parallel.hpp"
 
 namespace trireme::model {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "trireme/model/config.hpp"
+#include "trireme/model/norm.hpp"
 #include "trireme/model/tensor_parallel.hpp"
 #include "trireme/params/layout.hpp"
 

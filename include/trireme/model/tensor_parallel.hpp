@@ -4,7 +4,7 @@
 // (Korthikanti et al., 2022, figure 5) values outside are split by rows: g is an all-gather forward
 // and a reduce-scatter backward, and ḡ the reverse.
 //
-// Layers with parameters: column-parallel and row-parallel linear maps, and norms.
+// Layers with parameters: column-parallel and row-parallel linear maps.
 #pragma once
 
 #include <cstdint>
@@ -163,28 +163,6 @@ class RowParallel {
 
  private:
   int weight_ = -1, bias_ = -1;
-};
-
-/// LayerNorm or RMSNorm over channels, on the rank's rows [r, C].
-class Norm {
- public:
-  Norm() = default;
-  Norm(params::ParameterTable& table, int unit, const std::string& name, const ModelConfig& config);
-  /// `cost`: of the statistics, which forward writes.
-  void plan(UnitPlan& plan, RecomputeCost cost);
-  void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
-  /// Adds to the gradients of gain and bias; dx = gradient, or += with `accumulate`.
-  void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
-                const Tensor& x, bool accumulate) const;
-
- private:
-  Tensor statistic(const UnitContext& context, const Slot& slot) const;
-  void backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const;
-
-  bool centered_ = true;  // LayerNorm
-  float epsilon_ = 1e-5F;
-  int weight_ = -1, bias_ = -1;
-  Slot mean_, rstd_;
 };
 
 }  // namespace trireme::model

@@ -1,6 +1,5 @@
-// What blocks of tokens see of each other in attention, for all backends; and bytes of their
-// workspace, for predicting memory before a run. A backend holds as much as its most demanding call
-// so far. This header includes none that nvcc cannot read.
+// Bytes of the backends' workspace, for predicting memory before a run. A backend holds as much as
+// its most demanding call so far.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +11,6 @@ namespace trireme::ops {
 struct AttentionShape {
   std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
 };
-
-/// Least and greatest position and document of a block of queries or keys.
-struct Extent {
-  std::int32_t first_position, last_position, first_document, last_document;
-};
-
-/// Whether a block of queries sees none, some or all keys of another.
-enum class Seen : std::uint8_t { none, some, all };
-constexpr Seen seen(const Extent& q, const Extent& k, bool causal) {
-  if ((causal && k.first_position > q.last_position) || k.first_document > q.last_document ||
-      k.last_document < q.first_document) {
-    return Seen::none;
-  }
-  const bool all = (!causal || k.last_position <= q.first_position) &&
-                   k.first_document == k.last_document && q.first_document == q.last_document &&
-                   k.first_document == q.first_document;
-  return all ? Seen::all : Seen::some;
-}
 
 // CPU
 /// The larger of `attention` and `attention_backward`, on `threads` threads.

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "trireme/ops/attention_blocks.hpp"
 #include "trireme/ops/ops.hpp"
-#include "trireme/ops/workspace.hpp"
 
 namespace trireme::ops {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "trireme/ops/workspace.hpp"
+#include "trireme/ops/attention_blocks.hpp"
 
 struct CUstream_st;
 
