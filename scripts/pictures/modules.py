@@ -44,8 +44,10 @@ def uses():
     calls = re.findall(r'trireme_module\((\w+)([^)]*)\)', text)
     found = {}
     for name, rest in calls:
-        words = re.split('LIBRARIES|PRECOMPILE', rest)[0].split()
-        found[name] = words[1:] if words[:1] == ['USES'] else []
+        words = re.split('LIBRARIES|PRECOMPILE', rest)[0].removeprefix(' COLD').split()
+        if words and words[0] != 'USES':
+            raise SystemExit(f'trireme_module({name}): {words[0]} is none of its keywords')
+        found[name] = words[1:]
     return found
 
 

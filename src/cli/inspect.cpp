@@ -95,6 +95,17 @@ std::string show_dataset(const Options& options) {
   return text;
 }
 
+/// The model's keys as a table of a configuration file.
+std::string model_section(const nlohmann::json& config) {
+  if (!config.contains("model")) return "";
+  std::string text = "\n[model]\n";
+  // A scalar of JSON is one of TOML.
+  for (const auto& [key, value] : config.at("model").items()) {
+    if (value.is_primitive()) text += fmt::format("{} = {}\n", config::one_line(key), value.dump());
+  }
+  return text;
+}
+
 std::string show_checkpoint(const std::filesystem::path& folder, const Options& options) {
   const checkpoint::Reader reader(folder);
   const checkpoint::State& state = reader.state();
@@ -105,12 +116,12 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
     text += line("by " + name, config::one_line(version.is_string() ? version.get<std::string>()
                                                                     : version.dump()));
   }
-  if (state.config.contains("model")) text += line("model", state.config.at("model").dump());
   const auto tokenizer = checkpoint::kept_tokenizer(reader);
   if (tokenizer) {
     text += line("tokenizer", fmt::format("{}, vocabulary {}", tokenizer->tokenizer,
                                           grouped(tokenizer->vocabulary)));
   }
+  text += model_section(state.config);
 
   struct Sum {
     std::int64_t tensors = 0, elements = 0, bytes = 0;

@@ -133,8 +133,8 @@ void add_plan(CLI::App& app, Command& command) {
   plan->add_option("--csv", options->csv, "write the schedule as CSV")->type_name("FILE");
   add_value(*plan, "--ranks", options->ranks,
             "instead: memory of a run on so many\nranks, as configured", config::at_least(1));
-  add_value(*plan, "--ranks-per-node", options->ranks_per_node, "of them (for zero.group = node)",
-            config::at_least(1))
+  add_value(*plan, "--ranks-per-node", options->ranks_per_node,
+            "of them (shared memory, zero.group = node)", config::at_least(1))
       ->default_str("");
   plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   plan->footer(examples);

@@ -49,6 +49,8 @@ std::int64_t decay_steps(const json& optim, std::int64_t steps) {
   if (schedule == "constant") return 0;
   if (given > 0) return given;
   if (schedule == "wsd") return steps / 10;
+  TRIREME_ASSERT(schedule == "cosine" || schedule == "linear", "learning-rate schedule {}",
+                 schedule);
   return std::max<std::int64_t>(0, steps - optim.value("warmup_steps", std::int64_t{0}));
 }
 

@@ -12,7 +12,7 @@ std::vector<std::string> cost_notes(const RunConfig& config, const parallel::Sta
   std::vector<std::string> notes;
   const std::int64_t zero = config.parallel.zero;
   if (config.numerics.reproducible) {
-    notes.emplace_back("reproducible mode: sums in a fixed order, several times slower");
+    notes.emplace_back("reproducible mode: sums in a fixed order, slower with small matrices");
     if (zero >= 2) {
       notes.push_back(
           fmt::format("parallel.zero = {}: reproducible mode keeps gradients whole on every rank, "

@@ -33,6 +33,12 @@ for line in '^checkpoint +run/step-00000003$' '^step +3$' '^samples +6$' '^adamw
   '^rank-00000.h5 ' '^verified: '; do
   grep -qE "$line" out || fail "no line '$line'"
 done
+# The model's keys are a configuration file.
+"$TRIREME" inspect run | sed -n '/^\[model\]/,/^$/p' >model.toml
+run "$TRIREME" train --config model.toml --data.path data --checkpoint.resume run --train.output next --train.batch 2 \
+  --train.steps 4 --train.peak none --train.evaluate_at_end=false
+[ "$code" -eq 0 ] && grep -q '^step 4/4' out || fail "the printed model does not resume the run"
+
 run "$TRIREME" inspect run/step-00000002 --tensors
 grep -q '^fp32  *\[16\]  *parameters/blocks.0.norm1.gain$\|^fp32 .*parameters/' out || fail "no tensors"
 

@@ -20,7 +20,7 @@ struct ParallelConfig {
   std::string recompute = "auto";
   std::int64_t bucket_mb = 8;  // gradients reduced, or read by an offloaded update, together
   bool overlap = true;         // reduce while backward runs
-  std::int64_t threads = 0;    // OpenMP threads of a rank; 0: cores of the node / ranks of the node
+  std::int64_t threads = 0;    // OpenMP threads of a rank; 0: see the help text
 
   void declare(config::Fields& fields) {
     fields.add("tensor", tensor, "tensor-parallel degree: ranks that share each layer's matrices",
@@ -86,7 +86,7 @@ struct NumericsConfig {
 
   void declare(config::Fields& fields) {
     fields.add("reproducible", reproducible,
-               "the same bits in every layout, several times slower: for proof and debugging");
+               "the same bits in every layout; slower with small matrices and many threads");
     fields.add("virtual_data", virtual_data,
                "reproducible: sums over sequences are kept apart in so many groups, a power of two "
                "that data degrees divide",

@@ -47,7 +47,7 @@ std::string to_string(const UnitAction& action);
 
 struct LoweringOptions {
   std::vector<params::Range> chunk_units;  // of this stage, by chunk
-  bool recompute = false;                  // of more than one pass, before a split backward
+  bool recompute = false;                  // selective or full: an action before a split backward
   bool gathers = false;                    // parameters are sharded
   bool reshard_after_forward = true;       // gather again for backward
   bool reduces_each_micro_batch = false;   // gradients are sharded
