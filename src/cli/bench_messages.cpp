@@ -16,7 +16,7 @@ Examples:
   mpirun -n 8 trireme bench collectives
   mpirun -n 8 trireme bench collectives --axis data --parallel.tensor 2
               --operations all_reduce,all_gather --types fp32,bf16
-  srun trireme bench collectives --device cuda --axis data --comm.data nccl
+  srun --mpi=pmix trireme bench collectives --device cuda --axis data --comm.data nccl
        --begin 1024 --end 1e9 --factor 2 --json nccl.json)";
 constexpr const char* pipeline_examples =
     R"(Without --parallel.pipeline all ranks are stages of one pipeline.

@@ -122,7 +122,7 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int 
     case GroupKind::replica:
       return part_of(along({data}), [&](int i) { return i % shard == own % shard; });
     case GroupKind::embedding: {
-      const std::vector<int> stages = along({pipeline});
+      std::vector<int> stages = along({pipeline});
       if (rank != stages.front() && rank != stages.back()) return {rank};
       if (stages.size() == 1) return stages;
       return {stages.front(), stages.back()};

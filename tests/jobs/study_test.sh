@@ -44,6 +44,17 @@ import collections, json, sys
 points = json.load(open(sys.argv[1] + "/index.json"))["points"]
 print(*("%s=%d" % item for item in sorted(collections.Counter(p["state"] for p in points).items())))' "$1"; }
 
+# The examples of the document and of --help are complete.
+printf 'model = { layers = 1, width = 16, heads = 2, sequence = 16 }\ndata = { path = "data" }\n' >run.toml
+{
+  "$SOURCE/jobs/scaling-study" --help
+  cat "$SOURCE/docs/scaling-studies.md"
+} | sed -e ':a' -e '/\\$/{N;s/\\\n//;ba' -e '}' | sed -n 's|^ *jobs/scaling-study ||p' >examples
+[ "$(wc -l <examples)" -ge 4 ] || fail "the examples were not found"
+while read -r -a words; do
+  "$SOURCE/jobs/scaling-study" --dry-run "${words[@]}" >out 2>&1 </dev/null || fail "the example ${words[*]}"
+done <examples
+
 # Planned order: every repeat is a round of all points, and rounds differ in their order.
 run --mode weak --ranks 1,2 --repeats 4 --steps 3 --output dry --dry-run
 [ "$code" -eq 0 ] && [ ! -e dry ] || fail "dry run: exit code $code"

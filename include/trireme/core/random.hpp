@@ -1,6 +1,6 @@
-// Counter-based random numbers: a value is a pure function of (seed, purpose, logical index), never
-// of a rank or of how many numbers were drawn before. Philox4x32-10: Salmon et al., "Parallel
-// random numbers: as easy as 1, 2, 3" (SC11).
+// Counter-based random numbers: a value is a pure function of (seed, purpose, stream, logical
+// index), never of a rank or of how many numbers were drawn before. Philox4x32-10: Salmon et al.,
+// "Parallel random numbers: as easy as 1, 2, 3" (SC11).
 #pragma once
 
 #include <array>
@@ -20,8 +20,9 @@ enum class Purpose : std::uint32_t {
   rounding = 7,
 };
 
-/// One stream of numbers. `stream` distinguishes users of one purpose (a parameter, a dropout
-/// site).
+/// One stream of numbers. `stream` distinguishes users of one purpose: for initialization a hash of
+/// the parameter's name; of dropout 0 for the embedding, and in block l 3l + 1 for attention,
+/// 3l + 2 and 3l + 3 for what the branches of attention and MLP add.
 struct RandomKey {
   std::uint64_t seed = 0;
   Purpose purpose = Purpose::initialization;

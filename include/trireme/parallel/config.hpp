@@ -36,8 +36,8 @@ struct ParallelConfig {
                "sequence parallelism: tensor ranks also divide norms, dropout and residuals");
     fields.add("schedule", schedule,
                "pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble or file:SCHEDULE.csv");
-    fields.add("virtual_stages", virtual_stages, "chunks of layers on each stage (interleaved)",
-               config::in_range(1, 1024));
+    fields.add("virtual_stages", virtual_stages,
+               "chunks of layers on each stage (interleaved, gpipe)", config::in_range(1, 1024));
     fields.add("zero", zero,
                "what data ranks shard: 0 nothing, 1 optimizer state, 2 gradients too, 3 "
                "parameters too",

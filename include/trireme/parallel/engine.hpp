@@ -83,8 +83,9 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Queues forward and backward of all micro-batches of this replica; waits only for messages.
-  /// Afterwards the state's own gradients are those of the mean loss over the global batch. On the
-  /// host `batches` are read until then.
+  /// Afterwards the state's own gradients are those of the mean loss over the global batch (of a
+  /// worker that is alone, over its share), times the loss scale. On the host `batches` are read
+  /// until then.
   void start_step(const std::vector<HostMicrobatch>& batches);
   /// The sums over the global batch of the step that was started last, the same on every rank, once
   /// the device's work has been waited for (device::wait_for). Collective.

@@ -60,7 +60,8 @@ class Slots {
 };
 
 /// One stage's list and how many buffers of each sort it needs. Activations and gradients of one
-/// virtual stage boundary are equally large: [micro-batch's tokens, width].
+/// virtual stage boundary are equally large: [micro-batch's tokens, width], with sequence
+/// parallelism this rank's rows of it.
 struct StageSteps {
   std::vector<Step> steps;
   int receive_activation_slots = 0;
