@@ -17,9 +17,13 @@ else()
   if(NOT CMAKE_CUDA_COMPILER AND CUDAToolkit_NVCC_EXECUTABLE)
     set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}")
   endif()
-  # A100 (its instructions are all that the kernels use), and H100 with PTX for what comes after.
+  # The kernels use A100's instructions alone. So its PTX serves H100 too, and what comes after: one
+  # pass of the compiler instead of one for each architecture.
+  set(trireme_cuda_code "${CMAKE_CUDA_ARCHITECTURES}")
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "GPU architectures to compile for")
+    set(CMAKE_CUDA_ARCHITECTURES OFF)
+    set(trireme_cuda_code "sm_80, sm_90 and PTX of compute_80")
+    set(trireme_cuda_generate " --generate-code=arch=compute_80,code=[compute_80,sm_80,sm_90]")
   endif()
   include(CheckLanguage)
   check_language(CUDA)
@@ -50,6 +54,7 @@ foreach(kind STANDARD EXTENSION)
   endif()
 endforeach()
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
+string(APPEND CMAKE_CUDA_FLAGS "${trireme_cuda_generate}")
 set(TRIREME_HAS_CUDA ON)
 
 # Defines target trireme_<name> for an NVIDIA library outside the toolkit, by header and library.
@@ -89,7 +94,7 @@ if(TARGET trireme_cudnn AND TRIREME_CUDNN_FRONTEND_INCLUDE)
   target_link_libraries(trireme_cudnn_frontend INTERFACE CUDA::cudart ${CMAKE_DL_LIBS})
 endif()
 
-set(trireme_cuda_found "CUDA: ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+set(trireme_cuda_found "CUDA: ${CUDAToolkit_VERSION} for ${trireme_cuda_code}")
 foreach(name cudnn cudnn_frontend nccl)
   if(TARGET trireme_${name})
     string(APPEND trireme_cuda_found ", ${name}")

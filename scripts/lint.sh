@@ -22,7 +22,7 @@ mkdir -p "$marks"
 # clang-tidy cannot read the compiler's precompiled headers: it sees what each source includes itself.
 sed 's| -Winvalid-pch -include [^ ]*cmake_pch.hxx||g; s| -fpch-preprocess||g' "$build/compile_commands.json" >"$marks/compile_commands.json"
 commands=$marks/compile_commands.json
-rules=$({ clang-tidy --version; cat .clang-tidy; } | sha256sum | cut -c1-64)
+rules=$({ clang-tidy --version; cat .clang-tidy tests/.clang-tidy bench/.clang-tidy; } | sha256sum | cut -c1-64)
 
 analyze() {
   local file=$1 command text mark

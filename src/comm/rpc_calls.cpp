@@ -170,8 +170,9 @@ void Service::deliver(int rank, const Bytes& message) {
     case Kind::disconnect:
       return deliver_disconnect(rank);
     case Kind::acknowledgement:
-      peer(rank).acknowledged = true;
-      fail_calls(rank, "the endpoint was closed before the reply");
+      return deliver_acknowledgement(rank);
+    case Kind::confirmation:
+      peer(rank).unconfirmed = false;
       return;
   }
   no_case_for(heading.kind);

@@ -166,8 +166,21 @@ void Service::deliver_disconnect(int rank) {
     const std::lock_guard lock(mutex_);
     peer.left = true;
   }
+  peer.unconfirmed = true;
   send(rank, Kind::acknowledgement);
   fail_calls(rank, "has left");
+}
+
+/// The peer waits for the confirmation: if it ended first, without MPI_Finalize, the connection
+/// might close before its acknowledgement is read. No heartbeat follows, for the same reason.
+void Service::deliver_acknowledgement(int rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    peer(rank).left = true;
+  }
+  peer(rank).acknowledged = true;
+  send(rank, Kind::confirmation);
+  fail_calls(rank, "the endpoint was closed before the reply");
 }
 
 bool Service::close(double seconds) {
@@ -210,8 +223,9 @@ bool Service::may_leave() {
     const std::lock_guard lock(mutex_);
     if (!commands_.empty()) return false;
   }
-  return mail_.idle() && std::all_of(peers_.begin(), peers_.end(),
-                                     [](const Peer& peer) { return peer.lost || peer.quiet(); });
+  return mail_.idle() && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+           return peer.lost || (peer.quiet() && !peer.unconfirmed);
+         });
 }
 
 void Service::leave() {

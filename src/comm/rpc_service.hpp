@@ -137,6 +137,8 @@ class Service : public std::enable_shared_from_this<Service> {
     int slots = 0;  // that there are
     // The service thread's.
     bool disconnecting = false, acknowledged = false;  // our disconnect was sent, and answered
+    bool unconfirmed = false;                          // we acknowledged its disconnect; it has not
+                                                       // confirmed that this arrived
     bool heartbeat_pending = false;                    // the last one is not sent yet
     double silent = 0;                                 // seconds
     std::map<std::uint64_t, std::shared_ptr<Outgoing>> calls;
@@ -161,6 +163,7 @@ class Service : public std::enable_shared_from_this<Service> {
                        std::span<const std::byte> value);
   void deliver_answer(int rank, const Heading& heading, std::span<const std::byte> value);
   void deliver_disconnect(int rank);
+  void deliver_acknowledgement(int rank);
   /// Ends the outstanding calls to a peer that will not answer any more.
   void fail_calls(int rank, const std::string& why);
   void end_if_complete(const std::shared_ptr<Outgoing>& call);

@@ -126,7 +126,15 @@ class Future {
 };
 
 class Service;  // src/comm/rpc_service.hpp
-enum class Kind : std::uint32_t { request, reply, failure, heartbeat, disconnect, acknowledgement };
+enum class Kind : std::uint32_t {
+  request,
+  reply,
+  failure,
+  heartbeat,
+  disconnect,
+  acknowledgement,
+  confirmation
+};
 
 /// A call that has arrived, without its types; see Call.
 struct Arrived : std::enable_shared_from_this<Arrived> {

@@ -37,7 +37,8 @@ struct ParallelConfig {
     fields.add("schedule", schedule,
                "pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble or file:SCHEDULE.csv");
     fields.add("virtual_stages", virtual_stages,
-               "chunks of layers on each stage (interleaved, gpipe)", config::in_range(1, 1024));
+               "chunks of layers on each stage (interleaved, gpipe and files)",
+               config::in_range(1, 1024));
     fields.add("zero", zero,
                "what data ranks shard: 0 nothing, 1 optimizer state, 2 gradients too, 3 "
                "parameters too",
