@@ -172,14 +172,15 @@ void Service::deliver_disconnect(int rank) {
 }
 
 /// The peer waits for the confirmation: if it ended first, without MPI_Finalize, the connection
-/// might close before its acknowledgement is read. No heartbeat follows, for the same reason.
+/// might close before its acknowledgement is read. No message to it follows: it might reach a
+/// communicator that is freed. So answers to its last requests, which are commands, go first.
 void Service::deliver_acknowledgement(int rank) {
   {
     const std::lock_guard lock(mutex_);
     peer(rank).left = true;
   }
   peer(rank).acknowledged = true;
-  send(rank, Kind::confirmation);
+  post([this, rank] { send(rank, Kind::confirmation); });
   fail_calls(rank, "the endpoint was closed before the reply");
 }
 

@@ -497,5 +497,46 @@ TEST(RemoteCall, CloseEndsInTimeIfPeersDoNot) {
   }
 }
 
+TEST(RemoteCall, CloseWaitsUntilItsAcknowledgementIsRead) {
+  // Rank 0 says that it leaves, and its service thread then reads nothing for a while. The others
+  // answer only after that, and must not end before rank 0 has read their answers.
+  if (world_size() < 2) GTEST_SKIP();
+  std::atomic<bool> asleep = false;
+  std::atomic<bool> wake = false;
+  const auto sleep = [&] {
+    asleep = true;
+    while (!wake) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Options options;
+  options.on_lost = [&](int, const std::string&) { sleep(); };
+  Endpoint endpoint(MPI_COMM_WORLD, options);
+  endpoint.serve(keep, [&](Call<Nothing>, Nothing) { sleep(); });
+  endpoint.start();
+  const auto wait_asleep = [&] {
+    while (!asleep) std::this_thread::yield();
+  };
+  if (world_rank() == 0) {
+    for (int peer = 1; peer < world_size(); ++peer) endpoint.call(keep, peer, {});
+    world_barrier();
+    std::thread closer([&] { endpoint.close(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    endpoint.lose(0, "a report that takes its time");
+    wait_asleep();
+    world_barrier();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    wake = true;
+    closer.join();
+  } else {
+    wait_asleep();
+    world_barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    world_barrier();
+    wake = true;
+    EXPECT_TRUE(endpoint.close());
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    EXPECT_GE(took.count(), 0.5);
+  }
+}
+
 }  // namespace
 }  // namespace trireme::comm::rpc
