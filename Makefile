@@ -87,7 +87,7 @@ planted-bugs: deps
 
 lint: configure
 	@scripts/deps.sh lint
-	@scripts/lint.sh $(BUILD)
+	@python3 scripts/lint.py $(BUILD)
 
 format:
 	@scripts/deps.sh format

@@ -15,8 +15,6 @@
 
 #include <gtest/gtest.h>
 
-#include "trireme/state/model_state.hpp"
-
 namespace trireme::state {
 namespace {
 
