@@ -53,8 +53,9 @@ class Dataset {
   static Dataset open(const std::filesystem::path& folder);
   const Manifest& manifest() const { return manifest_; }
   const std::filesystem::path& folder() const { return folder_; }
-  /// Keeps at most `cache_bytes` of decoded chunks (at least four). The default holds a group of
-  /// windows of the default size (data.group_mb), so that a random order decodes each chunk once.
+  /// Keeps at most `cache_bytes` of decoded chunks (at least four). With ids of 2 bytes the default
+  /// holds a group of windows of the default size (data.group_mb), so that a random order decodes
+  /// each chunk once; with ids of 4 bytes it holds about half of one.
   std::unique_ptr<TokenReader> reader(SplitName split,
                                       std::int64_t cache_bytes = std::int64_t{288} << 20) const;
   /// Re-reads every byte: whole-file hashes and every chunk. Throws the first fault found.
