@@ -118,7 +118,7 @@ class ResidualBranch {
  public:
   ResidualBranch(Norm norm, Layer layer, const ModelConfig& config, std::uint32_t dropout_stream)
       : width_(config.width),
-        norm_(std::move(norm)),
+        norm_(norm),
         layer_(std::move(layer)),
         dropout_(config.dropout, dropout_stream) {}
   void plan(UnitPlan& plan);
