@@ -20,14 +20,14 @@ help:
 	@echo 'make test-long                the tests and the slow sweeps'
 	@echo 'make test-asan                the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make test-slurm               job scripts and scaling studies under a Slurm of four nodes on this machine; needs root'
-	@echo 'make test-cuda                the CUDA backend beside the CPU one, on a machine with a GPU'
+	@echo 'make test-cuda                operations, device, models and layouts, on a machine with a GPU'
 	@echo 'make fuzz [SECONDS=60]        run each fuzz target for that long (clang, libFuzzer)'
 	@echo 'make planted-bugs             plant each known bug in a copy and see its test fail'
 	@echo 'make lint, make format        clang-format and clang-tidy; clang-format in place'
 	@echo 'make docs                     docs/configuration.md from the program, the API reference in build/docs'
 	@echo 'make bench                    operations and whole steps, beside what bounds them, the peak and PyTorch'
 	@echo 'make bench-cuda               steps of GPT-2 and Llama models on a GPU beside its measured ceilings, and PyTorch'
-	@echo 'make gpu-bundle [BUNDLE=...]  pack tests and benchmarks for a machine that has a GPU and little else'
+	@echo 'make gpu-bundle BUNDLER=...   pack tests and benchmarks for a machine that has a GPU and little else'
 	@echo 'make bench-layouts            speed, memory and messages of one model in each kind of layout'
 	@echo 'make reproduce-nanogpt CORPUS=tinyshakespeare.txt'
 	@echo '                              a published validation loss, measured again'
@@ -71,8 +71,9 @@ test-slurm: build
 
 test-cuda: deps
 	@cmake --preset cuda $(CMAKE_ARGS)
-	@cmake --build build/cuda --parallel $(JOBS) --target trireme_test_cuda
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme_test_cuda layouts_cuda
 	@build/cuda/tests/trireme_test_cuda
+	@ctest --test-dir build/cuda --output-on-failure --no-tests=error -R '^cuda.layouts$$'
 
 # SECONDS counts only where the user sets it: bash has a variable of that name.
 FUZZ_SECONDS = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)

@@ -164,8 +164,8 @@ struct ServerConfig {
         "same) or inverse (1 / (1 + s) of it)",
         config::one_of({"none", "inverse"}));
     fields.add("tolerate_failures", tolerate_failures,
-               "async-server: continue without workers that die; needs mpirun --enable-recovery or "
-               "srun --kill-on-bad-exit=0");
+               "async-server: continue without workers that die; needs Open MPI's mpirun "
+               "--enable-recovery, or srun with SLURM_KILL_BAD_EXIT=0");
     fields.add("heartbeat", heartbeat,
                "async-server: seconds of silence after which a worker counts as dead",
                config::positive());
