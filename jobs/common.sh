@@ -301,6 +301,10 @@ trireme_step() {
   echo "$newest"
 }
 
+trireme_checkpoint() { # step
+  [ "$1" -ge 0 ] && echo "checkpoint of step $1" || echo "no checkpoint"
+}
+
 # Requeues the job by the scheduler's command. Where there is none, a chained job reads the exit code.
 # Sets code if the scheduler requeues by exit code.
 trireme_requeue() {
@@ -333,13 +337,17 @@ trireme_job() {
   local folder before after code=0 arguments=()
   if [ $# -eq 0 ]; then read -r -a arguments <<<"${TRIREME_ARGUMENTS:-}" && set -- "${arguments[@]}"; fi
   trireme_prepare || return
+  if ! command -v "$program" >/dev/null; then
+    trireme_fail "$program: there is no such program; build it with \`make build\`, or name it in TRIREME"
+    return
+  fi
   trireme_output "$@" || return
   before=$(trireme_step "$folder")
-  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each, checkpoint of step" \
-    "$before: $(printf '%q ' "${launch[@]}" train "$@")"
+  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each," \
+    "$(trireme_checkpoint "$before"): $(printf '%q ' "${launch[@]}" train "$@")"
   trireme_train "$folder" "$@" || code=$?
   after=$(trireme_step "$folder")
-  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, checkpoint of step $after"
+  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, $(trireme_checkpoint "$after")"
   [ "$code" -ne 0 ] || return 0
   if [ "$after" -gt "$before" ] && [ "${TRIREME_REQUEUE:-1}" != 0 ]; then
     trireme_requeue

@@ -6,12 +6,14 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "trireme/cli/command.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/core/config.hpp"
+#include "trireme/train/policies.hpp"
 
 namespace {
 
@@ -70,6 +72,7 @@ int conduct(Session& session, std::vector<std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "train") trireme::train::hold_signals();
   std::optional<Session> session;
   try {
     session.emplace(&argc, &argv);

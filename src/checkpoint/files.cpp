@@ -58,6 +58,23 @@ bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
+/// Removes a folder that `final` has replaced. One that is no whole checkpoint is kept under the
+/// first free name of final.damaged, final.damaged-2, …: a user may want to mend it.
+void discard(const fs::path& replaced, const fs::path& final) {
+  std::error_code ignored;  // what stays, prune removes
+  try {
+    Reader(replaced).verify();
+    fs::remove_all(replaced, ignored);
+  } catch (const Error&) {
+    fs::path aside = final;
+    aside += ".damaged";
+    for (int i = 2; fs::exists(fs::symlink_status(aside, ignored)); ++i) {
+      aside.replace_extension(fmt::format("damaged-{}", i));
+    }
+    fs::rename(replaced, aside, ignored);
+  }
+}
+
 /// For file systems that cannot exchange names.
 void replace_in_two_steps(const fs::path& temporary, const fs::path& final) {
   fs::path old = final;
@@ -76,7 +93,7 @@ void replace_in_two_steps(const fs::path& temporary, const fs::path& final) {
     if (replaces) ::rename(old.c_str(), final.c_str());
     throw;
   }
-  fs::remove_all(old, error);  // what stays, prune removes
+  if (replaces) discard(old, final);
 }
 
 /// A name below a root that `save` may have made.
@@ -124,8 +141,7 @@ void commit(const fs::path& temporary, const fs::path& final) {
     exchange(temporary, final);
     throw;
   }
-  std::error_code ignored;
-  fs::remove_all(temporary, ignored);  // now the replaced folder; what stays, prune removes
+  discard(temporary, final);  // now the replaced folder
 }
 
 std::string step_name(std::int64_t step) {

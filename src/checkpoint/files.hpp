@@ -28,7 +28,8 @@ void write_at(const Descriptor& file, const std::filesystem::path& path, const v
 
 /// Renames `temporary` to `final`. A folder `final` that is there already is replaced so that at
 /// any moment it is found whole, under its name or (where the file system cannot exchange names) as
-/// final.old, and is then removed. An Error leaves all names as they were.
+/// final.old. It is then removed, or kept as final.damaged where it is no whole checkpoint. An
+/// Error leaves all names as they were.
 void commit(const std::filesystem::path& temporary, const std::filesystem::path& final);
 
 }  // namespace trireme::checkpoint

@@ -118,7 +118,7 @@ void add_prepare(CLI::App& app, Command& command) {
   add_value(*prepare, "--documents", options->documents,
             "a document is: file, line or jsonl:FIELD");
   add_value(*prepare, "--valid-fraction", options->valid_fraction, "share kept for validation",
-            config::below(0, 1));
+            config::in_range(0.0, 1.0));
   add_value(*prepare, "--shard-tokens", options->shard_tokens, "tokens in a shard",
             config::at_least(1));
   add_value(*prepare, "--sample-sentences", options->sample_sentences,

@@ -223,10 +223,6 @@ Dataset Dataset::open(const std::filesystem::path& folder) {
 }
 
 std::unique_ptr<TokenReader> Dataset::reader(SplitName split, std::int64_t cache_bytes) const {
-  if (shards_of(manifest_, split).empty()) {
-    throw Error("dataset {}: its split \"{}\" is empty; prepare again with a larger fraction",
-                folder_.string(), name_of(split));
-  }
   return std::make_unique<ShardedReader>(folder_, manifest_, split, cache_bytes);
 }
 

@@ -181,7 +181,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   read_tokenizer(root, most_ids, manifest, where);
   manifest.train = shards_from(root["train"], SplitName::train, where);
   manifest.valid = shards_from(root["valid"], SplitName::valid, where);
-  if (manifest.train.empty()) refuse(where, "\"train\" is empty");
+  if (manifest.train.empty() && manifest.valid.empty())
+    refuse(where, "\"train\" and \"valid\" are empty");
   return manifest;
 }
 

@@ -22,8 +22,8 @@ using Progress = std::function<void(std::int64_t, std::int64_t)>;
 
 void check(const PrepareOptions& options) {
   const double fraction = options.valid_fraction;
-  if (!(fraction >= 0 && fraction < 1)) {
-    throw Error("--valid-fraction {}: must be at least 0 and below 1; use 0.1", fraction);
+  if (!(fraction >= 0 && fraction <= 1)) {
+    throw Error("--valid-fraction {}: must be from 0 to 1; use 0.1", fraction);
   }
   if (options.shard_tokens < 1) {
     throw Error("--shard-tokens {}: must be at least 1; use {}", options.shard_tokens,
@@ -155,7 +155,7 @@ Manifest finish(const PrepareOptions& options, Manifest manifest, Spool& spool,
                 WorkFolder& folder) {
   spool.finish();
   const std::int64_t train = training_tokens(spool, options.valid_fraction);
-  if (train == 0) {
+  if (train == 0 && (options.valid_fraction < 1 || spool.tokens() == 0)) {
     throw Error("--input {}: {} documents of {} tokens in all; a dataset needs more text",
                 options.inputs.front().string(), spool.documents(), spool.tokens());
   }

@@ -78,6 +78,7 @@ std::int64_t training_tokens(const Spool& spool, double valid_fraction) {
   const auto target =
       static_cast<std::int64_t>(std::abs(exact - whole) <= 1e-12 * all ? whole : std::floor(exact));
   if (valid_fraction == 0) return spool.tokens();
+  if (valid_fraction == 1) return 0;
   if (spool.documents() == 1) return target;
   RangeReader ends(spool.ends_file());
   std::int64_t best = 0;

@@ -65,7 +65,7 @@ void Conductor::begin(const Beginning& beginning) {
                                  .first_sample = position_.samples,
                                  .staleness = config_.server.max_staleness});
   reporter_.open();
-  for (const std::string& line : beginning.passed_over) reporter_.print("passed over: " + line);
+  for (const std::string& line : beginning.passed_over) reporter_.warn("passed over: " + line);
   if (!point.folder.empty()) checkpointer_.resumed(point);
   reporter_.begin(
       {.step = position_.step,
@@ -104,6 +104,7 @@ Ending Conductor::run() {
   const std::int64_t last =
       train.stop_after > 0 ? std::min(train.steps, first_step_ + train.stop_after) : train.steps;
   step_begin_ = Recorder::Clock::now();
+  checkpointer_.restart_clock();
   while (position_.step < last && stop_ == 0) {
     const std::int64_t before = position_.step;
     tickets_->set_fence(next_fence());
@@ -112,11 +113,19 @@ Ending Conductor::run() {
       return stop_ == 0 && multiple_between(every, before, position_.step);
     };
     if (due(train.evaluate_every)) evaluate();
-    if (due(config_.checkpoint.every)) save(Failure::warns);
+    if (due(config_.checkpoint.every) || (stop_ == 0 && checkpointer_.minutes_over())) {
+      save(Failure::warns);
+    }
     step_begin_ = Recorder::Clock::now();
   }
   if (position_.step == train.steps) stop_ = 0;  // nothing is left to do
-  if (stop_ == 0 && train.evaluate_at_end && !reporter_.evaluated(position_.step)) evaluate();
+  if (reporter_.steps() == 0 && stop_ == 0) {
+    reporter_.print(fmt::format("already at step {} of {}; raise train.steps to continue",
+                                position_.step, train.steps));
+  }
+  if (stop_ == 0 && reporter_.evaluates_at_end() && !reporter_.evaluated(position_.step)) {
+    evaluate();
+  }
   const bool saves = stop_ != 0 || config_.checkpoint.at_end;
   if (saves && !checkpointer_.saved(position_.step)) save(Failure::stops);
   const Ending ending = stop_ == 0 ? Ending::done : Ending::requeue;
@@ -130,7 +139,7 @@ void Conductor::drain() {
   while (!tickets_->drained()) {
     queue_.turn(0.2, job_.recorder);
     if (stop_ == 0) stop_ = stop_policy_.wanted(true, checkpointer_.longest_seconds());
-    if (stop_ != 0) tickets_->close_fence();
+    if (stop_ != 0 || checkpointer_.minutes_over()) tickets_->close_fence();
   }
 }
 

@@ -148,7 +148,9 @@ void check_circumstances(Run& run, const ReadOptions& options) {
                                        where(attempt), json_text(train.at("inject"))));
     }
   }
-  if (counted.empty()) {
+  if (run.steps.empty() && !run.attempts.empty()) {  // it evaluated, or saved in another layout
+    run.notes.emplace_back("no steps, so no speed");
+  } else if (counted.empty()) {
     run.faults.push_back(fmt::format("too short: {} steps, none after warm-up", run.steps.size()));
   }
 }

@@ -26,9 +26,11 @@ void ProgressLine::update(const std::string& line) {
   std::fflush(out_);
 }
 
-void ProgressLine::print(const std::string& line) {
+void ProgressLine::print(const std::string& line, std::FILE* to) {
   if (terminal_) fmt::print(out_, "\r\x1b[K");
-  fmt::print(out_, "{}\n", line);
+  std::fflush(out_);
+  fmt::print(to, "{}\n", line);
+  std::fflush(to);
   if (!live_.empty()) fmt::print(out_, "{}\x1b[K", fitted(live_));
   std::fflush(out_);
 }

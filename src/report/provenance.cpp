@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <string_view>
@@ -16,32 +17,53 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view chosen[] = {"TRIREME_", "SLURM_", "PBS_",    "LSB_",      "FLUX_",
-                                       "OMP_",     "GOMP_",  "KMP_",    "OMPI_MCA_", "MPICH_",
-                                       "I_MPI_",   "UCX_",   "FI_",     "NCCL_",     "CUDA_",
-                                       "CUBLAS_",  "DNNL_",  "ONEDNN_", "HDF5_",     "MALLOC_"};
-// Variables that Open MPI's launcher sets for its ranks.
-constexpr std::string_view launcher[] = {"OMPI_MCA_orte_",   "OMPI_MCA_ess",
-                                         "OMPI_MCA_pmix",    "OMPI_MCA_prte",
-                                         "OMPI_MCA_initial", "OMPI_MCA_mpi_oversubscribe"};
-// SLURM_JWT, for one, lets its holder act as the user.
-constexpr std::string_view secret[] = {"TOKEN", "JWT", "SECRET", "KEY", "PASS", "CRED", "AUTH"};
+/// What may change speed or bits, or places the job: these names and no others, so that no secret
+/// gets into a record. Keys of the configuration are in config_provenance.
+constexpr std::string_view recorded[] = {
+    // The job scripts and schedulers.
+    "TRIREME", "TRIREME_SITE", "TRIREME_RANKS", "TRIREME_NODES", "TRIREME_RANKS_PER_NODE",
+    "TRIREME_THREADS", "TRIREME_HARDWARE_THREADS", "TRIREME_GPUS", "TRIREME_SLURM_MPI",
+    "TRIREME_MPIRUN", "TRIREME_MPIRUN_STYLE", "TRIREME_LAUNCH_OPTIONS", "SLURM_JOB_ID",
+    "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME", "SLURM_JOB_NUM_NODES",
+    "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
+    "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME", "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_DISTRIBUTION",
+    "SLURM_MPI_TYPE", "SLURM_KILL_BAD_EXIT", "SLURM_THREADS_PER_CORE", "PBS_JOBID", "PBS_QUEUE",
+    "PBS_NUM_NODES", "LSB_JOBID", "LSB_QUEUE", "LSB_DJOB_NUMPROC", "FLUX_JOB_ID", "FLUX_JOB_SIZE",
+    "FLUX_JOB_NNODES",
+    // Threads.
+    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_DYNAMIC", "OMP_WAIT_POLICY",
+    "OMP_STACKSIZE", "OMP_THREAD_LIMIT", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "KMP_AFFINITY",
+    "KMP_BLOCKTIME", "KMP_HW_SUBSET",
+    // MPI and networks.
+    "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_osc", "OMPI_MCA_coll",
+    "OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_mpi_leave_pinned", "OMPI_MCA_btl_tcp_if_include",
+    "OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl_vader_single_copy_mechanism",
+    "OMPI_MCA_coll_hcoll_enable", "OMPI_MCA_hwloc_base_binding_policy",
+    "OMPI_MCA_rmaps_base_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe",
+    "MPICH_ASYNC_PROGRESS", "MPICH_GPU_SUPPORT_ENABLED", "MPICH_OFI_NIC_POLICY",
+    "MPICH_RANK_REORDER_METHOD", "I_MPI_FABRICS", "I_MPI_PIN", "I_MPI_PIN_DOMAIN",
+    "I_MPI_OFI_PROVIDER", "UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_THRESH", "UCX_MEMTYPE_CACHE",
+    "FI_PROVIDER", "FI_CXI_RX_MATCH_MODE", "FI_CXI_DEFAULT_CQ_SIZE",
+    // GPUs.
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET",
+    "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_NET_GDR_LEVEL",
+    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE",
+    "NCCL_COLLNET_ENABLE", "NCCL_CROSS_NIC", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS", "NCCL_CUMEM_ENABLE", "NCCL_LAUNCH_ORDER_IMPLICIT",
+    // Libraries.
+    "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_VERBOSE", "ONEDNN_VERBOSE", "HDF5_USE_FILE_LOCKING",
+    "HDF5_PLUGIN_PATH", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_"};
 
-bool wanted(std::string_view name) {
-  const auto begins = [name](std::string_view prefix) { return name.starts_with(prefix); };
-  const auto holds = [name](std::string_view word) { return name.find(word) != name.npos; };
-  return std::any_of(std::begin(chosen), std::end(chosen), begins) &&
-         std::none_of(std::begin(launcher), std::end(launcher), begins) &&
-         std::none_of(std::begin(secret), std::end(secret), holds);
-}
-
-json environment_chosen() {
+json environment_recorded() {
   json result = json::object();
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const std::size_t equals = text.find('=');
-    if (equals == text.npos || !wanted(text.substr(0, equals))) continue;
-    result[std::string(text.substr(0, equals))] = std::string(text.substr(equals + 1));
+  for (const std::string_view name : recorded) {
+    const std::string key(name);
+    if (const char* value = std::getenv(key.c_str())) result[key] = value;
   }
   return result;
 }
@@ -85,7 +107,7 @@ json provenance(comm::Communicator& world, const json& versions) {
   json mine = this_host();
   if (world.rank() == 0) {
     mine["start"] = utc_now();
-    mine["environment"] = environment_chosen();
+    mine["environment"] = environment_recorded();
   }
   json result{{"ranks", world.size()}, {"versions", versions}, {"hosts", json::array()}};
   json& hosts = result["hosts"];  // in the order of their first ranks

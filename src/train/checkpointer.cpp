@@ -88,7 +88,13 @@ std::string find_resume(const RunConfig& config, comm::Communicator& world,
   return comm::of_rank_zero(world, [&] {
     const auto newest = checkpoint::newest(config.train.output, &passed_over);
     std::string own = newest ? newest->string() : std::string();
-    if (resume == "auto") return own;
+    if (resume == "auto") {
+      if (!own.empty() || passed_over.empty()) return own;
+      throw Error(
+          "{}; no checkpoint of {} is whole: restore one, or start from the beginning with "
+          "--resume never, which keeps them aside",
+          passed_over.front(), config.train.output);
+    }
     const std::string mend = "name another train.output, or move its checkpoints away";
     if (resume == "never") {
       if (own.empty()) return own;
@@ -139,7 +145,9 @@ ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& read
                    .states_begin = kept_number(reader, "states_begin", 0, 0, state.step)},
       // Not its step, where the last ones were skipped.
       .rounded_for = kept_number(reader, "rounded_for", state.step, -any, any),
-      .own = same_folder(reader.folder().parent_path(), config.train.output)};
+      .own = same_folder(reader.folder().parent_path(), config.train.output),
+      .notes = {},
+      .config = state.config};
   if (state.samples != state.step * config.train.batch) {
     point.notes.push_back(
         fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
@@ -153,6 +161,26 @@ ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& read
                     seed, state.seed));
   }
   return point;
+}
+
+std::vector<std::string> changed_settings(const nlohmann::json& old, const nlohmann::json& now) {
+  constexpr std::string_view of_the_start[] = {"checkpoint.resume", "model.preset",
+                                               "train.output",      "train.progress",
+                                               "train.quiet",       "train.stop_after"};
+  std::vector<std::string> changed;
+  if (!old.is_object()) return changed;
+  for (const auto& [section, keys] : now.items()) {
+    const auto before = old.find(section);
+    if (before == old.end() || !before->is_object()) continue;
+    for (const auto& [name, value] : keys.items()) {
+      const auto found = before->find(name);
+      const std::string key = section + "." + name;
+      if (found == before->end() || *found == value) continue;
+      if (std::ranges::find(of_the_start, key) != std::end(of_the_start)) continue;
+      changed.push_back(fmt::format("{} {} → {}", key, found->dump(), value.dump()));
+    }
+  }
+  return changed;
 }
 
 data::StoredTokenizer choose_tokenizer(const checkpoint::Reader& reader,
@@ -203,6 +231,10 @@ void Checkpointer::resumed(const ResumePoint& point) {
   saved_folder_ = point.folder;
   reporter_.print(fmt::format("resumed from {}: step {}", point.folder, point.position.step));
   for (const std::string& note : point.notes) reporter_.note(note);
+  for (const std::string& change : changed_settings(point.config, job_.resolved)) {
+    reporter_.note("changed since the checkpoint: " + change);
+    reporter_.event(point.position.step, "changed", change);
+  }
 }
 
 checkpoint::State Checkpointer::state_at(const Position& position, nlohmann::json extra) const {
@@ -244,6 +276,7 @@ void Checkpointer::attempt(Failure failure, std::int64_t step, const std::functi
     const bool stops = select<bool>("checkpoint.on_failure", job_.config.checkpoint.on_failure,
                                     {{"continue", false}, {"stop", true}});
     if (failure == Failure::stops || stops) throw;
+    failed_ = error.what();
     reporter_.event(step, "save failed", error.what());
     reporter_.warn(fmt::format("{}; training continues", error.what()));
   }
@@ -251,6 +284,7 @@ void Checkpointer::attempt(Failure failure, std::int64_t step, const std::functi
 
 void Checkpointer::note_saved(const std::filesystem::path& folder, std::int64_t saved,
                               std::int64_t step) {
+  failed_.clear();
   saved_step_ = saved;
   saved_folder_ = folder.string();
   if (!reporter_.is_root()) return;
@@ -261,6 +295,11 @@ void Checkpointer::note_saved(const std::filesystem::path& folder, std::int64_t 
   } catch (const Error& error) {  // of the root alone, and nothing is lost by it
     reporter_.warn(fmt::format("{}; tried again after the next save", error.what()));
   }
+}
+
+void Checkpointer::require_saved() const {
+  if (failed_.empty()) return;
+  throw AgreedError("the run is over, and its last save failed: {}; {}", failed_, last_good());
 }
 
 std::string Checkpointer::last_good() const {

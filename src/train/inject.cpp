@@ -57,7 +57,10 @@ std::vector<Fault> parse_faults(std::string_view text) {
 }
 
 void FaultInjector::into_batch(data::Batch& batch, std::int64_t step) const {
-  if (due(Fault::Kind::nan, step)) batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
+  const bool spoilt = std::ranges::any_of(faults_, [&](const Fault& fault) {
+    return fault.kind == Fault::Kind::nan && fault.step == step && shares_batch_(fault.rank);
+  });
+  if (spoilt) batch.weights.front() = std::numeric_limits<float>::quiet_NaN();
 }
 
 void FaultInjector::into_batch_once(data::Batch& batch, std::int64_t step) {
@@ -101,6 +104,20 @@ double FaultInjector::slowness() const {
 void FaultInjector::slow_down(double seconds) const {
   if (slowness() <= 1) return;
   std::this_thread::sleep_for(std::chrono::duration<double>((slowness() - 1) * seconds));
+}
+
+void check_faults(const std::vector<Fault>& faults, const std::string& value, int ranks,
+                  std::int64_t steps) {
+  for (const Fault& fault : faults) {
+    if (fault.rank >= ranks) {
+      throw ConfigError("train.inject", value, fmt::format("there is no rank {}", fault.rank),
+                        fmt::format("use a rank from 0 to {}", ranks - 1));
+    }
+    if (fault.kind != Fault::Kind::slow && fault.step > steps) {
+      throw ConfigError("train.inject", value, fmt::format("there is no step {}", fault.step),
+                        fmt::format("use a step from 1 to train.steps = {}", steps));
+    }
+  }
 }
 
 bool FaultInjector::due(Fault::Kind kind, std::int64_t step) const {

@@ -14,9 +14,18 @@ namespace {
 
 /// Written by the handler alone: nothing else is safe there.
 std::atomic<int> caught_signal{0};
-static_assert(std::atomic<int>::is_always_lock_free);
+std::atomic<bool> interrupted{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-extern "C" void note_signal(int signal) { caught_signal.store(signal, std::memory_order_relaxed); }
+extern "C" void note_signal(int signal) {
+  caught_signal.store(signal, std::memory_order_relaxed);
+  if (signal != SIGINT || !interrupted.exchange(true, std::memory_order_relaxed)) return;
+  ::signal(SIGINT, SIG_DFL);
+  ::raise(SIGINT);  // ends the process once this handler returns
+}
+
+/// What schedulers and launchers send. Not INT: a user may want to end a start that hangs.
+constexpr int held_signals[] = {SIGTERM, SIGUSR1, SIGUSR2};
 
 struct NamedSignal {
   std::string_view name;
@@ -70,8 +79,16 @@ std::map<int, std::string> parse_signals(std::string_view names) {
   return signals;
 }
 
+void hold_signals() {
+  sigset_t held;
+  ::sigemptyset(&held);
+  for (const int signal : held_signals) ::sigaddset(&held, signal);
+  ::pthread_sigmask(SIG_BLOCK, &held, nullptr);
+}
+
 SignalWatch::SignalWatch(std::map<int, std::string> signals) : signals_(std::move(signals)) {
   caught_signal = 0;
+  interrupted = false;
   ::sigemptyset(&watched_);
   for (const auto& [signal, name] : signals_) ::sigaddset(&watched_, signal);
   ::pthread_sigmask(SIG_BLOCK, &watched_, &mask_before_);
@@ -86,6 +103,14 @@ SignalWatch::SignalWatch(std::map<int, std::string> signals) : signals_(std::mov
     ::pthread_sigmask(SIG_UNBLOCK, &watched_, nullptr);
     ends_.acquire();
   });
+  // Those that are not watched take effect from here on; the others once this object is gone.
+  sigset_t others;
+  ::sigemptyset(&others);
+  for (const int signal : held_signals) {
+    ::sigdelset(&mask_before_, signal);
+    if (!signals_.contains(signal)) ::sigaddset(&others, signal);
+  }
+  ::pthread_sigmask(SIG_UNBLOCK, &others, nullptr);
 }
 
 SignalWatch::~SignalWatch() {

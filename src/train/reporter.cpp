@@ -71,7 +71,10 @@ void RunReporter::print(const std::string& line) {
 }
 
 void RunReporter::warn(const std::string& text) {
-  if (!text.empty()) print("warning: " + text);
+  if (text.empty() || !root_) return;
+  const std::string line = "trireme: warning: " + text;
+  if (progress_) return progress_->print(line, stderr);
+  fmt::print(stderr, "{}\n", line);
 }
 
 void RunReporter::warn_of_graphs(const std::string& refusal) {
@@ -184,6 +187,12 @@ void RunReporter::failed(std::int64_t step, const std::string& why) noexcept {
   } catch (const std::exception&) {
     return;  // the error that ends the run is the one to report
   }
+}
+
+bool RunReporter::evaluates_at_end() const {
+  if (!job_.config.train.evaluate_at_end) return false;
+  const auto& source = job_.provenance.at("train.evaluate_at_end").at("source");
+  return steps() > 0 || source != config::name_of(config::Source::built_in);
 }
 
 void RunReporter::finish(const RunSummary& summary) {

@@ -31,6 +31,14 @@ parallel::ReplicaOptions replica_options(Job& job, const comm::Grid& grid, Metho
   return options;
 }
 
+/// Whether a rank is of this one's place on the data axis.
+std::function<bool(int)> shares_batch(const comm::Grid& grid) {
+  constexpr auto data = static_cast<std::size_t>(comm::Axis::data);
+  return [shape = grid.shape(), own = grid.coordinate(comm::Axis::data)](int rank) {
+    return shape.coordinates(rank)[data] == own;
+  };
+}
+
 StopSources stop_sources(const TrainConfig& config, const Method& method) {
   StopSources sources = stop_sources(config);
   sources.signal = [own = sources.signal, &method] { return own() != 0 ? own() : method.signal(); };
@@ -50,7 +58,7 @@ Trainer::Trainer(Job& job, comm::Grid& grid, Method& method)
       account_(grid, job.recorder),
       stop_policy_(job.config.train, stop_sources(job.config.train, method)),
       checkpointer_(job, dataset_, reporter_),
-      faults_(parse_faults(job.config.train.inject), grid.world().rank()),
+      faults_(parse_faults(job.config.train.inject), grid.world().rank(), shares_batch(grid)),
       health_(job.config.train.outlier, job.config.precision.compute == "fp16") {
   method_.attach(replica_);
   predicted_ = predict_memory();
@@ -78,7 +86,7 @@ void Trainer::begin() {
     checkpointer_.take_tokenizer();
     reporter_.open();
   });
-  for (const std::string& line : passed_over) reporter_.print("passed over: " + line);
+  for (const std::string& line : passed_over) reporter_.warn("passed over: " + line);
   replica_.initialize();
   if (!folder.empty()) resume(folder);
   const double peak = agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
@@ -104,7 +112,7 @@ void Trainer::resume(std::string folder) {
         point.notes.insert(point.notes.begin(), notes.begin(), notes.end());
         if (reporter_.is_root()) checkpointer_.take_tokenizer(reader, point.notes);
       },
-      [this](const std::string& line) { reporter_.print("passed over: " + line); });
+      [this](const std::string& line) { reporter_.warn("passed over: " + line); });
   position_ = point.position;
   replica_.refresh(point.rounded_for);
   checkpointer_.resumed(point);
@@ -308,9 +316,14 @@ Ending Trainer::stop_early(int stop) {
 
 Ending Trainer::complete() {
   const std::int64_t step = position_.step;
-  if (job_.config.train.evaluate_at_end && !reporter_.evaluated(step)) evaluate();
+  if (reporter_.steps() == 0) {
+    reporter_.print(fmt::format("already at step {} of {}; raise train.steps to continue", step,
+                                job_.config.train.steps));
+  }
+  if (reporter_.evaluates_at_end() && !reporter_.evaluated(step)) evaluate();
   if (job_.config.checkpoint.at_end && !checkpointer_.saved(step)) save(Failure::stops);
   finish(Ending::done);
+  checkpointer_.require_saved();
   return Ending::done;
 }
 

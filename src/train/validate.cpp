@@ -166,9 +166,6 @@ class ServerRules {
             "must be 0, as no step is anybody's as a whole,", "use 0");
     require(config_.train.check == "none", "train.check", config_.train.check,
             "must be none, as there are no replicas,", "use none");
-    const double minutes = config_.checkpoint.every_minutes;
-    require(minutes <= 0, "checkpoint.every_minutes", fmt::format("{}", minutes),
-            "must be 0, as all pause at a step that is known beforehand,", "use checkpoint.every");
     require(!injects(Fault::Kind::flip), "train.inject", config_.train.inject,
             "flip cannot be made", "use nan or slow");
     if (!config_.server.tolerate_failures) return;
@@ -240,7 +237,8 @@ void validate(RunConfig& config, const LayoutFacts& facts) {
   check_peak(config.train.peak);
   parse_signals(config.train.signals);
   parse_duration(config.train.time_limit);
-  parse_faults(config.train.inject);
+  check_faults(parse_faults(config.train.inject), config.train.inject,
+               facts.world - server_ranks(config), config.train.steps);
   refuse(config.train.output.empty(), "train.output", "\"\"", "a run folder is needed", "use run");
   check_dataset(config);
   check_stage(config, shape, facts);

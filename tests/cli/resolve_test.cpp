@@ -208,8 +208,8 @@ TEST(Parse, Mistakes) {
             "usage: --modle.layers: is not a configuration key; did you mean --model.layers?");
   EXPECT_EQ(parse_error({"generate", "--top-p", "0"}),
             "value: --top-p = 0: must be above 0 and at most 1; 1 keeps every token");
-  EXPECT_EQ(parse_error({"prepare", "--input", "x", "--output", "y", "--valid-fraction", "1"}),
-            "value: --valid-fraction = 1: must be at least 0 and below 1; use a value below 1");
+  EXPECT_EQ(parse_error({"prepare", "--input", "x", "--output", "y", "--valid-fraction", "2"}),
+            "value: --valid-fraction = 2: must be from 0 to 1; nearest: 1");
 }
 
 TEST(Parse, AcceptsTheExamples) {

@@ -182,11 +182,11 @@ case_async-kill() {
   kill -9 "$(async_worker)" || fail "async-kill: no process to kill"
   wait "$job" || code=$?
   [ "$code" -ne 124 ] || fail "async-kill: hangs"
-  grep -Eq '^warning: worker rank 1 is lost: .*; 2 workers continue' async-kill.out || fail "async-kill: the dead worker is not reported"
+  grep -Eq '^trireme: warning: worker rank 1 is lost: .*; 2 workers continue' async-kill.out || fail "async-kill: the dead worker is not reported"
   grep -q '^lost: worker rank 1: ' async-kill.out || fail "async-kill: not in the closing table"
   grep -q '"lost_workers":{"1":' <(tr -d ' \n' <async-kill/attempts/0001/summary.json) || fail "async-kill: not in the record"
   made_step async-kill.out 300 && [ -e async-kill/step-00000300/manifest.json ] || fail "async-kill: not all steps"
-  echo "async-kill: $(sed -n 's/^warning: \(worker rank 1 is lost.*\)/\1/p' async-kill.out); srun's exit code $code"
+  echo "async-kill: $(sed -n 's/^trireme: warning: \(worker rank 1 is lost.*\)/\1/p' async-kill.out); srun's exit code $code"
 }
 
 # The recorded communication, against the counters of the nodes' interfaces.

@@ -84,6 +84,11 @@ run 2 twice --train.steps 40
 ran "third start, by all-reduce"
 grep -q 'resumed from .*step-00000030: step 30' out || fail "all-reduce does not resume from there"
 
+# All workers pause for a checkpoint by time too.
+serve 5 timed --train.steps 60 --checkpoint.every_minutes 0.0005 --checkpoint.keep 100
+ran timed
+[ "$(grep -c '^saved timed/step-' out)" -ge 3 ] || fail "timed: $(grep '^saved' out)"
+
 # A damaged checkpoint is passed over with a report; it stays until the run saves that step again.
 serve 5 damaged --train.steps 20 --checkpoint.every 10
 ran damaged
@@ -93,14 +98,14 @@ byte=$(od -An -tu1 -j"$at" -N1 "$file")
 printf "$(printf '\\%03o' $((byte ^ 255)))" | dd of="$file" bs=1 seek="$at" conv=notrunc status=none  # always changes the byte
 serve 5 damaged --train.steps 20 --train.seed 3
 ran "past the damaged"
-grep -q "^passed over: $file: " out || fail "damaged: not reported"
+grep -q "^trireme: warning: passed over: $file: " err || fail "damaged: not reported"
 grep -q '^resumed from damaged/step-00000010: step 10' out || fail "damaged: not from the older one"
 grep -q '^note: train.seed = 3, and 1 before' out || fail "damaged: the changed seed is not reported"
 check damaged 20 3 'r["first_step"] == 10 and s["steps_of_attempt"] == 10'
 rm damaged/step-00000020/manifest.json
 serve 5 damaged --train.steps 10
 ran "past the one without a manifest"
-grep -q '^passed over: damaged/step-00000020' out || fail "damaged: what rank 0 passed over is not reported"
+grep -q "^trireme: warning: passed over: damaged/step-00000020" err || fail "damaged: what rank 0 passed over is not reported"
 # A damaged checkpoint in another folder is not this run's, even with no step left.
 serve 5 elsewhere --train.steps 10 --checkpoint.resume damaged/step-00000010
 ran elsewhere
@@ -238,7 +243,7 @@ for ((i = 1; i <= ${KILLS:-2}; ++i)); do
   check killed 250 4 "any(re.match('lost: worker rank $rank is lost: ($why)', e) for e in events)"
   check killed 250 4 "st['updates'] == 1000"
   compgen -G 'killed/step-00000250/manifest.json' >/dev/null || fail "killed: no checkpoint"
-  grep -Eq "warning: worker rank $rank is lost: ($why).*; 3 workers continue" out || fail "killed: not reported"
+  grep -Eq "warning: worker rank $rank is lost: ($why).*; 3 workers continue" err || fail "killed: not reported"
   echo "kill $i${transport:+ over TCP}: rank $rank, the others went on"
 done
 transport=

@@ -78,6 +78,13 @@ TEST(FaultInjector, OnceStrikesTheFirstStepFromItsOwnOn) {
   EXPECT_FALSE(strikes_once(faults, 6));
 }
 
+TEST(FaultInjector, StrikesEveryRankWithTheSameBatch) {
+  const auto faults = parse_faults("nan@3/1");
+  const auto pairs = [](int own) { return [own](int rank) { return rank / 2 == own / 2; }; };
+  EXPECT_TRUE(strikes(FaultInjector(faults, 0, pairs(0)), 3));
+  EXPECT_FALSE(strikes(FaultInjector(faults, 2, pairs(2)), 3));
+}
+
 TEST(FaultInjector, SlowsOneRankByItsFactor) {
   const auto faults = parse_faults("slow@3/1");
   EXPECT_EQ(FaultInjector(faults, 1).slowness(), 3);

@@ -181,7 +181,7 @@ if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer must be the onl
   server 2 2 unsaved --checkpoint.every 10
   unset LD_PRELOAD TRIREME_FILE_FAULT
   ran "a save that fails"
-  grep -q 'warning: checkpoint not saved: rank 1: .*training continues' out || fail "a save that fails: not reported"
+  grep -q 'warning: checkpoint not saved: rank 1: .*training continues' err || fail "a save that fails: not reported"
   same one unsaved
   export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so TRIREME_FILE_FAULT="io_error 4 $work/unsaved/step-00000024 2"
   server 2 2 unsaved --train.steps 24

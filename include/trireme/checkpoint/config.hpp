@@ -10,7 +10,7 @@ namespace trireme::checkpoint {
 
 struct CheckpointConfig {
   std::int64_t every = 0;               // steps; 0: only at the end
-  double every_minutes = 0;             // 0: see every
+  double every_minutes = 30;            // 0: see every
   std::string on_failure = "continue";  // continue | stop
   bool async = false;
   bool at_end = true;
@@ -18,7 +18,7 @@ struct CheckpointConfig {
   std::string files = "rank";   // rank | node
   std::string resume = "auto";  // auto | never | path of a step folder
 
-  /// Whether some saves are written in the background; the last one never is.
+  /// Whether some saves are written in the background; that at the end never is.
   bool in_background() const { return async && (every > 0 || every_minutes > 0); }
 
   void declare(config::Fields& fields) {
@@ -31,8 +31,8 @@ struct CheckpointConfig {
                config::one_of({"continue", "stop"}));
     fields.add(
         "async", async,
-        "copy the state to host memory and write it while training continues; the last save is "
-        "never so");
+        "copy the state to host memory and write it while training continues, but for the save "
+        "at the end");
     fields.add("at_end", at_end, "save after the last step");
     fields.add("keep", keep, "newest checkpoints kept", config::at_least(1));
     fields.add("files", files,

@@ -143,7 +143,9 @@ class ProgressLine {
   /// Shows `line`, cut to the terminal's width, in place of the last update.
   void update(const std::string& line);
   /// Prints a line that stays, above the one that is rewritten.
-  void print(const std::string& line);
+  void print(const std::string& line) { print(line, out_); }
+  /// The same on `to`, which may share the terminal.
+  void print(const std::string& line, std::FILE* to);
   /// Keeps the last update and starts a new line. Idempotent.
   void finish();
 

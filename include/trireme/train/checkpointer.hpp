@@ -33,7 +33,11 @@ struct ResumePoint {
   std::int64_t rounded_for = 0;    // see Replica::refresh
   bool own = false;                // of the run folder itself
   std::vector<std::string> notes;  // for the user
+  nlohmann::json config;           // with which the checkpoint was made
 };
+/// "key old → new" of each key that both have with different values, but for those that name the
+/// start itself, such as train.output.
+std::vector<std::string> changed_settings(const nlohmann::json& old, const nlohmann::json& now);
 /// Throws Error where the checkpoint is damaged.
 ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader);
 
@@ -103,6 +107,8 @@ class Checkpointer {
   bool pending() const { return pending_ != nullptr; }
   bool unwritten() const { return pending_ && !pending_->written(); }
   bool saved(std::int64_t step) const { return saved_step_ == step; }
+  /// Throws AgreedError where the last save failed: a run that ends so is not done. Collective.
+  void require_saved() const;
   /// Where to begin again, as the end of an error.
   std::string last_good() const;
   double longest_seconds() const { return longest_; }
@@ -125,6 +131,7 @@ class Checkpointer {
   data::StoredTokenizer tokenizer_;  // the root's: what checkpoints keep
   std::int64_t saved_step_ = -1;     // of the newest checkpoint of this run folder
   std::string saved_folder_;         // the newest checkpoint, perhaps of another one
+  std::string failed_;               // why the last save failed; empty: it did not
   std::unique_ptr<checkpoint::Save> pending_;
   double pending_since_ = 0, longest_ = 0;  // seconds
 };

@@ -37,17 +37,17 @@ struct TrainConfig {
   std::int64_t log_every = 10;  // steps between lines in a log
   std::string progress = "auto";
   bool quiet = false;
-  std::string peak = "measured";           // measured | none | GFLOP/s of one rank
-  std::string check = "none";              // none | placement
-  std::int64_t check_every = 1;            // steps
-  double watchdog = 300;                   // seconds; 0: none
-  std::string signals = "TERM,USR1,USR2";  // that end the run with a checkpoint
-  std::string time_limit = "none";         // of this start, as parse_duration reads it
-  double time_margin = 60;                 // seconds before a limit, besides a step and a save
-  std::int64_t skip_limit = 3;             // steps in a row that are skipped before the run stops
-  std::string inject = "none";             // see parse_faults
-  double outlier = 0;                      // standard deviations; 0: none
-  bool trace = false;                      // operations of the device in trace.json
+  std::string peak = "measured";               // measured | none | GFLOP/s of one rank
+  std::string check = "none";                  // none | placement
+  std::int64_t check_every = 1;                // steps
+  double watchdog = 300;                       // seconds; 0: none
+  std::string signals = "INT,TERM,USR1,USR2";  // that end the run with a checkpoint
+  std::string time_limit = "none";             // of this start, as parse_duration reads it
+  double time_margin = 60;                     // seconds before a limit, besides a step and a save
+  std::int64_t skip_limit = 3;  // steps in a row that are skipped before the run stops
+  std::string inject = "none";  // see parse_faults
+  double outlier = 0;           // standard deviations; 0: none
+  bool trace = false;           // operations of the device in trace.json
 
   void declare(config::Fields& fields) {
     fields.add("output", output, "run folder, for the record and the checkpoints");
@@ -78,7 +78,8 @@ struct TrainConfig {
                config::one_of({"none", "placement"}));
     fields.add("check_every", check_every, "steps between two checks", config::at_least(1));
     fields.add("signals", signals,
-               "signals on which the run saves and ends with exit code 75; none: leave them alone");
+               "signals on which the run saves and ends with exit code 75, a second INT at once; "
+               "none: leave them alone");
     fields.add("time_limit", time_limit,
                "time of this start after which it saves and ends with exit code 75: seconds, M:S, "
                "H:M:S or D-H:M:S; none");

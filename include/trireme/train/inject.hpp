@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,7 +14,8 @@ namespace trireme::train {
 
 struct Fault {
   enum class Kind : std::uint8_t {
-    nan,    // in each of the rank's micro-batches the weight of one target is NaN
+    nan,    // in each micro-batch of the rank, and of those that have the same batch, the weight of
+            // one target is NaN
     spike,  // the gradient is a million times too large, on every rank
     inf,    // the rank's reduced gradients are infinite
     slow,   // the rank takes `step` times as long for all its steps; the fault has no step
@@ -27,11 +30,20 @@ struct Fault {
 /// "KIND@STEP" (on rank 0) or "KIND@STEP/RANK", separated by commas; "none": none. Throws
 /// ConfigError.
 std::vector<Fault> parse_faults(std::string_view text);
+/// Throws ConfigError where a fault of `value` names a rank or step that the run does not have.
+void check_faults(const std::vector<Fault>& faults, const std::string& value, int ranks,
+                  std::int64_t steps);
 
 /// Makes the faults of one rank. Steps count from 1.
 class FaultInjector {
  public:
-  FaultInjector(std::vector<Fault> faults, int rank) : faults_(std::move(faults)), rank_(rank) {}
+  /// `shares_batch`: whether a rank computes on the same micro-batches as this one; by default only
+  /// itself does.
+  FaultInjector(std::vector<Fault> faults, int rank,
+                std::function<bool(int rank)> shares_batch = {})
+      : faults_(std::move(faults)), rank_(rank), shares_batch_(std::move(shares_batch)) {
+    if (!shares_batch_) shares_batch_ = [rank](int other) { return other == rank; };
+  }
   void into_batch(data::Batch& batch, std::int64_t step) const;
   /// The same once, in the first step from the fault's on that this rank has.
   void into_batch_once(data::Batch& batch, std::int64_t step);
@@ -48,6 +60,7 @@ class FaultInjector {
   bool due(Fault::Kind kind, std::int64_t step) const;
   std::vector<Fault> faults_;
   int rank_;
+  std::function<bool(int rank)> shares_batch_;
 };
 
 }  // namespace trireme::train

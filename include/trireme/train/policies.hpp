@@ -20,10 +20,15 @@ namespace trireme::train {
 /// may catch or that mean a fault of the program itself.
 std::map<int, std::string> parse_signals(std::string_view names);
 
-/// Catches signals while it lives: they are noted and no longer end the process. One object at a
-/// time. A thread of its own takes them: the one that makes it, and threads that it starts from
-/// then on, are not interrupted. oneDNN's AVX-512 products use the stack pointer as a register
-/// (2.6.3), so that a signal's frame on the stack of a computing thread lands in the heap.
+/// Holds back TERM, USR1 and USR2 of this thread, and of those that it starts, until a SignalWatch
+/// takes them: for main(), before MPI starts. The first signal is not lost then.
+void hold_signals();
+
+/// Catches signals while it lives: they are noted and no longer end the process, but for a second
+/// INT. One object at a time. A thread of its own takes them: the one that makes it, and threads
+/// that it starts from then on, are not interrupted. oneDNN's AVX-512 products use the stack
+/// pointer as a register (2.6.3), so that a signal's frame on the stack of a computing thread lands
+/// in the heap.
 class SignalWatch {
  public:
   explicit SignalWatch(std::map<int, std::string> signals);

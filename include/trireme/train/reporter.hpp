@@ -48,7 +48,8 @@ class RunReporter {
   /// Lines that stay, above the progress line; nothing with train.quiet.
   void print(const std::string& line);
   void note(const std::string& text) { print("note: " + text); }
-  void warn(const std::string& text);  // nothing where it is empty
+  /// On standard error, with train.quiet too; nothing where `text` is empty.
+  void warn(const std::string& text);
   /// Warns once that a device refused to capture graphs.
   void warn_of_graphs(const std::string& refusal);
 
@@ -73,6 +74,8 @@ class RunReporter {
   const report::StepMetrics& last() const { return last_; }
   std::int64_t steps() const { return static_cast<std::int64_t>(seconds_.size()); }
   bool evaluated(std::int64_t step) const { return evaluated_step_ == step; }
+  /// train.evaluate_at_end; a start without a step evaluates only where the user set it.
+  bool evaluates_at_end() const;
 
  private:
   void record(const std::function<void(report::RunRecord&)>& write);
