@@ -337,7 +337,8 @@ trireme_job() {
   local folder before after code=0 arguments=()
   if [ $# -eq 0 ]; then read -r -a arguments <<<"${TRIREME_ARGUMENTS:-}" && set -- "${arguments[@]}"; fi
   trireme_prepare || return
-  if ! command -v "$program" >/dev/null; then
+  # A launcher's option may name a container, which has its own files.
+  if [ -z "${TRIREME_DRY_RUN:-}${TRIREME_LAUNCH_OPTIONS:-}" ] && ! command -v "$program" >/dev/null; then
     trireme_fail "$program: there is no such program; build it with \`make build\`, or name it in TRIREME"
     return
   fi

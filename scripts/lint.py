@@ -82,13 +82,18 @@ class Linter:
 
 def main():
     build = pathlib.Path(sys.argv[1])
+    subprocess.run(["bash", "tests/structure/format_test.sh"], check=True)
     linter = Linter(build)
     flags = read_commands(build)
     sources = sorted(str(p) for folder in FOLDERS for p in pathlib.Path(folder).rglob("*.cpp"))
     for file in sources:
         if file not in flags:
             print(f"not in this build, not analyzed: {file}")
-    wanted = [file for file in sys.argv[2:] or sources if file in flags]
+    named = [os.path.relpath(file) for file in sys.argv[2:]]
+    for file in named:
+        if file not in flags:
+            sys.exit(f"lint: {file} is no source of this build")
+    wanted = named or [file for file in sources if file in flags]
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("LINT_JOBS", os.cpu_count()))) as pool:
         marks = dict(zip(wanted, pool.map(lambda file: linter.mark(file, flags[file]), wanted)))
         alike = {}

@@ -61,6 +61,7 @@ def train_flags(index, point):
     parameters = index.parameters
     return (["train"] + index.dataset + parameters["train"] + ["--train.batch", str(point["batch"]), "--train.steps",
             str(parameters["steps"]), "--train.evaluate_at_end", "false", "--checkpoint.at_end", "false",
+            "--checkpoint.every_minutes", "0",
             "--train.output", index.run_folder(point)] + point["flags"])
 
 

@@ -58,20 +58,23 @@ bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-/// Removes a folder that `final` has replaced. One that is no whole checkpoint is kept under the
-/// first free name of final.damaged, final.damaged-2, …: a user may want to mend it.
+/// Removes a folder that `final` has replaced, if there is one. First it is renamed to the first
+/// free name of final.damaged, final.damaged-2, …: one that is no whole checkpoint stays there, as
+/// a user may want to mend it.
 void discard(const fs::path& replaced, const fs::path& final) {
-  std::error_code ignored;  // what stays, prune removes
+  std::error_code error;
+  fs::path aside = final;
+  aside += ".damaged";
+  for (int i = 2; fs::exists(fs::symlink_status(aside, error)); ++i) {
+    aside.replace_extension(fmt::format("damaged-{}", i));
+  }
+  fs::rename(replaced, aside, error);
+  if (error) return;  // prune removes what stays
   try {
-    Reader(replaced).verify();
-    fs::remove_all(replaced, ignored);
-  } catch (const Error&) {
-    fs::path aside = final;
-    aside += ".damaged";
-    for (int i = 2; fs::exists(fs::symlink_status(aside, ignored)); ++i) {
-      aside.replace_extension(fmt::format("damaged-{}", i));
-    }
-    fs::rename(replaced, aside, ignored);
+    Reader(aside).verify();
+    fs::remove_all(aside, error);
+  } catch (const std::exception&) {
+    return;
   }
 }
 
@@ -93,7 +96,7 @@ void replace_in_two_steps(const fs::path& temporary, const fs::path& final) {
     if (replaces) ::rename(old.c_str(), final.c_str());
     throw;
   }
-  if (replaces) discard(old, final);
+  discard(old, final);
 }
 
 /// A name below a root that `save` may have made.

@@ -175,13 +175,11 @@ void Service::deliver_disconnect(int rank) {
 /// might close before its acknowledgement is read. No message to it follows: it might reach a
 /// communicator that is freed. So answers to its last requests, which are commands, go first.
 void Service::deliver_acknowledgement(int rank) {
-  {
-    const std::lock_guard lock(mutex_);
-    peer(rank).left = true;
-  }
+  fail_calls(rank, "the endpoint was closed before the reply");
   peer(rank).acknowledged = true;
   post([this, rank] { send(rank, Kind::confirmation); });
-  fail_calls(rank, "the endpoint was closed before the reply");
+  const std::lock_guard lock(mutex_);
+  peer(rank).left = true;
 }
 
 bool Service::close(double seconds) {

@@ -113,8 +113,11 @@ Ending Conductor::run() {
       return stop_ == 0 && multiple_between(every, before, position_.step);
     };
     if (due(train.evaluate_every)) evaluate();
-    if (due(config_.checkpoint.every) || (stop_ == 0 && checkpointer_.minutes_over())) {
+    const bool late = stop_ == 0 && checkpointer_.minutes_over();
+    if (due(config_.checkpoint.every) || (late && !checkpointer_.saved(position_.step))) {
       save(Failure::warns);
+    } else if (late) {
+      checkpointer_.restart_clock();
     }
     step_begin_ = Recorder::Clock::now();
   }
@@ -128,6 +131,11 @@ Ending Conductor::run() {
   }
   const bool saves = stop_ != 0 || config_.checkpoint.at_end;
   if (saves && !checkpointer_.saved(position_.step)) save(Failure::stops);
+  try {
+    checkpointer_.require_saved();
+  } catch (const AgreedError& error) {  // of the servers, not of all ranks
+    throw Error("{}", error.what());
+  }
   const Ending ending = stop_ == 0 ? Ending::done : Ending::requeue;
   if (stop_ != 0) reporter_.stop(position_.step, stop_policy_.reason(stop_));
   dismiss(ending);
@@ -299,6 +307,9 @@ void Conductor::finish(const std::vector<nlohmann::json>& servers,
   }
   summary.sections = report::section_table(sections);
   summary.memory = memory_of(summary.ranks);
+  if (reporter_.steps() == 0) {  // what only a step allocates is not there
+    for (report::MemoryRow& row : summary.memory) row.in_part = true;
+  }
   const nlohmann::json staleness = staleness_json(counts);
   nlohmann::json lost = nlohmann::json::object();
   for (const auto& [worker, why] : lost_) lost[std::to_string(worker)] = why;

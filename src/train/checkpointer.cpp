@@ -299,7 +299,7 @@ void Checkpointer::note_saved(const std::filesystem::path& folder, std::int64_t 
 
 void Checkpointer::require_saved() const {
   if (failed_.empty()) return;
-  throw AgreedError("the run is over, and its last save failed: {}; {}", failed_, last_good());
+  throw AgreedError("the last save failed: {}; {}", failed_, last_good());
 }
 
 std::string Checkpointer::last_good() const {

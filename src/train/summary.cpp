@@ -142,9 +142,6 @@ void Trainer::finish(Ending ending) {
   account_.count_traffic();
   method_.close();
   Closing closing = close_job(method_.everyone(), job_.recorder, account(), ending);
-  if (reporter_.steps() == 0) {  // what only a step allocates is not there
-    for (const auto& [use, bytes] : predicted_.bytes) predicted_.in_part.insert(use);
-  }
   RunSummary summary{.ranks = std::move(closing.ranks),
                      .sections = std::move(closing.sections),
                      .memory = report::gather_memory(job_.ledger, predicted_.bytes, grid_.world(),
@@ -154,6 +151,9 @@ void Trainer::finish(Ending ending) {
     if (row.name == device::name_of(device::Use::snapshot) && row.measured == 0) row.in_part = true;
   }
   for (const report::MemoryRow& row : memory_of(summary.ranks)) summary.memory.push_back(row);
+  if (reporter_.steps() == 0) {  // what only a step allocates is not there
+    for (report::MemoryRow& row : summary.memory) row.in_part = true;
+  }
   const parallel::StageMemory& arenas = replica_.engine().memory();
   const report::MemoryRow stash =
       high_water("stash", arenas.plan().stash_bytes(), arenas.stash_high_water(), grid_.world());

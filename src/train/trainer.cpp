@@ -322,8 +322,8 @@ Ending Trainer::complete() {
   }
   if (reporter_.evaluates_at_end() && !reporter_.evaluated(step)) evaluate();
   if (job_.config.checkpoint.at_end && !checkpointer_.saved(step)) save(Failure::stops);
-  finish(Ending::done);
   checkpointer_.require_saved();
+  finish(Ending::done);
   return Ending::done;
 }
 

@@ -151,7 +151,7 @@ job "a folder that the file names" 75 "exit code 75, checkpoint of step 40" CODE
 job "that folder, after a stop" 75 "submit it again" CODE=75 STEP=0040
 job "a folder that the program does not report" 1 "jobs: error: asked does not report train.output" FOLDER= CODE=75
 [ ! -e starts ] || { echo "FAILED: it was started with a guess"; failures=1; }
-job "no program" 1 'jobs: error: missing: there is no such program; build it with `make build`, or name it in TRIREME' TRIREME=missing
+job "no program" 1 'jobs: error: missing: there is no such program; build it with' TRIREME=missing
 job "no checkpoint" 3 "exit code 3, no checkpoint" CODE=3
 job "LSF, saved" 75 "LSF takes the job back" "${lsf[@]}" CODE=75 STEP=0040
 job "LSF, crashed after a checkpoint" 75 "LSF takes the job back" "${lsf[@]}" CODE=1 STEP=0040

@@ -18,7 +18,7 @@ run() { # ranks, run folder, further flags; the exit code in $code
   code=0
   timeout 100 "$TRIREME_MPIEXEC" -n "$ranks" "$TRIREME" train "${arguments[@]}" --train.output "$folder" "$@" >out 2>err || code=$?
 }
-valid() { "$TRIREME" report "$1" >report 2>&1 && ! grep -q INVALID report || fail "$1: $(cat report)"; }
+valid() { "$TRIREME" report "$1" --shared-cores >report 2>&1 && ! grep -q INVALID report || fail "$1: $(cat report)"; }
 
 # A finished run has nothing left to do: it says so, does not evaluate again, and stays valid.
 run 1 done --train.steps 8
@@ -33,6 +33,15 @@ grep -q '^step 8  validation loss' out || fail "finished: no evaluation where it
 run 2 moved --train.steps 8 --resume done/step-00000008
 [ "$code" -eq 0 ] && [ -e moved/step-00000008/manifest.json ] || fail "moved: $code"
 valid moved
+
+for method in server async-server; do # two of five ranks are servers
+  flags=(--data_parallel.method "$method" --parallel.servers 2 --train.batch 6 --train.steps 8)
+  run 5 "$method" "${flags[@]}"
+  [ "$code" -eq 0 ] || fail "$method: $code"
+  run 5 "$method" "${flags[@]}"
+  [ "$code" -eq 0 ] && grep -q '^already at step 8 of 8' out || fail "$method, finished: $code"
+  valid "$method"
+done
 
 # A run that ends before its first save in the background has no copy for it, and is valid.
 run 2 unsaved --train.steps 8 --checkpoint.async --checkpoint.every 100

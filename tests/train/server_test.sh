@@ -183,6 +183,10 @@ if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer must be the onl
   ran "a save that fails"
   grep -q 'warning: checkpoint not saved: rank 1: .*training continues' err || fail "a save that fails: not reported"
   same one unsaved
+  export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so TRIREME_FILE_FAULT="io_error 4 $work/last/step-00000020 3"
+  server 2 2 last --checkpoint.every 10 --checkpoint.at_end=false --train.watchdog 30
+  unset LD_PRELOAD TRIREME_FILE_FAULT
+  [ "$code" -eq 1 ] && grep -q 'error: .*the last save failed: .*last/step-00000010$' err || fail "the last save fails: $code"
   export LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so TRIREME_FILE_FAULT="io_error 4 $work/unsaved/step-00000024 2"
   server 2 2 unsaved --train.steps 24
   unset LD_PRELOAD TRIREME_FILE_FAULT

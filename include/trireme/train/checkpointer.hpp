@@ -107,7 +107,7 @@ class Checkpointer {
   bool pending() const { return pending_ != nullptr; }
   bool unwritten() const { return pending_ && !pending_->written(); }
   bool saved(std::int64_t step) const { return saved_step_ == step; }
-  /// Throws AgreedError where the last save failed: a run that ends so is not done. Collective.
+  /// Throws AgreedError where the last save failed: a run that ends so is not done. On all ranks.
   void require_saved() const;
   /// Where to begin again, as the end of an error.
   std::string last_good() const;
