@@ -58,23 +58,22 @@ bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-/// Removes a folder that `final` has replaced, if there is one. First it is renamed to the first
-/// free name of final.damaged, final.damaged-2, …: one that is no whole checkpoint stays there, as
-/// a user may want to mend it.
+/// Removes a folder that `final` has replaced, if there is one. One that is no whole checkpoint is
+/// kept under the first free name of final.damaged, final.damaged-2, …: a user may want to mend it.
+/// What a kill or an error leaves, prune removes.
 void discard(const fs::path& replaced, const fs::path& final) {
   std::error_code error;
-  fs::path aside = final;
-  aside += ".damaged";
-  for (int i = 2; fs::exists(fs::symlink_status(aside, error)); ++i) {
-    aside.replace_extension(fmt::format("damaged-{}", i));
-  }
-  fs::rename(replaced, aside, error);
-  if (error) return;  // prune removes what stays
+  if (!fs::exists(fs::symlink_status(replaced, error))) return;
   try {
-    Reader(aside).verify();
-    fs::remove_all(aside, error);
+    Reader(replaced).verify();
+    fs::remove_all(replaced, error);
   } catch (const std::exception&) {
-    return;
+    fs::path aside = final;
+    aside += ".damaged";
+    for (int i = 2; fs::exists(fs::symlink_status(aside, error)); ++i) {
+      aside.replace_extension(fmt::format("damaged-{}", i));
+    }
+    fs::rename(replaced, aside, error);
   }
 }
 
