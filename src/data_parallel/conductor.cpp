@@ -307,9 +307,6 @@ void Conductor::finish(const std::vector<nlohmann::json>& servers,
   }
   summary.sections = report::section_table(sections);
   summary.memory = memory_of(summary.ranks);
-  if (reporter_.steps() == 0) {  // what only a step allocates is not there
-    for (report::MemoryRow& row : summary.memory) row.in_part = true;
-  }
   const nlohmann::json staleness = staleness_json(counts);
   nlohmann::json lost = nlohmann::json::object();
   for (const auto& [worker, why] : lost_) lost[std::to_string(worker)] = why;
@@ -326,7 +323,7 @@ void Conductor::finish(const std::vector<nlohmann::json>& servers,
   for (const auto& [worker, why] : lost_) {
     summary.lines.push_back(fmt::format("lost: worker rank {}: {}", worker, why));
   }
-  reporter_.finish(summary);
+  reporter_.finish(std::move(summary));
 }
 
 }  // namespace trireme::data_parallel

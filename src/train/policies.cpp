@@ -14,12 +14,11 @@ namespace {
 
 /// Written by the handler alone: nothing else is safe there.
 std::atomic<int> caught_signal{0};
-std::atomic<bool> interrupted{false};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void note_signal(int signal) {
-  caught_signal.store(signal, std::memory_order_relaxed);
-  if (signal != SIGINT || !interrupted.exchange(true, std::memory_order_relaxed)) return;
+  const int before = caught_signal.exchange(signal, std::memory_order_relaxed);
+  if (signal != SIGINT || before != SIGINT) return;
   ::signal(SIGINT, SIG_DFL);
   ::raise(SIGINT);  // ends the process once this handler returns
 }
@@ -88,7 +87,6 @@ void hold_signals() {
 
 SignalWatch::SignalWatch(std::map<int, std::string> signals) : signals_(std::move(signals)) {
   caught_signal = 0;
-  interrupted = false;
   ::sigemptyset(&watched_);
   for (const auto& [signal, name] : signals_) ::sigaddset(&watched_, signal);
   ::pthread_sigmask(SIG_BLOCK, &watched_, &mask_before_);

@@ -195,9 +195,14 @@ bool RunReporter::evaluates_at_end() const {
   return steps() > 0 || source != config::name_of(config::Source::built_in);
 }
 
-void RunReporter::finish(const RunSummary& summary) {
+void RunReporter::finish(RunSummary summary) {
   if (progress_) progress_->finish();
   if (!root_) return;
+  for (report::MemoryRow& row : summary.memory) {
+    // Not there: what only a step allocates, and the copy of a save that was not made.
+    const bool snapshot = row.name == device::name_of(device::Use::snapshot);
+    if (steps() == 0 || (snapshot && row.measured == 0)) row.in_part = true;
+  }
   if (!graphs_refused_) warn(refusals_warning(summary.ranks));
   const RunConfig& config = job_.config;
   const double trained = std::accumulate(seconds_.begin(), seconds_.end(), 0.0);

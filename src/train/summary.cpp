@@ -147,13 +147,7 @@ void Trainer::finish(Ending ending) {
                      .memory = report::gather_memory(job_.ledger, predicted_.bytes, grid_.world(),
                                                      predicted_.in_part),
                      .resident = closing.resident};
-  for (report::MemoryRow& row : summary.memory) {  // made by the first save that needs it
-    if (row.name == device::name_of(device::Use::snapshot) && row.measured == 0) row.in_part = true;
-  }
   for (const report::MemoryRow& row : memory_of(summary.ranks)) summary.memory.push_back(row);
-  if (reporter_.steps() == 0) {  // what only a step allocates is not there
-    for (report::MemoryRow& row : summary.memory) row.in_part = true;
-  }
   const parallel::StageMemory& arenas = replica_.engine().memory();
   const report::MemoryRow stash =
       high_water("stash", arenas.plan().stash_bytes(), arenas.stash_high_water(), grid_.world());
@@ -165,7 +159,7 @@ void Trainer::finish(Ending ending) {
       stash.predicted, stash.measured, work.predicted, work.measured));
   method_.describe(summary, reporter_.steps());
   if (reporter_.is_root()) reporter_.write_trace(closing.trace);
-  reporter_.finish(summary);
+  reporter_.finish(std::move(summary));
 }
 
 }  // namespace trireme::train

@@ -68,7 +68,7 @@ class RunReporter {
   void failed(std::int64_t step, const std::string& why) noexcept;
   void write_trace(const report::Trace& trace) { record_->write_trace(trace.spans_by_rank); }
   /// Writes summary.json and prints the closing tables.
-  void finish(const RunSummary& summary);
+  void finish(RunSummary summary);
 
   /// Of the last step; its `step` is 0 before the first.
   const report::StepMetrics& last() const { return last_; }
