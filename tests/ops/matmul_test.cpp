@@ -43,10 +43,18 @@ void check_product(Ops& ops, const Case& t, std::int64_t gap) {
                    (t.bias ? " with bias" : ""));
 }
 
-TEST(Matmul, EveryFormAgreesWithFp64) {
-  const auto ops = make_cpu_ops(2);
-  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-           {7, 37, 11}, {37, 101, 48}, {1, 5, 3}, {5, 1, 1}, {1, 1, 64}, {130, 40, 257}}) {
+class MatmulForms : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Reproducible, MatmulForms, testing::Bool());
+
+TEST_P(MatmulForms, AgreeWithFp64) {
+  const auto ops = make_cpu_ops(2, nullptr, GetParam());
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{7, 37, 11},
+                                                                        {37, 101, 48},
+                                                                        {1, 5, 3},
+                                                                        {5, 1, 1},
+                                                                        {1, 1, 64},
+                                                                        {130, 40, 257},
+                                                                        {50, 230, 19}}) {
     for (int form = 0; form < 4; ++form) {
       for (const std::int64_t gap : {0, 5}) {
         const bool ta = form & 1, tb = form & 2;
@@ -79,6 +87,43 @@ TEST(Matmul, IsRepeatable) {
       make_cpu_ops(threads)->matmul(first, a, b, options);
       make_cpu_ops(threads)->matmul(second, a, b, options);
       expect_same_bits(first, second, std::to_string(threads) + " threads");
+    }
+  }
+}
+
+/// The sizes have one piece, several of rows, several of columns, and both.
+TEST(Matmul, ReproducibleBitsDoNotDependOnThreads) {
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+           {31, 75, 203}, {201, 50, 147}, {47, 403, 96}, {270, 391, 150}}) {
+    for (int form = 0; form < 4; ++form) {
+      const bool ta = form & 1, tb = form & 2;
+      Array a = random_array(ta ? Shape{k, m} : Shape{m, k}, 1);
+      Array b = random_array(tb ? Shape{n, k} : Shape{k, n}, 2);
+      Array bias = random_array({n}, 3), input = random_array({m, n}, 4);
+      const auto results = [&](int threads) {
+        const auto ops = make_cpu_ops(threads, nullptr, true);
+        std::vector<Array> all(4, Array({m, n}));
+        const MatmulOptions product{.transpose_a = ta, .transpose_b = tb};
+        MatmulOptions sum = product, gelu = product, slope = product;
+        sum.accumulate = true;
+        gelu.bias = bias;
+        gelu.before_gelu = all[2];
+        slope.gelu_input = input;
+        ops->matmul(all[0], a, b, product);
+        ops->matmul(all[0], a, b, sum);
+        ops->matmul(all[1], a, b, gelu);
+        ops->matmul(all[3], a, b, slope);
+        return all;
+      };
+      const std::vector<Array> one = results(1);
+      for (const int threads : {2, 3, 4}) {
+        const std::vector<Array> several = results(threads);
+        for (std::size_t i = 0; i < one.size(); ++i) {
+          expect_same_bits(one[i], several[i],
+                           fmt::format("result {} of {} x {} x {}, form {}, on {} threads", i, m, n,
+                                       k, form, threads));
+        }
+      }
     }
   }
 }

@@ -216,8 +216,8 @@ class Ops : public Interface {
 };
 
 /// The CPU backend on `threads` OpenMP threads (0: as many as OpenMP offers). Its workspace is
-/// entered in `ledger`, if given, which must outlive it. With `reproducible` each fp32 product runs
-/// on one thread. The bits of all other operations depend on `threads` in neither mode.
+/// entered in `ledger`, if given, which must outlive it. With `reproducible` the bits of fp32
+/// products do not depend on `threads`; those of all other operations never do.
 std::unique_ptr<Ops> make_cpu_ops(int threads, device::MemoryLedger* ledger = nullptr,
                                   bool reproducible = false);
 

@@ -9,7 +9,7 @@ namespace trireme::ops {
 
 CpuOps::CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible)
     : threads_(threads > 0 ? threads : omp_get_max_threads()),
-      product_threads_(reproducible ? 1 : threads_),
+      reproducible_(reproducible),
       ledger_(ledger != nullptr ? ledger : &own_ledger_),
       visible_(static_cast<std::size_t>(threads_)) {}
 

@@ -55,7 +55,8 @@ class CpuOps final : public Ops {
   void sum_row_tiles(std::int64_t rows, std::int64_t columns, float* const* sums, int outputs,
                      const Kernel& kernel);
 
-  int threads_, product_threads_;
+  int threads_;
+  bool reproducible_;
   device::MemoryLedger own_ledger_;
   device::MemoryLedger* ledger_;
   device::Buffer scratch_;
