@@ -135,6 +135,7 @@ class Steps {
         state_(state),
         final_(root / step_name(state.step)),
         temporary_(final_),
+        before_publish_(layout.before_publish),
         plan_(layout, world.size()) {
     temporary_ += ".tmp";
     const std::vector<json> described = agree_on_cover(pieces);
@@ -171,6 +172,7 @@ class Steps {
         world_, own, [&] { remove_leftovers(); }, [&](int) { return first(); });
     agreed([&] {
       if (!first()) return;
+      before_publish_();
       Manifest manifest;
       manifest.tensors = std::move(tensors_);
       manifest.state = state_;
@@ -247,6 +249,7 @@ class Steps {
   comm::Communicator& world_;
   State state_;
   fs::path final_, temporary_;
+  std::function<void()> before_publish_;
   FilePlan plan_;
   MadeFile shared_;  // with the places of this rank's pieces, if others write there too
   std::vector<Reader::Entry> tensors_;  // rank 0

@@ -39,6 +39,7 @@ Ending serve(ServedJob& job, comm::Session& servers, comm::rpc::Endpoint& endpoi
        .watchdog = &job.watchdog});
   host.initialize();
   probe_environment(job, *job.everyone);
+  job.lock_output(*job.everyone);
   job.recorder.reset();
   job.starting.reset();
   const std::string end = service.serve();
@@ -185,7 +186,7 @@ std::string ShardHost::save(const checkpoint::State& state) {
   for (const auto& kept : shards_.optimizer().states()) {
     checkpoint::append_pieces(pieces, kept.name, held, kept.flat, true, writers);
   }
-  const checkpoint::FileLayout files = file_layout(job_.config, servers_);
+  const checkpoint::FileLayout files = job_.files(servers_);
   return checkpoint::save(job_.config.train.output, state, pieces, *group_, files).string();
 }
 

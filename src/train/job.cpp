@@ -65,6 +65,16 @@ Job::Job(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
   computes.note_free_bytes("before_groups");
 }
 
+checkpoint::FileLayout Job::files(const comm::Session& writers) const {
+  const bool by_node =
+      select<bool>("checkpoint.files", config.checkpoint.files, {{"rank", false}, {"node", true}});
+  checkpoint::FileLayout files{.before_publish = [this] {
+    if (lock) lock->require_owned();
+  }};
+  if (by_node) files.nodes = writers.nodes();
+  return files;
+}
+
 Environment probe_environment(const Job& job, comm::Communicator& everyone) {
   comm::require_alike(
       everyone, "instruction set",

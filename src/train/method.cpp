@@ -52,7 +52,7 @@ std::vector<checkpoint::Piece> Method::state_pieces(const std::string& own,
 
 StartedSave Method::save(const checkpoint::State& state, bool background) {
   const RunConfig& config = job_.config;
-  const checkpoint::FileLayout files = file_layout(config, job_.session);
+  const checkpoint::FileLayout files = job_.files(job_.session);
   device::Device& device = replica().state().optimizer_device();
   if (!background && device.is_host()) {
     return {checkpoint::save(config.train.output, state, pieces(), grid_.world(), files), nullptr};

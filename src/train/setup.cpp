@@ -269,14 +269,6 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
   return sum;
 }
 
-checkpoint::FileLayout file_layout(const RunConfig& config, const comm::Session& writers) {
-  const bool by_node =
-      select<bool>("checkpoint.files", config.checkpoint.files, {{"rank", false}, {"node", true}});
-  checkpoint::FileLayout files;
-  if (by_node) files.nodes = writers.nodes();
-  return files;
-}
-
 nlohmann::json versions() {
   const dnnl_version_t* dnnl = dnnl_version();
   unsigned major = 0, minor = 0, release = 0;

@@ -77,6 +77,7 @@ Ending Trainer::run() {
 
 void Trainer::begin() {
   const Environment environment = probe_environment(job_, method_.everyone());
+  job_.lock_output(method_.everyone());
   method_.open();
   std::vector<std::string> passed_over;
   const std::string folder =

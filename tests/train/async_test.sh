@@ -211,7 +211,7 @@ if ! grep -q 'lib[at]san' <(ldd "$TRIREME"); then  # a sanitizer must be the onl
     [ "$code" -ne 124 ] || fail "early: rank $rank: hangs"
     grep -q "trireme: error: rank $rank is lost while the job starts: silent for 2" err || fail "early: rank $rank: not reported"
     [ "$(grep -c 'trireme: error' err)" -eq 1 ] || fail "early: more than one error"
-    [ ! -e early ] || fail "early: left a folder"
+    [ ! -e early/attempts ] || fail "early: left a record"
   done
   # A worker with its own error reports it; the others continue.
   TRIREME_FILE_FAULT="io_error 60 $work/data/train 1" serve 5 torn --train.steps 40 --server.heartbeat 2 \

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -58,6 +59,8 @@ struct FileLayout {
   std::vector<int> nodes;
   /// Files in a folder; more are spread over sub-folders part-000, part-001, …
   std::int64_t per_folder = 1000;
+  /// Called on the first rank before the checkpoint gets its name; an Error prevents that.
+  std::function<void()> before_publish = [] {};
 };
 
 /// Collective over `world`. Writes data in host memory as root/step-%08d, in place of one that

@@ -17,6 +17,7 @@
 #include "trireme/model/transformer.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/config.hpp"
+#include "trireme/train/run_lock.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
@@ -30,6 +31,11 @@ struct Job {
   /// outlive this. Collective; throws AgreedError.
   Job(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
       const DeviceSource& devices);
+  /// Takes the lock of train.output, before anything is read or written there. Collective over all
+  /// ranks; throws AgreedError.
+  void lock_output(comm::Communicator& everyone) { lock.emplace(everyone, config.train.output); }
+  /// How this run writes checkpoints, which `writers` write together.
+  checkpoint::FileLayout files(const comm::Session& writers) const;
 
   comm::Session& session;  // all ranks
   const RunConfig& config;
@@ -42,6 +48,7 @@ struct Job {
   Recorder recorder;
   comm::Watchdog watchdog;
   std::optional<comm::Watchdog::Pause> starting;
+  std::optional<RunLock> lock;  // of train.output
 };
 
 inline double seconds_since(Recorder::Clock::time_point begin) {

@@ -100,9 +100,6 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
                                  std::int64_t samples, bool document_mask,
                                  comm::Communicator& data_group, comm::Watchdog& watchdog);
 
-/// The files of a checkpoint, by checkpoint.files, where the ranks of `writers` write it.
-checkpoint::FileLayout file_layout(const RunConfig& config, const comm::Session& writers);
-
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();
 
