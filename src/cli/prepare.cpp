@@ -113,7 +113,7 @@ void add_prepare(CLI::App& app, Command& command) {
   prepare
       ->add_option("--end-of-document", options->end_of_document,
                    "text or id of the token that ends documents, or\nnone; default: the "
-                   "tokenizer's usual one")
+                   "tokenizer's usual one; for token\nfiles without a tokenizer.json: none")
       ->type_name("TOKEN");
   add_value(*prepare, "--documents", options->documents,
             "a document is: file, line or jsonl:FIELD");
