@@ -56,13 +56,15 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
 }
 
 constexpr const char* evaluate_examples =
-    R"(The model and the dataset are the checkpoint's. --data.path names another dataset,
---train.evaluate_samples bounds the work; `trireme train --help` lists the fields.
+    R"(Model, precision and dataset are the checkpoint's, unless --data.path names another.
+Every other field is this command's: repeat --data.document_mask true or --config
+of the run. `trireme train --help` lists the fields.
 
 Examples:
   trireme evaluate --checkpoint run                        the newest of a run
   mpirun -n 4 trireme evaluate --checkpoint run/step-00001000 --split train
-  trireme evaluate --checkpoint run --data.path other --train.evaluate_samples 100)";
+  trireme evaluate --checkpoint run --data.path other --train.evaluate_samples 100
+  trireme evaluate --checkpoint run --data.document_mask true)";
 
 constexpr const char* generate_examples = R"(Examples:
   trireme generate --checkpoint run --prompt "In the beginning"
