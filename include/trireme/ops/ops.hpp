@@ -75,8 +75,8 @@ enum class Lookup : std::uint8_t { write, fill_in, add };
 struct AdamWStep {
   float learning_rate = 0, beta1 = 0.9F, beta2 = 0.95F, epsilon = 1e-8F;
   float weight_decay = 0;    // decoupled: p −= learning_rate·weight_decay·p
-  float correction1 = 1;     // 1 − beta1^t
-  float correction2 = 1;     // 1 − beta2^t
+  float correction1 = 1;     // 1 − beta1^t, computed in fp64 by the caller; t counts from 1
+  float correction2 = 1;     // 1 − beta2^t, the same
   float gradient_scale = 1;  // clipping: multiplies each gradient as it is read
 };
 
@@ -203,7 +203,11 @@ class Ops : public Interface {
   /// sums f64 [⌈n/4096⌉] += Σ x² of each block of 4,096 elements of x [n]; or sums [1] += all
   /// blocks.
   virtual void add_squares(const Tensor& sums, const Tensor& x) = 0;
-  /// One AdamW update of flat ranges, one pass. Loshchilov and Hutter (2019).
+  /// One AdamW update of flat fp32 ranges [n], one pass, with PyTorch's formula:
+  ///   g = gradient_scale·gradient;  m = beta1·m + (1 − beta1)·g;  v = beta2·v + (1 − beta2)·g²;
+  ///   p = p·(1 − learning_rate·weight_decay)
+  ///       − learning_rate·(m / correction1) / (√v / √correction2 + epsilon).
+  /// Loshchilov and Hutter (2019).
   virtual void adamw(const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
                      const Tensor& gradients, const AdamWStep& step,
                      const RoundedCopy& copy = {}) = 0;

@@ -80,7 +80,8 @@ class Optimizer {
   /// `update` is given the CPU's operations.
   Optimizer(const OptimConfig& config, std::int64_t elements, device::MemoryLedger& ledger,
             bool offloaded = false, const Rounding& rounding = {});
-  /// Update number `step` (from 0). `gradient_scale` multiplies the gradients as they are read.
+  /// Update number `step` (from 0): AdamW's t is step + 1. Steps whose update was skipped count
+  /// too. `gradient_scale` multiplies the gradients as they are read.
   void update(ops::Ops& ops, std::span<const UpdateRange> ranges, double learning_rate,
               std::int64_t step, double gradient_scale);
   /// Recomputes the range's rounded copy as update number `updates` − 1 wrote it.
