@@ -21,9 +21,11 @@ train 2 reduced --trace
 train 2 averaged --data_parallel.method average --average.every 1
 train 3 served --data_parallel.method server --parallel.servers 1
 train 3 asynchronous --data_parallel.method async-server --parallel.servers 1
-check run ./*/attempts/0001/run.json
-check summary ./*/attempts/0001/summary.json
-check metrics ./*/attempts/0001/metrics.jsonl
+train 2 reduced --train.steps 3 --optim.learning_rate 1e-4 --train.stop_after 1  # resumed, changed
+grep -q '"changed"' reduced/attempts/0002/metrics.jsonl
+check run ./*/attempts/*/run.json
+check summary ./*/attempts/*/summary.json
+check metrics ./*/attempts/*/metrics.jsonl
 check mllog ./*/attempts/0001/mllog.txt
 check trace reduced/attempts/0001/trace.json
 check checkpoint ./*/step-00000002/manifest.json
