@@ -1,4 +1,4 @@
-// A dataset on disk: a folder with dataset.json and HDF5 shards (DESIGN: "Data"). Readers accept
+// A dataset on disk: a folder with dataset.json and HDF5 shards (docs/formats.md). Readers accept
 // only the names, types and layouts that the writer makes, and verify the checksum of every chunk
 // they read.
 #pragma once
