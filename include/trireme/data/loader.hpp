@@ -22,8 +22,9 @@ struct Batch {
   std::vector<std::int32_t> inputs;   // [B, T]
   std::vector<std::int32_t> targets;  // [B, T]: the token after each input
   std::vector<float> weights;         // [B, T]: 1; with a mask 0 for targets in the next document
-  std::vector<std::int32_t>
-      positions;  // [B, T]: 0 … T−1, or from each document's start when masked
+  /// [B, T]: 0 … T−1; with a mask from each document's start, or from 0 for one that begins before
+  /// the window.
+  std::vector<std::int32_t> positions;
   std::vector<std::int32_t> documents;  // [B, T], or empty: one document
   std::vector<std::int64_t> samples;    // [B]: sample numbers
 };

@@ -19,13 +19,13 @@ struct PrepareOptions {
   // bytes (the default for text) | characters | sentencepiece:VOCAB | sentencepiece:FILE |
   // huggingface:FILE. For token files one of the last two, or "" and `vocabulary`.
   std::string tokenizer;
-  std::int64_t vocabulary = 0;     // of token files without a tokenizer
+  std::int64_t vocabulary = 0;  // of token files without a tokenizer
   // Id or text of the token; none; "": the tokenizer's usual one, but none for token files without
   // a tokenizer.json, of which each is then one document (Megatron's hold their documents).
   std::string end_of_document;
-  std::string documents = "file";  // text: file | line | jsonl:FIELD
-  double valid_fraction = 0.1;     // the last documents; a single document is cut at a token
-  std::int64_t shard_tokens = 1LL << 27;      // tokens in one shard
+  std::string documents = "file";         // text: file | line | jsonl:FIELD
+  double valid_fraction = 0.1;            // the last documents; a single document is cut at a token
+  std::int64_t shard_tokens = 1LL << 27;  // tokens in one shard
   std::int64_t sample_sentences = 1'000'000;  // for training SentencePiece
 };
 

@@ -15,8 +15,8 @@ namespace trireme::optim {
 /// Learning rate of update number `step` (from 0) of `total`. Warm-up is linear from peak /
 /// warmup_steps. Then: constant; linear or cosine (Loshchilov and Hutter, "SGDR", 2017) down to
 /// final_learning_rate·peak over decay_steps; or wsd, constant and then linear over the last
-/// decay_steps (Hu et al., "MiniCPM", 2024). Update warmup_steps still has the peak, and from update
-/// warmup_steps + decay_steps on the rate is final.
+/// decay_steps (Hu et al., "MiniCPM", 2024). Update warmup_steps still has the peak, and from
+/// update warmup_steps + decay_steps on the rate is final.
 double learning_rate(const OptimConfig& config, std::int64_t step, std::int64_t total);
 
 /// The factor that reduces `norm` to `clip`: clip / norm, or 1 if clip is 0 or the norm does not

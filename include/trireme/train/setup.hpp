@@ -126,8 +126,9 @@ struct EvaluateOptions {
   std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
   std::string split = "valid";       // valid | train
 };
-/// Prints and returns the mean loss over a split; model and data come from the checkpoint's
-/// configuration, overridden by `config.data.path` and `config.train.evaluate_samples` where set.
+/// Prints and returns the mean loss over a split. Model, precision and dataset are the
+/// checkpoint's, the latter unless `config.data.path` is set; document mask, samples, micro-batch
+/// and layout are those of `config`. Throws Error for a split without a whole window.
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options);
 
 struct GenerateOptions {
