@@ -53,7 +53,7 @@ class RunRecord {
   void write_step(const StepMetrics& metrics);
   void begin_evaluation(std::int64_t step);
   void write_evaluation(std::int64_t step, double loss, std::int64_t tokens);
-  /// `event`: "save", "save failed", "stop", "failed".
+  /// `event`: "save", "save failed", "stop", "failed", "lost" (a worker), "changed" (a setting).
   void write_event(std::int64_t step, const std::string& event, const std::string& text);
   /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.
   void write_trace(const std::vector<std::vector<Span>>& spans_by_rank);
@@ -73,8 +73,8 @@ struct Trace {
   std::vector<std::vector<Span>> spans_by_rank;
   std::shared_ptr<std::set<std::string>> names;
 };
-/// Collective; rank 0 gets the first spans of each rank, about `limit` in all, the others an empty
-/// Trace. Times count from each rank's own recorder, which a run resets after a barrier.
+/// Collective; rank 0 gets the first `limit` / ranks spans of each rank, the others an empty Trace.
+/// Times count from each rank's own recorder, which a run resets after a barrier.
 Trace gather_trace(const Recorder& recorder, comm::Communicator& world,
                    std::int64_t limit = 1'000'000);
 
