@@ -56,7 +56,7 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
 }
 
 constexpr const char* evaluate_examples =
-    R"(Model, precision and dataset are the checkpoint's, unless --data.path names another.
+    R"(Model, precision and dataset are the checkpoint's; --data.path names other data.
 Every other field is this command's: repeat --data.document_mask true or --config
 of the run. `trireme train --help` lists the fields.
 
