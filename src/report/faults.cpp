@@ -161,6 +161,7 @@ void find_faults(Run& run, const ReadOptions& options) {
   for (const Attempt& attempt : run.attempts) {
     if (attempt.summary.is_object()) check_memory(attempt, run);
     check_ends_of_metrics(attempt, run);
+    check_totals(attempt, run);
     if (attempt.cut)
       run.notes.push_back(where(attempt) + ": the last line of metrics.jsonl is cut");
   }

@@ -11,6 +11,9 @@
 
 #include "trireme/core/json.hpp"
 
+#include "seal.hpp"
+#include "untrusted.hpp"
+
 namespace trireme::report {
 namespace {
 
@@ -53,6 +56,17 @@ std::string stream_name(int stream) {
   return i < names.size() ? names[i] : fmt::format("device queue {}", i - names.size());
 }
 
+/// Of all files of an attempt but its summary.
+json seals_of_files(const fs::path& attempt) {
+  json seals = json::object();
+  for (const auto& entry : fs::directory_iterator(attempt)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "summary.json" || !entry.is_regular_file()) continue;
+    seals[name] = seal_of(read_small_file(entry.path(), largest_record_file));
+  }
+  return seals;
+}
+
 std::string mebibytes(std::int64_t bytes) {
   return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20));
 }
@@ -67,16 +81,19 @@ RunRecord::RunRecord(const fs::path& run_folder, const ReportConfig& config)
 
 void RunRecord::write_run(json run) {
   run["format"] = record_format;
-  replace_file(folder_ / "run.json", json_text(run, 2) + "\n");
+  const std::string text = json_text(run, 2) + "\n";
+  replace_file(folder_ / "run.json", text);
+  seal_ = seal_of(seal_ + text);
   if (mllog_) mllog_->begin_run(run);
 }
 
 void RunRecord::write_summary(json summary, bool whole) {
-  summary["format"] = record_format;
-  replace_file(folder_ / "summary.json", json_text(summary, 2) + "\n");
   if (mllog_) {
     mllog_->end_run(summary.value("steps", std::int64_t{0}), whole ? "success" : "aborted");
   }
+  summary["format"] = record_format;
+  summary["seals"] = seals_of_files(folder_);
+  replace_file(folder_ / "summary.json", with_seal(json_text(summary, 2)) + "\n");
 }
 
 void RunRecord::write_step(const StepMetrics& metrics) {
@@ -117,14 +134,16 @@ void RunRecord::write_event(std::int64_t step, const std::string& event, const s
 }
 
 // One write per line, so that a reader that follows the file sees whole lines, and a killed run
-// leaves them.
+// leaves them. Each line's seal covers the one before.
 void RunRecord::append(const json& line) {
   const fs::path path = folder_ / "metrics.jsonl";
   if (metrics_.get() < 0) {
     metrics_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (metrics_.get() < 0) throw_file_error(path, "create", errno);
   }
-  write_all(metrics_, path, json_text(line) + "\n");
+  const std::string text = with_seal(json_text(line), seal_);
+  write_all(metrics_, path, text + "\n");
+  seal_ = seal_in(text);
 }
 
 void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank) {

@@ -230,6 +230,25 @@ void read_attempts(const fs::path& folder, Run& run) {
               twice->folder.string(), std::next(twice)->folder.string());
 }
 
+void add_changes(Run& run) {
+  constexpr std::size_t most = 10;
+  for (const Attempt& attempt : run.attempts) {
+    const auto text = [&](const std::string& what) {
+      return fmt::format("attempt {:04}: {}", attempt.number, what);
+    };
+    for (std::size_t i = 0; i < std::min(most, attempt.changes.size()); ++i) {
+      run.faults.push_back(text(attempt.changes[i]) + "; restore the file");
+    }
+    if (attempt.changes.size() > most) {
+      run.faults.push_back(text(fmt::format("{} more such", attempt.changes.size() - most)));
+    }
+    for (const std::string& missing : attempt.missing) run.notes.push_back(text(missing));
+    if (!attempt.sealed && !attempt.steps.empty()) {
+      run.notes.push_back(text("its record is not sealed (before format 3): edits are not found"));
+    }
+  }
+}
+
 /// Sets run.chosen; adds a note unless that is the last attempt with steps.
 void choose_attempt(Run& run, const ReadOptions& options) {
   std::map<std::string, std::size_t> tried;  // counted steps by class
@@ -289,6 +308,7 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   try {
     read_attempts(folder, run);
+    add_changes(run);
     for (Attempt& attempt : run.attempts) {
       merge(attempt, run);
       if (attempt.steps.empty() || !attempt.run.is_object()) continue;

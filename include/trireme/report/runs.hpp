@@ -18,6 +18,7 @@ namespace trireme::report {
 struct RecordedStep {
   std::int64_t step = 0, tokens = 0;
   double loss = 0, gradient_norm = 0, seconds = 0;
+  double tokens_per_second = 0, mfu = 0;  // 0: the line has none
   std::string skipped;
   int attempt = 0;         // its number
   std::int64_t place = 0;  // in its attempt, from 1
@@ -67,6 +68,10 @@ struct Attempt {
   std::vector<RecordedEvaluation> evaluations;
   std::vector<RecordedEvent> events;
   bool cut = false;  // the last line of metrics.jsonl has no end
+  bool sealed = false;
+  /// Files and lines that are not as they were written, and sealed files that give no figure and
+  /// are missing. One phrase each.
+  std::vector<std::string> changes, missing;
   /// Of attempts that made steps and have a run.json; set by read_run().
   RunFacts facts;
   /// Equal where steps of two attempts may be compared: essentials, degrees, hosts, batch,
@@ -113,6 +118,10 @@ Run read_run(const std::filesystem::path& folder, const ReadOptions& options = {
 
 /// The beginning of a note or a fault about shared cores.
 inline constexpr const char* shared_cores_text = "ranks share cores";
+
+/// Adds to `run.faults` what in an attempt does not agree with its steps: tokens, speeds, MFU and
+/// the totals of summary.json.
+void check_totals(const Attempt& attempt, Run& run);
 
 /// Adds to `run.faults` what makes the run INVALID, and to `run.notes` what a reader should know.
 /// Throws Error where the record is damaged. read_run() calls it.
