@@ -76,7 +76,9 @@ std::string mebibytes(std::int64_t bytes) {
 RunRecord::RunRecord(const fs::path& run_folder, const ReportConfig& config)
     : folder_(make_attempt(run_folder)) {
   if (config.mllog) mllog_ = std::make_unique<MlLog>(folder_ / "mllog.txt", config);
-  if (config.tensorboard) events_ = std::make_unique<EventFile>(folder_);
+  if (!config.tensorboard) return;
+  events_ = std::make_unique<EventFile>(run_folder / "tensorboard",
+                                        attempt_number(folder_.filename().string()));
 }
 
 void RunRecord::write_run(json run) {
@@ -85,6 +87,7 @@ void RunRecord::write_run(json run) {
   replace_file(folder_ / "run.json", text);
   seal_ = seal_of(seal_ + text);
   if (mllog_) mllog_->begin_run(run);
+  if (events_) events_->start(run.value("first_step", std::int64_t{0}) + 1);
 }
 
 void RunRecord::write_summary(json summary, bool whole) {

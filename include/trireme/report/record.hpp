@@ -1,6 +1,7 @@
-// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json,
-// and, by ReportConfig, mllog.txt and an event file}, written by rank 0, one attempt per start,
-// never changed afterwards. Numbers that are not finite are written as the strings "nan", "inf" and
+// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json
+// and, by ReportConfig, mllog.txt}, written by rank 0, one attempt per start, never changed
+// afterwards; and tensorboard/ with an event file of each start. Numbers that are not finite are
+// written as the strings "nan", "inf" and
 // "-inf" (core/json.hpp). docs/schemas describes every key; docs/formats.md the seals.
 #pragma once
 
