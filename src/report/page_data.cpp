@@ -39,6 +39,8 @@ json facts_json(const Run& run) {
           {"virtual_stages", facts.virtual_stages},
           {"precision", facts.precision},
           {"peak_kind", facts.peak_kind},
+          {"peak_at_start", facts.peak_at_start},
+          {"peak_at_end", facts.peak_at_end},
           {"device", facts.device},
           {"processor", facts.processor},
           {"versions", facts.versions},

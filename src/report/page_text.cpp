@@ -50,7 +50,8 @@ std::string runs_text(const Report& report) {
         "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}\n",
         each.run->name, width, fingerprint(*each.run), facts.ranks, facts.tensor, facts.pipeline,
         facts.data, facts.batch, estimate_text(figures.seconds, 1e3),
-        estimate_text(figures.tokens_per_second), mfu_text(*each.run, figures), loss_text(figures));
+        estimate_text(figures.tokens_per_second), mfu_text(*each.run, figures), loss_text(figures),
+        each.run->incomplete.empty() ? "" : " (incomplete)");
   }
   return text;
 }

@@ -215,7 +215,7 @@ Plot plot_sections(const Run& run) {
   for (const RankAccount& rank : run.ranks) {
     for (const auto& [name, seconds] : rank.sections) names.insert(name);
   }
-  for (const char* outside : {"checkpoint", "evaluate", "forward of evaluation"}) {
+  for (const char* outside : {"checkpoint", "evaluate", "forward of evaluation", "measure peak"}) {
     names.erase(outside);
   }
   std::vector<Bar> rows;

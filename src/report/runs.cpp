@@ -136,12 +136,38 @@ RunFacts facts_of(const json& run, const std::string& where) {
   }
   facts.flops_per_token = amount(run, "flops_per_token", where);
   const json& peak = object_at(run, "peak", where);
-  facts.peak = amount(peak, "operations_per_second", where);
+  facts.peak = facts.peak_at_start = amount(peak, "operations_per_second", where);
   facts.peak_kind = text_at(peak, "kind", where);
   return facts;
 }
 
 /// See Attempt::step_class.
+/// Sets run.facts.peak to the best that an attempt like the chosen one measured, at its start or at
+/// its end: a busy machine measures too little.
+void choose_peak(Run& run) {
+  for (const Attempt& attempt : run.attempts) {
+    const bool chosen = &attempt == &run.attempt();
+    if (!chosen && (attempt.step_class.empty() || attempt.step_class != run.attempt().step_class)) {
+      continue;
+    }
+    double at_end = 0;
+    if (attempt.summary.is_object() && attempt.summary.contains("peak")) {
+      const std::string where = (attempt.folder / "summary.json").string();
+      at_end = amount(object_at(attempt.summary, "peak", where), "at_end", where);
+    }
+    if (chosen) run.facts.peak_at_end = at_end;
+    const double at_start = chosen ? run.facts.peak_at_start : attempt.facts.peak_at_start;
+    run.facts.peak = std::max({run.facts.peak, at_start, at_end});
+  }
+  const double start = run.facts.peak_at_start, end = run.facts.peak_at_end;
+  if (end > 0 && std::abs(end - start) > 0.25 * start) {
+    run.notes.push_back(
+        fmt::format("the peak is {:.1f} GFLOP/s at the start and {:.1f} at the end: "
+                    "MFU is of the better one",
+                    start / 1e9, end / 1e9));
+  }
+}
+
 std::string step_class_of(const json& run, const RunFacts& facts) {
   json all = essentials(run, facts);
   all["layout"] = {facts.ranks, facts.tensor, facts.pipeline, facts.data, facts.servers};
@@ -323,6 +349,7 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
     }
     run.facts = facts_of(run.attempt().run, (run.attempt().folder / "run.json").string());
     run.ranks = accounts_of(run.attempt());
+    choose_peak(run);
     run.time = time_of(run.attempt());
     if (!adds_up(run.time)) {
       run.notes.emplace_back("its parts of time do not add up to its seconds: sections overlap");
@@ -385,6 +412,10 @@ Figures figures_of(const Run& run, const ReadOptions& options) {
   figures.mfu = estimate(std::move(shares));
   constexpr double none = std::numeric_limits<double>::quiet_NaN();
   figures.loss = run.steps.empty() ? none : run.steps.back().loss;
+  if (figures.mfu.high > 1) {
+    figures.impossible_mfu = figures.mfu.high;
+    figures.mfu = {};
+  }
   figures.validation_loss = run.evaluations.empty() ? none : run.evaluations.back().loss;
   return figures;
 }

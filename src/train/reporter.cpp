@@ -138,6 +138,15 @@ void RunReporter::step(report::StepMetrics metrics, bool notable) {
   last_ = metrics;
   record([&](report::RunRecord& run) { run.write_step(metrics); });
   if (progress_) show(metrics, notable);
+  if (metrics.mfu > 1) {  // impossible
+    if (!std::exchange(peak_too_low_, true)) {
+      warn(
+          fmt::format("step {}: MFU {:.0f} % is impossible, the {} peak of {:.1f} GFLOP/s is too "
+                      "low; such steps have no MFU",
+                      metrics.step, 100 * metrics.mfu, kind_of_peak(config), peak_ / 1e9));
+    }
+    metrics.mfu = 0;
+  }
 }
 
 void RunReporter::show(const report::StepMetrics& metrics, bool notable) {
@@ -226,6 +235,11 @@ void RunReporter::finish(RunSummary summary) {
   record_->write_summary(json, step == config.train.steps);
   if (!progress_) return;
   print_tables(summary, communication, speed);
+  if (summary.peak > 0) {
+    json["peak"] = {{"at_start", peak_},
+                    {"at_end", summary.peak},
+                    {"operations_per_second", std::max(peak_, summary.peak)}};
+  }
   if (!stopped_.empty()) print(stopped_);
 }
 
@@ -249,11 +263,7 @@ void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& 
   }
   for (const std::string& line : summary.lines) print(line);
   const bool predicted = report::as_predicted(summary.memory), finite = std::isfinite(last_.loss);
-  if (speed > 0 && peak_ > 0 && predicted && finite) {
-    print(fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s",
-                      100 * speed * job_.model.flops_per_token() / peak_, kind_of_peak(job_.config),
-                      job_.config.precision.compute, peak_ / 1e9));
-  }
+  if (predicted && finite) print_mfu(speed, summary.peak);
   print("record: " + record_->folder().string());
   if (speed <= 0) return;
   if (!predicted) print("no figure of merit: memory measured is not what was predicted (! above)");
@@ -262,3 +272,21 @@ void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& 
 }
 
 }  // namespace trireme::train
+void RunReporter::print_mfu(double speed, double peak_at_end) {
+  const double peak = std::max(peak_, peak_at_end);
+  if (speed <= 0 || peak <= 0) return;
+  const std::string kind =
+      fmt::format("{} {}", kind_of_peak(job_.config), job_.config.precision.compute);
+  const std::string both =
+      peak_at_end > 0
+          ? fmt::format(" ({:.1f} at the start, {:.1f} at the end)", peak_ / 1e9, peak_at_end / 1e9)
+          : "";
+  const double mfu = 100 * speed * job_.model.flops_per_token() / peak;
+  if (mfu > 100) {
+    return print(fmt::format("no MFU: {:.1f} % of the {} peak of {:.1f} GFLOP/s{} is impossible",
+                             mfu, kind, peak / 1e9, both));
+  }
+  print(
+      fmt::format("MFU {:.1f} % of the {} peak of {:.1f} GFLOP/s{}", mfu, kind, peak / 1e9, both));
+}
+

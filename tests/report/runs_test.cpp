@@ -412,6 +412,32 @@ TEST_F(DiagnosisTest, TheBubbleAndItsRemedy) {
   };
   EXPECT_THAT(rules(fake), ElementsAre("pipeline-bubble"));
   EXPECT_THAT(text_, HasSubstr("25 % of the step"));
+// 512 tokens of 6,000 operations in 0.5 s are 6.144e6 a second.
+TEST_F(RunsTest, AnImpossibleMfuIsAFindingAndNoFigure) {
+  const auto with_peaks = [](double at_start, double at_end) {
+    FakeRun fake;
+    fake.change = [=](json& run, json& summary) {
+      run["peak"]["operations_per_second"] = at_start;
+      summary["peak"] = {{"at_start", at_start},
+                         {"at_end", at_end},
+                         {"operations_per_second", std::max(at_start, at_end)}};
+    };
+    return fake;
+  };
+  const OneRun busy = read(with_peaks(3e6, 12e6));
+  EXPECT_THAT(busy.faults, IsEmpty());
+  EXPECT_DOUBLE_EQ(figures_of(busy, {}).mfu.median, 6.144 / 12);
+  EXPECT_THAT(busy.notes, testing::Contains("the peak is 0.0 GFLOP/s at the start and 0.0 at the "
+                                            "end: MFU is of the better one"));
+  EXPECT_THAT(diagnose(busy, {}), IsEmpty());
+  const OneRun impossible = read(with_peaks(3e6, 6e6));
+  EXPECT_EQ(figures_of(impossible, {}).mfu.n, 0);
+  const auto found = diagnose(impossible, {});
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].rule, "impossible-mfu");
+  EXPECT_THAT(found[0].text, HasSubstr("MFU of 102 % is impossible, so none is given"));
+}
+
   EXPECT_THAT(text_, HasSubstr("4 stages and 4 micro-batches, equal stages: 43 %"));
   EXPECT_THAT(text_, HasSubstr("use 16 micro-batches (train.micro_batch = 1; 16 %)"));
   EXPECT_THAT(text_, HasSubstr("virtual_stages = 2 (27 %)"));

@@ -53,8 +53,9 @@ struct RunFacts {
   int zero = 0, virtual_stages = 1;
   std::string schedule, precision, device, processor, versions, start;
   double flops_per_token = 0;
-  double peak = 0;        // operations per second of all ranks; 0: unknown
-  std::string peak_kind;  // measured or nominal
+  double peak = 0;  // operations per second of all ranks; 0: unknown. Run::facts: the better
+  double peak_at_start = 0, peak_at_end = 0;  // of the attempt; 0: not measured
+  std::string peak_kind;                      // measured or nominal
   std::int64_t micro_batches() const { return micro_batch > 0 ? batch / data / micro_batch : 0; }
   /// "tensor 2 × pipeline 1 × data 4", with servers and method where they are not the usual ones.
   std::string layout() const;
@@ -140,7 +141,8 @@ std::map<std::string, Volume> mean_volumes(const Run& run);
 struct Figures {
   Estimate seconds;            // of a step
   Estimate tokens_per_second;  // the figure of merit
-  Estimate mfu;                // n = 0 where no peak is known
+  Estimate mfu;                // n = 0 where no peak is known, or it is impossible
+  double impossible_mfu = 0;   // its greatest value, where that is above 1
   std::int64_t left_out = 0;   // steps recorded and not counted
   /// Of the last evaluation, and of the last step; NaN where there is none.
   double validation_loss = 0, loss = 0;

@@ -31,6 +31,7 @@ struct RunSummary {
   std::vector<report::SectionTimes> sections;
   std::vector<report::MemoryRow> memory;
   std::int64_t resident = 0;       // bytes, the most of any rank
+  double peak = 0;                 // measured again at the end; 0: it was not
   nlohmann::json extra;            // further keys of summary.json
   std::vector<std::string> lines;  // further lines, after those of communication
 };
@@ -83,11 +84,14 @@ class RunReporter {
   void print_tables(const RunSummary& summary, const nlohmann::json& communication, double speed);
 
   const Job& job_;
+  /// The line about MFU by the better peak, or why there is none.
+  void print_mfu(double speed, double peak_at_end);
   bool root_;
   std::function<double()> elapsed_;
   std::unique_ptr<report::RunRecord> record_;       // the root's
   std::unique_ptr<report::ProgressLine> progress_;  // the root's, unless quiet
-  double peak_ = 0;
+  double peak_ = 0;                                 // at the start
+  bool peak_too_low_ = false;
   std::int64_t first_step_ = 0;
   std::vector<double> seconds_;  // of this start's steps
   report::StepMetrics last_;
