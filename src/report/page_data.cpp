@@ -114,8 +114,11 @@ std::string report_csv(const Report& report) {
       "loss,validation_loss\n";
   std::size_t next = 0;
   for (const Run& run : report.runs) {
-    text += fmt::format("{},{},{},", csv_text(run.name), run.valid() ? "yes" : "no",
-                        csv_text(joined(run.faults)));
+    text += fmt::format("{},{},{},", csv_text(run.name),
+                        !run.valid()             ? "no"
+                        : run.incomplete.empty() ? "yes"
+                                                 : "incomplete",
+                        csv_text(run.valid() ? run.incomplete : joined(run.faults)));
     if (!run.valid()) {
       text += std::string(24, ',') + "\n";
       continue;
@@ -139,7 +142,9 @@ json report_json(const Report& report) {
   json runs = json::array();
   std::size_t next = 0;
   for (const Run& run : report.runs) {
-    json entry{{"run", run.name}, {"valid", run.valid()}, {"notes", run.notes}};
+    json entry{
+        {"run", run.name}, {"valid", run.valid() && run.incomplete.empty()}, {"notes", run.notes}};
+    if (!run.incomplete.empty()) entry["incomplete"] = run.incomplete;
     if (!run.valid()) {
       entry["faults"] = run.faults;
       runs.push_back(std::move(entry));
@@ -188,6 +193,7 @@ json benchmark_json(const Report& report) {
       continue;
     }
     const Figures& figures = report.measured[next++].figures;
+    if (!run.incomplete.empty()) entry["label"] = "incomplete: " + run.incomplete;
     entry["iterations"] = figures.seconds.n;
     entry["real_time"] = 1e3 * figures.seconds.median;
     entry["cpu_time"] = 1e3 * figures.seconds.median;  // the record has no processor time

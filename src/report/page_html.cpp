@@ -103,8 +103,9 @@ void add_runs(const Report& report, Page& page) {
     const RunFacts& facts = each.run->facts;
     const Figures& figures = each.figures;
     html +=
-        row("td", {each.run->name, fingerprint(*each.run), std::to_string(facts.ranks),
-                   facts.layout(), std::to_string(facts.batch), std::to_string(facts.micro_batch),
+        row("td", {each.run->name + (each.run->incomplete.empty() ? "" : " (incomplete)"),
+                   fingerprint(*each.run), std::to_string(facts.ranks), facts.layout(),
+                   std::to_string(facts.batch), std::to_string(facts.micro_batch),
                    estimate_text(figures.seconds, 1e3), estimate_text(figures.tokens_per_second),
                    figures.mfu.n == 0
                        ? "-"
@@ -154,6 +155,7 @@ void add_details(const Measured& measured, const ReadOptions& options, Page& pag
       "note");
   std::vector<std::string> lines;
   for (const Finding& finding : measured.findings) lines.push_back(finding.text);
+  if (!run.incomplete.empty()) lines.push_back("incomplete: " + run.incomplete);
   for (const std::string& note : run.notes) {
     if (!note.starts_with(shared_cores_text)) lines.push_back("note: " + note);
   }

@@ -12,6 +12,10 @@ namespace {
 std::string invalid_text(const Report& report) {
   std::string text;
   for (const Run& run : report.runs) {
+    if (!run.valid() || run.incomplete.empty()) continue;
+    text += fmt::format("INCOMPLETE {}\n        {}\n", run.name, run.incomplete);
+  }
+  for (const Run& run : report.runs) {
     if (run.valid()) continue;
     text += fmt::format("INVALID {}\n", run.name);
     for (const std::string& fault : run.faults) text += "        " + fault + "\n";
@@ -47,7 +51,7 @@ std::string runs_text(const Report& report) {
     const RunFacts& facts = each.run->facts;
     const Figures& figures = each.figures;
     text += fmt::format(
-        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}\n",
+        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}{}\n",
         each.run->name, width, fingerprint(*each.run), facts.ranks, facts.tensor, facts.pipeline,
         facts.data, facts.batch, estimate_text(figures.seconds, 1e3),
         estimate_text(figures.tokens_per_second), mfu_text(*each.run, figures), loss_text(figures),

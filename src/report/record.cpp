@@ -91,12 +91,19 @@ void RunRecord::write_run(json run) {
 }
 
 void RunRecord::write_summary(json summary, bool whole) {
-  if (mllog_) {
-    mllog_->end_run(summary.value("steps", std::int64_t{0}), whole ? "success" : "aborted");
+  std::string fault;
+  try {
+    if (mllog_) {
+      mllog_->end_run(summary.value("steps", std::int64_t{0}), whole ? "success" : "aborted");
+    }
+  } catch (const Error& error) {
+    fault = error.what();
+    summary.emplace("incomplete", fault);
   }
   summary["format"] = record_format;
   summary["seals"] = seals_of_files(folder_);
   replace_file(folder_ / "summary.json", with_seal(json_text(summary, 2)) + "\n");
+  if (!fault.empty()) throw Error("{}", fault);
 }
 
 void RunRecord::write_step(const StepMetrics& metrics) {

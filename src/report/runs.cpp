@@ -2,6 +2,7 @@
 #include "trireme/report/runs.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -141,7 +142,6 @@ RunFacts facts_of(const json& run, const std::string& where) {
   return facts;
 }
 
-/// See Attempt::step_class.
 /// Sets run.facts.peak to the best that an attempt like the chosen one measured, at its start or at
 /// its end: a busy machine measures too little.
 void choose_peak(Run& run) {
@@ -168,6 +168,7 @@ void choose_peak(Run& run) {
   }
 }
 
+/// See Attempt::step_class.
 std::string step_class_of(const json& run, const RunFacts& facts) {
   json all = essentials(run, facts);
   all["layout"] = {facts.ranks, facts.tensor, facts.pipeline, facts.data, facts.servers};
@@ -348,8 +349,8 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
                   run.attempt().folder.string());
     }
     run.facts = facts_of(run.attempt().run, (run.attempt().folder / "run.json").string());
-    run.ranks = accounts_of(run.attempt());
     choose_peak(run);
+    run.ranks = accounts_of(run.attempt());
     run.time = time_of(run.attempt());
     if (!adds_up(run.time)) {
       run.notes.emplace_back("its parts of time do not add up to its seconds: sections overlap");
@@ -358,6 +359,7 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
   } catch (const std::exception& error) {
     run.faults.emplace_back(error.what());
   }
+  run.incomplete = plain_text(run.incomplete);
   for (auto* lines : {&run.faults, &run.notes}) {
     for (std::string& line : *lines) line = plain_text(line);
   }
@@ -410,12 +412,12 @@ Figures figures_of(const Run& run, const ReadOptions& options) {
   figures.seconds = estimate(std::move(seconds));
   figures.tokens_per_second = estimate(std::move(speeds));
   figures.mfu = estimate(std::move(shares));
-  constexpr double none = std::numeric_limits<double>::quiet_NaN();
-  figures.loss = run.steps.empty() ? none : run.steps.back().loss;
   if (figures.mfu.high > 1) {
     figures.impossible_mfu = figures.mfu.high;
     figures.mfu = {};
   }
+  constexpr double none = std::numeric_limits<double>::quiet_NaN();
+  figures.loss = run.steps.empty() ? none : run.steps.back().loss;
   figures.validation_loss = run.evaluations.empty() ? none : run.evaluations.back().loss;
   return figures;
 }

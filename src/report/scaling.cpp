@@ -245,6 +245,7 @@ std::vector<ScalingLine> scaling_lines(const std::vector<Measured>& runs) {
   std::map<std::pair<std::string, std::int64_t>, std::vector<const Measured*>> strong;
   std::map<std::pair<std::string, double>, std::vector<const Measured*>> weak;
   for (const Measured& each : runs) {
+    if (!each.run->incomplete.empty()) continue;
     const RunFacts& facts = each.run->facts;
     const std::string key = fingerprint(*each.run);
     strong[{key, facts.batch}].push_back(&each);

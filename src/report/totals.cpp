@@ -39,7 +39,7 @@ class Totals {
   }
 
   void check_summary() {
-    if (!attempt_.summary.is_object()) return;
+    if (!attempt_.summary.is_object() || attempt_.summary.contains("incomplete")) return;
     double seconds = 0;
     for (const RecordedStep& step : attempt_.steps) seconds += step.seconds;
     const auto tokens = static_cast<double>(std::ssize(attempt_.steps) * per_step_);

@@ -81,15 +81,19 @@ void RunReporter::warn_of_graphs(const std::string& refusal) {
   if (!refusal.empty() && !std::exchange(graphs_refused_, true)) warn(refusal);
 }
 
-void RunReporter::record(const std::function<void(report::RunRecord&)>& write) {
-  if (!record_) return;
+void RunReporter::record(const std::function<void(report::RunRecord&)>& write, bool summary) {
+  if (!record_ || (!record_fault_.empty() && !summary)) return;
   try {
     write(*record_);
   } catch (const Error& error) {  // reported once, and ends nothing
-    if (std::exchange(record_fails_, true)) return;
-    warn(fmt::format("{}; training continues, and its record lacks lines from here on",
+    if (!std::exchange(record_fault_, error.what()).empty()) return;
+    warn(fmt::format("{}; the run continues, and its record is incomplete from here on",
                      error.what()));
   }
+}
+
+void RunReporter::write_trace(const report::Trace& trace) {
+  record([&](report::RunRecord& run) { run.write_trace(trace.spans_by_rank); });
 }
 
 void RunReporter::begin(const RunStart& start, const Environment& environment,
@@ -117,7 +121,7 @@ void RunReporter::begin(const RunStart& start, const Environment& environment,
   run["predicted_memory"] = start.predicted_memory;
   run["first_step"] = start.step;
   run["cores_shared"] = environment.shared_cores;
-  record_->write_run(run);
+  record([&](report::RunRecord& record) { record.write_run(run); });
   print(fmt::format("trireme {}: {} parameters, {} layers × {} wide, sequence {}, vocabulary {}",
                     TRIREME_VERSION, parameters, model.layers, model.width, model.sequence,
                     model.vocabulary));
@@ -134,10 +138,6 @@ void RunReporter::step(report::StepMetrics metrics, bool notable) {
   const auto tokens = static_cast<double>(config.train.batch * config.model.sequence);
   metrics.tokens_per_second = tokens / metrics.seconds;
   if (peak_ > 0) metrics.mfu = metrics.tokens_per_second * job_.model.flops_per_token() / peak_;
-  seconds_.push_back(metrics.seconds);
-  last_ = metrics;
-  record([&](report::RunRecord& run) { run.write_step(metrics); });
-  if (progress_) show(metrics, notable);
   if (metrics.mfu > 1) {  // impossible
     if (!std::exchange(peak_too_low_, true)) {
       warn(
@@ -147,6 +147,10 @@ void RunReporter::step(report::StepMetrics metrics, bool notable) {
     }
     metrics.mfu = 0;
   }
+  seconds_.push_back(metrics.seconds);
+  last_ = metrics;
+  record([&](report::RunRecord& run) { run.write_step(metrics); });
+  if (progress_) show(metrics, notable);
 }
 
 void RunReporter::show(const report::StepMetrics& metrics, bool notable) {
@@ -190,7 +194,7 @@ void RunReporter::stop(std::int64_t step, const std::string& why) {
 }
 
 void RunReporter::failed(std::int64_t step, const std::string& why) noexcept {
-  if (!record_) return;
+  if (!record_ || !record_fault_.empty()) return;
   try {
     record_->write_event(step, "failed", why);
   } catch (const std::exception&) {
@@ -231,15 +235,17 @@ void RunReporter::finish(RunSummary summary) {
                       {"ranks", summary.ranks},
                       {"resident_peak", summary.resident},
                       {"figure_of_merit", speed}};
-  if (summary.extra.is_object()) json.update(summary.extra);
-  record_->write_summary(json, step == config.train.steps);
-  if (!progress_) return;
-  print_tables(summary, communication, speed);
   if (summary.peak > 0) {
     json["peak"] = {{"at_start", peak_},
                     {"at_end", summary.peak},
                     {"operations_per_second", std::max(peak_, summary.peak)}};
   }
+  if (summary.extra.is_object()) json.update(summary.extra);
+  if (!record_fault_.empty()) json["incomplete"] = record_fault_;
+  record([&](report::RunRecord& record) { record.write_summary(json, step == config.train.steps); },
+         true);
+  if (!progress_) return;
+  print_tables(summary, communication, speed);
   if (!stopped_.empty()) print(stopped_);
 }
 
@@ -271,7 +277,6 @@ void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& 
   print(report::figure_of_merit(predicted && finite ? speed : 0));
 }
 
-}  // namespace trireme::train
 void RunReporter::print_mfu(double speed, double peak_at_end) {
   const double peak = std::max(peak_, peak_at_end);
   if (speed <= 0 || peak <= 0) return;
@@ -290,3 +295,4 @@ void RunReporter::print_mfu(double speed, double peak_at_end) {
       fmt::format("MFU {:.1f} % of the {} peak of {:.1f} GFLOP/s{}", mfu, kind, peak / 1e9, both));
 }
 
+}  // namespace trireme::train

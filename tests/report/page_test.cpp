@@ -73,7 +73,7 @@ class PageTest : public testing::Test {
         {"data",
          {{"bytes_per_step", 2e6}, {"least_bytes_per_step", 1.9e6}, {"seconds_per_step", 0.01}}}};
     write_trace(two.write(scratch_ / "study/two") / "attempts/0001");
-    (void)FakeRun{.whole = false}.write(scratch_ / "study/cut");
+    (void)FakeRun{.cores_shared = "2 ranks on 1 core"}.write(scratch_ / "study/cut");
     return make_report({(scratch_ / "study").string()}, {});
   }
   /// Four steps of 10 ms on two ranks.
@@ -109,7 +109,7 @@ TEST_F(PageTest, TextShowsFiguresAndReasons) {
   EXPECT_THAT(text, HasSubstr("strong scaling, batch 8; data grows; tensor 1, pipeline 1 held"));
   EXPECT_THAT(text, HasSubstr("100 (the reference)"));
   EXPECT_THAT(text, HasSubstr("INVALID " + (scratch_ / "study/cut").string()));
-  EXPECT_THAT(text, HasSubstr("incomplete"));
+  EXPECT_THAT(text, HasSubstr("ranks share cores: 2 ranks on 1 core"));
   EXPECT_THAT(text, HasSubstr("nonparametric 95 % interval"));
 }
 

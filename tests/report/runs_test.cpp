@@ -80,8 +80,6 @@ TEST_F(RunsTest, NamesAreOneLineOfText) {
 }
 
 TEST_F(RunsTest, AFailedRunIsInvalidWithAReason) {
-  EXPECT_THAT(fault({.whole = false}),
-              HasSubstr("incomplete: there is no summary.json: it is still running, or it was"));
   EXPECT_THAT(
       fault({.change = [](json&, json& summary) { summary["memory"]["stash"]["measured"] = 101; }}),
       HasSubstr("memory of stash: 100 bytes predicted, 101 measured"));
@@ -105,6 +103,34 @@ TEST_F(RunsTest, AFailedRunIsInvalidWithAReason) {
                           "\n");
   EXPECT_THAT(read_run(failed).faults,
               ElementsAre(HasSubstr("failed after step 12: replicas differ")));
+}
+
+// Killed, or its disk was full: figures of what is there, and in no line of scaling.
+TEST_F(RunsTest, AnIncompleteRunHasFigures) {
+  const fs::path cut = FakeRun{.whole = false}.write(scratch_ / "cut");
+  const OneRun run = read_run(cut);
+  EXPECT_THAT(run.faults, IsEmpty());
+  EXPECT_THAT(run.incomplete, HasSubstr("no summary.json: it is still running, or it was killed"));
+  EXPECT_EQ(figures_of(run, {}).seconds.n, 9);
+  const auto full = [](json&, json& summary) {
+    summary["incomplete"] = "metrics.jsonl: cannot write: No space left on device";
+    summary["steps_of_attempt"] = 40;
+    summary["steps"] = 40;
+    summary["figure_of_merit"] = 1;
+  };
+  const OneRun lacking = read({.change = full});
+  EXPECT_THAT(lacking.faults, IsEmpty());
+  EXPECT_THAT(lacking.incomplete, HasSubstr("to the end: metrics.jsonl: cannot write: No space"));
+  (void)FakeRun{.data = 2}.write(scratch_ / "two");
+  const Report report = make_report({cut.string(), (scratch_ / "two").string()}, {});
+  EXPECT_EQ(report.measured.size(), 2U);
+  EXPECT_THAT(report.lines, IsEmpty());
+  EXPECT_THAT(report_text(report), HasSubstr("4.5000 v (incomplete)\n"));
+  EXPECT_THAT(report_text(report), HasSubstr("INCOMPLETE " + cut.string() + "\n        attempt"));
+  EXPECT_EQ(report_json(report)["runs"][0]["valid"], false);
+  EXPECT_TRUE(report_json(report)["runs"][0].contains("figures"));
+  FakeRun none{.steps = 0, .whole = false};
+  EXPECT_FALSE(read(none).valid()) << "without a step there is nothing to show";
 }
 
 TEST_F(RunsTest, NonFiniteLossesAreInvalid) {
@@ -386,32 +412,6 @@ TEST_F(ScalingTest, RepeatsAreOnePoint) {
   EXPECT_DOUBLE_EQ(point.efficiency.median, 1);
 }
 
-class DiagnosisTest : public RunsTest {
- protected:
-  std::vector<std::string> rules(const FakeRun& fake) {
-    const OneRun run = read(fake);
-    EXPECT_THAT(run.faults, IsEmpty());
-    std::vector<std::string> names;
-    text_.clear();
-    for (const Finding& finding : diagnose(run, {})) {
-      names.push_back(finding.rule);
-      text_ += finding.text + "\n";
-    }
-    return names;
-  }
-  std::string text_;
-};
-
-TEST_F(DiagnosisTest, ASoundRunHasNone) { EXPECT_THAT(rules({.data = 2}), IsEmpty()); }
-
-// 12 steps of 0.5 s. Four stages, four micro-batches: 3/7 of a step is bubble.
-TEST_F(DiagnosisTest, TheBubbleAndItsRemedy) {
-  FakeRun fake{.pipeline = 4, .batch = 16, .micro_batch = 4};
-  fake.sections = [](int) {
-    return json{{"forward", 2.0}, {"backward", 3.5}, {"wait for pipeline", 1.5}};
-  };
-  EXPECT_THAT(rules(fake), ElementsAre("pipeline-bubble"));
-  EXPECT_THAT(text_, HasSubstr("25 % of the step"));
 // 512 tokens of 6,000 operations in 0.5 s are 6.144e6 a second.
 TEST_F(RunsTest, AnImpossibleMfuIsAFindingAndNoFigure) {
   const auto with_peaks = [](double at_start, double at_end) {
@@ -438,6 +438,32 @@ TEST_F(RunsTest, AnImpossibleMfuIsAFindingAndNoFigure) {
   EXPECT_THAT(found[0].text, HasSubstr("MFU of 102 % is impossible, so none is given"));
 }
 
+class DiagnosisTest : public RunsTest {
+ protected:
+  std::vector<std::string> rules(const FakeRun& fake) {
+    const OneRun run = read(fake);
+    EXPECT_THAT(run.faults, IsEmpty());
+    std::vector<std::string> names;
+    text_.clear();
+    for (const Finding& finding : diagnose(run, {})) {
+      names.push_back(finding.rule);
+      text_ += finding.text + "\n";
+    }
+    return names;
+  }
+  std::string text_;
+};
+
+TEST_F(DiagnosisTest, ASoundRunHasNone) { EXPECT_THAT(rules({.data = 2}), IsEmpty()); }
+
+// 12 steps of 0.5 s. Four stages, four micro-batches: 3/7 of a step is bubble.
+TEST_F(DiagnosisTest, TheBubbleAndItsRemedy) {
+  FakeRun fake{.pipeline = 4, .batch = 16, .micro_batch = 4};
+  fake.sections = [](int) {
+    return json{{"forward", 2.0}, {"backward", 3.5}, {"wait for pipeline", 1.5}};
+  };
+  EXPECT_THAT(rules(fake), ElementsAre("pipeline-bubble"));
+  EXPECT_THAT(text_, HasSubstr("25 % of the step"));
   EXPECT_THAT(text_, HasSubstr("4 stages and 4 micro-batches, equal stages: 43 %"));
   EXPECT_THAT(text_, HasSubstr("use 16 micro-batches (train.micro_batch = 1; 16 %)"));
   EXPECT_THAT(text_, HasSubstr("virtual_stages = 2 (27 %)"));

@@ -147,7 +147,7 @@ TEST_F(SealedRun, AnyChangeIsInvalid) {
   const std::string before = everything();
   std::mt19937 random(20261124);
   std::map<std::string, int> mutations;  // by file
-  for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "attempts")) {
     if (!entry.is_regular_file()) continue;
     const fs::path file = entry.path();
     const std::string text = read_text(file);

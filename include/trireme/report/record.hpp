@@ -59,7 +59,8 @@ class RunRecord {
   /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.
   void write_trace(const std::vector<std::vector<Span>>& spans_by_rank);
   /// summary.json, at the end; adds "format" and the seals of the other files. `whole`: nothing of
-  /// the configured run is left to do.
+  /// the configured run is left to do. Where only mllog.txt cannot be ended, the summary is written
+  /// with the key "incomplete" before the Error is thrown.
   void write_summary(nlohmann::json summary, bool whole = true);
 
  private:

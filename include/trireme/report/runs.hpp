@@ -95,6 +95,9 @@ struct Run {
   std::vector<RankAccount> ranks;  // of the chosen attempt; empty in records of format 1
   TimeAccount time;                // of the chosen attempt; no rows where its record has none
   std::vector<std::string> faults, notes;
+  /// Why its record lacks something at its end: the run was killed, still runs, or its disk was
+  /// full. Empty: it is complete. An incomplete run has figures of what is there, in no comparison.
+  std::string incomplete;
   bool valid() const { return faults.empty(); }
   const Attempt& attempt() const { return attempts[chosen]; }
 };

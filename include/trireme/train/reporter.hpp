@@ -67,7 +67,7 @@ class RunReporter {
   void stop(std::int64_t step, const std::string& why);
   /// Why the run ends with an exception.
   void failed(std::int64_t step, const std::string& why) noexcept;
-  void write_trace(const report::Trace& trace) { record_->write_trace(trace.spans_by_rank); }
+  void write_trace(const report::Trace& trace);
   /// Writes summary.json and prints the closing tables.
   void finish(RunSummary summary);
 
@@ -79,13 +79,15 @@ class RunReporter {
   bool evaluates_at_end() const;
 
  private:
-  void record(const std::function<void(report::RunRecord&)>& write);
+  /// Warns where the record cannot be written. What would follow in it is left out, except the
+  /// `summary`, which names the reason.
+  void record(const std::function<void(report::RunRecord&)>& write, bool summary = false);
   void show(const report::StepMetrics& metrics, bool notable);
   void print_tables(const RunSummary& summary, const nlohmann::json& communication, double speed);
-
-  const Job& job_;
   /// The line about MFU by the better peak, or why there is none.
   void print_mfu(double speed, double peak_at_end);
+
+  const Job& job_;
   bool root_;
   std::function<double()> elapsed_;
   std::unique_ptr<report::RunRecord> record_;       // the root's
@@ -97,8 +99,9 @@ class RunReporter {
   report::StepMetrics last_;
   std::int64_t evaluated_step_ = -1;
   double last_evaluation_ = 0;
-  std::string stopped_;  // the line; empty: the run goes to its end
-  bool record_fails_ = false, graphs_refused_ = false;
+  std::string stopped_;       // the line; empty: the run goes to its end
+  std::string record_fault_;  // why the record lacks lines or files; empty: it lacks none
+  bool graphs_refused_ = false;
 };
 
 }  // namespace trireme::train
