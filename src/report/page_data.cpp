@@ -68,24 +68,42 @@ json figures_json(const Figures& figures) {
            std::isnan(figures.validation_loss) ? json() : json(figures.validation_loss)}};
 }
 
-json line_json(const ScalingLine& line) {
+json points_json(const std::vector<ScalingPoint>& all) {
   json points = json::array();
-  for (const ScalingPoint& point : line.points) {
+  for (const ScalingPoint& point : all) {
     json runs = json::array();
     for (const Run* run : point.runs) runs.push_back(run->name);
     points.push_back({{"ranks", point.ranks},
+                      {"name", point.name()},
                       {"layout", point.layout},
                       {"micro_batch", point.micro_batch},
                       {"nodes", point.nodes},
                       {"runs", runs},
                       {"tokens_per_second", estimate_json(point.tokens_per_second)},
-                      {"efficiency", estimate_json(point.efficiency)}});
+                      {"efficiency", estimate_json(point.efficiency)},
+                      {"reference", point.reference}});
   }
-  return {{"kind", line.kind == ScalingKind::strong ? "strong" : "weak"},
+  return points;
+}
+
+const char* name_of(ScalingKind kind) { return kind == ScalingKind::strong ? "strong" : "weak"; }
+
+json line_json(const ScalingLine& line) {
+  return {{"kind", name_of(line.kind)},
           {"fingerprint", line.fingerprint},
           {"label", line.label},
-          {"points", points},
+          {"points", points_json(line.points)},
           {"notes", line.notes}};
+}
+
+json works_json(const Report& report) {
+  json works = json::array();
+  for (const WorkGroup& group : work_groups(report.measured)) {
+    works.push_back({{"kind", name_of(group.kind)},
+                     {"work", group.work},
+                     {"points", points_json(group.points)}});
+  }
+  return works;
 }
 
 std::string joined(const std::vector<std::string>& parts) {
@@ -173,7 +191,8 @@ json report_json(const Report& report) {
           {"method", method_text(report)},
           {"runs", std::move(runs)},
           {"comparison", comparison_notes(report)},
-          {"scaling", std::move(lines)}};
+          {"scaling", std::move(lines)},
+          {"works", works_json(report)}};
 }
 
 json benchmark_json(const Report& report) {

@@ -84,20 +84,27 @@ std::string time_text(const Report& report) {
   return text;
 }
 
+/// "efficiency, % of data on 1 rank".
+std::string efficiency_head(const ScalingLine& line) {
+  for (const ScalingPoint& point : line.points) {
+    if (!point.reference.empty()) return "efficiency, % of " + point.reference;
+  }
+  return "efficiency, %";
+}
+
 std::string scaling_text(const Report& report) {
   std::string text;
   for (const ScalingLine& line : report.lines) {
     text +=
         fmt::format("\n{} scaling, {} [{}]\n", line.kind == ScalingKind::strong ? "strong" : "weak",
                     line.label, line.fingerprint);
-    text +=
-        "ranks | layout                            | runs | tokens/s                       | "
-        "efficiency, %\n";
+    text += "ranks | layout                            | runs | tokens/s                       | " +
+            efficiency_head(line) + "\n";
     for (const ScalingPoint& point : line.points) {
-      text += fmt::format("{:>5} | {:<33} | {:>4} | {:<30} | {}\n", point.ranks, point.layout,
+      text += fmt::format("{:>5} | {:<33} | {:>4} | {:<30} | {}\n", point.ranks, point.name(),
                           point.runs.size(), estimate_text(point.tokens_per_second),
-                          &point == &line.points.front() ? std::string("100 (the reference)")
-                                                         : estimate_text(point.efficiency, 100));
+                          point.reference.empty() ? std::string("100 (the reference)")
+                                                  : estimate_text(point.efficiency, 100));
     }
     for (const std::string& note : line.notes) text += "note: " + note + "\n";
   }
@@ -123,6 +130,7 @@ std::string findings_text(const Report& report) {
 Report make_report(const std::vector<std::string>& paths, const ReadOptions& options) {
   Report report{.options = options};
   for (const auto& folder : find_runs(paths)) report.runs.push_back(read_run(folder, options));
+  set_labels(report.runs);
   for (Run& run : report.runs) {
     if (!run.valid()) continue;
     try {

@@ -396,6 +396,45 @@ TEST_F(ScalingTest, OtherNodesAreNotRepeats) {
   EXPECT_THAT(found[0].notes, ElementsAre(HasSubstr("nodes) at one number of ranks: the fastest")));
 }
 
+// Efficiency is against the fewest ranks of any layout that does the same work.
+TEST_F(ScalingTest, EfficiencyHasOneReference) {
+  const auto zero1 = [](json& run, json&) { run["config"]["parallel"]["zero"] = 1; };
+  const std::vector<FakeRun> fakes = {{.seconds = {1}},
+                                      {.tensor = 2, .seconds = {2}},
+                                      {.tensor = 2, .data = 2, .seconds = {1.25}},
+                                      {.data = 2, .seconds = {0.8}, .change = zero1},
+                                      {.data = 4, .seconds = {0.5}, .change = zero1}};
+  const auto found = lines(fakes);
+  ASSERT_EQ(found.size(), 4U);
+  for (const ScalingLine& line : found) {
+    for (const ScalingPoint& point : line.points) {
+      const double seconds = 512 / point.tokens_per_second.median;
+      EXPECT_DOUBLE_EQ(point.efficiency.median, 1 / (seconds * point.ranks)) << line.label;
+      EXPECT_EQ(point.reference,
+                point.ranks == 1 ? "" : "tensor 1 × pipeline 1 × data 1 on 1 rank");
+    }
+  }
+  // A study's own names, and one line for each of its layouts.
+  std::vector<Measured> measured;
+  const char* labels[] = {"data", "tensor2", "tensor2", "zero1", "zero1"};
+  for (std::size_t i = 0; i < runs_.size(); ++i) {
+    runs_[i].label = labels[i];
+    measured.push_back({&runs_[i], figures_of(runs_[i], {})});
+  }
+  const auto study = scaling_lines(measured);
+  ASSERT_EQ(study.size(), 3U);
+  EXPECT_EQ(study[0].label, "batch 8; tensor2");
+  EXPECT_DOUBLE_EQ(study[0].points[0].efficiency.median, 0.25);
+  EXPECT_EQ(study[0].points[0].reference, "data on 1 rank");
+  EXPECT_EQ(study[1].label, "batch 8; zero1");
+  EXPECT_EQ(study[2].points[2].name(), "zero1");
+  const auto groups = work_groups(measured);
+  ASSERT_EQ(groups.size(), 3U);
+  EXPECT_EQ(groups[0].points.size(), 5U);
+  EXPECT_TRUE(groups[0].scales());
+  EXPECT_FALSE(groups[1].scales() || groups[2].scales()) << "4 and 2 sequences a rank";
+}
+
 TEST_F(ScalingTest, RepeatsAreOnePoint) {
   std::vector<FakeRun> fakes;
   for (int i = 0; i < 7; ++i) {

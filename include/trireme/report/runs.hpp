@@ -82,7 +82,8 @@ struct Attempt {
 
 /// A run whose `faults` are not empty is INVALID: nothing below may become a figure.
 struct Run {
-  std::string name;  // the path given, or the one found below it
+  std::string name;   // the path given, or the one found below it
+  std::string label;  // of its layout in a scaling study; empty: it is of none
   std::filesystem::path folder;
   std::vector<Attempt> attempts;
   /// The attempt that `facts` and `ranks` describe: the last of the class with the most counted
