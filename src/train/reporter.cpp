@@ -81,12 +81,13 @@ void RunReporter::warn_of_graphs(const std::string& refusal) {
   if (!refusal.empty() && !std::exchange(graphs_refused_, true)) warn(refusal);
 }
 
-void RunReporter::record(const std::function<void(report::RunRecord&)>& write, bool summary) {
-  if (!record_ || (!record_fault_.empty() && !summary)) return;
+void RunReporter::record(const std::function<void(report::RunRecord&)>& write) {
+  if (!record_) return;
   try {
     write(*record_);
   } catch (const Error& error) {  // reported once, and ends nothing
-    if (!std::exchange(record_fault_, error.what()).empty()) return;
+    if (!record_fault_.empty()) return;
+    record_fault_ = error.what();
     warn(fmt::format("{}; the run continues, and its record is incomplete from here on",
                      error.what()));
   }
@@ -194,7 +195,7 @@ void RunReporter::stop(std::int64_t step, const std::string& why) {
 }
 
 void RunReporter::failed(std::int64_t step, const std::string& why) noexcept {
-  if (!record_ || !record_fault_.empty()) return;
+  if (!record_) return;
   try {
     record_->write_event(step, "failed", why);
   } catch (const std::exception&) {
@@ -242,8 +243,8 @@ void RunReporter::finish(RunSummary summary) {
   }
   if (summary.extra.is_object()) json.update(summary.extra);
   if (!record_fault_.empty()) json["incomplete"] = record_fault_;
-  record([&](report::RunRecord& record) { record.write_summary(json, step == config.train.steps); },
-         true);
+  record(
+      [&](report::RunRecord& record) { record.write_summary(json, step == config.train.steps); });
   if (!progress_) return;
   print_tables(summary, communication, speed);
   if (!stopped_.empty()) print(stopped_);

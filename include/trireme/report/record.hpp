@@ -43,7 +43,8 @@ struct StepMetrics {
   std::string skipped;  // why the update was not made; empty: it was
 };
 
-/// The attempt folder of this start. Only rank 0 of the world makes one.
+/// The attempt folder of this start. Only rank 0 of the world makes one. A file that cannot be
+/// written throws Error once and gets nothing more; the others go on.
 class RunRecord {
  public:
   /// Makes `run_folder`/attempts/NNNN, the next number. Throws Error when it cannot be written.
@@ -68,6 +69,7 @@ class RunRecord {
   std::filesystem::path folder_;
   Descriptor metrics_;
   std::string seal_;  // of the last line of metrics.jsonl, or of that and run.json
+  bool cut_ = false;  // metrics.jsonl has no end
   std::unique_ptr<MlLog> mllog_;
   std::unique_ptr<EventFile> events_;
 };

@@ -79,9 +79,8 @@ class RunReporter {
   bool evaluates_at_end() const;
 
  private:
-  /// Warns where the record cannot be written. What would follow in it is left out, except the
-  /// `summary`, which names the reason.
-  void record(const std::function<void(report::RunRecord&)>& write, bool summary = false);
+  /// Warns once where the record cannot be written; summary.json names the reason.
+  void record(const std::function<void(report::RunRecord&)>& write);
   void show(const report::StepMetrics& metrics, bool notable);
   void print_tables(const RunSummary& summary, const nlohmann::json& communication, double speed);
   /// The line about MFU by the better peak, or why there is none.
