@@ -32,8 +32,8 @@ std::string HtmlPage::text(const std::string& title) const {
   const std::vector<std::string> pictures = draw(plots_);
   std::vector<std::string> parts = parts_;
   for (std::size_t i = 0; i < pictures.size(); ++i) {
-    parts[places_[i]] += "<figure>\n" + pictures[i] + "\n<figcaption>" +
-                         html_text(plots_[i].caption) + "</figcaption>\n</figure>\n";
+    parts[places_[i]] += pictures[i] + "\n<figcaption>" + html_text(plots_[i].caption) +
+                         "</figcaption>\n</figure>\n";
   }
   std::string all;
   for (const std::string& part : parts) all += part;

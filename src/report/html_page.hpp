@@ -37,7 +37,7 @@ class HtmlPage {
   void figure(Plot plot) {
     if (plot.script.empty()) return;
     places_.push_back(parts_.size());
-    parts_.push_back("<h3>" + html_text(plot.title) + "</h3>\n");
+    parts_.push_back("<figure>\n<h3>" + html_text(plot.title) + "</h3>\n");
     plots_.push_back(std::move(plot));
   }
   /// The whole document. Throws Error where gnuplot is missing or fails.
