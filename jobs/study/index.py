@@ -130,7 +130,7 @@ class Index:
                 with open(path) as file:
                     run = json.load(file)["runs"][-1]
                 if not run["valid"]:
-                    return None, "INVALID: " + "; ".join(run["faults"])
+                    return None, "INVALID: " + "; ".join(run.get("faults", [run.get("incomplete")]))
                 return float(run["figures"]["tokens_per_second"]["median"]), None
             except (OSError, ValueError, KeyError, IndexError, TypeError):
                 return None, "no report: " + (errors.strip().splitlines() or ["it ended without a message"])[-1]

@@ -91,8 +91,9 @@ void define(CLI::App& app, Command& command) {
   app.require_subcommand(0, 1);
   app.footer(examples);
   app.get_formatter()->column_width(32);
-  for (const auto add : {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan,
-                         add_export, add_import, add_presets, add_report, add_info, add_bench}) {
+  for (const auto add :
+       {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan, add_export,
+        add_import, add_presets, add_report, add_compare, add_info, add_bench}) {
     add(app, command);
   }
 }

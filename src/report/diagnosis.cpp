@@ -55,6 +55,7 @@ class Diagnosis {
       : run_(run), options_(options), facts_(run.facts), total_(step_seconds(run)) {}
 
   std::vector<Finding> findings() {
+    impossible_mfu();
     loader();
     checkpoints();
     steadiness();
@@ -236,6 +237,18 @@ class Diagnosis {
                                  "repeats fewer"
                                : ""));
     }
+  }
+
+  void impossible_mfu() {
+    const double mfu = figures_of(run_, options_).impossible_mfu;
+    if (mfu == 0) return;
+    add("impossible-mfu", mfu,
+        fmt::format(
+            "MFU of {:.0f} % is impossible, so none is given: the {} peak of {:.1f} GFLOP/s "
+            "is too low ({})",
+            percent(mfu), facts_.peak_kind, facts_.peak / 1e9,
+            facts_.peak_kind == "measured" ? "it was measured while something else used the machine"
+                                           : "train.peak"));
   }
 
   void loader() {

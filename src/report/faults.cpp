@@ -36,14 +36,22 @@ void check_end(Run& run) {
     const Attempt& attempt = run.attempts[i];
     const bool last = i + 1 == run.attempts.size();
     std::string fault;
+    std::string incomplete;
     if (!attempt.run.is_object()) {
       fault = where(attempt) + ": there is no run.json: it ended before its first step";
     } else if (!attempt.summary.is_object()) {
-      fault = fmt::format(
-          "{}: incomplete: there is no summary.json: {}it was killed, by a crash, the watchdog or "
-          "a "
-          "scheduler",
+      incomplete = fmt::format(
+          "{}: there is no summary.json: {}it was killed, by a crash, the watchdog or a scheduler",
           where(attempt), last ? "it is still running, or " : "");
+    } else if (attempt.summary.contains("incomplete")) {
+      incomplete = fmt::format(
+          "{}: its record could not be written to the end: {}", where(attempt),
+          text_at(attempt.summary, "incomplete", (attempt.folder / "summary.json").string()));
+    }
+    if (last && !run.steps.empty()) {
+      run.incomplete = incomplete;
+    } else if (!incomplete.empty()) {
+      fault = incomplete;
     }
     for (const RecordedEvent& event : attempt.events) {
       if (event.event == "failed") {
@@ -73,6 +81,7 @@ void check_ends_of_metrics(const Attempt& attempt, Run& run) {
     }
   }
   if (!attempt.summary.is_object()) return;
+  if (attempt.summary.contains("incomplete")) return;
   const std::string file = (attempt.folder / "summary.json").string();
   if (attempt.summary.contains("steps_of_attempt")) {
     const std::int64_t made = integer_at(attempt.summary, "steps_of_attempt", file);
@@ -161,12 +170,14 @@ void find_faults(Run& run, const ReadOptions& options) {
   for (const Attempt& attempt : run.attempts) {
     if (attempt.summary.is_object()) check_memory(attempt, run);
     check_ends_of_metrics(attempt, run);
+    check_totals(attempt, run);
     if (attempt.cut)
       run.notes.push_back(where(attempt) + ": the last line of metrics.jsonl is cut");
   }
   check_end(run);
   check_steps(run);
   check_circumstances(run, options);
+  if (!run.faults.empty() && !run.incomplete.empty()) run.faults.push_back(run.incomplete);
 }
 
 }  // namespace trireme::report

@@ -39,6 +39,8 @@ json facts_json(const Run& run) {
           {"virtual_stages", facts.virtual_stages},
           {"precision", facts.precision},
           {"peak_kind", facts.peak_kind},
+          {"peak_at_start", facts.peak_at_start},
+          {"peak_at_end", facts.peak_at_end},
           {"device", facts.device},
           {"processor", facts.processor},
           {"versions", facts.versions},
@@ -66,24 +68,42 @@ json figures_json(const Figures& figures) {
            std::isnan(figures.validation_loss) ? json() : json(figures.validation_loss)}};
 }
 
-json line_json(const ScalingLine& line) {
+json points_json(const std::vector<ScalingPoint>& all) {
   json points = json::array();
-  for (const ScalingPoint& point : line.points) {
+  for (const ScalingPoint& point : all) {
     json runs = json::array();
     for (const Run* run : point.runs) runs.push_back(run->name);
     points.push_back({{"ranks", point.ranks},
+                      {"name", point.name()},
                       {"layout", point.layout},
                       {"micro_batch", point.micro_batch},
                       {"nodes", point.nodes},
                       {"runs", runs},
                       {"tokens_per_second", estimate_json(point.tokens_per_second)},
-                      {"efficiency", estimate_json(point.efficiency)}});
+                      {"efficiency", estimate_json(point.efficiency)},
+                      {"reference", point.reference}});
   }
-  return {{"kind", line.kind == ScalingKind::strong ? "strong" : "weak"},
+  return points;
+}
+
+const char* name_of(ScalingKind kind) { return kind == ScalingKind::strong ? "strong" : "weak"; }
+
+json line_json(const ScalingLine& line) {
+  return {{"kind", name_of(line.kind)},
           {"fingerprint", line.fingerprint},
           {"label", line.label},
-          {"points", points},
+          {"points", points_json(line.points)},
           {"notes", line.notes}};
+}
+
+json works_json(const Report& report) {
+  json works = json::array();
+  for (const WorkGroup& group : work_groups(report.measured)) {
+    works.push_back({{"kind", name_of(group.kind)},
+                     {"work", group.work},
+                     {"points", points_json(group.points)}});
+  }
+  return works;
 }
 
 std::string joined(const std::vector<std::string>& parts) {
@@ -112,8 +132,11 @@ std::string report_csv(const Report& report) {
       "loss,validation_loss\n";
   std::size_t next = 0;
   for (const Run& run : report.runs) {
-    text += fmt::format("{},{},{},", csv_text(run.name), run.valid() ? "yes" : "no",
-                        csv_text(joined(run.faults)));
+    text += fmt::format("{},{},{},", csv_text(run.name),
+                        !run.valid()             ? "no"
+                        : run.incomplete.empty() ? "yes"
+                                                 : "incomplete",
+                        csv_text(run.valid() ? run.incomplete : joined(run.faults)));
     if (!run.valid()) {
       text += std::string(24, ',') + "\n";
       continue;
@@ -137,7 +160,9 @@ json report_json(const Report& report) {
   json runs = json::array();
   std::size_t next = 0;
   for (const Run& run : report.runs) {
-    json entry{{"run", run.name}, {"valid", run.valid()}, {"notes", run.notes}};
+    json entry{
+        {"run", run.name}, {"valid", run.valid() && run.incomplete.empty()}, {"notes", run.notes}};
+    if (!run.incomplete.empty()) entry["incomplete"] = run.incomplete;
     if (!run.valid()) {
       entry["faults"] = run.faults;
       runs.push_back(std::move(entry));
@@ -166,7 +191,8 @@ json report_json(const Report& report) {
           {"method", method_text(report)},
           {"runs", std::move(runs)},
           {"comparison", comparison_notes(report)},
-          {"scaling", std::move(lines)}};
+          {"scaling", std::move(lines)},
+          {"works", works_json(report)}};
 }
 
 json benchmark_json(const Report& report) {
@@ -186,6 +212,7 @@ json benchmark_json(const Report& report) {
       continue;
     }
     const Figures& figures = report.measured[next++].figures;
+    if (!run.incomplete.empty()) entry["label"] = "incomplete: " + run.incomplete;
     entry["iterations"] = figures.seconds.n;
     entry["real_time"] = 1e3 * figures.seconds.median;
     entry["cpu_time"] = 1e3 * figures.seconds.median;  // the record has no processor time

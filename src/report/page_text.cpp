@@ -12,6 +12,10 @@ namespace {
 std::string invalid_text(const Report& report) {
   std::string text;
   for (const Run& run : report.runs) {
+    if (!run.valid() || run.incomplete.empty()) continue;
+    text += fmt::format("INCOMPLETE {}\n        {}\n", run.name, run.incomplete);
+  }
+  for (const Run& run : report.runs) {
     if (run.valid()) continue;
     text += fmt::format("INVALID {}\n", run.name);
     for (const std::string& fault : run.faults) text += "        " + fault + "\n";
@@ -47,10 +51,11 @@ std::string runs_text(const Report& report) {
     const RunFacts& facts = each.run->facts;
     const Figures& figures = each.figures;
     text += fmt::format(
-        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}\n",
+        "{:<{}} | {} | {:>5} | {:>3} {:>3} {:>3} | {:>5} | {:<30}| {:<30}| {:>6} | {}{}\n",
         each.run->name, width, fingerprint(*each.run), facts.ranks, facts.tensor, facts.pipeline,
         facts.data, facts.batch, estimate_text(figures.seconds, 1e3),
-        estimate_text(figures.tokens_per_second), mfu_text(*each.run, figures), loss_text(figures));
+        estimate_text(figures.tokens_per_second), mfu_text(*each.run, figures), loss_text(figures),
+        each.run->incomplete.empty() ? "" : " (incomplete)");
   }
   return text;
 }
@@ -79,20 +84,27 @@ std::string time_text(const Report& report) {
   return text;
 }
 
+/// "efficiency, % of data on 1 rank".
+std::string efficiency_head(const ScalingLine& line) {
+  for (const ScalingPoint& point : line.points) {
+    if (!point.reference.empty()) return "efficiency, % of " + point.reference;
+  }
+  return "efficiency, %";
+}
+
 std::string scaling_text(const Report& report) {
   std::string text;
   for (const ScalingLine& line : report.lines) {
     text +=
         fmt::format("\n{} scaling, {} [{}]\n", line.kind == ScalingKind::strong ? "strong" : "weak",
                     line.label, line.fingerprint);
-    text +=
-        "ranks | layout                            | runs | tokens/s                       | "
-        "efficiency, %\n";
+    text += "ranks | layout                            | runs | tokens/s                       | " +
+            efficiency_head(line) + "\n";
     for (const ScalingPoint& point : line.points) {
-      text += fmt::format("{:>5} | {:<33} | {:>4} | {:<30} | {}\n", point.ranks, point.layout,
+      text += fmt::format("{:>5} | {:<33} | {:>4} | {:<30} | {}\n", point.ranks, point.name(),
                           point.runs.size(), estimate_text(point.tokens_per_second),
-                          &point == &line.points.front() ? std::string("100 (the reference)")
-                                                         : estimate_text(point.efficiency, 100));
+                          point.reference.empty() ? std::string("100 (the reference)")
+                                                  : estimate_text(point.efficiency, 100));
     }
     for (const std::string& note : line.notes) text += "note: " + note + "\n";
   }
@@ -118,6 +130,7 @@ std::string findings_text(const Report& report) {
 Report make_report(const std::vector<std::string>& paths, const ReadOptions& options) {
   Report report{.options = options};
   for (const auto& folder : find_runs(paths)) report.runs.push_back(read_run(folder, options));
+  set_labels(report.runs);
   for (Run& run : report.runs) {
     if (!run.valid()) continue;
     try {

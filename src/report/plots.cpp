@@ -133,6 +133,18 @@ int height_of(const std::vector<Bar>& rows, int each) {
   return 100 + each * static_cast<int>(std::max<std::size_t>(rows.size(), 2));
 }
 
+std::vector<Bar> memory_bars(const Run& run) {
+  std::vector<Bar> rows;
+  const std::string file = (run.attempt().folder / "summary.json").string();
+  if (!run.attempt().summary.is_object()) return rows;
+  for (const auto& [use, bytes] : object_at(run.attempt().summary, "memory", file).items()) {
+    rows.push_back({.name = use,
+                    .value = {number_at(bytes, "predicted", file) / (1 << 20),
+                              number_at(bytes, "measured", file) / (1 << 20)}});
+  }
+  return rows;
+}
+
 }  // namespace
 
 Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool efficiency) {
@@ -141,20 +153,19 @@ Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
   plot.title = fmt::format("{} scaling: {}", word, efficiency ? "efficiency" : "speed");
   std::string data, draws;
   std::size_t count = 0;
+  double ideal = 0;  // tokens/s of a rank
   for (const ScalingLine& line : lines) {
     if (line.kind != kind) continue;
     const std::string name = fmt::format("line{}", count);
     data += block(name, efficiency ? rows_of(line, &ScalingPoint::efficiency, 100)
                                    : rows_of(line, &ScalingPoint::tokens_per_second, 1));
     const ScalingPoint& first = line.points.front();
-    if (!efficiency) {
-      draws += fmt::format("{:.9g} * x with lines dt 2 lw 1 lc rgb '{}' notitle, ",
-                           first.tokens_per_second.median / first.ranks, color(count));
-    }
+    ideal = std::max(ideal, first.tokens_per_second.median / first.ranks / first.efficiency.median);
+    const bool study = first.name() != first.layout;
     draws +=
         fmt::format("${} using 1:2:3:4 with yerrorlines pt {} ps 0.7 lw 1.8 lc rgb '{}' title {}, ",
                     name, 5 + 2 * (count % 5), color(count),
-                    gnuplot_text(line.label + " [" + line.fingerprint + "]"));
+                    gnuplot_text(line.label + (study ? "" : " [" + line.fingerprint + "]")));
     ++count;
   }
   plot.script = data + rank_axis(lines, kind) + key_below;
@@ -164,7 +175,7 @@ Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
     draws += "100 with lines dt 2 lw 1 lc rgb '#888888' title 'ideal'";
   } else {
     plot.script += "set ylabel 'tokens/s'\n" + speed_axis(lines, kind);
-    draws += "NaN with lines dt 2 lw 1 lc rgb '#888888' title 'ideal: the first point times ranks'";
+    draws += fmt::format("{:.9g} * x with lines dt 2 lw 1 lc rgb '#888888' title 'ideal'", ideal);
   }
   plot.script += "plot " + draws + "\n";
   plot.height = 340 + key_line * static_cast<int>(count + 1);
@@ -215,7 +226,7 @@ Plot plot_sections(const Run& run) {
   for (const RankAccount& rank : run.ranks) {
     for (const auto& [name, seconds] : rank.sections) names.insert(name);
   }
-  for (const char* outside : {"checkpoint", "evaluate", "forward of evaluation"}) {
+  for (const char* outside : {"checkpoint", "evaluate", "forward of evaluation", "measure peak"}) {
     names.erase(outside);
   }
   std::vector<Bar> rows;
@@ -261,16 +272,78 @@ Plot plot_communication(const Run& run) {
   return plot;
 }
 
-Plot plot_memory(const Run& run) {
+Plot plot_memory_totals(const std::vector<NamedRun>& runs) {
   std::vector<Bar> rows;
-  const std::string file = (run.attempt().folder / "summary.json").string();
-  if (run.attempt().summary.is_object()) {
-    for (const auto& [use, bytes] : object_at(run.attempt().summary, "memory", file).items()) {
-      rows.push_back({.name = use,
-                      .value = {number_at(bytes, "predicted", file) / (1 << 20),
-                                number_at(bytes, "measured", file) / (1 << 20)}});
+  for (const auto& [name, run] : runs) {
+    Bar total{.name = name};
+    for (const Bar& use : memory_bars(*run)) {
+      for (std::size_t i = 0; i < 2; ++i) total.value.at(i) += use.value.at(i);
     }
+    if (total.value[1] > 0) rows.push_back(std::move(total));
   }
+  Plot plot{.title = "Memory"};
+  if (rows.empty()) return plot;
+  plot.height = height_of(rows, 30);
+  plot.script = bars(rows, {"predicted", "measured"}, "MiB");
+  plot.caption = "Sums over uses, each of the rank that has most of it.";
+  return plot;
+}
+
+Plot plot_step_times(const std::vector<NamedRun>& runs, const ReadOptions& options) {
+  std::vector<Bar> rows;
+  for (const auto& [name, run] : runs) {
+    const Estimate seconds = figures_of(*run, options).seconds;
+    if (seconds.n == 0) continue;
+    rows.push_back({.name = name,
+                    .value = {1e3 * seconds.median},
+                    .low = 1e3 * seconds.low,
+                    .high = 1e3 * seconds.high});
+  }
+  Plot plot{.title = "Step time"};
+  if (rows.empty()) return plot;
+  plot.height = height_of(rows, 30);
+  plot.script = bars(rows, {"median"}, "ms");
+  plot.caption = "Whiskers: 95 % interval, or least and greatest of fewer than six steps.";
+  return plot;
+}
+
+Plot plot_time_shares(const std::vector<NamedRun>& runs) {
+  std::array<std::string, time_groups.size()> data;
+  std::string tics;
+  std::size_t rows = 0;
+  for (const auto& [name, run] : runs) {
+    if (run->time.rows.empty()) continue;
+    double begin = 0;
+    for (std::size_t g = 0; g < time_groups.size(); ++g) {
+      const double end = begin + 100 * std::max(0.0, share_of(run->time, time_groups.at(g)));
+      data.at(g) +=
+          fmt::format("{:.4g} {:.4g} {} {} {}\n", begin, end, static_cast<double>(rows) - 0.36,
+                      static_cast<double>(rows) + 0.36, rows);
+      begin = end;
+    }
+    tics += fmt::format("{}{} {}", rows == 0 ? "" : ", ", gnuplot_text(name), rows);
+    ++rows;
+  }
+  Plot plot{.title = "Where time went"};
+  if (rows == 0) return plot;
+  std::string draws;
+  for (std::size_t g = 0; g < time_groups.size(); ++g) {
+    plot.script += block(fmt::format("group{}", g), data.at(g));
+    draws += fmt::format("{}$group{} using 2:5:1:2:3:4 with boxxyerror lc rgb '{}' title {}",
+                         g == 0 ? "" : ", ", g, color(g), gnuplot_text(time_groups.at(g)));
+  }
+  plot.script += fmt::format(
+      "set ytics scale 0 ({})\nset yrange [{}:-0.6] noreverse\nset xrange [0:100]\n"
+      "set xlabel \"% of the run\\n \"\nset style fill solid 1.0 noborder\n"
+      "set key outside bottom center horizontal reverse Left samplen 2\nplot {}\n",
+      tics, static_cast<double>(rows) - 0.4, draws);
+  plot.height = 130 + 26 * static_cast<int>(std::max<std::size_t>(rows, 2));
+  plot.caption = "Means over ranks, of the whole attempt. docs/timing.md defines the groups.";
+  return plot;
+}
+
+Plot plot_memory(const Run& run) {
+  std::vector<Bar> rows = memory_bars(run);
   std::sort(rows.begin(), rows.end(), [](const Bar& a, const Bar& b) { return a.value > b.value; });
   Plot plot{.title = "Memory"};
   if (rows.empty()) return plot;

@@ -11,6 +11,9 @@
 
 #include "trireme/core/json.hpp"
 
+#include "seal.hpp"
+#include "untrusted.hpp"
+
 namespace trireme::report {
 namespace {
 
@@ -53,6 +56,29 @@ std::string stream_name(int stream) {
   return i < names.size() ? names[i] : fmt::format("device queue {}", i - names.size());
 }
 
+/// Of all files of an attempt but its summary.
+json seals_of_files(const fs::path& attempt) {
+  json seals = json::object();
+  for (const auto& entry : fs::directory_iterator(attempt)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "summary.json" || !entry.is_regular_file()) continue;
+    seals[name] = seal_of(read_small_file(entry.path(), largest_record_file));
+  }
+  return seals;
+}
+
+/// A file that fails once is not written any more: others go on.
+template <class File, class Write>
+void write_to(std::unique_ptr<File>& file, const Write& write) {
+  if (!file) return;
+  try {
+    write(*file);
+  } catch (const Error&) {
+    file.reset();
+    throw;
+  }
+}
+
 std::string mebibytes(std::int64_t bytes) {
   return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20));
 }
@@ -62,21 +88,35 @@ std::string mebibytes(std::int64_t bytes) {
 RunRecord::RunRecord(const fs::path& run_folder, const ReportConfig& config)
     : folder_(make_attempt(run_folder)) {
   if (config.mllog) mllog_ = std::make_unique<MlLog>(folder_ / "mllog.txt", config);
-  if (config.tensorboard) events_ = std::make_unique<EventFile>(folder_);
+  if (!config.tensorboard) return;
+  events_ = std::make_unique<EventFile>(run_folder / "tensorboard",
+                                        attempt_number(folder_.filename().string()));
 }
 
 void RunRecord::write_run(json run) {
   run["format"] = record_format;
-  replace_file(folder_ / "run.json", json_text(run, 2) + "\n");
-  if (mllog_) mllog_->begin_run(run);
+  const std::string text = json_text(run, 2) + "\n";
+  replace_file(folder_ / "run.json", text);
+  seal_ = seal_of(seal_ + text);
+  write_to(mllog_, [&](MlLog& log) { log.begin_run(run); });
+  write_to(events_,
+           [&](EventFile& events) { events.start(run.value("first_step", std::int64_t{0}) + 1); });
 }
 
 void RunRecord::write_summary(json summary, bool whole) {
-  summary["format"] = record_format;
-  replace_file(folder_ / "summary.json", json_text(summary, 2) + "\n");
-  if (mllog_) {
-    mllog_->end_run(summary.value("steps", std::int64_t{0}), whole ? "success" : "aborted");
+  std::string fault;
+  try {
+    write_to(mllog_, [&](MlLog& log) {
+      log.end_run(summary.value("steps", std::int64_t{0}), whole ? "success" : "aborted");
+    });
+  } catch (const Error& error) {
+    fault = error.what();
+    summary.emplace("incomplete", fault);
   }
+  summary["format"] = record_format;
+  summary["seals"] = seals_of_files(folder_);
+  replace_file(folder_ / "summary.json", with_seal(json_text(summary, 2)) + "\n");
+  if (!fault.empty()) throw Error("{}", fault);
 }
 
 void RunRecord::write_step(const StepMetrics& metrics) {
@@ -91,25 +131,24 @@ void RunRecord::write_step(const StepMetrics& metrics) {
   if (metrics.mfu != 0) line["mfu"] = metrics.mfu;
   if (!metrics.skipped.empty()) line["skipped"] = metrics.skipped;
   append(line);
-  if (mllog_) mllog_->loss(metrics.step, metrics.loss);
-  if (!events_) return;
+  write_to(mllog_, [&](MlLog& log) { log.loss(metrics.step, metrics.loss); });
   Scalars scalars{{"train/loss", metrics.loss},
                   {"train/gradient_norm", metrics.gradient_norm},
                   {"train/learning_rate", metrics.learning_rate},
                   {"speed/seconds_per_step", metrics.seconds},
                   {"speed/tokens_per_second", metrics.tokens_per_second}};
   if (metrics.mfu != 0) scalars.emplace_back("speed/mfu", metrics.mfu);
-  events_->write(metrics.step, scalars);
+  write_to(events_, [&](EventFile& events) { events.write(metrics.step, scalars); });
 }
 
 void RunRecord::begin_evaluation(std::int64_t step) {
-  if (mllog_) mllog_->begin_evaluation(step);
+  write_to(mllog_, [&](MlLog& log) { log.begin_evaluation(step); });
 }
 
 void RunRecord::write_evaluation(std::int64_t step, double loss, std::int64_t tokens) {
   append({{"type", "evaluation"}, {"step", step}, {"loss", loss}, {"tokens", tokens}});
-  if (mllog_) mllog_->end_evaluation(step, loss);
-  if (events_) events_->write(step, {{"validation/loss", loss}});
+  write_to(mllog_, [&](MlLog& log) { log.end_evaluation(step, loss); });
+  write_to(events_, [&](EventFile& events) { events.write(step, {{"validation/loss", loss}}); });
 }
 
 void RunRecord::write_event(std::int64_t step, const std::string& event, const std::string& text) {
@@ -117,14 +156,19 @@ void RunRecord::write_event(std::int64_t step, const std::string& event, const s
 }
 
 // One write per line, so that a reader that follows the file sees whole lines, and a killed run
-// leaves them.
+// leaves them. Each line's seal covers the one before.
 void RunRecord::append(const json& line) {
+  if (cut_) return;
   const fs::path path = folder_ / "metrics.jsonl";
+  cut_ = true;
   if (metrics_.get() < 0) {
     metrics_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (metrics_.get() < 0) throw_file_error(path, "create", errno);
   }
-  write_all(metrics_, path, json_text(line) + "\n");
+  const std::string text = with_seal(json_text(line), seal_);
+  write_all(metrics_, path, text + "\n");
+  seal_ = seal_in(text);
+  cut_ = false;
 }
 
 void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank) {

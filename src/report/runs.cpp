@@ -1,7 +1,8 @@
-// Where runs are, how attempts become one run, and its figures.
+// Where runs are, and how attempts become one run.
 #include "trireme/report/runs.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -136,9 +137,35 @@ RunFacts facts_of(const json& run, const std::string& where) {
   }
   facts.flops_per_token = amount(run, "flops_per_token", where);
   const json& peak = object_at(run, "peak", where);
-  facts.peak = amount(peak, "operations_per_second", where);
+  facts.peak = facts.peak_at_start = amount(peak, "operations_per_second", where);
   facts.peak_kind = text_at(peak, "kind", where);
   return facts;
+}
+
+/// Sets run.facts.peak to the best that an attempt like the chosen one measured, at its start or at
+/// its end: a busy machine measures too little.
+void choose_peak(Run& run) {
+  for (const Attempt& attempt : run.attempts) {
+    const bool chosen = &attempt == &run.attempt();
+    if (!chosen && (attempt.step_class.empty() || attempt.step_class != run.attempt().step_class)) {
+      continue;
+    }
+    double at_end = 0;
+    if (attempt.summary.is_object() && attempt.summary.contains("peak")) {
+      const std::string where = (attempt.folder / "summary.json").string();
+      at_end = amount(object_at(attempt.summary, "peak", where), "at_end", where);
+    }
+    if (chosen) run.facts.peak_at_end = at_end;
+    const double at_start = chosen ? run.facts.peak_at_start : attempt.facts.peak_at_start;
+    run.facts.peak = std::max({run.facts.peak, at_start, at_end});
+  }
+  const double start = run.facts.peak_at_start, end = run.facts.peak_at_end;
+  if (end > 0 && std::abs(end - start) > 0.25 * start) {
+    run.notes.push_back(
+        fmt::format("the peak is {:.1f} GFLOP/s at the start and {:.1f} at the end: "
+                    "MFU is of the better one",
+                    start / 1e9, end / 1e9));
+  }
 }
 
 /// See Attempt::step_class.
@@ -230,6 +257,25 @@ void read_attempts(const fs::path& folder, Run& run) {
               twice->folder.string(), std::next(twice)->folder.string());
 }
 
+void add_changes(Run& run) {
+  constexpr std::size_t most = 10;
+  for (const Attempt& attempt : run.attempts) {
+    const auto text = [&](const std::string& what) {
+      return fmt::format("attempt {:04}: {}", attempt.number, what);
+    };
+    for (std::size_t i = 0; i < std::min(most, attempt.changes.size()); ++i) {
+      run.faults.push_back(text(attempt.changes[i]) + "; restore the file");
+    }
+    if (attempt.changes.size() > most) {
+      run.faults.push_back(text(fmt::format("{} more such", attempt.changes.size() - most)));
+    }
+    for (const std::string& missing : attempt.missing) run.notes.push_back(text(missing));
+    if (!attempt.sealed && !attempt.steps.empty()) {
+      run.notes.push_back(text("its record is not sealed (before format 3): edits are not found"));
+    }
+  }
+}
+
 /// Sets run.chosen; adds a note unless that is the last attempt with steps.
 void choose_attempt(Run& run, const ReadOptions& options) {
   std::map<std::string, std::size_t> tried;  // counted steps by class
@@ -289,6 +335,7 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   try {
     read_attempts(folder, run);
+    add_changes(run);
     for (Attempt& attempt : run.attempts) {
       merge(attempt, run);
       if (attempt.steps.empty() || !attempt.run.is_object()) continue;
@@ -302,6 +349,7 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
                   run.attempt().folder.string());
     }
     run.facts = facts_of(run.attempt().run, (run.attempt().folder / "run.json").string());
+    choose_peak(run);
     run.ranks = accounts_of(run.attempt());
     run.time = time_of(run.attempt());
     if (!adds_up(run.time)) {
@@ -311,62 +359,11 @@ Run read_run(const fs::path& folder, const ReadOptions& options) {
   } catch (const std::exception& error) {
     run.faults.emplace_back(error.what());
   }
+  run.incomplete = plain_text(run.incomplete);
   for (auto* lines : {&run.faults, &run.notes}) {
     for (std::string& line : *lines) line = plain_text(line);
   }
   return run;
-}
-
-std::vector<const RecordedStep*> counted_steps(const Run& run, const ReadOptions& options) {
-  std::map<int, std::int64_t> warm_up;  // of the attempts that count, by number
-  for (const Attempt& attempt : run.attempts) {
-    const bool chosen = &attempt == &run.attempt();
-    if (!chosen && (attempt.step_class.empty() || attempt.step_class != run.attempt().step_class)) {
-      continue;
-    }
-    warm_up[attempt.number] = options.warm_up_of(static_cast<std::int64_t>(attempt.steps.size()));
-  }
-  std::vector<const RecordedStep*> counted;
-  for (const RecordedStep& step : run.steps) {
-    const auto found = warm_up.find(step.attempt);
-    if (found == warm_up.end() || step.place <= found->second || !step.skipped.empty()) continue;
-    counted.push_back(&step);
-  }
-  return counted;
-}
-
-std::map<std::string, Volume> mean_volumes(const Run& run) {
-  std::map<std::string, Volume> means;
-  const auto ranks = static_cast<double>(run.ranks.size());
-  for (const RankAccount& rank : run.ranks) {
-    for (const auto& [name, volume] : rank.communication) {
-      means[name].bytes += volume.bytes / ranks;
-      means[name].least += volume.least / ranks;
-      means[name].seconds += volume.seconds / ranks;
-    }
-  }
-  return means;
-}
-
-Figures figures_of(const Run& run, const ReadOptions& options) {
-  Figures figures;
-  const auto tokens = static_cast<double>(run.facts.batch * run.facts.sequence);
-  std::vector<double> seconds, speeds, shares;
-  for (const RecordedStep* step : counted_steps(run, options)) {
-    seconds.push_back(step->seconds);
-    speeds.push_back(tokens / step->seconds);
-    if (run.facts.peak > 0) {
-      shares.push_back(speeds.back() * run.facts.flops_per_token / run.facts.peak);
-    }
-  }
-  figures.left_out = static_cast<std::int64_t>(run.steps.size() - seconds.size());
-  figures.seconds = estimate(std::move(seconds));
-  figures.tokens_per_second = estimate(std::move(speeds));
-  figures.mfu = estimate(std::move(shares));
-  constexpr double none = std::numeric_limits<double>::quiet_NaN();
-  figures.loss = run.steps.empty() ? none : run.steps.back().loss;
-  figures.validation_loss = run.evaluations.empty() ? none : run.evaluations.back().loss;
-  return figures;
 }
 
 }  // namespace trireme::report

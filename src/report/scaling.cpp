@@ -38,21 +38,26 @@ Estimate over_repeats(const std::vector<const Measured*>& repeats) {
 Estimate efficiency_of(const ScalingPoint& point, const ScalingPoint& first) {
   const Estimate &own = point.tokens_per_second, &base = first.tokens_per_second;
   const double ranks = static_cast<double>(first.ranks) / point.ranks;
+  const bool itself = point.runs == first.runs;
   Estimate result{.n = std::min(own.n, base.n), .median = ranks * own.median / base.median};
-  result.low = &point == &first ? 1 : ranks * own.low / base.high;
-  result.high = &point == &first ? 1 : ranks * own.high / base.low;
+  result.low = itself ? 1 : ranks * own.low / base.high;
+  result.high = itself ? 1 : ranks * own.high / base.low;
   return result;
 }
 
-/// Points by ranks; of several layouts or micro-batches at one number of ranks the fastest.
-std::vector<ScalingPoint> points_of(const std::vector<const Measured*>& runs, bool& chosen) {
-  // On another number of nodes the same layout is another configuration, not a repeat.
-  std::map<std::tuple<int, Degrees, std::int64_t, int>, std::vector<const Measured*>> repeats;
+using Runs = std::vector<const Measured*>;
+
+/// A point of each configuration, by ranks. On another number of nodes the same layout is another
+/// configuration, not a repeat.
+std::vector<ScalingPoint> configurations(const Runs& runs) {
+  std::map<std::tuple<int, std::string, Degrees, std::int64_t, int, std::string>, Runs> repeats;
   for (const Measured* each : runs) {
     const RunFacts& facts = each->run->facts;
-    repeats[{facts.ranks, degrees_of(*each->run), facts.micro_batch, facts.nodes}].push_back(each);
+    repeats[{facts.ranks, each->run->label, degrees_of(*each->run), facts.micro_batch, facts.nodes,
+             fingerprint(*each->run)}]
+        .push_back(each);
   }
-  std::map<int, ScalingPoint> fastest;
+  std::vector<ScalingPoint> points;
   for (const auto& [key, same] : repeats) {
     const RunFacts& facts = same.front()->run->facts;
     ScalingPoint point{.ranks = facts.ranks,
@@ -61,16 +66,46 @@ std::vector<ScalingPoint> points_of(const std::vector<const Measured*>& runs, bo
                        .nodes = facts.nodes,
                        .tokens_per_second = over_repeats(same)};
     for (const Measured* each : same) point.runs.push_back(each->run);
-    const auto found = fastest.find(facts.ranks);
+    points.push_back(std::move(point));
+  }
+  return points;
+}
+
+bool faster(const ScalingPoint& a, const ScalingPoint& b) {
+  return a.tokens_per_second.median > b.tokens_per_second.median;
+}
+
+/// What efficiency is against: the fastest point on the fewest ranks.
+const ScalingPoint& reference_of(const std::vector<ScalingPoint>& points) {
+  const auto first = std::min_element(
+      points.begin(), points.end(), [](const ScalingPoint& a, const ScalingPoint& b) {
+        return a.ranks != b.ranks ? a.ranks < b.ranks : faster(a, b);
+      });
+  return *first;
+}
+
+void set_efficiency(const ScalingPoint& reference, ScalingPoint& point) {
+  point.efficiency = efficiency_of(point, reference);
+  if (point.runs == reference.runs) return;
+  point.reference = fmt::format("{} on {} rank{}", reference.name(), reference.ranks,
+                                reference.ranks == 1 ? "" : "s");
+}
+
+/// Points by ranks; of several layouts or micro-batches at one number of ranks the fastest.
+std::vector<ScalingPoint> points_of(const Runs& runs, const ScalingPoint& reference, bool& chosen) {
+  std::map<int, ScalingPoint> fastest;
+  for (ScalingPoint& point : configurations(runs)) {
+    const auto found = fastest.find(point.ranks);
     if (found != fastest.end()) chosen = true;
-    if (found == fastest.end() ||
-        found->second.tokens_per_second.median < point.tokens_per_second.median) {
-      fastest[facts.ranks] = std::move(point);
+    if (found == fastest.end() || faster(point, found->second)) {
+      fastest[point.ranks] = std::move(point);
     }
   }
   std::vector<ScalingPoint> points;
-  for (auto& [ranks, point] : fastest) points.push_back(std::move(point));
-  for (ScalingPoint& point : points) point.efficiency = efficiency_of(point, points.front());
+  for (auto& [ranks, point] : fastest) {
+    set_efficiency(reference, point);
+    points.push_back(std::move(point));
+  }
   return points;
 }
 
@@ -102,13 +137,20 @@ void add_notes(bool chosen, ScalingLine& line) {
   }
 }
 
-void add_line(ScalingKind kind, const std::string& label, const std::vector<const Measured*>& runs,
+/// Runs of one work, and what their efficiency is against.
+struct Group {
+  ScalingKind kind;
+  std::string work;
+  ScalingPoint reference;
+};
+
+void add_line(const Group& group, const std::string& label, const Runs& runs,
               std::vector<ScalingLine>& lines) {
   bool chosen = false;
-  ScalingLine line{.kind = kind,
+  ScalingLine line{.kind = group.kind,
                    .fingerprint = fingerprint(*runs.front()->run),
-                   .label = label,
-                   .points = points_of(runs, chosen)};
+                   .label = group.work + "; " + label,
+                   .points = points_of(runs, group.reference, chosen)};
   if (line.points.size() < 2) return;
   add_notes(chosen, line);
   lines.push_back(std::move(line));
@@ -131,35 +173,12 @@ std::string label_of(const AxisOf& grows, const RunFacts& facts) {
   return fmt::format("{} grows; {} held", grows.name, held);
 }
 
-/// All lines of runs that are alike but for their degrees.
-void add_lines(ScalingKind kind, const std::string& work, const std::vector<const Measured*>& runs,
-               std::vector<ScalingLine>& lines) {
-  const std::size_t before = lines.size();
-  for (const AxisOf& axis : axes) {
-    std::map<std::vector<int>, std::vector<const Measured*>> held;
-    for (const Measured* each : runs) {
-      std::vector<int> others;
-      for (const AxisOf& other : axes) {
-        if (other.degree != axis.degree) others.push_back(each->run->facts.*other.degree);
-      }
-      held[others].push_back(each);
-    }
-    for (const auto& [others, same] : held) {
-      add_line(kind, work + "; " + label_of(axis, same.front()->run->facts), same, lines);
-    }
-  }
-  std::set<int> ranks;
-  std::set<Degrees> layouts;
-  for (const Measured* each : runs) {
-    ranks.insert(each->run->facts.ranks);
-    layouts.insert(degrees_of(*each->run));
-  }
-  const bool covered =
-      std::any_of(lines.begin() + static_cast<std::ptrdiff_t>(before), lines.end(),
-                  [&](const ScalingLine& line) { return line.points.size() == layouts.size(); });
-  if (covered || ranks.size() < 2) return;
+/// One line over all runs where layouts change from point to point, unless one of `lines` from
+/// number `before` on is the same.
+void add_fastest(const Group& group, const Runs& runs, std::size_t before,
+                 std::vector<ScalingLine>& lines) {
   std::vector<ScalingLine> fastest;
-  add_line(kind, work + "; the fastest layout at each number of ranks", runs, fastest);
+  add_line(group, "the fastest layout at each number of ranks", runs, fastest);
   if (fastest.empty()) return;
   const auto runs_of = [](const ScalingLine& line) {
     std::set<const Run*> on;
@@ -173,6 +192,65 @@ void add_lines(ScalingKind kind, const std::string& work, const std::vector<cons
   fastest.front().notes.insert(fastest.front().notes.begin(),
                                "unlike: the layout changes along the line");
   lines.push_back(std::move(fastest.front()));
+}
+
+/// All lines of runs that are alike but for their degrees.
+void add_lines(const Group& group, const Runs& runs, std::vector<ScalingLine>& lines) {
+  const std::size_t before = lines.size();
+  for (const AxisOf& axis : axes) {
+    std::map<std::vector<int>, Runs> held;
+    for (const Measured* each : runs) {
+      std::vector<int> others;
+      for (const AxisOf& other : axes) {
+        if (other.degree != axis.degree) others.push_back(each->run->facts.*other.degree);
+      }
+      held[others].push_back(each);
+    }
+    for (const auto& [others, same] : held) {
+      add_line(group, label_of(axis, same.front()->run->facts), same, lines);
+    }
+  }
+  std::set<Degrees> layouts;
+  for (const Measured* each : runs) layouts.insert(degrees_of(*each->run));
+  const bool covered =
+      std::any_of(lines.begin() + static_cast<std::ptrdiff_t>(before), lines.end(),
+                  [&](const ScalingLine& line) { return line.points.size() == layouts.size(); });
+  if (!covered) add_fastest(group, runs, before, lines);
+}
+
+/// Lines of the layouts of a study.
+void add_study(const Group& group, const Runs& runs, std::vector<ScalingLine>& lines) {
+  const std::size_t before = lines.size();
+  std::map<std::string, Runs> by_label;
+  for (const Measured* each : runs) by_label[each->run->label].push_back(each);
+  for (const auto& [label, same] : by_label) add_line(group, label, same, lines);
+  if (by_label.size() > 1) add_fastest(group, runs, before, lines);
+}
+
+/// What runs of the same work have in common, and their batch.
+using Work = std::tuple<ScalingKind, std::string, double>;
+
+std::map<Work, Runs> by_work(const std::vector<Measured>& runs) {
+  std::map<Work, Runs> groups;
+  for (const Measured& each : runs) {
+    if (!each.run->incomplete.empty()) continue;
+    const RunFacts& facts = each.run->facts;
+    json work = essentials(*each.run);
+    for (const char* section : {"parallel", "zero", "comm"}) work.erase(section);
+    const auto batch = static_cast<double>(facts.batch);
+    groups[{ScalingKind::strong, work.dump(), batch}].push_back(&each);
+    // As a fraction, so that 3 sequences on 2 ranks are no whole number of them.
+    groups[{ScalingKind::weak, work.dump(), batch / facts.ranks}].push_back(&each);
+  }
+  return groups;
+}
+
+Group group_of(const Work& work, const Runs& runs) {
+  const auto& [kind, key, batch] = work;
+  const bool strong = kind == ScalingKind::strong;
+  return {.kind = kind,
+          .work = fmt::format("batch {:.4g}{}", batch, strong ? "" : " per rank"),
+          .reference = reference_of(configurations(runs))};
 }
 
 void flatten(const json& value, const std::string& key, std::map<std::string, json>& flat) {
@@ -223,10 +301,15 @@ std::string fingerprint(const Run& run) {
   return fmt::format("{:08x}", crc32c(essentials(run).dump()));
 }
 
+std::map<std::string, json> flattened(const json& value) {
+  std::map<std::string, json> flat;
+  flatten(value, "", flat);
+  return flat;
+}
+
 std::vector<std::string> differences(const Run& a, const Run& b) {
-  std::map<std::string, json> one, other;
-  flatten(essentials(a), "", one);
-  flatten(essentials(b), "", other);
+  const std::map<std::string, json> one = flattened(essentials(a)),
+                                    other = flattened(essentials(b));
   std::vector<std::string> keys;
   for (const auto& [key, value] : one) {
     const auto found = other.find(key);
@@ -239,24 +322,42 @@ std::vector<std::string> differences(const Run& a, const Run& b) {
   return keys;
 }
 
+std::string ScalingPoint::name() const {
+  std::string label;
+  for (const Run* run : runs) {
+    if (run->label.empty() || (!label.empty() && run->label != label)) return layout;
+    label = run->label;
+  }
+  return label.empty() ? layout : label;
+}
+
 std::vector<ScalingLine> scaling_lines(const std::vector<Measured>& runs) {
   std::vector<ScalingLine> lines;
-  // Weak: work per rank as a fraction, so that 3 sequences on 2 ranks are no whole number of them.
-  std::map<std::pair<std::string, std::int64_t>, std::vector<const Measured*>> strong;
-  std::map<std::pair<std::string, double>, std::vector<const Measured*>> weak;
-  for (const Measured& each : runs) {
-    const RunFacts& facts = each.run->facts;
-    const std::string key = fingerprint(*each.run);
-    strong[{key, facts.batch}].push_back(&each);
-    weak[{key, static_cast<double>(facts.batch) / facts.ranks}].push_back(&each);
-  }
-  for (const auto& [key, same] : strong) {
-    add_lines(ScalingKind::strong, fmt::format("batch {}", key.second), same, lines);
-  }
-  for (const auto& [key, same] : weak) {
-    add_lines(ScalingKind::weak, fmt::format("batch {:.4g} per rank", key.second), same, lines);
+  for (const auto& [work, same] : by_work(runs)) {
+    const Group group = group_of(work, same);
+    const bool study = std::none_of(same.begin(), same.end(),
+                                    [](const Measured* each) { return each->run->label.empty(); });
+    if (study) {
+      add_study(group, same, lines);
+      continue;
+    }
+    std::map<std::string, Runs> alike;
+    for (const Measured* each : same) alike[fingerprint(*each->run)].push_back(each);
+    for (const auto& [key, runs_of_group] : alike) add_lines(group, runs_of_group, lines);
   }
   return lines;
+}
+
+std::vector<WorkGroup> work_groups(const std::vector<Measured>& runs) {
+  std::vector<WorkGroup> groups;
+  for (const auto& [work, same] : by_work(runs)) {
+    const Group group = group_of(work, same);
+    WorkGroup found{.kind = group.kind, .work = group.work, .points = configurations(same)};
+    if (found.points.size() < 2) continue;
+    for (ScalingPoint& point : found.points) set_efficiency(group.reference, point);
+    groups.push_back(std::move(found));
+  }
+  return groups;
 }
 
 }  // namespace trireme::report

@@ -50,8 +50,8 @@ void append_bytes(std::string& text, unsigned field, std::string_view bytes) {
 }
 
 // message Event: double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary
-// = 5. message Summary: repeated Value value = 1. message Value: string tag = 1; float simple_value
-// = 2.
+// = 5; SessionLog session_log = 7. message SessionLog: enum status = 1 (1: START). message Summary:
+// repeated Value value = 1. message Value: string tag = 1; float simple_value = 2.
 std::string event_at(double wall_time) {
   std::string event;
   append_key(event, 1, Wire::fixed64);
@@ -63,12 +63,20 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::filesystem::path new_name(const std::filesystem::path& folder) {
+std::filesystem::path new_name(const std::filesystem::path& folder, int attempt) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw_file_error(folder, "create", error.value());
   utsname system{};
   uname(&system);
-  return folder / fmt::format("events.out.tfevents.{}.{}.{}",
+  return folder / fmt::format("events.out.tfevents.{:04}.{}.{}.{}", attempt,
                               static_cast<std::int64_t>(seconds_since_1970()), system.nodename,
                               ::getpid());
+}
+
+void append_step(std::string& event, std::int64_t step) {
+  append_key(event, 2, Wire::varint);
+  append_varint(event, static_cast<std::uint64_t>(step));
 }
 
 }  // namespace
@@ -104,8 +112,7 @@ std::string scalar_event(double wall_time, std::int64_t step, const Scalars& sca
     append_bytes(summary, 1, value);
   }
   std::string event = event_at(wall_time);
-  append_key(event, 2, Wire::varint);
-  append_varint(event, static_cast<std::uint64_t>(step));
+  append_step(event, step);
   append_bytes(event, 5, summary);
   return event;
 }
@@ -116,11 +123,25 @@ std::string version_event(double wall_time) {
   return event;
 }
 
-EventFile::EventFile(const std::filesystem::path& folder)
-    : path_(new_name(folder)),
+std::string start_event(double wall_time, std::int64_t step) {
+  std::string session;
+  append_key(session, 1, Wire::varint);
+  append_varint(session, 1);
+  std::string event = event_at(wall_time);
+  append_step(event, step);
+  append_bytes(event, 7, session);
+  return event;
+}
+
+EventFile::EventFile(const std::filesystem::path& folder, int attempt)
+    : path_(new_name(folder, attempt)),
       file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
   if (file_.get() < 0) throw_file_error(path_, "create", errno);
   write_all(file_, path_, tfrecord(version_event(seconds_since_1970())));
+}
+
+void EventFile::start(std::int64_t step) {
+  write_all(file_, path_, tfrecord(start_event(seconds_since_1970(), step)));
 }
 
 void EventFile::write(std::int64_t step, const Scalars& scalars) {

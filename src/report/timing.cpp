@@ -56,6 +56,7 @@ const std::map<std::string_view, Place>& places() {
       {"checkpoint", {"checkpoint"}},
       {"work", {"checkpoint"}},  // of a server: it saves or loads
       {"check placement", {other}},
+      {"measure peak", {other}},
       {"hand out work", {other}},
       {"leave", {other}},
       {"end", {other}}};

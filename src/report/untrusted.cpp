@@ -70,6 +70,10 @@ double number_at(const json& object, const char* key, const std::string& where) 
   throw Error("{}: {} is no number; restore the file", where, key);
 }
 
+double optional_number_at(const json& object, const char* key, const std::string& where) {
+  return object.contains(key) ? number_at(object, key, where) : 0;
+}
+
 std::int64_t integer_at(const json& object, const char* key, const std::string& where) {
   const double value = number_at(object, key, where);
   if (value != std::floor(value) || std::abs(value) > 9e15) {

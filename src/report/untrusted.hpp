@@ -9,11 +9,16 @@
 
 namespace trireme::report {
 
+/// Bytes of a file of a record, at most.
+constexpr std::int64_t largest_record_file = std::int64_t{1} << 30;
+
 // Values. All functions throw Error "<where>: <key> …; restore the file" where the key is missing
 // or of another kind.
 
 /// "nan", "inf" and "-inf" are numbers too (core/json.hpp).
 double number_at(const nlohmann::json& object, const char* key, const std::string& where);
+/// 0 where there is no such key.
+double optional_number_at(const nlohmann::json& object, const char* key, const std::string& where);
 /// Whole and below 9e15.
 std::int64_t integer_at(const nlohmann::json& object, const char* key, const std::string& where);
 std::string text_at(const nlohmann::json& object, const char* key, const std::string& where);

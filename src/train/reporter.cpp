@@ -86,10 +86,15 @@ void RunReporter::record(const std::function<void(report::RunRecord&)>& write) {
   try {
     write(*record_);
   } catch (const Error& error) {  // reported once, and ends nothing
-    if (std::exchange(record_fails_, true)) return;
-    warn(fmt::format("{}; training continues, and its record lacks lines from here on",
+    if (!record_fault_.empty()) return;
+    record_fault_ = error.what();
+    warn(fmt::format("{}; the run continues, and its record is incomplete from here on",
                      error.what()));
   }
+}
+
+void RunReporter::write_trace(const report::Trace& trace) {
+  record([&](report::RunRecord& run) { run.write_trace(trace.spans_by_rank); });
 }
 
 void RunReporter::begin(const RunStart& start, const Environment& environment,
@@ -117,7 +122,7 @@ void RunReporter::begin(const RunStart& start, const Environment& environment,
   run["predicted_memory"] = start.predicted_memory;
   run["first_step"] = start.step;
   run["cores_shared"] = environment.shared_cores;
-  record_->write_run(run);
+  record([&](report::RunRecord& record) { record.write_run(run); });
   print(fmt::format("trireme {}: {} parameters, {} layers × {} wide, sequence {}, vocabulary {}",
                     TRIREME_VERSION, parameters, model.layers, model.width, model.sequence,
                     model.vocabulary));
@@ -134,6 +139,15 @@ void RunReporter::step(report::StepMetrics metrics, bool notable) {
   const auto tokens = static_cast<double>(config.train.batch * config.model.sequence);
   metrics.tokens_per_second = tokens / metrics.seconds;
   if (peak_ > 0) metrics.mfu = metrics.tokens_per_second * job_.model.flops_per_token() / peak_;
+  if (metrics.mfu > 1) {  // impossible
+    if (!std::exchange(peak_too_low_, true)) {
+      warn(
+          fmt::format("step {}: MFU {:.0f} % is impossible, the {} peak of {:.1f} GFLOP/s is too "
+                      "low; such steps have no MFU",
+                      metrics.step, 100 * metrics.mfu, kind_of_peak(config), peak_ / 1e9));
+    }
+    metrics.mfu = 0;
+  }
   seconds_.push_back(metrics.seconds);
   last_ = metrics;
   record([&](report::RunRecord& run) { run.write_step(metrics); });
@@ -222,8 +236,15 @@ void RunReporter::finish(RunSummary summary) {
                       {"ranks", summary.ranks},
                       {"resident_peak", summary.resident},
                       {"figure_of_merit", speed}};
+  if (summary.peak > 0) {
+    json["peak"] = {{"at_start", peak_},
+                    {"at_end", summary.peak},
+                    {"operations_per_second", std::max(peak_, summary.peak)}};
+  }
   if (summary.extra.is_object()) json.update(summary.extra);
-  record_->write_summary(json, step == config.train.steps);
+  if (!record_fault_.empty()) json["incomplete"] = record_fault_;
+  record(
+      [&](report::RunRecord& record) { record.write_summary(json, step == config.train.steps); });
   if (!progress_) return;
   print_tables(summary, communication, speed);
   if (!stopped_.empty()) print(stopped_);
@@ -249,16 +270,30 @@ void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& 
   }
   for (const std::string& line : summary.lines) print(line);
   const bool predicted = report::as_predicted(summary.memory), finite = std::isfinite(last_.loss);
-  if (speed > 0 && peak_ > 0 && predicted && finite) {
-    print(fmt::format("MFU {:.1f} % of the {} {} peak of {:.1f} GFLOP/s",
-                      100 * speed * job_.model.flops_per_token() / peak_, kind_of_peak(job_.config),
-                      job_.config.precision.compute, peak_ / 1e9));
-  }
+  if (predicted && finite) print_mfu(speed, summary.peak);
   print("record: " + record_->folder().string());
   if (speed <= 0) return;
   if (!predicted) print("no figure of merit: memory measured is not what was predicted (! above)");
   if (!finite) print("no figure of merit: the last loss is not finite");
   print(report::figure_of_merit(predicted && finite ? speed : 0));
+}
+
+void RunReporter::print_mfu(double speed, double peak_at_end) {
+  const double peak = std::max(peak_, peak_at_end);
+  if (speed <= 0 || peak <= 0) return;
+  const std::string kind =
+      fmt::format("{} {}", kind_of_peak(job_.config), job_.config.precision.compute);
+  const std::string both =
+      peak_at_end > 0
+          ? fmt::format(" ({:.1f} at the start, {:.1f} at the end)", peak_ / 1e9, peak_at_end / 1e9)
+          : "";
+  const double mfu = 100 * speed * job_.model.flops_per_token() / peak;
+  if (mfu > 100) {
+    return print(fmt::format("no MFU: {:.1f} % of the {} peak of {:.1f} GFLOP/s{} is impossible",
+                             mfu, kind, peak / 1e9, both));
+  }
+  print(
+      fmt::format("MFU {:.1f} % of the {} peak of {:.1f} GFLOP/s{}", mfu, kind, peak / 1e9, both));
 }
 
 }  // namespace trireme::train

@@ -136,17 +136,26 @@ nlohmann::json Trainer::account() const {
   return account;
 }
 
+// The machine may have been busy when the peak was measured first.
+double Trainer::peak_at_end() {
+  if (job_.config.train.peak != "measured" || reporter_.steps() == 0) return 0;
+  const Section section(job_.recorder, "measure peak");
+  return agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
+}
+
 void Trainer::finish(Ending ending) {
   const comm::Watchdog::Pause unwatched(job_.watchdog);
   replica_.wait();  // the last update, which the trace should hold
   account_.count_traffic();
   method_.close();
+  const double peak = peak_at_end();
   Closing closing = close_job(method_.everyone(), job_.recorder, account(), ending);
   RunSummary summary{.ranks = std::move(closing.ranks),
                      .sections = std::move(closing.sections),
                      .memory = report::gather_memory(job_.ledger, predicted_.bytes, grid_.world(),
                                                      predicted_.in_part),
-                     .resident = closing.resident};
+                     .resident = closing.resident,
+                     .peak = peak};
   for (const report::MemoryRow& row : memory_of(summary.ranks)) summary.memory.push_back(row);
   const parallel::StageMemory& arenas = replica_.engine().memory();
   const report::MemoryRow stash =

@@ -40,8 +40,10 @@ rm study/cut/attempts/0001/summary.json
 report study --shared-cores --csv r.csv --json r.json --benchmark b.json
 [ "$code" -eq 0 ] && [ ! -s err ] || fail "report: exit code $code"
 has '^study/one .* 1   1   1 \|'
-has '^INVALID study/cut$'
-has 'incomplete: there is no summary.json'
+has '^study/cut .* \(incomplete\)$'
+has '^INCOMPLETE study/cut$'
+has 'there is no summary.json: it is still running, or it was killed'
+has '^study/cut,incomplete,' r.csv
 has '^strong scaling, batch 8; '
 has 'Medians over steps'
 [ "$(wc -l <r.csv)" -eq 6 ] || fail "r.csv has $(wc -l <r.csv) lines"
@@ -102,7 +104,6 @@ refuses() {  # refuses CODE LINE ARGUMENTS...
 }
 refuses 1 "nowhere: is no folder; name a run folder, an attempt or a folder of runs" nowhere
 refuses 1 "data: holds no run; name a run folder, an attempt or a folder of runs" data
-refuses 1 "report: none of 1 runs is valid; the reasons are above" study/cut
 refuses 2 "report: --csv and --html both name ./same; name two files" study --csv same --html ./same
 # The text is printed first; files that are not regular are not replaced.
 report study --shared-cores --json none/r.json
@@ -138,6 +139,11 @@ has '^trireme: error: none.html: gnuplot is not here' err
 report flipped --shared-cores
 has '^ +attempt 0001: failed after step 5: .*replicas of .* differ'
 has 'faults were made on purpose: train.inject'
+# What was edited is found, and named.
+sed -i '5s/"loss":[0-9]/"loss":7/' study/one/attempts/0001/metrics.jsonl
+refuses 1 "report: none of 1 runs is valid; the reasons are above" study/one
+has '^ +attempt 0001: run.json or metrics.jsonl:5 is not as it was written|^ +attempt 0001: metrics.jsonl:5 is not as it was written'
+has '^ +attempt 0001: metrics.jsonl is not as it was written'
 sed -i '3s/.*/{"type":/' study/one/attempts/0001/metrics.jsonl
 report study/one
 has 'metrics.jsonl:3: is not valid JSON'

@@ -74,6 +74,21 @@ run --mode strong --ranks 1,2 --repeats 1 --steps 3 --output study
 grep -c 'broken-1 *failed  trireme: error: step 2' out >/dev/null || fail "why it failed is not reported"
 grep -c 'never-1 *impossible  trireme: error: .*schedule' out >/dev/null || fail "why it is impossible is not reported"
 grep -Ec '^tensor2 +2 +1 +[0-9.]+ ' out >/dev/null || fail "no table"
+# Efficiency is the report's, and the table names what it is against.
+grep -c '^tokens/s: median over repeats; efficiency: per rank, against data on 1 rank$' out >/dev/null || fail "no reference"
+python3 -B - out <<'END' || fail "another efficiency than the report's"
+import json, sys
+works = [work for work in json.load(open("study/report.json"))["works"] if work["kind"] == "strong"]
+points = {(point["name"], point["ranks"]): point for point in works[0]["points"]}
+rows = [line.split() for line in open(sys.argv[1]) if line.startswith(("data ", "tensor2 "))]
+assert len(works) == 1 and len(rows) == len(points) == 3, (works, rows)
+for name, ranks, *_, shown in rows:
+    assert shown == "%.1f%%" % (100 * points[name, int(ranks)]["efficiency"]["median"]), (name, shown)
+one, two = points["data", 1], points["tensor2", 2]
+assert one["efficiency"]["median"] == 1 and one["reference"] == ""
+per_rank = two["tokens_per_second"]["median"] / 2 / one["tokens_per_second"]["median"]
+assert abs(two["efficiency"]["median"] - per_rank) < 1e-12
+END
 [ "$(find study/runs -name summary.json | wc -l)" -eq 3 ] && [ "$(find study/failed -name output.txt | wc -l)" -eq 2 ] || fail "records"
 
 # No point runs twice, except the one that was running when the study was killed.

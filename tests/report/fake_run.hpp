@@ -91,14 +91,15 @@ struct FakeRun {
   std::string metrics() const {
     std::string text;
     for (std::int64_t i = 0; i < steps; ++i) {
-      const nlohmann::json line{{"type", "step"},
-                                {"step", first + i},
-                                {"tokens", (first + i) * batch * 64},
-                                {"loss", loss},
-                                {"gradient_norm", 1.0},
-                                {"learning_rate", 1e-3},
-                                {"seconds", seconds_of(i)},
-                                {"tokens_per_second", 1.0}};
+      const nlohmann::json line{
+          {"type", "step"},
+          {"step", first + i},
+          {"tokens", (first + i) * batch * 64},
+          {"loss", loss},
+          {"gradient_norm", 1.0},
+          {"learning_rate", 1e-3},
+          {"seconds", seconds_of(i)},
+          {"tokens_per_second", static_cast<double>(batch * 64) / seconds_of(i)}};
       text += line.dump() + "\n";
     }
     const nlohmann::json line{

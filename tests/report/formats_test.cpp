@@ -238,7 +238,8 @@ TEST(TensorBoard, EventsMatchTheReferenceFile) {
       tfrecord(version_event(1700000000.5)) +
       tfrecord(scalar_event(1700000001.25, 1, {{"train/loss", 5.5}})) +
       tfrecord(scalar_event(1700000002.0, 300,
-                            {{"train/loss", 0.1}, {"speed/tokens_per_second", 123456.7}}));
+                            {{"train/loss", 0.1}, {"speed/tokens_per_second", 123456.7}})) +
+      tfrecord(start_event(1700000003.0, 201));
   const fs::path golden = fs::path(TRIREME_SOURCE_DIR) / "tests/report/golden/events.bin";
   EXPECT_EQ(made, trireme::test::read_text(golden));
 }
@@ -256,14 +257,26 @@ TEST_F(FormatsTest, ARecordWritesTheConfiguredFormats) {
       const std::string file = entry.path().filename();
       found.insert(file.substr(0, std::string("events.out.tfevents").size()));
     }
+    for (const auto& entry : fs::directory_iterator(scratch_ / name)) {
+      found.insert(entry.path().filename());
+    }
     return found;
   };
-  const std::set<std::string> always = {"run.json", "metrics.jsonl", "summary.json"};
+  const std::set<std::string> always = {"run.json", "metrics.jsonl", "summary.json", "attempts"};
   auto all = always;
-  all.insert({"mllog.txt", "events.out.tfevents"});
+  all.insert({"mllog.txt", "tensorboard"});
   EXPECT_EQ(files({}, "all"), all);
   EXPECT_EQ(files({.tensorboard = false, .mllog = false}, "none"), always);
   EXPECT_THAT(complaints(lines_of(scratch_ / "all/attempts/0001/mllog.txt")), testing::IsEmpty());
+  // Event files of all attempts are in one folder, in the order of their names.
+  files({}, "all");
+  std::vector<std::string> events;
+  for (const auto& entry : fs::directory_iterator(scratch_ / "all/tensorboard")) {
+    events.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(events,
+              testing::UnorderedElementsAre(testing::StartsWith("events.out.tfevents.0001."),
+                                            testing::StartsWith("events.out.tfevents.0002.")));
   const json run = json::parse(trireme::test::read_text(scratch_ / "all/attempts/0001/run.json"));
   EXPECT_EQ(run.at("format"), record_format);
 }

@@ -73,7 +73,7 @@ class PageTest : public testing::Test {
         {"data",
          {{"bytes_per_step", 2e6}, {"least_bytes_per_step", 1.9e6}, {"seconds_per_step", 0.01}}}};
     write_trace(two.write(scratch_ / "study/two") / "attempts/0001");
-    (void)FakeRun{.whole = false}.write(scratch_ / "study/cut");
+    (void)FakeRun{.cores_shared = "2 ranks on 1 core"}.write(scratch_ / "study/cut");
     return make_report({(scratch_ / "study").string()}, {});
   }
   /// Four steps of 10 ms on two ranks.
@@ -109,7 +109,7 @@ TEST_F(PageTest, TextShowsFiguresAndReasons) {
   EXPECT_THAT(text, HasSubstr("strong scaling, batch 8; data grows; tensor 1, pipeline 1 held"));
   EXPECT_THAT(text, HasSubstr("100 (the reference)"));
   EXPECT_THAT(text, HasSubstr("INVALID " + (scratch_ / "study/cut").string()));
-  EXPECT_THAT(text, HasSubstr("incomplete"));
+  EXPECT_THAT(text, HasSubstr("ranks share cores: 2 ranks on 1 core"));
   EXPECT_THAT(text, HasSubstr("nonparametric 95 % interval"));
 }
 
@@ -183,12 +183,56 @@ TEST_F(PageTest, HtmlIsSelfContained) {
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   EXPECT_EQ(ids.size(), all);
   EXPECT_THAT(page, HasSubstr("one &lt;&amp;&gt; &quot;quoted&quot;"));
-  // Speed, efficiency, losses; sections and memory of two runs; communication and trace of one.
+  // Speed, efficiency, memory, losses; sections and memory of two runs; communication and trace of
+  // one.
   std::size_t pictures = 0;
   for (std::size_t at = page.find("<svg"); at != page.npos; at = page.find("<svg", at + 1))
     ++pictures;
-  EXPECT_EQ(pictures, 3U + 2 * 2 + 2);
+  EXPECT_EQ(pictures, 4U + 2 * 2 + 2);
   EXPECT_EQ(malformed("<!DOCTYPE html><a><b></a>"), "closes /a in b");
+}
+
+// Three layouts on two numbers of ranks, three times, as jobs/scaling-study leaves them.
+TEST_F(PageTest, AStudysPageIsShortAndHasItsNames) {
+  if (!gnuplot_is_here()) GTEST_SKIP() << "without gnuplot";
+  json points = json::array();
+  for (int repeat = 1; repeat <= 3; ++repeat) {
+    for (const int ranks : {2, 4}) {
+      for (const char* layout : {"data", "zero1", "tensor2"}) {
+        const std::string name = fmt::format("strong-r{:05}-{}-{}", ranks, layout, repeat);
+        const bool tensor = std::string(layout) == "tensor2", zero = std::string(layout) == "zero1";
+        FakeRun fake{.tensor = tensor ? 2 : 1, .data = tensor ? ranks / 2 : ranks, .steps = 30};
+        fake.seconds = {(tensor ? 2.0 : 1.0) / ranks + 0.01 * repeat};
+        fake.change = [zero](json& run, json&) {
+          run["config"]["parallel"]["zero"] = zero ? 1 : 0;
+        };
+        (void)fake.write(scratch_ / "strong/runs" / name);
+        points.push_back({{"name", name}, {"layout", layout}});
+      }
+    }
+  }
+  trireme::test::write_text(scratch_ / "strong/index.json", json{{"points", points}}.dump());
+  const Report report = make_report({(scratch_ / "strong/runs").string()}, {});
+  ASSERT_EQ(report.measured.size(), 18U);
+  const std::string page = report_html(report);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_LT(page.size(), 300'000U);
+  EXPECT_THAT(page, Not(HasSubstr(scratch_.path().string())));
+  const auto times = [&](const std::string& what) {
+    std::size_t count = 0;
+    for (std::size_t at = page.find(what); at != page.npos; at = page.find(what, at + 1)) ++count;
+    return count;
+  };
+  EXPECT_LE(times("<svg"), 8U);
+  EXPECT_EQ(times("<details>"), 18U);
+  EXPECT_EQ(times("prefers-color-scheme: dark"), 1U);
+  EXPECT_EQ(times("ideal<"), 2U) << "one in the picture of speed, one in that of efficiency";
+  EXPECT_LT(page.find("class=\"verdict\""), page.find("<svg"));
+  EXPECT_THAT(page, HasSubstr("Strong scaling, batch 8: the fastest is data on 4 ranks with "));
+  EXPECT_THAT(page, HasSubstr(" % of the speed per rank of data on 2 ranks"));
+  EXPECT_THAT(page, HasSubstr("batch 8; zero1"));
+  const std::string key = fingerprint(*report.measured.front().run);
+  EXPECT_GT(page.find(key), page.find("<details>")) << "hashes are in the details alone";
 }
 
 TEST(Plots, AnInfiniteSpeedDoesNotBreakTheScale) {

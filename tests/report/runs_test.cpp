@@ -80,8 +80,6 @@ TEST_F(RunsTest, NamesAreOneLineOfText) {
 }
 
 TEST_F(RunsTest, AFailedRunIsInvalidWithAReason) {
-  EXPECT_THAT(fault({.whole = false}),
-              HasSubstr("incomplete: there is no summary.json: it is still running, or it was"));
   EXPECT_THAT(
       fault({.change = [](json&, json& summary) { summary["memory"]["stash"]["measured"] = 101; }}),
       HasSubstr("memory of stash: 100 bytes predicted, 101 measured"));
@@ -105,6 +103,34 @@ TEST_F(RunsTest, AFailedRunIsInvalidWithAReason) {
                           "\n");
   EXPECT_THAT(read_run(failed).faults,
               ElementsAre(HasSubstr("failed after step 12: replicas differ")));
+}
+
+// Killed, or its disk was full: figures of what is there, and in no line of scaling.
+TEST_F(RunsTest, AnIncompleteRunHasFigures) {
+  const fs::path cut = FakeRun{.whole = false}.write(scratch_ / "cut");
+  const OneRun run = read_run(cut);
+  EXPECT_THAT(run.faults, IsEmpty());
+  EXPECT_THAT(run.incomplete, HasSubstr("no summary.json: it is still running, or it was killed"));
+  EXPECT_EQ(figures_of(run, {}).seconds.n, 9);
+  const auto full = [](json&, json& summary) {
+    summary["incomplete"] = "metrics.jsonl: cannot write: No space left on device";
+    summary["steps_of_attempt"] = 40;
+    summary["steps"] = 40;
+    summary["figure_of_merit"] = 1;
+  };
+  const OneRun lacking = read({.change = full});
+  EXPECT_THAT(lacking.faults, IsEmpty());
+  EXPECT_THAT(lacking.incomplete, HasSubstr("to the end: metrics.jsonl: cannot write: No space"));
+  (void)FakeRun{.data = 2}.write(scratch_ / "two");
+  const Report report = make_report({cut.string(), (scratch_ / "two").string()}, {});
+  EXPECT_EQ(report.measured.size(), 2U);
+  EXPECT_THAT(report.lines, IsEmpty());
+  EXPECT_THAT(report_text(report), HasSubstr("4.5000 v (incomplete)\n"));
+  EXPECT_THAT(report_text(report), HasSubstr("INCOMPLETE " + cut.string() + "\n        attempt"));
+  EXPECT_EQ(report_json(report)["runs"][0]["valid"], false);
+  EXPECT_TRUE(report_json(report)["runs"][0].contains("figures"));
+  FakeRun none{.steps = 0, .whole = false};
+  EXPECT_FALSE(read(none).valid()) << "without a step there is nothing to show";
 }
 
 TEST_F(RunsTest, NonFiniteLossesAreInvalid) {
@@ -370,6 +396,45 @@ TEST_F(ScalingTest, OtherNodesAreNotRepeats) {
   EXPECT_THAT(found[0].notes, ElementsAre(HasSubstr("nodes) at one number of ranks: the fastest")));
 }
 
+// Efficiency is against the fewest ranks of any layout that does the same work.
+TEST_F(ScalingTest, EfficiencyHasOneReference) {
+  const auto zero1 = [](json& run, json&) { run["config"]["parallel"]["zero"] = 1; };
+  const std::vector<FakeRun> fakes = {{.seconds = {1}},
+                                      {.tensor = 2, .seconds = {2}},
+                                      {.tensor = 2, .data = 2, .seconds = {1.25}},
+                                      {.data = 2, .seconds = {0.8}, .change = zero1},
+                                      {.data = 4, .seconds = {0.5}, .change = zero1}};
+  const auto found = lines(fakes);
+  ASSERT_EQ(found.size(), 4U);
+  for (const ScalingLine& line : found) {
+    for (const ScalingPoint& point : line.points) {
+      const double seconds = 512 / point.tokens_per_second.median;
+      EXPECT_DOUBLE_EQ(point.efficiency.median, 1 / (seconds * point.ranks)) << line.label;
+      EXPECT_EQ(point.reference,
+                point.ranks == 1 ? "" : "tensor 1 × pipeline 1 × data 1 on 1 rank");
+    }
+  }
+  // A study's own names, and one line for each of its layouts.
+  std::vector<Measured> measured;
+  const char* labels[] = {"data", "tensor2", "tensor2", "zero1", "zero1"};
+  for (std::size_t i = 0; i < runs_.size(); ++i) {
+    runs_[i].label = labels[i];
+    measured.push_back({&runs_[i], figures_of(runs_[i], {})});
+  }
+  const auto study = scaling_lines(measured);
+  ASSERT_EQ(study.size(), 3U);
+  EXPECT_EQ(study[0].label, "batch 8; tensor2");
+  EXPECT_DOUBLE_EQ(study[0].points[0].efficiency.median, 0.25);
+  EXPECT_EQ(study[0].points[0].reference, "data on 1 rank");
+  EXPECT_EQ(study[1].label, "batch 8; zero1");
+  EXPECT_EQ(study[2].points[2].name(), "zero1");
+  const auto groups = work_groups(measured);
+  ASSERT_EQ(groups.size(), 3U);
+  EXPECT_EQ(groups[0].points.size(), 5U);
+  EXPECT_TRUE(groups[0].scales());
+  EXPECT_FALSE(groups[1].scales() || groups[2].scales()) << "4 and 2 sequences a rank";
+}
+
 TEST_F(ScalingTest, RepeatsAreOnePoint) {
   std::vector<FakeRun> fakes;
   for (int i = 0; i < 7; ++i) {
@@ -384,6 +449,32 @@ TEST_F(ScalingTest, RepeatsAreOnePoint) {
   EXPECT_TRUE(point.tokens_per_second.is_interval());
   EXPECT_DOUBLE_EQ(point.tokens_per_second.median, 512 / 0.65);
   EXPECT_DOUBLE_EQ(point.efficiency.median, 1);
+}
+
+// 512 tokens of 6,000 operations in 0.5 s are 6.144e6 a second.
+TEST_F(RunsTest, AnImpossibleMfuIsAFindingAndNoFigure) {
+  const auto with_peaks = [](double at_start, double at_end) {
+    FakeRun fake;
+    fake.change = [=](json& run, json& summary) {
+      run["peak"]["operations_per_second"] = at_start;
+      summary["peak"] = {{"at_start", at_start},
+                         {"at_end", at_end},
+                         {"operations_per_second", std::max(at_start, at_end)}};
+    };
+    return fake;
+  };
+  const OneRun busy = read(with_peaks(3e6, 12e6));
+  EXPECT_THAT(busy.faults, IsEmpty());
+  EXPECT_DOUBLE_EQ(figures_of(busy, {}).mfu.median, 6.144 / 12);
+  EXPECT_THAT(busy.notes, testing::Contains("the peak is 0.0 GFLOP/s at the start and 0.0 at the "
+                                            "end: MFU is of the better one"));
+  EXPECT_THAT(diagnose(busy, {}), IsEmpty());
+  const OneRun impossible = read(with_peaks(3e6, 6e6));
+  EXPECT_EQ(figures_of(impossible, {}).mfu.n, 0);
+  const auto found = diagnose(impossible, {});
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].rule, "impossible-mfu");
+  EXPECT_THAT(found[0].text, HasSubstr("MFU of 102 % is impossible, so none is given"));
 }
 
 class DiagnosisTest : public RunsTest {

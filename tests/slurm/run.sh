@@ -72,7 +72,7 @@ canonical() { # run folder
   ./trireme train "${model[@]}" --train.steps "$steps" --checkpoint.resume "$1" --train.output "canonical/$1" >canonical.out 2>&1
   cat canonical/"$1"/step-*/*.h5 | sha256sum
 }
-losses() { cat "$1"/attempts/*/metrics.jsonl | grep '"type":"step"' | sed -E 's/"(seconds|tokens_per_second)":[^,}]*,?//g' | sort -u; }
+losses() { cat "$1"/attempts/*/metrics.jsonl | grep '"type":"step"' | sed -E 's/"(seconds|tokens_per_second|seal)":[^,}]*,?//g' | sort -u; }
 compare() { # run folder: with the uninterrupted run of one rank
   if [ ! -d "one-$steps" ]; then
     ./trireme train "${model[@]}" --train.steps "$steps" --train.output "one-$steps" --train.log_every 1000 >one.out 2>&1 || fail "one rank"

@@ -125,7 +125,7 @@ for method in "server" "async-server --server.max_staleness 0"; do
     --data_parallel.method $method
   ran "$method"
   grep '"type": *"step"' "exact-${method%% *}"/attempts/0001/metrics.jsonl |
-    sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g' >"steps-${method%% *}"
+    sed -E 's/"(seconds|tokens_per_second|seal)": ?[^,}]*,?//g' >"steps-${method%% *}"
 done
 cmp steps-server steps-async-server || fail "max_staleness = 0 is not the synchronous server"
 

@@ -22,7 +22,7 @@ run() {  # run folder, further flags; the exit code in $code
   timeout 100 "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train "${model[@]}" --train.output "$folder" --train.evaluate_at_end=false \
     "$@" >out 2>err || code=$?
 }
-steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
+steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second|seal)": ?[^,}]*,?//g'; }
 number() { tr -d ' \n' <"$1/attempts/0001/summary.json" | grep -o "\"$2\":[0-9.]*" | head -n 1 | cut -d: -f2; }
 refuses() { # words, flags...
   local words=$1

@@ -75,3 +75,24 @@ grep -q 'error: checkpoint not saved: rank 1: .*step-00000004.tmp.*Input/output 
 grep -q '^step  *2$' <("$TRIREME" inspect stopped --verify) || fail "stop: the previous checkpoint"
 run "" stopped
 [ "$code" -eq 0 ] && same sound-rank stopped || fail "stop: resuming"
+
+# A full disk under the record alone ends nothing: the run warns, and its report is of what there is.
+while read -r file at reported; do
+  name=record-${file%%.*}
+  code=0
+  LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so TRIREME_FILE_FAULT="no_space $at $work/$name/attempts/0001/$file 0" timeout 100 \
+    "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output "$name" --model.layers 2 --model.width 48 \
+    --model.heads 4 --model.sequence 33 --train.batch 8 --train.micro_batch 2 --train.peak none --train.steps 6 \
+    --checkpoint.every 2 --parallel.zero 1 >out 2>err </dev/null || code=$?
+  [ "$code" -eq 0 ] || fail "no space for $file: exit code $code"
+  [ "$(grep -c "warning: .*$file.*No space left on device" err)" -eq 1 ] || fail "no space for $file: not reported once"
+  grep -q '^Figure of Merit (FOM): [0-9]' out || fail "no space for $file: no figure of merit"
+  "$TRIREME" report "$name" --shared-cores >out 2>err || code=$?
+  grep -q "$reported" out || fail "no space for $file: report"
+done <<'END'
+trace.json 1 ^INCOMPLETE .*record-trace
+metrics.jsonl 7 could not be written to the end: .*metrics.jsonl
+summary.json 1 there is no summary.json
+mllog.txt 20 ^INCOMPLETE .*record-mllog
+run.json 1 there is no run.json
+END

@@ -20,7 +20,7 @@ run() {  # run folder, further flags; the exit code in $code
     --train.evaluate_at_end=false "$@" >out 2>err || code=$?
 }
 errors() { grep -c '^trireme: error: ' err || true; }
-steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
+steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second|seal)": ?[^,}]*,?//g'; }
 
 # A NaN on one rank: both ranks skip the update and continue.
 for layout in "" "--parallel.zero 3" "--parallel.tensor 2" "--parallel.pipeline 2"; do

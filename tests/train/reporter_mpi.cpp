@@ -69,6 +69,28 @@ TEST(RunReporter, RecordsWhatARunReports) {
   EXPECT_EQ(closing.at("method"), "further");
 }
 
+// The machine was busy when the peak was measured.
+TEST(RunReporter, AnImpossibleMfuIsNotRecorded) {
+  const Folder folder;
+  SmallJob job(small_config(folder, "run"));
+  RunReporter reporter(*job, world_rank() == 0);
+  const data::Dataset dataset = data::Dataset::open(job.config().data.path);
+  reporter.open();
+  RunStart start = start_at(0);
+  start.peak = 1;
+  reporter.begin(start, {}, dataset);
+  reporter.step(step(1, 0.5));
+  RunSummary summary;
+  summary.peak = 3e9;
+  reporter.finish(summary);
+  if (world_rank() != 0) return;
+  const auto lines = lines_of(folder / "run");
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_FALSE(lines[0].contains("mfu"));
+  EXPECT_EQ(summary_of(folder / "run").at("peak"),
+            (nlohmann::json{{"at_start", 1.0}, {"at_end", 3e9}, {"operations_per_second", 3e9}}));
+}
+
 TEST(RunReporter, OnlyTheRootWritesAndAllRemember) {
   const Folder folder;
   SmallJob job(small_config(folder, "run"));

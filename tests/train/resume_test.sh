@@ -16,7 +16,7 @@ run() {  # ranks, run folder, further flags
     --train.batch 8 --train.micro_batch 2 --train.steps 20 --train.peak none --train.evaluate_at_end=false \
     --train.quiet "$@"
 }
-steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
+steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second|seal)": ?[^,}]*,?//g'; }
 
 for method in "adamw" "sgd --optim.learning_rate 0.05"; do
   for ranks in 1 2; do

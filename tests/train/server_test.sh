@@ -28,7 +28,7 @@ server() {  # workers, servers, run folder, further flags
   run $((workers + servers)) "$1" --data_parallel.method server --parallel.servers "$servers" --train.check placement "${@:2}"
 }
 ran() { [ "$code" -eq 0 ] || fail "$*: exit code $code"; }
-steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second)": ?[^,}]*,?//g'; }
+steps() { cat "$1"/attempts/*/metrics.jsonl | grep '"type": *"step"' | sed -E 's/"(seconds|tokens_per_second|seal)": ?[^,}]*,?//g'; }
 same() {  # two runs of 20 steps: their record and their last weights
   [ "$(steps "$1" | wc -l)" -eq 20 ] || fail "$1 has $(steps "$1" | wc -l) steps"
   diff <(steps "$1") <(steps "$2") >difference || { cat difference; fail "$2 is not $1"; }

@@ -8,7 +8,7 @@
 namespace trireme::report {
 
 struct ReportConfig {
-  bool tensorboard = true;  // events.out.tfevents.… in the attempt folder
+  bool tensorboard = true;  // tensorboard/ in the run folder
   bool mllog = true;        // mllog.txt in the attempt folder
   std::string benchmark = "language_model";
   std::string organization = "none";

@@ -74,12 +74,17 @@ using Scalars = std::vector<std::pair<std::string, double>>;
 std::string scalar_event(double wall_time, std::int64_t step, const Scalars& scalars);
 /// The Event that every file begins with.
 std::string version_event(double wall_time);
+/// SessionLog START: readers drop what earlier files have from `step` on.
+std::string start_event(double wall_time, std::int64_t step);
 
-/// "events.out.tfevents.SECONDS.HOST.PROCESS" in a folder; TensorBoard takes any file so named.
+/// "events.out.tfevents.ATTEMPT.SECONDS.HOST.PROCESS" in the run's one folder of events.
+/// TensorBoard takes any file named *tfevents*, in the order of names.
 class EventFile {
  public:
-  /// Throws Error where the file cannot be written, as does `write`.
-  explicit EventFile(const std::filesystem::path& folder);
+  /// Makes `folder` too. Throws Error where the file cannot be written, as do the others.
+  EventFile(const std::filesystem::path& folder, int attempt);
+  /// `step`: the first that this attempt will make.
+  void start(std::int64_t step);
   void write(std::int64_t step, const Scalars& scalars);
 
  private:

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -24,6 +25,9 @@ struct Report {
   std::vector<ScalingLine> lines;
 };
 
+/// Sets the labels of runs that are points of a scaling study, from its index.json.
+void set_labels(std::vector<Run>& runs);
+
 /// Reads the runs below `paths` and works everything out. Throws Error for a path without a run.
 Report make_report(const std::vector<std::string>& paths, const ReadOptions& options);
 
@@ -42,6 +46,14 @@ Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
 Plot plot_losses(const std::vector<const Run*>& runs);
 /// Seconds per step of sections: average, with least and greatest of a rank.
 Plot plot_sections(const Run& run);
+/// A run and what it is called in a picture.
+using NamedRun = std::pair<std::string, const Run*>;
+/// Memory of each run, summed over uses, predicted and measured.
+Plot plot_memory_totals(const std::vector<NamedRun>& runs);
+/// Median step time of each run, with its interval.
+Plot plot_step_times(const std::vector<NamedRun>& runs, const ReadOptions& options);
+/// Shares of each run's time by group, stacked.
+Plot plot_time_shares(const std::vector<NamedRun>& runs);
 /// Bytes sent per step and rank on each axis beside the least possible.
 Plot plot_communication(const Run& run);
 /// Predicted and measured, by use.
@@ -72,6 +84,14 @@ nlohmann::json report_json(const Report& report);
 /// Google Benchmark's JSON: "context" and "benchmarks", one per valid run, with repetitions as
 /// iterations and the median as its time; INVALID runs with "error_occurred".
 nlohmann::json benchmark_json(const Report& report);
+/// What differs between the valid and incomplete runs of a report, which are two at least:
+/// settings, versions and machine; then speed, memory and loss, with intervals. Throws Error for
+/// fewer runs.
+std::string compare_text(const Report& report);
+nlohmann::json compare_json(const Report& report);
+/// The same as one page, with pictures. Throws Error where gnuplot is missing or fails.
+std::string compare_html(const Report& report);
+
 /// One page without references to anything outside it. Throws Error where gnuplot is missing or
 /// fails.
 std::string report_html(const Report& report);

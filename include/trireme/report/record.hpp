@@ -1,7 +1,8 @@
-// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json,
-// and, by ReportConfig, mllog.txt and an event file}, written by rank 0, one attempt per start,
-// never changed afterwards. Numbers that are not finite are written as the strings "nan", "inf" and
-// "-inf" (core/json.hpp). docs/schemas describes every key.
+// A run's record: a folder with attempts/0001/ {run.json, metrics.jsonl, trace.json, summary.json
+// and, by ReportConfig, mllog.txt}, written by rank 0, one attempt per start, never changed
+// afterwards; and tensorboard/ with an event file of each start. Numbers that are not finite are
+// written as the strings "nan", "inf" and
+// "-inf" (core/json.hpp). docs/schemas describes every key; docs/formats.md the seals.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@
 namespace trireme::report {
 
 /// Of run.json and summary.json, as the key "format". 1 (where there is no such key) had no times
-/// of single ranks, no least traffic and no warnings.
-constexpr int record_format = 2;
+/// of single ranks, no least traffic and no warnings; 1 and 2 had no seals.
+constexpr int record_format = 3, first_sealed_format = 3;
 
 /// One training step, as metrics.jsonl and the step line show it.
 struct StepMetrics {
@@ -42,7 +43,8 @@ struct StepMetrics {
   std::string skipped;  // why the update was not made; empty: it was
 };
 
-/// The attempt folder of this start. Only rank 0 of the world makes one.
+/// The attempt folder of this start. Only rank 0 of the world makes one. A file that cannot be
+/// written throws Error once and gets nothing more; the others go on.
 class RunRecord {
  public:
   /// Makes `run_folder`/attempts/NNNN, the next number. Throws Error when it cannot be written.
@@ -57,13 +59,17 @@ class RunRecord {
   void write_event(std::int64_t step, const std::string& event, const std::string& text);
   /// trace.json in Chrome's trace format, for Perfetto: process = rank, thread = stream.
   void write_trace(const std::vector<std::vector<Span>>& spans_by_rank);
-  /// summary.json, at the end; adds "format". `whole`: nothing of the configured run is left to do.
+  /// summary.json, at the end; adds "format" and the seals of the other files. `whole`: nothing of
+  /// the configured run is left to do. Where only mllog.txt cannot be ended, the summary is written
+  /// with the key "incomplete" before the Error is thrown.
   void write_summary(nlohmann::json summary, bool whole = true);
 
  private:
   void append(const nlohmann::json& line);
   std::filesystem::path folder_;
   Descriptor metrics_;
+  std::string seal_;  // of the last line of metrics.jsonl, or of that and run.json
+  bool cut_ = false;  // metrics.jsonl has no end
   std::unique_ptr<MlLog> mllog_;
   std::unique_ptr<EventFile> events_;
 };

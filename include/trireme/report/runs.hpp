@@ -18,6 +18,7 @@ namespace trireme::report {
 struct RecordedStep {
   std::int64_t step = 0, tokens = 0;
   double loss = 0, gradient_norm = 0, seconds = 0;
+  double tokens_per_second = 0, mfu = 0;  // 0: the line has none
   std::string skipped;
   int attempt = 0;         // its number
   std::int64_t place = 0;  // in its attempt, from 1
@@ -52,8 +53,9 @@ struct RunFacts {
   int zero = 0, virtual_stages = 1;
   std::string schedule, precision, device, processor, versions, start;
   double flops_per_token = 0;
-  double peak = 0;        // operations per second of all ranks; 0: unknown
-  std::string peak_kind;  // measured or nominal
+  double peak = 0;  // operations per second of all ranks; 0: unknown. Run::facts: the better
+  double peak_at_start = 0, peak_at_end = 0;  // of the attempt; 0: not measured
+  std::string peak_kind;                      // measured or nominal
   std::int64_t micro_batches() const { return micro_batch > 0 ? batch / data / micro_batch : 0; }
   /// "tensor 2 × pipeline 1 × data 4", with servers and method where they are not the usual ones.
   std::string layout() const;
@@ -67,6 +69,10 @@ struct Attempt {
   std::vector<RecordedEvaluation> evaluations;
   std::vector<RecordedEvent> events;
   bool cut = false;  // the last line of metrics.jsonl has no end
+  bool sealed = false;
+  /// Files and lines that are not as they were written, and sealed files that give no figure and
+  /// are missing. One phrase each.
+  std::vector<std::string> changes, missing;
   /// Of attempts that made steps and have a run.json; set by read_run().
   RunFacts facts;
   /// Equal where steps of two attempts may be compared: essentials, degrees, hosts, batch,
@@ -76,7 +82,8 @@ struct Attempt {
 
 /// A run whose `faults` are not empty is INVALID: nothing below may become a figure.
 struct Run {
-  std::string name;  // the path given, or the one found below it
+  std::string name;   // the path given, or the one found below it
+  std::string label;  // of its layout in a scaling study; empty: it is of none
   std::filesystem::path folder;
   std::vector<Attempt> attempts;
   /// The attempt that `facts` and `ranks` describe: the last of the class with the most counted
@@ -89,6 +96,9 @@ struct Run {
   std::vector<RankAccount> ranks;  // of the chosen attempt; empty in records of format 1
   TimeAccount time;                // of the chosen attempt; no rows where its record has none
   std::vector<std::string> faults, notes;
+  /// Why its record lacks something at its end: the run was killed, still runs, or its disk was
+  /// full. Empty: it is complete. An incomplete run has figures of what is there, in no comparison.
+  std::string incomplete;
   bool valid() const { return faults.empty(); }
   const Attempt& attempt() const { return attempts[chosen]; }
 };
@@ -114,6 +124,10 @@ Run read_run(const std::filesystem::path& folder, const ReadOptions& options = {
 /// The beginning of a note or a fault about shared cores.
 inline constexpr const char* shared_cores_text = "ranks share cores";
 
+/// Adds to `run.faults` what in an attempt does not agree with its steps: tokens, speeds, MFU and
+/// the totals of summary.json.
+void check_totals(const Attempt& attempt, Run& run);
+
 /// Adds to `run.faults` what makes the run INVALID, and to `run.notes` what a reader should know.
 /// Throws Error where the record is damaged. read_run() calls it.
 void find_faults(Run& run, const ReadOptions& options);
@@ -131,7 +145,8 @@ std::map<std::string, Volume> mean_volumes(const Run& run);
 struct Figures {
   Estimate seconds;            // of a step
   Estimate tokens_per_second;  // the figure of merit
-  Estimate mfu;                // n = 0 where no peak is known
+  Estimate mfu;                // n = 0 where no peak is known, or it is impossible
+  double impossible_mfu = 0;   // its greatest value, where that is above 1
   std::int64_t left_out = 0;   // steps recorded and not counted
   /// Of the last evaluation, and of the last step; NaN where there is none.
   double validation_loss = 0, loss = 0;

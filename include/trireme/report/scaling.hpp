@@ -1,6 +1,7 @@
 // Compares runs: which are comparable, and how speed grows with ranks.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ std::string fingerprint(const Run& run);
 /// The keys in which the essentials of two runs differ, "model.width", ….
 std::vector<std::string> differences(const Run& a, const Run& b);
 
+/// Every value that is no object under its whole key, "train.batch".
+std::map<std::string, nlohmann::json> flattened(const nlohmann::json& value);
+
 enum class ScalingKind : std::uint8_t {
   strong,  // the same global batch
   weak     // the same batch per rank
@@ -46,10 +50,14 @@ struct ScalingPoint {
   std::vector<const Run*> runs;  // repeats, on as many nodes
   /// Over the medians of repeats; of one run, over its steps.
   Estimate tokens_per_second;
-  /// Speed per rank over that of the line's first point. Its interval is the quotient of the ends
-  /// of both, which holds the quotient of the medians wherever both hold theirs: of two 95 %
-  /// intervals, with at least 90 %. None where either has none.
+  /// Speed per rank over that of the reference: of all runs of the same work, in whatever layout,
+  /// the fastest point on the fewest ranks. Its interval is the quotient of the ends of both, which
+  /// holds the quotient of the medians wherever both hold theirs: of two 95 % intervals, with at
+  /// least 90 %. None where either has none.
   Estimate efficiency;
+  std::string reference;  // "tensor 1 × pipeline 1 × data 1 on 1 ranks"; of itself: empty
+  /// The study's name of its layout, else the degrees.
+  std::string name() const;
 };
 struct ScalingLine {
   ScalingKind kind = ScalingKind::strong;
@@ -61,7 +69,18 @@ struct ScalingLine {
 
 /// Lines of runs of equal essentials and equal batch (weak: equal batch per rank), in which one
 /// degree grows and the others are held; and, where several degrees change, one line of the fastest
-/// layout at each number of ranks, labeled so.
+/// layout at each number of ranks, labeled so. Of a study, a line for each of its layouts.
 std::vector<ScalingLine> scaling_lines(const std::vector<Measured>& runs);
+
+/// Runs of the same work: equal essentials but for `parallel`, `zero` and `comm`, and equal batch
+/// (weak: per rank).
+struct WorkGroup {
+  ScalingKind kind = ScalingKind::strong;
+  std::string work;                  // "batch 64", "batch 16 per rank"
+  std::vector<ScalingPoint> points;  // every configuration, by ranks and layout
+  bool scales() const { return points.front().ranks < points.back().ranks; }
+};
+/// Groups of several configurations.
+std::vector<WorkGroup> work_groups(const std::vector<Measured>& runs);
 
 }  // namespace trireme::report

@@ -31,6 +31,7 @@ struct RunSummary {
   std::vector<report::SectionTimes> sections;
   std::vector<report::MemoryRow> memory;
   std::int64_t resident = 0;       // bytes, the most of any rank
+  double peak = 0;                 // measured again at the end; 0: it was not
   nlohmann::json extra;            // further keys of summary.json
   std::vector<std::string> lines;  // further lines, after those of communication
 };
@@ -66,7 +67,7 @@ class RunReporter {
   void stop(std::int64_t step, const std::string& why);
   /// Why the run ends with an exception.
   void failed(std::int64_t step, const std::string& why) noexcept;
-  void write_trace(const report::Trace& trace) { record_->write_trace(trace.spans_by_rank); }
+  void write_trace(const report::Trace& trace);
   /// Writes summary.json and prints the closing tables.
   void finish(RunSummary summary);
 
@@ -78,23 +79,28 @@ class RunReporter {
   bool evaluates_at_end() const;
 
  private:
+  /// Warns once where the record cannot be written; summary.json names the reason.
   void record(const std::function<void(report::RunRecord&)>& write);
   void show(const report::StepMetrics& metrics, bool notable);
   void print_tables(const RunSummary& summary, const nlohmann::json& communication, double speed);
+  /// The line about MFU by the better peak, or why there is none.
+  void print_mfu(double speed, double peak_at_end);
 
   const Job& job_;
   bool root_;
   std::function<double()> elapsed_;
   std::unique_ptr<report::RunRecord> record_;       // the root's
   std::unique_ptr<report::ProgressLine> progress_;  // the root's, unless quiet
-  double peak_ = 0;
+  double peak_ = 0;                                 // at the start
+  bool peak_too_low_ = false;
   std::int64_t first_step_ = 0;
   std::vector<double> seconds_;  // of this start's steps
   report::StepMetrics last_;
   std::int64_t evaluated_step_ = -1;
   double last_evaluation_ = 0;
-  std::string stopped_;  // the line; empty: the run goes to its end
-  bool record_fails_ = false, graphs_refused_ = false;
+  std::string stopped_;       // the line; empty: the run goes to its end
+  std::string record_fault_;  // why the record lacks lines or files; empty: it lacks none
+  bool graphs_refused_ = false;
 };
 
 }  // namespace trireme::train

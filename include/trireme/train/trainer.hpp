@@ -54,6 +54,8 @@ class Trainer {
 
   MemoryPrediction predict_memory() const;
   void begin_record(const Environment& environment, double peak);
+  /// Of all ranks; 0 where it is not measured. Collective.
+  double peak_at_end();
   /// What this rank did in its steps: place, seconds of sections, communication.
   nlohmann::json account() const;
   void finish(Ending ending);

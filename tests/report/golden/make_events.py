@@ -16,4 +16,6 @@ with open(here / "events.bin", "wb") as file:
     writer.write(event_pb2.Event(wall_time=1700000000.5, file_version="brain.Event:2").SerializeToString())
     scalars(1700000001.25, 1, train__loss=5.5)
     scalars(1700000002.0, 300, train__loss=0.1, speed__tokens_per_second=123456.7)
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    writer.write(event_pb2.Event(wall_time=1700000003.0, step=201, session_log=start).SerializeToString())
     writer.flush()
