@@ -8,6 +8,8 @@
 #include "trireme/core/error.hpp"
 #include "trireme/model/transformer.hpp"
 
+#include "manifest.hpp"
+
 namespace trireme::checkpoint {
 
 namespace fs = std::filesystem;
@@ -21,22 +23,26 @@ constexpr std::int64_t block_elements = std::int64_t{4} << 20;  // passed on at 
 void read_theirs(const Reader& reader, const params::Parameter& row, const ForeignTensor& theirs,
                  std::int64_t first, std::int64_t last, std::vector<float>& values) {
   const std::string name = "parameters/" + row.name;
+  const auto read = [&](const Index& begin, const Tensor& data) {
+    reader.read(name, begin, data);
+    require_finite(reader.folder().string(), name, {begin, data.shape()}, data);
+  };
   if (!theirs.transposed) {
     const std::int64_t n = last - first;
     const bool vector = row.shape.dimensions() == 1;
     const std::int64_t columns = vector ? 1 : row.shape[1];
     values.resize(static_cast<std::size_t>(n * columns));
     if (vector) {
-      reader.read(name, {theirs.begin + first}, Tensor(values.data(), {n}));
+      read({theirs.begin + first}, Tensor(values.data(), {n}));
     } else {
-      reader.read(name, {theirs.begin + first, 0}, Tensor(values.data(), {n, columns}));
+      read({theirs.begin + first, 0}, Tensor(values.data(), {n, columns}));
     }
     return;
   }
   // Their rows are columns of ours.
   const std::int64_t out = theirs.end - theirs.begin, in = last - first;
   std::vector<float> ours(static_cast<std::size_t>(out * in));
-  reader.read(name, {theirs.begin, first}, Tensor(ours.data(), {out, in}));
+  read({theirs.begin, first}, Tensor(ours.data(), {out, in}));
   values.resize(ours.size());
   for (std::int64_t o = 0; o < out; ++o) {
     for (std::int64_t i = 0; i < in; ++i) {
@@ -132,6 +138,12 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
         others.push_back(stored.file);
       }
       if (tokenizer->end_of_document) foreign["eos_token_id"] = *tokenizer->end_of_document;
+    }
+    const Companions companions = kept_companions(reader);
+    foreign.update(companions.config);
+    for (const State::Attachment& file : companions.files) {
+      write_file(temporary / file.name, file.content);
+      others.push_back(file.name);
     }
     write_file(temporary / "config.json", foreign.dump(2) + "\n");
     if (names.size() > 1) {

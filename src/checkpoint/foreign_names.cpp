@@ -135,7 +135,7 @@ ModelConfig gpt2_of(const Foreign& from) {
   config.width = from.integer("n_embd", 768);
   config.heads = config.kv_heads = from.integer("n_head", 12);
   config.hidden = from.integer("n_inner", 4 * config.width);
-  config.sequence = from.integer("n_positions", 1024);
+  config.sequence = config.positions = from.integer("n_positions", 1024);
   config.vocabulary = from.integer("vocab_size", 50257);
   config.epsilon = from.number("layer_norm_epsilon", 1e-5);
   config.tied = from.flag("tie_word_embeddings", true);
@@ -157,7 +157,7 @@ ModelConfig llama_of(const Foreign& from) {
   config.heads = from.integer("num_attention_heads", 32);
   config.kv_heads = from.integer("num_key_value_heads", config.heads);
   config.hidden = from.integer("intermediate_size", 11008);
-  config.sequence = from.integer("max_position_embeddings", 2048);
+  config.sequence = config.positions = from.integer("max_position_embeddings", 2048);
   config.vocabulary = from.integer("vocab_size", 32000);
   config.epsilon = from.number("rms_norm_eps", 1e-6);
   config.tied = from.flag("tie_word_embeddings", false);
@@ -241,8 +241,8 @@ json to_foreign_config(const ModelConfig& config) {
             {"n_layer", config.layers},
             {"n_head", config.heads},
             {"n_embd", config.width},
-            {"n_positions", config.sequence},
-            {"n_ctx", config.sequence},
+            {"n_positions", config.trained_length()},
+            {"n_ctx", config.trained_length()},
             {"n_inner", config.hidden},
             {"vocab_size", config.vocabulary},
             {"layer_norm_epsilon", config.epsilon},
@@ -264,7 +264,7 @@ json to_foreign_config(const ModelConfig& config) {
               {"rms_norm_eps", config.epsilon},
               {"rope_theta", config.rope_theta},
               {"rope_scaling", nullptr},
-              {"max_position_embeddings", config.sequence},
+              {"max_position_embeddings", config.trained_length()},
               {"tie_word_embeddings", config.tied},
               {"attention_bias", false},
               {"mlp_bias", false},

@@ -13,6 +13,9 @@
 #include "trireme/core/json.hpp"
 #include "trireme/model/transformer.hpp"
 
+#include "companions.hpp"
+#include "manifest.hpp"
+
 namespace trireme::checkpoint {
 
 namespace fs = std::filesystem;
@@ -192,6 +195,11 @@ void read_part(const SafeTensorsFile& file, const SafeTensor& tensor, const Fore
   for (std::int64_t first = 0; first < all; first += step) {
     values.resize(static_cast<std::size_t>(std::min(step, all - first)));
     file.read(tensor, first, values);
+    const auto n = static_cast<std::int64_t>(values.size());
+    if (const std::int64_t element = first_not_finite(values.data(), n, DType::f32); element < n) {
+      throw Error("{}: tensor {}: element {} is NaN or infinite in fp32; use another model",
+                  file.path().string(), tensor.name, first + element);
+    }
     if (!theirs.transposed) {
       std::copy(values.begin(), values.end(), ours + first);
       continue;
@@ -203,11 +211,11 @@ void read_part(const SafeTensorsFile& file, const SafeTensor& tensor, const Fore
   }
 }
 
-/// Keeps the folder's tokenizer.json if it fits; else returns why not.
-void import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& state,
+/// Keeps the folder's tokenizer.json and returns true if it fits; else `warning` receives why not.
+bool import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& state,
                       std::string* warning) {
   const fs::path file = folder / data::tokenizer_json_file;
-  if (!fs::exists(file)) return;
+  if (!fs::exists(file)) return false;
   try {
     const data::StoredTokenizer stored = data::stored_hugging_face(without_link(file));
     const auto ids = stored.description.at("vocabulary").get<std::int64_t>();
@@ -216,17 +224,106 @@ void import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& st
                   vocabulary);
     }
     keep_tokenizer(state, stored);
+    return true;
   } catch (const Error& error) {
     if (warning != nullptr) *warning = error.what();
+    return false;
   }
+}
+
+/// Token ids that config.json names, and the files beside it that belong to the tokenizer and to
+/// generation.
+Companions companions_of(const fs::path& folder, const json& config) {
+  Companions result;
+  for (const char* key : token_id_keys) {
+    const auto found = config.find(key);
+    if (found == config.end() || found->is_null()) continue;
+    const json list = found->is_array() ? *found : json::array({*found});
+    if (!std::ranges::all_of(list, [](const json& id) { return id.is_number_unsigned(); })) {
+      throw Error("{}: {} = {}: must be a token id, a list of them or null; restore the file",
+                  (folder / "config.json").string(), key, shown(*found));
+    }
+    result.config[key] = *found;
+  }
+  for (const char* name : companion_files) {
+    const fs::path file = folder / name;
+    if (!fs::exists(fs::symlink_status(file))) continue;
+    result.files.push_back({name, read_small_file(without_link(file), most_json_bytes)});
+  }
+  return result;
+}
+
+/// Throws Error unless the folder has exactly the tensors of the model.
+void check_tensors(const ForeignFolder& theirs, const std::vector<ForeignTensor>& tensors,
+                   const model::ModelConfig& config, const comm::Communicator& world) {
+  std::set<std::string> wanted;
+  for (const ForeignTensor& tensor : tensors) wanted.insert(find(theirs, tensor).second->name);
+  for (const auto& [name, file] : theirs.tensors()) {
+    if (wanted.contains(name) || is_buffer(name)) continue;
+    if (name == "lm_head.weight" && config.tied) {
+      if (world.rank() == 0) check_tied(theirs, *file, *file->find(name));
+      continue;
+    }
+    throw Error("{}: tensor '{}' has no place in the model of config.json; restore the folder",
+                file->path().string(), config::one_line(name));
+  }
+}
+
+/// The rows of the table that this rank is to save: each goes to the rank that has least so far.
+std::vector<int> own_rows(const params::ParameterTable& table, const comm::Communicator& world) {
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(world.size()), 0);
+  std::vector<int> own;
+  for (std::size_t r = 0; r < table.rows().size(); ++r) {
+    const auto least = std::min_element(loads.begin(), loads.end());
+    *least += table.rows()[r].shape.elements();
+    if (least - loads.begin() == world.rank()) own.push_back(static_cast<int>(r));
+  }
+  return own;
+}
+
+/// Whole rows of parameters in memory, as pieces.
+struct Rows {
+  std::vector<std::vector<float>> storage;
+  std::vector<Piece> pieces;
+
+  /// Space for one, which is to be filled.
+  const Tensor& add(const params::Parameter& row) {
+    float* values = storage.emplace_back(static_cast<std::size_t>(row.shape.elements())).data();
+    pieces.push_back({.name = "parameters/" + row.name,
+                      .shape = row.shape,
+                      .data = Tensor(values, row.shape),
+                      .finite = true});
+    return pieces.back().data;
+  }
+};
+
+/// A checkpoint of step 0 without optimizer state.
+State state_of(const model::ModelConfig& config, const std::string& source, json versions,
+               json settings) {
+  model::ModelConfig recorded = config;
+  recorded.positions = config.trained_length();
+  config::Fields fields;
+  fields.section("model", recorded);
+  State state;
+  state.config = std::move(settings);
+  state.config["model"] = fields.to_json().at("model");
+  state.versions = std::move(versions);
+  state.extra = {{weights_only, true}, {"imported_from", source}};
+  return state;
 }
 
 }  // namespace
 
+model::ModelConfig foreign_model(const fs::path& folder) {
+  const fs::path path = folder / "config.json";
+  const json config =
+      parse_json(read_small_file(without_link(path), most_json_bytes), path.string());
+  return from_foreign_config(config, path.string());
+}
+
 fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::Communicator& world,
-                            json versions, std::string* warning) {
-  std::vector<std::vector<float>> storage;
-  std::vector<Piece> pieces;
+                            json versions, std::string* warning, json settings) {
+  Rows rows;
   State state;
   comm::agree(world, [&] {
     const ForeignFolder theirs(folder);
@@ -238,46 +335,48 @@ fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::
     }
     const model::Transformer model(config);
     const auto tensors = foreign_tensors(config, model.table());
-    std::set<std::string> wanted;
-    for (const ForeignTensor& tensor : tensors) wanted.insert(find(theirs, tensor).second->name);
-    for (const auto& [name, file] : theirs.tensors()) {
-      if (wanted.contains(name) || is_buffer(name)) continue;
-      if (name == "lm_head.weight" && config.tied) {
-        if (world.rank() == 0) check_tied(theirs, *file, *file->find(name));
-        continue;
-      }
-      throw Error("{}: tensor '{}' has no place in the model of config.json; restore the folder",
-                  file->path().string(), config::one_line(name));
-    }
-    // Rows go to the rank that has least so far.
-    std::vector<std::int64_t> loads(static_cast<std::size_t>(world.size()), 0);
-    for (std::size_t r = 0; r < model.table().rows().size(); ++r) {
-      const params::Parameter& row = model.table().rows()[r];
-      const auto least = std::min_element(loads.begin(), loads.end());
-      *least += row.shape.elements();
-      if (least - loads.begin() != world.rank()) continue;
-      std::vector<float>& values =
-          storage.emplace_back(static_cast<std::size_t>(row.shape.elements()));
-      const std::int64_t columns = row.shape.dimensions() == 2 ? row.shape[1] : 1;
+    check_tensors(theirs, tensors, config, world);
+    for (const int r : own_rows(model.table(), world)) {
+      const Tensor& row = rows.add(model.table().row(r));
+      const std::int64_t columns = row.shape().dimensions() == 2 ? row.extent(1) : 1;
       for (const ForeignTensor& part : tensors) {
-        if (part.row != static_cast<int>(r)) continue;
+        if (part.row != r) continue;
         const auto [file, tensor] = find(theirs, part);
-        read_part(*file, *tensor, part, columns, values.data() + part.begin * columns);
+        read_part(*file, *tensor, part, columns, row.as<float>() + part.begin * columns);
       }
-      const Tensor data = row.shape.dimensions() == 1
-                              ? Tensor(values.data(), {row.shape[0]})
-                              : Tensor(values.data(), {row.shape[0], row.shape[1]});
-      pieces.push_back({"parameters/" + row.name, row.shape, {}, data, true});
     }
-    model::ModelConfig recorded = config;
-    config::Fields fields;
-    fields.section("model", recorded);
-    state.config = {{"model", fields.to_json().at("model")}};
-    state.versions = std::move(versions);
-    state.extra = {{weights_only, true}, {"imported_from", folder.string()}};
-    if (world.rank() == 0) import_tokenizer(folder, config.vocabulary, state, warning);
+    state = state_of(config, folder.string(), std::move(versions), std::move(settings));
+    if (world.rank() != 0) return;
+    Companions companions = companions_of(folder, theirs.config());
+    if (import_tokenizer(folder, config.vocabulary, state, warning)) {
+      std::erase_if(companions.files,
+                    [](const auto& file) { return file.name == data::tokenizer_json_file; });
+    }
+    keep_companions(state, companions);
   });
-  return save(root, state, pieces, world);
+  return save(root, state, rows.pieces, world);
+}
+
+fs::path import_weights(const Reader& reader, const model::ModelConfig& config,
+                        const fs::path& root, comm::Communicator& world, json versions,
+                        json settings) {
+  Rows rows;
+  State state;
+  comm::agree(world, [&] {
+    const model::Transformer model(config);
+    for (const int r : own_rows(model.table(), world)) {
+      const Tensor row = rows.add(model.table().row(r));
+      reader.read(rows.pieces.back().name, {}, row);
+      require_finite(reader.folder().string(), rows.pieces.back().name, {{}, row.shape()}, row);
+    }
+    state = state_of(config, reader.folder().string(), std::move(versions), std::move(settings));
+    if (world.rank() != 0) return;
+    if (const auto tokenizer = kept_tokenizer(reader)) {
+      keep_tokenizer(state, data::stored_tokenizer(*tokenizer, reader.folder()));
+    }
+    keep_companions(state, kept_companions(reader));
+  });
+  return save(root, state, rows.pieces, world);
 }
 
 }  // namespace trireme::checkpoint

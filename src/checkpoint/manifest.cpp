@@ -18,8 +18,9 @@ constexpr std::size_t seal_length = seal_begin.size() + 16 + seal_end.size();
 
 constexpr const char* tokenizer_key = "tokenizer";  // of State::extra
 
-std::string sealed(const std::string& rest) {
-  return fmt::format("{}{}{}{}", seal_begin, data::hash_text(rest), seal_end, rest);
+/// The line that goes before `rest`.
+std::string seal_of(std::string_view rest) {
+  return fmt::format("{}{}{}", seal_begin, data::hash_text(rest), seal_end);
 }
 
 }  // namespace
@@ -39,6 +40,18 @@ Index index_of(const Box& box, std::int64_t element) {
     element /= box.extent[d];
   }
   return index;
+}
+
+void require_finite(const std::string& where, const std::string& name, const Box& box,
+                    const Tensor& data, std::string_view remedy) {
+  const auto* bytes = static_cast<const std::byte*>(data.data());
+  const auto size = static_cast<std::int64_t>(size_of(data.type()));
+  for_each_stretch(box, box, box, data, [&](std::int64_t from, std::int64_t at, std::int64_t n) {
+    const std::int64_t element = first_not_finite(bytes + at * size, n, data.type());
+    if (element == n) return;
+    throw Error("{}: tensor {}: element {} is NaN or infinite; {}", where, name,
+                to_string(index_of(box, from + element), box.extent.dimensions()), remedy);
+  });
 }
 
 bool fits(const Box& box, const Shape& whole) {
@@ -101,7 +114,7 @@ std::optional<CoverFault> find_cover_fault(const Shape& whole, const std::vector
 }
 
 bool is_sealed(std::string_view text) {
-  return text.size() >= seal_length && text == sealed(std::string(text.substr(seal_length)));
+  return text.size() >= seal_length && text.starts_with(seal_of(text.substr(seal_length)));
 }
 
 std::string fault_of_name(std::string_view name) {
@@ -241,7 +254,7 @@ std::string to_text(const Manifest& manifest) {
                     {"xxh3", blocks}};
       },
       true);
-  return sealed(rest);
+  return rest.insert(0, seal_of(rest));
 }
 
 void keep_tokenizer(State& state, const data::StoredTokenizer& tokenizer) {

@@ -90,6 +90,11 @@ void for_each_stretch(const Box& part, const Box& stored, const Box& wanted, con
   }
 }
 
+/// Throws Error where an element of `data` in host memory, which holds `box` of tensor `name`, is
+/// NaN or infinite; `where` begins the message and `remedy` ends it.
+void require_finite(const std::string& where, const std::string& name, const Box& box,
+                    const Tensor& data, std::string_view remedy = "use another checkpoint");
+
 // The manifest.
 
 constexpr std::string_view format_name = "trireme checkpoint";

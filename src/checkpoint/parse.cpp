@@ -1,8 +1,10 @@
 // Reading a manifest that may be damaged or hostile.
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
-#include <set>
+#include <tuple>
+#include <unordered_map>
 
 #include "trireme/core/json.hpp"
 
@@ -133,53 +135,130 @@ void parse_tensors(const json& root, const std::string& where, Manifest& manifes
   }
 }
 
-void parse_pieces(const json& root, const std::string& where, Manifest& manifest,
-                  const std::map<std::string, std::size_t>& files,
-                  const std::map<std::string, std::size_t>& tensors) {
-  std::set<std::pair<std::size_t, std::string>> used;
-  std::vector<std::int64_t> left;
-  for (const FileRecord& file : manifest.files) left.push_back(file.bytes);
-  for (const json& each : Object{root, where}.list("pieces")) {
-    const std::string here = fmt::format("{}: piece {}", where, manifest.pieces.size());
+/// Numbers for names, in the order in which they first occur.
+class Names {
+ public:
+  std::size_t number(std::string name) {
+    return numbers_.emplace(std::move(name), numbers_.size()).first->second;
+  }
+  /// By number, the index of each name, or `none`.
+  static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+  std::vector<std::size_t> indices(const std::map<std::string, std::size_t>& index) const {
+    std::vector<std::size_t> result(numbers_.size(), none);
+    for (const auto& [name, number] : numbers_) {
+      const auto found = index.find(name);
+      if (found != index.end()) result[number] = found->second;
+    }
+    return result;
+  }
+
+ private:
+  std::unordered_map<std::string, std::size_t> numbers_;
+};
+
+/// Takes pieces as they are read, which may be before the tensors and files that they name: a
+/// manifest has too many to be kept as JSON.
+class Pieces {
+ public:
+  explicit Pieces(const std::string& where) : where_(where) {}
+
+  void take(const json& each) {
+    const std::string here = place(pieces_.size());
     const Object object{each, here};
-    const auto tensor = tensors.find(object.text("tensor"));
-    const auto file = files.find(object.text("file"));
-    if (tensor == tensors.end()) throw Error("{}: its tensor is not listed", here);
-    if (file == files.end()) throw Error("{}: its file is not listed", here);
-    const Reader::Entry& entry = manifest.tensors[tensor->second];
     const auto offset = object.dimensions("offset", "an offset");
     const auto extents = object.dimensions("shape", "an extent");
     if (offset.size() != extents.size()) {
       throw Error("{}: 'offset' and 'shape' have different lengths", here);
     }
-    PieceRecord piece{tensor->second,
+    PieceRecord piece{tensors_.number(object.text("tensor")),
                       {make_index(offset), make_shape(extents)},
-                      file->second,
+                      files_.number(object.text("file")),
                       object.text("dataset"),
                       {}};
-    // Extents are bounded by the tensor's, so that what follows cannot overflow.
-    if (!fits(piece.box, entry.shape)) {
-      throw Error("{}: does not fit into tensor {} {}", here, entry.name, entry.shape.to_string());
-    }
     std::string path = piece.dataset;  // a tensor's name, perhaps with '@' and an offset
     std::replace(path.begin(), path.end(), '@', '_');
     if (!fault_of_name(path).empty()) throw Error("{}: its dataset has no proper name", here);
-    if (!used.emplace(piece.file, piece.dataset).second) {
-      throw Error("{}: dataset {} of {} holds another piece already", here, piece.dataset,
-                  file->first);
+    const json& blocks = object.list("xxh3");
+    piece.blocks.reserve(blocks.size());
+    for (const json& hash : blocks) piece.blocks.push_back(parse_hash(hash, here));
+    pieces_.push_back(std::move(piece));
+  }
+
+  /// The pieces, checked, with the indices of `manifest`.
+  std::vector<PieceRecord> finish(const Manifest& manifest,
+                                  const std::map<std::string, std::size_t>& files,
+                                  const std::map<std::string, std::size_t>& tensors) {
+    const std::vector<std::size_t> tensor_of = tensors_.indices(tensors);
+    const std::vector<std::size_t> file_of = files_.indices(files);
+    std::vector<std::int64_t> left;
+    for (const FileRecord& file : manifest.files) left.push_back(file.bytes);
+    for (std::size_t p = 0; p < pieces_.size(); ++p) {
+      PieceRecord& piece = pieces_[p];
+      piece.tensor = tensor_of[piece.tensor];
+      piece.file = file_of[piece.file];
+      if (piece.tensor == Names::none) throw Error("{}: its tensor is not listed", place(p));
+      if (piece.file == Names::none) throw Error("{}: its file is not listed", place(p));
+      check(p, manifest, left[piece.file]);
+    }
+    check_datasets(manifest);
+    return std::move(pieces_);
+  }
+
+ private:
+  std::string place(std::size_t p) const { return fmt::format("{}: piece {}", where_, p); }
+
+  /// Takes the piece's bytes from those that are `left` in its file.
+  void check(std::size_t p, const Manifest& manifest, std::int64_t& left) const {
+    const PieceRecord& piece = pieces_[p];
+    const Reader::Entry& entry = manifest.tensors[piece.tensor];
+    // Extents are bounded by the tensor's, so that what follows cannot overflow.
+    if (!fits(piece.box, entry.shape)) {
+      throw Error("{}: does not fit into tensor {} {}", place(p), entry.name,
+                  entry.shape.to_string());
     }
     const std::int64_t bytes = bytes_of(piece.box.elements(), entry.type);
-    if (bytes > left[piece.file]) {
-      throw Error("{}: tensor {} claims more than file {} holds", here, entry.name, file->first);
+    if (bytes > left) {
+      throw Error("{}: tensor {} claims more than file {} holds", place(p), entry.name,
+                  manifest.files[piece.file].name);
     }
-    left[piece.file] -= bytes;
-    for (const json& hash : object.list("xxh3")) piece.blocks.push_back(parse_hash(hash, here));
+    left -= bytes;
     if (static_cast<std::int64_t>(piece.blocks.size()) != block_count(bytes)) {
-      throw Error("{}: has {} checksums for {} bytes", here, piece.blocks.size(), bytes);
+      throw Error("{}: has {} checksums for {} bytes", place(p), piece.blocks.size(), bytes);
     }
-    manifest.pieces.push_back(std::move(piece));
   }
-}
+
+  /// No dataset may hold two pieces. By hash first: names have long common beginnings.
+  void check_datasets(const Manifest& manifest) const {
+    struct Key {
+      std::size_t hash, piece;
+    };
+    std::vector<Key> order;
+    order.reserve(pieces_.size());
+    for (const PieceRecord& piece : pieces_) {
+      order.push_back({std::hash<std::string>()(piece.dataset) + piece.file, order.size()});
+    }
+    const auto name = [&](const Key& key) {
+      return std::tie(pieces_[key.piece].file, pieces_[key.piece].dataset);
+    };
+    std::sort(order.begin(), order.end(), [&](const Key& a, const Key& b) {
+      if (a.hash != b.hash) return a.hash < b.hash;
+      return std::tuple_cat(name(a), std::tie(a.piece)) <
+             std::tuple_cat(name(b), std::tie(b.piece));
+    });
+    const auto twice = std::adjacent_find(
+        order.begin(), order.end(),
+        [&](const Key& a, const Key& b) { return a.hash == b.hash && name(a) == name(b); });
+    if (twice == order.end()) return;
+    const std::size_t second = (twice + 1)->piece;
+    const PieceRecord& piece = pieces_[second];
+    throw Error("{}: dataset {} of {} holds another piece already", place(second), piece.dataset,
+                manifest.files[piece.file].name);
+  }
+
+  const std::string& where_;
+  std::vector<PieceRecord> pieces_;  // `tensor` and `file` are numbers of the names until finish
+  Names tensors_, files_;
+};
 
 }  // namespace
 
@@ -187,7 +266,9 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   if (!is_sealed(text)) {
     throw Error("{}: does not match its own checksum; the file is damaged or was edited", where);
   }
-  const json root = parse_json(text, where, "use another checkpoint");
+  Pieces pieces(where);
+  const json root = parse_json(text, where, "use another checkpoint",
+                               {"pieces", [&](const json& piece) { pieces.take(piece); }});
   const Object object{root, where};
   if (object.text("format") != format_name) throw Error("{}: is not a {}", where, format_name);
   if (const std::int64_t version = object.integer("version"); version != format_version) {
@@ -209,7 +290,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   std::map<std::string, std::size_t> files, tensors;
   parse_files(root, where, manifest, files);
   parse_tensors(root, where, manifest, tensors);
-  parse_pieces(root, where, manifest, files, tensors);
+  object.list("pieces");
+  manifest.pieces = pieces.finish(manifest, files, tensors);
   sort_and_check_cover(where, manifest.tensors, manifest.pieces);
   manifest.state.config = object.at("config");
   manifest.state.versions = object.at("versions");

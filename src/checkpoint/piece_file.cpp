@@ -194,6 +194,10 @@ std::vector<std::uint64_t> write_blocks(const Descriptor& file, const fs::path& 
   const DType type = piece.data.type();
   const auto* data = static_cast<const std::byte*>(piece.data.data());
   const Box box{piece.begin, piece.data.shape()};
+  if (piece.finite) {
+    require_finite(path.string(), piece.name, box, piece.data,
+                   "not saved; go back to an older checkpoint");
+  }
   for_each_stretch(box, box, box, piece.data,
                    [&](std::int64_t, std::int64_t at, std::int64_t elements) {
                      writer.append(data + bytes_of(at, type), bytes_of(elements, type));

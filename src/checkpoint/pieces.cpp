@@ -5,6 +5,8 @@
 
 #include "trireme/core/half.hpp"
 
+#include "manifest.hpp"
+
 namespace trireme::checkpoint {
 namespace {
 
@@ -158,7 +160,10 @@ void load_into(const Reader& reader, const std::string& prefix, const state::Mod
     for_each_block(layout, g, held, [&](const params::Block& block, const Range& part) {
       const std::string name = prefix + "/" + layout.table().row(block.row).name;
       for_each_box(layout, block, part, flat, block.offset + shift,
-                   [&](const Index& begin, const Tensor& data) { reader.read(name, begin, data); });
+                   [&](const Index& begin, const Tensor& data) {
+                     reader.read(name, begin, data);
+                     require_finite(reader.folder().string(), name, {begin, data.shape()}, data);
+                   });
     });
   }
 }
@@ -173,11 +178,14 @@ void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
   for_each_own(layout, state.shards(), sharded, writers,
                [&](const params::Block& block, const Range& own, std::int64_t shift) {
                  const params::Parameter& row = layout.table().row(block.row);
-                 for_each_box(
-                     layout, block, own, flat, block.offset + shift,
-                     [&](const Index& begin, const Tensor& data) {
-                       pieces.push_back({prefix + "/" + row.name, row.shape, begin, data, true});
-                     });
+                 for_each_box(layout, block, own, flat, block.offset + shift,
+                              [&](const Index& begin, const Tensor& data) {
+                                pieces.push_back({.name = prefix + "/" + row.name,
+                                                  .shape = row.shape,
+                                                  .begin = begin,
+                                                  .data = data,
+                                                  .finite = true});
+                              });
                });
 }
 

@@ -67,6 +67,18 @@ struct OpenPiece {
     return static_cast<std::size_t>(std::min(block_bytes, bytes - index * block_bytes));
   }
 
+  /// Throws Error where an element of block `index` is NaN or infinite.
+  void require_finite(std::int64_t index, const std::byte* block) const {
+    const std::int64_t size = bytes_of(1, tensor.type);
+    const auto n = static_cast<std::int64_t>(length(index)) / size;
+    const std::int64_t element = first_not_finite(block, n, tensor.type);
+    if (element == n) return;
+    throw Error("{}: tensor {}: element {} is NaN or infinite; use another checkpoint",
+                file.path().string(), tensor.name,
+                to_string(index_of(piece.box, index * (block_bytes / size) + element),
+                          tensor.shape.dimensions()));
+  }
+
   /// Block `index` of the piece, whole, into `to`.
   void read_block(std::int64_t index, std::byte* to) const {
     const std::int64_t begin = index * block_bytes;
@@ -240,7 +252,7 @@ void Reader::Stored::read_piece(std::size_t p, const Box& wanted, const Tensor& 
   });
 }
 
-void Reader::verify() const {
+void Reader::verify(bool finite) const {
   std::vector<std::byte> block;
   const std::vector<PieceRecord>& pieces = stored_->manifest.pieces;
   for (std::size_t p = 0; p < pieces.size(); ++p) {
@@ -251,6 +263,7 @@ void Reader::verify() const {
     block.resize(open.length(0));
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(piece.blocks.size()); ++i) {
       open.read_block(i, block.data());
+      if (finite) open.require_finite(i, block.data());
     }
   }
 }

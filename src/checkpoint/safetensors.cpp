@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -334,6 +335,12 @@ void SafeTensorsWriter::write(const float* values, std::int64_t n) {
       TRIREME_ASSERT(brain || entry.type == "F16", "writing {}", entry.type);
       std::transform(values, values + part, rounded.begin(),
                      [&](float x) { return brain ? float_to_bf16(x) : float_to_fp16(x); });
+      const DType type = brain ? DType::bf16 : DType::f16;
+      const std::int64_t element = first_not_finite(rounded.data(), part, type);
+      if (element < part && std::isfinite(values[element])) {
+        throw Error("{}: tensor {}: {} is beyond the range of {}; write it in another type",
+                    path_.string(), entry.name, values[element], entry.type);
+      }
       file_->write(rounded.data(), rounded.size() * sizeof(std::uint16_t));
     }
     values += part;

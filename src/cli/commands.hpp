@@ -76,8 +76,10 @@ struct BuiltInConfig {
 
 /// A run's configuration from all its sources, the same on every rank.
 struct ResolvedConfig : BuiltInConfig {
+  /// The model that train.from names decides section "model", unless it is `ignored`.
+  enum class From : std::uint8_t { decides, ignored };
   ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
-                 comm::Session& session);
+                 comm::Session& session, From from = From::decides);
 };
 
 /// Refuses --model.…, --optim.… and the like where a checkpoint decides: nothing that a user types

@@ -67,6 +67,38 @@ config::Source source_of(const std::string& name) {
   return config::Source::built_in;
 }
 
+/// Fills section "model" from what train.from names. Throws Error that lists every value which the
+/// user has given otherwise.
+void take_model(config::Fields& fields, const std::string& from) {
+  model::ModelConfig model = train::start_model(from);
+  config::Fields its;
+  its.section("model", model);
+  const nlohmann::json values = its.to_json().at("model");
+  std::string conflicts;
+  const auto add = [&](const std::string& conflict) {
+    conflicts += (conflicts.empty() ? "" : ", ") + conflict;
+  };
+  for (const auto& [name, value] : values.items()) {
+    const config::Field& field = fields.at("model." + name, "train.from");
+    const nlohmann::json given = config::to_json(field.value());
+    if (field.source == config::Source::built_in || given == value) continue;
+    if (name == "preset" || name == "dropout" || name == "attention_dropout") continue;
+    if (name == "sequence") {
+      if (model.rotary() || given.get<std::int64_t>() <= model.trained_length()) continue;
+      add(fmt::format("model.sequence = {} ({}) and learned positions for {}", given.dump(),
+                      field.origin, model.trained_length()));
+      continue;
+    }
+    add(fmt::format("model.{} = {} ({}) and not {}", name, given.dump(), field.origin,
+                    value.dump()));
+  }
+  if (!conflicts.empty()) {
+    throw Error("train.from = {}: its model decides, and differs: {}; leave these out", from,
+                conflicts);
+  }
+  fields.from_json({{"model", values}}, config::Source::preset, "train.from " + from);
+}
+
 config::Value value_of(const nlohmann::json& value) {
   if (value.is_boolean()) return value.get<bool>();
   if (value.is_number_integer()) return value.get<std::int64_t>();
@@ -168,12 +200,14 @@ std::string on_rank_zero(comm::Session& session, const std::function<std::string
 }
 
 ResolvedConfig::ResolvedConfig(const std::string& file, const std::vector<Setting>& settings,
-                               comm::Session& session) {
+                               comm::Session& session, From from) {
   Sources sources{settings, file, environ, {}};
-  sources.preset = [this](config::Fields& all) {
-    if (config.model.preset.empty()) return;
-    const model::Preset& preset = model::find_preset(config.model.preset);
-    all.from_json({{"model", preset.values}}, config::Source::preset, "preset " + preset.name);
+  sources.preset = [this, from](config::Fields& all) {
+    if (!config.model.preset.empty()) {
+      const model::Preset& preset = model::find_preset(config.model.preset);
+      all.from_json({{"model", preset.values}}, config::Source::preset, "preset " + preset.name);
+    }
+    if (from == From::decides && !config.train.from.empty()) take_model(all, config.train.from);
   };
   resolve(fields, sources, session);
 }
@@ -192,7 +226,7 @@ void refuse_settings_of_the_run(const std::vector<Setting>& settings,
                                 const std::string& subcommand) {
   for (const Setting& setting : settings) {
     for (const char* section : {"model.", "optim.", "precision.", "checkpoint."}) {
-      if (!setting.key.starts_with(section)) continue;
+      if (!setting.key.starts_with(section) || setting.key == "model.sequence") continue;
       throw AgreedError("--{}: {}: the checkpoint decides it; leave it out", setting.key,
                         subcommand);
     }

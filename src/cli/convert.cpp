@@ -71,6 +71,11 @@ std::string run_export(const ExportJob& job) {
 int run_import(comm::Session& session, const std::string& input, const std::string& output) {
   device::MemoryLedger ledger;
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  comm::agree(*world, [&] {
+    if (world->rank() != 0 || !std::filesystem::exists(output)) return;
+    if (std::filesystem::is_directory(output) && std::filesystem::is_empty(output)) return;
+    throw Error("{}: exists already; name a new folder", output);
+  });
   std::string warning;
   const auto folder =
       checkpoint::import_safetensors(input, output, *world, train::versions(), &warning);

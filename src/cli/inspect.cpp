@@ -153,9 +153,9 @@ std::string show_checkpoint(const std::filesystem::path& folder, const Options& 
     }
   }
   if (options.verify) {
-    reader.verify();
+    reader.verify(true);
     if (tokenizer) data::load_tokenizer(*tokenizer, reader.folder());
-    text += "\nverified: every block's hash\n";
+    text += "\nverified: every block's hash, every value finite\n";
   }
   return text;
 }
@@ -191,7 +191,8 @@ void add_inspect(CLI::App& app, Command& command) {
   inspected->add_option("DIR", options->folder, "dataset, step folder or run folder")
       ->required()
       ->type_name("");
-  inspected->add_flag("--verify", options->verify, "re-read everything, check every checksum");
+  inspected->add_flag("--verify", options->verify,
+                      "re-read everything, check every checksum and value");
   inspected->add_flag("--tensors", options->tensors, "list a checkpoint's tensors");
   inspected->footer(examples);
   inspected->callback(

@@ -1,6 +1,7 @@
 // trireme train, trireme evaluate, trireme generate
 #include "trireme/data_parallel/run.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
@@ -15,12 +16,13 @@ Examples:
   trireme train --model.preset tiny --data.path dataset --train.steps 500
   mpirun -n 4 trireme train --config run.toml --optim.learning_rate 6e-4
   TRIREME_TRAIN_OUTPUT=run2 mpirun -n 4 trireme train --config run.toml
+  trireme train --from llama-8b --data.path dataset --model.sequence 2048 --train.output tuned
   trireme train --config run.toml --dry-run      what would run, and why
   trireme train --config run.toml --show train.output     one field, for scripts)";
 
 struct TrainOptions {
   RunSources sources;
-  std::string resume;
+  std::string resume, from;
   std::optional<std::string> show;  // a field's key
   bool dry_run = false, trace = false, quiet = false;
 };
@@ -33,8 +35,23 @@ std::string footer() {
          describe(all.fields) + train_examples;
 }
 
+/// With train.from: makes the checkpoint that the run resumes, once all else is found right.
+void begin_from(comm::Session& session, const train::RunConfig& config) {
+  if (config.train.from.empty()) return;
+  on_rank_zero(session, [&] {
+    train::RunConfig checked = config;
+    train::validate(checked, train::layout_facts(checked, session));
+    return std::string();
+  });
+  const std::string warning = train::make_start(config, session);
+  if (!warning.empty()) {
+    std::fputs(fmt::format("trireme: warning: {}\n", warning).c_str(), stderr);
+  }
+}
+
 int run_train(comm::Session& session, const TrainOptions& options, std::vector<Setting> settings) {
   if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
+  if (!options.from.empty()) settings.push_back({"train.from", options.from});
   if (options.quiet) settings.push_back({"train.quiet", "true"});
   if (options.trace) settings.push_back({"train.trace", "true"});
   ResolvedConfig resolved(options.sources.file, options.sources.with_device(settings), session);
@@ -45,6 +62,7 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
     return 0;
   }
   if (!options.dry_run) {
+    begin_from(session, resolved.config);
     return train::exit_code(data_parallel::run(session, resolved.config, resolved.fields));
   }
   const std::string text = on_rank_zero(session, [&] {
@@ -56,9 +74,10 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
 }
 
 constexpr const char* evaluate_examples =
-    R"(Model, precision and dataset are the checkpoint's; --data.path names other data.
-Every other field is this command's: repeat --data.document_mask true or --config
-of the run. `trireme train --help` lists the fields.
+    R"(Model, precision and dataset are the checkpoint's; --data.path names other data,
+--model.sequence sets the tokens of a window. Every other field is this command's:
+repeat --data.document_mask true or --config of the run. `trireme train --help` lists
+the fields.
 
 Examples:
   trireme evaluate --checkpoint run                        the newest of a run
@@ -76,8 +95,8 @@ constexpr const char* generate_examples = R"(Examples:
 struct ReadOptions {
   RunSources sources;
   std::string checkpoint;
-  std::string split = "valid";  // evaluate
-  train::GenerateOptions job;   // generate
+  train::EvaluateOptions evaluation;
+  train::GenerateOptions generation;
 };
 
 std::shared_ptr<ReadOptions> add_options(CLI::App& app) {
@@ -87,15 +106,20 @@ std::shared_ptr<ReadOptions> add_options(CLI::App& app) {
   return options;
 }
 
-/// Makes `work` the job, with the configuration and the checkpoint's folder.
+/// Makes `work` the job, with the configuration, the checkpoint's folder, and the sequence length
+/// that the user asks for, or 0.
 template <class Work>
 void set_job(Command& command, const char* name, std::shared_ptr<ReadOptions> options, Work work) {
   command.run = [=](comm::Session& session, const std::vector<Setting>& given) {
     const std::vector<Setting> settings = options->sources.with_device(given);
     refuse_settings_of_the_run(settings, name);
-    const ResolvedConfig resolved(options->sources.file, settings, session);
+    const ResolvedConfig resolved(options->sources.file, settings, session,
+                                  ResolvedConfig::From::ignored);
     const std::string& named = options->checkpoint;
-    work(session, resolved.config, named.empty() ? resolved.config.train.output : named);
+    const bool has_sequence = std::ranges::any_of(
+        settings, [](const Setting& setting) { return setting.key == "model.sequence"; });
+    work(session, resolved.config, named.empty() ? resolved.config.train.output : named,
+         has_sequence ? resolved.config.model.sequence : 0);
     return 0;
   };
 }
@@ -120,6 +144,10 @@ void add_train(CLI::App& app, Command& command) {
   options->sources.add_to(*train);
   train->add_option("--resume", options->resume, "auto, never or PATH: as --checkpoint.resume")
       ->type_name("TEXT");
+  train
+      ->add_option("--from", options->from,
+                   "a checkpoint or a transformers model that\nthe run begins with: --train.from")
+      ->type_name("DIR");
   train->add_flag("--quiet", options->quiet, "no step lines: --train.quiet");
   train->add_flag("--trace", options->trace,
                   "the device's operations in trace.json: --train.trace");
@@ -140,15 +168,20 @@ void add_train(CLI::App& app, Command& command) {
 void add_evaluate(CLI::App& app, Command& command) {
   CLI::App* evaluate = app.add_subcommand("evaluate", "Mean loss of a checkpoint over a dataset");
   auto options = add_options(*evaluate);
-  add_value(*evaluate, "--split", options->split, "valid or train",
+  add_value(*evaluate, "--split", options->evaluation.split, "valid or train",
             config::one_of({"valid", "train"}));
+  evaluate->add_flag("--json", options->evaluation.json,
+                     "print JSON: the exact loss, per-byte perplexity");
   options->sources.add_to(*evaluate);
   evaluate->footer(evaluate_examples);
   evaluate->callback([options, &command] {
     set_job(command, "evaluate", options,
             [options](comm::Session& session, const train::RunConfig& config,
-                      const std::string& checkpoint) {
-              train::evaluate(session, config, {.checkpoint = checkpoint, .split = options->split});
+                      const std::string& checkpoint, std::int64_t sequence) {
+              train::EvaluateOptions job = options->evaluation;
+              job.checkpoint = checkpoint;
+              job.sequence = sequence;
+              train::evaluate(session, config, job);
             });
   });
 }
@@ -156,7 +189,7 @@ void add_evaluate(CLI::App& app, Command& command) {
 void add_generate(CLI::App& app, Command& command) {
   CLI::App* generate = app.add_subcommand("generate", "Continue a text");
   auto options = add_options(*generate);
-  train::GenerateOptions& job = options->job;
+  train::GenerateOptions& job = options->generation;
   generate->add_option("--prompt", job.prompt, "text to continue")->type_name("TEXT");
   add_value(*generate, "--tokens", job.tokens, "tokens to make", config::at_least(1));
   add_value(*generate, "--temperature", job.temperature, "0 takes the likeliest token",
@@ -171,9 +204,10 @@ void add_generate(CLI::App& app, Command& command) {
   generate->callback([options, &command] {
     set_job(command, "generate", options,
             [options](comm::Session& session, const train::RunConfig& config,
-                      const std::string& checkpoint) {
-              train::GenerateOptions job = options->job;
+                      const std::string& checkpoint, std::int64_t sequence) {
+              train::GenerateOptions job = options->generation;
               job.checkpoint = checkpoint;
+              job.sequence = sequence;
               train::generate(session, config, job);
             });
   });

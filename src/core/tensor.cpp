@@ -23,6 +23,23 @@ const TypeRow& row_of(DType type) {
   return types[index];
 }
 
+/// Of floating-point numbers whose exponent has the bits `exponent`.
+template <class Bits>
+std::int64_t first_with_exponent(const void* elements, std::int64_t n, Bits exponent) {
+  constexpr std::int64_t group = 1024;  // without a branch for each, so that it is vectorized
+  const auto* bits = static_cast<const Bits*>(elements);
+  const auto found = [&](std::int64_t i) { return (bits[i] & exponent) == exponent; };
+  for (std::int64_t begin = 0; begin < n; begin += group) {
+    const std::int64_t end = std::min(n, begin + group);
+    bool any = false;
+    for (std::int64_t i = begin; i < end; ++i) any |= found(i);
+    for (std::int64_t i = begin; any && i < end; ++i) {
+      if (found(i)) return i;
+    }
+  }
+  return n;
+}
+
 std::array<std::int64_t, 4> contiguous_strides(const Shape& shape) {
   std::array<std::int64_t, 4> strides{};
   std::int64_t stride = 1;
@@ -46,6 +63,25 @@ DType dtype_from_name(std::string_view name) {
   std::string known;
   for (const TypeRow& each : types) known.append(known.empty() ? "" : ", ").append(each.name);
   throw Error("element type '{}': not known; use one of {}", name, known);
+}
+
+std::int64_t first_not_finite(const void* elements, std::int64_t n, DType type) {
+  switch (type) {
+    case DType::f32:
+      return first_with_exponent(elements, n, std::uint32_t{0x7f800000});
+    case DType::f64:
+      return first_with_exponent(elements, n, std::uint64_t{0x7ff} << 52);
+    case DType::bf16:
+      return first_with_exponent(elements, n, std::uint16_t{0x7f80});
+    case DType::f16:
+      return first_with_exponent(elements, n, std::uint16_t{0x7c00});
+    case DType::i32:
+    case DType::i64:
+    case DType::u16:
+    case DType::u8:
+      return n;
+  }
+  no_case_for(type);
 }
 
 Shape::Shape(std::span<const std::int64_t> extents)

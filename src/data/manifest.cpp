@@ -86,17 +86,17 @@ std::vector<ShardInfo> shards_from(const json& list, SplitName split, const std:
 
 constexpr const char* seal_key = "manifest_xxh3";
 
-/// `text`, a JSON object, with the xxh3 of all that follows the brace as its first value.
-std::string sealed(const std::string& text) {
-  const std::string rest = text.substr(1);
-  return fmt::format("{{\n  \"{}\": \"{}\",{}", seal_key, hash_text(rest), rest);
+/// The beginning of a JSON object, with the xxh3 of all that follows, the `rest`, as first value.
+std::string seal_of(std::string_view rest) {
+  return fmt::format("{{\n  \"{}\": \"{}\",", seal_key, hash_text(rest));
 }
 
 /// Checks and takes away the seal, which older manifests lack.
 void check_seal(json& root, const std::string& text, const std::string& where) {
   if (!root.is_object() || root.erase(seal_key) == 0) return;
-  const std::size_t end = text.find(",\n");
-  if (end == std::string::npos || text != sealed("{" + text.substr(end + 1))) {
+  const std::string_view all = text;
+  const std::size_t size = all.find(",\n") + 1;  // 0: there is none
+  if (all.substr(0, size) != seal_of(all.substr(size))) {
     refuse(where, "does not match its own checksum; it is damaged or was edited");
   }
 }
@@ -153,7 +153,8 @@ std::string to_text(const Manifest& manifest) {
   if (manifest.end_of_document) text["end_of_document"] = *manifest.end_of_document;
   text["train"] = to_json(manifest.train);
   text["valid"] = to_json(manifest.valid);
-  return sealed(text.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  std::string all = text.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return all.replace(0, 1, seal_of(std::string_view(all).substr(1)));
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {

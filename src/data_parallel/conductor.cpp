@@ -182,6 +182,7 @@ void Conductor::note_share(const Ticket& ticket, const messages::Outcome& outcom
   ++batch.shares;
   if (outcome.skipped == 0) {
     skipped_in_a_row_ = 0;
+    checkpointer_.note_sound(ticket.step + 1);
     batch.loss += outcome.loss;
     batch.weight += outcome.weight;
     batch.norms += outcome.norm;

@@ -22,6 +22,10 @@ void ModelConfig::declare(config::Fields& fields) {
              at_least(0));
   fields.add("vocabulary", vocabulary, "token ids; 0: the dataset's", at_least(0));
   fields.add("sequence", sequence, "tokens of a sequence", at_least(1));
+  fields.add("positions", positions,
+             "longest sequence that the weights are for, of a model trained before on longer ones; "
+             "0: sequence",
+             at_least(0));
   fields.add("norm", norm, "normalization", one_of({"layernorm", "rmsnorm"}));
   fields.add("epsilon", epsilon, "added to the variance in norms", positive());
   fields.add("position", position, "how positions enter", one_of({"learned", "rotary"}));
@@ -54,7 +58,7 @@ void ModelConfig::resolve() {
        {std::tuple{"layers", layers, most_layers}, std::tuple{"width", width, most},
         std::tuple{"heads", heads, most}, std::tuple{"kv_heads", kv_heads, most},
         std::tuple{"hidden", hidden, most}, std::tuple{"vocabulary", vocabulary, most},
-        std::tuple{"sequence", sequence, most}}) {
+        std::tuple{"sequence", sequence, most}, std::tuple{"positions", positions, most}}) {
     if (value > bound) {
       throw ConfigError(std::string("model.") + key, std::to_string(value),
                         fmt::format("must be at most {}", bound), "use a smaller model");

@@ -40,7 +40,7 @@ Embedding::Embedding(params::ParameterTable& table, int unit, const ModelConfig&
   if (config.rotary()) return;
   position_ =
       table.add({.name = "embedding.position.weight",
-                 .shape = {config.sequence, config.width},
+                 .shape = {config.trained_length(), config.width},
                  .units = {unit},
                  .decay = true,
                  .initialization = {params::Initialization::Kind::normal, config.init_deviation}});

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "trireme/checkpoint/checkpoint.hpp"
-#include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/train/setup.hpp"
@@ -56,21 +55,27 @@ void compare_optimizers(const optim::OptimConfig& config, const checkpoint::Read
   }
 }
 
-/// Throws Error where the checkpoint's model is not the configuration's.
+/// Throws Error that lists every setting of the model in which the checkpoint's differs.
 void compare_models(const model::ModelConfig& config, const checkpoint::Reader& reader) {
+  const model::ModelConfig trained = model_of(reader);
   const auto json_of = [](model::ModelConfig model) {
+    model.positions = model.rotary() ? 0 : model.trained_length();
     config::Fields fields;
     fields.section("model", model);
     return fields.to_json().at("model");
   };
-  const nlohmann::json theirs = json_of(model_of(reader)), ours = json_of(config);
+  const nlohmann::json theirs = json_of(trained), ours = json_of(config);
+  std::string differing;
   for (const auto& [key, value] : ours.items()) {
-    if (key == "preset" || key == "dropout" || key == "attention_dropout" ||
+    if (key == "preset" || key == "dropout" || key == "attention_dropout" || key == "sequence" ||
         theirs.at(key) == value)
       continue;
-    throw Error("model.{} = {}: the checkpoint {} has {}; use that, or another train.output", key,
-                value.dump(), reader.folder().string(), theirs.at(key).dump());
+    differing += fmt::format("{}model.{} = {} and not {}", differing.empty() ? "" : ", ", key,
+                             theirs.at(key).dump(), value.dump());
   }
+  if (differing.empty()) return;
+  throw Error("the checkpoint {} has {}; use that, or another train.output",
+              reader.folder().string(), differing);
 }
 
 }  // namespace
@@ -137,6 +142,7 @@ void load_newest(const RunConfig& config, comm::Communicator& world, std::string
 
 ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& reader) {
   const checkpoint::State& state = reader.state();
+  const model::ModelConfig trained = model_of(reader);
   constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
   ResumePoint point{
       .folder = reader.folder().string(),
@@ -146,8 +152,16 @@ ResumePoint resume_point(const RunConfig& config, const checkpoint::Reader& read
       // Not its step, where the last ones were skipped.
       .rounded_for = kept_number(reader, "rounded_for", state.step, -any, any),
       .own = same_folder(reader.folder().parent_path(), config.train.output),
+      .trained_length = trained.trained_length(),
       .notes = {},
+      .warning = sequence_warning(trained, config.model.sequence),
       .config = state.config};
+  if (!imported(reader) && trained.sequence != config.model.sequence) {
+    point.notes.push_back(
+        fmt::format("model.sequence = {}, and {} before: sample order is another one from the next "
+                    "step on",
+                    config.model.sequence, trained.sequence));
+  }
   if (state.samples != state.step * config.train.batch) {
     point.notes.push_back(
         fmt::format("{} samples in {} steps so far, train.batch = {} from the next one on",
@@ -223,14 +237,21 @@ void Checkpointer::take_tokenizer() {
 void Checkpointer::take_tokenizer(const checkpoint::Reader& reader,
                                   std::vector<std::string>& notes) {
   tokenizer_ = choose_tokenizer(reader, dataset_, notes);
+  const auto theirs = checkpoint::kept_tokenizer(reader);
+  const bool same =
+      !theirs || tokenizer_.description.at("tokenizer_details") == theirs->tokenizer_details;
+  companions_ = same ? checkpoint::kept_companions(reader) : checkpoint::Companions();
 }
 
 void Checkpointer::resumed(const ResumePoint& point) {
   // A checkpoint of another run folder is not this one's: it will have its own.
   if (point.own) saved_step_ = point.position.step;
   saved_folder_ = point.folder;
+  newest_step_ = point.position.step;
+  trained_length_ = point.trained_length;
   reporter_.print(fmt::format("resumed from {}: step {}", point.folder, point.position.step));
   for (const std::string& note : point.notes) reporter_.note(note);
+  reporter_.warn(point.warning);
   for (const std::string& change : changed_settings(point.config, job_.resolved)) {
     reporter_.note("changed since the checkpoint: " + change);
     reporter_.event(point.position.step, "changed", change);
@@ -245,7 +266,11 @@ checkpoint::State Checkpointer::state_at(const Position& position, nlohmann::jso
                           .versions = versions(),
                           .extra = std::move(extra)};
   if (position.states_begin > 0) state.extra["states_begin"] = position.states_begin;
+  if (trained_length_ > job_.config.model.trained_length()) {
+    state.config["model"]["positions"] = trained_length_;
+  }
   checkpoint::keep_tokenizer(state, tokenizer_);
+  checkpoint::keep_companions(state, companions_);
   return state;
 }
 
@@ -285,13 +310,21 @@ void Checkpointer::attempt(Failure failure, std::int64_t step, const std::functi
 void Checkpointer::note_saved(const std::filesystem::path& folder, std::int64_t saved,
                               std::int64_t step) {
   failed_.clear();
-  saved_step_ = saved;
+  const bool advanced = newest_step_ < sound_step_;  // since the checkpoint before
+  saved_step_ = newest_step_ = saved;
   saved_folder_ = folder.string();
+  const checkpoint::CheckpointConfig& config = job_.config.checkpoint;
+  if (saved < sound_step_) {
+    good_folder_ = saved_folder_;
+  } else if (config.keep == 1 && advanced) {  // the one before will be removed
+    good_folder_.clear();
+  }
   if (!reporter_.is_root()) return;
   reporter_.event(step, "save", saved_folder_);
   reporter_.print("saved " + saved_folder_);
+  if (!advanced) return;  // an older one may be the last good
   try {
-    checkpoint::prune(job_.config.train.output, job_.config.checkpoint.keep, saved);
+    checkpoint::prune(job_.config.train.output, config.keep, saved);
   } catch (const Error& error) {  // of the root alone, and nothing is lost by it
     reporter_.warn(fmt::format("{}; tried again after the next save", error.what()));
   }
@@ -302,9 +335,15 @@ void Checkpointer::require_saved() const {
   throw AgreedError("the last save failed: {}; {}", failed_, last_good());
 }
 
+void Checkpointer::note_sound(std::int64_t step) {
+  sound_step_ = step;
+  if (newest_step_ < step && !saved_folder_.empty()) good_folder_ = saved_folder_;
+}
+
 std::string Checkpointer::last_good() const {
+  if (!good_folder_.empty()) return "the last good checkpoint is " + good_folder_;
   return saved_folder_.empty() ? "there is no checkpoint yet"
-                               : "the last good checkpoint is " + saved_folder_;
+                               : "no step was sound after the checkpoint " + saved_folder_;
 }
 
 }  // namespace trireme::train

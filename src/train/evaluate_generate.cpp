@@ -30,14 +30,20 @@ class LoadedModel {
         loading_(watchdog),
         threads_(threads_of_rank(config.parallel, session)) {}
 
-  /// Opens the checkpoint that `path` names; then `make` calls make_replica. Throws AgreedError.
+  /// Opens the checkpoint that `path` names; then `make` calls make_replica. Windows have
+  /// `sequence` tokens (0: the checkpoint's). Throws AgreedError.
   template <class Make>
-  void load(const std::filesystem::path& path, const Make& make) {
+  void load(const std::filesystem::path& path, std::int64_t sequence, const Make& make) {
     const std::string folder =
         comm::of_rank_zero(grid.world(), [&] { return find_checkpoint(path).string(); });
     comm::agree(grid.world(), [&] {
       reader = std::make_unique<checkpoint::Reader>(folder);
-      model = std::make_unique<model::Transformer>(model_of(*reader));
+      const model::ModelConfig trained = model_of(*reader);
+      model = std::make_unique<model::Transformer>(with_sequence(trained, sequence));
+      const std::string warning = sequence_warning(trained, sequence);
+      if (!warning.empty() && grid.world().rank() == 0) {
+        fmt::print(stderr, "trireme: warning: {}\n", warning);
+      }
       make();
     });
     loading_.reset();
@@ -156,10 +162,62 @@ class Continuation {
 
 }  // namespace
 
+namespace {
+
+/// Bytes of text of the targets that an evaluation by `config` counts.
+std::int64_t target_bytes(data::TokenReader& reader, const data::Tokenizer& tokenizer,
+                          std::int64_t length, const RunConfig& config) {
+  const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
+  const std::int64_t all = sampler.windows_per_epoch(), some = config.train.evaluate_samples;
+  const data::LoaderOptions options{
+      .micro_batch = 1, .length = length, .document_mask = config.data.document_mask};
+  std::int64_t bytes = 0;
+  for (std::int64_t window = 0; window < (some > 0 ? std::min(some, all) : all); ++window) {
+    const data::Batch batch = data::make_batch(reader, sampler, options, {window});
+    std::vector<std::int32_t> counted;
+    for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+      if (batch.weights[i] > 0) counted.push_back(batch.targets[i]);
+    }
+    bytes += static_cast<std::int64_t>(tokenizer.decode(counted).size());
+  }
+  return bytes;
+}
+
+/// `bytes` of text, or 0: the dataset has token ids alone.
+void print_evaluation(const checkpoint::Reader& reader, const EvaluateOptions& options,
+                      const parallel::LossSum& sum, std::int64_t bytes) {
+  const double mean = sum.mean(), by_byte = std::exp(sum.loss / static_cast<double>(bytes));
+  const auto tokens = static_cast<std::int64_t>(sum.weight);
+  const std::string folder = reader.folder().string();
+  if (options.json) {
+    nlohmann::ordered_json json{{"checkpoint", folder},
+                                {"step", reader.state().step},
+                                {"split", options.split},
+                                {"loss", mean},
+                                {"loss_hex", fmt::format("{:a}", mean)},
+                                {"perplexity", std::exp(mean)},
+                                {"tokens", tokens},
+                                {"bytes", nullptr},
+                                {"perplexity_per_byte", nullptr}};
+    if (bytes > 0) {
+      json["bytes"] = bytes;
+      json["perplexity_per_byte"] = by_byte;
+    }
+    fmt::print("{}\n", json.dump(2));
+    return;
+  }
+  fmt::print("checkpoint {}  step {}\n{} loss {:.6f}  perplexity {:.4f}  over {} tokens{}\n",
+             folder, reader.state().step, options.split, mean, std::exp(mean), tokens,
+             bytes > 0 ? fmt::format("  per byte {:.4f}", by_byte) : "");
+}
+
+}  // namespace
+
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options) {
   LoadedModel loaded(session, config);
   std::unique_ptr<data::TokenReader> tokens;
-  loaded.load(options.checkpoint, [&] {
+  std::unique_ptr<data::Tokenizer> tokenizer;  // rank 0's
+  loaded.load(options.checkpoint, options.sequence, [&] {
     const model::ModelConfig& model = loaded.model->config();
     const std::string path = dataset_of(config, loaded.reader->state());
     const data::Dataset dataset = data::Dataset::open(path);
@@ -174,8 +232,13 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
         {{"train", data::SplitName::train}, {"valid", data::SplitName::valid}}));
     const std::int64_t length = model.sequence;
     if (tokens->tokens() <= length) {
-      throw Error("dataset {}: the {} split has {} tokens, a window needs {}; use a larger dataset",
-                  path, options.split, tokens->tokens(), length + 1);
+      throw Error(
+          "dataset {}: the {} split has {} tokens, a window needs {}; use a larger dataset or a "
+          "smaller --model.sequence",
+          path, options.split, tokens->tokens(), length + 1);
+    }
+    if (session.rank() == 0 && dataset.manifest().tokenizer != "none") {
+      tokenizer = data::load_tokenizer(dataset);
     }
     const std::int64_t micro_batch = config.train.micro_batch > 0
                                          ? config.train.micro_batch
@@ -184,14 +247,17 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
   });
   const parallel::LossSum sum = comm::or_abandon(loaded.grid, [&] {
     return evaluate_split(*loaded.replica, *tokens, config.train.evaluate_samples,
-                          config.data.document_mask, loaded.grid.group(comm::Axis::data),
-                          loaded.watchdog);
+                          config.data.document_mask, loaded.grid, loaded.watchdog);
   });
   const double mean = sum.mean();
+  if (!std::isfinite(mean)) {
+    throw AgreedError("{}: the {} loss over {} tokens is {}; use another checkpoint",
+                      loaded.reader->folder().string(), options.split, sum.weight, mean);
+  }
   if (session.rank() == 0) {
-    fmt::print("checkpoint {}  step {}\n{} loss {:.6f}  perplexity {:.4f}  over {} tokens\n",
-               loaded.reader->folder().string(), loaded.reader->state().step, options.split, mean,
-               std::exp(mean), static_cast<std::int64_t>(sum.weight));
+    const std::int64_t bytes =
+        tokenizer ? target_bytes(*tokens, *tokenizer, loaded.model->config().sequence, config) : 0;
+    print_evaluation(*loaded.reader, options, sum, bytes);
   }
   return mean;
 }
@@ -231,7 +297,7 @@ std::string generate(comm::Session& session, const RunConfig& config,
   std::unique_ptr<data::Tokenizer> tokenizer;
   std::unique_ptr<Continuation> continuation;
   data::Manifest manifest;
-  loaded.load(options.checkpoint, [&] {
+  loaded.load(options.checkpoint, options.sequence, [&] {
     const checkpoint::Reader& reader = *loaded.reader;
     const auto kept = checkpoint::kept_tokenizer(reader);
     if (kept && config.data.path.empty()) {
@@ -268,10 +334,17 @@ std::string generate(comm::Session& session, const RunConfig& config,
       // Ids that the tokenizer does not know (a model's vocabulary may be rounded up) are never
       // drawn.
       const auto known = std::min(logits.size(), static_cast<std::size_t>(manifest.vocabulary));
-      id = sample_token(logits.first(known), options.temperature, options.top_k, options.top_p,
-                        uniform(key, static_cast<std::uint64_t>(i)));
+      const auto all = static_cast<std::int64_t>(known);
+      const bool finite = first_not_finite(logits.data(), all, DType::f32) == all;
+      id = !finite ? -1
+                   : sample_token(logits.first(known), options.temperature, options.top_k,
+                                  options.top_p, uniform(key, static_cast<std::uint64_t>(i)));
     }
     id = loaded.grid.group(comm::Axis::pipeline).all_reduce(id, comm::Reduction::sum);
+    if (id < 0) {
+      throw AgreedError("{}: a logit of token {} is NaN or infinite; use another checkpoint",
+                        loaded.reader->folder().string(), i);
+    }
     if (manifest.end_of_document && id == *manifest.end_of_document) break;
     made.push_back(static_cast<std::int32_t>(id));
     const std::string sofar = tokenizer->decode(made);

@@ -222,8 +222,9 @@ std::int64_t bucket_elements(const RunConfig& config) {
 }
 
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
-                                 std::int64_t samples, bool document_mask,
-                                 comm::Communicator& data_group, comm::Watchdog& watchdog) {
+                                 std::int64_t samples, bool document_mask, comm::Grid& grid,
+                                 comm::Watchdog& watchdog) {
+  comm::Communicator& data_group = grid.group(comm::Axis::data);
   const std::int64_t length = replica.stage().model().config().sequence;
   const std::int64_t micro_batch = replica.stage().options().sequences;
   const data::Sampler sampler(reader.tokens(), length, reader.tokens(), 0, false);
@@ -244,7 +245,8 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
     for (std::int64_t i = 0; i < micro_batch; ++i) {
       numbers.push_back(std::min(number * micro_batch + i, count - 1));
     }
-    data::Batch batch = data::make_batch(reader, sampler, options, numbers);
+    data::Batch batch;
+    comm::agree(grid.world(), [&] { batch = data::make_batch(reader, sampler, options, numbers); });
     for (std::int64_t i = 0; i < micro_batch; ++i) {
       if (number * micro_batch + i < count) continue;
       std::fill_n(batch.weights.begin() + static_cast<std::ptrdiff_t>(i * length), length, 0.0F);

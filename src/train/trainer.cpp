@@ -228,6 +228,7 @@ double Trainer::update(const StepResult& result) {
   if (result.outcome == StepOutcome::sound) {
     replica_.update(rate, position_.step - position_.states_begin,
                     optim::clip_factor(result.gradient_norm, optim.clip) / scale);
+    checkpointer_.note_sound(position_.step + 1);
     faults_.into_weights(replica_, position_.step + 1, static_cast<std::uint64_t>(train.seed));
   } else {
     replica_.skip();
@@ -279,8 +280,7 @@ void Trainer::evaluate() {
   {
     const StepAccount::Pause pause(account_, true);
     sum = evaluate_split(replica_, *validation_, job_.config.train.evaluate_samples,
-                         job_.config.data.document_mask, grid_.group(comm::Axis::data),
-                         job_.watchdog);
+                         job_.config.data.document_mask, grid_, job_.watchdog);
   }
   reporter_.evaluation(position_.step, sum);
 }

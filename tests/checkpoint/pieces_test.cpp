@@ -1,4 +1,6 @@
 // Every layout's state saved and loaded into every other.
+#include <limits>
+
 #include "checkpoint/layouts.hpp"
 #include "checkpoint/support.hpp"
 
@@ -67,6 +69,33 @@ TEST_P(PiecesTest, TheseLayoutsSplitRows) {
   }
   EXPECT_GT(parts, 0);
   EXPECT_GT(parts_of_split_rows, 0);
+}
+
+TEST_P(PiecesTest, WhatIsNotFiniteIsNeitherSavedNorLoadedNorVerified) {
+  const auto ranks = make_ranks(table_, {}, seed);
+  std::vector<Piece> pieces = pieces_of(ranks);
+  const Piece& spoilt = pieces[pieces.size() / 2];
+  float& value = spoilt.data.as<float>()[spoilt.data.elements() - 1];
+  const float before = value;
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    value = bad;
+    const std::string named = fmt::format("tensor {}: element", spoilt.name);
+    EXPECT_THAT(error_of([&] { save(scratch_.path(), {.step = 1}, pieces, *world_); }),
+                testing::HasSubstr(named));
+    EXPECT_FALSE(fs::exists(scratch_.path() / "step-00000001"));
+    std::vector<Piece> forced = pieces;
+    for (Piece& piece : forced) piece.finite = false;
+    const Reader reader(save(scratch_.path(), {.step = 2}, forced, *world_));
+    reader.verify();
+    EXPECT_THAT(error_of([&] { reader.verify(true); }), testing::HasSubstr(named));
+    EXPECT_THAT(error_of([&] { ranks.front()->load_and_compare(reader); }),
+                testing::HasSubstr(named));
+    value = before;
+    const auto again = make_ranks(table_, {}, seed);  // loading has changed them
+    save(scratch_.path(), {.step = 3}, pieces_of(again), *world_);
+    ranks.front()->fill();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PiecesTest, testing::Values("gpt", "llama-tied", "llama-untied"),

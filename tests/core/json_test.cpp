@@ -1,5 +1,8 @@
 #include "trireme/core/json.hpp"
 
+#include <chrono>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,6 +46,29 @@ TEST(Json, NestingIsBounded) {
     for (std::size_t i = 0; i < depth; ++i) objects += "{\"a\":";
     EXPECT_THAT(fault(objects), HasSubstr("is nested more than 64 deep")) << depth;
   }
+}
+
+TEST(Json, APassingListIsTakenElementByElement) {
+  std::vector<nlohmann::json> taken;
+  const PassingList list{"list", [&](const nlohmann::json& each) { taken.push_back(each); }};
+  const std::string text = R"({"a": {"list": [1]}, "list": [[2], {"list": [3]}, 4], "b": [5]})";
+  EXPECT_EQ(parse_json(text, "x", "", list),
+            nlohmann::json::parse(R"({"a": {"list": [1]}, "list": [], "b": [5]})"));
+  EXPECT_EQ(taken, (std::vector<nlohmann::json>{{2}, {{"list", {3}}}, 4}));
+  taken.clear();
+  EXPECT_EQ(parse_json(R"([{"list": [1]}])", "x", "", list), nlohmann::json({{{"list", {1}}}}));
+  EXPECT_EQ(parse_json(R"({"list": {"a": [1]}})", "x", "", list),
+            nlohmann::json({{"list", {{"a", {1}}}}}));
+  EXPECT_TRUE(taken.empty());
+}
+
+// nlohmann's parser with a callback took 40 s for as many.
+TEST(Json, ALongListTakesLinearTime) {
+  std::string text = "[{}";
+  for (int i = 0; i < 300'000; ++i) text += ",{\"a\":[1]}";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_json(text + "]", "x").size(), 300'001U);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 TEST(Json, InvalidJsonIsRefused) {

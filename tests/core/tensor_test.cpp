@@ -1,5 +1,6 @@
 #include "trireme/core/tensor.hpp"
 
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -56,6 +57,28 @@ TEST(Tensor, SlicesShareMemoryAtTheRightOffset) {
   EXPECT_EQ(row.reshape({4}).as<float>()[3], 23.0F);
   EXPECT_EQ(tensor.slice(2, 3, 4).as<float>()[0], 3.0F);
   EXPECT_TRUE(tensor.slice(0, 2, 2).contiguous());
+}
+
+TEST(Tensor, TheFirstElementThatIsNotFiniteIsFound) {
+  for (const DType type : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::quiet_NaN()}) {
+      std::vector<float> f32(5000, -65504.0F);
+      f32[4001] = f32[4500] = bad;
+      const std::vector<double> f64(f32.begin(), f32.end());
+      std::vector<std::uint16_t> halves;
+      for (const float x : f32) {
+        halves.push_back(type == DType::bf16 ? float_to_bf16(x) : float_to_fp16(x));
+      }
+      const void* data = halves.data();
+      if (type == DType::f32) data = f32.data();
+      if (type == DType::f64) data = f64.data();
+      EXPECT_EQ(first_not_finite(data, 5000, type), 4001) << name_of(type);
+      EXPECT_EQ(first_not_finite(data, 4001, type), 4001) << name_of(type);
+    }
+  }
+  const std::vector<std::int32_t> ones(3, -1);
+  EXPECT_EQ(first_not_finite(ones.data(), 3, DType::i32), 3);
 }
 
 TEST(Tensor, RefusesInvalidArguments) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -10,7 +11,9 @@
 #include "trireme/data/hash.hpp"
 #include "trireme/data/tokenizer.hpp"
 
+#include "data/dataset_files.hpp"
 #include "support.hpp"
+#include "support/peak_memory.hpp"
 
 /// libhdf5 1.10 leaks memory on damaged metadata. Read by LeakSanitizer.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): its own name for it
@@ -315,6 +318,24 @@ TEST(Manifest, AChangedModelIsRefused) {
   fs::remove(scratch / "set/tokenizer.model");
   EXPECT_THAT(error_of([&] { load_tokenizer(dataset); }),
               HasSubstr("tokenizer.model: cannot open: No such file"));
+}
+
+TEST(Dataset, ALongManifestTakesLinearTimeAndBoundedMemory) {
+  Manifest manifest;
+  manifest.name = "many";
+  manifest.tokenizer = "none";
+  manifest.vocabulary = 9;
+  for (std::size_t i = 0; i < 200'000; ++i) {
+    manifest.train.push_back({shard_file(SplitName::train, i), 1, 1, std::string(16, 'a')});
+  }
+  const std::string text = to_text(manifest);
+  const trireme::test::PeakMemory peak;
+  const auto begin = std::chrono::steady_clock::now();
+  const Manifest parsed = parse_manifest(text, "dataset.json");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_EQ(parsed.train.size(), manifest.train.size());
+  EXPECT_LT(peak.bytes(), 10.0 * static_cast<double>(text.size()));
+  fmt::print("{} bytes: {:.0f} more than before\n", text.size(), peak.bytes());
 }
 
 TEST(Hash, KnownValuesInPiecesOfAnySize) {

@@ -85,7 +85,9 @@ TEST(Checkpointer, KeepsTheNewestAndKnowsWhatIsSaved) {
   config.checkpoint.keep = 1;
   Saving saving(config);
   EXPECT_THAT(saving->last_good(), HasSubstr("no checkpoint yet"));
+  saving->note_sound(1);
   saving.save(1, Failure::warns);
+  saving->note_sound(2);
   saving.save(2, Failure::stops);
   EXPECT_FALSE(saving->saved(1));
   EXPECT_TRUE(saving->saved(2));
@@ -96,6 +98,34 @@ TEST(Checkpointer, KeepsTheNewestAndKnowsWhatIsSaved) {
   EXPECT_EQ(reader.state().samples, 4);
   EXPECT_EQ(reader.state().extra.at("kept"), 2);
   EXPECT_FALSE(reader.state().extra.contains("states_begin"));
+  quiet_barrier();
+}
+
+TEST(Checkpointer, OnlyACheckpointBeforeASoundStepIsGood) {
+  const Folder folder;
+  RunConfig config = small_config(folder, "run");
+  config.checkpoint.keep = 2;
+  Saving saving(config);
+  const auto exists = [&](std::int64_t step) {
+    return fs::exists(folder / "run" / step_folder(step));
+  };
+  saving->note_sound(1);
+  saving.save(1, Failure::warns);
+  EXPECT_THAT(saving->last_good(), HasSubstr("no step was sound after the checkpoint"));
+  saving->note_sound(2);
+  EXPECT_THAT(saving->last_good(), HasSubstr("last good checkpoint is"));
+  saving.save(2, Failure::warns);
+  for (const std::int64_t skipped : {3, 4}) saving.save(skipped, Failure::warns);
+  EXPECT_THAT(saving->last_good(), HasSubstr(step_folder(1)));
+  quiet_barrier();
+  EXPECT_TRUE(exists(1) && exists(2));  // though there are newer ones
+  saving->note_sound(5);
+  EXPECT_THAT(saving->last_good(), HasSubstr(step_folder(4)));
+  saving.save(5, Failure::warns);
+  quiet_barrier();
+  EXPECT_TRUE(exists(4) && !exists(3) && !exists(1));
+  saving->resumed({.folder = "elsewhere/step-00000009", .position = {.step = 9}, .own = false});
+  EXPECT_THAT(saving->last_good(), HasSubstr(step_folder(4)));
   quiet_barrier();
 }
 

@@ -160,4 +160,8 @@ if cmp -s scaled-logits logits; then fail "llama3 frequencies change nothing"; f
 sed -i 's/llama3/yarn/' bad/config.json && broken "another scaling" 'config.json: rope_scaling: rope_type = "yarn": only "llama3" is computed here'
 cp -r "$golden/llama" bad && chmod -R u+w bad && sed -i 's/"tie_word_embeddings": false/"tie_word_embeddings": true/' bad/config.json
 broken "a head that is not the embedding" 'lm_head.weight differs from the embedding that config.json ties it to'
+
+# Weights that are NaN or infinite.
+copy && header=$(od -An -tu8 -N8 bad/model.safetensors) && printf '\000\000\200\177' | dd of=bad/model.safetensors bs=1 seek=$((header + 8 + 400)) conv=notrunc status=none
+broken "an infinite weight" 'tensor [a-z0-9_.]*: element [0-9]* is NaN or infinite'
 echo ok

@@ -85,7 +85,10 @@ unfit() {  # name, message
   run import --input foreign --output new
   [ "$(wc -l <err)" -eq 1 ] || fail "$1: not one line"
   grep -q "^trireme: warning: without a tokenizer: foreign/tokenizer.json: $2" err || fail "$1: message"
-  [ ! -e new/step-00000000/tokenizer.json ] || fail "$1: came along"
+  run inspect new
+  ! grep -q '^tokenizer' out || fail "$1: is used"
+  rm -rf back && run export --checkpoint new --output back
+  cmp foreign/tokenizer.json back/tokenizer.json || fail "$1: is lost in an export"
 }
 sed 's/"normalizer":null/"normalizer":{"type":"NFC"}/' "$golden/tokenizers/bytes.json" >foreign/tokenizer.json
 unfit "a normalizer" 'normalizer "NFC" is not supported here'

@@ -32,8 +32,9 @@ struct Piece {
   std::string name;  // "parameters/blocks.0.attention.qkv.weight", "adamw.moment1/…"
   Shape shape;       // of the whole logical tensor
   Index begin{};
-  Tensor data;        // as many dimensions as `shape`; may be strided
-  bool write = true;  // this rank writes it (of several that hold it, one does)
+  Tensor data;          // as many dimensions as `shape`; may be strided
+  bool write = true;    // this rank writes it (of several that hold it, one does)
+  bool finite = false;  // a save that finds NaN or an infinity in it fails
 };
 
 /// What is not a tensor: step, sample cursor, seed, configuration, versions. Numbers in the three
@@ -129,8 +130,9 @@ class Reader {
   /// from `begin` on of tensor `name`, from whichever pieces hold them; verifies the xxh3 of every
   /// block it touches and reads no other. After an Error the content of `data` is undefined.
   void read(const std::string& name, const Index& begin, const Tensor& data) const;
-  /// Re-reads everything. Throws the first fault.
-  void verify() const;
+  /// Re-reads everything. Throws the first fault; with `finite` also where an element is NaN or
+  /// infinite.
+  void verify(bool finite = false) const;
 
  private:
   struct Stored;

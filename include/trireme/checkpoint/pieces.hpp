@@ -34,7 +34,8 @@ std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap&
 
 /// The reverse: fills all that this rank holds, copies too, from a checkpoint of any layout, and
 /// the gaps between blocks with zeros; `flat` is where the state's parameters() are, of fp32 or
-/// rounded to its type. Not collective. Throws what Reader::read does.
+/// rounded to its type. Not collective. Throws what Reader::read does, and Error where an element
+/// is NaN or infinite.
 void load_pieces(const Reader& reader, const std::string& prefix, const state::ModelState& state,
                  const Tensor& flat, bool sharded);
 /// In place of load_pieces, where a checkpoint has nothing of it: all of `flat` is zero.

@@ -19,6 +19,10 @@ std::size_t size_of(DType type);  // bytes per element
 std::string_view name_of(DType type);
 DType dtype_from_name(std::string_view name);  // throws Error for a name it does not know
 
+/// The first of `n` elements in host memory that is NaN or infinite; `n`: there is none, as in
+/// integers.
+std::int64_t first_not_finite(const void* elements, std::int64_t n, DType type);
+
 template <class T>
 struct DTypeOf;
 template <>

@@ -1,6 +1,7 @@
 // The choices that make one transformer GPT-2 or Llama, and the named presets.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct ModelConfig {
   std::int64_t hidden = 0;    // F of the MLP; 0: 4·C for gelu, 8/3·C rounded up to 64 for swiglu
   std::int64_t vocabulary = 0;  // V; 0: the dataset's
   std::int64_t sequence = 256;  // T
+  std::int64_t positions = 0;   // see trained_length
   std::string norm = "layernorm";
   double epsilon = 1e-5;
   std::string position = "learned";
@@ -39,6 +41,9 @@ struct ModelConfig {
   void declare(config::Fields& fields);
   /// Sets derived fields (kv_heads, hidden) and checks that fields agree; throws ConfigError.
   void resolve();
+  /// The longest sequence that the weights are made for: rows of the table of learned positions;
+  /// for rotary ones what config.json of an export has.
+  std::int64_t trained_length() const { return std::max(positions, sequence); }
   std::int64_t head_size() const { return width / heads; }
   std::int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_size(); }
   /// Initial standard deviation of projections into the residual stream: GPT-2 divides by

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/checkpoint/checkpoint.hpp"
+#include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/comm/communicator.hpp"
 #include "trireme/data/dataset.hpp"
 #include "trireme/data/tokenizer.hpp"
@@ -30,10 +31,12 @@ struct Position {
 struct ResumePoint {
   std::string folder;  // the checkpoint; empty: there is none
   Position position;
-  std::int64_t rounded_for = 0;    // see Replica::refresh
-  bool own = false;                // of the run folder itself
-  std::vector<std::string> notes;  // for the user
-  nlohmann::json config;           // with which the checkpoint was made
+  std::int64_t rounded_for = 0;     // see Replica::refresh
+  bool own = false;                 // of the run folder itself
+  std::int64_t trained_length = 0;  // of the checkpoint's model; see ModelConfig
+  std::vector<std::string> notes;   // for the user
+  std::string warning;              // empty: none
+  nlohmann::json config;            // with which the checkpoint was made
 };
 /// "key old → new" of each key that both have with different values, but for those that name the
 /// start itself, such as train.output.
@@ -109,7 +112,10 @@ class Checkpointer {
   bool saved(std::int64_t step) const { return saved_step_ == step; }
   /// Throws AgreedError where the last save failed: a run that ends so is not done. On all ranks.
   void require_saved() const;
-  /// Where to begin again, as the end of an error.
+  /// The update of step `step` was made, so the state before it was good.
+  void note_sound(std::int64_t step);
+  /// Where to begin again, as the end of an error: the newest checkpoint after which a step was
+  /// sound. On all ranks.
   std::string last_good() const;
   double longest_seconds() const { return longest_; }
   /// The steps begin, or a save has ended: checkpoint.every_minutes are counted from now on.
@@ -128,10 +134,15 @@ class Checkpointer {
   RunReporter& reporter_;
   std::function<double()> now_;
   double saved_at_;
-  data::StoredTokenizer tokenizer_;  // the root's: what checkpoints keep
-  std::int64_t saved_step_ = -1;     // of the newest checkpoint of this run folder
-  std::string saved_folder_;         // the newest checkpoint, perhaps of another one
-  std::string failed_;               // why the last save failed; empty: it did not
+  data::StoredTokenizer tokenizer_;    // the root's: what checkpoints keep
+  checkpoint::Companions companions_;  // the root's
+  std::int64_t trained_length_ = 0;    // of the checkpoint that was resumed
+  std::int64_t saved_step_ = -1;       // of the newest checkpoint of this run folder
+  std::string saved_folder_;           // the newest checkpoint, perhaps of another one
+  std::int64_t newest_step_ = -1;      // its step
+  std::string good_folder_;            // the newest after which a step was sound
+  std::int64_t sound_step_ = 0;        // the last that was
+  std::string failed_;                 // why the last save failed; empty: it did not
   std::unique_ptr<checkpoint::Save> pending_;
   double pending_since_ = 0, longest_ = 0;  // seconds
 };

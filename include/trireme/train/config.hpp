@@ -25,6 +25,7 @@ constexpr std::int64_t most_sequences = std::int64_t{1} << 30;  // of a global b
 
 struct TrainConfig {
   std::string output = "run";     // run folder: attempts and checkpoints
+  std::string from;               // where the model and its weights begin; empty: new ones
   std::int64_t steps = 1000;      // last step, counted from the beginning of training
   std::int64_t stop_after = 0;    // steps of this start; 0: no limit
   std::int64_t batch = 32;        // sequences of a global batch
@@ -51,6 +52,9 @@ struct TrainConfig {
 
   void declare(config::Fields& fields) {
     fields.add("output", output, "run folder, for the record and the checkpoints");
+    fields.add("from", from,
+               "run folder, step folder or folder of a transformers model whose model and weights "
+               "a new run begins with, at step 0");
     fields.add("steps", steps, "optimizer steps, counted from the beginning of training",
                config::at_least(1));
     fields.add("stop_after", stop_after, "steps of this start, then save and end; 0: no limit",

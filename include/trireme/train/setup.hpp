@@ -46,6 +46,19 @@ std::string dataset_of(const RunConfig& config, const checkpoint::State& state);
 /// of that model: what is made from it needs no more memory than the checkpoint accounts for.
 model::ModelConfig model_of(const checkpoint::Reader& reader);
 
+/// The model on windows of `sequence` tokens; 0: of as many as it was trained on last. Throws
+/// ConfigError where learned positions do not reach so far.
+model::ModelConfig with_sequence(model::ModelConfig model, std::int64_t sequence);
+/// A warning where `sequence` is beyond what rotary positions were trained on; else empty.
+std::string sequence_warning(const model::ModelConfig& trained, std::int64_t sequence);
+
+/// The model that train.from names. Throws Error.
+model::ModelConfig start_model(const std::string& from);
+/// Makes the first checkpoint of the run folder from train.from, if that is set and the folder has
+/// none. Returns a warning for the user, or "". Collective over the session; throws AgreedError,
+/// also where the folder has checkpoints of a run that began otherwise.
+std::string make_start(const RunConfig& config, comm::Session& session);
+
 /// What a layout depends on beside the configuration: the machine and files.
 struct LayoutFacts {
   int world = 1;              // ranks, parameter servers among them
@@ -95,10 +108,10 @@ std::int64_t bucket_elements(const RunConfig& config);
 
 /// Sums over the first `samples` windows (0: all) of a split; collective over the grid, whose data
 /// ranks share out the windows. The same bits in every layout in reproducible mode. `watchdog`
-/// gets a beat in every round.
+/// gets a beat in every round. Throws AgreedError where a rank cannot read its data.
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
-                                 std::int64_t samples, bool document_mask,
-                                 comm::Communicator& data_group, comm::Watchdog& watchdog);
+                                 std::int64_t samples, bool document_mask, comm::Grid& grid,
+                                 comm::Watchdog& watchdog);
 
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();
@@ -125,10 +138,13 @@ constexpr int exit_code(Ending ending) {
 struct EvaluateOptions {
   std::filesystem::path checkpoint;  // a step folder, or a run folder whose newest is taken
   std::string split = "valid";       // valid | train
+  std::int64_t sequence = 0;         // tokens of a window; 0: the checkpoint's
+  bool json = false;                 // print it as JSON
 };
 /// Prints and returns the mean loss over a split. Model, precision and dataset are the
 /// checkpoint's, the latter unless `config.data.path` is set; document mask, samples, micro-batch
-/// and layout are those of `config`. Throws Error for a split without a whole window.
+/// and layout are those of `config`. Throws Error for a split without a whole window, AgreedError
+/// where the loss is not finite.
 double evaluate(comm::Session& session, const RunConfig& config, const EvaluateOptions& options);
 
 struct GenerateOptions {
@@ -139,6 +155,7 @@ struct GenerateOptions {
   std::int64_t top_k = 0;    // 0: all
   double top_p = 1.0;
   std::int64_t seed = 1;
+  std::int64_t sequence = 0;  // tokens that the model sees; 0: the checkpoint's
 };
 /// Prints the prompt and its continuation on rank 0 as it is made; returns the text.
 std::string generate(comm::Session& session, const RunConfig& config,
