@@ -10,13 +10,14 @@ shared=${TRIREME_SHARED_MEMORY:-/dev/shm}
 old() { [ -O "$1" ] && [ -n "$(find "$1" -maxdepth 0 -mmin "+${TRIREME_CLEAN_MINUTES:-2}" 2>/dev/null)" ]; }
 
 for segment in "$shared"/vader_segment.* "$shared"/osc_sm.* "$shared"/mpich_shar_tmp*; do
-  [ -f "$segment" ] && old "$segment" || continue
-  grep -qsF -- "$segment" /proc/[0-9]*/maps || rm -f -- "$segment"
+  if [ -f "$segment" ] && old "$segment" && ! grep -qsF -- "$segment" /proc/[0-9]*/maps; then rm -f -- "$segment"; fi
 done
 
 # Named after the process id of mpirun.
 for session in "${TMPDIR:-/tmp}/ompi.$(hostname -s).$(id -u)"/pid.*; do
-  [ -d "$session" ] && old "$session" && [ ! -e "/proc/${session##*.}" ] || continue
-  rm -rf -- "$session"
-  rmdir -- "${session%/*}" 2>/dev/null || true
+  if [ -d "$session" ] && old "$session" && [ ! -e "/proc/${session##*.}" ]; then
+    rm -rf -- "$session"
+    rmdir -- "${session%/*}" 2>/dev/null
+  fi
 done
+exit 0

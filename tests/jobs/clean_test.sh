@@ -25,7 +25,11 @@ for _ in $(seq 100); do [ ! -s holder ] || break; sleep 0.1; done
 TRIREME_SHARED_MEMORY="$work/shm" TMPDIR="$work/tmp" bash "$SOURCE/jobs/clean.sh"
 left=$(cd shm && echo *)
 [ "$left" = "other vader_segment.host.0.2.0 vader_segment.host.0.3.0" ] || { echo "left in shared memory: $left"; exit 1; }
-[ ! -e "$sessions/pid.$dead" ] && [ -d "$sessions/pid.$$" ] || { echo "sessions:"; ls -R tmp; exit 1; }
+if [ -e "$sessions/pid.$dead" ] || [ ! -d "$sessions/pid.$$" ]; then
+  echo "sessions:"
+  ls -R tmp
+  exit 1
+fi
 kill "$holder"
 wait "$holder" 2>/dev/null || true
 touch -d '-1 hour' shm/vader_segment.host.0.2.0
