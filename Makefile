@@ -7,7 +7,7 @@ PYTHON ?= python3
 PREFIX ?= /usr/local
 # A plain `make -jN` must not run the steps of a target out of order; Ninja has its own parallelism.
 .NOTPARALLEL:
-.PHONY: help deps configure build demo test test-long test-asan test-cuda test-slurm bench-cuda gpu-bundle fuzz planted-bugs lint format docs bench bench-layouts reproduce-nanogpt install package clean
+.PHONY: help deps configure build demo test test-mpich test-long test-asan test-cuda test-slurm bench-cuda gpu-bundle fuzz planted-bugs lint format docs bench bench-layouts reproduce-nanogpt install package clean
 
 help:
 	@echo 'make demo [CORPUS=file.txt]   build, prepare text, train on 2 ranks, evaluate, resume, generate'
@@ -17,6 +17,7 @@ help:
 	@echo 'make package                  a Debian package (build/package/trireme_*.deb), for CPUs'
 	@echo
 	@echo 'make deps                     install the Debian packages that are missing, or print the command'
+	@echo 'make test-mpich               a run under MPICH has the bits of one under Open MPI; part of make test where MPICH is'
 	@echo 'make test-long                the tests and the slow sweeps'
 	@echo 'make test-asan                the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make test-slurm               job scripts and scaling studies under a Slurm of four nodes on this machine; needs root'
@@ -34,7 +35,7 @@ help:
 	@echo 'make clean                    remove build/'
 
 deps:
-	@scripts/deps.sh build
+	@scripts/deps.sh build $(filter mpich,$(PRESET))
 	@scripts/deps.sh report || echo 'going on without gnuplot: trireme report --html will miss it'
 
 configure: deps
@@ -48,12 +49,20 @@ demo: build
 	@CORPUS='$(CORPUS)' scripts/demo.sh $(BUILD)/trireme
 
 test:
-	@scripts/deps.sh build
+	@scripts/deps.sh build $(filter mpich,$(PRESET))
 	@scripts/deps.sh format || echo 'going on without clang-format'
 	@bash tests/structure/format_test.sh
 	@cmake --preset $(PRESET) $(CMAKE_ARGS)
 	@cmake --build $(BUILD) --parallel $(JOBS)
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+	@if command -v mpicc.mpich mpiexec.mpich >/dev/null; then $(MAKE) --no-print-directory test-mpich; \
+	  else echo 'MPICH is not installed (scripts/deps.sh mpich): make test-mpich was left out'; fi
+
+test-mpich: build
+	@scripts/deps.sh mpich
+	@cmake --preset mpich $(CMAKE_ARGS)
+	@cmake --build build/mpich --parallel $(JOBS) --target trireme
+	@bash tests/train/mpich.sh $(BUILD)/trireme build/mpich/trireme
 
 # Slow sweeps belong to CTest's configuration "long" and run beside all others.
 test-long: configure

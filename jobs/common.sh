@@ -301,6 +301,10 @@ trireme_step() {
   echo "$newest"
 }
 
+trireme_counted() { # number, singular
+  printf '%s %s%s' "$1" "$2" "$([ "$1" = 1 ] || echo s)"
+}
+
 trireme_checkpoint() { # step
   [ "$1" -ge 0 ] && echo "checkpoint of step $1" || echo "no checkpoint"
 }
@@ -331,6 +335,17 @@ trireme_stay() {
   trireme_report "exit code 1 in place of 75, for which LSF would take the job back"
 }
 
+# Removes what killed jobs left on this job's nodes: srun reaches all of them, other schedulers' scripts the first.
+trireme_clean() {
+  local script
+  script=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/clean.sh
+  if [ "$(trireme_scheduler)" = slurm ] && [ "$nodes" -gt 1 ]; then
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=1 bash "$script" </dev/null || true
+  else
+    bash "$script" || true
+  fi
+}
+
 # Trains, and requeues the job when training ended before its last step: saved in time (75), or after a
 # failure that left a later checkpoint than at the start. A start without progress is not repeated.
 trireme_job() {
@@ -344,8 +359,9 @@ trireme_job() {
   fi
   trireme_output "$@" || return
   before=$(trireme_step "$folder")
-  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) $ranks ranks on $nodes nodes, $threads threads each," \
+  trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) $(trireme_counted "$ranks" rank) on $(trireme_counted "$nodes" node), $(trireme_counted "$threads" thread) each," \
     "$(trireme_checkpoint "$before"): $(printf '%q ' "${launch[@]}" train "$@")"
+  [ -n "${TRIREME_DRY_RUN:-}" ] || trireme_clean
   trireme_train "$folder" "$@" || code=$?
   after=$(trireme_step "$folder")
   trireme_report "$(date -u +%Y-%m-%dT%H:%M:%SZ) exit code $code, $(trireme_checkpoint "$after")"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [lint] [demo] [fuzz] [report] [docs] [package] [slurm].
+# Installs the Debian packages that a purpose needs and that are missing: deps.sh [build] [mpich] [lint] [demo] [fuzz] [report] [docs] [package] [slurm].
 # With nothing missing it takes a few milliseconds. Without root rights it prints the command to run instead.
 # On systems without apt it leaves the libraries to the site: CMake names any that it cannot find.
 # Where cuDNN is found, building also takes its frontend (headers alone) from the Python package index, into build/deps.
@@ -8,6 +8,7 @@ set -euo pipefail
 build="cmake ninja-build ccache pkg-config g++ libopenmpi-dev openmpi-bin libhdf5-dev hdf5-tools libdnnl-dev
   libcli11-dev libtomlplusplus-dev libfmt-dev nlohmann-json3-dev libsentencepiece-dev libpcre2-dev
   libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libhwy-dev python3"
+mpich="mpich libmpich-dev"  # beside Open MPI, which stays what mpirun and mpicc are
 lint="clang-format clang-tidy shellcheck libomp-dev"  # clang-tidy reads its own omp.h
 demo="bible-kjv"
 fuzz="clang libclang-rt-dev"
@@ -22,6 +23,7 @@ builds=
 for purpose in "${@:-build}"; do
   case $purpose in
     build) wanted+=" $build" builds=yes ;;
+    mpich) wanted+=" $mpich" ;;
     lint) wanted+=" $lint" ;;
     format) wanted+=" clang-format shellcheck" ;;
     demo) wanted+=" $demo" ;;
@@ -30,7 +32,7 @@ for purpose in "${@:-build}"; do
     docs) wanted+=" $docs" ;;
     package) wanted+=" $package" ;;
     slurm) wanted+=" $slurm" ;;
-    *) echo "deps.sh: unknown purpose $purpose: build, lint, format, demo, fuzz, report, docs, package or slurm" >&2; exit 2 ;;
+    *) echo "deps.sh: unknown purpose $purpose: build, mpich, lint, format, demo, fuzz, report, docs, package or slurm" >&2; exit 2 ;;
   esac
 done
 

@@ -50,16 +50,12 @@ def memory(program):
           'by scripts/pictures/extract.py')
     print('layout,options,use,MiB')
     for label, options in LAYOUTS:
-        text = subprocess.run([program, *PLAN.split(), *options.split()], check=True,
+        text = subprocess.run([program, *PLAN.split(), '--json', *options.split()], check=True,
                               stdout=subprocess.PIPE, encoding='utf-8').stdout
-        table = [line.split('|') for line in text.splitlines() if '|' in line]
-        total = next(row for row in table if row[0].strip() == 'total')
-        totals = [float(cell) for cell in total[1:]]
-        fullest = 1 + totals.index(max(totals))
-        for row in table:
-            use = row[0].strip()
-            if use not in ('stage', 'total') and float(row[fullest]) > 0:
-                print(f'"{label}",{options},{use},{float(row[fullest]):.1f}')
+        fullest = max(json.loads(text)['columns'], key=lambda column: column['host_bytes'])
+        for use, held in fullest['bytes'].items():
+            if round(held / 2**20, 1) > 0:
+                print(f'"{label}",{options},{use},{held / 2**20:.1f}')
 
 
 if __name__ == '__main__':

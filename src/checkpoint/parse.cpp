@@ -283,6 +283,10 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   Manifest manifest;
   manifest.state.step = object.integer("step");
   manifest.state.samples = object.integer("samples");
+  constexpr std::int64_t most = std::int64_t{1} << 60;  // training can count on from there
+  for (const char* key : {"step", "samples"}) {
+    if (object.integer(key) > most) throw Error("{}: '{}' is more than 2^60", where, key);
+  }
   if (!object.at("seed").is_number_unsigned()) {
     throw Error("{}: 'seed' is not an integer from 0 to 2^64 - 1", where);
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "trireme/core/half.hpp"
 
@@ -195,6 +197,39 @@ std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap&
   for_each_own(
       layout, shards, sharded, writers,
       [&](const params::Block&, const Range& own, std::int64_t) { elements += own.size(); });
+  return elements;
+}
+
+std::vector<std::int64_t> piece_elements(const params::Layout& layout,
+                                         const state::ShardMap& shares) {
+  std::vector<std::int64_t> elements(static_cast<std::size_t>(shares.parts()), 0);
+  // By list of shares, which groups that are alike have in common: one of them, and their number.
+  std::map<const std::vector<std::int64_t>*, std::pair<int, std::int64_t>> kinds;
+  for (int g = 0; g < shares.groups(); ++g) {
+    const params::Group& group = layout.groups()[static_cast<std::size_t>(g)];
+    if (!layout.has_unit(group.units.front())) continue;  // an earlier stage writes a tied row
+    ++kinds.try_emplace(&shares.bounds(g), g, 0).first->second.second;
+  }
+  for (const auto& [bounds, kind] : kinds) {
+    const params::Group& group = layout.groups()[static_cast<std::size_t>(kind.first)];
+    std::vector<Range> written;  // from the group's beginning, ascending
+    for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
+      const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
+      if (block.slices.empty() && layout.tiles().first > 0) continue;  // tensor rank 0 writes it
+      const std::int64_t first = block.offset - group.elements.begin;
+      for (const Range& own : layout.owned(block)) {
+        written.push_back({first + own.begin, first + own.end});
+      }
+    }
+    std::size_t next = 0;
+    for (std::size_t part = 0; part < elements.size(); ++part) {
+      const Range share{(*bounds)[part], (*bounds)[part + 1]};
+      while (next < written.size() && written[next].end <= share.begin) ++next;
+      for (std::size_t i = next; i < written.size() && written[i].begin < share.end; ++i) {
+        elements[part] += kind.second * overlap(written[i], share).size();
+      }
+    }
+  }
   return elements;
 }
 

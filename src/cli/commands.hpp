@@ -87,9 +87,16 @@ struct ResolvedConfig : BuiltInConfig {
 void refuse_settings_of_the_run(const std::vector<Setting>& settings,
                                 const std::string& subcommand);
 
+struct PlanMemoryOptions {
+  int ranks_per_node = 0;   // 0: all on one
+  std::int64_t memory = 0;  // bytes of a GPU, or on CPUs of a node; 0: this machine's
+  bool json = false;
+};
 /// The memory that each pipeline stage's fullest rank would take in the layout of `config` on
-/// facts.world ranks, as a table. Throws ConfigError for layouts that cannot be.
-std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts);
+/// facts.world ranks, and whether it fits, as a table or as JSON. Throws ConfigError for layouts
+/// that cannot be.
+std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
+                        const PlanMemoryOptions& options);
 
 /// `text` on rank 0's standard output.
 void print_on_root(const comm::Session& session, const std::string& text);
@@ -99,5 +106,7 @@ std::string line(const std::string& key, const std::string& value, int width = 1
 std::string grouped(std::int64_t number);
 /// "8.8 MB", in powers of 1000.
 std::string bytes_text(std::int64_t bytes);
+/// Bytes of "80GiB", "5GB", "700MB" or "123456", the value of `flag`. Throws ConfigError.
+std::int64_t parse_size(const std::string& flag, const std::string& text);
 
 }  // namespace trireme::cli

@@ -2,7 +2,10 @@
 // shown.
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <chrono>
+#include <map>
 #include <sstream>
 #include <thread>
 
@@ -265,6 +268,33 @@ std::string grouped(std::int64_t number) {
     digits.insert(static_cast<std::size_t>(i), 1, ',');
   }
   return digits;
+}
+
+std::int64_t parse_size(const std::string& flag, const std::string& text) {
+  constexpr std::int64_t kilo = 1000, kibi = 1024;
+  static const std::map<std::string, std::int64_t> units = {{"", 1},
+                                                            {"B", 1},
+                                                            {"KB", kilo},
+                                                            {"MB", kilo * kilo},
+                                                            {"GB", kilo * kilo * kilo},
+                                                            {"TB", kilo * kilo * kilo * kilo},
+                                                            {"KIB", kibi},
+                                                            {"MIB", kibi * kibi},
+                                                            {"GIB", kibi * kibi * kibi},
+                                                            {"TIB", kibi * kibi * kibi * kibi}};
+  constexpr std::int64_t most = std::int64_t{1} << 50;
+  const char* end = text.data() + text.size();
+  std::int64_t number = 0;
+  const auto [unit, error] = std::from_chars(text.data(), end, number);
+  std::string name(unit, end);
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const auto found = units.find(name);
+  if (error != std::errc() || found == units.end() || number < 1 || number > most / found->second) {
+    throw ConfigError(flag, text, "must be a number of bytes, KB, MB or GB",
+                      "write for example 5GB");
+  }
+  return number * found->second;
 }
 
 std::string bytes_text(std::int64_t bytes) {

@@ -1,7 +1,5 @@
 // trireme export, trireme import
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <cstdio>
 #include <map>
 
@@ -37,31 +35,13 @@ struct ExportJob {
   std::string file_size = "5GB";
 };
 
-/// Bytes of "5GB", "700MB", "64KiB" or "123456".
-std::int64_t parse_size(const std::string& text) {
-  static const std::map<std::string, std::int64_t> units = {
-      {"", 1},          {"B", 1},         {"KB", 1'000},   {"MB", 1'000'000}, {"GB", 1'000'000'000},
-      {"KIB", 1 << 10}, {"MIB", 1 << 20}, {"GIB", 1 << 30}};
-  constexpr std::int64_t most = std::int64_t{1} << 50;
-  const char* end = text.data() + text.size();
-  std::int64_t number = 0;
-  const auto [unit, error] = std::from_chars(text.data(), end, number);
-  std::string name(unit, end);
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  const auto found = units.find(name);
-  if (error != std::errc() || found == units.end() || number < 1 || number > most / found->second) {
-    throw ConfigError("--max-file-size", text, "must be a number of bytes, KB, MB or GB",
-                      "write for example 5GB");
-  }
-  return number * found->second;
-}
-
 std::string run_export(const ExportJob& job) {
   const checkpoint::Reader reader(train::find_checkpoint(job.checkpoint));
-  const auto files = checkpoint::export_safetensors(
-      reader, train::model_of(reader),
-      {.output = job.output, .type = job.type, .file_bytes = parse_size(job.file_size)});
+  const auto files =
+      checkpoint::export_safetensors(reader, train::model_of(reader),
+                                     {.output = job.output,
+                                      .type = job.type,
+                                      .file_bytes = parse_size("--max-file-size", job.file_size)});
   std::string names;
   for (const std::string& file : files) names += (names.empty() ? "" : ", ") + file;
   return fmt::format("step {} of {} as {} in {}: {}\n", reader.state().step,

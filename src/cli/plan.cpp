@@ -1,6 +1,7 @@
 // trireme plan
 #include <cstdio>
 #include <limits>
+#include <utility>
 
 #include "trireme/core/files.hpp"
 #include "trireme/schedule/schedule.hpp"
@@ -19,7 +20,10 @@ constexpr const char* examples = R"(Examples:
   trireme plan --schedule zero-bubble --stages 4 --micro-batches 8 --csv z.csv
   trireme plan --schedule file:z.csv
   trireme plan --ranks 64 --model.preset llama-7b --model.vocabulary 32000
-               --parallel.tensor 4 --parallel.pipeline 4 --parallel.zero 1)";
+               --parallel.tensor 4 --parallel.pipeline 4 --parallel.zero 1
+               --device.type cuda --precision.compute bf16 --memory 80GiB)";
+
+constexpr std::int64_t most_ranks = 1 << 20;
 
 struct Options {
   std::string schedule = "1f1b";
@@ -29,6 +33,8 @@ struct Options {
   std::string svg, csv;
   std::int64_t ranks = 0;           // memory is asked for
   std::int64_t ranks_per_node = 0;  // 0: all on one node
+  std::string memory;               // empty: this machine's
+  bool json = false;
   std::string file;
 };
 
@@ -102,6 +108,8 @@ std::string plan_schedule(const Options& options) {
 void check_given(const Options& options) {
   if (options.ranks > 0) return;
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
+  if (!options.memory.empty()) throw UsageError("plan: --memory belongs to --ranks");
+  if (options.json) throw UsageError("plan: --json belongs to --ranks");
   if (schedule::path_of(options.schedule)) return;
   for (const auto& [flag, value] : {std::pair("--stages", options.stages),
                                     std::pair("--micro-batches", options.micro_batches)}) {
@@ -132,10 +140,15 @@ void add_plan(CLI::App& app, Command& command) {
   plan->add_option("--svg", options->svg, "write a Gantt chart")->type_name("FILE");
   plan->add_option("--csv", options->csv, "write the schedule as CSV")->type_name("FILE");
   add_value(*plan, "--ranks", options->ranks,
-            "instead: memory of a run on so many\nranks, as configured", config::at_least(1));
+            "instead: memory of a run on so many\nranks, as configured",
+            config::in_range(1, most_ranks));
   add_value(*plan, "--ranks-per-node", options->ranks_per_node,
             "of them (shared memory, zero.group = node)", config::at_least(1))
       ->default_str("");
+  plan->add_option("--memory", options->memory,
+                   "of a GPU, or on CPUs of a node: whether the\nranks fit; else this machine's")
+      ->type_name("SIZE");
+  plan->add_flag("--json", options->json, "print the plan of --ranks as JSON, in bytes");
   plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   plan->footer(examples);
   plan->callback([options, &command] {
@@ -153,7 +166,11 @@ void add_plan(CLI::App& app, Command& command) {
             facts.node_of.push_back(static_cast<int>(rank - rank % node));
           }
         }
-        return plan_memory(resolved.config, facts);
+        return plan_memory(
+            resolved.config, std::move(facts),
+            {.ranks_per_node = narrowed("--ranks-per-node", options->ranks_per_node),
+             .memory = options->memory.empty() ? 0 : parse_size("--memory", options->memory),
+             .json = options->json});
       });
       print_on_root(session, text);
       return 0;

@@ -1,7 +1,15 @@
-// trireme plan --ranks: what a run would hold in memory.
+// trireme plan --ranks: what a run would hold in memory, and whether it fits.
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <utility>
 
+#include <unistd.h>
+
+#include "trireme/core/text.hpp"
 #include "trireme/data_parallel/memory.hpp"
+#include "trireme/device/cuda.hpp"
+#include "trireme/plan/ranks.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
@@ -12,122 +20,331 @@ namespace {
 
 using Memory = std::map<device::Use, std::int64_t>;
 
-std::int64_t total(const Memory& memory, bool host_alone = false) {
-  std::int64_t sum = 0;
+/// Of the computing device and of the host, which on CPUs are one: all is `device`.
+struct Sums {
+  std::int64_t device = 0, host = 0;
+  auto operator<=>(const Sums&) const = default;
+};
+
+Sums sums_of(const Memory& memory, bool on_host) {
+  Sums sums;
   for (const auto& [use, bytes] : memory) {
-    if (!host_alone || device::in_host_memory(use)) sum += bytes;
+    (!on_host && device::in_host_memory(use) ? sums.host : sums.device) += bytes;
   }
-  return sum;
+  return sums;
 }
 
-std::string row(const std::string& name, const std::vector<std::int64_t>& stages) {
-  std::string text = fmt::format("{:<14}", name);
-  for (const std::int64_t bytes : stages) {
-    text += fmt::format(" | {:>12.1f}", static_cast<double>(bytes) / (1 << 20));
-  }
-  return text + "\n";
-}
+/// A column of the table: the fullest rank of a pipeline stage, or the fullest server.
+struct Column {
+  std::string name;
+  std::int64_t layers = 0;
+  Memory memory;
+  Sums sums;
+};
 
-Memory fullest_server(const model::Transformer& model, const train::RunConfig& config,
+/// The job as it is planned.
+struct Plan {
+  std::int64_t parameters = 0;
+  comm::GridShape shape;  // of all ranks but servers
+  int threads = 1;
+  bool on_host = true;
+  std::vector<Column> columns;
+  std::int64_t ranks_of_node = 1;
+};
+
+/// Reports on standard error where planning takes long.
+class Progress {
+ public:
+  void report(int stage, int stages) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::seconds(2)) return;
+    last_ = now;
+    fmt::print(stderr, "plan: {} of {} stages\n", stage, stages);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+/// What a server holds grows with the elements of its shards alone.
+Column fullest_server(const model::Transformer& model, const train::RunConfig& config,
                       const train::LayoutFacts& facts, data_parallel::ServerPlace place) {
   parallel::StageOptions options =
       train::stage_options(config, train::grid_shape(config, facts), facts);
   options.place = {.data = place.workers};
   const parallel::Stage worker(model, options);
-  Memory most;
-  for (; place.index < place.servers; ++place.index) {
-    Memory memory = data_parallel::predict_server_memory(worker, place, config);
-    if (total(memory) > total(most)) most = std::move(memory);
+  const state::ShardMap shards(worker.layout(), place.servers, 0);
+  std::int64_t most = 0;
+  for (int server = 0; server < place.servers; ++server) {
+    const std::int64_t elements = shards.of_rank(server).elements();
+    if (elements > most) most = elements, place.index = server;
+  }
+  Column column{.name = "server",
+                .memory = data_parallel::predict_server_memory(worker, place, config)};
+  column.sums = sums_of(column.memory, true);
+  if (!facts.host) std::swap(column.sums.device, column.sums.host);
+  return column;
+}
+
+/// Every column, in the order of the pipeline.
+class Columns {
+ public:
+  Columns(const train::RunConfig& config, const train::LayoutFacts& facts, const Plan& plan)
+      : config_(config),
+        facts_(facts),
+        on_host_(plan.on_host),
+        workers_(plan.shape),
+        // Where no worker waits for another, each is a grid of its own.
+        shape_(train::waits_for_none(config) ? comm::GridShape{{1, 1, 1, 1}} : workers_),
+        shard_(train::waits_for_none(config) ? 1 : train::shard_ranks(config, workers_, facts)),
+        model_(config.model) {
+    const bool served = train::server_ranks(config) > 0;
+    // As Trainer: what a checkpoint holds is copied first where it is a GPU's.
+    const bool on_gpu = !on_host_ && config.zero.offload == "none";
+    question_ = {.optim = config.optim,
+                 .threads = plan.threads,
+                 .host = on_host_,
+                 .cuda = on_host_ ? std::nullopt : std::optional(train::cuda_work(config)),
+                 .shape = shape_,
+                 .backends = backends(),
+                 .bucket_elements = train::bucket_elements(config),
+                 .snapshots = !served && (config.checkpoint.in_background() || on_gpu)};
+    place_ = {.workers = workers_.of(comm::Axis::data),
+              .servers = train::server_ranks(config),
+              .gradients = dtype_from_name(config.data_parallel.gradients)};
+  }
+
+  std::vector<Column> all() const {
+    parallel::StageOptions options = train::stage_options(config_, workers_, facts_);
+    options.place = place(0);
+    const parallel::Pipeline pipeline(model_, options);
+    const std::vector<int> tensor = plan::distinct_tensor_ranks(model_, options);
+    const int stages = shape_.of(comm::Axis::pipeline);
+    std::vector<Column> columns;
+    Progress progress;
+    for (int stage = 0; stage < stages; ++stage) {
+      Column fullest{.name = std::to_string(stage)};
+      for (const int rank : tensor) {
+        options.place = place(shape_.rank({rank, 0, 0, stage}));
+        parallel::Stage own(model_, options, pipeline);
+        fill(own, rank, fullest);
+      }
+      columns.push_back(std::move(fullest));
+      progress.report(stage + 1, stages);
+    }
+    if (place_.servers > 0) columns.push_back(fullest_server(model_, config_, facts_, place_));
+    return columns;
+  }
+
+  std::int64_t parameters() const { return model_.table().elements(); }
+
+ private:
+  comm::Backends backends() const {
+    if (!on_host_) return {};
+    std::vector<int> nodes = facts_.node_of;  // servers, the last ranks, are in no group
+    if (!nodes.empty()) nodes.resize(static_cast<std::size_t>(shape_.size()));
+    return comm::choose_backends(config_.comm, shape_, shard_, {.node_of = nodes});
+  }
+  parallel::Place place(int rank) const {
+    return parallel::place_of(shape_, shard_, rank, train::trains_alone(config_));
+  }
+
+  /// The stage's column, if a data rank of `stage` holds more than it.
+  void fill(parallel::Stage& stage, int tensor, Column& column) const {
+    const int data = shape_.of(comm::Axis::data), number = stage.options().place.stage;
+    for (const int rank : plan::fullest_data_ranks(stage, data, question_.snapshots)) {
+      if (!train::trains_alone(config_)) stage.move_to(rank);
+      plan::MemoryQuestion question = question_;
+      question.rank = shape_.rank({tensor, 0, rank, number});
+      data_parallel::add_method_memory(question, config_, stage, place_);
+      Memory memory = plan::predict_memory(stage, question);
+      const Sums sums = sums_of(memory, on_host_);
+      if (!column.memory.empty() && sums <= column.sums) continue;
+      column.memory = std::move(memory);
+      column.sums = sums;
+    }
+    column.layers = 0;
+    for (int unit = 1; unit < stage.last_unit(); ++unit)
+      column.layers += stage.layout().has_unit(unit);
+  }
+
+  const train::RunConfig& config_;
+  const train::LayoutFacts& facts_;
+  bool on_host_;
+  comm::GridShape workers_, shape_;
+  int shard_;
+  model::Transformer model_;
+  plan::MemoryQuestion question_;
+  data_parallel::ServerPlace place_;
+};
+
+/// Memory that a run may fill: of a GPU for one rank, or of a node for all its ranks.
+struct Room {
+  std::int64_t available = 0;  // bytes; 0: not known
+  std::string source;
+  std::int64_t needed = 0;
+};
+
+/// Bytes of the fullest node. Consecutive ranks share a node, and those of a stage are consecutive.
+std::int64_t node_bytes(const Plan& plan, const train::LayoutFacts& facts) {
+  const std::int64_t of_stage = plan.shape.size() / plan.shape.of(comm::Axis::pipeline);
+  std::int64_t most = 0;
+  for (std::int64_t first = 0; first < facts.world; first += plan.ranks_of_node) {
+    const std::int64_t end = std::min<std::int64_t>(facts.world, first + plan.ranks_of_node);
+    std::int64_t bytes = 0;
+    for (std::int64_t at = first; at < end;) {
+      const std::int64_t column =
+          std::min<std::int64_t>(at / of_stage, static_cast<std::int64_t>(plan.columns.size()) - 1);
+      const bool last = column + 1 == static_cast<std::int64_t>(plan.columns.size());
+      const std::int64_t next = last ? end : std::min(end, (column + 1) * of_stage);
+      bytes += (next - at) * plan.columns[static_cast<std::size_t>(column)].sums.device;
+      at = next;
+    }
+    most = std::max(most, bytes);
   }
   return most;
 }
 
+Room room_of(const Plan& plan, const train::LayoutFacts& facts, std::int64_t given) {
+  Room room{.available = given, .source = "--memory"};
+  if (plan.on_host) {
+    room.needed = node_bytes(plan, facts);
+    if (given > 0) return room;
+    return {std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE),
+            "this machine's memory", room.needed};
+  }
+  for (const Column& column : plan.columns) {
+    room.needed = std::max(room.needed, column.sums.device);
+  }
+  if (given > 0 || device::cuda_device_count() == 0) return room;
+  const auto gpu = device::make_cuda_device(0);
+  return {dynamic_cast<const device::CudaDevice&>(*gpu).free_bytes(), "free on this machine's GPU",
+          room.needed};
+}
+
+double mebibytes(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+std::string row(const std::string& name, const std::vector<std::string>& cells) {
+  std::string text = fmt::format("{:<14}", name);
+  for (const std::string& cell : cells) text += fmt::format(" | {:>12}", cell);
+  return text + "\n";
+}
+
+std::string fit_text(const Plan& plan, const Room& room) {
+  const std::string whose =
+      plan.on_host ? fmt::format("the {} of a node", counted(plan.ranks_of_node, "rank"))
+                   : std::string("a rank's GPU");
+  if (room.available == 0) {
+    return fmt::format("fits: not known; name the memory of {}: --memory 80GiB\n",
+                       plan.on_host ? "a node" : "a GPU");
+  }
+  const std::int64_t left = room.available - room.needed;
+  return fmt::format("fits: {}; {}: {:.1f} of {:.1f} MiB ({}), {:.1f} {}\n",
+                     left >= 0 ? "yes" : "no", whose, mebibytes(room.needed),
+                     mebibytes(room.available), room.source, mebibytes(std::abs(left)),
+                     left >= 0 ? "left" : "too many");
+}
+
+std::string table(const Plan& plan) {
+  const auto cells = [&](const auto& cell) {
+    std::vector<std::string> result;
+    for (const Column& column : plan.columns) result.push_back(cell(column));
+    return result;
+  };
+  const auto bytes_row = [&](const std::string& name, const auto& bytes) {
+    return row(name, cells([&](const Column& column) {
+                 return fmt::format("{:.1f}", mebibytes(bytes(column)));
+               }));
+  };
+  std::string text = row("stage", cells([](const Column& column) { return column.name; })) +
+                     row("layers", cells([](const Column& column) {
+                           return column.name == "server" ? "-" : std::to_string(column.layers);
+                         }));
+  for (const auto& [use, unused] : plan.columns.front().memory) {
+    text += bytes_row(std::string(device::name_of(use)), [use = use](const Column& column) {
+      const auto found = column.memory.find(use);
+      return found == column.memory.end() ? 0 : found->second;
+    });
+  }
+  if (plan.on_host) {
+    return text + bytes_row("total", [](const Column& column) { return column.sums.device; });
+  }
+  return text + bytes_row("on the GPU", [](const Column& column) { return column.sums.device; }) +
+         bytes_row("on the host", [](const Column& column) { return column.sums.host; });
+}
+
+std::string to_text(const Plan& plan, const Room& room, const train::RunConfig& config,
+                    const train::LayoutFacts& facts, bool automatic) {
+  std::string text = fmt::format(
+      "{} parameters on {}: {}; batch {} sequences of {}, micro-batch {}\n"
+      "planned for: {}, {}, recomputation {}, {} a rank\n",
+      grouped(plan.parameters), counted(facts.world, "rank"), plan.shape.to_string(),
+      config.train.batch, config.model.sequence, config.train.micro_batch,
+      plan.on_host ? "CPUs" : "GPUs", config.precision.compute, config.parallel.recompute,
+      counted(plan.threads, "thread"));
+  if (automatic && plan.on_host) {
+    text +=
+        "note: device.type = auto, and this machine (a login node?) shows no GPU; --device.type "
+        "cuda plans for GPUs\n";
+  }
+  return text + "memory of the fullest rank of each pipeline stage, MiB\n\n" + table(plan) + "\n" +
+         fit_text(plan, room);
+}
+
+std::string to_json(const Plan& plan, const Room& room, const train::RunConfig& config,
+                    const train::LayoutFacts& facts) {
+  nlohmann::ordered_json json{{"parameters", plan.parameters}, {"ranks", facts.world}};
+  for (const comm::Axis axis : comm::settable_axes) {
+    json["layout"][comm::name_of(axis)] = plan.shape.of(axis);
+  }
+  json.update({{"batch", config.train.batch},
+               {"sequence", config.model.sequence},
+               {"micro_batch", config.train.micro_batch},
+               {"device", plan.on_host ? "cpu" : "cuda"},
+               {"precision", config.precision.compute},
+               {"recompute", config.parallel.recompute},
+               {"threads", plan.threads}});
+  for (const Column& column : plan.columns) {
+    nlohmann::ordered_json memory;
+    for (const auto& [use, bytes] : column.memory) memory[device::name_of(use)] = bytes;
+    json["columns"].push_back(
+        {{"stage", column.name},
+         {"layers", column.layers},
+         {"bytes", memory},
+         {"device_bytes", plan.on_host ? 0 : column.sums.device},
+         {"host_bytes", plan.on_host ? column.sums.device : column.sums.host}});
+  }
+  json["fit"] = {{"of", plan.on_host ? "node" : "gpu"}, {"needed_bytes", room.needed}};
+  if (room.available > 0) {
+    json["fit"].update({{"available_bytes", room.available},
+                        {"source", room.source},
+                        {"fits", room.needed <= room.available}});
+  }
+  return json.dump(2) + "\n";
+}
+
 }  // namespace
 
-std::string plan_memory(train::RunConfig& config, const train::LayoutFacts& facts) {
+std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
+                        const PlanMemoryOptions& options) {
+  const bool automatic = config.device.type == "auto";
+  if (automatic) config.device.type = device::cuda_device_count() > 0 ? "cuda" : "cpu";
+  facts.host = config.device.type != "cuda";
   train::validate_layout(config, facts);
-  const comm::GridShape workers = train::grid_shape(config, facts);
-  const int shard = train::shard_ranks(config, workers, facts);
-  // Where no worker waits for another, each is a grid of its own.
-  const bool alone = train::waits_for_none(config);
-  const comm::GridShape shape = alone ? comm::GridShape{{1, 1, 1, 1}} : workers;
-  const bool on_host = config.device.type != "cuda";
-  std::vector<int> nodes = facts.node_of;  // servers, the last ranks, are in no group
-  if (!nodes.empty()) nodes.resize(static_cast<std::size_t>(shape.size()));
-  const comm::Backends backends =
-      on_host ? comm::choose_backends(config.comm, shape, alone ? 1 : shard, {.node_of = nodes})
-              : comm::Backends{};
-  const model::Transformer model(config.model);
-  const auto threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads));
-  // As Trainer: what a checkpoint holds is copied first where it is a GPU's.
-  const bool on_gpu = !on_host && config.zero.offload == "none";
-  const bool served = train::server_ranks(config) > 0;
-  const bool snapshots = !served && (config.checkpoint.in_background() || on_gpu);
-  // Data ranks that differ: they hold shards, or write shares of what all of them hold.
-  const int different = config.parallel.zero > 0 ? shard
-                        : snapshots              ? shape.of(comm::Axis::data)
-                                                 : 1;
-  const data_parallel::ServerPlace place{
-      .workers = workers.of(comm::Axis::data),
-      .servers = train::server_ranks(config),
-      .gradients = dtype_from_name(config.data_parallel.gradients)};
-  std::vector<Memory> stages;
-  for (int stage = 0; stage < shape.of(comm::Axis::pipeline); ++stage) {
-    Memory most;
-    for (int tensor = 0; tensor < shape.of(comm::Axis::tensor); ++tensor) {
-      for (int data = 0; data < different; ++data) {
-        parallel::StageOptions options = train::stage_options(config, workers, facts);
-        const int rank = shape.rank({tensor, 0, data, stage});
-        options.place =
-            parallel::place_of(shape, alone ? 1 : shard, rank, train::trains_alone(config));
-        const parallel::Stage own(model, options);
-        plan::MemoryQuestion question{
-            .optim = config.optim,
-            .threads = threads,
-            .host = on_host,
-            .cuda = on_host ? std::nullopt : std::optional(train::cuda_work(config)),
-            .shape = shape,
-            .rank = rank,
-            .backends = backends,
-            .bucket_elements = train::bucket_elements(config),
-            .snapshots = snapshots};
-        data_parallel::add_method_memory(question, config, own, place);
-        const Memory memory = plan::predict_memory(own, question);
-        if (total(memory) > total(most)) most = memory;
-      }
-    }
-    stages.push_back(most);
-  }
-  if (served) stages.push_back(fullest_server(model, config, facts, place));
-  std::string text = fmt::format(
-      "{} parameters on {} ranks: {}; batch {} sequences of {}, micro-batch {}\n"
-      "memory of the fullest rank of each pipeline stage, MiB, with {} threads "
-      "(parallel.threads)\n\n"
-      "{:<14}",
-      grouped(model.table().elements()), facts.world, workers.to_string(), config.train.batch,
-      config.model.sequence, config.train.micro_batch, threads, "stage");
-  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    const bool server = served && stage + 1 == stages.size();
-    text += fmt::format(" | {:>12}", server ? "server" : std::to_string(stage));
-  }
-  text += "\n";
-  for (const auto& [use, bytes] : stages.front()) {
-    std::vector<std::int64_t> values;
-    for (const Memory& memory : stages) {
-      const auto found = memory.find(use);
-      values.push_back(found == memory.end() ? 0 : found->second);
-    }
-    text += row(std::string(device::name_of(use)), values);
-  }
-  std::vector<std::int64_t> sums, device, host;
-  for (const Memory& memory : stages) {
-    sums.push_back(total(memory));
-    host.push_back(total(memory, true));
-    device.push_back(sums.back() - host.back());
-  }
-  text += row("total", sums);
-  if (config.zero.offload == "none") return text;
-  return text + row("  on the GPU", device) + row("  on the host", host);
+  constexpr const char* policies[] = {"none", "cheap", "selective", "full"};
+  const comm::GridShape shape = train::grid_shape(config, facts);
+  const model::Recompute policy = train::stage_options(config, shape, facts).recompute;
+  config.parallel.recompute = policies[static_cast<std::size_t>(policy)];
+  Plan plan{.shape = shape,
+            .threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads)),
+            .on_host = facts.host,
+            .ranks_of_node = options.ranks_per_node > 0 ? options.ranks_per_node : facts.world};
+  const Columns columns(config, facts, plan);
+  plan.parameters = columns.parameters();
+  plan.columns = columns.all();
+  const Room room = room_of(plan, facts, options.memory);
+  return options.json ? to_json(plan, room, config, facts)
+                      : to_text(plan, room, config, facts, automatic);
 }
 
 }  // namespace trireme::cli

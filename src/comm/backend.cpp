@@ -82,9 +82,9 @@ std::string first_complaint(const GridShape& shape, GroupKind kind, int shard,
   std::vector<bool> seen(static_cast<std::size_t>(shape.size()));
   for (int rank = 0; rank < shape.size(); ++rank) {
     if (seen[static_cast<std::size_t>(rank)]) continue;
+    if (group_size(shape, kind, shard, rank) == 1) continue;
     const std::vector<int> group = members(shape, kind, shard, rank);
     for (const int member : group) seen[static_cast<std::size_t>(member)] = true;
-    if (group.size() == 1) continue;
     if (std::string text = complaint(group); !text.empty()) return text;
   }
   return {};

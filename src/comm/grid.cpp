@@ -44,7 +44,7 @@ SharedAreas shared_areas(const GridShape& shape, int shard, int rank, const Back
   for (const GroupKind kind : all_group_kinds) {
     areas.begin[kind] = areas.bytes;
     if (backends[kind] != Backend::shared) continue;
-    areas.bytes += shared_area_bytes(static_cast<int>(members(shape, kind, shard, rank).size()));
+    areas.bytes += shared_area_bytes(group_size(shape, kind, shard, rank));
   }
   return areas;
 }
@@ -72,9 +72,9 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
   int length = 0;
   mpi_check(MPI_Get_processor_name(host, &length), "MPI_Get_processor_name");
   where_ = fmt::format("rank {} of {}:", session.rank(), session.size());
-  for (const Axis axis : {Axis::pipeline, Axis::data, Axis::context, Axis::tensor}) {
-    where_ +=
-        fmt::format(" {} {}{}", name_of(axis), coordinate(axis), axis == Axis::tensor ? "" : ",");
+  for (const Axis axis : settable_axes) {
+    where_ += fmt::format(" {} {}{}", name_of(axis), coordinate(axis),
+                          axis == settable_axes.back() ? "" : ",");
   }
   where_ += fmt::format(" on {}", std::string_view(host, static_cast<std::size_t>(length)));
 }
@@ -183,7 +183,7 @@ void Grid::reset_traffic() {
 std::size_t grid_bytes(const GridShape& shape, int shard, int rank, const Backends& backends) {
   std::size_t bytes = shared_areas(shape, shard, rank, backends).bytes;
   for (const GroupKind kind : all_group_kinds) {
-    const auto size = static_cast<int>(members(shape, kind, shard, rank).size());
+    const int size = group_size(shape, kind, shard, rank);
     // The pipeline's group and its two channels.
     bytes += scratch_bytes(size, 0) * (kind == GroupKind::pipeline ? 3 : 1);
   }

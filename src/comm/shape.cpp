@@ -54,7 +54,7 @@ int GridShape::rank(const std::array<int, axis_count>& coordinates) const {
 
 std::string GridShape::to_string() const {
   std::string text;
-  for (const Axis axis : {Axis::pipeline, Axis::data, Axis::context, Axis::tensor}) {
+  for (const Axis axis : settable_axes) {
     if (!text.empty()) text += " × ";
     text += fmt::format("{} {}", name_of(axis), of(axis));
   }
@@ -84,16 +84,6 @@ std::vector<int> ranks_along(const GridShape& shape, std::initializer_list<Axis>
   return result;
 }
 
-/// The ranks of `data_ranks` whose place among them satisfies `inside`.
-template <class Inside>
-std::vector<int> part_of(const std::vector<int>& data_ranks, const Inside& inside) {
-  std::vector<int> result;
-  for (std::size_t i = 0; i < data_ranks.size(); ++i) {
-    if (inside(static_cast<int>(i))) result.push_back(data_ranks[i]);
-  }
-  return result;
-}
-
 }  // namespace
 
 std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int rank) {
@@ -102,6 +92,13 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int 
     return ranks_along(shape, axes, rank);
   };
   const int own = shape.coordinates(rank)[static_cast<std::size_t>(data)];
+  // `count` ranks along the data axis, from number `first` on.
+  const auto data_ranks = [&](int first, int step, int count) {
+    const int stride = shape.of(tensor) * shape.of(context);
+    std::vector<int> result;
+    for (int i = 0; i < count; ++i) result.push_back(rank + (first + i * step - own) * stride);
+    return result;
+  };
   switch (kind) {
     case GroupKind::tensor:
       return along({tensor});
@@ -118,14 +115,46 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int 
     case GroupKind::model:
       return along({tensor, context, pipeline});
     case GroupKind::shard:
-      return part_of(along({data}), [&](int i) { return i / shard == own / shard; });
+      return data_ranks(own / shard * shard, 1, shard);
     case GroupKind::replica:
-      return part_of(along({data}), [&](int i) { return i % shard == own % shard; });
+      return data_ranks(own % shard, shard, shape.of(data) / shard);
     case GroupKind::embedding: {
       std::vector<int> stages = along({pipeline});
       if (rank != stages.front() && rank != stages.back()) return {rank};
       if (stages.size() == 1) return stages;
       return {stages.front(), stages.back()};
+    }
+    case GroupKind::count:
+      break;
+  }
+  no_case_for(kind);
+}
+
+int group_size(const GridShape& shape, GroupKind kind, int shard, int rank) {
+  using enum Axis;
+  switch (kind) {
+    case GroupKind::tensor:
+      return shape.of(tensor);
+    case GroupKind::context:
+      return shape.of(context);
+    case GroupKind::data:
+      return shape.of(data);
+    case GroupKind::pipeline:
+      return shape.of(pipeline);
+    case GroupKind::world:
+      return shape.size();
+    case GroupKind::stage:
+      return shape.size() / shape.of(pipeline);
+    case GroupKind::model:
+      return shape.size() / shape.of(data);
+    case GroupKind::shard:
+      return shard;
+    case GroupKind::replica:
+      return shape.of(data) / shard;
+    case GroupKind::embedding: {
+      const int stages = shape.of(pipeline),
+                own = shape.coordinates(rank)[static_cast<int>(pipeline)];
+      return stages > 1 && (own == 0 || own + 1 == stages) ? 2 : 1;
     }
     case GroupKind::count:
       break;
@@ -151,10 +180,13 @@ std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape, int
 namespace {
 
 std::vector<std::int64_t> divisors(std::int64_t n) {
-  std::vector<std::int64_t> result;
-  for (std::int64_t i = 1; i <= n; ++i) {
-    if (n % i == 0) result.push_back(i);
+  std::vector<std::int64_t> result, large;
+  for (std::int64_t i = 1; i * i <= n; ++i) {
+    if (n % i != 0) continue;
+    result.push_back(i);
+    if (i * i != n) large.push_back(n / i);
   }
+  result.insert(result.end(), large.rbegin(), large.rend());
   return result;
 }
 

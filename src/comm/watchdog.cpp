@@ -246,6 +246,12 @@ std::string Watchdog::complaint(std::size_t silent, double seconds) const {
     if (slot->pauses > 0 || slot->ended) state += state.empty() ? "not watched" : ", not watched";
   }
   const bool job = ends_ == Ends::the_job;
+  // Ranks that wait for a stopped one are silent too, and often for longer.
+  for (std::size_t i = 0; job && i < ranks.size(); ++i) {
+    if (ranks[i].state != "stopped" || ranks[silent].state == "stopped") continue;
+    silent = i;
+    seconds = ranks[i].seconds_ago;
+  }
   return fmt::format(
       "trireme: {}: watchdog: rank {} has not moved for {:.1f} s: the limit is {} s, so {} ends; "
       "the ranks of its node, longest silence first:\n{}",

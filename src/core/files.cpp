@@ -78,6 +78,11 @@ std::string_view mend_of(int error) {
       return "choose a folder that you may use or ask for access";
     case ENOENT:
       return "check the name or restore the file";
+    case EMFILE:
+      return "raise the limit on open files (ulimit -n)";
+    case ENFILE:
+    case ENOMEM:
+      return "wait until other programs end, or use another machine";
     default:
       return "check the path and the disk";
   }

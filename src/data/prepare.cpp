@@ -2,6 +2,8 @@
 
 #include <system_error>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
@@ -46,13 +48,39 @@ fs::path plain_output(const PrepareOptions& options) {
   return output;
 }
 
+constexpr const char* work_suffix = ".tmp-";
+
 bool is_there(const fs::path& path) {
   std::error_code code;
   return fs::exists(fs::symlink_status(path, code));
 }
 
-/// `output`.tmp-<pid>: removed with all that it holds, and with the parents that were made for it,
-/// unless committed.
+/// The folder at `path`, open and locked until it is closed; no descriptor where another process
+/// has the lock, or the file system has no locks.
+Descriptor lock_folder(const fs::path& path) {
+  Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  const bool locked = folder.get() >= 0 && ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0;
+  return locked ? std::move(folder) : Descriptor();
+}
+
+/// Removes work folders of `output` that no process has locked: theirs was killed.
+void remove_abandoned(const fs::path& output) {
+  const std::string prefix = output.filename().string() + work_suffix;
+  std::error_code code;
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(parent_of(output), code)) {
+    const std::string name = entry.path().filename().string();
+    const bool numbered = name.starts_with(prefix) && name.size() > prefix.size() &&
+                          name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+    if (numbered) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) {
+    if (lock_folder(path).get() >= 0) fs::remove_all(path, code);
+  }
+}
+
+/// `output`.tmp-<pid>, locked: removed with all that it holds, and with the parents that were made
+/// for it, unless committed.
 class WorkFolder {
  public:
   /// Throws Error when `output` exists and is not an empty folder, or when nothing can be made
@@ -67,8 +95,9 @@ class WorkFolder {
     for (fs::path at = parent_of(output); !is_there(at); at = parent_of(at)) {
       made_parents_.push_back(at);
     }
+    remove_abandoned(output);
     fs::path path = output;
-    path += fmt::format(".tmp-{}", ::getpid());
+    path += work_suffix + std::to_string(::getpid());
     try {
       fs::create_directories(parent_of(output));
       fs::remove_all(path);  // left by a process of this number that was killed
@@ -78,6 +107,7 @@ class WorkFolder {
       throw_file_error(path, "create", error.code().value());
     }
     path_ = path;
+    lock_ = lock_folder(path);
   }
   WorkFolder(const WorkFolder&) = delete;
   WorkFolder& operator=(const WorkFolder&) = delete;
@@ -101,6 +131,7 @@ class WorkFolder {
   }
 
   fs::path output_, path_;
+  Descriptor lock_;
   std::vector<fs::path> made_parents_;  // innermost first
   bool committed_ = false;
 };

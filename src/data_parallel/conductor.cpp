@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "trireme/core/text.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/train/health.hpp"
 
@@ -67,23 +68,26 @@ void Conductor::begin(const Beginning& beginning) {
   reporter_.open();
   for (const std::string& line : beginning.passed_over) reporter_.warn("passed over: " + line);
   if (!point.folder.empty()) checkpointer_.resumed(point);
-  reporter_.begin(
-      {.step = position_.step,
-       .peak = beginning.peak,
-       .layout =
-           fmt::format("{}, {} parameter servers", job_.plan.shape.to_string(), place.servers),
-       .place =
-           {{"tensor", 1}, {"pipeline", 1}, {"data", place.workers}, {"servers", place.servers}},
-       .predicted_memory = beginning.predicted_memory,
-       .extra = {},
-       .lines = {fmt::format("{} workers and {} parameter servers; {} threads a rank; batch {} "
-                             "sequences = {} tokens, a worker's share {}; micro-batch {}",
-                             place.workers, place.servers, job_.threads, config_.train.batch,
-                             config_.train.batch * config_.model.sequence,
-                             config_.train.batch / place.workers, config_.train.micro_batch)},
-       .warnings = {},
-       .notes = {}},
-      beginning.environment, dataset_);
+  reporter_.begin({.step = position_.step,
+                   .peak = beginning.peak,
+                   .layout = fmt::format("{}, {}", job_.plan.shape.to_string(),
+                                         counted(place.servers, "parameter server")),
+                   .place = {{"tensor", 1},
+                             {"pipeline", 1},
+                             {"data", place.workers},
+                             {"servers", place.servers}},
+                   .predicted_memory = beginning.predicted_memory,
+                   .extra = {},
+                   .lines = {fmt::format(
+                       "{} and {}; {} a rank; batch {} sequences = {} tokens, a worker's "
+                       "share {}; micro-batch {}",
+                       counted(place.workers, "worker"), counted(place.servers, "parameter server"),
+                       counted(job_.threads, "thread"), config_.train.batch,
+                       config_.train.batch * config_.model.sequence,
+                       config_.train.batch / place.workers, config_.train.micro_batch)},
+                   .warnings = {},
+                   .notes = {}},
+                  beginning.environment, dataset_);
 }
 
 std::int64_t Conductor::next_fence() const {

@@ -32,13 +32,14 @@ void add_bf16(const std::vector<const std::byte*>& contributions, float* out,
 }  // namespace
 
 std::vector<ServerPart> server_parts(const params::Layout& layout, int servers) {
-  std::vector<state::ShardMap> maps;
-  for (int s = 0; s < servers; ++s) maps.emplace_back(layout, servers, s);
+  const state::ShardMap map(layout, servers, 0);
   std::vector<ServerPart> parts;
-  for (int group = 0; group < static_cast<int>(layout.groups().size()); ++group) {
+  for (int group = 0; group < map.groups(); ++group) {
+    const std::int64_t first = layout.groups()[static_cast<std::size_t>(group)].elements.begin;
     for (int s = 0; s < servers; ++s) {
-      const params::Range& own = maps[static_cast<std::size_t>(s)].own(group);
-      if (own.size() > 0) parts.push_back({s, group, own});
+      const std::int64_t begin = first + map.bounds(group)[static_cast<std::size_t>(s)];
+      const std::int64_t count = map.counts(group)[static_cast<std::size_t>(s)];
+      if (count > 0) parts.push_back({s, group, {begin, begin + count}});
     }
   }
   return parts;

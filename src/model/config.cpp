@@ -53,7 +53,8 @@ void ModelConfig::declare(config::Fields& fields) {
 
 void ModelConfig::resolve() {
   // Products of these must stay below 2^63, and the list of layers within memory.
-  constexpr std::int64_t most_layers = 65'536, most = std::int64_t{1} << 24;
+  constexpr std::int64_t most_layers = 4096, most = std::int64_t{1} << 24;
+  constexpr std::int64_t most_rotary = 1024;  // head size
   for (const auto& [key, value, bound] :
        {std::tuple{"layers", layers, most_layers}, std::tuple{"width", width, most},
         std::tuple{"heads", heads, most}, std::tuple{"kv_heads", kv_heads, most},
@@ -65,12 +66,13 @@ void ModelConfig::resolve() {
     }
   }
   if (width % heads != 0) {
-    std::int64_t below = heads, above = heads;
+    std::int64_t below = std::min(heads, width), above = below;
     while (width % below != 0) --below;
-    while (above < width && width % above != 0) ++above;
+    while (width % above != 0) ++above;
     throw ConfigError("model.heads", std::to_string(heads),
                       fmt::format("must divide model.width = {}", width),
-                      fmt::format("nearest that do: {} and {}", below, above));
+                      below == above ? fmt::format("use at most {}", below)
+                                     : fmt::format("nearest that do: {} and {}", below, above));
   }
   if (kv_heads == 0) kv_heads = heads;
   if (heads % kv_heads != 0) {
@@ -86,12 +88,33 @@ void ModelConfig::resolve() {
         fmt::format("rotary positions need an even head size, and width / heads = {}", head_size()),
         "change model.heads or use position = learned");
   }
+  if (rotary() && head_size() > most_rotary) {
+    throw ConfigError("model.position", position,
+                      fmt::format("rotary positions need a head size of at most {}, and width / "
+                                  "heads = {}",
+                                  most_rotary, head_size()),
+                      "use more model.heads");
+  }
   if (stretches_rotary() && rope_high_frequency_factor <= rope_low_frequency_factor) {
     throw ConfigError("model.rope_high_frequency_factor",
                       config::to_string(rope_high_frequency_factor),
                       "must exceed model.rope_low_frequency_factor", "Llama 3 uses 4 and 1");
   }
   if (hidden == 0) hidden = gated() ? (8 * width / 3 + 63) / 64 * 64 : 4 * width;
+  check_elements();
+}
+
+void ModelConfig::check_elements() const {
+  constexpr double most = 281'474'976'710'656.0;  // 2^48: bytes of any state and sums fit 64 bits
+  const auto columns = static_cast<double>(qkv_width() + width + (gated() ? 3 : 2) * hidden);
+  const auto tables = static_cast<double>((tied ? 1 : 2) * vocabulary + (rotary() ? 0 : sequence));
+  const double elements =
+      static_cast<double>(width) * (static_cast<double>(layers) * columns + tables);
+  if (elements <= most) return;
+  throw ConfigError("model.width", std::to_string(width),
+                    fmt::format("{} layers give about {:.1e} parameters; must be at most {:.1e}",
+                                layers, elements, most),
+                    "use a smaller model");
 }
 
 double ModelConfig::residual_deviation() const {

@@ -33,15 +33,13 @@ schedule::StageSteps forward_only(schedule::StageSteps steps) {
   return steps;
 }
 
-std::vector<params::Range> chunks_of(const model::Transformer& model, const StageOptions& options) {
-  const int stages = options.place.pipeline;
-  const std::vector<int> bounds =
-      schedule::split_units(model.unit_costs(), stages * options.virtual_stages);
+std::vector<params::Range> chunks_of(const Pipeline& pipeline, const StageOptions& options) {
   std::vector<params::Range> chunks;
   for (int chunk = 0; chunk < options.virtual_stages; ++chunk) {
-    const auto k = static_cast<std::size_t>(chunk) * static_cast<std::size_t>(stages) +
-                   static_cast<std::size_t>(options.place.stage);
-    chunks.push_back({bounds[k], bounds[k + 1]});
+    const auto k =
+        static_cast<std::size_t>(chunk) * static_cast<std::size_t>(options.place.pipeline) +
+        static_cast<std::size_t>(options.place.stage);
+    chunks.push_back({pipeline.bounds[k], pipeline.bounds[k + 1]});
   }
   return chunks;
 }
@@ -134,6 +132,31 @@ void check_forward_order(const schedule::Schedule& schedule) {
   }
 }
 
+/// Reproducible mode has a block for each tile of each row; beyond this they fill memory.
+void check_tiles(const model::Transformer& model, const StageOptions& options) {
+  constexpr std::int64_t most = std::int64_t{1} << 19;
+  const auto rows = static_cast<std::int64_t>(model.table().rows().size());
+  if (!options.reproducible || rows * options.virtual_tensor <= most) return;
+  throw ConfigError(
+      "numerics.virtual_tensor", std::to_string(options.virtual_tensor),
+      fmt::format("cuts {} tensors into more than {} tiles", rows, most),
+      fmt::format("use at most {}", std::bit_floor(static_cast<std::uint64_t>(most / rows))));
+}
+
+/// A step's program has an action for each unit and micro-batch. What no memory holds is probably a
+/// typo.
+void check_length(const model::Transformer& model, const StageOptions& options) {
+  constexpr std::int64_t most = std::int64_t{1} << 17;
+  const auto units = static_cast<std::int64_t>(model.units().size());
+  if (units * options.micro_batches <= most) return;
+  throw ConfigError("micro-batches", std::to_string(options.micro_batches),
+                    fmt::format("must be at most {} of a replica's step with a model of {} units",
+                                most / units, units),
+                    "use larger and fewer micro-batches (train.micro_batch)");
+}
+
+}  // namespace
+
 model::Shares shares_of(const StageOptions& options) {
   const Place& place = options.place;
   model::Shares shares;
@@ -147,8 +170,6 @@ model::Shares shares_of(const StageOptions& options) {
   shares.recompute = options.train ? options.recompute : model::Recompute::none;
   return shares;
 }
-
-}  // namespace
 
 Place place_of(const comm::GridShape& shape, int shard, int rank, bool alone) {
   using comm::Axis;
@@ -180,18 +201,41 @@ state::StateOptions Stage::state_options() const {
           .reads_masters = options_.reads_masters && own};
 }
 
+Pipeline::Pipeline(const model::Transformer& model, const StageOptions& options)
+    : bounds(schedule::split_units(model.unit_costs(),
+                                   checked(options).place.pipeline * options.virtual_stages)) {
+  check_tiles(model, options);
+  for (schedule::StageSteps& each : schedule::add_messages(single_schedule(options))) {
+    forward.push_back(forward_only(std::move(each)));
+  }
+  if (!options.train) {
+    steps = forward;
+    return;
+  }
+  check_length(model, options);
+  const schedule::Schedule schedule = schedule_of(options);
+  if (options.reproducible) {
+    schedule::validate(schedule, schedule::WeightOrder::ascending);
+    check_forward_order(schedule);
+  }
+  steps = schedule::add_messages(schedule);
+}
+
 Stage::Stage(const model::Transformer& model, const StageOptions& options)
+    : Stage(model, options, Pipeline(model, options)) {}
+
+Stage::Stage(const model::Transformer& model, const StageOptions& options, const Pipeline& pipeline)
     : model_(model),
-      options_(checked(options)),
+      options_(options),
       shares_(shares_of(options)),
       sets_(options.reproducible && options.train ? options.virtual_data / options.place.data : 1),
-      chunks_(chunks_of(model, options)),
+      chunks_(chunks_of(pipeline, options)),
       layout_(std::make_unique<params::Layout>(model.table(), chunks_, shares_.tiles)) {
   const Place& place = options.place;
   const bool shards = options.zero > 0;
   shards_ = std::make_unique<state::ShardMap>(*layout_, shards ? place.shard : 1,
                                               shards ? place.data_rank % place.shard : 0);
-  lower_programs();
+  lower_programs(pipeline);
   const std::int64_t length = model.config().sequence;
   const Leaves leaves = options.reproducible ? Leaves{length, static_cast<int>(options.sequences)}
                                              : Leaves{length * options.sequences, 1};
@@ -202,7 +246,14 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options)
                                         alias ? layout_.get() : nullptr);
 }
 
-void Stage::lower_programs() {
+void Stage::move_to(int data_rank) {
+  options_.place.data_rank = data_rank;
+  if (options_.zero > 0) {
+    shards_ = std::make_unique<state::ShardMap>(shards_->of_rank(data_rank % options_.place.shard));
+  }
+}
+
+void Stage::lower_programs(const Pipeline& pipeline) {
   const state::StateOptions state = state_options();
   LoweringOptions lowering{.chunk_units = chunks_,
                            .recompute = options_.recompute > model::Recompute::cheap,
@@ -212,20 +263,13 @@ void Stage::lower_programs() {
   if (lowering.gathers) {
     lowering.gather_buffers = state::plan_gather_buffers(*layout_, state).buffer;
   }
-  const auto steps_of = [&](const schedule::Schedule& schedule) {
-    return schedule::add_messages(schedule)[static_cast<std::size_t>(options_.place.stage)];
-  };
-  forward_program_ = lower(forward_only(steps_of(single_schedule(options_))), *layout_, lowering);
+  const auto stage = static_cast<std::size_t>(options_.place.stage);
+  forward_program_ = lower(pipeline.forward[stage], *layout_, lowering);
   if (!options_.train) {
     program_ = forward_program_;
     return;
   }
-  const schedule::Schedule schedule = schedule_of(options_);
-  if (options_.reproducible) {
-    schedule::validate(schedule, schedule::WeightOrder::ascending);
-    check_forward_order(schedule);
-  }
-  program_ = lower(steps_of(schedule), *layout_, lowering);
+  program_ = lower(pipeline.steps[stage], *layout_, lowering);
   // Both programs use the same message buffers.
   program_.receive_activation_slots =
       std::max(program_.receive_activation_slots, forward_program_.receive_activation_slots);

@@ -76,14 +76,15 @@ std::vector<SharedGrain> shared_grains(const Parameter& row, int tiles) {
   std::int64_t begin = 0;
   for (std::size_t p = 0; p < row.parts.size(); begin += row.parts[p].extent, ++p) {
     const Part& part = row.parts[p];
-    if (part.serves == 1) continue;
-    for (std::int64_t at = begin; at < begin + part.extent; at += part.grain) {
-      int holders = 0;
-      for (int v = 0; v < tiles; ++v) {
-        const Range slice = tile_slices(row, v, tiles)[p];
-        if (slice.begin <= at && at + part.grain <= slice.end) ++holders;
-      }
-      if (holders > 1) result.push_back({p, {at, at + part.grain}});
+    const std::int64_t lead = row.parts.front().extent / row.parts.front().grain;
+    std::int64_t last = -1;
+    for (int v = 1; part.serves > 1 && v < tiles; ++v) {
+      // A grain whose leading grains two tiles have is where a tile begins inside them.
+      const std::int64_t border = tile_of(lead, v, tiles).begin, grain = border / part.serves;
+      if (border % part.serves == 0 || border == lead || grain == last) continue;
+      last = grain;
+      const std::int64_t at = begin + grain * part.grain;
+      result.push_back({p, {at, at + part.grain}});
     }
   }
   return result;
@@ -101,6 +102,20 @@ Range elements_of(const Parameter& row, const Block& block, const SharedGrain& g
 bool Layout::has_unit(int unit) const {
   return std::any_of(units_.begin(), units_.end(),
                      [&](const Range& r) { return unit >= r.begin && unit < r.end; });
+}
+
+bool Layout::alike(const Group& a, const Group& b) const {
+  if (a.blocks.size() != b.blocks.size() || a.elements.size() != b.elements.size()) return false;
+  for (std::int64_t i = 0; i < a.blocks.size(); ++i) {
+    const Block& x = blocks_[static_cast<std::size_t>(a.blocks.begin + i)];
+    const Block& y = blocks_[static_cast<std::size_t>(b.blocks.begin + i)];
+    const bool same = x.tile == y.tile && x.shape == y.shape && x.slices == y.slices &&
+                      x.offset - a.elements.begin == y.offset - b.elements.begin &&
+                      table_->row(x.row).split == table_->row(y.row).split &&
+                      table_->row(x.row).parts == table_->row(y.row).parts;
+    if (!same) return false;
+  }
+  return true;
 }
 
 Layout::Layout(const ParameterTable& table, std::vector<Range> units, const Tiles& tiles)
@@ -149,18 +164,18 @@ std::vector<Range> Layout::owned(const Block& block) const {
     return {{0, block.elements()}};
   }
   const std::int64_t width = row.shape.elements() / row.shape[0];
-  std::vector<Range> before(block.slices.size());  // as far as lower tiles reach in each part
-  for (int v = 0; v < block.tile; ++v) {
-    const std::vector<Range> lower = tile_slices(row, v, tiles_.all);
-    for (std::size_t p = 0; p < lower.size(); ++p) {
-      before[p].end = std::max(before[p].end, lower[p].size() > 0 ? lower[p].end : 0);
-    }
-  }
   std::vector<Range> result;
-  std::int64_t local = 0;
+  std::int64_t local = 0, first = 0;
   for (std::size_t p = 0; p < block.slices.size(); ++p) {
     const Range& slice = block.slices[p];
-    const std::int64_t begin = std::clamp(before[p].end, slice.begin, slice.end);
+    std::int64_t lower = slice.begin;  // as far as lower tiles reach in the part
+    if (!row.parts.empty()) {
+      const Part &part = row.parts[p], &lead = row.parts.front();
+      const Range grains = tile_of(lead.extent / lead.grain, block.tile, tiles_.all);
+      lower = first + (grains.begin + part.serves - 1) / part.serves * part.grain;
+      first += part.extent;
+    }
+    const std::int64_t begin = std::clamp(lower, slice.begin, slice.end);
     const Range own{(local + begin - slice.begin) * width, (local + slice.size()) * width};
     local += slice.size();
     if (own.size() == 0) continue;
@@ -194,33 +209,54 @@ void initialize(const Layout& layout, std::uint64_t seed, const std::vector<Flat
   }
 }
 
-std::vector<std::int64_t> shard_bounds(const Layout& layout, const Group& group, int parts) {
-  std::vector<std::int64_t> cuts;  // from the group's beginning, ascending
+namespace {
+
+/// Where a group may be cut: from each begin on, every norm_block elements before `end`.
+std::vector<Range> cuts_of(const Layout& layout, const Group& group) {
+  std::vector<Range> cuts;  // from the group's beginning, ascending
   for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
     const Block& block = layout.blocks()[static_cast<std::size_t>(b)];
-    const auto cut = [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t at = begin; at < end; at += norm_block) {
-        cuts.push_back(block.offset + at - group.elements.begin);
-      }
+    const std::int64_t first = block.offset - group.elements.begin;
+    const auto add = [&](std::int64_t begin, std::int64_t end) {
+      if (begin < end) cuts.push_back({first + begin, first + end});
     };
     // Norm blocks begin with each owned part. Between them is what lower tiles own.
     std::int64_t done = 0;
     for (const Range& own : layout.owned(block)) {
-      cut(done, own.begin);
-      cut(own.begin, own.end);
+      add(done, own.begin);
+      add(own.begin, own.end);
       done = own.end;
     }
-    cut(done, block.elements());
+    add(done, block.elements());
   }
+  return cuts;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> shard_bounds(const Layout& layout, const Group& group, int parts) {
+  const std::vector<Range> cuts = cuts_of(layout, group);
+  const std::int64_t size = group.elements.size();
   std::vector<std::int64_t> bounds{0};
-  for (int part = 1; part < parts; ++part) {
-    const std::int64_t ideal = group.elements.size() * part / parts;
-    const auto above = std::lower_bound(cuts.begin(), cuts.end(), ideal);
-    std::int64_t cut = above == cuts.end() ? group.elements.size() : *above;
-    if (above != cuts.begin() && (ideal - *(above - 1)) < (cut - ideal)) cut = *(above - 1);
+  bounds.reserve(static_cast<std::size_t>(parts) + 1);
+  std::size_t next = 0;  // of the cuts, the first that begins after the ideal bound
+  for (std::int64_t part = 1; part < parts; ++part) {
+    const std::int64_t ideal = size / parts * part + size % parts * part / parts;
+    while (next < cuts.size() && cuts[next].begin <= ideal) ++next;
+    std::int64_t below = 0, above = next < cuts.size() ? cuts[next].begin : size;
+    if (next > 0) {
+      const Range& here = cuts[next - 1];
+      below = here.begin + (std::min(ideal, here.end - 1) - here.begin) / norm_block * norm_block;
+      if (below == ideal) {
+        above = ideal;
+      } else if (below + norm_block < here.end) {
+        above = below + norm_block;
+      }
+    }
+    const std::int64_t cut = ideal - below < above - ideal ? below : above;
     bounds.push_back(std::max(bounds.back(), cut));
   }
-  bounds.push_back(group.elements.size());
+  bounds.push_back(size);
   return bounds;
 }
 

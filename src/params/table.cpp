@@ -24,6 +24,7 @@ int ParameterTable::add(Parameter parameter) {
                    "{}: parts do not add up", parameter.name);
   }
   elements_ += parameter.shape.elements();
+  by_name_.emplace(parameter.name, static_cast<int>(rows_.size()));
   rows_.push_back(std::move(parameter));
   return static_cast<int>(rows_.size()) - 1;
 }
@@ -35,10 +36,8 @@ void ParameterTable::share(int index, int unit) {
 }
 
 std::optional<int> ParameterTable::find(std::string_view name) const {
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    if (rows_[i].name == name) return static_cast<int>(i);
-  }
-  return std::nullopt;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::int64_t ParameterTable::product_elements() const {

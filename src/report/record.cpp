@@ -284,13 +284,21 @@ bool as_predicted(const std::vector<MemoryRow>& rows) {
 }
 
 std::string memory_table(const std::vector<MemoryRow>& rows) {
-  std::size_t width = 6;
-  MemoryRow sum{"total", 0, 0};
+  // Predictions in part are of devices that are not the host: what a GPU and the host hold does not
+  // add up to anything.
+  const bool gpu = std::ranges::any_of(rows, &MemoryRow::in_part);
+  const auto on_host = [&](const MemoryRow& row) {
+    return gpu && (row.name == device::name_of(device::Use::snapshot) ||
+                   row.name == device::name_of(device::Use::offloaded));
+  };
+  MemoryRow sum{gpu ? "on the GPU" : "total"}, host{"on the host"};
+  std::size_t width = gpu ? host.name.size() : 6;
   for (const MemoryRow& row : rows) {
     width = std::max(width, row.name.size());
-    sum.predicted += row.predicted;
-    sum.measured += row.measured;
-    sum.in_part = sum.in_part || row.in_part;
+    MemoryRow& to = on_host(row) ? host : sum;
+    to.predicted += row.predicted;
+    to.measured += row.measured;
+    to.in_part = to.in_part || row.in_part;
   }
   std::string text =
       fmt::format("{:<{}} | {:>13} | {:>12} |\n", "memory", width, "predicted MiB", "measured MiB");
@@ -305,6 +313,7 @@ std::string memory_table(const std::vector<MemoryRow>& rows) {
   };
   for (const MemoryRow& row : rows) add(row);
   add(sum);
+  if (gpu) add(host);
   return text;
 }
 

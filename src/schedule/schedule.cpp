@@ -15,7 +15,7 @@ namespace {
 using Actions = std::vector<Action>;
 
 /// Above this a step's lists would fill memory, and the numbers are probably a typo.
-constexpr std::int64_t most_pairs = 1 << 24;
+constexpr std::int64_t most_pairs = 1 << 18;
 
 Actions gpipe(const Schedule& plan, int /*stage*/) {
   Actions actions;
@@ -120,8 +120,6 @@ void check_sizes(const Schedule& plan) {
         "use larger and fewer micro-batches");
 }
 
-constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
-
 /// Costs as whole numbers with a sum of at most about 2³⁰, by a power of two: sums and their
 /// squares are exact then, and equal costs stay equal.
 std::vector<std::int64_t> whole(std::span<const double> costs) {
@@ -139,24 +137,86 @@ std::vector<std::int64_t> whole(std::span<const double> costs) {
   return scaled;
 }
 
-/// best[k][i]: the least cost of units i … n−1 in k runs, where a run's cost and the rest's are
-/// joined by `join`; `never` if there are too few units or a run is forbidden (`never`).
-template <class Run, class Join>
-std::vector<std::vector<std::int64_t>> best_of_rests(int units, int runs, Run run, Join join) {
-  const auto columns = static_cast<std::size_t>(units) + 1;
-  std::vector best(static_cast<std::size_t>(runs) + 1, std::vector(columns, never));
-  best[0][columns - 1] = 0;
-  for (std::size_t k = 1; k < best.size(); ++k) {
-    for (std::size_t i = 0; i + 1 < columns; ++i) {
-      for (std::size_t end = i + 1; end < columns; ++end) {
-        const std::int64_t first = run(i, end), rest = best[k - 1][end];
-        if (first == never || rest == never) continue;
-        best[k][i] = std::min(best[k][i], join(first, rest));
-      }
+/// Runs of units with the least sum of squared costs among those whose runs cost at most `largest`.
+/// sums: costs of the first i units, i = 0 … n. Where a run ends grows with where it begins (the
+/// squares meet the quadrangle inequality), so a table of r runs takes r·n·log n steps.
+class Squares {
+ public:
+  Squares(std::vector<std::int64_t> sums, int runs) : sums_(std::move(sums)) {
+    const int width = units() - runs + 1;
+    best_.resize(static_cast<std::size_t>(runs) + 1,
+                 std::vector<std::int64_t>(static_cast<std::size_t>(width), never));
+    largest_ = least_largest(runs);
+    at(0, units()) = 0;
+    for (int k = 1; k <= runs; ++k) {
+      const int before = runs - k;
+      fill(k, before, before + width - 1, before + 1, before + width);
     }
   }
-  return best;
-}
+
+  /// Where runs end: the first of equals, counting units of the first run, the second, ….
+  std::vector<int> ends() {
+    std::vector<int> first{0};
+    for (int left = static_cast<int>(best_.size()) - 1; left > 0; --left) {
+      int end = first.back() + 1;
+      while (cost(left, first.back(), end) != at(left, first.back())) ++end;
+      first.push_back(end);
+    }
+    return first;
+  }
+
+ private:
+  static constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+  int units() const { return static_cast<int>(sums_.size()) - 1; }
+  std::int64_t sum(int begin, int end) const {
+    return sums_[static_cast<std::size_t>(end)] - sums_[static_cast<std::size_t>(begin)];
+  }
+
+  /// The least bound on a run's cost with which at most `runs` runs hold all units.
+  std::int64_t least_largest(int runs) const {
+    std::int64_t below = -1, enough = sums_.back();
+    while (enough - below > 1) {
+      const std::int64_t bound = below + (enough - below) / 2;
+      int needed = 1, begin = 0;
+      for (int unit = 0; unit < units() && needed <= runs; ++unit) {
+        if (sum(begin, unit + 1) > bound) ++needed, begin = unit;
+        if (sum(unit, unit + 1) > bound) needed = runs + 1;
+      }
+      (needed <= runs ? enough : below) = bound;
+    }
+    return enough;
+  }
+
+  /// The least sum of squares of units from `begin` on in k runs. Each run before has a unit.
+  std::int64_t& at(int k, int begin) {
+    const int before = static_cast<int>(best_.size()) - 1 - k;
+    return best_[static_cast<std::size_t>(k)][static_cast<std::size_t>(begin - before)];
+  }
+
+  /// Of k runs whose first is [begin, end).
+  std::int64_t cost(int k, int begin, int end) {
+    const std::int64_t run = sum(begin, end), rest = at(k - 1, end);
+    return run > largest_ || rest == never ? never : run * run + rest;
+  }
+
+  /// at(k, begin) for begin in [low, high], whose first run ends in [first, last].
+  void fill(int k, int low, int high, int first, int last) {
+    if (low > high) return;
+    const int begin = low + (high - low) / 2;
+    int best = -1;
+    for (int end = std::max(first, begin + 1); end <= last && sum(begin, end) <= largest_; ++end) {
+      const std::int64_t all = cost(k, begin, end);
+      if (all < at(k, begin)) at(k, begin) = all, best = end;
+    }
+    // Where no first run can be made, too much is left: nor can it before.
+    if (best >= 0) fill(k, low, begin - 1, first, best);
+    fill(k, begin + 1, high, best < 0 ? first : best, last);
+  }
+
+  std::vector<std::int64_t> sums_;
+  std::vector<std::vector<std::int64_t>> best_;  // [runs + 1][units − runs + 1]
+  std::int64_t largest_ = 0;
+};
 
 }  // namespace
 
@@ -217,28 +277,7 @@ std::vector<int> split_units(std::span<const double> costs, int virtual_stages) 
         fmt::format("use a product of at most {}, or more layers", units));
   std::vector<std::int64_t> sums{0};  // of the first i units
   for (const std::int64_t cost : whole(costs)) sums.push_back(sums.back() + cost);
-  const auto cost = [&sums](std::size_t begin, std::size_t end) { return sums[end] - sums[begin]; };
-  const auto runs = static_cast<std::size_t>(virtual_stages);
-
-  const std::int64_t largest =
-      best_of_rests(units, virtual_stages, cost,
-                    [](std::int64_t a, std::int64_t b) { return std::max(a, b); })[runs][0];
-  const auto square = [&](std::size_t begin, std::size_t end) {
-    const std::int64_t sum = cost(begin, end);
-    return sum <= largest ? sum * sum : never;
-  };
-  const auto best = best_of_rests(units, virtual_stages, square,
-                                  [](std::int64_t a, std::int64_t b) { return a + b; });
-  std::vector<int> first{0};
-  for (std::size_t left = runs, begin = 0; left > 0; --left) {
-    std::size_t end = begin + 1;
-    while (best[left - 1][end] == never || square(begin, end) == never ||
-           square(begin, end) + best[left - 1][end] != best[left][begin])
-      ++end;
-    first.push_back(static_cast<int>(end));
-    begin = end;
-  }
-  return first;
+  return Squares(std::move(sums), virtual_stages).ends();
 }
 
 }  // namespace trireme::schedule

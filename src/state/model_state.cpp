@@ -91,20 +91,42 @@ GroupBuffers plan_gradient_buffers(const params::Layout& layout) {
 
 }  // namespace
 
-ShardMap::ShardMap(const params::Layout& layout, int parts, int index) : index_(index) {
-  constexpr std::int64_t alignment = 16;
+ShardMap::ShardMap(const params::Layout& layout, int parts, int index) : parts_(parts) {
   for (const params::Group& group : layout.groups()) {
-    const std::vector<std::int64_t> bounds = params::shard_bounds(layout, group, parts);
-    Group mine;
-    for (int part = 0; part < parts; ++part) {
-      const auto p = static_cast<std::size_t>(part);
-      mine.counts.push_back(bounds[p + 1] - bounds[p]);
+    const auto same = std::ranges::find_if(kinds_, [&](const Kind& kind) {
+      return layout.alike(layout.groups()[static_cast<std::size_t>(kind.group)], group);
+    });
+    if (same != kinds_.end()) {
+      ++same->count;
+      groups_.push_back({at(same->group).shards, group.elements.begin, {}, 0});
+      continue;
     }
-    const auto i = static_cast<std::size_t>(index);
-    mine.own = {group.elements.begin + bounds[i], group.elements.begin + bounds[i + 1]};
-    mine.offset = elements_;
-    elements_ += (mine.own.size() + alignment - 1) / alignment * alignment;
-    groups_.push_back(std::move(mine));
+    kinds_.push_back({groups(), 1});
+    Shards shards{.bounds = params::shard_bounds(layout, group, parts), .counts = {}};
+    for (std::size_t part = 0; part + 1 < shards.bounds.size(); ++part) {
+      shards.counts.push_back(shards.bounds[part + 1] - shards.bounds[part]);
+    }
+    groups_.push_back(
+        {std::make_shared<const Shards>(std::move(shards)), group.elements.begin, {}, 0});
+  }
+  place(index);
+}
+
+ShardMap ShardMap::of_rank(int index) const {
+  ShardMap other = *this;
+  other.place(index);
+  return other;
+}
+
+void ShardMap::place(int index) {
+  constexpr std::int64_t alignment = 16;
+  index_ = index;
+  elements_ = 0;
+  const auto i = static_cast<std::size_t>(index);
+  for (Group& group : groups_) {
+    group.own = {group.begin + group.shards->bounds[i], group.begin + group.shards->bounds[i + 1]};
+    group.offset = elements_;
+    elements_ += (group.own.size() + alignment - 1) / alignment * alignment;
   }
 }
 

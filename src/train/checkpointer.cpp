@@ -303,7 +303,8 @@ void Checkpointer::attempt(Failure failure, std::int64_t step, const std::functi
     if (failure == Failure::stops || stops) throw;
     failed_ = error.what();
     reporter_.event(step, "save failed", error.what());
-    reporter_.warn(fmt::format("{}; training continues", error.what()));
+    const bool last = step >= job_.config.train.steps;
+    reporter_.warn(error.what() + std::string(last ? "" : "; training continues"));
   }
 }
 

@@ -1,6 +1,7 @@
 // The record that a run begins with and the summary that it ends with.
 #include <utility>
 
+#include "trireme/core/text.hpp"
 #include "trireme/train/trainer.hpp"
 
 namespace trireme::train {
@@ -98,10 +99,9 @@ void Trainer::begin_record(const Environment& environment, double peak) {
       .predicted_memory = prediction_json(predicted_.bytes),
       .extra = {{"product_algorithms", replica_.choices()},
                 {"attention", replica_.attention_choices()}},
-      .lines = {fmt::format(
-          "layout: {}; {} threads a rank; batch {} sequences = {} tokens; micro-batch {}",
-          shape.to_string(), job_.threads, config.train.batch,
-          config.train.batch * config.model.sequence, config.train.micro_batch)},
+      .lines = {fmt::format("layout: {}; {} a rank; batch {} sequences = {} tokens; micro-batch {}",
+                            shape.to_string(), counted(job_.threads, "thread"), config.train.batch,
+                            config.train.batch * config.model.sequence, config.train.micro_batch)},
       .warnings = grid_.warnings(),
       .notes = cost_notes(config, replica_.stage().options())};
   start.warnings.push_back(attention_warning(replica_.attention_choices()));
@@ -109,10 +109,11 @@ void Trainer::begin_record(const Environment& environment, double peak) {
       graphs_warning(config.device, job_.computes.on_host(), shape, config.train.trace));
   if (const auto found = predicted_.bytes.find(device::Use::offloaded);
       found != predicted_.bytes.end()) {
-    start.notes.push_back(fmt::format(
-        "zero.offload = {}: optimizer state and fp32 masters in host memory, {:.1f} "
-        "MiB on rank 0, updated there by {} threads",
-        config.zero.offload, static_cast<double>(found->second) / (1 << 20), job_.threads));
+    start.notes.push_back(
+        fmt::format("zero.offload = {}: optimizer state and fp32 masters in host memory, {:.1f} "
+                    "MiB on rank 0, updated there by {}",
+                    config.zero.offload, static_cast<double>(found->second) / (1 << 20),
+                    counted(job_.threads, "thread")));
   }
   method_.describe(start);
   reporter_.begin(start, environment, dataset_);

@@ -25,27 +25,53 @@ std::string nearest_multiples(std::int64_t value, std::int64_t unit) {
                    : fmt::format("nearest that works: {}", unit);
 }
 
+std::int64_t largest_divisor(std::int64_t n, std::int64_t most) {
+  std::int64_t best = 1;
+  for (std::int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    for (const std::int64_t each : {d, n / d}) {
+      if (each <= most) best = std::max(best, each);
+    }
+  }
+  return best;
+}
+
+/// A micro-batch's tokens, and the pairs of tokens that attention compares, whose bytes fit 64 bits
+/// with any model.
+void check_tokens(const RunConfig& config) {
+  constexpr std::int64_t most = std::int64_t{1} << 26, most_pairs = std::int64_t{1} << 56;
+  const std::int64_t length = config.model.sequence, micro_batch = config.train.micro_batch;
+  refuse(micro_batch > most / length, "train.micro_batch", std::to_string(micro_batch),
+         fmt::format("must be at most {} tokens, with model.sequence = {}", most, length),
+         fmt::format("use at most {}", std::max<std::int64_t>(1, most / length)));
+  refuse(config.model.heads > most_pairs / (micro_batch * length * length), "model.sequence",
+         std::to_string(length),
+         fmt::format("with {} heads attends to more than {} pairs of tokens", config.model.heads,
+                     most_pairs),
+         "use shorter sequences");
+}
+
 void check_batch(RunConfig& config, int data) {
   TrainConfig& train = config.train;
   const std::int64_t length = config.model.sequence, tokens = train.batch_tokens;
   if (tokens > 0) {
+    refuse(tokens / length > most_sequences, "train.batch_tokens", std::to_string(tokens),
+           fmt::format("must be at most {} sequences", most_sequences), "use fewer tokens");
     refuse(tokens % length != 0, "train.batch_tokens", std::to_string(tokens),
            fmt::format("must divide by model.sequence = {}", length),
            nearest_multiples(tokens, length));
     train.batch = tokens / length;
-    refuse(train.batch > most_sequences, "train.batch_tokens", std::to_string(tokens),
-           fmt::format("must be at most {} sequences", most_sequences), "use fewer tokens");
   }
   refuse(train.batch % data != 0, "train.batch", std::to_string(train.batch),
          fmt::format("must divide by the data-parallel degree {}", data),
          nearest_multiples(train.batch, data));
   const std::int64_t per_rank = train.batch / data;
   if (train.micro_batch == 0) train.micro_batch = choose_micro_batch(per_rank, length);
-  std::int64_t below = std::min(train.micro_batch, per_rank);
-  while (per_rank % below != 0) --below;
+  const std::int64_t below = largest_divisor(per_rank, train.micro_batch);
   refuse(below != train.micro_batch, "train.micro_batch", std::to_string(train.micro_batch),
          fmt::format("must divide the {} sequences of a rank", per_rank),
          fmt::format("nearest that works: {}", below));
+  check_tokens(config);
 }
 
 /// The dataset against the model: its token ids fit the vocabulary, its text holds a window.
@@ -187,19 +213,25 @@ class ServerRules {
 /// Every server has something to hold.
 void check_shares(const RunConfig& config, const parallel::Stage& worker) {
   const auto idle = [&](int servers) {
-    for (int s = 0; s < servers; ++s) {
-      if (state::ShardMap(worker.layout(), servers, s).elements() == 0) return true;
+    const state::ShardMap map(worker.layout(), servers, 0);
+    std::vector<bool> holds(static_cast<std::size_t>(servers), false);
+    for (const state::ShardMap::Kind& kind : map.kinds()) {
+      const std::vector<std::int64_t>& counts = map.counts(kind.group);
+      for (std::size_t s = 0; s < counts.size(); ++s) holds[s] = holds[s] || counts[s] > 0;
     }
-    return false;
+    return std::ranges::find(holds, false) != holds.end();
   };
   const int servers = server_ranks(config);
   if (servers == 0 || !idle(servers)) return;
-  int fewer = servers - 1;
-  while (fewer > 1 && idle(fewer)) --fewer;
+  int some = 1, idle_from = servers;  // halves the interval between a number that works and one not
+  while (idle_from - some > 1) {
+    const int middle = some + (idle_from - some) / 2;
+    (idle(middle) ? idle_from : some) = middle;
+  }
   throw ConfigError("parallel.servers", std::to_string(servers),
                     fmt::format("leaves a server without parameters, which are cut in blocks of {}",
                                 params::norm_block),
-                    fmt::format("use at most {}", fewer));
+                    fmt::format("use at most {}", some));
 }
 
 /// What else a layout can be wrong about (units, schedules), any stage finds when it is made.

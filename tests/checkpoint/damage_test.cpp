@@ -150,6 +150,7 @@ TEST_F(DamageTest, HostileManifestsAreRefused) {
       {"has no 'step'", [](json& m) { m.erase("step"); }},
       {"'step' is not an integer", [](json& m) { m["step"] = -1; }},
       {"'step' is not an integer", [](json& m) { m["step"] = 1.5; }},
+      {"'step' is more than 2^60", [](json& m) { m["step"] = std::int64_t{1} << 62; }},
       {"'samples' is not an integer", [](json& m) { m["samples"] = std::uint64_t{1} << 63; }},
       {"'seed' is not an integer", [](json& m) { m["seed"] = "1"; }},
       {"is not a trireme checkpoint", [](json& m) { m["format"] = "other"; }},

@@ -79,20 +79,73 @@ offloaded
 has '^optimizer '
 grep -qE 'offloaded|on the' out && fail "offloaded by default"
 offloaded --zero.offload optimizer
+has '^total '
+offloaded --device.type cuda --zero.offload optimizer --memory 1MiB
 grep -q '^optimizer ' out && fail "an optimizer on the GPU"
+has '^fits: no; a rank.s GPU: [0-9.]+ of 1.0 MiB \(--memory\), [0-9.]+ too many$'
 awk -F'|' '
   { name = $1; sub(/ +$/, "", name); sub(/^ +/, "", name); value[name] = $2 + 0 }
   END {
-    d = value["on the host"] + value["on the GPU"] - value["total"]
     h = value["on the host"] - value["offloaded"]
-    exit !(value["offloaded"] > 0 && d < 0.11 && d > -0.11 && h < 0.06 && h > -0.06)
+    d = value["on the GPU"] - value["parameters"] - value["gradients"] - value["stash"] - value["workspace"] \
+      - value["communication"] - value["gathered"] - value["batch"]
+    exit !(value["offloaded"] > 0 && d < 0.4 && d > -0.4 && h < 0.06 && h > -0.06)
   }' out || fail "host and GPU do not add up"
+grep -q '^total' out && fail "a sum of what a GPU and the host hold"
 # A GPU's checkpoint is copied to the host first, even if none is written in the background.
 grep -q '^snapshot ' out && fail "a snapshot of what is in host memory"
 offloaded --device.type cuda --zero.offload optimizer
 grep -q '^snapshot ' out && fail "a snapshot of what is in host memory, of a GPU"
 offloaded --device.type cuda
 has '^snapshot +\| +[0-9.]*[1-9]'
+
+# Whether it fits: a GPU's memory for one rank, a node's for its ranks; what was assumed; bytes as JSON.
+has '^planned for: GPUs, bf16, recomputation none, 1 thread a rank$'
+has '^fits: not known; name the memory of a GPU: --memory 80GiB$'
+offloaded
+has '^planned for: CPUs, bf16'
+has '^note: device.type = auto, and this machine .* shows no GPU'
+has '^fits: yes; the 2 ranks of a node: .*this machine.s memory'
+offloaded --device.type cpu --parallel.pipeline 2 --memory 80GiB
+has '^layers +\| +1 \| +1$'
+grep -q '^note' out && fail "a note about a device that was named"
+offloaded --device.type cuda --json --memory 3MB
+python3 -c '
+import json
+plan = json.load(open("out"))
+column = plan["columns"][0]
+host = column["bytes"]["snapshot"]
+assert column["host_bytes"] == host and column["device_bytes"] == sum(column["bytes"].values()) - host, column
+assert plan["fit"]["fits"] == (column["device_bytes"] <= 3000000) and plan["fit"]["needed_bytes"] == column["device_bytes"]
+assert (plan["device"], plan["precision"], plan["recompute"], column["layers"]) == ("cuda", "bf16", "none", 2), plan
+' || fail "JSON"
+
+# Any numbers are answered or refused, within two seconds and 200 MB of this process.
+if ! grep -q __asan_init "$TRIREME"; then
+  bounded() {
+    python3 - "$TRIREME" plan --model.vocabulary 50257 "$@" <<'PYTHON' || fail "slow or large: plan $*"
+import resource
+import subprocess
+import sys
+done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8")
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+seconds = used.ru_utime + used.ru_stime
+errors = [line for line in done.stderr.splitlines() if not line.startswith("plan: ")]  # progress on a busy machine
+assert done.returncode in (0, 1) and len(errors) == done.returncode, done.stderr
+assert seconds < 2 and used.ru_maxrss < 200_000, (seconds, used.ru_maxrss)
+PYTHON
+  }
+  bounded --ranks 100000 --model.preset llama-70b --train.batch 100000 --parallel.zero 3 --checkpoint.async true
+  bounded --ranks 100000 --model.preset llama-70b --train.batch 12500 --parallel.zero 3 --parallel.tensor 8 --ranks-per-node 8
+  bounded --ranks 200000 --model.preset llama-70b --train.batch 100000 --data_parallel.method server --parallel.servers 100000
+  bounded --ranks 1 --model.width 1000000 --model.heads 1000
+  bounded --ranks 1 --model.width 16777216 --model.vocabulary 16777216
+  bounded --ranks 1 --train.batch 1000000000
+  bounded --ranks 1 --train.batch 1073741789 --train.micro_batch 1000000000
+  bounded --ranks 1 --model.layers 4096 --train.batch 31 --train.micro_batch 1 --parallel.zero 3
+  bounded --ranks 1024 --parallel.pipeline 1024 --model.layers 1022 --train.batch 128 --train.micro_batch 1
+  bounded --ranks 16 --model.layers 40 --parallel.tensor 16 --numerics.reproducible true --numerics.virtual_tensor 1024
+fi
 
 # Work space of libraries on GPUs, in MiB above that without attention: 4 sequences of 1024 tokens, 12 heads of 64. Sums
 # of dout·out and two accumulators of 4 bytes, or 2 bytes per pair of tokens; documents use our own kernels.
@@ -114,6 +167,18 @@ refuses 1 '--zero.offload = disk: must be one of none, optimizer; choose one of 
 
 refuses 2 'plan: --stages is missing; only --schedule file:PATH and --ranks do without' --micro-batches 2
 refuses 2 'plan: --ranks-per-node belongs to --ranks' --ranks-per-node 2
+refuses 2 'plan: --json belongs to --ranks' --json
+refuses 1 '--memory = much: must be a number of bytes, KB, MB or GB; write for example 5GB' --ranks 1 --memory much \
+  --model.vocabulary 256
+refuses 1 '--ranks = 1048577: must be from 1 to 1048576; nearest: 1048576' --ranks 1048577
+refuses 1 'model.width = 16777216: 6 layers give about 2.0e+16 parameters; must be at most 2.8e+14; use a smaller model' \
+  --ranks 1 --model.width 16777216 --model.heads 16384 --model.vocabulary 256
+refuses 1 'model.heads = 64: must divide model.width = 32; use at most 32' --ranks 1 --model.width 32 --model.heads 64
+refuses 1 'model.layers = 4097: must be at most 4096; use a smaller model' --ranks 1 --model.layers 4097
+refuses 1 'micro-batches = 131072: must be at most 16384 of a replica'"'"'s step with a model of 8 units; use larger and fewer micro-batches (train.micro_batch)' \
+  --ranks 1 --train.batch 131072 --train.micro_batch 1 --model.vocabulary 256
+refuses 1 'train.micro_batch = 1048576: must be at most 67108864 tokens, with model.sequence = 256; use at most 262144' \
+  --ranks 1 --train.batch 1048576 --train.micro_batch 1048576 --model.vocabulary 256
 refuses 2 'plan: --micro-batches is missing; only --schedule file:PATH and --ranks do without' --stages 2
 refuses 2 'plan: --stage: is not a flag; did you mean --stages?' --stage 2
 refuses 1 '--stages = 0: must be at least 1; use 1 or more' --stages 0 --micro-batches 1

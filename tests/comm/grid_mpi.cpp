@@ -73,9 +73,8 @@ TEST(Grid, GroupsHoldTheirMembers) {
     EXPECT_EQ(&grid.replica_group(), &grid.group(GroupKind::replica));
     EXPECT_EQ(&grid.embedding_group(), &grid.group(GroupKind::embedding));
     EXPECT_THAT(grid.to_string(),
-                StartsWith(fmt::format(
-                    "rank {} of {}: pipeline {}, data {}, context {}, tensor {} on ",
-                    session.rank(), session.size(), here[3], here[2], here[1], here[0])));
+                StartsWith(fmt::format("rank {} of {}: tensor {}, pipeline {}, data {} on ",
+                                       session.rank(), session.size(), here[0], here[3], here[2])));
     // The tests run on one node.
     EXPECT_EQ(session.nodes(), std::vector<int>(session.size(), 0));
     EXPECT_TRUE(grid.warnings().empty());

@@ -34,7 +34,7 @@ TEST(GridShape, TensorIsFastestAndPipelineSlowest) {
   EXPECT_EQ(shape.rank({0, 1, 0, 0}), 2);
   EXPECT_EQ(shape.rank({0, 0, 1, 0}), 6);
   EXPECT_EQ(shape.rank({0, 0, 0, 1}), 24);
-  EXPECT_EQ(shape.to_string(), "pipeline 5 × data 4 × context 3 × tensor 2");
+  EXPECT_EQ(shape.to_string(), "tensor 2 × pipeline 5 × data 4");
 }
 
 TEST(GridShape, DataIsTheRestOfTheWorld) {

@@ -74,6 +74,7 @@ TEST(FileError, NamesPathReasonAndRemedy) {
   EXPECT_EQ(error_of([] { throw_file_error("a", "open", EIO); }),
             "a: cannot open: Input/output error; check the path and the disk");
   EXPECT_THAT(std::string(mend_of(EFBIG)), HasSubstr("ulimit -f"));
+  EXPECT_THAT(std::string(mend_of(EMFILE)), HasSubstr("ulimit -n"));
   EXPECT_THAT(std::string(mend_of(EROFS)), HasSubstr("ask for access"));
 }
 

@@ -4,10 +4,14 @@
 #include <cmath>
 #include <thread>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+
+#include "trireme/core/files.hpp"
 
 #include "support.hpp"
 
@@ -255,6 +259,23 @@ TEST(Prepare, FailedWritesLeaveNothing) {
   }
   prepare(options, {});
   EXPECT_EQ(all_tokens(Dataset::open(options.output), SplitName::train), bytes_of(text));
+}
+
+// What a killed prepare left is removed by the next one, but not what another one works in.
+TEST(Prepare, RemovesWhatKilledOnesLeft) {
+  const Scratch scratch;
+  write_text(scratch / "in", prose(2'000, 6));
+  for (const char* name : {"out.tmp-7", "out.tmp-8", "out.tmp-x", "other.tmp-7"}) {
+    fs::create_directory(scratch / name);
+    write_text(scratch / name / "tokens.spool", "left");
+  }
+  const Descriptor owner(::open((scratch / "out.tmp-8").c_str(), O_RDONLY | O_DIRECTORY));
+  ASSERT_EQ(::flock(owner.get(), LOCK_EX | LOCK_NB), 0);
+  PrepareOptions options;
+  options.inputs = {scratch / "in"};
+  options.output = scratch / "out";
+  prepare(options, {});
+  expect_only(scratch.path(), {"in", "out", "out.tmp-8", "out.tmp-x", "other.tmp-7"});
 }
 
 TEST(Prepare, FullDiskLeavesNothing) {

@@ -63,12 +63,17 @@ TEST(MemoryTable, MarksDifferences) {
             "parameters |           3.0 |          3.0 |\n"
             "stash      |           1.0 |          1.0 | ! differs by +64 B\n"
             "total      |           4.0 |          4.0 | ! differs by +64 B\n");
-  EXPECT_EQ(memory_table({{"parameters", 3 << 20, 3 << 20}, {"workspace", 0, 1 << 20, true}}),
-            "memory     | predicted MiB | measured MiB |\n"
-            "-----------+---------------+--------------+\n"
-            "parameters |           3.0 |          3.0 |\n"
-            "workspace  |           0.0 |          1.0 | predicted in part\n"
-            "total      |           3.0 |          4.0 | predicted in part\n");
+  // A GPU's memory and the host's do not add up to anything.
+  EXPECT_EQ(memory_table({{"parameters", 3 << 20, 3 << 20},
+                          {"workspace", 0, 1 << 20, true},
+                          {"snapshot", 2 << 20, 2 << 20}}),
+            "memory      | predicted MiB | measured MiB |\n"
+            "------------+---------------+--------------+\n"
+            "parameters  |           3.0 |          3.0 |\n"
+            "workspace   |           0.0 |          1.0 | predicted in part\n"
+            "snapshot    |           2.0 |          2.0 |\n"
+            "on the GPU  |           3.0 |          4.0 | predicted in part\n"
+            "on the host |           2.0 |          2.0 |\n");
 }
 
 TEST(AsPredicted, IsExactForEveryUse) {

@@ -143,7 +143,8 @@ if mount -t tmpfs -o size=600k tmpfs disk 2>/dev/null; then
     run disk/full --train.steps 6 --checkpoint.every 2 --checkpoint.at_end=false --checkpoint.async=$async
     [ "$code" -eq 1 ] && [ "$(errors)" -eq 1 ] && grep -q 'error: the last save failed: .*No space' err ||
       fail "failed save, async $async: exit code $code"
-    [ "$(grep -c '^trireme: warning: checkpoint not saved: .*No space.*; training continues$' err)" -eq 3 ] || fail "failed save, async $async: no warnings"
+    [ "$(grep -c '^trireme: warning: checkpoint not saved: .*No space' err)" -eq 3 ] || fail "failed save, async $async: no warnings"
+    [ "$(grep -c 'not saved: .*; training continues$' err)" -eq 2 ] || fail "failed save, async $async: training continues after its end"
     [ "$(grep -c '"save failed"' disk/full/attempts/0001/metrics.jsonl)" -eq 3 ] || fail "failed save, async $async: not in the record"
     [ -z "$(ls -d disk/full/step-* 2>/dev/null)" ] || fail "failed save, async $async: something was left"
   done

@@ -50,7 +50,8 @@ ours() {
 }
 
 try STOP
-grep -q '^trireme: error: watchdog: rank' err || { cat err; exit 1; }
+# The headline names the stopped rank, not one that waits for it.
+grep -q '^trireme: error: watchdog: rank 1 ' err || { cat err; exit 1; }
 grep -qE '^ +1 +[0-9]+ +[0-9.]+ +(backward|forward|reduce|wait|optimizer|load).*\(stopped\)' err ||
   { cat err; exit 1; }
 try KILL

@@ -32,6 +32,10 @@ void append_pieces(std::vector<Piece>& pieces, const std::string& prefix,
 std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap& shards,
                             bool sharded, const Writers& writers);
 
+/// The same for every rank among which `shares` divides such buffers, by rank.
+std::vector<std::int64_t> piece_elements(const params::Layout& layout,
+                                         const state::ShardMap& shares);
+
 /// The reverse: fills all that this rank holds, copies too, from a checkpoint of any layout, and
 /// the gaps between blocks with zeros; `flat` is where the state's parameters() are, of fp32 or
 /// rounded to its type. Not collective. Throws what Reader::read does, and Error where an element

@@ -19,6 +19,8 @@ namespace trireme::comm {
 enum class Axis : std::uint8_t { tensor, context, data, pipeline, count };
 constexpr int axis_count = static_cast<int>(Axis::count);
 std::string_view name_of(Axis axis);
+/// Axes whose degree a configuration sets, in the order in which texts name them.
+inline constexpr std::array settable_axes = {Axis::tensor, Axis::pipeline, Axis::data};
 
 /// Degree of each axis, and coordinates.
 struct GridShape {
@@ -27,7 +29,7 @@ struct GridShape {
   int size() const;
   std::array<int, axis_count> coordinates(int rank) const;
   int rank(const std::array<int, axis_count>& coordinates) const;
-  std::string to_string() const;  // "pipeline 1 × data 2 × context 1 × tensor 1"
+  std::string to_string() const;  // "tensor 1 × pipeline 1 × data 2"
 };
 
 /// What a configuration asks for.
@@ -102,6 +104,8 @@ struct ByKind {
 /// World ranks of the group of `kind` that `rank` is in, in ascending order; `shard` as from
 /// shard_degree.
 std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int rank);
+/// Their number.
+int group_size(const GridShape& shape, GroupKind kind, int shard, int rank);
 
 /// Kinds by the division of the world that they share, so that one MPI communicator serves them
 /// all; without kinds whose groups have one rank each.

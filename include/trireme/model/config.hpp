@@ -55,6 +55,8 @@ struct ModelConfig {
   bool stretches_rotary() const { return chosen(rope_scaling, "llama3", "none"); }
 
  private:
+  /// Throws ConfigError where arithmetic on bytes of all parameters could overflow.
+  void check_elements() const;
   /// Whether `value` is `choice`; fails unless it is that or `other`.
   static bool chosen(const std::string& value, const char* choice, const char* other) {
     TRIREME_ASSERT(value == choice || value == other, "{} is neither {} nor {}", value, choice,

@@ -24,9 +24,9 @@ struct ParallelConfig {
 
   void declare(config::Fields& fields) {
     fields.add("tensor", tensor, "tensor-parallel degree: ranks that share each layer's matrices",
-               config::at_least(1));
+               config::in_range(1, 1024));
     fields.add("pipeline", pipeline, "pipeline stages: ranks among which the layers are divided",
-               config::at_least(1));
+               config::in_range(1, 1024));
     fields.add("data", data, "data-parallel degree; 0: the rest of the world", config::at_least(0));
     fields.add("servers", servers,
                "the world's last ranks, which hold parameters and optimizer state for the others "

@@ -54,11 +54,27 @@ struct StageOptions {
 /// nothing.
 model::Recompute usual_recompute(bool host, std::int64_t width);
 
+/// What tensor parallelism and the mode make of a unit there.
+model::Shares shares_of(const StageOptions& options);
+
+/// What all stages of a layout have in common: where the model is cut, and their schedules.
+struct Pipeline {
+  /// Throws ConfigError, as Stage does. Of `options` its place matters as far as degrees go.
+  Pipeline(const model::Transformer& model, const StageOptions& options);
+  std::vector<int> bounds;                    // units; [stages·virtual stages + 1]
+  std::vector<schedule::StageSteps> steps;    // of a training step, by stage
+  std::vector<schedule::StageSteps> forward;  // of one micro-batch forward, by stage
+};
+
 class Stage {
  public:
   /// Throws ConfigError for what cannot be laid out; rules of single keys are checked by their
   /// fields. `model` must outlive the stage.
   Stage(const model::Transformer& model, const StageOptions& options);
+  /// The same of several stages of one pipeline, made once.
+  Stage(const model::Transformer& model, const StageOptions& options, const Pipeline& pipeline);
+  /// Makes it the stage of another data rank: the same but for its shards.
+  void move_to(int data_rank);
   const model::Transformer& model() const { return model_; }
   const StageOptions& options() const { return options_; }
   const model::Shares& shares() const { return shares_; }
@@ -76,7 +92,7 @@ class Stage {
   bool holds_last_unit() const { return layout_->has_unit(last_unit()); }
 
  private:
-  void lower_programs();
+  void lower_programs(const Pipeline& pipeline);
 
   const model::Transformer& model_;
   StageOptions options_;

@@ -98,6 +98,9 @@ class Layout {
     return by_unit_[static_cast<std::size_t>(unit)];
   }
   bool has_unit(int unit) const;
+  /// Whether two groups have the same blocks at the same offsets, as those of two layers do: they
+  /// are cut and owned alike.
+  bool alike(const Group& a, const Group& b) const;
 
   /// Visits the block's runs in storage order.
   template <class Visit>

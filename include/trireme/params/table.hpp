@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +22,7 @@ struct Part {
   std::int64_t extent = 0;
   std::int64_t grain = 1;
   std::int64_t serves = 1;
+  bool operator==(const Part&) const = default;
 };
 
 /// The distribution of initial values.
@@ -57,6 +60,7 @@ class ParameterTable {
 
  private:
   std::vector<Parameter> rows_;
+  std::map<std::string, int, std::less<>> by_name_;
   std::int64_t elements_ = 0;
 };
 

@@ -111,8 +111,8 @@ std::vector<MemoryRow> gather_memory(const device::MemoryLedger& ledger,
                                      const std::set<device::Use>& in_part = {});
 /// Whether every use that is predicted in full is what was predicted, to the byte.
 bool as_predicted(const std::vector<MemoryRow>& rows);
-/// The table as text, with a sum, and a mark where measured differs from predicted; another where
-/// the prediction is in part.
+/// The table as text, with a sum (of GPU and host apart), and a mark where measured differs from
+/// predicted; another where the prediction is in part.
 std::string memory_table(const std::vector<MemoryRow>& rows);
 
 /// Where a run was made. The environment is rank 0's: the variables with which users and schedulers

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "trireme/device/memory.hpp"
@@ -14,13 +15,17 @@
 namespace trireme::state {
 
 /// The shards of a layout's groups on the `parts` ranks of a shard group, and the offsets of rank
-/// `index`'s shards in a buffer that holds them one after the other.
+/// `index`'s shards in a buffer that holds them one after the other. Groups that are alike share
+/// one list of shards.
 class ShardMap {
  public:
   ShardMap(const params::Layout& layout, int parts, int index);
+  /// The map of another rank of the shard group.
+  ShardMap of_rank(int index) const;
   int index() const { return index_; }
+  int parts() const { return parts_; }
   /// Elements of each rank's shard of a group.
-  const std::vector<std::int64_t>& counts(int group) const { return at(group).counts; }
+  const std::vector<std::int64_t>& counts(int group) const { return at(group).shards->counts; }
   /// This rank's shard, counted from the beginning of the flat buffer.
   const params::Range& own(int group) const { return at(group).own; }
   /// Its first element in the buffer of this rank's shards.
@@ -30,15 +35,29 @@ class ShardMap {
   int groups() const { return static_cast<int>(groups_.size()); }
   std::vector<params::FlatRange> own_ranges() const;
 
+  /// The first group of each set of groups that are alike, and how many those are.
+  struct Kind {
+    int group = 0, count = 0;
+  };
+  const std::vector<Kind>& kinds() const { return kinds_; }
+  /// Boundaries of a group's shards, from its beginning. [parts + 1]
+  const std::vector<std::int64_t>& bounds(int group) const { return at(group).shards->bounds; }
+
  private:
+  struct Shards {
+    std::vector<std::int64_t> bounds, counts;
+  };
   struct Group {
-    std::vector<std::int64_t> counts;
+    std::shared_ptr<const Shards> shards;
+    std::int64_t begin = 0;  // in the flat buffer
     params::Range own;
     std::int64_t offset = 0;
   };
   const Group& at(int group) const { return groups_[static_cast<std::size_t>(group)]; }
-  int index_;
+  void place(int index);
+  int parts_, index_ = 0;
   std::vector<Group> groups_;
+  std::vector<Kind> kinds_;
   std::int64_t elements_ = 0;
 };
 
