@@ -11,8 +11,8 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* examples = R"(Examples (`trireme SUBCOMMAND --help` describes one):
-  trireme prepare --input book.txt --output dataset
+constexpr const char* examples =
+    R"(An example (`trireme SUBCOMMAND --help` describes one and has others):
   mpirun -n 4 trireme train --model.preset tiny --data.path dataset)";
 
 const CLI::App& chosen_of(const CLI::App& app) {

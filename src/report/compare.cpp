@@ -255,14 +255,10 @@ std::string compare_html(const Report& report) {
   HtmlPage page;
   page.heading(1, "Trireme: comparison");
   std::vector<NamedRun> named;
-  std::vector<const Run*> runs;
-  for (const Measured& each : report.measured) {
-    named.emplace_back(each.run->name, each.run);
-    runs.push_back(each.run);
-  }
+  for (const Measured& each : report.measured) named.emplace_back(each.run->name, each.run);
   const std::vector<Table> tables = tables_of(report);
   page.add("<div class=\"charts\">\n");
-  page.figure(plot_losses(runs));
+  page.figure(plot_losses(named));
   page.figure(plot_step_times(named, report.options));
   page.figure(plot_memory_totals(named));
   page.figure(plot_time_shares(named));

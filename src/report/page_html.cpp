@@ -115,9 +115,7 @@ void add_charts(const Report& report, HtmlPage& page) {
   const std::vector<NamedRun> shown = shown_runs(report);
   page.figure(plot_memory_totals(shown));
   page.figure(plot_time_shares(shown));
-  std::vector<const Run*> runs;
-  for (const Measured& each : report.measured) runs.push_back(each.run);
-  page.figure(plot_losses(runs));
+  page.figure(plot_losses(shown));
   page.add("</div>\n");
 }
 

@@ -185,12 +185,13 @@ Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
   return plot;
 }
 
-Plot plot_losses(const std::vector<const Run*>& runs) {
+Plot plot_losses(const std::vector<NamedRun>& runs) {
   constexpr std::size_t most_named = 14, most_points = 1000;
   Plot plot{.title = "Loss"};
   std::string draws;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Run& run = *runs[i];
+    const auto& [name, of] = runs[i];
+    const Run& run = *of;
     const std::size_t every = run.steps.size() / most_points + 1;
     std::string rows, points;
     for (std::size_t s = 0; s < run.steps.size(); ++s) {
@@ -206,7 +207,7 @@ Plot plot_losses(const std::vector<const Run*>& runs) {
     const bool named = i < most_named;
     draws += fmt::format("{}$run{} using 1:2 with lines lw 1.5 lc rgb '{}' {}",
                          draws.empty() ? "" : ", ", i, color(i),
-                         named ? "title " + gnuplot_text(run.name) : "notitle");
+                         named ? "title " + gnuplot_text(name) : "notitle");
     if (points.empty()) continue;
     plot.script += block(fmt::format("valid{}", i), points);
     draws += fmt::format(", $valid{} using 1:2 with points pt 6 ps 0.8 lw 1.5 lc rgb '{}' notitle",

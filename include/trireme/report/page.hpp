@@ -42,12 +42,12 @@ struct Plot {
 
 /// Tokens per second, or efficiency, against ranks.
 Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool efficiency);
-/// Loss against step of every run, and validation loss as points.
-Plot plot_losses(const std::vector<const Run*>& runs);
 /// Seconds per step of sections: average, with least and greatest of a rank.
 Plot plot_sections(const Run& run);
 /// A run and what it is called in a picture.
 using NamedRun = std::pair<std::string, const Run*>;
+/// Loss against step of each run, and validation loss as points.
+Plot plot_losses(const std::vector<NamedRun>& runs);
 /// Memory of each run, summed over uses, predicted and measured.
 Plot plot_memory_totals(const std::vector<NamedRun>& runs);
 /// Median step time of each run, with its interval.
