@@ -207,7 +207,8 @@ std::vector<std::int64_t> piece_elements(const params::Layout& layout,
   std::map<const std::vector<std::int64_t>*, std::pair<int, std::int64_t>> kinds;
   for (int g = 0; g < shares.groups(); ++g) {
     const params::Group& group = layout.groups()[static_cast<std::size_t>(g)];
-    if (!layout.has_unit(group.units.front())) continue;  // an earlier stage writes a tied row
+    const bool earlier_stage_writes = !layout.has_unit(group.units.front());
+    if (earlier_stage_writes) continue;
     ++kinds.try_emplace(&shares.bounds(g), g, 0).first->second.second;
   }
   for (const auto& [bounds, kind] : kinds) {
