@@ -54,9 +54,9 @@ test:
 	@bash tests/structure/format_test.sh
 	@cmake --preset $(PRESET) $(CMAKE_ARGS)
 	@cmake --build $(BUILD) --parallel $(JOBS)
-	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
 	@if command -v mpicc.mpich mpiexec.mpich >/dev/null; then $(MAKE) --no-print-directory test-mpich; \
-	  else echo 'MPICH is not installed (scripts/deps.sh mpich): make test-mpich was left out'; fi
+	  else echo 'MPICH is not installed (scripts/deps.sh mpich): make test-mpich is left out'; fi
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
 
 test-mpich: build
 	@scripts/deps.sh mpich

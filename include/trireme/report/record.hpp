@@ -32,7 +32,7 @@ constexpr int record_format = 3, first_sealed_format = 3;
 
 /// One training step, as metrics.jsonl and the step line show it.
 struct StepMetrics {
-  std::int64_t step = 0;    // 1-based: after this many updates
+  std::int64_t step = 0;    // 1-based; skipped updates count
   std::int64_t tokens = 0;  // seen since the beginning of training
   double loss = 0;          // mean over target tokens of the global batch, natural log
   double gradient_norm = 0;
