@@ -93,7 +93,7 @@ void define(CLI::App& app, Command& command) {
   app.get_formatter()->column_width(32);
   for (const auto add :
        {add_prepare, add_inspect, add_train, add_evaluate, add_generate, add_plan, add_export,
-        add_import, add_presets, add_report, add_compare, add_info, add_bench}) {
+        add_import, add_presets, add_report, add_compare, add_status, add_info, add_bench}) {
     add(app, command);
   }
 }

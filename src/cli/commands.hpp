@@ -24,6 +24,7 @@ void add_import(CLI::App& app, Command& command);
 void add_presets(CLI::App& app, Command& command);
 void add_report(CLI::App& app, Command& command);
 void add_compare(CLI::App& app, Command& command);
+void add_status(CLI::App& app, Command& command);
 void add_info(CLI::App& app, Command& command);
 void add_bench(CLI::App& app, Command& command);
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "trireme/comm/agree.hpp"
-#include "trireme/core/json.hpp"
+#include "trireme/core/config.hpp"
 
 namespace trireme::train {
 namespace {
@@ -69,7 +69,7 @@ struct Owner {
   std::string name() const {
     if (token.empty()) return "another process";
     const std::string slurm = job.empty() ? "" : fmt::format(" (Slurm job {})", job);
-    return fmt::format("process {} on {}{} since {}", pid, host, slurm, since);
+    return config::one_line(fmt::format("process {} on {}{} since {}", pid, host, slurm, since));
   }
   bool here() const { return machine == train::machine(); }
 };
@@ -153,6 +153,22 @@ Flock try_flock(const Descriptor& file, const fs::path& path, int operation) {
 void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(100)); }
 
 }  // namespace
+
+LockOwner lock_owner(const fs::path& folder, LockTimes times) {
+  const Descriptor file(
+      ::open((folder / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (file.get() < 0) return {};
+  const Contents now = contents_of(file);
+  if (now.empty) return {};
+  bool alive = false;
+  if (now.owner.here()) {
+    alive = !now.owner.birth.empty() && birth_of(now.owner.pid) == now.owner.birth;
+  } else {
+    const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
+    alive = since_epoch - std::chrono::nanoseconds(now.changed) < 3 * times.heartbeat;
+  }
+  return {now.owner.name(), alive};
+}
 
 RunLock::RunLock(comm::Communicator& everyone, fs::path folder, LockTimes times)
     : path_(std::move(folder) / "lock"), times_(times) {

@@ -21,6 +21,14 @@ struct LockTimes {
   std::chrono::milliseconds heartbeat{10'000};
 };
 
+/// Whom the lock of a run folder names, for a reader on any machine. `alive`: its process of this
+/// machine exists, or its last life sign from another one is not three heartbeats old.
+struct LockOwner {
+  std::string name;
+  bool alive = false;
+};
+LockOwner lock_owner(const std::filesystem::path& folder, LockTimes times = {});
+
 /// The lock of a run folder, held by all ranks of a run: the file FOLDER/lock. It names its owner
 /// (host, process, start, Slurm job) and is empty where a run ended orderly.
 ///
