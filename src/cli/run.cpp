@@ -16,7 +16,7 @@ Examples:
   trireme train --model.preset tiny --data.path dataset --train.steps 500
   mpirun -n 4 trireme train --config run.toml --optim.learning_rate 6e-4
   TRIREME_TRAIN_OUTPUT=run2 mpirun -n 4 trireme train --config run.toml
-  trireme train --from llama-8b --data.path dataset --model.sequence 2048 --train.output tuned
+  trireme train --from llama-8b --data.path dataset --model.sequence 2048
   trireme train --config run.toml --dry-run      what would run, and why
   trireme train --config run.toml --show train.output     one field, for scripts)";
 
@@ -75,8 +75,8 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
 
 constexpr const char* evaluate_examples =
     R"(The model and the dataset are the checkpoint's. --data.path names another dataset,
---train.evaluate_samples bounds the work, --model.sequence sets the tokens of a window;
-`trireme train --help` lists the fields.
+--train.evaluate_samples bounds the work, --model.sequence sets the tokens of a
+window; `trireme train --help` lists the fields.
 
 Examples:
   trireme evaluate --checkpoint run                        the newest of a run
