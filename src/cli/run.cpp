@@ -16,7 +16,7 @@ Examples:
   trireme train --model.preset tiny --data.path dataset --train.steps 500
   mpirun -n 4 trireme train --config run.toml --optim.learning_rate 6e-4
   TRIREME_TRAIN_OUTPUT=run2 mpirun -n 4 trireme train --config run.toml
-  trireme train --from llama-8b --data.path dataset --model.sequence 2048 --train.output tuned
+  trireme train --from llama-8b --data.path dataset --model.sequence 2048
   trireme train --config run.toml --dry-run      what would run, and why
   trireme train --config run.toml --show train.output     one field, for scripts)";
 
@@ -74,10 +74,10 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
 }
 
 constexpr const char* evaluate_examples =
-    R"(Model, precision and dataset are the checkpoint's; --data.path names other data,
---model.sequence sets the tokens of a window. Every other field is this command's:
-repeat --data.document_mask true or --config of the run. `trireme train --help` lists
-the fields.
+    R"(Model, precision and dataset are the checkpoint's; --data.path names other
+data, --model.sequence sets the tokens of a window. Every other field is this
+command's: repeat --data.document_mask true or --config of the run.
+`trireme train --help` lists the fields.
 
 Examples:
   trireme evaluate --checkpoint run                        the newest of a run

@@ -50,7 +50,7 @@ class SafeTensorsTest : public testing::Test {
 };
 
 TEST_F(SafeTensorsTest, WrittenFilesReadBack) {
-  const std::vector<float> values{1, -2.5F, 0.1F, 1e30F, -0.0F, 65504};
+  const std::vector<float> values{1, -2.5F, 0.1F, 3e4F, -0.0F, 65504};
   {
     SafeTensorsWriter writer(path(),
                              {{"b", "BF16", {2, 3}},
@@ -93,7 +93,7 @@ TEST_F(SafeTensorsTest, WrittenFilesReadBack) {
   expect("half", [](float x) { return fp16_to_float(float_to_fp16(x)); });
   std::vector<float> middle(3);
   file.read(*file.find("a.weight"), 2, middle);
-  EXPECT_THAT(middle, ElementsAre(0.1F, 1e30F, -0.0F));
+  EXPECT_THAT(middle, ElementsAre(0.1F, 3e4F, -0.0F));
   // The data start at a multiple of eight bytes.
   std::uint64_t length = 0;
   std::memcpy(&length, read_text(path()).data(), sizeof length);
