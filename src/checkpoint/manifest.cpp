@@ -171,9 +171,10 @@ Index make_index(const std::vector<std::int64_t>& list) {
 
 void sort_and_check_cover(const std::string& where, const std::vector<Reader::Entry>& tensors,
                           std::vector<PieceRecord>& pieces) {
-  std::sort(pieces.begin(), pieces.end(), [](const PieceRecord& a, const PieceRecord& b) {
+  const auto before = [](const PieceRecord& a, const PieceRecord& b) {
     return std::tie(a.tensor, a.box.begin) < std::tie(b.tensor, b.box.begin);
-  });
+  };
+  if (!std::ranges::is_sorted(pieces, before)) std::ranges::sort(pieces, before);
   auto piece = pieces.begin();
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const auto& [name, shape, type] = tensors[t];
