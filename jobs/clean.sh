@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Removes what killed jobs of this user left on this node and no process uses: Open MPI's and MPICH's segments in /dev/shm,
-# and Open MPI's session folders. The job scripts run it before each start. On all nodes of an allocation:
+# Removes files that killed jobs left on this node, if no process uses them: this user's segments of Open MPI 4 and MPICH in
+# /dev/shm, and Open MPI 4's session folders. The job scripts run it before each start. On all nodes of an allocation:
 #
 #   srun --ntasks-per-node=1 jobs/clean.sh
 set -uo pipefail

@@ -7,7 +7,7 @@ namespace trireme::checkpoint {
 inline constexpr const char* token_id_keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 
 /// Files beside config.json; the first ones belong to tokenizers.
-inline constexpr const char* companion_files[] = {"tokenizer.json",
+inline constexpr const char* auxiliary_names[] = {"tokenizer.json",
                                                   "tokenizer_config.json",
                                                   "tokenizer.model",
                                                   "special_tokens_map.json",

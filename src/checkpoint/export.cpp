@@ -139,9 +139,9 @@ std::vector<std::string> export_safetensors(const Reader& reader, const model::M
       }
       if (tokenizer->end_of_document) foreign["eos_token_id"] = *tokenizer->end_of_document;
     }
-    const Companions companions = kept_companions(reader);
-    foreign.update(companions.config);
-    for (const State::Attachment& file : companions.files) {
+    const AuxiliaryFiles auxiliary = kept_auxiliary_files(reader);
+    foreign.update(auxiliary.config);
+    for (const State::Attachment& file : auxiliary.files) {
       write_file(temporary / file.name, file.content);
       others.push_back(file.name);
     }

@@ -211,11 +211,11 @@ void read_part(const SafeTensorsFile& file, const SafeTensor& tensor, const Fore
   }
 }
 
-/// Keeps the folder's tokenizer.json and returns true if it fits; else `warning` receives why not.
-bool import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& state,
+/// Keeps the folder's tokenizer.json if it fits; else `warning` receives why not.
+void import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& state,
                       std::string* warning) {
   const fs::path file = folder / data::tokenizer_json_file;
-  if (!fs::exists(file)) return false;
+  if (!fs::exists(file)) return;
   try {
     const data::StoredTokenizer stored = data::stored_hugging_face(without_link(file));
     const auto ids = stored.description.at("vocabulary").get<std::int64_t>();
@@ -224,31 +224,43 @@ bool import_tokenizer(const fs::path& folder, std::int64_t vocabulary, State& st
                   vocabulary);
     }
     keep_tokenizer(state, stored);
-    return true;
   } catch (const Error& error) {
     if (warning != nullptr) *warning = error.what();
-    return false;
   }
 }
 
-/// Token ids that config.json names, and the files beside it that belong to the tokenizer and to
-/// generation.
-Companions companions_of(const fs::path& folder, const json& config) {
-  Companions result;
+/// Token ids that config.json names; negative ones mean none.
+json token_ids(const fs::path& folder, const json& config) {
+  json result = json::object();
   for (const char* key : token_id_keys) {
     const auto found = config.find(key);
     if (found == config.end() || found->is_null()) continue;
-    const json list = found->is_array() ? *found : json::array({*found});
-    if (!std::ranges::all_of(list, [](const json& id) { return id.is_number_unsigned(); })) {
-      throw Error("{}: {} = {}: must be a token id, a list of them or null; restore the file",
-                  (folder / "config.json").string(), key, shown(*found));
+    json ids = json::array();
+    for (const json& id : found->is_array() ? *found : json::array({*found})) {
+      if (!id.is_number_integer()) {
+        throw Error("{}: {} = {}: must be a token id, a list of them or null; restore the file",
+                    (folder / "config.json").string(), key, shown(*found));
+      }
+      if (id.is_number_unsigned()) ids.push_back(id);
     }
-    result.config[key] = *found;
+    if (!ids.empty()) result[key] = found->is_array() ? ids : ids.front();
   }
-  for (const char* name : companion_files) {
+  return result;
+}
+
+/// Token ids, and the files beside config.json that belong to the tokenizer and to generation.
+/// `skipped` receives why one cannot be read.
+AuxiliaryFiles auxiliary_files_of(const fs::path& folder, const json& config,
+                                  std::vector<std::string>* skipped) {
+  AuxiliaryFiles result{.config = token_ids(folder, config), .files = {}};
+  for (const char* name : auxiliary_names) {
     const fs::path file = folder / name;
     if (!fs::exists(fs::symlink_status(file))) continue;
-    result.files.push_back({name, read_small_file(without_link(file), most_json_bytes)});
+    try {
+      result.files.push_back({name, read_small_file(without_link(file), most_json_bytes)});
+    } catch (const Error& error) {
+      if (skipped != nullptr) skipped->emplace_back(error.what());
+    }
   }
   return result;
 }
@@ -322,7 +334,8 @@ model::ModelConfig foreign_model(const fs::path& folder) {
 }
 
 fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::Communicator& world,
-                            json versions, std::string* warning, json settings) {
+                            json versions, std::string* warning, json settings,
+                            std::vector<std::string>* skipped) {
   Rows rows;
   State state;
   comm::agree(world, [&] {
@@ -347,12 +360,8 @@ fs::path import_safetensors(const fs::path& folder, const fs::path& root, comm::
     }
     state = state_of(config, folder.string(), std::move(versions), std::move(settings));
     if (world.rank() != 0) return;
-    Companions companions = companions_of(folder, theirs.config());
-    if (import_tokenizer(folder, config.vocabulary, state, warning)) {
-      std::erase_if(companions.files,
-                    [](const auto& file) { return file.name == data::tokenizer_json_file; });
-    }
-    keep_companions(state, companions);
+    import_tokenizer(folder, config.vocabulary, state, warning);
+    keep_auxiliary_files(state, auxiliary_files_of(folder, theirs.config(), skipped));
   });
   return save(root, state, rows.pieces, world);
 }
@@ -374,7 +383,7 @@ fs::path import_weights(const Reader& reader, const model::ModelConfig& config,
     if (const auto tokenizer = kept_tokenizer(reader)) {
       keep_tokenizer(state, data::stored_tokenizer(*tokenizer, reader.folder()));
     }
-    keep_companions(state, kept_companions(reader));
+    keep_auxiliary_files(state, kept_auxiliary_files(reader));
   });
   return save(root, state, rows.pieces, world);
 }

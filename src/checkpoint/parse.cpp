@@ -1,10 +1,10 @@
 // Reading a manifest that may be damaged or hostile.
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <map>
 #include <tuple>
-#include <unordered_map>
 
 #include "trireme/core/json.hpp"
 
@@ -153,7 +153,7 @@ class Names {
   }
 
  private:
-  std::unordered_map<std::string, std::size_t> numbers_;
+  std::map<std::string, std::size_t> numbers_;  // hashes of hostile names could all collide
 };
 
 /// Takes pieces as they are read, which may be before the tensors and files that they name: a
@@ -267,8 +267,16 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
     throw Error("{}: does not match its own checksum; the file is damaged or was edited", where);
   }
   Pieces pieces(where);
-  const json root = parse_json(text, where, "use another checkpoint",
-                               {"pieces", [&](const json& piece) { pieces.take(piece); }});
+  std::exception_ptr fault;  // of a piece, reported after the checks of format and version
+  const json root =
+      parse_json(text, where, "use another checkpoint", {"pieces", [&](const json& piece) {
+                                                           if (fault) return;
+                                                           try {
+                                                             pieces.take(piece);
+                                                           } catch (const Error&) {
+                                                             fault = std::current_exception();
+                                                           }
+                                                         }});
   const Object object{root, where};
   if (object.text("format") != format_name) throw Error("{}: is not a {}", where, format_name);
   if (const std::int64_t version = object.integer("version"); version != format_version) {
@@ -277,6 +285,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
         "wrote it",
         where, format_name, version, format_version);
   }
+  if (fault) std::rethrow_exception(fault);
   if (object.integer("block_bytes") != block_bytes) {
     throw Error("{}: 'block_bytes' is not {}", where, block_bytes);
   }

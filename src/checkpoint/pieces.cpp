@@ -203,7 +203,7 @@ std::int64_t piece_elements(const params::Layout& layout, const state::ShardMap&
 std::vector<std::int64_t> piece_elements(const params::Layout& layout,
                                          const state::ShardMap& shares) {
   std::vector<std::int64_t> elements(static_cast<std::size_t>(shares.parts()), 0);
-  // By list of shares, which groups that are alike have in common: one of them, and their number.
+  // By list of shares, which equivalent groups have in common: one of them, and their number.
   std::map<const std::vector<std::int64_t>*, std::pair<int, std::int64_t>> kinds;
   for (int g = 0; g < shares.groups(); ++g) {
     const params::Group& group = layout.groups()[static_cast<std::size_t>(g)];

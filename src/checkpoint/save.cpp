@@ -140,7 +140,9 @@ class Steps {
     temporary_ += ".tmp";
     const std::vector<json> described = agree_on_cover(pieces);
     agreed([&] {
-      if (first()) make_empty_folder(root, temporary_, plan_);
+      if (!first()) return;
+      before_publish_();
+      make_empty_folder(root, temporary_, plan_);
     });
     if (plan_.shared()) make_shared_files(described);
   }
@@ -185,8 +187,14 @@ class Steps {
   bool first() const { return world_.rank() == 0; }
   bool leads(int rank) const { return plan_.shared() && plan_.leader(rank) == world_.rank(); }
   void remove_leftovers() const {
+    if (!first()) return;
+    try {
+      before_publish_();
+    } catch (const Error&) {
+      return;  // it is another run's by now
+    }
     std::error_code ignored;
-    if (first()) fs::remove_all(temporary_, ignored);
+    fs::remove_all(temporary_, ignored);
   }
 
   /// Returns the descriptions that this rank has a use for, by rank.

@@ -12,8 +12,7 @@ namespace trireme::cli {
 namespace {
 
 constexpr const char* examples =
-    R"(An example (`trireme SUBCOMMAND --help` describes one and has others):
-  mpirun -n 4 trireme train --model.preset tiny --data.path dataset)";
+    "Example: mpirun -n 4 trireme train --model.preset tiny --data.path dataset";
 
 const CLI::App& chosen_of(const CLI::App& app) {
   const auto subcommands = app.get_subcommands();

@@ -12,8 +12,8 @@ namespace trireme::cli {
 namespace {
 
 constexpr const char* examples = R"(Examples:
-  trireme compare runs/fp32 runs/bf16                    what differs, on the terminal
-  trireme compare old new --html compare.html            one page with plots
+  trireme compare runs/fp32 runs/bf16          what differs, on the terminal
+  trireme compare old new --html compare.html  one page with plots
 Runs are compared with the first: docs/reports.md.)";
 
 struct Options {

@@ -72,8 +72,9 @@ config::Source source_of(const std::string& name) {
 
 /// Fills section "model" from what train.from names. Throws Error that lists every value which the
 /// user has given otherwise.
-void take_model(config::Fields& fields, const std::string& from) {
-  model::ModelConfig model = train::start_model(from);
+void take_model(config::Fields& fields, const train::RunConfig& config) {
+  const std::string& from = config.train.from;
+  model::ModelConfig model = train::start_model(config);
   config::Fields its;
   its.section("model", model);
   const nlohmann::json values = its.to_json().at("model");
@@ -210,7 +211,7 @@ ResolvedConfig::ResolvedConfig(const std::string& file, const std::vector<Settin
       const model::Preset& preset = model::find_preset(config.model.preset);
       all.from_json({{"model", preset.values}}, config::Source::preset, "preset " + preset.name);
     }
-    if (from == From::decides && !config.train.from.empty()) take_model(all, config.train.from);
+    if (from == From::decides && !config.train.from.empty()) take_model(all, config);
   };
   resolve(fields, sources, session);
 }

@@ -57,10 +57,15 @@ int run_import(comm::Session& session, const std::string& input, const std::stri
     throw Error("{}: exists already; name a new folder", output);
   });
   std::string warning;
-  const auto folder =
-      checkpoint::import_safetensors(input, output, *world, train::versions(), &warning);
+  std::vector<std::string> skipped;
+  const auto folder = checkpoint::import_safetensors(input, output, *world, train::versions(),
+                                                     &warning, nlohmann::json::object(), &skipped);
   if (!warning.empty()) {
     std::fputs(fmt::format("trireme: warning: without a tokenizer: {}\n", warning).c_str(), stderr);
+  }
+  for (const std::string& reason : skipped) {
+    std::fputs(fmt::format("trireme: warning: an auxiliary file is left out: {}\n", reason).c_str(),
+               stderr);
   }
   print_on_root(session, folder.string() + "\n");
   return 0;

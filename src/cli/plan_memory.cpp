@@ -40,6 +40,7 @@ struct Column {
   std::int64_t layers = 0;
   Memory memory;
   Sums sums;
+  std::int64_t most_host = 0;  // host bytes of any rank of the stage, beside a GPU's
 };
 
 /// The job as it is planned.
@@ -83,6 +84,7 @@ Column fullest_server(const model::Transformer& model, const train::RunConfig& c
                 .memory = data_parallel::predict_server_memory(worker, place, config)};
   column.sums = sums_of(column.memory, true);
   if (!facts.host) std::swap(column.sums.device, column.sums.host);
+  column.most_host = column.sums.host;
   return column;
 }
 
@@ -159,6 +161,7 @@ class Columns {
       data_parallel::add_method_memory(question, config_, stage, place_);
       Memory memory = plan::predict_memory(stage, question);
       const Sums sums = sums_of(memory, on_host_);
+      column.most_host = std::max(column.most_host, sums.host);
       if (!column.memory.empty() && sums <= column.sums) continue;
       column.memory = std::move(memory);
       column.sums = sums;
@@ -178,14 +181,23 @@ class Columns {
   data_parallel::ServerPlace place_;
 };
 
-/// Memory that a run may fill: of a GPU for one rank, or of a node for all its ranks.
-struct Room {
+/// Memory that a run may fill, and what it needs of it.
+struct Capacity {
   std::int64_t available = 0;  // bytes; 0: not known
   std::string source;
   std::int64_t needed = 0;
+  bool exceeded() const { return available > 0 && needed > available; }
 };
 
-/// Bytes of the fullest node. Consecutive ranks share a node, and those of a stage are consecutive.
+/// Of a GPU for one rank, and of a node for what all its ranks hold on the host. On CPUs all is
+/// `node`'s.
+struct Capacities {
+  Capacity gpu, node;
+  bool fits() const { return !gpu.exceeded() && !node.exceeded(); }
+};
+
+/// At most so many host bytes are on the fullest node: as if each rank held as much as the fullest
+/// of its stage. Consecutive ranks share a node, and those of a stage are consecutive.
 std::int64_t node_bytes(const Plan& plan, const train::LayoutFacts& facts) {
   const std::int64_t of_stage = plan.shape.size() / plan.shape.of(comm::Axis::pipeline);
   std::int64_t most = 0;
@@ -193,11 +205,12 @@ std::int64_t node_bytes(const Plan& plan, const train::LayoutFacts& facts) {
     const std::int64_t end = std::min<std::int64_t>(facts.world, first + plan.ranks_of_node);
     std::int64_t bytes = 0;
     for (std::int64_t at = first; at < end;) {
-      const std::int64_t column =
+      const std::int64_t number =
           std::min<std::int64_t>(at / of_stage, static_cast<std::int64_t>(plan.columns.size()) - 1);
-      const bool last = column + 1 == static_cast<std::int64_t>(plan.columns.size());
-      const std::int64_t next = last ? end : std::min(end, (column + 1) * of_stage);
-      bytes += (next - at) * plan.columns[static_cast<std::size_t>(column)].sums.device;
+      const bool last = number + 1 == static_cast<std::int64_t>(plan.columns.size());
+      const std::int64_t next = last ? end : std::min(end, (number + 1) * of_stage);
+      const Column& column = plan.columns[static_cast<std::size_t>(number)];
+      bytes += (next - at) * (plan.on_host ? column.sums.device : column.most_host);
       at = next;
     }
     most = std::max(most, bytes);
@@ -205,21 +218,26 @@ std::int64_t node_bytes(const Plan& plan, const train::LayoutFacts& facts) {
   return most;
 }
 
-Room room_of(const Plan& plan, const train::LayoutFacts& facts, std::int64_t given) {
-  Room room{.available = given, .source = "--memory"};
+/// `given`: bytes of a GPU, or on CPUs of a node; 0: this machine's.
+Capacities capacities_of(const Plan& plan, const train::LayoutFacts& facts, std::int64_t given) {
+  const std::int64_t physical = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  Capacities result;
+  result.node = {physical, "this machine's memory", node_bytes(plan, facts)};
   if (plan.on_host) {
-    room.needed = node_bytes(plan, facts);
-    if (given > 0) return room;
-    return {std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE),
-            "this machine's memory", room.needed};
+    if (given > 0) result.node.available = given, result.node.source = "--memory";
+    return result;
   }
+  const int gpus = device::cuda_device_count();
+  if (plan.ranks_of_node > gpus) result.node.available = 0;  // this machine is no such node
+  result.gpu = {.available = given, .source = "--memory"};
   for (const Column& column : plan.columns) {
-    room.needed = std::max(room.needed, column.sums.device);
+    result.gpu.needed = std::max(result.gpu.needed, column.sums.device);
   }
-  if (given > 0 || device::cuda_device_count() == 0) return room;
+  if (given > 0 || gpus == 0) return result;
   const auto gpu = device::make_cuda_device(0);
-  return {dynamic_cast<const device::CudaDevice&>(*gpu).free_bytes(), "free on this machine's GPU",
-          room.needed};
+  result.gpu.available = dynamic_cast<const device::CudaDevice&>(*gpu).free_bytes();
+  result.gpu.source = "free on this machine's GPU";
+  return result;
 }
 
 double mebibytes(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -230,19 +248,26 @@ std::string row(const std::string& name, const std::vector<std::string>& cells) 
   return text + "\n";
 }
 
-std::string fit_text(const Plan& plan, const Room& room) {
-  const std::string whose =
-      plan.on_host ? fmt::format("the {} of a node", counted(plan.ranks_of_node, "rank"))
-                   : std::string("a rank's GPU");
-  if (room.available == 0) {
-    return fmt::format("fits: not known; name the memory of {}: --memory 80GiB\n",
+/// "a rank's GPU: 1.0 of 2.0 MiB (--memory), 1.0 left"; without the rest where that is not known.
+std::string use_text(const std::string& whose, const Capacity& capacity) {
+  const std::string needed = fmt::format("{}: {:.1f}", whose, mebibytes(capacity.needed));
+  if (capacity.available == 0) return needed + " MiB\n";
+  const std::int64_t left = capacity.available - capacity.needed;
+  return fmt::format("{} of {:.1f} MiB ({}), {:.1f} {}\n", needed, mebibytes(capacity.available),
+                     capacity.source, mebibytes(std::abs(left)), left >= 0 ? "left" : "too many");
+}
+
+std::string fit_text(const Plan& plan, const Capacities& capacities) {
+  const std::string ranks = fmt::format("the {} of a node", counted(plan.ranks_of_node, "rank"));
+  const Capacity& main = plan.on_host ? capacities.node : capacities.gpu;
+  const std::string fits = capacities.fits() ? "fits: yes; " : "fits: no; ";
+  std::string text = fits + use_text(plan.on_host ? ranks : "a rank's GPU", main);
+  if (main.available == 0) {
+    text = fmt::format("fits: not known; name the memory of {}: --memory 80GiB\n",
                        plan.on_host ? "a node" : "a GPU");
   }
-  const std::int64_t left = room.available - room.needed;
-  return fmt::format("fits: {}; {}: {:.1f} of {:.1f} MiB ({}), {:.1f} {}\n",
-                     left >= 0 ? "yes" : "no", whose, mebibytes(room.needed),
-                     mebibytes(room.available), room.source, mebibytes(std::abs(left)),
-                     left >= 0 ? "left" : "too many");
+  if (plan.on_host) return text;
+  return text + "host: at most, " + use_text(ranks, capacities.node);
 }
 
 std::string table(const Plan& plan) {
@@ -273,7 +298,7 @@ std::string table(const Plan& plan) {
          bytes_row("on the host", [](const Column& column) { return column.sums.host; });
 }
 
-std::string to_text(const Plan& plan, const Room& room, const train::RunConfig& config,
+std::string to_text(const Plan& plan, const Capacities& capacities, const train::RunConfig& config,
                     const train::LayoutFacts& facts, bool automatic) {
   std::string text = fmt::format(
       "{} parameters on {}: {}; batch {} sequences of {}, micro-batch {}\n"
@@ -288,10 +313,10 @@ std::string to_text(const Plan& plan, const Room& room, const train::RunConfig& 
         "cuda plans for GPUs\n";
   }
   return text + "memory of the fullest rank of each pipeline stage, MiB\n\n" + table(plan) + "\n" +
-         fit_text(plan, room);
+         fit_text(plan, capacities);
 }
 
-std::string to_json(const Plan& plan, const Room& room, const train::RunConfig& config,
+std::string to_json(const Plan& plan, const Capacities& capacities, const train::RunConfig& config,
                     const train::LayoutFacts& facts) {
   nlohmann::ordered_json json{{"parameters", plan.parameters}, {"ranks", facts.world}};
   for (const comm::Axis axis : comm::settable_axes) {
@@ -314,12 +339,18 @@ std::string to_json(const Plan& plan, const Room& room, const train::RunConfig& 
          {"device_bytes", plan.on_host ? 0 : column.sums.device},
          {"host_bytes", plan.on_host ? column.sums.device : column.sums.host}});
   }
-  json["fit"] = {{"of", plan.on_host ? "node" : "gpu"}, {"needed_bytes", room.needed}};
-  if (room.available > 0) {
-    json["fit"].update({{"available_bytes", room.available},
-                        {"source", room.source},
-                        {"fits", room.needed <= room.available}});
-  }
+  const auto entry = [](const Capacity& capacity) {
+    nlohmann::ordered_json values{{"needed_bytes", capacity.needed}};
+    if (capacity.available > 0) {
+      values.update({{"available_bytes", capacity.available}, {"source", capacity.source}});
+    }
+    return values;
+  };
+  const Capacity& main = plan.on_host ? capacities.node : capacities.gpu;
+  json["fit"] = {{"of", plan.on_host ? "node" : "gpu"}};
+  json["fit"].update(entry(main));
+  if (main.available > 0) json["fit"]["fits"] = capacities.fits();
+  if (!plan.on_host) json["fit"]["host_of_node"] = entry(capacities.node);
   return json.dump(2) + "\n";
 }
 
@@ -330,6 +361,7 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
   const bool automatic = config.device.type == "auto";
   if (automatic) config.device.type = device::cuda_device_count() > 0 ? "cuda" : "cpu";
   facts.host = config.device.type != "cuda";
+  facts.planned = true;
   train::validate_layout(config, facts);
   constexpr const char* policies[] = {"none", "cheap", "selective", "full"};
   const comm::GridShape shape = train::grid_shape(config, facts);
@@ -342,9 +374,9 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
   const Columns columns(config, facts, plan);
   plan.parameters = columns.parameters();
   plan.columns = columns.all();
-  const Room room = room_of(plan, facts, options.memory);
-  return options.json ? to_json(plan, room, config, facts)
-                      : to_text(plan, room, config, facts, automatic);
+  const Capacities capacities = capacities_of(plan, facts, options.memory);
+  return options.json ? to_json(plan, capacities, config, facts)
+                      : to_text(plan, capacities, config, facts, automatic);
 }
 
 }  // namespace trireme::cli

@@ -22,9 +22,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* examples = R"(Examples:
-  trireme status run              step, loss, speed, time left, last checkpoint
-  trireme status run --follow     the same, then steps and events until the run ends
-Only files of the folder are read: from any machine that sees it, at no cost to the run.)";
+  trireme status run              step, loss, speed, left, last checkpoint
+  trireme status run --follow     then steps and events, until the run ends
+Only files of the folder are read, on any machine that sees it.)";
 
 /// The newest attempt of a run folder. Throws Error where there is none.
 fs::path newest_attempt(const fs::path& run) {

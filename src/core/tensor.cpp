@@ -1,6 +1,7 @@
 #include "trireme/core/tensor.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 namespace trireme {
@@ -27,8 +28,12 @@ const TypeRow& row_of(DType type) {
 template <class Bits>
 std::int64_t first_with_exponent(const void* elements, std::int64_t n, Bits exponent) {
   constexpr std::int64_t group = 1024;  // without a branch for each, so that it is vectorized
-  const auto* bits = static_cast<const Bits*>(elements);
-  const auto found = [&](std::int64_t i) { return (bits[i] & exponent) == exponent; };
+  const auto* bytes = static_cast<const std::byte*>(elements);
+  const auto found = [&](std::int64_t i) {
+    Bits bits;  // a copy: the elements are of another type
+    std::memcpy(&bits, bytes + static_cast<std::size_t>(i) * sizeof bits, sizeof bits);
+    return (bits & exponent) == exponent;
+  };
   for (std::int64_t begin = 0; begin < n; begin += group) {
     const std::int64_t end = std::min(n, begin + group);
     bool any = false;

@@ -1,9 +1,12 @@
 #include "trireme/data/prepare.hpp"
 
+#include <cerrno>
+#include <fstream>
 #include <system_error>
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
@@ -49,38 +52,65 @@ fs::path plain_output(const PrepareOptions& options) {
 }
 
 constexpr const char* work_suffix = ".tmp-";
+constexpr const char* owner_file = ".trireme-prepare";  // in a work folder, from its lock on
 
 bool is_there(const fs::path& path) {
   std::error_code code;
   return fs::exists(fs::symlink_status(path, code));
 }
 
-/// The folder at `path`, open and locked until it is closed; no descriptor where another process
-/// has the lock, or the file system has no locks.
-Descriptor lock_folder(const fs::path& path) {
-  Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  const bool locked = folder.get() >= 0 && ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0;
-  return locked ? std::move(folder) : Descriptor();
+/// What the owner file holds: this host since its last boot. Other hosts may not see our locks.
+std::string owner_text() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return fmt::format("{} {}\n", host, boot);
 }
 
-/// Removes work folders of `output` that no process has locked: theirs was killed.
+/// The folder at `path`, open and locked until it is closed. No descriptor where another process
+/// has the lock, the file system has no locks, or the path was removed meanwhile.
+Descriptor lock_folder(const fs::path& path) {
+  Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (folder.get() < 0 || ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) return Descriptor();
+  struct stat locked = {}, now = {};
+  const bool same = ::fstat(folder.get(), &locked) == 0 && ::lstat(path.c_str(), &now) == 0 &&
+                    locked.st_dev == now.st_dev && locked.st_ino == now.st_ino;
+  return same ? std::move(folder) : Descriptor();
+}
+
+/// Whether a `prepare` of this user on this host made the folder, which is open as `folder`.
+bool is_ours(const Descriptor& folder, const fs::path& path) {
+  struct stat status = {};
+  if (::fstat(folder.get(), &status) != 0 || status.st_uid != ::geteuid()) return false;
+  try {
+    return read_small_file(path / owner_file, 4096) == owner_text();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Removes work folders of `output` that no process has locked: their `prepare` was killed.
 void remove_abandoned(const fs::path& output) {
   const std::string prefix = output.filename().string() + work_suffix;
+  constexpr std::size_t most_digits = 7;
   std::error_code code;
   std::vector<fs::path> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(parent_of(output), code)) {
     const std::string name = entry.path().filename().string();
     const bool numbered = name.starts_with(prefix) && name.size() > prefix.size() &&
+                          name.size() <= prefix.size() + most_digits &&
                           name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
     if (numbered) found.push_back(entry.path());
   }
   for (const fs::path& path : found) {
-    if (lock_folder(path).get() >= 0) fs::remove_all(path, code);
+    const Descriptor lock = lock_folder(path);
+    if (lock.get() >= 0 && is_ours(lock, path)) fs::remove_all(path, code);
   }
 }
 
-/// `output`.tmp-<pid>, locked: removed with all that it holds, and with the parents that were made
-/// for it, unless committed.
+/// `output`.tmp-<pid>, or the next number that is free, locked: removed with all that it holds, and
+/// with the parents that were made for it, unless committed.
 class WorkFolder {
  public:
   /// Throws Error when `output` exists and is not an empty folder, or when nothing can be made
@@ -96,18 +126,9 @@ class WorkFolder {
       made_parents_.push_back(at);
     }
     remove_abandoned(output);
-    fs::path path = output;
-    path += work_suffix + std::to_string(::getpid());
-    try {
-      fs::create_directories(parent_of(output));
-      fs::remove_all(path);  // left by a process of this number that was killed
-      fs::create_directory(path);
-    } catch (const fs::filesystem_error& error) {
-      discard();
-      throw_file_error(path, "create", error.code().value());
-    }
-    path_ = path;
-    lock_ = lock_folder(path);
+    fs::create_directories(parent_of(output), code);
+    if (code) fail(parent_of(output), code.value());
+    for (int number = ::getpid(); path_.empty(); ++number) make(number);
   }
   WorkFolder(const WorkFolder&) = delete;
   WorkFolder& operator=(const WorkFolder&) = delete;
@@ -117,6 +138,8 @@ class WorkFolder {
   const fs::path& path() const { return path_; }
   /// Fsyncs the folder and renames it to `output`; its files were fsynced by those who wrote them.
   void commit() {
+    std::error_code code;
+    fs::remove(path_ / owner_file, code);
     sync_path(path_);
     for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
     rename_for_good(path_, output_);
@@ -124,12 +147,38 @@ class WorkFolder {
   }
 
  private:
+  [[noreturn]] void fail(const fs::path& path, int error) {
+    discard();
+    throw_file_error(path, "create", error);
+  }
+  /// Makes and locks the folder of that number, unless it exists or another process interferes.
+  /// The owner file comes after the lock: others remove no folder without it.
+  void make(int number) {
+    fs::path path = output_;
+    path += work_suffix + std::to_string(number);
+    if (::mkdir(path.c_str(), 0777) != 0) {
+      if (errno == EEXIST && number < ::getpid() + most_tries) return;
+      fail(path, errno);
+    }
+    lock_ = lock_folder(path);
+    if (lock_.get() < 0 && number < ::getpid() + most_tries) {
+      ::rmdir(path.c_str());
+      return;
+    }
+    path_ = path;
+    if (lock_.get() < 0) return;  // a file system without locks
+    try {
+      write_file(path / owner_file, owner_text());
+    } catch (const Error&) {  // no room for it: what a killed process leaves then stays
+    }
+  }
   void discard() {
     std::error_code code;
     if (!path_.empty()) fs::remove_all(path_, code);
     for (const fs::path& parent : made_parents_) fs::remove(parent, code);  // only if empty
   }
 
+  static constexpr int most_tries = 100;
   fs::path output_, path_;
   Descriptor lock_;
   std::vector<fs::path> made_parents_;  // innermost first

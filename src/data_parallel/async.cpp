@@ -257,7 +257,7 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queu
   show(&host);
   Beginning beginning;
   beginning.environment = probe_environment(job, *job.everyone);
-  job.lock_output(*job.everyone);
+  job.lock_output(*job.everyone, job.first_server());
   beginning.point = find_beginning(job, &host, beginning.passed_over);
   // The workers', who measure meanwhile.
   beginning.peak = agree_on_peak(job.config, *job.everyone, job.place.workers, nullptr);
@@ -310,7 +310,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
 
   side_of(job, true);  // collective with the servers
   probe_environment(job, *job.everyone);
-  job.lock_output(*job.everyone);
+  job.lock_output(*job.everyone, job.first_server());
   std::vector<std::string> passed_over;
   find_beginning(job, nullptr, passed_over);
   Ending ending = Ending::cut_off;

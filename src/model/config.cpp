@@ -107,7 +107,8 @@ void ModelConfig::resolve() {
 void ModelConfig::check_elements() const {
   constexpr double most = 281'474'976'710'656.0;  // 2^48: bytes of any state and sums fit 64 bits
   const auto columns = static_cast<double>(qkv_width() + width + (gated() ? 3 : 2) * hidden);
-  const auto tables = static_cast<double>((tied ? 1 : 2) * vocabulary + (rotary() ? 0 : sequence));
+  const auto tables =
+      static_cast<double>((tied ? 1 : 2) * vocabulary + (rotary() ? 0 : trained_length()));
   const double elements =
       static_cast<double>(width) * (static_cast<double>(layers) * columns + tables);
   if (elements <= most) return;

@@ -143,15 +143,25 @@ void check_tiles(const model::Transformer& model, const StageOptions& options) {
       fmt::format("use at most {}", std::bit_floor(static_cast<std::uint64_t>(most / rows))));
 }
 
-/// A step's program has an action for each unit and micro-batch. What no memory holds is probably a
-/// typo.
-void check_length(const model::Transformer& model, const StageOptions& options) {
-  constexpr std::int64_t most = std::int64_t{1} << 17;
-  const auto units = static_cast<std::int64_t>(model.units().size());
+/// The most units that a stage has in all its chunks.
+std::int64_t most_units(const std::vector<int>& bounds, int stages) {
+  std::vector<std::int64_t> units(static_cast<std::size_t>(stages), 0);
+  for (std::size_t k = 0; k + 1 < bounds.size(); ++k) {
+    units[k % units.size()] += bounds[k + 1] - bounds[k];
+  }
+  return *std::ranges::max_element(units);
+}
+
+/// A stage's program has an action for each of its units and micro-batches. What no memory holds is
+/// probably a typo. A plan makes the programs of all stages, and has to answer soon.
+void check_length(const std::vector<int>& bounds, const StageOptions& options) {
+  const std::int64_t most = std::int64_t{1} << (options.planned ? 18 : 20);
+  const std::int64_t units =
+      options.planned ? bounds.back() : most_units(bounds, options.place.pipeline);
   if (units * options.micro_batches <= most) return;
   throw ConfigError("micro-batches", std::to_string(options.micro_batches),
-                    fmt::format("must be at most {} of a replica's step with a model of {} units",
-                                most / units, units),
+                    fmt::format("must be at most {} of a replica's step with {} {} units",
+                                most / units, options.planned ? "a model of" : "a stage of", units),
                     "use larger and fewer micro-batches (train.micro_batch)");
 }
 
@@ -212,7 +222,7 @@ Pipeline::Pipeline(const model::Transformer& model, const StageOptions& options)
     steps = forward;
     return;
   }
-  check_length(model, options);
+  check_length(bounds, options);
   const schedule::Schedule schedule = schedule_of(options);
   if (options.reproducible) {
     schedule::validate(schedule, schedule::WeightOrder::ascending);

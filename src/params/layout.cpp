@@ -104,7 +104,7 @@ bool Layout::has_unit(int unit) const {
                      [&](const Range& r) { return unit >= r.begin && unit < r.end; });
 }
 
-bool Layout::alike(const Group& a, const Group& b) const {
+bool Layout::equivalent(const Group& a, const Group& b) const {
   if (a.blocks.size() != b.blocks.size() || a.elements.size() != b.elements.size()) return false;
   for (std::int64_t i = 0; i < a.blocks.size(); ++i) {
     const Block& x = blocks_[static_cast<std::size_t>(a.blocks.begin + i)];

@@ -56,13 +56,13 @@ std::string stream_name(int stream) {
   return i < names.size() ? names[i] : fmt::format("device queue {}", i - names.size());
 }
 
-/// Of all files of an attempt but its summary.
+/// Of the record's files in an attempt but its summary.
 json seals_of_files(const fs::path& attempt) {
   json seals = json::object();
-  for (const auto& entry : fs::directory_iterator(attempt)) {
-    const std::string name = entry.path().filename().string();
-    if (name == "summary.json" || !entry.is_regular_file()) continue;
-    seals[name] = seal_of(read_small_file(entry.path(), largest_record_file));
+  for (const char* name : {"run.json", "metrics.jsonl", "trace.json", "mllog.txt"}) {
+    std::error_code error;
+    if (!fs::is_regular_file(attempt / name, error)) continue;
+    seals[name] = seal_of(read_small_file(attempt / name, largest_record_file));
   }
   return seals;
 }

@@ -1,5 +1,5 @@
 // Seals of a record: xxh3 (64 bits, 16 hexadecimal digits) of what was written. They find what was
-// changed by accident or by hand. They hold no secret: whoever computes them anew is not found.
+// changed by accident or by hand. They hold no secret: a recomputed seal is not detected.
 #pragma once
 
 #include <string>

@@ -15,7 +15,7 @@ namespace {
 using Actions = std::vector<Action>;
 
 /// Above this a step's lists would fill memory, and the numbers are probably a typo.
-constexpr std::int64_t most_pairs = 1 << 18;
+constexpr std::int64_t most_pairs = 1 << 20;
 
 Actions gpipe(const Schedule& plan, int /*stage*/) {
   Actions actions;

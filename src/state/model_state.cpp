@@ -94,7 +94,7 @@ GroupBuffers plan_gradient_buffers(const params::Layout& layout) {
 ShardMap::ShardMap(const params::Layout& layout, int parts, int index) : parts_(parts) {
   for (const params::Group& group : layout.groups()) {
     const auto same = std::ranges::find_if(kinds_, [&](const Kind& kind) {
-      return layout.alike(layout.groups()[static_cast<std::size_t>(kind.group)], group);
+      return layout.equivalent(layout.groups()[static_cast<std::size_t>(kind.group)], group);
     });
     if (same != kinds_.end()) {
       ++same->count;

@@ -78,6 +78,16 @@ void compare_models(const model::ModelConfig& config, const checkpoint::Reader& 
               reader.folder().string(), differing);
 }
 
+/// Whether auxiliary files and token ids of a checkpoint that kept `theirs` fit `tokenizer`.
+bool belong_to(const checkpoint::AuxiliaryFiles& kept, const data::StoredTokenizer& tokenizer,
+               const std::optional<data::Manifest>& theirs) {
+  if (theirs) return tokenizer.description.at("tokenizer_details") == theirs->tokenizer_details;
+  if (tokenizer.file.empty()) return true;
+  return std::ranges::any_of(kept.files, [&](const checkpoint::State::Attachment& file) {
+    return file.name == tokenizer.file && file.content == tokenizer.content;
+  });
+}
+
 }  // namespace
 
 void load_optimizer(const checkpoint::Reader& reader, const std::string& prefix,
@@ -237,10 +247,9 @@ void Checkpointer::take_tokenizer() {
 void Checkpointer::take_tokenizer(const checkpoint::Reader& reader,
                                   std::vector<std::string>& notes) {
   tokenizer_ = choose_tokenizer(reader, dataset_, notes);
-  const auto theirs = checkpoint::kept_tokenizer(reader);
-  const bool same =
-      !theirs || tokenizer_.description.at("tokenizer_details") == theirs->tokenizer_details;
-  companions_ = same ? checkpoint::kept_companions(reader) : checkpoint::Companions();
+  auxiliary_files_ = checkpoint::kept_auxiliary_files(reader);
+  if (!belong_to(auxiliary_files_, tokenizer_, checkpoint::kept_tokenizer(reader)))
+    auxiliary_files_ = {};
 }
 
 void Checkpointer::resumed(const ResumePoint& point) {
@@ -270,7 +279,7 @@ checkpoint::State Checkpointer::state_at(const Position& position, nlohmann::jso
     state.config["model"]["positions"] = trained_length_;
   }
   checkpoint::keep_tokenizer(state, tokenizer_);
-  checkpoint::keep_companions(state, companions_);
+  checkpoint::keep_auxiliary_files(state, auxiliary_files_);
   return state;
 }
 

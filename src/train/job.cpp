@@ -93,13 +93,19 @@ double agree_on_peak(const RunConfig& config, comm::Communicator& world, int wor
   if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * workers;
   // All ranks at once, as they will train.
   world.barrier();
-  const double own =
-      replica == nullptr
-          ? 0.0
-          : plan::measure_peak(replica->ops(), replica->state().device(),
+  double own = 0;
+  bool measured = true;
+  try {
+    if (replica != nullptr) {
+      own = plan::measure_peak(replica->ops(), replica->state().device(),
                                replica->stage().options().compute, replica->stage().model(),
                                config.train.micro_batch * config.model.sequence,
                                plan::PeakEffort::quick);
+    }
+  } catch (const std::exception&) {  // out of memory, for example
+    measured = false;
+  }
+  if (!world.all_agree(measured)) return 0;
   return world.all_reduce(own, comm::Reduction::sum);
 }
 

@@ -38,6 +38,8 @@ std::string system_text(const std::string& path) {
   return text;
 }
 
+constexpr const char* unknown_machine = " ";  // where /proc has neither
+
 /// The machine since its boot, and the space of process numbers in it.
 std::string machine() {
   std::string space(64, '\0');
@@ -71,7 +73,9 @@ struct Owner {
     const std::string slurm = job.empty() ? "" : fmt::format(" (Slurm job {})", job);
     return config::one_line(fmt::format("process {} on {}{} since {}", pid, host, slurm, since));
   }
-  bool here() const { return machine == train::machine(); }
+  bool here(const Owner& reader) const {
+    return machine == reader.machine && host == reader.host && machine != unknown_machine;
+  }
 };
 
 Owner this_process() {
@@ -94,7 +98,7 @@ Owner this_process() {
   return own;
 }
 
-/// What a lock file says. What is no owner (an owner that was writing it died) has no token.
+/// The contents of a lock file. What is no owner (an owner that was writing it died) has no token.
 struct Contents {
   bool empty = false;
   Owner owner;
@@ -161,7 +165,7 @@ LockOwner lock_owner(const fs::path& folder, LockTimes times) {
   const Contents now = contents_of(file);
   if (now.empty) return {};
   bool alive = false;
-  if (now.owner.here()) {
+  if (now.owner.here(this_process())) {
     alive = !now.owner.birth.empty() && birth_of(now.owner.pid) == now.owner.birth;
   } else {
     const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
@@ -170,14 +174,17 @@ LockOwner lock_owner(const fs::path& folder, LockTimes times) {
   return {now.owner.name(), alive};
 }
 
-RunLock::RunLock(comm::Communicator& everyone, fs::path folder, LockTimes times)
+RunLock::RunLock(comm::Communicator& everyone, fs::path folder, int keeper, LockTimes times)
     : path_(std::move(folder) / "lock"), times_(times) {
-  token_ = comm::of_rank_zero(everyone, [&] {
-    take();
-    return token_;
+  const bool keeps = everyone.rank() == keeper;
+  comm::agree(everyone, [&] {
+    if (keeps) take();
   });
+  std::vector<std::uint8_t> token(token_.begin(), token_.end());
+  everyone.broadcast_bytes(token, keeper);
+  token_.assign(token.begin(), token.end());
   comm::agree(everyone, [&] { share(); });
-  if (everyone.rank() == 0) heartbeat_ = std::thread([this] { keep_alive(); });
+  if (keeps) heartbeat_ = std::thread([this] { keep_alive(); });
 }
 
 RunLock::~RunLock() {
@@ -189,12 +196,17 @@ RunLock::~RunLock() {
   ends_.notify_all();
   heartbeat_.join();
   if (contents_of(file_).owner.token != token_) return;
-  std::error_code ignored;
   const fs::path folder = path_.parent_path();
+  std::error_code error;
+  int entries = 0;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    ++entries;
+  }
   // A run that failed before it wrote leaves no folder.
-  if (made_folder_ && std::distance(fs::directory_iterator(folder, ignored), {}) == 1) {
-    fs::remove(path_, ignored);
-    fs::remove(folder, ignored);
+  if (made_folder_ && !error && entries == 1) {
+    fs::remove(path_, error);
+    fs::remove(folder, error);
   } else if (::ftruncate(file_.get(), 0) != 0) {
     std::fprintf(stderr, "trireme: %s: cannot be emptied; remove it\n", path_.c_str());
   }
@@ -203,7 +215,8 @@ RunLock::~RunLock() {
 void RunLock::take() {
   const Owner own = this_process();
   const auto begin = Clock::now();
-  std::optional<Contents> first;
+  std::optional<Contents> first;  // of this owner
+  auto seen = begin;
   for (bool noted = false;; pause()) {
     std::error_code error;
     made_folder_ = fs::create_directories(path_.parent_path(), error) || made_folder_;
@@ -211,12 +224,15 @@ void RunLock::take() {
     file_ = open_lock(path_, O_CREAT);
     const Flock flock = try_flock(file_, path_, LOCK_EX);
     const Contents now = contents_of(file_);
-    if (!first || first->owner.token != now.owner.token) first = now;
+    if (!first || first->owner.token != now.owner.token) {
+      first = now;
+      seen = Clock::now();
+    }
     const auto waited = Clock::now() - begin;
-    const bool foreign = !now.empty && !now.owner.here();
+    const bool foreign = !now.empty && !now.owner.here(own);
     bool gone = now.empty;
     if (foreign) {
-      gone = first->changed == now.changed && waited > 3 * times_.heartbeat;
+      gone = first->changed == now.changed && Clock::now() - seen > 3 * times_.heartbeat;
     } else if (!now.empty) {
       gone = birth_of(now.owner.pid) != now.owner.birth || now.owner.birth.empty();
     }

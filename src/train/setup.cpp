@@ -201,7 +201,8 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .reads_masters = facts.host && config.precision.rounding == "nearest",
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
-          .virtual_data = static_cast<int>(config.numerics.virtual_data)};
+          .virtual_data = static_cast<int>(config.numerics.virtual_data),
+          .planned = facts.planned};
 }
 
 parallel::StageOptions forward_options(const RunConfig& config, std::int64_t sequences) {

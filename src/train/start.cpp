@@ -2,6 +2,7 @@
 #include "trireme/checkpoint/hugging_face.hpp"
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
+#include "trireme/train/run_lock.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::train {
@@ -12,15 +13,19 @@ namespace fs = std::filesystem;
 
 bool is_transformers(const fs::path& folder) { return fs::exists(folder / "config.json"); }
 
+bool began_with(const fs::path& step, const std::string& from) {
+  const nlohmann::json saved = checkpoint::Reader(step).state().config;
+  const nlohmann::json::json_pointer key("/train/from");
+  return saved.contains(key) && saved.at(key) == from;
+}
+
 /// Rank 0: whether the run folder has a checkpoint of a run that began as `config` says. Throws
 /// Error where it has one of another run.
 bool has_begun(const RunConfig& config) {
   std::vector<std::string> broken;  // whoever resumes reports them
   const auto newest = checkpoint::newest(config.train.output, &broken);
   if (!newest) return !broken.empty();
-  const nlohmann::json saved = checkpoint::Reader(*newest).state().config;
-  const nlohmann::json::json_pointer key("/train/from");
-  if (saved.contains(key) && saved.at(key) == config.train.from) return true;
+  if (began_with(*newest, config.train.from)) return true;
   throw Error(
       "train.from = {}: {} is there already, of a run that did not begin so; name another "
       "train.output",
@@ -47,7 +52,12 @@ std::string sequence_warning(const model::ModelConfig& trained, std::int64_t seq
                      trained.trained_length());
 }
 
-model::ModelConfig start_model(const std::string& from) {
+model::ModelConfig start_model(const RunConfig& config) {
+  std::string from = config.train.from;
+  std::vector<std::string> broken;  // whoever resumes reports them
+  // A run that has begun needs its source no more.
+  const auto own = checkpoint::newest(config.train.output, &broken);
+  if (own && began_with(*own, from)) from = own->string();
   model::ModelConfig model = is_transformers(from)
                                  ? checkpoint::foreign_model(from)
                                  : model_of(checkpoint::Reader(find_checkpoint(from)));
@@ -66,6 +76,7 @@ std::string make_start(const RunConfig& config, comm::Session& session) {
   }
   device::MemoryLedger ledger;
   const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  const RunLock lock(*world, config.train.output);  // until the checkpoint is there
   const std::string source = comm::of_rank_zero(*world, [&]() -> std::string {
     if (has_begun(config)) return {};
     return is_transformers(from) ? from : find_checkpoint(from).string();

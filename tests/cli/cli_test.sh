@@ -38,7 +38,7 @@ run "$TRIREME" --help
 [ "$code" -eq 0 ] && [ ! -s "$work/err" ] || fail "--help"
 [ "$(wc -l <"$work/out")" -le 24 ] || fail "--help is longer than 24 lines"
 [ "$(widest "$work/out")" -le 80 ] || fail "--help is wider than 80 columns"
-for name in prepare inspect train evaluate generate plan presets report info bench; do
+for name in prepare inspect train evaluate generate plan presets report compare status info bench; do
   run "$TRIREME" --help
   has "$name" "$work/out"
   run "$TRIREME" "$name" --help

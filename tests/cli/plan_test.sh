@@ -102,6 +102,7 @@ has '^snapshot +\| +[0-9.]*[1-9]'
 # Whether it fits: a GPU's memory for one rank, a node's for its ranks; what was assumed; bytes as JSON.
 has '^planned for: GPUs, bf16, recomputation none, 1 thread a rank$'
 has '^fits: not known; name the memory of a GPU: --memory 80GiB$'
+has '^host: at most, the 2 ranks of a node: [0-9.]+'
 offloaded
 has '^planned for: CPUs, bf16'
 has '^note: device.type = auto, and this machine .* shows no GPU'
@@ -116,11 +117,16 @@ plan = json.load(open("out"))
 column = plan["columns"][0]
 host = column["bytes"]["snapshot"]
 assert column["host_bytes"] == host and column["device_bytes"] == sum(column["bytes"].values()) - host, column
+assert plan["fit"]["host_of_node"]["needed_bytes"] >= 2 * host, plan["fit"]
 assert plan["fit"]["fits"] == (column["device_bytes"] <= 3000000) and plan["fit"]["needed_bytes"] == column["device_bytes"]
 assert (plan["device"], plan["precision"], plan["recompute"], column["layers"]) == ("cuda", "bf16", "none", 2), plan
 ' || fail "JSON"
 
-# Any numbers are answered or refused, within two seconds and 200 MB of this process.
+# A large model's layout is none of those refused.
+plan --ranks 16 --parallel.pipeline 16 --model.layers 96 --train.batch 1536 --train.micro_batch 1 --model.vocabulary 256
+has '^fits: '
+
+# Any numbers are answered or refused within two seconds, and these within 200 MB of this process.
 if ! grep -q __asan_init "$TRIREME"; then
   bounded() {
     python3 - "$TRIREME" plan --model.vocabulary 50257 "$@" <<'PYTHON' || fail "slow or large: plan $*"
@@ -175,7 +181,7 @@ refuses 1 'model.width = 16777216: 6 layers give about 2.0e+16 parameters; must 
   --ranks 1 --model.width 16777216 --model.heads 16384 --model.vocabulary 256
 refuses 1 'model.heads = 64: must divide model.width = 32; use at most 32' --ranks 1 --model.width 32 --model.heads 64
 refuses 1 'model.layers = 4097: must be at most 4096; use a smaller model' --ranks 1 --model.layers 4097
-refuses 1 'micro-batches = 131072: must be at most 16384 of a replica'"'"'s step with a model of 8 units; use larger and fewer micro-batches (train.micro_batch)' \
+refuses 1 'micro-batches = 131072: must be at most 32768 of a replica'"'"'s step with a model of 8 units; use larger and fewer micro-batches (train.micro_batch)' \
   --ranks 1 --train.batch 131072 --train.micro_batch 1 --model.vocabulary 256
 refuses 1 'train.micro_batch = 1048576: must be at most 67108864 tokens, with model.sequence = 256; use at most 262144' \
   --ranks 1 --train.batch 1048576 --train.micro_batch 1048576 --model.vocabulary 256

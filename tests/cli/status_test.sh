@@ -14,20 +14,19 @@ has() { grep -qE -- "$1" out || fail "$2: no '$1'"; }
 show() { "$TRIREME" status "$@" >out 2>err || fail "status $*"; }
 seq 1 9000 | tr '\n' ' ' >text
 "$TRIREME" prepare --input text --output data >out 2>err || fail prepare
-train() {
-  "$TRIREME" train --model.layers 1 --model.width 32 --model.heads 2 --model.sequence 32 --data.path data --train.output run \
-    --train.batch 4 --train.peak none --train.quiet=true "$@"
-}
+flags=(--model.layers 1 --model.width 32 --model.heads 2 --model.sequence 32 --data.path data --train.output run --train.batch 4
+  --train.peak none --train.quiet=true)
+train() { "$TRIREME" train "${flags[@]}" "$@"; }
 
-train --train.steps 1000000 --checkpoint.every 50 >log 2>&1 &
+"$TRIREME" train "${flags[@]}" --train.steps 1000000 --checkpoint.every 2000 >log 2>&1 &
 job=$!
-for _ in $(seq 300); do [ -e run/step-00000050/manifest.json ] && break; sleep 0.1; done
+for _ in $(seq 300); do [ -e run/step-00002000/manifest.json ] && break; sleep 0.1; done
 show run
 has "^state +running, process $job on " running
-has '^step +[0-9,]+ of 1,000,000 \(0\.' running
+has '^step +[0-9,]+ of 1,000,000 \([0-9.]+ %\), ' running
 has '^loss +[0-9.]+, gradient norm [0-9.]+$' running
 has '^left +[0-9]' running
-has '^checkpoint +step-000[0-9]+, ' running
+has '^checkpoint +step-[0-9]+, ' running
 timeout 60 "$TRIREME" status run --follow >followed 2>err &
 follower=$!
 sleep 3

@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "trireme/core/files.hpp"
 
@@ -261,21 +262,42 @@ TEST(Prepare, FailedWritesLeaveNothing) {
   EXPECT_EQ(all_tokens(Dataset::open(options.output), SplitName::train), bytes_of(text));
 }
 
-// What a killed prepare left is removed by the next one, but not what another one works in.
+// What a killed prepare left is removed by the next one, but not what another one works in, what is
+// of another host, and what no prepare made.
 TEST(Prepare, RemovesWhatKilledOnesLeft) {
   const Scratch scratch;
   write_text(scratch / "in", prose(2'000, 6));
-  for (const char* name : {"out.tmp-7", "out.tmp-8", "out.tmp-x", "other.tmp-7"}) {
+  const std::string own = "out.tmp-" + std::to_string(::getpid());
+  for (const char* name : {"out.tmp-7", "out.tmp-8", "out.tmp-9", "out.tmp-x", "out.tmp-12345678",
+                           "other.tmp-7", own.c_str()}) {
     fs::create_directory(scratch / name);
     write_text(scratch / name / "tokens.spool", "left");
   }
-  const Descriptor owner(::open((scratch / "out.tmp-8").c_str(), O_RDONLY | O_DIRECTORY));
-  ASSERT_EQ(::flock(owner.get(), LOCK_EX | LOCK_NB), 0);
   PrepareOptions options;
   options.inputs = {scratch / "in"};
   options.output = scratch / "out";
+  std::string owner_text;
+  prepare(options, [&](std::int64_t, std::int64_t) {
+    for (const auto& entry : fs::directory_iterator(scratch.path())) {
+      const fs::path file = entry.path() / ".trireme-prepare";
+      if (fs::exists(file)) owner_text = read_text(file);
+    }
+  });
+  ASSERT_FALSE(owner_text.empty());
+  // Without an owner file nothing is removed.
+  expect_only(scratch.path(), {"in", "out", "out.tmp-7", "out.tmp-8", "out.tmp-9", "out.tmp-x",
+                               "out.tmp-12345678", "other.tmp-7", own});
+  fs::remove_all(scratch / "out");
+  for (const char* name : {"out.tmp-7", "out.tmp-8", "out.tmp-x", "out.tmp-12345678"}) {
+    write_text(scratch / name / ".trireme-prepare", owner_text);
+  }
+  write_text(scratch / "out.tmp-9/.trireme-prepare", "another " + owner_text);
+  const Descriptor owner(::open((scratch / "out.tmp-8").c_str(), O_RDONLY | O_DIRECTORY));
+  ASSERT_EQ(::flock(owner.get(), LOCK_EX | LOCK_NB), 0);
   prepare(options, {});
-  expect_only(scratch.path(), {"in", "out", "out.tmp-8", "out.tmp-x", "other.tmp-7"});
+  expect_only(scratch.path(), {"in", "out", "out.tmp-8", "out.tmp-9", "out.tmp-x",
+                               "out.tmp-12345678", "other.tmp-7", own});
+  expect_only(scratch / "out", {"dataset.json", "train-00000.h5", "valid-00000.h5"});
 }
 
 TEST(Prepare, FullDiskLeavesNothing) {

@@ -15,23 +15,26 @@ fail() {
 
 # Token ids, generation_config.json and the tokenizer's files return in an export, through training too.
 cp -r "$golden/llama" chat && chmod -R u+w chat
-sed -i 's/"bos_token_id": [0-9]*/"bos_token_id": 3/; s/"eos_token_id": [0-9]*/"eos_token_id": [4, 5]/' chat/config.json
+sed -i 's/"bos_token_id": [0-9]*/"bos_token_id": 3/; s/"eos_token_id": [0-9]*/"eos_token_id": [4, 5], "pad_token_id": -1/' chat/config.json
+ln -s nowhere chat/vocab.json  # left out, with a warning
 echo '{"eos_token_id": [4, 5], "temperature": 0.6}' >chat/generation_config.json
 echo '{"chat_template": "x"}' >chat/tokenizer_config.json
 head -c 3000 /dev/urandom >chat/tokenizer.model
-"$TRIREME" import --input chat --output chat-start >out 2>err || fail "import with companions"
+"$TRIREME" import --input chat --output chat-start >out 2>err || fail "import with auxiliary files"
+grep -q '^trireme: warning: an auxiliary file is left out: .*chat/vocab.json' err || fail "no warning of a file that cannot be read"
 tune() {  # run folder, further flags
   "$TRIREME_MPIEXEC" -n 2 "$TRIREME" train --data.path data --train.output "$1" --train.steps 2 --train.batch 4 --train.peak none \
     "${@:2}" >out 2>err
 }
-tune chat-run --from chat || fail "--from with companions"
+tune chat-run --from chat || fail "--from with auxiliary files"
 for start in chat-start chat-run; do
-  "$TRIREME" export --checkpoint $start --output chat-out >out 2>err || fail "export with companions"
+  "$TRIREME" export --checkpoint $start --output chat-out >out 2>err || fail "export with auxiliary files"
   for file in generation_config.json tokenizer_config.json tokenizer.model; do
     cmp chat/$file chat-out/$file || fail "$start: $file is lost"
     grep -q $file out || fail "export does not name $file"
   done
   tr -d ' \n' <chat-out/config.json | grep -q '"eos_token_id":\[4,5\]' && grep -q '"bos_token_id": 3' chat-out/config.json || fail "$start: token ids"
+  if grep -q pad_token_id chat-out/config.json || [ -e chat-out/vocab.json ]; then fail "$start: what the import left out"; fi
   rm -rf chat-out
 done
 echo x >>chat-start/step-00000000/generation_config.json

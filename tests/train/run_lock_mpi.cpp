@@ -31,7 +31,7 @@ class RunLockTest : public testing::Test {
   bool first() const { return world_->rank() == 0; }
   fs::path file() const { return folder_ / "lock"; }
   std::unique_ptr<RunLock> lock() {
-    return std::make_unique<RunLock>(*world_, folder_, short_times);
+    return std::make_unique<RunLock>(*world_, folder_, world_->size() - 1, short_times);
   }
   std::string refusal() {
     try {

@@ -68,6 +68,14 @@ grep -q '"eos_token_id": 0' exported/config.json || fail "export: no eos_token_i
 run import --input exported --output again
 run prepare --input "$golden/hugging_face/text.txt" --output data2 --tokenizer huggingface:exported
 run train $model --checkpoint.resume again --data.path data2 --train.output more
+# A folder without tokenizer.json, whose other tokenizer files and token ids do not fit the run's tokenizer.
+cp -r exported other && rm other/tokenizer.json
+sed -i 's/"eos_token_id": 0/"eos_token_id": 5/' other/config.json
+echo x | tee other/tokenizer.model >other/tokenizer_config.json
+run train --from other --data.path data --train.steps 1 --train.batch 4 --train.peak none --train.output fitted
+run export --checkpoint fitted --output fitted-out
+[ "$(ls fitted-out | tr '\n' ' ')" = "config.json model.safetensors tokenizer.json " ] || fail "export: $(ls fitted-out)"
+cmp fitted-out/tokenizer.json "$gpt2" && grep -q '"eos_token_id": 0' fitted-out/config.json || fail "another tokenizer's files"
 rm -rf data data2
 for checkpoint in own again more; do
   run generate --checkpoint $checkpoint --prompt "In the beginning" --tokens 8

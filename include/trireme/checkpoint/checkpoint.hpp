@@ -60,7 +60,8 @@ struct FileLayout {
   std::vector<int> nodes;
   /// Files in a folder; more are spread over sub-folders part-000, part-001, …
   std::int64_t per_folder = 1000;
-  /// Called on the first rank before the checkpoint gets its name; an Error prevents that.
+  /// Called on the first rank before files are made or removed, and before the checkpoint gets its
+  /// name; an Error prevents that.
   std::function<void()> before_publish = [] {};
 };
 

@@ -42,35 +42,37 @@ model::ModelConfig foreign_model(const std::filesystem::path& folder);
 
 /// What such a folder has beside the model, for programs that use it: checkpoints keep it, and an
 /// export writes it back.
-struct Companions {
+struct AuxiliaryFiles {
   nlohmann::json config = nlohmann::json::object();  // of config.json: "eos_token_id": 2, …
   std::vector<State::Attachment> files;              // generation_config.json, tokenizer's files
 };
-/// Makes them part of what is saved.
-void keep_companions(State& state, const Companions& companions);
+/// Makes them part of what is saved, but for files that `state` has attached already.
+void keep_auxiliary_files(State& state, const AuxiliaryFiles& auxiliary);
 /// Those of a checkpoint. Throws Error where they are damaged.
-Companions kept_companions(const Reader& reader);
+AuxiliaryFiles kept_auxiliary_files(const Reader& reader);
 
 struct ExportOptions {
   std::filesystem::path output;
   std::string type = "F32";                 // F32, BF16 or F16
   std::int64_t file_bytes = 5'000'000'000;  // of data in one file; more take several and an index
 };
-/// Writes the weights of a checkpoint, its tokenizer.json if it has one, and its companions. The
-/// folder must not exist; it appears whole or not at all. One rank's work; takes memory for one
+/// Writes the weights of a checkpoint, its tokenizer.json if it has one, and its auxiliary files.
+/// The folder must not exist; it appears whole or not at all. One rank's work; takes memory for one
 /// block of rows. Returns the files' names.
 std::vector<std::string> export_safetensors(const Reader& reader, const model::ModelConfig& config,
                                             const ExportOptions& options);
 
 /// Reads such a folder into the checkpoint root/step-00000000, without optimizer state. Collective:
 /// ranks share out the tensors. A tokenizer.json of the folder is kept in the checkpoint; where
-/// that cannot be, rank 0's `warning` receives the reason. `settings` are sections of the
-/// checkpoint's configuration beside the model. Returns the checkpoint's path. Throws AgreedError.
+/// that cannot be, rank 0's `warning` receives the reason, and `skipped` one for each auxiliary
+/// file that cannot be read. `settings` are sections of the checkpoint's configuration beside the
+/// model. Returns the checkpoint's path. Throws AgreedError.
 std::filesystem::path import_safetensors(const std::filesystem::path& folder,
                                          const std::filesystem::path& root,
                                          comm::Communicator& world, nlohmann::json versions,
                                          std::string* warning = nullptr,
-                                         nlohmann::json settings = nlohmann::json::object());
+                                         nlohmann::json settings = nlohmann::json::object(),
+                                         std::vector<std::string>* skipped = nullptr);
 
 /// The same from a checkpoint, whose model is `config`: its weights without the optimizer's state.
 std::filesystem::path import_weights(const Reader& reader, const model::ModelConfig& config,

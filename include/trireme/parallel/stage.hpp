@@ -47,6 +47,7 @@ struct StageOptions {
   bool reads_masters = false;
   bool reproducible = false;
   int virtual_tensor = 8, virtual_data = 8;
+  bool planned = false;  // not run: every stage's program is made in turn, in two seconds
 };
 
 /// What is recomputed by default: on CPUs what takes one pass over kept values, where the model is

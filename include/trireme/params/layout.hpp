@@ -99,8 +99,8 @@ class Layout {
   }
   bool has_unit(int unit) const;
   /// Whether two groups have the same blocks at the same offsets, as those of two layers do: they
-  /// are cut and owned alike.
-  bool alike(const Group& a, const Group& b) const;
+  /// have equal cuts and owners.
+  bool equivalent(const Group& a, const Group& b) const;
 
   /// Visits the block's runs in storage order.
   template <class Visit>

@@ -15,7 +15,7 @@
 namespace trireme::state {
 
 /// The shards of a layout's groups on the `parts` ranks of a shard group, and the offsets of rank
-/// `index`'s shards in a buffer that holds them one after the other. Groups that are alike share
+/// `index`'s shards in a buffer that holds them one after the other. Equivalent groups share
 /// one list of shards.
 class ShardMap {
  public:
@@ -35,7 +35,7 @@ class ShardMap {
   int groups() const { return static_cast<int>(groups_.size()); }
   std::vector<params::FlatRange> own_ranges() const;
 
-  /// The first group of each set of groups that are alike, and how many those are.
+  /// The first group of each set of equivalent groups, and how many those are.
   struct Kind {
     int group = 0, count = 0;
   };

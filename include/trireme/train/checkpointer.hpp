@@ -134,15 +134,15 @@ class Checkpointer {
   RunReporter& reporter_;
   std::function<double()> now_;
   double saved_at_;
-  data::StoredTokenizer tokenizer_;    // the root's: what checkpoints keep
-  checkpoint::Companions companions_;  // the root's
-  std::int64_t trained_length_ = 0;    // of the checkpoint that was resumed
-  std::int64_t saved_step_ = -1;       // of the newest checkpoint of this run folder
-  std::string saved_folder_;           // the newest checkpoint, perhaps of another one
-  std::int64_t newest_step_ = -1;      // its step
-  std::string good_folder_;            // the newest after which a step was sound
-  std::int64_t sound_step_ = 0;        // the last that was
-  std::string failed_;                 // why the last save failed; empty: it did not
+  data::StoredTokenizer tokenizer_;             // the root's: what checkpoints keep
+  checkpoint::AuxiliaryFiles auxiliary_files_;  // the root's
+  std::int64_t trained_length_ = 0;             // of the checkpoint that was resumed
+  std::int64_t saved_step_ = -1;                // of the newest checkpoint of this run folder
+  std::string saved_folder_;                    // the newest checkpoint, perhaps of another one
+  std::int64_t newest_step_ = -1;               // its step
+  std::string good_folder_;                     // the newest after which a step was sound
+  std::int64_t sound_step_ = 0;                 // the last that was
+  std::string failed_;                          // why the last save failed; empty: it did not
   std::unique_ptr<checkpoint::Save> pending_;
   double pending_since_ = 0, longest_ = 0;  // seconds
 };

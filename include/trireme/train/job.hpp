@@ -31,9 +31,11 @@ struct Job {
   /// outlive this. Collective; throws AgreedError.
   Job(comm::Session& ranks, RunConfig& settled, const config::Fields& fields,
       const DeviceSource& devices);
-  /// Takes the lock of train.output, before anything is read or written there. Collective over all
-  /// ranks; throws AgreedError.
-  void lock_output(comm::Communicator& everyone) { lock.emplace(everyone, config.train.output); }
+  /// Takes the lock of train.output, before anything is read or written there; see RunLock.
+  /// Collective over all ranks; throws AgreedError.
+  void lock_output(comm::Communicator& everyone, int keeper = 0) {
+    lock.emplace(everyone, config.train.output, keeper);
+  }
   /// How this run writes checkpoints, which `writers` write together.
   checkpoint::FileLayout files(const comm::Session& writers) const;
 
@@ -65,7 +67,7 @@ Environment probe_environment(const Job& job, comm::Communicator& everyone);
 
 /// Operations per second of all `workers` together, by train.peak: 0, so much for each, or the sum
 /// of what each measures by matrix products of the shapes of the model. `replica` is null on a rank
-/// that is no worker. Collective over `world`.
+/// that is no worker. 0 where a rank cannot measure. Collective over `world`.
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
                      parallel::Replica* replica);
 

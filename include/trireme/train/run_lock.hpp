@@ -13,7 +13,7 @@
 
 namespace trireme::train {
 
-/// How long a start waits for the owner of its folder, and how often an owner shows that it lives.
+/// How long a start waits for the owner of its folder, and how often an owner sends a heartbeat.
 struct LockTimes {
   /// For processes of this machine to end: those of a run that was just killed may still write.
   std::chrono::milliseconds patience{20'000};
@@ -22,7 +22,7 @@ struct LockTimes {
 };
 
 /// Whom the lock of a run folder names, for a reader on any machine. `alive`: its process of this
-/// machine exists, or its last life sign from another one is not three heartbeats old.
+/// machine exists, or the last heartbeat from another one is less than three periods old.
 struct LockOwner {
   std::string name;
   bool alive = false;
@@ -30,24 +30,26 @@ struct LockOwner {
 LockOwner lock_owner(const std::filesystem::path& folder, LockTimes times = {});
 
 /// The lock of a run folder, held by all ranks of a run: the file FOLDER/lock. It names its owner
-/// (host, process, start, Slurm job) and is empty where a run ended orderly.
+/// (host, process, start, Slurm job) and is empty after a run that ended by itself.
 ///
 /// A run owns the folder while one of its processes holds flock(2) on the file. Where the file
 /// system has no flock, or keeps it to one node (NFS and Lustre, by their mount options), the owner
 /// that the file names counts: a process of this machine until it is gone, one of another machine
-/// until three heartbeats failed to appear. Then the lock is taken over.
+/// until three heartbeats are missing. Then the lock is taken over.
 class RunLock {
  public:
-  /// Creates the folder if needed and takes the lock. Collective over `everyone`; throws
-  /// AgreedError when another run owns it.
-  RunLock(comm::Communicator& everyone, std::filesystem::path folder, LockTimes times = {});
+  /// Creates the folder if needed and takes the lock. Rank `keeper` is the owner that the file
+  /// names and sends the heartbeats: one without which the run ends. Collective over `everyone`;
+  /// throws AgreedError when another run owns it.
+  RunLock(comm::Communicator& everyone, std::filesystem::path folder, int keeper = 0,
+          LockTimes times = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   /// Gives the folder back, and removes it if this made it and nothing is in it; not collective.
   ~RunLock();
 
-  /// Throws Error if another run has taken over the folder, as it may where this one's machine
-  /// stood still. For any rank, before it changes what is there already.
+  /// Throws Error if another run has taken over the folder, as it may while this one's machine
+  /// is suspended. For any rank, before it changes what is there already.
   void require_owned() const;
 
  private:
@@ -63,7 +65,7 @@ class RunLock {
   std::condition_variable ends_;
   bool made_folder_ = false;
   bool ended_ = false;     // guarded by mutex_
-  std::thread heartbeat_;  // of rank 0
+  std::thread heartbeat_;  // of the keeper
 };
 
 }  // namespace trireme::train

@@ -52,8 +52,9 @@ model::ModelConfig with_sequence(model::ModelConfig model, std::int64_t sequence
 /// A warning where `sequence` is beyond what rotary positions were trained on; else empty.
 std::string sequence_warning(const model::ModelConfig& trained, std::int64_t sequence);
 
-/// The model that train.from names. Throws Error.
-model::ModelConfig start_model(const std::string& from);
+/// The model that train.from names, of the run's own newest checkpoint where it began with that:
+/// the source may be gone by then. Throws Error.
+model::ModelConfig start_model(const RunConfig& config);
 /// Makes the first checkpoint of the run folder from train.from, if that is set and the folder has
 /// none. Returns a warning for the user, or "". Collective over the session; throws AgreedError,
 /// also where the folder has checkpoints of a run that began otherwise.
@@ -65,6 +66,7 @@ struct LayoutFacts {
   std::vector<int> node_of;   // as comm::Session::nodes(); empty: all on one node
   std::string schedule_text;  // of the file that parallel.schedule names
   bool host = true;           // computes on CPUs
+  bool planned = false;       // see parallel::StageOptions
 };
 /// Reads the schedule file, if there is one; throws Error. Computes on CPUs unless `config` names
 /// GPUs.
