@@ -198,7 +198,7 @@ std::vector<std::string> changed_settings(const nlohmann::json& old, const nlohm
     if (before == old.end() || !before->is_object()) continue;
     for (const auto& [name, value] : keys.items()) {
       const auto found = before->find(name);
-      const std::string key = section + "." + name;
+      const std::string key = fmt::format("{}.{}", section, name);
       if (found == before->end() || *found == value) continue;
       if (std::ranges::find(of_the_start, key) != std::end(of_the_start)) continue;
       changed.push_back(fmt::format("{} {} → {}", key, found->dump(), value.dump()));

@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "trireme/comm/session.hpp"
 #include "trireme/core/error.hpp"
 
 namespace trireme::comm {

@@ -164,7 +164,7 @@ TEST(Served, SendsTwiceTheParameters) {
       serve(job, comm, {.work = [&](LayoutRun& run, ServedWorker& link, comm::rpc::Endpoint&) {
               train(run, job);
               const auto parameters = static_cast<double>(run.model.table().elements());
-              const auto width = static_cast<double>(size_of(gradients));
+              const auto width = static_cast<double>(size_of(job.gradients));
               const double out = job.steps * parameters * width;
               EXPECT_NEAR(static_cast<double>(link.sent()), out, 0.05 * out) << job.to_string();
               const double in = job.steps * parameters * static_cast<double>(word);

@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/formats.hpp"
 #include "trireme/report/record.hpp"
 
 #include "support/files.hpp"

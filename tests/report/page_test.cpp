@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "trireme/core/error.hpp"
-#include "trireme/report/page.hpp"
 
 #include "fake_run.hpp"
 

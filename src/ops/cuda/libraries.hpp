@@ -37,7 +37,7 @@ enum class Epilogue : std::uint8_t { none, bias, gelu, bias_gelu, gelu_slope, ro
 struct BlasMatrix {
   std::int64_t rows = 0, columns = 0, leading = 0;
   bool transposed = false;
-  auto operator<=>(const BlasMatrix&) const = default;
+  auto operator<=>(const BlasMatrix&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// All that the choice of an algorithm depends on. Row-major c = a·b is column-major cᵀ = bᵀ·aᵀ, so
@@ -49,7 +49,7 @@ struct ProductKey {
   Epilogue epilogue = Epilogue::none;
   bool accumulate = false;
   std::uint8_t left_alignment = 16, right_alignment = 16, result_alignment = 16;
-  auto operator<=>(const ProductKey&) const = default;
+  auto operator<=>(const ProductKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// Whether the library can do it in one pass, as far as its rules are known: one epilogue, an aux
