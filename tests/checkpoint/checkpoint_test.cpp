@@ -73,7 +73,7 @@ TEST_F(CheckpointTest, EveryTypeAndShapeLoadsFromRandomPieces) {
 TEST_F(CheckpointTest, StateLoadsBitForBit) {
   const double infinity = std::numeric_limits<double>::infinity();
   State state{.step = 123456789,
-              .samples = std::numeric_limits<std::int64_t>::max(),
+              .samples = std::int64_t{1} << 60,
               .seed = std::numeric_limits<std::uint64_t>::max(),
               .config = {{"model", {{"layers", 3}, {"epsilon", 1e-5}}}, {"text", "naïve \" \\ \n"}},
               .versions = {{"trireme", "0.1.0"}},

@@ -123,7 +123,7 @@ copy && truncate -s -4 bad/model.safetensors && broken "a cut file" 'bad/model.s
 copy && sed -i 's/"n_embd": 24/"n_embd": 27/' bad/config.json && broken "another width" 'tensor transformer.wte.weight: is \[256, 24\], and config.json means \[256, 27\]'
 copy && sed -i 's/"n_layer": 2/"n_layer": 3/' bad/config.json && broken "a layer too many" 'tensor transformer.h.2.ln_1.weight is missing'
 copy && sed -i 's/"n_layer": 2/"n_layer": 1/' bad/config.json && broken "a layer too few" 'has no place in the model'
-copy && sed -i 's/"n_layer": 2/"n_layer": 60000/' bad/config.json && broken "layers past all bounds" '60000 layers'
+copy && sed -i 's/"n_layer": 2/"n_layer": 60000/' bad/config.json && broken "layers past all bounds" 'model.layers = 60000: must be at most 4096'
 copy && sed -i 's/"n_layer": 2/"n_layer": -1/' bad/config.json && broken "no layers" 'n_layer = -1: must be a whole number'
 copy && sed -i 's/gelu_new/relu/' bad/config.json && broken "another activation" 'activation_function = "relu": only "gelu_new"'
 copy && sed -i 's/"model_type": "gpt2"/"model_type": "opt"/' bad/config.json && broken "another kind" 'must be gpt2 or llama'
