@@ -85,9 +85,12 @@ std::string make_start(const RunConfig& config, comm::Session& session) {
   const nlohmann::json settings{{"train", {{"from", from}}}};
   if (is_transformers(source)) {
     std::string warning;
+    std::vector<std::string> skipped;
     checkpoint::import_safetensors(source, config.train.output, *world, versions(), &warning,
-                                   settings);
-    return warning.empty() ? warning : "without a tokenizer: " + warning;
+                                   settings, &skipped);
+    if (!warning.empty()) warning = "without a tokenizer: " + warning;
+    for (const std::string& reason : skipped) warning += (warning.empty() ? "" : "; ") + reason;
+    return warning;
   }
   std::optional<checkpoint::Reader> reader;
   model::ModelConfig model;

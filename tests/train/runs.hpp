@@ -158,6 +158,7 @@ inline std::map<std::int64_t, std::string> steps_of(const fs::path& output) {
     if (values.at("type") != "step") continue;
     values.erase("seconds");
     values.erase("tokens_per_second");
+    values.erase("seal");
     steps[values.at("step").get<std::int64_t>()] = values.dump();
   }
   return steps;
