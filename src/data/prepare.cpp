@@ -140,6 +140,7 @@ class WorkFolder {
   void commit() {
     std::error_code code;
     fs::remove(path_ / owner_file, code);
+    if (code) throw_file_error(path_ / owner_file, "remove", code.value());
     sync_path(path_);
     for (const fs::path& parent : made_parents_) sync_path(parent_of(parent));
     rename_for_good(path_, output_);

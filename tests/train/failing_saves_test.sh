@@ -54,7 +54,7 @@ while read -r files async fault; do
     *)
       reason="No space left on device"
       [ "${fault%% *}" = no_space ] || reason="Input/output error"
-      grep -q "warning: checkpoint not saved: rank ${fault##* }: .*$name/step-00000004.tmp.*$reason.*training continues" out err ||
+      grep -q "warning: checkpoint not saved: rank ${fault##* }: .*$name/step-00000004.tmp.*$reason" out err ||
         fail "$name: not reported"
       grep -q '"save failed"' "$name"/attempts/0001/metrics.jsonl || fail "$name: not recorded"
       [ -d "$name/step-00000002" ] && [ ! -e "$name/step-00000004" ] || fail "$name: $(ls "$name")"

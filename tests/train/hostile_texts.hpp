@@ -125,7 +125,7 @@ inline void add_checkpoints(Corpus& corpus) {
     return replaced(text, "\"width\":16", "\"width\":1048576");
   });
   corpus.evaluate();
-  corpus.sealed("config-layers", "model.layers = 60000, and it holds", [](const std::string& text) {
+  corpus.sealed("config-layers", "60000: must be at most 4096", [](const std::string& text) {
     return replaced(text, "\"layers\":1", "\"layers\":60000");
   });
   corpus.evaluate();
@@ -219,7 +219,7 @@ inline void add_foreign(Corpus& corpus) {
          "\"n_layer\": 4611686018427387904");
   config("many-layers", "model.layers = 16000000: must be at most", "\"n_layer\": 1",
          "\"n_layer\": 16000000");
-  config("wide", "config.json means", "\"n_embd\": 16", "\"n_embd\": 16777216");
+  config("wide", "must be at most 2.8e+14", "\"n_embd\": 16", "\"n_embd\": 16777216");
   config("negative", "n_head = -2: must be", "\"n_head\": 2", "\"n_head\": -2");
   config("nan", "is not valid JSON", "\"n_head\": 2", "\"n_head\": NaN");
   config("fraction", "n_head = 1.5: must be", "\"n_head\": 2", "\"n_head\": 1.5");
