@@ -44,12 +44,14 @@ if grep -q 'lib[at]san' <(ldd "$TRIREME"); then
   exit 0
 fi
 # Writing on a file system without locks.
-export TRIREME_FILE_FAULT="no_locks 1 $work/other"
+export TRIREME_FILE_FAULT="no_locks 1 $work/other/step-00000001.tmp"
 without_locks() { LD_PRELOAD=$PROGRAMS/libtrireme_file_faults.so "$@"; }
 without_locks train other || fail "locks are taken by default"
 rm -r other
 if HDF5_USE_FILE_LOCKING=TRUE without_locks train other; then fail "no locks: TRUE is not honored"; fi
 reports "no locks" "other/step-00000001.tmp/rank-00000.h5" "No locks available"
+# The first lock is that of prepare's own folder.
+export TRIREME_FILE_FAULT="no_locks 2 $work/other-data"
 if HDF5_USE_FILE_LOCKING=TRUE without_locks "$TRIREME" prepare --input text --output other-data >out 2>&1; then
   fail "prepare without locks: TRUE is not honored"
 fi
