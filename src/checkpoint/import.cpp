@@ -13,7 +13,7 @@
 #include "trireme/core/json.hpp"
 #include "trireme/model/transformer.hpp"
 
-#include "companions.hpp"
+#include "auxiliary_files.hpp"
 #include "manifest.hpp"
 
 namespace trireme::checkpoint {

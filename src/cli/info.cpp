@@ -15,6 +15,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/nccl.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/core/machine.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/ops/ops.hpp"
@@ -189,11 +190,9 @@ std::string topology() {
 }
 
 std::string machine(const comm::Cores& cores) {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
   std::string model = proc_value("cpuinfo", "model name");
   if (model.empty()) model = "unknown";
-  return row("host", name) + row("CPU", model) + row("  features", cpu_features()) +
+  return row("host", host_name()) + row("CPU", model) + row("  features", cpu_features()) +
          row("  topology", topology()) +
          row("  usable by rank 0",
              fmt::format("{} core{}, {}", cores.usable, cores.usable == 1 ? "" : "s",

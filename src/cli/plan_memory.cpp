@@ -298,6 +298,21 @@ std::string table(const Plan& plan) {
          bytes_row("on the host", [](const Column& column) { return column.sums.host; });
 }
 
+/// As parallel.recompute has it.
+std::string key_of(model::Recompute policy) {
+  switch (policy) {
+    case model::Recompute::none:
+      return "none";
+    case model::Recompute::cheap:
+      return "cheap";
+    case model::Recompute::selective:
+      return "selective";
+    case model::Recompute::full:
+      return "full";
+  }
+  no_case_for(policy);
+}
+
 std::string to_text(const Plan& plan, const Capacities& capacities, const train::RunConfig& config,
                     const train::LayoutFacts& facts, bool automatic) {
   std::string text = fmt::format(
@@ -363,10 +378,8 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
   facts.host = config.device.type != "cuda";
   facts.planned = true;
   train::validate_layout(config, facts);
-  constexpr const char* policies[] = {"none", "cheap", "selective", "full"};
   const comm::GridShape shape = train::grid_shape(config, facts);
-  const model::Recompute policy = train::stage_options(config, shape, facts).recompute;
-  config.parallel.recompute = policies[static_cast<std::size_t>(policy)];
+  config.parallel.recompute = key_of(train::stage_options(config, shape, facts).recompute);
   Plan plan{.shape = shape,
             .threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads)),
             .on_host = facts.host,

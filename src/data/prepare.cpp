@@ -1,7 +1,6 @@
 #include "trireme/data/prepare.hpp"
 
 #include <cerrno>
-#include <fstream>
 #include <system_error>
 
 #include <fcntl.h>
@@ -11,6 +10,7 @@
 
 #include "trireme/core/error.hpp"
 #include "trireme/core/files.hpp"
+#include "trireme/core/machine.hpp"
 #include "trireme/data/tokenizer.hpp"
 
 #include "dataset_files.hpp"
@@ -60,13 +60,7 @@ bool is_there(const fs::path& path) {
 }
 
 /// What the owner file holds: this host since its last boot. Other hosts may not see our locks.
-std::string owner_text() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return fmt::format("{} {}\n", host, boot);
-}
+std::string owner_text() { return fmt::format("{} {}\n", host_name(), boot_id()); }
 
 /// The folder at `path`, open and locked until it is closed. No descriptor where another process
 /// has the lock, the file system has no locks, or the path was removed meanwhile.

@@ -94,18 +94,13 @@ double agree_on_peak(const RunConfig& config, comm::Communicator& world, int wor
   // All ranks at once, as they will train.
   world.barrier();
   double own = 0;
-  bool measured = true;
-  try {
-    if (replica != nullptr) {
-      own = plan::measure_peak(replica->ops(), replica->state().device(),
-                               replica->stage().options().compute, replica->stage().model(),
-                               config.train.micro_batch * config.model.sequence,
-                               plan::PeakEffort::quick);
-    }
-  } catch (const std::exception&) {  // out of memory, for example
-    measured = false;
-  }
-  if (!world.all_agree(measured)) return 0;
+  comm::agree(world, [&] {
+    if (replica == nullptr) return;
+    own = plan::measure_peak(replica->ops(), replica->state().device(),
+                             replica->stage().options().compute, replica->stage().model(),
+                             config.train.micro_batch * config.model.sequence,
+                             plan::PeakEffort::quick);
+  });
   return world.all_reduce(own, comm::Reduction::sum);
 }
 

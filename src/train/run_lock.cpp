@@ -13,11 +13,11 @@
 #include <nlohmann/json.hpp>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/config.hpp"
+#include "trireme/core/machine.hpp"
 
 namespace trireme::train {
 namespace {
@@ -45,7 +45,7 @@ std::string machine() {
   std::string space(64, '\0');
   const ssize_t bytes = ::readlink("/proc/self/ns/pid", space.data(), space.size());
   space.resize(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
-  return system_text("/proc/sys/kernel/random/boot_id") + " " + space;
+  return boot_id() + " " + space;
 }
 
 /// When process `pid` of this machine began, in ticks since boot; empty if it is gone or a zombie.
@@ -82,9 +82,7 @@ Owner this_process() {
   Owner own;
   std::random_device random;
   own.token = fmt::format("{:08x}{:08x}", random(), random());
-  struct utsname system {};
-  ::uname(&system);
-  own.host = system.nodename;
+  own.host = host_name();
   own.machine = machine();
   own.pid = ::getpid();
   own.birth = birth_of(own.pid);

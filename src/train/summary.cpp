@@ -141,7 +141,12 @@ nlohmann::json Trainer::account() const {
 double Trainer::peak_at_end() {
   if (job_.config.train.peak != "measured" || reporter_.steps() == 0) return 0;
   const Section section(job_.recorder, "measure peak");
-  return agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
+  try {
+    return agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
+  } catch (const AgreedError& error) {  // a device that is full by now: all steps are done
+    reporter_.warn(fmt::format("the peak at the end is not measured: {}", error.what()));
+    return 0;
+  }
 }
 
 void Trainer::finish(Ending ending) {

@@ -67,7 +67,7 @@ Environment probe_environment(const Job& job, comm::Communicator& everyone);
 
 /// Operations per second of all `workers` together, by train.peak: 0, so much for each, or the sum
 /// of what each measures by matrix products of the shapes of the model. `replica` is null on a rank
-/// that is no worker. 0 where a rank cannot measure. Collective over `world`.
+/// that is no worker. Collective over `world`; throws AgreedError where a rank cannot measure.
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
                      parallel::Replica* replica);
 

@@ -1,4 +1,4 @@
-#include "companions.hpp"
+#include "auxiliary_files.hpp"
 
 #include <algorithm>
 
