@@ -38,8 +38,8 @@ double median(std::vector<double> values) {
 struct Ways {
   comm::Grid messages, shared;
   Ways(const comm::Session& session, const comm::GridShape& shape, device::MemoryLedger& ledger)
-      : messages(session, shape, ledger, 0, options("mpi")),
-        shared(session, shape, ledger, 0, options("shared")) {}
+      : messages(session, shape, ledger, options("mpi")),
+        shared(session, shape, ledger, options("shared")) {}
   static comm::GridOptions options(const char* way) {
     comm::GridOptions result;
     result.comm.data = result.comm.tensor = way;

@@ -7,12 +7,14 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "trireme/cli/command.hpp"
 #include "trireme/comm/session.hpp"
 #include "trireme/core/config.hpp"
+#include "trireme/core/machine.hpp"
 #include "trireme/train/policies.hpp"
 
 namespace {
@@ -62,6 +64,13 @@ int conduct(Session& session, std::vector<std::string> arguments) {
     return agreed(session, error.what(), 1);
   } catch (const std::bad_alloc&) {
     return alone(session, "out of memory; use a smaller train.micro_batch or model");
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) {
+      return alone(session, error.what());
+    }
+    return alone(session,
+                 "a thread cannot be started: no memory or no process is left for it; raise "
+                 "ulimit -v or ulimit -u, or start fewer ranks or threads");
   } catch (const std::exception& error) {
     return alone(session, error.what());
   } catch (...) {
@@ -73,12 +82,22 @@ int conduct(Session& session, std::vector<std::string> arguments) {
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == "train") trireme::train::hold_signals();
+  using trireme::comm::launcher_rank;
+  try {
+    constexpr std::size_t of_libraries = std::size_t{96} << 20;
+    trireme::require_address_space(of_libraries, "MPI and HDF5");
+  } catch (const std::exception& error) {
+    // Others' limits are mostly the same: they print where rank 0 has not ended the job by then.
+    if (launcher_rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+    report(error.what());
+    return 1;
+  }
   std::optional<Session> session;
   try {
     session.emplace(&argc, &argv);
   } catch (const std::exception& error) {
     // There is no world to agree in; the launcher's environment has the rank.
-    if (trireme::comm::launcher_rank() == 0) report(error.what());
+    if (launcher_rank() == 0) report(error.what());
     return 1;
   }
   return conduct(*session, std::vector<std::string>(argv + 1, argv + argc));

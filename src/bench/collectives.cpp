@@ -70,7 +70,7 @@ class Trial {
         group_(grid.group(options.group)),
         options_(options),
         operation_(operation),
-        members_(comm::members(grid.shape(), options.group, grid.shard(), place.session.rank())),
+        members_(comm::members(grid.shape(), options.group, place.session.rank())),
         count_(count),
         ledger_(place.device()),
         stream_(place.device()),

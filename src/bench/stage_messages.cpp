@@ -70,8 +70,8 @@ class Messages {
   }
   /// Distinct for stages, directions and pipelines.
   std::int64_t sender(int stage, int direction) const {
-    const std::vector<int> members = comm::members(grid_.shape(), comm::GroupKind::pipeline,
-                                                   grid_.shard(), place_.session.rank());
+    const std::vector<int> members =
+        comm::members(grid_.shape(), comm::GroupKind::pipeline, place_.session.rank());
     return 2 * members[static_cast<std::size_t>(stage)] + direction;
   }
   /// Every stage sends one step on and receives from the other side.

@@ -206,6 +206,7 @@ void Reader::read(const std::string& name, const Index& begin, const Tensor& dat
   for (std::size_t p = stored_->first_piece[tensor]; p < stored_->first_piece[tensor + 1]; ++p) {
     stored_->read_piece(p, wanted, data);
   }
+  if (read_) read_(static_cast<std::int64_t>(data.bytes()));
 }
 
 // Contiguous blocks of `data` are read in place, others through a copy.

@@ -54,7 +54,7 @@ comm::Grid grid_of(const bench::Place& place, const train::RunConfig& config,
                    device::MemoryLedger& ledger) {
   const train::GridPlan plan =
       train::plan_grid(train::without_servers(config), place.session, place.device().is_host());
-  return comm::Grid(place.session, plan.shape, ledger, plan.shard, train::grid_options(config));
+  return comm::Grid(place.session, plan.shape, ledger, train::grid_options(config));
 }
 
 }  // namespace

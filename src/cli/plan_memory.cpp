@@ -1,6 +1,5 @@
 // trireme plan --ranks: what a run would hold in memory, and whether it fits.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "trireme/data_parallel/memory.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/plan/ranks.hpp"
+#include "trireme/report/progress.hpp"
 #include "trireme/train/setup.hpp"
 
 #include "commands.hpp"
@@ -23,7 +23,7 @@ using Memory = std::map<device::Use, std::int64_t>;
 /// Of the computing device and of the host, which on CPUs are one: all is `device`.
 struct Sums {
   std::int64_t device = 0, host = 0;
-  auto operator<=>(const Sums&) const = default;
+  auto operator<=>(const Sums&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 Sums sums_of(const Memory& memory, bool on_host) {
@@ -51,20 +51,6 @@ struct Plan {
   bool on_host = true;
   std::vector<Column> columns;
   std::int64_t ranks_of_node = 1;
-};
-
-/// Reports on standard error where planning takes long.
-class Progress {
- public:
-  void report(int stage, int stages) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::seconds(2)) return;
-    last_ = now;
-    fmt::print(stderr, "plan: {} of {} stages\n", stage, stages);
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 /// What a server holds grows with the elements of its shards alone.
@@ -98,7 +84,6 @@ class Columns {
         workers_(plan.shape),
         // Where no worker waits for another, each is a grid of its own.
         shape_(train::waits_for_none(config) ? comm::GridShape{{1, 1, 1, 1}} : workers_),
-        shard_(train::waits_for_none(config) ? 1 : train::shard_ranks(config, workers_, facts)),
         model_(config.model) {
     const bool served = train::server_ranks(config) > 0;
     // As Trainer: what a checkpoint holds is copied first where it is a GPU's.
@@ -123,7 +108,8 @@ class Columns {
     const std::vector<int> tensor = plan::distinct_tensor_ranks(model_, options);
     const int stages = shape_.of(comm::Axis::pipeline);
     std::vector<Column> columns;
-    Progress progress;
+    report::ProgressLine line(stderr);
+    report::PhaseProgress progress(&line, "plan");
     for (int stage = 0; stage < stages; ++stage) {
       Column fullest{.name = std::to_string(stage)};
       for (const int rank : tensor) {
@@ -132,7 +118,8 @@ class Columns {
         fill(own, rank, fullest);
       }
       columns.push_back(std::move(fullest));
-      progress.report(stage + 1, stages);
+      progress.show(static_cast<double>(stage + 1) / stages,
+                    fmt::format("{} of {} stages", stage + 1, stages));
     }
     if (place_.servers > 0) columns.push_back(fullest_server(model_, config_, facts_, place_));
     return columns;
@@ -145,10 +132,10 @@ class Columns {
     if (!on_host_) return {};
     std::vector<int> nodes = facts_.node_of;  // servers, the last ranks, are in no group
     if (!nodes.empty()) nodes.resize(static_cast<std::size_t>(shape_.size()));
-    return comm::choose_backends(config_.comm, shape_, shard_, {.node_of = nodes});
+    return comm::choose_backends(config_.comm, shape_, {.node_of = nodes});
   }
   parallel::Place place(int rank) const {
-    return parallel::place_of(shape_, shard_, rank, train::trains_alone(config_));
+    return parallel::place_of(shape_, rank, train::trains_alone(config_));
   }
 
   /// The stage's column, if a data rank of `stage` holds more than it.
@@ -175,7 +162,6 @@ class Columns {
   const train::LayoutFacts& facts_;
   bool on_host_;
   comm::GridShape workers_, shape_;
-  int shard_;
   model::Transformer model_;
   plan::MemoryQuestion question_;
   data_parallel::ServerPlace place_;

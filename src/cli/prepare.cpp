@@ -2,10 +2,9 @@
 #include "trireme/data/prepare.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
-#include "trireme/report/record.hpp"
+#include "trireme/report/progress.hpp"
 
 #include "commands.hpp"
 
@@ -23,45 +22,6 @@ constexpr const char* examples = R"(Examples:
   trireme prepare --input text_document.bin --output dataset --vocabulary 50257
   trireme prepare --input train.bin --output dataset --input-format nanogpt \
                   --vocabulary 50257 --end-of-document 50256)";
-
-class ProgressBar {
- public:
-  void show(std::int64_t done, std::int64_t total) {
-    const double share =
-        total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0)
-                  : 1;
-    const auto now = Clock::now();
-    if (line_.terminal()) {
-      if (now - shown_ < std::chrono::milliseconds(100) && done < total) return;
-      shown_ = now;
-    } else {
-      const int tenth = static_cast<int>(share * 10);
-      if (tenth <= tenth_) return;
-      tenth_ = tenth;
-    }
-    const double seconds = std::chrono::duration<double>(now - begin_).count();
-    std::string text = fmt::format("prepare {:>3.0f} %  {} of {}", 100 * share, bytes_text(done),
-                                   bytes_text(total));
-    if (line_.terminal()) {
-      constexpr int cells = 24;
-      const int full = static_cast<int>(share * cells);
-      text = fmt::format("[{}{}] ", std::string(static_cast<std::size_t>(full), '#'),
-                         std::string(static_cast<std::size_t>(cells - full), '.')) +
-             text;
-    }
-    if (share > 0 && share < 1) {
-      text += "  eta " + report::duration_text(seconds * (1 - share) / share);
-    }
-    line_.update(text);
-  }
-  void finish() { line_.finish(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  report::ProgressLine line_{stderr};
-  Clock::time_point begin_ = Clock::now(), shown_{};
-  int tenth_ = 0;
-};
 
 std::string summary(const data::PrepareOptions& options, const data::Manifest& manifest) {
   const auto sum = [](const std::vector<data::ShardInfo>& shards,
@@ -82,10 +42,15 @@ std::string summary(const data::PrepareOptions& options, const data::Manifest& m
 }
 
 std::string run_prepare(const data::PrepareOptions& options) {
-  ProgressBar bar;
-  const data::Manifest manifest = data::prepare(
-      options, [&bar](std::int64_t done, std::int64_t total) { bar.show(done, total); });
-  bar.finish();
+  report::ProgressLine line(stderr);
+  report::PhaseProgress progress(&line, "prepare", {});
+  const data::Manifest manifest =
+      data::prepare(options, [&](std::int64_t done, std::int64_t total) {
+        const double share =
+            total > 0 ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 1;
+        progress.show(share, fmt::format("{} of {}", bytes_text(done), bytes_text(total)));
+      });
+  line.finish();
   return summary(options, manifest);
 }
 

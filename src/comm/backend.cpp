@@ -25,6 +25,7 @@ Setting setting_of(const CommConfig& config, GroupKind kind) {
   switch (kind) {
     case GroupKind::tensor:
     case GroupKind::context:
+    case GroupKind::kv:
       return {"comm.tensor", config.tensor};
     case GroupKind::data:
     case GroupKind::shard:
@@ -64,26 +65,25 @@ std::string apart(const std::vector<int>& group, const std::vector<int>& node_of
 
 /// The first two ranks of `group` that have one device, or one whose device has no identity; else
 /// empty.
-std::string crowded(const std::vector<int>& group, const std::vector<std::string>& devices) {
-  std::map<std::string, int> first;
+std::string crowded(const std::vector<int>& group, const std::vector<int>& device_of) {
+  std::map<int, int> first;
   for (const int rank : group) {
-    const std::string& device = devices[static_cast<std::size_t>(rank)];
-    if (device.empty()) return fmt::format("rank {} has a device without identity", rank);
+    const int device = device_of[static_cast<std::size_t>(rank)];
+    if (device < 0) return fmt::format("rank {} has a device without identity", rank);
     const auto [known, is_new] = first.emplace(device, rank);
-    if (!is_new) return fmt::format("ranks {} and {} share {}", known->second, rank, device);
+    if (!is_new) return fmt::format("ranks {} and {} share a device", known->second, rank);
   }
   return {};
 }
 
 /// The first complaint about a group of `kind` of more than one rank; else empty.
 template <class Complaint>
-std::string first_complaint(const GridShape& shape, GroupKind kind, int shard,
-                            const Complaint& complaint) {
+std::string first_complaint(const GridShape& shape, GroupKind kind, const Complaint& complaint) {
   std::vector<bool> seen(static_cast<std::size_t>(shape.size()));
   for (int rank = 0; rank < shape.size(); ++rank) {
     if (seen[static_cast<std::size_t>(rank)]) continue;
-    if (group_size(shape, kind, shard, rank) == 1) continue;
-    const std::vector<int> group = members(shape, kind, shard, rank);
+    if (group_size(shape, kind, rank) == 1) continue;
+    const std::vector<int> group = members(shape, kind, rank);
     for (const int member : group) seen[static_cast<std::size_t>(member)] = true;
     if (std::string text = complaint(group); !text.empty()) return text;
   }
@@ -174,19 +174,18 @@ std::string backend_key(GroupKind kind) {
   return setting_of(any, kind).key;
 }
 
-Backends choose_backends(const CommConfig& config, const GridShape& shape, int shard,
+Backends choose_backends(const CommConfig& config, const GridShape& shape,
                          const BackendFacts& facts) {
   Backends backends;
   for (const GroupKind kind : all_group_kinds) {
     KindFacts own{facts, {}, {}};
     if (facts.is_host && !facts.node_of.empty()) {
-      own.apart = first_complaint(shape, kind, shard, [&](const std::vector<int>& group) {
-        return apart(group, facts.node_of);
-      });
+      own.apart = first_complaint(
+          shape, kind, [&](const std::vector<int>& group) { return apart(group, facts.node_of); });
     }
     if (facts.nccl) {
-      own.crowded = first_complaint(shape, kind, shard, [&](const std::vector<int>& group) {
-        return crowded(group, facts.devices);
+      own.crowded = first_complaint(shape, kind, [&](const std::vector<int>& group) {
+        return crowded(group, facts.device_of);
       });
     }
     backends[kind] = choose_backend(config, kind, own);

@@ -1,6 +1,7 @@
 #include "trireme/comm/communicator.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -65,11 +66,67 @@ std::vector<std::int64_t> divided_by(std::span<const std::int64_t> counts,
   return slices_of(counts);
 }
 
+/// One message between this rank and `peer`, waited for.
+void pass(Communicator& group, const Tensor& data, int peer, bool send) {
+  device::Stream stream;
+  group.exchange({{data, peer, send}}, stream).wait();
+}
+
 template <class T>
 T reduce_value(Communicator& group, T value, Reduction reduction) {
   device::Stream stream;
   group.all_reduce(Tensor(&value, {1}), reduction, stream).wait();
   return value;
+}
+
+/// Their number, then they themselves.
+void send_bytes(Communicator& group, std::vector<std::uint8_t>& bytes, int peer) {
+  auto count = static_cast<std::int64_t>(bytes.size());
+  pass(group, Tensor(&count, {1}), peer, true);
+  pass(group, Tensor(bytes.data(), {count}), peer, true);
+}
+
+void append_received(Communicator& group, std::vector<std::uint8_t>& bytes, int peer) {
+  std::int64_t count = 0;
+  pass(group, Tensor(&count, {1}), peer, false);
+  bytes.resize(bytes.size() + static_cast<std::size_t>(count));
+  std::uint8_t* const end = bytes.data() + bytes.size();
+  pass(group, Tensor(end - count, {count}), peer, false);
+}
+
+/// A length before each rank's bytes, so that they stay apart when joined.
+std::vector<std::uint8_t> framed(std::span<const std::uint8_t> bytes) {
+  const std::uint64_t count = bytes.size();
+  std::vector<std::uint8_t> result(sizeof count + bytes.size());
+  std::memcpy(result.data(), &count, sizeof count);
+  std::copy(bytes.begin(), bytes.end(), result.begin() + sizeof count);
+  return result;
+}
+
+std::vector<std::vector<std::uint8_t>> apart(const std::vector<std::uint8_t>& joined) {
+  std::vector<std::vector<std::uint8_t>> result;
+  for (std::size_t at = 0; at < joined.size();) {
+    std::uint64_t count = 0;
+    std::memcpy(&count, joined.data() + at, sizeof count);
+    const auto begin = joined.begin() + static_cast<std::ptrdiff_t>(at + sizeof count);
+    result.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(count));
+    at += sizeof count + count;
+  }
+  return result;
+}
+
+/// Every rank's frame, in rank order, on rank 0, along a binomial tree; elsewhere those of a
+/// subtree.
+std::vector<std::uint8_t> join_frames(Communicator& group, std::span<const std::uint8_t> bytes) {
+  std::vector<std::uint8_t> joined = framed(bytes);
+  for (int step = 1; step < group.size(); step *= 2) {
+    if ((group.rank() & step) != 0) {
+      send_bytes(group, joined, group.rank() - step);
+      break;
+    }
+    if (group.rank() + step < group.size()) append_received(group, joined, group.rank() + step);
+  }
+  return joined;
 }
 
 class CopyOperation : public device::Operation {
@@ -264,26 +321,9 @@ void Communicator::broadcast_bytes(std::vector<std::uint8_t>& bytes, int root) {
 
 std::vector<std::vector<std::uint8_t>> Communicator::all_gather_bytes(
     std::span<const std::uint8_t> bytes) {
-  device::Stream stream;
-  std::vector<std::int64_t> counts(size());
-  counts[rank()] = static_cast<std::int64_t>(bytes.size());
-  const Tensor all_counts(counts.data(), {size()});
-  agreement().all_gather(all_counts, all_counts.slice(0, rank(), rank() + 1), stream).wait();
-
-  const std::vector<std::int64_t> begins = slices_of(counts);
-  std::vector<std::uint8_t> flat(static_cast<std::size_t>(begins.back()));
-  std::copy(bytes.begin(), bytes.end(), flat.begin() + begins[rank()]);
-  const Tensor all(flat.data(), {begins.back()});
-  agreement()
-      .all_gather_v(all, all.slice(0, begins[rank()], begins[rank() + 1]), counts, stream)
-      .wait();
-
-  std::vector<std::vector<std::uint8_t>> result;
-  result.reserve(static_cast<std::size_t>(size()));
-  for (int r = 0; r < size(); ++r) {
-    result.emplace_back(flat.begin() + begins[r], flat.begin() + begins[r + 1]);
-  }
-  return result;
+  std::vector<std::uint8_t> joined = join_frames(agreement(), bytes);
+  broadcast_bytes(joined, 0);
+  return apart(joined);
 }
 
 std::vector<std::string> Communicator::all_gather_texts(const std::string& text) {
@@ -293,6 +333,18 @@ std::vector<std::string> Communicator::all_gather_texts(const std::string& text)
     all.emplace_back(each.begin(), each.end());
   }
   return all;
+}
+
+std::vector<std::vector<std::uint8_t>> Communicator::gather_bytes(
+    std::span<const std::uint8_t> bytes, int root) {
+  std::vector<std::uint8_t> joined = join_frames(agreement(), bytes);
+  if (root != 0 && rank() == 0) send_bytes(agreement(), joined, root);
+  if (rank() != root) return {};
+  if (root != 0) {
+    joined.clear();
+    append_received(agreement(), joined, 0);
+  }
+  return apart(joined);
 }
 
 std::vector<Part> gather_parts(const Communicator& group, std::byte* whole, std::byte* own,

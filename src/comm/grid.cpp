@@ -33,38 +33,60 @@ DeviceMessages device_messages(device::Device& device, const GridOptions& option
   return messages;
 }
 
+/// BackendFacts::device_of. Ranks that share a device are on one node. Only one number per rank
+/// passes between nodes.
+std::vector<int> first_with_device(const Session& session, Communicator& world,
+                                   const std::string& identity) {
+  device::MemoryLedger ledger;  // of an agreement that ends here
+  const auto node = make_mpi_communicator(session.node(), ledger);
+  const std::vector<std::string> near = node->all_gather_texts(identity);
+  auto place = std::find(near.begin(), near.end(), identity) - near.begin();
+  int first = session.nodes()[static_cast<std::size_t>(session.rank())];
+  while (session.nodes()[static_cast<std::size_t>(first)] !=
+             session.nodes()[static_cast<std::size_t>(session.rank())] ||
+         place-- > 0) {
+    ++first;
+  }
+  std::vector<int> result;
+  for (const std::string& text :
+       world.all_gather_texts(std::to_string(identity.empty() ? -1 : first)))
+    result.push_back(std::stoi(text));
+  return result;
+}
+
 /// Where the areas of a rank in a window of shared memory begin, by kind, and their bytes.
 struct SharedAreas {
   ByKind<std::size_t> begin;
   std::size_t bytes = 0;
 };
 
-SharedAreas shared_areas(const GridShape& shape, int shard, int rank, const Backends& backends) {
+SharedAreas shared_areas(const GridShape& shape, int rank, const Backends& backends) {
   SharedAreas areas;
   for (const GroupKind kind : all_group_kinds) {
     areas.begin[kind] = areas.bytes;
     if (backends[kind] != Backend::shared) continue;
-    areas.bytes += shared_area_bytes(group_size(shape, kind, shard, rank));
+    areas.bytes += shared_area_bytes(group_size(shape, kind, rank));
   }
   return areas;
 }
 
 }  // namespace
 
-Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard,
+Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger,
            const GridOptions& options)
     : session_(session),
       shape_(shape),
-      shard_(shard == 0 ? shape.of(Axis::data) : shard),
       coordinates_(shape.coordinates(session.rank())),
       ledger_(ledger),
       messages_(device_messages(ledger.device(), options)) {
   TRIREME_ASSERT(shape.size() == session.size(), "{} over {} ranks", shape.to_string(),
                  session.size());
-  TRIREME_ASSERT(shard_ >= 1 && shape.of(Axis::data) % shard_ == 0, "shard groups of {} in {}",
-                 shard_, shape.to_string());
+  TRIREME_ASSERT(shape.of(Axis::data) % shape.shard_size() == 0 &&
+                     shape.of(Axis::tensor) % shape.kv_size() == 0,
+                 "shard groups of {}, key/value groups of {} in {}", shape.shard_size(),
+                 shape.kv_size(), shape.to_string());
   make_groups();
-  backends_ = choose_backends(options.comm, shape_, shard_, backend_facts(options));
+  backends_ = choose_backends(options.comm, shape_, backend_facts(options));
   use_nccl(options);
   use_shared(options);
 
@@ -82,8 +104,8 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
 void Grid::make_groups() {
   for (const GroupKind kind : all_group_kinds) groups_[kind] = make_self_communicator();
   for (auto& channel : channels_) channel = make_self_communicator();
-  for (const std::vector<GroupKind>& kinds : shared_divisions(shape_, shard_)) {
-    const auto handle = split(session_, members(shape_, kinds.front(), shard_, session_.rank()));
+  for (const std::vector<GroupKind>& kinds : shared_divisions(shape_)) {
+    const auto handle = split(session_, members(shape_, kinds.front(), session_.rank()));
     if (handle == nullptr) continue;
     for (const GroupKind kind : kinds) {
       groups_[kind] = make_mpi_communicator(handle, ledger_, messages_);
@@ -100,7 +122,7 @@ BackendFacts Grid::backend_facts(const GridOptions& options) {
     facts.node_of = session_.nodes();
   } else {
     facts.nccl = options.nccl_api != nullptr || nccl_built_in();
-    if (facts.nccl) facts.devices = world().all_gather_texts(device.identity());
+    if (facts.nccl) facts.device_of = first_with_device(session_, world(), device.identity());
   }
   return facts;
 }
@@ -122,7 +144,7 @@ void Grid::use_nccl(const GridOptions& options) {
 
 /// One window for all groups of all ranks of the node.
 void Grid::use_shared(const GridOptions& options) {
-  const auto areas_of = [this](int rank) { return shared_areas(shape_, shard_, rank, backends_); };
+  const auto areas_of = [this](int rank) { return shared_areas(shape_, rank, backends_); };
   if (areas_of(0).bytes == 0) return;  // rank 0 has every kind of group that any rank has
   std::string why;
   window_ = SharedWindow::make(session_.node(), areas_of(session_.rank()).bytes, ledger_, why,
@@ -134,7 +156,7 @@ void Grid::use_shared(const GridOptions& options) {
     }
     BackendFacts facts = backend_facts(options);
     facts.no_space = why;
-    backends_ = choose_backends(options.comm, shape_, shard_, facts);
+    backends_ = choose_backends(options.comm, shape_, facts);
     warnings_.push_back(why + ": ranks of a node send messages instead");
     return;
   }
@@ -146,7 +168,7 @@ void Grid::use_shared(const GridOptions& options) {
   for (const GroupKind kind : all_group_kinds) {
     if (backend(kind) != Backend::shared || groups_[kind]->size() == 1) continue;
     std::vector<std::byte*> areas;
-    for (const int rank : members(shape_, kind, shard_, session_.rank())) {
+    for (const int rank : members(shape_, kind, session_.rank())) {
       areas.push_back(window_->segment(place_in_node(rank)) + areas_of(rank).begin[kind]);
     }
     groups_[kind] = make_shared_communicator(std::move(groups_[kind]), areas);
@@ -180,10 +202,10 @@ void Grid::reset_traffic() {
   for (const auto& channel : channels_) channel->reset_traffic();
 }
 
-std::size_t grid_bytes(const GridShape& shape, int shard, int rank, const Backends& backends) {
-  std::size_t bytes = shared_areas(shape, shard, rank, backends).bytes;
+std::size_t grid_bytes(const GridShape& shape, int rank, const Backends& backends) {
+  std::size_t bytes = shared_areas(shape, rank, backends).bytes;
   for (const GroupKind kind : all_group_kinds) {
-    const int size = group_size(shape, kind, shard, rank);
+    const int size = group_size(shape, kind, rank);
     // The pipeline's group and its two channels.
     bytes += scratch_bytes(size, 0) * (kind == GroupKind::pipeline ? 3 : 1);
   }

@@ -1,3 +1,4 @@
+// Long because the operations share their base, which counts what they send, and their tags.
 #include "operations.hpp"
 
 #include <algorithm>
@@ -311,6 +312,107 @@ bool ReduceOperation::step() {
   return moved;
 }
 
+/// An all-reduce of few bytes along the tree of add_pairwise: log2(size) messages a rank, where the
+/// direct exchange has 2·(size − 1).
+class TreeReduction final : public WireOperation {
+ public:
+  TreeReduction(const Group& group, const Place& place, SliceReduction job)
+      : WireOperation(group, place, job.kind()),
+        job_(std::move(job)),
+        count_(job_.begins.back()),
+        up_(wire()),
+        down_(wire()) {
+    for (int step = 1; step < group.size && parent_ < 0; step *= 2) {
+      if ((group.rank & step) != 0) {
+        parent_ = group.rank - step;
+      } else if (group.rank + step < group.size) {
+        children_.push_back(group.rank + step);
+      }
+    }
+  }
+  /// Whether the scratch that every reduction has is enough for it, it saves messages, and sums on
+  /// the way need no rounding that the last one alone may have.
+  static bool fits(const Group& group, const SliceReduction& job) {
+    constexpr int few = 8;  // ranks, which reach each other in one step
+    const std::size_t lanes = device::aligned(1) * static_cast<std::size_t>(group.size - 1);
+    const bool rounds_once = job.type() == DType::bf16 || job.type() == DType::f16;
+    return job.gather && !rounds_once && group.size > few && job.data.bytes() > 0 &&
+           job.data.bytes() <= lanes;
+  }
+  std::uint64_t steps() const override { return steps_; }
+
+ private:
+  enum class Phase : std::uint8_t { receiving, adding, sending, waiting, spreading };
+  void begin() override {
+    scratch_ = group_.scratch(place_.device,
+                              reduce_scratch_bytes(group_.size, job_.bytes(job_.longest())));
+    next();
+  }
+  bool advance() override {
+    while (step()) ++steps_;
+    return phase_ == Phase::spreading && down_.test();
+  }
+  /// Takes the next child's contribution, or has the sum of this subtree.
+  void next() {
+    if (added_ < children_.size()) {
+      phase_ = Phase::receiving;
+      up_.receive(scratch_, job_.bytes(count_), children_[added_++], Tag::contribution);
+    } else if (parent_ >= 0) {
+      phase_ = Phase::sending;
+      up_.send(job_.at(0), job_.bytes(count_), parent_, Tag::contribution);
+    } else {
+      spread();
+    }
+  }
+  void reduce() {
+    const std::vector<const std::byte*> both{job_.at(0), scratch_};
+    place_.queue.reduce(job_.type(), job_.reduction, both, job_.at(0), count_);
+    fence_ = place_.queue.fence();
+  }
+  void spread() {
+    phase_ = Phase::spreading;
+    for (auto child = children_.rbegin(); child != children_.rend(); ++child) {
+      down_.send(job_.at(0), job_.bytes(count_), *child, Tag::result);
+    }
+  }
+  bool step() {
+    switch (phase_) {
+      case Phase::receiving:
+        if (!up_.test()) return false;
+        reduce();
+        phase_ = Phase::adding;
+        return true;
+      case Phase::adding:
+        if (fence_ && !fence_->reached()) return false;
+        next();
+        return true;
+      case Phase::sending:
+        if (!up_.test()) return false;
+        down_.receive(job_.at(0), job_.bytes(count_), parent_, Tag::result);
+        phase_ = Phase::waiting;
+        return true;
+      case Phase::waiting:
+        if (!down_.test()) return false;
+        spread();
+        return true;
+      case Phase::spreading:
+        return false;
+    }
+    no_case_for(phase_);
+  }
+
+  SliceReduction job_;
+  std::int64_t count_;
+  int parent_ = -1;  // −1 at rank 0
+  std::vector<int> children_;
+  std::size_t added_ = 0;
+  std::byte* scratch_ = nullptr;
+  std::shared_ptr<device::Fence> fence_;
+  Requests up_, down_;
+  Phase phase_ = Phase::receiving;
+  std::uint64_t steps_ = 0;
+};
+
 }  // namespace
 
 std::unique_ptr<device::Operation> make_exchange(const Group& group, const Place& place,
@@ -327,6 +429,9 @@ std::unique_ptr<device::Operation> make_broadcast(const Group& group, const Plac
 
 std::unique_ptr<device::Operation> make_reduction(const Group& group, const Place& place,
                                                   SliceReduction job) {
+  if (TreeReduction::fits(group, job)) {
+    return std::make_unique<TreeReduction>(group, place, std::move(job));
+  }
   return std::make_unique<ReduceOperation>(group, place, std::move(job));
 }
 

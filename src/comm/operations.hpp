@@ -70,6 +70,7 @@ std::unique_ptr<device::Operation> make_broadcast(const Group& group, const Plac
 /// Reduce-scatter by direct exchange, followed by an all-gather of the slices where `gather`.
 /// Rank r reduces slice r: everyone's contribution to it goes to r's scratch memory, piece by
 /// piece, and is added in tree order; a few pieces are under way at once.
+/// An all-reduce of few bytes of many ranks passes along a tree instead.
 std::unique_ptr<device::Operation> make_reduction(const Group& group, const Place& place,
                                                   SliceReduction job);
 /// Bytes of all scratch that a reduction whose longest slice has `slice` bytes takes.

@@ -22,8 +22,8 @@ std::string_view name_of(Axis axis) {
 
 std::string_view name_of(GroupKind kind) {
   constexpr std::array<std::string_view, group_kinds> names = {
-      "tensor", "context", "data",  "pipeline", "world",
-      "stage",  "model",   "shard", "replica",  "embedding"};
+      "tensor", "context", "data",    "pipeline",  "world", "stage",
+      "model",  "shard",   "replica", "embedding", "kv"};
   static_assert(!names.back().empty());
   return names.at(static_cast<std::size_t>(kind));
 }
@@ -86,12 +86,13 @@ std::vector<int> ranks_along(const GridShape& shape, std::initializer_list<Axis>
 
 }  // namespace
 
-std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int rank) {
+std::vector<int> members(const GridShape& shape, GroupKind kind, int rank) {
   using enum Axis;
   const auto along = [&](std::initializer_list<Axis> axes) {
     return ranks_along(shape, axes, rank);
   };
   const int own = shape.coordinates(rank)[static_cast<std::size_t>(data)];
+  const int shard = shape.shard_size();
   // `count` ranks along the data axis, from number `first` on.
   const auto data_ranks = [&](int first, int step, int count) {
     const int stride = shape.of(tensor) * shape.of(context);
@@ -124,13 +125,18 @@ std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int 
       if (stages.size() == 1) return stages;
       return {stages.front(), stages.back()};
     }
+    case GroupKind::kv: {
+      std::vector<int> result(static_cast<std::size_t>(shape.kv_size()));
+      std::iota(result.begin(), result.end(), rank / shape.kv_size() * shape.kv_size());
+      return result;
+    }
     case GroupKind::count:
       break;
   }
   no_case_for(kind);
 }
 
-int group_size(const GridShape& shape, GroupKind kind, int shard, int rank) {
+int group_size(const GridShape& shape, GroupKind kind, int rank) {
   using enum Axis;
   switch (kind) {
     case GroupKind::tensor:
@@ -148,27 +154,29 @@ int group_size(const GridShape& shape, GroupKind kind, int shard, int rank) {
     case GroupKind::model:
       return shape.size() / shape.of(data);
     case GroupKind::shard:
-      return shard;
+      return shape.shard_size();
     case GroupKind::replica:
-      return shape.of(data) / shard;
+      return shape.of(data) / shape.shard_size();
     case GroupKind::embedding: {
       const int stages = shape.of(pipeline),
                 own = shape.coordinates(rank)[static_cast<int>(pipeline)];
       return stages > 1 && (own == 0 || own + 1 == stages) ? 2 : 1;
     }
+    case GroupKind::kv:
+      return shape.kv_size();
     case GroupKind::count:
       break;
   }
   no_case_for(kind);
 }
 
-std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape, int shard) {
+std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape) {
   // Rank 0 has the smallest coordinate everywhere: where two kinds give it the same group, they
   // divide the world alike.
   std::map<std::vector<int>, std::size_t> found;  // by rank 0's group
   std::vector<std::vector<GroupKind>> divisions;
   for (const GroupKind kind : all_group_kinds) {
-    std::vector<int> first = members(shape, kind, shard, 0);
+    std::vector<int> first = members(shape, kind, 0);
     if (first.size() == 1) continue;
     const auto [known, is_new] = found.emplace(std::move(first), divisions.size());
     if (is_new) divisions.emplace_back();

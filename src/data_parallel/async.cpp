@@ -246,7 +246,7 @@ ResumePoint find_beginning(AsyncJob& job, AsyncHost* host, std::vector<std::stri
         point = resume_point(job.config, reader);
         if (host != nullptr) host->load(reader, point.notes);
       },
-      [&](const std::string& line) { passed_over.push_back(line); });
+      [&](const std::string& line) { passed_over.push_back(line); }, nullptr);
   return point;
 }
 
@@ -256,7 +256,7 @@ Ending serve_async(AsyncJob& job, comm::rpc::Endpoint& endpoint, WorkQueue& queu
   AsyncHost host(job, *side, endpoint, queue);
   show(&host);
   Beginning beginning;
-  beginning.environment = probe_environment(job, *job.everyone);
+  beginning.environment = probe_environment(job, *job.everyone, job.first_server());
   job.lock_output(*job.everyone, job.first_server());
   beginning.point = find_beginning(job, &host, beginning.passed_over);
   // The workers', who measure meanwhile.
@@ -309,7 +309,7 @@ Ending run_async(comm::Session& session, RunConfig& config, const config::Fields
   }
 
   side_of(job, true);  // collective with the servers
-  probe_environment(job, *job.everyone);
+  probe_environment(job, *job.everyone, job.first_server());
   job.lock_output(*job.everyone, job.first_server());
   std::vector<std::string> passed_over;
   find_beginning(job, nullptr, passed_over);

@@ -26,7 +26,7 @@ class AsyncTraining {
         endpoint_(endpoint),
         recorder_(job.recorder),
         interruption_(interruption),
-        grid_(alone, comm::GridShape{{1, 1, 1, 1}}, job.ledger, 1, grid_options(job.config)),
+        grid_(alone, comm::GridShape{{1, 1, 1, 1}}, job.ledger, grid_options(job.config)),
         dataset_(data::Dataset::open(config_.data.path)),
         reader_(dataset_.reader(data::SplitName::train)),
         valid_(dataset_.reader(data::SplitName::valid)),

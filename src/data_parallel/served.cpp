@@ -113,7 +113,7 @@ Ending train_served(ServedJob& job, comm::Session& workers, comm::rpc::Endpoint&
   comm::GridOptions options = grid_options(job.config);
   // No tensor passes between workers: NCCL's memory would be for nothing.
   if (!job.computes.on_host() && options.comm.data == "auto") options.comm.data = "mpi";
-  comm::Grid grid(workers, job.plan.shape, job.ledger, job.plan.shard, options);
+  comm::Grid grid(workers, job.plan.shape, job.ledger, options);
   job.computes.note_free_bytes("with_groups");
   ServedMethod method(job, grid, endpoint);
   Trainer trainer(job, grid, method);
@@ -131,7 +131,7 @@ Ending train_served(ServedJob& job, comm::Session& workers, comm::rpc::Endpoint&
 parallel::StageOptions worker_options(const RunConfig& config, const GridPlan& plan) {
   parallel::StageOptions options = stage_options(config, plan.shape, plan.facts);
   if (!waits_for_none(config)) {
-    options.place = {.data = plan.shape.of(comm::Axis::data), .shard = plan.shard};
+    options.place = {.data = plan.shape.of(comm::Axis::data), .shard = plan.shape.shard_size()};
   }
   return options;
 }

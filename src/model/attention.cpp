@@ -57,6 +57,24 @@ Attention::TileHeads Attention::heads_of_tile(std::int64_t heads, std::int64_t k
   return {query, {first, (query.end + share - 1) / share}};
 }
 
+int Attention::kv_ranks(const ModelConfig& config, int ranks, int tiles, bool reproducible) {
+  if (config.kv_heads < 1 || config.heads % config.kv_heads != 0)
+    return ranks;  // resolve() refuses
+  const std::int64_t share = config.heads / config.kv_heads;
+  const auto fits = [&](int size) {
+    for (int rank = size; rank < ranks; rank += size) {
+      if (params::tile_of(config.heads, rank * tiles / ranks, tiles).begin % share != 0)
+        return false;
+    }
+    return true;
+  };
+  for (int size = 1; size < ranks; ++size) {
+    const bool is_power = (size & (size - 1)) == 0;
+    if (ranks % size == 0 && (is_power || !reproducible) && fits(size)) return size;
+  }
+  return ranks;
+}
+
 std::vector<std::int64_t> Attention::key_widths(const ModelConfig& config,
                                                 const params::Tiles& tiles) {
   std::vector<std::int64_t> widths;

@@ -42,7 +42,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       memory_(stage.memory(), state.gradients(), ledger),
       tensor_stream_(device_),
       state_stream_(device_),
-      tensor_{groups.tensor, tensor_stream_},
+      tensor_{groups.tensor, groups.kv, tensor_stream_},
       gathered_(static_cast<std::size_t>(state.gather_buffers().count)),
       gradients_({.state = state,
                   .program = stage.program(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "trireme/core/machine.hpp"
 #include "trireme/device/cuda.hpp"
 #include "trireme/state/update.hpp"
 
@@ -11,7 +12,7 @@ namespace {
 
 StageOptions placed(const ReplicaOptions& options, comm::Grid& grid) {
   StageOptions stage = options.stage;
-  stage.place = place_of(grid.shape(), grid.shard(), grid.world().rank(), options.alone);
+  stage.place = place_of(grid.shape(), grid.world().rank(), options.alone);
   TRIREME_ASSERT(!options.alone || stage.zero == 0, "ZeRO {} in a replica that is alone",
                  stage.zero);
   return stage;
@@ -24,6 +25,7 @@ EngineGroups Replica::groups() {
   using comm::Direction;
   const bool alone = options_.alone;
   return {.tensor = grid_.group(Axis::tensor),
+          .kv = grid_.group(comm::GroupKind::kv),
           .data = alone ? *self_ : grid_.group(Axis::data),
           .shard = alone ? *self_ : grid_.shard_group(),
           .embedding = grid_.embedding_group(),
@@ -50,7 +52,13 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                                             : nullptr),
       method_(make_method(ledger)),
       engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger, options_,
-              offload_.get()) {}
+              offload_.get()) {
+  if (!device_.is_host()) return;
+  constexpr std::size_t megabyte = std::size_t{1} << 20, kernels = 64, of_thread = 16;
+  require_address_space(
+      (kernels + of_thread * static_cast<std::size_t>(options.threads)) * megabyte,
+      "oneDNN and threads");
+}
 
 std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   const bool reproducible = options_.stage.reproducible;
@@ -136,11 +144,12 @@ void Replica::settle_choices(bool documents) {
   }
   backward(batches);
   skip();
+  // The choices of the first replica, and in it of the first rank that made one, hold everywhere.
   const std::vector<std::byte> own = choosing_->choices();
-  const auto all = grid_.world().all_gather_bytes(
-      {reinterpret_cast<const std::uint8_t*>(own.data()), own.size()});
-  // The first rank last: its choices replace the others'.
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
+  auto all = grid_.model_group().all_gather_bytes({bytes, own.size()});
   for (auto theirs = all.rbegin(); theirs != all.rend(); ++theirs) {
+    grid_.group(comm::Axis::data).broadcast_bytes(*theirs, 0);
     if (theirs->empty()) continue;
     choosing_->use_choices({reinterpret_cast<const std::byte*>(theirs->data()), theirs->size()});
   }

@@ -173,6 +173,7 @@ model::Shares shares_of(const StageOptions& options) {
   shares.tiles.all = options.reproducible ? options.virtual_tensor : place.tensor;
   shares.tiles.count = shares.tiles.all / place.tensor;
   shares.tiles.first = shares.tiles.count * place.tensor_rank;
+  shares.kv_tiles = place.kv * shares.tiles.count;
   shares.sequence_parallel = options.sequence_parallel;
   shares.reproducible = options.reproducible;
   shares.compute = options.compute;
@@ -181,14 +182,15 @@ model::Shares shares_of(const StageOptions& options) {
   return shares;
 }
 
-Place place_of(const comm::GridShape& shape, int shard, int rank, bool alone) {
+Place place_of(const comm::GridShape& shape, int rank, bool alone) {
   using comm::Axis;
   const auto at = shape.coordinates(rank);
   const auto coordinate = [&](Axis axis) { return at[static_cast<std::size_t>(axis)]; };
   return {.tensor = shape.of(Axis::tensor),
           .pipeline = shape.of(Axis::pipeline),
           .data = alone ? 1 : shape.of(Axis::data),
-          .shard = alone ? 1 : shard,
+          .shard = alone ? 1 : shape.shard_size(),
+          .kv = shape.kv_size(),
           .tensor_rank = coordinate(Axis::tensor),
           .stage = coordinate(Axis::pipeline),
           .data_rank = alone ? 0 : coordinate(Axis::data)};

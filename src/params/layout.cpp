@@ -84,7 +84,11 @@ std::vector<SharedGrain> shared_grains(const Parameter& row, int tiles) {
       if (border % part.serves == 0 || border == lead || grain == last) continue;
       last = grain;
       const std::int64_t at = begin + grain * part.grain;
-      result.push_back({p, {at, at + part.grain}});
+      const std::int64_t next = (grain + 1) * part.serves;
+      result.push_back(
+          {p,
+           {at, at + part.grain},
+           {tile_with(lead, grain * part.serves, tiles), tile_with(lead, next - 1, tiles) + 1}});
     }
   }
   return result;

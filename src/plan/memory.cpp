@@ -144,7 +144,7 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
     }
     activations = ranks * most;
   }
-  std::int64_t sums = state::TensorSums::largest_message(stage.layout(), stage.shares());
+  std::int64_t sums = state::TensorSums::largest_messages(stage.layout(), stage.shares()).rows;
   if (stage.holds_last_unit()) {
     sums = std::max(sums, 2 * model::Head::block_rows(rows, config.width, config.vocabulary,
                                                       stage.shares().compute));
@@ -161,10 +161,14 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
   const auto added = [&](Kind kind, int ranks, std::size_t most) {
     return reduction_bytes(stage, question, kind, ranks, most);
   };
-  std::size_t bytes =
-      comm::grid_bytes(question.shape, place.shard, question.rank, question.backends);
+  std::size_t bytes = comm::grid_bytes(question.shape, question.rank, question.backends);
   bytes += added(Kind::tensor, place.tensor, largest_tensor_sum(stage));
   if (!stage.options().train) return bytes;
+  const auto floats = [](std::int64_t elements) {
+    return static_cast<std::size_t>(elements) * sizeof(float);
+  };
+  bytes += added(Kind::kv, question.shape.kv_size(),
+                 floats(state::TensorSums::largest_messages(layout, stage.shares()).heads));
   bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()) +
                                     question.method.communication);
   if (stage.options().served) return bytes;  // nothing of gradients passes between these ranks
@@ -193,9 +197,6 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
     shard = std::max(shard, *std::max_element(counts.begin(), counts.end()) * place.shard);
     replica = std::max(replica, stage.shards().own(g).size());
   }
-  const auto floats = [](std::int64_t elements) {
-    return static_cast<std::size_t>(elements) * sizeof(float);
-  };
   return bytes + added(Kind::data, question.shape.of(comm::Axis::data), floats(data)) +
          added(Kind::shard, place.shard, floats(shard)) +
          added(Kind::replica, place.data / place.shard, floats(replica)) +

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include <fmt/format.h>
+
 #include "trireme/core/random.hpp"
 #include "trireme/device/memory.hpp"
 
@@ -78,21 +80,24 @@ double measure_product(ops::Ops& ops, device::Device& device, DType type, const 
 }
 
 double measure_peak(ops::Ops& ops, device::Device& device, DType type,
-                    const model::Transformer& model, std::int64_t rows, PeakEffort effort) {
+                    const model::Transformer& model, std::int64_t rows, PeakEffort effort,
+                    const std::function<void(const std::string& product)>& report) {
   const bool quick = effort == PeakEffort::quick;
   const double least = quick ? 0.03 : 0.1;
   std::vector<ProductShape> shapes = model_products(model, rows, type);
   shapes.resize(std::min<std::size_t>(shapes.size(), 3));
   double best = 0;
-  for (const ProductShape& shape : shapes) {
+  const auto measure = [&](const ProductShape& shape) {
+    if (report) report(fmt::format("{} x {} x {}", shape.m, shape.n, shape.k));
     best = std::max(best, measure_product(ops, device, type, shape, least));
-  }
+  };
+  for (const ProductShape& shape : shapes) measure(shape);
   for (std::int64_t n : {1024, 2048, 4096, 8192}) {
     if (n > 4096 && device.is_host()) continue;
     const ProductShape square{n, n, n};
     // Two of it, as fast as the best so far.
     if (quick && n > 1024 && 2 * square.operations() > 0.1 * best) continue;
-    best = std::max(best, measure_product(ops, device, type, square, least));
+    measure(square);
   }
   return best;
 }

@@ -5,6 +5,7 @@
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/params/layout.hpp"
+#include "trireme/state/update.hpp"
 
 namespace trireme::plan {
 
@@ -53,6 +54,8 @@ std::vector<int> distinct_tensor_ranks(const model::Transformer& model,
       for (const params::Range& slice : block.slices) sizes.push_back(slice.size());
       for (const params::Range& own : layout.owned(block)) sizes.push_back(own.size());
     }
+    const auto messages = state::TensorSums::largest_messages(layout, parallel::shares_of(options));
+    sizes.push_back(messages.heads);
     if (known.insert(std::move(sizes)).second) ranks.push_back(rank);
   }
   return ranks;

@@ -178,8 +178,12 @@ class Diagnosis {
 
   void tensor() {
     const double seconds = mean_over_ranks(run_, [](const RankAccount& rank) {
-      const auto found = rank.communication.find("tensor");
-      return found == rank.communication.end() ? 0 : found->second.seconds;
+      double sum = 0;
+      for (const char* group : {"tensor", "kv"}) {
+        const auto found = rank.communication.find(group);
+        if (found != rank.communication.end()) sum += found->second.seconds;
+      }
+      return sum;
     });
     const double taken = seconds * static_cast<double>(run_.attempt().steps.size()) / total_;
     if (facts_.tensor < 2 || taken < 0.15) return;

@@ -103,7 +103,7 @@ std::string utc_now() {
 
 }  // namespace
 
-json provenance(comm::Communicator& world, const json& versions) {
+json provenance(comm::Communicator& world, const json& versions, int root) {
   json mine = this_host();
   if (world.rank() == 0) {
     mine["start"] = utc_now();
@@ -111,8 +111,7 @@ json provenance(comm::Communicator& world, const json& versions) {
   }
   json result{{"ranks", world.size()}, {"versions", versions}, {"hosts", json::array()}};
   json& hosts = result["hosts"];  // in the order of their first ranks
-  for (const std::string& each : world.all_gather_texts(json_text(mine))) {
-    json host = json::parse(each);
+  for (json& host : gather_json(mine, world, root)) {
     for (const char* key : {"start", "environment"}) {
       if (!host.contains(key)) continue;
       result[key] = host[key];

@@ -206,9 +206,9 @@ void RunRecord::write_trace(const std::vector<std::vector<Span>>& spans_by_rank)
 }
 
 // CBOR keeps the bits of doubles.
-std::vector<json> gather_json(const json& own, comm::Communicator& world) {
+std::vector<json> gather_json(const json& own, comm::Communicator& world, int root) {
   std::vector<json> all;
-  for (const auto& bytes : world.all_gather_bytes(json::to_cbor(own))) {
+  for (const auto& bytes : world.gather_bytes(json::to_cbor(own), root)) {
     all.push_back(json::from_cbor(bytes));
   }
   return all;
@@ -249,9 +249,7 @@ Trace gather_trace(const Recorder& recorder, comm::Communicator& world, std::int
     mine.push_back({span.name, span.stream, span.begin_us, span.duration_us});
   }
   Trace trace{{}, std::make_shared<std::set<std::string>>()};
-  const auto all = world.all_gather_bytes(json::to_cbor(mine));
-  if (world.rank() != 0) return trace;
-  for (const auto& bytes : all) {
+  for (const auto& bytes : world.gather_bytes(json::to_cbor(mine), 0)) {
     auto& rank = trace.spans_by_rank.emplace_back();
     for (const json& span : json::from_cbor(bytes)) {
       const char* name = trace.names->insert(span[0].get<std::string>()).first->c_str();
@@ -327,16 +325,34 @@ std::string duration_text(double seconds) {
   return fmt::format("{:02}:{:02}", minutes, whole % 60);
 }
 
-std::string step_line(const StepMetrics& metrics, std::int64_t total_steps, double seconds_left) {
+std::string step_line(const StepMetrics& metrics, std::int64_t total_steps, double seconds_left,
+                      int columns) {
   const std::string total = std::to_string(total_steps);
-  std::string line =
-      fmt::format("step {:>{}}/{}  loss {:.4f}  norm {:.3f}  lr {:.1e}  {:.3f} s  {:.0f} tok/s",
-                  metrics.step, total.size(), total, metrics.loss, metrics.gradient_norm,
-                  metrics.learning_rate, metrics.seconds, metrics.tokens_per_second);
-  if (!metrics.skipped.empty()) line += "  SKIPPED: " + metrics.skipped;
-  if (metrics.mfu != 0) line += fmt::format("  MFU {:.1f} %", 100 * metrics.mfu);
-  if (const std::string left = duration_text(seconds_left); left != "-") line += "  eta " + left;
-  return line;
+  struct Column {
+    int rank;  // the highest go first; 0: stays
+    std::string text;
+  };
+  std::vector<Column> shown = {
+      {0, fmt::format("step {:>{}}/{}", metrics.step, total.size(), total)},
+      {0, fmt::format("loss {:.4f}", metrics.loss)},
+      {4, fmt::format("norm {:.3f}", metrics.gradient_norm)},
+      {5, fmt::format("lr {:.1e}", metrics.learning_rate)},
+      {2, fmt::format("{:.3f} s", metrics.seconds)},
+      {1, fmt::format("{:.0f} tok/s", metrics.tokens_per_second)}};
+  if (!metrics.skipped.empty()) shown.push_back({0, "SKIPPED: " + metrics.skipped});
+  if (metrics.mfu != 0) shown.push_back({3, fmt::format("MFU {:.1f} %", 100 * metrics.mfu)});
+  const std::string left = duration_text(seconds_left);
+  if (left != "-") shown.push_back({0, "eta " + left});
+  const auto line = [&] {
+    std::string text;
+    for (const Column& column : shown) text += (text.empty() ? "" : "  ") + column.text;
+    return text;
+  };
+  for (int rank = 5; rank > 0 && columns > 0 && line().size() > static_cast<std::size_t>(columns);
+       --rank) {
+    std::erase_if(shown, [&](const Column& column) { return column.rank == rank; });
+  }
+  return line();
 }
 
 std::string figure_of_merit(double tokens_per_second) {

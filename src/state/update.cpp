@@ -85,54 +85,71 @@ void add_tree(ops::Ops& ops, const std::vector<Tensor>& tensors) {
 
 }  // namespace
 
-TensorSums::Pack TensorSums::plan(const params::Layout& layout, const params::Group& group,
-                                  const model::Shares& shares) {
-  Pack pack;
+TensorSums::Packs TensorSums::plan(const params::Layout& layout, const params::Group& group,
+                                   const model::Shares& shares) {
+  Packs packs;
+  const int kv_tiles = shares.kv_tiles == 0 ? shares.tiles.all : shares.kv_tiles;
+  const int first = shares.tiles.first / kv_tiles * kv_tiles;
   int last_row = -1;
   for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
     const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
     const std::int64_t offset = block.offset - group.elements.begin;
     if (block.slices.empty()) {
       if (!shares.sequence_parallel) continue;
-      pack.pieces.push_back({0, offset, pack.elements, block.elements()});
-      pack.elements += block.elements();
+      packs.rows.pieces.push_back({0, offset, packs.rows.elements, block.elements()});
+      packs.rows.elements += block.elements();
       continue;
     }
     if (block.row == last_row) continue;  // done with the row's first tile
     last_row = block.row;
     const params::Parameter& row = layout.table().row(block.row);
     for (const params::SharedGrain& grain : params::shared_grains(row, shares.tiles.all)) {
+      if (grain.tiles.end <= first || grain.tiles.begin >= first + kv_tiles) continue;
+      TRIREME_ASSERT(grain.tiles.begin >= first && grain.tiles.end <= first + kv_tiles,
+                     "{}: a head of tiles [{}, {}) in a group of [{}, {})", row.name,
+                     grain.tiles.begin, grain.tiles.end, first, first + kv_tiles);
       for (int own : layout.blocks_of(block.row)) {
         const params::Block& tile = layout.blocks()[static_cast<std::size_t>(own)];
         const params::Range held = params::elements_of(row, tile, grain);
         if (held.size() == 0) continue;
-        pack.pieces.push_back({tile.tile - shares.tiles.first,
-                               tile.offset - group.elements.begin + held.begin, pack.elements,
-                               held.size()});
+        packs.heads.pieces.push_back({tile.tile - shares.tiles.first,
+                                      tile.offset - group.elements.begin + held.begin,
+                                      packs.heads.elements, held.size()});
       }
-      pack.elements += grain.along.size() * row.shape.elements() / row.shape[0];
+      packs.heads.elements += grain.along.size() * row.shape.elements() / row.shape[0];
     }
   }
-  return pack;
+  return packs;
 }
 
-std::int64_t TensorSums::largest_message(const params::Layout& layout,
-                                         const model::Shares& shares) {
-  std::int64_t largest = 0;
+TensorSums::Messages TensorSums::messages_of(const params::Layout& layout,
+                                             const params::Group& group,
+                                             const model::Shares& shares) {
+  const Packs packs = plan(layout, group, shares);
+  return {packs.rows.elements, packs.heads.elements};
+}
+
+TensorSums::Messages TensorSums::largest_messages(const params::Layout& layout,
+                                                  const model::Shares& shares) {
+  Messages largest;
   for (const params::Group& group : layout.groups()) {
-    largest = std::max(largest, plan(layout, group, shares).elements);
+    const Messages each = messages_of(layout, group, shares);
+    largest.rows = std::max(largest.rows, each.rows);
+    largest.heads = std::max(largest.heads, each.heads);
   }
   return largest;
 }
 
 std::int64_t TensorSums::bytes(const params::Layout& layout, const model::Shares& shares) {
-  return largest_message(layout, shares) * shares.tiles.count *
+  const Messages largest = largest_messages(layout, shares);
+  return std::max(largest.rows, largest.heads) * shares.tiles.count *
          static_cast<std::int64_t>(sizeof(float));
 }
 
 TensorSums::TensorSums(const ModelState& state, device::MemoryLedger& ledger) : state_(state) {
   const params::Layout& layout = state.layout();
   const model::Shares& shares = state.options().shares;
+  if (!state.options().train) return;
   for (const params::Group& group : layout.groups()) packs_.push_back(plan(layout, group, shares));
   const std::int64_t size = bytes(layout, shares);
   if (size > 0) {
@@ -157,7 +174,13 @@ void TensorSums::join(int group, int set, ops::Ops& ops, const model::TensorGrou
   }
   if (const Tensor other = state_.tied_gradient(group, set)) ops.add(whole, whole, other);
 
-  const Pack& pack = packs_[static_cast<std::size_t>(group)];
+  const Packs& packs = packs_[static_cast<std::size_t>(group)];
+  sum(packs.rows, whole, ops, tensor.group, tensor.stream);
+  sum(packs.heads, whole, ops, tensor.kv, tensor.stream);
+}
+
+void TensorSums::sum(const Pack& pack, const Tensor& whole, ops::Ops& ops,
+                     comm::Communicator& ranks, device::Stream& stream) const {
   if (pack.elements == 0) return;
   const int tiles = state_.options().shares.tiles.count;
   std::vector<Tensor> packed;
@@ -166,17 +189,22 @@ void TensorSums::join(int group, int set, ops::Ops& ops, const model::TensorGrou
                                   static_cast<std::size_t>(i * pack.elements) * sizeof(float)));
     ops.fill(packed.back(), 0);
   }
-  const auto move = [&](const Piece& piece, bool in) {
-    const Tensor own = whole.slice(0, piece.offset, piece.offset + piece.elements);
-    const Tensor there = packed[in ? static_cast<std::size_t>(piece.tile) : 0].slice(
-        0, piece.packed, piece.packed + piece.elements);
-    const Shape row{1, piece.elements};
-    ops.copy((in ? there : own).reshape(row), (in ? own : there).reshape(row));
+  const auto own = [&](const Piece& piece) {
+    return whole.slice(0, piece.offset, piece.offset + piece.elements).reshape({1, piece.elements});
   };
-  for (const Piece& piece : pack.pieces) move(piece, true);
+  const auto there = [&](const Piece& piece, int tile) {
+    return packed[static_cast<std::size_t>(tile)]
+        .slice(0, piece.packed, piece.packed + piece.elements)
+        .reshape({1, piece.elements});
+  };
+  // Added to 0 and not copied: a sum must not be −0 in one size of group and 0 in another.
+  for (const Piece& piece : pack.pieces) {
+    const Tensor summand = there(piece, piece.tile);
+    ops.add(summand, summand, own(piece));
+  }
   add_tree(ops, packed);
-  tensor.group.all_reduce(packed.front(), comm::Reduction::sum, tensor.stream).wait();
-  for (const Piece& piece : pack.pieces) move(piece, false);
+  ranks.all_reduce(packed.front(), comm::Reduction::sum, stream).wait();
+  for (const Piece& piece : pack.pieces) ops.copy(own(piece), there(piece, 0));
 }
 
 std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool indexed) {

@@ -52,10 +52,10 @@ class Count {
         add("embedding",
             2 * share(2, gradient_bytes(action.group) / (gradients_split() ? place_.shard : 1)));
         if (gradients_split()) return;
-        [[fallthrough]];
+        return add_reduction(action.group);
       case Kind::reduce:
-        if (shards_) return add("shard", share(place_.shard, gradient_bytes(action.group)));
-        return add("data", 2 * share(place_.data, gradient_bytes(action.group)));
+        add_heads(action.group);
+        return add_reduction(action.group);
       case Kind::forward:
         return add_tensor(action, true);
       case Kind::backward:
@@ -66,6 +66,19 @@ class Count {
       case Kind::backward_weight:
         return;
     }
+  }
+  void add_reduction(int group) {
+    if (shards_) return add("shard", share(place_.shard, gradient_bytes(group)));
+    add("data", 2 * share(place_.data, gradient_bytes(group)));
+  }
+  /// Key/value heads that several tensor ranks hold.
+  void add_heads(int group) {
+    const int ranks = place_.kv == 0 ? place_.tensor : place_.kv;
+    const auto messages = state::TensorSums::messages_of(
+        stage_.layout(), stage_.layout().groups()[static_cast<std::size_t>(group)],
+        stage_.shares());
+    add("kv",
+        2 * share(ranks, static_cast<double>(stage_.sets() * messages.heads) * sizeof(float)));
   }
   double message_bytes() const {
     const parallel::StagePlan& plan = stage_.memory();

@@ -126,9 +126,19 @@ std::string find_resume(const RunConfig& config, comm::Communicator& world,
   });
 }
 
+void LoadProgress::follow(checkpoint::Reader& reader) {
+  reader.report_reads([this](std::int64_t bytes) {
+    constexpr double megabyte = 1e6;
+    bytes_ += bytes;
+    phase_.show(-1, fmt::format("{:.0f} MB", static_cast<double>(bytes_) / megabyte));
+  });
+}
+
 void load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
                  const std::function<void(const checkpoint::Reader& reader)>& load,
-                 const std::function<void(const std::string& line)>& report) {
+                 const std::function<void(const std::string& line)>& report,
+                 report::ProgressLine* line) {
+  LoadProgress progress(line);
   for (;;) {
     comm::agree(world, [&] {
       const checkpoint::Reader reader(folder);
@@ -136,7 +146,11 @@ void load_newest(const RunConfig& config, comm::Communicator& world, std::string
       compare_optimizers(config.optim, reader);
     });
     try {
-      return comm::agree(world, [&] { load(checkpoint::Reader(folder)); });
+      return comm::agree(world, [&] {
+        checkpoint::Reader reader(folder);
+        progress.follow(reader);
+        load(reader);
+      });
     } catch (const AgreedError& error) {  // its data are damaged
       const std::string older = comm::of_rank_zero(world, [&] {
         const std::int64_t step = checkpoint::Reader(folder).state().step;

@@ -48,14 +48,13 @@ ComputeDevice::ComputeDevice(const device::DeviceConfig& config, const comm::Ses
     }
     own_ = source_.make(session.node_rank() % count);
   });
-  name_ = world->all_gather_texts(device().name()).front();
+  name_ = comm::of_rank_zero(*world, [&] { return device().name(); });
   // Ranks that see one device each see it under the same number; their identities differ.
-  std::vector<std::string> all = world->all_gather_texts(own_ ? own_->identity() : std::string());
-  all.resize(static_cast<std::size_t>(workers));
-  std::ptrdiff_t most = 1;
-  for (const std::string& each : all) {
-    most = std::max(most, std::count(all.begin(), all.end(), each));
-  }
+  const std::string own = own_ ? "device " + own_->identity() : "";
+  const auto node = comm::make_mpi_communicator(session.node(), ledger);
+  const std::vector<std::string> near = node->all_gather_texts(own);
+  const std::int64_t most = world->all_reduce(
+      own_ ? std::int64_t{std::count(near.begin(), near.end(), own)} : 1, comm::Reduction::max);
   if (most > 1) {
     warning_ = fmt::format(
         "up to {} ranks share one GPU: they take turns on it; give each rank a GPU of its own",

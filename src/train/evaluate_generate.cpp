@@ -11,6 +11,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/data/tokenizer.hpp"
 #include "trireme/model/block.hpp"
+#include "trireme/train/checkpointer.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/setup.hpp"
 
@@ -25,8 +26,9 @@ class LoadedModel {
       : computes(config.device, session),
         ledger(computes.device()),
         plan(plan_grid(without_servers(config), session, computes.device().is_host())),
-        grid(session, plan.shape, ledger, plan.shard, grid_options(config)),
+        grid(session, plan.shape, ledger, grid_options(config)),
         watchdog(session, config.train.watchdog),
+        progress(session.rank() == 0 ? std::make_unique<report::ProgressLine>(stderr) : nullptr),
         loading_(watchdog),
         threads_(threads_of_rank(config.parallel, session)) {}
 
@@ -38,6 +40,8 @@ class LoadedModel {
         comm::of_rank_zero(grid.world(), [&] { return find_checkpoint(path).string(); });
     comm::agree(grid.world(), [&] {
       reader = std::make_unique<checkpoint::Reader>(folder);
+      LoadProgress loading(progress.get());
+      loading.follow(*reader);
       const model::ModelConfig trained = model_of(*reader);
       model = std::make_unique<model::Transformer>(with_sequence(trained, sequence));
       const std::string warning = sequence_warning(trained, sequence);
@@ -45,6 +49,7 @@ class LoadedModel {
         fmt::print(stderr, "trireme: warning: {}\n", warning);
       }
       make();
+      reader->report_reads({});
     });
     loading_.reset();
   }
@@ -69,6 +74,7 @@ class LoadedModel {
   std::unique_ptr<model::Transformer> model;
   Recorder recorder;
   std::unique_ptr<parallel::Replica> replica;
+  const std::unique_ptr<report::ProgressLine> progress;  // rank 0's
 
  private:
   std::optional<comm::Watchdog::Pause> loading_;
@@ -246,8 +252,9 @@ double evaluate(comm::Session& session, const RunConfig& config, const EvaluateO
     loaded.make_replica(forward_options(config, micro_batch));
   });
   const parallel::LossSum sum = comm::or_abandon(loaded.grid, [&] {
+    report::PhaseProgress progress(loaded.progress.get(), "evaluate");
     return evaluate_split(*loaded.replica, *tokens, config.train.evaluate_samples,
-                          config.data.document_mask, loaded.grid, loaded.watchdog);
+                          config.data.document_mask, loaded.grid, loaded.watchdog, progress);
   });
   const double mean = sum.mean();
   if (!std::isfinite(mean)) {

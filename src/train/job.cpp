@@ -75,19 +75,19 @@ checkpoint::FileLayout Job::files(const comm::Session& writers) const {
   return files;
 }
 
-Environment probe_environment(const Job& job, comm::Communicator& everyone) {
+Environment probe_environment(const Job& job, comm::Communicator& everyone, int root) {
   comm::require_alike(
       everyone, "instruction set",
       fmt::format("{}, bf16 by {}", ops::instruction_set(), ops::cpu_bf16_products()),
       "use nodes of one kind of processor");
   comm::require_alike(everyone, "libraries", "oneDNN " + versions().at("onednn").get<std::string>(),
                       "start the same installation on all nodes");
-  return {.provenance = report::provenance(everyone, versions()),
+  return {.provenance = report::provenance(everyone, versions(), root),
           .shared_cores = comm::core_warning(job.session, job.threads)};
 }
 
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
-                     parallel::Replica* replica) {
+                     parallel::Replica* replica, report::PhaseProgress* progress) {
   const std::string& peak = config.train.peak;
   if (peak == "none") return 0;
   if (peak != "measured") return std::strtod(peak.c_str(), nullptr) * 1e9 * workers;
@@ -99,7 +99,9 @@ double agree_on_peak(const RunConfig& config, comm::Communicator& world, int wor
     own = plan::measure_peak(replica->ops(), replica->state().device(),
                              replica->stage().options().compute, replica->stage().model(),
                              config.train.micro_batch * config.model.sequence,
-                             plan::PeakEffort::quick);
+                             plan::PeakEffort::quick, [&](const std::string& product) {
+                               if (progress != nullptr) progress->show(-1, product);
+                             });
   });
   return world.all_reduce(own, comm::Reduction::sum);
 }

@@ -160,7 +160,7 @@ void RunReporter::show(const report::StepMetrics& metrics, bool notable) {
                    metrics.step == first_step_ + 1 || !metrics.skipped.empty() || notable;
   if (!progress_->terminal() && !due) return;
   const double left = median_of_last(seconds_) * static_cast<double>(train.steps - metrics.step);
-  progress_->update(report::step_line(metrics, train.steps, left));
+  progress_->update(report::step_line(metrics, train.steps, left, progress_->columns()));
 }
 
 void RunReporter::begin_evaluation(std::int64_t step) {

@@ -14,6 +14,7 @@
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/shape.hpp"
 #include "trireme/data/hdf5.hpp"
+#include "trireme/model/block.hpp"
 #include "trireme/schedule/schedule.hpp"
 
 namespace trireme::train {
@@ -112,10 +113,7 @@ GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host) {
   plan.facts.host = host;
   plan.facts.schedule_text =
       comm::of_rank_zero(*world, [&] { return layout_facts(config, session).schedule_text; });
-  comm::agree(*world, [&] {
-    plan.shape = grid_shape(config, plan.facts);
-    plan.shard = shard_ranks(config, plan.shape, plan.facts);
-  });
+  comm::agree(*world, [&] { plan.shape = grid_shape(config, plan.facts); });
   return plan;
 }
 
@@ -135,13 +133,6 @@ RunConfig without_servers(RunConfig config) {
   return config;
 }
 
-comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts) {
-  return comm::make_grid_shape(facts.world - server_ranks(config),
-                               {.tensor = config.parallel.tensor,
-                                .pipeline = config.parallel.pipeline,
-                                .data = config.parallel.data});
-}
-
 bool trains_alone(const RunConfig& config) { return config.data_parallel.method == "average"; }
 
 plan::CudaWork cuda_work(const RunConfig& config) {
@@ -150,6 +141,9 @@ plan::CudaWork cuda_work(const RunConfig& config) {
               config.numerics.reproducible || config.device.deterministic_attention};
 }
 
+namespace {
+
+/// Data ranks that share state.
 int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
   if (trains_alone(config)) return 1;
   const std::string& group = config.zero.group;
@@ -164,6 +158,21 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
                       "use all");
   }
   return comm::shard_degree(shape, ranks);
+}
+
+}  // namespace
+
+comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts) {
+  comm::GridShape shape = comm::make_grid_shape(facts.world - server_ranks(config),
+                                                {.tensor = config.parallel.tensor,
+                                                 .pipeline = config.parallel.pipeline,
+                                                 .data = config.parallel.data});
+  shape.shard = shard_ranks(config, shape, facts);
+  const bool reproducible = config.numerics.reproducible;
+  const int tensor = shape.of(comm::Axis::tensor);
+  const int tiles = reproducible ? static_cast<int>(config.numerics.virtual_tensor) : tensor;
+  shape.kv = model::Attention::kv_ranks(config.model, tensor, tiles, reproducible);
+  return shape;
 }
 
 namespace {
@@ -224,7 +233,7 @@ std::int64_t bucket_elements(const RunConfig& config) {
 
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask, comm::Grid& grid,
-                                 comm::Watchdog& watchdog) {
+                                 comm::Watchdog& watchdog, report::PhaseProgress& progress) {
   comm::Communicator& data_group = grid.group(comm::Axis::data);
   const std::int64_t length = replica.stage().model().config().sequence;
   const std::int64_t micro_batch = replica.stage().options().sequences;
@@ -254,6 +263,8 @@ parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& 
     }
     const auto parts = replica.engine().evaluate(parallel::HostMicrobatch(std::move(batch)));
     own.insert(own.end(), parts.begin(), parts.end());
+    progress.show(static_cast<double>(round + 1) / static_cast<double>(rounds),
+                  fmt::format("{} of {} windows", std::min((round + 1) * share, count), count));
   }
   // Added up in the order of windows, so that the bits do not depend on who had which.
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());

@@ -142,7 +142,7 @@ double Trainer::peak_at_end() {
   if (job_.config.train.peak != "measured" || reporter_.steps() == 0) return 0;
   const Section section(job_.recorder, "measure peak");
   try {
-    return agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
+    return measure_peak();
   } catch (const AgreedError& error) {  // a device that is full by now: all steps are done
     reporter_.warn(fmt::format("the peak at the end is not measured: {}", error.what()));
     return 0;

@@ -90,7 +90,7 @@ void Trainer::begin() {
   for (const std::string& line : passed_over) reporter_.warn("passed over: " + line);
   replica_.initialize();
   if (!folder.empty()) resume(folder);
-  const double peak = agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_);
+  const double peak = measure_peak();
   replica_.settle_choices(job_.config.data.document_mask);
   begin_record(environment, peak);
   job_.starting.reset();
@@ -113,10 +113,16 @@ void Trainer::resume(std::string folder) {
         point.notes.insert(point.notes.begin(), notes.begin(), notes.end());
         if (reporter_.is_root()) checkpointer_.take_tokenizer(reader, point.notes);
       },
-      [this](const std::string& line) { reporter_.warn("passed over: " + line); });
+      [this](const std::string& line) { reporter_.warn("passed over: " + line); },
+      reporter_.progress());
   position_ = point.position;
   replica_.refresh(point.rounded_for);
   checkpointer_.resumed(point);
+}
+
+double Trainer::measure_peak() {
+  report::PhaseProgress progress(reporter_.progress(), "measure the peak of matrix products");
+  return agree_on_peak(job_.config, grid_.world(), grid_.world().size(), &replica_, &progress);
 }
 
 int Trainer::train_steps() {
@@ -279,8 +285,9 @@ void Trainer::evaluate() {
   parallel::LossSum sum;
   {
     const StepAccount::Pause pause(account_, true);
+    report::PhaseProgress progress(reporter_.progress(), "evaluate");
     sum = evaluate_split(replica_, *validation_, job_.config.train.evaluate_samples,
-                         job_.config.data.document_mask, grid_, job_.watchdog);
+                         job_.config.data.document_mask, grid_, job_.watchdog, progress);
   }
   reporter_.evaluation(position_.step, sum);
 }

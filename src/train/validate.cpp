@@ -238,8 +238,7 @@ void check_shares(const RunConfig& config, const parallel::Stage& worker) {
 void check_stage(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts) {
   const model::Transformer model(config.model);
   parallel::StageOptions options = stage_options(config, shape, facts);
-  options.place =
-      parallel::place_of(shape, shard_ranks(config, shape, facts), 0, trains_alone(config));
+  options.place = parallel::place_of(shape, 0, trains_alone(config));
   const parallel::Stage stage(model, options);
   check_shares(config, stage);
 }

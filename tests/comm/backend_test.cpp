@@ -20,23 +20,22 @@ using ::testing::StartsWith;
 // Eight ranks in which every kind of group has more than one member: tensor groups are {0, 1}, {2,
 // 3}, …; data groups {0, 2}, {1, 3}, {4, 6}, {5, 7}; the first stage has ranks 0 to 3.
 const GridShape shape{{2, 1, 2, 2}};
-constexpr int shard = 2;
 
 BackendFacts with_gpus() {
   BackendFacts facts{.device = "cuda:0 (NVIDIA H200)", .is_host = false, .nccl = true};
   for (int rank = 0; rank < shape.size(); ++rank) {
-    facts.devices.push_back("GPU-" + std::to_string(rank));
+    facts.device_of.push_back(rank);
   }
   return facts;
 }
 
 Backend choice(const CommConfig& config, GroupKind kind, const BackendFacts& facts) {
-  return choose_backends(config, shape, shard, facts)[kind];
+  return choose_backends(config, shape, facts)[kind];
 }
 
 std::string refusal(const CommConfig& config, const BackendFacts& facts) {
   try {
-    choose_backends(config, shape, shard, facts);
+    choose_backends(config, shape, facts);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -50,14 +49,14 @@ CommConfig data_by(const std::string& backend) {
 }
 
 constexpr GroupKind tensor_kinds[] = {GroupKind::tensor, GroupKind::context, GroupKind::data,
-                                      GroupKind::shard,  GroupKind::replica, GroupKind::embedding};
+                                      GroupKind::shard,  GroupKind::replica, GroupKind::embedding,
+                                      GroupKind::kv};
 constexpr GroupKind other_kinds[] = {GroupKind::pipeline, GroupKind::world, GroupKind::stage,
                                      GroupKind::model};
 
 TEST(Backend, AutoTakesTheFastestWhereTensorsPass) {
   for (const bool gpus : {false, true}) {
-    const Backends backends =
-        choose_backends({}, shape, shard, gpus ? with_gpus() : BackendFacts{});
+    const Backends backends = choose_backends({}, shape, gpus ? with_gpus() : BackendFacts{});
     for (const GroupKind kind : tensor_kinds) {
       EXPECT_EQ(backends[kind], gpus ? Backend::nccl : Backend::shared) << name_of(kind);
     }
@@ -73,17 +72,17 @@ TEST(Backend, AutoUsesMpiWithoutNccl) {
 
 TEST(Backend, RanksOfOneDeviceDoNotUseNccl) {
   BackendFacts facts = with_gpus();
-  facts.devices[7] = facts.devices[6];  // one tensor group, two data groups
+  facts.device_of[7] = facts.device_of[6];  // one tensor group, two data groups
   EXPECT_EQ(choice({}, GroupKind::tensor, facts), Backend::mpi);
   EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::nccl);
-  facts.devices[7] = facts.devices[5];
+  facts.device_of[7] = facts.device_of[5];
   EXPECT_EQ(choice({}, GroupKind::tensor, facts), Backend::nccl);
   EXPECT_EQ(choice({}, GroupKind::data, facts), Backend::mpi);
   EXPECT_THAT(
       refusal(data_by("nccl"), facts),
       AllOf(StartsWith("comm.data = nccl: "),
-            HasSubstr("of a data group ranks 5 and 7 share GPU-5; start one rank per GPU")));
-  facts.devices[7].clear();
+            HasSubstr("of a data group ranks 5 and 7 share a device; start one rank per GPU")));
+  facts.device_of[7] = -1;
   EXPECT_THAT(refusal(data_by("nccl"), facts),
               HasSubstr("of a data group rank 7 has a device without identity"));
 }
@@ -113,11 +112,11 @@ TEST(Backend, EachAxisHasItsOwnGroups) {
     for (std::string* value : values) *value = "nccl";
     *values[axis] = "mpi";
     const char* const keys[] = {"comm.tensor", "comm.data", "comm.pipeline", "comm.world"};
-    const std::vector<GroupKind> own[] = {{GroupKind::tensor, GroupKind::context},
+    const std::vector<GroupKind> own[] = {{GroupKind::tensor, GroupKind::context, GroupKind::kv},
                                           {GroupKind::data, GroupKind::shard, GroupKind::replica},
                                           {GroupKind::pipeline, GroupKind::embedding},
                                           {GroupKind::world, GroupKind::stage, GroupKind::model}};
-    const Backends backends = choose_backends(config, shape, shard, with_gpus());
+    const Backends backends = choose_backends(config, shape, with_gpus());
     for (const GroupKind kind : all_group_kinds) {
       const bool is_own = std::find(own[axis].begin(), own[axis].end(), kind) != own[axis].end();
       EXPECT_EQ(backends[kind], is_own ? Backend::mpi : Backend::nccl) << name_of(kind);

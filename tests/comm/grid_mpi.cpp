@@ -16,21 +16,14 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using testing_support::SimulatedDevice;
 
-struct Layout {
-  GridShape shape;
-  int shard;
-};
-
 /// Layouts of this world, with every axis split somewhere.
-std::vector<Layout> layouts(int world) {
+std::vector<GridShape> layouts(int world) {
   if (world == 4) {
-    return {{{{1, 1, 4, 1}}, 0}, {{{1, 1, 4, 1}}, 2}, {{{2, 1, 1, 2}}, 0}, {{{2, 1, 2, 1}}, 1},
-            {{{1, 2, 2, 1}}, 0}, {{{1, 1, 1, 4}}, 0}, {{{4, 1, 1, 1}}, 0}, {{{1, 1, 2, 2}}, 2}};
+    return {{{1, 1, 4, 1}},       {{1, 1, 4, 1}, 2}, {{2, 1, 1, 2}},
+            {{2, 1, 2, 1}, 1},    {{1, 2, 2, 1}},    {{1, 1, 1, 4}},
+            {{4, 1, 1, 1}, 0, 2}, {{1, 1, 2, 2}, 2}, {{4, 1, 1, 1}, 0, 1}};
   }
-  return {{{{1, 1, world, 1}}, 0},
-          {{{1, 1, world, 1}}, 1},
-          {{{1, 1, 1, world}}, 0},
-          {{{world, 1, 1, 1}}, 0}};
+  return {{{1, 1, world, 1}}, {{1, 1, world, 1}, 1}, {{1, 1, 1, world}}, {{world, 1, 1, 1}}};
 }
 
 /// World ranks of a group in its order, gathered through it.
@@ -46,16 +39,14 @@ std::vector<int> asked(Communicator& group, int world_rank) {
 
 TEST(Grid, GroupsHoldTheirMembers) {
   const Session session(nullptr, nullptr);
-  for (const auto& [shape, shard] : layouts(session.size())) {
+  for (const GridShape& shape : layouts(session.size())) {
     device::MemoryLedger ledger;
-    Grid grid(session, shape, ledger, shard);
+    Grid grid(session, shape, ledger);
     EXPECT_EQ(ledger.held(device::Use::communication),
-              static_cast<std::int64_t>(
-                  grid_bytes(shape, grid.shard(), session.rank(), grid.backends())));
+              static_cast<std::int64_t>(grid_bytes(shape, session.rank(), grid.backends())));
     const auto here = shape.coordinates(session.rank());
     for (const GroupKind kind : all_group_kinds) {
-      EXPECT_EQ(asked(grid.group(kind), session.rank()),
-                members(shape, kind, grid.shard(), session.rank()))
+      EXPECT_EQ(asked(grid.group(kind), session.rank()), members(shape, kind, session.rank()))
           << shape.to_string() << ", " << name_of(kind);
     }
     for (int axis = 0; axis < axis_count; ++axis) {
@@ -65,7 +56,7 @@ TEST(Grid, GroupsHoldTheirMembers) {
     }
     for (const Direction direction : {Direction::activations, Direction::gradients}) {
       EXPECT_EQ(asked(grid.pipeline_channel(direction), session.rank()),
-                members(shape, GroupKind::pipeline, grid.shard(), session.rank()));
+                members(shape, GroupKind::pipeline, session.rank()));
     }
     EXPECT_EQ(&grid.world(), &grid.group(GroupKind::world));
     EXPECT_EQ(&grid.model_group(), &grid.group(GroupKind::model));
@@ -85,9 +76,9 @@ TEST(Grid, GroupsHoldTheirMembers) {
 // MPI communicator. Messages must not mix, whatever the starting order of ranks.
 TEST(Grid, GroupsDoNotMixMessages) {
   const Session session(nullptr, nullptr);
-  for (const auto& [shape, shard] : layouts(session.size())) {
+  for (const GridShape& shape : layouts(session.size())) {
     device::MemoryLedger ledger;
-    Grid grid(session, shape, ledger, shard);
+    Grid grid(session, shape, ledger);
     std::vector<Communicator*> groups;
     for (const GroupKind kind : all_group_kinds) groups.push_back(&grid.group(kind));
     groups.push_back(&grid.pipeline_channel(Direction::activations));
@@ -157,10 +148,10 @@ TEST(GridBackends, WithoutSpaceForAWindowMessagesAreSent) {
   GridOptions options{.shared_space = 1000};
   const bool alone = session.size() == 1;
   {
-    Grid grid(session, shape, ledger, 0, options);
+    Grid grid(session, shape, ledger, options);
     EXPECT_EQ(grid.backend(GroupKind::data), alone ? Backend::shared : Backend::mpi);
     EXPECT_EQ(ledger.held(device::Use::communication),
-              static_cast<std::int64_t>(grid_bytes(shape, grid.shard(), session.rank())));
+              static_cast<std::int64_t>(grid_bytes(shape, session.rank())));
     ASSERT_EQ(grid.warnings().size(), alone ? 0U : 1U);
     if (!alone) {
       EXPECT_THAT(grid.warnings().front(),
@@ -174,14 +165,14 @@ TEST(GridBackends, WithoutSpaceForAWindowMessagesAreSent) {
   options.comm.data = "shared";
   if (alone) return;
   try {
-    const Grid grid(session, shape, ledger, 0, options);
+    const Grid grid(session, shape, ledger, options);
     ADD_FAILURE() << "not refused";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), AllOf(StartsWith("comm.data = shared: /dev/shm has 0.0 MiB free"),
                                     HasSubstr("use auto or mpi")));
   }
   options.comm.data = "mpi";  // and tensor, shard … as they can
-  const Grid grid(session, shape, ledger, 0, {.comm = options.comm});
+  const Grid grid(session, shape, ledger, {.comm = options.comm});
   EXPECT_EQ(grid.backend(GroupKind::data), Backend::mpi);
   EXPECT_EQ(grid.backend(GroupKind::shard), Backend::mpi);
   EXPECT_EQ(grid.backend(GroupKind::tensor), Backend::shared);
@@ -198,17 +189,16 @@ TEST(GridBackends, AHostSharesMemoryAndRefusesNccl) {
   device::MemoryLedger ledger;
   CommConfig config;
   config.staging = "no";  // ignored there
-  const Grid grid(session, {{1, 1, session.size(), 1}}, ledger, 0, {.comm = config});
+  const Grid grid(session, {{1, 1, session.size(), 1}}, ledger, {.comm = config});
   using enum GroupKind;
-  for (const GroupKind kind : {tensor, context, data, shard, replica, embedding}) {
+  for (const GroupKind kind : {tensor, context, data, shard, replica, embedding, kv}) {
     EXPECT_EQ(grid.backend(kind), Backend::shared) << name_of(kind);
   }
   for (const GroupKind kind : {pipeline, world, stage, model}) {
     EXPECT_EQ(grid.backend(kind), Backend::mpi) << name_of(kind);
   }
   config.pipeline = "nccl";
-  EXPECT_THROW(Grid(session, {{1, 1, session.size(), 1}}, ledger, 0, {.comm = config}),
-               ConfigError);
+  EXPECT_THROW(Grid(session, {{1, 1, session.size(), 1}}, ledger, {.comm = config}), ConfigError);
 }
 
 // Groups by NCCL where every rank has its own device, as configured per axis.
@@ -220,7 +210,7 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
   CommConfig config;
   config.world = "mpi";
   {
-    Grid grid(session, {{1, 1, session.size(), 1}}, ledger, 0, with_nccl(nccl, config));
+    Grid grid(session, {{1, 1, session.size(), 1}}, ledger, with_nccl(nccl, config));
     EXPECT_EQ(grid.backend(GroupKind::shard), Backend::nccl);
     EXPECT_EQ(grid.backend(GroupKind::stage), Backend::mpi);
     EXPECT_EQ(nccl.alive(), session.size() > 1 ? 2 : 0);  // data and shard
@@ -242,7 +232,7 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
   config = {};
   for (const int more : {0, 1}) {
     if (more == 1) config.pipeline = "nccl";
-    const Grid grid(session, {{1, 1, 1, session.size()}}, ledger, 0, with_nccl(nccl, config));
+    const Grid grid(session, {{1, 1, 1, session.size()}}, ledger, with_nccl(nccl, config));
     EXPECT_EQ(nccl.alive(), session.size() == 1 ? 0 : (at_an_end ? 1 : 0) + more);
   }
 }
@@ -256,7 +246,7 @@ TEST(GridBackends, AChannelSendsWhileItWaits) {
   testing_support::NcclDouble nccl(device);
   CommConfig config;
   config.pipeline = "nccl";
-  Grid grid(session, {{1, 1, 1, size}}, ledger, 0, with_nccl(nccl, config));
+  Grid grid(session, {{1, 1, 1, size}}, ledger, with_nccl(nccl, config));
   if (size == 1) return;
   Communicator& channel = grid.pipeline_channel(Direction::activations);
   const device::Buffer buffer(ledger, device::Use::workspace, 16);
@@ -283,7 +273,7 @@ TEST(GridBackends, AnErrorAbandonsPendingOperations) {
   device::MemoryLedger ledger(device);
   testing_support::NcclDouble nccl(device);
   {
-    Grid grid(session, {{1, 1, size, 1}}, ledger, 0, with_nccl(nccl, {}));
+    Grid grid(session, {{1, 1, size, 1}}, ledger, with_nccl(nccl, {}));
     EXPECT_EQ(or_abandon(grid, [] { return 7; }), 7);
     device.check();
     const device::Buffer buffer(ledger, device::Use::workspace, 16);
@@ -315,17 +305,17 @@ TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {
   CommConfig config;
   const GridShape shape{{1, 1, 1, session.size()}};
   {
-    const Grid grid(session, shape, ledger, 0, with_nccl(nccl, config));
+    const Grid grid(session, shape, ledger, with_nccl(nccl, config));
     EXPECT_EQ(grid.backend(GroupKind::pipeline), Backend::mpi);
   }
   config.pipeline = "nccl";
   try {
-    const Grid grid(session, shape, ledger, 0, with_nccl(nccl, config));
+    const Grid grid(session, shape, ledger, with_nccl(nccl, config));
     ADD_FAILURE() << "not refused";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(),
                 AllOf(StartsWith("comm.pipeline = nccl: "),
-                      HasSubstr(fmt::format("ranks {} and {} share device-1", session.size() - 2,
+                      HasSubstr(fmt::format("ranks {} and {} share a device", session.size() - 2,
                                             session.size() - 1))));
   }
 }

@@ -163,8 +163,11 @@ TEST(GridShape, ShardGroupsDivideTheDataAxis) {
   }
 }
 
-std::vector<int> of(GroupKind kind, const GridShape& shape, int shard, int rank) {
-  return members(shape, kind, shard, rank);
+std::vector<int> of(GroupKind kind, GridShape shape, int shard, int rank, int kv = 0) {
+  shape.shard = shard;
+  shape.kv = kv;
+  EXPECT_EQ(group_size(shape, kind, rank), static_cast<int>(members(shape, kind, rank).size()));
+  return members(shape, kind, rank);
 }
 
 // pipeline 3 × data 4 × context 1 × tensor 2: rank = 8 p + 2 d + t.
@@ -185,6 +188,9 @@ TEST(Members, MatchTheDocumentedExample) {
   EXPECT_THAT(of(GroupKind::embedding, shape, 2, 5), ElementsAre(5, 21));
   EXPECT_THAT(of(GroupKind::embedding, shape, 2, 21), ElementsAre(5, 21));
   EXPECT_THAT(of(GroupKind::embedding, {{2, 1, 4, 1}}, 2, 5), ElementsAre(5));
+  EXPECT_THAT(of(GroupKind::kv, shape, 2, 13), ElementsAre(12, 13));
+  EXPECT_THAT(of(GroupKind::kv, {{6, 1, 2, 1}}, 2, 9, 3), ElementsAre(9, 10, 11));
+  EXPECT_THAT(of(GroupKind::kv, {{6, 1, 2, 1}}, 2, 9, 1), ElementsAre(9));
 }
 
 /// Whether two ranks that differ in the coordinates `differ` (by axis) are in one group of `kind`,
@@ -244,10 +250,10 @@ TEST(SharedDivisions, HoldKindsThatDivideTheWorldAlike) {
         for (const int pipeline : {1, 2, 3, 4}) {
           for (const int shard : {1, 2, 4}) {
             if (data % shard != 0) continue;
-            const GridShape shape{{tensor, context, data, pipeline}};
+            const GridShape shape{{tensor, context, data, pipeline}, shard, 1};
             ByKind<int> division{};  // 0: in none
             int count = 0;
-            for (const auto& kinds : shared_divisions(shape, shard)) {
+            for (const auto& kinds : shared_divisions(shape)) {
               ++count;
               for (const GroupKind kind : kinds) {
                 EXPECT_EQ(division[kind], 0) << name_of(kind) << " twice";
@@ -258,12 +264,12 @@ TEST(SharedDivisions, HoldKindsThatDivideTheWorldAlike) {
               for (const GroupKind b : all_group_kinds) {
                 bool same = true;
                 for (int rank = 0; same && rank < shape.size(); ++rank) {
-                  same = of(a, shape, shard, rank) == of(b, shape, shard, rank);
+                  same = of(a, shape, shard, rank, 1) == of(b, shape, shard, rank, 1);
                 }
                 ASSERT_EQ(division[a] == division[b], same)
                     << shape.to_string() << ": " << name_of(a) << ", " << name_of(b);
               }
-              ASSERT_EQ(division[a] == 0, of(a, shape, shard, 0).size() == 1);
+              ASSERT_EQ(division[a] == 0, of(a, shape, shard, 0, 1).size() == 1);
             }
           }
         }

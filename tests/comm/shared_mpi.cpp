@@ -152,8 +152,8 @@ TEST(Shared, GroupsDoNotDisturbEachOther) {
   }
   GridOptions by_memory;
   by_memory.comm.world = by_memory.comm.pipeline = "shared";
-  Grid messages(session, shape, ledger, 0, by_messages);
-  Grid shared(session, shape, ledger, 0, by_memory);
+  Grid messages(session, shape, ledger, by_messages);
+  Grid shared(session, shape, ledger, by_memory);
   std::vector<device::Stream> streams(2 * static_cast<std::size_t>(group_kinds));
   std::vector<device::Stream*> served;
   for (device::Stream& stream : streams) served.push_back(&stream);

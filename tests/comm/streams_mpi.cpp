@@ -128,6 +128,10 @@ TEST(Conveniences, GiveEveryRankTheSame) {
     for (int r = 0; r < size; ++r) {
       EXPECT_EQ(all[r], std::vector<std::uint8_t>(r * 2, static_cast<std::uint8_t>(r)));
     }
+    for (int root = 0; root < size; ++root) {
+      EXPECT_EQ(group->gather_bytes(own, root),
+                rank == root ? all : std::vector<std::vector<std::uint8_t>>());
+    }
   }
 }
 

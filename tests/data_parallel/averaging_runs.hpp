@@ -59,7 +59,7 @@ class HandWorker {
         session_(MPI_COMM_SELF),
         facts_{.world = 1, .node_of = {0}},
         shape_(grid_shape(config_, facts_)),
-        grid_(session_, shape_, ledger_, 1),
+        grid_(session_, shape_, ledger_),
         dataset_(data::Dataset::open(config_.data.path)),
         model_(config_.model),
         replica_(model_,

@@ -69,7 +69,7 @@ class UnitRun {
                             : Tensor(values.data(), {tokens_.rows(), model_.config().width});
     };
     float factor = gradient_factor;
-    const TensorGroup tensor{*group_, stream_};
+    const TensorGroup tensor{*group_, *group_, stream_};
     const UnitContext context{.ops = *ops_,
                               .batch = batch_,
                               .shares = shares_,

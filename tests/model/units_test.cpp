@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "trireme/model/block.hpp"
+
 #include "unit_run.hpp"
 
 namespace trireme::model::test {
@@ -272,6 +274,26 @@ INSTANTIATE_TEST_SUITE_P(Every, UnitsTest,
                                           testing::Values(Part::embedding, Part::block,
                                                           Part::head)),
                          name_of_case);
+
+// Groups end where key/value heads do; in reproducible mode they are part of one tree.
+TEST(Attention, KeyValueGroupsHoldTheirHeads) {
+  const auto ranks_of = [](std::int64_t heads, std::int64_t kv_heads, int ranks, int tiles = 0) {
+    ModelConfig config;
+    config.heads = heads;
+    config.kv_heads = kv_heads;
+    return Attention::kv_ranks(config, ranks, tiles == 0 ? ranks : tiles, tiles > 0);
+  };
+  EXPECT_EQ(ranks_of(8, 8, 8), 1);
+  EXPECT_EQ(ranks_of(8, 4, 4), 1);
+  EXPECT_EQ(ranks_of(8, 2, 8), 4);
+  EXPECT_EQ(ranks_of(8, 2, 8, 8), 4);
+  EXPECT_EQ(ranks_of(8, 2, 4, 8), 2);
+  EXPECT_EQ(ranks_of(8, 2, 2, 8), 1);
+  EXPECT_EQ(ranks_of(6, 2, 6), 3);
+  EXPECT_EQ(ranks_of(6, 2, 6, 6), 6) << "three ranks are no part of the tree over six";
+  EXPECT_EQ(ranks_of(6, 2, 4), 2) << "tiles of 1, 2, 1 and 2 heads";
+  EXPECT_EQ(ranks_of(2, 1, 8, 8), 8) << "tiles without heads";
+}
 
 }  // namespace
 }  // namespace trireme::model::test

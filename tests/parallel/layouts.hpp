@@ -14,6 +14,7 @@
 #include <mpi.h>
 
 #include "trireme/comm/grid.hpp"
+#include "trireme/model/block.hpp"
 #include "trireme/parallel/replica.hpp"
 
 #include "support/batches.hpp"
@@ -201,6 +202,18 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .virtual_data = settings.virtual_data};
 }
 
+/// As the program's train::grid_shape.
+inline comm::GridShape shape_of(const model::ModelConfig& config, const LayoutCase& layout,
+                                const StageOptions& options, int ranks) {
+  comm::GridShape shape = comm::make_grid_shape(
+      ranks, {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data});
+  shape.shard = comm::shard_degree(shape, layout.shard);
+  const int tensor = shape.of(comm::Axis::tensor);
+  shape.kv = model::Attention::kv_ranks(
+      config, tensor, options.reproducible ? options.virtual_tensor : tensor, options.reproducible);
+  return shape;
+}
+
 /// One rank of a model in some layout on the ranks of `comm`; collective over them.
 struct LayoutRun {
   LayoutRun(const model::ModelConfig& config, const LayoutCase& layout,
@@ -212,10 +225,8 @@ struct LayoutRun {
         comm(comm),
         layout(layout),
         session(comm),
-        shape(comm::make_grid_shape(
-            session.size(),
-            {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data})),
-        grid(session, shape, ledger, comm::shard_degree(shape, layout.shard)),
+        shape(shape_of(config, layout, stage_options, session.size())),
+        grid(session, shape, ledger),
         model(config),
         replica(model,
                 replica_options(layout, stage_options, device.make_ops, trace, make_method,

@@ -139,6 +139,32 @@ TEST(Volume, OfTensorParallelism) {
   }
 }
 
+// Where two ranks have the query heads of one key/value head, they alone add up its gradient, once
+// a step; nothing more passes between all tensor ranks.
+TEST(Volume, OfSharedKeyValueHeads) {
+  if (!four_ranks()) GTEST_SKIP() << "for " << ranks << " ranks";
+  model::ModelConfig config = deep_model();
+  config.width = 64;
+  config.heads = 4;
+  config.hidden = 0;
+  config.resolve();
+  const int batch = 4;
+  for (const int kv_heads : {1, 2, 4}) {
+    config.kv_heads = kv_heads;
+    const LayoutCase layout{.tensor = ranks, .micro_batch = 2};
+    const Counted counted = count(config, layout, batch);
+    const double activation = static_cast<double>(batch * config.sequence * config.width);
+    const auto layers = static_cast<double>(config.layers);
+    expect_volume(counted.bytes.at("tensor"), (4 * layers + 2) * 2 * sent(ranks, activation),
+                  layout.to_string());
+    const int holders = ranks / kv_heads;
+    const auto key_and_value =
+        static_cast<double>(2 * config.head_size() * (config.width + (config.bias ? 1 : 0)));
+    EXPECT_EQ(counted.bytes.at("kv"), layers * kv_heads * 2 * sent(holders, key_and_value))
+        << kv_heads;
+  }
+}
+
 // Each boundary between virtual stages is crossed by one activation and one gradient of b·s·h per
 // micro-batch, split by sequence parallelism and tensor ranks as activations are.
 TEST(Volume, OfPipelineParallelism) {

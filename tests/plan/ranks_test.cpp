@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "trireme/checkpoint/pieces.hpp"
+#include "trireme/model/block.hpp"
 #include "trireme/plan/memory.hpp"
 
 namespace trireme::plan::test {
@@ -37,9 +38,17 @@ struct Case {
   bool snapshots, reproducible;
 };
 
+comm::GridShape shape_of(const Case& layout) {
+  comm::GridShape shape{{layout.tensor, 1, layout.data, 1}, layout.shard};
+  const int tiles = layout.reproducible ? parallel::StageOptions().virtual_tensor : layout.tensor;
+  shape.kv = model::Attention::kv_ranks(small_model(layout.llama), layout.tensor, tiles,
+                                        layout.reproducible);
+  return shape;
+}
+
 std::int64_t bytes_of(const parallel::Stage& stage, const Case& layout, int rank) {
   MemoryQuestion question;
-  question.shape = comm::GridShape{{layout.tensor, 1, layout.data, 1}};
+  question.shape = shape_of(layout);
   question.rank = rank;
   question.snapshots = layout.snapshots;
   const auto memory = predict_memory(stage, question);
@@ -48,12 +57,12 @@ std::int64_t bytes_of(const parallel::Stage& stage, const Case& layout, int rank
 }
 
 parallel::StageOptions options_of(const Case& layout, int rank) {
-  const comm::GridShape shape{{layout.tensor, 1, layout.data, 1}};
+  const comm::GridShape shape = shape_of(layout);
   parallel::StageOptions options{.micro_batches = 8 / layout.data,
                                  .zero = layout.zero,
                                  .sequence_parallel = layout.tensor % 2 == 1,
                                  .reproducible = layout.reproducible};
-  options.place = parallel::place_of(shape, layout.shard, rank, false);
+  options.place = parallel::place_of(shape, rank, false);
   return options;
 }
 
@@ -63,7 +72,7 @@ void expect_fullest(const Case& layout) {
                   layout.llama, layout.tensor, layout.data, layout.shard, layout.zero,
                   layout.snapshots, layout.reproducible));
   const model::Transformer model(small_model(layout.llama));
-  const comm::GridShape shape{{layout.tensor, 1, layout.data, 1}};
+  const comm::GridShape shape = shape_of(layout);
   std::int64_t most = 0;
   for (int rank = 0; rank < shape.size(); ++rank) {
     most = std::max(most, bytes_of({model, options_of(layout, rank)}, layout, rank));

@@ -1,4 +1,5 @@
 // Lines, tables and progress for users, and the data gathered for them.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "trireme/core/error.hpp"
+#include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 
 namespace trireme::report {
@@ -37,6 +39,24 @@ TEST(StepLine, OmitsUnknownValuesAndShowsNonFiniteOnes) {
   const StepMetrics metrics{.step = 5, .loss = nan, .gradient_norm = infinity, .seconds = 2};
   EXPECT_EQ(step_line(metrics, 10, nan),
             "step  5/10  loss nan  norm inf  lr 0.0e+00  2.000 s  0 tok/s");
+}
+
+TEST(StepLine, GivesUpColumnsInOrderWhereItDoesNotFit) {
+  const StepMetrics metrics{.step = 120,
+                            .loss = 2.34561,
+                            .gradient_norm = 0.5123,
+                            .learning_rate = 3e-4,
+                            .seconds = 1.2341,
+                            .tokens_per_second = 12345.4,
+                            .mfu = 0.6123};
+  const auto line = [&](int columns) { return step_line(metrics, 2000, 754, columns); };
+  EXPECT_EQ(line(96), line(0));
+  EXPECT_EQ(line(95),
+            "step  120/2000  loss 2.3456  norm 0.512  1.234 s  12345 tok/s  MFU 61.2 %  eta 12:34");
+  EXPECT_EQ(line(79), "step  120/2000  loss 2.3456  1.234 s  12345 tok/s  MFU 61.2 %  eta 12:34");
+  EXPECT_EQ(line(60), "step  120/2000  loss 2.3456  1.234 s  12345 tok/s  eta 12:34");
+  EXPECT_EQ(line(51), "step  120/2000  loss 2.3456  12345 tok/s  eta 12:34");
+  EXPECT_EQ(line(20), "step  120/2000  loss 2.3456  eta 12:34");
 }
 
 TEST(DurationText, CountsUpToDays) {
@@ -206,6 +226,36 @@ TEST(ProgressLine, RewritesOneLineOnATerminal) {
     line.print("after");
   });
   EXPECT_EQ(shown(text), "note\nlast\nafter\n");
+}
+
+TEST(PhaseProgress, ALogGetsEachTenth) {
+  const std::string text = printed(false, [](ProgressLine& line) {
+    PhaseProgress phase(&line, "evaluate", {});
+    for (int i = 1; i <= 40; ++i) phase.show(i / 40.0, std::to_string(i));
+  });
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 10);
+  EXPECT_EQ(text.substr(0, text.find("  eta")), "evaluate  10 %  4");
+  EXPECT_THAT(text, HasSubstr("\nevaluate 100 %  40\n"));
+}
+
+TEST(PhaseProgress, ATerminalGetsABarThatGoes) {
+  const std::string text = printed(true, [](ProgressLine& line) {
+    line.update("step 3");
+    PhaseProgress phase(&line, "load", {});
+    phase.show(0.5, "1 of 2");
+  });
+  EXPECT_THAT(text, HasSubstr("[############............] load  50 %  1 of 2  eta "));
+  EXPECT_EQ(shown(text), "");
+}
+
+TEST(PhaseProgress, ShowsNothingBeforeItsDelay) {
+  EXPECT_EQ(printed(false,
+                    [](ProgressLine& line) {
+                      PhaseProgress phase(&line, "load");
+                      for (const double share : {-1.0, 0.5, 1.0}) phase.show(share, "");
+                    }),
+            "");
+  PhaseProgress(nullptr, "load", {}).show(1, "to nobody");
 }
 
 TEST(ProgressLine, LeavesTheLastLineWhenItEnds) {

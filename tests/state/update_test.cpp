@@ -1,11 +1,13 @@
 // The ranges of an update: the index in the model of each element, in any layout.
 #include "trireme/state/update.hpp"
 
+#include <cmath>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "trireme/model/transformer.hpp"
+#include "trireme/ops/ops.hpp"
 
 namespace trireme::state {
 namespace {
@@ -104,6 +106,47 @@ TEST(UpdateRanges, AreSplitOnlyForIndices) {
   // One range per block, a fused block one per part: columns of a row-split layer are not separate
   // ranges.
   EXPECT_LE(indexed, 2 * layout.blocks().size());
+}
+
+// One rank that holds all eight tiles adds four more zeros than one that holds a key/value group.
+TEST(TensorSums, OfNegativeZerosDoNotDependOnTheGroup) {
+  model::ModelConfig config = llama();
+  config.heads = 8;
+  config.resolve();
+  const model::Transformer model(config);
+  const auto units = static_cast<std::int64_t>(model.units().size());
+  for (const int tiles : {4, 8}) {
+    StateOptions options;
+    options.shares.tiles = {8, 0, tiles};
+    options.shares.kv_tiles = tiles;
+    options.shares.reproducible = true;
+    const params::Layout layout(model.table(), {{0, units}}, options.shares.tiles);
+    const ShardMap shards(layout, 1, 0);
+    device::MemoryLedger ledger;
+    const ModelState state(layout, shards, options, ledger);
+    const auto ops = ops::make_cpu_ops(1, &ledger, true);
+    const auto self = comm::make_self_communicator();
+    device::Stream stream;
+    const TensorSums sums(state, ledger);
+    ops->fill(state.gradients(), -0.0F);
+    for (int g = 0; g < static_cast<int>(layout.groups().size()); ++g) {
+      sums.join(g, 0, *ops, {*self, *self, stream});
+    }
+    const auto* gradients = static_cast<const float*>(state.gradients().data());
+    int heads = 0;
+    for (const params::Block& block : layout.blocks()) {
+      const params::Parameter& row = model.table().row(block.row);
+      for (const params::SharedGrain& grain : params::shared_grains(row, 8)) {
+        const params::Range held = params::elements_of(row, block, grain);
+        heads += held.size() > 0 ? 1 : 0;
+        for (std::int64_t i = held.begin; i < held.end; ++i) {
+          ASSERT_FALSE(std::signbit(gradients[block.offset + i])) << row.name << ", " << tiles;
+        }
+      }
+    }
+    // In both layers each tile has the key and the value of one head.
+    EXPECT_EQ(heads, 2 * 2 * tiles);
+  }
 }
 
 }  // namespace

@@ -65,6 +65,10 @@ paste <(losses fast1) <(losses fast2) | awk -F'[:\t]' '
   { d = ($2 - $4) / $2; if (d < 0) d = -d; if (d > 1e-5) { print; bad = 1 } }
   END { exit bad || NR != 16 }' || fail "fast mode: figures of a schedule file differ"
 
+fast_loss() { on "$1" evaluate --checkpoint fast1 --json "${@:2}" | sed -n 's/.*"loss": *\([0-9.e+-]*\).*/\1/p'; }
+echo "$(fast_loss 1) $(fast_loss 4 --parallel.tensor 4)" | awk '
+  { d = ($1 - $2) / $1; if (d < 0) d = -d } END { exit !(NF == 2 && d < 1e-5) }' || fail "fast mode: evaluation with tensor 4"
+
 refused() {
   local ranks=$1 key=$2
   shift 2
@@ -75,6 +79,7 @@ refused() {
 }
 refused 4 parallel.tensor --parallel.tensor 3
 refused 2 parallel.data --parallel.data 4
+refused 2 model.kv_heads --parallel.tensor 2 --model.kv_heads 8
 refused 2 parallel.pipeline --parallel.pipeline 4
 refused 2 parallel.virtual_stages --parallel.pipeline 2 --parallel.virtual_stages 3
 refused 2 parallel.schedule --parallel.schedule sideways

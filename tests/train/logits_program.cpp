@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   try {
     device::MemoryLedger ledger;
     Recorder recorder;
-    comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger, 1);
+    comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
     const checkpoint::Reader reader(train::find_checkpoint(argv[1]));
     const model::Transformer model(train::model_of(reader));
     train::RunConfig config;

@@ -22,7 +22,7 @@ int shard_on(const std::string& group, int world, const std::vector<int>& nodes,
   RunConfig config;
   config.zero.group = group;
   config.parallel.tensor = tensor;
-  return shard_ranks(config, grid_shape(config, facts), facts);
+  return grid_shape(config, facts).shard_size();
 }
 
 TEST(ShardRanks, AllIsTheDataDegree) {

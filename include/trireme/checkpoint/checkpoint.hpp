@@ -131,6 +131,8 @@ class Reader {
   /// from `begin` on of tensor `name`, from whichever pieces hold them; verifies the xxh3 of every
   /// block it touches and reads no other. After an Error the content of `data` is undefined.
   void read(const std::string& name, const Index& begin, const Tensor& data) const;
+  /// `report` gets the bytes of `data` after each read, by the thread that read them.
+  void report_reads(std::function<void(std::int64_t bytes)> report) { read_ = std::move(report); }
   /// Re-reads everything. Throws the first fault; with `finite` also where an element is NaN or
   /// infinite.
   void verify(bool finite = false) const;
@@ -139,6 +141,7 @@ class Reader {
   struct Stored;
   std::filesystem::path folder_;
   std::shared_ptr<Stored> stored_;  // shared by copies of this reader
+  std::function<void(std::int64_t bytes)> read_;
 };
 
 /// Makes the tokenizer of a model's text part of what is saved, so that a checkpoint needs no

@@ -46,13 +46,13 @@ std::string of_rank_zero(Communicator& world, Work&& work) {
 /// names a rank whose `value` is not that of rank 0, and both values. Collective.
 inline void require_alike(Communicator& world, std::string_view what, const std::string& value,
                           std::string_view remedy) {
-  const std::vector<std::string> all = world.all_gather_texts(value);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw AgreedError(
+  const std::string first = of_rank_zero(world, [&] { return value; });
+  agree(world, [&] {
+    if (value == first) return;
+    throw Error(
         "environment: rank {} of {} has {} {}, rank 0 has {}: all ranks must compute alike; {}",
-        rank, all.size(), what, all[rank], all[0], remedy);
-  }
+        world.rank(), world.size(), what, value, first, remedy);
+  });
 }
 
 }  // namespace trireme::comm

@@ -21,9 +21,10 @@ std::string_view name_of(Backend backend);  // as the configuration has it
 struct BackendFacts {
   std::string device = "cpu";  // Device::name()
   bool is_host = true;
-  bool nccl = false;                   // built in
-  std::vector<int> node_of{};          // as Session::nodes(); empty: all ranks share memory
-  std::vector<std::string> devices{};  // Device::identity() by world rank, where `nccl`
+  bool nccl = false;           // built in
+  std::vector<int> node_of{};  // as Session::nodes(); empty: all ranks share memory
+  /// By world rank, where `nccl`: the first rank with the same device; −1: it has no identity.
+  std::vector<int> device_of{};
   std::string no_space{};  // why there can be no shared memory; empty: nothing is known against it
 };
 
@@ -33,7 +34,7 @@ std::string backend_key(GroupKind kind);
 /// The backend of each kind of group; pure. For auto it is MPI where tensors do not pass: world,
 /// stage and model groups, and pipelines, whose channels are always MPI's. Throws ConfigError that
 /// names comm.tensor, comm.data, comm.pipeline or comm.world where a backend cannot be used.
-Backends choose_backends(const CommConfig& config, const GridShape& shape, int shard,
+Backends choose_backends(const CommConfig& config, const GridShape& shape,
                          const BackendFacts& facts);
 
 /// Whether the MPI library reports support of CUDA memory at run time (MPIX_Query_cuda_support of

@@ -129,7 +129,8 @@ class Communicator : public Interface {
     for (int step = 1; step < size(); ++step) visit((rank() + step) % size());
   }
 
-  // Blocking conveniences for agreement outside the step; they use a stream of their own.
+  // Blocking conveniences for agreement outside the step; they use a stream of their own. The
+  // messages of a rank grow with log2(size).
   void barrier();
   double all_reduce(double value, Reduction reduction);
   std::int64_t all_reduce(std::int64_t value, Reduction reduction);
@@ -137,6 +138,9 @@ class Communicator : public Interface {
   /// Every rank's bytes, or text, in rank order, on every rank.
   std::vector<std::vector<std::uint8_t>> all_gather_bytes(std::span<const std::uint8_t> bytes);
   std::vector<std::string> all_gather_texts(const std::string& text);
+  /// Every rank's bytes on rank `root`, and nothing on the others.
+  std::vector<std::vector<std::uint8_t>> gather_bytes(std::span<const std::uint8_t> bytes,
+                                                      int root);
   /// True on every rank if `value` is true on all.
   bool all_agree(bool value) {
     return all_reduce(std::int64_t{value ? 0 : 1}, Reduction::max) == 0;

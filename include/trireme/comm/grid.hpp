@@ -43,14 +43,11 @@ struct GridOptions {
 /// warning, unless the configuration names shared memory.
 class Grid {
  public:
-  /// `shard`: data ranks of a shard group, a divisor of the data degree (shard_degree checks what
-  /// users ask for); 0: all of them.
   /// Throws ConfigError where a group cannot be what `options` ask for, on all ranks.
-  Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger, int shard = 0,
+  Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger,
        const GridOptions& options = {});
   const GridShape& shape() const { return shape_; }
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
-  int shard() const { return shard_; }
 
   Communicator& group(GroupKind kind) { return *groups_[kind]; }
   /// Along one axis, ordered by its coordinate.
@@ -58,7 +55,7 @@ class Grid {
   Communicator& world() { return group(GroupKind::world); }
   /// One replica of the model: pipeline × context × tensor.
   Communicator& model_group() { return group(GroupKind::model); }
-  /// The data axis in two factors, for hybrid sharding: `shard` consecutive data ranks …
+  /// The data axis in two factors, for hybrid sharding: shard_size() consecutive data ranks …
   Communicator& shard_group() { return group(GroupKind::shard); }
   /// … and the ranks of equal place in the shard groups.
   Communicator& replica_group() { return group(GroupKind::replica); }
@@ -94,7 +91,6 @@ class Grid {
   void use_shared(const GridOptions& options);
   const Session& session_;
   GridShape shape_;
-  int shard_;
   std::array<int, axis_count> coordinates_{};
   device::MemoryLedger& ledger_;
   DeviceMessages messages_;
@@ -122,6 +118,6 @@ auto or_abandon(Grid& grid, const Work& work) {
 /// all its groups' conveniences, and its part of a window where groups share memory. What
 /// reductions add is scratch_bytes(size, largest) − scratch_bytes(size, 0) for each group used by
 /// messages, and nothing for the others.
-std::size_t grid_bytes(const GridShape& shape, int shard, int rank, const Backends& backends = {});
+std::size_t grid_bytes(const GridShape& shape, int rank, const Backends& backends = {});
 
 }  // namespace trireme::comm

@@ -22,10 +22,15 @@ std::string_view name_of(Axis axis);
 /// Axes whose degree a configuration sets, in the order in which texts name them.
 inline constexpr std::array settable_axes = {Axis::tensor, Axis::pipeline, Axis::data};
 
-/// Degree of each axis, and coordinates.
+/// Degree of each axis and of the groups inside an axis, and coordinates.
 struct GridShape {
   std::array<int, axis_count> degree{1, 1, 1, 1};  // by Axis
+  /// Data ranks of a shard group, a divisor of the data degree (shard_degree checks what users ask
+  /// for), and tensor ranks of a key/value group, a divisor of the tensor degree; 0: all of them.
+  int shard = 0, kv = 0;
   int of(Axis axis) const { return degree[static_cast<std::size_t>(axis)]; }
+  int shard_size() const { return shard == 0 ? of(Axis::data) : shard; }
+  int kv_size() const { return kv == 0 ? of(Axis::tensor) : kv; }
   int size() const;
   std::array<int, axis_count> coordinates(int rank) const;
   int rank(const std::array<int, axis_count>& coordinates) const;
@@ -47,8 +52,8 @@ GridShape make_grid_shape(int world, const Degrees& degrees);
 int shard_degree(const GridShape& shape, std::int64_t group);
 
 /// The groups of which every rank has one: along an axis; everyone; those of one pipeline stage;
-/// one replica of the model (pipeline × context × tensor); `shard` consecutive data ranks, and the
-/// ranks of equal place in these; first and last stage.
+/// one replica of the model (pipeline × context × tensor); shard_size() consecutive data ranks, and
+/// the ranks of equal place in these; first and last stage; kv_size() consecutive tensor ranks.
 enum class GroupKind : std::uint8_t {
   tensor,
   context,
@@ -60,6 +65,7 @@ enum class GroupKind : std::uint8_t {
   shard,
   replica,
   embedding,
+  kv,
   count
 };
 constexpr int group_kinds = static_cast<int>(GroupKind::count);
@@ -101,15 +107,14 @@ struct ByKind {
   const Value& operator[](GroupKind kind) const { return values[static_cast<std::size_t>(kind)]; }
 };
 
-/// World ranks of the group of `kind` that `rank` is in, in ascending order; `shard` as from
-/// shard_degree.
-std::vector<int> members(const GridShape& shape, GroupKind kind, int shard, int rank);
+/// World ranks of the group of `kind` that `rank` is in, in ascending order.
+std::vector<int> members(const GridShape& shape, GroupKind kind, int rank);
 /// Their number.
-int group_size(const GridShape& shape, GroupKind kind, int shard, int rank);
+int group_size(const GridShape& shape, GroupKind kind, int rank);
 
 /// Kinds by the division of the world that they share, so that one MPI communicator serves them
 /// all; without kinds whose groups have one rank each.
-std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape, int shard);
+std::vector<std::vector<GroupKind>> shared_divisions(const GridShape& shape);
 
 /// One line for each thing about the placement that costs speed, with its remedy. `node_of`: by
 /// world rank, equal numbers for ranks that share memory.

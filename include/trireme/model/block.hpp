@@ -56,6 +56,10 @@ class Attention : public Region {
   /// The gradient for q|k|v.
   void backward_inner(const UnitContext& context, const Tensor& dy) const;
 
+  /// Tensor ranks of a key/value group, which divide `ranks`: no border between two groups is
+  /// inside the query heads of one key/value head. The fewest; in reproducible mode of the powers
+  /// of two, so that a sum over a group is part of the tree over all `tiles`; else all.
+  static int kv_ranks(const ModelConfig& config, int ranks, int tiles, bool reproducible);
   /// Width [Gv·D] of each local tile's keys.
   static std::vector<std::int64_t> key_widths(const ModelConfig& config,
                                               const params::Tiles& tiles);

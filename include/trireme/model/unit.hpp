@@ -60,7 +60,10 @@ struct Slot {
 
 /// A rank's share of the work, as far as memory depends on it.
 struct Shares {
-  params::Tiles tiles;             // of split parameters
+  params::Tiles tiles;  // of split parameters
+  /// Tiles of a key/value group (comm::GroupKind::kv), outside of which no other tile has one of
+  /// this rank's key/value heads; 0: all tiles.
+  int kv_tiles = 0;
   bool sequence_parallel = false;  // norms, dropout and residuals on the rank's rows only
   bool reproducible = false;
   Recompute recompute = Recompute::none;
@@ -222,6 +225,7 @@ class ParameterViews {
 
 struct TensorGroup {
   comm::Communicator& group;
+  comm::Communicator& kv;  // ranks among which a key/value head may be shared
   device::Stream& stream;
 };
 

@@ -34,6 +34,7 @@ struct LossSum {
 
 struct EngineGroups {
   comm::Communicator& tensor;
+  comm::Communicator& kv;  // tensor ranks among which a key/value head may be shared
   comm::Communicator& data;
   comm::Communicator& shard;        // data ranks among which state is sharded
   comm::Communicator& embedding;    // the first and the last stage

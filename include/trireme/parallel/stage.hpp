@@ -19,12 +19,12 @@ namespace trireme::parallel {
 struct Place {
   int tensor = 1, pipeline = 1, data = 1;  // degrees
   int shard = 1;                           // data ranks among which state is sharded
+  int kv = 0;                              // as GridShape::kv
   int tensor_rank = 0, stage = 0, data_rank = 0;
 };
 
-/// That of `rank` of a grid whose state is sharded over `shard` data ranks. `alone`: see
-/// ReplicaOptions.
-Place place_of(const comm::GridShape& shape, int shard, int rank, bool alone);
+/// That of `rank` of a grid. `alone`: see ReplicaOptions.
+Place place_of(const comm::GridShape& shape, int rank, bool alone);
 
 struct StageOptions {
   Place place;

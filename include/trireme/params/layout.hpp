@@ -23,6 +23,10 @@ struct Range {
 constexpr Range tile_of(std::int64_t n, std::int64_t v, std::int64_t tiles) {
   return {v * n / tiles, (v + 1) * n / tiles};
 }
+/// The tile that has unit `i` of n.
+constexpr std::int64_t tile_with(std::int64_t n, std::int64_t i, std::int64_t tiles) {
+  return ((i + 1) * tiles + n - 1) / n - 1;
+}
 
 /// The tiles of one rank: [first, first + count) of `all`.
 struct Tiles {
@@ -62,6 +66,7 @@ struct Run {
 struct SharedGrain {
   std::size_t part = 0;
   Range along;  // the split dimension
+  Range tiles;  // from the first to the last that holds it
 };
 /// Those of `row` among `tiles` tiles, in the order of the row. Only parts that serve an earlier
 /// one have any.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "trireme/model/transformer.hpp"
@@ -37,9 +39,11 @@ double measure_product(ops::Ops& ops, device::Device& device, DType type, const 
 enum class PeakEffort : std::uint8_t { quick, thorough };
 
 /// The best over the model's three largest products and square products of 1024, 2048 and 4096 (on
-/// a device that is not the host 8192 too).
+/// a device that is not the host 8192 too). `report` gets each product before it is measured, as
+/// "1024 x 1024 x 1024".
 double measure_peak(ops::Ops& ops, device::Device& device, DType type,
                     const model::Transformer& model, std::int64_t rows,
-                    PeakEffort effort = PeakEffort::thorough);
+                    PeakEffort effort = PeakEffort::thorough,
+                    const std::function<void(const std::string& product)>& report = {});
 
 }  // namespace trireme::plan

@@ -91,10 +91,11 @@ struct SectionTimes {
 };
 /// Of the ranks' Recorder::seconds(), sorted by average, largest first.
 std::vector<SectionTimes> section_table(const std::vector<nlohmann::json>& ranks);
-/// The same, collective; every rank gets the table.
+/// The same, collective; rank 0 gets the table, the others an empty one.
 std::vector<SectionTimes> gather_sections(const Recorder& recorder, comm::Communicator& world);
-/// The `own` of every rank in rank order. Collective; every rank gets all of it.
-std::vector<nlohmann::json> gather_json(const nlohmann::json& own, comm::Communicator& world);
+/// The `own` of every rank in rank order. Collective; rank `root` gets all of it, others nothing.
+std::vector<nlohmann::json> gather_json(const nlohmann::json& own, comm::Communicator& world,
+                                        int root = 0);
 
 /// Bytes of one use of memory, predicted and measured.
 struct MemoryRow {
@@ -117,14 +118,16 @@ std::string memory_table(const std::vector<MemoryRow>& rows);
 
 /// Where a run was made. The environment is rank 0's: the variables with which users and schedulers
 /// steer libraries (SLURM_*, OMP_*, OMPI_MCA_*, TRIREME_*, …), without those that Open MPI's
-/// launcher sets for itself and without any whose name suggests a secret. Collective; all ranks get
-/// it.
+/// launcher sets for itself and without any whose name suggests a secret. Collective; rank `root`
+/// gets it, others without hosts.
 nlohmann::json provenance(comm::Communicator& world,
-                          const nlohmann::json& versions = nlohmann::json::object());
+                          const nlohmann::json& versions = nlohmann::json::object(), int root = 0);
 
 /// "step  120/2000  loss 2.3456  norm 0.512  lr 3.0e-04  1.234 s  12345 tok/s  MFU 61.2 %  eta
-/// 12:34"; the MFU only where it is known, eta only for finite `seconds_left` >= 0.
-std::string step_line(const StepMetrics& metrics, std::int64_t total_steps, double seconds_left);
+/// 12:34"; the MFU only where it is known, eta only for finite `seconds_left` >= 0. Where that is
+/// wider than `columns` (0: any width fits), lr, norm, MFU, seconds and tok/s go, in this order.
+std::string step_line(const StepMetrics& metrics, std::int64_t total_steps, double seconds_left,
+                      int columns = 0);
 
 /// "12:34", "1:02:03" or "2d 03:04:05".
 std::string duration_text(double seconds);
@@ -132,34 +135,5 @@ std::string duration_text(double seconds);
 /// "Figure of Merit (FOM): 12345.6 tokens/s"; "Figure of Merit (FOM): none" unless it is finite and
 /// above 0.
 std::string figure_of_merit(double tokens_per_second);
-
-/// Progress of a run; rank 0 owns one. On a terminal `update` rewrites the last line; elsewhere it
-/// prints a line.
-class ProgressLine {
- public:
-  /// Detects whether `out` is a terminal with a width. A launcher's pseudo-terminal has none: use
-  /// the other constructor there.
-  explicit ProgressLine(std::FILE* out = stdout);
-  ProgressLine(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-  ~ProgressLine() { finish(); }
-
-  bool terminal() const { return terminal_; }
-  /// Shows `line`, cut to the terminal's width, in place of the last update.
-  void update(const std::string& line);
-  /// Prints a line that stays, above the one that is rewritten.
-  void print(const std::string& line) { print(line, out_); }
-  /// The same on `to`, which may share the terminal.
-  void print(const std::string& line, std::FILE* to);
-  /// Keeps the last update and starts a new line. Idempotent.
-  void finish();
-
- private:
-  std::string fitted(const std::string& line) const;
-  std::FILE* out_;
-  bool terminal_;
-  std::string live_;  // what the terminal's last line shows
-};
 
 }  // namespace trireme::report

@@ -19,15 +19,23 @@ namespace trireme::state {
 /// heads that several tiles hold.
 class TensorSums {
  public:
+  /// Holds nothing where the state is not trained.
   TensorSums(const ModelState& state, device::MemoryLedger& ledger);
   /// Adds up the summands of `group` in set `set`, with the same bits on every rank that holds it.
-  /// Collective over the tensor group. In reproducible mode the bits do not depend on its size. A
-  /// tied weight's second sum is added too.
+  /// Collective over the tensor and the key/value group. In reproducible mode the bits do not
+  /// depend on its size. A tied weight's second sum is added too.
   void join(int group, int set, ops::Ops& ops, const model::TensorGroup& tensor) const;
   /// Bytes of the buffer through which values pass.
   static std::int64_t bytes(const params::Layout& layout, const model::Shares& shares);
-  /// Elements that a group sends over the tensor axis at most.
-  static std::int64_t largest_message(const params::Layout& layout, const model::Shares& shares);
+  /// Elements that are summed: of rows that are not split, over the tensor group, and of shared
+  /// heads, over the key/value group.
+  struct Messages {
+    std::int64_t rows = 0, heads = 0;
+  };
+  static Messages messages_of(const params::Layout& layout, const params::Group& group,
+                              const model::Shares& shares);
+  /// The most of any group.
+  static Messages largest_messages(const params::Layout& layout, const model::Shares& shares);
 
  private:
   struct Piece {
@@ -40,12 +48,17 @@ class TensorSums {
     std::vector<Piece> pieces;
     std::int64_t elements = 0;
   };
-  static Pack plan(const params::Layout& layout, const params::Group& group,
-                   const model::Shares& shares);
+  struct Packs {
+    Pack rows, heads;
+  };
+  static Packs plan(const params::Layout& layout, const params::Group& group,
+                    const model::Shares& shares);
+  void sum(const Pack& pack, const Tensor& whole, ops::Ops& ops, comm::Communicator& ranks,
+           device::Stream& stream) const;
 
   const ModelState& state_;
-  std::vector<Pack> packs_;  // by group
-  device::Buffer buffer_;    // [tiles, largest pack]
+  std::vector<Packs> packs_;  // by group
+  device::Buffer buffer_;     // [tiles, largest pack]
 };
 
 /// This rank's own ranges in flat order, cut where weight decay begins or ends. The gaps between

@@ -75,7 +75,8 @@ struct MemoryPrediction {
 nlohmann::json memory_account(const MemoryPrediction& predicted,
                               const device::MemoryLedger& ledger);
 
-/// What all ranks of a job, its servers too, learn from each other at its end.
+/// What rank 0 learns of all ranks of a job, its servers too, at its end; the others know
+/// `resident` and `ending`.
 struct Closing {
   std::vector<nlohmann::json> ranks;  // accounts
   std::int64_t resident = 0;          // the most of any

@@ -51,10 +51,22 @@ std::string find_resume(const RunConfig& config, comm::Communicator& world,
 /// Has all ranks `load` from `folder`, and where its data are damaged and checkpoint.resume = auto
 /// from an older one of the run folder; then `report` gets the reason on every rank. A model or an
 /// optimizer other than the configuration's is an error. Collective over `world`; throws
-/// AgreedError.
+/// AgreedError. `line`: where rank 0 shows progress; may be null.
 void load_newest(const RunConfig& config, comm::Communicator& world, std::string folder,
                  const std::function<void(const checkpoint::Reader& reader)>& load,
-                 const std::function<void(const std::string& line)>& report);
+                 const std::function<void(const std::string& line)>& report,
+                 report::ProgressLine* line);
+
+/// Shows on `line` what is read of a checkpoint, as long as it lives; null: nowhere.
+class LoadProgress {
+ public:
+  explicit LoadProgress(report::ProgressLine* line) : phase_(line, "load checkpoint") {}
+  void follow(checkpoint::Reader& reader);
+
+ private:
+  report::PhaseProgress phase_;
+  std::int64_t bytes_ = 0;
+};
 
 /// One buffer of the optimizer's state, the checkpoint's under `prefix`; zeros where the checkpoint
 /// has weights alone. See checkpoint::load_pieces.

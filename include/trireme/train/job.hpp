@@ -57,18 +57,20 @@ inline double seconds_since(Recorder::Clock::time_point begin) {
   return std::chrono::duration<double>(Recorder::Clock::now() - begin).count();
 }
 
-/// What ranks find out together before anything else: the same on all.
+/// What ranks find out together before anything else: the same on all but for the provenance, which
+/// rank `root` has whole.
 struct Environment {
   nlohmann::json provenance;
   std::string shared_cores;  // a warning; mostly empty
 };
 /// Collective over all ranks of the job; throws AgreedError where they do not compute alike.
-Environment probe_environment(const Job& job, comm::Communicator& everyone);
+Environment probe_environment(const Job& job, comm::Communicator& everyone, int root = 0);
 
 /// Operations per second of all `workers` together, by train.peak: 0, so much for each, or the sum
 /// of what each measures by matrix products of the shapes of the model. `replica` is null on a rank
-/// that is no worker. Collective over `world`; throws AgreedError where a rank cannot measure.
+/// that is no worker; so is `progress` where none is shown. Collective over `world`; throws
+/// AgreedError where a rank cannot measure.
 double agree_on_peak(const RunConfig& config, comm::Communicator& world, int workers,
-                     parallel::Replica* replica);
+                     parallel::Replica* replica, report::PhaseProgress* progress = nullptr);
 
 }  // namespace trireme::train

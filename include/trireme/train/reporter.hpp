@@ -9,6 +9,7 @@
 
 #include "trireme/data/dataset.hpp"
 #include "trireme/parallel/engine.hpp"
+#include "trireme/report/progress.hpp"
 #include "trireme/report/record.hpp"
 #include "trireme/train/job.hpp"
 
@@ -51,6 +52,8 @@ class RunReporter {
   void note(const std::string& text) { print("note: " + text); }
   /// On standard error, with train.quiet too; nothing where `text` is empty.
   void warn(const std::string& text);
+  /// The line that steps rewrite; null with train.quiet and on other ranks.
+  report::ProgressLine* progress() const { return progress_.get(); }
   /// Warns once that a device refused to capture graphs.
   void warn_of_graphs(const std::string& refusal);
 

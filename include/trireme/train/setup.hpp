@@ -19,6 +19,7 @@
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
 #include "trireme/plan/memory.hpp"
+#include "trireme/report/progress.hpp"
 #include "trireme/train/compute_device.hpp"
 #include "trireme/train/config.hpp"
 
@@ -80,10 +81,8 @@ bool waits_for_none(const RunConfig& config);
 /// The configuration without parameter servers: all ranks read the model.
 RunConfig without_servers(RunConfig config);
 
-/// The grid's shape, of all ranks but servers, and the data ranks that share state. Throws
-/// ConfigError.
+/// The grid's shape, of all ranks but servers. Throws ConfigError.
 comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts);
-int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const LayoutFacts& facts);
 
 /// Whether each replica is an independent worker (ReplicaOptions::alone).
 bool trains_alone(const RunConfig& config);
@@ -95,7 +94,6 @@ comm::GridOptions grid_options(const RunConfig& config);
 struct GridPlan {
   LayoutFacts facts;
   comm::GridShape shape;
-  int shard = 1;
 };
 /// Collective over the session, which has all ranks; errors are agreed on.
 GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host);
@@ -110,10 +108,11 @@ std::int64_t bucket_elements(const RunConfig& config);
 
 /// Sums over the first `samples` windows (0: all) of a split; collective over the grid, whose data
 /// ranks share out the windows. The same bits in every layout in reproducible mode. `watchdog`
-/// gets a beat in every round. Throws AgreedError where a rank cannot read its data.
+/// gets a beat and `progress` is shown in every round. Throws AgreedError where a rank cannot read
+/// its data.
 parallel::LossSum evaluate_split(parallel::Replica& replica, data::TokenReader& reader,
                                  std::int64_t samples, bool document_mask, comm::Grid& grid,
-                                 comm::Watchdog& watchdog);
+                                 comm::Watchdog& watchdog, report::PhaseProgress& progress);
 
 /// Versions of Trireme and of the libraries that a run's numbers depend on.
 nlohmann::json versions();

@@ -55,6 +55,7 @@ class Trainer {
   MemoryPrediction predict_memory() const;
   void begin_record(const Environment& environment, double peak);
   /// Of all ranks; 0 where it is not measured. Collective.
+  double measure_peak();
   double peak_at_end();
   /// What this rank did in its steps: place, seconds of sections, communication.
   nlohmann::json account() const;
@@ -84,8 +85,7 @@ template <class SomeMethod>
 Ending run_on_grid(comm::Session& session, RunConfig& config, const config::Fields& fields,
                    const DeviceSource& devices) {
   Job job(session, config, fields, devices);
-  comm::Grid grid(job.session, job.plan.shape, job.ledger, job.plan.shard,
-                  grid_options(job.config));
+  comm::Grid grid(job.session, job.plan.shape, job.ledger, grid_options(job.config));
   job.computes.note_free_bytes("with_groups");
   SomeMethod method(job, grid);
   Trainer trainer(job, grid, method);

@@ -60,6 +60,12 @@ void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, boo
       dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0F, a,
                  std::max(lda, transpose_a ? m : k), b, std::max(ldb, transpose_b ? k : n),
                  accumulate ? 1.0F : 0.0F, c, std::max(ldc, n));
+  if (status == dnnl_out_of_memory) {
+    throw Error(
+        "memory: oneDNN has too little for a product of {} x {} x {}; use a smaller model or "
+        "batch",
+        m, n, k);
+  }
   TRIREME_ASSERT(status == dnnl_success, "dnnl_sgemm of {} x {} x {} returned {}", m, n, k,
                  static_cast<int>(status));
 }

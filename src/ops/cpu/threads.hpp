@@ -3,10 +3,33 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 
 #include <omp.h>
 
 namespace trireme::ops {
+
+/// The first exception inside a parallel region, which none may leave.
+class FirstError {
+ public:
+  template <class Work>
+  void guard(const Work& work) {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (error_ == nullptr) error_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
 
 /// body(begin, end) over [0, items) on all threads, or on this one if items < 2·grain. Ranges begin
 /// at multiples of `align`. Teams of other sizes would make OpenMP restart threads.
@@ -19,12 +42,14 @@ void parallel_ranges(int threads, std::int64_t items, std::int64_t grain, std::i
     return;
   }
   const std::int64_t units = (items + align - 1) / align;
+  FirstError error;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) {
     const std::int64_t begin = std::min(items, units * thread / threads * align);
     const std::int64_t end = std::min(items, units * (thread + 1) / threads * align);
-    if (begin < end) body(begin, end);
+    if (begin < end) error.guard([&] { body(begin, end); });
   }
+  error.rethrow();
 }
 
 /// Row ranges of about 16,384 elements or more per thread.
@@ -47,8 +72,12 @@ void parallel_tasks(int threads, std::int64_t tasks, const Body& body) {
     for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);
     return;
   }
+  FirstError error;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (std::int64_t task = 0; task < tasks; ++task) body(task, omp_get_thread_num());
+  for (std::int64_t task = 0; task < tasks; ++task) {
+    error.guard([&] { body(task, omp_get_thread_num()); });
+  }
+  error.rethrow();
 }
 
 /// oneDNN takes the number of threads from OpenMP: sets it for the calling thread in this scope.
