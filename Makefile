@@ -48,6 +48,9 @@ demo: build
 	@$(if $(CORPUS),,scripts/deps.sh demo || true)
 	@CORPUS='$(CORPUS)' scripts/demo.sh $(BUILD)/trireme
 
+# One test more at a time than there are cores: many mostly wait.
+TESTS_AT_ONCE = $$(($(JOBS) + 1))
+
 test:
 	@scripts/deps.sh build $(filter mpich,$(PRESET))
 	@scripts/deps.sh format || echo 'going on without clang-format'
@@ -56,7 +59,7 @@ test:
 	@cmake --build $(BUILD) --parallel $(JOBS)
 	@if command -v mpicc.mpich mpiexec.mpich >/dev/null; then $(MAKE) --no-print-directory test-mpich; \
 	  else echo 'MPICH is not installed (scripts/deps.sh mpich): make test-mpich is left out'; fi
-	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(TESTS_AT_ONCE)
 
 test-mpich: build
 	@scripts/deps.sh mpich
@@ -72,7 +75,7 @@ test-long: configure
 test-asan: deps
 	@cmake --preset asan $(CMAKE_ARGS)
 	@cmake --build build/asan --parallel $(JOBS)
-	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
+	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(TESTS_AT_ONCE)
 
 test-slurm: build
 	@if [ "$$(id -u)" -eq 0 ]; then scripts/deps.sh slurm; fi

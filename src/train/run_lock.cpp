@@ -172,8 +172,8 @@ LockOwner lock_owner(const fs::path& folder, LockTimes times) {
   return {now.owner.name(), alive};
 }
 
-RunLock::RunLock(comm::Communicator& everyone, fs::path folder, int keeper, LockTimes times)
-    : path_(std::move(folder) / "lock"), times_(times) {
+RunLock::RunLock(comm::Communicator& everyone, const fs::path& folder, int keeper, LockTimes times)
+    : path_(folder / "lock"), times_(times) {
   const bool keeps = everyone.rank() == keeper;
   comm::agree(everyone, [&] {
     if (keeps) take();

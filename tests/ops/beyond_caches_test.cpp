@@ -2,6 +2,7 @@
 // odd length vary the alignment of vectors.
 #include <cstring>
 #include <functional>
+#include <memory>
 
 #include "trireme/ops/ops.hpp"
 
@@ -15,9 +16,11 @@ constexpr std::int64_t columns = 1021;
 class Pieces : public testing::TestWithParam<DType> {
  protected:
   Tensor make(std::int64_t width) {
-    memory_.emplace_back(static_cast<std::size_t>(rows * width) * size_of(GetParam()) + 64);
-    auto at = reinterpret_cast<std::uintptr_t>(memory_.back().data());
-    return {reinterpret_cast<void*>((at + 63) / 64 * 64), GetParam(), {rows, width}};
+    const std::size_t bytes = static_cast<std::size_t>(rows * width) * size_of(GetParam());
+    std::size_t space = bytes + 64;
+    memory_.emplace_back(space);
+    void* at = memory_.back().data();
+    return {std::align(64, bytes, at, space), GetParam(), {rows, width}};
   }
   /// Values between −4 and 4.
   Tensor filled(std::int64_t width) {

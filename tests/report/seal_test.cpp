@@ -149,7 +149,7 @@ TEST_F(SealedRun, AnyChangeIsInvalid) {
   std::map<std::string, int> mutations;  // by file
   for (const auto& entry : fs::recursive_directory_iterator(folder_ / "attempts")) {
     if (!entry.is_regular_file()) continue;
-    const fs::path file = entry.path();
+    const fs::path& file = entry.path();
     const std::string text = read_text(file);
     const bool log = file.extension() != ".json" && file.extension() != ".jsonl";
     const bool sealed = !log || file.parent_path() != first_;

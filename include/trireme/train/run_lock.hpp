@@ -41,7 +41,7 @@ class RunLock {
   /// Creates the folder if needed and takes the lock. Rank `keeper` is the owner that the file
   /// names and sends the heartbeats: one without which the run ends. Collective over `everyone`;
   /// throws AgreedError when another run owns it.
-  RunLock(comm::Communicator& everyone, std::filesystem::path folder, int keeper = 0,
+  RunLock(comm::Communicator& everyone, const std::filesystem::path& folder, int keeper = 0,
           LockTimes times = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
