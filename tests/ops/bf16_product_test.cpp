@@ -302,7 +302,7 @@ TEST(Bf16Tiles, GiveTheSameSumsOfIntegers) {
                                                                           {7, 48, 2},
                                                                           {64, 64, 63}}) {
       Narrow a = integers({m, k}, 1), turned = integers({k, m}, 2), b = integers({k, n}, 3);
-      const auto packed = [&](Narrow& x, std::int64_t columns) {
+      const auto packed = [&, k = k](Narrow& x, std::int64_t columns) {
         std::vector<std::uint32_t> words(static_cast<std::size_t>(packed_words(k, columns)) + 64,
                                          nan_words);
         tiles->pack(k, columns, false, &x[0], x.view().stride(0), words.data());

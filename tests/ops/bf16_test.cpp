@@ -78,7 +78,7 @@ TEST_P(NarrowTest, NormsRoundOnce) {
     // sum off by that many roundings of terms of at most 2. A result has them times rstd and times
     // a normalized value of at most 4·rstd; a gradient the square of it.
     const double order = 4 * (static_cast<double>(columns) / 4 + 8) * roundoff;
-    const auto off = [&](double each) {
+    const auto off = [&, rows = rows, columns = columns](double each) {
       return std::vector<double>(static_cast<std::size_t>(rows * columns), each);
     };
     ops->norm(y, mean, rstd, x.narrow, gain.narrow, bias.narrow, 1e-5F);

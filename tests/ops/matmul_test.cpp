@@ -100,7 +100,7 @@ TEST(Matmul, ReproducibleBitsDoNotDependOnThreads) {
       Array a = random_array(ta ? Shape{k, m} : Shape{m, k}, 1);
       Array b = random_array(tb ? Shape{n, k} : Shape{k, n}, 2);
       Array bias = random_array({n}, 3), input = random_array({m, n}, 4);
-      const auto results = [&](int threads) {
+      const auto results = [&, m = m, n = n](int threads) {
         const auto ops = make_cpu_ops(threads, nullptr, true);
         std::vector<Array> all(4, Array({m, n}));
         const MatmulOptions product{.transpose_a = ta, .transpose_b = tb};

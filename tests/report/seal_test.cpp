@@ -22,7 +22,6 @@ using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
 using trireme::test::read_text;
 using trireme::test::write_text;
 
