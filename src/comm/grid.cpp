@@ -40,17 +40,19 @@ std::vector<int> first_with_device(const Session& session, Communicator& world,
   device::MemoryLedger ledger;  // of an agreement that ends here
   const auto node = make_mpi_communicator(session.node(), ledger);
   const std::vector<std::string> near = node->all_gather_texts(identity);
-  auto place = std::find(near.begin(), near.end(), identity) - near.begin();
-  int first = session.nodes()[static_cast<std::size_t>(session.rank())];
-  while (session.nodes()[static_cast<std::size_t>(first)] !=
-             session.nodes()[static_cast<std::size_t>(session.rank())] ||
-         place-- > 0) {
-    ++first;
+  const std::vector<int>& nodes = session.nodes();
+  std::vector<int> here;  // world ranks of the node, in the order of `near`
+  for (int rank = 0; rank < session.size(); ++rank) {
+    if (nodes[static_cast<std::size_t>(rank)] == nodes[static_cast<std::size_t>(session.rank())]) {
+      here.push_back(rank);
+    }
   }
+  const auto place = std::find(near.begin(), near.end(), identity) - near.begin();
+  const int first = identity.empty() ? -1 : here[static_cast<std::size_t>(place)];
   std::vector<int> result;
-  for (const std::string& text :
-       world.all_gather_texts(std::to_string(identity.empty() ? -1 : first)))
+  for (const std::string& text : world.all_gather_texts(std::to_string(first))) {
     result.push_back(std::stoi(text));
+  }
   return result;
 }
 

@@ -54,8 +54,9 @@ class Trainer {
 
   MemoryPrediction predict_memory() const;
   void begin_record(const Environment& environment, double peak);
-  /// Of all ranks; 0 where it is not measured. Collective.
+  /// Operations per second of all ranks, as train.peak says. Collective.
   double measure_peak();
+  /// The same measured again; 0 where it is not measured. Collective.
   double peak_at_end();
   /// What this rank did in its steps: place, seconds of sections, communication.
   nlohmann::json account() const;
