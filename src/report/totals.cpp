@@ -1,6 +1,8 @@
 // Computes again what a record has beside its steps' losses and seconds.
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "trireme/report/runs.hpp"
 
 #include "untrusted.hpp"

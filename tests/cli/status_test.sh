@@ -29,7 +29,7 @@ has '^left +[0-9]' running
 has '^checkpoint +step-[0-9]+, ' running
 timeout 60 "$TRIREME" status run --follow >followed 2>err &
 follower=$!
-sleep 3
+for _ in $(seq 300); do grep -q '^step [0-9]*: save' followed && break; sleep 0.1; done
 kill -9 $job
 wait $job 2>/dev/null
 wait $follower || fail "--follow does not end with the run"

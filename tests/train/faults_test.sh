@@ -78,6 +78,7 @@ run flip --train.steps 9 --train.inject flip@4/1 --train.check placement --train
 # Signals: saved at the end of the step, exit code 75; the resumed run matches the uninterrupted one. SIGUSR1
 # INTERRUPTIONS times, to each rank in turn, the other two signals once.
 signaled=2400  # steps
+! grep -q __asan_init "$TRIREME" || signaled=600
 run straight --train.steps $signaled --train.quiet
 [ "$code" -eq 0 ] || fail "straight run"
 rank_of_ours() {  # rank: its process, once it is there
