@@ -28,7 +28,7 @@ help:
 	@echo 'make docs                     docs/configuration.md from the program, the API reference in build/docs'
 	@echo 'make bench                    operations and whole steps, beside what bounds them, the peak and PyTorch'
 	@echo 'make bench-cuda               steps of GPT-2 and Llama models on a GPU beside its measured ceilings, and PyTorch'
-	@echo 'make gpu-bundle BUNDLER=...   pack tests and benchmarks for a machine that has a GPU and little else'
+	@echo 'make gpu-bundle               pack tests and benchmarks for a machine that has a GPU and little else'
 	@echo 'make bench-layouts            speed, memory and messages of one model in each kind of layout'
 	@echo 'make reproduce-nanogpt CORPUS=tinyshakespeare.txt'
 	@echo '                              a published validation loss, measured again'
@@ -83,9 +83,9 @@ test-slurm: build
 
 test-cuda: deps
 	@cmake --preset cuda $(CMAKE_ARGS)
-	@cmake --build build/cuda --parallel $(JOBS) --target trireme_test_cuda layouts_cuda
-	@build/cuda/tests/trireme_test_cuda
-	@ctest --test-dir build/cuda --output-on-failure --no-tests=error -R '^cuda.layouts$$'
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme_test_cuda nccl_cuda layouts_cuda
+	@build/cuda/tests/trireme_test_cuda --gtest_filter=none  # ends here without a GPU
+	@ctest --test-dir build/cuda --output-on-failure --no-tests=error -L gpu
 
 # SECONDS counts only where the user sets it: bash has a variable of that name.
 FUZZ_SECONDS = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
@@ -127,14 +127,13 @@ bench-cuda: deps
 	@build/cuda/bench/trireme_bench_steps --results build/cuda/bench/results.json cuda; code=$$?; \
 	  $(PYTHON) bench/peers/torch_steps.py build/cuda/bench/results.json && exit $$code
 
-# BUNDLER packs executables with their libraries: BUNDLER FOLDER EXECUTABLES.
-BUNDLER ?= ../shared/gpu/bundle
+# MPI_ARCHIVE: a tar file of an Open MPI that reads GPU memory, to be packed too.
 BUNDLE ?= .gpu
 gpu-bundle: deps
-	@[ -x '$(BUNDLER)' ] || { echo 'make gpu-bundle: $(BUNDLER): is not there; name a packer with BUNDLER=' >&2; exit 1; }
 	@cmake --preset cuda $(CMAKE_ARGS)
-	@cmake --build build/cuda --parallel $(JOBS) --target trireme trireme_test_cuda layouts_cuda trireme_bench_steps
-	@'$(BUNDLER)' '$(BUNDLE)' build/cuda/trireme build/cuda/tests/trireme_test_cuda build/cuda/tests/layouts_cuda build/cuda/bench/trireme_bench_steps
+	@cmake --build build/cuda --parallel $(JOBS) --target trireme trireme_test_cuda nccl_cuda layouts_cuda trireme_bench_steps
+	@MPI_ARCHIVE='$(MPI_ARCHIVE)' scripts/gpu-bundle.sh '$(BUNDLE)' build/cuda/trireme \
+	  $$(ls build/cuda/tests/{trireme_test_cuda,nccl_cuda,layouts_cuda} 2>/dev/null) build/cuda/bench/trireme_bench_steps
 
 reproduce-nanogpt: build
 	@CORPUS='$(CORPUS)' scripts/reproduce-nanogpt.sh $(BUILD)/trireme

@@ -5,9 +5,9 @@
 //                       [--recompute none|cheap|selective|full] [cuda|cpu] [COMPUTE]
 //                       [PRESET:BATCH[:SEQUENCE] …]
 // BATCH is each rank's. At least LEAST steps (5) are timed, after three others; with 1 after one
-// other, where only memory is asked for. FILE gets the same as JSON, for bench/compare.py and
-// bench/peers/torch_steps.py. The peak of a GPU is measured before its first steps, that of CPUs
-// after each model's steps, since measuring needs memory of its own.
+// other, where only memory is asked for. FILE gets the same as JSON after each model, for
+// bench/compare.py and bench/peers/torch_steps.py. The peak of a GPU is measured before its first
+// steps, that of CPUs after each model's steps, since measuring needs memory of its own.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -184,6 +184,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   options.stage = {.sequences = each.batch,
                    .recompute = recompute_of(arguments.recompute, device.is_host(), config.width),
                    .exact_gelu = device.is_host(),
+                   .aligned_logits = !device.is_host(),
                    .compute = compute,
                    .reads_masters = device.is_host()};
   options.threads = 0;
@@ -350,6 +351,11 @@ int run(int argc, char** argv) {
              {"copies", ceilings.copies}}},
            {"cases", json::array()}};
   bool whole = true;
+  const auto write_results = [&] {
+    if (!is_root || arguments.results.empty()) return;
+    replace_file(arguments.results, json_text(all, 2) + "\n");
+  };
+  write_results();
   for (const Case& each : arguments.cases) {
     try {
       all["cases"].push_back(run_case(session, computes, compute, each, arguments, ceilings));
@@ -358,9 +364,7 @@ int run(int argc, char** argv) {
       fmt::print("{}: {}\n", each.preset, error.what());
     }
     std::fflush(stdout);
-  }
-  if (is_root && !arguments.results.empty()) {
-    replace_file(arguments.results, json_text(all, 2) + "\n");
+    write_results();  // a later model may meet a time limit
   }
   return whole ? 0 : 1;
 }

@@ -54,6 +54,10 @@ foreach(kind STANDARD EXTENSION)
   endif()
 endforeach()
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
+string(APPEND CMAKE_CUDA_FLAGS " -lineinfo")  # for profilers and compute-sanitizer; no code changes
+if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 13.0)
+  string(APPEND CMAKE_CUDA_FLAGS " --compress-mode=size")  # a sixth, with the line numbers
+endif()
 string(APPEND CMAKE_CUDA_FLAGS "${trireme_cuda_generate}")
 set(TRIREME_HAS_CUDA ON)
 

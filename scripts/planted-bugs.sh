@@ -7,19 +7,21 @@ cd "$(dirname "$0")/.."
 list=tests/planted/bugs.txt
 copy=build/planted
 
-# One line per bug: name, title, test, then file, find and plant of every edit; fields end in \x1f.
+# One line per bug: name, title, test, what the test needs of the machine (or "none"), then file, find and plant of every
+# edit; fields end in \x1f.
 entries() {
   awk '
     function value() { return substr($0, index($0, ": ") + 2) }
-    function finish() { if (name != "") printf "%s\x1f%s\x1f%s\x1f%s\n", name, title, test, edits }
+    function finish() { if (name != "") printf "%s\x1f%s\x1f%s\x1f%s\x1f%s\n", name, title, test, needs, edits }
     /^#/ || /^$/ { next }
     /^bug: / {
       finish()
       split(value(), part, ": ")
-      name = part[1]; title = substr(value(), length(name) + 3); edits = ""; test = ""; next
+      name = part[1]; title = substr(value(), length(name) + 3); edits = ""; test = ""; needs = "none"; next
     }
     /^(file|find): / || /^plant:/ { edits = edits (/^plant: *$/ ? "" : value()) "\x1f"; next }
     /^test: / { test = value(); next }
+    /^needs: / { needs = value(); next }
     { print "line " FNR " of the list is not understood: " $0 > "/dev/stderr"; exit 1 }
     END { finish() }' "$list"
 }
@@ -47,6 +49,7 @@ target() {
     parallel.layout_matrix.*) echo layout_matrix ;;
     train.reshard_grid) echo reshard_grid ;;
     comm.watchdog_test) echo watchdog_program ;;
+    cuda.cublas_products) echo cublas_products_test ;;
     train.hugging_face_test) echo trireme logits_program ;;
     *.mpi[0-9]*) echo "${1%%.*}_mpi" ;;
     *_test) echo trireme trireme_file_faults ;;
@@ -64,8 +67,8 @@ if [ "${1-}" = --check ]; then
   wrong=0
   for bug in "${bugs[@]}"; do
     IFS=$'\x1f' read -r -a field <<< "$bug"
-    [ "$(( (${#field[@]} - 3 + 2) / 3 ))" -gt 0 ] && [ -n "${field[2]}" ] || { echo "${field[0]}: no edit or no test"; wrong=1; }
-    for ((i = 3; i + 1 < ${#field[@]}; i += 3)); do
+    [ "$(( (${#field[@]} - 4 + 2) / 3 ))" -gt 0 ] && [ -n "${field[2]}" ] || { echo "${field[0]}: no edit or no test"; wrong=1; }
+    for ((i = 4; i + 1 < ${#field[@]}; i += 3)); do
       edit "${field[i]}" "${field[i + 1]}" || { echo "planted bug ${field[0]} does not fit its source"; wrong=1; }
     done
   done
@@ -84,20 +87,26 @@ command -v ccache > /dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 cmake -S $copy/source -B $copy/build -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DTRIREME_WERROR=OFF -DTRIREME_BENCH=OFF "${launcher[@]}" > $copy/log 2>&1 || { tail -3 $copy/log; exit 1; }
 
+has() { case $1 in none) ;; cuda) command -v nvcc > /dev/null ;; *) grep -qw "$1" /proc/cpuinfo ;; esac; }
 wanted() { [ $# -eq 1 ] && return 0; local name=$1 each; shift; for each in "$@"; do [ "$each" = "$name" ] && return 0; done; return 1; }
 declare -A sound
-missed=0 caught=0
+missed=0 caught=0 untried=0
 for bug in "${bugs[@]}"; do
   IFS=$'\x1f' read -r -a field <<< "$bug"
   name=${field[0]} test=${field[2]}
   wanted "$name" "$@" || continue
+  if ! has "${field[3]}"; then
+    printf '%-24s %-8s %s\n' "$name" untried "$test is not run on a machine without ${field[3]}"
+    untried=$((untried + 1))
+    continue
+  fi
   if [ -z "${sound[$test]-}" ]; then
     # shellcheck disable=SC2046
     build $(target "$test") || { echo "the tree does not build: $copy/build.log"; exit 1; }
     run_test "$test" || { echo "$test fails without any planted bug: $copy/log"; exit 1; }
     sound[$test]=yes
   fi
-  for ((i = 3; i + 1 < ${#field[@]}; i += 3)); do
+  for ((i = 4; i + 1 < ${#field[@]}; i += 3)); do
     file=$copy/source/${field[i]}
     [ -e "$file.sound" ] || cp -p "$file" "$file.sound"
     edit "$file" "${field[i + 1]}" "${field[i + 2]-}" > "$file.bug"
@@ -107,12 +116,12 @@ for bug in "${bugs[@]}"; do
   # shellcheck disable=SC2046
   build $(target "$test") || verdict="does not compile"
   if [ "$verdict" = caught ] && run_test "$test"; then verdict=MISSED; fi
-  for ((i = 3; i + 1 < ${#field[@]}; i += 3)); do
+  for ((i = 4; i + 1 < ${#field[@]}; i += 3)); do
     file=$copy/source/${field[i]}
     if [ -e "$file.sound" ]; then cp "$file.sound" "$file"; rm -f "$file.sound" "$file.bug"; fi
   done
   printf '%-24s %-8s %s\n' "$name" "$verdict" "$test"
   if [ "$verdict" = caught ]; then caught=$((caught + 1)); else missed=$((missed + 1)); fi
 done
-echo "$caught caught, $missed not"
+echo "$caught caught, $missed not, $untried untried"
 [ $missed -eq 0 ]

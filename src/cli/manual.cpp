@@ -128,6 +128,10 @@ constexpr Fact variables[] = {
     {"OMP_NUM_THREADS", "Threads of a rank where parallel.threads is 0."},
     {"ONEDNN_MAX_CPU_ISA",
      "Widest instruction set for CPU products. Ranks with different ones are refused."},
+    {"TRIREME_CUDA_WITHOUT",
+     "Parts of GPU libraries to do without: cudnn, cublaslt, bias, gelu, row_sum, timing, "
+     "separated "
+     "by commas. Ranks with different ones are refused."},
     {"SLURM_JOB_END_TIME",
      "End of the Slurm job: the run saves and stops train.time_margin seconds before it."},
     {"OMPI_MCA_mpi_yield_when_idle", "Set to 1 before MPI starts, unless it is already set."},

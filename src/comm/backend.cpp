@@ -1,6 +1,7 @@
 #include "trireme/comm/backend.hpp"
 
 #include <array>
+#include <chrono>
 #include <map>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "trireme/comm/session.hpp"
 #include "trireme/core/error.hpp"
 
+#include "operations.hpp"
 #include "requests.hpp"
 
 namespace trireme::comm {
@@ -220,22 +222,45 @@ bool choose_direct(const std::string& staging, std::optional<bool> library) {
   return true;
 }
 
-bool message_arrives(device::Device& device, const DeviceMessages& messages) {
-  constexpr std::size_t count = 1000;
-  device::MemoryLedger ledger(device);
-  const device::Buffer from(ledger, device::Use::communication, count);
-  const device::Buffer to(ledger, device::Use::communication, count);
-  std::vector<std::uint8_t> pattern(count), arrived(count);
-  for (std::size_t i = 0; i < count; ++i) pattern[i] = static_cast<std::uint8_t>(i * 7 + 1);
-  device::write(device, from.view(DType::u8, {count}), pattern.data());
-  device.synchronize();
-  Requests requests({.comm = MPI_COMM_SELF, .address = &messages.address});
-  requests.receive(to.data(), count, 0, 0);
-  requests.send(from.data(), count, 0, 0);
-  while (!requests.test()) {
+bool messages_arrive(device::Device& device, const DeviceMessages& messages, MPI_Comm ranks) {
+  // Of its own: what is still under way after a failure meets no other message.
+  MPI_Comm own = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_dup(ranks, &own), "MPI_Comm_dup");
+  const MpiHandle group(own);
+  const int size = group.size(), rank = group.rank();
+  const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
+  bool all = true;
+  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (const std::int64_t count : {std::int64_t{1000}, std::int64_t{1} << 20}) {
+    const auto pattern_of = [&](int of) {
+      std::vector<std::uint8_t> pattern(static_cast<std::size_t>(count));
+      for (std::size_t i = 0; i < pattern.size(); ++i) {
+        pattern[i] = static_cast<std::uint8_t>(i % 251 * 7 + static_cast<std::size_t>(of) + 1);
+      }
+      return pattern;
+    };
+    device::MemoryLedger ledger(device);
+    const auto bytes = static_cast<std::size_t>(count);
+    const device::Buffer from(ledger, device::Use::communication, bytes);
+    const device::Buffer to(ledger, device::Use::communication, bytes);
+    std::vector<std::uint8_t> arrived(bytes);
+    device::write(device, from.view(DType::u8, {count}), pattern_of(rank).data());
+    device.synchronize();
+    try {
+      Requests requests({.comm = group.comm(), .address = &messages.address});
+      requests.receive(to.data(), bytes, previous, 0);
+      requests.send(from.data(), bytes, next, 0);
+      while (!requests.test()) {
+        if (std::chrono::steady_clock::now() > late) return false;  // the neighbor's has failed
+      }
+    } catch (const Error&) {  // the library refuses the memory
+      return false;
+    }
+    device::read(device, arrived.data(), to.view(DType::u8, {count}));
+    // The neighbors' second messages come all the same.
+    all = all && arrived == pattern_of(previous);
   }
-  device::read(device, arrived.data(), to.view(DType::u8, {count}));
-  return arrived == pattern;
+  return all;
 }
 
 std::string describe_direct(std::optional<bool> library) {

@@ -19,20 +19,6 @@ std::shared_ptr<MpiHandle> split(const Session& session, const std::vector<int>&
   return comm == MPI_COMM_NULL ? nullptr : std::make_shared<MpiHandle>(comm);
 }
 
-/// How the device's memory gets to MPI. Ranks need not be alike in it.
-DeviceMessages device_messages(device::Device& device, const GridOptions& options) {
-  DeviceMessages messages{.direct = false, .address = options.address};
-  if (device.is_host()) return messages;
-  messages.direct = choose_direct(options.comm.staging, mpi_reads_cuda());
-  if (messages.direct && !message_arrives(device, messages)) {
-    throw Error(
-        "comm.staging = {}: a message in the memory of {} did not arrive as it was sent; use "
-        "comm.staging = yes",
-        options.comm.staging, device.name());
-  }
-  return messages;
-}
-
 /// BackendFacts::device_of. Ranks that share a device are on one node. Only one number per rank
 /// passes between nodes.
 std::vector<int> first_with_device(const Session& session, Communicator& world,
@@ -79,14 +65,14 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
     : session_(session),
       shape_(shape),
       coordinates_(shape.coordinates(session.rank())),
-      ledger_(ledger),
-      messages_(device_messages(ledger.device(), options)) {
+      ledger_(ledger) {
   TRIREME_ASSERT(shape.size() == session.size(), "{} over {} ranks", shape.to_string(),
                  session.size());
   TRIREME_ASSERT(shape.of(Axis::data) % shape.shard_size() == 0 &&
                      shape.of(Axis::tensor) % shape.kv_size() == 0,
                  "shard groups of {}, key/value groups of {} in {}", shape.shard_size(),
                  shape.kv_size(), shape.to_string());
+  choose_messages(options);
   make_groups();
   backends_ = choose_backends(options.comm, shape_, backend_facts(options));
   use_nccl(options);
@@ -101,6 +87,30 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
                           axis == settable_axes.back() ? "" : ",");
   }
   where_ += fmt::format(" on {}", std::string_view(host, static_cast<std::size_t>(length)));
+}
+
+/// How the device's memory gets to MPI. Nodes need not be alike in what the library reports.
+void Grid::choose_messages(const GridOptions& options) {
+  device::Device& device = ledger_.device();
+  if (device.is_host()) return;
+  messages_.address = options.address;
+  const std::optional<bool> reads = options.mpi_reads_device();
+  // The least of all ranks: 1: as chosen; 0: messages do not arrive; −1: the library refuses.
+  int arrive = 1;
+  if (options.comm.staging == "no" && reads == false) {
+    arrive = -1;
+  } else {
+    messages_.direct = choose_direct(options.comm.staging, reads);
+    if (messages_.direct && !messages_arrive(device, messages_, session_.node())) arrive = 0;
+  }
+  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &arrive, 1, MPI_INT, MPI_MIN, session_.world()),
+            "MPI_Allreduce");
+  if (arrive == -1) choose_direct("no", false);  // throws, on all ranks
+  if (arrive == 1) return;
+  const std::string why = "a message from GPU memory to a neighbor did not arrive as it was sent";
+  if (options.comm.staging == "no") throw ConfigError("comm.staging", "no", why, "use auto or yes");
+  messages_.direct = false;
+  warnings_.push_back("comm.staging = auto: " + why + "; messages pass through host memory");
 }
 
 void Grid::make_groups() {

@@ -155,8 +155,43 @@ void NcclHandle::wait_for(const char* operation) {
   }
 }
 
+LaunchOrder::Ticket LaunchOrder::take(device::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back({next_, &stream});
+  return next_++;
+}
+
+bool LaunchOrder::is_turn(Ticket ticket, const device::Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  if (waiting_.front().ticket == ticket) return true;
+  TRIREME_ASSERT(waiting_.front().stream != &stream, "tickets {} and {} of a stream out of order",
+                 waiting_.front().ticket, ticket);
+  // Nobody else may be polling it. Within a poll no other follows: it could come back to the stream
+  // where the first one began.
+  if (!std::exchange(polling_, true)) {
+    waiting_.front().stream->poll();
+    polling_ = false;
+  }
+  return waiting_.front().ticket == ticket;
+}
+
+void LaunchOrder::leave(Ticket ticket, std::shared_ptr<device::Fence> end) {
+  const std::lock_guard lock(mutex_);
+  if (end) last_end_ = std::move(end);
+  std::erase_if(waiting_, [&](const Entry& entry) { return entry.ticket == ticket; });
+}
+
+std::shared_ptr<device::Fence> LaunchOrder::last_end() {
+  const std::lock_guard lock(mutex_);
+  return last_end_;
+}
+
 NcclRuntime::NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclOptions& options)
-    : api_(api), ledger_(ledger), options_(options), thread_([this] { run(); }) {}
+    : api_(api),
+      ledger_(ledger),
+      options_(options),
+      in_turns_(!api.orders_launches()),
+      thread_([this] { run(); }) {}
 
 NcclRuntime::~NcclRuntime() {
   {

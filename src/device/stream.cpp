@@ -67,9 +67,10 @@ Event Stream::enqueue(std::unique_ptr<Operation> operation) {
   event.state_ = std::make_shared<Event::State>();
   event.state_->stream = this;
   const bool queued = operation->queued();
+  std::shared_ptr<Fence> after = device_.fence();  // may throw
   {
     const std::lock_guard lock(queue_mutex_);
-    queue_.push_back({std::move(operation), event.state_, device_.fence()});
+    queue_.push_back({std::move(operation), event.state_, std::move(after)});
   }
   if (queued) poll();  // the device continues by itself
   return event;

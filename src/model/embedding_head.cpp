@@ -11,6 +11,7 @@ namespace {
 /// block's backward needs anyway. Every block of rows reads and writes the weight's whole gradient.
 constexpr std::int64_t least_logits = std::int64_t{48} << 20;
 constexpr std::int64_t logits_by_rows = 4;
+constexpr std::int64_t logits_step = 64;  // elements; see Shares::aligned_logits
 
 /// A matrix with a row for each token.
 int add_token_weight(params::ParameterTable& table, int unit, const char* name,
@@ -127,7 +128,8 @@ void Head::plan(UnitPlan& plan) {
   logits_.clear();
   for (int i = 0; i < tiles.count; ++i) {
     const params::Range own = params::tile_of(vocabulary_, tiles.first + i, tiles.all);
-    logits_.push_back(plan.add(Area::scratch, block_, own.size()));
+    const std::int64_t step = plan.shares().aligned_logits ? logits_step : 1;
+    logits_.push_back(plan.add(Area::scratch, block_, (own.size() + step - 1) / step * step));
   }
 }
 
@@ -135,7 +137,11 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
   ops::Ops& ops = context.ops;
   const UnitMemory& memory = context.memory;
   const std::int64_t rows = block.normed.extent(0);
-  const std::vector<Tensor> logits = memory.views(logits_, rows);  // [rows, Vv] each
+  std::vector<Tensor> logits = memory.views(logits_, rows);  // [rows, Vv] each
+  for (int i = 0; i < context.shares.tiles.count; ++i) {
+    Tensor& own = logits[static_cast<std::size_t>(i)];
+    own = own.slice(1, 0, tile(context, vocabulary_, i).size());
+  }
   const auto used = [&](int i) { return logits[static_cast<std::size_t>(i)].extent(1) > 0; };
   const int tiles = context.shares.tiles.count;
 

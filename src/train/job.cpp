@@ -5,6 +5,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/session.hpp"
+#include "trireme/ops/cuda_ops.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/plan/peak.hpp"
 #include "trireme/report/record.hpp"
@@ -80,8 +81,11 @@ Environment probe_environment(const Job& job, comm::Communicator& everyone, int 
       everyone, "instruction set",
       fmt::format("{}, bf16 by {}", ops::instruction_set(), ops::cpu_bf16_products()),
       "use nodes of one kind of processor");
-  comm::require_alike(everyone, "libraries", "oneDNN " + versions().at("onednn").get<std::string>(),
-                      "start the same installation on all nodes");
+  std::string libraries = "oneDNN " + versions().at("onednn").get<std::string>();
+  if (!ops::cuda_without().empty()) libraries += ", without " + ops::cuda_without();
+  comm::require_alike(
+      everyone, "libraries", libraries,
+      "start the same installation, with the same TRIREME_CUDA_WITHOUT, on all nodes");
   return {.provenance = report::provenance(everyone, versions(), root),
           .shared_cores = comm::core_warning(job.session, job.threads)};
 }

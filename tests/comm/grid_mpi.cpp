@@ -320,18 +320,75 @@ TEST(GridBackends, RanksOfOneDeviceUseMpiAndRefuseNccl) {
   }
 }
 
-TEST(Direct, AMessageToItselfShowsWhetherItArrives) {
-  SimulatedDevice device(3);
-  const auto real = [&](void* memory) {
-    return static_cast<void*>(device.real(static_cast<std::byte*>(memory)));
-  };
-  EXPECT_TRUE(message_arrives(device, {.direct = true, .address = real}));
-  std::vector<std::byte> elsewhere(1000);
-  EXPECT_FALSE(message_arrives(device, {.direct = true, .address = [&](void*) {
-                                          return static_cast<void*>(&elsewhere[0]);
-                                        }}));
+/// Warnings about how messages of a device pass.
+int staging_warnings(const Grid& grid) {
+  const std::vector<std::string> all = grid.warnings();
+  return static_cast<int>(std::count_if(all.begin(), all.end(), [](const std::string& line) {
+    return line.starts_with("comm.staging = auto: ");
+  }));
+}
+
+/// A device whose memory the MPI library claims to read. Where `lost`, that of the last rank reads
+/// as something else.
+struct DirectMessages {
+  explicit DirectMessages(bool lost) : device(3), ledger(device) {
+    const bool last = session.rank() == session.size() - 1;
+    options.mpi_reads_device = [] { return true; };
+    options.address = [this, lost = lost && last](void* memory) {
+      ++asked;
+      void* const real = device.real(static_cast<std::byte*>(memory));
+      return lost ? static_cast<void*>(elsewhere.data()) : real;
+    };
+  }
+  Grid make() { return {session, GridShape{{1, session.size(), 1, 1}}, ledger, options}; }
+
+  Session session{MPI_COMM_WORLD};
+  SimulatedDevice device;
+  device::MemoryLedger ledger;
+  /// How often MPI's address of the memory is asked for while the ranks' numbers are added.
+  int asked_in_sum(Grid& grid) {
+    const device::Buffer data(ledger, device::Use::workspace, 4);
+    const Tensor number = data.view(DType::f32, {1});
+    device::Stream stream(device);
+    const float own = 1;
+    device::write(device, number, &own);
+    asked = 0;
+    grid.world().all_reduce(number, Reduction::sum, stream).wait();
+    float sum = 0;
+    device::read(device, &sum, number);
+    EXPECT_EQ(sum, static_cast<float>(session.size()));
+    return asked;
+  }
+  std::vector<std::byte> elsewhere = std::vector<std::byte>(std::size_t{1} << 20);
+  GridOptions options;
+  int asked = 0;
+};
+
+TEST(Direct, MessagesThatArriveAreNotStaged) {
+  DirectMessages direct(false);
+  EXPECT_TRUE(messages_arrive(direct.device, {.direct = true, .address = direct.options.address},
+                              MPI_COMM_WORLD));
+  Grid grid = direct.make();
+  EXPECT_EQ(staging_warnings(grid), 0);
+  EXPECT_EQ(direct.asked_in_sum(grid) > 0, direct.session.size() > 1);
   // This machine's libraries have no GPU support, or report so.
   EXPECT_FALSE(mpi_reads_cuda().value_or(false));
+}
+
+TEST(Direct, MessagesThatDoNotArriveAreStagedOrAnError) {
+  DirectMessages direct(true);
+  {
+    Grid grid = direct.make();
+    EXPECT_EQ(staging_warnings(grid), 1);
+    EXPECT_EQ(direct.asked_in_sum(grid), 0);
+  }
+  direct.options.comm.staging = "no";
+  try {
+    direct.make();
+    ADD_FAILURE() << "not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(StartsWith("comm.staging = no: "), HasSubstr("to a neighbor")));
+  }
 }
 
 TEST(Environment, AMixtureIsRefusedOnAllRanks) {

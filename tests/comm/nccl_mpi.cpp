@@ -18,7 +18,8 @@ using namespace std::chrono_literals;
 
 class Nccl : public ::testing::Test {
  protected:
-  explicit Nccl(NcclOptions options = {.scratch = 10'000, .period = 20ms}) : options_(options) {}
+  explicit Nccl(NcclOptions options = {.scratch = 10'000, .period = 20ms}, bool ordered = false)
+      : options_(options), ordered_(ordered) {}
   void make() {
     groups_.make([this](const TestGroup& group) {
       return runtime_.make(make_mpi_communicator(group.oracle, groups_.ledger), group.name,
@@ -39,9 +40,38 @@ class Nccl : public ::testing::Test {
     return "nothing was thrown";
   }
 
+  /// Two groups of the world's ranks, whose streams nobody else polls, on a device with room for
+  /// one operation. Half of the ranks are slow to hand over the first group's: if they handed over
+  /// the second's meanwhile, each half would wait for the other.
+  void expect_one_order() {
+    if (groups_.hosts.world()->size() == 1) return;
+    const auto make_own = [&](const char* name) {
+      return runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name,
+                           "comm.data");
+    };
+    const auto tensor = make_own("tensor"), data = make_own("data");
+    OnDevice first(groups_, DType::f32, 1000), second(groups_, DType::f32, 1000);
+    device::Stream streams[2] = {device::Stream(groups_.device), device::Stream(groups_.device)};
+    double_.leave_room_for_one();
+    for (int i = 0; i < 10; ++i) {
+      if (tensor->rank() % 2 == 1) double_.hold_next(50);
+      tensor->all_reduce(first.tensor(), Reduction::max, streams[0]);
+      data->all_reduce(second.tensor(), Reduction::max, streams[1]).wait();
+    }
+    const auto fence = groups_.device.fence();
+    const auto late = std::chrono::steady_clock::now() + 20s;
+    while (fence && !fence->reached() && std::chrono::steady_clock::now() < late) {
+      std::this_thread::sleep_for(1ms);
+    }
+    const bool done = !fence || fence->reached();
+    EXPECT_TRUE(done) << "ranks wait for one another";
+    if (!tensor->all_agree(done)) runtime_.abandon(std::make_exception_ptr(Error("enough")));
+  }
+
   NcclOptions options_;
+  bool ordered_;
   DeviceGroups groups_{11};
-  NcclDouble double_{groups_.device};
+  NcclDouble double_{groups_.device, ordered_};
   NcclRuntime runtime_{double_, groups_.ledger, options_};
 };
 
@@ -52,6 +82,21 @@ TEST_F(Nccl, EveryCollectiveMatchesMpiBitForBit) {
     EXPECT_EQ(double_.calls(name), 0) << name;  // no sum by the library
   }
   EXPECT_EQ(double_.calls("all_gather") > 0, world()->size() > 1);
+}
+
+class Alone : public Nccl {
+ protected:
+  Alone() : Nccl({.library_sums = true, .scratch = 10'000, .period = 20ms, .alone = true}) {}
+};
+
+// What one GPU can show of NCCL.
+TEST_F(Alone, GroupsOfOneRankUseTheLibraryToo) {
+  make();
+  EXPECT_EQ(double_.alive(), static_cast<int>(groups_.groups.size()));
+  try_everything(groups_, 10'007, true);
+  for (const char* name : {"all_reduce", "reduce_scatter", "all_gather", "broadcast"}) {
+    EXPECT_GT(double_.calls(name), 0) << name;
+  }
 }
 
 class LibrarySums : public Nccl {
@@ -367,6 +412,45 @@ TEST_F(Nccl, OperationsOfOneGroupAreDoneInOrderOnAllStreams) {
   runtime_.abandon(std::make_exception_ptr(Error("enough")));
   EXPECT_EQ(what([&] { groups_.device.synchronize(); }), "enough");
   world()->barrier();
+}
+
+TEST_F(Nccl, GroupsStartInTheOrderOfTheirCallsOnEveryRank) { expect_one_order(); }
+
+class Ordered : public Nccl {
+ protected:
+  Ordered() : Nccl({.scratch = 10'000, .period = 20ms}, true) {}
+};
+
+// NCCL keeps the order on the device; that of the calls is still ours.
+TEST_F(Ordered, GroupsStartInTheOrderOfTheirCallsOnEveryRank) { expect_one_order(); }
+
+/// Work of a stream that never ends.
+class Endless final : public device::Operation {
+  void start() override {}
+  bool test() override { return false; }
+};
+
+// The first group's operation is behind work that never ends, and the second's waits for its turn.
+TEST_F(Nccl, AnAbortReachesWhoeverWaitsForATurn) {
+  if (groups_.hosts.world()->size() == 1) return;
+  const auto make_own = [&](const char* name) {
+    return runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name, "comm.data");
+  };
+  const auto first = make_own("data"), second = make_own("tensor");
+  const auto fails = [&] {
+    OnDevice data(groups_, DType::f32, 1000);
+    device::Stream streams[2] = {device::Stream(groups_.device), device::Stream(groups_.device)};
+    streams[0].enqueue(std::make_unique<Endless>());
+    first->all_reduce(data.tensor(), Reduction::max, streams[0]);
+    const device::Event event = second->all_reduce(data.tensor(), Reduction::max, streams[1]);
+    for (int i = 0; i < 20; ++i) streams[1].poll();
+    EXPECT_FALSE(event.done());
+    runtime_.abandon(std::make_exception_ptr(Error("enough")));
+    event.wait();
+  };
+  EXPECT_EQ(what(fails), "enough");
+  EXPECT_EQ(what([&] { groups_.device.synchronize(); }), "enough");
+  MPI_Barrier(MPI_COMM_WORLD);
 }
 
 // Two threads poll streams of one group: neither calls while the other's call is in progress.

@@ -55,6 +55,9 @@ TEST(ProductKeys, DistinguishWhatAnAlgorithmDependsOn) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) EXPECT_NE(keys[i], keys[j]) << i << " " << j;
   }
+  // Of every row: 17 elements of two bytes.
+  EXPECT_EQ(plain.result_alignment, 16);
+  EXPECT_EQ(keys[7].result_alignment, 2);
   // Alignment beyond 16 bytes does not matter.
   Product p = example();
   p.a.data = reinterpret_cast<char*>(memory) + 16;
@@ -102,6 +105,65 @@ TEST(ProductKeys, ReportWhatLibrariesCannotFuse) {
     p.bias = memory;
     p.c.type = Element::f32;
   }));
+}
+
+TEST(Without, IsAListOfKnownNames) {
+  const auto is = [](const char* list, const CudaWithout& expected) {
+    const CudaWithout w = read_cuda_without(list);
+    return w.cudnn == expected.cudnn && w.cublaslt == expected.cublaslt &&
+           w.bias == expected.bias && w.gelu == expected.gelu && w.row_sum == expected.row_sum &&
+           w.timing == expected.timing;
+  };
+  EXPECT_TRUE(is("", {}));
+  EXPECT_TRUE(is("gelu", {.gelu = true}));
+  EXPECT_TRUE(is("cudnn,cublaslt,timing", {.cudnn = true, .cublaslt = true, .timing = true}));
+  EXPECT_TRUE(is("bias,row_sum", {.bias = true, .row_sum = true}));
+  for (const char* wrong : {"gelus", "cudnn, gelu", ","}) {
+    EXPECT_THROW(read_cuda_without(wrong), Error) << wrong;
+  }
+}
+
+/// A library that computes nothing and notes which epilogues it was asked for.
+class NotingProducts final : public Products {
+ public:
+  explicit NotingProducts(std::vector<Epilogue>& asked) : asked_(asked) {}
+  bool multiply(const Product& product) override {
+    asked_.push_back(key_of(product).epilogue);
+    return true;
+  }
+  std::vector<std::byte> algorithms() const override { return {}; }
+  void use_algorithms(std::span<const std::byte>) override {}
+  std::vector<Choice> describe_algorithms() const override { return {}; }
+
+ private:
+  std::vector<Epilogue>& asked_;
+};
+
+TEST(Without, ProductsAreFinishedByOurKernels) {
+  using enum Epilogue;
+  const auto asked_without = [](const char* list) {
+    std::vector<Epilogue> asked;
+    CudaParts parts(tested_device());
+    parts.products = std::make_unique<NotingProducts>(asked);
+    parts.without = read_cuda_without(list);
+    CudaOps ops(std::move(parts));
+    alignas(16) std::uint16_t space[4][64] = {};
+    alignas(16) float sums[64] = {};
+    const auto tensor = [&](int i, std::int64_t rows, std::int64_t columns) {
+      return Tensor(space[i], DType::bf16, Shape{rows, columns});
+    };
+    const Tensor a = tensor(0, 8, 8), b = tensor(1, 8, 8), c = tensor(2, 8, 8);
+    const Tensor bias(space[3], DType::bf16, Shape{8});
+    ops.matmul(c, a, b, {.bias = bias});
+    ops.matmul(c, a, b, {.bias = bias, .before_gelu = tensor(3, 8, 8)});
+    ops.matmul(c, a, b, {.gelu_input = tensor(3, 8, 8)});
+    ops.matmul(Tensor(sums, {8, 8}), a, b, {.transpose_a = true, .row_sum = Tensor(sums, {8})});
+    return asked;
+  };
+  EXPECT_EQ(asked_without(""), (std::vector{bias, bias_gelu, gelu_slope, row_sum}));
+  EXPECT_EQ(asked_without("bias"), (std::vector{none, none, gelu_slope, row_sum}));
+  EXPECT_EQ(asked_without("gelu"), (std::vector{bias, none, none, row_sum}));
+  EXPECT_EQ(asked_without("row_sum"), (std::vector{bias, bias_gelu, gelu_slope, none}));
 }
 
 TEST(Algorithms, RoundTripAsBytes) {

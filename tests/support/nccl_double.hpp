@@ -25,8 +25,10 @@ namespace trireme::testing_support {
 
 class NcclDouble final : public comm::NcclApi {
  public:
-  /// Collective over the world, as is the destructor.
-  explicit NcclDouble(SimulatedDevice& device) : device_(device) {
+  /// Collective over the world, as is the destructor. `ordered`: operations of all communicators
+  /// start on the device in the order of their calls, as NCCL's from 2.26 on.
+  explicit NcclDouble(SimulatedDevice& device, bool ordered = false)
+      : device_(device), ordered_(ordered) {
     MPI_Comm_dup(MPI_COMM_WORLD, &world_);
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world_, &world_rank_);
@@ -49,6 +51,17 @@ class NcclDouble final : public comm::NcclApi {
     const std::lock_guard lock(mutex_);
     broken_ = error;
   }
+  /// From now on one operation at a time is on the device, and stays until its peers' have come: as
+  /// on a GPU where others find no room beside it.
+  void leave_room_for_one() {
+    const std::lock_guard lock(mutex_);
+    crowded_ = true;
+  }
+  /// The next operation stays in progress until it has been asked for `polls` times.
+  void hold_next(int polls) {
+    const std::lock_guard lock(mutex_);
+    next_delay_ = polls;
+  }
   int calls(const std::string& name) {
     const std::lock_guard lock(mutex_);
     return calls_[name];
@@ -59,6 +72,7 @@ class NcclDouble final : public comm::NcclApi {
   }
 
   std::string version() override { return "double"; }
+  bool orders_launches() override { return ordered_; }
   std::string describe(Result result, Comm) override {
     return "NCCL's words for " + std::to_string(static_cast<int>(result));
   }
@@ -365,17 +379,28 @@ class NcclDouble final : public comm::NcclApi {
     work->world = world_;
     ++*group.under_way;
     group.held.emplace_back(queue, [work, aborted = group.aborted, under_way = group.under_way,
-                                    number = group.submitted++, done = group.done] {
+                                    number = group.submitted++, done = group.done,
+                                    on_device = crowded_ ? &on_device_ : nullptr,
+                                    started = ordered_ ? &started_ : nullptr, place = called_++] {
+      // One thread of the device calls this.
+      const auto finds_room = [&] {
+        if (on_device == nullptr || *on_device == work.get()) return true;
+        if (*on_device != nullptr || (started != nullptr && *started != place)) return false;
+        if (started != nullptr) ++*started;
+        *on_device = work.get();
+        return true;
+      };
       if (*aborted) {
         work->drop();
-      } else if (*done != number || !work->step()) {
+      } else if (*done != number || !finds_room() || !work->step()) {
         return false;
       }
+      if (on_device != nullptr && *on_device == work.get()) *on_device = nullptr;
       ++*done;
       --*under_way;
       return true;
     });
-    group.delay = turn_++ % 4;  // often queued at once
+    group.delay = next_delay_ > 0 ? std::exchange(next_delay_, 0) : turn_++ % 4;  // often at once
     if (group.delay == 0) hand_over(group);
     return group.delay == 0 ? Result::success : Result::in_progress;
   }
@@ -412,7 +437,11 @@ class NcclDouble final : public comm::NcclApi {
   std::map<std::string, int> calls_;
   std::pair<std::string, Result> refused_;
   Result broken_ = Result::success;
-  int sequence_ = 0, alive_ = 0, turn_ = 0;
+  int sequence_ = 0, alive_ = 0, turn_ = 0, next_delay_ = 0;
+  bool ordered_;
+  int called_ = 0, started_ = 0;  // operations, where they start in order
+  bool crowded_ = false;
+  const Work* on_device_ = nullptr;  // where only one finds room
   // Group calls are per thread.
   static inline thread_local int depth = 0;
   static inline thread_local std::vector<Call> grouped;

@@ -18,6 +18,8 @@ for kilobytes in $(seq 300000 20000 560000) 4000000; do
   (ulimit -v "$kilobytes"; train) >out 2>&1 || code=$?
   if [ $code -eq 0 ]; then
     trained=1
+  elif [ $code -eq 127 ] && grep -q 'error while loading shared libraries' out; then
+    echo "ulimit -v $kilobytes: the program is not even loaded"
   elif [ $code -ne 1 ] || [ "$(wc -l <out)" -ne 1 ] || ! grep -Eq '^trireme: error: (memory|.*out of memory|a thread)' out; then
     echo "ulimit -v $kilobytes: exit code $code"
     cat out

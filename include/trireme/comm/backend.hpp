@@ -47,9 +47,11 @@ std::optional<bool> mpi_reads_cuda();
 /// ConfigError.
 bool choose_direct(const std::string& staging, std::optional<bool> library);
 
-/// Sends this rank a message from the memory of `device`, and returns whether it arrives unchanged.
-/// A library that wrongly reports support of that memory may crash here, before any work is lost.
-bool message_arrives(device::Device& device, const DeviceMessages& messages);
+/// Passes messages from the memory of `device` around the ring of `ranks`, collective over them: a
+/// short one, and one that libraries pass by other means (CUDA IPC between processes of a node).
+/// Whether this rank's arrived unchanged. A library that wrongly reports support of that memory may
+/// crash here, before any work is lost.
+bool messages_arrive(device::Device& device, const DeviceMessages& messages, MPI_Comm ranks);
 
 /// As text, for `trireme info`.
 std::string describe_direct(std::optional<bool> library);

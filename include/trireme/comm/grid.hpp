@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,8 +31,10 @@ struct GridOptions {
   /// Sums are never NCCL's: numerics.reproducible.
   bool reproducible = true;
   NcclOptions nccl{};
-  /// For tests: replace the built-in NCCL, addresses in device memory, and the free shared memory.
+  /// For tests: replace the built-in NCCL, what the MPI library reports, addresses in device
+  /// memory, and the free shared memory.
   NcclApi* nccl_api = nullptr;
+  std::function<std::optional<bool>()> mpi_reads_device = mpi_reads_cuda;
   MessageAddress address{};
   std::optional<std::size_t> shared_space{};  // see SharedWindow::make
 };
@@ -40,7 +43,8 @@ struct GridOptions {
 /// same ranks share one MPI communicator and differ in message tags, so each may be used with a
 /// stream of its own. On GPUs a group that uses NCCL has an NCCL communicator of its own. On CPUs
 /// groups inside a node use shared memory; without space for that they send messages, with a
-/// warning, unless the configuration names shared memory.
+/// warning, unless the configuration names shared memory. Where messages from GPU memory do not
+/// arrive, they are staged, with a warning, unless the configuration says comm.staging = no.
 class Grid {
  public:
   /// Throws ConfigError where a group cannot be what `options` ask for, on all ranks.
@@ -85,6 +89,7 @@ class Grid {
   void reset_traffic();
 
  private:
+  void choose_messages(const GridOptions& options);
   void make_groups();
   BackendFacts backend_facts(const GridOptions& options);
   void use_nccl(const GridOptions& options);

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 
 #include "trireme/comm/communicator.hpp"
 #include "trireme/device/memory.hpp"
+#include "trireme/device/stream.hpp"
 
 namespace trireme::comm {
 
@@ -39,6 +41,9 @@ class NcclApi : public Interface {
   using Comm = Opaque*;  // an ncclComm_t
 
   virtual std::string version() = 0;  // "2.28.9"
+  /// Whether kernels of several communicators start in the order of their calls, whatever their
+  /// queues. Asked once, before the first communicator.
+  virtual bool orders_launches() = 0;
   /// NCCL's text for a result, and that of its last error where there is one.
   virtual std::string describe(Result result, Comm comm) = 0;
 
@@ -77,6 +82,40 @@ struct NcclOptions {
   std::size_t scratch = std::size_t{64} << 20;
   /// How long a communicator may take to begin and to end, and between two looks at its errors.
   std::chrono::milliseconds patience{300'000}, period{100};
+  /// For tests on one GPU: a group of one rank has an NCCL communicator too.
+  bool alone = false;
+};
+
+/// The order in which a rank hands its operations to NCCL: that of the calls, whatever their groups
+/// and streams. NCCL's kernels occupy the device until their peers' have come; where two groups'
+/// kernels start in a different order on each rank, each rank may wait for the other forever. Ranks
+/// that call in consistent orders do not. Any thread may call.
+class LaunchOrder {
+ public:
+  using Ticket = std::uint64_t;
+  /// For the next operation, which the caller enqueues on `stream` at once. One thread enqueues on
+  /// a stream.
+  Ticket take(device::Stream& stream);
+  /// Whether all earlier operations than the one on `stream` have left; else polls the stream of
+  /// the first of them.
+  bool is_turn(Ticket ticket, const device::Stream& stream);
+  /// The operation has been queued on the device up to `end`, or will not be (null). Once for each.
+  void leave(Ticket ticket, std::shared_ptr<device::Fence> end);
+  /// Where the last operation that left ends; null: nowhere.
+  std::shared_ptr<device::Fence> last_end();
+
+ private:
+  struct Entry {
+    Ticket ticket = 0;
+    device::Stream* stream = nullptr;
+  };
+  // Recursive: an operation that is polled for another one leaves under the other's lock, which
+  // keeps its stream alive.
+  std::recursive_mutex mutex_;
+  Ticket next_ = 0;
+  std::deque<Entry> waiting_;
+  bool polling_ = false;
+  std::shared_ptr<device::Fence> last_end_;
 };
 
 class NcclHandle;  // src/comm/nccl_handle.hpp
@@ -94,10 +133,12 @@ class NcclRuntime {
   ~NcclRuntime();
 
   /// A communicator over the ranks of `mpi`, collective over them. `mpi` serves agreement and
-  /// streams of the host; NCCL serves streams of the device. Its operations run on the device one
-  /// after another, whatever their streams: a rank that waits in one for what another rank does in
-  /// a later one waits forever. `name` ("data") and `key`, the configuration's ("comm.data"), are
-  /// for errors. A group of one rank is `mpi` itself.
+  /// streams of the host; NCCL serves streams of the device. A group's operations run on the device
+  /// one after another, whatever their streams: a rank that waits in one for what another rank does
+  /// in a later one waits forever. Those of several groups start in the order of their calls
+  /// (LaunchOrder), which ranks must make in consistent orders. `name` ("data") and `key`, the
+  /// configuration's ("comm.data"), are for errors. A group of one rank is `mpi` itself, unless
+  /// options().alone.
   std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name,
                                      const std::string& key);
 
@@ -109,6 +150,9 @@ class NcclRuntime {
   device::MemoryLedger& ledger() const { return ledger_; }
   const NcclOptions& options() const { return options_; }
   std::mutex& issuing() { return issuing_; }  // held around calls: one thread at a time makes them
+  LaunchOrder& order() { return order_; }
+  /// Whether an operation must wait on the device for the end of the one before it.
+  bool in_turns() const { return in_turns_; }
   /// Communicators that are looked after.
   void add(NcclHandle& handle);
   void remove(NcclHandle& handle);
@@ -122,6 +166,8 @@ class NcclRuntime {
   device::MemoryLedger& ledger_;
   NcclOptions options_;
   std::mutex issuing_;
+  LaunchOrder order_;
+  bool in_turns_;
   std::mutex mutex_;
   std::condition_variable condition_;
   std::vector<NcclHandle*> handles_;

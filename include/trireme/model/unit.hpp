@@ -69,6 +69,9 @@ struct Shares {
   Recompute recompute = Recompute::none;
   /// A GELU fused into a product has the bits of a separate pass, which can thus recompute it.
   bool exact_gelu = true;
+  /// Rows of logits begin 64 elements or a multiple apart: products on GPUs read and write 16 bytes
+  /// at once, and a vocabulary of 50,257 has only odd rows.
+  bool aligned_logits = false;
   /// Of activations and of the factors of products. Parameters are fp32, or copies in this type, or
   /// fp32 masters (state::StateOptions::reads_masters).
   DType compute = DType::f32;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/device/device.hpp"
@@ -56,6 +57,21 @@ class AlgorithmChoices : public Interface {
   virtual std::vector<AttentionChoice> describe_attention() const { return {}; }
 };
 
+/// Parts of libraries that a run does without, each by its name in the environment variable
+/// TRIREME_CUDA_WITHOUT ("cudnn,gelu"), so that a part that fails does not end it. All ranks of a
+/// job must do without the same.
+struct CudaWithout {
+  bool cudnn = false;     // attention by cuDNN
+  bool cublaslt = false;  // products by cuBLASLt: plain_product computes them
+  bool bias = false, gelu = false, row_sum = false;  // cuBLASLt's epilogues that have them
+  bool timing = false;                               // CudaOpsOptions::time_algorithms
+};
+
+/// Of a list of the names, separated by commas. Throws Error for another name.
+CudaWithout read_cuda_without(std::string_view list);
+/// The variable's value, read once; empty where it is not set.
+const std::string& cuda_without();
+
 struct CudaOpsOptions {
   device::MemoryLedger* ledger = nullptr;  // of the device; absent: workspace is not recorded
   /// Products do not split their inner dimension, and sums beside them have a fixed order.
@@ -72,10 +88,12 @@ struct CudaOpsOptions {
 };
 
 /// `device` comes from make_cuda_device and outlives the result, which is also AlgorithmChoices.
-/// Throws Error if Trireme was built without CUDA.
+/// It does without what TRIREME_CUDA_WITHOUT names. Throws Error if Trireme was built without CUDA,
+/// or that list has an unknown name.
 std::unique_ptr<Ops> make_cuda_ops(device::Device& device, const CudaOpsOptions& options = {});
 
-/// Versions of the libraries that the backend uses, as text; empty without CUDA.
+/// Versions of the libraries that the backend uses, and what it does without, as text; empty
+/// without CUDA.
 std::string cuda_libraries();
 
 }  // namespace trireme::ops

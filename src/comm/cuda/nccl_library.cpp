@@ -1,5 +1,7 @@
 // NCCL itself. The only file that sees its header; non-blocking communicators need NCCL 2.14.
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include <nccl.h>
 
@@ -45,6 +47,14 @@ class Library final : public NcclApi {
     int number = 0;
     if (ncclGetVersion(&number) != ncclSuccess) return "unknown";
     return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+  }
+  /// By an environment variable alone, from 2.26 on. One that is set already stays.
+  bool orders_launches() override {
+    constexpr const char* variable = "NCCL_LAUNCH_ORDER_IMPLICIT";
+    int number = 0;
+    if (ncclGetVersion(&number) != ncclSuccess || number < NCCL_VERSION(2, 26, 0)) return false;
+    setenv(variable, "1", 0);
+    return std::string_view(std::getenv(variable)) == "1";
   }
   std::string describe(Result code, Comm comm) override {
     std::string text = ncclGetErrorString(static_cast<ncclResult_t>(static_cast<int>(code)));

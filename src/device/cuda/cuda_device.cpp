@@ -53,11 +53,16 @@ bool is_device(const void* memory) { return type_of(memory) == cudaMemoryTypeDev
 template <class Base>
 class CudaQueue : public Base {
  public:
-  CudaQueue(int device, std::shared_ptr<EventPool> events, std::shared_ptr<CudaSpanLog> log)
+  /// `urgent`: a stream of the highest priority.
+  CudaQueue(int device, std::shared_ptr<EventPool> events, std::shared_ptr<CudaSpanLog> log,
+            bool urgent)
       : events_(std::move(events)), log_(std::move(log)), number_(log_->add_queue()) {
     TRIREME_CUDA_CALL(cudaSetDevice(device));
     // Not ordered with the default stream, on which libraries may do work of their own.
-    TRIREME_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int least = 0, most = 0;
+    TRIREME_CUDA_CALL(cudaDeviceGetStreamPriorityRange(&least, &most));
+    TRIREME_CUDA_CALL(
+        cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? most : least));
     int reads = 0;
     TRIREME_CUDA_CALL(cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, device));
     reads_pageable_memory_ = reads != 0;
@@ -163,7 +168,7 @@ class Cuda final : public CudaQueue<CudaDevice> {
  public:
   explicit Cuda(int index)
       : CudaQueue(index, std::make_shared<EventPool>(cudaEventDisableTiming),
-                  std::make_shared<CudaSpanLog>()),
+                  std::make_shared<CudaSpanLog>(), false),
         index_(index) {
     cudaDeviceProp properties{};
     TRIREME_CUDA_CALL(cudaGetDeviceProperties(&properties, index));
@@ -203,7 +208,7 @@ class Cuda final : public CudaQueue<CudaDevice> {
   }
 
   std::unique_ptr<Queue> make_queue() override {
-    return std::make_unique<CudaQueue<Queue>>(index_, events_, log_);
+    return std::make_unique<CudaQueue<Queue>>(index_, events_, log_, true);
   }
   void enter_thread() override { TRIREME_CUDA_CALL(cudaSetDevice(index_)); }
 

@@ -174,8 +174,9 @@ class CublasProducts final : public Products {
     if (plan.algorithm.refused) return false;
     set_pointers(plan, product);
     const cublasStatus_t status = queue(plan, product, plan.algorithm, product.c.data);
-    // The heuristic may accept what the call rejects.
-    if (refuses(status) && !plan.agreed) {
+    // The heuristic may accept what the call rejects. While work is captured it may reject what it
+    // would accept otherwise: then the capture fails, and the plan stays.
+    if (refuses(status) && !plan.agreed && !capturing()) {
       plan.algorithm = Algorithm{.refused = true};
       return false;
     }
@@ -206,6 +207,11 @@ class CublasProducts final : public Products {
   }
 
  private:
+  bool capturing() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    TRIREME_CUDA_CALL(cudaStreamIsCapturing(stream_, &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
   Plan& plan_of(const Product& product) {
     const ProductKey key = key_of(product);
     Plan& plan = plans_[key];

@@ -29,6 +29,7 @@ struct CudaParts {
   CUstream_st* stream = nullptr;
   std::unique_ptr<Products> products;
   std::unique_ptr<FusedAttention> attention;
+  CudaWithout without;
   bool reproducible = false;
 };
 

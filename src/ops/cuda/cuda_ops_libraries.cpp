@@ -88,7 +88,7 @@ bool CudaOps::multiply_with_row_sum(Product p, float* row_sum) {
     return false;
   }
   p.row_sum = row_sum;  // to ask before workspace is allocated
-  if (!can_fuse(p)) return false;
+  if (!can_fuse(p, parts_.without)) return false;
   auto* sums = static_cast<float*>(scratch(static_cast<std::size_t>(p.c.rows) * sizeof(float)));
   p.row_sum = sums;
   if (!parts_.products->multiply(p)) return false;
@@ -98,7 +98,7 @@ bool CudaOps::multiply_with_row_sum(Product p, float* row_sum) {
 }
 
 bool CudaOps::multiply_by_library(const Product& p, const Finish& finish) {
-  if (can_fuse(p) && parts_.products->multiply(p)) return true;
+  if (can_fuse(p, parts_.without) && parts_.products->multiply(p)) return true;
   if (finish.bias == nullptr && finish.before_gelu.data == nullptr &&
       finish.gelu_input.data == nullptr) {
     return false;

@@ -52,9 +52,9 @@ struct ProductKey {
   auto operator<=>(const ProductKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-/// Whether the library can do it in one pass, as far as its rules are known: one epilogue, an aux
-/// matrix in 16-byte steps, row sums only beside fp32 results.
-bool can_fuse(const Product& product);
+/// Whether the library can do it in one pass, as far as its rules are known: one epilogue that is
+/// not left out, an aux matrix in 16-byte steps, row sums only beside fp32 results.
+bool can_fuse(const Product& product, const CudaWithout& without = {});
 ProductKey key_of(const Product& product);
 
 /// An algorithm as the library's opaque 64 bytes; `refused` if it has none.

@@ -16,9 +16,20 @@ struct PackedHead {
 };
 static_assert(std::is_trivially_copyable_v<KeyedAlgorithm>);
 
+/// Of a number of bytes: the largest power of two up to 16 that divides it.
+std::uint8_t alignment_of(std::uintptr_t bytes) {
+  return static_cast<std::uint8_t>(std::min<std::uintptr_t>(16, bytes & (~bytes + 1)));
+}
+
 std::uint8_t alignment_of(const void* data) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  return static_cast<std::uint8_t>(std::min<std::uintptr_t>(16, address & (~address + 1)));
+  return alignment_of(reinterpret_cast<std::uintptr_t>(data));
+}
+
+/// Of every row of a matrix.
+std::uint8_t row_alignment(const Matrix& x) {
+  const std::uint8_t first = alignment_of(x.data);
+  if (x.rows <= 1) return first;
+  return std::min(first, alignment_of(static_cast<std::uintptr_t>(x.stride * bytes_of(x.type))));
 }
 
 /// Row-major x as column-major: its transpose. Strides are at least the width, of one row too.
@@ -49,8 +60,12 @@ bool aux_fits(const Matrix& aux) {
 
 }  // namespace
 
-bool can_fuse(const Product& p) {
+bool can_fuse(const Product& p, const CudaWithout& without) {
   const bool gelu = p.before_gelu.data != nullptr, slope = p.gelu_input.data != nullptr;
+  if ((without.bias && p.bias != nullptr) || (without.gelu && (gelu || slope)) ||
+      (without.row_sum && p.row_sum != nullptr)) {
+    return false;
+  }
   const bool finished = gelu || slope || p.bias != nullptr;
   if (p.row_sum != nullptr && (finished || p.c.type != Element::f32)) return false;
   if ((gelu && slope) || (slope && p.bias != nullptr) || (finished && p.accumulate)) return false;
@@ -70,9 +85,9 @@ ProductKey key_of(const Product& product) {
   key.results = product.c.type;
   key.epilogue = epilogue_of(product);
   key.accumulate = product.accumulate;
-  key.left_alignment = alignment_of(product.b.data);
-  key.right_alignment = alignment_of(product.a.data);
-  key.result_alignment = alignment_of(product.c.data);
+  key.left_alignment = row_alignment(product.b);
+  key.right_alignment = row_alignment(product.a);
+  key.result_alignment = row_alignment(product.c);
   const Matrix& aux =
       product.before_gelu.data != nullptr ? product.before_gelu : product.gelu_input;
   if (aux.data != nullptr) key.aux_leading = aux_leading(aux);
