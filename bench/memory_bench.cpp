@@ -180,10 +180,12 @@ void add_norms(std::vector<Row>& rows, const Tensors& t) {
     const Streams streams = add ? Streams{2, 0, 1} : Streams{2, 1};
     const double bytes = (add ? 4 : 3) * unit;
     rows.push_back({"layer_norm, " + what, streams, bytes, [&ops, &t, add] {
-                      ops.norm_backward_input(t.c, t.b, t.a, t.gain, t.mean, t.rstd, add);
+                      ops.norm_backward_input(t.c, t.b, t.a, t.gain, t.mean, t.rstd,
+                                              add ? t.c : Tensor());
                     }});
     rows.push_back({"rms_norm, " + what, streams, bytes, [&ops, &t, add] {
-                      ops.norm_backward_input(t.c, t.b, t.a, t.gain, {}, t.rstd, add);
+                      ops.norm_backward_input(t.c, t.b, t.a, t.gain, {}, t.rstd,
+                                              add ? t.c : Tensor());
                     }});
   }
   rows.push_back({"layer_norm, backward for weights", {2}, 2 * unit, [&ops, &t] {
@@ -212,6 +214,9 @@ void add_others(std::vector<Row>& rows, const Tensors& t) {
   rows.push_back({"exp_sum_and_target", {1}, logits, [&ops, &t] {
                     ops.exp_sum_and_target(t.sum, t.target_logit, t.logits, t.maximum, t.targets,
                                            0);
+                  }});
+  rows.push_back({"softmax_statistics", {1}, logits, [&ops, &t] {
+                    ops.softmax_statistics(t.maximum, t.sum, t.target_logit, t.logits, t.targets);
                   }});
   rows.push_back({"cross_entropy_gradient", {0, 0, 1}, 2 * logits, [&ops, &t] {
                     ops.cross_entropy_gradient(t.logits, t.maximum, t.sum, t.targets, t.factor, 0);

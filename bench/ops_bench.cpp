@@ -192,7 +192,7 @@ void BM_layer_norm_backward_input(benchmark::State& state) {
   const Owned x({rows, columns}), dy({rows, columns}), dx({rows, columns}), gain({columns});
   const Owned mean({rows}), rstd({rows});
   for (auto _ : state) {
-    ops->norm_backward_input(dx.view, dy.view, x.view, gain.view, mean.view, rstd.view, true);
+    ops->norm_backward_input(dx.view, dy.view, x.view, gain.view, mean.view, rstd.view, dx.view);
   }
   count_bytes(state, 16.0 * static_cast<double>(rows * columns));
 }
@@ -299,8 +299,7 @@ void BM_loss_rows(benchmark::State& state) {
       factor({rows});
   const Integers targets({rows}, static_cast<std::int32_t>(vocabulary));
   for (auto _ : state) {
-    ops->row_maximum(maximum.view, logits.view);
-    ops->exp_sum_and_target(sum.view, target.view, logits.view, maximum.view, targets.view, 0);
+    ops->softmax_statistics(maximum.view, sum.view, target.view, logits.view, targets.view);
     ops->cross_entropy_gradient(logits.view, maximum.view, sum.view, targets.view, factor.view, 0);
   }
   count_elements(state, static_cast<double>(logits.view.elements()));

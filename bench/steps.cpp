@@ -184,7 +184,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   options.stage = {.sequences = each.batch,
                    .recompute = recompute_of(arguments.recompute, device.is_host(), config.width),
                    .exact_gelu = device.is_host(),
-                   .aligned_logits = !device.is_host(),
+                   .products_on_gpu = !device.is_host(),
                    .compute = compute,
                    .reads_masters = device.is_host()};
   options.threads = 0;

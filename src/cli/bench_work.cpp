@@ -86,37 +86,38 @@ void add_bench_gemm(CLI::App& bench, Command& command) {
   add_value(*app, "--peak", options->peak,
             "GFLOP/s of a rank that shares refer to; 0:\nthe device's if known, else measured",
             config::non_negative());
-  finish_part(
-      *app, command, gemm_examples, {"model", "parallel", "device"},
-      [=](const bench::Place& place, const ResolvedConfig& resolved, const bench::Rounds& rounds,
-          bench::Sheet& sheet) {
-        bench::ProductOptions job{.types = compute_types(place, options->types),
-                                  .peak = options->peak * 1e9,
-                                  .rounds = rounds};
-        if (options->shapes.empty()) {
-          const model::Transformer model(model_of(resolved));
-          sheet.note("model",
-                     model.config().preset.empty() ? "as configured" : model.config().preset);
-          sheet.note("rows", options->rows);
-          for (const auto& shape : plan::model_products(model, options->rows, job.types.front())) {
-            for (const bench::Product& product : bench::products_of_layer(shape)) {
-              job.products.push_back(product);
-            }
-          }
-        } else {
-          const std::vector<std::string> known{"NN", "NT", "TN"};
-          const auto forms = chosen_words("--forms", options->forms, known);
-          for (const std::string& word : words_of(options->shapes)) {
-            const auto extents = extents_of(word, 3, 3, "MxNxK");
-            for (const std::string& form : forms) {
-              const auto index = std::find(known.begin(), known.end(), form) - known.begin();
-              job.products.push_back(
-                  {{extents[0], extents[1], extents[2]}, static_cast<bench::Form>(index)});
-            }
-          }
-        }
-        bench::bench_products(place, job, sheet);
-      });
+  finish_part(*app, command, gemm_examples, {"model", "parallel", "device"},
+              [=](const bench::Place& place, const ResolvedConfig& resolved,
+                  const bench::Rounds& rounds, bench::Sheet& sheet) {
+                bench::ProductOptions job{.types = compute_types(place, options->types),
+                                          .peak = options->peak * 1e9,
+                                          .rounds = rounds};
+                if (options->shapes.empty()) {
+                  const model::Transformer model(model_of(resolved));
+                  sheet.note("model", model.config().preset.empty() ? "as configured"
+                                                                    : model.config().preset);
+                  sheet.note("rows", options->rows);
+                  for (const auto& shape : plan::model_products(
+                           model, options->rows, job.types.front(), !place.device().is_host())) {
+                    for (const bench::Product& product : bench::products_of_layer(shape)) {
+                      job.products.push_back(product);
+                    }
+                  }
+                } else {
+                  const std::vector<std::string> known{"NN", "NT", "TN"};
+                  const auto forms = chosen_words("--forms", options->forms, known);
+                  for (const std::string& word : words_of(options->shapes)) {
+                    const auto extents = extents_of(word, 3, 3, "MxNxK");
+                    for (const std::string& form : forms) {
+                      const auto index =
+                          std::find(known.begin(), known.end(), form) - known.begin();
+                      job.products.push_back(
+                          {{extents[0], extents[1], extents[2]}, static_cast<bench::Form>(index)});
+                    }
+                  }
+                }
+                bench::bench_products(place, job, sheet);
+              });
 }
 
 void add_bench_copy(CLI::App& bench, Command& command) {

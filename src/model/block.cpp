@@ -71,7 +71,7 @@ void ResidualBranch<Layer>::backward(const UnitContext& context, BackwardPart pa
     layer_.backward_input(context, partial);
     sum_rows(context, dnormed, partial.value);
   }
-  norm_.backward(context, part, dx, dnormed, x, true);
+  norm_.backward(context, part, dx, dnormed, x, dy);
 }
 
 Block::Block(params::ParameterTable& table, int unit, const ModelConfig& config, int layer)
@@ -108,9 +108,7 @@ void Block::backward(const UnitContext& context, BackwardPart part, const Tensor
   const Tensor middle = context.local(middle_);
   // A split backward keeps the gradient for `middle` for the weights' part.
   const Tensor dmiddle = part == BackwardPart::all ? dx : context.local(dmiddle_);
-  if (has_input(part)) context.ops.copy(dmiddle, dy);
   mlp_.backward(context, part, dmiddle, dy, middle);
-  if (part == BackwardPart::input) context.ops.copy(dx, dmiddle);
   attention_.backward(context, part, dx, dmiddle, x);
 }
 

@@ -8,10 +8,12 @@ namespace trireme::model {
 namespace {
 
 /// Logits held at once: at least so many bytes, and so many times the rows' elements, which a
-/// block's backward needs anyway. Every block of rows reads and writes the weight's whole gradient.
+/// block's backward needs anyway. Every block of rows reads and writes the weight's whole gradient:
+/// for GPT-2 124M and 8,192 tokens 17 blocks of 48 MiB do so, or one of at most 1 GiB.
 constexpr std::int64_t least_logits = std::int64_t{48} << 20;
+constexpr std::int64_t least_logits_on_gpu = std::int64_t{1} << 30;
 constexpr std::int64_t logits_by_rows = 4;
-constexpr std::int64_t logits_step = 64;  // elements; see Shares::aligned_logits
+constexpr std::int64_t logits_step = 64;  // elements; see Shares::products_on_gpu
 
 /// A matrix with a row for each token.
 int add_token_weight(params::ParameterTable& table, int unit, const char* name,
@@ -92,12 +94,14 @@ struct Head::RowBlock {
   Tensor normed;                    // [rows, C]
   Summand dnormed;                  // [rows, C], absent when not training
   Tensor targets, weights, factor;  // [rows]
+  bool writes_gradients = false;    // see UnitContext
 };
 
 std::int64_t Head::block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
-                              DType type) {
+                              DType type, bool on_gpu) {
   const auto element = static_cast<std::int64_t>(size_of(type));
-  const std::int64_t held = std::max(least_logits / element, logits_by_rows * rows * width);
+  const std::int64_t least = (on_gpu ? least_logits_on_gpu : least_logits) / element;
+  const std::int64_t held = std::max(least, logits_by_rows * rows * width);
   return std::min(rows, std::max<std::int64_t>(64, held / vocabulary));
 }
 
@@ -115,7 +119,8 @@ Head::Head(params::ParameterTable& table, int unit, const ModelConfig& config, i
 
 void Head::plan(UnitPlan& plan) {
   const params::Tiles& tiles = plan.shares().tiles;
-  block_ = block_rows(plan.rows(), width_, vocabulary_, plan.shares().compute);
+  block_ = block_rows(plan.rows(), width_, vocabulary_, plan.shares().compute,
+                      plan.shares().products_on_gpu);
   norm_.plan(plan, RecomputeCost::never);
   dnormed_ = plan.keep(RecomputeCost::never, plan.local_rows(), width_);
   normed_ = plan.add(Area::scratch, plan.rows(), width_);
@@ -128,7 +133,7 @@ void Head::plan(UnitPlan& plan) {
   logits_.clear();
   for (int i = 0; i < tiles.count; ++i) {
     const params::Range own = params::tile_of(vocabulary_, tiles.first + i, tiles.all);
-    const std::int64_t step = plan.shares().aligned_logits ? logits_step : 1;
+    const std::int64_t step = plan.shares().products_on_gpu ? logits_step : 1;
     logits_.push_back(plan.add(Area::scratch, block_, (own.size() + step - 1) / step * step));
   }
 }
@@ -146,27 +151,32 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
   const int tiles = context.shares.tiles.count;
 
   const Tensor maximum = memory.view(maximum_, rows).reshape({rows});
-  ops.fill(maximum, -std::numeric_limits<float>::infinity());
-  for (int i = 0; i < tiles; ++i) {
-    if (!used(i)) continue;
-    const Tensor& own = logits[static_cast<std::size_t>(i)];
-    ops.matmul(own, block.normed, context.values(weight_, i), {.transpose_b = true});
-    ops.row_maximum(maximum, own, true);
-  }
-  reduce_over_tensor(context, maximum, comm::Reduction::max);
-
   // Σ exp, then the targets' logits
   const Summand both{memory.view(sums_, 2 * rows), memory.views(sum_levels_, 2 * rows)};
   const Tensor& sums = both.value;
   const auto part = [&](const Tensor& pair, int which) {
     return pair.slice(0, which * rows, (which + 1) * rows).reshape({rows});
   };
-  sum_tiles(context, both, [&](int i, const Tensor& to) {
-    if (!used(i)) return ops.fill(to, 0);
-    ops.exp_sum_and_target(part(to, 0), part(to, 1), logits[static_cast<std::size_t>(i)], maximum,
-                           block.targets, tile(context, vocabulary_, i).begin);
-  });
-  reduce_over_tensor(context, sums, comm::Reduction::sum);
+  for (int i = 0; i < tiles; ++i) {
+    if (!used(i)) continue;
+    ops.matmul(logits[static_cast<std::size_t>(i)], block.normed, context.values(weight_, i),
+               {.transpose_b = true});
+  }
+  if (context.shares.tiles.all == 1) {
+    ops.softmax_statistics(maximum, part(sums, 0), part(sums, 1), logits.front(), block.targets);
+  } else {
+    ops.fill(maximum, -std::numeric_limits<float>::infinity());
+    for (int i = 0; i < tiles; ++i) {
+      if (used(i)) ops.row_maximum(maximum, logits[static_cast<std::size_t>(i)], true);
+    }
+    reduce_over_tensor(context, maximum, comm::Reduction::max);
+    sum_tiles(context, both, [&](int i, const Tensor& to) {
+      if (!used(i)) return ops.fill(to, 0);
+      ops.exp_sum_and_target(part(to, 0), part(to, 1), logits[static_cast<std::size_t>(i)], maximum,
+                             block.targets, tile(context, vocabulary_, i).begin);
+    });
+    reduce_over_tensor(context, sums, comm::Reduction::sum);
+  }
   ops.weighted_loss(context.loss, part(sums, 0), maximum, part(sums, 1), block.weights);
   if (!block.dnormed.value) return;
 
@@ -176,7 +186,7 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
     ops.cross_entropy_gradient(own, maximum, part(sums, 0), block.targets, block.factor,
                                tile(context, vocabulary_, i).begin);
     ops.matmul(context.gradients(weight_, i), own, block.normed,
-               {.transpose_a = true, .accumulate = true});
+               {.transpose_a = true, .accumulate = !block.writes_gradients});
   }
   sum_tiles(context, block.dnormed, [&](int i, const Tensor& to) {
     if (!used(i)) return ops.fill(to, 0);
@@ -212,14 +222,15 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
                   {part(partial.value), partial.levels},
                   part(batch.targets),
                   part(batch.weights),
-                  part(factor)});
+                  part(factor),
+                  context.writes_gradients && begin == 0});
   }
   if (train) sum_rows(context, local, partial.value);
 }
 
 void Head::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
                     const Tensor& /*dy*/, const Tensor& x) const {
-  norm_.backward(context, part, dx, context.local(dnormed_), x, false);
+  norm_.backward(context, part, dx, context.local(dnormed_), x, {});
 }
 
 void Head::logits(const UnitContext& context, const Tensor& logits, const Tensor& x) const {

@@ -34,13 +34,19 @@ void Norm::forward(const UnitContext& context, const Tensor& y, const Tensor& x)
 }
 
 void Norm::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,
-                    const Tensor& dy, const Tensor& x, bool accumulate) const {
-  if (has_weight(part)) backward_weight(context, dy, x);
-  if (!has_input(part)) return;
+                    const Tensor& dy, const Tensor& x, const Tensor& residual) const {
   const Tensor rstd = statistic(context, rstd_);
   const Tensor& gain = context.values(weight_);
   const Tensor mean = centered_ ? statistic(context, mean_) : Tensor();
-  context.ops.norm_backward_input(dx, dy, x, gain, mean, rstd, accumulate);
+  // In reproducible mode a split backward has the same bits.
+  if (part == BackwardPart::all && !context.shares.reproducible) {
+    const Tensor dbias = bias_ >= 0 ? context.gradients(bias_) : Tensor();
+    return context.ops.norm_backward(dx, context.gradients(weight_), dbias, dy, x, gain, mean, rstd,
+                                     residual);
+  }
+  if (has_weight(part)) backward_weight(context, dy, x);
+  if (!has_input(part)) return;
+  context.ops.norm_backward_input(dx, dy, x, gain, mean, rstd, residual);
 }
 
 void Norm::backward_weight(const UnitContext& context, const Tensor& dy, const Tensor& x) const {

@@ -160,7 +160,7 @@ void ColumnParallel::backward_weight(const UnitContext& context, std::span<const
   for (std::size_t i = 0; i < dy.size(); ++i) {
     if (dy[i].elements() == 0) continue;
     const int tile = static_cast<int>(i);
-    ops::MatmulOptions options{.transpose_a = true, .accumulate = true};
+    ops::MatmulOptions options{.transpose_a = true, .accumulate = !context.writes_gradients};
     if (bias_ >= 0) options.row_sum = context.gradients(bias_, tile);
     context.ops.matmul(context.gradients(weight_, tile), dy[i], x, options);
   }
@@ -199,7 +199,7 @@ void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (x[i].elements() == 0) continue;
     context.ops.matmul(context.gradients(weight_, static_cast<int>(i)), dy, x[i],
-                       {.transpose_a = true, .accumulate = true});
+                       {.transpose_a = true, .accumulate = !context.writes_gradients});
   }
   if (bias_ < 0) return;
   const Tensor local = context.local(dy);

@@ -55,7 +55,8 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                   .offload = offload,
                   .recorder = recorder,
                   .stream = state_stream_,
-                  .bucket_elements = options.bucket_elements},
+                  .bucket_elements = options.bucket_elements,
+                  .last_unit = stage.last_unit()},
                  ledger),
       batches_(stage.options().micro_batches, stage.options().sequences,
                stage.model().config().sequence, ledger),
@@ -162,16 +163,17 @@ void Engine::gather_updated() {
   for (const device::Event& gather : gathers) gather.wait();
 }
 
-bool Engine::adds_to_gradients(const UnitAction& action) const {
-  return action.ends_gradients() ||
-         (action.kind == Kind::forward && action.unit == stage_.last_unit());
+bool Engine::writes_gradients(const UnitAction& action) const {
+  if (walk_.mode != model::Mode::train) return false;
+  const std::ptrdiff_t index = &action - walk_.program->actions.data();
+  return gradients_.writes(static_cast<std::size_t>(index));
 }
 
 void Engine::prepare(const UnitAction& action) {
   const bool forward = action.kind == Kind::forward;
   if (action.kind != Kind::backward_weight) wait_for_parameters(action.unit);
-  if (walk_.mode == model::Mode::train && adds_to_gradients(action)) {
-    gradients_.prepare(action.unit);
+  if (walk_.mode == model::Mode::train && action.adds_to_gradients(stage_.last_unit())) {
+    gradients_.prepare(action.unit, writes_gradients(action));
   }
   if (action.input_slot >= 0 && action.kind != Kind::recompute) {
     const Tensor message = incoming(
@@ -230,7 +232,7 @@ std::vector<bool> Engine::find_continuing() const {
     const UnitAction& action = actions[i];
     bool alone = !action.is_compute() || i == 0 || !actions[i - 1].is_compute() ||
                  action.input_slot >= 0 || action.output_slot >= 0 || state_.values_sharded();
-    if (action.is_compute() && adds_to_gradients(action)) {
+    if (action.is_compute() && action.adds_to_gradients(stage_.last_unit())) {
       alone = alone || state_.gradients_sharded();
       for (const int g : stage_.layout().groups_of(action.unit)) {
         if (aliased.empty() || !aliased[static_cast<std::size_t>(g)]) continue;

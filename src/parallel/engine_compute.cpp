@@ -54,6 +54,7 @@ model::UnitContext Engine::context(const model::Microbatch& tokens, const UnitAc
           .gradients = state_.gradients(set, last_unit),
           .memory = memory_.unit(action, leaf),
           .mode = walk_.mode,
+          .writes_gradients = writes_gradients(action),
           .seed = options_.seed,
           .gradient_factor = batches_.factor(),
           .frequencies = frequencies_};

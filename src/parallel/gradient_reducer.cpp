@@ -1,5 +1,6 @@
 #include "trireme/parallel/gradient_reducer.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -47,15 +48,48 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
   return buckets;
 }
 
+std::vector<bool> find_writers(const Program& program, const params::Layout& layout,
+                               int last_unit) {
+  std::vector<bool> holds(layout.groups().size(), false), writers;  // by group; by action
+  for (const UnitAction& action : program.actions) {
+    const bool adds = action.adds_to_gradients(last_unit);
+    // The head's products are in forward, and the embedding has none.
+    bool writes =
+        adds && action.unit != 0 && (action.unit == last_unit) == (action.kind == Kind::forward);
+    if (adds) {
+      for (const int g : layout.groups_of(action.unit)) {
+        writes = writes && !holds[static_cast<std::size_t>(g)];
+        holds[static_cast<std::size_t>(g)] = true;
+      }
+    } else if (reduces(action)) {
+      holds[static_cast<std::size_t>(action.group)] = false;
+    }
+    writers.push_back(writes);
+  }
+  return writers;
+}
+
 GradientReducer::GradientReducer(const Parts& parts, device::MemoryLedger& ledger)
     : state_(parts.state),
       parts_(parts),
       ops_(parts.ops),
       sums_(parts.state, ledger),
+      writers_(find_writers(parts.program, parts.state.layout(), parts.last_unit)),
+      written_first_(parts.state.layout().groups().size(), false),
+      zeros_(plan_zeros()),
       reductions_(parts.state.layout().groups().size(), 0),
       buffers_(static_cast<std::size_t>(parts.state.gradient_buffers().count)) {
   for (const UnitAction& action : parts.program.actions) {
     if (reduces(action)) ++reductions_[static_cast<std::size_t>(action.group)];
+  }
+  std::vector<bool> seen(written_first_.size(), false);
+  for (std::size_t i = 0; i < writers_.size(); ++i) {
+    if (!parts.program.actions[i].adds_to_gradients(parts.last_unit)) continue;
+    for (const int g : state_.layout().groups_of(parts.program.actions[i].unit)) {
+      const auto group = static_cast<std::size_t>(g);
+      if (!seen[group]) written_first_[group] = writers_[i];
+      seen[group] = true;
+    }
   }
   if (!state_.options().optimizer_sharded()) {
     buckets_ = plan_buckets(parts.program, state_.layout(), parts.bucket_elements);
@@ -64,6 +98,35 @@ GradientReducer::GradientReducer(const Parts& parts, device::MemoryLedger& ledge
   for (int g = 0; g < state_.shards().groups(); ++g) {
     buckets_.push_back({state_.shards().own(g), g});
   }
+}
+
+std::vector<std::vector<params::Range>> GradientReducer::plan_zeros() const {
+  const params::Layout& layout = state_.layout();
+  std::vector<std::vector<params::Range>> zeros;
+  for (const params::Group& group : layout.groups()) {
+    std::vector<params::Range>& own = zeros.emplace_back();
+    std::int64_t begin = group.elements.begin;
+    const auto add_until = [&](std::int64_t end) {
+      if (end > begin) own.push_back({begin, end});
+    };
+    for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
+      const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
+      if (!layout.table().row(block.row).in_products) continue;
+      add_until(block.offset);
+      begin = block.offset + block.elements();
+    }
+    add_until(group.elements.end);
+  }
+  return zeros;
+}
+
+std::vector<params::Range> GradientReducer::zeros_of(int group, bool writes) const {
+  if (writes) return zeros_[static_cast<std::size_t>(group)];
+  return {state_.layout().groups()[static_cast<std::size_t>(group)].elements};
+}
+
+bool GradientReducer::writes(std::size_t action) const {
+  return !state_.options().shares.reproducible && writers_[action];
 }
 
 GradientReducer::Collected& GradientReducer::buffer_of(int group) {
@@ -93,16 +156,30 @@ void GradientReducer::begin_step() {
   if (parts_.offload != nullptr) parts_.offload->begin_step();
   left_ = reductions_;
   unzeroed_ = parts_.aliased;
+  const bool whole = state_.gradients_sharded() || state_.options().sets > 1;
   for (const Tensor& sum : state_.sums()) {
-    if (unzeroed_.empty() || sum.data() != state_.gradients().data()) ops_.fill(sum, 0);
+    if (whole || sum.data() != state_.gradients().data()) ops_.fill(sum, 0);
   }
-  for (std::size_t g = 0; g < unzeroed_.size(); ++g) {
-    if (!unzeroed_[g]) ops_.fill(state_.group_gradient(static_cast<int>(g)), 0);
+  params::Range open;  // adjacent ranges are one call
+  const auto fill = [&] {
+    if (open.size() > 0) ops_.fill(state_.gradients().slice(0, open.begin, open.end), 0);
+  };
+  for (std::size_t g = 0; !whole && g < written_first_.size(); ++g) {
+    if (!unzeroed_.empty() && unzeroed_[g]) continue;
+    const bool written = written_first_[g] && !state_.options().shares.reproducible;
+    for (const params::Range& range : zeros_of(static_cast<int>(g), written)) {
+      if (range.begin != open.end) {
+        fill();
+        open.begin = range.begin;
+      }
+      open.end = range.end;
+    }
   }
+  fill();
   for (Collected& buffer : buffers_) buffer = {};
 }
 
-void GradientReducer::prepare(int unit) {
+void GradientReducer::prepare(int unit, bool writes) {
   for (int g : state_.layout().groups_of(unit)) {
     if (!state_.gradients_sharded()) {
       if (unzeroed_.empty() || !unzeroed_[static_cast<std::size_t>(g)]) continue;
@@ -118,7 +195,10 @@ void GradientReducer::prepare(int unit) {
       }
       buffer.group = g;
     }
-    ops_.fill(state_.group_gradient(g), 0);
+    const std::int64_t first = state_.layout().groups()[static_cast<std::size_t>(g)].elements.begin;
+    for (const params::Range& range : zeros_of(g, writes)) {
+      ops_.fill(state_.group_gradient(g).slice(0, range.begin - first, range.end - first), 0);
+    }
   }
 }
 

@@ -178,7 +178,7 @@ model::Shares shares_of(const StageOptions& options) {
   shares.reproducible = options.reproducible;
   shares.compute = options.compute;
   shares.exact_gelu = options.exact_gelu;
-  shares.aligned_logits = options.aligned_logits;
+  shares.products_on_gpu = options.products_on_gpu;
   shares.recompute = options.train ? options.recompute : model::Recompute::none;
   return shares;
 }

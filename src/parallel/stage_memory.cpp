@@ -21,8 +21,7 @@ std::vector<std::size_t> first_additions(const Program& program, const params::L
   std::vector<std::size_t> first(layout.groups().size(), std::numeric_limits<std::size_t>::max());
   for (std::size_t i = 0; i < program.actions.size(); ++i) {
     const UnitAction& action = program.actions[i];
-    const bool head = action.kind == Kind::forward && action.unit == last_unit;
-    if (!head && !action.ends_gradients()) continue;
+    if (!action.adds_to_gradients(last_unit)) continue;
     for (int g : layout.groups_of(action.unit)) {
       auto& place = first[static_cast<std::size_t>(g)];
       place = std::min(place, i);

@@ -86,7 +86,8 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
     const bool head = row.units.back() == stage.last_unit();
     if (head && !stage.holds_last_unit()) continue;  // looked up alone
     const std::int64_t most =
-        head ? model::Head::block_rows(all, config.width, config.vocabulary, stage.shares().compute)
+        head ? model::Head::block_rows(all, config.width, config.vocabulary, stage.shares().compute,
+                                       stage.shares().products_on_gpu)
              : all;
     count(most, block.shape[0], block.shape[1]);
     count(all % most, block.shape[0], block.shape[1]);
@@ -146,8 +147,9 @@ std::size_t largest_tensor_sum(const parallel::Stage& stage) {
   }
   std::int64_t sums = state::TensorSums::largest_messages(stage.layout(), stage.shares()).rows;
   if (stage.holds_last_unit()) {
-    sums = std::max(sums, 2 * model::Head::block_rows(rows, config.width, config.vocabulary,
-                                                      stage.shares().compute));
+    sums = std::max(
+        sums, 2 * model::Head::block_rows(rows, config.width, config.vocabulary,
+                                          stage.shares().compute, stage.shares().products_on_gpu));
   }
   return std::max(static_cast<std::size_t>(activations) * size_of(stage.shares().partial()),
                   static_cast<std::size_t>(sums) * sizeof(float));

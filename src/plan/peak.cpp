@@ -11,14 +11,14 @@
 namespace trireme::plan {
 
 std::vector<ProductShape> model_products(const model::Transformer& model, std::int64_t rows,
-                                         DType type) {
+                                         DType type, bool on_gpu) {
   std::vector<ProductShape> shapes;
   for (const params::Parameter& row : model.table().rows()) {
     if (!row.in_products) continue;
     // The head works through the tokens block by block.
     const bool head = row.shape[0] == model.config().vocabulary;
     const std::int64_t m =
-        head ? model::Head::block_rows(rows, row.shape[1], row.shape[0], type) : rows;
+        head ? model::Head::block_rows(rows, row.shape[1], row.shape[0], type, on_gpu) : rows;
     shapes.push_back({m, row.shape[0], row.shape[1]});
   }
   const auto order = [](const ProductShape& p) {
@@ -84,7 +84,7 @@ double measure_peak(ops::Ops& ops, device::Device& device, DType type,
                     const std::function<void(const std::string& product)>& report) {
   const bool quick = effort == PeakEffort::quick;
   const double least = quick ? 0.03 : 0.1;
-  std::vector<ProductShape> shapes = model_products(model, rows, type);
+  std::vector<ProductShape> shapes = model_products(model, rows, type, !device.is_host());
   shapes.resize(std::min<std::size_t>(shapes.size(), 3));
   double best = 0;
   const auto measure = [&](const ProductShape& shape) {

@@ -75,6 +75,13 @@ std::vector<Piece> pieces_of(const params::Layout& layout, const params::Block& 
   return pieces;
 }
 
+/// Where the next block of the group begins: the gap before it holds zeros.
+std::int64_t end_of_block(const params::Layout& layout, const params::Group& group,
+                          std::int64_t block) {
+  return block + 1 < group.blocks.end ? layout.blocks()[static_cast<std::size_t>(block) + 1].offset
+                                      : group.elements.end;
+}
+
 /// Σ tensors[i] into the first, as a balanced tree.
 void add_tree(ops::Ops& ops, const std::vector<Tensor>& tensors) {
   add_pairwise(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t to, std::int64_t from) {
@@ -235,9 +242,7 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool inde
     };
     for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
       const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
-      const std::int64_t block_end = b + 1 < group.blocks.end
-                                         ? layout.blocks()[static_cast<std::size_t>(b) + 1].offset
-                                         : group.elements.end;
+      const std::int64_t block_end = end_of_block(layout, group, b);
       const params::Range part{std::max(own.begin, block.offset), std::min(own.end, block_end)};
       if (part.size() <= 0) continue;
       const bool decay = layout.table().row(block.row).decay;
@@ -263,7 +268,7 @@ std::vector<optim::UpdateRange> update_ranges(const ModelState& state, bool inde
 
 std::int64_t GradientNorm::partial_sums(const params::ParameterTable& table,
                                         const model::Shares& shares) {
-  if (!shares.reproducible) return static_cast<std::int64_t>(table.rows().size());
+  if (!shares.reproducible) return 1;
   std::int64_t total = 0;
   number_blocks(table, shares.tiles.all, total);
   return total;
@@ -292,20 +297,29 @@ GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bo
     for (std::int64_t b = group.blocks.begin; b < group.blocks.end; ++b) {
       const params::Block& block = layout.blocks()[static_cast<std::size_t>(b)];
       if (block.slices.empty() && shares.tiles.first > 0) continue;  // tensor rank 0 counts it
-      std::int64_t index = block.row;
-      if (shares.reproducible) {
-        index = first[static_cast<std::size_t>(block.row)][static_cast<std::size_t>(block.tile)];
+      const auto sum_squares = [&](const params::Range& part, const params::Range& sums) {
+        add({gradient.slice(0, part.begin - held.begin, part.end - held.begin), sums});
+      };
+      if (!shares.reproducible) {
+        const std::int64_t block_end = end_of_block(layout, group, b);
+        for (const params::Range& range : layout.owned(block)) {
+          const bool last = range.end == block.elements();
+          const params::Range part{std::max(own.begin, block.offset + range.begin),
+                                   std::min(own.end, last ? block_end : block.offset + range.end)};
+          if (part.size() > 0) sum_squares(part, {0, 1});
+        }
+        continue;
       }
+      std::int64_t index =
+          first[static_cast<std::size_t>(block.row)][static_cast<std::size_t>(block.tile)];
       for (const params::Range& range : layout.owned(block)) {
         for (std::int64_t at = range.begin; at < range.end; at += params::norm_block) {
           const params::Range part{block.offset + at,
                                    block.offset + std::min(at + params::norm_block, range.end)};
-          const std::int64_t place = shares.reproducible ? index++ : index;
+          const std::int64_t place = index++;
           if (part.begin < own.begin || part.begin >= own.end) continue;
           TRIREME_ASSERT(part.end <= own.end, "a norm block across shards");
-          add({part,
-               gradient.slice(0, part.begin - held.begin, part.end - held.begin),
-               {place, place + 1}});
+          sum_squares(part, {place, place + 1});
         }
       }
     }
@@ -313,18 +327,17 @@ GradientNorm::GradientNorm(const ModelState& state, const ShardMap& counting, bo
 }
 
 void GradientNorm::add(const Part& part) {
-  // Adjacent whole blocks are one call: they have one sum, or adjacent sums.
+  // Adjacent elements are one call: they have one sum, or whole blocks have adjacent sums.
   if (!parts_.empty()) {
     Part& last = parts_.back();
-    const bool neighbors = last.elements.end == part.elements.begin &&
-                           last.gradient.elements() % params::norm_block == 0;
-    const bool one_sum = last.sums.begin == part.sums.begin && last.sums.size() == 1;
+    const bool neighbors =
+        last.gradient.as<float>() + last.gradient.elements() == part.gradient.as<float>();
+    const bool one_sum = last.sums.begin == part.sums.begin;
     const bool own_sums = last.sums.end == part.sums.begin &&
                           last.sums.size() * params::norm_block == last.gradient.elements();
     if (neighbors && (one_sum || own_sums)) {
       last.gradient = Tensor(last.gradient.data(), last.gradient.type(),
                              {last.gradient.elements() + part.gradient.elements()});
-      last.elements.end = part.elements.end;
       last.sums.end = part.sums.end;
       return;
     }

@@ -55,7 +55,7 @@ class LoadedModel {
   }
   void make_replica(parallel::StageOptions stage) {
     stage.compute = compute_type_of(reader->state(), computes);
-    stage.aligned_logits = !computes.on_host();
+    stage.products_on_gpu = !computes.on_host();
     parallel::ReplicaOptions options;
     options.stage = stage;
     options.threads = threads_;

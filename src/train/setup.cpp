@@ -206,7 +206,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .sequence_parallel = config.parallel.sequence,
           .recompute = recompute_of(config.parallel.recompute, facts.host, config.model.width),
           .exact_gelu = facts.host,
-          .aligned_logits = !facts.host,
+          .products_on_gpu = !facts.host,
           .compute = dtype_from_name(config.precision.compute),
           .reads_masters = facts.host && config.precision.rounding == "nearest",
           .reproducible = config.numerics.reproducible,

@@ -21,8 +21,12 @@ struct StandIn {
   int offered = 1;                         // algorithms 1 to this, the library's first is 1
   std::map<int, cublasStatus_t> rejected;  // by algorithm, of the call itself
   std::map<int, float> milliseconds;       // by algorithm
+  float epilogue = 0, kernel = 0;  // milliseconds that an epilogue adds, and our kernel for it
+  float addition = 0;              // of row sums to earlier ones, after the library's epilogue
   bool capturing = false;
   std::vector<int> called;  // algorithms
+  int kernels = 0;          // of ours
+  float elapsed = 0;        // of the last product and what follows it
 } stand_in;
 
 cublasStatus_t make(void** place) {
@@ -47,11 +51,19 @@ const char* cublasLtGetStatusString(cublasStatus_t) { return "in words"; }
 size_t cublasLtGetVersion() { return 130000; }
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* made, cublasComputeType_t,
                                         cudaDataType_t) {
-  return make(reinterpret_cast<void**>(made));
+  *made = reinterpret_cast<cublasLtMatmulDesc_t>(new cublasLtEpilogue_t(CUBLASLT_EPILOGUE_DEFAULT));
+  return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t made) { return end(made); }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
-                                              const void*, size_t) {
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t made) {
+  delete reinterpret_cast<cublasLtEpilogue_t*>(made);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t made,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t) {
+  if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) {
+    *reinterpret_cast<cublasLtEpilogue_t*>(made) = *static_cast<const cublasLtEpilogue_t*>(value);
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* made) {
@@ -90,13 +102,16 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* 
   *static_cast<int*>(value) = static_cast<int>(algorithm->data[0]);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*,
-                              cublasLtMatrixLayout_t, const void*, cublasLtMatrixLayout_t,
-                              const void*, const void*, cublasLtMatrixLayout_t, void*,
-                              cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t* algorithm, void*,
-                              size_t, cudaStream_t) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void*,
+                              const void*, cublasLtMatrixLayout_t, const void*,
+                              cublasLtMatrixLayout_t, const void*, const void*,
+                              cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t,
+                              const cublasLtMatmulAlgo_t* algorithm, void*, size_t, cudaStream_t) {
   const int id = static_cast<int>(algorithm->data[0]);
   stand_in.called.push_back(id);
+  const auto epilogue = *reinterpret_cast<cublasLtEpilogue_t*>(description);
+  const bool plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
+  stand_in.elapsed = stand_in.milliseconds[id] + (plain ? 0 : stand_in.epilogue);
   const auto found = stand_in.rejected.find(id);
   return found == stand_in.rejected.end() ? CUBLAS_STATUS_SUCCESS : found->second;
 }
@@ -120,7 +135,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float* time, cudaEvent_t, cudaEvent_t) {
-  *time = stand_in.milliseconds[stand_in.called.back()];
+  *time = stand_in.elapsed;
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
@@ -131,6 +146,23 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
 }  // extern "C"
 
 namespace trireme::ops {
+
+// Our kernels
+namespace {
+void run_kernel() {
+  ++stand_in.kernels;
+  stand_in.elapsed += stand_in.kernel;
+}
+}  // namespace
+void gelu(const Matrix&, const Matrix&, CUstream_st*) { run_kernel(); }
+void gelu_backward(const Matrix&, const Matrix&, const Matrix&, CUstream_st*) { run_kernel(); }
+void row_sum(float*, const Matrix&, CUstream_st*) { run_kernel(); }
+void add(const Matrix&, const Matrix&, const Matrix&, CUstream_st*) {
+  stand_in.elapsed += stand_in.addition;
+}
+void column_sum(float*, const Matrix&, float*, CUstream_st*) { run_kernel(); }
+std::size_t column_sum_workspace(std::int64_t, std::int64_t, int) { return 64; }
+
 namespace {
 
 class CublasProducts : public testing::Test {
@@ -186,6 +218,44 @@ TEST_F(CublasProducts, TheFastestAlgorithmThatIsNotRejectedIsUsed) {
   EXPECT_EQ(stand_in.called.back(), 3);
   ASSERT_EQ(products->describe_algorithms().size(), 1U);
   EXPECT_EQ(products->describe_algorithms().front().source, "timed");
+}
+
+// cuBLASLt's epilogues with GELU are slower than a pass of their own for some shapes.
+TEST_F(CublasProducts, ASlowEpilogueIsLeftToAKernel) {
+  enum class Kind : std::uint8_t { gelu, slope, row_sum };
+  for (const Kind kind : {Kind::gelu, Kind::slope, Kind::row_sum}) {
+    for (const bool slow : {false, true}) {
+      stand_in = {};
+      stand_in.milliseconds = {{1, 1.0F}};
+      stand_in.kernel = 0.5F;
+      stand_in.addition = 0.3F;
+      stand_in.epilogue = (slow ? 0.6F : 0.4F) - (kind == Kind::row_sum ? stand_in.addition : 0);
+      const auto products = make({.time_algorithms = true});
+      alignas(16) float sums[8] = {}, result[64] = {};
+      Product p = product();
+      if (kind == Kind::gelu) p.before_gelu = p.c;
+      if (kind == Kind::slope) p.gelu_input = p.c;
+      if (kind == Kind::row_sum) {
+        p.c = {result, Element::f32, 8, 8, 8};
+        p.row_sum = sums;
+        p.transpose_a = true;
+      }
+      EXPECT_EQ(products->multiply(p), !slow) << "the product and its epilogue";
+      EXPECT_GT(stand_in.kernels, 0) << "timed";
+      const std::size_t calls = stand_in.called.size();
+      EXPECT_TRUE(products->multiply(without_epilogue(p)));
+      EXPECT_EQ(stand_in.called.size(), calls + 1) << "its plan exists";
+      // Other ranks do the same without timing.
+      const auto others = make({.time_algorithms = true});
+      others->use_algorithms(products->algorithms());
+      EXPECT_EQ(others->multiply(p), !slow);
+      int apart = 0;
+      for (const Choice& each : products->describe_algorithms()) {
+        apart += each.algorithm == "a plain product and a kernel of its own" ? 1 : 0;
+      }
+      EXPECT_EQ(apart, slow ? 1 : 0);
+    }
+  }
 }
 
 TEST_F(CublasProducts, AgreedAlgorithmsAreUsedOrTheRunEnds) {

@@ -9,6 +9,7 @@
 #include "../../src/ops/cuda/libraries.hpp"
 #include "harness.hpp"
 #include "language.cuh"
+#include "support/traffic.hpp"
 
 namespace trireme::ops {
 namespace {
@@ -162,7 +163,7 @@ TEST(Without, ProductsAreFinishedByOurKernels) {
   };
   EXPECT_EQ(asked_without(""), (std::vector{bias, bias_gelu, gelu_slope, row_sum}));
   EXPECT_EQ(asked_without("bias"), (std::vector{none, none, gelu_slope, row_sum}));
-  EXPECT_EQ(asked_without("gelu"), (std::vector{bias, none, none, row_sum}));
+  EXPECT_EQ(asked_without("gelu"), (std::vector{bias, bias, none, row_sum}));
   EXPECT_EQ(asked_without("row_sum"), (std::vector{bias, bias_gelu, gelu_slope, none}));
 }
 
@@ -176,6 +177,7 @@ TEST(Algorithms, RoundTripAsBytes) {
     each.algorithm.workspace = 77 * i;
     each.algorithm.refused = i == 2;
     each.algorithm.timed = i == 1;
+    each.algorithm.apart = i == 0;
     each.algorithm.id = static_cast<std::int64_t>(i) - 1;
     for (std::uint64_t j = 0; j < 8; ++j) each.algorithm.words[j] = ~(i * 8 + j);
     all.push_back(each);
@@ -190,6 +192,7 @@ TEST(Algorithms, RoundTripAsBytes) {
     EXPECT_EQ(back[i].algorithm.workspace, all[i].algorithm.workspace);
     EXPECT_EQ(back[i].algorithm.refused, all[i].algorithm.refused);
     EXPECT_EQ(back[i].algorithm.timed, all[i].algorithm.timed);
+    EXPECT_EQ(back[i].algorithm.apart, all[i].algorithm.apart);
     EXPECT_EQ(back[i].algorithm.id, all[i].algorithm.id);
   }
   EXPECT_THROW(unpack_algorithms(130001, bytes), Error);
@@ -370,6 +373,64 @@ __global__ void unmatched_kernel() {
 __global__ void failing_kernel(int* to) {
   if (threadIdx.x == 3) fail("three", 3, 4);
   to[threadIdx.x] = 1;
+}
+
+/// Compares the kernels of each call with testing_support::kernel_launches.
+class CheckedLaunches final : public ForwardingOps<CheckedLaunches> {
+ public:
+  template <class... Parameters, class... Arguments>
+  void forward(const char* name, void (Ops::*operation)(Parameters...),
+               const Arguments&... arguments) {
+    const int before = emulator::launches();
+    (tested_ops().*operation)(arguments...);
+    EXPECT_EQ(emulator::launches() - before, testing_support::kernel_launches(name)) << name;
+    ++calls;
+  }
+  int calls = 0;
+};
+
+TEST(Launches, AreAsManyAsStepsAreCountedWith) {
+  CheckedLaunches checked;
+  Ops& ops = checked;
+  const std::int64_t rows = 8, columns = 16;
+  std::vector<std::vector<float>> memory(10, std::vector<float>(2 * rows * columns, 0.5F));
+  const auto tensor = [&](int i) {
+    return Tensor(memory[static_cast<std::size_t>(i)].data(), {rows, columns});
+  };
+  const auto vector = [&](int i, std::int64_t n) {
+    return Tensor(memory[static_cast<std::size_t>(i)].data(), {n});
+  };
+  const Tensor x = tensor(0), y = tensor(1), dy = tensor(2), gain = vector(3, columns);
+  const Tensor dgain = vector(4, columns), dbias = vector(5, columns), mean = vector(6, rows);
+  const Tensor rstd = vector(7, rows), sum = vector(8, rows);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(rows), 1);
+  const Tensor targets(ids.data(), {rows});
+  double total[2] = {};
+  ops.fill(y, 0);
+  ops.copy(y, x);
+  ops.add(y, x, y);
+  ops.scale(y, 2);
+  ops.scale_by(y, gain.slice(0, 0, 1));
+  ops.column_sum(dgain, x);
+  for (const bool centered : {true, false}) {
+    const Tensor mean_of = centered ? mean : Tensor(), dbias_of = centered ? dbias : Tensor();
+    ops.norm(y, mean_of, rstd, x, gain, {}, 1e-5F);
+    ops.norm_backward_input(y, dy, x, gain, mean_of, rstd, {});
+    ops.norm_backward_weight(dgain, dbias_of, dy, x, mean_of, rstd);
+    ops.norm_backward(y, dgain, dbias_of, dy, x, gain, mean_of, rstd, dy);
+  }
+  ops.gelu(y, x);
+  ops.gelu_backward(y, dy, x);
+  ops.embedding(y, targets, x, {}, Lookup::write);
+  ops.row_maximum(mean, x);
+  ops.exp_sum_and_target(sum, rstd, x, mean, targets, 0);
+  ops.softmax_statistics(mean, sum, rstd, x, targets);
+  ops.cross_entropy_gradient(x, mean, sum, targets, rstd, 0);
+  ops.weighted_loss(Tensor(total, {1}), sum, mean, rstd, rstd);
+  std::vector<float> many(5000, 1.0F);
+  ops.add_squares(Tensor(total, {1}), Tensor(many.data(), {5000}));
+  ops.adamw(y, dy, x, tensor(9), {});
+  EXPECT_EQ(checked.calls, 24);
 }
 
 TEST(Emulator, FindsThreadsThatWaitForever) {

@@ -130,7 +130,7 @@ TEST(Norm, LayerNorm) {
 TEST(Norm, LayerNormBackward) {
   for (const Rows& s : row_shapes()) {
     if (s.columns == 1) continue;
-    for (const bool accumulate : {false, true}) {
+    for (const int residual : {-1, 5, 9}) {  // none, the result, another tensor
       Case("layer_norm_backward")
           .in({s.rows, s.columns}, 3, s.gap)
           .in({s.columns})
@@ -141,8 +141,11 @@ TEST(Norm, LayerNormBackward) {
           .inout({s.columns}, 1, 0, Kind::f32)
           .inout({s.columns}, 1, 0, Kind::f32)
           .inout({s.columns}, 1, 0, Kind::f32)
+          .in({s.rows, s.columns}, 1, s.gap)
           .check([&](Ops& ops, const Tensors& t) {
-            ops.norm_backward_input(t[5], t[2], t[0], t[1], t[3], t[4], accumulate);
+            ops.norm_backward_input(
+                t[5], t[2], t[0], t[1], t[3], t[4],
+                residual < 0 ? Tensor() : t[static_cast<std::size_t>(residual)]);
             ops.norm_backward_weight(t[6], t[7], t[2], t[0], t[3], t[4]);
             ops.norm_backward_weight(t[8], Tensor(), t[2], t[0], t[3], t[4]);
           });
@@ -163,9 +166,41 @@ TEST(Norm, RmsNorm) {
         .inout({s.columns}, 1, 0, Kind::f32)
         .check([&](Ops& ops, const Tensors& t) {
           ops.norm(t[4], {}, t[5], t[0], t[1], {}, 1e-6F);
-          ops.norm_backward_input(t[6], t[2], t[0], t[1], {}, t[3], false);
+          ops.norm_backward_input(t[6], t[2], t[0], t[1], {}, t[3], {});
           ops.norm_backward_weight(t[7], {}, t[2], t[0], {}, t[3]);
         });
+  }
+}
+
+TEST(Norm, BackwardInOnePass) {
+  // More rows than blocks have groups, each number of packs per thread, and too many.
+  for (const Rows& s : {Rows{7, 13, 0}, Rows{1030, 24, 8}, Rows{5, 300, 0}, Rows{5, 700, 1},
+                        Rows{5, 1001, 3}, Rows{300, 1300, 0}, Rows{3, 2049, 1}, Rows{2, 5000, 0},
+                        Rows{2, 8000, 0}, Rows{2, 8200, 1}, Rows{0, 16, 0}}) {
+    for (const int residual : {-1, 5, 8}) {  // none, the result, another tensor
+      for (const bool centered : {true, false}) {
+        if (s.rows > 10 && residual == 5) continue;  // the emulator is slow
+        Case("norm_backward")
+            .in({s.rows, s.columns}, 3, s.gap)
+            .in({s.columns})
+            .in({s.rows, s.columns}, 1, s.gap)
+            .in({s.rows}, 1, 0, Kind::f32)
+            .in({s.rows}, 1, 0, Kind::f32)
+            .inout({s.rows, s.columns}, 1, s.gap)
+            .inout({s.columns}, 1, 0, Kind::f32)
+            .inout({s.columns}, 1, 0, Kind::f32)
+            .in({s.rows, s.columns}, 1, s.gap)
+            .check([&](Ops& ops, const Tensors& t) {
+              const Tensor beside = residual < 0 ? Tensor() : t[static_cast<std::size_t>(residual)];
+              const Tensor dbias = residual == 8 ? Tensor() : t[7];
+              if (centered) {
+                ops.norm_backward(t[5], t[6], dbias, t[2], t[0], t[1], t[3], t[4], beside);
+              } else {
+                ops.norm_backward(t[5], t[6], {}, t[2], t[0], t[1], {}, t[4], beside);
+              }
+            });
+      }
+    }
   }
 }
 

@@ -127,6 +127,30 @@ TEST(Loss, OfAnyVocabulary) {
   }
 }
 
+TEST(Loss, OfTheWholeVocabularyInOnePass) {
+  for (const std::int64_t vocabulary : {1, 7, 65, 1000, 1037, 5003}) {
+    for (const bool rising : {false, true}) {  // each element is the largest so far
+      const std::int64_t rows = 5;
+      std::vector<double> logits = random_values(rows * vocabulary);
+      for (std::size_t i = 0; rising && i < logits.size(); ++i) {
+        logits[i] = static_cast<double>(i % static_cast<std::size_t>(vocabulary)) / 64;
+      }
+      std::vector<double> targets = random_integers(rows, vocabulary);
+      targets[0] = static_cast<double>(vocabulary);  // no column has it
+      Case("softmax_statistics")
+          .given({rows, vocabulary}, logits, Kind::compute)
+          .integers({rows}, targets)
+          .out({rows}, 0, Kind::f32)
+          .out({rows}, 0, Kind::f32)
+          .out({rows}, 0, Kind::f32)
+          .narrow_within(2e-2)
+          .check([&](Ops& ops, const Tensors& t) {
+            ops.softmax_statistics(t[2], t[3], t[4], t[0], t[1]);
+          });
+    }
+  }
+}
+
 TEST(Squares, ByBlockAndAltogether) {
   for (const std::int64_t n : {1, 4095, 4096, 4097, 12289, 5000000}) {
     if (is_emulated() && n > 100000) continue;

@@ -76,14 +76,13 @@ TEST_P(Pieces, MatchTheWholeBitForBit) {
       columns,
       [&](auto y, auto a, auto b) {
         ops->norm_backward_input(y, part(dy, a, b), part(x, a, b), g, of_rows(mean, a, b),
-                                 of_rows(rstd, a, b), false);
+                                 of_rows(rstd, a, b), {});
       },
       "layer_norm_backward_input");
   check(
       columns,
       [&](auto y, auto a, auto b) {
-        ops->norm_backward_input(y, part(dy, a, b), part(x, a, b), g, {}, of_rows(rstd, a, b),
-                                 false);
+        ops->norm_backward_input(y, part(dy, a, b), part(x, a, b), g, {}, of_rows(rstd, a, b), {});
       },
       "rms_norm_backward_input");
   check(

@@ -91,8 +91,10 @@ TEST_P(NarrowTest, NormsRoundOnce) {
     for (const bool accumulate : {false, true}) {
       dx = accumulate ? narrowed(random_array({rows, columns}, 5)) : poisoned({rows, columns});
       wide_dx = widened(dx);
-      ops->norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, mean, rstd, accumulate);
-      ops->norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, mean, rstd, accumulate);
+      ops->norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, mean, rstd,
+                               accumulate ? Tensor(dx) : Tensor());
+      ops->norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, mean, rstd,
+                               accumulate ? Tensor(wide_dx) : Tensor());
       const double steepest = greatest(rstd);
       expect_rounded(dx, wide_dx, "layer_norm_backward_input", 1,
                      off(order * steepest * (1 + 16 * steepest * steepest)));
@@ -111,8 +113,8 @@ TEST_P(NarrowTest, NormsRoundOnce) {
     expect_rounded(y, wide, "rms_norm", 1, off(5 * order * greatest(rstd2)));
     for (std::int64_t r = 0; r < rows; ++r) EXPECT_NEAR(rstd[r], rstd2[r], order * rstd2[r]);
     dx = poisoned({rows, columns});
-    ops->norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, {}, rstd, false);
-    ops->norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, {}, rstd, false);
+    ops->norm_backward_input(dx, dy.narrow, x.narrow, gain.narrow, {}, rstd, {});
+    ops->norm_backward_input(wide_dx, dy.wide, x.wide, gain.wide, {}, rstd, {});
     const double steepest = greatest(rstd);
     expect_rounded(dx, wide_dx, "rms_norm_backward_input", 1,
                    off(order * steepest * (1 + 16 * steepest * steepest)));
@@ -183,14 +185,14 @@ TEST_P(NarrowTest, WideParametersAreRoundedAsTheyAreRead) {
     ops->norm(direct, mean, rstd, x.narrow, gain, Tensor(), 1e-5F);
     ops->norm(copied, mean, rstd, x.narrow, near_gain, Tensor(), 1e-5F);
     same("layer_norm without bias");
-    ops->norm_backward_input(direct, dy.narrow, x.narrow, gain, mean, rstd, false);
-    ops->norm_backward_input(copied, dy.narrow, x.narrow, near_gain, mean, rstd, false);
+    ops->norm_backward_input(direct, dy.narrow, x.narrow, gain, mean, rstd, {});
+    ops->norm_backward_input(copied, dy.narrow, x.narrow, near_gain, mean, rstd, {});
     same("layer_norm_backward_input");
     ops->norm(direct, {}, rstd, x.narrow, gain, {}, 1e-5F);
     ops->norm(copied, {}, rstd, x.narrow, near_gain, {}, 1e-5F);
     same("rms_norm");
-    ops->norm_backward_input(direct, dy.narrow, x.narrow, gain, {}, rstd, false);
-    ops->norm_backward_input(copied, dy.narrow, x.narrow, near_gain, {}, rstd, false);
+    ops->norm_backward_input(direct, dy.narrow, x.narrow, gain, {}, rstd, {});
+    ops->norm_backward_input(copied, dy.narrow, x.narrow, near_gain, {}, rstd, {});
     same("rms_norm_backward_input");
     Integers ids = random_integers({rows}, 6, 23);
     for (int i = 0; i < 23; ++i) ids[i] = i;

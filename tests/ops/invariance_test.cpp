@@ -156,14 +156,15 @@ TEST_P(InvarianceTest, Threads) {
     backend->norm(y[0], y[1], y[2], x, gain, bias, 1e-5F);
     backend->norm_backward_weight(y[3], y[4], dy, x, y[1], y[2]);
     backend->column_sum(y[5], x);
-    backend->norm_backward_input(y[6], dy, x, gain, y[1], y[2], false);
+    backend->norm_backward_input(y[6], dy, x, gain, y[1], y[2], {});
     backend->norm(y[7], {}, y[8], x, gain, {}, 1e-5F);
-    backend->norm_backward_input(y[9], dy, x, gain, {}, y[8], false);
+    backend->norm_backward_input(y[9], dy, x, gain, {}, y[8], {});
     backend->norm_backward_weight(y[10], {}, dy, x, {}, y[8]);
     backend->gelu(y[12], x);
     backend->swiglu(y[13], pair);
     backend->row_maximum(y[14], x);
     backend->exp_sum_and_target(y[15], y[14], x, y[14], ids, 0);
+    backend->softmax_statistics(y[1], y[2], y[8], x, ids);
     backend->dropout(y[17], x, logical, {0.5F, {}});
     y.push_back(Array({53, columns}));
     backend->embedding_backward(y.back(), ids, dy);

@@ -52,6 +52,17 @@ class LossTest : public OpsTest {
         all.target[r] += part.target[r];
       }
     });
+    if (ends.size() == 1) {
+      Parts whole(rows);
+      ops->softmax_statistics(whole.maximum, whole.sum, whole.target, logits, targets);
+      if (std::isnan(all.sum[0])) {
+        EXPECT_TRUE(std::isnan(whole.sum[0]));
+      } else {
+        expect_same_bits(whole.maximum, all.maximum, "maximum");
+        expect_same_bits(whole.sum, all.sum, "sum");
+        expect_same_bits(whole.target, all.target, "target's logit");
+      }
+    }
     double result = 0;
     ops->weighted_loss(Tensor(&result, {1}), all.sum, all.maximum, all.target, weights);
     for_shards([&](const Tensor& shard, std::int64_t first) {

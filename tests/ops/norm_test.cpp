@@ -23,6 +23,9 @@ std::vector<double> norm(const std::vector<double>& x, const std::vector<double>
   return y;
 }
 
+/// What is added to the gradient for x.
+enum class Beside : std::uint8_t { nothing, result, other };
+
 struct Sizes {
   std::int64_t rows, columns, gap;
 };
@@ -82,21 +85,24 @@ TEST_P(NormTest, ForwardAgreesWithFp64) {
 TEST_P(NormTest, InputGradientAgreesWithFiniteDifferences) {
   for (const Sizes& s : sizes) {
     for (const bool centered : {true, false}) {
-      for (const bool accumulate : {false, true}) {
+      for (const Beside beside : {Beside::nothing, Beside::result, Beside::other}) {
         Norm n(*ops, s, centered, centered);
         Array dx = random_array({s.rows, s.columns}, 5, 1, s.gap);
-        std::vector<double> expected = widen(dx);
+        Array other = random_array({s.rows, s.columns}, 9, 1, s.gap);
+        const Tensor residual = beside == Beside::nothing  ? Tensor()
+                                : beside == Beside::result ? Tensor(dx)
+                                                           : Tensor(other);
+        std::vector<double> expected(static_cast<std::size_t>(s.rows * s.columns), 0.0);
+        if (beside != Beside::nothing) expected = widen(beside == Beside::result ? dx : other);
         // One column: x is its own mean, and rstd = 1/√ε amplifies every rounding 300 times.
         if (s.columns == 1 && centered) continue;
         finite_differences([&](const auto& x) { return n.loss(x, widen(n.gain), widen(n.bias)); },
                            widen(n.x), 1,
-                           [&](std::size_t i, double derivative) {
-                             expected[i] = derivative + (accumulate ? expected[i] : 0);
-                           });
+                           [&](std::size_t i, double derivative) { expected[i] += derivative; });
         if (centered) {
-          ops->norm_backward_input(dx, n.dy, n.x, n.gain, n.mean, n.rstd, accumulate);
+          ops->norm_backward_input(dx, n.dy, n.x, n.gain, n.mean, n.rstd, residual);
         } else {
-          ops->norm_backward_input(dx, n.dy, n.x, n.gain, {}, n.rstd, accumulate);
+          ops->norm_backward_input(dx, n.dy, n.x, n.gain, {}, n.rstd, residual);
         }
         // dx = rstd·(g − mean g − h·mean(g·h)): rstd ≤ 4 for these rows (their deviation exceeds
         // ¼), the bracket as forward; 1e-8 for the differences (values up to 1e3).

@@ -195,7 +195,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .sequence_parallel = layout.sequence_parallel,
           .recompute = layout.recompute,
           .exact_gelu = layout.exact_gelu && !settings.make_device,  // as in runs
-          .aligned_logits = static_cast<bool>(settings.make_device),
+          .products_on_gpu = static_cast<bool>(settings.make_device),
           .compute = settings.compute,
           .reads_masters = !settings.make_device && !settings.stochastic && !settings.copies,
           .reproducible = settings.reproducible,

@@ -1,6 +1,8 @@
 // Products on GPUs read and write 16 bytes at once where every row begins at a multiple of that.
 #include <set>
 
+#include <gtest/gtest.h>
+
 #include "trireme/model/config.hpp"
 #include "trireme/ops/forwarding.hpp"
 #include "trireme/ops/tensor_rows.hpp"
@@ -62,7 +64,7 @@ TEST(ProductRows, BeginAtMultiplesOf16BytesOnGpus) {
       const RunSettings settings{
           .global_batch = 1, .reproducible = false, .make_device = make, .compute = DType::bf16};
       StageOptions stage = stage_options(layout, settings);
-      stage.aligned_logits = aligned;
+      stage.products_on_gpu = aligned;
       LayoutRun run(config, layout, stage, MPI_COMM_WORLD, make);
       run.replica.backward(make_batches(config, layout, 0, 0, 1));
       EXPECT_EQ(products, 3 * (4 + 1)) << name << ": a block's four and the head's, and backward";

@@ -2,11 +2,13 @@
 #include "trireme/state/update.hpp"
 
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "trireme/model/transformer.hpp"
+#include "trireme/ops/forwarding.hpp"
 #include "trireme/ops/ops.hpp"
 
 namespace trireme::state {
@@ -106,6 +108,74 @@ TEST(UpdateRanges, AreSplitOnlyForIndices) {
   // One range per block, a fused block one per part: columns of a row-split layer are not separate
   // ranges.
   EXPECT_LE(indexed, 2 * layout.blocks().size());
+}
+
+/// Counts the calls of add_squares.
+class CountedSquares final : public ops::ForwardingOps<CountedSquares> {
+ public:
+  explicit CountedSquares(ops::Ops& inner) : inner_(inner) {}
+  template <class... Parameters, class... Arguments>
+  void forward(const char* name, void (Ops::*operation)(Parameters...),
+               const Arguments&... arguments) {
+    if (std::string_view(name) == "add_squares") ++calls;
+    (inner_.*operation)(arguments...);
+  }
+  int calls = 0;
+
+ private:
+  ops::Ops& inner_;
+};
+
+// Each launch on a GPU takes microseconds: adjacent gradients are one call, whatever their rows.
+TEST(GradientNorm, CountsEachElementOnceInFewCalls) {
+  const model::Transformer model(llama());
+  const auto units = static_cast<std::int64_t>(model.units().size());
+  for (const bool reproducible : {false, true}) {
+    for (const int tiles : {1, 4}) {
+      for (const int ranks : {1, 3}) {
+        double squares = 0, expected = 0;
+        for (int tile = 0; tile < tiles; ++tile) {
+          for (int rank = 0; rank < ranks; ++rank) {
+            StateOptions options;
+            options.zero = ranks > 1 ? 3 : 0;
+            options.shares.tiles = {tiles, tile, 1};
+            options.shares.reproducible = reproducible;
+            const params::Layout layout(model.table(), {{0, units}}, options.shares.tiles);
+            const ShardMap shards(layout, ranks, rank);
+            device::MemoryLedger ledger;
+            const ModelState state(layout, shards, options, ledger);
+            const auto backend = ops::make_cpu_ops(1, &ledger, reproducible);
+            for (int g = 0; g < shards.groups(); ++g) {
+              const Tensor own = state.own_gradient(g);
+              backend->fill(own, 0);
+              const params::Range& held = shards.own(g);
+              for (const params::Block& block : layout.blocks()) {
+                if (block.slices.empty() && tile > 0) continue;
+                for (const params::Range& range : layout.owned(block)) {
+                  for (std::int64_t i = range.begin; i < range.end; ++i) {
+                    const std::int64_t at = block.offset + i - held.begin;
+                    if (at < 0 || at >= held.size()) continue;
+                    own.as<float>()[at] = static_cast<float>(1 + at % 5);
+                    expected += static_cast<double>((1 + at % 5) * (1 + at % 5));
+                  }
+                }
+              }
+            }
+            CountedSquares counted(*backend);
+            GradientNorm norm(state, shards, true, ledger);
+            norm.start(counted);
+            const double root = norm.finish(*comm::make_self_communicator());
+            squares += root * root;
+            if (!reproducible && tile == 0) {
+              EXPECT_LE(counted.calls, ranks == 1 ? 3 : shards.groups());
+            }
+          }
+        }
+        EXPECT_NEAR(squares, expected, 1e-9 * expected)
+            << "reproducible " << reproducible << ", tiles " << tiles << ", ranks " << ranks;
+      }
+    }
+  }
 }
 
 // One rank that holds all eight tiles adds four more zeros than one that holds a key/value group.

@@ -131,7 +131,7 @@ class ResidualBranch {
   void recompute(const UnitContext& context, const Tensor& x) const;
   /// y, from what forward or recompute left in the layer.
   void add_residual(const UnitContext& context, const Tensor& y, const Tensor& x) const;
-  /// Adds the gradient through the layer, from that for y, to dx. dx may be dy.
+  /// dx = dy, and the gradient through the layer. dx may be dy.
   void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
                 const Tensor& x) const;
 

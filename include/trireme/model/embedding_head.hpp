@@ -44,9 +44,10 @@ class Head final : public Unit {
   /// logits [R, V] of x [r, C] on every tensor rank: few rows, for generation and comparison.
   void logits(const UnitContext& context, const Tensor& logits, const Tensor& x) const;
 
-  /// Of `rows` rows of `width` elements of `type`: those whose logits exist at once.
+  /// Of `rows` rows of `width` elements of `type`: those whose logits exist at once, on a GPU or a
+  /// CPU.
   static std::int64_t block_rows(std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
-                                 DType type);
+                                 DType type, bool on_gpu);
 
  private:
   struct RowBlock;

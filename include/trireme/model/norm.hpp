@@ -17,9 +17,9 @@ class Norm {
   /// `cost`: of the statistics, which forward writes.
   void plan(UnitPlan& plan, RecomputeCost cost);
   void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
-  /// Adds to the gradients of gain and bias; dx = gradient, or += with `accumulate`.
+  /// Adds to the gradients of gain and bias; dx = gradient, plus `residual` [r, C] unless absent.
   void backward(const UnitContext& context, BackwardPart part, const Tensor& dx, const Tensor& dy,
-                const Tensor& x, bool accumulate) const;
+                const Tensor& x, const Tensor& residual) const;
 
  private:
   Tensor statistic(const UnitContext& context, const Slot& slot) const;

@@ -69,9 +69,9 @@ struct Shares {
   Recompute recompute = Recompute::none;
   /// A GELU fused into a product has the bits of a separate pass, which can thus recompute it.
   bool exact_gelu = true;
-  /// Rows of logits begin 64 elements or a multiple apart: products on GPUs read and write 16 bytes
-  /// at once, and a vocabulary of 50,257 has only odd rows.
-  bool aligned_logits = false;
+  /// Rows of logits begin 64 elements or a multiple apart, since products on GPUs read and write 16
+  /// bytes at once and a vocabulary of 50,257 has only odd rows; and more of them are held at once.
+  bool products_on_gpu = false;
   /// Of activations and of the factors of products. Parameters are fp32, or copies in this type, or
   /// fp32 masters (state::StateOptions::reads_masters).
   DType compute = DType::f32;
@@ -242,6 +242,9 @@ struct UnitContext {
   const ParameterViews& gradients;  // empty when not training
   UnitMemory memory;                // the unit's, for this leaf
   Mode mode = Mode::train;
+  /// Gradients of weights hold no sum yet, and anything else: the unit's first product for each
+  /// writes it, and does not add to it.
+  bool writes_gradients = false;
   std::uint64_t seed = 0;  // of dropout
   /// f32 [1], multiplies all gradients: the loss scale, against underflow in fp16, over the
   /// weighted target tokens of the global batch. In memory because it changes from step to step.

@@ -7,8 +7,8 @@
 // type, one for all of a call: fp32, or bf16 or fp16 if the backend supports it. On the CPU a
 // weight (the right factor of a product, a bias, gain or table) may be fp32 beside bf16: it is
 // rounded to nearest as it is read. A norm's gain and bias are of one type. Statistics (mean, rstd,
-// lse, maximum, sum, factor, weights), frequencies and accumulated gradients of weights (always +=)
-// are fp32, and so is all arithmetic except the factors of products.
+// lse, maximum, sum, factor, weights), frequencies and gradients of weights (+=, but where a
+// product is told to write) are fp32, and so is all arithmetic except the factors of products.
 //
 // Views are contiguous unless a comment says "strided". Operations are done in the order of the
 // calls, not before they return: the host reads results through device::Device.
@@ -127,12 +127,18 @@ class Ops : public Interface {
   /// and Sennrich, 2019): y = x·rstd·gain, rstd = 1/√(mean(x²) + epsilon).
   virtual void norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                     const Tensor& gain, const Tensor& bias, float epsilon) = 0;
-  /// dx = (or += with `accumulate`) the gradient for x.
+  /// dx = the gradient for x, plus `residual` [R, C] unless absent: the gradient that reaches x
+  /// beside the norm. It may be dx.
   virtual void norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
                                    const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                   bool accumulate) = 0;
+                                   const Tensor& residual) = 0;
   virtual void norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
                                     const Tensor& x, const Tensor& mean, const Tensor& rstd) = 0;
+
+  /// Both of these, reading x and dy once where a backend can.
+  virtual void norm_backward(const Tensor& dx, const Tensor& dgain, const Tensor& dbias,
+                             const Tensor& dy, const Tensor& x, const Tensor& gain,
+                             const Tensor& mean, const Tensor& rstd, const Tensor& residual) = 0;
 
   // Activations
   /// tanh form: ½x(1 + tanh(√(2/π)(x + 0.044715x³))). Hendrycks and Gimpel (2016).
@@ -182,7 +188,7 @@ class Ops : public Interface {
                                   const AttentionMask& mask, float scale, const Dropout& dropout,
                                   const Tensor& samples, const HeadSlice& heads = {}) = 0;
 
-  // Vocabulary-parallel cross-entropy: three ops that `model` reduces across tensor ranks
+  // Vocabulary-parallel cross-entropy: operations that `model` reduces across tensor ranks
   /// maximum [R] = max over the columns of logits [R, V] and, with `accumulate`, its old value.
   virtual void row_maximum(const Tensor& maximum, const Tensor& logits,
                            bool accumulate = false) = 0;
@@ -191,6 +197,10 @@ class Ops : public Interface {
   virtual void exp_sum_and_target(const Tensor& sum, const Tensor& target_logit,
                                   const Tensor& logits, const Tensor& maximum,
                                   const Tensor& targets, std::int64_t first) = 0;
+  /// Both of these in one pass over logits that hold the whole vocabulary.
+  virtual void softmax_statistics(const Tensor& maximum, const Tensor& sum,
+                                  const Tensor& target_logit, const Tensor& logits,
+                                  const Tensor& targets) = 0;
   /// logits ← factor[r]·(softmax − onehot(target)), the gradient, in place; factor [R].
   virtual void cross_entropy_gradient(const Tensor& logits, const Tensor& maximum,
                                       const Tensor& sum, const Tensor& targets,

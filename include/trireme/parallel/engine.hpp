@@ -141,7 +141,8 @@ class Engine {
   /// For each action of the training program: whether it may share a graph with the action before,
   /// because it needs only what was computed before it.
   std::vector<bool> find_continuing() const;
-  bool adds_to_gradients(const UnitAction& action) const;
+  /// See model::UnitContext.
+  bool writes_gradients(const UnitAction& action) const;
   void prepare(const UnitAction& action);
   void forward(const UnitAction& action);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);

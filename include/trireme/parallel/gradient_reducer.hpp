@@ -31,6 +31,10 @@ struct Bucket {
 std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& layout,
                                  std::int64_t elements);
 
+/// By action: whether its products are the first to add to their weights' gradients since these
+/// were reduced, and so may write them (model::UnitContext::writes_gradients).
+std::vector<bool> find_writers(const Program& program, const params::Layout& layout, int last_unit);
+
 class GradientReducer {
  public:
   struct Parts {  // which outlive it
@@ -47,13 +51,18 @@ class GradientReducer {
     Recorder& recorder;
     device::Stream& stream;  // of all collectives of parameters and gradients
     std::int64_t bucket_elements;
+    int last_unit;  // of the model
   };
   GradientReducer(const Parts& parts, device::MemoryLedger& ledger);
 
-  /// Zeroes all gradients but those that activations alias.
+  /// Zeroes all gradients but those that activations alias, and those that products write.
   void begin_step();
-  /// Before a unit adds to its gradients: zeroes those whose memory held something else.
-  void prepare(int unit);
+  /// Before a unit adds to its gradients: zeroes those whose memory held something else, likewise.
+  /// `writes`: of the action.
+  void prepare(int unit, bool writes);
+  /// Whether the products of an action of the program write gradients of weights. In reproducible
+  /// mode none do: sums begin at +0.
+  bool writes(std::size_t action) const;
   /// Starts to reduce a group's gradient. This rank has added all of it, or with ZeRO 2 and 3 all
   /// of one micro-batch.
   void reduce(int group);
@@ -69,6 +78,10 @@ class GradientReducer {
     int scattering = -1;      // whose reduce-scatter is in progress
     device::Event scattered;  // carries the error of a reduce-scatter that failed
   };
+  std::vector<std::vector<params::Range>> plan_zeros() const;
+  /// Elements of a group that are zeroed before an action adds to them: all, or those that its
+  /// products do not write.
+  std::vector<params::Range> zeros_of(int group, bool writes) const;
   void add_up(int group);
   void scatter(int group);
   void accumulate(Collected& buffer);
@@ -83,6 +96,9 @@ class GradientReducer {
   ops::Ops& ops_;
   state::TensorSums sums_;
   std::vector<Bucket> buckets_;
+  std::vector<bool> writers_;        // by action: see find_writers
+  std::vector<bool> written_first_;  // by group: the first action of a step that adds to it writes
+  std::vector<std::vector<params::Range>> zeros_;  // by group: all but weights of products
   std::vector<bool> unzeroed_;      // by group: activations still alias it in this step
   std::vector<int> reductions_;     // by group, of a step
   std::vector<int> left_;           // by group, those still to come

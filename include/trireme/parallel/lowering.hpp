@@ -41,6 +41,10 @@ struct UnitAction {
   bool is_compute() const;
   /// Whether it is its micro-batch's last contribution to the unit's gradients.
   bool ends_gradients() const { return kind == Kind::backward || kind == Kind::backward_weight; }
+  /// Whether its unit adds to gradients. `last_unit` of the model does so in forward too.
+  bool adds_to_gradients(int last_unit) const {
+    return ends_gradients() || (kind == Kind::forward && unit == last_unit);
+  }
 };
 
 std::string to_string(const UnitAction& action);

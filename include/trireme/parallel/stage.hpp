@@ -41,7 +41,7 @@ struct StageOptions {
   bool sequence_parallel = false;
   model::Recompute recompute = model::Recompute::none;
   bool exact_gelu = true;  // see model::Shares; not where libraries for GPUs make it in a product
-  bool aligned_logits = false;  // see model::Shares
+  bool products_on_gpu = false;  // see model::Shares
   DType compute = DType::f32;
   /// CPUs, where weights are rounded to nearest: units read fp32 parameters that no other rank
   /// holds a part of; see state::StateOptions.

@@ -26,7 +26,7 @@ struct Aliases {
 /// Activations may use their memory meanwhile, where the program reads them for the last time
 /// before it first adds to the gradient. Places as many of `parts` as fit into the flat fp32
 /// gradients of `layout`, last units' first. An aliased gradient must be zeroed just before it is
-/// first added to. `last_unit` of the model adds to its gradients in forward.
+/// first added to, or written. `last_unit` of the model adds to its gradients in forward.
 Aliases plan_aliases(const Program& program, const params::Layout& layout, int last_unit,
                      const std::vector<StashPart>& parts);
 

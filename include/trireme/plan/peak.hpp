@@ -19,10 +19,10 @@ struct ProductShape {
   }
 };
 
-/// All forward products of the model that differ, computing in `type`, for micro-batches of `rows`
-/// tokens; the largest first.
+/// All forward products of the model that differ, computing in `type` on a GPU or a CPU, for
+/// micro-batches of `rows` tokens; the largest first.
 std::vector<ProductShape> model_products(const model::Transformer& model, std::int64_t rows,
-                                         DType type);
+                                         DType type, bool on_gpu);
 
 /// Fills x, contiguous, with values as a layer's are: where all are alike, a device draws less
 /// power and may run faster than it ever will in training.

@@ -79,16 +79,15 @@ class GradientNorm {
   /// The norm, once the device's work has been waited for (device::wait_for). Collective over
   /// `world`; the same bits on every rank, and in every layout in reproducible mode.
   double finish(comm::Communicator& world);
-  /// Partial sums that the ranks exchange: one per row of the table, or in reproducible mode one
-  /// per params::norm_block elements of every tile.
+  /// Partial sums that the ranks exchange: one, or in reproducible mode one per params::norm_block
+  /// elements of every tile.
   static std::int64_t partial_sums(const params::ParameterTable& table,
                                    const model::Shares& shares);
 
  private:
   struct Part {
-    params::Range elements;  // of gradients in the whole flat buffer
-    Tensor gradient;         // [n], the same elements
-    params::Range sums;      // where their squares go: one, or one for each block
+    Tensor gradient;     // [n]
+    params::Range sums;  // where its squares go: one, or one for each block
   };
   void add(const Part& part);
   std::vector<Part> parts_;

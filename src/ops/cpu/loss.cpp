@@ -1,4 +1,4 @@
-// The three parts of vocabulary-parallel cross-entropy, and the loss.
+// The parts of vocabulary-parallel cross-entropy, and the loss.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -109,6 +109,28 @@ void CpuOps::exp_sum_and_target(const Tensor& sum, const Tensor& target_logit, c
       const std::int64_t column = target[r] - first;
       const bool here = column >= 0 && column < x.columns;
       target_logits[r] = here ? widened(x.row(r)[column]) : 0.0F;
+    });
+  });
+}
+
+void CpuOps::softmax_statistics(const Tensor& maximum, const Tensor& sum,
+                                const Tensor& target_logit, const Tensor& logits,
+                                const Tensor& targets) {
+  with_storage(logits.type(), [&]<class T>(T) {
+    const Rows<T> x = rows_of<T>(logits);
+    float* maxima = flat(maximum, x.rows);
+    float* sums = flat(sum, x.rows);
+    float* target_logits = flat(target_logit, x.rows);
+    const std::int32_t* target = flat<std::int32_t>(targets, x.rows);
+    const auto n = static_cast<std::size_t>(x.columns);
+    const auto largest = TRIREME_KERNEL(maximum_of, T);
+    const auto exp_sum = TRIREME_KERNEL(exp_sum_row, T);
+    // The second pass over a row reads it from the caches.
+    for_rows(threads_, x.rows, x.columns, [&](std::int64_t r) {
+      maxima[r] = largest(n, x.row(r));
+      sums[r] = exp_sum(n, x.row(r), maxima[r]);
+      const bool valid = target[r] >= 0 && target[r] < x.columns;
+      target_logits[r] = valid ? widened(x.row(r)[target[r]]) : 0.0F;
     });
   });
 }

@@ -113,7 +113,7 @@ TRIREME_INSTANCES(norm_rows);
 template <bool centered, class T>
 HWY_INLINE void norm_gradient(std::size_t n, T* dx, const T* dy, std::int64_t dy_ahead, const T* x,
                               std::int64_t x_ahead, const T* gain, float mean, float rstd,
-                              bool accumulate, bool streamed) {
+                              const T* residual, bool streamed) {
   const FloatTag d;
   const Floats vm = hn::Set(d, mean), vr = hn::Set(d, rstd);
   const auto normalized = [&](Floats v) HWY_ATTR {
@@ -135,12 +135,12 @@ HWY_INLINE void norm_gradient(std::size_t n, T* dx, const T* dy, std::int64_t dy
     return hn::Mul(vr, hn::NegMulAdd(normalized(vx), vmgh, g));
   };
   const Prefetched<T> gradients{dy, dy_ahead}, in{x, x_ahead};
-  if (accumulate) {
-    map(
-        n, dx,
-        [&](Floats vdy, Floats vx, Floats vgain, Floats before)
-            HWY_ATTR { return hn::Add(gradient(vdy, vx, vgain), before); },
-        gradients, in, gain, prefetched(dx));
+  if (residual != nullptr) {
+    map_out(
+        streamed, n, dx,
+        [&](Floats vdy, Floats vx, Floats vgain, Floats beside)
+            HWY_ATTR { return hn::Add(gradient(vdy, vx, vgain), beside); },
+        gradients, in, gain, prefetched(residual));
   } else {
     map_out(streamed, n, dx, gradient, gradients, in, gain);
   }
@@ -150,11 +150,11 @@ HWY_INLINE void norm_gradient(std::size_t n, T* dx, const T* dy, std::int64_t dy
 template <class T>
 void norm_backward_row(std::size_t n, T* dx, const T* dy, std::int64_t dy_ahead, const T* x,
                        std::int64_t x_ahead, const T* gain, const float* mean, float rstd,
-                       bool accumulate, bool streamed) {
+                       const T* residual, bool streamed) {
   if (mean != nullptr) {
-    norm_gradient<true>(n, dx, dy, dy_ahead, x, x_ahead, gain, *mean, rstd, accumulate, streamed);
+    norm_gradient<true>(n, dx, dy, dy_ahead, x, x_ahead, gain, *mean, rstd, residual, streamed);
   } else {
-    norm_gradient<false>(n, dx, dy, dy_ahead, x, x_ahead, gain, 0.0F, rstd, accumulate, streamed);
+    norm_gradient<false>(n, dx, dy, dy_ahead, x, x_ahead, gain, 0.0F, rstd, residual, streamed);
   }
 }
 TRIREME_INSTANCES(norm_backward_row);
@@ -258,21 +258,23 @@ void CpuOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, const
 
 void CpuOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
                                  const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                 bool accumulate) {
+                                 const Tensor& residual) {
   with_storage(x.type(), [&]<class T>(T) {
     const Rows<T> to = rows_of<T>(dx), from = rows_of<T>(dy), in = rows_of<T>(x);
     check_same_rows(to, in, "norm_backward_input");
     check_same_rows(from, in, "norm_backward_input");
+    const Rows<T> beside = residual ? rows_of<T>(residual) : Rows<T>();
+    if (residual) check_same_rows(beside, in, "norm_backward_input");
     const float* means = flat_or_null(mean, in.rows);
     const float* rstds = flat(rstd, in.rows);
     const T* gains = read_as(gain, in.columns, rounding_scratch<T>(gain, in.columns));
     const auto n = static_cast<std::size_t>(in.columns);
     const bool streamed =
-        !accumulate && writes_apart(to.data, in.rows * in.columns, from.data, in.data);
+        writes_apart(to.data, in.rows * in.columns, from.data, in.data, beside.data);
     const auto kernel = TRIREME_KERNEL(norm_backward_row, T);
     const auto row = [&](std::int64_t r) {
       kernel(n, to.row(r), from.row(r), from.ahead(), in.row(r), in.ahead(), gains,
-             means == nullptr ? means : means + r, rstds[r], accumulate, streamed);
+             means == nullptr ? means : means + r, rstds[r], beside.row(r), streamed);
     };
     for_rows(threads_, in.rows, in.columns, row, streamed);
   });
@@ -377,6 +379,13 @@ void CpuOps::column_sum(const Tensor& sum, const Tensor& x) {
           (static_cast<std::size_t>(in.columns), end - begin, partial, in.row(begin), in.stride);
         });
   });
+}
+
+void CpuOps::norm_backward(const Tensor& dx, const Tensor& dgain, const Tensor& dbias,
+                           const Tensor& dy, const Tensor& x, const Tensor& gain,
+                           const Tensor& mean, const Tensor& rstd, const Tensor& residual) {
+  norm_backward_weight(dgain, dbias, dy, x, mean, rstd);
+  norm_backward_input(dx, dy, x, gain, mean, rstd, residual);
 }
 
 }  // namespace trireme::ops

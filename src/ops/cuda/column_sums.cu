@@ -91,7 +91,6 @@ void sum_rows(float* first, float* second, const Matrix& dy, const Norm& norm, f
               CUstream_st* stream) {
   if (dy.rows == 0 || dy.columns == 0) return;
   const std::int64_t chunk_rows = rows_of_chunk(dy.rows);
-  const std::int64_t width = (terms == Terms::norm_and_bias ? 2 : 1) * dy.columns;
   with_type(dy.type, [&]<class T>(T) {
     const dim3 grid(static_cast<unsigned>(ceil_div(dy.columns, across * pack)),
                     static_cast<unsigned>(ceil_div(dy.rows, chunk_rows)));
@@ -99,9 +98,7 @@ void sum_rows(float* first, float* second, const Matrix& dy, const Norm& norm, f
            workspace, view<T>(dy), view<T>(norm.x), norm.mean, norm.rstd, dy.rows, dy.columns,
            chunk_rows);
   });
-  launch("join_column_sums", join_chunks_kernel,
-         dim3(static_cast<unsigned>(ceil_div(width, across))), dim3(across, down), 0, stream, first,
-         second, workspace, ceil_div(dy.rows, chunk_rows), dy.columns, width);
+  join_column_sums(first, second, workspace, ceil_div(dy.rows, chunk_rows), dy.columns, stream);
 }
 
 template <class T, int Threads>
@@ -123,6 +120,14 @@ __global__ void row_sum_kernel(float* sum, View<T> x, std::int64_t rows, std::in
 
 std::size_t column_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs) {
   return static_cast<std::size_t>(sum_chunks(rows) * columns * outputs) * sizeof(float);
+}
+
+void join_column_sums(float* first, float* second, const float* partial, std::int64_t chunks,
+                      std::int64_t columns, CUstream_st* stream) {
+  const std::int64_t width = (second == nullptr ? 1 : 2) * columns;
+  launch("join_column_sums", join_chunks_kernel,
+         dim3(static_cast<unsigned>(ceil_div(width, across))), dim3(across, down), 0, stream, first,
+         second, partial, chunks, columns, width);
 }
 
 void column_sum(float* sum, const Matrix& x, float* workspace, CUstream_st* stream) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <cublasLt.h>
@@ -171,7 +172,7 @@ class CublasProducts final : public Products {
 
   bool multiply(const Product& product) override {
     Plan& plan = plan_of(product);
-    if (plan.algorithm.refused) return false;
+    if (plan.algorithm.refused || plan.algorithm.apart) return false;
     set_pointers(plan, product);
     const cublasStatus_t status = queue(plan, product, plan.algorithm, product.c.data);
     // The heuristic may accept what the call rejects. While work is captured it may reject what it
@@ -222,7 +223,9 @@ class CublasProducts final : public Products {
     const Candidates all = candidates(handle_.get(), plan, key, options_.reproducible,
                                       options_.time_algorithms ? timed : 1);
     plan.algorithm.refused = all.empty();
-    if (!all.empty()) plan.algorithm = all.size() == 1 ? all[0] : fastest(plan, product, all);
+    if (!all.empty()) {
+      plan.algorithm = options_.time_algorithms ? fastest(plan, product, all) : all[0];
+    }
     plan.chosen = true;
     return plan;
   }
@@ -238,41 +241,89 @@ class CublasProducts final : public Products {
                           stream_);
   }
 
-  /// The fastest by the best of three runs, which write to temporary memory; without such memory
-  /// the library's first; refused if the library rejects all of them.
-  Algorithm fastest(const Plan& plan, const Product& product, const Candidates& all) {
-    const std::int64_t elements = product.c.stride * (product.c.rows - 1) + product.c.columns;
+  /// Memory until the end of a measurement; null where there is none.
+  auto temporary(std::size_t bytes) {
     const auto release = [this](void* memory) { device_.release(memory); };
-    const std::unique_ptr<void, decltype(release)> result(
-        device_.allocate(static_cast<std::size_t>(elements * bytes_of(product.c.type))), release);
-    if (result == nullptr) return all[0];
+    return std::unique_ptr<void, decltype(release)>(
+        device_.allocate(std::max<std::size_t>(bytes, 1)), release);
+  }
+  static std::size_t bytes_of_rows(const Matrix& x) {
+    return static_cast<std::size_t>((x.stride * (x.rows - 1) + x.columns) * bytes_of(x.type));
+  }
+
+  /// The best of three runs in milliseconds; none if one of them is refused.
+  template <class Run>
+  std::optional<float> time(const Run& run) {
     Owned<cudaEvent_t, destroy_event> begin, end;
     TRIREME_CUDA_CALL(cudaEventCreate(begin.place()));
     TRIREME_CUDA_CALL(cudaEventCreate(end.place()));
     float best = 0;
+    for (int i = 0; i < 4; ++i) {  // the first one loads the kernel
+      TRIREME_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
+      const cublasStatus_t status = run();
+      if (refuses(status)) return {};
+      check(status, "cublasLtMatmul");
+      TRIREME_CUDA_CALL(cudaEventRecord(end.get(), stream_));
+      TRIREME_CUDA_CALL(cudaEventSynchronize(end.get()));
+      float own = 0;
+      TRIREME_CUDA_CALL(cudaEventElapsedTime(&own, begin.get(), end.get()));
+      if (i > 0) best = i == 1 ? own : std::min(best, own);
+    }
+    return best;
+  }
+
+  /// The fastest way, timed on temporary memory; without such memory the library's first algorithm;
+  /// refused if the library rejects all of them.
+  Algorithm fastest(const Plan& plan, const Product& product, const Candidates& all) {
+    const bool epilogue = product.before_gelu.data != nullptr ||
+                          product.gelu_input.data != nullptr || product.row_sum != nullptr;
+    if (all.size() == 1 && !epilogue) return all[0];
+    const auto result = temporary(bytes_of_rows(product.c));
+    if (result == nullptr) return all[0];
+    std::optional<float> best;
     Algorithm chosen{.refused = true};
     for (const Algorithm& each : all) {
-      float own = 0;
-      bool refused = false;
-      for (int run = 0; run < 4 && !refused; ++run) {  // the first one loads the kernel
-        TRIREME_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
+      const auto own = time([&] {
         const cublasStatus_t status = queue(plan, product, each, result.get());
-        refused = refuses(status);
-        if (refused) continue;
-        check(status, "cublasLtMatmul");
-        TRIREME_CUDA_CALL(cudaEventRecord(end.get(), stream_));
-        TRIREME_CUDA_CALL(cudaEventSynchronize(end.get()));
-        float time = 0;
-        TRIREME_CUDA_CALL(cudaEventElapsedTime(&time, begin.get(), end.get()));
-        if (run > 0) own = run == 1 ? time : std::min(own, time);
-      }
-      if (!refused && (chosen.refused || own < best)) {
-        best = own;
-        chosen = each;
-        chosen.timed = true;
-      }
+        if (product.row_sum != nullptr && status == CUBLAS_STATUS_SUCCESS) {
+          // As after each such product: the library overwrites row sums.
+          const Matrix sums{product.row_sum, Element::f32, 1, product.c.rows, product.c.rows};
+          add(sums, sums, sums, stream_);
+        }
+        return status;
+      });
+      if (!own || (best && *own >= *best)) continue;
+      best = own;
+      chosen = each;
+      chosen.timed = true;
     }
+    const auto apart = epilogue ? time_apart(product) : std::nullopt;
+    if (apart && (!best || *apart < *best)) chosen = {.timed = true, .apart = true};
     return chosen;
+  }
+
+  /// The time of a plain product and our kernel; none if the library rejects the plain product.
+  std::optional<float> time_apart(Product product) {
+    Product plain = without_epilogue(product);
+    Plan& plan = plan_of(plain);
+    if (plan.algorithm.refused) return {};
+    const auto result = temporary(bytes_of_rows(product.c)),
+               sums = temporary(bytes_of_rows(plain.c));
+    const auto workspace = temporary(epilogue_workspace(product));
+    const auto row_sums = temporary(static_cast<std::size_t>(product.c.rows) * sizeof(float));
+    if (!result || !sums || !workspace || !row_sums) return {};
+    product.c.data = result.get();
+    if (product.before_gelu.data != nullptr) product.before_gelu.data = sums.get();
+    if (product.row_sum != nullptr) product.row_sum = static_cast<float*>(row_sums.get());
+    plain = without_epilogue(product);
+    set_pointers(plan, plain);
+    return time([&] {
+      const cublasStatus_t status = queue(plan, plain, plan.algorithm, plain.c.data);
+      if (status == CUBLAS_STATUS_SUCCESS) {
+        apply_epilogue(product, static_cast<float*>(workspace.get()), stream_);
+      }
+      return status;
+    });
   }
 
   static cublasStatus_t destroy_event(cudaEvent_t event) {

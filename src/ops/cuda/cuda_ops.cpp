@@ -118,11 +118,13 @@ void CudaOps::norm(const Tensor& y, const Tensor& mean, const Tensor& rstd, cons
 
 void CudaOps::norm_backward_input(const Tensor& dx, const Tensor& dy, const Tensor& x,
                                   const Tensor& gain, const Tensor& mean, const Tensor& rstd,
-                                  bool accumulate) {
+                                  const Tensor& residual) {
   TRIREME_ASSERT(static_cast<bool>(gain), "norm_backward_input without gain");
   const Norm norm = norm_of(x, gain, {}, mean, rstd);
-  norm_backward(matrix_like(dx, norm.x, "norm_backward_input"),
-                matrix_like(dy, norm.x, "norm_backward_input"), norm, accumulate, stream_);
+  ops::norm_backward(matrix_like(dx, norm.x, "norm_backward_input"),
+                     matrix_like(dy, norm.x, "norm_backward_input"), norm,
+                     residual ? matrix_like(residual, norm.x, "norm_backward_input") : Matrix(),
+                     stream_);
 }
 
 void CudaOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, const Tensor& dy,
@@ -134,6 +136,25 @@ void CudaOps::norm_backward_weight(const Tensor& dgain, const Tensor& dbias, con
       static_cast<float*>(scratch(column_sum_workspace(from.rows, from.columns, dbias ? 2 : 1)));
   norm_weight_sums(flat(dgain, from.columns), flat_or_null(dbias, from.columns), from, norm,
                    workspace, stream_);
+}
+
+void CudaOps::norm_backward(const Tensor& dx, const Tensor& dgain, const Tensor& dbias,
+                            const Tensor& dy, const Tensor& x, const Tensor& gain,
+                            const Tensor& mean, const Tensor& rstd, const Tensor& residual) {
+  TRIREME_ASSERT(gain && (mean || !dbias), "norm_backward without gain, or with dbias and no mean");
+  const Norm norm = norm_of(x, gain, {}, mean, rstd);
+  const int outputs = dbias ? 2 : 1;
+  const Matrix from = matrix_like(dy, norm.x, "norm_backward");
+  if (!norm_backward_fuses(from.columns)) {
+    norm_backward_weight(dgain, dbias, dy, x, mean, rstd);
+    return norm_backward_input(dx, dy, x, gain, mean, rstd, residual);
+  }
+  auto* workspace =
+      static_cast<float*>(scratch(norm_backward_workspace(from.rows, from.columns, outputs)));
+  ops::norm_backward_fused(matrix_like(dx, norm.x, "norm_backward"), flat(dgain, from.columns),
+                           flat_or_null(dbias, from.columns), from, norm,
+                           residual ? matrix_like(residual, norm.x, "norm_backward") : Matrix(),
+                           workspace, stream_);
 }
 
 void CudaOps::gelu(const Tensor& y, const Tensor& x) {
@@ -222,6 +243,14 @@ void CudaOps::exp_sum_and_target(const Tensor& sum, const Tensor& target_logit,
                           flat<std::int32_t>(targets, x.rows), first, stream_);
 }
 
+void CudaOps::softmax_statistics(const Tensor& maximum, const Tensor& sum,
+                                 const Tensor& target_logit, const Tensor& logits,
+                                 const Tensor& targets) {
+  const Matrix x = matrix_of(logits);
+  ops::softmax_statistics(flat(maximum, x.rows), flat(sum, x.rows), flat(target_logit, x.rows), x,
+                          flat<std::int32_t>(targets, x.rows), stream_);
+}
+
 void CudaOps::cross_entropy_gradient(const Tensor& logits, const Tensor& maximum, const Tensor& sum,
                                      const Tensor& targets, const Tensor& factor,
                                      std::int64_t first) {
@@ -248,10 +277,9 @@ void CudaOps::add_squares(const Tensor& sums, const Tensor& x) {
   }
   TRIREME_ASSERT(sums.elements() == 1, "squares of {} into {}", x.shape().to_string(),
                  sums.shape().to_string());
-  auto* own = static_cast<double*>(scratch(static_cast<std::size_t>(blocks) * sizeof(double)));
-  fill_bits(own, blocks, sizeof(double), 0, stream_);
-  add_block_squares(own, row.data, row.type, elements, stream_);
-  add_in_order(to, own, blocks, stream_);
+  const auto groups = static_cast<std::size_t>(square_groups(elements));
+  ops::add_squares(to, row.data, row.type, elements,
+                   static_cast<double*>(scratch(groups * sizeof(double))), stream_);
 }
 
 void CudaOps::round(const RoundedCopy& copy, const Tensor& x) {

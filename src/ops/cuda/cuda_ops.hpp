@@ -49,7 +49,7 @@ class CudaOps final : public Ops, public AlgorithmChoices {
   void* scratch(std::size_t bytes);
   void multiply(Product product, float* row_sum);
   bool multiply_with_row_sum(Product product, float* row_sum);
-  bool multiply_by_library(const Product& product, const Finish& finish);
+  bool multiply_by_library(const Product& product);
   /// The call's shapes and masks, checked; out is q's partner in shape.
   Attention attention_of(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                          const Tensor& v, const AttentionMask& mask, float scale,

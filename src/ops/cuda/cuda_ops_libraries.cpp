@@ -1,6 +1,6 @@
 // Products and attention: checks of shapes and masks, and the choice between a library and our own
-// kernels. A product is computed by the library in one pass; by the library into fp32 and a second
-// pass; or by plain_product, which takes every shape.
+// kernels. A product is computed by the library in one pass; by the library and a second pass; or
+// by plain_product, which takes every shape.
 #include "trireme/ops/workspace.hpp"
 
 #include "cuda_ops.hpp"
@@ -66,17 +66,15 @@ void CudaOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
 void CudaOps::multiply(Product p, float* row_sum) {
   if (row_sum != nullptr) {
     if (multiply_with_row_sum(p, row_sum)) return;
-    if (p.transpose_a) {
-      auto* workspace =
-          static_cast<float*>(scratch(column_sum_workspace(p.a.rows, p.a.columns, 1)));
-      ops::column_sum(row_sum, p.a, workspace, stream_);
-    } else {
-      ops::row_sum(row_sum, p.a, stream_);
-    }
+    Product sums;
+    sums.a = p.a;
+    sums.transpose_a = p.transpose_a;
+    sums.row_sum = row_sum;
+    apply_epilogue(sums, static_cast<float*>(scratch(epilogue_workspace(sums))), stream_);
   }
   if (p.c.rows == 0 || p.c.columns == 0) return;
+  if (p.depth() > 0 && parts_.products != nullptr && multiply_by_library(p)) return;
   const Finish finish{p.a.type, p.bias, p.before_gelu, p.gelu_input, p.accumulate};
-  if (p.depth() > 0 && parts_.products != nullptr && multiply_by_library(p, finish)) return;
   plain_product(p.c, p.a, p.b, p.transpose_a, p.transpose_b, finish, stream_);
 }
 
@@ -97,12 +95,15 @@ bool CudaOps::multiply_with_row_sum(Product p, float* row_sum) {
   return true;
 }
 
-bool CudaOps::multiply_by_library(const Product& p, const Finish& finish) {
+bool CudaOps::multiply_by_library(const Product& p) {
   if (can_fuse(p, parts_.without) && parts_.products->multiply(p)) return true;
-  if (finish.bias == nullptr && finish.before_gelu.data == nullptr &&
-      finish.gelu_input.data == nullptr) {
-    return false;
+  const bool gelu = p.before_gelu.data != nullptr || p.gelu_input.data != nullptr;
+  if (gelu && p.c.type == p.a.type) {
+    if (!multiply_by_library(without_epilogue(p))) return false;
+    apply_epilogue(p, nullptr, stream_);
+    return true;
   }
+  if (p.bias == nullptr && !gelu) return false;
   Product sums = p;
   sums.bias = nullptr;
   sums.before_gelu = sums.gelu_input = {};
@@ -111,7 +112,8 @@ bool CudaOps::multiply_by_library(const Product& p, const Finish& finish) {
     sums.c = {scratch(bytes), Element::f32, p.c.rows, p.c.columns, p.c.columns};
   }
   if (!parts_.products->multiply(sums)) return false;
-  finish_product(p.c, sums.c, finish, stream_);
+  finish_product(p.c, sums.c, {p.a.type, p.bias, p.before_gelu, p.gelu_input, p.accumulate},
+                 stream_);
   return true;
 }
 

@@ -72,8 +72,14 @@ struct Norm {
   float* rstd = nullptr;
 };
 void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream);
-void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, bool accumulate,
+/// Data of `residual` null: none.
+void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, const Matrix& residual,
                    CUstream_st* stream);
+/// The same, and dgain and dbias (null: none) as norm_weight_sums, in one pass over x and dy.
+void norm_backward_fused(const Matrix& dx, float* dgain, float* dbias, const Matrix& dy,
+                         const Norm& norm, const Matrix& residual, float* workspace,
+                         CUstream_st* stream);
+std::size_t norm_backward_workspace(std::int64_t rows, std::int64_t columns, int outputs);  // bytes
 
 // column_sums.cu: sum [columns] += Σ over rows, in an order that depends on the shape alone
 std::size_t column_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);  // bytes
@@ -81,6 +87,10 @@ void column_sum(float* sum, const Matrix& x, float* workspace, CUstream_st* stre
 /// dgain += Σ dy·(x − mean)·rstd; dbias += Σ dy where it is not null.
 void norm_weight_sums(float* dgain, float* dbias, const Matrix& dy, const Norm& norm,
                       float* workspace, CUstream_st* stream);
+/// first [columns] += Σ over chunks of partial [chunks, columns]; with `second`, both of partial
+/// [chunks, 2, columns].
+void join_column_sums(float* first, float* second, const float* partial, std::int64_t chunks,
+                      std::int64_t columns, CUstream_st* stream);
 /// sum [rows] += Σ over columns.
 void row_sum(float* sum, const Matrix& x, CUstream_st* stream);
 
@@ -111,6 +121,8 @@ void sort_pairs(std::uint32_t* keys_out, const std::uint32_t* keys, std::int32_t
 void row_maximum(float* maximum, const Matrix& logits, bool accumulate, CUstream_st* stream);
 void exp_sum_and_target(float* sum, float* target_logit, const Matrix& logits, const float* maximum,
                         const std::int32_t* targets, std::int64_t first, CUstream_st* stream);
+void softmax_statistics(float* maximum, float* sum, float* target_logit, const Matrix& logits,
+                        const std::int32_t* targets, CUstream_st* stream);
 void cross_entropy_gradient(const Matrix& logits, const float* maximum, const float* sum,
                             const std::int32_t* targets, const float* factor, std::int64_t first,
                             CUstream_st* stream);
@@ -122,8 +134,9 @@ inline constexpr std::int64_t square_block = 4096;
 /// sums [⌈n / 4096⌉] += Σ x² of each block.
 void add_block_squares(double* sums, const void* x, Element type, std::int64_t count,
                        CUstream_st* stream);
-/// total += the terms, from the first to the last.
-void add_in_order(double* total, const double* terms, std::int64_t count, CUstream_st* stream);
+/// total += Σ x², in an order that depends on the count alone; workspace [square_groups(count)].
+void add_squares(double* total, const void* x, Element type, std::int64_t count, double* workspace,
+                 CUstream_st* stream);
 /// The rounded copy that an update writes beside its masters; indices as in ElementIndices.
 struct Rounding {
   void* values = nullptr;  // null: none
@@ -201,6 +214,25 @@ constexpr std::int64_t sum_chunks(std::int64_t rows) {
 }
 constexpr std::int64_t rows_of_chunk(std::int64_t rows) {
   return rows == 0 ? 1 : ceil_div(rows, sum_chunks(rows));
+}
+
+/// A norm's backward holds a row in registers, 8 elements of each of so many packs per thread.
+constexpr int norm_packs(std::int64_t columns) {
+  const std::int64_t per_pack = columns <= 1024 ? 256 : 2048;  // a warp or a block for each row
+  return static_cast<int>(ceil_div(columns, per_pack));
+}
+constexpr bool norm_backward_fuses(std::int64_t columns) { return norm_packs(columns) <= 4; }
+/// Blocks that each add up their rows' gradients for gain and bias: one or two for each
+/// multiprocessor of a large GPU.
+constexpr std::int64_t norm_chunks(std::int64_t rows, std::int64_t columns) {
+  const std::int64_t blocks = columns <= 1024 ? ceil_div(rows, 4) : rows;
+  return blocks < 256 ? blocks : 256;
+}
+
+/// The partial sums of add_squares: enough to occupy a device, few enough for one block to add.
+constexpr int square_groups(std::int64_t count) {
+  const std::int64_t blocks = ceil_div(count, square_block);
+  return blocks < 1024 ? static_cast<int>(blocks) : 1024;
 }
 
 /// Bits of keys 0 … largest.

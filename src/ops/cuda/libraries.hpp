@@ -55,15 +55,23 @@ struct ProductKey {
 /// Whether the library can do it in one pass, as far as its rules are known: one epilogue that is
 /// not left out, an aux matrix in 16-byte steps, row sums only beside fp32 results.
 bool can_fuse(const Product& product, const CudaWithout& without = {});
+/// The other way, for factors and results of one type: a product without GELU, its slope or row
+/// sums (and with the bias, into before_gelu), and then a kernel of ours. `workspace` as of
+/// column_sum.
+Product without_epilogue(const Product& product);
+void apply_epilogue(const Product& product, float* workspace, CUstream_st* stream);
+std::size_t epilogue_workspace(const Product& product);  // bytes
 ProductKey key_of(const Product& product);
 
-/// An algorithm as the library's opaque 64 bytes; `refused` if it has none.
+/// An algorithm as the library's opaque 64 bytes; `refused` if it has none, `apart` if a plain
+/// product and apply_epilogue are faster.
 struct Algorithm {
   std::uint64_t words[8] = {};
   std::uint64_t workspace = 0;
   std::int64_t id = -1;  // of its family; -1: unknown
   bool refused = false;
   bool timed = false;  // the fastest of several, else the library's first
+  bool apart = false;
 };
 struct KeyedAlgorithm {
   ProductKey key;
@@ -79,7 +87,8 @@ std::vector<KeyedAlgorithm> unpack_algorithms(std::uint64_t version,
 
 class Products : public Interface {
  public:
-  /// Queues the product; false, and nothing queued, if the library has no algorithm for it.
+  /// Queues the product; false, and nothing queued, if the library has no algorithm for it or is
+  /// slower than without_epilogue and apply_epilogue.
   virtual bool multiply(const Product& product) = 0;
   /// See AlgorithmChoices.
   virtual std::vector<std::byte> algorithms() const = 0;

@@ -1,6 +1,8 @@
-// The three parts of vocabulary-parallel cross-entropy, and the loss; a row of logits per group of
+// The parts of vocabulary-parallel cross-entropy, and the loss; a row of logits per group of
 // threads. Rows of an odd vocabulary begin at any alignment: which thread adds an element depends
 // on its column alone, so that a row's bits do not depend on its address.
+#include <cfloat>
+
 #include "elements.cuh"
 
 namespace trireme::ops {
@@ -93,6 +95,38 @@ __global__ void exp_sum_kernel(float* sum, float* target_logit, View<T> logits,
   }
 }
 
+/// Each thread keeps the sum of its elements beside their maximum so far, and scales it where that
+/// grows. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+template <class T, int Threads>
+__global__ void softmax_statistics_kernel(float* maximum, float* sum, float* target_logit,
+                                          View<T> logits, const std::int32_t* targets,
+                                          std::int64_t rows, std::int64_t columns) {
+  __shared__ float scratch[block_warps];
+  for (std::int64_t r = first_row(); r < rows; r += row_step()) {
+    float largest = -FLT_MAX, own = 0;  // finite: exp(−∞ − largest) is 0
+    for (std::int64_t c = threadIdx.x * pack; c < columns; c += Threads * pack) {
+      float v[pack];
+      const float before = largest;
+      const int count = rest_of(c, columns);
+      load_anywhere(v, logits.at(r, c), count);
+#pragma unroll
+      for (int i = 0; i < pack; ++i) largest = i < count ? fmaxf(largest, v[i]) : largest;
+      if (largest > before) own *= expf(before - largest);
+#pragma unroll
+      for (int i = 0; i < pack; ++i) v[i] = i < count ? expf(v[i] - largest) : 0.0F;
+      own += pack_sum(v);
+    }
+    const float all = group_reduce<Threads>(largest, scratch, Maximum{});
+    own = group_reduce<Threads>(largest == all ? own : own * expf(largest - all), scratch, Plus{});
+    if (threadIdx.x == 0) {
+      const std::int64_t target = targets[r];
+      maximum[r] = all;
+      sum[r] = own;
+      target_logit[r] = target >= 0 && target < columns ? to_float(*logits.at(r, target)) : 0.0F;
+    }
+  }
+}
+
 /// Packs begin at the row's first multiple of 16 bytes, as nothing is summed.
 template <class T, int Threads>
 __global__ void cross_entropy_gradient_kernel(View<T> logits, const float* maximum,
@@ -157,6 +191,18 @@ void exp_sum_and_target(float* sum, float* target_logit, const Matrix& logits, c
       launch("exp_sum_and_target", exp_sum_kernel<T, Group::threads>, Group::grid(logits.rows),
              Group::block(), 0, stream, sum, target_logit, view<T>(logits), maximum, targets, first,
              logits.rows, logits.columns);
+    });
+  });
+}
+
+void softmax_statistics(float* maximum, float* sum, float* target_logit, const Matrix& logits,
+                        const std::int32_t* targets, CUstream_st* stream) {
+  if (logits.rows == 0) return;
+  with_type(logits.type, [&]<class T>(T) {
+    with_group(logits.columns, [&]<class Group>(Group) {
+      launch("softmax_statistics", softmax_statistics_kernel<T, Group::threads>,
+             Group::grid(logits.rows), Group::block(), 0, stream, maximum, sum, target_logit,
+             view<T>(logits), targets, logits.rows, logits.columns);
     });
   });
 }

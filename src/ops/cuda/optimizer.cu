@@ -7,43 +7,38 @@
 namespace trireme::ops {
 namespace {
 
-/// One block of elements per block of threads. Squares of floats are exact in fp64.
+/// Σ x² of the blocks of elements blockIdx.x, blockIdx.x + gridDim.x, …: written to
+/// sums[blockIdx.x], or added to it. Squares of floats are exact in fp64.
 template <class T>
-__global__ void block_squares_kernel(double* sums, const T* x, std::int64_t count, bool aligned) {
+__global__ void square_sums_kernel(double* sums, const T* x, std::int64_t count, bool aligned,
+                                   bool accumulate) {
   __shared__ double scratch[block_warps];
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * square_block;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * square_block;
   double own = 0;
+  for (std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * square_block; begin < count;
+       begin += step) {
 #pragma unroll
-  for (int i = 0; i < square_block / (block_threads * pack); ++i) {
-    const std::int64_t c = begin + (i * block_threads + threadIdx.x) * pack;
-    const std::int64_t rest = count - c;
-    if (rest <= 0) continue;
-    float v[pack];
-    load(v, x + c, rest < pack ? static_cast<int>(rest) : pack, aligned);
+    for (int i = 0; i < square_block / (block_threads * pack); ++i) {
+      const std::int64_t c = begin + (i * block_threads + threadIdx.x) * pack;
+      const std::int64_t rest = count - c;
+      if (rest <= 0) continue;
+      float v[pack];
+      load(v, x + c, rest < pack ? static_cast<int>(rest) : pack, aligned);
 #pragma unroll
-    for (int e = 0; e < pack; ++e) own += static_cast<double>(v[e]) * static_cast<double>(v[e]);
+      for (int e = 0; e < pack; ++e) own += static_cast<double>(v[e]) * static_cast<double>(v[e]);
+    }
   }
   own = group_reduce<block_threads>(own, scratch, Plus{});
-  if (threadIdx.x == 0) sums[blockIdx.x] += own;
+  if (threadIdx.x == 0) sums[blockIdx.x] = accumulate ? sums[blockIdx.x] + own : own;
 }
 
-/// One thread adds the terms that all threads load.
-__global__ void add_in_order_kernel(double* total, const double* terms, std::int64_t count) {
-  constexpr int fetched = 4 * block_threads;
-  __shared__ double held[fetched];
-  double sum = 0;
-  for (std::int64_t begin = 0; begin < count; begin += fetched) {
-    for (int i = threadIdx.x; i < fetched; i += block_threads) {
-      held[i] = begin + i < count ? terms[begin + i] : -0.0;  // neutral
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll 16
-      for (int i = 0; i < fetched; ++i) sum += held[i];
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) *total += sum;
+/// total += Σ terms, by one block.
+__global__ void add_terms_kernel(double* total, const double* terms, int count) {
+  __shared__ double scratch[block_warps];
+  double own = 0;
+  for (int i = threadIdx.x; i < count; i += block_threads) own += terms[i];
+  own = group_reduce<block_threads>(own, scratch, Plus{});
+  if (threadIdx.x == 0) *total += own;
 }
 
 /// x rounded stochastically: away from 0 with the probability of the truncated part. Only bf16.
@@ -156,22 +151,30 @@ View<T> flat_view(Data* data) {
 }
 View<float> flat_view(const float* data) { return {const_cast<float*>(data), 0, is_aligned(data)}; }
 
+void square_sums(double* sums, const void* x, Element type, std::int64_t count, std::int64_t groups,
+                 bool accumulate, CUstream_st* stream) {
+  with_type(type, [&]<class T>(T) {
+    launch("square_sums", square_sums_kernel<T>, dim3(static_cast<unsigned>(groups)),
+           dim3(block_threads), 0, stream, sums, static_cast<const T*>(x), count, is_aligned(x),
+           accumulate);
+  });
+}
+
 }  // namespace
 
 void add_block_squares(double* sums, const void* x, Element type, std::int64_t count,
                        CUstream_st* stream) {
   if (count == 0) return;
-  with_type(type, [&]<class T>(T) {
-    launch("add_block_squares", block_squares_kernel<T>,
-           dim3(static_cast<unsigned>(ceil_div(count, square_block))), dim3(block_threads), 0,
-           stream, sums, static_cast<const T*>(x), count, is_aligned(x));
-  });
+  square_sums(sums, x, type, count, ceil_div(count, square_block), true, stream);
 }
 
-void add_in_order(double* total, const double* terms, std::int64_t count, CUstream_st* stream) {
+void add_squares(double* total, const void* x, Element type, std::int64_t count, double* workspace,
+                 CUstream_st* stream) {
   if (count == 0) return;
-  launch("add_in_order", add_in_order_kernel, dim3(1), dim3(block_threads), 0, stream, total, terms,
-         count);
+  const int groups = square_groups(count);
+  square_sums(workspace, x, type, count, groups, false, stream);
+  launch("add_terms", add_terms_kernel, dim3(1), dim3(block_threads), 0, stream, total, workspace,
+         groups);
 }
 
 void round_copy(const float* from, std::int64_t count, const Rounding& copy, CUstream_st* stream) {

@@ -11,7 +11,7 @@ namespace {
 
 /// Before the algorithms, as they are in memory.
 struct PackedHead {
-  std::uint64_t magic = 0x33676c6174757274;  // with the layout's number
+  std::uint64_t magic = 0x34676c6174757274;  // with the layout's number
   std::uint64_t version = 0, count = 0;
 };
 static_assert(std::is_trivially_copyable_v<KeyedAlgorithm>);
@@ -76,6 +76,35 @@ bool can_fuse(const Product& p, const CudaWithout& without) {
   return bias_fits(p.bias) && aux_fits(p.before_gelu) && aux_fits(p.gelu_input);
 }
 
+Product without_epilogue(const Product& product) {
+  Product plain = product;
+  plain.row_sum = nullptr;
+  plain.gelu_input = {};
+  if (product.before_gelu.data != nullptr) {
+    plain.c = product.before_gelu;
+    plain.before_gelu = {};
+  }
+  return plain;
+}
+
+std::size_t epilogue_workspace(const Product& product) {
+  if (product.row_sum == nullptr || !product.transpose_a) return 0;
+  return column_sum_workspace(product.a.rows, product.a.columns, 1);
+}
+
+void apply_epilogue(const Product& product, float* workspace, CUstream_st* stream) {
+  if (product.before_gelu.data != nullptr) gelu(product.c, product.before_gelu, stream);
+  if (product.gelu_input.data != nullptr) {
+    gelu_backward(product.c, product.c, product.gelu_input, stream);
+  }
+  if (product.row_sum == nullptr) return;
+  if (product.transpose_a) {
+    column_sum(product.row_sum, product.a, workspace, stream);
+  } else {
+    row_sum(product.row_sum, product.a, stream);
+  }
+}
+
 ProductKey key_of(const Product& product) {
   ProductKey key;
   key.left = blas_matrix(product.b, product.transpose_b);
@@ -112,6 +141,7 @@ Choice describe(const KeyedAlgorithm& each) {
   choice.epilogue = epilogues[static_cast<int>(key.epilogue)];
   choice.algorithm =
       algorithm.refused ? "none of the library's"
+      : algorithm.apart ? "a plain product and a kernel of its own"
                         : fmt::format("{}, work space {} bytes", algorithm.id, algorithm.workspace);
   choice.source = algorithm.timed ? "timed" : "heuristic";
   return choice;

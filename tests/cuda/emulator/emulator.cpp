@@ -57,6 +57,7 @@ struct Machine {
   std::uint64_t progress = 0;
   std::uint32_t random = 12345;
   std::string failure;
+  int launches = 0;
 };
 
 Machine& machine() {
@@ -180,6 +181,8 @@ void run_block(const char* name, dim3 block) {
 
 void set_order(Order order) { machine().order = order; }
 
+int launches() { return machine().launches; }
+
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared,
          const std::function<void()>& body) {
   Machine& m = machine();
@@ -192,6 +195,7 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared,
                 block.x, block.y, block.z, shared);
   }
   m.body = &body;
+  ++m.launches;
   m.failure.clear();
   m.shared.resize(shared / sizeof(uint4) + 1);
   gridDim = grid;

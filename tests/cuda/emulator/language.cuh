@@ -47,6 +47,8 @@ void set_order(Order order);
 /// called fail().
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared,
          const std::function<void()>& body);
+/// Calls of run so far.
+int launches();
 void block_barrier();
 /// Exchanges each lane's 16 words within the warp: [32][16], valid until the next exchange but one.
 const std::uint32_t (*exchange(const std::uint32_t (&words)[16]))[16];
