@@ -107,7 +107,8 @@ correctness() {
   step nccl.one-rank 90 "$launch" -n 1 nccl_cuda
   # NCCL refuses two ranks on one GPU, unless it takes them for two machines.
   MAY_FAIL=yes step nccl.two-ranks-one-gpu 60 "$launch" -n 1 env NCCL_HOSTID=a nccl_cuda : -n 1 env NCCL_HOSTID=b nccl_cuda
-  step prepare 60 trireme prepare --input "$here/../docs" --output "$work/@.data"
+  cat "$here"/../docs/*.md >"$work/text.txt"
+  step prepare 60 trireme prepare --input "$work/text.txt" --output "$work/@.data"
   local train=(train --data.path "$work/prepare.data" --model.preset tiny --device cuda --train.steps 20 --train.quiet
     --train.evaluate_samples 0 --checkpoint.resume never)
   step train.fp32 60 trireme "${train[@]}" --train.output "$work/@.run"

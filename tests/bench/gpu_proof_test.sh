@@ -63,12 +63,19 @@ grep -qE '^suite.Norm +failed +[0-9]+$' "$OUT/table.txt" || { cat "$OUT/table.tx
 tar -xzf "$OUT/logs.tar.gz" -C "$work" logs/suite.Norm.log
 grep -q 'an error with "quotes"' logs/suite.Norm.log || fail "the log of the failure"
 
-# All passes; a step that may fail does not count.
+# All passes; a step that may fail does not count. The program's own steps run, on CPUs and with 2 steps of 20.
 program trireme_test_cuda 'exit 0'
 program nccl_cuda '[ -z "${NCCL_HOSTID-}" ]'
-program launch 'case " $* " in *HOSTID*) exit 1 ;; esac; exit 0'
-export OUT=$work/all
+program launch 'case " $* " in *HOSTID*) exit 1 ;; *nccl_cuda*) exit 0 ;; esac; exec "$TRIREME_MPIEXEC" "$@"'
+program trireme 'args=("$@"); for i in "${!args[@]}"; do case ${args[i]} in cuda) args[i]=cpu ;; 20) args[i]=2 ;; esac; done
+exec "$TRIREME" "${args[@]}"'
+export OUT=$work/all STEP_SECONDS=60
 run 0 correctness
+for name in info prepare train.fp32 train.bf16 train.graphs train.mpi; do
+  step $name | grep -q '"outcome": "passed"' || fail "$(step $name)"
+done
+tar -xzf "$OUT/logs.tar.gz" -C "$work"
+[ -s "$work/logs/train.mpi.run/0001/run.json" ] || { find "$work/logs"; fail "no record of a run in the archive"; }
 step nccl.two-ranks-one-gpu | grep -q '"outcome": "failed (allowed)"' || fail "$(step nccl.two-ranks-one-gpu)"
 
 # Without time nothing is started, and the rest is reported.
