@@ -82,6 +82,7 @@ GradientReducer::GradientReducer(const Parts& parts, device::MemoryLedger& ledge
   for (const UnitAction& action : parts.program.actions) {
     if (reduces(action)) ++reductions_[static_cast<std::size_t>(action.group)];
   }
+  if (state_.options().shares.reproducible) writers_.assign(writers_.size(), false);
   std::vector<bool> seen(written_first_.size(), false);
   for (std::size_t i = 0; i < writers_.size(); ++i) {
     if (!parts.program.actions[i].adds_to_gradients(parts.last_unit)) continue;
@@ -125,9 +126,7 @@ std::vector<params::Range> GradientReducer::zeros_of(int group, bool writes) con
   return {state_.layout().groups()[static_cast<std::size_t>(group)].elements};
 }
 
-bool GradientReducer::writes(std::size_t action) const {
-  return !state_.options().shares.reproducible && writers_[action];
-}
+bool GradientReducer::writes(std::size_t action) const { return writers_[action]; }
 
 GradientReducer::Collected& GradientReducer::buffer_of(int group) {
   const int buffer = state_.gradient_buffers().buffer[static_cast<std::size_t>(group)];
@@ -166,8 +165,7 @@ void GradientReducer::begin_step() {
   };
   for (std::size_t g = 0; !whole && g < written_first_.size(); ++g) {
     if (!unzeroed_.empty() && unzeroed_[g]) continue;
-    const bool written = written_first_[g] && !state_.options().shares.reproducible;
-    for (const params::Range& range : zeros_of(static_cast<int>(g), written)) {
+    for (const params::Range& range : zeros_of(static_cast<int>(g), written_first_[g])) {
       if (range.begin != open.end) {
         fill();
         open.begin = range.begin;

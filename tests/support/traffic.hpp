@@ -11,13 +11,10 @@
 namespace trireme::testing_support {
 
 struct Traffic {
-  std::int64_t calls = 0;
-  std::int64_t launches =
-      0;  // kernels; a product of cuBLASLt and forward attention of cuDNN are one
+  std::int64_t launches = 0;           // kernels; a product and forward attention of a library: one
   std::int64_t read = 0, written = 0;  // bytes
   std::int64_t bytes() const { return read + written; }
   Traffic& operator+=(const Traffic& other) {
-    calls += other.calls;
     launches += other.launches;
     read += other.read;
     written += other.written;
@@ -47,7 +44,7 @@ class CountingOps final : public ops::ForwardingOps<CountingOps> {
   template <class... Parameters, class... Arguments>
   void forward(const char* name, void (Ops::*)(Parameters...), const Arguments&... arguments) {
     name_ = name;
-    Traffic own{.calls = 1, .launches = kernel_launches(name)};
+    Traffic own{.launches = kernel_launches(name)};
     count(own, arguments...);
     counts_[name] += own;
   }

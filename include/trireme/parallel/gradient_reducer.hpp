@@ -96,7 +96,7 @@ class GradientReducer {
   ops::Ops& ops_;
   state::TensorSums sums_;
   std::vector<Bucket> buckets_;
-  std::vector<bool> writers_;        // by action: see find_writers
+  std::vector<bool> writers_;        // by action: see find_writers; none in reproducible mode
   std::vector<bool> written_first_;  // by group: the first action of a step that adds to it writes
   std::vector<std::vector<params::Range>> zeros_;  // by group: all but weights of products
   std::vector<bool> unzeroed_;      // by group: activations still alias it in this step
