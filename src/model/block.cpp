@@ -17,23 +17,31 @@ void ResidualBranch<Layer>::plan(UnitPlan& plan) {
   norm_.plan(plan, RecomputeCost::high);
   dropout_.plan(plan, width_);
   layer_.plan(plan);
-  plan.overlay([&] { layer_.plan_inner(plan); },
-               [&] { normed_ = plan.keep(cost, plan.rows(), width_); },
-               [&] { dnormed_ = plan.add(plan.between(), plan.local_rows(), width_); });
+  const auto inner = [&] { layer_.plan_inner(plan); };
+  const auto normed = [&] { normed_ = plan.keep(cost, plan.rows(), width_); };
+  const auto dnormed = [&] { dnormed_ = plan.add(plan.between(), plan.local_rows(), width_); };
+  if (plan.shares().tensor_ranks() > 1 && !partial_.apart()) {
+    // dnormed is summed over ranks while the weight's gradient reads normed.
+    plan.overlay(inner, [&] {
+      normed();
+      dnormed();
+    });
+  } else {
+    plan.overlay(inner, normed, dnormed);
+  }
 }
 
 template <class Layer>
-void ResidualBranch<Layer>::normalize(const UnitContext& context, const Tensor& x) const {
+RowGather ResidualBranch<Layer>::normalize(const UnitContext& context, const Tensor& x) const {
   const Tensor normed = context.full(normed_);
   norm_.forward(context, context.local(normed), x);
-  gather_rows(context, normed);
+  return gather_rows(context, normed);
 }
 
 template <class Layer>
 void ResidualBranch<Layer>::forward(const UnitContext& context, const Tensor& y,
                                     const Tensor& x) const {
-  normalize(context, x);
-  layer_.forward(context, context.full(normed_));
+  layer_.forward(context, normalize(context, x).wait());
   add_residual(context, y, x);
 }
 
@@ -41,36 +49,55 @@ template <class Layer>
 void ResidualBranch<Layer>::add_residual(const UnitContext& context, const Tensor& y,
                                          const Tensor& x) const {
   const Summand partial = partial_.of(context, y);
-  layer_.project(context, partial);
-  sum_rows(context, y, partial.value);
+  const std::vector<params::Range> chunks = row_chunks(context.shares, context.batch.tokens());
+  std::vector<RowSum> sums;
+  for (const params::Range& rows : chunks) {
+    const Tensor value = partial.value.slice(0, rows.begin, rows.end);
+    const Tensor local = chunks.size() == 1 ? y : y.slice(0, rows.begin, rows.end);
+    layer_.project(context, {value, partial.levels}, rows);
+    sums.push_back(sum_rows(context, local, value));
+  }
+  for (const RowSum& sum : sums) sum.finish(context);
   dropout_.forward(context, y);
   context.ops.add(y, x, y);
 }
 
 template <class Layer>
-void ResidualBranch<Layer>::recompute(const UnitContext& context, const Tensor& x) const {
-  if (normed_.area == Area::rebuilt || layer_.recomputes_from_input()) normalize(context, x);
-  layer_.recompute(context, context.full(normed_));
+RowGather ResidualBranch<Layer>::recompute(const UnitContext& context, const Tensor& x) const {
+  RowGather normed;
+  const bool from_input = layer_.recomputes_from_input();
+  if (normed_.area == Area::rebuilt || from_input) normed = normalize(context, x);
+  layer_.recompute(context, from_input ? normed.wait() : Tensor());
+  return normed;
 }
 
 template <class Layer>
 void ResidualBranch<Layer>::backward(const UnitContext& context, BackwardPart part,
                                      const Tensor& dx, const Tensor& dy, const Tensor& x) const {
-  // In this order scratch overlaps: each weight's gradient as soon as its factors exist.
+  // In this order scratch overlaps: each weight's gradient as soon as its factors exist. Over
+  // tensor ranks the gradient for the input comes first: its sum overlaps with the weight's.
   const bool input = has_input(part), weight = has_weight(part);
-  const Tensor dlayer = dropout_.backward(context, part, dy);
+  const bool overlaps = context.tensor.group.size() > 1;
+  const RowGather gather = dropout_.backward(context, part, dy);
+  if (weight) layer_.recompute_middle(context);
+  const Tensor dlayer = gather.wait();
   if (weight) layer_.backward_output_weight(context, dlayer);
   if (input) layer_.backward_inner(context, dlayer);
-  if (weight) {
-    if (normed_.area == Area::scratch) normalize(context, x);
+  const auto input_weight = [&] {
+    // Of this rank's rows only where they are all rows (see plan).
+    if (normed_.area == Area::scratch) normalize(context, x).wait();
     layer_.backward_input_weight(context, context.full(normed_));
-  }
+  };
+  if (weight && !overlaps) input_weight();
   const Tensor dnormed = context.local(dnormed_);
+  RowSum sum;
   if (input) {
     const Summand partial = partial_.of(context, dnormed);
     layer_.backward_input(context, partial);
-    sum_rows(context, dnormed, partial.value);
+    sum = sum_rows(context, dnormed, partial.value);
   }
+  if (weight && overlaps) input_weight();
+  sum.finish(context);
   norm_.backward(context, part, dx, dnormed, x, dy);
 }
 
@@ -98,9 +125,17 @@ void Block::forward(const UnitContext& context, const Tensor& y, const Tensor& x
 
 void Block::recompute(const UnitContext& context, const Tensor& x) const {
   const Tensor middle = context.local(middle_);
-  attention_.recompute(context, x);
-  if (middle_.area == Area::rebuilt) attention_.add_residual(context, middle, x);
-  mlp_.recompute(context, middle);
+  // The second norm's gather overlaps with attention, unless its input is recomputed.
+  const bool kept = middle_.area != Area::rebuilt;
+  RowGather second;
+  if (kept) second = mlp_.recompute(context, middle);
+  const RowGather first = attention_.recompute(context, x);
+  if (!kept) {
+    attention_.add_residual(context, middle, x);
+    second = mlp_.recompute(context, middle);
+  }
+  first.wait();
+  second.wait();
 }
 
 void Block::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,

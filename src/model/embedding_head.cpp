@@ -66,7 +66,7 @@ void Embedding::forward(const UnitContext& context, const Tensor& y, const Tenso
                           {tile(context, vocabulary_, i).begin, vocabulary_},
                           i == 0 ? ops::Lookup::write : ops::Lookup::fill_in);
   }
-  sum_rows(context, y, partial.value);
+  sum_rows(context, y, partial.value).finish(context);
   if (position_ >= 0) {
     context.ops.embedding(y, local_positions(context), context.values(position_), {},
                           ops::Lookup::add);
@@ -76,7 +76,7 @@ void Embedding::forward(const UnitContext& context, const Tensor& y, const Tenso
 
 void Embedding::backward(const UnitContext& context, BackwardPart part, const Tensor& /*dx*/,
                          const Tensor& dy, const Tensor& /*x*/) const {
-  const Tensor full = dropout_.backward(context, part, dy);
+  const Tensor full = dropout_.backward(context, part, dy).wait();
   if (!has_weight(part)) return;
   for (int i = 0; i < context.shares.tiles.count; ++i) {
     context.ops.embedding_backward(context.gradients(token_, i), context.batch.inputs, full,
@@ -197,8 +197,7 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
 Tensor Head::normalize(const UnitContext& context, const Tensor& x) const {
   const Tensor normed = context.full(normed_);
   norm_.forward(context, context.local(normed), x);
-  gather_rows(context, normed);
-  return normed;
+  return gather_rows(context, normed).wait();
 }
 
 void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor& x) const {
@@ -215,6 +214,9 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
     local = context.local(dnormed_);
     partial = partial_.of(context, local);
   }
+  // With sequence parallelism each rank gets rows of every block.
+  const bool sums_blocks = train && !context.shares.sequence_parallel;
+  std::vector<RowSum> sums;
   for (std::int64_t begin = 0; begin < rows; begin += block_) {
     const std::int64_t end = std::min(rows, begin + block_);
     const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
@@ -224,8 +226,10 @@ void Head::forward(const UnitContext& context, const Tensor& /*y*/, const Tensor
                   part(batch.weights),
                   part(factor),
                   context.writes_gradients && begin == 0});
+    if (sums_blocks) sums.push_back(sum_rows(context, part(local), part(partial.value)));
   }
-  if (train) sum_rows(context, local, partial.value);
+  if (train && !sums_blocks) sums.push_back(sum_rows(context, local, partial.value));
+  for (const RowSum& sum : sums) sum.finish(context);
 }
 
 void Head::backward(const UnitContext& context, BackwardPart part, const Tensor& dx,

@@ -57,7 +57,6 @@ void Mlp::recompute(const UnitContext& context, const Tensor& x) const {
 }
 
 void Mlp::backward_output_weight(const UnitContext& context, const Tensor& dy) const {
-  if (middle_.front().area == Area::scratch) activate(context);
   out_.backward_weight(context, dy, context.full(middle_));
 }
 

@@ -1,8 +1,15 @@
 #include "trireme/model/tensor_parallel.hpp"
 
+#include <algorithm>
+
+#include "trireme/comm/progress.hpp"
+
 namespace trireme::model {
 
 namespace {
+
+// Smaller products are slower than what overlaps with them saves.
+constexpr std::int64_t least_chunk_rows = 256, most_chunks = 4;
 
 /// Elements of each tensor rank's rows of a tensor [R, width].
 std::vector<std::int64_t> row_counts(const UnitContext& context, std::int64_t width) {
@@ -31,28 +38,51 @@ int add_weight(params::ParameterTable& table, int unit, const std::string& name,
 
 Tensor flat(const Tensor& x) { return x.reshape({x.elements()}); }
 
-}  // namespace
-
-void gather_rows(const UnitContext& context, const Tensor& full) {
-  if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) return;
-  context.tensor.group
-      .all_gather_v(flat(full), flat(context.local(full)), row_counts(context, full.extent(1)),
-                    context.tensor.stream)
-      .wait();
+/// The operation that `event` ends advances from now on without its waiter.
+device::Event in_flight(const UnitContext& context, device::Event event) {
+  if (context.tensor.progress != nullptr) context.tensor.progress->wake();
+  return event;
 }
 
-void sum_rows(const UnitContext& context, const Tensor& local, const Tensor& partial) {
-  Tensor sum = context.local(partial);
-  if (!context.shares.sequence_parallel || context.tensor.group.size() == 1) {
-    reduce_over_tensor(context, partial, comm::Reduction::sum);
-  } else {
-    if (partial.type() == local.type()) sum = local;
-    context.tensor.group
-        .reduce_scatter_v(flat(sum), flat(partial), row_counts(context, partial.extent(1)),
-                          comm::Reduction::sum, context.tensor.stream)
-        .wait();
+}  // namespace
+
+RowGather gather_rows(const UnitContext& context, const Tensor& full) {
+  comm::Communicator& group = context.tensor.group;
+  if (!context.shares.sequence_parallel || group.size() == 1) return {full, {}};
+  return {full, in_flight(context, group.all_gather_v(flat(full), flat(context.local(full)),
+                                                      row_counts(context, full.extent(1)),
+                                                      context.tensor.stream))};
+}
+
+RowSum sum_rows(const UnitContext& context, const Tensor& local, const Tensor& partial) {
+  comm::Communicator& group = context.tensor.group;
+  if (group.size() == 1) return {local, partial, {}};
+  if (!context.shares.sequence_parallel) {
+    return {local, partial,
+            in_flight(context, group.all_reduce(flat(partial), comm::Reduction::sum,
+                                                context.tensor.stream))};
   }
-  if (sum.data() != local.data()) context.ops.copy(local, sum);  // rounds
+  const Tensor sum = partial.type() == local.type() ? local : context.local(partial);
+  return {local, sum,
+          in_flight(context, group.reduce_scatter_v(flat(sum), flat(partial),
+                                                    row_counts(context, partial.extent(1)),
+                                                    comm::Reduction::sum, context.tensor.stream))};
+}
+
+void RowSum::finish(const UnitContext& context) const {
+  summed_.wait();
+  if (sum_.data() != local_.data()) context.ops.copy(local_, sum_);  // rounds
+}
+
+std::vector<params::Range> row_chunks(const Shares& shares, std::int64_t rows) {
+  const bool whole = shares.tensor_ranks() == 1 || shares.reproducible || shares.sequence_parallel;
+  const std::int64_t count =
+      whole ? 1 : std::clamp<std::int64_t>(rows / least_chunk_rows, 1, most_chunks);
+  std::vector<params::Range> chunks;
+  for (std::int64_t i = 0; i < count; ++i) {
+    chunks.push_back({rows * i / count, rows * (i + 1) / count});
+  }
+  return chunks;
 }
 
 void reduce_over_tensor(const UnitContext& context, const Tensor& value,
@@ -96,18 +126,17 @@ void RegionDropout::forward(const UnitContext& context, const Tensor& y) const {
   context.ops.dropout(y, y, context.local(context.batch.rows), options(context));
 }
 
-Tensor RegionDropout::backward(const UnitContext& context, BackwardPart part,
-                               const Tensor& dy) const {
+RowGather RegionDropout::backward(const UnitContext& context, BackwardPart part,
+                                  const Tensor& dy) const {
   const Tensor full = copies_ ? context.full(gradient_) : dy;
-  if (!has_input(part)) return full;
+  if (!has_input(part)) return {full, {}};
   if (rate_ > 0) {
     context.ops.dropout(context.local(full), dy, context.local(context.batch.rows),
                         options(context));
   } else if (copies_) {
     context.ops.copy(context.local(full), dy);
   }
-  gather_rows(context, full);
-  return full;
+  return gather_rows(context, full);
 }
 
 ColumnParallel::ColumnParallel(params::ParameterTable& table, int unit, const std::string& name,

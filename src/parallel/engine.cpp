@@ -75,7 +75,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
     device::write(device_, frequencies_, stage.model().frequencies().data());
   }
   std::vector<device::Stream*> streams;
-  if (options.overlap) streams.push_back(&state_stream_);
+  if (options.overlap) streams = {&tensor_stream_, &state_stream_};
   for (std::size_t kind = 0; kind < message_kinds; ++kind) {
     message_streams_.push_back(std::make_unique<device::Stream>(device_));
     streams.push_back(message_streams_.back().get());
@@ -93,9 +93,11 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
   // Messages between stages must progress while this rank waits for something else.
   const bool messages = groups.pipeline.size() > 1;
   const bool reduces = groups.data.size() > 1 || stage.options().served;
-  if (messages || (reduces && options.overlap)) {
+  const bool tensor = groups.tensor.size() > 1;
+  if (messages || ((reduces || tensor) && options.overlap)) {
     progress_ = std::make_unique<comm::Progress>(streams);
   }
+  if (tensor && options.overlap) tensor_.progress = progress_.get();
 }
 
 int Engine::set_of(int micro_batch, int leaf) const {

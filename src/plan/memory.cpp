@@ -130,15 +130,32 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
   return device::aligned(bytes);
 }
 
+/// Most rows of activations, or of their gradients, that a stage's units sum at once.
+std::int64_t most_rows_summed(const parallel::Stage& stage) {
+  const std::int64_t rows = stage.memory().leaves().rows;
+  const params::Layout& layout = stage.layout();
+  const bool train = stage.options().train;
+  if (layout.has_unit(0)) return rows;  // the embedding
+  for (int unit = 1; unit < stage.last_unit(); ++unit) {
+    if (!layout.has_unit(unit)) continue;
+    return train ? rows : model::row_chunks(stage.shares(), rows).back().size();
+  }
+  if (!train) return 0;  // the head
+  if (stage.shares().sequence_parallel) return rows;
+  const model::ModelConfig& config = stage.model().config();
+  return model::Head::block_rows(rows, config.width, config.vocabulary, stage.shares().compute,
+                                 stage.shares().products_on_gpu);
+}
+
 /// Bytes of the largest tensor that a stage's units reduce over the tensor axis.
 std::size_t largest_tensor_sum(const parallel::Stage& stage) {
   const model::ModelConfig& config = stage.model().config();
   const std::int64_t rows = stage.memory().leaves().rows;
   params::Tiles tiles = stage.shares().tiles;
-  std::int64_t activations = rows * config.width;
-  if (stage.shares().sequence_parallel) {
+  std::int64_t activations = most_rows_summed(stage) * config.width;
+  if (stage.shares().sequence_parallel && activations > 0) {
     std::int64_t most = 0;
-    const int ranks = tiles.all / tiles.count;
+    const int ranks = stage.shares().tensor_ranks();
     for (int rank = 0; rank < ranks; ++rank) {
       tiles.first = rank * tiles.count;
       most = std::max(most, tiles.of(rows).size() * config.width);

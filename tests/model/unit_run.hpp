@@ -1,9 +1,12 @@
 // One unit on one rank with memory of its own: forward, then backward whole or in its two parts.
+// The rank may be the first one of a group that the test supplies.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 
+#include "trireme/comm/progress.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/model/transformer.hpp"
 
@@ -14,7 +17,12 @@ namespace trireme::model::test {
 struct Options {
   Recompute recompute = Recompute::none;
   bool split = false;  // backward in two calls
-  int tiles = 1;       // more than one: reproducible mode
+  int tiles = 1;       // of this rank; more than one: reproducible mode
+  // Of rank 0 of several tensor ranks:
+  comm::Communicator* group = nullptr;
+  ops::Ops* ops = nullptr;
+  bool sequence_parallel = false;
+  bool progress = false;  // a thread advances communication
 };
 
 /// What one forward and one backward gave.
@@ -36,7 +44,9 @@ class UnitRun {
         index_(unit),
         tokens_(tokens),
         options_(options) {
-    shares_.tiles = {options.tiles, 0, options.tiles};
+    tiles_ = options.tiles * (options.group != nullptr ? options.group->size() : 1);
+    shares_.tiles = {tiles_, 0, options.tiles};
+    shares_.sequence_parallel = options.sequence_parallel;
     shares_.reproducible = options.tiles > 1;
     shares_.recompute = options.recompute;
     make_memory();
@@ -58,19 +68,22 @@ class UnitRun {
     if (!tokens.documents.empty()) batch_.documents = Tensor(tokens_.documents.data(), table);
   }
 
-  /// x and dy [R, C]; absent ones may be empty.
+  /// x and dy [r, C]; absent ones may be empty.
   Outcome run(std::vector<float> x, std::vector<float> dy) {
-    const std::size_t size = static_cast<std::size_t>(tokens_.rows() * model_.config().width);
+    const std::int64_t rows = shares_.rows(tokens_.rows()).size();
+    const std::size_t size = static_cast<std::size_t>(rows * model_.config().width);
     Outcome out;
     out.y.resize(size);
     out.dx.resize(size);
     const auto view = [&](std::vector<float>& values) {
-      return values.empty() ? Tensor()
-                            : Tensor(values.data(), {tokens_.rows(), model_.config().width});
+      return values.empty() ? Tensor() : Tensor(values.data(), {rows, model_.config().width});
     };
     float factor = gradient_factor;
-    const TensorGroup tensor{*group_, *group_, stream_};
-    const UnitContext context{.ops = *ops_,
+    comm::Communicator& group = options_.group != nullptr ? *options_.group : *group_;
+    std::optional<comm::Progress> progress;
+    if (options_.progress) progress.emplace(std::vector<device::Stream*>{&stream_});
+    const TensorGroup tensor{group, group, stream_, progress ? &*progress : nullptr};
+    const UnitContext context{.ops = options_.ops != nullptr ? *options_.ops : *ops_,
                               .batch = batch_,
                               .shares = shares_,
                               .tensor = tensor,
@@ -135,7 +148,7 @@ class UnitRun {
       for (std::int64_t i = begin; i < end; ++i) each(i);
     };
     if (tile < 0) return all(0, lines * columns, [&](std::int64_t i) { visit(i, i); });
-    const auto slices = params::tile_slices(row, tile, options_.tiles);
+    const auto slices = params::tile_slices(row, tile, tiles_);
     const bool by_lines = row.split == 0;
     const auto line = [&](std::int64_t l) {
       if (by_lines) return all(0, columns, [&](auto c) { visit(l * columns + c, local++); });
@@ -172,7 +185,7 @@ class UnitRun {
       Shape shape = row.shape;
       if (storage.tile >= 0) {
         shape[row.split] = 0;
-        for (const params::Range& slice : params::tile_slices(row, storage.tile, options_.tiles)) {
+        for (const params::Range& slice : params::tile_slices(row, storage.tile, tiles_)) {
           shape[row.split] += slice.size();
         }
       }
@@ -201,6 +214,7 @@ class UnitRun {
   int index_;
   Tokens tokens_;
   Options options_;
+  int tiles_ = 1;  // of all ranks
   Shares shares_;
   std::unique_ptr<ops::Ops> ops_ = ops::make_cpu_ops(1);
   std::unique_ptr<comm::Communicator> group_ = comm::make_self_communicator();

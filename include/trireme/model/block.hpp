@@ -12,13 +12,16 @@ namespace trireme::model {
 /// what is between them; and `out_`, split by rows. Shoeybi et al. (2019), section 3.
 class Region {
  public:
-  /// The layer's output: this rank's summand [R, C], after forward or recompute.
-  void project(const UnitContext& context, const Summand& partial) const {
-    out_.forward(context, partial, context.full(middle_));
+  /// These rows of the layer's output: of this rank's summand [R, C], after forward or recompute.
+  void project(const UnitContext& context, const Summand& partial,
+               const params::Range& rows) const {
+    std::vector<Tensor> x = context.full(middle_);
+    for (Tensor& tile : x) tile = tile.slice(0, rows.begin, rows.end);
+    out_.forward(context, partial, x);
   }
   /// Whether recompute reads x.
   bool recomputes_from_input() const { return first_.front().area == Area::rebuilt; }
-  /// The last two of four parts of backward, after backward_inner.
+  /// The last two of four parts of backward, after backward_inner, in any order.
   void backward_input_weight(const UnitContext& context, const Tensor& x) const {
     in_.backward_weight(context, context.full(dfirst_), x);
   }
@@ -51,6 +54,8 @@ class Attention : public Region {
   void forward(const UnitContext& context, const Tensor& x) const;
   /// Recomputes what the plan rebuilds; x as in forward.
   void recompute(const UnitContext& context, const Tensor& x) const;
+  /// Recomputes into scratch what backward_output_weight reads.
+  void recompute_middle(const UnitContext& /*context*/) const {}
   /// The first two parts of backward, from all rows of dy [R, C], in any order.
   void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
   /// The gradient for q|k|v.
@@ -104,6 +109,10 @@ class Mlp : public Region {
   void forward(const UnitContext& context, const Tensor& x) const;
   /// Recomputes what the plan rebuilds; x as in forward.
   void recompute(const UnitContext& context, const Tensor& x) const;
+  /// Recomputes into scratch what backward_output_weight reads.
+  void recompute_middle(const UnitContext& context) const {
+    if (middle_.front().area == Area::scratch) activate(context);
+  }
   /// The first two parts of backward, from all rows of dy [R, C]. Where backward is one call this
   /// one comes first: its scratch overlaps the second one's result.
   void backward_output_weight(const UnitContext& context, const Tensor& dy) const;
@@ -127,8 +136,8 @@ class ResidualBranch {
         dropout_(config.dropout, dropout_stream) {}
   void plan(UnitPlan& plan);
   void forward(const UnitContext& context, const Tensor& y, const Tensor& x) const;
-  /// Recomputes what the plan rebuilds, but y.
-  void recompute(const UnitContext& context, const Tensor& x) const;
+  /// Recomputes what the plan rebuilds, but y. The norm may still be in flight.
+  [[nodiscard]] RowGather recompute(const UnitContext& context, const Tensor& x) const;
   /// y, from what forward or recompute left in the layer.
   void add_residual(const UnitContext& context, const Tensor& y, const Tensor& x) const;
   /// dx = dy, and the gradient through the layer. dx may be dy.
@@ -136,8 +145,8 @@ class ResidualBranch {
                 const Tensor& x) const;
 
  private:
-  /// normed = norm(x), all rows of it.
-  void normalize(const UnitContext& context, const Tensor& x) const;
+  /// Starts to gather all rows of normed = norm(x).
+  [[nodiscard]] RowGather normalize(const UnitContext& context, const Tensor& x) const;
 
   std::int64_t width_;
   Norm norm_;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/model/config.hpp"
@@ -18,13 +19,52 @@
 
 namespace trireme::model {
 
-/// Enters a region, and is the backward of leaving one: completes `full` [R, C], whose local rows
-/// are written.
-void gather_rows(const UnitContext& context, const Tensor& full);
+/// A gather in flight.
+class RowGather {
+ public:
+  RowGather() = default;
+  RowGather(Tensor full, device::Event gathered)
+      : full_(std::move(full)), gathered_(std::move(gathered)) {}
+  /// All rows [R, C].
+  const Tensor& wait() const {
+    gathered_.wait();
+    return full_;
+  }
+
+ private:
+  Tensor full_;
+  device::Event gathered_;
+};
+
+/// A sum in flight.
+class RowSum {
+ public:
+  RowSum() = default;
+  RowSum(Tensor local, Tensor sum, device::Event summed)
+      : local_(std::move(local)), sum_(std::move(sum)), summed_(std::move(summed)) {}
+  /// Waits; then `local` has its values.
+  void finish(const UnitContext& context) const;
+
+ private:
+  Tensor local_, sum_;
+  device::Event summed_;
+};
+
+/// Enters a region, and is the backward of leaving one: starts to complete `full` [R, C], whose
+/// local rows are written. Computation until wait() must not touch it.
+[[nodiscard]] RowGather gather_rows(const UnitContext& context, const Tensor& full);
 /// Leaves a region, and is the backward of entering one: `partial` [R, C] is the rank's summand,
 /// `local` [r, C] becomes the rank's rows of the sum. They may be the same memory without sequence
-/// parallelism.
-void sum_rows(const UnitContext& context, const Tensor& local, const Tensor& partial);
+/// parallelism, where R may be some of the rows. Starts the sum; computation until finish() must
+/// not touch `partial`, nor `local` if it has the type of `partial`.
+[[nodiscard]] RowSum sum_rows(const UnitContext& context, const Tensor& local,
+                              const Tensor& partial);
+
+/// The rows of a leaf of `rows` tokens in the chunks in which a row-parallel product is computed,
+/// so that the sum of each chunk overlaps with the product of the next. One chunk with one tensor
+/// rank; in reproducible mode, since the bits of a product's row may depend on the other rows; and
+/// with sequence parallelism, where each rank gets rows of every chunk.
+std::vector<params::Range> row_chunks(const Shares& shares, std::int64_t rows);
 
 /// One rank's summand [R, C] of what a region computes, itself a sum over the local tiles.
 struct Summand {
@@ -42,6 +82,8 @@ class PartialSum {
   void plan(UnitPlan& plan, std::int64_t width);
   /// For the result `local` [r, C].
   Summand of(const UnitContext& context, const Tensor& local) const;
+  /// Whether the summand is in memory of its own.
+  bool apart() const { return apart_; }
 
  private:
   bool exact_ = false, apart_ = false;
@@ -58,9 +100,10 @@ class RegionDropout {
   void plan(UnitPlan& plan, std::int64_t width);
   /// In place, when training.
   void forward(const UnitContext& context, const Tensor& y) const;
-  /// All rows [R, C] of the gradient behind the mask: of `dy` itself where nothing changes, else of
-  /// a copy, which the part for inputs makes.
-  Tensor backward(const UnitContext& context, BackwardPart part, const Tensor& dy) const;
+  /// Starts to gather all rows [R, C] of the gradient behind the mask: of `dy` itself where nothing
+  /// changes, else of a copy, which the part for inputs makes.
+  [[nodiscard]] RowGather backward(const UnitContext& context, BackwardPart part,
+                                   const Tensor& dy) const;
 
  private:
   ops::Dropout options(const UnitContext& context) const {

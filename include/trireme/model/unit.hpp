@@ -19,6 +19,10 @@
 #include "trireme/ops/ops.hpp"
 #include "trireme/params/layout.hpp"
 
+namespace trireme::comm {
+class Progress;
+}
+
 namespace trireme::model {
 
 /// How long an intermediate value lives. A unit requests slots in these areas when it is planned,
@@ -76,6 +80,7 @@ struct Shares {
   /// fp32 masters (state::StateOptions::reads_masters).
   DType compute = DType::f32;
 
+  int tensor_ranks() const { return tiles.all / tiles.count; }
   bool narrow() const { return compute != DType::f32; }
   /// Of summands across tiles and ranks: in reproducible mode rounded once, after the sum.
   DType partial() const { return reproducible ? DType::f32 : compute; }
@@ -230,6 +235,7 @@ struct TensorGroup {
   comm::Communicator& group;
   comm::Communicator& kv;  // ranks among which a key/value head may be shared
   device::Stream& stream;
+  comm::Progress* progress = nullptr;  // advances the stream while the rank computes
 };
 
 /// Arguments of every call of a unit.
