@@ -19,7 +19,7 @@ struct ParallelConfig {
   std::int64_t zero = 0;
   std::string recompute = "auto";
   std::int64_t bucket_mb = 8;  // gradients reduced, or read by an offloaded update, together
-  bool overlap = true;         // reduce and gather while computation runs
+  bool overlap = true;         // communicate while computation runs
   std::int64_t threads = 0;    // OpenMP threads of a rank; 0: see the help text
 
   void declare(config::Fields& fields) {
@@ -54,7 +54,8 @@ struct ParallelConfig {
         "of an offloaded optimizer",
         config::in_range(1, 1 << 20));
     fields.add("overlap", overlap,
-               "reduce gradients, and with zero 3 gather parameters, while computation runs");
+               "reduce gradients, sum over tensor ranks, and with zero 3 gather parameters, while "
+               "computation runs");
     fields.add("threads", threads,
                "threads of a rank; 0: OMP_NUM_THREADS, else its share of the node's cores",
                config::in_range(0, 4096));
