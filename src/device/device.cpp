@@ -24,6 +24,10 @@ class Immediate : public Base {
               std::byte* out, std::int64_t elements) override {
     reduce_tree(type, reduction, contributions, out, elements);
   }
+  void convert(DType to_type, std::byte* to, const std::byte* from,
+               std::int64_t elements) override {
+    convert_elements(to_type, to, from, elements);
+  }
   std::shared_ptr<Fence> fence() override { return nullptr; }
   void follow(Fence& fence) override {
     while (!fence.reached()) std::this_thread::yield();

@@ -77,4 +77,13 @@ void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* con
   TRIREME_ASSERT(reduces, "no reduction of {}", name_of(type));
 }
 
+void convert_elements(DType to_type, std::byte* to, const std::byte* from, std::int64_t elements) {
+  const bool converts = with_converted(to_type, [&]<class To, class From>(To, From) {
+    const auto* source = reinterpret_cast<const typename From::Stored*>(from);
+    auto* target = reinterpret_cast<typename To::Stored*>(to);
+    for (std::int64_t i = 0; i < elements; ++i) target[i] = To::store(From::load(source[i]));
+  });
+  TRIREME_ASSERT(converts, "no conversion to {}", name_of(to_type));
+}
+
 }  // namespace trireme::device

@@ -46,6 +46,11 @@ void Event::wait() const {
   state_->stream->device_.follow(*state_->end);
 }
 
+void Event::check() const {
+  if (state_ == nullptr || !state_->done.load(std::memory_order_acquire)) return;
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
 Stream::Stream(Device& device) : device_(device), queue_of_device_(device.make_queue()) {}
 
 Stream::~Stream() {

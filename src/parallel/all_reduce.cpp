@@ -28,7 +28,7 @@ AllReduce::AllReduce(const Parts& parts, device::MemoryLedger& ledger)
 
 device::Event AllReduce::reduce(const params::Range& /*elements*/, const Tensor& gradient,
                                 device::Stream& stream) {
-  return parts_.replicas.all_reduce(gradient, comm::Reduction::sum, stream);
+  return parts_.replicas.all_reduce(gradient, stream);
 }
 
 void AllReduce::update(double learning_rate, std::int64_t step, double gradient_scale) {

@@ -49,7 +49,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                   .aliased = stage.memory().aliased(),
                   .ops = ops,
                   .tensor = tensor_,
-                  .shard = groups.shard,
+                  .shard = GradientSums(groups.shard, groups.narrow_gradients),
                   .embedding = groups.embedding,
                   .method = method,
                   .offload = offload,

@@ -222,8 +222,7 @@ void GradientReducer::scatter(int group) {
   if (state_.options().optimizer_sharded()) {
     timed([&] {
       scattered = parts_.shard.reduce_scatter_v(shard_of(group), state_.group_gradient(group),
-                                                state_.shards().counts(group), comm::Reduction::sum,
-                                                parts_.stream);
+                                                state_.shards().counts(group), parts_.stream);
     });
   }
   if (state_.gradients_sharded()) {

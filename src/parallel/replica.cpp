@@ -31,7 +31,14 @@ EngineGroups Replica::groups() {
           .embedding = grid_.embedding_group(),
           .pipeline = grid_.group(Axis::pipeline),
           .activations = grid_.pipeline_channel(Direction::activations),
-          .gradients = grid_.pipeline_channel(Direction::gradients)};
+          .gradients = grid_.pipeline_channel(Direction::gradients),
+          .narrow_gradients = narrow_gradients()};
+}
+
+Tensor Replica::narrow_gradients() const {
+  if (narrow_gradients_.bytes() == 0) return {};
+  return narrow_gradients_.view(DType::bf16, {static_cast<std::int64_t>(narrow_gradients_.bytes()) /
+                                              static_cast<std::int64_t>(size_of(DType::bf16))});
 }
 
 Replica::Replica(const model::Transformer& model, const ReplicaOptions& options, comm::Grid& grid,
@@ -50,6 +57,10 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
                                                   state_, options.threads, options.bucket_elements,
                                                   ledger, options.stochastic_rounding)
                                             : nullptr),
+      narrow_gradients_(
+          ledger, device::Use::communication,
+          static_cast<std::size_t>(GradientSums::narrow_elements(stage_, options.bucket_elements)) *
+              size_of(DType::bf16)),
       method_(make_method(ledger)),
       engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger, options_,
               offload_.get()) {
@@ -78,7 +89,8 @@ std::unique_ptr<DataParallel> Replica::make_method(device::MemoryLedger& ledger)
                                  : stage_.options().zero > 0 ? grid_.replica_group()
                                                              : grid_.group(comm::Axis::data);
   return std::make_unique<AllReduce>(
-      AllReduce::Parts{stage_, state_, optimizer_, offload_.get(), *ops_, replicas, members_,
+      AllReduce::Parts{stage_, state_, optimizer_, offload_.get(), *ops_,
+                       GradientSums(replicas, narrow_gradients()), members_,
                        options_.stochastic_rounding},
       ledger);
 }

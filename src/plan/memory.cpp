@@ -190,6 +190,9 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
                  floats(state::TensorSums::largest_messages(layout, stage.shares()).heads));
   bytes += static_cast<std::size_t>(state::TensorSums::bytes(layout, stage.shares()) +
                                     question.method.communication);
+  bytes += static_cast<std::size_t>(
+               parallel::GradientSums::narrow_elements(stage, question.bucket_elements)) *
+           size_of(DType::bf16);
   if (stage.options().served) return bytes;  // nothing of gradients passes between these ranks
   const std::size_t squares = norm_bytes(stage);
   const int members = question.alone ? place.tensor * place.pipeline : question.shape.size();
@@ -216,9 +219,12 @@ std::size_t communication_bytes(const parallel::Stage& stage, const MemoryQuesti
     shard = std::max(shard, *std::max_element(counts.begin(), counts.end()) * place.shard);
     replica = std::max(replica, stage.shards().own(g).size());
   }
-  return bytes + added(Kind::data, question.shape.of(comm::Axis::data), floats(data)) +
-         added(Kind::shard, place.shard, floats(shard)) +
-         added(Kind::replica, place.data / place.shard, floats(replica)) +
+  const auto sent = [&](std::int64_t elements) {
+    return static_cast<std::size_t>(elements) * size_of(stage.options().sent_gradients);
+  };
+  return bytes + added(Kind::data, question.shape.of(comm::Axis::data), sent(data)) +
+         added(Kind::shard, place.shard, sent(shard)) +
+         added(Kind::replica, place.data / place.shard, sent(replica)) +
          added(Kind::embedding, tied > 0 ? 2 : 1, floats(tied));
 }
 
@@ -286,12 +292,16 @@ std::size_t reduction_bytes(const parallel::Stage& stage, const MemoryQuestion& 
   switch (question.backends[kind]) {
     case comm::Backend::shared:
       return 0;
-    case comm::Backend::nccl:
-      // Sums of gradients are the library's, but in reproducible mode; those of the tensor axis are
-      // counted as if Trireme added them all, which it does of narrow types.
-      return stage.shares().reproducible || kind == comm::GroupKind::tensor
+    case comm::Backend::nccl: {
+      // Sums of fp32 gradients are the library's, but in reproducible mode; those of the tensor
+      // axis are counted as if Trireme added them all, which it does of narrow types.
+      using Kind = comm::GroupKind;
+      const bool narrow = stage.options().sent_gradients != DType::f32 &&
+                          (kind == Kind::data || kind == Kind::shard || kind == Kind::replica);
+      return stage.shares().reproducible || kind == Kind::tensor || narrow
                  ? comm::nccl_scratch_bytes(ranks, most)
                  : 0;
+    }
     case comm::Backend::mpi:
       return comm::scratch_bytes(ranks, most) - comm::scratch_bytes(ranks, 0);
   }

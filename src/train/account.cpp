@@ -24,7 +24,7 @@ class Count {
     const state::StateOptions state = stage_.state_options();
     for (int group = 0; shards_ && group < stage_.shards().groups(); ++group) {
       // Shards are added over shard groups once a step, and whole parameters made whole again.
-      add("replica", 2 * share(place_.data / place_.shard, gradient_bytes(group) / place_.shard));
+      add("replica", 2 * share(place_.data / place_.shard, sent_bytes(group) / place_.shard));
       if (!state.values_sharded()) add("shard", share(place_.shard, value_bytes(group)));
     }
     std::erase_if(bytes_, [](const auto& entry) { return entry.second == 0; });
@@ -38,6 +38,9 @@ class Count {
     return static_cast<double>(all[static_cast<std::size_t>(group)].elements.size());
   }
   double gradient_bytes(int group) const { return elements(group) * sizeof(float); }
+  double sent_bytes(int group) const {  // over the data axis
+    return elements(group) * static_cast<double>(size_of(stage_.options().sent_gradients));
+  }
   double value_bytes(int group) const {
     return elements(group) * static_cast<double>(size_of(stage_.options().compute));
   }
@@ -68,8 +71,8 @@ class Count {
     }
   }
   void add_reduction(int group) {
-    if (shards_) return add("shard", share(place_.shard, gradient_bytes(group)));
-    add("data", 2 * share(place_.data, gradient_bytes(group)));
+    if (shards_) return add("shard", share(place_.shard, sent_bytes(group)));
+    add("data", 2 * share(place_.data, sent_bytes(group)));
   }
   /// Key/value heads that several tensor ranks hold.
   void add_heads(int group) {

@@ -209,6 +209,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .products_on_gpu = !facts.host,
           .compute = dtype_from_name(config.precision.compute),
           .reads_masters = facts.host && config.precision.rounding == "nearest",
+          .sent_gradients = dtype_from_name(config.data_parallel.gradients),
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data),

@@ -111,6 +111,9 @@ void check_average(const RunConfig& config) {
   refuse(config.zero.offload != "none", "zero.offload", config.zero.offload,
          "must be none with data_parallel.method = average, which sums what is on devices",
          "use none");
+  refuse(config.data_parallel.gradients != "fp32", "data_parallel.gradients",
+         config.data_parallel.gradients,
+         "must be fp32 with data_parallel.method = average, which sends no gradients", "use fp32");
   refuse(config.precision.rounding != "nearest" &&
              config.average.states() == AverageConfig::States::reset,
          "precision.rounding", config.precision.rounding,
@@ -252,6 +255,10 @@ void check_method(const RunConfig& config, const LayoutFacts& facts) {
   TRIREME_ASSERT(method == "allreduce", "data_parallel.method = {}", method);
   refuse(config.parallel.servers > 0, "parallel.servers", std::to_string(config.parallel.servers),
          "is for data_parallel.method = server and async-server", "leave it out");
+  refuse(config.numerics.reproducible && config.data_parallel.gradients != "fp32",
+         "data_parallel.gradients", config.data_parallel.gradients,
+         "must be fp32 with numerics.reproducible, as what is rounded depends on the layout",
+         "use fp32");
 }
 
 static comm::GridShape check_layout(RunConfig& config, const LayoutFacts& facts) {

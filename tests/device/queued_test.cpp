@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "trireme/core/half.hpp"
 #include "trireme/core/random.hpp"
 #include "trireme/device/memory.hpp"
 #include "trireme/device/stream.hpp"
@@ -264,6 +265,29 @@ TEST(QueueReduce, MatchesTheHostsTree) {
         EXPECT_EQ(result, expected) << name_of(type) << " " << ranks;
       }
     }
+  }
+}
+
+TEST(QueueConvert, RoundsAsTheHostDoes) {
+  SimulatedDevice device(5);
+  MemoryLedger ledger(device);
+  constexpr std::int64_t n = 3001;
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < n; ++i) {
+    values.push_back(static_cast<float>(normal({4, Purpose::dropout, 1}, std::uint64_t(i))));
+  }
+  values[0] = std::numeric_limits<float>::infinity();
+  values[1] = std::numeric_limits<float>::max();  // rounds to infinity
+  const Buffer wide(ledger, Use::workspace, n * sizeof(float));
+  const Buffer narrow(ledger, Use::workspace, n * sizeof(std::uint16_t));
+  device.copy(wide.data(), values.data(), wide.bytes());
+  device.convert(DType::bf16, narrow.data(), wide.data(), n);
+  device.convert(DType::f32, wide.data(), narrow.data(), n);
+  std::vector<float> result(n);
+  device.copy(result.data(), wide.data(), wide.bytes());
+  device.synchronize();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(result[i], bf16_to_float(float_to_bf16(values[i]))) << values[i];
   }
 }
 

@@ -89,6 +89,16 @@ TEST(Stream, ErrorsReachOnlyTheWaitersOfThatEvent) {
   EXPECT_TRUE(stream.idle());
 }
 
+TEST(Event, CheckRethrowsWithoutAWait) {
+  Event().check();
+  Stream stream;
+  const Event failing =
+      stream.enqueue(std::make_unique<Steps>(2, [] { throw std::runtime_error("at test"); }));
+  failing.check();  // not finished
+  while (!failing.done()) stream.poll();
+  EXPECT_THROW(failing.check(), std::runtime_error);
+}
+
 // Queued operations may depend on the one that failed.
 TEST(Stream, AnExceptionInFlightDoesNotWaitForQueuedWork) {
   const auto never = std::numeric_limits<int>::max();

@@ -106,5 +106,26 @@ TEST(TreeKernel, DetectsContributionsAtEvenDistances) {
   EXPECT_FALSE(kernels::find_lanes(wild.data(), 5, lanes));
 }
 
+TEST(ConvertKernel, ConvertsStretchesAsTheHost) {
+  const auto wide = values<kernels::Plain<float>>(3);
+  std::vector<std::uint16_t> expected(count), found(count);
+  convert_elements(DType::bf16, reinterpret_cast<std::byte*>(expected.data()),
+                   reinterpret_cast<const std::byte*>(wide.data()), count);
+  std::vector<float> expected_back(count), found_back(count);
+  convert_elements(DType::f32, reinterpret_cast<std::byte*>(expected_back.data()),
+                   reinterpret_cast<const std::byte*>(expected.data()), count);
+  for (int i = 0; i < count; ++i) {
+    EXPECT_EQ(expected[static_cast<std::size_t>(i)],
+              float_to_bf16(wide[static_cast<std::size_t>(i)]));
+  }
+  for (int i = 0; i < count; i += 4) {
+    kernels::convert_stretch<kernels::Bf16, kernels::Plain<float>, 4>(found.data(), wide.data(), i);
+    kernels::convert_stretch<kernels::Plain<float>, kernels::Bf16, 4>(found_back.data(),
+                                                                      found.data(), i);
+  }
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(found_back, expected_back);
+}
+
 }  // namespace
 }  // namespace trireme::device

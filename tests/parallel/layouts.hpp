@@ -77,6 +77,7 @@ struct RunSettings {
   bool stochastic = false;  // rounding of bf16 weights
   bool copies = false;      // bf16 weights beside masters, even on CPUs
   bool graphs = false;      // see ReplicaOptions
+  DType sent_gradients = DType::f32;
 };
 
 /// Results of a run: the same on all its ranks, except `fault`.
@@ -198,6 +199,7 @@ inline StageOptions stage_options(const LayoutCase& layout, const RunSettings& s
           .products_on_gpu = static_cast<bool>(settings.make_device),
           .compute = settings.compute,
           .reads_masters = !settings.make_device && !settings.stochastic && !settings.copies,
+          .sent_gradients = settings.sent_gradients,
           .reproducible = settings.reproducible,
           .virtual_tensor = settings.virtual_tensor,
           .virtual_data = settings.virtual_data};

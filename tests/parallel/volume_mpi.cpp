@@ -36,8 +36,10 @@ struct Counted {
   int micro_batches = 0;
 };
 
-Counted count(const model::ModelConfig& config, const LayoutCase& layout, int global_batch) {
-  const RunSettings settings{.global_batch = global_batch, .reproducible = false};
+Counted count(const model::ModelConfig& config, const LayoutCase& layout, int global_batch,
+              DType sent_gradients = DType::f32) {
+  const RunSettings settings{
+      .global_batch = global_batch, .reproducible = false, .sent_gradients = sent_gradients};
   const StageOptions options = stage_options(layout, settings);
   LayoutRun run(config, layout, options, MPI_COMM_WORLD);
   run.replica.initialize();
@@ -112,6 +114,21 @@ TEST(Volume, OfHybridSharding) {
   expect_volume(counted.bytes.at("shard"), 2 * 3 * 3 * sent(2, parameters), "inside");
   expect_volume(counted.bytes.at("replica"), 2 * 2 * sent(2, parameters / 2), "across");
   EXPECT_EQ(counted.bytes.at("data"), 0);
+}
+
+// Gradients in bf16 are half of those bytes: with ZeRO 0 all of the traffic, with ZeRO 1 and 3
+// beside gathers of fp32 parameters.
+TEST(Volume, OfGradientsInBf16) {
+  if (!four_ranks()) GTEST_SKIP() << "for " << ranks << " ranks";
+  const auto bytes = [](const LayoutCase& layout, const char* group) {
+    const Counted counted = count(deep_model(), layout, ranks, DType::bf16);
+    return counted.bytes.at(group) / static_cast<double>(counted.parameters);
+  };
+  expect_volume(bytes({.data = ranks, .zero = 0}, "data"), 0.5 * 2 * sent(ranks, 1), "zero 0");
+  expect_volume(bytes({.data = ranks, .zero = 1}, "shard"), 1.5 * sent(ranks, 1), "zero 1");
+  expect_volume(bytes({.data = ranks, .zero = 3}, "shard"), 2.5 * sent(ranks, 1), "zero 3");
+  const LayoutCase hybrid{.data = ranks, .shard = 2, .zero = 2};
+  expect_volume(bytes(hybrid, "replica"), 0.5 * 2 * 2 * sent(2, 0.5), "hybrid");
 }
 
 // Four all-reduces of b·s·h per layer and micro-batch, one for the embedding's output and one for

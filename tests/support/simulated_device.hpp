@@ -90,6 +90,10 @@ class SimulatedDevice final : public device::Device {
               std::int64_t elements) override {
     reduce_on(0, type, reduction, contributions, out, elements);
   }
+  void convert(DType to_type, std::byte* to, const std::byte* from,
+               std::int64_t elements) override {
+    convert_on(0, to_type, to, from, elements);
+  }
   std::shared_ptr<device::Fence> fence() override { return fence_on(0); }
   void follow(device::Fence& fence) override { follow_on(0, fence); }
   void synchronize() override { synchronize_on(0); }
@@ -239,6 +243,10 @@ class SimulatedDevice final : public device::Device {
                 std::span<const std::byte* const> contributions, std::byte* out,
                 std::int64_t elements) override {
       device_.reduce_on(lane_, type, reduction, contributions, out, elements);
+    }
+    void convert(DType to_type, std::byte* to, const std::byte* from,
+                 std::int64_t elements) override {
+      device_.convert_on(lane_, to_type, to, from, elements);
     }
     std::shared_ptr<device::Fence> fence() override { return device_.fence_on(lane_); }
     void follow(device::Fence& fence) override { device_.follow_on(lane_, fence); }
@@ -392,6 +400,14 @@ class SimulatedDevice final : public device::Device {
     for (const std::byte* each : contributions) sources.push_back(real(each));
     push(lane, {once([=, target = real(out)] {
                   device::reduce_tree(type, reduction, sources, target, elements);
+                }),
+                nullptr, 0});
+  }
+  void convert_on(std::size_t lane, DType to_type, std::byte* to, const std::byte* from,
+                  std::int64_t elements) {
+    if (elements == 0) return;
+    push(lane, {once([=, target = real(to), source = real(from)] {
+                  device::convert_elements(to_type, target, source, elements);
                 }),
                 nullptr, 0});
   }

@@ -34,6 +34,7 @@ refuses() { # words, flags...
 refuses 'parallel.zero = 1: must be 0 with data_parallel.method = average.*use 0' --parallel.zero 1
 refuses 'parallel.servers = 1: data_parallel.method = average has no servers' --parallel.servers 1
 refuses "numerics.virtual_data = 8: must divide a worker's 4 sequences.*use 4, or a train.batch of 16" --numerics.reproducible true
+refuses 'data_parallel.gradients = bf16: must be fp32 with data_parallel.method = average' --data_parallel.gradients bf16
 refuses 'average.every = 0: must be at least 1' --average.every 0
 
 # What is due every third step happens at the next average; the last average is at the last step.

@@ -69,6 +69,22 @@ fast_loss() { on "$1" evaluate --checkpoint fast1 --json "${@:2}" | sed -n 's/.*
 echo "$(fast_loss 1) $(fast_loss 4 --parallel.tensor 4)" | awk '
   { d = ($1 - $2) / $1; if (d < 0) d = -d } END { exit !(NF == 2 && d < 1e-5) }' || fail "fast mode: evaluation with tensor 4"
 
+# Gradients in bf16: half of the bytes, the memory that was planned, losses near those in fp32.
+for zero in 0 2; do
+  on 2 train "${train[@]}" --train.output "bf16-$zero" --train.micro_batch 4 --parallel.zero $zero --data_parallel.gradients bf16
+  paste <(losses fast1) <(losses "bf16-$zero") | awk -F'[:\t]' '
+    { d = ($2 - $4) / $2; if (d < 0) d = -d; if (d > 0) ++n; if (d > 2e-2) { print; bad = 1 } }
+    END { exit bad || n < 8 || NR != 16 }' || fail "zero $zero: figures with gradients in bf16"
+done
+"$TRIREME" report bf16-0 bf16-2 --json r.json > out || { cat out; fail "report of gradients in bf16"; }
+python3 - <<'END' || fail "bytes of gradients in bf16"
+import json
+runs = {run["run"]: run["communication"] for run in json.load(open("r.json"))["runs"] if run["valid"]}
+for run, axis in (("bf16-0", "data"), ("bf16-2", "shard")):
+    sent, least = (runs[run][axis][key] for key in ("mean_bytes_per_step", "mean_least_bytes_per_step"))
+    assert abs(sent / least - 1) < 0.07, (run, sent, least)
+END
+
 refused() {
   local ranks=$1 key=$2
   shift 2
@@ -86,3 +102,4 @@ refused 2 parallel.schedule --parallel.schedule sideways
 refused 2 zero.group --parallel.zero 1 --zero.group 3
 refused 2 numerics.virtual_tensor --parallel.tensor 2 --numerics.reproducible true --numerics.virtual_tensor 3
 refused 1 train.batch --numerics.reproducible true --train.batch 12
+refused 2 data_parallel.gradients --numerics.reproducible true --data_parallel.gradients bf16

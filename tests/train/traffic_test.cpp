@@ -55,6 +55,18 @@ TEST(LeastTraffic, OfDataRanks) {
   EXPECT_LE(of(3, 3, false), 3 * 2 + 0.02);
 }
 
+TEST(LeastTraffic, OfGradientsInBf16IsHalf) {
+  const auto of = [](int zero, DType sent, const char* group) {
+    return least({.place = {.data = 4, .shard = zero == 0 ? 4 : 2},
+                  .zero = zero,
+                  .sent_gradients = sent})
+        .at(group);
+  };
+  EXPECT_EQ(of(0, DType::bf16, "data"), of(0, DType::f32, "data") / 2);
+  EXPECT_EQ(of(1, DType::bf16, "shard"), of(1, DType::f32, "shard") * 3 / 4);  // and parameters
+  EXPECT_EQ(of(1, DType::bf16, "replica"), of(1, DType::f32, "replica") / 2);
+}
+
 // 4 all-reduces per layer and 2 at the ends, each 2·(1/2)·b·s·h.
 TEST(LeastTraffic, OfTensorRanks) {
   const auto found = least({.place = {.tensor = 2}, .micro_batches = 3, .sequences = 5});

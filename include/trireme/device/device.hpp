@@ -29,6 +29,9 @@ enum class Reduction { sum, max };
 void reduce_tree(DType type, Reduction reduction, std::span<const std::byte* const> contributions,
                  std::byte* out, std::int64_t elements);
 
+/// What Queue::convert does, in host memory.
+void convert_elements(DType to_type, std::byte* to, const std::byte* from, std::int64_t elements);
+
 /// A point in a queue of a device's work.
 class Fence : public Interface {
  public:
@@ -46,6 +49,10 @@ class Queue : public Interface {
   virtual void reduce(DType type, Reduction reduction,
                       std::span<const std::byte* const> contributions, std::byte* out,
                       std::int64_t elements) = 0;
+  /// Queues a conversion of `elements` fp32 numbers at `from` to bf16 at `to`, rounded to nearest
+  /// even, or of bf16 to fp32, on the device's memory; the two do not overlap.
+  virtual void convert(DType to_type, std::byte* to, const std::byte* from,
+                       std::int64_t elements) = 0;
   /// All work queued so far; null where it is done.
   virtual std::shared_ptr<Fence> fence() = 0;
   /// Work queued from now on is done after `fence`; the host does not wait.

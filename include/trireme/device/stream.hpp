@@ -40,6 +40,8 @@ class Event {
   /// Polls the stream until the operation has finished, or until computation that is queued from
   /// now on comes after it; rethrows what the operation threw.
   void wait() const;
+  /// Rethrows what the operation threw, if it has finished.
+  void check() const;
 
  private:
   friend class Stream;

@@ -101,8 +101,8 @@ struct NumericsConfig {
   }
 };
 
-/// Types of numbers. Gradients are added up and sent in fp32; norms, softmax and loss are computed
-/// in fp32. Where products take a narrower type, they read weights rounded from fp32 masters.
+/// Types of numbers. Gradients are added up in fp32; norms, softmax and loss are computed in fp32.
+/// Where products take a narrower type, they read weights rounded from fp32 masters.
 struct PrecisionConfig {
   std::string compute = "fp32";
   std::string rounding = "nearest";

@@ -8,6 +8,7 @@
 #include "trireme/comm/communicator.hpp"
 #include "trireme/core/interface.hpp"
 #include "trireme/optim/optimizer.hpp"
+#include "trireme/parallel/gradient_sums.hpp"
 #include "trireme/parallel/stage.hpp"
 #include "trireme/state/model_state.hpp"
 #include "trireme/state/offload.hpp"
@@ -48,7 +49,7 @@ class AllReduce final : public DataParallel {
     optim::Optimizer& optimizer;
     state::Offload* offload;
     ops::Ops& ops;
-    comm::Communicator& replicas;  // ranks that hold the same shard: with ZeRO 0 the data axis
+    GradientSums replicas;  // ranks that hold the same shard: with ZeRO 0 the data axis
     comm::Communicator& world;
     bool stochastic_rounding = false;  // as ReplicaOptions
   };

@@ -41,6 +41,7 @@ struct EngineGroups {
   comm::Communicator& pipeline;     // agreement along the stages
   comm::Communicator& activations;  // the same ranks, once for each direction of messages
   comm::Communicator& gradients;
+  Tensor narrow_gradients;  // for GradientSums over data ranks
 };
 
 /// Makes the operations of a device for a rank of so many threads, with work space in the ledger.

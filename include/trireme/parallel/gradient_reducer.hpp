@@ -44,7 +44,7 @@ class GradientReducer {
     const std::vector<bool>& aliased;
     ops::Ops& ops;
     model::TensorGroup& tensor;
-    comm::Communicator& shard;      // ranks among which state is sharded
+    GradientSums shard;             // ranks among which state is sharded
     comm::Communicator& embedding;  // the first and the last stage
     DataParallel& method;
     state::Offload* offload;  // null: the optimizer is not offloaded

@@ -86,6 +86,7 @@ class Replica {
  private:
   std::unique_ptr<ops::Ops> make_ops(device::MemoryLedger& ledger);
   EngineGroups groups();
+  Tensor narrow_gradients() const;
   std::unique_ptr<DataParallel> make_method(device::MemoryLedger& ledger);
 
   ReplicaOptions options_;
@@ -102,6 +103,7 @@ class Replica {
   state::ModelState state_;
   optim::Optimizer optimizer_;
   std::unique_ptr<state::Offload> offload_;  // absent: the device updates
+  device::Buffer narrow_gradients_;          // of GradientSums; empty where they are sent in fp32
   std::unique_ptr<DataParallel> method_;
   Engine engine_;
   std::int64_t rounded_for_ = 0;

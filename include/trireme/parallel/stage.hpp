@@ -46,6 +46,7 @@ struct StageOptions {
   /// CPUs, where weights are rounded to nearest: units read fp32 parameters that no other rank
   /// holds a part of; see state::StateOptions.
   bool reads_masters = false;
+  DType sent_gradients = DType::f32;  // between data ranks: f32 or bf16
   bool reproducible = false;
   int virtual_tensor = 8, virtual_data = 8;
   bool planned = false;  // not run: every stage's program is made in turn, in two seconds

@@ -135,7 +135,7 @@ std::optional<Number> to_number(std::string_view text) {
 /// How the data axis becomes one model: docs/data-parallel-methods.md.
 struct DataParallelConfig {
   std::string method = "allreduce";
-  std::string gradients = "fp32";  // as workers send them to servers
+  std::string gradients = "fp32";  // as data ranks, or workers to servers, send them
 
   void declare(config::Fields& fields) {
     fields.add("method", method,
@@ -143,9 +143,11 @@ struct DataParallelConfig {
                "async-server: parameter servers that wait for no worker; average: independent "
                "workers whose weights are averaged periodically",
                config::one_of({"allreduce", "server", "async-server", "average"}));
-    fields.add("gradients", gradients,
-               "type of the gradients that workers send to parameter servers: fp32 or bf16",
-               config::one_of({"fp32", "bf16"}));
+    fields.add(
+        "gradients", gradients,
+        "type of the gradients that data ranks, or workers to parameter servers, send: fp32, "
+        "or bf16 for half the bytes; they are added in fp32",
+        config::one_of({"fp32", "bf16"}));
   }
 };
 

@@ -88,6 +88,10 @@ class CudaQueue : public Base {
                             static_cast<int>(contributions.size()), out, elements, stream_),
                "queue_reduce");
   }
+  void convert(DType to_type, std::byte* to, const std::byte* from,
+               std::int64_t elements) override {
+    check_cuda(queue_convert(to_type, to, from, elements, stream_), "queue_convert");
+  }
   void* native() override { return stream_; }
   std::shared_ptr<Fence> fence() override { return std::make_shared<CudaFence>(events_, stream_); }
   void follow(Fence& fence) override {

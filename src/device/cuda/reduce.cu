@@ -1,5 +1,5 @@
 // Contributions of several ranks added on the device, in reduce_tree's order. Bound by memory: each
-// contribution is read once, 16 bytes at a time where all are so aligned.
+// contribution is read once, 16 bytes at a time where all are so aligned. Conversions likewise.
 #include <algorithm>
 
 #include <cuda_runtime_api.h>
@@ -36,8 +36,7 @@ struct Work {
 template <class Type, class Join, int fixed, int width, class Source>
 void launch(const Work& work, const Source& from, std::int64_t begin, std::int64_t packs) {
   if (packs == 0) return;
-  const auto blocks =
-      static_cast<unsigned>(std::min(most_blocks, (packs + threads - 1) / threads));
+  const auto blocks = static_cast<unsigned>(std::min(most_blocks, (packs + threads - 1) / threads));
   reduce_kernel<Type, Join, fixed, width>
       <<<blocks, threads, 0, work.stream>>>(from, work.ranks, work.out, begin, packs);
 }
@@ -90,7 +89,44 @@ void reduce(const Work& work, bool maximum) {
   take<Type, Sum, 1>(work, done);
 }
 
+template <class To, class From, int width>
+__global__ void __launch_bounds__(threads)
+    convert_kernel(void* to, const void* from, std::int64_t begin, std::int64_t packs) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x; i < packs;
+       i += step) {
+    convert_stretch<To, From, width>(to, from, begin + i * width);
+  }
+}
+
+/// Elements from `begin` on, `width` at a time; returns the first that is left.
+template <class To, class From, int width>
+std::int64_t convert(void* to, const void* from, std::int64_t begin, std::int64_t elements,
+                     CUstream_st* stream) {
+  const std::int64_t packs = (elements - begin) / width;
+  if (packs == 0) return begin;
+  const auto blocks = static_cast<unsigned>(std::min(most_blocks, (packs + threads - 1) / threads));
+  convert_kernel<To, From, width><<<blocks, threads, 0, stream>>>(to, from, begin, packs);
+  return begin + packs * width;
+}
+
 }  // namespace
+
+int queue_convert(DType to_type, void* to, const void* from, std::int64_t elements,
+                  CUstream_st* stream) {
+  constexpr int width = 4;  // 16 bytes of fp32, 8 of bf16
+  const bool converts = with_converted(to_type, [&]<class To, class From>(To, From) {
+    const auto aligned = [](const void* at, std::size_t bytes) {
+      return reinterpret_cast<std::uintptr_t>(at) % (width * bytes) == 0;
+    };
+    const bool wide =
+        aligned(to, sizeof(typename To::Stored)) && aligned(from, sizeof(typename From::Stored));
+    const std::int64_t done =
+        wide ? convert<To, From, width>(to, from, 0, elements, stream) : std::int64_t{0};
+    convert<To, From, 1>(to, from, done, elements, stream);
+  });
+  return converts ? cudaPeekAtLastError() : cudaErrorInvalidValue;
+}
 
 int queue_reduce(DType type, bool maximum, const std::byte* const* contributions, int ranks,
                  void* out, std::int64_t elements, CUstream_st* stream) {

@@ -13,11 +13,15 @@ struct CUstream_st;
 
 namespace trireme::device {
 
-/// Queue::reduce on CUDA: queues the reduction on `stream`. A cudaError_t: cudaErrorInvalidValue for
-/// a type that is not reduced, for no contributions, and for more than 64 that are not at even
+/// Queue::reduce on CUDA: queues the reduction on `stream`. A cudaError_t: cudaErrorInvalidValue
+/// for a type that is not reduced, for no contributions, and for more than 64 that are not at even
 /// distances but for one.
 int queue_reduce(DType type, bool maximum, const std::byte* const* contributions, int ranks,
                  void* out, std::int64_t elements, CUstream_st* stream);
+/// Queue::convert on CUDA. A cudaError_t: cudaErrorInvalidValue for a type to which nothing is
+/// converted.
+int queue_convert(DType to_type, void* to, const void* from, std::int64_t elements,
+                  CUstream_st* stream);
 
 }  // namespace trireme::device
 
@@ -66,6 +70,19 @@ bool with_reduced(DType type, const Use& use) {
     default:
       return false;
   }
+}
+
+/// use(to, from) with how the types of a conversion are stored; whether there is one to `type`.
+template <class Use>
+bool with_converted(DType type, const Use& use) {
+  if (type == DType::bf16) {
+    use(Bf16{}, Plain<float>{});
+  } else if (type == DType::f32) {
+    use(Plain<float>{}, Bf16{});
+  } else {
+    return false;
+  }
+  return true;
 }
 
 struct Sum {
@@ -137,6 +154,18 @@ template <class Stored, int width>
 struct alignas(sizeof(Stored) * width) Pack {
   Stored element[width];
 };
+
+/// Elements [first, first + width) of a conversion.
+template <class To, class From, int width>
+TRIREME_ON_DEVICE void convert_stretch(void* to, const void* from, std::int64_t first) {
+  using Read = Pack<typename From::Stored, width>;
+  using Written = Pack<typename To::Stored, width>;
+  const auto pack =
+      *reinterpret_cast<const Read*>(static_cast<const typename From::Stored*>(from) + first);
+  Written result;
+  for (int i = 0; i < width; ++i) result.element[i] = To::store(From::load(pack.element[i]));
+  *reinterpret_cast<Written*>(static_cast<typename To::Stored*>(to) + first) = result;
+}
 
 /// Elements [first, first + width) of all contributions. `fixed`: the number of ranks, known to the
 /// compiler, so that partial sums stay in registers; 0: `ranks`.
