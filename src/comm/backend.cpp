@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include <dlfcn.h>
@@ -193,6 +194,12 @@ Backends choose_backends(const CommConfig& config, const GridShape& shape,
     backends[kind] = choose_backend(config, kind, own);
   }
   return backends;
+}
+
+bool devices_differ(const BackendFacts& facts) {
+  std::vector<int> world(facts.device_of.size());
+  std::iota(world.begin(), world.end(), 0);
+  return crowded(world, facts.device_of).empty();
 }
 
 std::optional<bool> mpi_reads_cuda() {

@@ -1,6 +1,7 @@
 #include "trireme/comm/grid.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/comm/shape.hpp"
@@ -74,8 +75,9 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
                  shape.kv_size(), shape.to_string());
   choose_messages(options);
   make_groups();
-  backends_ = choose_backends(options.comm, shape_, backend_facts(options));
-  use_nccl(options);
+  const BackendFacts facts = backend_facts(options);
+  backends_ = choose_backends(options.comm, shape_, facts);
+  use_nccl(options, devices_differ(facts));
   use_shared(options);
 
   char host[MPI_MAX_PROCESSOR_NAME + 1] = {};
@@ -139,18 +141,32 @@ BackendFacts Grid::backend_facts(const GridOptions& options) {
   return facts;
 }
 
-/// Kind by kind in the same order everywhere, so that no two groups wait for each other.
-void Grid::use_nccl(const GridOptions& options) {
+/// Kind by kind in the same order everywhere, so that no two groups wait for each other. A parent
+/// pays where two kinds are split from it.
+void Grid::use_nccl(const GridOptions& options, bool devices_differ) {
   const auto& chosen = backends_.values;
   if (std::find(chosen.begin(), chosen.end(), Backend::nccl) == chosen.end()) return;
   NcclOptions nccl = options.nccl;
   nccl.library_sums = !options.reproducible;
   nccl_ = std::make_unique<NcclRuntime>(
       options.nccl_api != nullptr ? *options.nccl_api : nccl_library(), ledger_, nccl);
+  Communicator& everyone = world();  // the MPI communicator, which stays where it is
+  const bool splits = everyone.all_agree(nccl_->api().splits()) && devices_differ;
+  std::map<std::string, std::vector<GroupKind>> kinds_of;  // by key
   for (const GroupKind kind : all_group_kinds) {
-    if (backend(kind) != Backend::nccl) continue;
-    groups_[kind] =
-        nccl_->make(std::move(groups_[kind]), std::string(name_of(kind)), backend_key(kind));
+    // Rank 0 has every kind of group that any rank has.
+    const bool any = group_size(shape_, kind, 0) > 1 || nccl.alone;
+    if (backend(kind) == Backend::nccl && any) kinds_of[backend_key(kind)].push_back(kind);
+  }
+  for (const auto& [key, kinds] : kinds_of) {
+    for (const GroupKind kind : kinds) {
+      auto mpi = std::move(groups_[kind]);
+      const std::string name(name_of(kind));
+      const int color = members(shape_, kind, session_.rank()).front();
+      groups_[kind] = splits && kinds.size() > 1
+                          ? nccl_->make(std::move(mpi), name, key, {everyone, color})
+                          : nccl_->make(std::move(mpi), name, key);
+    }
   }
 }
 

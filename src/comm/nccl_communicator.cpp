@@ -146,8 +146,8 @@ std::function<bool()> copied(std::vector<LocalCopy> copies, device::Queue& queue
 class NcclCommunicator final : public BesideMpi {
  public:
   NcclCommunicator(NcclRuntime& runtime, std::unique_ptr<Communicator> mpi, const std::string& name,
-                   const std::string& key)
-      : BesideMpi(std::move(mpi)), runtime_(runtime), handle_(runtime, *mpi_, name, key) {}
+                   const std::string& key, const NcclOrigin& origin = {})
+      : BesideMpi(std::move(mpi)), runtime_(runtime), handle_(runtime, *mpi_, name, key, origin) {}
 
  protected:
   Communicator& carrier(const device::Stream& stream) override {
@@ -353,6 +353,22 @@ std::unique_ptr<Communicator> NcclRuntime::make(std::unique_ptr<Communicator> mp
                                                 const std::string& name, const std::string& key) {
   if (mpi->size() == 1 && !options_.alone) return mpi;
   return std::make_unique<NcclCommunicator>(*this, std::move(mpi), name, key);
+}
+
+std::unique_ptr<Communicator> NcclRuntime::make(std::unique_ptr<Communicator> mpi,
+                                                const std::string& name, const std::string& key,
+                                                const NcclSplit& split) {
+  std::unique_ptr<NcclHandle>& parent = parents_[key];
+  if (parent == nullptr) {
+    parent = std::make_unique<NcclHandle>(*this, split.world, "parent of " + key, key);
+  }
+  if (mpi->size() == 1 && !options_.alone) {
+    NcclApi::Comm none = nullptr;
+    parent->split(name, -1, 0, none);
+    return mpi;
+  }
+  return std::make_unique<NcclCommunicator>(*this, std::move(mpi), name, key,
+                                            NcclOrigin{parent.get(), split.color});
 }
 
 std::size_t nccl_scratch_bytes(int size, std::size_t largest, const NcclOptions& options) {

@@ -32,14 +32,19 @@ NcclApi::UniqueId agree_on_id(NcclApi& api, Communicator& mpi, const std::string
 }  // namespace
 
 NcclHandle::NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::string& name,
-                       std::string key)
+                       std::string key, const NcclOrigin& origin)
     : runtime_(runtime),
       where_(fmt::format("rank {} of {} of group {}", mpi.rank(), mpi.size(), name)),
       key_(std::move(key)) {
-  const NcclApi::UniqueId id = agree_on_id(runtime_.api(), mpi, name, key_);
+  NcclApi::UniqueId id{};
+  if (origin.parent == nullptr) id = agree_on_id(runtime_.api(), mpi, name, key_);
   const std::lock_guard lock(mutex_);
   try {
-    require(runtime_.api().init(comm_, mpi.size(), id, mpi.rank()), "init");
+    if (origin.parent != nullptr) {
+      origin.parent->split(name, origin.color, mpi.rank(), comm_);
+    } else {
+      require(runtime_.api().init(comm_, mpi.size(), id, mpi.rank()), "init");
+    }
     wait_for("init");
   } catch (...) {  // no destructor will run
     abort();
@@ -75,6 +80,23 @@ void NcclHandle::end() {
   require(runtime_.api().destroy(std::exchange(comm_, nullptr)), "destroy");
 }
 
+void NcclHandle::split(const std::string& name, int color, int key, NcclApi::Comm& made) {
+  const std::string operation = "split for group " + name;
+  const std::lock_guard lock(mutex_);
+  const auto called = [&] {
+    const std::lock_guard alone(runtime_.issuing());
+    return runtime_.api().split(comm_, color, key, made);
+  };
+  try {
+    wait_for(operation);
+    require(called(), operation);
+    wait_for(operation);
+  } catch (...) {
+    abort();  // after it NCCL does not write `made`
+    throw;
+  }
+}
+
 bool NcclHandle::issue(const char* operation, const Calls& calls) {
   const std::lock_guard lock(mutex_);
   if (!ready(operation)) return false;
@@ -102,7 +124,7 @@ bool NcclHandle::settled(const char* operation) {
   return ready(operation);
 }
 
-bool NcclHandle::ready(const char* operation) {
+bool NcclHandle::ready(const std::string& operation) {
   if (failure_) std::rethrow_exception(failure_);
   Result state = Result::success;
   require(runtime_.api().async_error(comm_, state), operation);
@@ -119,7 +141,7 @@ void NcclHandle::look() {
   }
 }
 
-void NcclHandle::require(Result result, const char* operation) {
+void NcclHandle::require(Result result, const std::string& operation) {
   if (result == Result::success || result == Result::in_progress) return;
   fail(operation, runtime_.api().describe(result, comm_));
 }
@@ -144,7 +166,7 @@ NcclApi::Comm NcclHandle::surrender(const std::exception_ptr& why) noexcept {
   return std::exchange(comm_, nullptr);
 }
 
-void NcclHandle::wait_for(const char* operation) {
+void NcclHandle::wait_for(const std::string& operation) {
   const auto end = Clock::now() + runtime_.options().patience;
   while (!ready(operation)) {
     if (Clock::now() >= end) {
@@ -194,6 +216,7 @@ NcclRuntime::NcclRuntime(NcclApi& api, device::MemoryLedger& ledger, const NcclO
       thread_([this] { run(); }) {}
 
 NcclRuntime::~NcclRuntime() {
+  parents_.clear();
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -224,8 +247,8 @@ void NcclRuntime::abandon_all(const std::exception_ptr& why) noexcept {
   // An abort waits for what its communicator has in the device's queues, which may be behind
   // another's that waits for a lost rank: all abort together before any is waited for.
   const bool grouped = api_.group_start() == Result::success;
-  for (NcclHandle* handle : handles_) {
-    if (const NcclApi::Comm comm = handle->surrender(why)) api_.abort(comm);
+  for (auto handle = handles_.rbegin(); handle != handles_.rend(); ++handle) {
+    if (const NcclApi::Comm comm = (*handle)->surrender(why)) api_.abort(comm);
   }
   if (grouped) api_.group_end();
 }

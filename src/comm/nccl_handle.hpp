@@ -10,20 +10,31 @@
 
 namespace trireme::comm {
 
+class NcclHandle;
+
+/// Where a communicator comes from: a split of `parent`, or a unique id of its own.
+struct NcclOrigin {
+  NcclHandle* parent = nullptr;
+  int color = 0;
+};
+
 /// One NCCL communicator: made without blocking, asked for its errors, aborted on the first.
 class NcclHandle {
  public:
   using Result = NcclApi::Result;
   using Calls = std::function<Result(NcclApi& api, NcclApi::Comm comm)>;
 
-  /// Collective over `mpi`, whose agreement carries the unique id. `key` of the configuration
-  /// selects what carries the group.
-  NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::string& name, std::string key);
+  /// Collective over the parent's ranks, else over `mpi`, whose agreement carries the unique id.
+  /// `key` of the configuration selects what carries the group.
+  NcclHandle(NcclRuntime& runtime, Communicator& mpi, const std::string& name, std::string key,
+             const NcclOrigin& origin = {});
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
   /// Waits for the group's other ranks to end theirs; while an exception is on its way, aborts.
   ~NcclHandle();
 
+  /// Splits this communicator for group `name` and waits for the end; see NcclApi::split.
+  void split(const std::string& name, int color, int key, NcclApi::Comm& made);
   /// Makes calls for `operation`, but for where earlier ones are in progress: then none, and
   /// returns false. Any thread may try. Throws Error.
   bool issue(const char* operation, const Calls& calls);
@@ -38,11 +49,11 @@ class NcclHandle {
   NcclApi::Comm surrender(const std::exception_ptr& why) noexcept;
 
  private:
-  bool ready(const char* operation);  // under mutex_, as is what follows
-  void require(Result result, const char* operation);
+  bool ready(const std::string& operation);  // under mutex_, as is what follows
+  void require(Result result, const std::string& operation);
   [[noreturn]] void fail(const std::string& operation, const std::string& reason);
   void give_up(const std::exception_ptr& why);
-  void wait_for(const char* operation);  // until it is no longer in progress
+  void wait_for(const std::string& operation);  // until it is no longer in progress
   void end();
   void abort();
 

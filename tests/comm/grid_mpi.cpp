@@ -1,5 +1,11 @@
 // The groups of a grid: their members and their separate traffic.
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+
 #include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "trireme/comm/agree.hpp"
 #include "trireme/comm/grid.hpp"
@@ -23,6 +29,7 @@ std::vector<GridShape> layouts(int world) {
             {{2, 1, 2, 1}, 1},    {{1, 2, 2, 1}},    {{1, 1, 1, 4}},
             {{4, 1, 1, 1}, 0, 2}, {{1, 1, 2, 2}, 2}, {{4, 1, 1, 1}, 0, 1}};
   }
+  if (world == 8) return {{{2, 1, 2, 2}, 1}, {{1, 1, 8, 1}, 2}, {{4, 1, 2, 1}, 0, 2}};
   return {{{1, 1, world, 1}}, {{1, 1, world, 1}, 1}, {{1, 1, 1, world}}, {{world, 1, 1, 1}}};
 }
 
@@ -213,7 +220,7 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
     Grid grid(session, {{1, 1, session.size(), 1}}, ledger, with_nccl(nccl, config));
     EXPECT_EQ(grid.backend(GroupKind::shard), Backend::nccl);
     EXPECT_EQ(grid.backend(GroupKind::stage), Backend::mpi);
-    EXPECT_EQ(nccl.alive(), session.size() > 1 ? 2 : 0);  // data and shard
+    EXPECT_EQ(nccl.alive(), session.size() > 1 ? 3 : 0);  // data and shard, and their parent
     const device::Buffer buffer(ledger, device::Use::workspace, 8);
     const Tensor number = buffer.view(DType::i64, {1});
     device::Stream stream(device);
@@ -233,8 +240,168 @@ TEST(GridBackends, GroupsUseNcclWhereTheyMay) {
   for (const int more : {0, 1}) {
     if (more == 1) config.pipeline = "nccl";
     const Grid grid(session, {{1, 1, 1, session.size()}}, ledger, with_nccl(nccl, config));
-    EXPECT_EQ(nccl.alive(), session.size() == 1 ? 0 : (at_an_end ? 1 : 0) + more);
+    // With both kinds, which are of one key, also their parent.
+    EXPECT_EQ(nccl.alive(), session.size() == 1 ? 0 : (at_an_end ? 1 : 0) + 2 * more);
   }
+}
+
+/// NCCL's groups of each key of the configuration.
+std::map<std::string, std::vector<std::set<std::vector<int>>>> nccl_groups(const Grid& grid) {
+  std::map<std::string, std::vector<std::set<std::vector<int>>>> result;
+  for (const GroupKind kind : all_group_kinds) {
+    if (grid.backend(kind) != Backend::nccl || group_size(grid.shape(), kind, 0) == 1) continue;
+    auto& groups = result[backend_key(kind)].emplace_back();
+    for (int rank = 0; rank < grid.shape().size(); ++rank) {
+      if (auto group = members(grid.shape(), kind, rank); group.size() > 1) groups.insert(group);
+    }
+  }
+  return result;
+}
+
+/// The sums of all groups that use NCCL, each on a stream of its own, called in one order.
+void expect_sums(Grid& grid, const Session& session, device::MemoryLedger& ledger) {
+  device::Device& device = ledger.device();
+  const device::Buffer buffer(ledger, device::Use::workspace, 8 * group_kinds);
+  const Tensor numbers = buffer.view(DType::i64, {group_kinds});
+  const std::vector<std::int64_t> begin(group_kinds, session.rank() + 1);
+  device::write(device, numbers, begin.data());
+  std::deque<device::Stream> streams;
+  std::vector<device::Event> sums_done;
+  for (int i = 0; i < group_kinds; ++i) streams.emplace_back(device);
+  for (const GroupKind kind : all_group_kinds) {
+    const int i = static_cast<int>(kind);
+    sums_done.push_back(
+        grid.group(kind).all_reduce(numbers.slice(0, i, i + 1), Reduction::sum, streams[i]));
+  }
+  for (const device::Event& event : sums_done) event.wait();
+  std::vector<std::int64_t> sums(group_kinds);
+  device::read(device, sums.data(), numbers);
+  for (const GroupKind kind : all_group_kinds) {
+    std::int64_t expected = 0;
+    for (const int rank : members(grid.shape(), kind, session.rank())) expected += rank + 1;
+    EXPECT_EQ(sums[static_cast<std::size_t>(kind)], expected)
+        << grid.shape().to_string() << ", " << name_of(kind);
+  }
+}
+
+/// Members and ranks of all groups that use NCCL, as NCCL has them.
+void expect_members(Grid& grid, const Session& session, device::MemoryLedger& ledger) {
+  device::Device& device = ledger.device();
+  for (const GroupKind kind : all_group_kinds) {
+    Communicator& group = grid.group(kind);
+    const device::Buffer buffer(ledger, device::Use::workspace, 8 * (group.size() + 1));
+    const Tensor all = buffer.view(DType::i64, {group.size()});
+    const Tensor own = buffer.view(DType::i64, {1}, 8 * group.size());
+    const std::int64_t rank = session.rank();
+    device::write(device, own, &rank);
+    device::Stream stream(device);
+    group.all_gather(all, own, stream).wait();
+    std::vector<std::int64_t> ranks(group.size());
+    device::read(device, ranks.data(), all);
+    EXPECT_EQ(std::vector<int>(ranks.begin(), ranks.end()), members(grid.shape(), kind, rank))
+        << grid.shape().to_string() << ", " << name_of(kind);
+  }
+}
+
+class NcclSplit : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(ByLibrary, NcclSplit, ::testing::Bool(), [](const auto& splits) {
+  return splits.param ? "ThatSplits" : "ThatDoesNot";
+});
+
+// One unique id and one bootstrap for all groups of a key, where the library can.
+TEST_P(NcclSplit, GroupsHoldTheirMembersAndEnd) {
+  const Session session(nullptr, nullptr);
+  for (const GridShape& shape : layouts(session.size())) {
+    SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
+    device::MemoryLedger ledger(device);
+    testing_support::NcclDouble nccl(device, true, GetParam());
+    {
+      CommConfig config;
+      config.world = "nccl";
+      Grid grid(session, shape, ledger, with_nccl(nccl, config));
+      std::int64_t ids = 0, alive = 0;
+      for (const auto& [key, kinds] : nccl_groups(grid)) {
+        const bool splits = GetParam() && kinds.size() > 1;
+        if (splits) ++ids, ++alive;  // the parent's
+        for (const auto& groups : kinds) {
+          if (!splits) ids += static_cast<std::int64_t>(groups.size());
+          alive += std::count_if(groups.begin(), groups.end(), [&](const auto& group) {
+            return std::count(group.begin(), group.end(), session.rank()) > 0;
+          });
+        }
+      }
+      EXPECT_EQ(grid.world().all_reduce(std::int64_t{nccl.calls("get_unique_id")}, Reduction::sum),
+                ids)
+          << shape.to_string();
+      EXPECT_EQ(nccl.alive(), alive);
+      expect_members(grid, session, ledger);
+      expect_sums(grid, session, ledger);
+      device.synchronize();
+    }
+    EXPECT_EQ(nccl.alive(), 0);
+    EXPECT_EQ(nccl.calls("parent ended first"), 0);
+    EXPECT_EQ(nccl.calls("abort"), 0);
+  }
+}
+
+// What one GPU can show: groups of one rank are split too.
+TEST_P(NcclSplit, GroupsOfOneRank) {
+  const Session session(nullptr, nullptr);
+  SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
+  device::MemoryLedger ledger(device);
+  testing_support::NcclDouble nccl(device, true, GetParam());
+  GridOptions options = with_nccl(nccl, {});
+  options.nccl.alone = true;
+  {
+    Grid grid(session, {{1, 1, session.size(), 1}}, ledger, options);
+    // Tensor, context and kv, data, shard and replica; embedding has a key of its own.
+    EXPECT_EQ(nccl.alive(), 7 + (GetParam() ? 2 : 0));
+    EXPECT_EQ(nccl.calls("split"), GetParam() ? 6 : 0);
+    expect_members(grid, session, ledger);
+    expect_sums(grid, session, ledger);
+  }
+  EXPECT_EQ(nccl.alive(), 0);
+  EXPECT_EQ(nccl.calls("parent ended first"), 0);
+}
+
+TEST_P(NcclSplit, AnAbortEndsGroupsBeforeTheirParents) {
+  const Session session(nullptr, nullptr);
+  for (const GridShape& shape : layouts(session.size())) {
+    SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
+    device::MemoryLedger ledger(device);
+    testing_support::NcclDouble nccl(device, true, GetParam());
+    Grid grid(session, shape, ledger, with_nccl(nccl, {}));
+    const device::Buffer buffer(ledger, device::Use::workspace, 8);
+    device::Stream stream(device);
+    for (const GroupKind kind : {GroupKind::data, GroupKind::tensor}) {
+      Communicator& group = grid.group(kind);
+      if (grid.backend(kind) != Backend::nccl || group.size() == 1) continue;
+      const int next = (group.rank() + 1) % group.size();  // which never sends
+      group.exchange({{buffer.view(DType::u8, {8}), next, false}}, stream);
+      while (!stream.idle()) stream.poll();
+    }
+    grid.abandon(std::make_exception_ptr(Error("enough")));
+    EXPECT_EQ(nccl.alive(), 0);
+    EXPECT_EQ(nccl.calls("parent ended first"), 0);
+    EXPECT_EQ(nccl.calls("abort that hangs"), 0);
+    EXPECT_EQ(grid.world().all_reduce(std::int64_t{1}, Reduction::sum), session.size());
+  }
+}
+
+// Data groups whose ranks have GPUs of their own, in a world where others share them.
+TEST(GridBackends, RanksThatShareAGpuAreNotSplit) {
+  const Session session(nullptr, nullptr);
+  const int size = session.size();
+  if (size < 4) return;
+  const int tensor = 2;  // neighbors, which have one device
+  SimulatedDevice device(3, fmt::format("device-{}", session.rank() / tensor));
+  device::MemoryLedger ledger(device);
+  testing_support::NcclDouble nccl(device, true);
+  Grid grid(session, {{tensor, 1, size / tensor, 1}, 1}, ledger, with_nccl(nccl, {}));
+  EXPECT_EQ(grid.backend(GroupKind::data), Backend::nccl);
+  EXPECT_EQ(grid.backend(GroupKind::tensor), Backend::mpi);
+  EXPECT_EQ(nccl.calls("split"), 0);
+  expect_members(grid, session, ledger);
 }
 
 // Neighbors that both receive first, as in interleaved schedules.

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "device_groups.hpp"
 #include "support/nccl_double.hpp"
@@ -22,13 +23,15 @@ class Nccl : public ::testing::Test {
       : options_(options), ordered_(ordered) {}
   void make() {
     groups_.make([this](const TestGroup& group) {
-      return runtime_.make(make_mpi_communicator(group.oracle, groups_.ledger), group.name,
-                           "comm.data");
+      return runtime_->make(make_mpi_communicator(group.oracle, groups_.ledger), group.name,
+                            "comm.data");
     });
   }
   void TearDown() override {
     groups_.groups.clear();
+    runtime_.reset();
     EXPECT_EQ(double_.alive(), 0);
+    EXPECT_EQ(double_.calls("parent ended first"), 0);
   }
   const DeviceGroups::Group& world() const { return groups_.groups[1]; }
   static std::string what(const std::function<void()>& work) {
@@ -43,11 +46,13 @@ class Nccl : public ::testing::Test {
   /// Two groups of the world's ranks, whose streams nobody else polls, on a device with room for
   /// one operation. Half of the ranks are slow to hand over the first group's: if they handed over
   /// the second's meanwhile, each half would wait for the other.
-  void expect_one_order() {
+  void expect_one_order(bool splits = false) {
     if (groups_.hosts.world()->size() == 1) return;
     const auto make_own = [&](const char* name) {
-      return runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name,
-                           "comm.data");
+      auto mpi = make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger);
+      if (splits)
+        return runtime_->make(std::move(mpi), name, "comm.data", {*groups_.hosts.world()});
+      return runtime_->make(std::move(mpi), name, "comm.data");
     };
     const auto tensor = make_own("tensor"), data = make_own("data");
     OnDevice first(groups_, DType::f32, 1000), second(groups_, DType::f32, 1000);
@@ -65,14 +70,15 @@ class Nccl : public ::testing::Test {
     }
     const bool done = !fence || fence->reached();
     EXPECT_TRUE(done) << "ranks wait for one another";
-    if (!tensor->all_agree(done)) runtime_.abandon(std::make_exception_ptr(Error("enough")));
+    if (!tensor->all_agree(done)) runtime_->abandon(std::make_exception_ptr(Error("enough")));
   }
 
   NcclOptions options_;
   bool ordered_;
   DeviceGroups groups_{11};
   NcclDouble double_{groups_.device, ordered_};
-  NcclRuntime runtime_{double_, groups_.ledger, options_};
+  std::unique_ptr<NcclRuntime> runtime_ =
+      std::make_unique<NcclRuntime>(double_, groups_.ledger, options_);
 };
 
 TEST_F(Nccl, EveryCollectiveMatchesMpiBitForBit) {
@@ -321,7 +327,7 @@ TEST_F(Nccl, WithoutAnIdAllRanksFail) {
   if (root == 0) double_.refuse("get_unique_id", Result::unhandled_cuda_error);
   if (groups_.hosts.world()->size() == 1) return;
   try {
-    runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "shard", "comm.data");
+    runtime_->make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "shard", "comm.data");
     ADD_FAILURE() << "made";
   } catch (const AgreedError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("group shard"), HasSubstr("NCCL's words for 1"),
@@ -334,8 +340,8 @@ TEST_F(Nccl, ARefusedInitializationIsAnError) {
   if (groups_.hosts.world()->size() == 1) return;
   double_.refuse("init", Result::internal_error);
   EXPECT_THAT(what([&] {
-                runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "context",
-                              "comm.tensor");
+                runtime_->make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "context",
+                               "comm.tensor");
               }),
               AllOf(HasSubstr("nccl: init on rank"), HasSubstr("of group context"),
                     HasSubstr("words for 3"),
@@ -344,12 +350,26 @@ TEST_F(Nccl, ARefusedInitializationIsAnError) {
   EXPECT_EQ(double_.alive(), 0);
 }
 
+TEST_F(Nccl, ARefusedSplitIsAnErrorOfTheGroup) {
+  if (groups_.hosts.world()->size() == 1) return;
+  double_.refuse("split", Result::internal_error);
+  EXPECT_THAT(what([&] {
+                runtime_->make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "shard",
+                               "comm.data", {*groups_.hosts.world()});
+              }),
+              AllOf(HasSubstr("nccl: split for group shard on rank"), HasSubstr("words for 3"),
+                    HasSubstr("; NCCL_DEBUG=WARN shows more, comm.data = mpi avoids NCCL")));
+  EXPECT_THROW(groups_.device.synchronize(), Error);
+  for (int i = 0; double_.alive() > 0 && i < 1000; ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_EQ(double_.alive(), 0);
+}
+
 // An exception in flight waits for no other rank, nor for the device's pending work.
 TEST_F(Nccl, AnExceptionInFlightAborts) {
   if (groups_.hosts.world()->size() == 1) return;
   const auto fails = [&] {
-    const auto own =
-        runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "world", "comm.world");
+    const auto own = runtime_->make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), "world",
+                                    "comm.world");
     OnDevice data(groups_, DType::f32, 1000);
     device::Stream stream(groups_.device);
     try {
@@ -357,7 +377,7 @@ TEST_F(Nccl, AnExceptionInFlightAborts) {
       own->exchange({{data.tensor(), (own->rank() + 1) % own->size(), false}}, stream).wait();
       throw Error("on its way");
     } catch (...) {
-      runtime_.abandon(std::current_exception());
+      runtime_->abandon(std::current_exception());
       EXPECT_EQ(double_.alive(), 0);
       throw;
     }
@@ -372,7 +392,7 @@ TEST_F(Nccl, AnExceptionInFlightAborts) {
 TEST_F(Nccl, NoAbortWaitsForAnotherGroupsWork) {
   if (groups_.hosts.world()->size() == 1) return;
   const auto make_own = [&](const char* name) {
-    return runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name, "comm.data");
+    return runtime_->make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name, "comm.data");
   };
   const auto first = make_own("data"), second = make_own("shard");
   OnDevice data(groups_, DType::f32, 1000);
@@ -382,7 +402,7 @@ TEST_F(Nccl, NoAbortWaitsForAnotherGroupsWork) {
     (*each)->exchange({{data.tensor(), next, false}}, stream);
     while (!stream.idle()) stream.poll();
   }
-  runtime_.abandon(std::make_exception_ptr(Error("enough")));
+  runtime_->abandon(std::make_exception_ptr(Error("enough")));
   EXPECT_EQ(double_.calls("abort"), 2);
   EXPECT_EQ(double_.calls("abort that hangs"), 0);
   EXPECT_EQ(what([&] { groups_.device.synchronize(); }), "enough");
@@ -409,7 +429,7 @@ TEST_F(Nccl, OperationsOfOneGroupAreDoneInOrderOnAllStreams) {
   queue_all(second);
   std::this_thread::sleep_for(50ms);
   EXPECT_FALSE(sent.done());
-  runtime_.abandon(std::make_exception_ptr(Error("enough")));
+  runtime_->abandon(std::make_exception_ptr(Error("enough")));
   EXPECT_EQ(what([&] { groups_.device.synchronize(); }), "enough");
   world()->barrier();
 }
@@ -424,6 +444,10 @@ class Ordered : public Nccl {
 // NCCL keeps the order on the device; that of the calls is still ours.
 TEST_F(Ordered, GroupsStartInTheOrderOfTheirCallsOnEveryRank) { expect_one_order(); }
 
+// Groups that share resources run one after another in the order of the calls, which must be the
+// same on all ranks.
+TEST_F(Ordered, GroupsOfOneParentStartInTheOrderOfTheirCalls) { expect_one_order(true); }
+
 /// Work of a stream that never ends.
 class Endless final : public device::Operation {
   void start() override {}
@@ -434,7 +458,7 @@ class Endless final : public device::Operation {
 TEST_F(Nccl, AnAbortReachesWhoeverWaitsForATurn) {
   if (groups_.hosts.world()->size() == 1) return;
   const auto make_own = [&](const char* name) {
-    return runtime_.make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name, "comm.data");
+    return runtime_->make(make_mpi_communicator(MPI_COMM_WORLD, groups_.ledger), name, "comm.data");
   };
   const auto first = make_own("data"), second = make_own("tensor");
   const auto fails = [&] {
@@ -445,7 +469,7 @@ TEST_F(Nccl, AnAbortReachesWhoeverWaitsForATurn) {
     const device::Event event = second->all_reduce(data.tensor(), Reduction::max, streams[1]);
     for (int i = 0; i < 20; ++i) streams[1].poll();
     EXPECT_FALSE(event.done());
-    runtime_.abandon(std::make_exception_ptr(Error("enough")));
+    runtime_->abandon(std::make_exception_ptr(Error("enough")));
     event.wait();
   };
   EXPECT_EQ(what(fails), "enough");
@@ -481,7 +505,7 @@ TEST_F(Nccl, ThreadsTakeTurnsWithAGroup) {
   EXPECT_EQ(ends[0], "done");
   EXPECT_EQ(ends[1], "done");
   if (!world()->all_agree(ends[0] == ends[1])) {
-    runtime_.abandon(std::make_exception_ptr(Error("the other thread's")));
+    runtime_->abandon(std::make_exception_ptr(Error("the other thread's")));
   }
 }
 

@@ -27,8 +27,8 @@ class NcclDouble final : public comm::NcclApi {
  public:
   /// Collective over the world, as is the destructor. `ordered`: operations of all communicators
   /// start on the device in the order of their calls, as NCCL's from 2.26 on.
-  explicit NcclDouble(SimulatedDevice& device, bool ordered = false)
-      : device_(device), ordered_(ordered) {
+  explicit NcclDouble(SimulatedDevice& device, bool ordered = false, bool splits = true)
+      : device_(device), ordered_(ordered), splits_(splits) {
     MPI_Comm_dup(MPI_COMM_WORLD, &world_);
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world_, &world_rank_);
@@ -73,6 +73,7 @@ class NcclDouble final : public comm::NcclApi {
 
   std::string version() override { return "double"; }
   bool orders_launches() override { return ordered_; }
+  bool splits() override { return splits_; }
   std::string describe(Result result, Comm) override {
     return "NCCL's words for " + std::to_string(static_cast<int>(result));
   }
@@ -101,6 +102,33 @@ class NcclDouble final : public comm::NcclApi {
     ++alive_;
     return Result::in_progress;
   }
+  /// Every rank offers a number of its own; a new group's tag is made of that of its first rank.
+  Result split(Comm comm, int color, int key, Comm& made) override {
+    const std::lock_guard lock(mutex_);
+    if (const Result result = count("split"); result != Result::success) return result;
+    Group& parent = of(comm);
+    if (parent.gone || parent.delay > 0 || *parent.under_way > 0) return Result::invalid_usage;
+    std::vector<Offer> offers = exchange_offers(parent, {color, key, world_rank_, sequence_++});
+    std::stable_sort(offers.begin(), offers.end(),
+                     [](const Offer& one, const Offer& two) { return one.key < two.key; });
+    parent.delay = 3;
+    made = nullptr;
+    if (color < 0) return Result::in_progress;
+    auto group = std::make_unique<Group>();
+    for (const Offer& offer : offers) {
+      if (offer.color != color) continue;
+      if (group->members.empty()) group->tag = 2 * (512 * offer.world_rank + offer.sequence);
+      if (offer.world_rank == world_rank_) group->rank = group->size();
+      group->members.push_back(offer.world_rank);
+    }
+    group->parent = &parent;
+    group->aborted = parent.aborted;
+    group->submitted = parent.submitted;
+    group->done = parent.done;
+    parent.made = {&made, reinterpret_cast<Comm>(group.get())};
+    groups_.push_back(std::move(group));
+    return Result::in_progress;
+  }
   Result async_error(Comm comm, Result& state) override {
     const std::lock_guard lock(mutex_);
     Group& group = of(comm);
@@ -108,17 +136,23 @@ class NcclDouble final : public comm::NcclApi {
     state = broken_;
     if (state != Result::success) return Result::success;
     if (group.delay > 0 && --group.delay == 0) hand_over(group);
+    if (group.delay == 0 && group.made.first != nullptr) {
+      const auto [to, made] = std::exchange(group.made, {});
+      *to = made;
+      ++group.children;
+      ++alive_;
+    }
     if (group.delay > 0 || (group.ending && *group.under_way > 0)) state = Result::in_progress;
     return Result::success;
   }
   Result finalize(Comm comm) override {
-    return call("finalize", comm, [](Group& group) { group.ending = true; });
+    return call("finalize", comm, [this](Group& group) {
+      if (group.children > 0) count("parent ended first");
+      group.ending = true;
+    });
   }
   Result destroy(Comm comm) override {
-    return call("destroy", comm, [this](Group& group) {
-      group.gone = true;
-      --alive_;
-    });
+    return call("destroy", comm, [this](Group& group) { leave(group); });
   }
   /// Like NCCL's: waits for the communicator's queued work on the device; within a group call, at
   /// its end.
@@ -129,10 +163,9 @@ class NcclDouble final : public comm::NcclApi {
       count("abort");
       Group& group = of(comm);
       if (group.gone) return Result::invalid_argument;
-      group.gone = true;
+      leave(group);
       *group.aborted = true;
       hand_over(group);  // which drops it
-      --alive_;
       under_way = group.under_way;
     }
     aborted.push_back(std::move(under_way));
@@ -221,8 +254,12 @@ class NcclDouble final : public comm::NcclApi {
     bool ending = false, gone = false;
     std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<std::atomic<int>> under_way = std::make_shared<std::atomic<int>>(0);
-    int submitted = 0;
+    // Of all that share resources: their operations are done one after another.
+    std::shared_ptr<int> submitted = std::make_shared<int>(0);
     std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(0);
+    Group* parent = nullptr;
+    int children = 0;
+    std::pair<Comm*, Comm> made{};  // by a split in progress: where it goes
     std::vector<std::pair<void*, std::function<bool()>>> held;  // until no longer in progress
     int size() const { return static_cast<int>(members.size()); }
   };
@@ -327,6 +364,11 @@ class NcclDouble final : public comm::NcclApi {
     }
   };
 
+  /// What a rank passes to a split.
+  struct Offer {
+    int color = 0, key = 0, world_rank = 0, sequence = 0;
+  };
+
   static Group& of(Comm comm) { return *reinterpret_cast<Group*>(comm); }
   // mutex_ guards this and what follows.
   Result count(const std::string& name) {
@@ -364,6 +406,7 @@ class NcclDouble final : public comm::NcclApi {
     call.group = &of(comm);
     call.queue = queue;
     if (call.group->gone || call.group->delay > 0) return Result::invalid_usage;
+    if (*call.group->aborted) return Result::remote_error;  // with another of its family
     if (call.bytes == 0) return Result::invalid_argument;
     if (call.from != nullptr) call.from = device_.real(static_cast<const std::byte*>(call.from));
     if (call.to != nullptr) call.to = device_.real(static_cast<std::byte*>(call.to));
@@ -379,7 +422,7 @@ class NcclDouble final : public comm::NcclApi {
     work->world = world_;
     ++*group.under_way;
     group.held.emplace_back(queue, [work, aborted = group.aborted, under_way = group.under_way,
-                                    number = group.submitted++, done = group.done,
+                                    number = (*group.submitted)++, done = group.done,
                                     on_device = crowded_ ? &on_device_ : nullptr,
                                     started = ordered_ ? &started_ : nullptr, place = called_++] {
       // One thread of the device calls this.
@@ -403,6 +446,12 @@ class NcclDouble final : public comm::NcclApi {
     group.delay = next_delay_ > 0 ? std::exchange(next_delay_, 0) : turn_++ % 4;  // often at once
     if (group.delay == 0) hand_over(group);
     return group.delay == 0 ? Result::success : Result::in_progress;
+  }
+  void leave(Group& group) {
+    group.gone = true;
+    --alive_;
+    if (group.children > 0) count("parent ended first");
+    if (group.parent != nullptr) --group.parent->children;
   }
   void hand_over(Group& group) {
     for (auto& [queue, task] : std::exchange(group.held, {}))
@@ -429,6 +478,26 @@ class NcclDouble final : public comm::NcclApi {
     }
   }
 
+  /// Every rank's offer, in the order of `parent`, by way of its first rank.
+  std::vector<Offer> exchange_offers(const Group& parent, const Offer& own) {
+    std::vector<Offer> all(parent.members.size());
+    const int one = static_cast<int>(sizeof(Offer)), tag = parent.tag;
+    const auto& ranks = parent.members;
+    all[parent.rank] = own;
+    if (parent.rank == 0) {
+      for (int r = 1; r < parent.size(); ++r) {
+        MPI_Recv(&all[r], one, MPI_BYTE, ranks[r], tag, world_, MPI_STATUS_IGNORE);
+      }
+      for (int r = 1; r < parent.size(); ++r) {
+        MPI_Send(all.data(), parent.size() * one, MPI_BYTE, ranks[r], tag, world_);
+      }
+    } else {
+      MPI_Send(&own, one, MPI_BYTE, ranks[0], tag, world_);
+      MPI_Recv(all.data(), parent.size() * one, MPI_BYTE, ranks[0], tag, world_, MPI_STATUS_IGNORE);
+    }
+    return all;
+  }
+
   SimulatedDevice& device_;
   MPI_Comm world_ = MPI_COMM_NULL;
   int world_rank_ = 0;
@@ -438,7 +507,7 @@ class NcclDouble final : public comm::NcclApi {
   std::pair<std::string, Result> refused_;
   Result broken_ = Result::success;
   int sequence_ = 0, alive_ = 0, turn_ = 0, next_delay_ = 0;
-  bool ordered_;
+  bool ordered_, splits_;
   int called_ = 0, started_ = 0;  // operations, where they start in order
   bool crowded_ = false;
   const Work* on_device_ = nullptr;  // where only one finds room

@@ -37,6 +37,9 @@ std::string backend_key(GroupKind kind);
 Backends choose_backends(const CommConfig& config, const GridShape& shape,
                          const BackendFacts& facts);
 
+/// Whether every rank of the world has a device of its own, where `facts.nccl`.
+bool devices_differ(const BackendFacts& facts);
+
 /// Whether the MPI library reports support of CUDA memory at run time (MPIX_Query_cuda_support of
 /// Open MPI and MPICH, MPIX_GPU_query_support of MPICH); nothing where it has neither. Call after
 /// MPI_Init.

@@ -41,7 +41,8 @@ struct GridOptions {
 
 /// The groups of this rank, all made at the start by MPI_Comm_split, collectively. Groups of the
 /// same ranks share one MPI communicator and differ in message tags, so each may be used with a
-/// stream of its own. On GPUs a group that uses NCCL has an NCCL communicator of its own. On CPUs
+/// stream of its own. On GPUs a group that uses NCCL has an NCCL communicator of its own, split
+/// from that of its key of the configuration (NcclRuntime::make), unless ranks share a GPU. On CPUs
 /// groups inside a node use shared memory; without space for that they send messages, with a
 /// warning, unless the configuration names shared memory. Where messages from GPU memory do not
 /// arrive, they are staged, with a warning, unless the configuration says comm.staging = no.
@@ -92,7 +93,7 @@ class Grid {
   void choose_messages(const GridOptions& options);
   void make_groups();
   BackendFacts backend_facts(const GridOptions& options);
-  void use_nccl(const GridOptions& options);
+  void use_nccl(const GridOptions& options, bool devices_differ);
   void use_shared(const GridOptions& options);
   const Session& session_;
   GridShape shape_;

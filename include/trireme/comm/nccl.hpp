@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -44,11 +45,20 @@ class NcclApi : public Interface {
   /// Whether kernels of several communicators start in the order of their calls, whatever their
   /// queues. Asked once, before the first communicator.
   virtual bool orders_launches() = 0;
+  /// Whether `split` works: from NCCL 2.18 on.
+  virtual bool splits() = 0;
   /// NCCL's text for a result, and that of its last error where there is one.
   virtual std::string describe(Result result, Comm comm) = 0;
 
   virtual Result get_unique_id(UniqueId& id) = 0;
   virtual Result init(Comm& comm, int size, const UniqueId& id, int rank) = 0;
+  /// Communicators of the ranks that pass the same `color`, ordered by `key`. Collective over
+  /// `parent`, which has no operation under way. `color` −1: this rank gets none. After
+  /// `in_progress` the parent's async_error gives the outcome, and only then is `comm` set: it must
+  /// stay where it is. The communicators of a parent share its resources with it: NCCL runs their
+  /// operations on this rank one after another, in the order of the calls, and an abort of one may
+  /// end the work of all.
+  virtual Result split(Comm parent, int color, int key, Comm& comm) = 0;
   virtual Result async_error(Comm comm, Result& state) = 0;
   virtual Result finalize(Comm comm) = 0;  // once all its work is done
   virtual Result destroy(Comm comm) = 0;   // after finalize
@@ -120,6 +130,12 @@ class LaunchOrder {
 
 class NcclHandle;  // src/comm/nccl_handle.hpp
 
+/// What groups of one key of the configuration are split from.
+struct NcclSplit {
+  Communicator& world;  // the parent's ranks
+  int color = 0;        // the same for the ranks of a group, and for no others; not negative
+};
+
 /// What the NCCL communicators of one rank share: the library, the device of `ledger`, and a thread
 /// that looks for asynchronous errors. Such an error, like one of a call, aborts all communicators,
 /// so that no work on the device hangs, and is reported to the device (device::Device::fail):
@@ -141,6 +157,15 @@ class NcclRuntime {
   /// options().alone.
   std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name,
                                      const std::string& key);
+  /// The same by a split: collective over split.world, of which every rank has a GPU of its own,
+  /// before any operation. The groups of one `key` have one parent, made with the first of them,
+  /// and share its resources. So they run one after another on the device, which costs
+  /// little: they pass from one stream, or the next operation needs them. Groups of two keys may
+  /// overlap. NCCL keeps the order of the calls on each rank, so sharing needs what LaunchOrder
+  /// gives: consistent orders on all ranks. The groups end before the runtime, which ends the
+  /// parents.
+  std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name,
+                                     const std::string& key, const NcclSplit& split);
 
   /// Aborts all communicators, whose work on the device then ends, and fails the device with `why`.
   /// To be called while an exception is handled: what it destroys waits for the device.
@@ -170,11 +195,12 @@ class NcclRuntime {
   bool in_turns_;
   std::mutex mutex_;
   std::condition_variable condition_;
-  std::vector<NcclHandle*> handles_;
+  std::vector<NcclHandle*> handles_;  // parents before what was split from them
   bool stop_ = false;
-  std::mutex news_;            // taken last, and for a moment
-  std::exception_ptr failed_;  // by which all are to be abandoned
-  std::thread thread_;         // asleep where there is no communicator
+  std::mutex news_;                                             // taken last, and for a moment
+  std::exception_ptr failed_;                                   // by which all are to be abandoned
+  std::map<std::string, std::unique_ptr<NcclHandle>> parents_;  // by key
+  std::thread thread_;                                          // asleep without a communicator
 };
 
 /// Bytes of the device that a group of `size` ranks enters in the ledger once it has itself added

@@ -41,6 +41,32 @@ ncclDataType_t type_of(DType type) {
   throw Error("nccl: no sum of {} is asked of it", name_of(type));
 }
 
+// Templates, since headers of NCCL before 2.18 lack what they name.
+template <class Config>
+void share_resources(Config& config) {
+  if constexpr (requires { config.splitShare; }) config.splitShare = 1;
+}
+template <class NativeComm, class Config>
+ncclResult_t split_native(NativeComm parent, int color, int key, NativeComm* made, Config config) {
+  if constexpr (requires { ncclCommSplit(parent, color, key, made, &config); }) {
+    return ncclCommSplit(parent, color, key, made, &config);
+  } else {
+    return ncclInvalidUsage;
+  }
+}
+
+ncclConfig_t configuration() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  share_resources(config);  // the parent's counts at a split
+  return config;
+}
+
+bool has_version(int least) {  // of the header and of the library that was loaded
+  int number = 0;
+  return NCCL_VERSION_CODE >= least && ncclGetVersion(&number) == ncclSuccess && number >= least;
+}
+
 class Library final : public NcclApi {
  public:
   std::string version() override {
@@ -56,6 +82,7 @@ class Library final : public NcclApi {
     setenv(variable, "1", 0);
     return std::string_view(std::getenv(variable)) == "1";
   }
+  bool splits() override { return has_version(NCCL_VERSION(2, 18, 0)); }
   std::string describe(Result code, Comm comm) override {
     std::string text = ncclGetErrorString(static_cast<ncclResult_t>(static_cast<int>(code)));
     const char* last = ncclGetLastError(native(comm));
@@ -73,12 +100,16 @@ class Library final : public NcclApi {
   Result init(Comm& comm, int size, const UniqueId& id, int rank) override {
     ncclUniqueId own{};
     std::memcpy(&own, id.data(), sizeof own);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    ncclConfig_t config = configuration();
     ncclComm_t made = nullptr;
     const ncclResult_t code = ncclCommInitRankConfig(&made, size, own, rank, &config);
     comm = reinterpret_cast<Comm>(made);
     return result(code);
+  }
+  Result split(Comm parent, int color, int key, Comm& comm) override {
+    // NCCL sets `comm` from a thread of its own.
+    return result(split_native(native(parent), color, key, reinterpret_cast<ncclComm_t*>(&comm),
+                               configuration()));
   }
   Result async_error(Comm comm, Result& state) override {
     ncclResult_t found = ncclSuccess;
