@@ -210,6 +210,7 @@ void Grid::abandon(const std::exception_ptr& why) noexcept {
 std::vector<std::string> Grid::warnings() const {
   std::vector<std::string> all = topology_warnings(shape_, session_.nodes());
   all.insert(all.end(), warnings_.begin(), warnings_.end());
+  if (nccl_ && !nccl_->refusal().empty()) all.push_back(nccl_->refusal());
   return all;
 }
 

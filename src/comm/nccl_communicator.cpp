@@ -55,6 +55,7 @@ class NcclOperation final : public device::Operation {
         const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
         traffic_.add(kind_, {.bytes = sent_, .operations = 1, .seconds = spent.count()});
         end_ = queue_.fence();
+        handle_.queued(end_);
         leave(end_);
         return true;
       }
@@ -143,11 +144,38 @@ std::function<bool()> copied(std::vector<LocalCopy> copies, device::Queue& queue
   };
 }
 
+class NcclRegistration final : public Registration {
+ public:
+  NcclRegistration(NcclRuntime& runtime, NcclHandle& handle, void* data, std::size_t bytes)
+      : handle_(handle) {
+    if (bytes == 0) return;
+    works_ = runtime.api().registers();
+    if (!works_) return;
+    refusal_ = handle.register_memory(data, bytes, registered_);
+    registers_ = works_ = refusal_.empty();
+  }
+  NcclRegistration(const NcclRegistration&) = delete;
+  NcclRegistration& operator=(const NcclRegistration&) = delete;
+  ~NcclRegistration() override {
+    if (registers_) handle_.deregister_memory(registered_);
+  }
+  bool works() const { return works_; }
+  const std::string& refusal() const { return refusal_; }
+
+ private:
+  NcclHandle& handle_;
+  void* registered_ = nullptr;  // NCCL may have nothing to note
+  bool registers_ = false, works_ = true;
+  std::string refusal_;
+};
+
 class NcclCommunicator final : public BesideMpi {
  public:
   NcclCommunicator(NcclRuntime& runtime, std::unique_ptr<Communicator> mpi, const std::string& name,
                    const std::string& key, const NcclOrigin& origin = {})
       : BesideMpi(std::move(mpi)), runtime_(runtime), handle_(runtime, *mpi_, name, key, origin) {}
+
+  std::unique_ptr<Registration> register_memory(const Tensor& memory) override;
 
  protected:
   Communicator& carrier(const device::Stream& stream) override {
@@ -182,13 +210,35 @@ class NcclCommunicator final : public BesideMpi {
 
   NcclRuntime& runtime_;
   device::Buffer scratch_;
-  NcclHandle handle_;  // ends first: then no work on the scratch memory is left
+  NcclHandle handle_;  // ends before the scratch memory, on which no work is left then
+  bool registers_ = false;
+  std::unique_ptr<NcclRegistration> scratch_registration_;
 };
+
+/// NCCL wants registered memory in an operation on all ranks or on none, so all agree.
+std::unique_ptr<Registration> NcclCommunicator::register_memory(const Tensor& memory) {
+  auto own = std::make_unique<NcclRegistration>(runtime_, handle_, memory.data(), memory.bytes());
+  if (mpi_->all_agree(own->works())) {
+    registers_ = true;
+    return own;
+  }
+  if (runtime_.api().registers()) {
+    runtime_.note_refusal("nccl: no memory is registered: " +
+                          (own->works() ? "another rank cannot" : own->refusal()));
+  }
+  return nullptr;
+}
 
 std::byte* NcclCommunicator::scratch(std::size_t bytes) {
   if (scratch_.bytes() < bytes) {
+    scratch_registration_.reset();
     scratch_ = device::Buffer();  // never both at once; waits for what uses it
     scratch_ = device::Buffer(runtime_.ledger(), device::Use::communication, bytes);
+    // Messages alone come here, of which each side's memory may be registered or not.
+    if (registers_) {
+      scratch_registration_ =
+          std::make_unique<NcclRegistration>(runtime_, handle_, scratch_.data(), bytes);
+    }
   }
   return scratch_.data();
 }

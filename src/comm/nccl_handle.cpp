@@ -97,6 +97,35 @@ void NcclHandle::split(const std::string& name, int color, int key, NcclApi::Com
   }
 }
 
+std::string NcclHandle::register_memory(void* data, std::size_t bytes, void*& registered) {
+  const std::lock_guard lock(mutex_);
+  wait_for("register");
+  const std::lock_guard alone(runtime_.issuing());
+  const Result result = runtime_.api().register_memory(comm_, data, bytes, registered);
+  return result == Result::success ? "" : runtime_.api().describe(result, comm_);
+}
+
+void NcclHandle::deregister_memory(void* registered) noexcept {
+  const auto is_used = [&] {
+    const std::lock_guard lock(mutex_);
+    try {
+      return comm_ != nullptr && last_end_ != nullptr && !last_end_->reached();
+    } catch (const Error&) {  // the device's, which whoever waits for it gets
+      return false;
+    }
+  };
+  while (is_used()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  const std::lock_guard lock(mutex_);
+  if (comm_ == nullptr) return;
+  const std::lock_guard alone(runtime_.issuing());
+  runtime_.api().deregister_memory(comm_, registered);
+}
+
+void NcclHandle::queued(std::shared_ptr<device::Fence> end) {
+  const std::lock_guard lock(mutex_);
+  last_end_ = std::move(end);
+}
+
 bool NcclHandle::issue(const char* operation, const Calls& calls) {
   const std::lock_guard lock(mutex_);
   if (!ready(operation)) return false;
@@ -259,6 +288,16 @@ void NcclRuntime::abandon_soon(const std::exception_ptr& why) noexcept {
     if (!failed_) failed_ = why;
   }
   condition_.notify_one();
+}
+
+std::string NcclRuntime::refusal() {
+  const std::lock_guard lock(news_);
+  return refusal_;
+}
+
+void NcclRuntime::note_refusal(const std::string& text) {
+  const std::lock_guard lock(news_);
+  if (refusal_.empty()) refusal_ = text;
 }
 
 void NcclRuntime::run() {

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -35,6 +36,14 @@ class NcclHandle {
 
   /// Splits this communicator for group `name` and waits for the end; see NcclApi::split.
   void split(const std::string& name, int color, int key, NcclApi::Comm& made);
+  /// Registers memory; the reason where NCCL refuses, else empty. Throws Error where the
+  /// communicator has failed.
+  std::string register_memory(void* data, std::size_t bytes, void*& registered);
+  /// Waits for the operations that were queued, which may use the memory. An abort has ended the
+  /// registration already.
+  void deregister_memory(void* registered) noexcept;
+  /// An operation has been queued on the device up to `end`.
+  void queued(std::shared_ptr<device::Fence> end);
   /// Makes calls for `operation`, but for where earlier ones are in progress: then none, and
   /// returns false. Any thread may try. Throws Error.
   bool issue(const char* operation, const Calls& calls);
@@ -63,6 +72,7 @@ class NcclHandle {
   std::mutex mutex_;   // the runtime's thread and whoever polls the streams
   NcclApi::Comm comm_ = nullptr;
   std::exception_ptr failure_;
+  std::shared_ptr<device::Fence> last_end_;  // of operations that were queued
   bool watched_ = false;
 };
 

@@ -61,6 +61,7 @@ Replica::Replica(const model::Transformer& model, const ReplicaOptions& options,
           ledger, device::Use::communication,
           static_cast<std::size_t>(GradientSums::narrow_elements(stage_, options.bucket_elements)) *
               size_of(DType::bf16)),
+      registrations_(register_state()),
       method_(make_method(ledger)),
       engine_(stage_, state_, *ops_, groups(), *method_, recorder, ledger, options_,
               offload_.get()) {
@@ -83,14 +84,32 @@ std::unique_ptr<ops::Ops> Replica::make_ops(device::MemoryLedger& ledger) {
   return traced;
 }
 
+comm::Communicator& Replica::replicas() {
+  if (options_.alone) return *self_;
+  return stage_.options().zero > 0 ? grid_.replica_group() : grid_.group(comm::Axis::data);
+}
+
+/// With the groups that move it in every step.
+std::vector<std::unique_ptr<comm::Registration>> Replica::register_state() {
+  std::vector<std::unique_ptr<comm::Registration>> registrations;
+  std::vector<comm::Communicator*> groups{&replicas()};
+  if (state_.options().optimizer_sharded()) groups.push_back(&grid_.shard_group());
+  for (comm::Communicator* group : groups) {
+    for (const Tensor& memory : state_.communicated()) {
+      registrations.push_back(group->register_memory(memory));
+    }
+    if (const Tensor narrow = narrow_gradients()) {
+      registrations.push_back(group->register_memory(narrow));
+    }
+  }
+  return registrations;
+}
+
 std::unique_ptr<DataParallel> Replica::make_method(device::MemoryLedger& ledger) {
   if (options_.make_method) return options_.make_method(stage_, state_, *ops_, ledger);
-  comm::Communicator& replicas = options_.alone              ? *self_
-                                 : stage_.options().zero > 0 ? grid_.replica_group()
-                                                             : grid_.group(comm::Axis::data);
   return std::make_unique<AllReduce>(
       AllReduce::Parts{stage_, state_, optimizer_, offload_.get(), *ops_,
-                       GradientSums(replicas, narrow_gradients()), members_,
+                       GradientSums(replicas(), narrow_gradients()), members_,
                        options_.stochastic_rounding},
       ledger);
 }

@@ -193,6 +193,16 @@ ModelState::ModelState(const params::Layout& layout, const ShardMap& shards,
   if (options_.train) make_gradients(ledger);
 }
 
+std::vector<Tensor> ModelState::communicated() const {
+  std::vector<Tensor> result;
+  for (const auto* memory :
+       {&value_memory_, &gathered_memory_, &gradient_memory_, &collected_memory_}) {
+    if (memory->data() == nullptr) continue;  // on no rank
+    result.push_back(memory->view(DType::u8, {static_cast<std::int64_t>(memory->bytes())}));
+  }
+  return result;
+}
+
 model::ParameterViews ModelState::views_of(const std::function<Tensor(int)>& whole) const {
   model::ParameterViews views(layout_.table().rows().size());
   int number = 0;

@@ -19,8 +19,9 @@ using namespace std::chrono_literals;
 
 class Nccl : public ::testing::Test {
  protected:
-  explicit Nccl(NcclOptions options = {.scratch = 10'000, .period = 20ms}, bool ordered = false)
-      : options_(options), ordered_(ordered) {}
+  explicit Nccl(NcclOptions options = {.scratch = 10'000, .period = 20ms}, bool ordered = false,
+                bool recent = true)
+      : options_(options), ordered_(ordered), recent_(recent) {}
   void make() {
     groups_.make([this](const TestGroup& group) {
       return runtime_->make(make_mpi_communicator(group.oracle, groups_.ledger), group.name,
@@ -74,9 +75,9 @@ class Nccl : public ::testing::Test {
   }
 
   NcclOptions options_;
-  bool ordered_;
+  bool ordered_, recent_;
   DeviceGroups groups_{11};
-  NcclDouble double_{groups_.device, ordered_};
+  NcclDouble double_{groups_.device, ordered_, recent_};
   std::unique_ptr<NcclRuntime> runtime_ =
       std::make_unique<NcclRuntime>(double_, groups_.ledger, options_);
 };
@@ -260,6 +261,102 @@ TEST_F(Nccl, ScratchMatchesThePrediction) {
         << count;
   }
   groups_.device.synchronize();
+}
+
+TEST_F(Nccl, MemoryIsRegisteredUntilItsRegistrationEnds) {
+  make();
+  OnDevice data(groups_, DType::f32, 1000);
+  int registered = 0;
+  for (const DeviceGroups::Group& group : groups_.groups) {
+    const auto registration = group->register_memory(data.tensor());
+    EXPECT_EQ(registration != nullptr, group->size() > 1) << group.name;
+    if (group->size() == 1) continue;
+    EXPECT_EQ(double_.calls("register_memory"), ++registered);
+    device::Stream stream(groups_.device);
+    group->broadcast(data.tensor(), 0, stream).wait();
+    EXPECT_EQ(double_.calls("register_memory"), registered) << "once";
+    EXPECT_EQ(double_.calls("deregister_memory"), registered - 1);
+  }
+  EXPECT_EQ(double_.calls("deregister_memory"), registered);
+  EXPECT_EQ(runtime_->refusal(), "");
+}
+
+// All ranks or none: NCCL may wait for what another rank has registered.
+TEST_F(Nccl, ARefusalToRegisterIsOfAllRanksAndEndsNothing) {
+  make();
+  if (world()->size() == 1) return;
+  const bool refuses = world()->rank() == world()->size() - 1;
+  if (refuses) double_.refuse("register_memory", Result::internal_error);
+  OnDevice data(groups_, DType::f32, 1000);
+  EXPECT_EQ(world()->register_memory(data.tensor()), nullptr);
+  EXPECT_EQ(double_.calls("deregister_memory"), refuses ? 0 : 1);
+  EXPECT_THAT(runtime_->refusal(), HasSubstr(refuses ? "words for 3" : "another rank cannot"));
+  device::Stream stream(groups_.device);
+  world()->all_reduce(data.tensor(), Reduction::max, stream).wait();
+  groups_.device.synchronize();
+  EXPECT_EQ(double_.calls("register_memory"), 1) << "nor is scratch";
+}
+
+TEST_F(Nccl, ScratchIsRegisteredWhereverItMoves) {
+  make();
+  if (world()->size() == 1) return;
+  OnDevice data(groups_, DType::f32, 200'000);
+  const auto registration = world()->register_memory(data.tensor());
+  device::Stream stream(groups_.device);
+  int moves = 0;
+  std::int64_t held = 0;
+  for (const std::int64_t count : {10, 1000, 200'000, 1000, 200'000}) {
+    world()->all_reduce(data.tensor(0, count), Reduction::max, stream).wait();
+    moves += groups_.ledger.held(device::Use::communication) >
+             std::exchange(held, groups_.ledger.held(device::Use::communication));
+    EXPECT_EQ(double_.calls("register_memory"), 1 + moves) << count;
+    EXPECT_EQ(double_.calls("deregister_memory"), moves - 1) << count;
+  }
+  EXPECT_GT(moves, 1);
+}
+
+TEST_F(Nccl, ARegistrationEndsAfterTheWorkThatWasQueued) {
+  make();
+  if (world()->size() == 1) return;
+  OnDevice data(groups_, DType::f32, 1000);
+  auto registration = world()->register_memory(data.tensor());
+  device::Stream stream(groups_.device);
+  std::atomic<bool> open = false;
+  groups_.device.repeat(groups_.device.native(), [&] { return open.load(); });
+  world()->broadcast(data.tensor(), 0, stream).wait();
+  std::thread end([&] { registration.reset(); });
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(double_.calls("deregister_memory"), 0);
+  open = true;
+  end.join();
+  EXPECT_EQ(double_.calls("deregister_memory"), 1);
+}
+
+TEST_F(Nccl, AnAbortEndsRegistrations) {
+  make();
+  if (world()->size() == 1) return;
+  OnDevice data(groups_, DType::f32, 1000);
+  auto registration = world()->register_memory(data.tensor());
+  device::Stream stream(groups_.device);
+  const int next = (world()->rank() + 1) % world()->size();
+  world()->exchange({{data.tensor(), next, false}}, stream);  // never sent
+  while (!stream.idle()) stream.poll();
+  runtime_->abandon(std::make_exception_ptr(Error("enough")));
+  registration.reset();
+  EXPECT_EQ(double_.calls("deregister_memory"), 0);
+}
+
+class Old : public Nccl {
+ protected:
+  Old() : Nccl({.scratch = 10'000, .period = 20ms}, false, false) {}
+};
+
+TEST_F(Old, RegistersNothingInSilence) {
+  make();
+  OnDevice data(groups_, DType::f32, 1000);
+  EXPECT_EQ(world()->register_memory(data.tensor()), nullptr);
+  EXPECT_EQ(double_.calls("register_memory"), 0);
+  EXPECT_EQ(runtime_->refusal(), "");
 }
 
 // On one rank, while the others wait for it: they see the error as from a real network.

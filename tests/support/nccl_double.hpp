@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <mpi.h>
 
 #include "trireme/comm/nccl.hpp"
@@ -26,9 +28,10 @@ namespace trireme::testing_support {
 class NcclDouble final : public comm::NcclApi {
  public:
   /// Collective over the world, as is the destructor. `ordered`: operations of all communicators
-  /// start on the device in the order of their calls, as NCCL's from 2.26 on.
-  explicit NcclDouble(SimulatedDevice& device, bool ordered = false, bool splits = true)
-      : device_(device), ordered_(ordered), splits_(splits) {
+  /// start on the device in the order of their calls, as NCCL's from 2.26 on. `recent`: it splits
+  /// communicators and registers memory.
+  explicit NcclDouble(SimulatedDevice& device, bool ordered = false, bool recent = true)
+      : device_(device), ordered_(ordered), recent_(recent) {
     MPI_Comm_dup(MPI_COMM_WORLD, &world_);
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world_, &world_rank_);
@@ -73,7 +76,8 @@ class NcclDouble final : public comm::NcclApi {
 
   std::string version() override { return "double"; }
   bool orders_launches() override { return ordered_; }
-  bool splits() override { return splits_; }
+  bool splits() override { return recent_; }
+  bool registers() override { return recent_; }
   std::string describe(Result result, Comm) override {
     return "NCCL's words for " + std::to_string(static_cast<int>(result));
   }
@@ -129,6 +133,26 @@ class NcclDouble final : public comm::NcclApi {
     groups_.push_back(std::move(group));
     return Result::in_progress;
   }
+  Result register_memory(Comm comm, void* data, std::size_t bytes, void*& registered) override {
+    return call("register_memory", comm, [&](Group& group) {
+      device_.real(static_cast<std::byte*>(data));  // of the device
+      device_.note_registered(data, bytes);
+      registered = &group.registered.emplace_back(data, bytes);
+    });
+  }
+  Result deregister_memory(Comm comm, void* registered) override {
+    return call("deregister_memory", comm, [&](Group& group) {
+      if (*group.under_way > 0) ADD_FAILURE() << "memory is deregistered while it is used";
+      const auto found = std::find_if(group.registered.begin(), group.registered.end(),
+                                      [&](const auto& one) { return &one == registered; });
+      if (found == group.registered.end()) {
+        ADD_FAILURE() << "memory is deregistered twice";
+        return;
+      }
+      device_.note_deregistered(found->first, found->second);
+      group.registered.erase(found);
+    });
+  }
   Result async_error(Comm comm, Result& state) override {
     const std::lock_guard lock(mutex_);
     Group& group = of(comm);
@@ -147,6 +171,7 @@ class NcclDouble final : public comm::NcclApi {
   }
   Result finalize(Comm comm) override {
     return call("finalize", comm, [this](Group& group) {
+      EXPECT_TRUE(group.registered.empty()) << "a communicator ends before its registrations";
       if (group.children > 0) count("parent ended first");
       group.ending = true;
     });
@@ -252,6 +277,7 @@ class NcclDouble final : public comm::NcclApi {
     int rank = 0, tag = 0;
     int delay = 0;  // polls until no longer in progress
     bool ending = false, gone = false;
+    std::list<std::pair<void*, std::size_t>> registered;
     std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<std::atomic<int>> under_way = std::make_shared<std::atomic<int>>(0);
     // Of all that share resources: their operations are done one after another.
@@ -448,6 +474,9 @@ class NcclDouble final : public comm::NcclApi {
     return group.delay == 0 ? Result::success : Result::in_progress;
   }
   void leave(Group& group) {
+    for (const auto& [data, bytes] : std::exchange(group.registered, {})) {
+      device_.note_deregistered(data, bytes);  // with an abort
+    }
     group.gone = true;
     --alive_;
     if (group.children > 0) count("parent ended first");
@@ -507,7 +536,7 @@ class NcclDouble final : public comm::NcclApi {
   std::pair<std::string, Result> refused_;
   Result broken_ = Result::success;
   int sequence_ = 0, alive_ = 0, turn_ = 0, next_delay_ = 0;
-  bool ordered_, splits_;
+  bool ordered_, recent_;
   int called_ = 0, started_ = 0;  // operations, where they start in order
   bool crowded_ = false;
   const Work* on_device_ = nullptr;  // where only one finds room

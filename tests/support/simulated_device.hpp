@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -64,9 +65,30 @@ class SimulatedDevice final : public device::Device {
     if (captures_here()) invalidated_by_ = "a release of memory";
     changed_.wait(lock, [this] { return pending_ == 0; });
     const auto block = blocks_.find(static_cast<std::byte*>(memory));
+    for (const auto& [at, size] : registered_) {
+      if (at >= block->first && at < block->first + block->second.size) {
+        ADD_FAILURE() << size << " bytes are freed while they are registered";
+      }
+    }
     munmap(block->second.real, block->second.size);
     munmap(memory, block->second.size);
     blocks_.erase(block);
+  }
+  /// Memory that must not be released until note_deregistered gets the same.
+  void note_registered(const void* memory, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    registered_.emplace(static_cast<const std::byte*>(memory), bytes);
+  }
+  void note_deregistered(const void* memory, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto [begin, end] = registered_.equal_range(static_cast<const std::byte*>(memory));
+    const auto found =
+        std::find_if(begin, end, [&](const auto& one) { return one.second == bytes; });
+    if (found == end) {
+      ADD_FAILURE() << bytes << " bytes are deregistered that are not registered";
+    } else {
+      registered_.erase(found);
+    }
   }
   /// From now on allocate_staging fails.
   void refuse_staging() { refuses_staging_ = true; }
@@ -481,7 +503,8 @@ class SimulatedDevice final : public device::Device {
   std::condition_variable changed_;
   std::map<std::byte*, Block> blocks_;  // by host address
   std::map<std::byte*, Staged> staging_;
-  std::deque<Lane> lanes_{1};  // the first is the computation's
+  std::multimap<const std::byte*, std::size_t> registered_;  // by communicators
+  std::deque<Lane> lanes_{1};                                // the first is the computation's
   std::vector<std::size_t> unused_lanes_;
   std::uint64_t pending_ = 0;
   std::uint64_t waits_ = 0;

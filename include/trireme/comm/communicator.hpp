@@ -80,6 +80,9 @@ class TrafficCounter {
   TrafficByKind traffic_;
 };
 
+/// Memory that is registered with a communicator until this is destroyed.
+class Registration : public Interface {};
+
 class Communicator : public Interface {
  public:
   virtual int rank() const = 0;
@@ -115,6 +118,15 @@ class Communicator : public Interface {
   /// agree in length. `kind`: what it counts as.
   device::Event exchange(std::vector<Message> messages, device::Stream& stream,
                          OperationKind kind = OperationKind::exchange);
+
+  /// Tells the library that operations use contiguous `memory` of the device again and again, so
+  /// that it may move it without copies through its own buffers. Collective: the ranks pass the
+  /// same memory to the same operations. Null where nothing is gained, or a rank's library refuses.
+  /// The result ends before the memory and the communicator, and after what was enqueued.
+  virtual std::unique_ptr<Registration> register_memory(const Tensor& memory) {
+    static_cast<void>(memory);
+    return nullptr;
+  }
 
   /// What this rank has sent by operations that were enqueued on streams and have finished, since
   /// the start or the last reset; the conveniences below are not counted. A group of one rank

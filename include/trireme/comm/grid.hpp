@@ -80,7 +80,8 @@ class Grid {
   /// agreement may follow.
   void abandon(const std::exception_ptr& why) noexcept;
 
-  /// What costs speed in this placement and its backends, one line each; the same on every rank.
+  /// What costs speed in this placement and its backends, one line each; the same on every rank,
+  /// but for a refusal of NCCL to register memory.
   std::vector<std::string> warnings() const;
   /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
   std::string to_string() const { return where_; }

@@ -59,6 +59,15 @@ class NcclApi : public Interface {
   /// operations on this rank one after another, in the order of the calls, and an abort of one may
   /// end the work of all.
   virtual Result split(Comm parent, int color, int key, Comm& comm) = 0;
+  /// Whether the next two work: from NCCL 2.19 on.
+  virtual bool registers() = 0;
+  /// Registers memory with a communicator that is not in progress. Memory of cudaMalloc gains on
+  /// networks (fewer copies and, with SHARP, fewer kernels); NCCL moves it inside a node as before,
+  /// unless NCCL_LEGACY_CUDA_REGISTER=1. All of it gains if ncclMemAlloc allocated it. But then
+  /// every buffer of a device, below this module, would come from NCCL, in units of 2 MiB or more
+  /// that the ledger and `trireme plan` do not count.
+  virtual Result register_memory(Comm comm, void* data, std::size_t bytes, void*& registered) = 0;
+  virtual Result deregister_memory(Comm comm, void* registered) = 0;
   virtual Result async_error(Comm comm, Result& state) = 0;
   virtual Result finalize(Comm comm) = 0;  // once all its work is done
   virtual Result destroy(Comm comm) = 0;   // after finalize
@@ -171,6 +180,9 @@ class NcclRuntime {
   /// To be called while an exception is handled: what it destroys waits for the device.
   void abandon(const std::exception_ptr& why) noexcept;
 
+  /// The first refusal to register memory; empty where there was none.
+  std::string refusal();
+  void note_refusal(const std::string& text);
   NcclApi& api() const { return api_; }
   device::MemoryLedger& ledger() const { return ledger_; }
   const NcclOptions& options() const { return options_; }
@@ -199,6 +211,7 @@ class NcclRuntime {
   bool stop_ = false;
   std::mutex news_;                                             // taken last, and for a moment
   std::exception_ptr failed_;                                   // by which all are to be abandoned
+  std::string refusal_;                                         // under news_
   std::map<std::string, std::unique_ptr<NcclHandle>> parents_;  // by key
   std::thread thread_;                                          // asleep without a communicator
 };

@@ -87,6 +87,8 @@ class Replica {
   std::unique_ptr<ops::Ops> make_ops(device::MemoryLedger& ledger);
   EngineGroups groups();
   Tensor narrow_gradients() const;
+  comm::Communicator& replicas();  // ranks with the same shard
+  std::vector<std::unique_ptr<comm::Registration>> register_state();
   std::unique_ptr<DataParallel> make_method(device::MemoryLedger& ledger);
 
   ReplicaOptions options_;
@@ -104,6 +106,7 @@ class Replica {
   optim::Optimizer optimizer_;
   std::unique_ptr<state::Offload> offload_;  // absent: the device updates
   device::Buffer narrow_gradients_;          // of GradientSums; empty where they are sent in fp32
+  std::vector<std::unique_ptr<comm::Registration>> registrations_;  // of state_'s memory
   std::unique_ptr<DataParallel> method_;
   Engine engine_;
   std::int64_t rounded_for_ = 0;

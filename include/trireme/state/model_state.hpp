@@ -159,6 +159,8 @@ class ModelState {
   int copies() const { return copies_; }
   /// The last unit's own sum of a group, absent where it has none.
   Tensor tied_gradient(int group, int set) const;
+  /// The device's memory from and to which this state is communicated.
+  std::vector<Tensor> communicated() const;
   /// All gradient sums of all sets, for zeroing at the beginning of a step.
   const std::vector<Tensor>& sums() const { return sums_; }
 

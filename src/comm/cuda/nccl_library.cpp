@@ -41,7 +41,7 @@ ncclDataType_t type_of(DType type) {
   throw Error("nccl: no sum of {} is asked of it", name_of(type));
 }
 
-// Templates, since headers of NCCL before 2.18 lack what they name.
+// Templates, since headers of NCCL before 2.19 lack what they name.
 template <class Config>
 void share_resources(Config& config) {
   if constexpr (requires { config.splitShare; }) config.splitShare = 1;
@@ -50,6 +50,23 @@ template <class NativeComm, class Config>
 ncclResult_t split_native(NativeComm parent, int color, int key, NativeComm* made, Config config) {
   if constexpr (requires { ncclCommSplit(parent, color, key, made, &config); }) {
     return ncclCommSplit(parent, color, key, made, &config);
+  } else {
+    return ncclInvalidUsage;
+  }
+}
+
+template <class NativeComm>
+ncclResult_t register_native(NativeComm comm, void* data, std::size_t bytes, void** registered) {
+  if constexpr (requires { ncclCommRegister(comm, data, bytes, registered); }) {
+    return ncclCommRegister(comm, data, bytes, registered);
+  } else {
+    return ncclInvalidUsage;
+  }
+}
+template <class NativeComm>
+ncclResult_t deregister_native(NativeComm comm, void* registered) {
+  if constexpr (requires { ncclCommDeregister(comm, registered); }) {
+    return ncclCommDeregister(comm, registered);
   } else {
     return ncclInvalidUsage;
   }
@@ -110,6 +127,13 @@ class Library final : public NcclApi {
     // NCCL sets `comm` from a thread of its own.
     return result(split_native(native(parent), color, key, reinterpret_cast<ncclComm_t*>(&comm),
                                configuration()));
+  }
+  bool registers() override { return has_version(NCCL_VERSION(2, 19, 0)); }
+  Result register_memory(Comm comm, void* data, std::size_t bytes, void*& registered) override {
+    return result(register_native(native(comm), data, bytes, &registered));
+  }
+  Result deregister_memory(Comm comm, void* registered) override {
+    return result(deregister_native(native(comm), registered));
   }
   Result async_error(Comm comm, Result& state) override {
     ncclResult_t found = ncclSuccess;

@@ -1,0 +1,75 @@
+// The memory of a replica's state is registered with the NCCL groups that move it.
+#include <gtest/gtest.h>
+
+#include "layouts.hpp"
+#include "support/nccl_double.hpp"
+
+namespace trireme::parallel::test {
+namespace {
+
+using testing_support::NcclDouble;
+using testing_support::SimulatedDevice;
+
+/// Two steps by NCCL's stand-in, on ranks with a device each. Their losses and norms.
+std::vector<StepSums> train(const LayoutCase& layout, bool reproducible, bool recent,
+                            int expected) {
+  int rank = 0, size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  SimulatedDevice device(static_cast<unsigned>(rank), fmt::format("device-{}", rank));
+  NcclDouble nccl(device, true, recent);
+  const RunSettings settings{.reproducible = reproducible, .make_device = make_simulated_device};
+  const model::ModelConfig config = testing_support::odd_model(true);
+  std::vector<StepSums> sums;
+  {
+    device::MemoryLedger ledger(device);
+    const comm::Session session(nullptr, nullptr);
+    const StageOptions stage = stage_options(layout, settings);
+    comm::Grid grid(session, shape_of(config, layout, stage, size), ledger,
+                    {.reproducible = reproducible, .nccl_api = &nccl});
+    const model::Transformer model(config);
+    Recorder recorder;
+    ReplicaOptions options{.stage = stage};
+    options.make_ops = [&](device::MemoryLedger& own, int threads, bool same_bits) {
+      return std::make_unique<testing_support::SimulatedOps>(
+          device, ops::make_cpu_ops(threads, &own, same_bits));
+    };
+    Replica replica(model, options, grid, recorder, ledger);
+    EXPECT_EQ(nccl.calls("register_memory"), expected) << layout.to_string();
+    replica.initialize();
+    for (int step = 0; step < 2; ++step) {
+      sums.push_back(replica.backward(make_batches(
+          config, layout, grid.coordinate(comm::Axis::data), step, settings.global_batch)));
+      replica.update(1e-3, step, 1);
+    }
+    replica.wait();
+    EXPECT_EQ(grid.warnings(), std::vector<std::string>());
+  }
+  // All that was registered, scratch too, was deregistered before it was freed.
+  EXPECT_EQ(nccl.calls("deregister_memory"), nccl.calls("register_memory")) << layout.to_string();
+  return sums;
+}
+
+TEST(NcclRegistration, StateIsRegisteredOnceWithEachGroupThatMovesIt) {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  for (const bool reproducible : {false, true}) {
+    for (const int zero : {0, 1, 2, 3}) {
+      LayoutCase layout;
+      layout.data = size;
+      layout.zero = zero;
+      // Parameters and gradients; collected gradients; gathered parameters.
+      const int memory = 2 + (zero >= 2 && !reproducible ? 1 : 0) + (zero == 3 ? 1 : 0);
+      if (size == 4 && zero == 3) layout.shard = 2;  // then replicas move it too
+      const int groups = size == 1 ? 0 : (layout.shard == 2 ? 2 : 1);
+      const std::vector<StepSums> with = train(layout, reproducible, true, groups * memory);
+      const std::vector<StepSums> without = train(layout, reproducible, false, 0);
+      for (std::size_t step = 0; step < with.size(); ++step) {
+        EXPECT_EQ(with[step].loss.loss, without[step].loss.loss) << layout.to_string();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::parallel::test
