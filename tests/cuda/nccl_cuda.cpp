@@ -123,6 +123,33 @@ TEST_P(NcclOnGpus, GroupsShareTheDevice) {
   }
 }
 
+TEST_P(NcclOnGpus, GroupsOfOneParentAddRegisteredMemory) {
+  if (!nccl_library().splits() || !nccl_library().registers()) GTEST_SKIP() << "an older NCCL";
+  const auto split = [&](const char* name) {
+    return runtime_->make(make_mpi_communicator(MPI_COMM_WORLD, *ledger_), name, "comm.data",
+                          {*group_});
+  };
+  const auto data = split("data"), shard = split("shard");
+  const std::int64_t count = 1 << 20;
+  const device::Buffer first = buffer(count), second = buffer(count);
+  fill(first, count);
+  fill(second, count);
+  const Tensor one = first.view(DType::f32, {count}), two = second.view(DType::f32, {count});
+  const auto registrations = {data->register_memory(one), shard->register_memory(two)};
+  for (const auto& registration : registrations) EXPECT_NE(registration, nullptr);
+  EXPECT_EQ(runtime_->refusal(), "");
+  device::Stream beside(*device_);
+  data->all_reduce(one, Reduction::sum, *stream_);
+  shard->all_reduce(two, Reduction::sum, beside).wait();
+  stream_->synchronize();
+  device_->synchronize();
+  const std::vector<float> sums = read(first, count), others = read(second, count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    ASSERT_EQ(sums[i], sum(i)) << i;
+    ASSERT_EQ(others[i], sum(i)) << i;
+  }
+}
+
 TEST_P(NcclOnGpus, AnAbortEndsTheCommunicator) {
   const device::Buffer data = buffer(1000);
   fill(data, 1000);
