@@ -1,3 +1,4 @@
+// Long because the operations of a group share how steps are queued, and its memory.
 #include <algorithm>
 #include <chrono>
 #include <functional>
