@@ -485,7 +485,8 @@ TEST_F(Nccl, AnExceptionInFlightAborts) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// The first group's work is queued behind the second's, which waits for a rank that never arrives.
+// The second group's work, which is aborted first, is queued behind the first's, which waits for a
+// rank that never arrives.
 TEST_F(Nccl, NoAbortWaitsForAnotherGroupsWork) {
   if (groups_.hosts.world()->size() == 1) return;
   const auto make_own = [&](const char* name) {
@@ -495,7 +496,7 @@ TEST_F(Nccl, NoAbortWaitsForAnotherGroupsWork) {
   OnDevice data(groups_, DType::f32, 1000);
   device::Stream stream(groups_.device);
   const int next = (first->rank() + 1) % first->size();
-  for (const auto* each : {&second, &first}) {
+  for (const auto* each : {&first, &second}) {
     (*each)->exchange({{data.tensor(), next, false}}, stream);
     while (!stream.idle()) stream.poll();
   }
