@@ -1,4 +1,3 @@
-// Long because the operations of a group share how steps are queued, and its memory.
 #include <algorithm>
 #include <functional>
 #include <memory>
