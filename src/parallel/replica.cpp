@@ -89,8 +89,10 @@ comm::Communicator& Replica::replicas() {
   return stage_.options().zero > 0 ? grid_.replica_group() : grid_.group(comm::Axis::data);
 }
 
-/// With the groups that move it in every step.
+/// With the groups that move it in every step. A replica that only evaluates is made where a rank
+/// may fail alone, so it must not communicate here.
 std::vector<std::unique_ptr<comm::Registration>> Replica::register_state() {
+  if (!stage_.options().train || stage_.options().served) return {};
   std::vector<std::unique_ptr<comm::Registration>> registrations;
   std::vector<comm::Communicator*> groups{&replicas()};
   if (state_.options().optimizer_sharded()) groups.push_back(&grid_.shard_group());
