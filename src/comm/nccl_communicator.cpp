@@ -132,7 +132,13 @@ class NcclCommunicator final : public BesideMpi {
 
 /// NCCL wants registered memory in an operation on all ranks or on none, so all agree.
 std::unique_ptr<Registration> NcclCommunicator::register_memory(const Tensor& memory) {
-  auto own = std::make_unique<NcclRegistration>(runtime_, handle_, memory.data(), memory.bytes());
+  std::unique_ptr<NcclRegistration> own;
+  try {
+    own = std::make_unique<NcclRegistration>(runtime_, handle_, memory.data(), memory.bytes());
+  } catch (...) {  // the others wait for this rank's vote
+    mpi_->all_agree(false);
+    throw;
+  }
   if (mpi_->all_agree(own->works())) {
     registers_ = true;
     return own;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "trireme/parallel/gradient_reducer.hpp"
 
@@ -12,9 +15,9 @@ namespace {
 /// to = from, behind what the stream did before.
 class Conversion final : public device::Operation {
  public:
-  /// Fails as `before` did, the operation that makes `from`.
+  /// Fails as one of `before` did, the operations that make `from`.
   Conversion(const Tensor& to, const Tensor& from, device::Stream& stream,
-             device::Event before = {})
+             std::vector<device::Event> before)
       : to_(to),
         from_(from),
         queue_(stream.queue()),
@@ -23,7 +26,9 @@ class Conversion final : public device::Operation {
 
   bool queued() const override { return queued_; }
   void come_after(device::Fence& fence) override { queue_.follow(fence); }
-  void start() override { before_.check(); }
+  void start() override {
+    for (const device::Event& event : before_) event.check();
+  }
   bool test() override {
     // The host's thread has other streams to poll.
     const std::int64_t most = queued_ ? to_.elements() : std::int64_t{1} << 18;
@@ -45,14 +50,14 @@ class Conversion final : public device::Operation {
   Tensor to_, from_;
   device::Queue& queue_;
   bool queued_;
-  device::Event before_;
+  std::vector<device::Event> before_;
   std::int64_t done_ = 0;
   std::uint64_t steps_ = 0;
 };
 
 device::Event convert(const Tensor& to, const Tensor& from, device::Stream& stream,
-                      const device::Event& before = {}) {
-  return stream.enqueue(std::make_unique<Conversion>(to, from, stream, before));
+                      std::vector<device::Event> before = {}) {
+  return stream.enqueue(std::make_unique<Conversion>(to, from, stream, std::move(before)));
 }
 
 }  // namespace
@@ -60,8 +65,9 @@ device::Event convert(const Tensor& to, const Tensor& from, device::Stream& stre
 device::Event GradientSums::all_reduce(const Tensor& data, device::Stream& stream) const {
   if (!rounds()) return group_.all_reduce(data, comm::Reduction::sum, stream);
   const Tensor narrow = narrow_.slice(0, 0, data.elements());
-  convert(narrow, data, stream);
-  return convert(data, narrow, stream, group_.all_reduce(narrow, comm::Reduction::sum, stream));
+  const device::Event rounded = convert(narrow, data, stream);
+  const device::Event summed = group_.all_reduce(narrow, comm::Reduction::sum, stream);
+  return convert(data, narrow, stream, {rounded, summed});
 }
 
 device::Event GradientSums::reduce_scatter_v(const Tensor& output, const Tensor& input,
@@ -71,12 +77,13 @@ device::Event GradientSums::reduce_scatter_v(const Tensor& output, const Tensor&
     return group_.reduce_scatter_v(output, input, counts, comm::Reduction::sum, stream);
   }
   const Tensor narrow = narrow_.slice(0, 0, input.elements());
-  std::int64_t first = 0;
-  for (int r = 0; r < group_.rank(); ++r) first += counts[static_cast<std::size_t>(r)];
+  const auto before = counts.first(static_cast<std::size_t>(group_.rank()));
+  const std::int64_t first = std::accumulate(before.begin(), before.end(), std::int64_t{0});
   const Tensor own = narrow.slice(0, first, first + output.elements());
-  convert(narrow, input, stream);
-  return convert(output, own, stream,
-                 group_.reduce_scatter_v(own, narrow, counts, comm::Reduction::sum, stream));
+  const device::Event rounded = convert(narrow, input, stream);
+  const device::Event summed =
+      group_.reduce_scatter_v(own, narrow, counts, comm::Reduction::sum, stream);
+  return convert(output, own, stream, {rounded, summed});
 }
 
 std::int64_t GradientSums::narrow_elements(const Stage& stage, std::int64_t bucket_elements) {

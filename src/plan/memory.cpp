@@ -91,6 +91,10 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
              : all;
     count(most, block.shape[0], block.shape[1]);
     count(all % most, block.shape[0], block.shape[1]);
+    if (head || row.split != 1) continue;
+    for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
+      count(chunk.size(), block.shape[0], block.shape[1]);
+    }
   }
   return bytes;
 }
@@ -130,17 +134,14 @@ std::size_t ops_workspace(const parallel::Stage& stage, int threads, bool host) 
   return device::aligned(bytes);
 }
 
-/// Most rows of activations, or of their gradients, that a stage's units sum at once.
+/// Most rows of activations, or of their gradients, that a stage's units sum at once. Blocks sum
+/// all rows in backward, and in forward where these are too few for chunks.
 std::int64_t most_rows_summed(const parallel::Stage& stage) {
   const std::int64_t rows = stage.memory().leaves().rows;
-  const params::Layout& layout = stage.layout();
-  const bool train = stage.options().train;
-  if (layout.has_unit(0)) return rows;  // the embedding
-  for (int unit = 1; unit < stage.last_unit(); ++unit) {
-    if (!layout.has_unit(unit)) continue;
-    return train ? rows : model::row_chunks(stage.shares(), rows).back().size();
+  for (int unit = 0; unit < stage.last_unit(); ++unit) {
+    if (stage.layout().has_unit(unit)) return rows;
   }
-  if (!train) return 0;  // the head
+  if (!stage.options().train) return 0;  // the head
   if (stage.shares().sequence_parallel) return rows;
   const model::ModelConfig& config = stage.model().config();
   return model::Head::block_rows(rows, config.width, config.vocabulary, stage.shares().compute,

@@ -10,9 +10,10 @@ namespace {
 using testing_support::NcclDouble;
 using testing_support::SimulatedDevice;
 
-/// Two steps by NCCL's stand-in, on ranks with a device each. Their losses and norms.
-std::vector<StepSums> train(const LayoutCase& layout, bool reproducible, bool recent,
-                            int expected) {
+/// Two steps by NCCL's stand-in, on ranks with a device each. Their losses and norms. `steps` 0: a
+/// replica for evaluation is made, and nothing else.
+std::vector<StepSums> train(const LayoutCase& layout, bool reproducible, bool recent, int expected,
+                            int steps = 2) {
   int rank = 0, size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -24,7 +25,8 @@ std::vector<StepSums> train(const LayoutCase& layout, bool reproducible, bool re
   {
     device::MemoryLedger ledger(device);
     const comm::Session session(nullptr, nullptr);
-    const StageOptions stage = stage_options(layout, settings);
+    StageOptions stage = stage_options(layout, settings);
+    stage.train = steps > 0;
     comm::Grid grid(session, shape_of(config, layout, stage, size), ledger,
                     {.reproducible = reproducible, .nccl_api = &nccl});
     const model::Transformer model(config);
@@ -37,7 +39,7 @@ std::vector<StepSums> train(const LayoutCase& layout, bool reproducible, bool re
     Replica replica(model, options, grid, recorder, ledger);
     EXPECT_EQ(nccl.calls("register_memory"), expected) << layout.to_string();
     replica.initialize();
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < steps; ++step) {
       sums.push_back(replica.backward(make_batches(
           config, layout, grid.coordinate(comm::Axis::data), step, settings.global_batch)));
       replica.update(1e-3, step, 1);
@@ -69,6 +71,13 @@ TEST(NcclRegistration, StateIsRegisteredOnceWithEachGroupThatMovesIt) {
       }
     }
   }
+}
+
+// One rank may fail to make such a replica while the others succeed.
+TEST(NcclRegistration, AReplicaForEvaluationAsksNoOtherRank) {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  train({.data = size, .zero = 3}, false, true, 0, 0);
 }
 
 }  // namespace
