@@ -140,7 +140,9 @@ ran nan
 check nan 20 3 'st["updates"] == 59'
 # The peak is that of all workers, and so is MFU.
 check nan 20 3 'r["peak"]["operations_per_second"] == 3e12 and r["peak"]["kind"] == "nominal"'
-check nan 20 3 'all(abs(k["mfu"] * 3e12 / (k["tokens_per_second"] * r["flops_per_token"]) - 1) < 1e-9 for k in m)'
+# Two shares may end within microseconds: a speed above the peak has no MFU.
+check nan 20 3 'all(abs(k["mfu"] * 3e12 / (k["tokens_per_second"] * r["flops_per_token"]) - 1) < 1e-9 for k in m if "mfu" in k)'
+check nan 20 3 'all(k["tokens_per_second"] * r["flops_per_token"] > 3e12 for k in m if "mfu" not in k) and sum("mfu" in k for k in m) > 10'
 grep -q '^MFU .* of the nominal fp32 peak of 3000.0 GFLOP/s' out || fail "nan: no MFU in the closing table"
 
 # A signal: all ranks stop at a complete step, and it is saved.
