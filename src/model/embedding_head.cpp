@@ -157,11 +157,15 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
   const auto part = [&](const Tensor& pair, int which) {
     return pair.slice(0, which * rows, (which + 1) * rows).reshape({rows});
   };
+  std::vector<ops::Matmul> products;
   for (int i = 0; i < tiles; ++i) {
     if (!used(i)) continue;
-    ops.matmul(logits[static_cast<std::size_t>(i)], block.normed, context.values(weight_, i),
-               {.transpose_b = true});
+    products.push_back({logits[static_cast<std::size_t>(i)],
+                        block.normed,
+                        context.values(weight_, i),
+                        {.transpose_b = true}});
   }
+  ops.independent_matmuls(products);
   if (context.shares.tiles.all == 1) {
     ops.softmax_statistics(maximum, part(sums, 0), part(sums, 1), logits.front(), block.targets);
   } else {
@@ -180,14 +184,18 @@ void Head::run(const UnitContext& context, const RowBlock& block) const {
   ops.weighted_loss(context.loss, part(sums, 0), maximum, part(sums, 1), block.weights);
   if (!block.dnormed.value) return;
 
+  products.clear();
   for (int i = 0; i < tiles; ++i) {
     if (!used(i)) continue;
     const Tensor& own = logits[static_cast<std::size_t>(i)];
     ops.cross_entropy_gradient(own, maximum, part(sums, 0), block.targets, block.factor,
                                tile(context, vocabulary_, i).begin);
-    ops.matmul(context.gradients(weight_, i), own, block.normed,
-               {.transpose_a = true, .accumulate = !block.writes_gradients});
+    products.push_back({context.gradients(weight_, i),
+                        own,
+                        block.normed,
+                        {.transpose_a = true, .accumulate = !block.writes_gradients}});
   }
+  ops.independent_matmuls(products);
   sum_tiles(context, block.dnormed, [&](int i, const Tensor& to) {
     if (!used(i)) return ops.fill(to, 0);
     ops.matmul(to, logits[static_cast<std::size_t>(i)], context.values(weight_, i), {});

@@ -165,14 +165,16 @@ std::vector<std::int64_t> ColumnParallel::widths(const params::Tiles& tiles) con
 
 void ColumnParallel::forward(const UnitContext& context, std::span<const Tensor> y, const Tensor& x,
                              std::span<const Tensor> before_gelu) const {
+  std::vector<ops::Matmul> products;
   for (std::size_t i = 0; i < y.size(); ++i) {
     if (y[i].elements() == 0) continue;
     const int tile = static_cast<int>(i);
     ops::MatmulOptions options{.transpose_b = true};
     if (bias_ >= 0) options.bias = context.values(bias_, tile);
     if (!before_gelu.empty()) options.before_gelu = before_gelu[i];
-    context.ops.matmul(y[i], x, context.values(weight_, tile), options);
+    products.push_back({y[i], x, context.values(weight_, tile), options});
   }
+  context.ops.independent_matmuls(products);
 }
 
 void ColumnParallel::backward_input(const UnitContext& context, const Summand& partial,
@@ -186,13 +188,15 @@ void ColumnParallel::backward_input(const UnitContext& context, const Summand& p
 
 void ColumnParallel::backward_weight(const UnitContext& context, std::span<const Tensor> dy,
                                      const Tensor& x) const {
+  std::vector<ops::Matmul> products;
   for (std::size_t i = 0; i < dy.size(); ++i) {
     if (dy[i].elements() == 0) continue;
     const int tile = static_cast<int>(i);
     ops::MatmulOptions options{.transpose_a = true, .accumulate = !context.writes_gradients};
     if (bias_ >= 0) options.row_sum = context.gradients(bias_, tile);
-    context.ops.matmul(context.gradients(weight_, tile), dy[i], x, options);
+    products.push_back({context.gradients(weight_, tile), dy[i], x, options});
   }
+  context.ops.independent_matmuls(products);
 }
 
 RowParallel::RowParallel(params::ParameterTable& table, int unit, const std::string& name,
@@ -215,21 +219,27 @@ void RowParallel::forward(const UnitContext& context, const Summand& partial,
 
 void RowParallel::backward_input(const UnitContext& context, std::span<const Tensor> dx,
                                  const Tensor& dy, std::span<const Tensor> gelu_inputs) const {
+  std::vector<ops::Matmul> products;
   for (std::size_t i = 0; i < dx.size(); ++i) {
     if (dx[i].elements() == 0) continue;
     ops::MatmulOptions options;
     if (!gelu_inputs.empty()) options.gelu_input = gelu_inputs[i];
-    context.ops.matmul(dx[i], dy, context.values(weight_, static_cast<int>(i)), options);
+    products.push_back({dx[i], dy, context.values(weight_, static_cast<int>(i)), options});
   }
+  context.ops.independent_matmuls(products);
 }
 
 void RowParallel::backward_weight(const UnitContext& context, const Tensor& dy,
                                   std::span<const Tensor> x) const {
+  std::vector<ops::Matmul> products;
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (x[i].elements() == 0) continue;
-    context.ops.matmul(context.gradients(weight_, static_cast<int>(i)), dy, x[i],
-                       {.transpose_a = true, .accumulate = !context.writes_gradients});
+    products.push_back({context.gradients(weight_, static_cast<int>(i)),
+                        dy,
+                        x[i],
+                        {.transpose_a = true, .accumulate = !context.writes_gradients}});
   }
+  context.ops.independent_matmuls(products);
   if (bias_ < 0) return;
   const Tensor local = context.local(dy);
   for_each_row_tile(context, [&](int copy, std::int64_t begin, std::int64_t end) {

@@ -45,8 +45,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
       tensor_{groups.tensor, groups.kv, tensor_stream_},
       gathered_(static_cast<std::size_t>(state.gather_buffers().count)),
       gradients_({.state = state,
-                  .program = stage.program(),
-                  .aliased = stage.memory().aliased(),
+                  .stage = stage,
                   .ops = ops,
                   .tensor = tensor_,
                   .shard = GradientSums(groups.shard, groups.narrow_gradients),
@@ -55,8 +54,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                   .offload = offload,
                   .recorder = recorder,
                   .stream = state_stream_,
-                  .bucket_elements = options.bucket_elements,
-                  .last_unit = stage.last_unit()},
+                  .bucket_elements = options.bucket_elements},
                  ledger),
       batches_(stage.options().micro_batches, stage.options().sequences,
                stage.model().config().sequence, ledger),
@@ -98,12 +96,6 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
     progress_ = std::make_unique<comm::Progress>(streams);
   }
   if (tensor && options.overlap) tensor_.progress = progress_.get();
-}
-
-int Engine::set_of(int micro_batch, int leaf) const {
-  const int leaves = memory_.plan().leaves().count;
-  const int all = stage_.options().micro_batches * leaves;
-  return (micro_batch * leaves + leaf) * stage_.sets() / all;
 }
 
 void Engine::zero_losses() { ops_.fill(losses_.reshape({losses_.elements()}), 0); }
@@ -165,17 +157,19 @@ void Engine::gather_updated() {
   for (const device::Event& gather : gathers) gather.wait();
 }
 
-bool Engine::writes_gradients(const UnitAction& action) const {
-  if (walk_.mode != model::Mode::train) return false;
+bool Engine::writes_gradients(const UnitAction& action, int leaf) const {
+  if (walk_.mode != model::Mode::train || !action.adds_to_gradients(stage_.last_unit())) {
+    return false;
+  }
   const std::ptrdiff_t index = &action - walk_.program->actions.data();
-  return gradients_.writes(static_cast<std::size_t>(index));
+  return gradients_.writes(static_cast<std::size_t>(index), leaf);
 }
 
 void Engine::prepare(const UnitAction& action) {
   const bool forward = action.kind == Kind::forward;
   if (action.kind != Kind::backward_weight) wait_for_parameters(action.unit);
   if (walk_.mode == model::Mode::train && action.adds_to_gradients(stage_.last_unit())) {
-    gradients_.prepare(action.unit, writes_gradients(action));
+    gradients_.prepare(action.unit, writes_gradients(action, 0));
   }
   if (action.input_slot >= 0 && action.kind != Kind::recompute) {
     const Tensor message = incoming(
@@ -306,7 +300,7 @@ void Engine::start_step(const std::vector<HostMicrobatch>& batches) {
   std::fill(set_sums_.begin(), set_sums_.end(), 0.0);
   for (std::size_t m = 0; m < batches.size(); ++m) {
     for (int leaf = 0; leaf < leaves; ++leaf) {
-      set_sums_[static_cast<std::size_t>(set_of(static_cast<int>(m), leaf))] +=
+      set_sums_[static_cast<std::size_t>(stage_.set_of(static_cast<int>(m), leaf))] +=
           batches[m].weight(leaf, leaves);
     }
   }
@@ -339,7 +333,7 @@ LossSum Engine::step_sums() {
   std::fill(set_sums_.begin(), set_sums_.end(), 0.0);
   for (int m = 0; m < stage_.options().micro_batches; ++m) {
     for (int leaf = 0; leaf < leaves; ++leaf) {
-      set_sums_[static_cast<std::size_t>(set_of(m, leaf))] += parts[m * leaves + leaf];
+      set_sums_[static_cast<std::size_t>(stage_.set_of(m, leaf))] += parts[m * leaves + leaf];
     }
   }
   const double own = sum_sets();  // zero but on the last stage

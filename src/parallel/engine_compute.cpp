@@ -54,7 +54,7 @@ model::UnitContext Engine::context(const model::Microbatch& tokens, const UnitAc
           .gradients = state_.gradients(set, last_unit),
           .memory = memory_.unit(action, leaf),
           .mode = walk_.mode,
-          .writes_gradients = writes_gradients(action),
+          .writes_gradients = writes_gradients(action, leaf),
           .seed = options_.seed,
           .gradient_factor = batches_.factor(),
           .frequencies = frequencies_};
@@ -86,7 +86,7 @@ void Engine::forward(const UnitAction& action) {
       compute_logits(action, tokens, leaf, own);
       continue;
     }
-    const int set = walk_.mode == model::Mode::train ? set_of(action.micro_batch, leaf) : 0;
+    const int set = walk_.mode == model::Mode::train ? stage_.set_of(action.micro_batch, leaf) : 0;
     model::UnitContext call = context(tokens, action, leaf, set);
     if (walk_.caches != nullptr && !(*walk_.caches)[unit].keys.empty()) {
       call.cache = &(*walk_.caches)[unit];
@@ -125,7 +125,8 @@ void Engine::backward(const UnitAction& action) {
   }
   for (int leaf = 0; leaf < leaves; ++leaf) {
     const model::Microbatch tokens = leaf_of(batches_[action.micro_batch], leaf, leaves);
-    const model::UnitContext call = context(tokens, action, leaf, set_of(action.micro_batch, leaf));
+    const int set = stage_.set_of(action.micro_batch, leaf);
+    const model::UnitContext call = context(tokens, action, leaf, set);
     const Tensor own = leaf_rows(x, leaf);
     if (whole || action.kind == Kind::recompute) unit.recompute(call, own);
     if (action.kind == Kind::recompute) continue;

@@ -16,6 +16,9 @@ bool reduces(const UnitAction& action) {
   return action.kind == Kind::reduce || action.kind == Kind::reduce_tied;
 }
 
+// 256 KiB of each set.
+constexpr std::int64_t cached_elements = 1 << 16;
+
 class Mark final : public device::Operation {
  public:
   explicit Mark(std::function<void()> reached) : reached_(std::move(reached)) {}
@@ -48,23 +51,30 @@ std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& l
   return buckets;
 }
 
-std::vector<bool> find_writers(const Program& program, const params::Layout& layout,
-                               int last_unit) {
-  std::vector<bool> holds(layout.groups().size(), false), writers;  // by group; by action
-  for (const UnitAction& action : program.actions) {
-    const bool adds = action.adds_to_gradients(last_unit);
-    // The head's products are in forward, and the embedding has none.
-    bool writes =
-        adds && action.unit != 0 && (action.unit == last_unit) == (action.kind == Kind::forward);
-    if (adds) {
-      for (const int g : layout.groups_of(action.unit)) {
-        writes = writes && !holds[static_cast<std::size_t>(g)];
-        holds[static_cast<std::size_t>(g)] = true;
-      }
-    } else if (reduces(action)) {
-      holds[static_cast<std::size_t>(action.group)] = false;
+std::vector<std::vector<bool>> find_writers(const Stage& stage) {
+  const params::Layout& layout = stage.layout();
+  // By set and group.
+  std::vector<std::vector<bool>> holds(static_cast<std::size_t>(stage.sets()),
+                                       std::vector<bool>(layout.groups().size(), false));
+  std::vector<std::vector<bool>> writers;
+  for (const UnitAction& action : stage.program().actions) {
+    writers.emplace_back();
+    if (reduces(action)) {
+      for (std::vector<bool>& held : holds) held[static_cast<std::size_t>(action.group)] = false;
     }
-    writers.push_back(writes);
+    if (!action.adds_to_gradients(stage.last_unit())) continue;
+    const bool last = action.unit == stage.last_unit();
+    for (int leaf = 0; leaf < stage.memory().leaves().count; ++leaf) {
+      // The head's products are in forward, and the embedding has none.
+      bool writes = action.unit != 0 && last == (action.kind == Kind::forward);
+      std::vector<bool>& held =
+          holds[static_cast<std::size_t>(stage.set_of(action.micro_batch, leaf))];
+      for (const int g : layout.groups_of(action.unit)) {
+        writes = writes && !held[static_cast<std::size_t>(g)];
+        held[static_cast<std::size_t>(g)] = true;
+      }
+      writers.back().push_back(writes);
+    }
   }
   return writers;
 }
@@ -74,31 +84,41 @@ GradientReducer::GradientReducer(const Parts& parts, device::MemoryLedger& ledge
       parts_(parts),
       ops_(parts.ops),
       sums_(parts.state, ledger),
-      writers_(find_writers(parts.program, parts.state.layout(), parts.last_unit)),
-      written_first_(parts.state.layout().groups().size(), false),
+      writers_(find_writers(parts.stage)),
+      written_first_(find_written_first()),
       zeros_(plan_zeros()),
       reductions_(parts.state.layout().groups().size(), 0),
       buffers_(static_cast<std::size_t>(parts.state.gradient_buffers().count)) {
-  for (const UnitAction& action : parts.program.actions) {
+  for (const UnitAction& action : parts.stage.program().actions) {
     if (reduces(action)) ++reductions_[static_cast<std::size_t>(action.group)];
   }
-  if (state_.options().shares.reproducible) writers_.assign(writers_.size(), false);
-  std::vector<bool> seen(written_first_.size(), false);
-  for (std::size_t i = 0; i < writers_.size(); ++i) {
-    if (!parts.program.actions[i].adds_to_gradients(parts.last_unit)) continue;
-    for (const int g : state_.layout().groups_of(parts.program.actions[i].unit)) {
-      const auto group = static_cast<std::size_t>(g);
-      if (!seen[group]) written_first_[group] = writers_[i];
-      seen[group] = true;
-    }
-  }
   if (!state_.options().optimizer_sharded()) {
-    buckets_ = plan_buckets(parts.program, state_.layout(), parts.bucket_elements);
+    buckets_ = plan_buckets(parts.stage.program(), state_.layout(), parts.bucket_elements);
     return;
   }
   for (int g = 0; g < state_.shards().groups(); ++g) {
     buckets_.push_back({state_.shards().own(g), g});
   }
+}
+
+std::vector<std::vector<bool>> GradientReducer::find_written_first() const {
+  const std::vector<UnitAction>& actions = parts_.stage.program().actions;
+  const std::size_t groups = state_.layout().groups().size();
+  const auto sets = static_cast<std::size_t>(state_.options().sets);
+  std::vector<std::vector<bool>> first(sets, std::vector<bool>(groups, false)), seen = first;
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    for (std::size_t leaf = 0; leaf < writers_[i].size(); ++leaf) {
+      const int s = parts_.stage.set_of(actions[i].micro_batch, static_cast<int>(leaf));
+      const auto set = static_cast<std::size_t>(s);
+      for (const int g : state_.layout().groups_of(actions[i].unit)) {
+        const auto group = static_cast<std::size_t>(g);
+        // A head with a sum of its own for a tied weight does not write the group's.
+        if (!seen[set][group]) first[set][group] = writers_[i][leaf] && !state_.tied_gradient(g, s);
+        seen[set][group] = true;
+      }
+    }
+  }
+  return first;
 }
 
 std::vector<std::vector<params::Range>> GradientReducer::plan_zeros() const {
@@ -126,7 +146,9 @@ std::vector<params::Range> GradientReducer::zeros_of(int group, bool writes) con
   return {state_.layout().groups()[static_cast<std::size_t>(group)].elements};
 }
 
-bool GradientReducer::writes(std::size_t action) const { return writers_[action]; }
+bool GradientReducer::writes(std::size_t action, int leaf) const {
+  return writers_[action][static_cast<std::size_t>(leaf)];
+}
 
 GradientReducer::Collected& GradientReducer::buffer_of(int group) {
   const int buffer = state_.gradient_buffers().buffer[static_cast<std::size_t>(group)];
@@ -154,18 +176,23 @@ void GradientReducer::timed(const std::function<void()>& start) {
 void GradientReducer::begin_step() {
   if (parts_.offload != nullptr) parts_.offload->begin_step();
   left_ = reductions_;
-  unzeroed_ = parts_.aliased;
-  const bool whole = state_.gradients_sharded() || state_.options().sets > 1;
-  for (const Tensor& sum : state_.sums()) {
-    if (whole || sum.data() != state_.gradients().data()) ops_.fill(sum, 0);
+  unzeroed_ = parts_.stage.memory().aliased();
+  for (const Tensor& sum : state_.other_sums()) ops_.fill(sum, 0);
+  for (int set = 0; !state_.gradients_sharded() && set < state_.options().sets; ++set) {
+    zero_set(set);
   }
+  for (Collected& buffer : buffers_) buffer = {};
+}
+
+void GradientReducer::zero_set(int set) {
   params::Range open;  // adjacent ranges are one call
   const auto fill = [&] {
-    if (open.size() > 0) ops_.fill(state_.gradients().slice(0, open.begin, open.end), 0);
+    if (open.size() > 0) ops_.fill(state_.flat_gradients(set).slice(0, open.begin, open.end), 0);
   };
-  for (std::size_t g = 0; !whole && g < written_first_.size(); ++g) {
+  const std::vector<bool>& written = written_first_[static_cast<std::size_t>(set)];
+  for (std::size_t g = 0; g < written.size(); ++g) {
     if (!unzeroed_.empty() && unzeroed_[g]) continue;
-    for (const params::Range& range : zeros_of(static_cast<int>(g), written_first_[g])) {
+    for (const params::Range& range : zeros_of(static_cast<int>(g), written[g])) {
       if (range.begin != open.end) {
         fill();
         open.begin = range.begin;
@@ -174,7 +201,6 @@ void GradientReducer::begin_step() {
     }
   }
   fill();
-  for (Collected& buffer : buffers_) buffer = {};
 }
 
 void GradientReducer::prepare(int unit, bool writes) {
@@ -204,11 +230,18 @@ void GradientReducer::add_up(int group) {
   const Section section(parts_.recorder, "join gradients");
   const int sets = state_.options().sets;
   for (int set = 0; set < sets; ++set) sums_.join(group, set, ops_, parts_.tensor);
-  // Over this rank's groups of sequences, as a tree that the one over ranks continues.
-  add_pairwise(sets, [&](std::int64_t to, std::int64_t from) {
-    const Tensor sum = state_.group_gradient(group, static_cast<int>(to));
-    ops_.add(sum, sum, state_.group_gradient(group, static_cast<int>(from)));
-  });
+  // Over this rank's groups of sequences, as a tree that the one over ranks continues. On a host in
+  // parts that stay in its caches until they are added up.
+  const std::int64_t all = state_.group_gradient(group).elements();
+  const std::int64_t part = parts_.stream.device().is_host() ? cached_elements : all;
+  for (std::int64_t begin = 0; begin < all; begin += part) {
+    const std::int64_t end = std::min(all, begin + part);
+    add_pairwise(sets, [&](std::int64_t to, std::int64_t from) {
+      const Tensor sum = state_.group_gradient(group, static_cast<int>(to)).slice(0, begin, end);
+      const Tensor other = state_.group_gradient(group, static_cast<int>(from));
+      ops_.add(sum, sum, other.slice(0, begin, end));
+    });
+  }
 }
 
 void GradientReducer::reduce(int group) {

@@ -259,6 +259,11 @@ Stage::Stage(const model::Transformer& model, const StageOptions& options, const
                                         alias ? layout_.get() : nullptr);
 }
 
+int Stage::set_of(int micro_batch, int leaf) const {
+  const int leaves = memory_->leaves().count;
+  return (micro_batch * leaves + leaf) * sets_ / (options_.micro_batches * leaves);
+}
+
 void Stage::move_to(int data_rank) {
   options_.place.data_rank = data_rank;
   if (options_.zero > 0) {

@@ -1,6 +1,9 @@
 #include "trireme/plan/memory.hpp"
 
 #include <algorithm>
+#include <set>
+#include <span>
+#include <vector>
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/comm/grid.hpp"
@@ -73,27 +76,42 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
   const params::Layout& layout = stage.layout();
   const std::int64_t all = stage.memory().leaves().rows;
   std::size_t bytes = 0;
-  const auto count = [&](std::int64_t rows, std::int64_t out, std::int64_t in) {
-    for (const bool wide : {false, true}) {
-      bytes = std::max({bytes, ops::cpu_product_workspace(rows, out, in, false, wide, threads),
-                        ops::cpu_product_workspace(rows, in, out, false, wide, threads)});
-    }
-    bytes = std::max(bytes, ops::cpu_product_workspace(out, in, rows, true, true, threads));
+  const auto count = [&](std::span<const ops::ProductShape> products, bool transposed, bool wide) {
+    bytes = std::max(bytes, ops::cpu_product_workspace(products, transposed, wide, threads));
   };
-  for (const params::Block& block : layout.blocks()) {
-    const params::Parameter& row = layout.table().row(block.row);
-    if (!row.in_products || block.elements() == 0) continue;
-    const bool head = row.units.back() == stage.last_unit();
+  for (std::size_t row = 0; row < layout.table().rows().size(); ++row) {
+    const params::Parameter& weight = layout.table().rows()[row];
+    if (!weight.in_products) continue;
+    const bool head = weight.units.back() == stage.last_unit();
     if (head && !stage.holds_last_unit()) continue;  // looked up alone
+    std::vector<Shape> tiles;
+    for (const int b : layout.blocks_of(static_cast<int>(row))) {
+      tiles.push_back(layout.blocks()[static_cast<std::size_t>(b)].shape);
+    }
     const std::int64_t most =
         head ? model::Head::block_rows(all, config.width, config.vocabulary, stage.shares().compute,
                                        stage.shares().products_on_gpu)
              : all;
-    count(most, block.shape[0], block.shape[1]);
-    count(all % most, block.shape[0], block.shape[1]);
-    if (head || row.split != 1) continue;
-    for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
-      count(chunk.size(), block.shape[0], block.shape[1]);
+    std::set<std::int64_t> rows{most, all % most};
+    if (!head && weight.split == 1) {
+      for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
+        rows.insert(chunk.size());
+      }
+    }
+    for (const std::int64_t m : rows) {
+      // Products whose results are split run at once for all tiles; those that are summed over
+      // tiles one by one.
+      std::vector<ops::ProductShape> split, gradients;
+      for (const Shape& tile : tiles) {
+        const std::int64_t out = tile[0], in = tile[1];
+        const ops::ProductShape forward{m, out, in}, backward{m, in, out};
+        split.push_back(weight.split == 1 ? backward : forward);
+        gradients.push_back({out, in, m});
+        const ops::ProductShape summed = weight.split == 1 ? forward : backward;
+        for (const bool wide : {false, true}) count({&summed, 1}, false, wide);
+      }
+      count(split, false, false);
+      count(gradients, true, true);
     }
   }
   return bytes;

@@ -231,7 +231,7 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
         ledger, Use::gathered, static_cast<std::size_t>(gradient_buffers_.elements * float_bytes));
     collected = collected_memory_.view(DType::f32, {gradient_buffers_.elements});
     gradients_ = gradient_memory_.view(DType::f32, {shards_.elements()});
-    sums_ = {gradients_, collected};
+    other_sums_ = {gradients_};
   }
   std::int64_t offset = 0;
   const auto take = [&](const Shape& shape) {
@@ -239,15 +239,19 @@ void ModelState::make_gradients(device::MemoryLedger& ledger) {
     const Tensor part =
         gradient_memory_.view(DType::f32, shape, static_cast<std::size_t>(offset * float_bytes));
     offset += shape.elements();
-    sums_.push_back(part.reshape({part.elements()}));
+    return part;
+  };
+  const auto take_other = [&](const Shape& shape) {
+    const Tensor part = take(shape);
+    if (part) other_sums_.push_back(part.reshape({part.elements()}));
     return part;
   };
   sets_.resize(static_cast<std::size_t>(options_.sets));
   for (Set& set : sets_) {
     set.flat = gradients_sharded() ? collected : take({layout_.elements()});
     if (!gradients_sharded()) {
-      set.copies = take({copies_ - 1, replicated.elements});
-      set.tied = take({tied.elements});
+      set.copies = take_other({copies_ - 1, replicated.elements});
+      set.tied = take_other({tied.elements});
     }
   }
   if (!gradients_sharded()) gradients_ = sets_.front().flat;
@@ -297,9 +301,13 @@ Tensor ModelState::own_parameters(int group) const {
   return own_part(parameters(), group, parameters_sharded());
 }
 
+Tensor ModelState::flat_gradients(int set) const {
+  return sets_[static_cast<std::size_t>(set)].flat;
+}
+
 Tensor ModelState::group_gradient(int group, int set) const {
   const params::Range& elements = layout_.groups()[static_cast<std::size_t>(group)].elements;
-  const Tensor& flat = sets_[static_cast<std::size_t>(set)].flat;
+  const Tensor flat = flat_gradients(set);
   if (!gradients_sharded()) return flat.slice(0, elements.begin, elements.end);
   const std::int64_t first = gradient_buffers_.first[static_cast<std::size_t>(group)];
   return flat.slice(0, first, first + elements.size());
@@ -319,7 +327,7 @@ Tensor ModelState::gradient_copy(int block, int set, int copy) const {
 }
 
 Tensor ModelState::tied_gradient(int group, int set) const {
-  const std::int64_t place = tied_[static_cast<std::size_t>(group)];
+  const std::int64_t place = tied_.empty() ? -1 : tied_[static_cast<std::size_t>(group)];
   if (place < 0) return {};
   const std::int64_t elements = layout_.groups()[static_cast<std::size_t>(group)].elements.size();
   return sets_[static_cast<std::size_t>(set)].tied.slice(0, place, place + elements);

@@ -207,12 +207,13 @@ TEST(NarrowWorkspace, MatchesThePrediction) {
         for (const bool wide : {false, true}) {
           device::MemoryLedger ledger;
           const auto backend = make_cpu_ops(threads, &ledger);
+          const ProductShape shape{m, n, k};
           Narrow a(transposed ? Shape{k, m} : Shape{m, k}), b({k, n});
           Narrow narrow({m, n});
           Array sums({m, n});
           backend->matmul(wide ? sums.view() : narrow.view(), a, b, {.transpose_a = transposed});
           EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
-                    device::aligned(cpu_product_workspace(m, n, k, transposed, wide, threads)))
+                    device::aligned(cpu_product_workspace({&shape, 1}, transposed, wide, threads)))
               << m << " " << n << " " << k;
         }
       }
@@ -231,6 +232,39 @@ TEST(NarrowWorkspace, MatchesThePrediction) {
       backend->attention_backward(dq, dk, dv, out, out, lse, q, k, v, mask, 1, {}, {});
       EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
                 device::aligned(cpu_narrow_attention_workspace(s, threads)));
+    }
+  }
+}
+
+// Tiles of unequal widths, one of them empty, on more and on fewer threads.
+TEST(NarrowWorkspace, IndependentProductsHaveTheBitsAndThePredictedBytes) {
+  const std::int64_t rows = 130, in = 70;
+  const std::vector<std::int64_t> widths{200, 31, 0, 97, 64};
+  Narrow x({rows, in}, 1), bias({200}, 2);
+  std::vector<Narrow> weights;
+  for (const std::int64_t width : widths) weights.emplace_back(Shape{width, in}, 3 + width);
+  for (const int threads : {1, 2, 3, 8}) {
+    device::MemoryLedger ledger;
+    const auto backend = make_cpu_ops(threads, &ledger), single = make_cpu_ops(threads);
+    std::vector<Narrow> expected, actual;
+    for (const std::int64_t width : widths) {
+      for (std::vector<Narrow>* each : {&expected, &actual}) each->emplace_back(Shape{rows, width});
+    }
+    std::vector<Matmul> products;
+    std::vector<ProductShape> shapes;
+    for (std::size_t i = 0; i < widths.size(); ++i) {
+      const MatmulOptions options{.transpose_b = true, .bias = bias.view().slice(0, 0, widths[i])};
+      products.push_back({actual[i], x, weights[i], options});
+      shapes.push_back({rows, widths[i], in});
+      if (widths[i] > 0) single->matmul(expected[i], x, weights[i], options);
+    }
+    backend->independent_matmuls(products);
+    EXPECT_EQ(static_cast<std::size_t>(ledger.peak(device::Use::workspace)),
+              device::aligned(cpu_product_workspace(shapes, false, false, threads)));
+    for (std::size_t i = 0; i < widths.size(); ++i) {
+      for (std::int64_t j = 0; j < rows * widths[i]; ++j) {
+        ASSERT_EQ(expected[i][j].bits, actual[i][j].bits) << widths[i] << " columns, element " << j;
+      }
     }
   }
 }

@@ -128,6 +128,55 @@ TEST(Matmul, ReproducibleBitsDoNotDependOnThreads) {
   }
 }
 
+// Tiles of unequal widths, one of them empty: threads share all of them, and each has the bits of a
+// call of its own.
+TEST(Matmul, IndependentProductsHaveTheBitsOfSingleOnes) {
+  const std::int64_t rows = 130, in = 70;
+  const std::vector<std::int64_t> widths{200, 31, 0, 97, 64};
+  Array x = random_array({rows, in}, 1);
+  std::vector<Array> weights, biases, dy;
+  for (const std::int64_t width : widths) {
+    weights.push_back(random_array({width, in}, 2 + width));
+    biases.push_back(random_array({width}, 3 + width));
+    dy.push_back(random_array({rows, width}, 4 + width));
+  }
+  for (const bool reproducible : {false, true}) {
+    for (const int threads : {1, 2, 3, 8}) {
+      const auto ops = make_cpu_ops(threads, nullptr, reproducible);
+      const auto results = [&](bool at_once) {
+        std::vector<Array> all;
+        for (const std::int64_t width : widths) {
+          all.emplace_back(Shape{rows, width}), all.emplace_back(Shape{rows, width});
+          all.emplace_back(Shape{width, in}), all.emplace_back(Shape{width});
+          ops->fill(all.back(), 0);
+        }
+        std::vector<Matmul> forward, backward;
+        for (std::size_t i = 0; i < widths.size(); ++i) {
+          MatmulOptions gelu{.transpose_b = true};
+          gelu.bias = biases[i];
+          gelu.before_gelu = all[4 * i + 1];
+          forward.push_back({all[4 * i], x, weights[i], gelu});
+          MatmulOptions sums{.transpose_a = true};
+          sums.row_sum = all[4 * i + 3];
+          backward.push_back({all[4 * i + 2], dy[i], x, sums});
+        }
+        for (const std::vector<Matmul>& products : {forward, backward}) {
+          if (at_once) {
+            ops->independent_matmuls(products);
+          } else {
+            for (const Matmul& p : products) ops->matmul(p.c, p.a, p.b, p.options);
+          }
+        }
+        return all;
+      };
+      const std::vector<Array> single = results(false), at_once = results(true);
+      for (std::size_t i = 0; i < single.size(); ++i) {
+        expect_same_bits(single[i], at_once[i], fmt::format("result {} on {} threads", i, threads));
+      }
+    }
+  }
+}
+
 TEST(Matmul, WrongShapesAreRefused) {
   const auto ops = make_cpu_ops(1);
   Array a({3, 4}), b({5, 6}), c({3, 6});

@@ -1,6 +1,8 @@
 // The first product of a step writes a weight's gradient. What the memory held does not matter, and
 // nothing is added twice, overwritten or lost.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -35,8 +37,8 @@ Gradients gradients_of(const model::ModelConfig& config, const LayoutCase& layou
   const state::ModelState& state = run.replica.state();
   for (std::int64_t step = 0; step < 2; ++step) {
     const float held = poisoned ? std::numeric_limits<float>::quiet_NaN() : 1.0F;
-    for (int g = 0; g < state.shards().groups(); ++g) {
-      run.replica.ops().fill(state.group_gradient(g), held);
+    for (int s = 0; s < state.options().sets; ++s) {
+      run.replica.ops().fill(state.flat_gradients(s), held);
     }
     run.replica.ops().fill(state.gradients(), held);
     const int data_rank = run.grid.coordinate(comm::Axis::data);
@@ -65,6 +67,14 @@ void expect_near(const Gradients& actual, const Gradients& expected, const std::
   }
 }
 
+bool same_bytes(const Gradients& actual, const Gradients& expected) {
+  return std::equal(actual.begin(), actual.end(), expected.begin(), expected.end(),
+                    [](const std::vector<float>& a, const std::vector<float>& b) {
+                      return a.size() == b.size() &&
+                             std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+                    });
+}
+
 TEST(FirstGradients, AreThoseOfOneMicroBatchOnOneRank) {
   int ranks = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -82,17 +92,30 @@ TEST(FirstGradients, AreThoseOfOneMicroBatchOnOneRank) {
   }
   layouts.push_back({.tensor = ranks, .sequence_parallel = ranks > 1});
   for (const bool tied : {true, false}) {
-    const RunSettings settings{.global_batch = global_batch, .reproducible = false};
     const model::ModelConfig config = small(tied);
     const LayoutCase whole{.micro_batch = global_batch};
-    const Gradients expected = gradients_of(config, whole, stage_options(whole, settings),
-                                            MPI_COMM_SELF, global_batch, false);
+    const auto expected = [&](const RunSettings& settings) {
+      return gradients_of(config, whole, stage_options(whole, settings), MPI_COMM_SELF,
+                          global_batch, false);
+    };
+    const RunSettings fast{.global_batch = global_batch, .reproducible = false};
+    // Two sets of gradients, each of five sequences.
+    const RunSettings same_bits{.global_batch = global_batch, .virtual_data = 2};
+    const Gradients near = expected(fast), equal = expected(same_bits);
+    expect_near(equal, near, "one rank, reproducible");
     for (const LayoutCase& layout : layouts) {
-      for (const bool poisoned : {false, true}) {
-        const Gradients actual = gradients_of(config, layout, stage_options(layout, settings),
-                                              MPI_COMM_WORLD, global_batch, poisoned);
-        expect_near(actual, expected,
-                    layout.to_string() + (tied ? ", tied" : "") + (poisoned ? ", poisoned" : ""));
+      for (const RunSettings& settings : {fast, same_bits}) {
+        for (const bool poisoned : {false, true}) {
+          const Gradients actual = gradients_of(config, layout, stage_options(layout, settings),
+                                                MPI_COMM_WORLD, global_batch, poisoned);
+          const std::string where =
+              layout.to_string() + (tied ? ", tied" : "") + (poisoned ? ", poisoned" : "");
+          if (settings.reproducible) {
+            EXPECT_TRUE(same_bytes(actual, equal)) << where;
+          } else {
+            expect_near(actual, near, where);
+          }
+        }
       }
     }
   }

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "trireme/core/interface.hpp"
@@ -37,6 +38,12 @@ struct MatmulOptions {
   Tensor before_gelu;       // [m, n] out, strided: product + bias, of which c is the gelu
   Tensor gelu_input;        // [m, n], strided: c = product·gelu'(gelu_input)
   Tensor row_sum;           // fp32 [m] += Σ_k op(a): the bias gradient beside a weight gradient
+};
+
+/// c = op(a)·op(b), as Ops::matmul takes them.
+struct Matmul {
+  Tensor c, a, b;
+  MatmulOptions options;
 };
 
 /// Which keys a query sees: those at positions up to its own (causal) in its own document.
@@ -118,6 +125,10 @@ class Ops : public Interface {
   /// c [m, n] = op(a) [m, k] · op(b) [k, n] (+ bias). All strided in rows.
   virtual void matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                       const MatmulOptions& options) = 0;
+  /// Products none of which reads or writes what another one writes: threads share them all.
+  virtual void independent_matmuls(std::span<const Matmul> products) {
+    for (const Matmul& p : products) matmul(p.c, p.a, p.b, p.options);
+  }
   /// sum [C] += Σ_rows x [R, C]; bias gradients. Strided in rows.
   virtual void column_sum(const Tensor& sum, const Tensor& x) = 0;
 

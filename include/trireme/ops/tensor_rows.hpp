@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "trireme/ops/ops.hpp"
+#include "trireme/ops/workspace.hpp"
 
 namespace trireme::ops {
 
@@ -37,12 +38,8 @@ T* flat_or_null(const Tensor& x, std::int64_t elements) {
   return x ? flat<T>(x, elements) : nullptr;
 }
 
-/// Of c [m, n] = op(a) [m, k]·op(b) [k, n].
-struct ProductShape {
-  std::int64_t m, n, k;
-};
-
-/// Asserts that shapes fit, and that options do not exclude each other.
+/// Of c [m, n] = op(a) [m, k]·op(b) [k, n]. Asserts that shapes fit, and that options do not
+/// exclude each other.
 inline ProductShape product_shape(const Tensor& c, const Tensor& a, const Tensor& b,
                                   const MatmulOptions& options) {
   const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);

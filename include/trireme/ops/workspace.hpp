@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace trireme::ops {
 
@@ -12,14 +13,19 @@ struct AttentionShape {
   std::int64_t batch = 0, queries = 0, keys = 0, heads = 0, groups = 0, size = 0;
 };
 
+/// A product [m, k]·[k, n].
+struct ProductShape {
+  std::int64_t m, n, k;
+};
+
 // CPU
 /// The larger of `attention` and `attention_backward`, on `threads` threads.
 std::size_t cpu_attention_workspace(const AttentionShape& shape, int threads);
 /// The same in bf16.
 std::size_t cpu_narrow_attention_workspace(const AttentionShape& shape, int threads);
-/// A product [m, k]·[k, n] of bf16 factors, the first transposed or not, into bf16 or (`wide`)
-/// fp32, with a rounded bias. fp32 products need none.
-std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed,
+/// Independent products of bf16 factors, the first of each transposed or not, into bf16 or (`wide`)
+/// fp32, with rounded biases. fp32 products need none.
+std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
                                   bool wide, int threads);
 /// column_sum, or a norm's backward for weights, of [rows, columns] into `outputs` sums.
 std::size_t cpu_row_sum_workspace(std::int64_t rows, std::int64_t columns, int outputs);

@@ -143,7 +143,7 @@ class Engine {
   /// because it needs only what was computed before it.
   std::vector<bool> find_continuing() const;
   /// See model::UnitContext.
-  bool writes_gradients(const UnitAction& action) const;
+  bool writes_gradients(const UnitAction& action, int leaf) const;
   void prepare(const UnitAction& action);
   void forward(const UnitAction& action);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
@@ -159,7 +159,6 @@ class Engine {
   Tensor rows_of(const Tensor& activation) const;
   Tensor leaf_rows(const Tensor& activation, int leaf) const;
   void zero_losses();
-  int set_of(int micro_batch, int leaf) const;
   double sum_sets();
 
   const Stage& stage_;

@@ -12,7 +12,7 @@
 #include "trireme/model/unit.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/parallel/data_parallel.hpp"
-#include "trireme/parallel/lowering.hpp"
+#include "trireme/parallel/stage.hpp"
 #include "trireme/params/layout.hpp"
 #include "trireme/state/model_state.hpp"
 #include "trireme/state/offload.hpp"
@@ -31,17 +31,16 @@ struct Bucket {
 std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& layout,
                                  std::int64_t elements);
 
-/// By action: whether its products are the first to add to their weights' gradients since these
-/// were reduced, and so may write them (model::UnitContext::writes_gradients).
-std::vector<bool> find_writers(const Program& program, const params::Layout& layout, int last_unit);
+/// By action that adds to gradients and leaf: whether its products are the first to add to their
+/// weights' gradients since these were reduced, and so may write them
+/// (model::UnitContext::writes_gradients). Each set of gradients has its own first ones.
+std::vector<std::vector<bool>> find_writers(const Stage& stage);
 
 class GradientReducer {
  public:
   struct Parts {  // which outlive it
     const state::ModelState& state;
-    const Program& program;
-    /// By group: activations alias its gradient until it is first added to (StagePlan::aliased).
-    const std::vector<bool>& aliased;
+    const Stage& stage;
     ops::Ops& ops;
     model::TensorGroup& tensor;
     GradientSums shard;             // ranks among which state is sharded
@@ -51,18 +50,16 @@ class GradientReducer {
     Recorder& recorder;
     device::Stream& stream;  // of all collectives of parameters and gradients
     std::int64_t bucket_elements;
-    int last_unit;  // of the model
   };
   GradientReducer(const Parts& parts, device::MemoryLedger& ledger);
 
   /// Zeroes all gradients but those that activations alias, and those that products write.
   void begin_step();
   /// Before a unit adds to its gradients: zeroes those whose memory held something else, likewise.
-  /// `writes`: of the action.
+  /// `writes`: of the action, for its first leaf.
   void prepare(int unit, bool writes);
-  /// Whether the products of an action of the program write gradients of weights. In reproducible
-  /// mode none do: sums begin at +0.
-  bool writes(std::size_t action) const;
+  /// Whether the products of an action of the program write gradients of weights.
+  bool writes(std::size_t action, int leaf) const;
   /// Starts to reduce a group's gradient. This rank has added all of it, or with ZeRO 2 and 3 all
   /// of one micro-batch.
   void reduce(int group);
@@ -78,7 +75,9 @@ class GradientReducer {
     int scattering = -1;      // whose reduce-scatter is in progress
     device::Event scattered;  // carries the error of a reduce-scatter that failed
   };
+  std::vector<std::vector<bool>> find_written_first() const;
   std::vector<std::vector<params::Range>> plan_zeros() const;
+  void zero_set(int set);
   /// Elements of a group that are zeroed before an action adds to them: all, or those that its
   /// products do not write.
   std::vector<params::Range> zeros_of(int group, bool writes) const;
@@ -96,10 +95,11 @@ class GradientReducer {
   ops::Ops& ops_;
   state::TensorSums sums_;
   std::vector<Bucket> buckets_;
-  std::vector<bool> writers_;        // by action: see find_writers; none in reproducible mode
-  std::vector<bool> written_first_;  // by group: the first action of a step that adds to it writes
+  std::vector<std::vector<bool>> writers_;  // see find_writers
+  // By set and group: the first products of a step that add to its gradient write it.
+  std::vector<std::vector<bool>> written_first_;
   std::vector<std::vector<params::Range>> zeros_;  // by group: all but weights of products
-  std::vector<bool> unzeroed_;      // by group: activations still alias it in this step
+  std::vector<bool> unzeroed_;      // by group: activations still alias it (StagePlan::aliased)
   std::vector<int> reductions_;     // by group, of a step
   std::vector<int> left_;           // by group, those still to come
   std::vector<Collected> buffers_;  // see ModelState::gradient_buffers

@@ -90,6 +90,8 @@ class Stage {
   const Program& forward_program() const { return forward_program_; }
   const StagePlan& memory() const { return *memory_; }
   int sets() const { return sets_; }  // see state::StateOptions
+  /// The set to which a leaf of a micro-batch adds its gradients and losses.
+  int set_of(int micro_batch, int leaf) const;
   state::StateOptions state_options() const;
   int last_unit() const { return static_cast<int>(model_.units().size()) - 1; }
   bool holds_last_unit() const { return layout_->has_unit(last_unit()); }

@@ -148,6 +148,8 @@ class ModelState {
   /// A group's whole gradient of set `set` where units add to it, and where its reduced share goes:
   /// the accumulated shard, or the rank's part of the whole buffer.
   Tensor group_gradient(int group, int set = 0) const;
+  /// [layout.elements]; with ZeRO 2 and 3 the gradient buffers.
+  Tensor flat_gradients(int set) const;
   Tensor own_gradient(int group) const;
   /// Where whole groups are gathered (values_sharded) and their gradients collected
   /// (gradients_sharded); else there are none.
@@ -161,8 +163,9 @@ class ModelState {
   Tensor tied_gradient(int group, int set) const;
   /// The device's memory from and to which this state is communicated.
   std::vector<Tensor> communicated() const;
-  /// All gradient sums of all sets, for zeroing at the beginning of a step.
-  const std::vector<Tensor>& sums() const { return sums_; }
+  /// Sums that begin a step at zero whatever adds to them: all but flat_gradients and the gradient
+  /// buffers.
+  const std::vector<Tensor>& other_sums() const { return other_sums_; }
 
   /// Bytes of a state with these options; `gathered` are gather buffers and gradient buffers of
   /// sharded state.
@@ -197,7 +200,7 @@ class ModelState {
   Tensor stored_values_, masters_, gathered_, gradients_;
   model::ParameterViews values_;
   std::vector<Set> sets_;
-  std::vector<Tensor> sums_;
+  std::vector<Tensor> other_sums_;
 };
 
 }  // namespace trireme::state

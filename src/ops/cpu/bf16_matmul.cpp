@@ -2,6 +2,9 @@
 // part of the right factor and, if that is transposed, of the left one. How a sum is divided
 // depends on the inner extent and on whether the left factor is transposed, not on the threads.
 #include <algorithm>
+#include <iterator>
+#include <span>
+#include <vector>
 
 #include "trireme/ops/workspace.hpp"
 
@@ -190,55 +193,104 @@ void run_task(const Product& p, const Cut& cut, std::int64_t task, std::byte* sc
   }
 }
 
-/// One thread for products too small to divide.
-int threads_of(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
-  return m * n * std::max<std::int64_t>(k, 1) < (1 << 18) ? 1 : threads;
+/// How products that may run at once are divided. It depends on shapes and threads alone.
+struct Division {
+  int threads;                 // of all; one for products too small to divide
+  std::vector<Cut> cuts;       // by product that is not empty
+  std::size_t own = 0;         // bytes of scratch of a thread
+  std::size_t bias_bytes = 0;  // of a product's rounded bias
+
+  Division(std::span<const ProductShape> products, bool transposed, bool wide, int most)
+      : threads(most) {
+    std::int64_t work = 0, count = 0;
+    for (const ProductShape& p : products) {
+      work += p.m * p.n * std::max<std::int64_t>(p.k, 1);
+      if (p.m > 0 && p.n > 0) ++count;
+    }
+    if (work < (1 << 18)) threads = 1;
+    for (const ProductShape& p : products) {
+      if (p.m == 0 || p.n == 0) continue;
+      const auto each = static_cast<int>(parts(std::int64_t{threads}, count));
+      cuts.emplace_back(p.m, p.n, p.k, transposed, each);
+      own = std::max(own, cuts.back().bytes_of_thread(wide));
+      bias_bytes = std::max(bias_bytes, rounded_vector_bytes(p.n));
+    }
+  }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(threads) * own + cuts.size() * bias_bytes;
+  }
+};
+
+bool is_wide(const Matmul& p) {
+  return (p.options.before_gelu ? p.options.before_gelu : p.c).type() == DType::f32;
 }
 
-}  // namespace
-
-std::size_t cpu_product_workspace(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed,
-                                  bool wide, int threads) {
-  if (m == 0 || n == 0) return 0;
-  threads = threads_of(m, n, k, threads);
-  return static_cast<std::size_t>(threads) *
-             Cut(m, n, k, transposed, threads).bytes_of_thread(wide) +
-         rounded_vector_bytes(n);
-}
-
-void CpuOps::narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
-                           const MatmulOptions& options, std::int64_t m, std::int64_t n,
-                           std::int64_t k) {
+/// `work`: for the rounded bias.
+Product product_of(const Matmul& call, std::int64_t n, Bf16* work) {
+  const MatmulOptions& options = call.options;
   const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
-  const Tensor& product = gelu ? options.before_gelu : c;
-  const bool wide = product.type() == DType::f32;
-  Product p{.left = rows_of<Bf16>(a),
+  const Tensor& product = gelu ? options.before_gelu : call.c;
+  Product p{.left = rows_of<Bf16>(call.a),
             .transpose_left = options.transpose_a,
             .transpose_right = options.transpose_b,
             .accumulate = options.accumulate};
-  if (b.type() == DType::f32) {
-    p.wide_right = rows_of<float>(b);
+  if (call.b.type() == DType::f32) {
+    p.wide_right = rows_of<float>(call.b);
   } else {
-    p.right = rows_of<Bf16>(b);
+    p.right = rows_of<Bf16>(call.b);
   }
-  if (wide) {
+  if (is_wide(call)) {
+    TRIREME_ASSERT(!gelu && !dgelu, "an activation beside a product into {}",
+                   call.c.shape().to_string());
     p.wide = rows_of<float>(product);
   } else {
     p.narrow = rows_of<Bf16>(product);
   }
-  if (gelu) p.gelu = rows_of<Bf16>(c);
+  if (gelu) p.gelu = rows_of<Bf16>(call.c);
   if (dgelu) p.gelu_input = rows_of<Bf16>(options.gelu_input);
-  TRIREME_ASSERT(!(wide && (gelu || dgelu)), "an activation beside a product into {}",
-                 c.shape().to_string());
-  if (m == 0 || n == 0) return;
-  const int threads = threads_of(m, n, k, threads_);
-  const Cut cut(m, n, k, options.transpose_a, threads);
-  const std::size_t own = cut.bytes_of_thread(wide), bias = rounded_vector_bytes(n);
-  auto* work = scratch<std::byte>(static_cast<std::size_t>(threads) * own + bias);
-  p.bias = read_as(options.bias, n, reinterpret_cast<Bf16*>(work));
-  work += bias;
-  parallel_tasks(threads, cut.tasks(), [&](std::int64_t task, int thread) {
-    run_task(p, cut, task, work + static_cast<std::size_t>(thread) * own);
+  p.bias = read_as(options.bias, n, work);
+  return p;
+}
+
+}  // namespace
+
+std::size_t cpu_product_workspace(std::span<const ProductShape> products, bool transposed,
+                                  bool wide, int threads) {
+  return Division(products, transposed, wide, threads).bytes();
+}
+
+void CpuOps::narrow_matmuls(std::span<const Matmul> products) {
+  std::vector<ProductShape> shapes;
+  for (const Matmul& p : products) {
+    TRIREME_ASSERT(p.options.transpose_a == products.front().options.transpose_a &&
+                       is_wide(p) == is_wide(products.front()),
+                   "products of different forms at once");
+    shapes.push_back(product_shape(p.c, p.a, p.b, p.options));
+  }
+  const Division division(shapes, products.front().options.transpose_a, is_wide(products.front()),
+                          threads_);
+  auto* work = scratch<std::byte>(division.bytes());
+  struct Task {
+    const Product* product;
+    const Cut* cut;
+    std::int64_t index;
+  };
+  std::vector<Product> all;
+  all.reserve(division.cuts.size());
+  std::vector<Task> tasks;
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    if (shapes[i].m == 0 || shapes[i].n == 0) continue;
+    const Cut& cut = division.cuts[all.size()];
+    all.push_back(product_of(products[i], shapes[i].n, reinterpret_cast<Bf16*>(work)));
+    work += division.bias_bytes;
+    for (std::int64_t task = 0; task < cut.tasks(); ++task) {
+      tasks.push_back({&all.back(), &cut, task});
+    }
+  }
+  parallel_tasks(division.threads, std::ssize(tasks), [&](std::int64_t i, int thread) {
+    const Task& task = tasks[static_cast<std::size_t>(i)];
+    run_task(*task.product, *task.cut, task.index,
+             work + static_cast<std::size_t>(thread) * division.own);
   });
 }
 

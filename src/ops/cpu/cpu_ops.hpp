@@ -26,6 +26,7 @@ class CpuOps final : public Ops {
   CpuOps(int threads, device::MemoryLedger* ledger, bool reproducible);
 
 #include "trireme/ops/operations.inc"
+  void independent_matmuls(std::span<const Matmul> products) override;
 
  private:
   /// 64-byte aligned scratch, valid until the next call; grows, never shrinks.
@@ -40,11 +41,9 @@ class CpuOps final : public Ops {
     if (parameter.type() == DTypeOf<T>::value) return nullptr;
     return scratch<T>(static_cast<std::size_t>(elements));
   }
-  // Products [m, k]·[k, n] of fp32 and of bf16 factors, whose shapes are checked.
-  void float_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulOptions& options,
-                    std::int64_t m, std::int64_t n, std::int64_t k);
-  void narrow_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
-                     const MatmulOptions& options, std::int64_t m, std::int64_t n, std::int64_t k);
+  // Products of fp32 and of bf16 factors, whose shapes are checked, without row sums.
+  void float_matmuls(std::span<const Matmul> products);
+  void narrow_matmuls(std::span<const Matmul> products);
   void attend(const Problem& p, const OperandsOf<float>& x);
   void attend(const Problem& p, const OperandsOf<Bf16>& x);
   void attend_backward(const Problem& p, const GradientsOf<float>& g);

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
+#include <vector>
 
 #include <dnnl.h>
 
@@ -70,87 +72,135 @@ void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_a, boo
                  static_cast<int>(status));
 }
 
+/// One product and what is applied to its result.
+class FloatProduct {
+ public:
+  explicit FloatProduct(const Matmul& p)
+      : transpose_a_(p.options.transpose_a),
+        transpose_b_(p.options.transpose_b),
+        accumulate_(p.options.accumulate),
+        gelu_(p.options.before_gelu),
+        dgelu_(p.options.gelu_input) {
+    const auto shape = product_shape(p.c, p.a, p.b, p.options);
+    m = shape.m, n = shape.n, k_ = shape.k;
+    out_ = rows_of(gelu_ ? p.options.before_gelu : p.c);
+    left_ = rows_of(p.a), right_ = rows_of(p.b);
+    bias_ = flat_or_null(p.options.bias, n);
+    if (gelu_) activated_ = rows_of(p.c);
+    if (dgelu_) slopes_ = rows_of(p.options.gelu_input);
+    streamed_ = gelu_ && beyond_caches(m * n * std::int64_t{sizeof(float)});
+  }
+
+  std::int64_t m, n;
+
+  bool activates() const { return gelu_ || dgelu_; }
+
+  /// Rows and columns of the result.
+  void multiply(Range row, Range column) const {
+    // The GELU pass adds the bias; else filled rows are, as fast as oneDNN's product with bias.
+    const float* filling = gelu_ ? nullptr : bias_;
+    const bool fill = filling != nullptr || (k_ == 0 && !accumulate_);
+    const auto bytes = static_cast<std::size_t>(column.size()) * sizeof(float);
+    for (std::int64_t r = row.begin; fill && r < row.end; ++r) {
+      if (filling != nullptr) {
+        std::memcpy(out_.row(r) + column.begin, filling + column.begin, bytes);
+      } else {
+        std::memset(out_.row(r) + column.begin, 0, bytes);
+      }
+    }
+    if (k_ > 0) {
+      sgemm(row.size(), column.size(), k_, transpose_a_, transpose_b_,
+            left_.data + row.begin * (transpose_a_ ? 1 : left_.stride), left_.stride,
+            right_.data + column.begin * (transpose_b_ ? right_.stride : 1), right_.stride,
+            fill || accumulate_, out_.row(row.begin) + column.begin, out_.stride);
+    }
+  }
+
+  void activate(Range row, Range column) const {
+    const std::int64_t first = column.begin;
+    for (std::int64_t r = row.begin; r < row.end; ++r) {
+      float* to = out_.row(r) + first;
+      if (gelu_) {
+        biased_gelu_row(column.size(), activated_.row(r) + first, to,
+                        bias_ == nullptr ? nullptr : bias_ + first, streamed_);
+      }
+      if (dgelu_) gelu_backward_row(column.size(), to, to, slopes_.row(r) + first);
+    }
+    if (gelu_) end_stream(streamed_);
+  }
+
+  /// Both, on the calling thread.
+  void compute(Range row, Range column) const {
+    const ThreadScope scope(1);
+    multiply(row, column);
+    if (activates()) activate(row, column);
+  }
+
+ private:
+  std::int64_t k_;
+  bool transpose_a_, transpose_b_, accumulate_, gelu_, dgelu_, streamed_ = false;
+  Rows<float> out_, left_, right_, activated_ = {}, slopes_ = {};
+  const float* bias_;
+};
+
 }  // namespace
 
 void CpuOps::matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                     const MatmulOptions& options) {
-  const auto [m, n, k] = product_shape(c, a, b, options);
-  if (options.row_sum) {
-    TRIREME_ASSERT(options.transpose_a, "row sums of a factor that is not transposed");
-    column_sum(options.row_sum, a);
-  }
-  if (a.type() == DType::bf16) return narrow_matmul(c, a, b, options, m, n, k);
-  float_matmul(c, a, b, options, m, n, k);
+  const Matmul product{c, a, b, options};
+  independent_matmuls({&product, 1});
 }
 
-void CpuOps::float_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
-                          const MatmulOptions& options, std::int64_t m, std::int64_t n,
-                          std::int64_t k) {
-  const bool gelu = bool(options.before_gelu), dgelu = bool(options.gelu_input);
-  const Rows<float> out = rows_of(gelu ? options.before_gelu : c);
-  const Rows<float> left = rows_of(a), right = rows_of(b);
-  const float* bias = flat_or_null(options.bias, n);
-  const Rows<float> activated = gelu ? rows_of(c) : Rows<float>();
-  const Rows<float> slopes = dgelu ? rows_of(options.gelu_input) : Rows<float>();
-  const bool streamed = gelu && beyond_caches(m * n * std::int64_t{sizeof(float)});
-  // The GELU pass adds the bias; else filled rows are, as fast as oneDNN's product with bias.
-  const float* filling = gelu ? nullptr : bias;
-  const bool fill = filling != nullptr || (k == 0 && !options.accumulate);
-  // Rows and columns of the result.
-  const auto multiply = [&](Range row, Range column) {
-    const auto bytes = static_cast<std::size_t>(column.size()) * sizeof(float);
-    for (std::int64_t r = row.begin; fill && r < row.end; ++r) {
-      if (filling != nullptr) {
-        std::memcpy(out.row(r) + column.begin, filling + column.begin, bytes);
-      } else {
-        std::memset(out.row(r) + column.begin, 0, bytes);
-      }
-    }
-    if (k > 0) {
-      sgemm(row.size(), column.size(), k, options.transpose_a, options.transpose_b,
-            left.data + row.begin * (options.transpose_a ? 1 : left.stride), left.stride,
-            right.data + column.begin * (options.transpose_b ? right.stride : 1), right.stride,
-            fill || options.accumulate, out.row(row.begin) + column.begin, out.stride);
-    }
-  };
-  const auto activate = [&](Range row, Range column) {
-    const std::int64_t first = column.begin;
-    for (std::int64_t r = row.begin; r < row.end; ++r) {
-      float* to = out.row(r) + first;
-      if (gelu) {
-        biased_gelu_row(column.size(), activated.row(r) + first, to,
-                        bias == nullptr ? nullptr : bias + first, streamed);
-      }
-      if (dgelu) gelu_backward_row(column.size(), to, to, slopes.row(r) + first);
-    }
-    if (gelu) end_stream(streamed);
-  };
-  const auto piece = [&](Range row, Range column) {
-    const ThreadScope scope(1);
-    multiply(row, column);
-    if (gelu || dgelu) activate(row, column);
-  };
-  const Range all_columns{0, n};
+void CpuOps::independent_matmuls(std::span<const Matmul> products) {
+  if (products.empty()) return;
+  for (const Matmul& p : products) {
+    TRIREME_ASSERT(p.a.type() == products.front().a.type(), "products of {} and {} factors",
+                   name_of(p.a.type()), name_of(products.front().a.type()));
+    product_shape(p.c, p.a, p.b, p.options);
+    if (!p.options.row_sum) continue;
+    TRIREME_ASSERT(p.options.transpose_a, "row sums of a factor that is not transposed");
+    column_sum(p.options.row_sum, p.a);
+  }
+  if (products.front().a.type() == DType::bf16) return narrow_matmuls(products);
+  float_matmuls(products);
+}
+
+void CpuOps::float_matmuls(std::span<const Matmul> products) {
+  const std::vector<FloatProduct> all(products.begin(), products.end());
   if (reproducible_) {
-    const Pieces pieces(m, n);
-    parallel_tasks(threads_, pieces.count(), [&](std::int64_t i, int /*thread*/) {
-      piece(pieces.rows(i), pieces.columns(i));
+    struct Task {
+      const FloatProduct* product;
+      Range rows, columns;
+    };
+    std::vector<Task> tasks;
+    for (const FloatProduct& p : all) {
+      const Pieces pieces(p.m, p.n);
+      for (std::int64_t i = 0; i < pieces.count(); ++i) {
+        tasks.push_back({&p, pieces.rows(i), pieces.columns(i)});
+      }
+    }
+    return parallel_tasks(threads_, std::ssize(tasks), [&](std::int64_t i, int /*thread*/) {
+      const Task& task = tasks[static_cast<std::size_t>(i)];
+      task.product->compute(task.rows, task.columns);
     });
-  } else if (threads_ > 1 && m >= enough_rows * threads_) {
-    // This is up to 1.2 times as fast as oneDNN's own division.
-    parallel_ranges(threads_, m, enough_rows, 16, [&](std::int64_t begin, std::int64_t end) {
-      piece({begin, end}, all_columns);
-    });
-  } else {
+  }
+  for (const FloatProduct& p : all) {
+    const Range all_columns{0, p.n};
+    if (threads_ > 1 && p.m >= enough_rows * threads_) {
+      // This is up to 1.2 times as fast as oneDNN's own division.
+      parallel_ranges(threads_, p.m, enough_rows, 16, [&](std::int64_t begin, std::int64_t end) {
+        p.compute({begin, end}, all_columns);
+      });
+      continue;
+    }
     {
       const ThreadScope scope(threads_);
-      multiply({0, m}, all_columns);
+      p.multiply({0, p.m}, all_columns);
     }
-    if (gelu || dgelu) {
-      parallel_rows(threads_, m, n, [&](std::int64_t begin, std::int64_t end) {
-        activate({begin, end}, all_columns);
-      });
-    }
+    if (!p.activates()) continue;
+    parallel_rows(threads_, p.m, p.n, [&](std::int64_t begin, std::int64_t end) {
+      p.activate({begin, end}, all_columns);
+    });
   }
 }
 
