@@ -16,8 +16,8 @@ bool reduces(const UnitAction& action) {
   return action.kind == Kind::reduce || action.kind == Kind::reduce_tied;
 }
 
-// 256 KiB of each set.
-constexpr std::int64_t cached_elements = 1 << 16;
+// 128 KiB of each set for a thread.
+constexpr std::int64_t cached_elements = 1 << 15;
 
 class Mark final : public device::Operation {
  public:
@@ -208,6 +208,8 @@ void GradientReducer::prepare(int unit, bool writes) {
     if (!state_.gradients_sharded()) {
       if (unzeroed_.empty() || !unzeroed_[static_cast<std::size_t>(g)]) continue;
       unzeroed_[static_cast<std::size_t>(g)] = false;
+      TRIREME_ASSERT(!writes || !state_.tied_gradient(g, 0),
+                     "the head of group {} writes a sum of its own", g);
     } else {
       Collected& buffer = buffer_of(g);
       if (buffer.group == g) continue;
@@ -233,7 +235,8 @@ void GradientReducer::add_up(int group) {
   // Over this rank's groups of sequences, as a tree that the one over ranks continues. On a host in
   // parts that stay in its caches until they are added up.
   const std::int64_t all = state_.group_gradient(group).elements();
-  const std::int64_t part = parts_.stream.device().is_host() ? cached_elements : all;
+  const std::int64_t part =
+      parts_.stream.device().is_host() ? cached_elements * parts_.threads : all;
   for (std::int64_t begin = 0; begin < all; begin += part) {
     const std::int64_t end = std::min(all, begin + part);
     add_pairwise(sets, [&](std::int64_t to, std::int64_t from) {

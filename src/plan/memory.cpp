@@ -1,7 +1,6 @@
 #include "trireme/plan/memory.hpp"
 
 #include <algorithm>
-#include <set>
 #include <span>
 #include <vector>
 
@@ -92,26 +91,30 @@ std::size_t product_workspace(const parallel::Stage& stage, int threads) {
         head ? model::Head::block_rows(all, config.width, config.vocabulary, stage.shares().compute,
                                        stage.shares().products_on_gpu)
              : all;
-    std::set<std::int64_t> rows{most, all % most};
-    if (!head && weight.split == 1) {
-      for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
-        rows.insert(chunk.size());
+    // Products whose results are split run at once for all tiles; those that are summed over tiles
+    // one by one.
+    const auto count_summed = [&](std::int64_t m) {
+      for (const Shape& tile : tiles) {
+        const ops::ProductShape forward{m, tile[0], tile[1]}, backward{m, tile[1], tile[0]};
+        count({weight.split == 1 ? &forward : &backward, 1}, false,
+              stage.shares().partial() == DType::f32);
       }
-    }
-    for (const std::int64_t m : rows) {
-      // Products whose results are split run at once for all tiles; those that are summed over
-      // tiles one by one.
+    };
+    for (const std::int64_t m : {most, all % most}) {
       std::vector<ops::ProductShape> split, gradients;
       for (const Shape& tile : tiles) {
         const std::int64_t out = tile[0], in = tile[1];
-        const ops::ProductShape forward{m, out, in}, backward{m, in, out};
-        split.push_back(weight.split == 1 ? backward : forward);
+        split.push_back(weight.split == 1 ? ops::ProductShape{m, in, out}
+                                          : ops::ProductShape{m, out, in});
         gradients.push_back({out, in, m});
-        const ops::ProductShape summed = weight.split == 1 ? forward : backward;
-        for (const bool wide : {false, true}) count({&summed, 1}, false, wide);
       }
       count(split, false, false);
       count(gradients, true, true);
+      count_summed(m);
+    }
+    if (head || weight.split != 1) continue;
+    for (const params::Range& chunk : model::row_chunks(stage.shares(), all)) {
+      count_summed(chunk.size());
     }
   }
   return bytes;

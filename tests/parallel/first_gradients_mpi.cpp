@@ -90,6 +90,7 @@ TEST(FirstGradients, AreThoseOfOneMicroBatchOnOneRank) {
           {.pipeline = ranks, .zero = zero, .schedule = "interleaved", .virtual_stages = 2});
     }
   }
+  if (ranks == 1) layouts.push_back({.micro_batch = 2});  // one in both sets
   layouts.push_back({.tensor = ranks, .sequence_parallel = ranks > 1});
   for (const bool tied : {true, false}) {
     const model::ModelConfig config = small(tied);
@@ -101,16 +102,22 @@ TEST(FirstGradients, AreThoseOfOneMicroBatchOnOneRank) {
     const RunSettings fast{.global_batch = global_batch, .reproducible = false};
     // Two sets of gradients, each of five sequences.
     const RunSettings same_bits{.global_batch = global_batch, .virtual_data = 2};
-    const Gradients near = expected(fast), equal = expected(same_bits);
-    expect_near(equal, near, "one rank, reproducible");
+    // One set, so that activations may alias gradients.
+    const RunSettings one_set{.global_batch = global_batch, .virtual_data = 1};
+    const Gradients near = expected(fast);
+    const Gradients of_two_sets = expected(same_bits), of_one_set = expected(one_set);
+    expect_near(of_two_sets, near, "one rank, reproducible");
+    expect_near(of_one_set, near, "one rank, reproducible, one set");
     for (const LayoutCase& layout : layouts) {
-      for (const RunSettings& settings : {fast, same_bits}) {
+      for (const RunSettings& settings : {fast, same_bits, one_set}) {
+        if (settings.reproducible && settings.virtual_data < layout.data) continue;
         for (const bool poisoned : {false, true}) {
           const Gradients actual = gradients_of(config, layout, stage_options(layout, settings),
                                                 MPI_COMM_WORLD, global_batch, poisoned);
           const std::string where =
               layout.to_string() + (tied ? ", tied" : "") + (poisoned ? ", poisoned" : "");
           if (settings.reproducible) {
+            const Gradients& equal = settings.virtual_data == 2 ? of_two_sets : of_one_set;
             EXPECT_TRUE(same_bytes(actual, equal)) << where;
           } else {
             expect_near(actual, near, where);

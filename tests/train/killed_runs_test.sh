@@ -6,7 +6,7 @@ set -euo pipefail
 kills=${KILLS:-6}
 RANDOM=${SEED:-$RANDOM}
 echo "seed $RANDOM"
-work=$(mktemp -d)
+work=$(realpath "$(mktemp -d)")
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 fail() {
@@ -77,8 +77,13 @@ while [ "$landed" -lt "$kills" ] || [ -e killed ]; do
     victim=$(rank_of_ours $((RANDOM % ranks)))
     wait=$((RANDOM % milliseconds))
     sleep "$((wait / 1000)).$(printf '%03d' $((wait % 1000)))"
-    # mpirun is the child of timeout.
-    [ $((RANDOM % 5)) -ne 0 ] || victim=$(pgrep -P "$(pgrep -P $job -x timeout || echo 0)" || true)
+    # mpirun is the child of timeout. A rank may have ended meanwhile.
+    if [ $((RANDOM % 5)) -eq 0 ]; then
+      launcher=$(pgrep -P $job -x timeout || true)
+      [ -z "$launcher" ] || victim=$(pgrep -P "$launcher" || true)
+    elif [ "$(readlink "/proc/$victim/cwd")" != "$work" ]; then
+      victim=
+    fi
   fi
   hit=no
   if [ -n "$victim" ] && kill -9 $victim 2>/dev/null; then hit=yes; fi
@@ -105,4 +110,4 @@ while [ "$landed" -lt "$kills" ] || [ -e killed ]; do
   fi
 done
 echo "$landed kills in $launch starts; $finished runs reached the end with the losses and files of the one that nothing stopped"
-[ "$finished" -ge $(((kills + 99) / 100)) ] || fail "too few runs reached the end"
+[ "$finished" -ge $((kills / 20)) ] || fail "too few runs reached the end"

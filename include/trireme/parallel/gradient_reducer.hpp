@@ -31,8 +31,8 @@ struct Bucket {
 std::vector<Bucket> plan_buckets(const Program& program, const params::Layout& layout,
                                  std::int64_t elements);
 
-/// By action that adds to gradients and leaf: whether its products are the first to add to their
-/// weights' gradients since these were reduced, and so may write them
+/// By action and leaf (no leaf where an action adds to no gradient): whether its products are the
+/// first to add to their weights' gradients since these were reduced, and so may write them
 /// (model::UnitContext::writes_gradients). Each set of gradients has its own first ones.
 std::vector<std::vector<bool>> find_writers(const Stage& stage);
 
@@ -50,6 +50,7 @@ class GradientReducer {
     Recorder& recorder;
     device::Stream& stream;  // of all collectives of parameters and gradients
     std::int64_t bucket_elements;
+    int threads;
   };
   GradientReducer(const Parts& parts, device::MemoryLedger& ledger);
 

@@ -210,7 +210,9 @@ struct Division {
     if (work < (1 << 18)) threads = 1;
     for (const ProductShape& p : products) {
       if (p.m == 0 || p.n == 0) continue;
-      const auto each = static_cast<int>(parts(std::int64_t{threads}, count));
+      // Several tasks for each thread, so that unequal ones do not keep the others waiting.
+      const auto each =
+          static_cast<int>(count == 1 ? threads : parts(2 * std::int64_t{threads}, count));
       cuts.emplace_back(p.m, p.n, p.k, transposed, each);
       own = std::max(own, cuts.back().bytes_of_thread(wide));
       bias_bytes = std::max(bias_bytes, rounded_vector_bytes(p.n));
@@ -287,6 +289,12 @@ void CpuOps::narrow_matmuls(std::span<const Matmul> products) {
       tasks.push_back({&all.back(), &cut, task});
     }
   }
+  // The largest first.
+  const auto elements = [](const Task& task) {
+    return task.cut->columns.most() * task.cut->sections.most() * task.cut->k;
+  };
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [&](const Task& a, const Task& b) { return elements(a) > elements(b); });
   parallel_tasks(division.threads, std::ssize(tasks), [&](std::int64_t i, int thread) {
     const Task& task = tasks[static_cast<std::size_t>(i)];
     run_task(*task.product, *task.cut, task.index,

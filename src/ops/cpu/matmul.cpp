@@ -29,7 +29,7 @@ struct Range {
 class Pieces {
  public:
   // Smaller pieces cost more packing than a second thread saves.
-  static constexpr std::int64_t least_rows = 48, least_columns = 96, enough = 16;
+  static constexpr std::int64_t least_rows = 128, least_columns = 96, enough = 16;
 
   Pieces(std::int64_t m, std::int64_t n) : m_(m), n_(n), of_rows_(pieces_of(m, least_rows)) {
     if (of_rows_ < enough) {
