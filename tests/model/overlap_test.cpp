@@ -20,8 +20,9 @@ namespace {
 /// An operation whose tensor is NaN from its start until the `polls`-th poll.
 class SlowOperation final : public device::Operation {
  public:
-  SlowOperation(Tensor output, std::function<void()> work, int polls, std::atomic<int>& in_flight)
-      : output_(std::move(output)), work_(std::move(work)), left_(polls), in_flight_(in_flight) {}
+  SlowOperation(const Tensor& output, std::function<void()> work, int polls,
+                std::atomic<int>& in_flight)
+      : output_(output), work_(std::move(work)), left_(polls), in_flight_(in_flight) {}
   void start() override {}
   bool test() override {
     if (--left_ > 0) return false;

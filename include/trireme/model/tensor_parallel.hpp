@@ -23,8 +23,8 @@ namespace trireme::model {
 class RowGather {
  public:
   RowGather() = default;
-  RowGather(Tensor full, device::Event gathered)
-      : full_(std::move(full)), gathered_(std::move(gathered)) {}
+  RowGather(const Tensor& full, device::Event gathered)
+      : full_(full), gathered_(std::move(gathered)) {}
   /// All rows [R, C].
   const Tensor& wait() const {
     gathered_.wait();
@@ -40,8 +40,8 @@ class RowGather {
 class RowSum {
  public:
   RowSum() = default;
-  RowSum(Tensor local, Tensor sum, device::Event summed)
-      : local_(std::move(local)), sum_(std::move(sum)), summed_(std::move(summed)) {}
+  RowSum(const Tensor& local, const Tensor& sum, device::Event summed)
+      : local_(local), sum_(sum), summed_(std::move(summed)) {}
   /// Waits; then `local` has its values.
   void finish(const UnitContext& context) const;
 
