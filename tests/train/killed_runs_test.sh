@@ -40,7 +40,7 @@ rank_of_ours() {
     sleep 0.01
   done
 }
-newest() { { ls -d killed/step-*/manifest.json 2>/dev/null || true; } | sed -E 's/.*step-0*([0-9]+).*/\1/' | sort -n | tail -n 1; }
+newest() { { ls -d killed/step-????????/manifest.json 2>/dev/null || true; } | sed -E 's/.*step-0*([0-9]+).*/\1/' | sort -n | tail -n 1; }
 
 layouts=(
   "1"
