@@ -4,8 +4,9 @@
 # one rank, the files of a run on one rank that nothing stopped.
 set -euo pipefail
 kills=${KILLS:-6}
-RANDOM=${SEED:-$RANDOM}
-echo "seed $RANDOM"
+seed=${SEED:-$RANDOM}
+RANDOM=$seed
+echo "seed $seed"
 work=$(realpath "$(mktemp -d)")
 trap 'rm -rf "$work"' EXIT
 cd "$work"
