@@ -65,7 +65,7 @@ start 4 timed --parallel.pipeline 2 --parallel.tensor 2 --train.micro_batch 2
 milliseconds=$((($(date +%s%N) - began) / 1000000))
 
 landed=0 finished=0 launch=0
-while [ "$landed" -lt "$kills" ] || [ -e killed ]; do
+while [ "$landed" -lt "$kills" ] || [ -e killed ] || [ "$finished" -eq 0 ]; do
   read -r ranks flags <<<"${layouts[launch++ % ${#layouts[@]}]}"
   before=$(newest)
   # At once, or after a second in which the other ranks see SIGTERM and begin to save.
@@ -81,8 +81,9 @@ while [ "$landed" -lt "$kills" ] || [ -e killed ]; do
     # mpirun is the child of timeout. A rank may have ended meanwhile.
     if [ $((RANDOM % 5)) -eq 0 ]; then
       launcher=$(pgrep -P $job -x timeout || true)
+      victim=
       [ -z "$launcher" ] || victim=$(pgrep -P "$launcher" || true)
-    elif [ "$(readlink "/proc/$victim/cwd")" != "$work" ]; then
+    elif [ "$(readlink "/proc/$victim/cwd" || true)" != "$work" ]; then
       victim=
     fi
   fi
