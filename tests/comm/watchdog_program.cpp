@@ -47,6 +47,7 @@ void work(Session& session, double timeout, int rank, const std::string& fault) 
   Watchdog watchdog(session, timeout);
   for (int step = 0; step < 6; ++step) {
     watchdog.beat("forward of layer 7", step);
+    if (step == 3 && fault == "suspend") std::raise(SIGSTOP);
     if (step == 3 && session.rank() == rank && fault != "linger") {
       watchdog.beat("the last thing that rank did");
       if (fault == "vanish") {

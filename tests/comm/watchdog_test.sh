@@ -100,15 +100,16 @@ run 0 0 none
 [ "$code" -eq 0 ] || fail "no timeout: exit code $code"
 
 # The whole job suspended for longer than the timeout, and resumed.
-"$TRIREME_MPIEXEC" -n 2 "$program" 3 0 none >"$out/text" 2>&1 &
+"$TRIREME_MPIEXEC" -n 2 "$program" 3 0 suspend >"$out/text" 2>&1 &
 job=$!
+stopped=0
 for _ in {1..600}; do
-  [ "$(grep -c '^process' "$out/text")" -eq 2 ] && break
+  mapfile -t ranks < <(awk '$1 == "process" { print $2 }' "$out/text")
+  [ "${#ranks[@]}" -eq 2 ] && stopped=$(ps -o state= -p "${ranks[0]},${ranks[1]}" | grep -c T) || true
+  [ "$stopped" -eq 2 ] && break
   sleep 0.1
 done
-sleep 0.5
-mapfile -t ranks < <(awk '$1 == "process" { print $2 }' "$out/text")
-kill -STOP "${ranks[@]}"
+[ "$stopped" -eq 2 ] || fail "suspension: $stopped of 2 ranks stopped"
 sleep 4.5
 # One after the other: the first finds that the second has been silent for long.
 kill -CONT "${ranks[0]}"
