@@ -5,10 +5,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "trireme/cli/command.hpp"
+#include "trireme/plan/machine.hpp"
 #include "trireme/train/setup.hpp"
 
 namespace trireme::cli {
@@ -92,12 +94,23 @@ struct PlanMemoryOptions {
   int ranks_per_node = 0;   // 0: all on one
   std::int64_t memory = 0;  // bytes of a GPU, or on CPUs of a node; 0: this machine's
   bool json = false;
+  std::string machine;  // a file: the step's time is predicted too; empty: not
 };
 /// The memory that each pipeline stage's fullest rank would take in the layout of `config` on
 /// facts.world ranks, and whether it fits, as a table or as JSON. Throws ConfigError for layouts
 /// that cannot be.
 std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
                         const PlanMemoryOptions& options);
+
+/// The predicted step of that layout, as lines of text and for JSON.
+struct StepPlan {
+  std::string text;
+  nlohmann::ordered_json json;
+};
+/// `config` is validated. `file` names the machine in the text.
+StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& facts,
+                   const comm::GridShape& shape, const plan::Machine& machine,
+                   const std::string& file);
 
 /// `text` on rank 0's standard output.
 void print_on_root(const comm::Session& session, const std::string& text);

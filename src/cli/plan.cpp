@@ -21,7 +21,10 @@ constexpr const char* examples = R"(Examples:
   trireme plan --schedule file:z.csv
   trireme plan --ranks 64 --model.preset llama-7b --model.vocabulary 32000
                --parallel.tensor 4 --parallel.pipeline 4 --parallel.zero 1
-               --device.type cuda --precision.compute bf16 --memory 80GiB)";
+               --device.type cuda --precision.compute bf16 --memory 80GiB
+  trireme plan --ranks 64 --machine data/machines/a100-sxm-80g.toml
+               --model.preset llama-7b --model.vocabulary 32000
+               --precision.compute bf16)";
 
 constexpr std::int64_t most_ranks = 1 << 20;
 
@@ -34,6 +37,7 @@ struct Options {
   std::int64_t ranks = 0;           // memory is asked for
   std::int64_t ranks_per_node = 0;  // 0: all on one node
   std::string memory;               // empty: this machine's
+  std::string machine;              // a file; empty: time is not predicted
   bool json = false;
   std::string file;
 };
@@ -110,6 +114,7 @@ void check_given(const Options& options) {
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
   if (!options.memory.empty()) throw UsageError("plan: --memory belongs to --ranks");
   if (options.json) throw UsageError("plan: --json belongs to --ranks");
+  if (!options.machine.empty()) throw UsageError("plan: --machine belongs to --ranks");
   if (schedule::path_of(options.schedule)) return;
   for (const auto& [flag, value] : {std::pair("--stages", options.stages),
                                     std::pair("--micro-batches", options.micro_batches)}) {
@@ -148,6 +153,8 @@ void add_plan(CLI::App& app, Command& command) {
   plan->add_option("--memory", options->memory,
                    "of a GPU, or on CPUs of a node: whether the\nranks fit; else this machine's")
       ->type_name("SIZE");
+  plan->add_option("--machine", options->machine, "a machine file: predicts the time of a step too")
+      ->type_name("FILE");
   plan->add_flag("--json", options->json, "print the plan of --ranks as JSON, in bytes");
   plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   plan->footer(examples);
@@ -170,7 +177,8 @@ void add_plan(CLI::App& app, Command& command) {
             resolved.config, std::move(facts),
             {.ranks_per_node = narrowed("--ranks-per-node", options->ranks_per_node),
              .memory = options->memory.empty() ? 0 : parse_size("--memory", options->memory),
-             .json = options->json});
+             .json = options->json,
+             .machine = options->machine});
       });
       print_on_root(session, text);
       return 0;

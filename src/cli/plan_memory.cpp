@@ -1,6 +1,7 @@
 // trireme plan --ranks: what a run would hold in memory, and whether it fits.
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include "trireme/core/text.hpp"
 #include "trireme/data_parallel/memory.hpp"
 #include "trireme/device/cuda.hpp"
+#include "trireme/plan/machine.hpp"
 #include "trireme/plan/ranks.hpp"
 #include "trireme/report/progress.hpp"
 #include "trireme/train/setup.hpp"
@@ -318,7 +320,7 @@ std::string to_text(const Plan& plan, const Capacities& capacities, const train:
 }
 
 std::string to_json(const Plan& plan, const Capacities& capacities, const train::RunConfig& config,
-                    const train::LayoutFacts& facts) {
+                    const train::LayoutFacts& facts, const nlohmann::ordered_json& step) {
   nlohmann::ordered_json json{{"parameters", plan.parameters}, {"ranks", facts.world}};
   for (const comm::Axis axis : comm::settable_axes) {
     json["layout"][comm::name_of(axis)] = plan.shape.of(axis);
@@ -352,6 +354,7 @@ std::string to_json(const Plan& plan, const Capacities& capacities, const train:
   json["fit"].update(entry(main));
   if (main.available > 0) json["fit"]["fits"] = capacities.fits();
   if (!plan.on_host) json["fit"]["host_of_node"] = entry(capacities.node);
+  if (!step.is_null()) json["step"] = step;
   return json.dump(2) + "\n";
 }
 
@@ -359,6 +362,23 @@ std::string to_json(const Plan& plan, const Capacities& capacities, const train:
 
 std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
                         const PlanMemoryOptions& options) {
+  std::optional<plan::Machine> machine;
+  if (!options.machine.empty()) {
+    machine = plan::Machine::read(options.machine);
+    if (config.device.type == "auto") config.device.type = machine->on_host() ? "cpu" : "cuda";
+    if (machine->on_host() != (config.device.type == "cpu")) {
+      throw ConfigError(
+          "device.type", config.device.type,
+          fmt::format("{} has device.type = {}", options.machine, machine->device.type),
+          "leave it at auto");
+    }
+    for (int rank = 0; options.ranks_per_node == 0 && rank < facts.world; ++rank) {
+      facts.node_of.push_back(rank - rank % static_cast<int>(machine->ranks_per_node));
+    }
+  }
+  const std::int64_t per_node = options.ranks_per_node > 0 ? options.ranks_per_node
+                                : machine                  ? machine->ranks_per_node
+                                                           : facts.world;
   const bool automatic = config.device.type == "auto";
   if (automatic) config.device.type = device::cuda_device_count() > 0 ? "cuda" : "cpu";
   facts.host = config.device.type != "cuda";
@@ -369,13 +389,19 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
   Plan plan{.shape = shape,
             .threads = static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads)),
             .on_host = facts.host,
-            .ranks_of_node = options.ranks_per_node > 0 ? options.ranks_per_node : facts.world};
+            .ranks_of_node = per_node};
   const Columns columns(config, facts, plan);
   plan.parameters = columns.parameters();
   plan.columns = columns.all();
-  const Capacities capacities = capacities_of(plan, facts, options.memory);
-  return options.json ? to_json(plan, capacities, config, facts)
-                      : to_text(plan, capacities, config, facts, automatic);
+  std::int64_t memory = options.memory;
+  StepPlan step;
+  if (machine) {
+    if (memory == 0) memory = static_cast<std::int64_t>(machine->device.memory_gib * (1 << 30));
+    step = plan_step(config, facts, shape, *machine, options.machine);
+  }
+  const Capacities capacities = capacities_of(plan, facts, memory);
+  return options.json ? to_json(plan, capacities, config, facts, step.json)
+                      : to_text(plan, capacities, config, facts, automatic) + step.text;
 }
 
 }  // namespace trireme::cli

@@ -63,7 +63,7 @@ SharedAreas shared_areas(const GridShape& shape, int rank, const Backends& backe
 
 Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger,
            const GridOptions& options)
-    : session_(session),
+    : session_(&session),
       shape_(shape),
       coordinates_(shape.coordinates(session.rank())),
       ledger_(ledger) {
@@ -91,6 +91,19 @@ Grid::Grid(const Session& session, const GridShape& shape, device::MemoryLedger&
   where_ += fmt::format(" on {}", std::string_view(host, static_cast<std::size_t>(length)));
 }
 
+Grid::Grid(const GridShape& shape, int rank, device::MemoryLedger& ledger, const MakeGroup& make)
+    : shape_(shape), coordinates_(shape.coordinates(rank)), ledger_(ledger) {
+  for (const GroupKind kind : all_group_kinds) {
+    const bool alone = group_size(shape, kind, rank) == 1;
+    groups_[kind] = alone ? make_self_communicator() : make(kind, std::nullopt);
+  }
+  for (const Direction direction : {Direction::activations, Direction::gradients}) {
+    const bool alone = shape.of(Axis::pipeline) == 1;
+    channels_[static_cast<std::size_t>(direction)] =
+        alone ? make_self_communicator() : make(GroupKind::pipeline, direction);
+  }
+}
+
 /// How the device's memory gets to MPI. Nodes need not be alike in what the library reports.
 void Grid::choose_messages(const GridOptions& options) {
   device::Device& device = ledger_.device();
@@ -103,9 +116,9 @@ void Grid::choose_messages(const GridOptions& options) {
     arrive = -1;
   } else {
     messages_.direct = choose_direct(options.comm.staging, reads);
-    if (messages_.direct && !messages_arrive(device, messages_, session_.node())) arrive = 0;
+    if (messages_.direct && !messages_arrive(device, messages_, session_->node())) arrive = 0;
   }
-  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &arrive, 1, MPI_INT, MPI_MIN, session_.world()),
+  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &arrive, 1, MPI_INT, MPI_MIN, session_->world()),
             "MPI_Allreduce");
   if (arrive == -1) choose_direct("no", false);  // throws, on all ranks
   if (arrive == 1) return;
@@ -119,7 +132,7 @@ void Grid::make_groups() {
   for (const GroupKind kind : all_group_kinds) groups_[kind] = make_self_communicator();
   for (auto& channel : channels_) channel = make_self_communicator();
   for (const std::vector<GroupKind>& kinds : shared_divisions(shape_)) {
-    const auto handle = split(session_, members(shape_, kinds.front(), session_.rank()));
+    const auto handle = split(*session_, members(shape_, kinds.front(), session_->rank()));
     if (handle == nullptr) continue;
     for (const GroupKind kind : kinds) {
       groups_[kind] = make_mpi_communicator(handle, ledger_, messages_);
@@ -133,10 +146,10 @@ BackendFacts Grid::backend_facts(const GridOptions& options) {
   device::Device& device = ledger_.device();
   BackendFacts facts{.device = device.name(), .is_host = device.is_host()};
   if (facts.is_host) {
-    facts.node_of = session_.nodes();
+    facts.node_of = session_->nodes();
   } else {
     facts.nccl = options.nccl_api != nullptr || nccl_built_in();
-    if (facts.nccl) facts.device_of = first_with_device(session_, world(), device.identity());
+    if (facts.nccl) facts.device_of = first_with_device(*session_, world(), device.identity());
   }
   return facts;
 }
@@ -162,7 +175,7 @@ void Grid::use_nccl(const GridOptions& options, bool devices_differ) {
     for (const GroupKind kind : kinds) {
       auto mpi = std::move(groups_[kind]);
       const std::string name(name_of(kind));
-      const int color = members(shape_, kind, session_.rank()).front();
+      const int color = members(shape_, kind, session_->rank()).front();
       groups_[kind] = splits && kinds.size() > 1
                           ? nccl_->make(std::move(mpi), name, key, {everyone, color})
                           : nccl_->make(std::move(mpi), name, key);
@@ -175,7 +188,7 @@ void Grid::use_shared(const GridOptions& options) {
   const auto areas_of = [this](int rank) { return shared_areas(shape_, rank, backends_); };
   if (areas_of(0).bytes == 0) return;  // rank 0 has every kind of group that any rank has
   std::string why;
-  window_ = SharedWindow::make(session_.node(), areas_of(session_.rank()).bytes, ledger_, why,
+  window_ = SharedWindow::make(session_->node(), areas_of(session_->rank()).bytes, ledger_, why,
                                options.shared_space);
   if (!world().all_agree(window_ != nullptr)) {
     window_.reset();
@@ -188,7 +201,7 @@ void Grid::use_shared(const GridOptions& options) {
     warnings_.push_back(why + ": ranks of a node send messages instead");
     return;
   }
-  const std::vector<int>& nodes = session_.nodes();
+  const std::vector<int>& nodes = session_->nodes();
   const auto place_in_node = [&](int rank) {
     return static_cast<int>(
         std::count(nodes.begin(), nodes.begin() + rank, nodes[static_cast<std::size_t>(rank)]));
@@ -196,7 +209,7 @@ void Grid::use_shared(const GridOptions& options) {
   for (const GroupKind kind : all_group_kinds) {
     if (backend(kind) != Backend::shared || groups_[kind]->size() == 1) continue;
     std::vector<std::byte*> areas;
-    for (const int rank : members(shape_, kind, session_.rank())) {
+    for (const int rank : members(shape_, kind, session_->rank())) {
       areas.push_back(window_->segment(place_in_node(rank)) + areas_of(rank).begin[kind]);
     }
     groups_[kind] = make_shared_communicator(std::move(groups_[kind]), areas);
@@ -208,7 +221,7 @@ void Grid::abandon(const std::exception_ptr& why) noexcept {
 }
 
 std::vector<std::string> Grid::warnings() const {
-  std::vector<std::string> all = topology_warnings(shape_, session_.nodes());
+  std::vector<std::string> all = topology_warnings(shape_, session_->nodes());
   all.insert(all.end(), warnings_.begin(), warnings_.end());
   if (nccl_ && !nccl_->refusal().empty()) all.push_back(nccl_->refusal());
   return all;

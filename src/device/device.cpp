@@ -33,6 +33,7 @@ class Immediate : public Base {
     while (!fence.reached()) std::this_thread::yield();
   }
   void synchronize() override {}
+  bool immediate() const override { return true; }
 };
 
 class HostTimeline final : public Timeline {

@@ -93,7 +93,8 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
   const bool messages = groups.pipeline.size() > 1;
   const bool reduces = groups.data.size() > 1 || stage.options().served;
   const bool tensor = groups.tensor.size() > 1;
-  if (messages || ((reduces || tensor) && options.overlap)) {
+  const bool moves = messages || ((reduces || tensor) && options.overlap);
+  if (moves && !stage.options().planned) {
     progress_ = std::make_unique<comm::Progress>(streams);
   }
   if (tensor && options.overlap) tensor_.progress = progress_.get();

@@ -164,7 +164,7 @@ Tensor GradientReducer::shard_of(int group) const {
 
 void GradientReducer::timed(const std::function<void()>& start) {
   // A mark would hold up what a device queues.
-  if (!parts_.stream.device().is_host()) return start();
+  if (!parts_.stream.device().immediate()) return start();
   const auto begin = std::make_shared<Recorder::Clock::time_point>();
   parts_.stream.enqueue(std::make_unique<Mark>([begin] { *begin = Recorder::Clock::now(); }));
   start();

@@ -21,7 +21,7 @@ class Conversion final : public device::Operation {
       : to_(to),
         from_(from),
         queue_(stream.queue()),
-        queued_(!stream.device().is_host()),
+        queued_(!queue_.immediate()),
         before_(std::move(before)) {}
 
   bool queued() const override { return queued_; }

@@ -63,6 +63,25 @@ double HostMicrobatch::weight(int leaf, int count) const {
   return std::accumulate(weights.as<float>(), weights.as<float>() + weights.elements(), 0.0);
 }
 
+std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std::int64_t length,
+                                          bool documents) {
+  std::vector<HostMicrobatch> batches;
+  for (int m = 0; m < count; ++m) {
+    data::Batch batch{.sequences = sequences, .length = length};
+    const auto tokens = static_cast<std::size_t>(sequences * length);
+    batch.inputs.resize(tokens);
+    batch.targets.resize(tokens);
+    batch.weights.assign(tokens, 1.0F);
+    if (documents) batch.documents.resize(tokens);
+    for (std::size_t i = 0; i < tokens; ++i) {
+      batch.positions.push_back(static_cast<std::int32_t>(i % static_cast<std::size_t>(length)));
+    }
+    batch.samples.resize(static_cast<std::size_t>(sequences));
+    batches.emplace_back(std::move(batch));
+  }
+  return batches;
+}
+
 std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t length) {
   const std::int64_t rows = sequences * length;
   const auto padded = [](std::int64_t elements, std::size_t size) {

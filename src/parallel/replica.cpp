@@ -160,22 +160,8 @@ void Replica::settle_choices(bool documents) {
   if (choosing_ == nullptr) return;
   const Section section(recorder_, "settle choices");
   const StageOptions& stage = stage_.options();
-  const std::int64_t length = stage_.model().config().sequence;
-  std::vector<HostMicrobatch> batches;
-  for (int m = 0; m < stage.micro_batches; ++m) {
-    data::Batch batch{.sequences = stage.sequences, .length = length};
-    const auto tokens = static_cast<std::size_t>(stage.sequences * length);
-    batch.inputs.resize(tokens);
-    batch.targets.resize(tokens);
-    batch.weights.assign(tokens, 1.0F);
-    if (documents) batch.documents.resize(tokens);
-    for (std::size_t i = 0; i < tokens; ++i) {
-      batch.positions.push_back(static_cast<std::int32_t>(i % static_cast<std::size_t>(length)));
-    }
-    batch.samples.resize(static_cast<std::size_t>(stage.sequences));
-    batches.emplace_back(std::move(batch));
-  }
-  backward(batches);
+  backward(blank_batches(stage.micro_batches, stage.sequences, stage_.model().config().sequence,
+                         documents));
   skip();
   // The choices of the first replica, and in it of the first rank that made one, hold everywhere.
   const std::vector<std::byte> own = choosing_->choices();

@@ -229,6 +229,22 @@ parallel::StageOptions forward_options(const RunConfig& config, std::int64_t seq
           .virtual_data = static_cast<int>(config.numerics.virtual_data)};
 }
 
+parallel::ReplicaOptions replica_options(const RunConfig& config,
+                                         const parallel::StageOptions& stage, int threads) {
+  parallel::ReplicaOptions options;
+  options.stage = stage;
+  options.optim = config.optim;
+  options.threads = threads;
+  options.bucket_elements = bucket_elements(config);
+  options.overlap = config.parallel.overlap;
+  options.seed = static_cast<std::uint64_t>(config.train.seed);
+  options.stochastic_rounding = select<bool>("precision.rounding", config.precision.rounding,
+                                             {{"nearest", false}, {"stochastic", true}});
+  options.trace = config.train.trace;
+  options.graphs = config.device.graphs;
+  return options;
+}
+
 std::int64_t bucket_elements(const RunConfig& config) {
   return config.parallel.bucket_mb * (1 << 20) / static_cast<std::int64_t>(sizeof(float));
 }

@@ -11,22 +11,12 @@ namespace trireme::train {
 
 namespace {
 
-parallel::ReplicaOptions replica_options(Job& job, const comm::Grid& grid, Method& method) {
+parallel::ReplicaOptions options_of(Job& job, const comm::Grid& grid, Method& method) {
   const RunConfig& config = job.config;
-  parallel::ReplicaOptions options{
-      .stage = stage_options(config, grid.shape(), job.plan.facts),
-      .optim = config.optim,
-      .threads = job.threads,
-      .bucket_elements = bucket_elements(config),
-      .overlap = config.parallel.overlap,
-      .seed = static_cast<std::uint64_t>(config.train.seed),
-      .stochastic_rounding = select<bool>("precision.rounding", config.precision.rounding,
-                                          {{"nearest", false}, {"stochastic", true}}),
-      .watchdog = &job.watchdog,
-      .make_ops = job.computes.make_ops(config.device.time_products),
-      .make_method = {},
-      .trace = config.train.trace,
-      .graphs = config.device.graphs};
+  parallel::ReplicaOptions options =
+      replica_options(config, stage_options(config, grid.shape(), job.plan.facts), job.threads);
+  options.watchdog = &job.watchdog;
+  options.make_ops = job.computes.make_ops(config.device.time_products);
   method.configure(options);
   return options;
 }
@@ -53,7 +43,7 @@ Trainer::Trainer(Job& job, comm::Grid& grid, Method& method)
       method_(method),
       dataset_(data::Dataset::open(job.config.data.path)),
       validation_(dataset_.reader(data::SplitName::valid)),
-      replica_(job.model, replica_options(job, grid, method), grid, job.recorder, job.ledger),
+      replica_(job.model, options_of(job, grid, method), grid, job.recorder, job.ledger),
       reporter_(job, grid.world().rank() == 0),
       account_(grid, job.recorder),
       stop_policy_(job.config.train, stop_sources(job.config.train, method)),

@@ -51,6 +51,11 @@ class Grid {
   /// Throws ConfigError where a group cannot be what `options` ask for, on all ranks.
   Grid(const Session& session, const GridShape& shape, device::MemoryLedger& ledger,
        const GridOptions& options = {});
+  /// A rank's place in a grid whose groups of several ranks `make` makes: without MPI, for plans.
+  /// `direction`: of a pipeline channel; absent for a group.
+  using MakeGroup = std::function<std::unique_ptr<Communicator>(
+      GroupKind kind, std::optional<Direction> direction)>;
+  Grid(const GridShape& shape, int rank, device::MemoryLedger& ledger, const MakeGroup& make);
   const GridShape& shape() const { return shape_; }
   int coordinate(Axis axis) const { return coordinates_[static_cast<int>(axis)]; }
 
@@ -81,7 +86,7 @@ class Grid {
   void abandon(const std::exception_ptr& why) noexcept;
 
   /// What costs speed in this placement and its backends, one line each; the same on every rank,
-  /// but for a refusal of NCCL to register memory.
+  /// but for a refusal of NCCL to register memory. Not of a plan.
   std::vector<std::string> warnings() const;
   /// "rank 3 of 4: pipeline 0, data 3, context 0, tensor 0 on node01".
   std::string to_string() const { return where_; }
@@ -96,7 +101,7 @@ class Grid {
   BackendFacts backend_facts(const GridOptions& options);
   void use_nccl(const GridOptions& options, bool devices_differ);
   void use_shared(const GridOptions& options);
-  const Session& session_;
+  const Session* session_ = nullptr;  // null: a plan
   GridShape shape_;
   std::array<int, axis_count> coordinates_{};
   device::MemoryLedger& ledger_;

@@ -59,6 +59,8 @@ class Queue : public Interface {
   virtual void follow(Fence& fence) = 0;
   /// Waits for all work queued so far. Throws Error where some of it failed.
   virtual void synchronize() = 0;
+  /// Whether work is done when the call that queues it returns.
+  virtual bool immediate() const { return false; }
   /// The library's own handle of the queue: a cudaStream_t. Null where there is none.
   virtual void* native() { return nullptr; }
   /// What is queued between the two is one span of the trace (Device::trace_queues); spans do not

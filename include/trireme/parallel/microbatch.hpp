@@ -32,6 +32,11 @@ class HostMicrobatch {
   model::Microbatch view_;
 };
 
+/// Micro-batches of `sequences` of `length` tokens, all zero and counted, in one document each, with
+/// their numbers (`documents`) or without.
+std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std::int64_t length,
+                                          bool documents);
+
 /// The micro-batches of a step in the device's memory: the host's own views, or copies of them.
 /// Those of one shape have the same addresses in every step.
 class DeviceBatches {

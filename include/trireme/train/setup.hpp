@@ -103,6 +103,10 @@ GridPlan plan_grid(const RunConfig& config, comm::Session& session, bool host);
 parallel::StageOptions stage_options(const RunConfig& config, const comm::GridShape& shape,
                                      const LayoutFacts& facts);
 parallel::StageOptions forward_options(const RunConfig& config, std::int64_t sequences);
+/// What a rank of `threads` threads is made of to train as that stage, but for what belongs to the
+/// run alone: operations, watchdog, method.
+parallel::ReplicaOptions replica_options(const RunConfig& config,
+                                         const parallel::StageOptions& stage, int threads);
 
 std::int64_t bucket_elements(const RunConfig& config);
 

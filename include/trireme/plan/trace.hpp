@@ -1,0 +1,86 @@
+// What one step of a rank asks of its device and of its groups, found by running the step itself:
+// parallel::Replica on operations that compute nothing, groups that move nothing, and memory that
+// nobody touches. No list of layers, formulas or axes is kept beside the program.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "trireme/comm/grid.hpp"
+#include "trireme/comm/planned_communicator.hpp"
+#include "trireme/core/tensor.hpp"
+#include "trireme/model/transformer.hpp"
+#include "trireme/parallel/replica.hpp"
+
+namespace trireme::plan {
+
+/// What an operation's time depends on. product: a matrix product [m, k]·[k, n], `count` equal ones
+/// in one call. attention: of `count` heads of all sequences, m queries, n keys, size k of a head.
+/// memory: bound by `bytes`. update: an optimizer's, likewise.
+struct Work {
+  enum class Kind : std::uint8_t { product, attention, attention_backward, memory, update };
+  Kind kind = Kind::memory;
+  DType type = DType::f32;  // of factors; of what is read first
+  std::int64_t m = 0, n = 0, k = 0, count = 1;
+  std::int64_t bytes = 0;  // read and written
+  bool causal = false;     // attention: half of the scores
+  const char* name = "";   // as in traces of a run
+  auto key() const {
+    return std::tuple(kind, type, m, n, k, count, bytes, causal, std::string_view(name));
+  }
+  /// Floating-point operations of a product or attention; else 0.
+  double flops() const;
+};
+std::string_view name_of(Work::Kind kind);
+
+/// A group or pipeline channel of a rank.
+struct Channel {
+  comm::GroupKind kind = comm::GroupKind::world;
+  std::optional<comm::Direction> direction{};  // of a channel between stages
+  auto operator<=>(const Channel&) const = default;
+};
+std::string to_string(const Channel& channel);
+
+/// An operation on a stream: of a channel, or of this rank's memory alone (`local`: its bytes).
+struct StreamOperation {
+  comm::PlannedOperation planned;
+  Channel channel;
+  std::int64_t local = 0;
+  int stream = 0;
+  bool blocking = false;  // on a stream of the host, which waits for it
+};
+
+/// Calls in the order in which the host makes them.
+struct Instruction {
+  /// compute: `index` of works. start, wait: `index` of operations; computation that comes later
+  /// follows a wait. wait_for_device: the host waits for all computation so far.
+  enum class Kind : std::uint8_t { compute, start, wait, wait_for_device };
+  Kind kind = Kind::compute;
+  int index = 0;
+};
+
+struct Trace {
+  std::vector<Work> works;  // that differ
+  std::vector<StreamOperation> operations;
+  std::vector<Instruction> instructions;
+  int streams = 0;
+  bool overlap = true;  // streams advance while the rank computes
+  bool host = true;     // computes on CPUs
+  /// Bytes that the rank held at most, by use, without what backends and groups work in.
+  std::map<device::Use, std::int64_t> memory;
+  /// Bytes sent to others, by the group's name as in Grid::traffic.
+  std::map<std::string, std::int64_t> sent() const;
+};
+
+/// One training step of `rank` with its update. `options` as in a run on that device; `documents`:
+/// batches have document numbers. Methods other than all-reduce, offloaded optimizers and parameter
+/// servers throw Error.
+Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
+                 const comm::GridShape& shape, int rank, bool host, bool documents = false);
+
+}  // namespace trireme::plan

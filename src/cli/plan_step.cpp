@@ -1,0 +1,61 @@
+// trireme plan --machine: how long a training step takes, and what bounds it.
+#include "trireme/plan/step_time.hpp"
+#include "trireme/train/setup.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+/// "data" is waited for, "products" are computed.
+std::string part_name(const std::string& part) {
+  for (const auto kind : comm::all_group_kinds) {
+    if (part == comm::name_of(kind)) return "wait for " + part + " ranks";
+  }
+  if (part == "activations" || part == "gradients") return "wait for " + part + " of stages";
+  return part;
+}
+
+}  // namespace
+
+StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& facts,
+                   const comm::GridShape& shape, const plan::Machine& machine,
+                   const std::string& file) {
+  const model::Transformer model(config.model);
+  const parallel::ReplicaOptions options =
+      train::replica_options(config, train::stage_options(config, shape, facts),
+                             static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads)));
+  const plan::StepTimes times =
+      plan::predict_step(model, options, shape, machine, config.data.document_mask);
+  const auto tokens = static_cast<double>(config.train.batch * config.model.sequence);
+  const double flops = model.flops_per_token() * tokens / times.seconds;
+  const double peak = machine.peak(options.stage.compute) * shape.size();
+
+  const plan::RankTimes& longest = times.longest();
+  StepPlan result;
+  result.text = fmt::format(
+      "\nstep on {}: {:.4g} s; {:.4g} tokens/s, {:.4g} tokens/s a rank; MFU {:.1f} %\n"
+      "rank {}, which computes longest, s:\n",
+      file, times.seconds, tokens / times.seconds, tokens / times.seconds / shape.size(),
+      100 * flops / peak, longest.rank);
+  result.json = {{"machine", file},
+                 {"seconds", times.seconds},
+                 {"tokens_per_second", tokens / times.seconds},
+                 {"mfu", flops / peak},
+                 {"rank", longest.rank}};
+  const auto add = [&](const std::string& name, double seconds) {
+    result.text +=
+        fmt::format("  {:<32}{:>10.4f}{:>8.1f} %\n", name, seconds, 100 * seconds / times.seconds);
+    result.json["parts"][name] = seconds;
+  };
+  double sum = 0;
+  for (const auto& [part, seconds] : longest.parts) {
+    add(part_name(part), seconds);
+    sum += seconds;
+  }
+  if (times.seconds - sum > 1e-9) add("others, and the host between steps", times.seconds - sum);
+  return result;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,389 @@
+#include "trireme/plan/trace.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+#include <sys/mman.h>
+
+#include "trireme/ops/forwarding.hpp"
+
+namespace trireme::plan {
+
+namespace {
+
+using Kind = Instruction::Kind;
+
+/// Collects the calls of one rank.
+class Recording {
+ public:
+  explicit Recording(bool host) { trace_.host = host; }
+
+  void compute(const Work& work) {
+    const auto [place, is_new] =
+        places_.try_emplace(work.key(), static_cast<int>(trace_.works.size()));
+    if (is_new) trace_.works.push_back(work);
+    add({Kind::compute, place->second});
+  }
+  int start(const StreamOperation& operation) {
+    const int index = static_cast<int>(trace_.operations.size());
+    trace_.operations.push_back(operation);
+    add({Kind::start, index});
+    return index;
+  }
+  void wait(int operation) {
+    if (recording_ && waited_.insert(operation).second) add({Kind::wait, operation});
+  }
+  void wait_for_device() { add({Kind::wait_for_device, 0}); }
+  int make_stream() { return trace_.streams++; }
+
+  /// What is called from now on, or no longer, is part of the step.
+  void record(bool on) { recording_ = on; }
+  Trace take() { return std::move(trace_); }
+
+ private:
+  void add(const Instruction& instruction) {
+    if (recording_) trace_.instructions.push_back(instruction);
+  }
+  Trace trace_;
+  std::map<decltype(Work().key()), int> places_;
+  std::set<int> waited_;
+  bool recording_ = false;
+};
+
+/// The end of an operation on a stream.
+class End final : public device::Fence {
+ public:
+  explicit End(int operation) : operation_(operation) {}
+  bool reached() override { return true; }
+  int operation() const { return operation_; }
+
+ private:
+  int operation_;
+};
+
+/// Reserved addresses that read as zero; pages exist only where somebody writes.
+class Addresses {
+ public:
+  ~Addresses() {
+    for (const auto& [memory, bytes] : taken_) ::munmap(memory, bytes);
+  }
+  void* take(std::size_t bytes) {
+    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return nullptr;
+    taken_[memory] = bytes;
+    return memory;
+  }
+  void give_back(void* memory) {
+    const auto found = taken_.find(memory);
+    if (found == taken_.end()) return;
+    ::munmap(memory, found->second);
+    taken_.erase(found);
+  }
+
+ private:
+  std::unordered_map<void*, std::size_t> taken_;
+};
+
+/// A stream's queue: what it does beside communication.
+class PlannedQueue final : public device::Queue {
+ public:
+  PlannedQueue(Recording& recording, int stream) : recording_(recording), stream_(stream) {}
+  void copy(void*, const void*, std::size_t bytes) override { work(2 * bytes); }
+  void reduce(DType type, device::Reduction, std::span<const std::byte* const> contributions,
+              std::byte*, std::int64_t elements) override {
+    work((contributions.size() + 1) * static_cast<std::size_t>(elements) * size_of(type));
+  }
+  void convert(DType type, std::byte*, const std::byte*, std::int64_t elements) override {
+    // Between fp32 and that type, or from it.
+    const std::size_t narrow = type == DType::f32 ? size_of(DType::bf16) : size_of(type);
+    work(static_cast<std::size_t>(elements) * (sizeof(float) + narrow));
+  }
+  std::shared_ptr<device::Fence> fence() override {
+    return last_ < 0 ? nullptr : std::make_shared<End>(last_);
+  }
+  void follow(device::Fence&) override {}  // a stream's operations come in their order anyway
+  void synchronize() override {}
+  int stream() const { return stream_; }
+
+ private:
+  void work(std::size_t bytes) {
+    last_ = recording_.start({.local = static_cast<std::int64_t>(bytes), .stream = stream_});
+  }
+  Recording& recording_;
+  int stream_;
+  int last_ = -1;
+};
+
+class PlannedDevice final : public device::Device {
+ public:
+  PlannedDevice(Recording& recording, bool host) : recording_(recording), host_(host) {}
+  std::string name() const override { return "planned"; }
+  bool is_host() const override { return host_; }
+  void* allocate(std::size_t bytes) override { return addresses_.take(bytes); }
+  void release(void* memory) noexcept override { addresses_.give_back(memory); }
+  void* allocate_staging(std::size_t bytes) override { return allocate(bytes); }
+  void release_staging(void* memory) noexcept override { release(memory); }
+  std::unique_ptr<device::Queue> make_queue() override {
+    return std::make_unique<PlannedQueue>(recording_, recording_.make_stream());
+  }
+  void copy(void*, const void*, std::size_t bytes) override {
+    recording_.compute(
+        {.type = DType::u8, .bytes = static_cast<std::int64_t>(2 * bytes), .name = "copy"});
+  }
+  void reduce(DType, device::Reduction, std::span<const std::byte* const>, std::byte*,
+              std::int64_t) override {
+    throw Error("plan: a device reduces on its streams");
+  }
+  void convert(DType, std::byte*, const std::byte*, std::int64_t) override {
+    throw Error("plan: a device converts on its streams");
+  }
+  std::shared_ptr<device::Fence> fence() override { return nullptr; }
+  void follow(device::Fence& fence) override {
+    recording_.wait(dynamic_cast<End&>(fence).operation());
+  }
+  void synchronize() override { recording_.wait_for_device(); }
+
+ private:
+  Recording& recording_;
+  bool host_;
+  Addresses addresses_;
+};
+
+/// An operation of a channel: on a stream of the device queued at once, and waited for by its
+/// fence; on a stream of the host waited for where it is tested.
+class Planned final : public device::Operation {
+ public:
+  Planned(Recording& recording, int operation, bool queued)
+      : recording_(recording), operation_(operation), queued_(queued) {}
+  void start() override {}
+  bool test() override {
+    if (!queued_) recording_.wait(operation_);
+    return true;
+  }
+  bool queued() const override { return queued_; }
+  std::shared_ptr<device::Fence> end() override {
+    return queued_ ? std::make_shared<End>(operation_) : nullptr;
+  }
+
+ private:
+  Recording& recording_;
+  int operation_;
+  bool queued_;
+};
+
+std::int64_t bytes_of(const Tensor& tensor) {
+  return tensor ? static_cast<std::int64_t>(tensor.bytes()) : 0;
+}
+
+/// Bytes of what an argument of an operation refers to.
+template <class Argument>
+std::int64_t bytes_of_argument(const Argument& argument) {
+  if constexpr (std::is_same_v<Argument, Tensor>) {
+    return bytes_of(argument);
+  } else if constexpr (std::is_same_v<Argument, ops::RoundedCopy>) {
+    return bytes_of(argument.values);
+  } else {
+    return 0;
+  }
+}
+
+template <class First, class... Rest>
+DType type_of(const First& first, const Rest&...) {
+  if constexpr (std::is_same_v<First, Tensor>) {
+    return first.type();
+  } else {
+    return first.values.type();
+  }
+}
+
+/// Computes nothing. An operation that has no case here is bound by the memory that its tensors
+/// have, each read or written once.
+class PlannedOps final : public ops::ForwardingOps<PlannedOps> {
+ public:
+  explicit PlannedOps(Recording& recording) : recording_(recording) {}
+
+  template <class... Parameters, class... Arguments>
+  void forward(const char* name, void (Ops::*operation)(Parameters...),
+               const Arguments&... arguments) {
+    static_cast<void>(operation);
+    Work work{.type = type_of(arguments...), .name = name};
+    work.bytes = (bytes_of_argument(arguments) + ...);
+    describe(work, arguments...);
+    recording_.compute(work);
+  }
+
+ private:
+  template <class... Arguments>
+  void describe(Work&, const Arguments&...) {}
+
+  void describe(Work& work, const Tensor& c, const Tensor& a, const Tensor& b,
+                const ops::MatmulOptions& options) {
+    work.kind = Work::Kind::product;
+    work.type = a.type();
+    work.m = c.extent(0);
+    work.n = c.extent(1);
+    work.k = a.extent(options.transpose_a ? 0 : 1);
+    work.bytes = bytes_of(a) + bytes_of(b) + bytes_of(c) * (options.accumulate ? 2 : 1) +
+                 bytes_of(options.before_gelu) + bytes_of(options.gelu_input);
+  }
+  void describe(Work& work, const Tensor& /*out*/, const Tensor& /*lse*/, const Tensor& q,
+                const Tensor& k, const Tensor& /*v*/, const ops::AttentionMask& mask, float,
+                const ops::Dropout&, const Tensor&, const ops::HeadSlice&) {
+    describe_attention(work, q, k, mask);
+    work.kind = Work::Kind::attention;
+  }
+  void describe(Work& work, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                const Tensor&, const Tensor&, const Tensor& q, const Tensor& k, const Tensor&,
+                const ops::AttentionMask& mask, float, const ops::Dropout&, const Tensor&,
+                const ops::HeadSlice&) {
+    describe_attention(work, q, k, mask);
+    work.kind = Work::Kind::attention_backward;
+  }
+  static void describe_attention(Work& work, const Tensor& q, const Tensor& k,
+                                 const ops::AttentionMask& mask) {
+    work.type = q.type();
+    work.m = q.extent(1);
+    work.n = k.extent(1);
+    work.k = q.extent(3);
+    work.count = q.extent(0) * q.extent(2);
+    work.causal = mask.causal;
+  }
+  /// Of the table only the rows of the tokens.
+  void describe(Work& work, const Tensor& y, const Tensor& ids, const Tensor&, const ops::RowTile&,
+                ops::Lookup) {
+    work.bytes = 2 * bytes_of(y) + bytes_of(ids);
+  }
+  void describe(Work& work, const Tensor&, const Tensor& ids, const Tensor& dy,
+                const ops::RowTile&) {
+    work.bytes = 3 * bytes_of(dy) + bytes_of(ids);
+  }
+  void describe(Work& work, const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
+                const Tensor& gradients, const ops::AdamWStep&, const ops::RoundedCopy& copy) {
+    work.kind = Work::Kind::update;
+    work.bytes = 2 * (bytes_of(parameters) + bytes_of(moment1) + bytes_of(moment2)) +
+                 bytes_of(gradients) + bytes_of(copy.values);
+  }
+  void describe(Work& work, const Tensor& parameters, const Tensor& momentum,
+                const Tensor& gradients, float, float, float, float, const ops::RoundedCopy& copy) {
+    work.kind = Work::Kind::update;
+    work.bytes = 2 * (bytes_of(parameters) + bytes_of(momentum)) + bytes_of(gradients) +
+                 bytes_of(copy.values);
+  }
+
+  Recording& recording_;
+};
+
+}  // namespace
+
+double Work::flops() const {
+  const double each = 2.0 * static_cast<double>(m) * static_cast<double>(n) *
+                      static_cast<double>(k) * static_cast<double>(count);
+  switch (kind) {
+    case Kind::product:
+      return each;
+    case Kind::attention:  // q·kᵀ and p·v
+      return 2 * each * (causal ? 0.5 : 1);
+    case Kind::attention_backward:  // the scores again, and four products
+      return 5 * each * (causal ? 0.5 : 1);
+    case Kind::memory:
+    case Kind::update:
+      return 0;
+  }
+  no_case_for(kind);
+}
+
+std::string_view name_of(Work::Kind kind) {
+  switch (kind) {
+    case Work::Kind::product:
+      return "products";
+    case Work::Kind::attention:
+    case Work::Kind::attention_backward:
+      return "attention";
+    case Work::Kind::memory:
+      return "memory-bound operations";
+    case Work::Kind::update:
+      return "optimizer";
+  }
+  no_case_for(kind);
+}
+
+std::string to_string(const Channel& channel) {
+  if (!channel.direction) return std::string(comm::name_of(channel.kind));
+  return *channel.direction == comm::Direction::activations ? "activations" : "gradients";
+}
+
+std::map<std::string, std::int64_t> Trace::sent() const {
+  std::map<std::string, std::int64_t> sums;
+  for (const StreamOperation& operation : operations) {
+    if (operation.planned.sent > 0 && !operation.planned.agreement) {
+      sums[to_string(operation.channel)] += operation.planned.sent;
+    }
+  }
+  return sums;
+}
+
+Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
+                 const comm::GridShape& shape, int rank, bool host, bool documents) {
+  if (options.alone || options.make_method || options.stage.served) {
+    throw Error(
+        "plan: step time is predicted for data_parallel.method = allreduce alone; use that, or "
+        "leave --machine out");
+  }
+  if (options.stage.offload) {
+    throw Error(
+        "plan: step time is not predicted for zero.offload; use zero.offload = none, or leave "
+        "--machine out");
+  }
+  Recording recording(host);
+  PlannedDevice device(recording, host);
+  device::MemoryLedger ledger(device);
+  Recorder recorder;
+  const auto make_group = [&](comm::GroupKind kind, std::optional<comm::Direction> direction) {
+    const std::vector<int> members = comm::members(shape, kind, rank);
+    const auto own = std::find(members.begin(), members.end(), rank) - members.begin();
+    return comm::make_planned_communicator(
+        static_cast<int>(own), static_cast<int>(members.size()),
+        [&recording, channel = Channel{kind, direction}, &device](
+            const comm::PlannedOperation& operation, device::Stream& stream) {
+          const bool queued = &stream.device() == &device;
+          StreamOperation started{.planned = operation, .channel = channel, .blocking = !queued};
+          started.stream = queued ? dynamic_cast<PlannedQueue&>(stream.queue()).stream() : -1;
+          return std::make_unique<Planned>(recording, recording.start(started), queued);
+        });
+  };
+  comm::Grid grid(shape, rank, ledger, make_group);
+  options.stage.planned = true;
+  options.watchdog = nullptr;
+  options.trace = options.graphs = false;
+  options.make_ops = [&](device::MemoryLedger&, int, bool) {
+    return std::make_unique<PlannedOps>(recording);
+  };
+  Trace trace;
+  std::map<device::Use, std::int64_t> memory;
+  {
+    parallel::Replica replica(model, options, grid, recorder, ledger);
+    const auto batches = parallel::blank_batches(
+        options.stage.micro_batches, options.stage.sequences, model.config().sequence, documents);
+    recording.record(true);
+    replica.backward(batches);
+    replica.update(1e-3, 0, 1);
+    replica.wait();
+    recording.record(false);
+    for (std::size_t use = 0; use < static_cast<std::size_t>(device::Use::count); ++use) {
+      const auto each = static_cast<device::Use>(use);
+      memory[each] = ledger.peak(each);
+    }
+    trace = recording.take();
+  }
+  trace.overlap = options.overlap;
+  trace.memory = std::move(memory);
+  return trace;
+}
+
+}  // namespace trireme::plan
