@@ -112,6 +112,15 @@ StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& fac
                    const comm::GridShape& shape, const plan::Machine& machine,
                    const std::string& file);
 
+struct PlanMeasuredOptions {
+  std::string measured;  // a CSV file: a row a step
+  std::string machine;
+  std::string fit;     // keys of the machine's constants to fit first, with commas; empty: none
+  std::string output;  // where the fitted machine goes; empty: nowhere
+};
+/// Predicted beside measured steps, as a table. `config`: what the rows do not have.
+std::string plan_measured(const train::RunConfig& config, const PlanMeasuredOptions& options);
+
 /// `text` on rank 0's standard output.
 void print_on_root(const comm::Session& session, const std::string& text);
 /// A line of a table: "KEY   VALUE", the value in column `width`.

@@ -38,6 +38,7 @@ struct Options {
   std::int64_t ranks_per_node = 0;  // 0: all on one node
   std::string memory;               // empty: this machine's
   std::string machine;              // a file; empty: time is not predicted
+  std::string measured, fit, output;
   bool json = false;
   std::string file;
 };
@@ -114,7 +115,18 @@ void check_given(const Options& options) {
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
   if (!options.memory.empty()) throw UsageError("plan: --memory belongs to --ranks");
   if (options.json) throw UsageError("plan: --json belongs to --ranks");
-  if (!options.machine.empty()) throw UsageError("plan: --machine belongs to --ranks");
+  if (!options.measured.empty()) {
+    if (options.machine.empty()) throw UsageError("plan: --measured needs --machine");
+    if (!options.output.empty() && options.fit.empty()) {
+      throw UsageError("plan: --output belongs to --fit");
+    }
+    return;
+  }
+  if (!options.machine.empty())
+    throw UsageError("plan: --machine belongs to --ranks or --measured");
+  if (!options.fit.empty() || !options.output.empty()) {
+    throw UsageError("plan: --fit and --output belong to --measured");
+  }
   if (schedule::path_of(options.schedule)) return;
   for (const auto& [flag, value] : {std::pair("--stages", options.stages),
                                     std::pair("--micro-batches", options.micro_batches)}) {
@@ -155,15 +167,30 @@ void add_plan(CLI::App& app, Command& command) {
       ->type_name("SIZE");
   plan->add_option("--machine", options->machine, "a machine file: predicts the time of a step too")
       ->type_name("FILE");
+  plan->add_option(
+          "--measured", options->measured,
+          "predicts the steps of a CSV file, with one\nrow each, beside their measured times")
+      ->type_name("FILE");
+  plan->add_option("--fit", options->fit,
+                   "keys of the machine file, with commas: fits\nthem to these steps first")
+      ->type_name("KEYS");
+  plan->add_option("--output", options->output, "writes the fitted machine")->type_name("FILE");
   plan->add_flag("--json", options->json, "print the plan of --ranks as JSON, in bytes");
   plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   plan->footer(examples);
   plan->callback([options, &command] {
     check_given(*options);
     command.run = [options](comm::Session& session, const std::vector<Setting>& settings) {
-      if (options->ranks == 0) refuse_settings_of_the_run(settings, "plan without --ranks");
+      const bool runs = options->ranks > 0 || !options->measured.empty();
+      if (!runs) refuse_settings_of_the_run(settings, "plan without --ranks");
       ResolvedConfig resolved(options->file, settings, session);
       const std::string text = on_rank_zero(session, [&] {
+        if (!options->measured.empty()) {
+          return plan_measured(resolved.config, {.measured = options->measured,
+                                                 .machine = options->machine,
+                                                 .fit = options->fit,
+                                                 .output = options->output});
+        }
         if (options->ranks == 0) return plan_schedule(*options);
         train::LayoutFacts facts = train::layout_facts(resolved.config, session);
         facts.world = narrowed("--ranks", options->ranks);

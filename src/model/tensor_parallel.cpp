@@ -75,7 +75,8 @@ void RowSum::finish(const UnitContext& context) const {
 }
 
 std::vector<params::Range> row_chunks(const Shares& shares, std::int64_t rows) {
-  const bool whole = shares.tensor_ranks() == 1 || shares.reproducible || shares.sequence_parallel;
+  const bool whole = !shares.chunks || shares.tensor_ranks() == 1 || shares.reproducible ||
+                     shares.sequence_parallel;
   const std::int64_t count =
       whole ? 1 : std::clamp<std::int64_t>(rows / least_chunk_rows, 1, most_chunks);
   std::vector<params::Range> chunks;

@@ -179,6 +179,7 @@ model::Shares shares_of(const StageOptions& options) {
   shares.compute = options.compute;
   shares.exact_gelu = options.exact_gelu;
   shares.products_on_gpu = options.products_on_gpu;
+  shares.chunks = options.chunks;
   shares.recompute = options.train ? options.recompute : model::Recompute::none;
   return shares;
 }

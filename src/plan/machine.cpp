@@ -1,6 +1,7 @@
 #include "trireme/plan/machine.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "trireme/core/error.hpp"
 
@@ -66,9 +67,16 @@ void Machine::Link::declare(config::Fields& fields) {
 
 void Machine::Links::declare(config::Fields& fields) {
   fields.add("collectives", collectives,
-             "ring, or direct: slices go straight to the ranks that add them",
-             one_of({"ring", "direct"}));
+             "what latencies add up to: ring (a hop for each rank), tree (for each doubling\n"
+             "of ranks) or direct (one)",
+             one_of({"ring", "tree", "direct"}));
+  fields.add("launch_us", launch_us, "the host's time to start an operation of a group",
+             non_negative());
+  fields.add("message_us", message_us, "the same of a message between stages", non_negative());
   fields.add("slowdown", slowdown, "of computation while a group communicates", at_least(1));
+  fields.add("synchronous", synchronous,
+             "the host waits for the device before and after a stage's message");
+  fields.add("overlap", overlap, "gradients are reduced while backward continues");
 }
 
 void Machine::declare(config::Fields& fields) {
@@ -190,6 +198,7 @@ double Machine::seconds(const comm::PlannedOperation& operation, const Placement
     hop = network.latency_us * micro;
   }
   if (links.collectives == "direct") way = hop;
+  if (links.collectives == "tree") way = std::ceil(std::log2(ranks)) * hop;
   const double part = (ranks - 1) / ranks * static_cast<double>(operation.bytes) / rate;
   switch (operation.kind) {
     case comm::OperationKind::all_reduce:

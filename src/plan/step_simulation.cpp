@@ -1,3 +1,4 @@
+// Long because matching, computation and streams of one simulation share its state.
 #include "trireme/plan/step_simulation.hpp"
 
 #include <algorithm>
@@ -329,20 +330,26 @@ class Simulation {
       const Instruction& instruction = instructions[rank.next];
       switch (instruction.kind) {
         case Instruction::Kind::compute:
-          if (!called(r)) return;
+          if (!called(r, machine_.device.launch_us)) return;
           rank.work = instruction.index;
           rank.left = rank.seconds[static_cast<std::size_t>(instruction.index)];
           rank.since = rank.began = now_;
           rank.computing = true;
           schedule(r);
           return;
-        case Instruction::Kind::start:
-          if (rank.trace->operations[static_cast<std::size_t>(instruction.index)].blocking) {
+        case Instruction::Kind::start: {
+          const StreamOperation& started =
+              rank.trace->operations[static_cast<std::size_t>(instruction.index)];
+          const bool synchronous = machine_.links.synchronous && started.channel.direction;
+          if ((started.blocking || synchronous) && rank.called_for != rank.next) {
             rank.host = std::max(rank.host, now_);
           }
-          if (!called(r)) return;
+          if (!called(r, started.channel.direction ? machine_.links.message_us
+                                                   : machine_.links.launch_us))
+            return;
           release(r, instruction.index);
           break;
+        }
         case Instruction::Kind::wait: {
           const auto index = static_cast<std::size_t>(instruction.index);
           force(r, instruction.index);
@@ -375,13 +382,14 @@ class Simulation {
     rank.times.end = now_;
   }
 
-  /// Whether the host has made the call by now; if not, the rank continues when it has.
-  bool called(std::size_t r) {
+  /// Whether the host has made the call by now, which takes it so long; if not, the rank continues
+  /// when it has.
+  bool called(std::size_t r, double microseconds) {
     Rank& rank = ranks_[r];
     const bool device = !machine_.on_host();
     if (!rank.resuming && rank.called_for != rank.next) {
       rank.called_for = rank.next;
-      rank.host = device ? rank.host + machine_.device.launch_us * 1e-6 : now_;
+      rank.host = device ? rank.host + microseconds * 1e-6 : now_;
     }
     if (!device || rank.host <= now_) return true;
     note(rank, "launches", now_, rank.host);
@@ -396,8 +404,12 @@ class Simulation {
     return operation.blocking ? -1 : operation.stream;
   }
   bool waits_for_its_rank(const Rank& rank, const StreamOperation& operation) const {
-    return machine_.on_host() && !rank.trace->overlap && !operation.channel.direction &&
-           !operation.blocking;
+    if (operation.channel.direction || operation.blocking) return false;
+    if (machine_.on_host() && !rank.trace->overlap) return true;
+    const GroupKind kind = operation.channel.kind;
+    const bool gradients =
+        kind == GroupKind::data || kind == GroupKind::shard || kind == GroupKind::replica;
+    return gradients && !machine_.links.overlap;
   }
   void release(std::size_t r, int o) {
     Rank& rank = ranks_[r];
@@ -410,8 +422,8 @@ class Simulation {
   /// The rank waits for operation `o`, and so works on all before it.
   void force(std::size_t r, int o) {
     Rank& rank = ranks_[r];
+    if (rank.operations[static_cast<std::size_t>(o)].done) return;
     const StreamOperation& operation = rank.trace->operations[static_cast<std::size_t>(o)];
-    if (!waits_for_its_rank(rank, operation)) return;
     for (const int each : rank.streams[stream_of(operation)]) {
       rank.operations[static_cast<std::size_t>(each)].released = true;
       if (each == o) break;

@@ -207,6 +207,7 @@ parallel::StageOptions stage_options(const RunConfig& config, const comm::GridSh
           .recompute = recompute_of(config.parallel.recompute, facts.host, config.model.width),
           .exact_gelu = facts.host,
           .products_on_gpu = !facts.host,
+          .chunks = config.parallel.overlap,
           .compute = dtype_from_name(config.precision.compute),
           .reads_masters = facts.host && config.precision.rounding == "nearest",
           .sent_gradients = dtype_from_name(config.data_parallel.gradients),

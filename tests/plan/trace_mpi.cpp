@@ -1,12 +1,9 @@
-// Traced steps against real ones: every group's bytes in layouts of the matrix; and their
-// simulation ends.
+// Traced steps against real ones: the bytes of every group, in layouts of the matrix.
 #include <gtest/gtest.h>
 
-#include "trireme/plan/step_simulation.hpp"
 #include "trireme/plan/trace.hpp"
 
 #include "parallel/matrix_runs.hpp"
-#include "plan/machines.hpp"
 
 namespace trireme::plan::test {
 namespace {
@@ -58,32 +55,6 @@ TEST(Traces, SendTheBytesOfRuns) {
     if (testing::Test::HasFailure()) break;
   }
   EXPECT_GT(number, 1);
-}
-
-/// All ranks of a layout, one by one, and then one of each pipeline stage.
-TEST(Traces, OfAllRanksAndOfOneOfEachStageTakeEquallyLong) {
-  if (world_size() > 1) GTEST_SKIP() << "on one rank";
-  int number = 0;
-  for (const MatrixCase& each : cases_of(matrix_rows())) {
-    if (++number % 4 != 0) continue;
-    const RunSettings settings = settings_of(each.model, {.reproducible = false});
-    const model::Transformer model(matrix_models()[static_cast<std::size_t>(each.model)].config);
-    const parallel::ReplicaOptions options = options_of(each.layout, settings);
-    const comm::GridShape shape =
-        shape_of(model.config(), each.layout, options.stage, each.layout.ranks());
-    for (const bool host : {true, false}) {
-      const Machine machine = host ? cpu_machine() : gpu_machine();
-      std::vector<RankClass> all;
-      for (int rank = 0; rank < shape.size(); ++rank) {
-        all.push_back({rank, trace_step(model, options, shape, rank, host)});
-      }
-      const double seconds =
-          simulate(
-              shape, all, [](int rank) { return static_cast<std::size_t>(rank); }, machine)
-              .seconds;
-      EXPECT_GT(seconds, 0) << each.to_string();
-    }
-  }
 }
 
 }  // namespace

@@ -76,6 +76,8 @@ struct Shares {
   /// Rows of logits begin 64 elements or a multiple apart, since products on GPUs read and write 16
   /// bytes at once and a vocabulary of 50,257 has only odd rows; and more of them are held at once.
   bool products_on_gpu = false;
+  /// Row-parallel products are cut into chunks, whose sums overlap with the next one's product.
+  bool chunks = true;
   /// Of activations and of the factors of products. Parameters are fp32, or copies in this type, or
   /// fp32 masters (state::StateOptions::reads_masters).
   DType compute = DType::f32;

@@ -32,8 +32,8 @@ class HostMicrobatch {
   model::Microbatch view_;
 };
 
-/// Micro-batches of `sequences` of `length` tokens, all zero and counted, in one document each, with
-/// their numbers (`documents`) or without.
+/// Micro-batches of `sequences` of `length` tokens, all zero and counted, in one document each,
+/// with their numbers (`documents`) or without.
 std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std::int64_t length,
                                           bool documents);
 

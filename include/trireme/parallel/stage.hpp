@@ -42,6 +42,7 @@ struct StageOptions {
   model::Recompute recompute = model::Recompute::none;
   bool exact_gelu = true;  // see model::Shares; not where libraries for GPUs make it in a product
   bool products_on_gpu = false;  // see model::Shares
+  bool chunks = true;            // likewise
   DType compute = DType::f32;
   /// CPUs, where weights are rounded to nearest: units read fp32 parameters that no other rank
   /// holds a part of; see state::StateOptions.

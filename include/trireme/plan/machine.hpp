@@ -63,7 +63,11 @@ struct Machine {
 
   struct Links {
     std::string collectives = "ring";
-    double slowdown = 1;  // of computation while an operation of a group is under way
+    double launch_us = 0;      // the host's time to start an operation of a group
+    double message_us = 0;     // the same of a message between stages
+    double slowdown = 1;       // of computation while an operation of a group is under way
+    bool synchronous = false;  // the host waits for the device before and after a stage's message
+    bool overlap = true;       // gradients are reduced while backward continues; else after it
     void declare(config::Fields& fields);
   } links;
 

@@ -1,0 +1,28 @@
+// A machine's constants from measured steps.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trireme/plan/step_time.hpp"
+
+namespace trireme::plan {
+
+/// A layout whose step was measured.
+struct MeasuredStep {
+  std::string name;
+  comm::GridShape shape;
+  StageClasses stages;
+  double seconds = 0;
+};
+
+/// Predicted seconds of each.
+std::vector<double> predict_all(const std::vector<MeasuredStep>& steps, const Machine& machine);
+
+/// The machine whose values of `keys` (numbers above 0, of Machine::declare) minimize Σ
+/// ln(predicted/measured)², found from those of `start` by Levenberg (1944) and Marquardt (1963) on
+/// their logarithms, within each key's rule. Throws ConfigError for a key that is no such number.
+Machine calibrate(const Machine& start, const std::vector<std::string>& keys,
+                  const std::vector<MeasuredStep>& steps);
+
+}  // namespace trireme::plan

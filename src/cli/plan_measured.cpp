@@ -1,0 +1,146 @@
+// trireme plan --measured: predictions beside steps that were measured, and constants fitted to
+// them.
+#include <cmath>
+#include <map>
+#include <sstream>
+
+#include "trireme/core/files.hpp"
+#include "trireme/core/text.hpp"
+#include "trireme/plan/calibrate.hpp"
+
+#include "commands.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+/// Names of columns beside the configuration's keys, and those that say what was measured.
+const std::map<std::string, std::string> short_names = {
+    {"tensor", "parallel.tensor"},
+    {"pipeline", "parallel.pipeline"},
+    {"data", "parallel.data"},
+    {"virtual_stages", "parallel.virtual_stages"},
+    {"recompute", "parallel.recompute"},
+    {"sequence_parallel", "parallel.sequence"},
+    {"global_batch", "train.batch"},
+    {"micro_batch", "train.micro_batch"},
+    {"layers", "model.layers"},
+    {"width", "model.width"},
+    {"heads", "model.heads"},
+    {"kv_heads", "model.kv_heads"},
+    {"hidden", "model.hidden"},
+    {"vocabulary", "model.vocabulary"},
+    {"sequence", "model.sequence"}};
+
+std::vector<std::string> cells_of(const std::string& line) {
+  std::vector<std::string> cells;
+  std::istringstream in(line.ends_with('\r') ? line.substr(0, line.size() - 1) : line);
+  for (std::string cell; std::getline(in, cell, ',');) cells.push_back(cell);
+  return cells;
+}
+
+double number_of(const std::string& where, const std::string& column, const std::string& text) {
+  const auto value = train::to_number<double>(text);
+  if (!value || *value <= 0) {
+    throw ConfigError(fmt::format("{}: {}", where, column), text, "must be a number above 0",
+                      "write the measured time, or the number of ranks");
+  }
+  return *value;
+}
+
+/// A row of the file as a run, traced. `config`: what all rows have in common.
+plan::MeasuredStep traced(train::RunConfig config, const std::string& where,
+                          const std::vector<std::string>& columns,
+                          const std::vector<std::string>& cells, const plan::Machine& machine) {
+  if (cells.size() != columns.size()) {
+    throw AgreedError("{}: has {}, the header {}; write one for each column", where,
+                      counted(static_cast<std::int64_t>(cells.size()), "cell"), columns.size());
+  }
+  config::Fields fields;
+  config.declare(fields);
+  train::LayoutFacts facts{
+      .world = 0, .schedule_text = {}, .host = machine.on_host(), .planned = true};
+  plan::MeasuredStep step;
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    const std::string& column = columns[c];
+    if (column == "gpus" || column == "ranks") {
+      facts.world = static_cast<int>(number_of(where, column, cells[c]));
+    } else if (column == "step_ms" || column == "step_s") {
+      step.seconds = number_of(where, column, cells[c]) * (column == "step_ms" ? 1e-3 : 1);
+    } else {
+      const auto alias = short_names.find(column);
+      const std::string& key = alias == short_names.end() ? column : alias->second;
+      fields.at(key, where).set_text(cells[c], config::Source::command_line, where);
+    }
+  }
+  if (facts.world == 0 || step.seconds == 0) {
+    throw AgreedError("{}: has no {}; add that column", where,
+                      facts.world == 0 ? "ranks" : "step_ms or step_s");
+  }
+  for (int rank = 0; rank < facts.world; ++rank) {
+    facts.node_of.push_back(rank - rank % static_cast<int>(machine.ranks_per_node));
+  }
+  config.device.type = machine.on_host() ? "cpu" : "cuda";
+  train::validate_layout(config, facts);
+  step.shape = train::grid_shape(config, facts);
+  const model::Transformer model(config.model);
+  step.stages = plan::trace_stages(
+      model,
+      train::replica_options(config, train::stage_options(config, step.shape, facts),
+                             static_cast<int>(std::max<std::int64_t>(1, config.parallel.threads))),
+      step.shape, machine.on_host(), config.data.document_mask);
+  step.name = fmt::format("{}; micro-batch {} of {}; {} × {}", step.shape.to_string(),
+                          config.train.micro_batch, config.train.batch, config.model.layers,
+                          config.model.width);
+  return step;
+}
+
+std::vector<plan::MeasuredStep> read_steps(const train::RunConfig& config, const std::string& path,
+                                           const plan::Machine& machine) {
+  std::istringstream in(read_named_file(path, "CSV", std::int64_t{16} << 20));
+  std::string line;
+  std::getline(in, line);
+  const std::vector<std::string> columns = cells_of(line);
+  std::vector<plan::MeasuredStep> steps;
+  for (int number = 2; std::getline(in, line); ++number) {
+    if (line.empty()) continue;
+    steps.push_back(
+        traced(config, fmt::format("{}:{}", path, number), columns, cells_of(line), machine));
+  }
+  if (steps.empty()) throw AgreedError("{}: has no row; write a header and a row a step", path);
+  return steps;
+}
+
+}  // namespace
+
+std::string plan_measured(const train::RunConfig& config, const PlanMeasuredOptions& options) {
+  plan::Machine machine = plan::Machine::read(options.machine);
+  const std::vector<plan::MeasuredStep> steps = read_steps(config, options.measured, machine);
+  if (!options.fit.empty()) {
+    machine = plan::calibrate(machine, cells_of(options.fit), steps);
+  }
+  const std::vector<double> predicted = plan::predict_all(steps, machine);
+  std::string text =
+      fmt::format("{:<68}{:>12}{:>12}{:>9}\n", "step", "measured, s", "predicted", "error");
+  double sum = 0, most = 0;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const double error = predicted[i] / steps[i].seconds - 1;
+    sum += std::abs(error);
+    most = std::max(most, std::abs(error));
+    text += fmt::format("{:<68}{:>12.4f}{:>12.4f}{:>8.1f}%\n", steps[i].name, steps[i].seconds,
+                        predicted[i], 100 * error);
+  }
+  const std::string summary =
+      fmt::format("{}: mean error {:.2f} %, largest {:.1f} %",
+                  counted(static_cast<std::int64_t>(steps.size()), "step"),
+                  100 * sum / static_cast<double>(steps.size()), 100 * most);
+  if (!options.output.empty()) {
+    machine.source +=
+        fmt::format("{}{} fitted to {}; {}", machine.source.empty() ? "" : "; ", options.fit,
+                    std::filesystem::path(options.measured).filename().string(), summary);
+    write_file(options.output, machine.to_toml());
+  }
+  return text + summary + "\n";
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Predicted step times as a user asks for them: the tables, steps that others measured, refusals.
+set -euo pipefail
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+fail() {
+  echo "$*"
+  cat "$out"/* 2> /dev/null | tail -40
+  exit 1
+}
+machines=$SOURCE/data/machines
+plan() { "$TRIREME" plan "$@" > "$out/text" 2> "$out/errors"; }
+
+model=(--model.preset llama-7b --model.vocabulary 32000 --precision.compute bf16 --train.batch 64)
+for machine in "$machines"/*.toml; do
+  plan --ranks 16 --machine "$machine" "${model[@]}" --precision.compute fp32 --train.micro_batch 1 \
+    --model.layers 4 --parallel.tensor 2 --parallel.pipeline 2 || fail "$machine"
+  grep -q '^step on .*tokens/s.*MFU [0-9.]* %$' "$out/text" || fail "$machine: no step"
+done
+plan --ranks 64 --machine "$machines/a100-sxm-80g.toml" "${model[@]}" --train.micro_batch 1 \
+  --parallel.tensor 4 --parallel.pipeline 4 --json || fail "JSON"
+python3 - "$out/text" << 'PYTHON' || fail "the JSON plan"
+import json, sys
+step = json.load(open(sys.argv[1]))["step"]
+assert abs(sum(step["parts"].values()) - step["seconds"]) < 1e-6 * step["seconds"], step
+assert 0.2 < step["mfu"] < 0.8, step
+PYTHON
+# Twice the micro-batches of a pipeline of four take less than twice as long: the bubble stays.
+seconds() {
+  plan --ranks 16 --machine "$machines/a100-sxm-80g.toml" "${model[@]}" --train.batch "$1" \
+    --train.micro_batch 1 --parallel.tensor 4 --parallel.pipeline 4 --json || fail "batch $1"
+  python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["step"]["seconds"])' "$out/text"
+}
+awk -v a="$(seconds 8)" -v b="$(seconds 16)" 'BEGIN { exit !(b > 1.5 * a && b < 1.9 * a) }' || fail "the bubble"
+
+# Steps that others measured: the errors that docs/step-time.md has, and the best layout of 47 first.
+"$SOURCE/bench/published-steps/run.sh" "$TRIREME" > "$out/published" 2>&1 || fail "published steps"
+awk '
+  /\.csv$/ { file = $1 }
+  /mean error/ { mean[file] = $5 }
+  /^tensor/ && file == "39b.csv" && (best == "" || $(NF - 1) < least) { best = $0; least = $(NF - 1) }
+  END { exit !(mean["one-node.csv"] < 7.9 && mean["39b.csv"] < 7.8 && best ~ /^tensor 4 × pipeline 4 × data 32; micro-batch 2 of/) }
+' "$out/published" || fail "published steps"
+# A fit brings constants that are wrong back.
+sed 's/^launch_us = .*/launch_us = 300.0/' "$machines/a100-megatron-deepspeed.toml" > "$out/wrong.toml"
+head -40 "$SOURCE/bench/published-steps/one-node.csv" > "$out/some.csv"
+measured=(--config "$SOURCE/bench/published-steps/megatron-deepspeed.toml" --measured "$out/some.csv")
+plan "${measured[@]}" --machine "$out/wrong.toml" || fail "wrong constants"
+before=$(awk '/mean error/ { print $5 }' "$out/text")
+plan "${measured[@]}" --machine "$out/wrong.toml" --fit device.launch_us,links.launch_us --output "$out/fitted.toml" ||
+  fail "a fit"
+plan "${measured[@]}" --machine "$out/fitted.toml" || fail "fitted constants"
+awk -v a="$before" -v b="$(awk '/mean error/ { print $5 }' "$out/text")" 'BEGIN { exit !(a > 30 && b < 12) }' ||
+  fail "a fit: $before"
+grep -q 'fitted to some.csv; 39 steps: mean error' "$out/fitted.toml" || fail "a fit without its rows"
+
+# One line each, exit 1 or 2.
+refused() {
+  local want=$1
+  shift
+  if plan "$@"; then fail "not refused: $*"; fi
+  [ "$(wc -l < "$out/errors")" -eq 1 ] || fail "more than a line: $*"
+  grep -q "^trireme: error: .*$want" "$out/errors" || fail "not '$want': $*"
+}
+broken() { # TEXT REPLACEMENT
+  sed "s/$1/$2/" "$machines/a100-sxm-80g.toml" > "$out/broken.toml"
+}
+on=(--ranks 8 --machine "$out/broken.toml" "${model[@]}")
+broken 'gb_per_s = 230.0' ''
+refused 'links.node.gb_per_s = (missing)' "${on[@]}"
+broken 'launch_us = .*' 'launch_us = -1'
+refused 'device.launch_us = -1: must be at least 0' "${on[@]}"
+broken 'launch_us' 'lanch_us'
+refused 'did you mean device.launch_us' "${on[@]}"
+broken 'bf16_tflops = .*' ''
+refused 'products.bf16_tflops is missing' "${on[@]}"
+broken x x
+refused 'device.type = cpu: ' "${on[@]}" --device.type cpu
+refused 'zero.offload' "${on[@]}" --zero.offload optimizer --parallel.zero 1
+refused 'no such file\|No such file' --ranks 8 --machine "$out/none.toml" "${model[@]}"
+refused '--machine belongs to --ranks' --machine "$out/broken.toml" --stages 2 --micro-batches 2
+refused '--measured needs --machine' --measured "$out/some.csv"
+refused 'must be a number of a machine file' "${measured[@]}" --machine "$out/wrong.toml" --fit nothing
+printf 'gpus,layers\n8,2\n' > "$out/short.csv"
+refused 'has no step_ms or step_s' "${measured[@]:0:2}" --measured "$out/short.csv" --machine "$out/wrong.toml"
