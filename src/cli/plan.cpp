@@ -111,21 +111,22 @@ std::string plan_schedule(const Options& options) {
 }
 
 void check_given(const Options& options) {
+  if (!options.measured.empty()) {
+    if (options.machine.empty()) throw UsageError("plan: --measured needs --machine");
+    if (options.ranks > 0) throw UsageError("plan: --ranks and --measured exclude each other");
+  } else if (!options.fit.empty()) {
+    throw UsageError("plan: --fit belongs to --measured");
+  }
+  if (!options.output.empty() && options.fit.empty()) {
+    throw UsageError("plan: --output belongs to --fit");
+  }
   if (options.ranks > 0) return;
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
   if (!options.memory.empty()) throw UsageError("plan: --memory belongs to --ranks");
   if (options.json) throw UsageError("plan: --json belongs to --ranks");
-  if (!options.measured.empty()) {
-    if (options.machine.empty()) throw UsageError("plan: --measured needs --machine");
-    if (!options.output.empty() && options.fit.empty()) {
-      throw UsageError("plan: --output belongs to --fit");
-    }
-    return;
-  }
-  if (!options.machine.empty())
+  if (!options.measured.empty()) return;
+  if (!options.machine.empty()) {
     throw UsageError("plan: --machine belongs to --ranks or --measured");
-  if (!options.fit.empty() || !options.output.empty()) {
-    throw UsageError("plan: --fit and --output belong to --measured");
   }
   if (schedule::path_of(options.schedule)) return;
   for (const auto& [flag, value] : {std::pair("--stages", options.stages),

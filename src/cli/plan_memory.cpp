@@ -373,6 +373,7 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
           fmt::format("{} has device.type = {}", options.machine, machine->device.type),
           "leave it at auto");
     }
+    if (options.ranks_per_node > 0) machine->ranks_per_node = options.ranks_per_node;
     for (int rank = 0; options.ranks_per_node == 0 && rank < facts.world; ++rank) {
       facts.node_of.push_back(rank - rank % static_cast<int>(machine->ranks_per_node));
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <limits>
 
 #include "trireme/core/error.hpp"
 
@@ -16,7 +17,7 @@ config::Field& field_of(config::Fields& fields, const std::string& key) {
   config::Field* field = fields.find(key);
   const bool number = field != nullptr && (std::holds_alternative<double*>(field->target));
   if (!number) {
-    throw ConfigError("--fit", key, "must be a number of a machine file",
+    throw ConfigError("--fit", key, "must be a key of a machine file whose value may be fractional",
                       "use products.efficiency, …");
   }
   return *field;
@@ -29,6 +30,19 @@ double value_of(const Machine& machine, const std::string& key) {
   return std::get<double>(field_of(fields, key).value());
 }
 
+/// The logarithm of the nearest number that the key's rule lets pass, where that of `logarithm` is
+/// none: rules bound efficiencies and slowdowns, by these.
+double nearest_bound(const config::Field& field, double logarithm) {
+  double nearest = std::numeric_limits<double>::infinity();
+  for (const double bound : {0.001, 0.01, 1.0}) {
+    const double there = std::log(bound);
+    const bool nearer = std::abs(there - logarithm) < std::abs(nearest - logarithm);
+    if (nearer && field.rule.kept(config::Value(bound))) nearest = there;
+  }
+  TRIREME_ASSERT(std::isfinite(nearest), "no bound of {}", field.key);
+  return nearest;
+}
+
 /// With e^logarithm for each key, or the nearest that its rule lets pass.
 Machine with(const Machine& start, const std::vector<std::string>& keys, Vector& logarithms) {
   Machine machine = start;
@@ -36,10 +50,9 @@ Machine with(const Machine& start, const std::vector<std::string>& keys, Vector&
   machine.declare(fields);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const config::Field& field = field_of(fields, keys[i]);
-    // Rules of these keys only bound efficiencies, by 1.
-    if (!field.rule.kept(config::Value(std::exp(logarithms[i])))) {
-      logarithms[i] = std::min(logarithms[i], 0.0);
-    }
+    *std::get<double*>(field.target) = std::exp(logarithms[i]);
+    if (field.rule.kept(field.value())) continue;
+    logarithms[i] = nearest_bound(field, logarithms[i]);
     *std::get<double*>(field.target) = std::exp(logarithms[i]);
   }
   return machine;
@@ -47,7 +60,13 @@ Machine with(const Machine& start, const std::vector<std::string>& keys, Vector&
 
 Vector residuals(const std::vector<MeasuredStep>& steps, const Machine& machine) {
   Vector result = predict_all(steps, machine);
-  for (std::size_t i = 0; i < steps.size(); ++i) result[i] = std::log(result[i] / steps[i].seconds);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const double ratio = result[i] / steps[i].seconds;
+    result[i] = std::log(ratio);
+    if (std::isfinite(result[i])) continue;
+    throw Error("plan: {}: predicted {:g} s, measured {:g} s: no ratio to fit; mend the row",
+                steps[i].name, ratio * steps[i].seconds, steps[i].seconds);
+  }
   return result;
 }
 

@@ -18,15 +18,16 @@ namespace {
 constexpr double micro = 1e-6, giga = 1e9, tera = 1e12;
 
 /// Keys that every file must have: nothing can be assumed for them.
-constexpr std::string_view needed[] = {"ranks_per_node",        "device.type",
-                                       "device.memory_gib",     "memory.gb_per_s",
-                                       "links.node.latency_us", "links.node.gb_per_s"};
+constexpr std::string_view needed[] = {"ranks_per_node",           "device.type",
+                                       "device.memory_gib",        "memory.gb_per_s",
+                                       "links.node.latency_us",    "links.node.gb_per_s",
+                                       "links.network.latency_us", "links.network.gb_per_s"};
 
 }  // namespace
 
 void Machine::Device::declare(config::Fields& fields) {
   fields.add("type", type, "gpu or cpu", one_of({"gpu", "cpu"}));
-  fields.add("memory_gib", memory_gib, "of a GPU, or of a node's CPUs", positive());
+  fields.add("memory_gib", memory_gib, "of a GPU, or of a node's CPUs", in_range(0.001, 1e6));
   fields.add("launch_us", launch_us, "the host's time for an operation", non_negative());
   fields.add("operation_us", operation_us, "of each operation beside what its size takes",
              non_negative());
@@ -82,7 +83,7 @@ void Machine::Links::declare(config::Fields& fields) {
 void Machine::declare(config::Fields& fields) {
   fields.add("name", name, "of the machine");
   fields.add("source", source, "where the values come from");
-  fields.add("ranks_per_node", ranks_per_node, "at most", at_least(1));
+  fields.add("ranks_per_node", ranks_per_node, "at most", in_range(1, 1 << 20));
   fields.section("device", device);
   fields.section("products", products);
   fields.section("attention", attention);
@@ -106,6 +107,9 @@ Machine Machine::read(const std::filesystem::path& path) {
     if (fields.find(std::string(key))->source == config::Source::built_in) {
       missing(key, "every machine has it");
     }
+  }
+  if (!machine.attention.fused && machine.attention.score_bytes == 0) {
+    missing("attention.score_bytes", "attention that is not fused moves scores");
   }
   if (machine.peak(DType::f32) + machine.peak(DType::bf16) + machine.peak(DType::f16) == 0) {
     missing("products.bf16_tflops", "the peak of at least one type must be known");

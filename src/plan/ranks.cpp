@@ -1,7 +1,9 @@
 #include "trireme/plan/ranks.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "trireme/checkpoint/pieces.hpp"
 #include "trireme/params/layout.hpp"
@@ -33,11 +35,11 @@ bool covers(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>&
 
 }  // namespace
 
-std::vector<int> distinct_tensor_ranks(const model::Transformer& model,
-                                       parallel::StageOptions options) {
+std::vector<int> equal_tensor_ranks(const model::Transformer& model,
+                                    parallel::StageOptions options) {
   const params::ParameterTable table = distinct_rows(model.table());
   const std::int64_t rows = model.config().sequence * options.sequences;
-  std::set<std::vector<std::int64_t>> known;
+  std::map<std::vector<std::int64_t>, int> known;
   std::vector<int> ranks;
   for (int rank = 0; rank < options.place.tensor; ++rank) {
     options.place.tensor_rank = rank;
@@ -56,9 +58,16 @@ std::vector<int> distinct_tensor_ranks(const model::Transformer& model,
     }
     const auto messages = state::TensorSums::largest_messages(layout, parallel::shares_of(options));
     sizes.push_back(messages.heads);
-    if (known.insert(std::move(sizes)).second) ranks.push_back(rank);
+    ranks.push_back(known.try_emplace(std::move(sizes), rank).first->second);
   }
   return ranks;
+}
+
+std::vector<int> distinct_tensor_ranks(const model::Transformer& model,
+                                       parallel::StageOptions options) {
+  const std::vector<int> equal = equal_tensor_ranks(model, std::move(options));
+  const std::set<int> lowest(equal.begin(), equal.end());
+  return {lowest.begin(), lowest.end()};
 }
 
 std::vector<int> fullest_data_ranks(const parallel::Stage& stage, int data, bool snapshots) {

@@ -20,7 +20,7 @@ using comm::OperationKind;
 /// Something that several ranks do together: a collective, or one message.
 struct Transfer {
   std::size_t sides = 0, arrived = 0;
-  double price = 0;
+  double seconds = 0;
   OperationKind kind = OperationKind::exchange;  // as the first side has it
   std::int64_t bytes = 0;                        // likewise
   std::vector<std::pair<std::size_t, int>>
@@ -54,6 +54,7 @@ struct Operation {
   std::vector<std::size_t> transfers;
   std::size_t left = 0;  // transfers under way
   bool released = false, begun = false, done = false;
+  double end = 0;  // once done
 };
 
 struct Rank {
@@ -215,7 +216,7 @@ class Simulation {
       if (each.local > 0) {
         static const std::string memory = "memory";
         transfers_.push_back({.sides = 1,
-                              .price = machine_.local_seconds(each.local),
+                              .seconds = machine_.local_seconds(each.local),
                               .operations = {{r, static_cast<int>(o)}},
                               .sequence = &memory});
         rank.operations[o].transfers.push_back(transfers_.size() - 1);
@@ -244,7 +245,7 @@ class Simulation {
     if (transfer.operations.empty()) {
       transfer.kind = planned.kind;
       transfer.bytes = planned.bytes;
-      transfer.price = machine_.seconds(planned, placement(each.channel.kind, peers.members));
+      transfer.seconds = machine_.seconds(planned, placement(each.channel.kind, peers.members));
     } else if (transfer.kind != planned.kind || transfer.bytes != planned.bytes) {
       throw Error("plan: {}: rank {} has {} of {} bytes, others {} of {}", *transfer.sequence,
                   rank.times.rank, comm::name_of(planned.kind), planned.bytes,
@@ -272,7 +273,7 @@ class Simulation {
         return std::find(peers.members.begin(), peers.members.end(), member);
       };
       const int step = static_cast<int>(place(peer) - place(own));
-      transfer.price =
+      transfer.seconds =
           machine_.message_seconds(message.bytes, same, same ? 1 : sharing_messages(own, step));
       transfer.bytes = message.bytes;
     } else if (transfer.bytes != message.bytes) {
@@ -367,7 +368,8 @@ class Simulation {
           // Messages between stages are MPI's, for which the host waits itself.
           if (rank.trace->operations[index].blocking ||
               rank.trace->operations[index].channel.direction) {
-            rank.host = std::max(rank.host, now_);
+            const double end = machine_.links.synchronous ? now_ : rank.operations[index].end;
+            rank.host = std::max(rank.host, end);
           }
           break;
         }
@@ -443,6 +445,7 @@ class Simulation {
       }
       if (front.left > 0) return;
       front.done = true;
+      front.end = now_;
       queue.pop_front();
     }
   }
@@ -451,7 +454,7 @@ class Simulation {
     ++transfer.arrived;
     if (transfer.arrived < transfer.sides) return;
     for (const auto& [r, o] : transfer.operations) change_load(r, 1);
-    add_event(Event::Kind::transferred, now_ + transfer.price, t);
+    add_event(Event::Kind::transferred, now_ + transfer.seconds, t);
   }
   void finish_transfer(std::size_t t) {
     const Transfer& transfer = transfers_[t];

@@ -225,6 +225,7 @@ parallel::StageOptions forward_options(const RunConfig& config, std::int64_t seq
           .train = false,
           .zero = static_cast<int>(config.parallel.zero),
           .sequence_parallel = config.parallel.sequence,
+          .chunks = config.parallel.overlap,
           .reproducible = config.numerics.reproducible,
           .virtual_tensor = static_cast<int>(config.numerics.virtual_tensor),
           .virtual_data = static_cast<int>(config.numerics.virtual_data)};
@@ -241,6 +242,7 @@ parallel::ReplicaOptions replica_options(const RunConfig& config,
   options.seed = static_cast<std::uint64_t>(config.train.seed);
   options.stochastic_rounding = select<bool>("precision.rounding", config.precision.rounding,
                                              {{"nearest", false}, {"stochastic", true}});
+  options.alone = trains_alone(config);
   options.trace = config.train.trace;
   options.graphs = config.device.graphs;
   return options;

@@ -91,7 +91,7 @@ TEST(StepSimulation, HidesLaunchesBehindComputationOnGpusAlone) {
 }
 
 // Thakur, Rabenseifner and Gropp (2005): 2(n−1)(α + S/(n·β)) for a ring's all-reduce.
-TEST(StepSimulation, PricesARing) {
+TEST(StepSimulation, HasTheTimeOfARing) {
   Machine machine = plain_machine();
   machine.node.latency_us = 1e6;
   machine.ranks_per_node = 8;
@@ -270,6 +270,29 @@ TEST(StepTimes, AreThoseOfAllRanksSimulatedOneByOne) {
       EXPECT_NEAR(simulate(shape, all, each_rank, machine).seconds / predicted, 1, 0.02) << what;
     }
   }
+}
+
+// Three heads over two tensor ranks: one has two of them, whichever rank that is.
+TEST(StepTimes, AreOfEachKindOfTensorRank) {
+  model::ModelConfig config = even_model();
+  config.width = 48;
+  config.heads = config.kv_heads = 3;
+  config.hidden = 0;
+  config.resolve();
+  const model::Transformer model(config);
+  const StageClasses stages =
+      trace_stages(model, options_of({2, 1, 1, 0, false}), shape_of(2, 1, 1), true);
+  std::vector<std::int64_t> heads;
+  for (const RankClass& each : stages.classes) {
+    std::int64_t most = 0;
+    for (const Work& work : each.trace.works) {
+      if (work.kind == Work::Kind::attention) most = std::max(most, work.count / 2);  // sequences
+    }
+    heads.push_back(most);
+  }
+  EXPECT_THAT(heads, testing::UnorderedElementsAre(1, 2));
+  EXPECT_EQ(stages.class_of(0), 0);
+  EXPECT_EQ(stages.class_of(1), 1);
 }
 
 TEST(StepTimes, HavePartsThatAddUpToTheStepOfTheLongestRank) {

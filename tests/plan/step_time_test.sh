@@ -39,8 +39,12 @@ awk '
   /\.csv$/ { file = $1 }
   /mean error/ { mean[file] = $5 }
   /^tensor/ && file == "39b.csv" && (best == "" || $(NF - 1) < least) { best = $0; least = $(NF - 1) }
-  END { exit !(mean["one-node.csv"] < 7.9 && mean["39b.csv"] < 7.8 && best ~ /^tensor 4 × pipeline 4 × data 32; micro-batch 2 of/) }
+  END { exit !(mean["one-node.csv"] < 7.7 && mean["39b.csv"] < 7.7 && best ~ /^tensor 4 × pipeline 4 × data 32; micro-batch 2 of/) }
 ' "$out/published" || fail "published steps"
+# Our own, on CPUs.
+plan --config "$SOURCE/bench/own-steps/common.toml" --machine "$machines/cpu-xeon-avx512.toml" \
+  --measured "$SOURCE/bench/own-steps/others.csv" || fail "own steps"
+awk '/mean error/ { exit !($5 < 5.5) }' "$out/text" || fail "own steps"
 # A fit brings constants that are wrong back.
 sed 's/^launch_us = .*/launch_us = 300.0/' "$machines/a100-megatron-deepspeed.toml" > "$out/wrong.toml"
 head -40 "$SOURCE/bench/published-steps/one-node.csv" > "$out/some.csv"
@@ -77,9 +81,25 @@ refused 'products.bf16_tflops is missing' "${on[@]}"
 broken x x
 refused 'device.type = cpu: ' "${on[@]}" --device.type cpu
 refused 'zero.offload' "${on[@]}" --zero.offload optimizer --parallel.zero 1
+refused 'data_parallel.method = allreduce alone' "${on[@]}" --data_parallel.method average --parallel.zero 0
+sed '/^\[links.network\]/,$d' "$machines/a100-sxm-80g.toml" > "$out/broken.toml"
+refused 'links.network.latency_us = (missing)' "${on[@]}"
+broken x x
+refused 'exclude each other' "${on[@]}" --measured "$out/some.csv"
+refused '--output belongs to --fit' "${on[@]}" --output "$out/new.toml"
 refused 'no such file\|No such file' --ranks 8 --machine "$out/none.toml" "${model[@]}"
 refused '--machine belongs to --ranks' --machine "$out/broken.toml" --stages 2 --micro-batches 2
 refused '--measured needs --machine' --measured "$out/some.csv"
-refused 'must be a number of a machine file' "${measured[@]}" --machine "$out/wrong.toml" --fit nothing
+refused 'must be a key of a machine file' "${measured[@]}" --machine "$out/wrong.toml" --fit nothing
 printf 'gpus,layers\n8,2\n' > "$out/short.csv"
 refused 'has no step_ms or step_s' "${measured[@]:0:2}" --measured "$out/short.csv" --machine "$out/wrong.toml"
+row() { # HEADER ROW WHAT
+  printf '%s\n%s\n' "$1" "$2" > "$out/row.csv"
+  refused "$3" "${measured[@]:0:2}" --measured "$out/row.csv" --machine "$out/wrong.toml"
+}
+row ranks,step_s 8.7,1 'row.csv:2: ranks = 8.7: must be a number from 1 to'
+row ranks,step_s 8,inf 'row.csv:2: step = inf: must be a time above 0'
+row ranks,step_s 8, 'row.csv:2: step = : must be'
+row ranks,step_s 8,1,2 'has 3 cells, the header 2'
+row ranks,model.preset,step_s 8,gpt2,1 'model.preset: is no column'
+row ranks,tensor,step_s 8,3,1 'row.csv:2: parallel.tensor = 3'

@@ -19,9 +19,11 @@ struct MeasuredStep {
 /// Predicted seconds of each.
 std::vector<double> predict_all(const std::vector<MeasuredStep>& steps, const Machine& machine);
 
-/// The machine whose values of `keys` (numbers above 0, of Machine::declare) minimize Σ
-/// ln(predicted/measured)², found from those of `start` by Levenberg (1944) and Marquardt (1963) on
-/// their logarithms, within each key's rule. Throws ConfigError for a key that is no such number.
+/// The machine whose values of `keys` (numbers above 0, of Machine::declare) minimize the sum of
+/// Huber's loss (1964) of ln(predicted/measured), which is the square up to 0.1, plus 0.02 times
+/// the square of each key's logarithmic distance from `start`. Found by Levenberg (1944) and
+/// Marquardt (1963) on logarithms, within each key's rule. Throws ConfigError for a key that is no
+/// such number, Error for a step without a finite ratio.
 Machine calibrate(const Machine& start, const std::vector<std::string>& keys,
                   const std::vector<MeasuredStep>& steps);
 

@@ -7,6 +7,9 @@
 
 namespace trireme::plan {
 
+/// By tensor rank, the lowest one that holds tiles of the same sizes. `options`: of any stage.
+std::vector<int> equal_tensor_ranks(const model::Transformer& model,
+                                    parallel::StageOptions options);
 /// Tensor ranks of which no two hold tiles of the same sizes; the lowest of each kind, ascending.
 /// `options`: of any stage.
 std::vector<int> distinct_tensor_ranks(const model::Transformer& model,

@@ -5,15 +5,14 @@
 
 namespace trireme::plan {
 
-/// Traces the first rank of each pipeline stage and simulates their step: the other tensor and data
-/// ranks of a stage do the same but for shards and tiles that do not divide evenly, of which the
-/// first rank's are among the largest. `documents`, `spans`: as trace_step and simulate have them.
+/// Simulates what trace_stages gives. `documents`, `spans`: as trace_step and simulate have them.
 /// Throws Error as they do.
 StepTimes predict_step(const model::Transformer& model, const parallel::ReplicaOptions& options,
                        const comm::GridShape& shape, const Machine& machine, bool documents = false,
                        bool spans = false);
 
-/// What predict_step simulates.
+/// The first data rank of each pipeline stage and of each kind of tensor rank (equal_tensor_ranks).
+/// Other data ranks do the same, but for shards that do not divide evenly.
 struct StageClasses {
   std::vector<RankClass> classes;
   ClassOf class_of;

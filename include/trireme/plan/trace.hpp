@@ -19,9 +19,9 @@
 
 namespace trireme::plan {
 
-/// What an operation's time depends on. product: a matrix product [m, k]·[k, n], `count` equal ones
-/// in one call. attention: of `count` heads of all sequences, m queries, n keys, size k of a head.
-/// memory: bound by `bytes`. update: an optimizer's, likewise.
+/// What an operation's time depends on. product: a matrix product [m, k]·[k, n]. attention: of
+/// `count` heads of all sequences, m queries, n keys, size k of a head. memory: bound by `bytes`.
+/// update: an optimizer's, likewise.
 struct Work {
   enum class Kind : std::uint8_t { product, attention, attention_backward, memory, update };
   Kind kind = Kind::memory;
