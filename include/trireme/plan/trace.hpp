@@ -41,8 +41,8 @@ std::string_view name_of(Work::Kind kind);
 /// A group or pipeline channel of a rank.
 struct Channel {
   comm::GroupKind kind = comm::GroupKind::world;
-  std::optional<comm::Direction> direction{};  // of a channel between stages
-  auto operator<=>(const Channel&) const = default;
+  std::optional<comm::Direction> direction{};        // of a channel between stages
+  auto operator<=>(const Channel&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 std::string to_string(const Channel& channel);
 
