@@ -102,6 +102,18 @@ struct PlanMemoryOptions {
 std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
                         const PlanMemoryOptions& options);
 
+/// As users read a part of plan::RankTimes: "data" is waited for, "products" are computed.
+std::string step_part_name(const std::string& part);
+/// Reads the machine file; device.type and the nodes of ranks become the machine's. Throws
+/// ConfigError where device.type contradicts it.
+plan::Machine machine_for(train::RunConfig& config, train::LayoutFacts& facts,
+                          const std::string& file, int ranks_per_node);
+
+/// The fastest layouts on facts.world ranks of a machine, as a table; with `output` the best one
+/// goes there as TOML.
+std::string plan_search(train::RunConfig config, train::LayoutFacts facts,
+                        const PlanMemoryOptions& options, const std::string& output);
+
 /// The predicted step of that layout, as lines of text and for JSON.
 struct StepPlan {
   std::string text;

@@ -39,6 +39,7 @@ struct Options {
   std::string memory;               // empty: this machine's
   std::string machine;              // a file; empty: time is not predicted
   std::string measured, fit, output;
+  bool search = false;
   bool json = false;
   std::string file;
 };
@@ -117,9 +118,13 @@ void check_given(const Options& options) {
   } else if (!options.fit.empty()) {
     throw UsageError("plan: --fit belongs to --measured");
   }
-  if (!options.output.empty() && options.fit.empty()) {
-    throw UsageError("plan: --output belongs to --fit");
+  if (!options.output.empty() && options.fit.empty() && !options.search) {
+    throw UsageError("plan: --output belongs to --fit and --search");
   }
+  if (options.search && (options.ranks == 0 || options.machine.empty())) {
+    throw UsageError("plan: --search needs --ranks and --machine");
+  }
+  if (options.search && options.json) throw UsageError("plan: --search has no --json");
   if (options.ranks > 0) return;
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
   if (!options.memory.empty()) throw UsageError("plan: --memory belongs to --ranks");
@@ -175,7 +180,10 @@ void add_plan(CLI::App& app, Command& command) {
   plan->add_option("--fit", options->fit,
                    "keys of the machine file, with commas: fits\nthem to these steps first")
       ->type_name("KEYS");
-  plan->add_option("--output", options->output, "writes the fitted machine")->type_name("FILE");
+  plan->add_option("--output", options->output, "writes the fitted machine, or the best layout")
+      ->type_name("FILE");
+  plan->add_flag("--search", options->search,
+                 "looks for the layout of --ranks with the\nshortest step on --machine");
   plan->add_flag("--json", options->json, "print the plan of --ranks as JSON, in bytes");
   plan->add_option("--config", options->file, "configuration in TOML")->type_name("FILE");
   plan->footer(examples);
@@ -201,12 +209,15 @@ void add_plan(CLI::App& app, Command& command) {
             facts.node_of.push_back(static_cast<int>(rank - rank % node));
           }
         }
-        return plan_memory(
-            resolved.config, std::move(facts),
-            {.ranks_per_node = narrowed("--ranks-per-node", options->ranks_per_node),
-             .memory = options->memory.empty() ? 0 : parse_size("--memory", options->memory),
-             .json = options->json,
-             .machine = options->machine});
+        const PlanMemoryOptions memory{
+            .ranks_per_node = narrowed("--ranks-per-node", options->ranks_per_node),
+            .memory = options->memory.empty() ? 0 : parse_size("--memory", options->memory),
+            .json = options->json,
+            .machine = options->machine};
+        if (options->search) {
+          return plan_search(resolved.config, std::move(facts), memory, options->output);
+        }
+        return plan_memory(resolved.config, std::move(facts), memory);
       });
       print_on_root(session, text);
       return 0;

@@ -365,18 +365,7 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
                         const PlanMemoryOptions& options) {
   std::optional<plan::Machine> machine;
   if (!options.machine.empty()) {
-    machine = plan::Machine::read(options.machine);
-    if (config.device.type == "auto") config.device.type = machine->on_host() ? "cpu" : "cuda";
-    if (machine->on_host() != (config.device.type == "cpu")) {
-      throw ConfigError(
-          "device.type", config.device.type,
-          fmt::format("{} has device.type = {}", options.machine, machine->device.type),
-          "leave it at auto");
-    }
-    if (options.ranks_per_node > 0) machine->ranks_per_node = options.ranks_per_node;
-    for (int rank = 0; options.ranks_per_node == 0 && rank < facts.world; ++rank) {
-      facts.node_of.push_back(rank - rank % static_cast<int>(machine->ranks_per_node));
-    }
+    machine = machine_for(config, facts, options.machine, options.ranks_per_node);
   }
   const std::int64_t per_node = options.ranks_per_node > 0 ? options.ranks_per_node
                                 : machine                  ? machine->ranks_per_node

@@ -6,10 +6,7 @@
 
 namespace trireme::cli {
 
-namespace {
-
-/// "data" is waited for, "products" are computed.
-std::string part_name(const std::string& part) {
+std::string step_part_name(const std::string& part) {
   for (const auto kind : comm::all_group_kinds) {
     if (part == comm::name_of(kind)) return "wait for " + part + " ranks";
   }
@@ -17,7 +14,25 @@ std::string part_name(const std::string& part) {
   return part;
 }
 
-}  // namespace
+plan::Machine machine_for(train::RunConfig& config, train::LayoutFacts& facts,
+                          const std::string& file, int ranks_per_node) {
+  plan::Machine machine = plan::Machine::read(file);
+  if (config.device.type == "auto") config.device.type = machine.on_host() ? "cpu" : "cuda";
+  if (machine.on_host() != (config.device.type == "cpu")) {
+    throw ConfigError("device.type", config.device.type,
+                      fmt::format("{} has device.type = {}", file, machine.device.type),
+                      "leave it at auto");
+  }
+  facts.host = machine.on_host();
+  if (ranks_per_node > 0) {
+    machine.ranks_per_node = ranks_per_node;
+    return machine;
+  }
+  for (int rank = 0; rank < facts.world; ++rank) {
+    facts.node_of.push_back(rank - rank % static_cast<int>(machine.ranks_per_node));
+  }
+  return machine;
+}
 
 StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& facts,
                    const comm::GridShape& shape, const plan::Machine& machine,
@@ -51,7 +66,7 @@ StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& fac
   };
   double sum = 0;
   for (const auto& [part, seconds] : longest.parts) {
-    add(part_name(part), seconds);
+    add(step_part_name(part), seconds);
     sum += seconds;
   }
   if (times.seconds - sum > 1e-9) add("others, and the host between steps", times.seconds - sum);

@@ -39,6 +39,7 @@ bool counts_from_zero(const data::Batch& batch) {
 
 HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
   const std::int64_t sequences = batch_.sequences, length = batch_.length;
+  rows_.reserve(batch_.samples.size() * static_cast<std::size_t>(batch_.length));
   for (std::int64_t sample : batch_.samples) {
     for (std::int64_t t = 0; t < length; ++t) rows_.push_back(sample * length + t);
   }
@@ -73,8 +74,10 @@ std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std
     batch.targets.resize(tokens);
     batch.weights.assign(tokens, 1.0F);
     if (documents) batch.documents.resize(tokens);
-    for (std::size_t i = 0; i < tokens; ++i) {
-      batch.positions.push_back(static_cast<std::int32_t>(i % static_cast<std::size_t>(length)));
+    batch.positions.resize(tokens);
+    for (std::size_t at = 0; at < tokens; at += static_cast<std::size_t>(length)) {
+      const auto first = batch.positions.begin() + static_cast<std::ptrdiff_t>(at);
+      std::iota(first, first + length, 0);
     }
     batch.samples.resize(static_cast<std::size_t>(sequences));
     batches.emplace_back(std::move(batch));

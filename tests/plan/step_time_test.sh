@@ -33,6 +33,20 @@ seconds() {
 }
 awk -v a="$(seconds 8)" -v b="$(seconds 16)" 'BEGIN { exit !(b > 1.5 * a && b < 1.9 * a) }' || fail "the bubble"
 
+# The best layout can be planned, and takes as long as the search printed.
+on=(--ranks 8 --machine "$machines/a100-sxm-80g.toml" --model.preset gpt2 --model.vocabulary 50257)
+on+=(--precision.compute bf16 --train.batch 32)
+plan "${on[@]}" --search --output "$out/layout.toml" || fail "a search"
+grep -q '^tensor ranks fill a node, fewest stages that fit: [0-9.]* % longer$' "$out/text" || fail "no usual layout"
+best=$(awk '$1 == "tensor" && $2 == "pipeline" { getline; print; exit }' "$out/text")
+plan "${on[@]}" --config "$out/layout.toml" || fail "the best layout"
+awk -v best="$best" '
+  /^step on/ { n = split(best, cell); for (i = 1; i <= n; ++i) if (cell[i] + 0 == $4 + 0) found = 1 }
+  END { exit !found }' "$out/text" || fail "the best layout: $best"
+if plan "${on[@]}" --search --memory 1MB; then fail "a search without room"; fi
+grep -q '^trireme: error: --ranks = 8: no layout fits into 0.0 GiB a rank; the nearest is tensor .* GiB too large' "$out/errors" ||
+  fail "a search without room"
+
 # Steps that others measured: the errors that docs/step-time.md has, and the best layout of 47 first.
 "$SOURCE/bench/published-steps/run.sh" "$TRIREME" > "$out/published" 2>&1 || fail "published steps"
 awk '
@@ -85,6 +99,7 @@ refused 'data_parallel.method = allreduce alone' "${on[@]}" --data_parallel.meth
 sed '/^\[links.network\]/,$d' "$machines/a100-sxm-80g.toml" > "$out/broken.toml"
 refused 'links.network.latency_us = (missing)' "${on[@]}"
 broken x x
+refused '--search needs --ranks and --machine' --search --stages 2 --micro-batches 2
 refused 'exclude each other' "${on[@]}" --measured "$out/some.csv"
 refused '--output belongs to --fit' "${on[@]}" --output "$out/new.toml"
 refused 'no such file\|No such file' --ranks 8 --machine "$out/none.toml" "${model[@]}"
