@@ -127,7 +127,14 @@ class PlannedDevice final : public device::Device {
   bool is_host() const override { return host_; }
   void* allocate(std::size_t bytes) override { return addresses_.take(bytes); }
   void release(void* memory) noexcept override { addresses_.give_back(memory); }
-  void* allocate_staging(std::size_t bytes) override { return allocate(bytes); }
+  /// The host writes tokens there: large pages, where the system has them, are had sooner.
+  void* allocate_staging(std::size_t bytes) override {
+    void* const memory = allocate(bytes);
+#ifdef MADV_HUGEPAGE
+    if (memory != nullptr) ::madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    return memory;
+  }
   void release_staging(void* memory) noexcept override { release(memory); }
   std::unique_ptr<device::Queue> make_queue() override {
     return std::make_unique<PlannedQueue>(recording_, recording_.make_stream());
@@ -328,8 +335,16 @@ std::map<std::string, std::int64_t> Trace::sent() const {
   return sums;
 }
 
-Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
+Trace trace_step(const model::Transformer& model, const parallel::ReplicaOptions& options,
                  const comm::GridShape& shape, int rank, bool host, bool documents) {
+  return trace_step(model, options, shape, rank, host,
+                    parallel::blank_batches(options.stage.micro_batches, options.stage.sequences,
+                                            model.config().sequence, documents));
+}
+
+Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
+                 const comm::GridShape& shape, int rank, bool host,
+                 const std::vector<parallel::HostMicrobatch>& batches) {
   if (options.alone || options.make_method || options.stage.served) {
     throw Error(
         "plan: step time is predicted for data_parallel.method = allreduce alone; use that, or "
@@ -368,8 +383,6 @@ Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions optio
   std::map<device::Use, std::int64_t> memory;
   {
     parallel::Replica replica(model, options, grid, recorder, ledger);
-    const auto batches = parallel::blank_batches(
-        options.stage.micro_batches, options.stage.sequences, model.config().sequence, documents);
     recording.record(true);
     replica.backward(batches);
     replica.update(1e-3, 0, 1);

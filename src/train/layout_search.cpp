@@ -35,7 +35,8 @@ class Search {
     one.parallel.data = one.parallel.zero = 0;
     one.parallel.sequence = false;
     one.parallel.schedule = "1f1b";
-    one.train.micro_batch = 1;
+    one.train.batch = one.train.micro_batch = 1;
+    one.numerics.virtual_data = 1;
     validate_layout(one, alone);
     base_.model = one.model;
   }

@@ -295,6 +295,31 @@ TEST(StepTimes, AreOfEachKindOfTensorRank) {
   EXPECT_EQ(stages.class_of(1), 1);
 }
 
+// Eight tensor ranks share two key/value heads: the first rank, which holds what is not split,
+// makes its key/value group unlike the others.
+TEST(StepTimes, AreOfRanksThatShareHeads) {
+  model::ModelConfig config = even_model();
+  config.heads = 8;
+  config.kv_heads = 2;
+  config.bias = false;
+  config.activation = "swiglu";
+  config.norm = "rmsnorm";
+  config.position = "rotary";
+  config.resolve();
+  const model::Transformer model(config);
+  comm::GridShape shape = shape_of(8, 2, 1);
+  shape.kv = 4;
+  const parallel::ReplicaOptions options = options_of({8, 2, 1, 1, true});
+  const StageClasses stages = trace_stages(model, options, shape, false);
+  EXPECT_LT(stages.classes.size(), 8);
+  std::vector<RankClass> alike;
+  for (int rank = 0; rank < shape.size(); ++rank) {
+    alike.push_back({rank, stages.classes[stages.class_of(rank)].trace});
+  }
+  EXPECT_DOUBLE_EQ(simulate(shape, alike, each_rank, gpu_machine()).seconds,
+                   predict_step(model, options, shape, gpu_machine()).seconds);
+}
+
 TEST(StepTimes, HavePartsThatAddUpToTheStepOfTheLongestRank) {
   const model::Transformer model(even_model());
   const StepTimes times =

@@ -11,7 +11,8 @@ StepTimes predict_step(const model::Transformer& model, const parallel::ReplicaO
                        const comm::GridShape& shape, const Machine& machine, bool documents = false,
                        bool spans = false);
 
-/// The first data rank of each pipeline stage and of each kind of tensor rank (equal_tensor_ranks).
+/// The first data rank of each pipeline stage and of each kind of tensor rank: with equal tiles, in
+/// key/value groups of equal ranks.
 /// Other data ranks do the same, but for shards that do not divide evenly.
 struct StageClasses {
   std::vector<RankClass> classes;

@@ -77,10 +77,14 @@ struct Trace {
   std::map<std::string, std::int64_t> sent() const;
 };
 
-/// One training step of `rank` with its update. `options` as in a run on that device; `documents`:
-/// batches have document numbers. Methods other than all-reduce, offloaded optimizers and parameter
-/// servers throw Error.
+/// One training step of `rank` with its update, on `batches`: all micro-batches of a replica.
+/// `options` as in a run on that device. Methods other than all-reduce, offloaded optimizers and
+/// parameter servers throw Error.
 Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
+                 const comm::GridShape& shape, int rank, bool host,
+                 const std::vector<parallel::HostMicrobatch>& batches);
+/// On blank batches; `documents`: with document numbers.
+Trace trace_step(const model::Transformer& model, const parallel::ReplicaOptions& options,
                  const comm::GridShape& shape, int rank, bool host, bool documents = false);
 
 }  // namespace trireme::plan
