@@ -1,5 +1,4 @@
 // trireme plan --ranks: what a run would hold in memory, and whether it fits.
-// Long because a plan, its table and its JSON are read together.
 #include <algorithm>
 #include <cstdio>
 #include <optional>

@@ -1,3 +1,4 @@
+// Long because device, operations and groups of a trace note their calls in one recording.
 #include "trireme/plan/trace.hpp"
 
 #include <algorithm>

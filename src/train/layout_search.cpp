@@ -94,7 +94,8 @@ class Search {
     const double peak = machine_.peak(type) * machine_.products.efficiency;
     const auto tokens = static_cast<double>(base_.train.batch * base_.model.sequence);
     // Of products alone, with a quarter of 1F1B's bubble: other schedules may have less.
-    const auto micro_batches = static_cast<double>(base_.train.batch / data / micro);
+    const auto micro_batches =
+        static_cast<double>(base_.train.batch) / static_cast<double>(data * micro);
     const double bubble = 1 + static_cast<double>(pipeline - 1) / micro_batches / 4;
     shape.least = 0.9 * model.flops_per_token() * tokens / peak / facts_.world * bubble;
     return shape;
@@ -138,7 +139,6 @@ class Search {
 
   void vary() {
     for (bool better = true; better;) {
-      better = false;
       std::vector<std::pair<RunConfig, int>> best;  // and data ranks
       for (const FoundLayout& each : result_.fitting) {
         if (best.size() == most_varied) break;
