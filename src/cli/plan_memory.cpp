@@ -206,18 +206,19 @@ std::int64_t node_bytes(const Plan& plan, const train::LayoutFacts& facts) {
   return most;
 }
 
-/// `given`: bytes of a GPU, or on CPUs of a node; 0: this machine's.
-Capacities capacities_of(const Plan& plan, const train::LayoutFacts& facts, std::int64_t given) {
+/// `given`: bytes of a GPU, or on CPUs of a node, as `source` has it; 0: this machine's.
+Capacities capacities_of(const Plan& plan, const train::LayoutFacts& facts, std::int64_t given,
+                         const std::string& source) {
   const std::int64_t physical = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
   Capacities result;
   result.node = {physical, "this machine's memory", node_bytes(plan, facts)};
   if (plan.on_host) {
-    if (given > 0) result.node.available = given, result.node.source = "--memory";
+    if (given > 0) result.node.available = given, result.node.source = source;
     return result;
   }
   const int gpus = device::cuda_device_count();
   if (plan.ranks_of_node > gpus) result.node.available = 0;  // this machine is no such node
-  result.gpu = {.available = given, .source = "--memory"};
+  result.gpu = {.available = given, .source = source};
   for (const Column& column : plan.columns) {
     result.gpu.needed = std::max(result.gpu.needed, column.sums.device);
   }
@@ -389,7 +390,8 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
     if (memory == 0) memory = static_cast<std::int64_t>(machine->device.memory_gib * (1 << 30));
     step = plan_step(config, facts, shape, *machine, options.machine);
   }
-  const Capacities capacities = capacities_of(plan, facts, memory);
+  const Capacities capacities =
+      capacities_of(plan, facts, memory, options.memory > 0 ? "--memory" : options.machine);
   return options.json ? to_json(plan, capacities, config, facts, step.json)
                       : to_text(plan, capacities, config, facts, automatic) + step.text;
 }

@@ -90,8 +90,8 @@ struct Event {
 class Simulation {
  public:
   Simulation(const comm::GridShape& shape, const std::vector<RankClass>& classes,
-             const ClassOf& class_of, const Machine& machine, bool spans)
-      : shape_(shape), classes_(classes), class_of_(class_of), machine_(machine), spans_(spans) {
+             const ClassOf& class_of, const Machine& machine)
+      : shape_(shape), classes_(classes), class_of_(class_of), machine_(machine) {
     for (const RankClass& each : classes) {
       Rank& rank = ranks_.emplace_back();
       rank.trace = &each.trace;
@@ -291,7 +291,6 @@ class Simulation {
   void note(Rank& rank, std::string_view name, double begin, double end) {
     if (end <= begin) return;
     rank.times.parts[std::string(name)] += end - begin;
-    if (spans_) rank.times.spans.push_back({std::string(name), begin, end});
   }
 
   // Computation
@@ -475,7 +474,6 @@ class Simulation {
   const std::vector<RankClass>& classes_;
   const ClassOf& class_of_;
   const Machine& machine_;
-  bool spans_;
   std::vector<Rank> ranks_;
   std::vector<Transfer> transfers_;
   std::map<std::string, Sequence> sequences_;
@@ -492,8 +490,8 @@ const RankTimes& StepTimes::longest() const {
 }
 
 StepTimes simulate(const comm::GridShape& shape, const std::vector<RankClass>& classes,
-                   const ClassOf& class_of, const Machine& machine, bool spans) {
-  return Simulation(shape, classes, class_of, machine, spans).run();
+                   const ClassOf& class_of, const Machine& machine) {
+  return Simulation(shape, classes, class_of, machine).run();
 }
 
 }  // namespace trireme::plan

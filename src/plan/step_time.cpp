@@ -58,10 +58,9 @@ StageClasses trace_stages(const model::Transformer& model, const parallel::Repli
 }
 
 StepTimes predict_step(const model::Transformer& model, const parallel::ReplicaOptions& options,
-                       const comm::GridShape& shape, const Machine& machine, bool documents,
-                       bool spans) {
+                       const comm::GridShape& shape, const Machine& machine, bool documents) {
   const StageClasses stages = trace_stages(model, options, shape, machine.on_host(), documents);
-  return simulate(shape, stages.classes, stages.class_of, machine, spans);
+  return simulate(shape, stages.classes, stages.class_of, machine);
 }
 
 }  // namespace trireme::plan

@@ -1,4 +1,3 @@
-// Long because device, operations and groups of a trace note their calls in one recording.
 #include "trireme/plan/trace.hpp"
 
 #include <algorithm>
@@ -22,8 +21,6 @@ using Kind = Instruction::Kind;
 /// Collects the calls of one rank.
 class Recording {
  public:
-  explicit Recording(bool host) { trace_.host = host; }
-
   void compute(const Work& work) {
     const auto [place, is_new] =
         places_.try_emplace(work.key(), static_cast<int>(trace_.works.size()));
@@ -40,7 +37,7 @@ class Recording {
     if (recording_ && waited_.insert(operation).second) add({Kind::wait, operation});
   }
   void wait_for_device() { add({Kind::wait_for_device, 0}); }
-  int make_stream() { return trace_.streams++; }
+  int make_stream() { return streams_++; }
 
   /// What is called from now on, or no longer, is part of the step.
   void record(bool on) { recording_ = on; }
@@ -53,6 +50,7 @@ class Recording {
   Trace trace_;
   std::map<decltype(Work().key()), int> places_;
   std::set<int> waited_;
+  int streams_ = 0;
   bool recording_ = false;
 };
 
@@ -141,8 +139,7 @@ class PlannedDevice final : public device::Device {
     return std::make_unique<PlannedQueue>(recording_, recording_.make_stream());
   }
   void copy(void*, const void*, std::size_t bytes) override {
-    recording_.compute(
-        {.type = DType::u8, .bytes = static_cast<std::int64_t>(2 * bytes), .name = "copy"});
+    recording_.compute({.type = DType::u8, .bytes = static_cast<std::int64_t>(2 * bytes)});
   }
   void reduce(DType, device::Reduction, std::span<const std::byte* const>, std::byte*,
               std::int64_t) override {
@@ -217,10 +214,9 @@ class PlannedOps final : public ops::ForwardingOps<PlannedOps> {
   explicit PlannedOps(Recording& recording) : recording_(recording) {}
 
   template <class... Parameters, class... Arguments>
-  void forward(const char* name, void (Ops::*operation)(Parameters...),
+  void forward(const char* /*name*/, void (Ops::* /*operation*/)(Parameters...),
                const Arguments&... arguments) {
-    static_cast<void>(operation);
-    Work work{.type = type_of(arguments...), .name = name};
+    Work work{.type = type_of(arguments...)};
     work.bytes = (bytes_of_argument(arguments) + ...);
     describe(work, arguments...);
     recording_.compute(work);
@@ -356,7 +352,7 @@ Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions optio
         "plan: step time is not predicted for zero.offload; use zero.offload = none, or leave "
         "--machine out");
   }
-  Recording recording(host);
+  Recording recording;
   PlannedDevice device(recording, host);
   device::MemoryLedger ledger(device);
   Recorder recorder;

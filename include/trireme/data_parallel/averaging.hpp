@@ -76,7 +76,6 @@ class IndependentWorkers final : public train::Method {
   IndependentWorkers(train::Job& job, comm::Grid& grid)
       : train::Method(job, grid), workers_(grid.group(comm::Axis::data)) {}
 
-  void configure(parallel::ReplicaOptions& options) override { options.alone = true; }
   void configure(plan::MemoryQuestion& question) const override;
   void attach(parallel::Replica& replica) override;
   comm::Communicator& members() override { return grid_.model_group(); }

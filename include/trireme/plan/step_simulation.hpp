@@ -23,18 +23,11 @@ struct RankClass {
 /// classes.
 using ClassOf = std::function<std::size_t(int rank)>;
 
-/// What a rank did, or waited for, in a stretch of the step.
-struct StepSpan {
-  std::string name;
-  double begin = 0, end = 0;  // seconds
-};
-
 struct RankTimes {
   int rank = 0;
   double end = 0;                       // seconds
   std::map<std::string, double> parts;  // seconds by kind of work, or channel waited for
   double busy = 0;                      // of computation
-  std::vector<StepSpan> spans;          // empty unless asked for
 };
 
 struct StepTimes {
@@ -52,6 +45,6 @@ struct StepTimes {
 /// Throws Error where a rank waits for what never comes, or a group's ranks do not agree on what
 /// they do.
 StepTimes simulate(const comm::GridShape& shape, const std::vector<RankClass>& classes,
-                   const ClassOf& class_of, const Machine& machine, bool spans = false);
+                   const ClassOf& class_of, const Machine& machine);
 
 }  // namespace trireme::plan

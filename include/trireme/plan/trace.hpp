@@ -1,6 +1,6 @@
 // What one step of a rank asks of its device and of its groups, found by running the step itself:
-// parallel::Replica on operations that compute nothing, groups that move nothing, and memory that
-// nobody touches. No list of layers, formulas or axes is kept beside the program.
+// parallel::Replica on operations that compute nothing, groups that move nothing, and memory of
+// which only addresses exist. No list of layers, formulas or axes is kept beside the program.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,7 @@ struct Work {
   std::int64_t m = 0, n = 0, k = 0, count = 1;
   std::int64_t bytes = 0;  // read and written
   bool causal = false;     // attention: half of the scores
-  const char* name = "";   // as in traces of a run
-  auto key() const {
-    return std::tuple(kind, type, m, n, k, count, bytes, causal, std::string_view(name));
-  }
+  auto key() const { return std::tuple(kind, type, m, n, k, count, bytes, causal); }
   /// Floating-point operations of a product or attention; else 0.
   double flops() const;
 };
@@ -68,9 +65,7 @@ struct Trace {
   std::vector<Work> works;  // that differ
   std::vector<StreamOperation> operations;
   std::vector<Instruction> instructions;
-  int streams = 0;
   bool overlap = true;  // streams advance while the rank computes
-  bool host = true;     // computes on CPUs
   /// Bytes that the rank held at most, by use, without what backends and groups work in.
   std::map<device::Use, std::int64_t> memory;
   /// Bytes sent to others, by the group's name as in Grid::traffic.
