@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Plants each bug of tests/planted/bugs.txt in a scratch copy of the tree and checks that the test named
-# for it fails: planted-bugs.sh [NAME...]; all without names. Exits 1 if one is not caught.
+# for it fails: planted-bugs.sh [NAME...]; all without names. Exits 1 if one is not caught. WORKERS copies
+# (one per core) are tried side by side, each with the bugs of one test after another.
 # planted-bugs.sh --check only checks that every edit still fits the sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 list=tests/planted/bugs.txt
-copy=build/planted
+scratch=build/planted
 
 # One line per bug: name, title, test, what the test needs of the machine (or "none"), then file, find and plant of every
 # edit; fields end in \x1f.
@@ -57,10 +58,6 @@ target() {
   esac
 }
 
-# CTest adds "  # GetParam() = …" to the names of parameterized tests.
-run_test() { ctest --test-dir $copy/build -R "^${1//./\\.}( |\$)" --no-tests=error --timeout 150 > $copy/log 2>&1; }
-build() { cmake --build $copy/build --parallel "${JOBS:-$(nproc)}" --target "$@" > $copy/build.log 2>&1; }
-
 mapfile -t bugs < <(entries)
 [ "${#bugs[@]}" -gt 0 ]
 if [ "${1-}" = --check ]; then
@@ -76,52 +73,89 @@ if [ "${1-}" = --check ]; then
   exit $wrong
 fi
 
-# Files get new times, so that objects of an interrupted edit are rebuilt.
-rm -rf $copy/source
-mkdir -p $copy/source
-git ls-files -z --cached --others --exclude-standard |
-  tar --null --files-from=- --ignore-failed-read -cf - | tar -xmf - -C $copy/source
-launcher=()
-command -v ccache > /dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-# Compiling takes longer than testing: -O1, whose false warnings of GCC 12 are not errors.
-cmake -S $copy/source -B $copy/build -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DTRIREME_WERROR=OFF -DTRIREME_BENCH=OFF "${launcher[@]}" > $copy/log 2>&1 || { tail -3 $copy/log; exit 1; }
-
 has() { case $1 in none) ;; cuda) command -v nvcc > /dev/null ;; *) grep -qw "$1" /proc/cpuinfo ;; esac; }
 wanted() { [ $# -eq 1 ] && return 0; local name=$1 each; shift; for each in "$@"; do [ "$each" = "$name" ] && return 0; done; return 1; }
-declare -A sound
-missed=0 caught=0 untried=0
-for bug in "${bugs[@]}"; do
-  IFS=$'\x1f' read -r -a field <<< "$bug"
-  name=${field[0]} test=${field[2]}
-  wanted "$name" "$@" || continue
-  if ! has "${field[3]}"; then
-    printf '%-24s %-8s %s\n' "$name" untried "$test is not run on a machine without ${field[3]}"
-    untried=$((untried + 1))
-    continue
-  fi
-  if [ -z "${sound[$test]-}" ]; then
-    # shellcheck disable=SC2046
-    build $(target "$test") || { echo "the tree does not build: $copy/build.log"; exit 1; }
-    run_test "$test" || { echo "$test fails without any planted bug: $copy/log"; exit 1; }
-    sound[$test]=yes
-  fi
+
+# CTest adds "  # GetParam() = …" to the names of parameterized tests.
+run_test() { ctest --test-dir "$copy/build" -R "^${1//./\\.}( |\$)" --no-tests=error --timeout 150 > "$copy/log" 2>&1; }
+build() { CCACHE_BASEDIR=$PWD/$copy CCACHE_NOHASHDIR=1 cmake --build "$copy/build" --parallel "${JOBS:-2}" --target "$@" > "$copy/build.log" 2>&1; }
+
+# Files get new times, so that objects of an interrupted edit are rebuilt. What one copy compiled, the others take
+# from ccache, where paths inside a copy count as relative.
+prepare() {
+  local copy=$scratch/$1
+  rm -rf "$copy/source"
+  mkdir -p "$copy/source"
+  git ls-files -z --cached --others --exclude-standard |
+    tar --null --files-from=- --ignore-failed-read -cf - | tar -xmf - -C "$copy/source"
+  # Compiling takes longer than testing: -O1, whose false warnings of GCC 12 are not errors.
+  cmake -S "$copy/source" -B "$copy/build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DTRIREME_WERROR=OFF -DTRIREME_BENCH=OFF > "$copy/log" 2>&1 || { tail -3 "$copy/log" >&2; return 1; }
+}
+
+# Plants one bug, given by its fields, and prints what became of it.
+try_bug() {
+  local field=("$@") name=$1 test=$3 file i verdict=caught how=
   for ((i = 4; i + 1 < ${#field[@]}; i += 3)); do
     file=$copy/source/${field[i]}
     [ -e "$file.sound" ] || cp -p "$file" "$file.sound"
     edit "$file" "${field[i + 1]}" "${field[i + 2]-}" > "$file.bug"
     cp "$file.bug" "$file"
   done
-  verdict=caught
   # shellcheck disable=SC2046
   build $(target "$test") || verdict="does not compile"
   if [ "$verdict" = caught ] && run_test "$test"; then verdict=MISSED; fi
+  if grep -q '\*\*\*Timeout' "$copy/log"; then how=", by its time limit"; fi
   for ((i = 4; i + 1 < ${#field[@]}; i += 3)); do
     file=$copy/source/${field[i]}
     if [ -e "$file.sound" ]; then cp "$file.sound" "$file"; rm -f "$file.sound" "$file.bug"; fi
   done
-  printf '%-24s %-8s %s\n' "$name" "$verdict" "$test"
-  if [ "$verdict" = caught ]; then caught=$((caught + 1)); else missed=$((missed + 1)); fi
+  printf '%-24s %-8s %s\n' "$name" "$verdict" "$test$how"
+}
+
+# Takes tests from the list at descriptor 9, which the workers share, and tries the bugs of each.
+work() {
+  local copy=$scratch/$1 test bug field
+  shift
+  while flock 8; read -r test <&9 || { flock -u 8; false; }; do
+    flock -u 8
+    local tried=no
+    for bug in "${bugs[@]}"; do
+      IFS=$'\x1f' read -r -a field <<< "$bug"
+      if [ "${field[2]}" != "$test" ] || ! wanted "${field[0]}" "$@"; then continue; fi
+      if [ $tried = no ]; then
+        # shellcheck disable=SC2046
+        build $(target "$test") || { echo "the tree does not build: $copy/build.log" >&2; return 1; }
+        run_test "$test" || { echo "$test fails without any planted bug: $copy/log" >&2; return 1; }
+        tried=yes
+      fi
+      try_bug "${field[@]}"
+    done
+  done
+}
+
+workers=${WORKERS:-$(nproc)}
+mkdir -p $scratch
+rm -f $scratch/results.*
+for bug in "${bugs[@]}"; do
+  IFS=$'\x1f' read -r -a field <<< "$bug"
+  wanted "${field[0]}" "$@" || continue
+  if has "${field[3]}"; then echo "${field[2]}"; continue; fi
+  printf '%-24s %-8s %s\n' "${field[0]}" untried "${field[2]} is not run on a machine without ${field[3]}" |
+    tee -a $scratch/results.0 >&2
+done | sort | uniq -c | sort -rn | awk '{ print $2 }' > $scratch/tests
+for ((worker = 1; worker <= workers; ++worker)); do prepare $worker; done
+mapfile -t targets < <(while read -r test; do target "$test"; done < $scratch/tests | tr ' ' '\n' | sort -u)
+copy=$scratch/1 JOBS=$(nproc) build "${targets[@]}" || { echo "the tree does not build: $scratch/1/build.log"; exit 1; }
+
+exec 9< $scratch/tests
+running=() failed=0
+for ((worker = 1; worker <= workers; ++worker)); do
+  work $worker "$@" > >(tee $scratch/results.$worker) 8> $scratch/lock &
+  running+=($!)
 done
-echo "$caught caught, $missed not, $untried untried"
-[ $missed -eq 0 ]
+for worker in "${running[@]}"; do wait "$worker" || failed=1; done
+awk -v failed=$failed '{ ++count[$2] } END {
+  missed = NR - count["caught"] - count["untried"]
+  print count["caught"] + 0 " caught, " missed " not, " count["untried"] + 0 " untried"
+  exit missed > 0 || failed }' $scratch/results.*
