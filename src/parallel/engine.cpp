@@ -58,7 +58,7 @@ Engine::Engine(const Stage& stage, const state::ModelState& state, ops::Ops& ops
                   .threads = options.threads},
                  ledger),
       batches_(stage.options().micro_batches, stage.options().sequences,
-               stage.model().config().sequence, ledger),
+               stage.model().config().sequence, ledger, stage.options().planned),
       loss_buffer_(ledger, device::Use::batch, loss_bytes(stage)),
       losses_(loss_buffer_.view(DType::f64,
                                 {stage.options().micro_batches, stage.memory().leaves().count})),
@@ -259,9 +259,7 @@ std::size_t Engine::compute_from(std::size_t begin) {
                                                : "forward and backward");
   prepare(actions[begin]);
   const auto work = [&] {
-    for (std::size_t i = begin; i < end; ++i) {
-      actions[i].kind == Kind::forward ? this->forward(actions[i]) : this->backward(actions[i]);
-    }
+    for (std::size_t i = begin; i < end; ++i) compute(actions[i]);
   };
   if (train) {
     graphs_.queue(begin, work);

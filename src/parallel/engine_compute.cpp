@@ -68,6 +68,17 @@ Tensor Engine::output_gradient(const UnitAction& action) {
                : memory_.output_gradient(action);
 }
 
+void Engine::compute(const UnitAction& action) {
+  const auto now = [&] { action.kind == Kind::forward ? forward(action) : backward(action); };
+  if (!options_.compute_action) return now();
+  const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
+  ActionKind kind{.kind = action.kind, .unit = typeid(unit), .writes_gradients = {}};
+  for (int leaf = 0; leaf < memory_.plan().leaves().count; ++leaf) {
+    kind.writes_gradients.push_back(writes_gradients(action, leaf));
+  }
+  options_.compute_action(kind, now);
+}
+
 void Engine::forward(const UnitAction& action) {
   const device::Range range(forward_names_[static_cast<std::size_t>(action.unit)]);
   const auto unit = static_cast<std::size_t>(action.unit);

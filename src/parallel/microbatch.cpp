@@ -1,5 +1,6 @@
 #include "trireme/parallel/microbatch.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -37,52 +38,54 @@ bool counts_from_zero(const data::Batch& batch) {
 
 }  // namespace
 
-HostMicrobatch::HostMicrobatch(data::Batch batch) : batch_(std::move(batch)) {
-  const std::int64_t sequences = batch_.sequences, length = batch_.length;
-  rows_.reserve(batch_.samples.size() * static_cast<std::size_t>(batch_.length));
-  for (std::int64_t sample : batch_.samples) {
-    for (std::int64_t t = 0; t < length; ++t) rows_.push_back(sample * length + t);
+HostMicrobatch::HostMicrobatch(data::Batch taken)
+    : contents_(std::make_shared<Contents>(Contents{std::move(taken), {}})) {
+  data::Batch& batch = contents_->batch;
+  std::vector<std::int64_t>& row_numbers = contents_->rows;
+  const std::int64_t sequences = batch.sequences, length = batch.length;
+  row_numbers.reserve(batch.samples.size() * static_cast<std::size_t>(length));
+  for (std::int64_t sample : batch.samples) {
+    for (std::int64_t t = 0; t < length; ++t) row_numbers.push_back(sample * length + t);
   }
+  contents_->all_counted =
+      std::ranges::all_of(batch.weights, [](float weight) { return weight == 1.0F; });
   const std::int64_t rows = sequences * length;
   view_.sequences = sequences;
   view_.length = length;
-  view_.inputs = Tensor(batch_.inputs.data(), {rows});
-  view_.targets = Tensor(batch_.targets.data(), {rows});
-  view_.weights = Tensor(batch_.weights.data(), {rows});
-  view_.positions = Tensor(batch_.positions.data(), {sequences, length});
-  if (!batch_.documents.empty())
-    view_.documents = Tensor(batch_.documents.data(), {sequences, length});
-  view_.samples = Tensor(batch_.samples.data(), {sequences});
-  view_.rows = Tensor(rows_.data(), {rows});
+  view_.inputs = Tensor(batch.inputs.data(), {rows});
+  view_.targets = Tensor(batch.targets.data(), {rows});
+  view_.weights = Tensor(batch.weights.data(), {rows});
+  view_.positions = Tensor(batch.positions.data(), {sequences, length});
+  if (!batch.documents.empty())
+    view_.documents = Tensor(batch.documents.data(), {sequences, length});
+  view_.samples = Tensor(batch.samples.data(), {sequences});
+  view_.rows = Tensor(row_numbers.data(), {rows});
   // Never with a document mask, even where a window is inside one document: the kernel of a
   // sequence must not depend on the others of its micro-batch.
-  view_.plain = batch_.documents.empty() && counts_from_zero(batch_);
+  view_.plain = batch.documents.empty() && counts_from_zero(batch);
 }
 
 double HostMicrobatch::weight(int leaf, int count) const {
   const Tensor weights = leaf_of(view_, leaf, count).weights;
+  if (contents_->all_counted) return static_cast<double>(weights.elements());
   return std::accumulate(weights.as<float>(), weights.as<float>() + weights.elements(), 0.0);
 }
 
 std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std::int64_t length,
                                           bool documents) {
-  std::vector<HostMicrobatch> batches;
-  for (int m = 0; m < count; ++m) {
-    data::Batch batch{.sequences = sequences, .length = length};
-    const auto tokens = static_cast<std::size_t>(sequences * length);
-    batch.inputs.resize(tokens);
-    batch.targets.resize(tokens);
-    batch.weights.assign(tokens, 1.0F);
-    if (documents) batch.documents.resize(tokens);
-    batch.positions.resize(tokens);
-    for (std::size_t at = 0; at < tokens; at += static_cast<std::size_t>(length)) {
-      const auto first = batch.positions.begin() + static_cast<std::ptrdiff_t>(at);
-      std::iota(first, first + length, 0);
-    }
-    batch.samples.resize(static_cast<std::size_t>(sequences));
-    batches.emplace_back(std::move(batch));
+  data::Batch batch{.sequences = sequences, .length = length};
+  const auto tokens = static_cast<std::size_t>(sequences * length);
+  batch.inputs.resize(tokens);
+  batch.targets.resize(tokens);
+  batch.weights.assign(tokens, 1.0F);
+  if (documents) batch.documents.resize(tokens);
+  batch.positions.resize(tokens);
+  for (std::size_t at = 0; at < tokens; at += static_cast<std::size_t>(length)) {
+    const auto first = batch.positions.begin() + static_cast<std::ptrdiff_t>(at);
+    std::iota(first, first + length, 0);
   }
-  return batches;
+  batch.samples.resize(static_cast<std::size_t>(sequences));
+  return {static_cast<std::size_t>(count), HostMicrobatch(std::move(batch))};
 }
 
 std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t length) {
@@ -98,8 +101,8 @@ std::size_t DeviceBatches::bytes(int count, std::int64_t sequences, std::int64_t
 }
 
 DeviceBatches::DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
-                             device::MemoryLedger& ledger)
-    : device_(ledger.device()), factor_(&host_factor_, {1}) {
+                             device::MemoryLedger& ledger, bool planned)
+    : device_(ledger.device()), planned_(planned), factor_(&host_factor_, {1}) {
   if (device_.is_host()) return;
   const std::size_t all = bytes(count, sequences, length);
   batch_bytes_ = (all - device::alignment) / static_cast<std::size_t>(count);
@@ -128,7 +131,7 @@ void DeviceBatches::take(std::span<const HostMicrobatch> batches, double factor)
           &Microbatch::documents, &Microbatch::samples, &Microbatch::rows}) {
       Tensor& tensor = view.*member;
       if (!tensor) continue;
-      std::memcpy(staging_.data() + offset, tensor.data(), tensor.bytes());
+      if (!planned_) std::memcpy(staging_.data() + offset, tensor.data(), tensor.bytes());
       const std::size_t size = device::aligned(tensor.bytes());
       TRIREME_ASSERT(offset + size <= end, "a batch of {} tokens", view.tokens());
       tensor = buffer_.view(tensor.type(), tensor.shape(), offset);

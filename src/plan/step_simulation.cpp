@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <deque>
-#include <limits>
+#include <optional>
 #include <queue>
 #include <set>
 #include <tuple>
@@ -17,15 +17,26 @@ namespace {
 using comm::GroupKind;
 using comm::OperationKind;
 
+/// An operation of a rank's stream.
+struct Operation {
+  const StreamOperation* what = nullptr;
+  struct Peers* peers = nullptr;  // of a group
+  double seconds = 0;             // of a collective, or in memory
+  std::size_t part = 0;           // that waiting for it belongs to
+  std::vector<std::size_t> transfers;
+  std::size_t left = 0;  // transfers under way
+  bool released = false, begun = false, done = false;
+  double end = 0;  // once done
+};
+
 /// Something that several ranks do together: a collective, or one message.
 struct Transfer {
   std::size_t sides = 0, arrived = 0;
   double seconds = 0;
-  OperationKind kind = OperationKind::exchange;  // as the first side has it
-  std::int64_t bytes = 0;                        // likewise
-  std::vector<std::pair<std::size_t, int>>
-      operations;                         // by side: class, and operation of its trace
-  const std::string* sequence = nullptr;  // what it is one of
+  OperationKind kind = OperationKind::exchange;                // as the first side has it
+  std::int64_t bytes = 0;                                      // likewise
+  std::vector<std::pair<std::size_t, Operation*>> operations;  // by side: class, and its operation
+  const std::string* sequence = nullptr;  // what it is one of; null: a rank's own
 };
 
 /// Transfers between the same classes, in the order in which each of them starts its side.
@@ -38,6 +49,8 @@ struct Sequence {
 struct Cursor {
   Sequence* sequence = nullptr;
   std::size_t next = 0;
+  bool same_node = false;  // of messages
+  int sharing = 1;         // likewise: a node's link to others
 };
 
 /// A rank's channel.
@@ -49,35 +62,52 @@ struct Peers {
   std::map<std::pair<int, bool>, Cursor> messages;  // by member, and whether they are sent to it
 };
 
-/// An operation of a rank's stream.
-struct Operation {
-  std::vector<std::size_t> transfers;
-  std::size_t left = 0;  // transfers under way
-  bool released = false, begun = false, done = false;
-  double end = 0;  // once done
+/// What a section takes where nothing else is under way and the host is ahead.
+struct SectionTimes {
+  double seconds = 0, busy = 0;
+  double launches = 0;  // the host's time
+  double lead = 0;      // by which the host must be ahead, so that the device never waits for it
+  std::vector<std::pair<std::size_t, double>> parts;
+};
+
+/// A section of a rank's trace.
+struct SectionState {
+  const Section* what = nullptr;
+  std::vector<Operation> operations;
+  bool apart = true;  // it concerns this class alone, and the host waits for nothing in it
+  std::optional<SectionTimes> times;
 };
 
 struct Rank {
   const Trace* trace = nullptr;
   std::vector<Operation> operations;
-  std::map<int, std::deque<int>> streams;  // begun or not, in order
-  std::size_t next = 0;                    // instruction
-  double host = 0;                         // when the host has made its calls so far
-  std::size_t called_for = std::numeric_limits<std::size_t>::max();  // the last call it made
+  std::vector<SectionState> sections;
+  std::vector<std::deque<Operation*>> streams;  // begun or not, in order
+  std::size_t queued = 0;                       // operations on streams
+  std::map<std::pair<Channel, bool>, Peers> channels;
+  std::size_t next = 0;                   // instruction
+  SectionState* section = nullptr;        // that it is in, if it is simulated call by call
+  std::size_t next_inside = 0;            // of that section
+  const SectionState* passing = nullptr;  // likewise, if its times are known
+  bool call_made = false;                 // the next instruction's
+  double host = 0;                        // when the host has made its calls so far
+  double launched = 0, lead = 0;          // the host's time; see SectionTimes
   bool computing = false, resuming = false;
   double left = 0, since = 0, began = 0;  // of the computation: seconds at full speed
-  int work = -1;
-  std::vector<double> seconds;  // by work of the trace
-  int waits_for = -1;           // an operation
+  std::size_t work = 0;
+  std::vector<double> seconds;     // by work of the trace
+  std::vector<std::size_t> kinds;  // likewise: the part that it belongs to
+  Operation* waits_for = nullptr;
   double waits_since = 0;
   int under_way = 0;  // operations of groups
   std::uint64_t version = 0;
   bool ended = false;
+  std::vector<double> parts;
   RankTimes times;
 };
 
 struct Event {
-  enum class Kind : std::uint8_t { computed, resume, transferred } kind;
+  enum class Kind : std::uint8_t { computed, passed, resume, transferred } kind;
   double time = 0;
   std::uint64_t number = 0;  // of events of one time the first is the first
   std::size_t of = 0;        // rank or transfer
@@ -89,22 +119,17 @@ struct Event {
 
 class Simulation {
  public:
+  /// `ready_host`: the device never waits for the host.
   Simulation(const comm::GridShape& shape, const std::vector<RankClass>& classes,
-             const ClassOf& class_of, const Machine& machine)
-      : shape_(shape), classes_(classes), class_of_(class_of), machine_(machine) {
-    for (const RankClass& each : classes) {
-      Rank& rank = ranks_.emplace_back();
-      rank.trace = &each.trace;
-      rank.operations.resize(each.trace.operations.size());
-      rank.times.rank = each.rank;
-      for (const Work& work : each.trace.works) rank.seconds.push_back(machine.seconds(work));
-    }
-    for (std::size_t r = 0; r < ranks_.size(); ++r) match(r);
-    for (const Transfer& transfer : transfers_) {
-      if (transfer.sides == transfer.operations.size()) continue;
-      throw Error("plan: an operation of {}: {} of {} sides take part; their programs do not agree",
-                  *transfer.sequence, transfer.operations.size(), transfer.sides);
-    }
+             const ClassOf& class_of, const Machine& machine, bool ready_host = false)
+      : shape_(shape),
+        classes_(classes),
+        class_of_(class_of),
+        machine_(machine),
+        ready_host_(ready_host),
+        launches_(part_of("launches")) {
+    ranks_.resize(classes.size());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) prepare(r);
   }
 
   StepTimes run() {
@@ -117,6 +142,9 @@ class Simulation {
         case Event::Kind::computed:
           if (event.version == ranks_[event.of].version) finish_computing(event.of);
           break;
+        case Event::Kind::passed:
+          finish_section(event.of);
+          break;
         case Event::Kind::resume:
           ranks_[event.of].resuming = false;
           advance(event.of);
@@ -126,23 +154,104 @@ class Simulation {
           break;
       }
     }
+    for (std::size_t r = 0; r < ranks_.size(); ++r) start_the_rest(r);
+    for (const Transfer& transfer : transfers_) {
+      if (transfer.sequence == nullptr || transfer.sides == transfer.operations.size()) continue;
+      throw Error("plan: an operation of {}: {} of {} sides take part; their programs do not agree",
+                  *transfer.sequence, transfer.operations.size(), transfer.sides);
+    }
     StepTimes result;
     for (Rank& rank : ranks_) {
       if (!rank.ended) refuse_wait(rank);
+      for (std::size_t part = 0; part < rank.parts.size(); ++part) {
+        if (rank.parts[part] > 0) rank.times.parts[part_names_[part]] = rank.parts[part];
+      }
       result.seconds = std::max(result.seconds, rank.times.end);
-      result.ranks.push_back(std::move(rank.times));
+      result.ranks.push_back(rank.times);
     }
     result.seconds += machine_.device.step_ms * 1e-3;
     return result;
   }
 
  private:
+  std::size_t part_of(std::string_view name) {
+    const auto found = std::find(part_names_.begin(), part_names_.end(), name);
+    if (found != part_names_.end()) return static_cast<std::size_t>(found - part_names_.begin());
+    part_names_.emplace_back(name);
+    return part_names_.size() - 1;
+  }
+
+  void prepare(std::size_t r) {
+    Rank& rank = ranks_[r];
+    const Trace& trace = classes_[r].trace;
+    rank.trace = &trace;
+    rank.times.rank = classes_[r].rank;
+    for (const Work& work : trace.works) {
+      rank.seconds.push_back(machine_.seconds(work));
+      rank.kinds.push_back(part_of(name_of(work.kind)));
+    }
+    rank.operations = prepared(rank, trace.operations);
+    for (const Section& section : trace.sections) {
+      SectionState& state = rank.sections.emplace_back();
+      state.what = &section;
+      state.operations = prepared(rank, section.operations);
+      for (const Operation& each : state.operations) {
+        const bool own = each.peers == nullptr || each.peers->classes == 1;
+        if (!own || each.what->blocking || each.what->channel.direction) state.apart = false;
+      }
+      for (const Instruction& each : section.instructions) {
+        if (each.kind == Instruction::Kind::wait_for_device) state.apart = false;
+      }
+    }
+  }
+  std::vector<Operation> prepared(Rank& rank, const std::vector<StreamOperation>& list) {
+    std::vector<Operation> result(list.size());
+    for (std::size_t o = 0; o < list.size(); ++o) {
+      const StreamOperation& what = list[o];
+      Operation& operation = result[o];
+      operation.what = &what;
+      const std::size_t stream = stream_of(what);
+      if (rank.streams.size() <= stream) rank.streams.resize(stream + 1);
+      if (what.local > 0) {
+        operation.part = part_of("memory");
+        operation.seconds = machine_.local_seconds(what.local);
+        continue;
+      }
+      operation.part = part_of(to_string(what.channel));
+      operation.peers = &peers_of(rank, what);
+      if (is_collective(what)) {
+        operation.seconds =
+            machine_.seconds(what.planned, placement(what.channel.kind, operation.peers->members));
+      }
+    }
+    return result;
+  }
+  static bool is_collective(const StreamOperation& operation) {
+    return operation.planned.kind != OperationKind::exchange &&
+           operation.planned.kind != OperationKind::all_to_all;
+  }
+
+  /// Of a rank that waits forever: matches what it would start, to tell why.
+  void start_the_rest(std::size_t r) {
+    Rank& rank = ranks_[r];
+    while (const Instruction* instruction = rank.ended ? nullptr : next_instruction(rank)) {
+      if (instruction->kind == Instruction::Kind::section) {
+        rank.section = &rank.sections[static_cast<std::size_t>(instruction->index)];
+        rank.next_inside = 0;
+        continue;
+      }
+      if (instruction->kind == Instruction::Kind::start) {
+        match(r, operation_of(rank, instruction->index));
+      }
+      step(rank);
+    }
+  }
   [[noreturn]] void refuse_wait(const Rank& rank) const {
-    if (rank.waits_for < 0) throw Error("plan: rank {} never ends", rank.times.rank);
-    const auto& operation = rank.trace->operations[static_cast<std::size_t>(rank.waits_for)];
+    if (rank.waits_for == nullptr) throw Error("plan: rank {} never ends", rank.times.rank);
+    const auto& list = rank.section != nullptr ? rank.section->operations : rank.operations;
     throw Error(
         "plan: rank {} waits for operation {} of group {} forever; its peers never come to it",
-        rank.times.rank, rank.waits_for, to_string(operation.channel));
+        rank.times.rank, rank.waits_for - list.data(), to_string(rank.waits_for->what->channel));
   }
 
   int node_of(int rank) const { return rank / static_cast<int>(machine_.ranks_per_node); }
@@ -193,9 +302,25 @@ class Simulation {
     }
     return known[cursor.next++];
   }
+  /// A transfer that concerns one class alone.
+  std::size_t own_transfer(std::size_t r, Operation& operation) {
+    if (free_transfers_.empty()) {
+      free_transfers_.push_back(transfers_.size());
+      transfers_.push_back({.sides = 1, .operations = {{r, &operation}}});
+    }
+    const std::size_t t = free_transfers_.back();
+    free_transfers_.pop_back();
+    transfers_[t].arrived = 0;
+    transfers_[t].seconds = operation.seconds;
+    transfers_[t].operations.front() = {r, &operation};
+    return t;
+  }
 
-  Peers peers_of(const Rank& rank, const StreamOperation& operation) {
-    Peers peers;
+  Peers& peers_of(Rank& rank, const StreamOperation& operation) {
+    const auto [place, is_new] =
+        rank.channels.try_emplace({operation.channel, operation.planned.agreement});
+    Peers& peers = place->second;
+    if (!is_new) return peers;
     peers.members = comm::members(shape_, operation.channel.kind, rank.times.rank);
     peers.name = to_string(operation.channel) + (operation.planned.agreement ? " agreement" : "");
     std::set<std::size_t> classes;
@@ -207,90 +332,79 @@ class Simulation {
     return peers;
   }
 
-  /// Makes the transfers that a rank's operations take part in.
-  void match(std::size_t r) {
-    Rank& rank = ranks_[r];
-    std::map<std::pair<Channel, bool>, Peers> channels;
-    for (std::size_t o = 0; o < rank.operations.size(); ++o) {
-      const StreamOperation& each = rank.trace->operations[o];
-      if (each.local > 0) {
-        static const std::string memory = "memory";
-        transfers_.push_back({.sides = 1,
-                              .seconds = machine_.local_seconds(each.local),
-                              .operations = {{r, static_cast<int>(o)}},
-                              .sequence = &memory});
-        rank.operations[o].transfers.push_back(transfers_.size() - 1);
-        continue;
+  /// Makes the transfers that an operation takes part in. Ranks start theirs in the same order.
+  void match(std::size_t r, Operation& operation) {
+    operation.transfers.clear();
+    operation.released = operation.begun = operation.done = false;
+    if (operation.peers == nullptr) {
+      operation.transfers.push_back(own_transfer(r, operation));
+    } else if (!is_collective(*operation.what)) {
+      for (const auto& message : operation.what->planned.messages) {
+        match_message(r, operation, message);
       }
-      const auto key = std::pair(each.channel, each.planned.agreement);
-      auto found = channels.find(key);
-      if (found == channels.end()) found = channels.emplace(key, peers_of(rank, each)).first;
-      if (each.planned.kind == OperationKind::exchange ||
-          each.planned.kind == OperationKind::all_to_all) {
-        for (const auto& message : each.planned.messages) {
-          match_message(r, o, message, found->second);
-        }
-      } else {
-        match_collective(r, o, found->second);
-      }
+    } else if (operation.peers->classes == 1) {
+      operation.transfers.push_back(own_transfer(r, operation));
+    } else {
+      match_collective(r, operation);
     }
   }
 
-  void match_collective(std::size_t r, std::size_t o, Peers& peers) {
-    Rank& rank = ranks_[r];
-    const StreamOperation& each = rank.trace->operations[o];
-    const comm::PlannedOperation& planned = each.planned;
-    const std::size_t t = next_of(peers.collectives, peers.classes);
+  void match_collective(std::size_t r, Operation& operation) {
+    const comm::PlannedOperation& planned = operation.what->planned;
+    const std::size_t t = next_of(operation.peers->collectives, operation.peers->classes);
     Transfer& transfer = transfers_[t];
     if (transfer.operations.empty()) {
       transfer.kind = planned.kind;
       transfer.bytes = planned.bytes;
-      transfer.seconds = machine_.seconds(planned, placement(each.channel.kind, peers.members));
+      transfer.seconds = operation.seconds;
     } else if (transfer.kind != planned.kind || transfer.bytes != planned.bytes) {
       throw Error("plan: {}: rank {} has {} of {} bytes, others {} of {}", *transfer.sequence,
-                  rank.times.rank, comm::name_of(planned.kind), planned.bytes,
+                  ranks_[r].times.rank, comm::name_of(planned.kind), planned.bytes,
                   comm::name_of(transfer.kind), transfer.bytes);
     }
-    transfer.operations.emplace_back(r, static_cast<int>(o));
-    rank.operations[o].transfers.push_back(t);
+    transfer.operations.emplace_back(r, &operation);
+    operation.transfers.push_back(t);
   }
 
-  void match_message(std::size_t r, std::size_t o, const comm::PlannedOperation::Message& message,
-                     Peers& peers) {
-    Rank& rank = ranks_[r];
-    const int own = rank.times.rank, peer = peers.members[static_cast<std::size_t>(message.peer)];
+  void match_message(std::size_t r, Operation& operation,
+                     const comm::PlannedOperation::Message& message) {
+    Peers& peers = *operation.peers;
+    const int own = ranks_[r].times.rank;
+    const int peer = peers.members[static_cast<std::size_t>(message.peer)];
     Cursor& cursor = peers.messages[{message.peer, message.send}];
     if (cursor.sequence == nullptr) {
       const int from = message.send ? own : classes_[class_of_(peer)].rank;
       const int to = message.send ? classes_[class_of_(peer)].rank : own;
       cursor.sequence = &sequence_of(fmt::format("{} from {} to {}", peers.name, from, to));
+      cursor.same_node = node_of(own) == node_of(peer);
+      const auto place = [&](int member) {
+        return std::find(peers.members.begin(), peers.members.end(), member);
+      };
+      if (!cursor.same_node) {
+        cursor.sharing = sharing_messages(own, static_cast<int>(place(peer) - place(own)));
+      }
     }
     const std::size_t t = next_of(cursor, 2);
     Transfer& transfer = transfers_[t];
     if (transfer.operations.empty()) {
-      const bool same = node_of(own) == node_of(peer);
-      const auto place = [&](int member) {
-        return std::find(peers.members.begin(), peers.members.end(), member);
-      };
-      const int step = static_cast<int>(place(peer) - place(own));
-      transfer.seconds =
-          machine_.message_seconds(message.bytes, same, same ? 1 : sharing_messages(own, step));
+      transfer.seconds = machine_.message_seconds(message.bytes, cursor.same_node, cursor.sharing);
       transfer.bytes = message.bytes;
     } else if (transfer.bytes != message.bytes) {
       throw Error("plan: {}: {} bytes on one side, {} on the other", *transfer.sequence,
                   transfer.bytes, message.bytes);
     }
-    transfer.operations.emplace_back(r, static_cast<int>(o));
-    rank.operations[o].transfers.push_back(t);
+    transfer.operations.emplace_back(r, &operation);
+    operation.transfers.push_back(t);
   }
 
   void add_event(Event::Kind kind, double time, std::size_t of, std::uint64_t version = 0) {
     events_.push({kind, time, next_event_++, of, version});
   }
 
-  void note(Rank& rank, std::string_view name, double begin, double end) {
-    if (end <= begin) return;
-    rank.times.parts[std::string(name)] += end - begin;
+  static void note(Rank& rank, std::size_t part, double seconds) {
+    if (seconds <= 0) return;
+    if (rank.parts.size() <= part) rank.parts.resize(part + 1);
+    rank.parts[part] += seconds;
   }
 
   // Computation
@@ -315,68 +429,88 @@ class Simulation {
   void finish_computing(std::size_t r) {
     Rank& rank = ranks_[r];
     rank.computing = false;
-    const Work& work = rank.trace->works[static_cast<std::size_t>(rank.work)];
-    note(rank, name_of(work.kind), rank.began, now_);
+    note(rank, rank.kinds[rank.work], now_ - rank.began);
     rank.times.busy += now_ - rank.began;
-    ++rank.next;
+    step(rank);
     advance(r);
+  }
+
+  /// To the next instruction.
+  static void step(Rank& rank) {
+    rank.call_made = false;
+    ++(rank.section != nullptr ? rank.next_inside : rank.next);
+  }
+  static Operation& operation_of(Rank& rank, int index) {
+    auto& list = rank.section != nullptr ? rank.section->operations : rank.operations;
+    return list[static_cast<std::size_t>(index)];
+  }
+  /// Null: none is left.
+  static const Instruction* next_instruction(Rank& rank) {
+    if (rank.section != nullptr) {
+      const auto& inside = rank.section->what->instructions;
+      if (rank.next_inside < inside.size()) return &inside[rank.next_inside];
+      rank.section = nullptr;
+      step(rank);
+    }
+    const auto& all = rank.trace->instructions;
+    return rank.next < all.size() ? &all[rank.next] : nullptr;
   }
 
   /// Does what the rank can do now.
   void advance(std::size_t r) {
     Rank& rank = ranks_[r];
-    const auto& instructions = rank.trace->instructions;
-    while (rank.next < instructions.size()) {
-      const Instruction& instruction = instructions[rank.next];
-      switch (instruction.kind) {
+    while (const Instruction* instruction = next_instruction(rank)) {
+      switch (instruction->kind) {
         case Instruction::Kind::compute:
           if (!called(r, machine_.device.launch_us)) return;
-          rank.work = instruction.index;
-          rank.left = rank.seconds[static_cast<std::size_t>(instruction.index)];
+          rank.work = static_cast<std::size_t>(instruction->index);
+          rank.left = rank.seconds[rank.work];
           rank.since = rank.began = now_;
           rank.computing = true;
           schedule(r);
           return;
         case Instruction::Kind::start: {
-          const StreamOperation& started =
-              rank.trace->operations[static_cast<std::size_t>(instruction.index)];
-          const bool synchronous = machine_.links.synchronous && started.channel.direction;
-          if ((started.blocking || synchronous) && rank.called_for != rank.next) {
+          Operation& started = operation_of(rank, instruction->index);
+          const bool message = started.what->channel.direction.has_value();
+          const bool synchronous = machine_.links.synchronous && message;
+          if ((started.what->blocking || synchronous) && !rank.call_made) {
             rank.host = std::max(rank.host, now_);
           }
-          if (!called(r, started.channel.direction ? machine_.links.message_us
-                                                   : machine_.links.launch_us))
-            return;
-          release(r, instruction.index);
+          if (!called(r, message ? machine_.links.message_us : machine_.links.launch_us)) return;
+          match(r, started);
+          release(r, started);
           break;
         }
         case Instruction::Kind::wait: {
-          const auto index = static_cast<std::size_t>(instruction.index);
-          force(r, instruction.index);
-          if (!rank.operations[index].done) {
-            if (rank.waits_for < 0) rank.waits_since = now_;
-            rank.waits_for = instruction.index;
+          Operation& waited = operation_of(rank, instruction->index);
+          force(r, waited);
+          if (!waited.done) {
+            if (rank.waits_for == nullptr) rank.waits_since = now_;
+            rank.waits_for = &waited;
             return;
           }
-          if (rank.waits_for >= 0) {
-            const StreamOperation& waited = rank.trace->operations[index];
-            note(rank, waited.local > 0 ? "memory" : to_string(waited.channel), rank.waits_since,
-                 now_);
-            rank.waits_for = -1;
+          if (rank.waits_for != nullptr) {
+            note(rank, waited.part, now_ - rank.waits_since);
+            rank.waits_for = nullptr;
           }
           // Messages between stages are MPI's, for which the host waits itself.
-          if (rank.trace->operations[index].blocking ||
-              rank.trace->operations[index].channel.direction) {
-            const double end = machine_.links.synchronous ? now_ : rank.operations[index].end;
-            rank.host = std::max(rank.host, end);
+          if (waited.what->blocking || waited.what->channel.direction) {
+            rank.host = std::max(rank.host, machine_.links.synchronous ? now_ : waited.end);
           }
           break;
         }
         case Instruction::Kind::wait_for_device:
           rank.host = std::max(rank.host, now_);
           break;
+        case Instruction::Kind::section: {
+          SectionState& section = rank.sections[static_cast<std::size_t>(instruction->index)];
+          if (pass(r, section)) return;
+          rank.section = &section;
+          rank.next_inside = 0;
+          continue;
+        }
       }
-      ++rank.next;
+      step(rank);
     }
     if (rank.ended) return;
     rank.ended = true;
@@ -388,21 +522,74 @@ class Simulation {
   bool called(std::size_t r, double microseconds) {
     Rank& rank = ranks_[r];
     const bool device = !machine_.on_host();
-    if (!rank.resuming && rank.called_for != rank.next) {
-      rank.called_for = rank.next;
+    if (!rank.resuming && !rank.call_made) {
+      rank.call_made = true;
       rank.host = device ? rank.host + microseconds * 1e-6 : now_;
+      rank.launched += microseconds * 1e-6;
+      rank.lead = std::max(rank.lead, rank.launched - now_);
     }
-    if (!device || rank.host <= now_) return true;
-    note(rank, "launches", now_, rank.host);
+    if (!device || ready_host_ || rank.host <= now_) return true;
+    note(rank, launches_, rank.host - now_);
     rank.resuming = true;
     add_event(Event::Kind::resume, rank.host, r);
     return false;
   }
 
+  // Sections
+
+  /// Whether the rank can go to the section's end at once: its times are always the same where
+  /// nothing else is under way, or can come to be.
+  bool pass(std::size_t r, SectionState& section) {
+    Rank& rank = ranks_[r];
+    if (!section.apart) return false;
+    if (machine_.links.slowdown > 1 ? rank.queued > 0 : uses_busy_stream(rank, section)) {
+      return false;
+    }
+    if (!section.times) section.times = times_of(rank, section);
+    const SectionTimes& times = *section.times;
+    if (!machine_.on_host() && rank.host + times.lead > now_) return false;
+    rank.passing = &section;
+    add_event(Event::Kind::passed, now_ + times.seconds, r);
+    return true;
+  }
+  static bool uses_busy_stream(const Rank& rank, const SectionState& section) {
+    return std::ranges::any_of(section.what->operations, [&](const StreamOperation& each) {
+      return !rank.streams[stream_of(each)].empty();
+    });
+  }
+  void finish_section(std::size_t r) {
+    Rank& rank = ranks_[r];
+    const SectionTimes& times = *rank.passing->times;
+    rank.passing = nullptr;
+    if (!machine_.on_host()) rank.host += times.launches;
+    rank.times.busy += times.busy;
+    for (const auto& [part, seconds] : times.parts) note(rank, part, seconds);
+    step(rank);
+    advance(r);
+  }
+  SectionTimes times_of(const Rank& rank, const SectionState& section) {
+    Trace trace;
+    trace.works = rank.trace->works;
+    trace.operations = section.what->operations;
+    trace.instructions = section.what->instructions;
+    trace.overlap = rank.trace->overlap;
+    std::vector<RankClass> alone;
+    alone.push_back({rank.times.rank, std::move(trace)});
+    const ClassOf the_only = [](int) { return 0; };
+    Simulation simulation(shape_, alone, the_only, machine_, true);
+    const StepTimes step = simulation.run();
+    const RankTimes& own = step.ranks.front();
+    SectionTimes times{.seconds = own.end, .busy = own.busy};
+    times.launches = simulation.ranks_.front().launched;
+    times.lead = simulation.ranks_.front().lead;
+    for (const auto& [name, seconds] : own.parts) times.parts.emplace_back(part_of(name), seconds);
+    return times;
+  }
+
   // Streams
 
-  static int stream_of(const StreamOperation& operation) {
-    return operation.blocking ? -1 : operation.stream;
+  static std::size_t stream_of(const StreamOperation& operation) {
+    return operation.blocking ? 0 : static_cast<std::size_t>(operation.stream) + 1;
   }
   bool waits_for_its_rank(const Rank& rank, const StreamOperation& operation) const {
     if (operation.channel.direction || operation.blocking) return false;
@@ -412,30 +599,31 @@ class Simulation {
         kind == GroupKind::data || kind == GroupKind::shard || kind == GroupKind::replica;
     return gradients && !machine_.links.overlap;
   }
-  void release(std::size_t r, int o) {
+  void release(std::size_t r, Operation& operation) {
     Rank& rank = ranks_[r];
-    const StreamOperation& operation = rank.trace->operations[static_cast<std::size_t>(o)];
-    rank.streams[stream_of(operation)].push_back(o);
-    if (waits_for_its_rank(rank, operation)) return;
-    rank.operations[static_cast<std::size_t>(o)].released = true;
-    continue_stream(r, stream_of(operation));
+    const std::size_t stream = stream_of(*operation.what);
+    rank.streams[stream].push_back(&operation);
+    ++rank.queued;
+    if (waits_for_its_rank(rank, *operation.what)) return;
+    operation.released = true;
+    continue_stream(r, stream);
   }
-  /// The rank waits for operation `o`, and so works on all before it.
-  void force(std::size_t r, int o) {
+  /// The rank waits for `operation`, and so works on all before it.
+  void force(std::size_t r, Operation& operation) {
     Rank& rank = ranks_[r];
-    if (rank.operations[static_cast<std::size_t>(o)].done) return;
-    const StreamOperation& operation = rank.trace->operations[static_cast<std::size_t>(o)];
-    for (const int each : rank.streams[stream_of(operation)]) {
-      rank.operations[static_cast<std::size_t>(each)].released = true;
-      if (each == o) break;
+    if (operation.done) return;
+    const std::size_t stream = stream_of(*operation.what);
+    for (Operation* each : rank.streams[stream]) {
+      each->released = true;
+      if (each == &operation) break;
     }
-    continue_stream(r, stream_of(operation));
+    continue_stream(r, stream);
   }
-  void continue_stream(std::size_t r, int stream) {
+  void continue_stream(std::size_t r, std::size_t stream) {
     Rank& rank = ranks_[r];
-    std::deque<int>& queue = rank.streams[stream];
+    std::deque<Operation*>& queue = rank.streams[stream];
     while (!queue.empty()) {
-      Operation& front = rank.operations[static_cast<std::size_t>(queue.front())];
+      Operation& front = *queue.front();
       if (!front.released) return;
       if (!front.begun) {
         front.begun = true;
@@ -446,27 +634,27 @@ class Simulation {
       front.done = true;
       front.end = now_;
       queue.pop_front();
+      --rank.queued;
     }
   }
   void arrive(std::size_t t) {
     Transfer& transfer = transfers_[t];
     ++transfer.arrived;
     if (transfer.arrived < transfer.sides) return;
-    for (const auto& [r, o] : transfer.operations) change_load(r, 1);
+    for (const auto& [r, operation] : transfer.operations) change_load(r, 1);
     add_event(Event::Kind::transferred, now_ + transfer.seconds, t);
   }
   void finish_transfer(std::size_t t) {
-    const Transfer& transfer = transfers_[t];
-    for (const auto& [r, o] : transfer.operations) {
+    const auto sides = transfers_[t].operations;
+    if (transfers_[t].sequence == nullptr) free_transfers_.push_back(t);
+    for (const auto& [r, operation] : sides) {
       change_load(r, -1);
-      --ranks_[r].operations[static_cast<std::size_t>(o)].left;
+      --operation->left;
     }
-    for (const auto& [r, o] : transfer.operations) {
+    for (const auto& [r, operation] : sides) {
+      continue_stream(r, stream_of(*operation->what));
       Rank& rank = ranks_[r];
-      continue_stream(r, stream_of(rank.trace->operations[static_cast<std::size_t>(o)]));
-      if (rank.waits_for >= 0 && rank.operations[static_cast<std::size_t>(rank.waits_for)].done) {
-        advance(r);
-      }
+      if (rank.waits_for != nullptr && rank.waits_for->done) advance(r);
     }
   }
 
@@ -474,8 +662,12 @@ class Simulation {
   const std::vector<RankClass>& classes_;
   const ClassOf& class_of_;
   const Machine& machine_;
+  bool ready_host_;
+  std::vector<std::string> part_names_;
+  std::size_t launches_;  // a part
   std::vector<Rank> ranks_;
   std::vector<Transfer> transfers_;
+  std::vector<std::size_t> free_transfers_;  // of one class
   std::map<std::string, Sequence> sequences_;
   std::map<std::pair<GroupKind, int>, Placement> placements_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;

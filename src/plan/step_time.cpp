@@ -35,6 +35,10 @@ StageClasses trace_stages(const model::Transformer& model, const parallel::Repli
   StageClasses result;
   parallel::StageOptions stage = options.stage;
   stage.place = parallel::place_of(shape, 0, options.alone);
+  stage.planned = true;
+  const parallel::Pipeline pipeline(model, stage);
+  parallel::ReplicaOptions with_pipeline = options;
+  with_pipeline.pipeline = &pipeline;
   const std::vector<int> alike = alike_tensor_ranks(model, stage, shape);
   const auto batches = parallel::blank_batches(stage.micro_batches, stage.sequences,
                                                model.config().sequence, documents);
@@ -46,7 +50,8 @@ StageClasses trace_stages(const model::Transformer& model, const parallel::Repli
       place[static_cast<std::size_t>(comm::Axis::tensor)] = tensor;
       place[static_cast<std::size_t>(comm::Axis::pipeline)] = number;
       const int rank = shape.rank(place);
-      result.classes.push_back({rank, trace_step(model, options, shape, rank, host, batches)});
+      result.classes.push_back(
+          {rank, trace_step(model, with_pipeline, shape, rank, host, batches)});
     }
   }
   result.class_of = [shape, alike, classes = std::move(classes)](int rank) {

@@ -1,9 +1,7 @@
 #include "trireme/plan/trace.hpp"
 
 #include <algorithm>
-#include <map>
 #include <memory>
-#include <set>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -12,47 +10,13 @@
 
 #include "trireme/ops/forwarding.hpp"
 
+#include "recording.hpp"
+
 namespace trireme::plan {
 
 namespace {
 
 using Kind = Instruction::Kind;
-
-/// Collects the calls of one rank.
-class Recording {
- public:
-  void compute(const Work& work) {
-    const auto [place, is_new] =
-        places_.try_emplace(work.key(), static_cast<int>(trace_.works.size()));
-    if (is_new) trace_.works.push_back(work);
-    add({Kind::compute, place->second});
-  }
-  int start(const StreamOperation& operation) {
-    const int index = static_cast<int>(trace_.operations.size());
-    trace_.operations.push_back(operation);
-    add({Kind::start, index});
-    return index;
-  }
-  void wait(int operation) {
-    if (recording_ && waited_.insert(operation).second) add({Kind::wait, operation});
-  }
-  void wait_for_device() { add({Kind::wait_for_device, 0}); }
-  int make_stream() { return streams_++; }
-
-  /// What is called from now on, or no longer, is part of the step.
-  void record(bool on) { recording_ = on; }
-  Trace take() { return std::move(trace_); }
-
- private:
-  void add(const Instruction& instruction) {
-    if (recording_) trace_.instructions.push_back(instruction);
-  }
-  Trace trace_;
-  std::map<decltype(Work().key()), int> places_;
-  std::set<int> waited_;
-  int streams_ = 0;
-  bool recording_ = false;
-};
 
 /// The end of an operation on a stream.
 class End final : public device::Fence {
@@ -104,7 +68,8 @@ class PlannedQueue final : public device::Queue {
     work(static_cast<std::size_t>(elements) * (sizeof(float) + narrow));
   }
   std::shared_ptr<device::Fence> fence() override {
-    return last_ < 0 ? nullptr : std::make_shared<End>(last_);
+    const int last = recording_.last_of(stream_);
+    return last < 0 ? nullptr : std::make_shared<End>(last);
   }
   void follow(device::Fence&) override {}  // a stream's operations come in their order anyway
   void synchronize() override {}
@@ -112,11 +77,11 @@ class PlannedQueue final : public device::Queue {
 
  private:
   void work(std::size_t bytes) {
-    last_ = recording_.start({.local = static_cast<std::int64_t>(bytes), .stream = stream_});
+    recording_.last_of(stream_) =
+        recording_.start({.local = static_cast<std::int64_t>(bytes), .stream = stream_});
   }
   Recording& recording_;
   int stream_;
-  int last_ = -1;
 };
 
 class PlannedDevice final : public device::Device {
@@ -126,14 +91,7 @@ class PlannedDevice final : public device::Device {
   bool is_host() const override { return host_; }
   void* allocate(std::size_t bytes) override { return addresses_.take(bytes); }
   void release(void* memory) noexcept override { addresses_.give_back(memory); }
-  /// The host writes tokens there: large pages, where the system has them, are had sooner.
-  void* allocate_staging(std::size_t bytes) override {
-    void* const memory = allocate(bytes);
-#ifdef MADV_HUGEPAGE
-    if (memory != nullptr) ::madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
-    return memory;
-  }
+  void* allocate_staging(std::size_t bytes) override { return allocate(bytes); }
   void release_staging(void* memory) noexcept override { release(memory); }
   std::unique_ptr<device::Queue> make_queue() override {
     return std::make_unique<PlannedQueue>(recording_, recording_.make_stream());
@@ -324,12 +282,49 @@ std::string to_string(const Channel& channel) {
 
 std::map<std::string, std::int64_t> Trace::sent() const {
   std::map<std::string, std::int64_t> sums;
-  for (const StreamOperation& operation : operations) {
-    if (operation.planned.sent > 0 && !operation.planned.agreement) {
-      sums[to_string(operation.channel)] += operation.planned.sent;
+  const auto add = [&](const std::vector<StreamOperation>& list, std::int64_t times) {
+    for (const StreamOperation& each : list) {
+      if (each.planned.sent == 0 || each.planned.agreement) continue;
+      sums[to_string(each.channel)] += times * each.planned.sent;
     }
+  };
+  std::vector<std::int64_t> times(sections.size());
+  for (const Instruction& each : instructions) {
+    if (each.kind == Kind::section) ++times[static_cast<std::size_t>(each.index)];
   }
+  add(operations, 1);
+  for (std::size_t i = 0; i < sections.size(); ++i) add(sections[i].operations, times[i]);
   return sums;
+}
+
+Trace Trace::unfolded() const {
+  Trace trace = *this;
+  trace.sections.clear();
+  trace.operations.clear();
+  trace.instructions.clear();
+  std::vector<int> places(operations.size());  // of operations that are in no section
+  for (const Instruction& each : instructions) {
+    const auto index = static_cast<std::size_t>(each.index);
+    if (each.kind == Kind::section) {
+      const auto first = static_cast<int>(trace.operations.size());
+      const Section& section = sections[index];
+      trace.operations.insert(trace.operations.end(), section.operations.begin(),
+                              section.operations.end());
+      for (Instruction inner : section.instructions) {
+        if (inner.kind == Kind::start || inner.kind == Kind::wait) inner.index += first;
+        trace.instructions.push_back(inner);
+      }
+      continue;
+    }
+    Instruction moved = each;
+    if (each.kind == Kind::start) {
+      places[index] = static_cast<int>(trace.operations.size());
+      trace.operations.push_back(operations[index]);
+    }
+    if (each.kind == Kind::start || each.kind == Kind::wait) moved.index = places[index];
+    trace.instructions.push_back(moved);
+  }
+  return trace;
 }
 
 Trace trace_step(const model::Transformer& model, const parallel::ReplicaOptions& options,
@@ -341,7 +336,7 @@ Trace trace_step(const model::Transformer& model, const parallel::ReplicaOptions
 
 Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
                  const comm::GridShape& shape, int rank, bool host,
-                 const std::vector<parallel::HostMicrobatch>& batches) {
+                 const std::vector<parallel::HostMicrobatch>& batches, bool sections) {
   if (options.alone || options.make_method || options.stage.served) {
     throw Error(
         "plan: step time is predicted for data_parallel.method = allreduce alone; use that, or "
@@ -373,6 +368,12 @@ Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions optio
   options.stage.planned = true;
   options.watchdog = nullptr;
   options.trace = options.graphs = false;
+  if (sections) {
+    options.compute_action = [&recording](const parallel::ActionKind& kind,
+                                          const std::function<void()>& compute) {
+      recording.action(kind, compute);
+    };
+  }
   options.make_ops = [&](device::MemoryLedger&, int, bool) {
     return std::make_unique<PlannedOps>(recording);
   };

@@ -1,7 +1,6 @@
 #include "trireme/train/layout_search.hpp"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -45,18 +44,17 @@ class Search {
     try_shapes();
     vary();
     find_usual();
-    result_.simulated = static_cast<int>(known_.size());
     return std::move(result_);
   }
 
  private:
-  /// A layout of the first round, by the time below which its step cannot be.
+  /// A layout of the first round, by the time below which its step is not expected.
   struct Shape {
     double least = 0;
     RunConfig config;
   };
 
-  std::vector<Shape> shapes() {
+  void try_shapes() {
     std::vector<Shape> all;
     const std::int64_t world = facts_.world, batch = base_.train.batch;
     for (std::int64_t tensor = 1; tensor <= std::min(world, base_.model.heads); ++tensor) {
@@ -69,49 +67,62 @@ class Search {
         for (std::int64_t micro = 1; micro <= std::min(batch / data, most_micro_batch);
              micro *= 2) {
           if (batch / data % micro != 0) break;
-          all.push_back(shape(tensor, pipeline, data, micro));
+          ++result_.legal;
+          all.push_back({.config = shaped(tensor, pipeline, micro)});
         }
       }
     }
-    result_.legal = static_cast<int>(all.size());
+    for (Shape& each : all) {
+      for (const char* recompute : {"none", "selective", "full"}) {
+        each.config.parallel.recompute = recompute;
+        if ((each.least = least_time(each.config)) > 0) break;
+      }
+    }
     std::ranges::stable_sort(all, {}, &Shape::least);
-    return all;
+    for (const Shape& each : all) {
+      if (each.least > 0) attempt(each.config, each.least);
+    }
   }
 
-  Shape shape(std::int64_t tensor, std::int64_t pipeline, std::int64_t data, std::int64_t micro) {
-    Shape shape{.config = base_};
-    parallel::ParallelConfig& p = shape.config.parallel;
+  RunConfig shaped(std::int64_t tensor, std::int64_t pipeline, std::int64_t micro) const {
+    RunConfig config = base_;
+    parallel::ParallelConfig& p = config.parallel;
     p.tensor = tensor;
     p.pipeline = pipeline;
     p.data = 0;
     p.virtual_stages = 1;
     p.schedule = "1f1b";
     p.sequence = tensor > 1;
-    p.zero = data > 1 ? 1 : 0;
-    shape.config.train.micro_batch = micro;
-    const model::Transformer& model = model_of(shape.config);
-    const DType type = dtype_from_name(base_.precision.compute);
-    const double peak = machine_.peak(type) * machine_.products.efficiency;
-    const auto tokens = static_cast<double>(base_.train.batch * base_.model.sequence);
-    // Of products alone, with a quarter of 1F1B's bubble: other schedules may have less.
-    const auto micro_batches =
-        static_cast<double>(base_.train.batch) / static_cast<double>(data * micro);
-    const double bubble = 1 + static_cast<double>(pipeline - 1) / micro_batches / 4;
-    shape.least = 0.9 * model.flops_per_token() * tokens / peak / facts_.world * bubble;
-    return shape;
+    p.zero = facts_.world > tensor * pipeline ? 1 : 0;
+    config.train.micro_batch = micro;
+    return config;
   }
 
-  void try_shapes() {
-    for (Shape& each : shapes()) {
-      if (result_.fitting.size() == most_found &&
-          each.least > result_.fitting.back().times.seconds) {
-        break;
-      }
-      for (const char* recompute : {"none", "selective", "full"}) {
-        each.config.parallel.recompute = recompute;
-        if (attempt(each.config)) break;
-      }
+  /// Below this a step is not expected, judged by the simulation of its first micro-batches, as
+  /// many as there are stages (interleaved: a multiple of them): each further one takes at least
+  /// what the rank that computes longest computes and waits for its tensor ranks. 0: it cannot be,
+  /// or does not fit even so.
+  double least_time(const RunConfig& config) {
+    RunConfig few = config;
+    const std::int64_t ranks = config.parallel.tensor * config.parallel.pipeline;
+    const std::int64_t samples = facts_.world / ranks * config.train.micro_batch;
+    const std::int64_t all = base_.train.batch / samples;
+    const std::int64_t first = std::min(all, std::max<std::int64_t>(2, config.parallel.pipeline));
+    few.train.batch = first * samples;
+    const std::optional<FoundLayout> found = simulated(few);
+    progress_(++result_.simulated);
+    if (!found || !fits(*found)) return 0;
+    double each = 0;
+    for (const auto& [part, seconds] : found->times.longest().parts) {
+      const bool of_micro_batch = part == "products" || part == "attention" ||
+                                  part == comm::name_of(comm::GroupKind::tensor) ||
+                                  part == comm::name_of(comm::GroupKind::kv) ||
+                                  part == plan::name_of(plan::Work::Kind::memory);
+      if (of_micro_batch) each += seconds;
     }
+    constexpr double margin = 0.97;  // what follows each micro-batch once is in the parts too
+    return margin * (found->times.seconds +
+                     static_cast<double>(all - first) * each / static_cast<double>(first));
   }
 
   /// One key changed.
@@ -159,42 +170,41 @@ class Search {
       const std::int64_t ranks = tensor * pipeline;
       if (ranks > facts_.world) return;
       if (facts_.world % ranks != 0 || base_.train.batch % (facts_.world / ranks) != 0) continue;
-      RunConfig config = shape(tensor, pipeline, facts_.world / ranks, 1).config;
+      RunConfig config = shaped(tensor, pipeline, 1);
       for (const char* recompute : {"none", "full"}) {
         config.parallel.recompute = recompute;
-        const FoundLayout* found = simulated(config);
-        if (found == nullptr || found->memory > memory_) continue;
+        const std::optional<FoundLayout> found = simulated(config);
+        if (!found || !fits(*found)) continue;
         result_.usual.push_back(*found);
         return;
       }
     }
   }
 
-  /// Whether it fits. Layouts that cannot be are no candidates.
-  bool attempt(const RunConfig& config) {
-    const FoundLayout* found = simulated(config);
-    if (found == nullptr) return false;
-    if (result_.nearest.memory == 0 || found->memory < result_.nearest.memory) {
-      result_.nearest = *found;
-    }
-    if (found->memory > memory_) return false;
+  /// Simulates a layout that can be among the best.
+  void attempt(const RunConfig& config, std::optional<double> known = {}) {
     auto& list = result_.fitting;
-    const bool is_new = std::ranges::none_of(list, [&](const FoundLayout& other) {
-      return name_of(other.config) == name_of(found->config);
-    });
-    if (!is_new) return true;
+    if (!tried_.insert(name_of(config)).second) return;
+    const double least = known ? *known : least_time(config);
+    if (least == 0) return;
+    if (list.size() == most_found && least > list.back().times.seconds) return;
+    std::optional<FoundLayout> found = simulated(config);
+    if (!found || !fits(*found)) return;
     const auto place = std::ranges::upper_bound(
         list, found->times.seconds, {}, [](const FoundLayout& each) { return each.times.seconds; });
-    list.insert(place, *found);
+    list.insert(place, std::move(*found));
     if (list.size() > most_found) list.pop_back();
-    return true;
   }
 
-  /// Null where it cannot be.
-  const FoundLayout* simulated(const RunConfig& asked) {
-    const auto known = known_.find(name_of(asked));
-    if (known != known_.end()) return known->second ? &*known->second : nullptr;
-    std::optional<FoundLayout>& found = known_[name_of(asked)];
+  bool fits(const FoundLayout& layout) {
+    if (result_.nearest.memory == 0 || layout.memory < result_.nearest.memory) {
+      result_.nearest = layout;
+    }
+    return layout.memory <= memory_;
+  }
+
+  /// Nothing where it cannot be.
+  std::optional<FoundLayout> simulated(const RunConfig& asked) {
     FoundLayout layout{.config = asked};
     plan::StageClasses stages;
     try {
@@ -207,7 +217,7 @@ class Search {
               static_cast<int>(std::max<std::int64_t>(1, layout.config.parallel.threads))),
           layout.shape, machine_.on_host(), layout.config.data.document_mask);
     } catch (const ConfigError&) {
-      return nullptr;
+      return {};
     }
     for (const plan::RankClass& each : stages.classes) {
       std::int64_t bytes = 0;
@@ -217,9 +227,7 @@ class Search {
       layout.memory = std::max(layout.memory, bytes);
     }
     layout.times = plan::simulate(layout.shape, stages.classes, stages.class_of, machine_);
-    found = std::move(layout);
-    progress_(static_cast<int>(known_.size()));
-    return &*found;
+    return layout;
   }
 
   const model::Transformer& model_of(const RunConfig& config) {
@@ -233,8 +241,7 @@ class Search {
   std::int64_t memory_;
   const std::function<void(int)>& progress_;
   std::optional<model::Transformer> model_;
-  std::map<std::string, std::optional<FoundLayout>> known_;
-  std::set<std::string> varied_;
+  std::set<std::string> tried_, varied_;
   LayoutSearch result_;
 };
 

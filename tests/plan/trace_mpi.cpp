@@ -38,6 +38,19 @@ void expect_equal_bytes(const MatrixCase& each, const RunSettings& settings, MPI
   const Trace trace = trace_step(run.model, options_of(layout, settings), run.shape,
                                  run.session.rank(), !settings.make_device);
   EXPECT_EQ(trace.sent(), sent_by(run.grid)) << each.to_string();
+
+  const parallel::ReplicaOptions options = options_of(layout, settings);
+  const Trace computed =
+      trace_step(run.model, options, run.shape, run.session.rank(), !settings.make_device,
+                 parallel::blank_batches(options.stage.micro_batches, options.stage.sequences,
+                                         config.sequence, false),
+                 false);
+  const Trace repeated = trace.unfolded();
+  EXPECT_FALSE(trace.sections.empty());
+  EXPECT_EQ(computed.works, repeated.works) << each.to_string();
+  EXPECT_EQ(computed.operations, repeated.operations) << each.to_string();
+  EXPECT_EQ(computed.instructions, repeated.instructions) << each.to_string();
+  EXPECT_EQ(computed.memory, repeated.memory) << each.to_string();
 }
 
 TEST(Traces, SendTheBytesOfRuns) {

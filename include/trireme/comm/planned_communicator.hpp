@@ -22,8 +22,10 @@ struct PlannedOperation {
     int peer = 0;  // in the group
     std::int64_t bytes = 0;
     bool send = false;
+    bool operator==(const Message&) const = default;
   };
   std::vector<Message> messages;  // of an exchange, without those of the rank to itself
+  bool operator==(const PlannedOperation&) const = default;
 };
 
 /// Rank `rank` of `size`, at least 2. `start` gets each operation where it is enqueued, with its

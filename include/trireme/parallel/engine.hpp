@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <typeindex>
 #include <vector>
 
 #include "trireme/comm/communicator.hpp"
@@ -53,8 +54,20 @@ using MakeMethod =
     std::function<std::unique_ptr<DataParallel>(const Stage& stage, const state::ModelState& state,
                                                 ops::Ops& ops, device::MemoryLedger& ledger)>;
 
+/// All that the calls of an action depend on, but for addresses and random numbers.
+struct ActionKind {
+  UnitAction::Kind kind;
+  std::type_index unit;
+  std::vector<bool> writes_gradients;  // by leaf
+  auto operator<=>(const ActionKind&) const = default;
+};
+/// Plans: computes an action by `compute`, or knows from an earlier one of its kind what that does.
+using ComputeAction =
+    std::function<void(const ActionKind& kind, const std::function<void()>& compute)>;
+
 struct ReplicaOptions {
-  StageOptions stage;  // its place is taken from the grid
+  StageOptions stage;                  // its place is taken from the grid
+  const Pipeline* pipeline = nullptr;  // of these options, where it is known already
   optim::OptimConfig optim;
   int threads = 1;
   std::int64_t bucket_elements = 2 << 20;  // also what an offloaded optimizer updates at once
@@ -63,9 +76,10 @@ struct ReplicaOptions {
   /// Round the bf16 weights that units read stochastically, with the same bits in every layout.
   bool stochastic_rounding = false;
   comm::Watchdog* watchdog = nullptr;
-  MakeOps make_ops;        // absent: those of the CPU
-  MakeMethod make_method;  // absent: AllReduce
-  bool trace = false;      // record operations of the device as spans; see begin_trace
+  MakeOps make_ops;              // absent: those of the CPU
+  MakeMethod make_method;        // absent: AllReduce
+  ComputeAction compute_action;  // absent: each is computed
+  bool trace = false;            // record operations of the device as spans; see begin_trace
   /// Capture what a training step computes, where the device captures and no messages of a tensor
   /// group are in between; see StepGraphs. Not with a trace, which cannot see into graphs.
   bool graphs = false;
@@ -145,6 +159,7 @@ class Engine {
   /// See model::UnitContext.
   bool writes_gradients(const UnitAction& action, int leaf) const;
   void prepare(const UnitAction& action);
+  void compute(const UnitAction& action);
   void forward(const UnitAction& action);
   void compute_logits(const UnitAction& action, model::Microbatch tokens, int leaf, Tensor x);
   void backward(const UnitAction& action);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -14,26 +15,25 @@ namespace trireme::parallel {
 /// Leaf `leaf` of `count` equal ones of a micro-batch.
 model::Microbatch leaf_of(const model::Microbatch& batch, int leaf, int count);
 
-/// Owns a batch; its views are tensors in host memory.
+/// A batch; its views are tensors in host memory. Copies share it.
 class HostMicrobatch {
  public:
   explicit HostMicrobatch(data::Batch batch);
-  // The views point into the vectors, whose storage moves with them but is not shared by a copy.
-  HostMicrobatch(HostMicrobatch&&) = default;
-  HostMicrobatch& operator=(HostMicrobatch&&) = default;
-  HostMicrobatch(const HostMicrobatch&) = delete;
-  HostMicrobatch& operator=(const HostMicrobatch&) = delete;
   const model::Microbatch& view() const { return view_; }
   double weight(int leaf = 0, int count = 1) const;  // Σ weights of a leaf
 
  private:
-  data::Batch batch_;
-  std::vector<std::int64_t> rows_;
+  struct Contents {
+    data::Batch batch;
+    std::vector<std::int64_t> rows;
+    bool all_counted = false;  // every weight is 1
+  };
+  std::shared_ptr<Contents> contents_;
   model::Microbatch view_;
 };
 
-/// Micro-batches of `sequences` of `length` tokens, all zero and counted, in one document each,
-/// with their numbers (`documents`) or without.
+/// `count` copies of a micro-batch of `sequences` of `length` tokens, all zero and counted, in one
+/// document each, with their numbers (`documents`) or without.
 std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std::int64_t length,
                                           bool documents);
 
@@ -42,9 +42,9 @@ std::vector<HostMicrobatch> blank_batches(int count, std::int64_t sequences, std
 class DeviceBatches {
  public:
   /// Memory for `count` micro-batches of `sequences` of `length` tokens, with documents or without;
-  /// none where the device is the host.
+  /// none where the device is the host. `planned`: nobody reads what is taken.
   DeviceBatches(int count, std::int64_t sequences, std::int64_t length,
-                device::MemoryLedger& ledger);
+                device::MemoryLedger& ledger, bool planned = false);
   DeviceBatches(const DeviceBatches&) = delete;
   DeviceBatches& operator=(const DeviceBatches&) = delete;
   /// Queues copies. The device must have finished with what was taken before. `factor`: see
@@ -62,6 +62,7 @@ class DeviceBatches {
 
  private:
   device::Device& device_;
+  bool planned_;
   std::size_t batch_bytes_ = 0;      // of one micro-batch
   device::Buffer buffer_, staging_;  // the factor, then the micro-batches
   float host_factor_ = 0;

@@ -30,6 +30,7 @@ struct Work {
   std::int64_t bytes = 0;  // read and written
   bool causal = false;     // attention: half of the scores
   auto key() const { return std::tuple(kind, type, m, n, k, count, bytes, causal); }
+  bool operator==(const Work&) const = default;
   /// Floating-point operations of a product or attention; else 0.
   double flops() const;
 };
@@ -50,34 +51,48 @@ struct StreamOperation {
   std::int64_t local = 0;
   int stream = 0;
   bool blocking = false;  // on a stream of the host, which waits for it
+  bool operator==(const StreamOperation&) const = default;
 };
 
 /// Calls in the order in which the host makes them.
 struct Instruction {
   /// compute: `index` of works. start, wait: `index` of operations; computation that comes later
-  /// follows a wait. wait_for_device: the host waits for all computation so far.
-  enum class Kind : std::uint8_t { compute, start, wait, wait_for_device };
+  /// follows a wait. wait_for_device: the host waits for all computation so far. section: all of
+  /// section `index`.
+  enum class Kind : std::uint8_t { compute, start, wait, wait_for_device, section };
   Kind kind = Kind::compute;
   int index = 0;
+  bool operator==(const Instruction&) const = default;
+};
+
+/// The calls of one action of a unit, which other micro-batches and units like it make too. It
+/// waits for all that it starts, and for nothing else.
+struct Section {
+  std::vector<StreamOperation> operations;
+  std::vector<Instruction> instructions;  // without sections; start and wait: of these operations
 };
 
 struct Trace {
   std::vector<Work> works;  // that differ
   std::vector<StreamOperation> operations;
   std::vector<Instruction> instructions;
+  std::vector<Section> sections;
   bool overlap = true;  // streams advance while the rank computes
   /// Bytes that the rank held at most, by use, without what backends and groups work in.
   std::map<device::Use, std::int64_t> memory;
   /// Bytes sent to others, by the group's name as in Grid::traffic.
   std::map<std::string, std::int64_t> sent() const;
+  /// The same step without sections.
+  Trace unfolded() const;
 };
 
-/// One training step of `rank` with its update, on `batches`: all micro-batches of a replica.
-/// `options` as in a run on that device. Methods other than all-reduce, offloaded optimizers and
-/// parameter servers throw Error.
+/// One training step of `rank` with its update, on `batches`: all micro-batches of a replica, with
+/// or without documents all of them. `options` as in a run on that device. Methods other than
+/// all-reduce, offloaded optimizers and parameter servers throw Error. `sections`: what is known of
+/// an action is not computed again; without, the trace has no sections.
 Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
                  const comm::GridShape& shape, int rank, bool host,
-                 const std::vector<parallel::HostMicrobatch>& batches);
+                 const std::vector<parallel::HostMicrobatch>& batches, bool sections = true);
 /// On blank batches; `documents`: with document numbers.
 Trace trace_step(const model::Transformer& model, const parallel::ReplicaOptions& options,
                  const comm::GridShape& shape, int rank, bool host, bool documents = false);
