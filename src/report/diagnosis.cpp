@@ -6,8 +6,12 @@
 #include "trireme/report/page.hpp"
 #include "trireme/schedule/simulate.hpp"
 
+#include "untrusted.hpp"
+
 namespace trireme::report {
 namespace {
+
+using nlohmann::json;
 
 double section(const RankAccount& rank, const char* name) {
   const auto found = rank.sections.find(name);
@@ -59,6 +63,7 @@ class Diagnosis {
     loader();
     checkpoints();
     steadiness();
+    prediction();
     const bool host = facts_.device == "cpu";
     if (host && !run_.ranks.empty() && total_ > 0) {
       pipeline();
@@ -292,6 +297,47 @@ class Diagnosis {
             "steps take from {:.4g} to {:.4g} s (tenth and ninetieth percentile, {:.0f} % of "
             "the median apart): something else uses the machine, or it changes its clock",
             low, high, percent(spread)));
+  }
+
+  /// A step that takes much longer or less than its prediction, and the part that differs most.
+  void prediction() {
+    const json& summary = run_.attempt().summary;
+    if (!summary.is_object() || !summary.contains("step_time")) return;
+    const std::string where = (run_.attempt().folder / "summary.json").string();
+    const json& times = object_at(summary, "step_time", where);
+    const json& predicted = object_at(times, "predicted", where);
+    const json& measured = object_at(times, "measured", where);
+    const double expected = number_at(predicted, "seconds", where);
+    const double found = number_at(measured, "seconds", where);
+    if (expected <= 0 || std::abs(found / expected - 1) <= 0.15) return;
+    std::string text =
+        fmt::format("a step takes {:.4g} s, {:.2g} times the {:.4g} s that {} predicts", found,
+                    found / expected, expected, text_at(times, "machine", where));
+    if (measured.contains("parts")) text += differing_part(predicted, measured, where);
+    add("prediction", std::abs(found - expected) / std::max(found, expected), text);
+  }
+  static std::string differing_part(const json& predicted, const json& measured,
+                                    const std::string& where) {
+    const json& expected = object_at(predicted, "parts", where);
+    const bool longer =
+        number_at(measured, "seconds", where) > number_at(predicted, "seconds", where);
+    std::string name;
+    double most = 0;
+    const json& found = object_at(measured, "parts", where);
+    for (const auto& [part, value] : found.items()) {
+      const double more =
+          number_at(found, part.c_str(), where) - optional_number_at(expected, part.c_str(), where);
+      if ((longer ? more : -more) > most) name = part, most = longer ? more : -more;
+    }
+    if (name.empty()) return "";
+    const bool computes = name == "compute";
+    return fmt::format("; most of the difference is {} ({:.4g} s, predicted {:.4g} s): {}",
+                       computes ? "computation" : "waiting for ranks of the axis " + name,
+                       number_at(found, name.c_str(), where),
+                       optional_number_at(expected, name.c_str(), where),
+                       !longer    ? "the file describes a slower machine"
+                       : computes ? "the file describes a faster machine, or others use these cores"
+                                  : "slower links, others that use them, or ranks that come late");
   }
 
   const Run& run_;

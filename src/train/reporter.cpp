@@ -7,6 +7,7 @@
 
 #include "trireme/train/account.hpp"
 #include "trireme/train/policies.hpp"
+#include "trireme/train/step_prediction.hpp"
 
 namespace trireme::train {
 
@@ -100,6 +101,7 @@ void RunReporter::write_trace(const report::Trace& trace) {
 void RunReporter::begin(const RunStart& start, const Environment& environment,
                         const data::Dataset& dataset) {
   peak_ = start.peak;
+  predicted_step_ = start.predicted_step;
   first_step_ = start.step;
   if (!root_) return;
   const RunConfig& config = job_.config;
@@ -132,6 +134,9 @@ void RunReporter::begin(const RunStart& start, const Environment& environment,
   for (const std::string& warning : start.warnings) warn(warning);
   for (const std::string& text : start.notes) note(text);
   if (peak_ > 0) print(peak_line(config, peak_));
+  if (predicted_step_.is_null()) return;
+  print(fmt::format("predicted: {:.4g} s a step ({})", predicted_step_.at("seconds").get<double>(),
+                    config.train.predict));
 }
 
 void RunReporter::step(report::StepMetrics metrics, bool notable) {
@@ -223,7 +228,6 @@ void RunReporter::finish(RunSummary summary) {
   const std::int64_t tokens = steps() * config.train.batch * config.model.sequence;
   const double speed = trained > 0 ? static_cast<double>(tokens) / trained : 0;
   const std::int64_t step = first_step_ + steps();
-  const nlohmann::json communication = communication_of(summary.ranks);
   nlohmann::json json{{"steps", step},
                       {"steps_of_attempt", steps()},
                       {"tokens_of_attempt", tokens},
@@ -232,7 +236,7 @@ void RunReporter::finish(RunSummary summary) {
                       {"validation_loss", last_evaluation_},
                       {"sections", sections_json(summary.sections)},
                       {"memory", memory_json(summary.memory)},
-                      {"communication", communication},
+                      {"communication", communication_of(summary.ranks)},
                       {"ranks", summary.ranks},
                       {"resident_peak", summary.resident},
                       {"figure_of_merit", speed}};
@@ -241,17 +245,21 @@ void RunReporter::finish(RunSummary summary) {
                     {"at_end", summary.peak},
                     {"operations_per_second", std::max(peak_, summary.peak)}};
   }
+  if (!predicted_step_.is_null() && steps() > 0) {
+    json["step_time"] =
+        compare_step_time(predicted_step_, summary.ranks, seconds_, job_.computes.on_host());
+  }
   if (summary.extra.is_object()) json.update(summary.extra);
   if (!record_fault_.empty()) json["incomplete"] = record_fault_;
   record(
       [&](report::RunRecord& record) { record.write_summary(json, step == config.train.steps); });
   if (!progress_) return;
-  print_tables(summary, communication, speed);
+  print_tables(summary, json);
   if (!stopped_.empty()) print(stopped_);
 }
 
-void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& communication,
-                               double speed) {
+void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& json) {
+  const double speed = json.at("figure_of_merit");
   print("");
   print(report::timing_table(report::time_account(summary.ranks, elapsed_(), "the run")));
   print(report::memory_table(summary.memory));
@@ -259,7 +267,7 @@ void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& 
     print(fmt::format("resident set at most, of any rank: {:.1f} MiB with program and libraries",
                       static_cast<double>(summary.resident) / (1 << 20)));
   }
-  for (const auto& [name, group] : communication.items()) {
+  for (const auto& [name, group] : json.at("communication").items()) {
     print(fmt::format("communication, {}: {:.3f} MB sent per step and rank, in {:.1f} ms",
                       name == "servers" ? name : name + " axis",
                       group.at("bytes_per_step").get<double>() / 1e6,
@@ -269,6 +277,9 @@ void RunReporter::print_tables(const RunSummary& summary, const nlohmann::json& 
                       group.at("received_per_step").get<double>() / 1e6));
   }
   for (const std::string& line : summary.lines) print(line);
+  if (json.contains("step_time")) {
+    for (const std::string& line : step_time_lines(json.at("step_time"))) print(line);
+  }
   const bool predicted = report::as_predicted(summary.memory), finite = std::isfinite(last_.loss);
   if (predicted && finite) print_mfu(speed, summary.peak);
   print("record: " + record_->folder().string());

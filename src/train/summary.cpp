@@ -97,6 +97,7 @@ void Trainer::begin_record(const Environment& environment, double peak) {
                 {"data", shape.of(comm::Axis::data)},
                 {"servers", 0}},
       .predicted_memory = prediction_json(predicted_.bytes),
+      .predicted_step = predicted_step_,
       .extra = {{"product_algorithms", replica_.choices()},
                 {"attention", replica_.attention_choices()}},
       .lines = {fmt::format("layout: {}; {} a rank; batch {} sequences = {} tokens; micro-batch {}",

@@ -6,6 +6,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/optim/optimizer.hpp"
 #include "trireme/parallel/replica.hpp"
+#include "trireme/train/step_prediction.hpp"
 
 namespace trireme::train {
 
@@ -72,6 +73,7 @@ void Trainer::begin() {
   std::vector<std::string> passed_over;
   const std::string folder =
       find_resume(job_.config, grid_.world(), passed_over);  // before anything is written
+  if (job_.config.train.predict != "off") predict_step();
   comm::agree(grid_.world(), [&] {
     if (!reporter_.is_root()) return;
     checkpointer_.take_tokenizer();
@@ -88,6 +90,15 @@ void Trainer::begin() {
   account_.begin();
   replica_.begin_trace();
   checkpointer_.restart_clock();
+}
+
+void Trainer::predict_step() {
+  comm::agree(grid_.world(), [&] {
+    if (!reporter_.is_root()) return;
+    predicted_step_ = predict_step_time(
+        job_.config.train.predict, job_.model, options_of(job_, grid_, method_), grid_.shape(),
+        job_.computes.on_host(), job_.session.node_size(), job_.config.data.document_mask);
+  });
 }
 
 void Trainer::resume(std::string folder) {

@@ -273,6 +273,11 @@ void validate(RunConfig& config, const LayoutFacts& facts) {
   config.model.resolve();
   const comm::GridShape shape = check_layout(config, facts);
   check_peak(config.train.peak);
+  refuse(config.train.predict != "off" &&
+             (config.data_parallel.method != "allreduce" || config.zero.offload != "none"),
+         "train.predict", config.train.predict,
+         "step time is predicted for data_parallel.method = allreduce without zero.offload alone",
+         "use off");
   parse_signals(config.train.signals);
   parse_duration(config.train.time_limit);
   check_faults(parse_faults(config.train.inject), config.train.inject,

@@ -39,6 +39,7 @@ struct TrainConfig {
   std::string progress = "auto";
   bool quiet = false;
   std::string peak = "measured";               // measured | none | GFLOP/s of one rank
+  std::string predict = "off";                 // off | a machine file
   std::string check = "none";                  // none | placement
   std::int64_t check_every = 1;                // steps
   double watchdog = 300;                       // seconds; 0: none
@@ -78,6 +79,9 @@ struct TrainConfig {
                config::one_of({"auto", "live", "log"}));
     fields.add("quiet", quiet, "no step lines");
     fields.add("peak", peak, "peak that MFU refers to: measured, none, or GFLOP/s of one rank");
+    fields.add("predict", predict,
+               "machine file by which a step's time is predicted and then compared with the "
+               "measured one; off");
     fields.add("check", check, "placement: compare by hash whatever ranks hold as replicas",
                config::one_of({"none", "placement"}));
     fields.add("check_every", check_every, "steps between two checks", config::at_least(1));

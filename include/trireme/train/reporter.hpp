@@ -22,6 +22,7 @@ struct RunStart {
   std::string layout;               // as printed
   nlohmann::json place;             // ranks by axis, and servers
   nlohmann::json predicted_memory;  // bytes by use
+  nlohmann::json predicted_step;    // see predict_step_time; null: nobody asked
   nlohmann::json extra;             // further keys of run.json
   std::vector<std::string> lines, warnings, notes;  // printed in this order
 };
@@ -85,7 +86,7 @@ class RunReporter {
   /// Warns once where the record cannot be written; summary.json names the reason.
   void record(const std::function<void(report::RunRecord&)>& write);
   void show(const report::StepMetrics& metrics, bool notable);
-  void print_tables(const RunSummary& summary, const nlohmann::json& communication, double speed);
+  void print_tables(const RunSummary& summary, const nlohmann::json& json);
   /// The line about MFU by the better peak, or why there is none.
   void print_mfu(double speed, double peak_at_end);
 
@@ -95,6 +96,7 @@ class RunReporter {
   std::unique_ptr<report::RunRecord> record_;       // the root's
   std::unique_ptr<report::ProgressLine> progress_;  // the root's, unless quiet
   double peak_ = 0;                                 // at the start
+  nlohmann::json predicted_step_;                   // likewise; null: nobody asked
   bool peak_too_low_ = false;
   std::int64_t first_step_ = 0;
   std::vector<double> seconds_;  // of this start's steps

@@ -56,6 +56,7 @@ class Trainer {
   void begin_record(const Environment& environment, double peak);
   /// Operations per second of all ranks, as train.peak says. Collective.
   double measure_peak();
+  void predict_step();
   /// The same measured again; 0 where it is not measured. Collective.
   double peak_at_end();
   /// What this rank did in its steps: place, seconds of sections, communication.
@@ -69,6 +70,7 @@ class Trainer {
   std::unique_ptr<data::TokenReader> validation_;
   parallel::Replica replica_;
   MemoryPrediction predicted_;
+  nlohmann::json predicted_step_;  // see RunStart; known to the root alone
   RunReporter reporter_;
   StepAccount account_;
   StopPolicy stop_policy_;

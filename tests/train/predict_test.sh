@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# train.predict: a step's predicted time beside the measured one, at the start, in the closing tables, in summary.json
+# and as a finding of the report; what cannot be predicted is refused in one line before anything is written.
+set -euo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mpiexec=${TRIREME_MPIEXEC:-mpirun}
+fail() {
+  echo "FAILED: $1"
+  cat "$work"/*.log | tail -40
+  exit 1
+}
+yes 'Words follow one another in a text that is long enough to be learned from.' | head -n 400 >"$work/text.txt" || true
+"$TRIREME" prepare --input "$work/text.txt" --output "$work/data" >/dev/null 2>&1
+train() {  # train FOLDER FLAGS...
+  local folder=$1
+  shift
+  "$mpiexec" -n 2 "$TRIREME" train --model.preset nano --data.path "$work/data" --train.output "$work/$folder" \
+    --train.steps 8 --train.batch 8 --train.micro_batch 2 --train.peak none --train.evaluate_at_end=false "$@" \
+    >"$work/$folder.log" 2>&1
+}
+cp "$SOURCE/data/machines/cpu-xeon-avx512.toml" "$work/cpu.toml"
+for layout in "--parallel.tensor 2" "--parallel.pipeline 2" "--parallel.zero 1"; do
+  rm -rf "$work/run"
+  # shellcheck disable=SC2086
+  train run $layout --train.predict "$work/cpu.toml" || fail "$layout"
+  grep -q "^predicted: [0-9.e-]* s a step ($work/cpu.toml)\$" "$work/run.log" || fail "$layout: no line at the start"
+  grep -q '^  step (median)  *[0-9.]*  *[0-9.]*  *[+-][0-9.]* %$' "$work/run.log" || fail "$layout: no row at the end"
+  python3 - "$work/run/attempts/0001" <<'PYTHON' || fail "$layout: summary.json"
+import json, statistics, sys
+folder = sys.argv[1]
+times = json.load(open(folder + "/summary.json"))["step_time"]
+steps = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
+seconds = [step["seconds"] for step in steps if "loss" in step and "seconds" in step]
+assert len(seconds) == 8, steps
+measured, predicted = times["measured"], times["predicted"]
+assert abs(measured["seconds"] / statistics.median(seconds) - 1) < 0.3, (measured, seconds)
+assert predicted["parts"]["compute"] > 0 and measured["parts"]["compute"] > 0, times
+# Parts are of what ranks do in steps: they fill most of it, and no more than all.
+for each, mean in ((measured, statistics.mean(seconds)), (predicted, predicted["seconds"])):
+    assert 0.3 * mean < sum(each["parts"].values()) < 1.05 * mean, (each, mean)
+PYTHON
+done
+# A machine with a hundredth of the speed predicts steps that take much longer.
+sed -i -E 's/^(fp32_tflops) = .*/\1 = 0.0005/' "$work/cpu.toml"
+train slow --train.predict "$work/cpu.toml" || fail "a slow machine"
+"$TRIREME" report "$work/slow" >"$work/report.log" 2>&1 || fail "a report"
+grep -q 'times the .* predicts; most of the difference is computation .*: the file describes a slower machine' \
+  "$work/report.log" || fail "no finding"
+
+refused() {  # refused WORDS FLAGS...
+  local words=$1
+  shift
+  rm -rf "$work/refused"
+  if train refused "$@"; then fail "accepted: $*"; fi
+  [ "$(grep -c '^trireme: error: ' "$work/refused.log")" -eq 1 ] || fail "not one line: $*"
+  grep -q -- "$words" "$work/refused.log" || fail "$words"
+  [ ! -e "$work/refused/attempts" ] || fail "a record of what never began: $*"
+}
+refused 'nothing.toml' --train.predict "$work/nothing.toml"
+refused 'is a machine with device.type = gpu, and this run computes on CPUs' \
+  --train.predict "$SOURCE/data/machines/a100-sxm-80g.toml"
+refused 'is predicted for data_parallel.method = allreduce' --train.predict "$work/cpu.toml" \
+  --data_parallel.method average
