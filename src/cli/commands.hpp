@@ -95,6 +95,7 @@ struct PlanMemoryOptions {
   std::int64_t memory = 0;  // bytes of a GPU, or on CPUs of a node; 0: this machine's
   bool json = false;
   std::string machine;  // a file: the step's time is predicted too; empty: not
+  double tokens = 0;    // of a whole training, whose time is predicted with it; 0: none
 };
 /// The memory that each pipeline stage's fullest rank would take in the layout of `config` on
 /// facts.world ranks, and whether it fits, as a table or as JSON. Throws ConfigError for layouts
@@ -122,7 +123,7 @@ struct StepPlan {
 /// `config` is validated. `file` names the machine in the text.
 StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& facts,
                    const comm::GridShape& shape, const plan::Machine& machine,
-                   const std::string& file);
+                   const std::string& file, double all_tokens);
 
 struct PlanMeasuredOptions {
   std::string measured;  // a CSV file: a row a step

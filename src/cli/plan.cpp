@@ -38,6 +38,7 @@ struct Options {
   std::int64_t ranks_per_node = 0;  // 0: all on one node
   std::string memory;               // empty: this machine's
   std::string machine;              // a file; empty: time is not predicted
+  double tokens = 0;                // of a whole training; 0: not given
   std::string measured, fit, output;
   bool search = false;
   bool json = false;
@@ -124,6 +125,9 @@ void check_given(const Options& options) {
   if (options.search && (options.ranks == 0 || options.machine.empty())) {
     throw UsageError("plan: --search needs --ranks and --machine");
   }
+  if (options.tokens > 0 && (options.ranks == 0 || options.machine.empty() || options.search)) {
+    throw UsageError("plan: --tokens belongs to --ranks with --machine, without --search");
+  }
   if (options.search && options.json) throw UsageError("plan: --search has no --json");
   if (options.ranks > 0) return;
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
@@ -173,6 +177,10 @@ void add_plan(CLI::App& app, Command& command) {
       ->type_name("SIZE");
   plan->add_option("--machine", options->machine, "a machine file: predicts the time of a step too")
       ->type_name("FILE");
+  add_value(*plan, "--tokens", options->tokens,
+            "with --machine: days and node hours of a\ntraining on so many tokens (1e12)",
+            config::non_negative())
+      ->default_str("");
   plan->add_option(
           "--measured", options->measured,
           "predicts the steps of a CSV file, with one\nrow each, beside their measured times")
@@ -213,7 +221,8 @@ void add_plan(CLI::App& app, Command& command) {
             .ranks_per_node = narrowed("--ranks-per-node", options->ranks_per_node),
             .memory = options->memory.empty() ? 0 : parse_size("--memory", options->memory),
             .json = options->json,
-            .machine = options->machine};
+            .machine = options->machine,
+            .tokens = options->tokens};
         if (options->search) {
           return plan_search(resolved.config, std::move(facts), memory, options->output);
         }

@@ -1,4 +1,7 @@
 // trireme plan --machine: how long a training step takes, and what bounds it.
+#include <cmath>
+
+#include "trireme/core/text.hpp"
 #include "trireme/plan/step_time.hpp"
 #include "trireme/train/setup.hpp"
 
@@ -34,9 +37,25 @@ plan::Machine machine_for(train::RunConfig& config, train::LayoutFacts& facts,
   return machine;
 }
 
+/// Of so many seconds of steps: days, node hours, and their price.
+static void add_training(double seconds, const comm::GridShape& shape, const plan::Machine& machine,
+                         StepPlan& result) {
+  const auto per_node = static_cast<int>(machine.ranks_per_node);
+  const int nodes = (shape.size() + per_node - 1) / per_node;
+  const double hours = seconds / 3600 * nodes;
+  result.json["training"] = {{"seconds", seconds}, {"nodes", nodes}, {"node_hours", hours}};
+  result.text += fmt::format("training: {:.4g} days, {:.4g} node hours on {}", seconds / 86400,
+                             hours, counted(nodes, "node"));
+  if (machine.price > 0) {
+    result.json["training"]["price"] = hours * machine.price;
+    result.text += fmt::format(", {:.4g} at {:g} an hour", hours * machine.price, machine.price);
+  }
+  result.text += "; without evaluation and checkpoints\n";
+}
+
 StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& facts,
                    const comm::GridShape& shape, const plan::Machine& machine,
-                   const std::string& file) {
+                   const std::string& file, double all_tokens) {
   const model::Transformer model(config.model);
   const parallel::ReplicaOptions options =
       train::replica_options(config, train::stage_options(config, shape, facts),
@@ -70,6 +89,8 @@ StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& fac
     sum += seconds;
   }
   if (times.seconds - sum > 1e-9) add("others, and the host between steps", times.seconds - sum);
+  if (all_tokens > 0)
+    add_training(times.seconds * std::ceil(all_tokens / tokens), shape, machine, result);
   return result;
 }
 

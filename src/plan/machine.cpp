@@ -84,6 +84,7 @@ void Machine::declare(config::Fields& fields) {
   fields.add("name", name, "of the machine");
   fields.add("source", source, "where the values come from");
   fields.add("ranks_per_node", ranks_per_node, "at most", in_range(1, 1 << 20));
+  fields.add("price", price, "of an hour of a node, in any currency; 0: unknown", non_negative());
   fields.section("device", device);
   fields.section("products", products);
   fields.section("attention", attention);

@@ -25,6 +25,18 @@ step = json.load(open(sys.argv[1]))["step"]
 assert abs(sum(step["parts"].values()) - step["seconds"]) < 1e-6 * step["seconds"], step
 assert 0.2 < step["mfu"] < 0.8, step
 PYTHON
+# 1,000 steps of 64 sequences of 16 ranks on two nodes, at a price.
+sed '1i price = 10.0' "$machines/a100-sxm-80g.toml" > "$out/priced.toml"
+plan --ranks 16 --machine "$out/priced.toml" "${model[@]}" --model.sequence 1000 --train.micro_batch 1 \
+  --parallel.tensor 4 --parallel.pipeline 4 --tokens 64e6 --json || fail "--tokens"
+python3 - "$out/text" << 'PYTHON' || fail "the time of a training"
+import json, sys
+step = json.load(open(sys.argv[1]))["step"]
+training = step["training"]
+assert abs(training["seconds"] / (1000 * step["seconds"]) - 1) < 1e-9, step
+assert training["nodes"] == 2 and abs(training["node_hours"] * 3600 / (2 * training["seconds"]) - 1) < 1e-9, step
+assert abs(training["price"] / (10 * training["node_hours"]) - 1) < 1e-9, step
+PYTHON
 # Twice the micro-batches of a pipeline of four take less than twice as long: the bubble stays.
 seconds() {
   plan --ranks 16 --machine "$machines/a100-sxm-80g.toml" "${model[@]}" --train.batch "$1" \

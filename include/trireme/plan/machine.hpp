@@ -21,6 +21,7 @@ struct Placement {
 struct Machine {
   std::string name, source;
   std::int64_t ranks_per_node = 1;
+  double price = 0;  // of an hour of a node, in any currency; 0: unknown
 
   struct Device {
     std::string type = "gpu";
