@@ -122,7 +122,7 @@ work() {
     local tried=no
     for bug in "${bugs[@]}"; do
       IFS=$'\x1f' read -r -a field <<< "$bug"
-      if [ "${field[2]}" != "$test" ] || ! wanted "${field[0]}" "$@"; then continue; fi
+      if [ "${field[2]}" != "$test" ] || ! wanted "${field[0]}" "$@" || ! has "${field[3]}"; then continue; fi
       if [ $tried = no ]; then
         # shellcheck disable=SC2046
         build $(target "$test") || { echo "the tree does not build: $copy/build.log" >&2; return 1; }
