@@ -10,8 +10,8 @@ keys+=,attention.score_bytes,attention.forward_efficiency,attention.backward_eff
 keys+=,memory.efficiency,device.launch_us,device.operation_us,device.step_ms
 keys+=,links.launch_us,links.message_us,links.node.latency_us,links.node.gb_per_s
 keys+=,links.network.latency_us,links.network.gb_per_s
-predict() {
-  "$trireme" plan --config "$here/megatron-deepspeed.toml" --machine "$machine" \
+predict() { # FILE FLAGS...
+  "$trireme" plan --config "$here/${config:-megatron-deepspeed}.toml" --machine "$machine" \
     --measured "$here/$1" "${@:2}"
 }
 if [ "${2-}" = fit ]; then predict fitted.csv --fit "$keys" --output "$machine" | tail -1; fi
@@ -19,3 +19,5 @@ for file in fitted.csv one-node.csv 39b.csv; do
   echo "$file"
   predict "$file"
 done
+echo sequence-parallel.csv
+machine=$here/../../data/machines/a100-megatron-lm.toml config=megatron-lm predict sequence-parallel.csv

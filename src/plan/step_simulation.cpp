@@ -336,16 +336,15 @@ class Simulation {
   void match(std::size_t r, Operation& operation) {
     operation.transfers.clear();
     operation.released = operation.begun = operation.done = false;
-    if (operation.peers == nullptr) {
+    const bool collective = operation.peers != nullptr && is_collective(*operation.what);
+    if (operation.peers == nullptr || (collective && operation.peers->classes == 1)) {
       operation.transfers.push_back(own_transfer(r, operation));
-    } else if (!is_collective(*operation.what)) {
+    } else if (collective) {
+      match_collective(r, operation);
+    } else {
       for (const auto& message : operation.what->planned.messages) {
         match_message(r, operation, message);
       }
-    } else if (operation.peers->classes == 1) {
-      operation.transfers.push_back(own_transfer(r, operation));
-    } else {
-      match_collective(r, operation);
     }
   }
 

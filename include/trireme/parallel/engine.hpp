@@ -58,8 +58,8 @@ using MakeMethod =
 struct ActionKind {
   UnitAction::Kind kind;
   std::type_index unit;
-  std::vector<bool> writes_gradients;  // by leaf
-  auto operator<=>(const ActionKind&) const = default;
+  std::vector<bool> writes_gradients;                   // by leaf
+  auto operator<=>(const ActionKind&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 /// Plans: computes an action by `compute`, or knows from an earlier one of its kind what that does.
 using ComputeAction =
