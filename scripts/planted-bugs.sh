@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Plants each bug of tests/planted/bugs.txt in a scratch copy of the tree and checks that the test named
 # for it fails: planted-bugs.sh [NAME...]; all without names. Exits 1 if one is not caught. WORKERS copies
-# (one per core) are tried side by side, each with the bugs of one test after another.
+# (one per core, at most 4) are tried side by side, each with the bugs of one test after another; JOBS compilers each.
+# A test that exceeds its time limit has failed too, and is marked.
 # planted-bugs.sh --check only checks that every edit still fits the sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -104,8 +105,10 @@ try_bug() {
   done
   # shellcheck disable=SC2046
   build $(target "$test") || verdict="does not compile"
-  if [ "$verdict" = caught ] && run_test "$test"; then verdict=MISSED; fi
-  if grep -q '\*\*\*Timeout' "$copy/log"; then how=", by its time limit"; fi
+  if [ "$verdict" = caught ]; then
+    if run_test "$test"; then verdict=MISSED; fi
+    if grep -q '\*\*\*Timeout' "$copy/log"; then how=", by its time limit"; fi
+  fi
   for ((i = 4; i + 1 < ${#field[@]}; i += 3)); do
     file=$copy/source/${field[i]}
     if [ -e "$file.sound" ]; then cp "$file.sound" "$file"; rm -f "$file.sound" "$file.bug"; fi
@@ -134,7 +137,11 @@ work() {
   done
 }
 
-workers=${WORKERS:-$(nproc)}
+cores=$(nproc)
+workers=${WORKERS:-$((cores < 4 ? cores : 4))}
+for name in "$@"; do
+  printf '%s\n' "${bugs[@]}" | grep -q "^$name"$'\x1f' || { echo "there is no planted bug $name in $list"; exit 1; }
+done
 mkdir -p $scratch
 rm -f $scratch/results.*
 for bug in "${bugs[@]}"; do
@@ -144,14 +151,16 @@ for bug in "${bugs[@]}"; do
   printf '%-24s %-8s %s\n' "${field[0]}" untried "${field[2]} is not run on a machine without ${field[3]}" |
     tee -a $scratch/results.0 >&2
 done | sort | uniq -c | sort -rn | awk '{ print $2 }' > $scratch/tests
+if [ ! -s $scratch/tests ]; then echo "no bug can be shown on this machine"; exit 0; fi
 for ((worker = 1; worker <= workers; ++worker)); do prepare $worker; done
 mapfile -t targets < <(while read -r test; do target "$test"; done < $scratch/tests | tr ' ' '\n' | sort -u)
-copy=$scratch/1 JOBS=$(nproc) build "${targets[@]}" || { echo "the tree does not build: $scratch/1/build.log"; exit 1; }
+copy=$scratch/1 JOBS=${JOBS:-$cores} build "${targets[@]}" || { echo "the tree does not build: $scratch/1/build.log"; exit 1; }
 
 exec 9< $scratch/tests
+trap 'trap - INT TERM; kill 0' INT TERM
 running=() failed=0
 for ((worker = 1; worker <= workers; ++worker)); do
-  work $worker "$@" > >(tee $scratch/results.$worker) 8> $scratch/lock &
+  { work $worker "$@" 8> $scratch/lock | tee $scratch/results.$worker; } &
   running+=($!)
 done
 for worker in "${running[@]}"; do wait "$worker" || failed=1; done

@@ -90,6 +90,9 @@ struct ResolvedConfig : BuiltInConfig {
 void refuse_settings_of_the_run(const std::vector<Setting>& settings,
                                 const std::string& subcommand);
 
+/// Of a job that is planned.
+inline constexpr std::int64_t most_ranks = 1 << 20;
+
 struct PlanMemoryOptions {
   int ranks_per_node = 0;   // 0: all on one
   std::int64_t memory = 0;  // bytes of a GPU, or on CPUs of a node; 0: this machine's
@@ -124,6 +127,10 @@ struct StepPlan {
 StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& facts,
                    const comm::GridShape& shape, const plan::Machine& machine,
                    const std::string& file, double all_tokens);
+
+/// The memory of facts.world ranks, and whether their programs agree: comments of TOML. Throws as
+/// plan_memory does, and Error where they do not.
+std::string dry_run(train::RunConfig& config, train::LayoutFacts facts);
 
 struct PlanMeasuredOptions {
   std::string measured;  // a CSV file: a row a step

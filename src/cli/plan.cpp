@@ -26,8 +26,6 @@ constexpr const char* examples = R"(Examples:
                --model.preset llama-7b --model.vocabulary 32000
                --precision.compute bf16)";
 
-constexpr std::int64_t most_ranks = 1 << 20;
-
 struct Options {
   std::string schedule = "1f1b";
   std::int64_t stages = 0, micro_batches = 0, virtual_stages = 0;  // 0: not given

@@ -18,6 +18,7 @@ Examples:
   TRIREME_TRAIN_OUTPUT=run2 mpirun -n 4 trireme train --config run.toml
   trireme train --from llama-8b --data.path dataset --model.sequence 2048
   trireme train --config run.toml --dry-run      what would run, and why
+  trireme train --config run.toml --dry-run --ranks 512   and what would fail
   trireme train --config run.toml --show train.output     one field, for scripts)";
 
 struct TrainOptions {
@@ -25,6 +26,7 @@ struct TrainOptions {
   std::string resume, from;
   std::optional<std::string> show;  // a field's key
   bool dry_run = false, trace = false, quiet = false;
+  std::int64_t ranks = 0;  // of a dry run; 0: those that are there
 };
 
 std::string footer() {
@@ -50,6 +52,8 @@ void begin_from(comm::Session& session, const train::RunConfig& config) {
 }
 
 int run_train(comm::Session& session, const TrainOptions& options, std::vector<Setting> settings) {
+  if (options.ranks > 0 && !options.dry_run)
+    throw UsageError("train: --ranks belongs to --dry-run");
   if (!options.resume.empty()) settings.push_back({"checkpoint.resume", options.resume});
   if (!options.from.empty()) settings.push_back({"train.from", options.from});
   if (options.quiet) settings.push_back({"train.quiet", "true"});
@@ -66,8 +70,15 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
     return train::exit_code(data_parallel::run(session, resolved.config, resolved.fields));
   }
   const std::string text = on_rank_zero(session, [&] {
-    train::validate(resolved.config, train::layout_facts(resolved.config, session));
-    return resolved.fields.to_toml();
+    train::LayoutFacts facts = train::layout_facts(resolved.config, session);
+    if (options.ranks > 0) {
+      facts.world = static_cast<int>(options.ranks);
+      facts.node_of.clear();
+    }
+    train::validate(resolved.config, facts);
+    if (options.ranks == 0) return resolved.fields.to_toml();
+    const std::string found = dry_run(resolved.config, std::move(facts));
+    return resolved.fields.to_toml() + "\n" + found;
   });
   print_on_root(session, text);
   return 0;
@@ -152,6 +163,10 @@ void add_train(CLI::App& app, Command& command) {
   train->add_flag("--trace", options->trace,
                   "the device's operations in trace.json: --train.trace");
   train->add_flag("--dry-run", options->dry_run, "check, print the resolved configuration, stop");
+  add_value(*train, "--ranks", options->ranks,
+            "with --dry-run: as on so many ranks, with\ntheir memory and programs",
+            config::in_range(1, most_ranks))
+      ->default_str("");
   train
       ->add_option("--show", options->show,
                    "print the resolved value of one field, as it is\nand for any number of "

@@ -72,7 +72,8 @@ void Engine::compute(const UnitAction& action) {
   const auto now = [&] { action.kind == Kind::forward ? forward(action) : backward(action); };
   if (!options_.compute_action) return now();
   const model::Unit& unit = *stage_.model().units()[static_cast<std::size_t>(action.unit)];
-  ActionKind kind{.kind = action.kind, .unit = typeid(unit), .writes_gradients = {}};
+  ActionKind kind{
+      .kind = action.kind, .chunk = action.chunk, .unit = typeid(unit), .writes_gradients = {}};
   for (int leaf = 0; leaf < memory_.plan().leaves().count; ++leaf) {
     kind.writes_gradients.push_back(writes_gradients(action, leaf));
   }

@@ -248,10 +248,9 @@ class Simulation {
   }
   [[noreturn]] void refuse_wait(const Rank& rank) const {
     if (rank.waits_for == nullptr) throw Error("plan: rank {} never ends", rank.times.rank);
-    const auto& list = rank.section != nullptr ? rank.section->operations : rank.operations;
     throw Error(
-        "plan: rank {} waits for operation {} of group {} forever; its peers never come to it",
-        rank.times.rank, rank.waits_for - list.data(), to_string(rank.waits_for->what->channel));
+        "plan: rank {} waits forever for an operation of group {}; its peers never come to it",
+        rank.times.rank, to_string(rank.waits_for->what->channel));
   }
 
   int node_of(int rank) const { return rank / static_cast<int>(machine_.ranks_per_node); }

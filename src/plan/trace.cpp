@@ -297,36 +297,6 @@ std::map<std::string, std::int64_t> Trace::sent() const {
   return sums;
 }
 
-Trace Trace::unfolded() const {
-  Trace trace = *this;
-  trace.sections.clear();
-  trace.operations.clear();
-  trace.instructions.clear();
-  std::vector<int> places(operations.size());  // of operations that are in no section
-  for (const Instruction& each : instructions) {
-    const auto index = static_cast<std::size_t>(each.index);
-    if (each.kind == Kind::section) {
-      const auto first = static_cast<int>(trace.operations.size());
-      const Section& section = sections[index];
-      trace.operations.insert(trace.operations.end(), section.operations.begin(),
-                              section.operations.end());
-      for (Instruction inner : section.instructions) {
-        if (inner.kind == Kind::start || inner.kind == Kind::wait) inner.index += first;
-        trace.instructions.push_back(inner);
-      }
-      continue;
-    }
-    Instruction moved = each;
-    if (each.kind == Kind::start) {
-      places[index] = static_cast<int>(trace.operations.size());
-      trace.operations.push_back(operations[index]);
-    }
-    if (each.kind == Kind::start || each.kind == Kind::wait) moved.index = places[index];
-    trace.instructions.push_back(moved);
-  }
-  return trace;
-}
-
 Trace trace_step(const model::Transformer& model, const parallel::ReplicaOptions& options,
                  const comm::GridShape& shape, int rank, bool host, bool documents) {
   return trace_step(model, options, shape, rank, host,

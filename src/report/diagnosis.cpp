@@ -324,20 +324,26 @@ class Diagnosis {
     std::string name;
     double most = 0;
     const json& found = object_at(measured, "parts", where);
-    for (const auto& [part, value] : found.items()) {
-      const double more =
-          number_at(found, part.c_str(), where) - optional_number_at(expected, part.c_str(), where);
+    json names = expected;
+    names.update(found);
+    for (const auto& [part, unused] : names.items()) {
+      const double more = optional_number_at(found, part.c_str(), where) -
+                          optional_number_at(expected, part.c_str(), where);
       if ((longer ? more : -more) > most) name = part, most = longer ? more : -more;
     }
     if (name.empty()) return "";
     const bool computes = name == "compute";
-    return fmt::format("; most of the difference is {} ({:.4g} s, predicted {:.4g} s): {}",
-                       computes ? "computation" : "waiting for ranks of the axis " + name,
-                       number_at(found, name.c_str(), where),
+    const std::string what = computes              ? "computation"
+                             : name == "all ranks" ? "waiting for all ranks"
+                                                   : "waiting for ranks of the axis " + name;
+    return fmt::format("; most of the difference is {} ({:.4g} s, predicted {:.4g} s): {}", what,
+                       optional_number_at(found, name.c_str(), where),
                        optional_number_at(expected, name.c_str(), where),
-                       !longer    ? "the file describes a slower machine"
-                       : computes ? "the file describes a faster machine, or others use these cores"
-                                  : "slower links, others that use them, or ranks that come late");
+                       longer && computes
+                           ? "the file describes a faster machine, or others use these cores"
+                       : longer   ? "slower links, others that use them, or ranks that come late"
+                       : computes ? "the file describes a slower machine"
+                                  : "the file describes slower links");
   }
 
   const Run& run_;

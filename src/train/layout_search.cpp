@@ -38,12 +38,19 @@ class Search {
     one.numerics.virtual_data = 1;
     validate_layout(one, alone);
     base_.model = one.model;
+    if (base_.train.batch_tokens > 0) base_.train.batch = one.train.batch;
+    base_.train.batch_tokens = 0;
   }
 
   LayoutSearch run() {
     try_shapes();
     vary();
     find_usual();
+    if (result_.fitting.empty() && result_.nearest.memory > 0) {  // that of its first micro-batches
+      RunConfig nearest = result_.nearest.config;
+      nearest.train.batch = base_.train.batch;
+      if (const auto whole = simulated(nearest)) result_.nearest = *whole;
+    }
     return std::move(result_);
   }
 
@@ -79,8 +86,13 @@ class Search {
       }
     }
     std::ranges::stable_sort(all, {}, &Shape::least);
-    for (const Shape& each : all) {
-      if (each.least > 0) attempt(each.config, each.least);
+    for (Shape& each : all) {
+      if (each.least == 0 || attempt(each.config, each.least)) continue;
+      // The whole step holds more micro-batches than the first ones did.
+      for (const char* recompute : {"selective", "full"}) {
+        each.config.parallel.recompute = recompute;
+        if (attempt(each.config)) break;
+      }
     }
   }
 
@@ -107,7 +119,9 @@ class Search {
     const std::int64_t ranks = config.parallel.tensor * config.parallel.pipeline;
     const std::int64_t samples = facts_.world / ranks * config.train.micro_batch;
     const std::int64_t all = base_.train.batch / samples;
-    const std::int64_t first = std::min(all, std::max<std::int64_t>(2, config.parallel.pipeline));
+    std::int64_t first = std::min(all, std::max<std::int64_t>(2, config.parallel.pipeline));
+    const std::int64_t sets = base_.numerics.reproducible ? base_.numerics.virtual_data : 1;
+    while (first < all && first * samples % sets != 0) ++first;
     few.train.batch = first * samples;
     const std::optional<FoundLayout> found = simulated(few);
     progress_(++result_.simulated);
@@ -120,7 +134,8 @@ class Search {
                                   part == plan::name_of(plan::Work::Kind::memory);
       if (of_micro_batch) each += seconds;
     }
-    constexpr double margin = 0.97;  // what follows each micro-batch once is in the parts too
+    // Parts have a little that a step does once, and not for each micro-batch.
+    constexpr double margin = 0.97;
     return margin * (found->times.seconds +
                      static_cast<double>(all - first) * each / static_cast<double>(first));
   }
@@ -181,19 +196,20 @@ class Search {
     }
   }
 
-  /// Simulates a layout that can be among the best.
-  void attempt(const RunConfig& config, std::optional<double> known = {}) {
+  /// Simulates a layout that can be among the best. False: it does not fit.
+  bool attempt(const RunConfig& config, std::optional<double> known = {}) {
     auto& list = result_.fitting;
-    if (!tried_.insert(name_of(config)).second) return;
+    if (!tried_.insert(name_of(config)).second) return true;
     const double least = known ? *known : least_time(config);
-    if (least == 0) return;
-    if (list.size() == most_found && least > list.back().times.seconds) return;
+    if (least == 0) return false;
+    if (list.size() == most_found && least > list.back().times.seconds) return true;
     std::optional<FoundLayout> found = simulated(config);
-    if (!found || !fits(*found)) return;
+    if (!found || !fits(*found)) return false;
     const auto place = std::ranges::upper_bound(
         list, found->times.seconds, {}, [](const FoundLayout& each) { return each.times.seconds; });
     list.insert(place, std::move(*found));
     if (list.size() > most_found) list.pop_back();
+    return true;
   }
 
   bool fits(const FoundLayout& layout) {

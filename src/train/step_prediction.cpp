@@ -1,6 +1,6 @@
 #include "trireme/train/step_prediction.hpp"
 
-#include <algorithm>
+#include <numeric>
 
 #include "trireme/core/error.hpp"
 #include "trireme/plan/step_time.hpp"
@@ -50,7 +50,13 @@ json predict_step_time(const std::string& file, const model::Transformer& model,
                       "use another file, or off");
   }
   machine.ranks_per_node = ranks_per_node;
-  const plan::StageClasses stages = plan::trace_stages(model, options, shape, host, documents);
+  const model::Transformer own(model.config());  // units keep the plan of the stage made last
+  plan::StageClasses stages;
+  try {
+    stages = plan::trace_stages(own, options, shape, host, documents);
+  } catch (const ConfigError& error) {
+    throw Error("train.predict = {}: this layout is not planned ({}); use off", file, error.what());
+  }
   const plan::StepTimes times = plan::simulate(shape, stages.classes, stages.class_of, machine);
   json parts = json::object();
   for (int rank = 0; rank < shape.size(); ++rank) {
@@ -64,13 +70,13 @@ json predict_step_time(const std::string& file, const model::Transformer& model,
 
 json compare_step_time(const json& predicted, const std::vector<json>& accounts,
                        std::vector<double> seconds, bool host) {
-  const auto steps = static_cast<double>(seconds.size());
-  json measured{{"seconds", report::quantile(std::move(seconds), 0.5)}};
+  const double all = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  const double median = report::quantile(std::move(seconds), 0.5);
+  json measured{{"seconds", median}};
   if (host) {
     measured["parts"] = json::object();
-    for (const json& account : accounts) {
-      add_measured(account, 1 / (steps * static_cast<double>(accounts.size())), measured["parts"]);
-    }
+    const double weight = median / (all * static_cast<double>(accounts.size()));
+    for (const json& account : accounts) add_measured(account, weight, measured["parts"]);
   }
   return {{"machine", predicted.at("machine")},
           {"predicted", {{"seconds", predicted.at("seconds")}, {"parts", predicted.at("parts")}}},
@@ -88,8 +94,8 @@ std::vector<std::string> step_time_lines(const json& compared) {
     return text;
   };
   std::vector<std::string> lines = {
-      fmt::format("step time by {}, s {:>20}{:>10}", compared.at("machine").get<std::string>(),
-                  "predicted", "measured"),
+      fmt::format("step time, by {}", compared.at("machine").get<std::string>()),
+      fmt::format("  {:<28}{:>10}{:>10}", "seconds", "predicted", "measured"),
       line("step (median)", expected, found)};
   if (!measured.contains("parts")) return lines;
   json names = predicted.at("parts");

@@ -10,6 +10,7 @@
 #include "trireme/schedule/schedule.hpp"
 
 #include "machines.hpp"
+#include "unfolded.hpp"
 
 namespace trireme::plan::test {
 namespace {
@@ -339,7 +340,7 @@ TEST(StepTimes, AreThoseOfStepsWithoutSections) {
         const auto times = simulate(shape, stages.classes, stages.class_of, machine);
         for (RankClass& each : stages.classes) {
           EXPECT_FALSE(each.trace.sections.empty());
-          each.trace = each.trace.unfolded();
+          each.trace = unfolded(each.trace);
         }
         const auto one_by_one = simulate(shape, stages.classes, stages.class_of, machine);
         const std::string what = fmt::format("{} {} {}", shape.to_string(), launch, slowdown);
@@ -371,7 +372,7 @@ TEST(StepTimes, HavePartsThatAddUpToTheStepOfTheLongestRank) {
 TEST(Traces, HaveTheProductsOfAStep) {
   const model::Transformer model(even_model());
   const Trace trace =
-      trace_step(model, options_of({1, 1, 1, 0, false}), shape_of(1, 1, 1), 0, true).unfolded();
+      unfolded(trace_step(model, options_of({1, 1, 1, 0, false}), shape_of(1, 1, 1), 0, true));
   double flops = 0;
   for (const Instruction& instruction : trace.instructions) {
     if (instruction.kind != Kind::compute) continue;

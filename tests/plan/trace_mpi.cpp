@@ -4,6 +4,7 @@
 #include "trireme/plan/trace.hpp"
 
 #include "parallel/matrix_runs.hpp"
+#include "unfolded.hpp"
 
 namespace trireme::plan::test {
 namespace {
@@ -45,7 +46,7 @@ void expect_equal_bytes(const MatrixCase& each, const RunSettings& settings, MPI
                  parallel::blank_batches(options.stage.micro_batches, options.stage.sequences,
                                          config.sequence, false),
                  false);
-  const Trace repeated = trace.unfolded();
+  const Trace repeated = unfolded(trace);
   EXPECT_FALSE(trace.sections.empty());
   EXPECT_EQ(computed.works, repeated.works) << each.to_string();
   EXPECT_EQ(computed.operations, repeated.operations) << each.to_string();

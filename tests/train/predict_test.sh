@@ -20,7 +20,8 @@ train() {  # train FOLDER FLAGS...
     >"$work/$folder.log" 2>&1
 }
 cp "$SOURCE/data/machines/cpu-xeon-avx512.toml" "$work/cpu.toml"
-for layout in "--parallel.tensor 2" "--parallel.pipeline 2" "--parallel.zero 1"; do
+# Three heads over two tensor ranks: ranks with unlike plans, of which only its own may be the root's.
+for layout in "--parallel.tensor 2" "--parallel.tensor 2 --model.heads 3 --model.kv_heads 3 --model.width 96" "--parallel.pipeline 2" "--parallel.zero 1"; do
   rm -rf "$work/run"
   # shellcheck disable=SC2086
   train run $layout --train.predict "$work/cpu.toml" || fail "$layout"

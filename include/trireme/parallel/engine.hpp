@@ -57,11 +57,13 @@ using MakeMethod =
 /// All that the calls of an action depend on, but for addresses and random numbers.
 struct ActionKind {
   UnitAction::Kind kind;
+  int chunk;  // what its units keep depends on its schedule
   std::type_index unit;
   std::vector<bool> writes_gradients;                   // by leaf
   auto operator<=>(const ActionKind&) const = default;  // NOLINT(modernize-use-nullptr)
 };
-/// Plans: computes an action by `compute`, or knows from an earlier one of its kind what that does.
+/// Plans: computes an action by `compute`, or replays the recorded calls of an earlier action of
+/// the same kind.
 using ComputeAction =
     std::function<void(const ActionKind& kind, const std::function<void()>& compute)>;
 

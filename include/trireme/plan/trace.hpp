@@ -82,14 +82,12 @@ struct Trace {
   std::map<device::Use, std::int64_t> memory;
   /// Bytes sent to others, by the group's name as in Grid::traffic.
   std::map<std::string, std::int64_t> sent() const;
-  /// The same step without sections.
-  Trace unfolded() const;
 };
 
 /// One training step of `rank` with its update, on `batches`: all micro-batches of a replica, with
 /// or without documents all of them. `options` as in a run on that device. Methods other than
-/// all-reduce, offloaded optimizers and parameter servers throw Error. `sections`: what is known of
-/// an action is not computed again; without, the trace has no sections.
+/// all-reduce, offloaded optimizers and parameter servers throw Error. `sections` = false: records
+/// every call.
 Trace trace_step(const model::Transformer& model, parallel::ReplicaOptions options,
                  const comm::GridShape& shape, int rank, bool host,
                  const std::vector<parallel::HostMicrobatch>& batches, bool sections = true);

@@ -81,7 +81,7 @@ struct TrainConfig {
     fields.add("peak", peak, "peak that MFU refers to: measured, none, or GFLOP/s of one rank");
     fields.add("predict", predict,
                "machine file by which a step's time is predicted and then compared with the "
-               "measured one; off");
+               "measured one; off: no prediction");
     fields.add("check", check, "placement: compare by hash whatever ranks hold as replicas",
                config::one_of({"none", "placement"}));
     fields.add("check_every", check_every, "steps between two checks", config::at_least(1));

@@ -27,16 +27,17 @@ struct LayoutSearch {
   /// where none of these fits.
   std::vector<FoundLayout> usual;  // one or none
   FoundLayout nearest;             // the least memory of all, where none fits
-  int simulated = 0, legal = 0;    // layouts
+  int simulated = 0, legal = 0;    // layouts judged; those of the first round
 };
 
 /// First every tensor degree that divides the heads, pipeline degree, and micro-batch of a power of
 /// two that is legal on facts.world ranks, with ZeRO 1, sequence parallelism, and the least
-/// recomputation that fits into `memory` bytes of a rank's device. Layouts whose computation alone
-/// takes longer than the tenth best step are passed over. Then the best five with other ZeRO
+/// recomputation that fits into `memory` bytes of a rank's device. A layout is judged by its first
+/// micro-batches; whole steps are simulated of those that may be among the best ten. Then the best
+/// five with other ZeRO
 /// stages, schedules, virtual stages, recomputation and sequence parallelism, as long as one such
 /// change makes a layout faster. `config`: model and batch; its layout is replaced. `progress` gets
-/// the number of simulated layouts. Throws ConfigError where no layout is legal.
+/// the number of layouts judged. Throws ConfigError where no layout is legal.
 LayoutSearch search_layouts(const RunConfig& config, const LayoutFacts& facts,
                             const plan::Machine& machine, std::int64_t memory,
                             const std::function<void(int simulated)>& progress);

@@ -15,15 +15,16 @@ namespace trireme::train {
 /// Seconds of a step on the machine of `file`, with so many ranks on a node: {"machine", "seconds",
 /// "parts"}. Parts are averages over ranks, of "compute" and the axes of "communication wait"
 /// (docs/timing.md). `host`: whether the ranks compute on CPUs. Throws ConfigError where the
-/// machine computes on something else, and as plan::Machine::read and plan::predict_step do.
+/// machine computes on something else, as plan::Machine::read and plan::predict_step do, and Error
+/// where the layout is too long to be planned.
 nlohmann::json predict_step_time(const std::string& file, const model::Transformer& model,
                                  const parallel::ReplicaOptions& options,
                                  const comm::GridShape& shape, bool host, int ranks_per_node,
                                  bool documents);
 
 /// {"machine", "predicted": {"seconds", "parts"}, "measured": the same} of at least one step:
-/// measured are the median of their seconds and, on CPUs, averages of the ranks' accounts. On GPUs,
-/// whose waits the host does not see, there are no measured parts.
+/// measured are the median of their seconds and, on CPUs, averages of the ranks' accounts, scaled
+/// to that step. On GPUs, whose waits the host does not see, there are no measured parts.
 nlohmann::json compare_step_time(const nlohmann::json& predicted,
                                  const std::vector<nlohmann::json>& accounts,
                                  std::vector<double> seconds, bool host);
