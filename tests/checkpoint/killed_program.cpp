@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -97,12 +98,13 @@ std::string place(const fs::path& root, const Note& note, std::int64_t newest) {
 
 /// The newest step, after checking all guarantees; 0 in an empty folder.
 std::int64_t look(const fs::path& root, Note& note) {
-  if (!fs::exists(root)) return 0;
   std::vector<std::string> passed_over;
-  const auto found = trireme::checkpoint::newest(root, &passed_over);
+  const auto found = fs::exists(root) ? trireme::checkpoint::newest(root, &passed_over)
+                                      : std::optional<fs::path>();
   if (!passed_over.empty()) fail("broken under a final name: " + passed_over.front());
   if (!found) {
     if (note.committed != 0) fail("no checkpoint is left");
+    std::printf("landed: before the first checkpoint\n");
     return 0;
   }
   const Reader reader(*found);

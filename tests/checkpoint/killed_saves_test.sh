@@ -24,7 +24,7 @@ for kill in $(seq 1 $((kills + 1))); do
   else
     [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "kill $kill, seed $chosen_seed: exit code $code"
   fi
-  grep '^landed: ' "$work/out" >>"$work/landed" || [ "$kill" -le 3 ] || fail "kill $kill, seed $chosen_seed: no output"
+  grep '^landed: ' "$work/out" >>"$work/landed" || fail "kill $kill, seed $chosen_seed: no output"
 done
 echo "kills: $kills; they landed in"
 sort "$work/landed" | uniq -c | sort -rn | sed 's/landed: //'
