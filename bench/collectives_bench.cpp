@@ -17,8 +17,7 @@
 #include "trireme/model/transformer.hpp"
 #include "trireme/ops/ops.hpp"
 #include "trireme/parallel/replica.hpp"
-
-#include "random_batch.hpp"
+#include "trireme/plan/measure_machine.hpp"
 
 namespace {
 
@@ -190,7 +189,7 @@ void steps(const comm::Session& session, int rounds) {
       replicas.back()->initialize();
     }
     std::vector<parallel::HostMicrobatch> batches;
-    batches.push_back(bench::random_batch(config, options.stage.sequences));
+    batches.push_back(plan::random_batch(config, options.stage.sequences));
     std::vector<std::vector<double>> times(2);
     for (int round = -2; round < 2 * rounds; ++round) {
       for (int turn = 0; turn < 2; ++turn) {

@@ -20,10 +20,10 @@
 #include "trireme/device/cuda.hpp"
 #include "trireme/ops/cuda_ops.hpp"
 #include "trireme/optim/optimizer.hpp"
+#include "trireme/plan/measure_machine.hpp"
+#include "trireme/plan/timed_ops.hpp"
 #include "trireme/train/setup.hpp"
 
-#include "measured_ops.hpp"
-#include "random_batch.hpp"
 
 namespace trireme::bench {
 namespace {
@@ -82,7 +82,58 @@ Arguments parse(const std::vector<std::string>& words) {
   return parsed;
 }
 
+/// Time and work of all calls of one operation.
+struct OpWork {
+  std::int64_t calls = 0;
+  double seconds = 0;     // of the device
+  double operations = 0;  // floating-point, of products and attention alone
+  double bytes = 0;       // read and written
+};
 using Work = std::map<std::string, OpWork>;
+
+Work summed(const std::vector<plan::TimedCall>& calls) {
+  Work all;
+  for (const plan::TimedCall& call : calls) {
+    OpWork& own = all[call.name];
+    ++own.calls;
+    own.seconds += call.seconds;
+    own.operations += call.work.flops();
+    own.bytes += static_cast<double>(call.work.bytes);
+  }
+  return all;
+}
+
+/// The part of a step that an operation belongs to.
+const char* group_of(const std::string& name) {
+  static const std::map<std::string, const char*> groups = {{"matmul", "products"},
+                                                            {"attention", "attention"},
+                                                            {"attention_backward", "attention"},
+                                                            {"rotary", "attention"},
+                                                            {"layer_norm", "norms"},
+                                                            {"layer_norm_backward_input", "norms"},
+                                                            {"layer_norm_backward_weight", "norms"},
+                                                            {"layer_norm_backward", "norms"},
+                                                            {"rms_norm", "norms"},
+                                                            {"rms_norm_backward_input", "norms"},
+                                                            {"rms_norm_backward_weight", "norms"},
+                                                            {"rms_norm_backward", "norms"},
+                                                            {"gelu", "activations"},
+                                                            {"gelu_backward", "activations"},
+                                                            {"swiglu", "activations"},
+                                                            {"swiglu_backward", "activations"},
+                                                            {"embedding", "embedding"},
+                                                            {"embedding_backward", "embedding"},
+                                                            {"row_maximum", "loss"},
+                                                            {"exp_sum_and_target", "loss"},
+                                                            {"softmax_statistics", "loss"},
+                                                            {"cross_entropy_gradient", "loss"},
+                                                            {"weighted_loss", "loss"},
+                                                            {"add_squares", "optimizer"},
+                                                            {"adamw", "optimizer"},
+                                                            {"sgd", "optimizer"}};
+  const auto found = groups.find(name);
+  return found == groups.end() ? "moves and sums" : found->second;
+}
 
 json print_groups(const Work& work, double step_seconds) {
   std::map<std::string, double> groups;
@@ -179,20 +230,15 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   Recorder recorder;
   const model::Transformer model(config);
   comm::Grid grid(session, comm::make_grid_shape(session.size(), {}), ledger);
-  MeasuredOps* measured = nullptr;
-  parallel::ReplicaOptions options;
-  options.stage = {.sequences = each.batch,
-                   .recompute = recompute_of(arguments.recompute, device.is_host(), config.width),
-                   .exact_gelu = device.is_host(),
-                   .products_on_gpu = !device.is_host(),
-                   .compute = compute,
-                   .reads_masters = device.is_host()};
+  plan::TimedOps* measured = nullptr;
+  parallel::ReplicaOptions options =
+      plan::one_rank_options(device.is_host(), compute, each.batch,
+                             recompute_of(arguments.recompute, device.is_host(), config.width));
   options.threads = 0;
-  options.seed = 1;
   options.graphs = true;
   options.make_ops = [&](device::MemoryLedger& memory, int threads, bool reproducible) {
     const parallel::MakeOps make = computes.make_ops(true);
-    auto own = std::make_unique<MeasuredOps>(
+    auto own = std::make_unique<plan::TimedOps>(
         make ? make(memory, threads, reproducible) : ops::make_cpu_ops(threads, &memory), device);
     measured = own.get();
     return own;
@@ -201,7 +247,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   replica.initialize();
   replica.settle_choices();
   std::vector<parallel::HostMicrobatch> batches;
-  batches.push_back(random_batch(config, each.batch));
+  batches.push_back(plan::random_batch(config, each.batch));
   std::int64_t step = 0;
   // The host waits here for the gradients; the update overlaps the next step.
   parallel::StepGraphs& graphs = replica.engine().graphs();
@@ -244,7 +290,7 @@ json run_case(comm::Session& session, const train::ComputeDevice& computes, DTyp
   measured->start();
   const auto start = Clock::now();
   train();
-  const Work work = measured->finish();
+  const Work work = summed(measured->finish());
   const double traced = seconds_since(start);
   if (device.is_host()) {
     grid.world().barrier();  // all ranks at once, as they train

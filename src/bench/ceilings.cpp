@@ -6,22 +6,6 @@
 
 namespace trireme::bench {
 
-double measure_copy(device::Device& device) {
-  device::MemoryLedger ledger(device);
-  const std::size_t bytes = std::size_t{1} << (device.is_host() ? 28 : 30);
-  const device::Buffer from(ledger, device::Use::workspace, bytes);
-  const device::Buffer to(ledger, device::Use::workspace, bytes);
-  double best = 0;
-  for (int round = 0; round < 5; ++round) {
-    const auto begin = Clock::now();
-    const int copies = device.is_host() ? 1 : 10;
-    for (int i = 0; i < copies; ++i) device.copy(to.data(), from.data(), bytes);
-    device.synchronize();
-    best = std::max(best, 2.0 * copies * static_cast<double>(bytes) / seconds_since(begin));
-  }
-  return best;
-}
-
 double nominal_peak(std::string_view device, DType type) {
   if (type != DType::bf16 && type != DType::f16) return 0;
   struct Known {
@@ -59,7 +43,7 @@ Ceilings measure_ceilings(const train::ComputeDevice& computes, DType compute, d
   device::MemoryLedger ledger(device);
   const auto ops = make_ops(computes, ledger, 0);
   return {.products = measure_squares(*ops, device, compute),
-          .copies = measure_copy(device),
+          .copies = plan::measure_copy(device),
           .nominal = nominal > 0 ? nominal : nominal_peak(device.name(), compute)};
 }
 

@@ -114,8 +114,8 @@ void add_sizes(CLI::App& part, bench::Sizes& sizes, const std::string& what) {
 
 void finish_part(CLI::App& part, Command& command, const char* examples,
                  const std::vector<std::string>& sections, const BenchJob& job,
-                 const std::function<void()>& check) {
-  auto options = std::make_shared<Options>();
+                 const std::function<void()>& check, const bench::Rounds& rounds) {
+  auto options = std::make_shared<Options>(Options{.rounds = rounds});
   add_value(part, "--iterations", options->rounds.iterations, "timed repetitions of each",
             config::at_least(1));
   add_value(part, "--warmup", options->rounds.warmup, "untimed ones before", config::at_least(0));
@@ -137,12 +137,12 @@ void add_bench(CLI::App& app, Command& command) {
   bench->require_subcommand(0, 1);
   bench->footer(examples);
   for (const auto add : {add_bench_gemm, add_bench_copy, add_bench_attention, add_bench_collectives,
-                         add_bench_pipeline, add_bench_io}) {
+                         add_bench_pipeline, add_bench_io, add_bench_machine, add_bench_step}) {
     add(*bench, command);
   }
   bench->callback([bench] {
     if (!bench->get_subcommands().empty()) return;
-    throw UsageError("bench: name a part: gemm, copy, attention, collectives, pipeline or io");
+    throw UsageError("bench: name a part: gemm, copy, attention, collectives, pipeline, io, machine or step");
   });
 }
 

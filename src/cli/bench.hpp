@@ -17,10 +17,10 @@ using BenchJob = std::function<void(const bench::Place&, const ResolvedConfig&,
 /// Gives a part the options of all parts (--iterations, --warmup, --json, --device and --config)
 /// and makes `job` what it does: with the configuration, of which it uses only `sections` (a
 /// setting of another one is refused), it writes its figures. The command fails where any result is
-/// wrong. `check` refuses options before anything is done.
+/// wrong. `check` refuses options before anything is done. `rounds`: unless the user names others.
 void finish_part(CLI::App& part, Command& command, const char* examples,
                  const std::vector<std::string>& sections, const BenchJob& job,
-                 const std::function<void()>& check = {});
+                 const std::function<void()>& check = {}, const bench::Rounds& rounds = {});
 /// --begin, --end and --factor of `what`.
 void add_sizes(CLI::App& part, bench::Sizes& sizes, const std::string& what);
 
@@ -40,5 +40,7 @@ void add_bench_attention(CLI::App& bench, Command& command);
 void add_bench_collectives(CLI::App& bench, Command& command);
 void add_bench_pipeline(CLI::App& bench, Command& command);
 void add_bench_io(CLI::App& bench, Command& command);
+void add_bench_machine(CLI::App& bench, Command& command);
+void add_bench_step(CLI::App& bench, Command& command);
 
 }  // namespace trireme::cli

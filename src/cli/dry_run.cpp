@@ -17,6 +17,7 @@ plan::Machine some_machine(const train::RunConfig& config) {
   plan::Machine machine;
   machine.device.type = config.device.type == "cuda" ? "gpu" : "cpu";
   machine.products.fp32_tflops = machine.products.bf16_tflops = machine.products.fp16_tflops = 1;
+  machine.node.gb_per_s = machine.network.gb_per_s = 1;
   return machine;
 }
 

@@ -73,19 +73,20 @@ Vector residuals(const std::vector<MeasuredStep>& steps, const Machine& machine)
 /// Huber (1964): residuals beyond `usual` count by their size and not by its square, so that a few
 /// steps that something disturbed do not bend the fit.
 constexpr double usual = 0.1;
-double loss(const Vector& values) {
+double loss(const Vector& values, const Vector& weights) {
   double sum = 0;
-  for (const double r : values) {
-    sum += std::abs(r) <= usual ? r * r : usual * (2 * std::abs(r) - usual);
+  for (std::size_t k = 0; k < values.size(); ++k) {
+    const double r = std::abs(values[k]);
+    sum += weights[k] * (r <= usual ? r * r : usual * (2 * r - usual));
   }
   return sum;
 }
-double weight(double residual) {
-  return std::abs(residual) <= usual ? 1 : usual / std::abs(residual);
-}
-double product(const Vector& a, const Vector& b, const Vector& residuals) {
+double product(const Vector& a, const Vector& b, const Vector& residuals, const Vector& weights) {
   double sum = 0;
-  for (std::size_t k = 0; k < a.size(); ++k) sum += weight(residuals[k]) * a[k] * b[k];
+  for (std::size_t k = 0; k < a.size(); ++k) {
+    const double r = std::abs(residuals[k]);
+    sum += weights[k] * (r <= usual ? 1 : usual / r) * a[k] * b[k];
+  }
   return sum;
 }
 
@@ -132,6 +133,13 @@ std::vector<double> predict_all(const std::vector<MeasuredStep>& steps, const Ma
 
 Machine calibrate(const Machine& start, const std::vector<std::string>& keys,
                   const std::vector<MeasuredStep>& steps) {
+  return fit(
+      start, keys, [&](const Machine& machine) { return residuals(steps, machine); },
+      Vector(steps.size(), 1.0));
+}
+
+Machine fit(const Machine& start, const std::vector<std::string>& keys, const Residuals& residuals,
+            const std::vector<double>& weights) {
   constexpr int most_rounds = 30;
   constexpr double change = 0.02, enough = 1e-4, weak = 0.02;
   const std::size_t n = keys.size();
@@ -147,18 +155,18 @@ Machine calibrate(const Machine& start, const std::vector<std::string>& keys,
   const Vector first = x;
   // Weakly held to where they begin, so that what the steps do not depend on stays.
   const auto cost = [&](const Vector& r, const Vector& at) {
-    double sum = loss(r);
+    double sum = loss(r, weights);
     for (std::size_t i = 0; i < n; ++i) sum += weak * (at[i] - first[i]) * (at[i] - first[i]);
     return sum;
   };
-  Vector r = residuals(steps, with(start, keys, x));
+  Vector r = residuals(with(start, keys, x));
   double best = cost(r, x), damping = 1e-2;
   for (int round = 0; round < most_rounds; ++round) {
     std::vector<Vector> slopes;
     for (std::size_t i = 0; i < n; ++i) {
       Vector moved = x;
       moved[i] -= change;
-      Vector slope = residuals(steps, with(start, keys, moved));
+      Vector slope = residuals(with(start, keys, moved));
       for (std::size_t k = 0; k < slope.size(); ++k) slope[k] = (r[k] - slope[k]) / change;
       slopes.push_back(std::move(slope));
     }
@@ -169,15 +177,15 @@ Machine calibrate(const Machine& start, const std::vector<std::string>& keys,
       Vector b(n);
       for (std::size_t i = 0; i < n; ++i) {
         for (std::size_t j = 0; j < n; ++j) {
-          a[i][j] = product(slopes[i], slopes[j], r);
+          a[i][j] = product(slopes[i], slopes[j], r, weights);
         }
         a[i][i] += weak + damping * (a[i][i] + 1e-9);
-        b[i] = -product(slopes[i], r, r) - weak * (x[i] - first[i]);
+        b[i] = -product(slopes[i], r, r, weights) - weak * (x[i] - first[i]);
       }
       const Vector step = solve(std::move(a), std::move(b));
       Vector next = x;
       for (std::size_t i = 0; i < n; ++i) next[i] += std::clamp(step[i], -1.0, 1.0);
-      Vector there = residuals(steps, with(start, keys, next));
+      Vector there = residuals(with(start, keys, next));
       const double now = cost(there, next);
       if (now < best) {
         x = std::move(next);

@@ -18,10 +18,8 @@ namespace {
 constexpr double micro = 1e-6, giga = 1e9, tera = 1e12;
 
 /// Keys that every file must have: nothing can be assumed for them.
-constexpr std::string_view needed[] = {"ranks_per_node",           "device.type",
-                                       "device.memory_gib",        "memory.gb_per_s",
-                                       "links.node.latency_us",    "links.node.gb_per_s",
-                                       "links.network.latency_us", "links.network.gb_per_s"};
+constexpr std::string_view needed[] = {"ranks_per_node", "device.type", "device.memory_gib",
+                                       "memory.gb_per_s"};
 
 }  // namespace
 
@@ -63,7 +61,7 @@ void Machine::Memory::declare(config::Fields& fields) {
 
 void Machine::Link::declare(config::Fields& fields) {
   fields.add("latency_us", latency_us, "of a message", non_negative());
-  fields.add("gb_per_s", gb_per_s, "in each direction", positive());
+  fields.add("gb_per_s", gb_per_s, "in each direction; 0: not known", non_negative());
 }
 
 void Machine::Links::declare(config::Fields& fields) {
@@ -139,6 +137,7 @@ double Machine::peak(DType type) const {
 }
 
 double Machine::seconds(const Work& work) const {
+  if (const auto found = measured.find(work.key()); found != measured.end()) return found->second;
   const double fixed = device.operation_us * micro;
   const double moved = static_cast<double>(work.bytes) / bandwidth();
   const auto at_peak = [&](double flops) {
@@ -183,22 +182,32 @@ double Machine::local_seconds(std::int64_t bytes) const {
   return device.operation_us * micro + static_cast<double>(bytes) / bandwidth();
 }
 
+double Machine::rate_of(const Link& link) const {
+  if (link.gb_per_s > 0) return link.gb_per_s * giga;
+  throw Error(
+      "machine {}: links.{}.gb_per_s is missing, which this layout needs; add it, or measure it by "
+      "trireme bench machine",
+      name, &link == &node ? "node" : "network");
+}
+
+double Machine::network_rate(int sharing) const {
+  const double share = rate_of(network) / sharing;
+  return node.gb_per_s > 0 ? std::min(share, node.gb_per_s * giga) : share;
+}
+
 double Machine::message_seconds(std::int64_t bytes, bool same_node, int sharing) const {
-  if (same_node)
-    return node.latency_us * micro + static_cast<double>(bytes) / (node.gb_per_s * giga);
-  const double share = network.gb_per_s * giga / std::max(1, sharing);
-  // A rank sends to another node no faster than it sends at all.
+  if (same_node) return node.latency_us * micro + static_cast<double>(bytes) / rate_of(node);
   return network.latency_us * micro +
-         static_cast<double>(bytes) / std::min(share, node.gb_per_s * giga);
+         static_cast<double>(bytes) / network_rate(std::max(1, sharing));
 }
 
 double Machine::seconds(const comm::PlannedOperation& operation, const Placement& placement) const {
   const double ranks = placement.ranks, nodes = placement.nodes;
-  double rate = node.gb_per_s * giga, hop = node.latency_us * micro;
+  double hop = node.latency_us * micro;
   // Of one way around a ring, whose hops between nodes are as many as there are nodes.
   double way = (ranks - 1) * hop;
+  const double rate = placement.nodes > 1 ? network_rate(placement.sharing) : rate_of(node);
   if (placement.nodes > 1) {
-    rate = std::min(rate, network.gb_per_s * giga / placement.sharing);
     way = (ranks - nodes) * hop + (nodes - 1) * network.latency_us * micro;
     hop = network.latency_us * micro;
   }

@@ -10,6 +10,8 @@
 
 namespace trireme::plan {
 
+using Clock = std::chrono::steady_clock;
+
 std::vector<ProductShape> model_products(const model::Transformer& model, std::int64_t rows,
                                          DType type, bool on_gpu) {
   std::vector<ProductShape> shapes;
@@ -50,10 +52,25 @@ void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger
   device.synchronize();
 }
 
+double measure_copy(device::Device& device) {
+  device::MemoryLedger ledger(device);
+  const std::size_t bytes = std::size_t{1} << (device.is_host() ? 28 : 30);
+  const device::Buffer from(ledger, device::Use::workspace, bytes);
+  const device::Buffer to(ledger, device::Use::workspace, bytes);
+  double best = 0;
+  for (int round = 0; round < 5; ++round) {
+    const auto begin = Clock::now();
+    const int copies = device.is_host() ? 1 : 10;
+    for (int i = 0; i < copies; ++i) device.copy(to.data(), from.data(), bytes);
+    device.synchronize();
+    best = std::max(best, 2.0 * copies * static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  return best;
+}
+
 double measure_product(ops::Ops& ops, device::Device& device, DType type, const ProductShape& shape,
                        double least_seconds) {
-  using Clock = std::chrono::steady_clock;
-  // Measuring memory is given back at once and not the run's.
+    // Measuring memory is given back at once and not the run's.
   device::MemoryLedger ledger(device);
   const auto make = [&](std::int64_t elements) {
     return device::Buffer(ledger, device::Use::workspace,

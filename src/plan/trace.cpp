@@ -140,33 +140,7 @@ class Planned final : public device::Operation {
   bool queued_;
 };
 
-std::int64_t bytes_of(const Tensor& tensor) {
-  return tensor ? static_cast<std::int64_t>(tensor.bytes()) : 0;
-}
-
-/// Bytes of what an argument of an operation refers to.
-template <class Argument>
-std::int64_t bytes_of_argument(const Argument& argument) {
-  if constexpr (std::is_same_v<Argument, Tensor>) {
-    return bytes_of(argument);
-  } else if constexpr (std::is_same_v<Argument, ops::RoundedCopy>) {
-    return bytes_of(argument.values);
-  } else {
-    return 0;
-  }
-}
-
-template <class First, class... Rest>
-DType type_of(const First& first, const Rest&...) {
-  if constexpr (std::is_same_v<First, Tensor>) {
-    return first.type();
-  } else {
-    return first.values.type();
-  }
-}
-
-/// Computes nothing. An operation that has no case here is bound by the memory that its tensors
-/// have, each read or written once.
+/// Computes nothing.
 class PlannedOps final : public ops::ForwardingOps<PlannedOps> {
  public:
   explicit PlannedOps(Recording& recording) : recording_(recording) {}
@@ -174,106 +148,14 @@ class PlannedOps final : public ops::ForwardingOps<PlannedOps> {
   template <class... Parameters, class... Arguments>
   void forward(const char* /*name*/, void (Ops::* /*operation*/)(Parameters...),
                const Arguments&... arguments) {
-    Work work{.type = type_of(arguments...)};
-    work.bytes = (bytes_of_argument(arguments) + ...);
-    describe(work, arguments...);
-    recording_.compute(work);
+    recording_.compute(work_of(arguments...));
   }
 
  private:
-  template <class... Arguments>
-  void describe(Work&, const Arguments&...) {}
-
-  void describe(Work& work, const Tensor& c, const Tensor& a, const Tensor& b,
-                const ops::MatmulOptions& options) {
-    work.kind = Work::Kind::product;
-    work.type = a.type();
-    work.m = c.extent(0);
-    work.n = c.extent(1);
-    work.k = a.extent(options.transpose_a ? 0 : 1);
-    work.bytes = bytes_of(a) + bytes_of(b) + bytes_of(c) * (options.accumulate ? 2 : 1) +
-                 bytes_of(options.before_gelu) + bytes_of(options.gelu_input);
-  }
-  void describe(Work& work, const Tensor& /*out*/, const Tensor& /*lse*/, const Tensor& q,
-                const Tensor& k, const Tensor& /*v*/, const ops::AttentionMask& mask, float,
-                const ops::Dropout&, const Tensor&, const ops::HeadSlice&) {
-    describe_attention(work, q, k, mask);
-    work.kind = Work::Kind::attention;
-  }
-  void describe(Work& work, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                const Tensor&, const Tensor&, const Tensor& q, const Tensor& k, const Tensor&,
-                const ops::AttentionMask& mask, float, const ops::Dropout&, const Tensor&,
-                const ops::HeadSlice&) {
-    describe_attention(work, q, k, mask);
-    work.kind = Work::Kind::attention_backward;
-  }
-  static void describe_attention(Work& work, const Tensor& q, const Tensor& k,
-                                 const ops::AttentionMask& mask) {
-    work.type = q.type();
-    work.m = q.extent(1);
-    work.n = k.extent(1);
-    work.k = q.extent(3);
-    work.count = q.extent(0) * q.extent(2);
-    work.causal = mask.causal;
-  }
-  /// Of the table only the rows of the tokens.
-  void describe(Work& work, const Tensor& y, const Tensor& ids, const Tensor&, const ops::RowTile&,
-                ops::Lookup) {
-    work.bytes = 2 * bytes_of(y) + bytes_of(ids);
-  }
-  void describe(Work& work, const Tensor&, const Tensor& ids, const Tensor& dy,
-                const ops::RowTile&) {
-    work.bytes = 3 * bytes_of(dy) + bytes_of(ids);
-  }
-  void describe(Work& work, const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
-                const Tensor& gradients, const ops::AdamWStep&, const ops::RoundedCopy& copy) {
-    work.kind = Work::Kind::update;
-    work.bytes = 2 * (bytes_of(parameters) + bytes_of(moment1) + bytes_of(moment2)) +
-                 bytes_of(gradients) + bytes_of(copy.values);
-  }
-  void describe(Work& work, const Tensor& parameters, const Tensor& momentum,
-                const Tensor& gradients, float, float, float, float, const ops::RoundedCopy& copy) {
-    work.kind = Work::Kind::update;
-    work.bytes = 2 * (bytes_of(parameters) + bytes_of(momentum)) + bytes_of(gradients) +
-                 bytes_of(copy.values);
-  }
-
   Recording& recording_;
 };
 
 }  // namespace
-
-double Work::flops() const {
-  const double each = 2.0 * static_cast<double>(m) * static_cast<double>(n) *
-                      static_cast<double>(k) * static_cast<double>(count);
-  switch (kind) {
-    case Kind::product:
-      return each;
-    case Kind::attention:  // q·kᵀ and p·v
-      return 2 * each * (causal ? 0.5 : 1);
-    case Kind::attention_backward:  // the scores again, and four products
-      return 5 * each * (causal ? 0.5 : 1);
-    case Kind::memory:
-    case Kind::update:
-      return 0;
-  }
-  no_case_for(kind);
-}
-
-std::string_view name_of(Work::Kind kind) {
-  switch (kind) {
-    case Work::Kind::product:
-      return "products";
-    case Work::Kind::attention:
-    case Work::Kind::attention_backward:
-      return "attention";
-    case Work::Kind::memory:
-      return "memory-bound operations";
-    case Work::Kind::update:
-      return "optimizer";
-  }
-  no_case_for(kind);
-}
 
 std::string to_string(const Channel& channel) {
   if (!channel.direction) return std::string(comm::name_of(channel.kind));

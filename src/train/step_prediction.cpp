@@ -1,8 +1,11 @@
 #include "trireme/train/step_prediction.hpp"
 
 #include <numeric>
+#include <set>
 
 #include "trireme/core/error.hpp"
+#include "trireme/plan/measure_machine.hpp"
+#include "trireme/plan/peak.hpp"
 #include "trireme/plan/step_time.hpp"
 #include "trireme/report/statistics.hpp"
 
@@ -37,25 +40,99 @@ void add_measured(const json& account, double weight, json& parts) {
   }
 }
 
+/// How the groups of a kind are placed: `nodes` is 1 where all of them are inside a node.
+plan::Placement placement_of(comm::Grid& grid, comm::GroupKind kind, const comm::Session& session) {
+  const std::vector<int> members = comm::members(grid.shape(), kind, session.rank());
+  std::set<int> nodes;
+  for (const int rank : members) nodes.insert(session.nodes()[static_cast<std::size_t>(rank)]);
+  plan::Placement own{.ranks = static_cast<int>(members.size())};
+  own.nodes = static_cast<int>(grid.world().all_reduce(static_cast<std::int64_t>(nodes.size()),
+                                                       comm::Reduction::max));
+  // Groups with ranks on a node, where each has as many on it.
+  own.sharing = std::max(1, session.node_size() * own.nodes / own.ranks);
+  return own;
+}
+
+/// Of a group inside a node, and of one between nodes, as far as the layout has them.
+void measure_links(const Job& job, const parallel::ReplicaOptions& options, comm::Grid& grid,
+                   plan::Machine& machine) {
+  device::Device& device = job.computes.device();
+  device::MemoryLedger ledger(device);
+  const auto ops = options.make_ops ? options.make_ops(ledger, options.threads, false)
+                                    : ops::make_cpu_ops(options.threads, &ledger, false);
+  if (!device.is_host()) machine.device.launch_us = 1e6 * plan::measure_launch(*ops, device);
+  const std::int64_t largest = std::int64_t{device.is_host() ? 16 : 128} << 20;
+  for (const auto kind :
+       {comm::GroupKind::data, comm::GroupKind::tensor, comm::GroupKind::pipeline}) {
+    const plan::Placement placement = placement_of(grid, kind, job.session);
+    plan::Machine::Link& link = placement.nodes > 1 ? machine.network : machine.node;
+    if (placement.ranks == 1 || link.gb_per_s > 0) continue;
+    machine = plan::fit_links(
+        machine, plan::measure_collectives(grid, kind, placement, device, largest));
+    machine.links.slowdown =
+        std::max(machine.links.slowdown, plan::measure_slowdown(grid, kind, *ops, device));
+    if (device.is_host()) continue;
+    machine.links.launch_us = machine.links.message_us =
+        1e6 * plan::measure_launch(grid.group(kind), device);
+  }
+}
+
 }  // namespace
 
-json predict_step_time(const std::string& file, const model::Transformer& model,
-                       const parallel::ReplicaOptions& options, const comm::GridShape& shape,
-                       bool host, int ranks_per_node, bool documents) {
+plan::Machine read_machine(const std::string& file, bool host, int ranks_per_node) {
   plan::Machine machine = plan::Machine::read(file);
   if (machine.on_host() != host) {
     throw ConfigError("train.predict", file,
                       fmt::format("is a machine with device.type = {}, and this run computes on {}",
                                   machine.device.type, host ? "CPUs" : "GPUs"),
-                      "use another file, or off");
+                      "use another file, quick or off");
   }
   machine.ranks_per_node = ranks_per_node;
+  return machine;
+}
+
+plan::Machine measure_machine(const Job& job, parallel::ReplicaOptions options,
+                              const comm::GridShape& shape) {
+  constexpr int warm_up = 1, most_steps = 5;
+  constexpr double most_seconds = 5;
+  device::Device& device = job.computes.device();
+  const bool host = job.computes.on_host();
+  plan::Machine machine;
+  machine.name = "this machine";
+  machine.ranks_per_node = job.session.node_size();
+  machine.device.type = host ? "cpu" : "gpu";
+  machine.links.collectives = host ? "direct" : "ring";
+  model::ModelConfig shallow = job.model.config();
+  shallow.layers = std::min<std::int64_t>(
+      shallow.layers, shape.of(comm::Axis::pipeline) * options.stage.virtual_stages);
+  const model::Transformer model(shallow);
+  options.pipeline = nullptr;
+  device::MemoryLedger ledger(device);  // nothing of it is the run's
+  comm::Grid grid(job.session, shape, ledger, grid_options(job.config));
+  comm::or_abandon(grid, [&] {
+    const std::vector<plan::TimedStep> steps =
+        plan::time_steps(model, options, grid, device, warm_up, most_steps, most_seconds,
+                         job.config.data.document_mask);
+    machine.memory.gb_per_s = plan::measure_copy(device) / 1e9;
+    const std::vector<plan::MeasuredWork> works = plan::measured_works(grid.world(), steps);
+    machine = plan::fit_works(machine, works);
+    for (const plan::MeasuredWork& each : works) machine.measured[each.work.key()] = each.seconds;
+    if (host) machine = plan::fit_host(machine, steps, shape.size() == 1);
+    measure_links(job, options, grid, machine);
+  });
+  return machine;
+}
+
+json predict_step_time(const plan::Machine& machine, const std::string& source,
+                       const model::Transformer& model, const parallel::ReplicaOptions& options,
+                       const comm::GridShape& shape, bool documents) {
   const model::Transformer own(model.config());  // units keep the plan of the stage made last
   plan::StageClasses stages;
   try {
-    stages = plan::trace_stages(own, options, shape, host, documents);
+    stages = plan::trace_stages(own, options, shape, machine.on_host(), documents);
   } catch (const ConfigError& error) {
-    throw Error("train.predict = {}: this layout is not planned ({}); use off", file, error.what());
+    throw Error("train.predict = {}: this layout is not planned ({}); use off", source,
+                error.what());
   }
   const plan::StepTimes times = plan::simulate(shape, stages.classes, stages.class_of, machine);
   json parts = json::object();
@@ -65,7 +142,7 @@ json predict_step_time(const std::string& file, const model::Transformer& model,
       parts[place] = parts.value(place, 0.0) + seconds / shape.size();
     }
   }
-  return {{"machine", file}, {"seconds", times.seconds}, {"parts", parts}};
+  return {{"machine", source}, {"seconds", times.seconds}, {"parts", parts}};
 }
 
 json compare_step_time(const json& predicted, const std::vector<json>& accounts,

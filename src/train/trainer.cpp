@@ -93,11 +93,20 @@ void Trainer::begin() {
 }
 
 void Trainer::predict_step() {
+  const std::string& source = job_.config.train.predict;
+  const parallel::ReplicaOptions options = options_of(job_, grid_, method_);
+  plan::Machine machine;
+  if (source == "quick") {
+    report::PhaseProgress progress(reporter_.progress(), "measure the machine");
+    machine = measure_machine(job_, options, grid_.shape());
+  }
   comm::agree(grid_.world(), [&] {
     if (!reporter_.is_root()) return;
-    predicted_step_ = predict_step_time(
-        job_.config.train.predict, job_.model, options_of(job_, grid_, method_), grid_.shape(),
-        job_.computes.on_host(), job_.session.node_size(), job_.config.data.document_mask);
+    if (source != "quick") {
+      machine = read_machine(source, job_.computes.on_host(), job_.session.node_size());
+    }
+    predicted_step_ = predict_step_time(machine, source, job_.model, options, grid_.shape(),
+                                        job_.config.data.document_mask);
   });
 }
 

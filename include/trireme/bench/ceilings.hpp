@@ -15,9 +15,6 @@ struct Ceilings {
   double nominal = 0;   // operations per second; 0: not known
 };
 
-/// Bytes read and written per second by the best of some large copies inside the device.
-double measure_copy(device::Device& device);
-
 /// Dense operations per second in bf16 or fp16 by NVIDIA's data sheets; 0 for devices that are not
 /// listed here, and in fp32.
 double nominal_peak(std::string_view device, DType type);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include "trireme/comm/shape.hpp"
@@ -56,9 +57,10 @@ struct Machine {
     void declare(config::Fields& fields);
   } memory;
 
-  /// Of one rank inside a node, and of a node to others; each direction.
+  /// Of one rank inside a node, and of a node to others; each direction. 0 GB/s: not known, and an
+  /// Error where a layout needs it.
   struct Link {
-    double latency_us = 0, gb_per_s = 1;
+    double latency_us = 0, gb_per_s = 0;
     void declare(config::Fields& fields);
   } node, network;
 
@@ -71,6 +73,10 @@ struct Machine {
     bool overlap = true;       // gradients are reduced while backward continues; else after it
     void declare(config::Fields& fields);
   } links;
+
+  /// Seconds of works that were measured one by one, by Work::key: they precede the formulas. Not in
+  /// the file.
+  std::map<decltype(Work().key()), double> measured;
 
   void declare(config::Fields& fields);
   /// Throws AgreedError and ConfigError that name file, key, rule and remedy.
@@ -91,6 +97,9 @@ struct Machine {
   double peak(DType type) const;
 
  private:
+  double rate_of(const Link& link) const;  // bytes per second
+  /// Of one of `sharing` senders of a node: no faster than a rank sends inside a node.
+  double network_rate(int sharing) const;
   double bandwidth() const { return memory.gb_per_s * 1e9 * memory.efficiency; }
 };
 

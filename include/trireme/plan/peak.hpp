@@ -1,4 +1,4 @@
-// The matrix-product peak that MFU refers to when no nominal one is given.
+// The matrix-product peak that MFU refers to when no nominal one is given, and that of copies.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,9 @@ std::vector<ProductShape> model_products(const model::Transformer& model, std::i
 /// power and may run faster than it ever will in training.
 void fill_with_noise(ops::Ops& ops, device::Device& device, device::MemoryLedger& ledger,
                      const Tensor& x);
+
+/// Bytes read and written per second by the best of some large copies inside the device.
+double measure_copy(device::Device& device);
 
 /// Operations per second of one product of `type` on the device of `ops`, the best of at least two
 /// rounds and `least_seconds`.

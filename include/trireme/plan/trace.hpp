@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "trireme/comm/grid.hpp"
@@ -16,25 +15,9 @@
 #include "trireme/core/tensor.hpp"
 #include "trireme/model/transformer.hpp"
 #include "trireme/parallel/replica.hpp"
+#include "trireme/plan/work.hpp"
 
 namespace trireme::plan {
-
-/// What an operation's time depends on. product: a matrix product [m, k]·[k, n]. attention: of
-/// `count` heads of all sequences, m queries, n keys, size k of a head. memory: bound by `bytes`.
-/// update: an optimizer's, likewise.
-struct Work {
-  enum class Kind : std::uint8_t { product, attention, attention_backward, memory, update };
-  Kind kind = Kind::memory;
-  DType type = DType::f32;  // of factors; of what is read first
-  std::int64_t m = 0, n = 0, k = 0, count = 1;
-  std::int64_t bytes = 0;  // read and written
-  bool causal = false;     // attention: half of the scores
-  auto key() const { return std::tuple(kind, type, m, n, k, count, bytes, causal); }
-  bool operator==(const Work&) const = default;
-  /// Floating-point operations of a product or attention; else 0.
-  double flops() const;
-};
-std::string_view name_of(Work::Kind kind);
 
 /// A group or pipeline channel of a rank.
 struct Channel {

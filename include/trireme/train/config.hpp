@@ -39,7 +39,7 @@ struct TrainConfig {
   std::string progress = "auto";
   bool quiet = false;
   std::string peak = "measured";               // measured | none | GFLOP/s of one rank
-  std::string predict = "off";                 // off | a machine file
+  std::string predict = "off";                 // off | quick | a machine file
   std::string check = "none";                  // none | placement
   std::int64_t check_every = 1;                // steps
   double watchdog = 300;                       // seconds; 0: none
@@ -81,7 +81,7 @@ struct TrainConfig {
     fields.add("peak", peak, "peak that MFU refers to: measured, none, or GFLOP/s of one rank");
     fields.add("predict", predict,
                "machine file by which a step's time is predicted and then compared with the "
-               "measured one; off: no prediction");
+               "measured one; quick: measure this machine at the start; off: no prediction");
     fields.add("check", check, "placement: compare by hash whatever ranks hold as replicas",
                config::one_of({"none", "placement"}));
     fields.add("check_every", check_every, "steps between two checks", config::at_least(1));

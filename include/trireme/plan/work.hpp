@@ -1,0 +1,78 @@
+// What an operation's time depends on, from the arguments of its call.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <tuple>
+
+#include "trireme/core/tensor.hpp"
+#include "trireme/ops/ops.hpp"
+
+namespace trireme::plan {
+
+/// What an operation's time depends on. product: a matrix product [m, k]·[k, n]. attention: of
+/// `count` heads of all sequences, m queries, n keys, size k of a head. memory: bound by `bytes`.
+/// update: an optimizer's, likewise.
+struct Work {
+  enum class Kind : std::uint8_t { product, attention, attention_backward, memory, update };
+  Kind kind = Kind::memory;
+  DType type = DType::f32;  // of factors; of what is read first
+  std::int64_t m = 0, n = 0, k = 0, count = 1;
+  std::int64_t bytes = 0;  // read and written
+  bool causal = false;     // attention: half of the scores
+  auto key() const { return std::tuple(kind, type, m, n, k, count, bytes, causal); }
+  bool operator==(const Work&) const = default;
+  /// Floating-point operations of a product or attention; else 0.
+  double flops() const;
+};
+std::string_view name_of(Work::Kind kind);
+
+namespace detail {
+
+inline std::int64_t bytes_of(const Tensor& tensor) {
+  return tensor ? static_cast<std::int64_t>(tensor.bytes()) : 0;
+}
+inline std::int64_t bytes_of(const ops::RoundedCopy& copy) { return bytes_of(copy.values); }
+template <class Other>
+std::int64_t bytes_of(const Other&) {
+  return 0;
+}
+
+inline DType type_of(const Tensor& tensor) { return tensor.type(); }
+inline DType type_of(const ops::RoundedCopy& copy) { return copy.values.type(); }
+
+// By the parameters of operations of ops::Ops; an operation without a case is bound by the memory
+// of its tensors.
+template <class... Arguments>
+void describe(Work&, const Arguments&...) {}
+void describe(Work& work, const Tensor& c, const Tensor& a, const Tensor& b,
+              const ops::MatmulOptions& options);
+void describe(Work& work, const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+              const Tensor& v, const ops::AttentionMask& mask, float scale,
+              const ops::Dropout& dropout, const Tensor& sinks, const ops::HeadSlice& slice);
+void describe(Work& work, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+              const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+              const Tensor& v, const ops::AttentionMask& mask, float scale,
+              const ops::Dropout& dropout, const Tensor& sinks, const ops::HeadSlice& slice);
+void describe(Work& work, const Tensor& y, const Tensor& ids, const Tensor& table,
+              const ops::RowTile& tile, ops::Lookup lookup);
+void describe(Work& work, const Tensor& dtable, const Tensor& ids, const Tensor& dy,
+              const ops::RowTile& tile);
+void describe(Work& work, const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
+              const Tensor& gradients, const ops::AdamWStep& step, const ops::RoundedCopy& copy);
+void describe(Work& work, const Tensor& parameters, const Tensor& momentum, const Tensor& gradients,
+              float rate, float decay, float momentum_factor, float scale,
+              const ops::RoundedCopy& copy);
+
+}  // namespace detail
+
+/// Of a call of an operation of ops::Ops.
+template <class First, class... Rest>
+Work work_of(const First& first, const Rest&... rest) {
+  Work work{.type = detail::type_of(first)};
+  work.bytes = detail::bytes_of(first) + (detail::bytes_of(rest) + ... + 0);
+  detail::describe(work, first, rest...);
+  return work;
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,253 @@
+// trireme bench machine: a machine file for `trireme plan --machine`.
+#include <set>
+
+#include <unistd.h>
+
+#include "trireme/comm/agree.hpp"
+#include "trireme/core/files.hpp"
+#include "trireme/core/text.hpp"
+#include "trireme/plan/measure_machine.hpp"
+#include "trireme/plan/peak.hpp"
+#include "trireme/train/setup.hpp"
+
+#include "bench.hpp"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* machine_examples =
+    R"(Every rank trains small models by itself, operation by operation; then groups
+inside a node and between nodes communicate. The constants of a machine file are
+fitted to that. Start it on two nodes with as many ranks as a run has on each.
+
+Examples:
+  mpirun -n 2 trireme bench machine --output machine.toml --parallel.threads 1
+  jobs/launch.sh bench machine --output machine.toml --device.type cuda)";
+
+/// A model that is trained by every rank alone.
+struct Trial {
+  std::int64_t width = 0, sequence = 0, sequences = 0;
+  bool llama = false;
+};
+
+std::vector<Trial> trials_on(bool host) {
+  if (host) {
+    return {{256, 256, 1}, {256, 256, 8},         {512, 128, 1},  {512, 512, 4},
+            {1024, 64, 1}, {512, 256, 2, true}, {1024, 512, 2}};
+  }
+  return {{1024, 1024, 1}, {1024, 1024, 16},      {2048, 2048, 1}, {2048, 2048, 4},
+          {4096, 1024, 1}, {4096, 2048, 4, true}, {8192, 2048, 1}};
+}
+
+model::ModelConfig model_of(const Trial& trial, bool host) {
+  model::ModelConfig config;
+  config.layers = 2;
+  config.width = trial.width;
+  config.heads = trial.width / (host ? 64 : 128);
+  config.sequence = trial.sequence;
+  config.vocabulary = host ? 2048 : 32768;
+  if (trial.llama) {
+    config.norm = "rmsnorm";
+    config.position = "rotary";
+    config.activation = "swiglu";
+    config.bias = false;
+    config.tied = false;
+  }
+  config.resolve();
+  return config;
+}
+
+/// Whether ranks of a node are neighbors, as many on each.
+bool in_blocks(const comm::Session& session) {
+  for (int rank = 0; rank < session.size(); ++rank) {
+    const int first = rank - rank % session.node_size();
+    if (session.nodes()[static_cast<std::size_t>(rank)] != first) return false;
+  }
+  return session.size() % session.node_size() == 0;
+}
+
+std::string percent(double part) { return fmt::format("{:.1f}", 100 * part); }
+
+/// One row for each group of measurements: how many, their spread, and the fit's error.
+class Table {
+ public:
+  explicit Table(bench::Sheet& sheet) : sheet_(sheet) {
+    sheet_.columns({{"measured", "", 32}, {"number", "", 7}, {"spread", "%", 7}, {"error", "%", 7}});
+  }
+  void add(const plan::Machine& machine, const std::vector<plan::MeasuredWork>& all) {
+    std::map<std::string, std::vector<plan::MeasuredWork>> groups;
+    for (const plan::MeasuredWork& each : all) {
+      const plan::Work& work = each.work;
+      std::string name(plan::name_of(work.kind));
+      if (work.kind == plan::Work::Kind::attention_backward) name += ", backward";
+      if (work.flops() > 0) name += fmt::format(" ({})", name_of(work.type));
+      groups[name].push_back(each);
+      sheet_.add({.name = fmt::format("{}/{}x{}x{}/count:{}/bytes:{}", name, work.m, work.n, work.k,
+                                      work.count, work.bytes),
+                  .iterations = 1,
+                  .times = {each.seconds, each.seconds, each.seconds, each.seconds},
+                  .counters = {{"spread", each.spread},
+                               {"share", each.share},
+                               {"fitted_us", 1e6 * machine.seconds(work)}}});
+    }
+    for (const auto& [name, group] : groups) {
+      double spread = 0, share = 0;
+      for (const plan::MeasuredWork& each : group) {
+        spread += each.share * each.spread;
+        share += each.share;
+      }
+      sheet_.row({name, std::to_string(group.size()), percent(spread / share),
+                  percent(plan::mean_error(machine, group))});
+    }
+  }
+  void add(const plan::Machine& machine, const std::string& name,
+           const std::vector<plan::MeasuredOperation>& all) {
+    double spread = 0;
+    for (const plan::MeasuredOperation& each : all) {
+      spread += each.spread / static_cast<double>(all.size());
+      sheet_.add({.name = fmt::format("{}/{}/{}", name, comm::name_of(each.operation.kind),
+                                      each.operation.bytes),
+                  .iterations = 1,
+                  .times = {each.seconds, each.seconds, each.seconds, each.seconds},
+                  .counters = {{"spread", each.spread},
+                               {"fitted_us",
+                                1e6 * machine.seconds(each.operation, each.placement)}}});
+    }
+    sheet_.row({name, std::to_string(all.size()), percent(spread),
+                percent(plan::mean_error(machine, all))});
+  }
+
+ private:
+  bench::Sheet& sheet_;
+};
+
+void measure_work(const bench::Place& place, const std::vector<DType>& types,
+                  const bench::Rounds& rounds, plan::Machine& machine, Table& table) {
+  device::Device& device = place.device();
+  const bool host = device.is_host();
+  machine.memory.gb_per_s =
+      place.world.all_reduce(plan::measure_copy(device), comm::Reduction::sum) /
+      place.session.size() / 1e9;
+  constexpr double most_seconds = 10;  // of a model's steps
+  std::vector<plan::TimedStep> steps;
+  for (const DType type : types) {
+    for (const Trial& trial : trials_on(host)) {
+      const model::ModelConfig config = model_of(trial, host);
+      const model::Transformer model(config);
+      // Parameters, gradients, moments, and as much again for activations.
+      const double bytes = 32.0 * static_cast<double>(model.table().elements());
+      if (bytes > machine.device.memory_gib * (1 << 30) / place.session.node_size()) continue;
+      device::MemoryLedger ledger(device);
+      comm::Grid alone({}, 0, ledger, {});
+      parallel::ReplicaOptions options =
+          plan::one_rank_options(host, type, trial.sequences, model::Recompute::none);
+      options.threads = place.threads;
+      options.make_ops = place.computes.make_ops(true);
+      place.world.barrier();  // all ranks at once, as they train
+      const std::vector<plan::TimedStep> own =
+          plan::time_steps(model, options, alone, device, static_cast<int>(rounds.warmup),
+                           static_cast<int>(rounds.iterations), most_seconds);
+      steps.insert(steps.end(), own.begin(), own.end());
+    }
+  }
+  const std::vector<plan::MeasuredWork> works = plan::measured_works(place.world, steps);
+  machine = plan::fit_works(machine, works);
+  table.add(machine, works);
+  if (host) machine = plan::fit_host(machine, steps, true);
+}
+
+void measure_links(const bench::Place& place, const train::RunConfig& config,
+                   plan::Machine& machine, Table& table) {
+  const int ranks = place.session.node_size(), nodes = place.session.size() / ranks;
+  device::Device& device = place.device();
+  device::MemoryLedger ledger(device);
+  comm::GridShape shape;
+  shape.degree[static_cast<std::size_t>(comm::Axis::tensor)] = ranks;
+  shape.degree[static_cast<std::size_t>(comm::Axis::data)] = nodes;
+  comm::Grid grid(place.session, shape, ledger, train::grid_options(config));
+  comm::or_abandon(grid, [&] {
+    const std::int64_t largest = std::int64_t{device.is_host() ? 16 : 128} << 20;
+    const auto ops = [&] {
+      const parallel::MakeOps make = place.computes.make_ops();
+      return make ? make(ledger, place.threads, false)
+                  : ops::make_cpu_ops(place.threads, &ledger, false);
+    }();
+    const auto measure = [&](comm::GroupKind kind, const plan::Placement& placement,
+                             const char* name) {
+      const auto all = plan::measure_collectives(grid, kind, placement, device, largest);
+      machine = plan::fit_links(machine, all);
+      table.add(machine, name, all);
+      machine.links.slowdown =
+          std::max(machine.links.slowdown, plan::measure_slowdown(grid, kind, *ops, device));
+      if (device.is_host()) return;
+      machine.links.launch_us = machine.links.message_us =
+          1e6 * plan::measure_launch(grid.group(kind), device);
+    };
+    if (ranks > 1) {
+      measure(comm::GroupKind::tensor, {.ranks = ranks}, "collectives inside a node");
+    }
+    if (nodes > 1) {
+      measure(comm::GroupKind::data, {.ranks = nodes, .nodes = nodes, .sharing = ranks},
+              "collectives between nodes");
+    }
+    if (!device.is_host()) machine.device.launch_us = 1e6 * plan::measure_launch(*ops, device);
+  });
+}
+
+/// Three digits of every measured number.
+double rounded(double value) { return std::stod(fmt::format("{:.3g}", value)); }
+
+}  // namespace
+
+void add_bench_machine(CLI::App& bench, Command& command) {
+  CLI::App* app = bench.add_subcommand("machine", "A machine file for plan --machine");
+  struct Options {
+    std::string output, types = "all";
+  };
+  auto options = std::make_shared<Options>();
+  app->add_option("--output", options->output, "the machine file")->required()->type_name("FILE");
+  add_value(*app, "--types", options->types,
+            "some of fp32,bf16,fp16; all: those that\nthe device computes in");
+  finish_part(
+      *app, command, machine_examples, {"parallel", "comm", "device"},
+      [=](const bench::Place& place, const ResolvedConfig& resolved, const bench::Rounds& rounds,
+          bench::Sheet& sheet) {
+        const comm::Session& session = place.session;
+        if (!in_blocks(session)) {
+          throw AgreedError(
+              "bench machine: the ranks of a node must be neighbors, as many on each node; place "
+              "them in blocks");
+        }
+        std::vector<DType> types = types_of("--types", options->types, {"fp32", "bf16", "fp16"});
+        std::erase_if(types, [&](DType type) { return !place.computes.computes_in(type); });
+        const int ranks = session.node_size(), nodes = session.size() / ranks;
+        plan::Machine machine;
+        machine.ranks_per_node = ranks;
+        machine.device.type = place.device().is_host() ? "cpu" : "gpu";
+        const double bytes =
+            place.device().is_host()
+                ? static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
+                      static_cast<double>(::sysconf(_SC_PAGESIZE))
+                : static_cast<double>(place.computes.free_bytes().value_or(0));
+        machine.device.memory_gib = std::max(0.001, rounded(bytes / (1 << 30)));
+        machine.links.collectives = place.device().is_host() ? "direct" : "ring";
+        Table table(sheet);
+        measure_work(place, types, rounds, machine, table);
+        measure_links(place, resolved.config, machine, table);
+        machine.name = place.device().name();
+        machine.source = fmt::format(
+            "trireme bench machine on {} of {}, {} each{}", counted(nodes, "node"),
+            counted(ranks, "rank"), counted(place.threads, "thread"),
+            ranks == 1 ? "; links.node is not measured" : nodes == 1 ? "; links.network is not measured" : "");
+        sheet.note("source", machine.source);
+        comm::agree(place.world, [&] {
+          if (session.rank() > 0) return;
+          write_output(options->output, machine.to_toml());
+        });
+        print_on_root(session, "written: " + config::one_line(options->output) + "\n");
+      },
+      {}, {.warmup = 1, .iterations = 5});
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,390 @@
+#include "trireme/plan/measure_machine.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "trireme/core/random.hpp"
+#include "trireme/optim/optimizer.hpp"
+#include "trireme/plan/calibrate.hpp"
+#include "trireme/plan/peak.hpp"
+#include "trireme/report/statistics.hpp"
+
+namespace trireme::plan {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double spread_of(const std::vector<double>& seconds) {
+  return (report::quantile(seconds, 0.9) - report::quantile(seconds, 0.1)) / 2 /
+         report::quantile(seconds, 0.5);
+}
+
+/// Values of all ranks, one after another.
+template <class Value>
+std::vector<Value> gathered(comm::Communicator& world, const std::vector<Value>& own) {
+  static_assert(std::is_trivially_copyable_v<Value>);
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(own.data());
+  std::vector<Value> all;
+  for (const auto& theirs : world.all_gather_bytes({bytes, own.size() * sizeof(Value)})) {
+    const std::size_t before = all.size();
+    all.resize(before + theirs.size() / sizeof(Value));
+    if (!theirs.empty()) std::memcpy(all.data() + before, theirs.data(), theirs.size());
+  }
+  return all;
+}
+
+}  // namespace
+
+parallel::HostMicrobatch random_batch(const model::ModelConfig& config, std::int64_t sequences,
+                                      bool documents) {
+  data::Batch batch{.sequences = sequences, .length = config.sequence};
+  const RandomKey key{1, Purpose::sample_order, 0};
+  const std::int64_t tokens = sequences * config.sequence;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const auto token = [&](std::int64_t place) {
+      return static_cast<std::int32_t>(random_bits(key, static_cast<std::uint64_t>(place)) %
+                                       static_cast<std::uint64_t>(config.vocabulary));
+    };
+    batch.inputs.push_back(token(i));
+    batch.targets.push_back(token(i + 1));
+    batch.weights.push_back(1);
+    batch.positions.push_back(static_cast<std::int32_t>(i % config.sequence));
+  }
+  if (documents) batch.documents.resize(static_cast<std::size_t>(tokens));
+  for (std::int64_t i = 0; i < sequences; ++i) batch.samples.push_back(i);
+  return parallel::HostMicrobatch(std::move(batch));
+}
+
+parallel::ReplicaOptions one_rank_options(bool host, DType compute, std::int64_t sequences,
+                                          model::Recompute recompute) {
+  parallel::ReplicaOptions options;
+  options.stage = {.sequences = sequences,
+                   .recompute = recompute,
+                   .exact_gelu = host,
+                   .products_on_gpu = !host,
+                   .compute = compute,
+                   .reads_masters = host};
+  options.seed = 1;
+  return options;
+}
+
+std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::ReplicaOptions options,
+                                  comm::Grid& grid, device::Device& device, int warm_up,
+                                  int steps, double most_seconds, bool documents) {
+  device::MemoryLedger ledger(device);
+  Recorder recorder;
+  TimedOps* timed = nullptr;
+  options.graphs = options.trace = false;  // operations are seen one by one
+  options.watchdog = nullptr;
+  options.make_ops = [&, make = options.make_ops](device::MemoryLedger& memory, int threads,
+                                                  bool reproducible) {
+    auto own = std::make_unique<TimedOps>(
+        make ? make(memory, threads, reproducible)
+             : ops::make_cpu_ops(threads, &memory, reproducible),
+        device);
+    timed = own.get();
+    return own;
+  };
+  const std::vector<parallel::HostMicrobatch> batches(
+      static_cast<std::size_t>(options.stage.micro_batches),
+      random_batch(model.config(), options.stage.sequences, documents));
+  parallel::Replica replica(model, options, grid, recorder, ledger);
+  replica.initialize();
+  replica.settle_choices(documents);
+  std::vector<TimedStep> all;
+  const auto first = Clock::now();
+  for (int step = 0; step < warm_up + steps; ++step) {
+    // The same number on every rank, whatever its clock.
+    if (!all.empty() && !grid.world().all_agree(seconds_since(first) < most_seconds)) break;
+    if (step >= warm_up) timed->start();
+    const auto begin = Clock::now();
+    const parallel::StepSums sums = replica.backward(batches);
+    replica.update(1e-4, step, optim::clip_factor(sums.gradient_norm, 1.0));
+    replica.wait();
+    const double seconds = seconds_since(begin);
+    if (step >= warm_up) all.push_back({timed->finish(), seconds});
+  }
+  return all;
+}
+
+std::vector<MeasuredWork> measured_works(comm::Communicator& world,
+                                         const std::vector<TimedStep>& steps) {
+  struct Call {
+    Work work;
+    double seconds;
+  };
+  std::vector<Call> own;
+  for (const TimedStep& step : steps) {
+    for (const TimedCall& call : step.calls) own.push_back({call.work, call.seconds});
+  }
+  std::map<decltype(Work().key()), MeasuredWork> works;
+  std::map<decltype(Work().key()), std::vector<double>> times;
+  double sum = 0;
+  for (const Call& call : gathered(world, own)) {
+    works[call.work.key()].work = call.work;
+    times[call.work.key()].push_back(call.seconds);
+    sum += call.seconds;
+  }
+  std::vector<MeasuredWork> all;
+  for (auto& [key, each] : works) {
+    const std::vector<double>& seconds = times[key];
+    each.seconds = report::quantile(seconds, 0.5);
+    each.spread = spread_of(seconds);
+    each.share = each.seconds * static_cast<double>(seconds.size()) / sum;
+    all.push_back(each);
+  }
+  return all;
+}
+
+std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::GroupKind kind,
+                                                   const Placement& placement,
+                                                   device::Device& device, std::int64_t largest) {
+  constexpr int warm_up = 2, rounds = 8;
+  comm::Communicator& group = grid.group(kind);
+  const std::int64_t ranks = group.size();
+  device::MemoryLedger ledger(device);
+  device::Stream stream(device);
+  const device::Buffer memory(ledger, device::Use::communication,
+                              static_cast<std::size_t>(largest));
+  std::vector<MeasuredOperation> all;
+  for (std::int64_t bytes = 4096; bytes <= largest; bytes *= 8) {
+    const std::int64_t part = bytes / static_cast<std::int64_t>(sizeof(float)) / ranks;
+    const Tensor whole = memory.view(DType::f32, {part * ranks});
+    const Tensor own = whole.slice(0, group.rank() * part, (group.rank() + 1) * part);
+    for (const auto operation :
+         {comm::OperationKind::all_reduce, comm::OperationKind::reduce_scatter,
+          comm::OperationKind::all_gather}) {
+      const auto start = [&] {
+        if (operation == comm::OperationKind::all_reduce)
+          return group.all_reduce(whole, comm::Reduction::sum, stream);
+        if (operation == comm::OperationKind::all_gather)
+          return group.all_gather(whole, own, stream);
+        return group.reduce_scatter(own, whole, comm::Reduction::sum, stream);
+      };
+      std::vector<double> seconds;
+      for (int round = 0; round < warm_up + rounds; ++round) {
+        if (round == warm_up) grid.world().barrier();
+        const auto begin = Clock::now();
+        start().wait();
+        device::wait_for(device);
+        if (round >= warm_up) seconds.push_back(seconds_since(begin));
+      }
+      seconds = gathered(grid.world(), seconds);
+      all.push_back({.operation = {.kind = operation,
+                                   .bytes = static_cast<std::int64_t>(whole.bytes())},
+                     .placement = placement,
+                     .seconds = report::quantile(seconds, 0.5),
+                     .spread = spread_of(seconds)});
+    }
+  }
+  return all;
+}
+
+double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, ops::Ops& ops,
+                        device::Device& device) {
+  constexpr int rounds = 5;
+  comm::Communicator& group = grid.group(kind);
+  device::MemoryLedger ledger(device);
+  device::Stream stream(device);
+  const std::int64_t n = device.is_host() ? 256 : 2048;
+  const std::int64_t sent = std::int64_t{device.is_host() ? 16 : 256} << 20;
+  const device::Buffer memory(ledger, device::Use::workspace,
+                              static_cast<std::size_t>(3 * n * n) * sizeof(float)),
+      message(ledger, device::Use::communication, static_cast<std::size_t>(sent));
+  const Tensor all = memory.view(DType::f32, {3 * n, n});
+  fill_with_noise(ops, device, ledger, all);
+  const Tensor data =
+      message.view(DType::f32, {sent / static_cast<std::int64_t>(sizeof(float))});
+  const auto compute = [&] {
+    const auto begin = Clock::now();
+    for (int i = 0; i < 4; ++i) {
+      ops.matmul(all.slice(0, 0, n), all.slice(0, n, 2 * n), all.slice(0, 2 * n, 3 * n), {});
+    }
+    device::wait_for(device);
+    return seconds_since(begin);
+  };
+  std::vector<double> ratios;
+  for (int round = 0; round < rounds; ++round) {
+    grid.world().barrier();
+    const double alone = compute();
+    grid.world().barrier();
+    const device::Event event = group.all_reduce(data, comm::Reduction::sum, stream);
+    const double beside = compute();
+    event.wait();
+    device::wait_for(device);
+    if (round > 0) ratios.push_back(beside / alone);
+  }
+  return std::max(1.0, report::quantile(gathered(grid.world(), ratios), 0.5));
+}
+
+double measure_launch(ops::Ops& ops, device::Device& device) {
+  constexpr int calls = 200;
+  device::MemoryLedger ledger(device);
+  const device::Buffer memory(ledger, device::Use::workspace, 64);
+  const Tensor few = memory.view(DType::f32, {1, 16});
+  double seconds = 0;
+  for (int round = 0; round < 2; ++round) {
+    device::wait_for(device);
+    const auto begin = Clock::now();
+    for (int i = 0; i < calls; ++i) ops.fill(few, 0);
+    seconds = seconds_since(begin) / calls;
+  }
+  device::wait_for(device);
+  return seconds;
+}
+
+double measure_launch(comm::Communicator& group, device::Device& device) {
+  constexpr int calls = 20;
+  device::MemoryLedger ledger(device);
+  device::Stream stream(device);
+  const device::Buffer memory(ledger, device::Use::communication, 64);
+  const Tensor few = memory.view(DType::f32, {16});
+  double seconds = 0;
+  for (int round = 0; round < 2; ++round) {
+    device::wait_for(device);
+    std::vector<device::Event> events;
+    const auto begin = Clock::now();
+    for (int i = 0; i < calls; ++i) {
+      events.push_back(group.all_reduce(few, comm::Reduction::sum, stream));
+    }
+    seconds = seconds_since(begin) / calls;
+    for (const device::Event& event : events) event.wait();
+  }
+  device::wait_for(device);
+  return seconds;
+}
+
+namespace {
+
+/// ln(predicted/measured).
+template <class Measured>
+std::vector<double> residuals(const Machine& machine, const std::vector<Measured>& all) {
+  std::vector<double> result;
+  for (const Measured& each : all) {
+    if constexpr (std::is_same_v<Measured, MeasuredWork>) {
+      result.push_back(std::log(machine.seconds(each.work) / each.seconds));
+    } else {
+      result.push_back(
+          std::log(machine.seconds(each.operation, each.placement) / each.seconds));
+    }
+  }
+  return result;
+}
+
+double& peak_of(Machine::Products& products, DType type) {
+  switch (type) {
+    case DType::f32:
+      return products.fp32_tflops;
+    case DType::bf16:
+      return products.bf16_tflops;
+    case DType::f16:
+      return products.fp16_tflops;
+    default:
+      throw Error("bench machine: no products of {}", name_of(type));
+  }
+}
+
+}  // namespace
+
+Machine fit_works(Machine machine, const std::vector<MeasuredWork>& works) {
+  using Kind = Work::Kind;
+  const double copies = machine.memory.gb_per_s * 1e9;
+  double fastest = copies, smallest = 1;
+  std::vector<double> weights;
+  std::map<Kind, bool> there;
+  for (const MeasuredWork& each : works) {
+    there[each.work.kind] = true;
+    weights.push_back(each.share * static_cast<double>(works.size()));
+    smallest = std::min(smallest, each.seconds);
+    if (each.work.kind == Kind::product) {
+      double& peak = peak_of(machine.products, each.work.type);
+      peak = std::max(peak, each.work.flops() / each.seconds / 1e12);
+    } else if (each.work.kind == Kind::update) {
+      fastest = std::max(fastest, static_cast<double>(each.work.bytes) / each.seconds);
+    }
+  }
+  machine.memory.gb_per_s = fastest / 1e9;
+  machine.memory.efficiency = machine.memory.update_efficiency = 0.7;
+  machine.products.efficiency = 0.9;
+  machine.products.rows_half = machine.products.columns_half = machine.products.depth_half = 16;
+  machine.attention.forward_efficiency = machine.attention.backward_efficiency = 0.4;
+  machine.device.operation_us = std::max(smallest * 1e6, 0.1);
+  std::vector<std::string> keys{"device.operation_us", "products.efficiency", "products.rows_half",
+                                "products.columns_half", "products.depth_half"};
+  if (there[Kind::attention]) keys.push_back("attention.forward_efficiency");
+  if (there[Kind::attention_backward]) keys.push_back("attention.backward_efficiency");
+  if (there[Kind::memory]) keys.push_back("memory.efficiency");
+  if (there[Kind::update]) keys.push_back("memory.update_efficiency");
+  return fit(
+      machine, keys, [&](const Machine& each) { return residuals(each, works); }, weights);
+}
+
+Machine fit_links(Machine machine, const std::vector<MeasuredOperation>& operations) {
+  const bool between = operations.front().placement.nodes > 1;
+  const std::string link = between ? "links.network." : "links.node.";
+  // From the least time and the greatest rate.
+  double latency = operations.front().seconds, rate = 0;
+  for (const MeasuredOperation& each : operations) {
+    latency = std::min(latency, each.seconds);
+    rate = std::max(rate, static_cast<double>(each.operation.bytes) / each.seconds);
+  }
+  Machine::Link& start = between ? machine.network : machine.node;
+  start.latency_us = latency * 1e6;
+  start.gb_per_s = rate * (between ? operations.front().placement.sharing : 1) / 1e9;
+  return fit(
+      machine, {link + "latency_us", link + "gb_per_s"},
+      [&](const Machine& each) { return residuals(each, operations); },
+      std::vector<double>(operations.size(), 1.0));
+}
+
+Machine fit_host(Machine machine, const std::vector<TimedStep>& steps, bool alone) {
+  std::vector<double> between;
+  for (const TimedStep& step : steps) {
+    for (const TimedCall& call : step.calls) between.push_back(call.before);
+  }
+  const double gap = report::quantile(between, 0.5);
+  machine.device.operation_us += gap * 1e6;
+  for (auto& [work, seconds] : machine.measured) seconds += gap;
+  if (!alone) return machine;
+  std::vector<double> rests;
+  for (const TimedStep& step : steps) {
+    double rest = step.seconds - gap * static_cast<double>(step.calls.size());
+    for (const TimedCall& call : step.calls) rest -= call.seconds;
+    rests.push_back(rest);
+  }
+  machine.device.step_ms = std::max(0.0, 1e3 * report::quantile(rests, 0.5));
+  return machine;
+}
+
+namespace {
+template <class Measured>
+double weighted_error(const Machine& machine, const std::vector<Measured>& all) {
+  const std::vector<double> errors = residuals(machine, all);
+  double sum = 0, weights = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    double weight = 1;
+    if constexpr (std::is_same_v<Measured, MeasuredWork>) weight = all[i].share;
+    sum += weight * std::abs(errors[i]);
+    weights += weight;
+  }
+  return sum / weights;
+}
+}  // namespace
+
+double mean_error(const Machine& machine, const std::vector<MeasuredWork>& works) {
+  return weighted_error(machine, works);
+}
+double mean_error(const Machine& machine, const std::vector<MeasuredOperation>& operations) {
+  return weighted_error(machine, operations);
+}
+
+}  // namespace trireme::plan
