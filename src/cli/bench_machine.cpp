@@ -67,21 +67,37 @@ bool in_blocks(const comm::Session& session) {
   return session.size() % session.node_size() == 0;
 }
 
+/// "products/bf16".
+std::string name_of(const plan::Work& work) {
+  using Kind = plan::Work::Kind;
+  switch (work.kind) {
+    case Kind::product:
+      return fmt::format("products/{}", trireme::name_of(work.type));
+    case Kind::attention:
+      return fmt::format("attention/{}", trireme::name_of(work.type));
+    case Kind::attention_backward:
+      return fmt::format("attention_backward/{}", trireme::name_of(work.type));
+    case Kind::memory:
+      return "memory";
+    case Kind::update:
+      return "optimizer";
+  }
+  no_case_for(work.kind);
+}
+
 std::string percent(double part) { return fmt::format("{:.1f}", 100 * part); }
 
 /// One row for each group of measurements: how many, their spread, and the fit's error.
 class Table {
  public:
   explicit Table(bench::Sheet& sheet) : sheet_(sheet) {
-    sheet_.columns({{"measured", "", 32}, {"number", "", 7}, {"spread", "%", 7}, {"error", "%", 7}});
+    sheet_.columns({{"measured", "", 24}, {"number", "", 7}, {"spread", "%", 7}, {"error", "%", 7}});
   }
   void add(const plan::Machine& machine, const std::vector<plan::MeasuredWork>& all) {
     std::map<std::string, std::vector<plan::MeasuredWork>> groups;
     for (const plan::MeasuredWork& each : all) {
       const plan::Work& work = each.work;
-      std::string name(plan::name_of(work.kind));
-      if (work.kind == plan::Work::Kind::attention_backward) name += ", backward";
-      if (work.flops() > 0) name += fmt::format(" ({})", name_of(work.type));
+      const std::string name = name_of(work);
       groups[name].push_back(each);
       sheet_.add({.name = fmt::format("{}/{}x{}x{}/count:{}/bytes:{}", name, work.m, work.n, work.k,
                                       work.count, work.bytes),
@@ -185,11 +201,11 @@ void measure_links(const bench::Place& place, const train::RunConfig& config,
           1e6 * plan::measure_launch(grid.group(kind), device);
     };
     if (ranks > 1) {
-      measure(comm::GroupKind::tensor, {.ranks = ranks}, "collectives inside a node");
+      measure(comm::GroupKind::tensor, {.ranks = ranks}, "collectives/node");
     }
     if (nodes > 1) {
       measure(comm::GroupKind::data, {.ranks = nodes, .nodes = nodes, .sharing = ranks},
-              "collectives between nodes");
+              "collectives/network");
     }
     if (!device.is_host()) machine.device.launch_us = 1e6 * plan::measure_launch(*ops, device);
   });
@@ -245,7 +261,7 @@ void add_bench_machine(CLI::App& bench, Command& command) {
           if (session.rank() > 0) return;
           write_output(options->output, machine.to_toml());
         });
-        print_on_root(session, "written: " + config::one_line(options->output) + "\n");
+        sheet.note("written", config::one_line(options->output));
       },
       {}, {.warmup = 1, .iterations = 5});
 }

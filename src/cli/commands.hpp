@@ -118,6 +118,11 @@ plan::Machine machine_for(train::RunConfig& config, train::LayoutFacts& facts,
 std::string plan_search(train::RunConfig config, train::LayoutFacts facts,
                         const PlanMemoryOptions& options, const std::string& output);
 
+/// parallel.layout = auto: sets the keys of the layout with the shortest predicted step on the
+/// machine of train.predict, and prints which and why. `ranks`: of a job that is planned; 0: those
+/// of the session. Collective; throws AgreedError.
+void choose_layout(ResolvedConfig& resolved, comm::Session& session, int ranks);
+
 /// The predicted step of that layout, as lines of text and for JSON.
 struct StepPlan {
   std::string text;

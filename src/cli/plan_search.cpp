@@ -1,6 +1,8 @@
 // trireme plan --search: the layouts with the shortest predicted steps.
 #include <cstdio>
 
+#include "trireme/comm/agree.hpp"
+#include "trireme/comm/mpi_communicator.hpp"
 #include "trireme/core/files.hpp"
 #include "trireme/core/text.hpp"
 #include "trireme/report/progress.hpp"
@@ -35,30 +37,49 @@ std::string keys_of(const train::RunConfig& config, const comm::GridShape& shape
   return text + fmt::format("{:<15}", p.pipeline > 1 ? schedule : "-");
 }
 
+/// Throws ConfigError where nothing fits into `memory` bytes of a rank (0: the machine's).
+train::LayoutSearch search(const train::RunConfig& config, const train::LayoutFacts& facts,
+                           const plan::Machine& machine, std::int64_t memory) {
+  if (memory == 0) memory = static_cast<std::int64_t>(machine.device.memory_gib * (1 << 30));
+  if (machine.on_host()) memory /= machine.ranks_per_node;  // of a node
+  report::ProgressLine line(stderr);
+  report::PhaseProgress progress(&line, "search");
+  train::LayoutSearch found = train::search_layouts(
+      config, facts, machine, memory,
+      [&](int simulated) { progress.show(-1, counted(simulated, "layout")); });
+  if (!found.fitting.empty()) return found;
+  throw ConfigError(
+      "--ranks", std::to_string(facts.world),
+      fmt::format(
+          "no layout fits into {:.1f} GiB a rank; the nearest is tensor {} × pipeline {}, "
+          "micro-batch {}, recomputation {}, {:.1f} GiB too large",
+          gibibytes(memory), found.nearest.config.parallel.tensor,
+          found.nearest.config.parallel.pipeline, found.nearest.config.train.micro_batch,
+          found.nearest.config.parallel.recompute, gibibytes(found.nearest.memory - memory)),
+      "use more ranks, or a smaller model");
+}
+
+std::string longer(const train::FoundLayout& other, const train::FoundLayout& best) {
+  return fmt::format("{:.1f} % longer", 100 * (other.times.seconds / best.times.seconds - 1));
+}
+
+/// "keys = values" of the layout, one by one.
+std::vector<std::string> lines_of(const nlohmann::ordered_json& keys) {
+  std::vector<std::string> lines;
+  for (const auto& [section, of_section] : keys.items()) {
+    for (const auto& [key, value] : of_section.items()) {
+      lines.push_back(fmt::format("{}.{} = {}", section, key, value.dump()));
+    }
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::string plan_search(train::RunConfig config, train::LayoutFacts facts,
                         const PlanMemoryOptions& options, const std::string& output) {
   const plan::Machine machine = machine_for(config, facts, options.machine, options.ranks_per_node);
-  const auto of_machine = static_cast<std::int64_t>(machine.device.memory_gib * (1 << 30));
-  std::int64_t memory = options.memory > 0 ? options.memory : of_machine;
-  if (machine.on_host()) memory /= machine.ranks_per_node;  // of a node
-  report::ProgressLine line(stderr);
-  report::PhaseProgress progress(&line, "search");
-  const train::LayoutSearch found = train::search_layouts(
-      config, facts, machine, memory,
-      [&](int simulated) { progress.show(-1, counted(simulated, "layout")); });
-  if (found.fitting.empty()) {
-    throw ConfigError(
-        "--ranks", std::to_string(facts.world),
-        fmt::format(
-            "no layout fits into {:.1f} GiB a rank; the nearest is tensor {} × pipeline {}, "
-            "micro-batch {}, recomputation {}, {:.1f} GiB too large",
-            gibibytes(memory), found.nearest.config.parallel.tensor,
-            found.nearest.config.parallel.pipeline, found.nearest.config.train.micro_batch,
-            found.nearest.config.parallel.recompute, gibibytes(found.nearest.memory - memory)),
-        "use more ranks, or a smaller model");
-  }
+  const train::LayoutSearch found = search(config, facts, machine, options.memory);
   std::string text = fmt::format(
       "{} of {} shapes and their variants simulated on {}\n\n{:>6}{:>9}{:>6}{:>6}{:>5}{:>10}  "
       "{:<10}{:<15}{:>9}{:>8}  {}\n",
@@ -70,14 +91,73 @@ std::string plan_search(train::RunConfig config, train::LayoutFacts facts,
            fmt::format("{:>9.4g}{:>8.1f}  {}\n", each.times.seconds, gibibytes(each.memory),
                        bound_of(each.times));
   };
+  const train::FoundLayout& best = found.fitting.front();
   for (const train::FoundLayout& each : found.fitting) text += row(each);
   for (const train::FoundLayout& usual : found.usual) {
-    text += fmt::format("\ntensor ranks fill a node, fewest stages that fit: {:.1f} % longer\n",
-                        100 * (usual.times.seconds / found.fitting.front().times.seconds - 1)) +
+    text += fmt::format("\ntensor ranks fill a node, fewest stages that fit: {}\n",
+                        longer(usual, best)) +
             row(usual);
   }
-  if (!output.empty()) write_file(output, train::layout_toml(found.fitting.front().config));
+  if (output.empty()) return text;
+  std::string toml;
+  for (const std::string& each : lines_of(train::layout_keys(best.config))) toml += each + "\n";
+  write_file(output, toml);
   return text;
+}
+
+/// What choose_layout has in common for all ranks: {"keys", "line"}.
+static nlohmann::ordered_json chosen_layout(ResolvedConfig& resolved, train::LayoutFacts facts,
+                                            int ranks_per_node) {
+  const std::string& file = resolved.config.train.predict;
+  if (file == "off" || file == "quick") {
+    throw ConfigError("parallel.layout", "auto", "needs a machine file in train.predict",
+                      "make one by trireme bench machine, or use one of data/machines");
+  }
+  const nlohmann::ordered_json given = train::layout_keys(resolved.config);
+  for (const auto& [section, of_section] : given.items()) {
+    for (const auto& [key, unused] : of_section.items()) {
+      const config::Field& field = resolved.fields.at(section + "." + key, "parallel.layout");
+      if (field.source == config::Source::built_in) continue;
+      throw ConfigError(field.key, config::to_string(field.value()),
+                        "is chosen where parallel.layout = auto", "leave one of the two out");
+    }
+  }
+  train::RunConfig config = resolved.config;
+  const plan::Machine machine = machine_for(config, facts, file, ranks_per_node);
+  const train::LayoutSearch found = search(config, facts, machine, 0);
+  const train::FoundLayout& best = found.fitting.front();
+  nlohmann::ordered_json keys = train::layout_keys(best.config);
+  std::string line = fmt::format(
+      "layout chosen among {} by {}: {:.4g} s a step predicted, most beside products: {}",
+      counted(found.simulated, "layout"), file, best.times.seconds, bound_of(best.times));
+  if (found.fitting.size() > 1) {
+    line += fmt::format("; the next best takes {}", longer(found.fitting[1], best));
+  }
+  for (const train::FoundLayout& usual : found.usual) {
+    line += fmt::format("; tensor ranks that fill a node, and the fewest stages, {}",
+                        longer(usual, best));
+  }
+  line += "\n";
+  for (const std::string& each : lines_of(keys)) line += "  " + each + "\n";
+  keys["parallel"]["layout"] = "given";
+  return {{"keys", keys}, {"line", line}};
+}
+
+void choose_layout(ResolvedConfig& resolved, comm::Session& session, int ranks) {
+  // Those of a job that is not there are placed as the machine's.
+  const train::LayoutFacts facts = ranks > 0 ? train::LayoutFacts{.world = ranks}
+                                             : train::LayoutFacts{.world = session.size(),
+                                                                  .node_of = session.nodes()};
+  const int ranks_per_node = ranks > 0 ? 0 : session.node_size();
+  device::MemoryLedger ledger;
+  const auto world = comm::make_mpi_communicator(session.world(), ledger);
+  const auto chosen = nlohmann::ordered_json::parse(comm::of_rank_zero(
+      *world, [&] { return chosen_layout(resolved, facts, ranks_per_node).dump(); }));
+  // As late as the setting that asks for it.
+  resolved.fields.from_json(chosen.at("keys"), config::Source::command_line,
+                            "parallel.layout = auto");
+  std::string text = chosen.at("line");
+  if (!resolved.config.train.quiet) print_on_root(session, text);
 }
 
 }  // namespace trireme::cli

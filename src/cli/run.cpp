@@ -65,6 +65,9 @@ int run_train(comm::Session& session, const TrainOptions& options, std::vector<S
                   config::to_string(resolved.fields.at(*options.show, "--show").value()) + "\n");
     return 0;
   }
+  if (resolved.config.parallel.layout == "auto") {
+    choose_layout(resolved, session, static_cast<int>(options.ranks));
+  }
   if (!options.dry_run) {
     begin_from(session, resolved.config);
     return train::exit_code(data_parallel::run(session, resolved.config, resolved.fields));

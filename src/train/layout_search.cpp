@@ -27,6 +27,7 @@ class Search {
          std::int64_t memory, const std::function<void(int)>& progress)
       : base_(base), facts_(facts), machine_(machine), memory_(memory), progress_(progress) {
     facts_.planned = true;
+    base_.parallel.layout = "given";
     // The model, whatever the layout.
     LayoutFacts alone{.schedule_text = {}, .host = facts.host, .planned = true};
     RunConfig one = base_;
@@ -277,13 +278,17 @@ LayoutSearch search_layouts(const RunConfig& config, const LayoutFacts& facts,
   return result;
 }
 
-std::string layout_toml(const RunConfig& config) {
+nlohmann::ordered_json layout_keys(const RunConfig& config) {
   const auto& p = config.parallel;
-  return fmt::format(
-      "[parallel]\ntensor = {}\npipeline = {}\nvirtual_stages = {}\nschedule = \"{}\"\n"
-      "zero = {}\nsequence = {}\nrecompute = \"{}\"\n\n[train]\nmicro_batch = {}\n",
-      p.tensor, p.pipeline, p.virtual_stages, p.schedule, p.zero, p.sequence, p.recompute,
-      config.train.micro_batch);
+  return {{"parallel",
+           {{"tensor", p.tensor},
+            {"pipeline", p.pipeline},
+            {"virtual_stages", p.virtual_stages},
+            {"schedule", p.schedule},
+            {"zero", p.zero},
+            {"sequence", p.sequence},
+            {"recompute", p.recompute}}},
+          {"train", {{"micro_batch", config.train.micro_batch}}}};
 }
 
 }  // namespace trireme::train

@@ -97,7 +97,7 @@ broken() { # TEXT REPLACEMENT
 }
 on=(--ranks 8 --machine "$out/broken.toml" "${model[@]}")
 broken 'gb_per_s = 230.0' ''
-refused 'links.node.gb_per_s = (missing)' "${on[@]}"
+refused 'links.node.gb_per_s is missing, which this layout needs' "${on[@]}"
 broken 'launch_us = .*' 'launch_us = -1'
 refused 'device.launch_us = -1: must be at least 0' "${on[@]}"
 broken 'launch_us' 'lanch_us'
@@ -109,7 +109,8 @@ refused 'device.type = cpu: ' "${on[@]}" --device.type cpu
 refused 'zero.offload' "${on[@]}" --zero.offload optimizer --parallel.zero 1
 refused 'data_parallel.method = allreduce alone' "${on[@]}" --data_parallel.method average --parallel.zero 0
 sed '/^\[links.network\]/,$d' "$machines/a100-sxm-80g.toml" > "$out/broken.toml"
-refused 'links.network.latency_us = (missing)' "${on[@]}"
+plan "${on[@]}" || fail 'a link that no message takes'
+refused 'links.network.gb_per_s is missing, which this layout needs' --ranks 16 "${on[@]:2}"
 broken x x
 refused '--search needs --ranks and --machine' --search --stages 2 --micro-batches 2
 refused 'exclude each other' "${on[@]}" --measured "$out/some.csv"

@@ -16,7 +16,7 @@ train() {  # train FOLDER FLAGS...
   local folder=$1
   shift
   "$mpiexec" -n 2 "$TRIREME" train --model.preset nano --data.path "$work/data" --train.output "$work/$folder" \
-    --train.steps 8 --train.batch 8 --train.micro_batch 2 --train.peak none --train.evaluate_at_end=false "$@" \
+    --train.steps 8 --train.batch 8 ${micro---train.micro_batch 2} --train.peak none --train.evaluate_at_end=false "$@" \
     >"$work/$folder.log" 2>&1
 }
 cp "$SOURCE/data/machines/cpu-xeon-avx512.toml" "$work/cpu.toml"
@@ -42,6 +42,31 @@ for each, mean in ((measured, statistics.mean(seconds)), (predicted, predicted["
     assert 0.3 * mean < sum(each["parts"].values()) < 1.05 * mean, (each, mean)
 PYTHON
 done
+# Measured by the run itself: memory is as predicted all the same, and steps have the bits of other runs.
+for layout in "--parallel.tensor 2" "--parallel.pipeline 2 --parallel.virtual_stages 2 --parallel.schedule interleaved"; do
+  rm -rf "$work/run" "$work/plain"
+  # shellcheck disable=SC2086
+  train run $layout --train.predict quick || fail "quick, $layout"
+  grep -q '^step time, by quick$' "$work/run.log" || fail "quick, $layout: no table at the end"
+  # shellcheck disable=SC2086
+  train plain $layout || fail "without quick, $layout"
+  python3 - "$work" <<'PYTHON' || fail "quick, $layout: its record"
+import json, sys
+run, plain = (f"{sys.argv[1]}/{name}/attempts/0001" for name in ("run", "plain"))
+times = json.load(open(run + "/summary.json"))["step_time"]
+ratio = times["predicted"]["seconds"] / times["measured"]["seconds"]
+assert 0.1 < ratio < 3, times  # the machine may be busy at any time
+losses = [[json.loads(line).get("loss") for line in open(folder + "/metrics.jsonl")] for folder in (run, plain)]
+assert losses[0] == losses[1], losses
+PYTHON
+  if grep -q '^no figure of merit' "$work/run.log"; then fail "quick, $layout: memory is not as predicted"; fi
+done
+# The layout that plan --search finds.
+micro="" train chosen --parallel.layout auto --train.predict "$work/cpu.toml" || fail "parallel.layout = auto"
+grep -q "^layout chosen among [0-9]* layouts by $work/cpu.toml: " "$work/chosen.log" || fail "what was chosen"
+"$TRIREME" plan --ranks 2 --ranks-per-node 2 --machine "$work/cpu.toml" --model.preset nano --data.path "$work/data" \
+  --train.batch 8 --search --output "$work/best.toml" >"$work/search.log" 2>&1 || fail "a search"
+while read -r line; do grep -qF "  $line" "$work/chosen.log" || fail "not the best: $line"; done <"$work/best.toml"
 # A machine with a hundredth of the speed predicts steps that take much longer.
 sed -i -E 's/^(fp32_tflops) = .*/\1 = 0.0005/' "$work/cpu.toml"
 train slow --train.predict "$work/cpu.toml" || fail "a slow machine"

@@ -9,6 +9,7 @@
 namespace trireme::parallel {
 
 struct ParallelConfig {
+  std::string layout = "given";  // given | auto
   std::int64_t tensor = 1;
   std::int64_t pipeline = 1;
   std::int64_t data = 0;     // 0: the rest of the world
@@ -23,6 +24,10 @@ struct ParallelConfig {
   std::int64_t threads = 0;    // OpenMP threads of a rank; 0: see the help text
 
   void declare(config::Fields& fields) {
+    fields.add("layout", layout,
+               "given: by the keys below; auto: the one with the shortest predicted step on the "
+               "machine file of train.predict, as plan --search finds it",
+               config::one_of({"given", "auto"}));
     fields.add("tensor", tensor, "tensor-parallel degree: ranks that share each layer's matrices",
                config::in_range(1, 1024));
     fields.add("pipeline", pipeline, "pipeline stages: ranks among which the layers are divided",

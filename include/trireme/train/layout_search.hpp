@@ -3,8 +3,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "trireme/plan/machine.hpp"
 #include "trireme/plan/step_simulation.hpp"
@@ -42,7 +43,7 @@ LayoutSearch search_layouts(const RunConfig& config, const LayoutFacts& facts,
                             const plan::Machine& machine, std::int64_t memory,
                             const std::function<void(int simulated)>& progress);
 
-/// The keys that a search sets, as TOML.
-std::string layout_toml(const RunConfig& config);
+/// The keys that a search sets: {"parallel": {"tensor": 2, …}, "train": {"micro_batch": 4}}.
+nlohmann::ordered_json layout_keys(const RunConfig& config);
 
 }  // namespace trireme::train
