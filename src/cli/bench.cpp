@@ -64,27 +64,6 @@ void run_part(const std::string& part, const std::vector<std::string>& sections,
 
 }  // namespace
 
-std::vector<std::string> words_of(const std::string& list) {
-  std::vector<std::string> words;
-  for (std::size_t at = 0; at <= list.size();) {
-    const std::size_t comma = std::min(list.find(',', at), list.size());
-    words.push_back(list.substr(at, comma - at));
-    at = comma + 1;
-  }
-  return words;
-}
-
-std::vector<std::int64_t> numbers_of(const std::string& flag, const std::string& list) {
-  std::vector<std::int64_t> numbers;
-  for (const std::string& word : words_of(list)) {
-    std::int64_t number = 0;
-    config::Field field{.key = flag, .rule = config::at_least(1), .target = &number};
-    field.set_text(word, config::Source::command_line, flag);
-    numbers.push_back(number);
-  }
-  return numbers;
-}
-
 std::vector<DType> types_of(const std::string& flag, const std::string& list,
                             const std::vector<std::string>& known) {
   std::vector<DType> types;

@@ -24,15 +24,12 @@ void finish_part(CLI::App& part, Command& command, const char* examples,
 /// --begin, --end and --factor of `what`.
 void add_sizes(CLI::App& part, bench::Sizes& sizes, const std::string& what);
 
-/// Parts of "a,b,c".
-std::vector<std::string> words_of(const std::string& list);
-/// They, each one of `known`; all of these for "all". Throws ConfigError that names `flag`.
+/// Parts of "a,b,c", each one of `known`; all of these for "all". Throws ConfigError that names
+/// `flag`.
 std::vector<std::string> chosen_words(const std::string& flag, const std::string& list,
                                       const std::vector<std::string>& known);
 std::vector<DType> types_of(const std::string& flag, const std::string& list,
                             const std::vector<std::string>& known);
-/// Whole numbers above 0. Throws ConfigError that names `flag`.
-std::vector<std::int64_t> numbers_of(const std::string& flag, const std::string& list);
 
 void add_bench_gemm(CLI::App& bench, Command& command);
 void add_bench_copy(CLI::App& bench, Command& command);

@@ -97,8 +97,10 @@ struct PlanMemoryOptions {
   int ranks_per_node = 0;   // 0: all on one
   std::int64_t memory = 0;  // bytes of a GPU, or on CPUs of a node; 0: this machine's
   bool json = false;
-  std::string machine;  // a file: the step's time is predicted too; empty: not
-  double tokens = 0;    // of a whole training, whose time is predicted with it; 0: none
+  std::string machine;    // a file: the step's time is predicted too; empty: not
+  double tokens = 0;      // of a whole training, whose time is predicted with it; 0: none
+  std::string svg;        // where the step is drawn; empty: nowhere
+  std::string svg_ranks;  // that are drawn, with commas; empty: one of each that is simulated
 };
 /// The memory that each pipeline stage's fullest rank would take in the layout of `config` on
 /// facts.world ranks, and whether it fits, as a table or as JSON. Throws ConfigError for layouts
@@ -128,10 +130,11 @@ struct StepPlan {
   std::string text;
   nlohmann::ordered_json json;
 };
-/// `config` is validated. `file` names the machine in the text.
+/// `config` is validated. Of `options` what concerns the step: machine, which names it in the text,
+/// tokens, svg. Throws ConfigError for ranks that cannot be drawn.
 StepPlan plan_step(const train::RunConfig& config, const train::LayoutFacts& facts,
                    const comm::GridShape& shape, const plan::Machine& machine,
-                   const std::string& file, double all_tokens);
+                   const PlanMemoryOptions& options);
 
 /// The memory of facts.world ranks, and whether their programs agree: comments of TOML. Throws as
 /// plan_memory does, and Error where they do not.
@@ -154,6 +157,11 @@ std::string line(const std::string& key, const std::string& value, int width = 1
 std::string grouped(std::int64_t number);
 /// "8.8 MB", in powers of 1000.
 std::string bytes_text(std::int64_t bytes);
+/// Parts of "a,b,c".
+std::vector<std::string> words_of(const std::string& list);
+/// Whole numbers, each as the rule has it. Throws ConfigError that names `flag`.
+std::vector<std::int64_t> numbers_of(const std::string& flag, const std::string& list,
+                                     const config::Rule& rule = config::at_least(1));
 /// Bytes of "80GiB", "5GB", "700MB" or "123456", the value of `flag`. Throws ConfigError.
 std::int64_t parse_size(const std::string& flag, const std::string& text);
 

@@ -271,6 +271,28 @@ std::string grouped(std::int64_t number) {
   return digits;
 }
 
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> words;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t comma = std::min(list.find(',', at), list.size());
+    words.push_back(list.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return words;
+}
+
+std::vector<std::int64_t> numbers_of(const std::string& flag, const std::string& list,
+                                     const config::Rule& rule) {
+  std::vector<std::int64_t> numbers;
+  for (const std::string& word : words_of(list)) {
+    std::int64_t number = 0;
+    config::Field field{.key = flag, .rule = rule, .target = &number};
+    field.set_text(word, config::Source::command_line, flag);
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
 std::int64_t parse_size(const std::string& flag, const std::string& text) {
   constexpr std::int64_t kilo = 1000, kibi = 1024;
   static const std::map<std::string, std::int64_t> units = {{"", 1},

@@ -31,7 +31,7 @@ struct Options {
   std::int64_t stages = 0, micro_batches = 0, virtual_stages = 0;  // 0: not given
   std::string costs = "1,1,1";
   double latency = 0;
-  std::string svg, csv;
+  std::string svg, svg_ranks, csv;
   std::int64_t ranks = 0;           // memory is asked for
   std::int64_t ranks_per_node = 0;  // 0: all on one node
   std::string memory;               // empty: this machine's
@@ -126,6 +126,16 @@ void check_given(const Options& options) {
   if (options.tokens > 0 && (options.ranks == 0 || options.machine.empty() || options.search)) {
     throw UsageError("plan: --tokens belongs to --ranks with --machine, without --search");
   }
+  const bool no_step =
+      options.search || !options.measured.empty() || (options.ranks > 0 && options.machine.empty());
+  if (!options.svg.empty() && no_step) {
+    throw UsageError(
+        "plan: --svg draws a schedule, or with --ranks and --machine a step; leave --search and "
+        "--measured out");
+  }
+  if (!options.svg_ranks.empty() && (options.svg.empty() || options.ranks == 0)) {
+    throw UsageError("plan: --svg-ranks belongs to --svg with --ranks and --machine");
+  }
   if (options.search && options.json) throw UsageError("plan: --search has no --json");
   if (options.ranks > 0) return;
   if (options.ranks_per_node > 0) throw UsageError("plan: --ranks-per-node belongs to --ranks");
@@ -162,7 +172,12 @@ void add_plan(CLI::App& app, Command& command) {
   add_value(*plan, "--costs", options->costs,
             "times F,I,W of a virtual stage, or\na file with a line for each");
   add_value(*plan, "--latency", options->latency, "time of a message", config::non_negative());
-  plan->add_option("--svg", options->svg, "write a Gantt chart")->type_name("FILE");
+  plan->add_option("--svg", options->svg,
+                   "write a Gantt chart: of the schedule, or with\n--machine of the step")
+      ->type_name("FILE");
+  plan->add_option("--svg-ranks", options->svg_ranks,
+                   "ranks whose step is drawn, with commas; else\none of each stage")
+      ->type_name("RANKS");
   plan->add_option("--csv", options->csv, "write the schedule as CSV")->type_name("FILE");
   add_value(*plan, "--ranks", options->ranks,
             "instead: memory of a run on so many\nranks, as configured",
@@ -220,7 +235,9 @@ void add_plan(CLI::App& app, Command& command) {
             .memory = options->memory.empty() ? 0 : parse_size("--memory", options->memory),
             .json = options->json,
             .machine = options->machine,
-            .tokens = options->tokens};
+            .tokens = options->tokens,
+            .svg = options->svg,
+            .svg_ranks = options->svg_ranks};
         if (options->search) {
           return plan_search(resolved.config, std::move(facts), memory, options->output);
         }

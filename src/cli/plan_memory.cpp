@@ -388,7 +388,7 @@ std::string plan_memory(train::RunConfig& config, train::LayoutFacts facts,
   StepPlan step;
   if (machine) {
     if (memory == 0) memory = static_cast<std::int64_t>(machine->device.memory_gib * (1 << 30));
-    step = plan_step(config, facts, shape, *machine, options.machine, options.tokens);
+    step = plan_step(config, facts, shape, *machine, options);
   }
   const Capacities capacities =
       capacities_of(plan, facts, memory, options.memory > 0 ? "--memory" : options.machine);

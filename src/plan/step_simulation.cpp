@@ -26,7 +26,8 @@ struct Operation {
   std::vector<std::size_t> transfers;
   std::size_t left = 0;  // transfers under way
   bool released = false, begun = false, done = false;
-  double end = 0;  // once done
+  double since = -1;  // when its first transfer began; below 0: none has
+  double end = 0;     // once done
 };
 
 /// Something that several ranks do together: a collective, or one message.
@@ -121,11 +122,13 @@ class Simulation {
  public:
   /// `ready_host`: the device never waits for the host.
   Simulation(const comm::GridShape& shape, const std::vector<RankClass>& classes,
-             const ClassOf& class_of, const Machine& machine, bool ready_host = false)
+             const ClassOf& class_of, const Machine& machine, const SpanObserver& observe,
+             bool ready_host = false)
       : shape_(shape),
         classes_(classes),
         class_of_(class_of),
         machine_(machine),
+        observe_(observe),
         ready_host_(ready_host),
         launches_(part_of("launches")) {
     ranks_.resize(classes.size());
@@ -335,6 +338,7 @@ class Simulation {
   void match(std::size_t r, Operation& operation) {
     operation.transfers.clear();
     operation.released = operation.begun = operation.done = false;
+    operation.since = -1;
     const bool collective = operation.peers != nullptr && is_collective(*operation.what);
     if (operation.peers == nullptr || (collective && operation.peers->classes == 1)) {
       operation.transfers.push_back(own_transfer(r, operation));
@@ -399,10 +403,15 @@ class Simulation {
     events_.push({kind, time, next_event_++, of, version});
   }
 
-  static void note(Rank& rank, std::size_t part, double seconds) {
-    if (seconds <= 0) return;
+  static void add(Rank& rank, std::size_t part, double seconds) {
     if (rank.parts.size() <= part) rank.parts.resize(part + 1);
     rank.parts[part] += seconds;
+  }
+  /// The rank computes or waits.
+  void note(std::size_t r, std::size_t part, double begin, double end) {
+    if (end <= begin) return;
+    add(ranks_[r], part, end - begin);
+    if (observe_) observe_({.of = r, .part = part_names_[part], .begin = begin, .end = end});
   }
 
   // Computation
@@ -427,7 +436,7 @@ class Simulation {
   void finish_computing(std::size_t r) {
     Rank& rank = ranks_[r];
     rank.computing = false;
-    note(rank, rank.kinds[rank.work], now_ - rank.began);
+    note(r, rank.kinds[rank.work], rank.began, now_);
     rank.times.busy += now_ - rank.began;
     step(rank);
     advance(r);
@@ -488,7 +497,7 @@ class Simulation {
             return;
           }
           if (rank.waits_for != nullptr) {
-            note(rank, waited.part, now_ - rank.waits_since);
+            note(r, waited.part, rank.waits_since, now_);
             rank.waits_for = nullptr;
           }
           // Messages between stages are MPI's, for which the host waits itself.
@@ -527,7 +536,7 @@ class Simulation {
       rank.lead = std::max(rank.lead, rank.launched - now_);
     }
     if (!device || ready_host_ || rank.host <= now_) return true;
-    note(rank, launches_, rank.host - now_);
+    note(r, launches_, now_, rank.host);
     rank.resuming = true;
     add_event(Event::Kind::resume, rank.host, r);
     return false;
@@ -535,11 +544,11 @@ class Simulation {
 
   // Sections
 
-  /// Whether the rank can go to the section's end at once: its times are always the same where
-  /// nothing else is under way, or can come to be.
+  /// Whether the rank can go to the section's end at once: nobody observes its calls, and its times
+  /// are always the same where nothing else is under way, or can come to be.
   bool pass(std::size_t r, SectionState& section) {
     Rank& rank = ranks_[r];
-    if (!section.apart) return false;
+    if (!section.apart || observe_) return false;
     if (machine_.links.slowdown > 1 ? rank.queued > 0 : uses_busy_stream(rank, section)) {
       return false;
     }
@@ -561,7 +570,7 @@ class Simulation {
     rank.passing = nullptr;
     if (!machine_.on_host()) rank.host += times.launches;
     rank.times.busy += times.busy;
-    for (const auto& [part, seconds] : times.parts) note(rank, part, seconds);
+    for (const auto& [part, seconds] : times.parts) add(rank, part, seconds);
     step(rank);
     advance(r);
   }
@@ -574,7 +583,7 @@ class Simulation {
     std::vector<RankClass> alone;
     alone.push_back({rank.times.rank, std::move(trace)});
     const ClassOf the_only = [](int) { return 0; };
-    Simulation simulation(shape_, alone, the_only, machine_, true);
+    Simulation simulation(shape_, alone, the_only, machine_, {}, true);
     const StepTimes step = simulation.run();
     const RankTimes& own = step.ranks.front();
     SectionTimes times{.seconds = own.end, .busy = own.busy};
@@ -631,6 +640,9 @@ class Simulation {
       if (front.left > 0) return;
       front.done = true;
       front.end = now_;
+      if (observe_ && front.since >= 0) {
+        observe_({r, front.what, part_names_[front.part], front.since, now_});
+      }
       queue.pop_front();
       --rank.queued;
     }
@@ -639,7 +651,10 @@ class Simulation {
     Transfer& transfer = transfers_[t];
     ++transfer.arrived;
     if (transfer.arrived < transfer.sides) return;
-    for (const auto& [r, operation] : transfer.operations) change_load(r, 1);
+    for (const auto& [r, operation] : transfer.operations) {
+      change_load(r, 1);
+      if (operation->since < 0) operation->since = now_;
+    }
     add_event(Event::Kind::transferred, now_ + transfer.seconds, t);
   }
   void finish_transfer(std::size_t t) {
@@ -660,6 +675,7 @@ class Simulation {
   const std::vector<RankClass>& classes_;
   const ClassOf& class_of_;
   const Machine& machine_;
+  SpanObserver observe_;
   bool ready_host_;
   std::vector<std::string> part_names_;
   std::size_t launches_;  // a part
@@ -680,8 +696,8 @@ const RankTimes& StepTimes::longest() const {
 }
 
 StepTimes simulate(const comm::GridShape& shape, const std::vector<RankClass>& classes,
-                   const ClassOf& class_of, const Machine& machine) {
-  return Simulation(shape, classes, class_of, machine).run();
+                   const ClassOf& class_of, const Machine& machine, const SpanObserver& observe) {
+  return Simulation(shape, classes, class_of, machine, observe).run();
 }
 
 }  // namespace trireme::plan

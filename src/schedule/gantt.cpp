@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 
+#include "trireme/core/svg.hpp"
 #include "trireme/schedule/simulate.hpp"
 
 namespace trireme::schedule {
@@ -52,50 +53,20 @@ constexpr std::array<Style, 4> styles{{{"forward", "#4c78a8"},
                                        {"backward for weights", "#59a14f"}}};
 const Style& style_of(Kind kind) { return styles.at(static_cast<std::size_t>(kind)); }
 
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (static_cast<unsigned char>(c) >= 0x20) {  // XML 1.0 has no others
-      result += c;
-    }
-  }
-  return result;
-}
-
-std::string rectangle(double x, double y, double width, double height, const char* fill,
-                      double opacity) {
-  return fmt::format(
-      R"(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}" fill-opacity="{:.2f}" stroke="#ffffff" stroke-width="0.5"/>)"
-      "\n",
-      x, y, width, height, fill, opacity);
-}
-
-std::string label_at(double x, double y, const char* anchor, const std::string& text) {
-  return fmt::format(R"(<text x="{:.2f}" y="{:.2f}" text-anchor="{}">{}</text>)"
-                     "\n",
-                     x, y, anchor, escaped(text));
-}
-
 std::string stage_row(const Schedule& schedule, const std::vector<Span>& spans, int stage,
                       double scale) {
   const double y = top + stage * (row_height + row_gap);
   std::string text =
-      label_at(left - 8, y + row_height * 0.65, "end", fmt::format("stage {}", stage));
+      svg::text(left - 8, y + row_height * 0.65, "end", fmt::format("stage {}", stage));
   for (const Span& span : spans) {
     const double x = left + span.start * scale;
     const double width = (span.end - span.start) * scale;
     if (width <= 0) continue;
     const double opacity = 1.0 - 0.6 * span.action.chunk / std::max(1, schedule.chunks);
-    text += rectangle(x, y, width, row_height, style_of(span.action.kind).color, opacity);
+    text += svg::rectangle(x, y, width, row_height, style_of(span.action.kind).color, opacity);
     const std::string number = std::to_string(span.action.micro_batch);
     if (width >= 7.0 * static_cast<double>(number.size()))  // a digit's width, 11 pixels high
-      text += label_at(x + width / 2, y + row_height * 0.65, "middle", number);
+      text += svg::text(x + width / 2, y + row_height * 0.65, "middle", number);
   }
   return text;
 }
@@ -111,11 +82,11 @@ std::string legend(const Schedule& schedule, double y) {
         });
     if (!used) continue;
     const Style& style = style_of(kind);
-    text += rectangle(x, y, 14, 14, style.color, 1);
-    text += label_at(x + 20, y + 11, "start", style.name);
+    text += svg::rectangle(x, y, 14, 14, style.color);
+    text += svg::text(x + 20, y + 11, "start", style.name);
     x += 150;
   }
-  if (schedule.chunks > 1) text += label_at(x, y + 11, "start", "paler: later chunks");
+  if (schedule.chunks > 1) text += svg::text(x, y + 11, "start", "paler: later chunks");
   return text;
 }
 
@@ -156,25 +127,19 @@ std::string svg_chart(const Schedule& schedule, const Timeline& timeline) {
   const double scale = 22.0 / cell;  // pixels per unit of time: two digits fit a cell
   const double width = std::max(left + timeline.total * scale + 20, 560.0);
   const double bottom = top + schedule.stages * (row_height + row_gap);
-  std::string text = fmt::format(
-      R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" font-family="sans-serif" font-size="11">)"
-      "\n",
-      width, bottom + legend_height);
-  text += fmt::format(R"(<rect width="{:.0f}" height="{:.0f}" fill="#ffffff"/>)"
-                      "\n",
-                      width, bottom + legend_height);
-  text += label_at(left, 16, "start",
-                   fmt::format("{}: {} stages, {} micro-batches{}", schedule.name, schedule.stages,
-                               schedule.micro_batches,
-                               schedule.chunks > 1
-                                   ? fmt::format(", {} virtual stages per stage", schedule.chunks)
-                                   : std::string()));
-  text += label_at(left, 31, "start",
-                   fmt::format("total {:.6g}, bubble {:.4g} of the ideal time", timeline.total,
-                               timeline.bubble));
+  std::string text = svg::begin(width, bottom + legend_height);
+  text += svg::text(left, 16, "start",
+                    fmt::format("{}: {} stages, {} micro-batches{}", schedule.name, schedule.stages,
+                                schedule.micro_batches,
+                                schedule.chunks > 1
+                                    ? fmt::format(", {} virtual stages per stage", schedule.chunks)
+                                    : std::string()));
+  text += svg::text(left, 31, "start",
+                    fmt::format("total {:.6g}, bubble {:.4g} of the ideal time", timeline.total,
+                                timeline.bubble));
   for (int stage = 0; stage < schedule.stages; ++stage) {
-    text += rectangle(left, top + stage * (row_height + row_gap), timeline.total * scale,
-                      row_height, "#eeeeee", 1);
+    text += svg::rectangle(left, top + stage * (row_height + row_gap), timeline.total * scale,
+                           row_height, "#eeeeee");
     text += stage_row(schedule, timeline.spans[static_cast<std::size_t>(stage)], stage, scale);
   }
   return text + legend(schedule, bottom + 6) + "</svg>\n";

@@ -9,6 +9,7 @@
 #include "trireme/schedule/messages.hpp"
 #include "trireme/schedule/schedule.hpp"
 
+#include "layouts.hpp"
 #include "machines.hpp"
 #include "unfolded.hpp"
 
@@ -27,10 +28,6 @@ Machine plain_machine(const std::string& type = "cpu") {
   return machine;
 }
 constexpr std::int64_t second_of_work = 1'000'000'000'000, second_of_message = 100'000'000'000;
-
-comm::GridShape shape_of(int tensor, int data, int pipeline) {
-  return {{tensor, 1, data, pipeline}};
-}
 
 /// Builds a trace call by call.
 struct Calls {
@@ -220,33 +217,6 @@ TEST(StepSimulation, RefusesProgramsThatDoNotAgree) {
     calls.wait(calls.message(1 - rank, 1, true, comm::Direction::activations, 0));
   }
   EXPECT_THAT(refusal(crossed, shape_of(1, 1, 2)), HasSubstr("forever"));
-}
-
-struct Layout {
-  int tensor, data, pipeline, zero;
-  bool sequence;
-};
-
-model::ModelConfig even_model() {
-  model::ModelConfig config;
-  config.layers = 6;  // with embedding and head 8 units
-  config.width = 64;
-  config.heads = 4;
-  config.vocabulary = 256;
-  config.sequence = 32;
-  config.resolve();
-  return config;
-}
-
-parallel::ReplicaOptions options_of(const Layout& layout) {
-  parallel::ReplicaOptions options;
-  options.stage.micro_batches = 4;
-  options.stage.sequences = 2;
-  options.stage.zero = layout.zero;
-  options.stage.sequence_parallel = layout.sequence;
-  options.stage.reproducible = false;
-  options.bucket_elements = 10'000;
-  return options;
 }
 
 TEST(StepTimes, AreThoseOfAllRanksSimulatedOneByOne) {

@@ -37,6 +37,50 @@ assert abs(training["seconds"] / (1000 * step["seconds"]) - 1) < 1e-9, step
 assert training["nodes"] == 2 and abs(training["node_hours"] * 3600 / (2 * training["seconds"]) - 1) < 1e-9, step
 assert abs(training["price"] / (10 * training["node_hours"]) - 1) < 1e-9, step
 PYTHON
+# A drawn step: XML, whose spans are as long as the plan has them; sixteen stages of eighty layers are a small file.
+drawing=("${model[@]}" --machine "$machines/a100-sxm-80g.toml" --train.micro_batch 1 --parallel.tensor 4)
+plan --ranks 64 "${drawing[@]}" --parallel.pipeline 4 --svg "$out/step.svg" --svg-ranks 48 --json || fail "--svg"
+python3 - "$out/text" "$out/step.svg" << 'PYTHON' || fail "what is drawn is not what is planned"
+import json, re, sys, xml.etree.ElementTree
+step = json.load(open(sys.argv[1]))["step"]
+assert step["rank"] == 48 and step["svg"] == {"file": sys.argv[2], "ranks": [48], "left_out": []}, step
+drawn, svg = {}, "{http://www.w3.org/2000/svg}"
+for path in xml.etree.ElementTree.parse(sys.argv[2]).iter(svg + "path"):
+    title = path.find(svg + "title")
+    widths = [float(width) for width in re.findall(r"h([0-9.]+)", path.get("d"))]
+    if title is None or path.get("stroke-width") != "18":  # another row than that which computes
+        continue
+    name, seconds = title.text[:title.text.rindex(":")], float(title.text.split()[-2]) / 1e3
+    drawn[name] = seconds
+    # A thousand pixels; both ends of a span are rounded to a hundredth.
+    assert abs(sum(widths) - 1000 * seconds / step["seconds"]) < 0.01 * len(widths), (name, sum(widths), seconds)
+parts = {name: seconds for name, seconds in step["parts"].items() if not name.startswith("others")}
+for name in ("products", "attention", "memory-bound operations", "optimizer", "wait for tensor ranks", "wait for activations of stages"):
+    assert abs(drawn[name] - parts[name]) < 1e-5 * step["seconds"], (name, drawn, parts)
+assert abs(sum(drawn.values()) - sum(parts.values())) < 1e-4 * step["seconds"], (drawn, parts)
+PYTHON
+plan --ranks 4096 "${drawing[@]}" --model.layers 80 --model.width 8192 --model.heads 64 --parallel.pipeline 32 \
+  --parallel.tensor 8 --train.batch 2048 --svg "$out/large.svg" || fail "a large step"
+grep -q "^$out/large.svg: ranks 0, .*; left out: [0-9, ]*$" "$out/text" || fail "what is left out"
+python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$out/large.svg" || fail "a large step is not XML"
+[ "$(grep -c '>rank [0-9]*<' "$out/large.svg")" -eq 16 ] || fail "not sixteen rows"
+[ "$(wc -c < "$out/large.svg")" -lt 2000000 ] || fail "a large step: $(wc -c < "$out/large.svg") bytes"
+
+# The committed picture is what its command draws, but for the last digits of another compiler.
+command=$(sed -e ':a' -e '/\\$/{N;s/\\\n//;ba' -e '}' "$SOURCE/docs/step-time.md" |
+  sed -n 's|^trireme plan \(.*\) --svg docs/pictures/predicted-step.svg$|\1|p')
+[ -n "$command" ] || fail "no command of the picture"
+read -r -a words <<< "$command"
+(cd "$SOURCE" && plan "${words[@]}" --svg "$out/predicted-step.svg") || fail "the picture's command"
+python3 - "$out/predicted-step.svg" "$SOURCE/docs/pictures/predicted-step.svg" << 'PYTHON' || fail "the committed picture is another; run its command"
+import re, sys
+now, committed = (open(path).read() for path in sys.argv[1:])
+for pattern in (r"<title>(.*): [^ ]* ms</title>", r"<text[^>]*>([^0-9]*)</text>"):
+    assert re.findall(pattern, now) == re.findall(pattern, committed), pattern
+times = [[float(ms) for ms in re.findall(r": ([^ ]*) ms", text)] for text in (now, committed)]
+assert all(abs(a / b - 1) < 1e-3 for a, b in zip(*times)), times
+PYTHON
+
 # Twice the micro-batches of a pipeline of four take less than twice as long: the bubble stays.
 seconds() {
   plan --ranks 16 --machine "$machines/a100-sxm-80g.toml" "${model[@]}" --train.batch "$1" \
@@ -112,6 +156,14 @@ sed '/^\[links.network\]/,$d' "$machines/a100-sxm-80g.toml" > "$out/broken.toml"
 plan "${on[@]}" || fail 'a link that no message takes'
 refused 'links.network.gb_per_s is missing, which this layout needs' --ranks 16 "${on[@]:2}"
 broken x x
+rm -f "$out/step.svg"
+refused '--svg-ranks = 8: must be' "${on[@]}" --svg "$out/step.svg" --svg-ranks 0,8
+refused '--svg-ranks = x: must be' "${on[@]}" --svg "$out/step.svg" --svg-ranks x
+refused '--svg-ranks belongs to --svg' "${on[@]}" --svg-ranks 0
+refused '--svg-ranks belongs to --svg' --stages 2 --micro-batches 2 --svg "$out/step.svg" --svg-ranks 0
+refused '--svg draws a schedule' "${on[@]}" --svg "$out/step.svg" --search
+refused '--svg draws a schedule' --ranks 8 "${model[@]}" --svg "$out/step.svg"
+[ ! -e "$out/step.svg" ] || fail "a picture of a step that was refused"
 refused '--search needs --ranks and --machine' --search --stages 2 --micro-batches 2
 refused 'exclude each other' "${on[@]}" --measured "$out/some.csv"
 refused '--output belongs to --fit' "${on[@]}" --output "$out/new.toml"
