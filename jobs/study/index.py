@@ -34,6 +34,7 @@ class Index:
                            "steps": options.steps, "threads": options.threads, "gpus": options.gpus,
                            "ranks_per_node": per_node_of(options, launcher) if launcher != "local" else 0,
                            "launcher": launcher, "program": program, "train": options.train}
+        self.predictions = {}  # machine and points, see study/prediction.py; {}: none
         self.dataset = []  # flags of all points, see study/dataset.py
         self.shared_cores = ["--shared-cores"] if options.shared_cores else []
         self.points, self.left_out = make_points(options, launcher)
@@ -63,14 +64,18 @@ class Index:
                 for key, kind in (("name", str), ("layout", str), ("flags", list), ("batch", int), ("ranks", int)):
                     if not isinstance(point[key], kind):
                         raise ValueError("%s of %s" % (key, point["name"]))
+            predictions = dict(found.get("predictions", {}))
+            for each in predictions.get("points", []):
+                str(predictions["machine"]), each["layout"], int(each["ranks"])
+                float(each["tokens_per_second"]) if "reason" not in each else str(each["reason"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Refusal("%s: is damaged (%s: %s); restore it, or move %s away and begin the study again"
                           % (self.path, type(error).__name__, str(error).replace("\n", " "), self.folder))
-        return parameters, found["points"]
+        return parameters, found["points"], predictions
 
     def go_on(self):
         """Takes over the points of a study that was begun."""
-        parameters, points = self.read()
+        parameters, points, self.predictions = self.read()
         for key, value in self.parameters.items():
             if parameters.get(key) != value:
                 raise Refusal("%s: its study has %s = %s, this one %s; give another --output"
@@ -86,10 +91,15 @@ class Index:
                               % (self.folder, point["layout"]))
             old.clear()  # nothing of that layout has run
             old.update(point)
+            predicted = self.predictions.get("points", [])
+            predicted[:] = [each for each in predicted if each["layout"] != point["layout"]]
         self.points = points + [point for point in self.points if point["name"] not in known]
 
     def write(self):
-        text = json.dumps({"format": 2, "parameters": self.parameters, "points": self.points}, indent=1) + "\n"
+        content = {"format": 2, "parameters": self.parameters, "points": self.points}
+        if self.predictions:
+            content["predictions"] = self.predictions
+        text = json.dumps(content, indent=1) + "\n"
         with open(self.path + ".new", "w") as file:
             file.write(text)
             file.flush()

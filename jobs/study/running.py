@@ -74,18 +74,29 @@ def environment_of(index, point):
     return variables
 
 
-def impossible(index, point):
-    """The program's own line where a point cannot run, known before anything is started or submitted."""
-    per_node = index.parameters["ranks_per_node"] or point["ranks"]
+def ask_plan(index, point, arguments):
+    """`trireme plan` on the flags and the nodes of a point: exit code, output and errors."""
+    per_node = index.parameters["ranks_per_node"]
+    if not per_node and not point.get("extrapolated"):
+        per_node = point["ranks"]  # of this machine; more than are run are placed by the machine file
+    nodes = ["--ranks-per-node", str(min(per_node, point["ranks"]))] if per_node else []
     flags = train_flags(index, point)[1:]
     at = flags.index("--train.output")
-    code, _, errors = ask([index.parameters["program"], "plan", "--ranks", str(point["ranks"]), "--ranks-per-node",
-                         str(min(per_node, point["ranks"]))] + flags[:at] + flags[at + 2:])
-    for line in errors.splitlines():
-        # If the program cannot be started outside of an allocation, the points themselves will fail.
-        if code == 1 and line.startswith("trireme: error: ") and "launcher" not in line:
-            return line
-    return None
+    return ask([index.parameters["program"], "plan", "--ranks", str(point["ranks"])] + nodes + arguments
+               + flags[:at] + flags[at + 2:])
+
+
+def error_line(errors):
+    """The program's own line, None where there is none."""
+    return next((line for line in errors.splitlines() if line.startswith("trireme: error: ")), None)
+
+
+def impossible(index, point):
+    """The program's own line where a point cannot run, known before anything is started or submitted."""
+    code, _, errors = ask_plan(index, point, [])
+    line = error_line(errors)
+    # If the program cannot be started outside of an allocation, the points themselves will fail.
+    return line if code == 1 and line and "launcher" not in line else None
 
 
 # --- points that run here ---

@@ -88,12 +88,26 @@ json points_json(const std::vector<ScalingPoint>& all) {
 
 const char* name_of(ScalingKind kind) { return kind == ScalingKind::strong ? "strong" : "weak"; }
 
+json predictions_json(const Predictions& predicted) {
+  json points = json::array();
+  for (const Prediction& each : predicted.points) {
+    json entry{{"ranks", each.ranks},
+               {"tokens_per_second", each.tokens_per_second},
+               {"extrapolated", each.extrapolated}};
+    if (each.high > 0) entry.update({{"low", each.low}, {"high", each.high}});
+    points.push_back(std::move(entry));
+  }
+  return {{"machine", predicted.machine}, {"points", std::move(points)}};
+}
+
 json line_json(const ScalingLine& line) {
-  return {{"kind", name_of(line.kind)},
-          {"fingerprint", line.fingerprint},
-          {"label", line.label},
-          {"points", points_json(line.points)},
-          {"notes", line.notes}};
+  json result{{"kind", name_of(line.kind)},
+              {"fingerprint", line.fingerprint},
+              {"label", line.label},
+              {"points", points_json(line.points)},
+              {"notes", line.notes}};
+  if (!line.predicted.points.empty()) result["predicted"] = predictions_json(line.predicted);
+  return result;
 }
 
 json works_json(const Report& report) {

@@ -55,8 +55,18 @@ void add_runs(const Report& report, HtmlPage& page) {
 }
 
 void add_scaling(const Report& report, ScalingKind kind, HtmlPage& page) {
-  std::string html = html_row(
-      "th", {"line", "ranks", "layout", "runs", "tokens/s", "efficiency, %", "efficiency is of"});
+  const bool predicted = std::ranges::any_of(report.lines, [&](const ScalingLine& line) {
+    return line.kind == kind && !line.predicted.points.empty();
+  });
+  // `cells`, and with predictions three more.
+  const auto row = [&](const char* cell, std::vector<std::string> cells,
+                       const std::vector<std::string>& of_prediction) {
+    if (predicted) cells.insert(cells.end(), of_prediction.begin(), of_prediction.end());
+    return html_row(cell, cells);
+  };
+  std::string html = row(
+      "th", {"line", "ranks", "layout", "runs", "tokens/s", "efficiency, %", "efficiency is of"},
+      {"predicted, tokens/s", "measured differs", "band"});
   std::vector<std::string> notes;
   bool any = false;
   for (const ScalingLine& line : report.lines) {
@@ -64,11 +74,24 @@ void add_scaling(const Report& report, ScalingKind kind, HtmlPage& page) {
     any = true;
     for (const ScalingPoint& point : line.points) {
       const bool first = &point == &line.points.front();
-      html +=
-          html_row("td", {first ? line.label : "", std::to_string(point.ranks), point.name(),
-                          std::to_string(point.runs.size()), estimate_text(point.tokens_per_second),
-                          point.reference.empty() ? "100" : estimate_text(point.efficiency, 100),
-                          point.reference.empty() ? "itself" : point.reference});
+      html += row("td",
+                  {first ? line.label : "", std::to_string(point.ranks), point.name(),
+                   std::to_string(point.runs.size()), estimate_text(point.tokens_per_second),
+                   point.reference.empty() ? "100" : estimate_text(point.efficiency, 100),
+                   point.reference.empty() ? "itself" : point.reference},
+                  prediction_cells(line, point.ranks));
+    }
+    for (const Prediction& each : line.predicted.points) {
+      if (!each.extrapolated) continue;
+      html += row("td",
+                  {"", std::to_string(each.ranks), line.points.front().name(), "0", "-", "-", "-"},
+                  prediction_cells(line, each.ranks));
+    }
+    if (!line.predicted.points.empty()) {
+      notes.push_back(
+          fmt::format("{}: predicted by {}; band: predicted, times the least and the greatest of "
+                      "measured / predicted of this line",
+                      line.label, line.predicted.machine));
     }
     for (const std::string& note : line.notes) notes.push_back(line.label + ": " + note);
   }

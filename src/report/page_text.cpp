@@ -92,6 +92,18 @@ std::string efficiency_head(const ScalingLine& line) {
   return "efficiency, %";
 }
 
+/// A line for each number of ranks; "" without predictions.
+std::string predictions_text(const ScalingLine& line) {
+  if (line.predicted.points.empty()) return "";
+  std::string text = fmt::format("predicted by {}\nranks | tokens/s   | measured | band\n",
+                                 line.predicted.machine);
+  for (const Prediction& each : line.predicted.points) {
+    const std::vector<std::string> cells = prediction_cells(line, each.ranks);
+    text += fmt::format("{:>5} | {:<10} | {:<8} | {}\n", each.ranks, cells[0], cells[1], cells[2]);
+  }
+  return text;
+}
+
 std::string scaling_text(const Report& report) {
   std::string text;
   for (const ScalingLine& line : report.lines) {
@@ -106,6 +118,7 @@ std::string scaling_text(const Report& report) {
                           point.reference.empty() ? std::string("100 (the reference)")
                                                   : estimate_text(point.efficiency, 100));
     }
+    text += predictions_text(line);
     for (const std::string& note : line.notes) text += "note: " + note + "\n";
   }
   return text;
@@ -143,7 +156,22 @@ Report make_report(const std::vector<std::string>& paths, const ReadOptions& opt
     }
   }
   report.lines = scaling_lines(report.measured);
+  set_predictions(report.lines);
   return report;
+}
+
+std::vector<std::string> prediction_cells(const ScalingLine& line, int ranks) {
+  const Prediction* predicted = line.predicted.on(ranks);
+  if (predicted == nullptr) return {"-", "-", "-"};
+  std::string differs = "-";
+  for (const ScalingPoint& point : line.points) {
+    if (point.ranks != ranks) continue;
+    differs = fmt::format(
+        "{:+.1f} %", 100 * (point.tokens_per_second.median / predicted->tokens_per_second - 1));
+  }
+  return {
+      fmt::format("{:.6g}", predicted->tokens_per_second), differs,
+      predicted->high > 0 ? fmt::format("{:.6g} to {:.6g}", predicted->low, predicted->high) : "-"};
 }
 
 std::string estimate_text(const Estimate& estimate, double scale) {

@@ -23,6 +23,10 @@ std::string speed_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) 
     if (line.kind != kind) continue;
     const ScalingPoint &first = line.points.front(), &last = line.points.back();
     high = std::max(high, first.tokens_per_second.median / first.ranks * last.ranks);
+    for (const Prediction& each : line.predicted.points) {
+      low = std::min({low, each.tokens_per_second, each.high > 0 ? each.low : HUGE_VAL});
+      high = std::max({high, each.tokens_per_second, each.high});
+    }
     for (const ScalingPoint& point : line.points) {
       low = std::min(low, point.tokens_per_second.low);
       high = std::max(high, point.tokens_per_second.high);
@@ -63,11 +67,14 @@ std::string block(const std::string& name, const std::string& rows) {
 }
 
 /// Tics at `ranks` and nowhere else, on a scale that doubles.
-std::string rank_axis(const std::vector<ScalingLine>& lines, ScalingKind kind) {
+std::string rank_axis(const std::vector<ScalingLine>& lines, ScalingKind kind, bool predicted) {
   std::set<int> ranks;
   for (const ScalingLine& line : lines) {
     if (line.kind != kind) continue;
     for (const ScalingPoint& point : line.points) ranks.insert(point.ranks);
+    for (const Prediction& each : line.predicted.points) {
+      if (predicted) ranks.insert(each.ranks);
+    }
   }
   std::string tics;
   for (const int each : ranks) tics += fmt::format("{}{}", tics.empty() ? "" : ", ", each);
@@ -84,6 +91,31 @@ std::string rows_of(const ScalingLine& line, Estimate ScalingPoint::*value, doub
                         scale * own.low, scale * own.high);
   }
   return rows;
+}
+
+/// A line's predicted curve and its band, numbered as the line is.
+struct PredictedCurve {
+  std::string data, draws;
+};
+PredictedCurve predicted_curve(const ScalingLine& line, std::size_t number) {
+  if (line.predicted.points.empty()) return {};
+  const std::string name = fmt::format("predicted{}", number);
+  std::string rows;
+  for (const Prediction& each : line.predicted.points) {
+    rows += fmt::format("{} {:.9g} {:.9g} {:.9g}\n", each.ranks, each.tokens_per_second, each.low,
+                        each.high);
+  }
+  PredictedCurve curve{.data = block(name, rows)};
+  if (std::ranges::all_of(line.predicted.points, [](const auto& each) { return each.high > 0; })) {
+    curve.draws = fmt::format(
+        "${} using 1:3:4 with filledcurves fs transparent solid 0.15 noborder lc rgb '{}' "
+        "notitle, ",
+        name, color(number));
+  }
+  curve.draws += fmt::format(
+      "${} using 1:2 with linespoints dt 3 pt 6 ps 0.5 lw 1.4 lc rgb '{}' title {}, ", name,
+      color(number), gnuplot_text(line.label + ", predicted by " + line.predicted.machine));
+  return curve;
 }
 
 struct Bar {
@@ -151,14 +183,20 @@ Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
   Plot plot;
   const char* word = kind == ScalingKind::strong ? "Strong" : "Weak";
   plot.title = fmt::format("{} scaling: {}", word, efficiency ? "efficiency" : "speed");
-  std::string data, draws;
-  std::size_t count = 0;
+  std::string data, draws, predicted;
+  std::size_t count = 0, curves = 0;
   double ideal = 0;  // tokens/s of a rank
   for (const ScalingLine& line : lines) {
     if (line.kind != kind) continue;
     const std::string name = fmt::format("line{}", count);
     data += block(name, efficiency ? rows_of(line, &ScalingPoint::efficiency, 100)
                                    : rows_of(line, &ScalingPoint::tokens_per_second, 1));
+    if (const PredictedCurve curve = predicted_curve(line, count);
+        !efficiency && !curve.data.empty()) {
+      data += curve.data;
+      predicted += curve.draws;
+      ++curves;
+    }
     const ScalingPoint& first = line.points.front();
     ideal = std::max(ideal, first.tokens_per_second.median / first.ranks / first.efficiency.median);
     const bool study = first.name() != first.layout;
@@ -168,7 +206,7 @@ Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
                     gnuplot_text(line.label + (study ? "" : " [" + line.fingerprint + "]")));
     ++count;
   }
-  plot.script = data + rank_axis(lines, kind) + key_below;
+  plot.script = data + rank_axis(lines, kind, !efficiency) + key_below;
   if (efficiency) {
     plot.script +=
         "set ylabel 'efficiency, %'\nset yrange [0:*]\nset offsets graph 0, 0, 0.06, 0\n";
@@ -177,11 +215,15 @@ Plot plot_scaling(const std::vector<ScalingLine>& lines, ScalingKind kind, bool 
     plot.script += "set ylabel 'tokens/s'\n" + speed_axis(lines, kind);
     draws += fmt::format("{:.9g} * x with lines dt 2 lw 1 lc rgb '#888888' title 'ideal'", ideal);
   }
-  plot.script += "plot " + draws + "\n";
-  plot.height = 340 + key_line * static_cast<int>(count + 1);
+  plot.script += "plot " + predicted + draws + "\n";
+  plot.height = 340 + key_line * static_cast<int>(count + curves + 1);
   plot.caption =
       "Points: medians; bars: 95 % intervals where six values or more make one, else least and "
       "greatest (see the table).";
+  if (curves > 0) {
+    plot.caption +=
+        " Dotted: predicted; band: times the least and the greatest of measured / predicted.";
+  }
   return plot;
 }
 

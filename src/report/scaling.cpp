@@ -331,6 +331,11 @@ std::string ScalingPoint::name() const {
   return label.empty() ? layout : label;
 }
 
+const Prediction* Predictions::on(int ranks) const {
+  const auto found = std::ranges::find(points, ranks, &Prediction::ranks);
+  return found == points.end() ? nullptr : &*found;
+}
+
 std::vector<ScalingLine> scaling_lines(const std::vector<Measured>& runs) {
   std::vector<ScalingLine> lines;
   for (const auto& [work, same] : by_work(runs)) {

@@ -18,6 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using test::FakeRun;
+using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -74,6 +76,27 @@ class PageTest : public testing::Test {
     write_trace(two.write(scratch_ / "study/two") / "attempts/0001");
     (void)FakeRun{.cores_shared = "2 ranks on 1 core"}.write(scratch_ / "study/cut");
     return make_report({(scratch_ / "study").string()}, {});
+  }
+  /// Three layouts on two numbers of ranks, three times, as jobs/scaling-study leaves them.
+  json write_points() const {
+    json points = json::array();
+    for (int repeat = 1; repeat <= 3; ++repeat) {
+      for (const int ranks : {2, 4}) {
+        for (const char* layout : {"data", "zero1", "tensor2"}) {
+          const std::string name = fmt::format("strong-r{:05}-{}-{}", ranks, layout, repeat);
+          const bool tensor = std::string(layout) == "tensor2",
+                     zero = std::string(layout) == "zero1";
+          FakeRun fake{.tensor = tensor ? 2 : 1, .data = tensor ? ranks / 2 : ranks, .steps = 30};
+          fake.seconds = {(tensor ? 2.0 : 1.0) / ranks + 0.01 * repeat};
+          fake.change = [zero](json& run, json&) {
+            run["config"]["parallel"]["zero"] = zero ? 1 : 0;
+          };
+          (void)fake.write(scratch_ / "strong/runs" / name);
+          points.push_back({{"name", name}, {"layout", layout}});
+        }
+      }
+    }
+    return points;
   }
   /// Four steps of 10 ms on two ranks.
   static void write_trace(const fs::path& attempt) {
@@ -191,26 +214,10 @@ TEST_F(PageTest, HtmlIsSelfContained) {
   EXPECT_EQ(malformed("<!DOCTYPE html><a><b></a>"), "closes /a in b");
 }
 
-// Three layouts on two numbers of ranks, three times, as jobs/scaling-study leaves them.
 TEST_F(PageTest, AStudysPageIsShortAndHasItsNames) {
   if (!gnuplot_is_here()) GTEST_SKIP() << "without gnuplot";
-  json points = json::array();
-  for (int repeat = 1; repeat <= 3; ++repeat) {
-    for (const int ranks : {2, 4}) {
-      for (const char* layout : {"data", "zero1", "tensor2"}) {
-        const std::string name = fmt::format("strong-r{:05}-{}-{}", ranks, layout, repeat);
-        const bool tensor = std::string(layout) == "tensor2", zero = std::string(layout) == "zero1";
-        FakeRun fake{.tensor = tensor ? 2 : 1, .data = tensor ? ranks / 2 : ranks, .steps = 30};
-        fake.seconds = {(tensor ? 2.0 : 1.0) / ranks + 0.01 * repeat};
-        fake.change = [zero](json& run, json&) {
-          run["config"]["parallel"]["zero"] = zero ? 1 : 0;
-        };
-        (void)fake.write(scratch_ / "strong/runs" / name);
-        points.push_back({{"name", name}, {"layout", layout}});
-      }
-    }
-  }
-  trireme::test::write_text(scratch_ / "strong/index.json", json{{"points", points}}.dump());
+  trireme::test::write_text(scratch_ / "strong/index.json",
+                            json{{"points", write_points()}}.dump());
   const Report report = make_report({(scratch_ / "strong/runs").string()}, {});
   ASSERT_EQ(report.measured.size(), 18U);
   const std::string page = report_html(report);
@@ -232,6 +239,83 @@ TEST_F(PageTest, AStudysPageIsShortAndHasItsNames) {
   EXPECT_THAT(page, HasSubstr("batch 8; zero1"));
   const std::string key = fingerprint(*report.measured.front().run);
   EXPECT_GT(page.find(key), page.find("<details>")) << "hashes are in the details alone";
+}
+
+// Predictions of one layout of three, on a number of ranks that was not run too.
+TEST_F(PageTest, AStudyShowsItsPredictions) {
+  const auto point = [](int ranks, double speed, bool extrapolated) {
+    return json{{"layout", "data"},   {"ranks", ranks},    {"tokens_per_second", speed},
+                {"low", 0.5 * speed}, {"high", 2 * speed}, {"extrapolated", extrapolated}};
+  };
+  json index{{"points", write_points()},
+             {"predictions",
+              {{"machine", "some.toml"},
+               {"points",
+                {point(8, 4000, true),
+                 point(2, 1000, false),
+                 point(4, 2000, false),
+                 {{"layout", "zero1"}, {"ranks", 2}, {"reason", "refused"}}}}}}};
+  const auto made = [&] {
+    trireme::test::write_text(scratch_ / "strong/index.json", index.dump());
+    return make_report({(scratch_ / "strong/runs").string()}, {});
+  };
+  const Report report = made();
+  const ScalingLine& data = report.lines.front();
+  ASSERT_EQ(data.label, "batch 8; data");
+  ASSERT_EQ(data.predicted.points.size(), 3U);
+  EXPECT_EQ(data.predicted.points.back().ranks, 8);
+  EXPECT_TRUE(data.predicted.points.back().extrapolated);
+  for (std::size_t i = 1; i < report.lines.size(); ++i) {
+    EXPECT_TRUE(report.lines[i].predicted.points.empty()) << report.lines[i].label;
+  }
+  // Nor has a line whose layout changes.
+  std::vector<ScalingLine> mixed{data};
+  mixed[0].predicted = {};
+  mixed[0].points.back().runs = report.lines[1].points.back().runs;
+  set_predictions(mixed);
+  EXPECT_TRUE(mixed[0].predicted.points.empty());
+  // 8 sequences of 64 tokens in half a second and 0.02 s, the median of three.
+  EXPECT_THAT(prediction_cells(data, 2), ElementsAre("1000", "-1.5 %", "500 to 2000"));
+  EXPECT_THAT(prediction_cells(data, 8), ElementsAre("4000", "-", "2000 to 8000"));
+  EXPECT_THAT(prediction_cells(data, 3), ElementsAre("-", "-", "-"));
+
+  // The band, the predicted curve, and the measured points over it.
+  const Plot speed = plot_scaling(report.lines, ScalingKind::strong, false);
+  EXPECT_THAT(speed.script, HasSubstr("$predicted0 << EOD\n2 1000 500 2000\n4 2000 1000 4000\n8 "
+                                      "4000 2000 8000\nEOD"));
+  EXPECT_THAT(speed.script, HasSubstr("set xtics (2, 4, 8)"));
+  const std::size_t band = speed.script.find("$predicted0 using 1:3:4 with filledcurves");
+  const std::size_t curve = speed.script.find("$predicted0 using 1:2 with linespoints");
+  ASSERT_NE(band, std::string::npos);
+  EXPECT_LT(band, curve);
+  EXPECT_LT(curve, speed.script.find("$line0 using"));
+  EXPECT_THAT(speed.script, HasSubstr("title 'batch 8; data, predicted by some.toml'"));
+  const Plot efficiency = plot_scaling(report.lines, ScalingKind::strong, true);
+  EXPECT_THAT(efficiency.script, Not(HasSubstr("predicted")));
+  EXPECT_THAT(efficiency.script, HasSubstr("set xtics (2, 4)"));
+
+  const json line = report_json(report).at("scaling").at(0).at("predicted");
+  EXPECT_EQ(line.at("machine"), "some.toml");
+  EXPECT_EQ(line.at("points").at(2), json({{"ranks", 8},
+                                           {"tokens_per_second", 4000.0},
+                                           {"low", 2000.0},
+                                           {"high", 8000.0},
+                                           {"extrapolated", true}}));
+  EXPECT_THAT(report_text(report), HasSubstr("\n    8 | 4000       | -        | 2000 to 8000\n"));
+  if (gnuplot_is_here()) {
+    const std::string page = report_html(report);
+    EXPECT_EQ(malformed(page), "");
+    EXPECT_LT(page.size(), 300'000U);
+    EXPECT_THAT(page, HasSubstr("<td class=\"n\">4000</td>"));
+  }
+
+  // Without bands none is drawn; damaged predictions are none.
+  for (json& each : index["predictions"]["points"]) each.erase("low"), each.erase("high");
+  const Report bare = made();
+  EXPECT_THAT(plot_scaling(bare.lines, ScalingKind::strong, false).script,
+              AllOf(HasSubstr("$predicted0 using 1:2"), Not(HasSubstr("filledcurves"))));
+  index["predictions"]["points"][0]["tokens_per_second"] = "many";
+  EXPECT_TRUE(made().lines.front().predicted.points.empty());
 }
 
 TEST(Plots, AnInfiniteSpeedDoesNotBreakTheScale) {

@@ -27,6 +27,8 @@ struct Report {
 
 /// Sets the labels of runs that are points of a scaling study, from its index.json.
 void set_labels(std::vector<Run>& runs);
+/// Sets the predictions of lines that are layouts of a scaling study, from its index.json.
+void set_predictions(std::vector<ScalingLine>& lines);
 
 /// Reads the runs below `paths` and works everything out. Throws Error for a path without a run.
 Report make_report(const std::vector<std::string>& paths, const ReadOptions& options);
@@ -70,6 +72,10 @@ std::vector<std::string> draw(const std::vector<Plot>& plots);
 /// "1.234 [1.200, 1.260] n 45", "1.234 (1.2 to 1.3) n 3": an interval of the median, or the least
 /// and the greatest of too few values.
 std::string estimate_text(const Estimate& estimate, double scale = 1);
+
+/// A line's prediction on so many ranks: tokens/s, by how much the measured speed differs from it,
+/// and its band; "-" where there is none.
+std::vector<std::string> prediction_cells(const ScalingLine& line, int ranks);
 
 /// Warm-up, medians, intervals: the paragraph of every form that explains its figures.
 std::string method_text(const Report& report);

@@ -59,12 +59,26 @@ struct ScalingPoint {
   /// The study's name of its layout, else the degrees.
   std::string name() const;
 };
+/// The speed that `trireme plan --machine` gives a layout.
+struct Prediction {
+  int ranks = 0;
+  double tokens_per_second = 0;
+  double low = 0, high = 0;   // band, as the study has it; 0: none
+  bool extrapolated = false;  // on ranks that are not run
+};
+struct Predictions {
+  std::string machine;             // the file
+  std::vector<Prediction> points;  // by ranks
+  /// None where there is none on so many ranks.
+  const Prediction* on(int ranks) const;
+};
 struct ScalingLine {
   ScalingKind kind = ScalingKind::strong;
   std::string fingerprint;
   std::string label;                 // what grows, what is held
   std::vector<ScalingPoint> points;  // by ranks, two at least
   std::vector<std::string> notes;    // in what its runs differ
+  Predictions predicted{};           // of a study's layout, see set_predictions
 };
 
 /// Lines of runs of equal essentials and equal batch (weak: equal batch per rank), in which one
