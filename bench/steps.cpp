@@ -24,7 +24,6 @@
 #include "trireme/plan/timed_ops.hpp"
 #include "trireme/train/setup.hpp"
 
-
 namespace trireme::bench {
 namespace {
 

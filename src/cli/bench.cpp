@@ -121,7 +121,8 @@ void add_bench(CLI::App& app, Command& command) {
   }
   bench->callback([bench] {
     if (!bench->get_subcommands().empty()) return;
-    throw UsageError("bench: name a part: gemm, copy, attention, collectives, pipeline, io, machine or step");
+    throw UsageError(
+        "bench: name a part: gemm, copy, attention, collectives, pipeline, io, machine or step");
   });
 }
 

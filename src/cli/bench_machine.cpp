@@ -33,7 +33,7 @@ struct Trial {
 
 std::vector<Trial> trials_on(bool host) {
   if (host) {
-    return {{256, 256, 1}, {256, 256, 8},         {512, 128, 1},  {512, 512, 4},
+    return {{256, 256, 1}, {256, 256, 8},       {512, 128, 1}, {512, 512, 4},
             {1024, 64, 1}, {512, 256, 2, true}, {1024, 512, 2}};
   }
   return {{1024, 1024, 1}, {1024, 1024, 16},      {2048, 2048, 1}, {2048, 2048, 4},
@@ -91,7 +91,8 @@ std::string percent(double part) { return fmt::format("{:.1f}", 100 * part); }
 class Table {
  public:
   explicit Table(bench::Sheet& sheet) : sheet_(sheet) {
-    sheet_.columns({{"measured", "", 24}, {"number", "", 7}, {"spread", "%", 7}, {"error", "%", 7}});
+    sheet_.columns(
+        {{"measured", "", 24}, {"number", "", 7}, {"spread", "%", 7}, {"error", "%", 7}});
   }
   void add(const plan::Machine& machine, const std::vector<plan::MeasuredWork>& all) {
     std::map<std::string, std::vector<plan::MeasuredWork>> groups;
@@ -122,13 +123,13 @@ class Table {
     double spread = 0;
     for (const plan::MeasuredOperation& each : all) {
       spread += each.spread / static_cast<double>(all.size());
-      sheet_.add({.name = fmt::format("{}/{}/{}", name, comm::name_of(each.operation.kind),
-                                      each.operation.bytes),
-                  .iterations = 1,
-                  .times = {each.seconds, each.seconds, each.seconds, each.seconds},
-                  .counters = {{"spread", each.spread},
-                               {"fitted_us",
-                                1e6 * machine.seconds(each.operation, each.placement)}}});
+      sheet_.add(
+          {.name = fmt::format("{}/{}/{}", name, comm::name_of(each.operation.kind),
+                               each.operation.bytes),
+           .iterations = 1,
+           .times = {each.seconds, each.seconds, each.seconds, each.seconds},
+           .counters = {{"spread", each.spread},
+                        {"fitted_us", 1e6 * machine.seconds(each.operation, each.placement)}}});
     }
     sheet_.row({name, std::to_string(all.size()), percent(spread),
                 percent(plan::mean_error(machine, all))});
@@ -241,21 +242,22 @@ void add_bench_machine(CLI::App& bench, Command& command) {
         plan::Machine machine;
         machine.ranks_per_node = ranks;
         machine.device.type = place.device().is_host() ? "cpu" : "gpu";
-        const double bytes =
-            place.device().is_host()
-                ? static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
-                      static_cast<double>(::sysconf(_SC_PAGESIZE))
-                : static_cast<double>(place.computes.free_bytes().value_or(0));
+        const double bytes = place.device().is_host()
+                                 ? static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
+                                       static_cast<double>(::sysconf(_SC_PAGESIZE))
+                                 : static_cast<double>(place.computes.free_bytes().value_or(0));
         machine.device.memory_gib = std::max(0.001, rounded(bytes / (1 << 30)));
         machine.links.collectives = place.device().is_host() ? "direct" : "ring";
         Table table(sheet);
         measure_work(place, types, rounds, machine, table);
         measure_links(place, resolved.config, machine, table);
         machine.name = place.device().name();
-        machine.source = fmt::format(
-            "trireme bench machine on {} of {}, {} each{}", counted(nodes, "node"),
-            counted(ranks, "rank"), counted(place.threads, "thread"),
-            ranks == 1 ? "; links.node is not measured" : nodes == 1 ? "; links.network is not measured" : "");
+        machine.source =
+            fmt::format("trireme bench machine on {} of {}, {} each{}", counted(nodes, "node"),
+                        counted(ranks, "rank"), counted(place.threads, "thread"),
+                        ranks == 1   ? "; links.node is not measured"
+                        : nodes == 1 ? "; links.network is not measured"
+                                     : "");
         sheet.note("source", machine.source);
         comm::agree(place.world, [&] {
           if (session.rank() > 0) return;

@@ -50,12 +50,12 @@ train::LayoutSearch search(const train::RunConfig& config, const train::LayoutFa
   if (!found.fitting.empty()) return found;
   throw ConfigError(
       "--ranks", std::to_string(facts.world),
-      fmt::format(
-          "no layout fits into {:.1f} GiB a rank; the nearest is tensor {} × pipeline {}, "
-          "micro-batch {}, recomputation {}, {:.1f} GiB too large",
-          gibibytes(memory), found.nearest.config.parallel.tensor,
-          found.nearest.config.parallel.pipeline, found.nearest.config.train.micro_batch,
-          found.nearest.config.parallel.recompute, gibibytes(found.nearest.memory - memory)),
+      fmt::format("no layout fits into {:.1f} GiB a rank; the nearest is tensor {} × pipeline {}, "
+                  "micro-batch {}, recomputation {}, {:.1f} GiB too large",
+                  gibibytes(memory), found.nearest.config.parallel.tensor,
+                  found.nearest.config.parallel.pipeline, found.nearest.config.train.micro_batch,
+                  found.nearest.config.parallel.recompute,
+                  gibibytes(found.nearest.memory - memory)),
       "use more ranks, or a smaller model");
 }
 
@@ -145,9 +145,9 @@ static nlohmann::ordered_json chosen_layout(ResolvedConfig& resolved, train::Lay
 
 void choose_layout(ResolvedConfig& resolved, comm::Session& session, int ranks) {
   // Those of a job that is not there are placed as the machine's.
-  const train::LayoutFacts facts = ranks > 0 ? train::LayoutFacts{.world = ranks}
-                                             : train::LayoutFacts{.world = session.size(),
-                                                                  .node_of = session.nodes()};
+  const train::LayoutFacts facts =
+      ranks > 0 ? train::LayoutFacts{.world = ranks}
+                : train::LayoutFacts{.world = session.size(), .node_of = session.nodes()};
   const int ranks_per_node = ranks > 0 ? 0 : session.node_size();
   device::MemoryLedger ledger;
   const auto world = comm::make_mpi_communicator(session.world(), ledger);

@@ -78,8 +78,8 @@ parallel::ReplicaOptions one_rank_options(bool host, DType compute, std::int64_t
 }
 
 std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::ReplicaOptions options,
-                                  comm::Grid& grid, device::Device& device, int warm_up,
-                                  int steps, double most_seconds, bool documents) {
+                                  comm::Grid& grid, device::Device& device, int warm_up, int steps,
+                                  double most_seconds, bool documents) {
   device::MemoryLedger ledger(device);
   Recorder recorder;
   TimedOps* timed = nullptr;
@@ -87,10 +87,9 @@ std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::Rep
   options.watchdog = nullptr;
   options.make_ops = [&, make = options.make_ops](device::MemoryLedger& memory, int threads,
                                                   bool reproducible) {
-    auto own = std::make_unique<TimedOps>(
-        make ? make(memory, threads, reproducible)
-             : ops::make_cpu_ops(threads, &memory, reproducible),
-        device);
+    auto own = std::make_unique<TimedOps>(make ? make(memory, threads, reproducible)
+                                               : ops::make_cpu_ops(threads, &memory, reproducible),
+                                          device);
     timed = own.get();
     return own;
   };
@@ -179,11 +178,11 @@ std::vector<MeasuredOperation> measure_collectives(comm::Grid& grid, comm::Group
         if (round >= warm_up) seconds.push_back(seconds_since(begin));
       }
       seconds = gathered(grid.world(), seconds);
-      all.push_back({.operation = {.kind = operation,
-                                   .bytes = static_cast<std::int64_t>(whole.bytes())},
-                     .placement = placement,
-                     .seconds = report::quantile(seconds, 0.5),
-                     .spread = spread_of(seconds)});
+      all.push_back(
+          {.operation = {.kind = operation, .bytes = static_cast<std::int64_t>(whole.bytes())},
+           .placement = placement,
+           .seconds = report::quantile(seconds, 0.5),
+           .spread = spread_of(seconds)});
     }
   }
   return all;
@@ -202,8 +201,7 @@ double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, ops::Ops& ops,
       message(ledger, device::Use::communication, static_cast<std::size_t>(sent));
   const Tensor all = memory.view(DType::f32, {3 * n, n});
   fill_with_noise(ops, device, ledger, all);
-  const Tensor data =
-      message.view(DType::f32, {sent / static_cast<std::int64_t>(sizeof(float))});
+  const Tensor data = message.view(DType::f32, {sent / static_cast<std::int64_t>(sizeof(float))});
   const auto compute = [&] {
     const auto begin = Clock::now();
     for (int i = 0; i < 4; ++i) {
@@ -273,8 +271,7 @@ std::vector<double> residuals(const Machine& machine, const std::vector<Measured
     if constexpr (std::is_same_v<Measured, MeasuredWork>) {
       result.push_back(std::log(machine.seconds(each.work) / each.seconds));
     } else {
-      result.push_back(
-          std::log(machine.seconds(each.operation, each.placement) / each.seconds));
+      result.push_back(std::log(machine.seconds(each.operation, each.placement) / each.seconds));
     }
   }
   return result;

@@ -63,14 +63,15 @@ double measure_copy(device::Device& device) {
     const int copies = device.is_host() ? 1 : 10;
     for (int i = 0; i < copies; ++i) device.copy(to.data(), from.data(), bytes);
     device.synchronize();
-    best = std::max(best, 2.0 * copies * static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - begin).count());
+    best = std::max(best, 2.0 * copies * static_cast<double>(bytes) /
+                              std::chrono::duration<double>(Clock::now() - begin).count());
   }
   return best;
 }
 
 double measure_product(ops::Ops& ops, device::Device& device, DType type, const ProductShape& shape,
                        double least_seconds) {
-    // Measuring memory is given back at once and not the run's.
+  // Measuring memory is given back at once and not the run's.
   device::MemoryLedger ledger(device);
   const auto make = [&](std::int64_t elements) {
     return device::Buffer(ledger, device::Use::workspace,

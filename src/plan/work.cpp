@@ -7,7 +7,7 @@ namespace trireme::plan {
 namespace {
 
 void describe_attention(Work& work, const Tensor& q, const Tensor& k,
-                               const ops::AttentionMask& mask) {
+                        const ops::AttentionMask& mask) {
   work.type = q.type();
   work.m = q.extent(1);
   work.n = k.extent(1);
@@ -36,8 +36,8 @@ void describe(Work& work, const Tensor& /*out*/, const Tensor& /*lse*/, const Te
   describe_attention(work, q, k, mask);
   work.kind = Work::Kind::attention;
 }
-void describe(Work& work, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-              const Tensor&, const Tensor&, const Tensor& q, const Tensor& k, const Tensor&,
+void describe(Work& work, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+              const Tensor&, const Tensor& q, const Tensor& k, const Tensor&,
               const ops::AttentionMask& mask, float, const ops::Dropout&, const Tensor&,
               const ops::HeadSlice&) {
   describe_attention(work, q, k, mask);
@@ -48,8 +48,7 @@ void describe(Work& work, const Tensor& y, const Tensor& ids, const Tensor&, con
               ops::Lookup) {
   work.bytes = 2 * bytes_of(y) + bytes_of(ids);
 }
-void describe(Work& work, const Tensor&, const Tensor& ids, const Tensor& dy,
-              const ops::RowTile&) {
+void describe(Work& work, const Tensor&, const Tensor& ids, const Tensor& dy, const ops::RowTile&) {
   work.bytes = 3 * bytes_of(dy) + bytes_of(ids);
 }
 void describe(Work& work, const Tensor& parameters, const Tensor& moment1, const Tensor& moment2,
@@ -58,13 +57,12 @@ void describe(Work& work, const Tensor& parameters, const Tensor& moment1, const
   work.bytes = 2 * (bytes_of(parameters) + bytes_of(moment1) + bytes_of(moment2)) +
                bytes_of(gradients) + bytes_of(copy.values);
 }
-void describe(Work& work, const Tensor& parameters, const Tensor& momentum,
-              const Tensor& gradients, float, float, float, float, const ops::RoundedCopy& copy) {
+void describe(Work& work, const Tensor& parameters, const Tensor& momentum, const Tensor& gradients,
+              float, float, float, float, const ops::RoundedCopy& copy) {
   work.kind = Work::Kind::update;
-  work.bytes = 2 * (bytes_of(parameters) + bytes_of(momentum)) + bytes_of(gradients) +
-               bytes_of(copy.values);
+  work.bytes =
+      2 * (bytes_of(parameters) + bytes_of(momentum)) + bytes_of(gradients) + bytes_of(copy.values);
 }
-
 
 }  // namespace detail
 

@@ -46,8 +46,8 @@ plan::Placement placement_of(comm::Grid& grid, comm::GroupKind kind, const comm:
   std::set<int> nodes;
   for (const int rank : members) nodes.insert(session.nodes()[static_cast<std::size_t>(rank)]);
   plan::Placement own{.ranks = static_cast<int>(members.size())};
-  own.nodes = static_cast<int>(grid.world().all_reduce(static_cast<std::int64_t>(nodes.size()),
-                                                       comm::Reduction::max));
+  own.nodes = static_cast<int>(
+      grid.world().all_reduce(static_cast<std::int64_t>(nodes.size()), comm::Reduction::max));
   // Groups with ranks on a node, where each has as many on it.
   own.sharing = std::max(1, session.node_size() * own.nodes / own.ranks);
   return own;
@@ -67,8 +67,8 @@ void measure_links(const Job& job, const parallel::ReplicaOptions& options, comm
     const plan::Placement placement = placement_of(grid, kind, job.session);
     plan::Machine::Link& link = placement.nodes > 1 ? machine.network : machine.node;
     if (placement.ranks == 1 || link.gb_per_s > 0) continue;
-    machine = plan::fit_links(
-        machine, plan::measure_collectives(grid, kind, placement, device, largest));
+    machine =
+        plan::fit_links(machine, plan::measure_collectives(grid, kind, placement, device, largest));
     machine.links.slowdown =
         std::max(machine.links.slowdown, plan::measure_slowdown(grid, kind, *ops, device));
     if (device.is_host()) continue;

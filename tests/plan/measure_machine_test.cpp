@@ -1,5 +1,7 @@
 // Constants that are fitted to measurements made with known ones; and the steps that are timed,
 // beside their traces.
+#include "trireme/plan/measure_machine.hpp"
+
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -7,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "trireme/comm/communicator.hpp"
-#include "trireme/plan/measure_machine.hpp"
 #include "trireme/plan/waiting_ops.hpp"
 
 #include "machines.hpp"
@@ -48,8 +49,8 @@ std::vector<MeasuredWork> works_on(const Machine& machine) {
 TEST(MeasuredMachine, HasTheConstantsThatItsWorksHave) {
   Machine truth = cpu_machine();
   truth.device.operation_us = 20;
-  truth.products = {.fp32_tflops = 0.1, .efficiency = 0.8, .rows_half = 30, .columns_half = 9,
-                    .depth_half = 15};
+  truth.products = {
+      .fp32_tflops = 0.1, .efficiency = 0.8, .rows_half = 30, .columns_half = 9, .depth_half = 15};
   truth.attention = {.forward_efficiency = 0.3, .backward_efficiency = 0.25};
   truth.memory = {.gb_per_s = 20, .efficiency = 0.5, .update_efficiency = 0.6};
   const std::vector<MeasuredWork> works = works_on(truth);

@@ -74,8 +74,8 @@ struct Machine {
     void declare(config::Fields& fields);
   } links;
 
-  /// Seconds of works that were measured one by one, by Work::key: they precede the formulas. Not in
-  /// the file.
+  /// Seconds of works that were measured one by one, by Work::key: they precede the formulas. Not
+  /// in the file.
   std::map<decltype(Work().key()), double> measured;
 
   void declare(config::Fields& fields);

@@ -30,9 +30,8 @@ struct TimedStep {
 /// but one at least, where that takes longer than `most_seconds`.
 /// Its memory is in no other ledger, and given back. Collective over the grid. `model` serves no
 /// other replica.
-std::vector<TimedStep> time_steps(const model::Transformer& model,
-                                  parallel::ReplicaOptions options, comm::Grid& grid,
-                                  device::Device& device, int warm_up, int steps,
+std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::ReplicaOptions options,
+                                  comm::Grid& grid, device::Device& device, int warm_up, int steps,
                                   double most_seconds, bool documents = false);
 
 /// Of all calls of equal work on all ranks: the median, and half of the range of the middle 80 % as
