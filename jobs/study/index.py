@@ -37,6 +37,7 @@ class Index:
         self.predictions = {}  # machine and points, see study/prediction.py; {}: none
         self.dataset = []  # flags of all points, see study/dataset.py
         self.shared_cores = ["--shared-cores"] if options.shared_cores else []
+        self.benchmark = ["--benchmark", options.benchmark] if options.benchmark else []
         self.points, self.left_out = make_points(options, launcher)
         self.reports = None
 

@@ -80,7 +80,9 @@ def batch_of(options, ranks):
 def make_points(options, launcher):
     """All points of the study in the order in which they are to run: each repeat is a round of all points, shuffled
     differently, so that a machine that grows slower, or slows down for a while, does so for all of them alike."""
-    files = None if options.layouts == "auto" else read_layouts(options.layouts)
+    files = options.layouts  # of a benchmark case the one layout itself
+    if isinstance(files, str):
+        files = None if files == "auto" else read_layouts(files)
     left_out, points = [], []
     for repeat in range(1, options.repeats + 1):
         rounds = []

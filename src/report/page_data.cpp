@@ -11,15 +11,6 @@ namespace {
 
 using nlohmann::json;
 
-json estimate_json(const Estimate& estimate) {
-  if (estimate.n == 0) return nullptr;
-  json result{{"n", estimate.n}, {"median", estimate.median}};
-  const bool interval = estimate.is_interval();
-  result[interval ? "interval_low" : "least"] = estimate.low;
-  result[interval ? "interval_high" : "greatest"] = estimate.high;
-  return result;
-}
-
 json facts_json(const Run& run) {
   const RunFacts& facts = run.facts;
   return {{"ranks", facts.ranks},
@@ -138,6 +129,15 @@ std::string cells(const Estimate& estimate) {
 
 }  // namespace
 
+json estimate_json(const Estimate& estimate) {
+  if (estimate.n == 0) return nullptr;
+  json result{{"n", estimate.n}, {"median", estimate.median}};
+  const bool interval = estimate.is_interval();
+  result[interval ? "interval_low" : "least"] = estimate.low;
+  result[interval ? "interval_high" : "greatest"] = estimate.high;
+  return result;
+}
+
 std::string report_csv(const Report& report) {
   std::string text =
       "run,valid,reason,fingerprint,ranks,tensor,pipeline,data,nodes,threads_per_rank,batch,"
@@ -209,7 +209,7 @@ json report_json(const Report& report) {
           {"works", works_json(report)}};
 }
 
-json benchmark_json(const Report& report) {
+json google_benchmark_json(const Report& report) {
   json benchmarks = json::array();
   json context = json::object();
   std::size_t next = 0;

@@ -26,15 +26,6 @@ std::vector<std::string> sections_of(const std::string& method) {
   throw Error("data_parallel.method = {}: is none of ours; restore the record", method);
 }
 
-Estimate over_repeats(const std::vector<const Measured*>& repeats) {
-  if (repeats.size() == 1) return repeats.front()->figures.tokens_per_second;
-  std::vector<double> medians;
-  for (const Measured* each : repeats) {
-    medians.push_back(each->figures.tokens_per_second.median);
-  }
-  return estimate(std::move(medians));
-}
-
 Estimate efficiency_of(const ScalingPoint& point, const ScalingPoint& first) {
   const Estimate &own = point.tokens_per_second, &base = first.tokens_per_second;
   const double ranks = static_cast<double>(first.ranks) / point.ranks;
@@ -64,7 +55,7 @@ std::vector<ScalingPoint> configurations(const Runs& runs) {
                        .layout = facts.layout(),
                        .micro_batch = facts.micro_batch,
                        .nodes = facts.nodes,
-                       .tokens_per_second = over_repeats(same)};
+                       .tokens_per_second = over_repeats(same, &Figures::tokens_per_second)};
     for (const Measured* each : same) point.runs.push_back(each->run);
     points.push_back(std::move(point));
   }
@@ -320,6 +311,13 @@ std::vector<std::string> differences(const Run& a, const Run& b) {
   }
   std::sort(keys.begin(), keys.end());
   return keys;
+}
+
+Estimate over_repeats(const std::vector<const Measured*>& repeats, Estimate Figures::*figure) {
+  if (repeats.size() == 1) return repeats.front()->figures.*figure;
+  std::vector<double> medians;
+  for (const Measured* each : repeats) medians.push_back((each->figures.*figure).median);
+  return estimate(std::move(medians));
 }
 
 std::string ScalingPoint::name() const {

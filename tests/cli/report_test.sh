@@ -37,7 +37,7 @@ cp -r study/one study/cut
 rm study/cut/attempts/0001/summary.json
 
 # Ranks may share cores on the test machine.
-report study --shared-cores --csv r.csv --json r.json --benchmark b.json
+report study --shared-cores --csv r.csv --json r.json --google-benchmark b.json
 [ "$code" -eq 0 ] && [ ! -s err ] || fail "report: exit code $code"
 has '^study/one .* 1   1   1 \|'
 has '^study/cut .* \(incomplete\)$'

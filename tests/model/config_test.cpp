@@ -74,5 +74,17 @@ TEST(Flops, FollowTheDefinition) {
   EXPECT_DOUBLE_EQ(Transformer(config).flops_per_token(), 6 * (2 * block + 80) + 6.0 * 2 * 8 * 4);
 }
 
+// jobs/benchmarks/gpt-175b-v1.toml: 72·L·C² + 6·V·C + 6·L·C·T.
+TEST(Flops, OfGpt175B) {
+  ModelConfig config;
+  config.layers = 96;
+  config.width = 12288;
+  config.heads = 96;
+  config.vocabulary = 51200;
+  config.sequence = 2048;
+  config.resolve();
+  EXPECT_EQ(Transformer(config).flops_per_token(), 1061947441152.0);
+}
+
 }  // namespace
 }  // namespace trireme::model

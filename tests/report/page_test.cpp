@@ -177,7 +177,7 @@ TEST_F(PageTest, JsonGivesNoFigureOfAnInvalidRun) {
   const json two = all["runs"][2];
   EXPECT_EQ(two["communication"]["data"]["mean_bytes_per_step"], 2e6);
   EXPECT_EQ(two["communication"]["data"]["mean_least_bytes_per_step"], 1.9e6);
-  const json benchmarks = benchmark_json(report).at("benchmarks");
+  const json benchmarks = google_benchmark_json(report).at("benchmarks");
   ASSERT_EQ(benchmarks.size(), 3U);
   EXPECT_EQ(benchmarks[0]["error_occurred"], true);
   EXPECT_EQ(benchmarks[2]["real_time"], 550);

@@ -91,7 +91,7 @@ class SealedRun : public testing::Test {
   std::string everything() const {
     const Report report = make_report({folder_.string()}, {});
     return report_text(report) + report_csv(report) + json_text(report_json(report)) +
-           json_text(benchmark_json(report));
+           json_text(google_benchmark_json(report));
   }
   std::vector<std::string> faults() const { return read_run(folder_).faults; }
 

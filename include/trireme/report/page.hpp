@@ -73,6 +73,9 @@ std::vector<std::string> draw(const std::vector<Plot>& plots);
 /// and the greatest of too few values.
 std::string estimate_text(const Estimate& estimate, double scale = 1);
 
+/// The same for JSON; null where n is 0.
+nlohmann::json estimate_json(const Estimate& estimate);
+
 /// A line's prediction on so many ranks: tokens/s, by how much the measured speed differs from it,
 /// and its band; "-" where there is none.
 std::vector<std::string> prediction_cells(const ScalingLine& line, int ranks);
@@ -89,7 +92,7 @@ std::string report_csv(const Report& report);
 nlohmann::json report_json(const Report& report);
 /// Google Benchmark's JSON: "context" and "benchmarks", one per valid run, with repetitions as
 /// iterations and the median as its time; INVALID runs with "error_occurred".
-nlohmann::json benchmark_json(const Report& report);
+nlohmann::json google_benchmark_json(const Report& report);
 /// What differs between the valid and incomplete runs of a report, which are two at least:
 /// settings, versions and machine; then speed, memory and loss, with intervals. Throws Error for
 /// fewer runs.

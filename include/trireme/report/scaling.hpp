@@ -36,6 +36,10 @@ std::vector<std::string> differences(const Run& a, const Run& b);
 /// Every value that is no object under its whole key, "train.batch".
 std::map<std::string, nlohmann::json> flattened(const nlohmann::json& value);
 
+/// Of a figure, over the medians of `repeats`, of which there is one at least; of one run, over its
+/// steps.
+Estimate over_repeats(const std::vector<const Measured*>& repeats, Estimate Figures::*figure);
+
 enum class ScalingKind : std::uint8_t {
   strong,  // the same global batch
   weak     // the same batch per rank
@@ -48,8 +52,7 @@ struct ScalingPoint {
   std::int64_t micro_batch = 0;
   int nodes = 1;
   std::vector<const Run*> runs;  // repeats, on as many nodes
-  /// Over the medians of repeats; of one run, over its steps.
-  Estimate tokens_per_second;
+  Estimate tokens_per_second;    // see over_repeats
   /// Speed per rank over that of the reference: of all runs of the same work, in whatever layout,
   /// the fastest point on the fewest ranks. Its interval is the quotient of the ends of both, which
   /// holds the quotient of the medians wherever both hold theirs: of two 95 % intervals, with at
