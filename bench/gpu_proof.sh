@@ -6,7 +6,8 @@
 # without parts of the GPU libraries, one after another (TRIREME_CUDA_WITHOUT); the first one also with
 # CUDA_LAUNCH_BLOCKING and under compute-sanitizer. Written to OUT (./gpu-proof): steps.jsonl, a line per step or
 # repetition as it ends; table.txt; and logs.tar.gz, with their output and measurements. Ends 30 s before
-# SECONDS_IN_ALL (600). STEP_SECONDS lowers the limits of all steps, for rehearsals.
+# SECONDS_IN_ALL (600). TOGETHER steps run at a time (6 of correctness, 1 of layouts; those that are timed alone).
+# STEP_SECONDS lowers the limits of all steps, for rehearsals.
 # Exits 0 if every step passed, 1 if one failed or was left out, 77 if there is no device.
 set -uo pipefail
 stage=${1-}
@@ -50,12 +51,22 @@ record() {  # step, outcome, seconds, code
     tee -a "$out/steps.jsonl"
 }
 
-failed=()  # names, with their limits and commands in the next two
+# Failed steps, in order: names, with their limits and commands in the next two. Steps run in processes of their own, so
+# each failure is a file until all have run.
+failed=()
 declare -A limits commands
-# step NAME SECONDS COMMAND...: must pass. With MAY_FAIL=yes a failure is noted, and not repeated.
+mkdir "$work/failures"
+steps=0
+# step NAME SECONDS COMMAND...: must pass. With MAY_FAIL=yes a failure is noted, and not repeated. Returns when fewer than
+# `together` steps are running.
 step() {
-  local name=$1 limit=$2 outcome
-  shift 2
+  steps=$((steps + 1))
+  run_step "$(printf %03d $steps)" "$@" &
+  while [ "$(jobs -rp | wc -l)" -ge "$together" ]; do wait -n; done
+}
+run_step() {  # number, as step
+  local number=$1 name=$2 limit=$3 outcome
+  shift 3
   if [ -n "$absent" ]; then record "$name" "no device" 0 77; return; fi
   if ! enough_time; then record "$name" "no time left" 0 0; return; fi
   run_limited "$name" "$limit" "$@"
@@ -63,9 +74,7 @@ step() {
   if [ "$outcome" != passed ] && [ "${MAY_FAIL-}" = yes ]; then
     outcome+=" (allowed)"
   elif [ "$outcome" != passed ]; then
-    failed+=("$name")
-    limits[$name]=$limit
-    commands[$name]=$(printf '%q ' "$@")
+    printf '%s\n' "$name" "$limit" "$(printf '%q ' "$@")" >"$work/failures/$number"
   fi
   record "$name" "$outcome" "$took" "$code"
 }
@@ -83,7 +92,12 @@ repeat() {
 }
 
 repeat_failed() {
-  local name part
+  local name part file
+  for file in "$work"/failures/*; do
+    [ -e "$file" ] || continue
+    { read -r name; read -r limits["$name"]; read -r commands["$name"]; } <"$file"
+    failed+=("$name")
+  done
   for name in "${failed[@]}"; do
     for part in "${parts[@]}"; do
       if repeat "$name" "without-$part" 1 env TRIREME_CUDA_WITHOUT="$part"; then break; fi
@@ -98,6 +112,7 @@ repeat_failed() {
 }
 
 correctness() {
+  together=${TOGETHER:-6}
   step info 60 trireme info
   local suite
   for suite in CudaDevice Elementwise Norm Product Attention Libraries Activation ColumnSum Embedding Rotary Dropout \
@@ -109,6 +124,7 @@ correctness() {
   MAY_FAIL=yes step nccl.two-ranks-one-gpu 60 "$launch" -n 1 env NCCL_HOSTID=a nccl_cuda : -n 1 env NCCL_HOSTID=b nccl_cuda
   cat "$here"/../docs/*.md >"$work/text.txt"
   step prepare 60 trireme prepare --input "$work/text.txt" --output "$work/@.data"
+  wait
   local train=(train --data.path "$work/prepare.data" --model.preset tiny --device cuda --train.steps 20 --train.quiet
     --train.evaluate_samples 0 --checkpoint.resume never)
   step train.fp32 60 trireme "${train[@]}" --train.output "$work/@.run"
@@ -119,6 +135,7 @@ correctness() {
 
 layouts() {
   local part
+  together=${TOGETHER:-1}
   for part in LossesOfTwentySteps Reproducible LossesInBf16 Fast Graphs Offloaded; do
     step "layouts.$part" 200 "$launch" -n 8 layouts_cuda --gtest_filter="CudaLayouts.$part*"
   done
@@ -126,10 +143,14 @@ layouts() {
 
 speed() {
   local model name
-  for model in gpt2:32 gpt2-xl:8 llama-1b:4:4096; do
+  local models=(gpt2:32 gpt2-xl:8 llama-1b:4:4096)
+  for model in "${models[@]}"; do
     name=${model%%:*}
     step "steps.$name" 150 trireme_bench_steps --results "$logs/@.json" cuda bf16 "$model"
-    # In PyTorch's own environment: the bundle's libraries are not for it.
+  done
+  # In PyTorch's own environment: the bundle's libraries are not for it.
+  for model in "${models[@]}"; do
+    name=${model%%:*}
     MAY_FAIL=yes step "torch.$name" 120 env -u LD_LIBRARY_PATH -u OPAL_PREFIX "${PYTHON:-python3}" \
       "$here/peers/torch_steps.py" "$logs/steps.$name.json" --json "$logs/@.json"
   done
@@ -146,10 +167,11 @@ profile() {
 }
 
 # Without a device every step reports that at once.
-absent=""
+absent="" together=1
 run_limited probe 60 trireme_test_cuda --gtest_filter=CudaDevice.RefusesInvalidIndices
 if [ "$code" = 77 ] || grep -qE "$no_device" "$logs/probe.log"; then absent=yes; fi
 "$stage"
+wait
 repeat_failed
 
 # Logs at their last 1 MiB each, so that the archive stays below 16 MiB; of each run its record.
