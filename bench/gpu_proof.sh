@@ -20,7 +20,7 @@ logs=$work/logs
 mkdir "$logs"
 deadline=$((SECONDS + ${SECONDS_IN_ALL:-600} - 30))
 launch=${MPIRUN:-mpirun}
-parts=(cudnn gelu bias row_sum timing cublaslt)
+parts=(cudnn gelu bias row_sum split timing cublaslt)
 : >"$out/steps.jsonl"
 
 no_device='no CUDA device|sees no device'

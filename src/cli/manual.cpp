@@ -129,7 +129,7 @@ constexpr Fact variables[] = {
     {"ONEDNN_MAX_CPU_ISA",
      "Widest instruction set for CPU products. Ranks with different ones are refused."},
     {"TRIREME_CUDA_WITHOUT",
-     "Parts of GPU libraries to do without: cudnn, cublaslt, bias, gelu, row_sum, timing, "
+     "Parts of GPU libraries to do without: cudnn, cublaslt, bias, gelu, row_sum, timing, split, "
      "separated "
      "by commas. Ranks with different ones are refused."},
     {"SLURM_JOB_END_TIME",

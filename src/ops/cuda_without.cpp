@@ -10,7 +10,8 @@ CudaWithout read_cuda_without(std::string_view list) {
   constexpr std::pair<std::string_view, bool CudaWithout::*> names[] = {
       {"cudnn", &CudaWithout::cudnn},     {"cublaslt", &CudaWithout::cublaslt},
       {"bias", &CudaWithout::bias},       {"gelu", &CudaWithout::gelu},
-      {"row_sum", &CudaWithout::row_sum}, {"timing", &CudaWithout::timing}};
+      {"row_sum", &CudaWithout::row_sum}, {"timing", &CudaWithout::timing},
+      {"split", &CudaWithout::split}};
   CudaWithout without;
   for (std::string_view rest = list; !rest.empty();) {
     const std::size_t comma = rest.find(',');
@@ -25,8 +26,7 @@ CudaWithout read_cuda_without(std::string_view list) {
     if (!known) {
       throw Error(
           "TRIREME_CUDA_WITHOUT = {}: has no part \"{}\"; use names of cudnn, cublaslt, bias, "
-          "gelu, "
-          "row_sum, timing, separated by commas",
+          "gelu, row_sum, timing, split, separated by commas",
           list, name);
     }
   }

@@ -196,8 +196,10 @@ TEST(Parse, Mistakes) {
             "usage: bench: gem: is not a subcommand; did you mean gemm?");
   EXPECT_EQ(parse_error({"bench", "copy", "--thread", "1"}),
             "usage: bench copy: --thread: is not a flag; did you mean --threads?");
-  EXPECT_EQ(parse_error({"bench"}),
-            "usage: bench: name a part: gemm, copy, attention, collectives, pipeline or io");
+  EXPECT_EQ(
+      parse_error({"bench"}),
+      "usage: bench: name a part: gemm, copy, attention, collectives, pipeline, io, machine or "
+      "step");
   EXPECT_EQ(parse_error({"prepare", "--input", "x"}),
             "usage: prepare: --output is required; see `trireme prepare --help`");
   EXPECT_EQ(

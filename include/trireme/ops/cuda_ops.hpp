@@ -65,6 +65,7 @@ struct CudaWithout {
   bool cublaslt = false;  // products by cuBLASLt: plain_product computes them
   bool bias = false, gelu = false, row_sum = false;  // cuBLASLt's epilogues that have them
   bool timing = false;                               // CudaOpsOptions::time_algorithms
+  bool split = false;  // products of a large uneven extent in two parts, see split_uneven
 };
 
 /// Of a list of the names, separated by commas. Throws Error for another name.

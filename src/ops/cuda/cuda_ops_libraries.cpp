@@ -73,6 +73,13 @@ void CudaOps::multiply(Product p, float* row_sum) {
     apply_epilogue(sums, static_cast<float*>(scratch(epilogue_workspace(sums))), stream_);
   }
   if (p.c.rows == 0 || p.c.columns == 0) return;
+  // Not in reproducible mode, where a sum must not depend on the extents of a rank's part.
+  if (parts_.products != nullptr && !parts_.reproducible && !parts_.without.split) {
+    if (const auto parts = split_uneven(p)) {
+      for (const Product& part : *parts) multiply(part, nullptr);
+      return;
+    }
+  }
   if (p.depth() > 0 && parts_.products != nullptr && multiply_by_library(p)) return;
   const Finish finish{p.a.type, p.bias, p.before_gelu, p.gelu_input, p.accumulate};
   plain_product(p.c, p.a, p.b, p.transpose_a, p.transpose_b, finish, stream_);

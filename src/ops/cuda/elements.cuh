@@ -220,9 +220,9 @@ struct GroupSize {
     return dim3(static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20));
   }
 };
-template <class Use>
+template <std::int64_t WarpColumns = warp_columns, class Use>
 void with_group(std::int64_t columns, const Use& use) {
-  if (columns <= warp_columns) {
+  if (columns <= WarpColumns) {
     use(GroupSize<32>{});
   } else {
     use(GroupSize<block_threads>{});

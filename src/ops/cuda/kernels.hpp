@@ -226,7 +226,7 @@ constexpr bool norm_backward_fuses(std::int64_t columns) { return norm_packs(col
 /// multiprocessor of a large GPU.
 constexpr std::int64_t norm_chunks(std::int64_t rows, std::int64_t columns) {
   const std::int64_t blocks = columns <= 1024 ? ceil_div(rows, 4) : rows;
-  return blocks < 256 ? blocks : 256;
+  return blocks < 384 ? blocks : 384;
 }
 
 /// The partial sums of add_squares: enough to occupy a device, few enough for one block to add.

@@ -1,10 +1,12 @@
 // Matrix products and attention by libraries, and what is decided about them without one.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -61,6 +63,11 @@ bool can_fuse(const Product& product, const CudaWithout& without = {});
 Product without_epilogue(const Product& product);
 void apply_epilogue(const Product& product, float* workspace, CUstream_st* stream);
 std::size_t epilogue_workspace(const Product& product);  // bytes
+/// The library's fast kernels for 16-bit factors need extents in steps of 8. A plain product with
+/// a large extent that is none (GPT-2's vocabulary of 50,257) in two: the whole steps, and the
+/// rest. The rest comes first, to be accumulated on where the inner extent is split. None for
+/// other products.
+std::optional<std::array<Product, 2>> split_uneven(const Product& product);
 ProductKey key_of(const Product& product);
 
 /// An algorithm as the library's opaque 64 bytes; `refused` if it has none, `apart` if a plain

@@ -228,10 +228,10 @@ Parameters parameters_of(const Norm& norm) {
 }
 
 /// use(type, group, centered, held) as constants; `rows` rows of fp32 are held for each row.
-template <class Use>
+template <std::int64_t WarpColumns, class Use>
 void choose(const Norm& norm, int rows, const Use& use) {
   with_type(norm.x.type, [&]<class T>(T type) {
-    with_group(norm.x.columns, [&]<class Group>(Group group) {
+    with_group<WarpColumns>(norm.x.columns, [&]<class Group>(Group group) {
       const std::int64_t padded = (norm.x.columns + pack - 1) / pack * pack;
       const auto shared = static_cast<std::size_t>(padded * 4 * rows * Group::rows);
       const auto with_held = [&](auto centered) {
@@ -254,29 +254,29 @@ void choose(const Norm& norm, int rows, const Use& use) {
 
 void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream) {
   if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose(norm, 1,
-         [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
-           launch("norm_forward",
-                  norm_forward_kernel<T, decltype(centered)::value, decltype(held)::value,
-                                      Group::threads>,
-                  Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(y),
-                  view<T>(norm.x), static_cast<const T*>(norm.gain),
-                  static_cast<const T*>(norm.bias), parameters_of(norm), epsilon);
-         });
+  choose<2 * warp_columns>(
+      norm, 1, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
+        launch("norm_forward",
+               norm_forward_kernel<T, decltype(centered)::value, decltype(held)::value,
+                                   Group::threads>,
+               Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(y),
+               view<T>(norm.x), static_cast<const T*>(norm.gain), static_cast<const T*>(norm.bias),
+               parameters_of(norm), epsilon);
+      });
 }
 
 void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, const Matrix& residual,
                    CUstream_st* stream) {
   if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose(norm, 2,
-         [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
-           launch("norm_backward",
-                  norm_backward_kernel<T, decltype(centered)::value, decltype(held)::value,
-                                       Group::threads>,
-                  Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(dx),
-                  view<T>(dy), view<T>(norm.x), view<T>(residual), static_cast<const T*>(norm.gain),
-                  parameters_of(norm));
-         });
+  choose<warp_columns>(
+      norm, 2, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
+        launch("norm_backward",
+               norm_backward_kernel<T, decltype(centered)::value, decltype(held)::value,
+                                    Group::threads>,
+               Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(dx), view<T>(dy),
+               view<T>(norm.x), view<T>(residual), static_cast<const T*>(norm.gain),
+               parameters_of(norm));
+      });
 }
 
 std::size_t norm_backward_workspace(std::int64_t rows, std::int64_t columns, int outputs) {

@@ -105,6 +105,36 @@ void apply_epilogue(const Product& product, float* workspace, CUstream_st* strea
   }
 }
 
+std::optional<std::array<Product, 2>> split_uneven(const Product& product) {
+  constexpr std::int64_t step = 8, large = 1024;
+  if (product.a.type == Element::f32 || epilogue_of(product) != Epilogue::none) return {};
+  const auto uneven = [&](std::int64_t extent) { return extent >= large && extent % step != 0; };
+  std::array<Product, 2> parts{product, product};
+  Product &rest = parts[0], &steps = parts[1];
+  const auto split = [&](Matrix Product::*of, bool columns) {
+    const Matrix& whole = product.*of;
+    const std::int64_t extent = columns ? whole.columns : whole.rows, end = extent / step * step;
+    const std::int64_t skipped = end * (columns ? 1 : whole.stride) * bytes_of(whole.type);
+    (columns ? (steps.*of).columns : (steps.*of).rows) = end;
+    (columns ? (rest.*of).columns : (rest.*of).rows) = extent - end;
+    (rest.*of).data = static_cast<char*>(whole.data) + skipped;
+  };
+  if (uneven(product.c.columns)) {
+    split(&Product::c, true);
+    split(&Product::b, !product.transpose_b);
+  } else if (uneven(product.c.rows)) {
+    split(&Product::c, false);
+    split(&Product::a, product.transpose_a);
+  } else if (uneven(product.depth())) {
+    split(&Product::a, !product.transpose_a);
+    split(&Product::b, product.transpose_b);
+    steps.accumulate = true;
+  } else {
+    return {};
+  }
+  return parts;
+}
+
 ProductKey key_of(const Product& product) {
   ProductKey key;
   key.left = blas_matrix(product.b, product.transpose_b);
