@@ -95,7 +95,7 @@ for n in 2, 3:
 END
 fi
 
-refuses 2 'bench: name a part: gemm, copy, attention, collectives, pipeline or io'
+refuses 2 'bench: name a part: gemm, copy, attention, collectives, pipeline, io, machine or step'
 refuses 2 'bench: gem: is not a subcommand; did you mean gemm?' gem
 refuses 2 'bench gemm: --shape: is not a flag; did you mean --shapes?' gemm --shape 1x1x1
 refuses 1 '--shapes = 4x4: is not MxNxK; write for example 1024x768x768' gemm --shapes 4x4

@@ -285,18 +285,18 @@ void Case::check_type(const Call& call, DType type, int offset) {
     EXPECT_EQ(actual[i]->image(), again[i]->image())
         << "argument " << i << ": a second run gave other bits";
     const std::vector<double> result = actual[i]->values(), ideal = expected[i]->values();
-    const double error = relative_error(result, ideal);
     if (type == DType::f32) {
-      EXPECT_LE(error, tolerance_) << "argument " << i;
+      EXPECT_LE(relative_error(result, ideal), tolerance_) << "argument " << i;
       continue;
     }
-    EXPECT_LE(error, argument.kind == Kind::f64 ? tolerance_ + narrow_ : narrow_)
-        << "argument " << i;
+    const double size = std::max(norm(ideal), terms_);
+    const double narrow = argument.kind == Kind::f64 ? tolerance_ + narrow_ : narrow_;
+    EXPECT_LE(distance(result, ideal), narrow * size) << "argument " << i << ", of " << size;
     // The result's own rounding, if it is of the type: to nearest at most 2^-8 or 2^-11 of each
     // element, twice that if stochastic.
     const std::vector<double> all = exact[i]->values();
-    const double own =
-        argument.kind == Kind::compute ? norm(all) * (type == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
+    const double rounding = type == DType::bf16 ? 0x1p-8 : 0x1p-11;
+    const double own = argument.kind == Kind::compute ? std::max(norm(all), terms_) * rounding : 0;
     const double allowed = times_ * (distance(ideal, all) + own) + tolerance_ * norm(all);
     EXPECT_LE(distance(result, all), allowed) << "argument " << i << ", of " << norm(all);
   }

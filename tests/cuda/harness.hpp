@@ -78,9 +78,16 @@ class Case {
     return *this;
   }
 
+  /// A narrow result is a sum of terms of at most this norm, and each term may be rounded. Where
+  /// the terms cancel, the result is smaller than what was rounded.
+  Case& sum_of_terms(double norm) {
+    terms_ = norm;
+    return *this;
+  }
+
   /// Runs the call for each compute type and both alignments. Narrow types: with E the reference's
-  /// results on the inputs and R those on inputs rounded to the type, |result − R| ≤ narrow·|R| and
-  /// |result − E| ≤ times·(|R − E| + rounding of the result itself).
+  /// results on the inputs and R those on inputs rounded to the type, |result − R| ≤ narrow·N and
+  /// |result − E| ≤ times·(|R − E| + rounding of N), with N the greater of |R| and sum_of_terms.
   void check(const Call& call);
   void check(const Call& call, const std::vector<DType>& types);
 
@@ -89,7 +96,7 @@ class Case {
   Case& add(const Shape& shape, Kind kind, Role role, std::int64_t gap, double scale);
   std::string name_;
   std::vector<Argument> arguments_;
-  double tolerance_ = 1e-5, narrow_ = 1e-2, times_ = 2;
+  double tolerance_ = 1e-5, narrow_ = 1e-2, times_ = 2, terms_ = 0;
 };
 
 /// Uniform integers below `below`, from the test's seed.
