@@ -3,10 +3,10 @@
 # Programs are taken from PATH (trireme, trireme_test_cuda, nccl_cuda, layouts_cuda, trireme_bench_steps): start it
 # after `source BUNDLE/env` (scripts/gpu-bundle.sh), or with build/cuda's folders in PATH.
 # Each step is a process with its own time limit; none stops the others. When all have run, those that failed are repeated
-# without parts of the GPU libraries, one after another (TRIREME_CUDA_WITHOUT); the first one also with
-# CUDA_LAUNCH_BLOCKING and under compute-sanitizer. Written to OUT (./gpu-proof): steps.jsonl, a line per step or
+# alone and, if they fail again, without parts of the GPU libraries, one after another (TRIREME_CUDA_WITHOUT); the first
+# of these also with CUDA_LAUNCH_BLOCKING and under compute-sanitizer. Random data has the seed TRIREME_TEST_SEED. Written to OUT (./gpu-proof): steps.jsonl, a line per step or
 # repetition as it ends; table.txt; and logs.tar.gz, with their output and measurements. Ends 30 s before
-# SECONDS_IN_ALL (600). TOGETHER steps run at a time (6 of correctness, 1 of layouts; those that are timed alone).
+# SECONDS_IN_ALL (600). TOGETHER steps run at a time (6 of correctness, else 1).
 # STEP_SECONDS lowers the limits of all steps, for rehearsals.
 # Exits 0 if every step passed, 1 if one failed or was left out, 77 if there is no device.
 set -uo pipefail
@@ -22,6 +22,8 @@ deadline=$((SECONDS + ${SECONDS_IN_ALL:-600} - 30))
 launch=${MPIRUN:-mpirun}
 parts=(cudnn gelu bias row_sum split timing cublaslt)
 : >"$out/steps.jsonl"
+
+export TRIREME_TEST_SEED=${TRIREME_TEST_SEED:-$RANDOM}
 
 no_device='no CUDA device|sees no device'
 # The outcome of a process that ended with code $1 and wrote log $2. Where there is a device, one that finds none failed.
@@ -98,6 +100,11 @@ repeat_failed() {
     { read -r name; read -r limits["$name"]; read -r commands["$name"]; } <"$file"
     failed+=("$name")
   done
+  local still=()
+  for name in "${failed[@]}"; do
+    repeat "$name" alone 1 env || still+=("$name")
+  done
+  failed=("${still[@]}")
   for name in "${failed[@]}"; do
     for part in "${parts[@]}"; do
       if repeat "$name" "without-$part" 1 env TRIREME_CUDA_WITHOUT="$part"; then break; fi
@@ -112,7 +119,6 @@ repeat_failed() {
 }
 
 correctness() {
-  together=${TOGETHER:-6}
   step info 60 trireme info
   local suite
   for suite in CudaDevice Elementwise Norm Product Attention Libraries Activation ColumnSum Embedding Rotary Dropout \
@@ -135,7 +141,6 @@ correctness() {
 
 layouts() {
   local part
-  together=${TOGETHER:-1}
   for part in LossesOfTwentySteps Reproducible LossesInBf16 Fast Graphs Offloaded; do
     step "layouts.$part" 200 "$launch" -n 8 layouts_cuda --gtest_filter="CudaLayouts.$part*"
   done
@@ -152,7 +157,7 @@ speed() {
   for model in "${models[@]}"; do
     name=${model%%:*}
     MAY_FAIL=yes step "torch.$name" 120 env -u LD_LIBRARY_PATH -u OPAL_PREFIX "${PYTHON:-python3}" \
-      "$here/peers/torch_steps.py" "$logs/steps.$name.json" --json "$logs/@.json"
+      "$here/peers/torch_steps.py" "$logs/steps.$name.json" --seconds 4 --json "$logs/@.json"
   done
 }
 
@@ -167,11 +172,15 @@ profile() {
 }
 
 # Without a device every step reports that at once.
-absent="" together=1
+absent="" together=${TOGETHER:-1}
+[ "$stage" != correctness ] || together=${TOGETHER:-6}
 run_limited probe 60 trireme_test_cuda --gtest_filter=CudaDevice.RefusesInvalidIndices
 if [ "$code" = 77 ] || grep -qE "$no_device" "$logs/probe.log"; then absent=yes; fi
+case $together in *[!0-9]*|0*) echo "gpu_proof.sh: TOGETHER=$together: name how many steps run at a time, 1 or more" >&2; exit 2 ;; esac
 "$stage"
 wait
+lost=$((steps - $(wc -l <"$out/steps.jsonl")))
+[ "$lost" = 0 ] || echo "gpu_proof.sh: $lost of $steps steps left no line in $out/steps.jsonl" >&2
 repeat_failed
 
 # Logs at their last 1 MiB each, so that the archive stays below 16 MiB; of each run its record.
@@ -186,4 +195,4 @@ done
 } | tee "$out/table.txt"
 tar -C "$work" -czf "$out/logs.tar.gz" logs && rm -rf "$work"
 if [ -n "$absent" ]; then exit 77; fi
-! grep -qE '"outcome": "(failed|time limit|no time left)"' "$out/steps.jsonl"
+[ "$lost" = 0 ] && ! grep -qE '"outcome": "(failed|time limit|no time left)"' "$out/steps.jsonl"

@@ -113,12 +113,13 @@ TEST(Without, IsAListOfKnownNames) {
     const CudaWithout w = read_cuda_without(list);
     return w.cudnn == expected.cudnn && w.cublaslt == expected.cublaslt &&
            w.bias == expected.bias && w.gelu == expected.gelu && w.row_sum == expected.row_sum &&
-           w.timing == expected.timing;
+           w.timing == expected.timing && w.split == expected.split;
   };
   EXPECT_TRUE(is("", {}));
   EXPECT_TRUE(is("gelu", {.gelu = true}));
   EXPECT_TRUE(is("cudnn,cublaslt,timing", {.cudnn = true, .cublaslt = true, .timing = true}));
   EXPECT_TRUE(is("bias,row_sum", {.bias = true, .row_sum = true}));
+  EXPECT_TRUE(is("split", {.split = true}));
   for (const char* wrong : {"gelus", "cudnn, gelu", ","}) {
     EXPECT_THROW(read_cuda_without(wrong), Error) << wrong;
   }
@@ -127,9 +128,9 @@ TEST(Without, IsAListOfKnownNames) {
 /// A library that computes nothing and notes which epilogues it was asked for.
 class NotingProducts final : public Products {
  public:
-  explicit NotingProducts(std::vector<Epilogue>& asked) : asked_(asked) {}
+  explicit NotingProducts(std::vector<ProductKey>& asked) : asked_(asked) {}
   bool multiply(const Product& product) override {
-    asked_.push_back(key_of(product).epilogue);
+    asked_.push_back(key_of(product));
     return true;
   }
   std::vector<std::byte> algorithms() const override { return {}; }
@@ -137,15 +138,15 @@ class NotingProducts final : public Products {
   std::vector<Choice> describe_algorithms() const override { return {}; }
 
  private:
-  std::vector<Epilogue>& asked_;
+  std::vector<ProductKey>& asked_;
 };
 
 TEST(Without, ProductsAreFinishedByOurKernels) {
   using enum Epilogue;
   const auto asked_without = [](const char* list) {
-    std::vector<Epilogue> asked;
+    std::vector<ProductKey> keys;
     CudaParts parts(tested_device());
-    parts.products = std::make_unique<NotingProducts>(asked);
+    parts.products = std::make_unique<NotingProducts>(keys);
     parts.without = read_cuda_without(list);
     CudaOps ops(std::move(parts));
     alignas(16) std::uint16_t space[4][64] = {};
@@ -159,12 +160,39 @@ TEST(Without, ProductsAreFinishedByOurKernels) {
     ops.matmul(c, a, b, {.bias = bias, .before_gelu = tensor(3, 8, 8)});
     ops.matmul(c, a, b, {.gelu_input = tensor(3, 8, 8)});
     ops.matmul(Tensor(sums, {8, 8}), a, b, {.transpose_a = true, .row_sum = Tensor(sums, {8})});
+    std::vector<Epilogue> asked;
+    for (const ProductKey& key : keys) asked.push_back(key.epilogue);
     return asked;
   };
   EXPECT_EQ(asked_without(""), (std::vector{bias, bias_gelu, gelu_slope, row_sum}));
   EXPECT_EQ(asked_without("bias"), (std::vector{none, none, gelu_slope, row_sum}));
   EXPECT_EQ(asked_without("gelu"), (std::vector{bias, bias, none, row_sum}));
   EXPECT_EQ(asked_without("row_sum"), (std::vector{bias, bias_gelu, gelu_slope, none}));
+}
+
+/// The rest of the inner extent is written first, and the whole steps are accumulated on it.
+TEST(Without, UnevenProductsAreAskedForInTwoParts) {
+  const auto asked = [](const char* without, bool reproducible) {
+    std::vector<ProductKey> keys;
+    CudaParts parts(tested_device());
+    parts.products = std::make_unique<NotingProducts>(keys);
+    parts.without = read_cuda_without(without);
+    parts.reproducible = reproducible;
+    CudaOps ops(std::move(parts));
+    alignas(16) std::uint16_t space[3][8 * 1032] = {};
+    const Tensor a = Tensor(space[0], DType::bf16, Shape{8, 1032}).slice(1, 0, 1027);
+    ops.matmul(Tensor(space[2], DType::bf16, Shape{8, 8}), a,
+               Tensor(space[1], DType::bf16, Shape{1027, 8}), {});
+    return keys;
+  };
+  const std::vector<ProductKey> two = asked("", false);
+  ASSERT_EQ(two.size(), 2U);
+  EXPECT_FALSE(two[0].accumulate);
+  EXPECT_TRUE(two[1].accumulate);
+  EXPECT_EQ(two[0].right.rows + two[1].right.rows, 1027);
+  EXPECT_EQ(two[1].right.rows, 1024);
+  EXPECT_EQ(asked("split", false).size(), 1U);
+  EXPECT_EQ(asked("", true).size(), 1U);
 }
 
 TEST(Algorithms, RoundTripAsBytes) {

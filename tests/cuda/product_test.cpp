@@ -15,7 +15,10 @@ std::vector<Sizes> sizes() {
   if (!is_emulated()) {
     all.push_back({512, 768, 1024, 0});
     all.push_back({513, 1000, 257, 0});
-    all.push_back({257, 5003, 64, 0});
+    all.push_back({257, 5003, 64, 5});  // an uneven extent, in rows that are aligned or not
+    all.push_back({5003, 64, 257, 5});
+    all.push_back({64, 72, 5003, 5});
+    all.push_back({64, 72, 5003, 0});
   }
   return all;
 }

@@ -17,11 +17,12 @@ TEST(SplitProducts, PartsAddUpToTheWhole) {
     std::int64_t extents[3] = {small, small, small};  // m, n, k
     extents[form / 8] = large;
     const auto [m, n, k] = extents;
-    std::vector<std::uint16_t> a(static_cast<std::size_t>((ta ? k : m) * ((ta ? m : k) + 5))),
-        b(static_cast<std::size_t>((tb ? n : k) * ((tb ? k : n) + 6)));
+    const auto stride = [](std::int64_t columns) { return (columns + 15) / 8 * 8; };
+    std::vector<std::uint16_t> a(static_cast<std::size_t>((ta ? k : m) * stride(ta ? m : k))),
+        b(static_cast<std::size_t>((tb ? n : k) * stride(tb ? k : n)));
     for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::uint16_t>(number(i) + 3);
     for (std::size_t i = 0; i < b.size(); ++i) b[i] = static_cast<std::uint16_t>(number(i + 5) + 3);
-    std::vector<float> c(static_cast<std::size_t>(m * (n + 2)), 100), expected = c;
+    std::vector<float> c(static_cast<std::size_t>(m * stride(n)), 100), expected = c;
     // A product of whole numbers: only places and extents are tested.
     const auto multiply = [](const Product& p) {
       const auto at = [](const Matrix& x, std::int64_t r, std::int64_t column) {
@@ -43,13 +44,16 @@ TEST(SplitProducts, PartsAddUpToTheWhole) {
     whole.transpose_a = ta;
     whole.transpose_b = tb;
     whole.accumulate = accumulate;
-    whole.a = {a.data(), Element::bf16, ta ? k : m, ta ? m : k, (ta ? m : k) + 5};
-    whole.b = {b.data(), Element::bf16, tb ? n : k, tb ? k : n, (tb ? k : n) + 6};
-    whole.c = {expected.data(), Element::f32, m, n, n + 2};
+    whole.a = {a.data(), Element::bf16, ta ? k : m, ta ? m : k, stride(ta ? m : k)};
+    whole.b = {b.data(), Element::bf16, tb ? n : k, tb ? k : n, stride(tb ? k : n)};
+    whole.c = {expected.data(), Element::f32, m, n, stride(n)};
     multiply(whole);
     whole.c.data = c.data();
     const auto parts = split_uneven(whole);
-    ASSERT_TRUE(parts);
+    // The uneven extent is one along rows in memory: of c, or of a or b.
+    const bool along_rows = form / 8 == 0 ? ta : form / 8 == 1 || !ta || tb;
+    ASSERT_EQ(parts.has_value(), along_rows) << "form " << form;
+    if (!parts) continue;
     for (const Product& part : *parts) multiply(part);
     EXPECT_EQ(c, expected) << "form " << form;
     const Product& steps = (*parts)[1];
@@ -60,12 +64,12 @@ TEST(SplitProducts, PartsAddUpToTheWhole) {
 }
 
 TEST(SplitProducts, AreLargeUnevenAndPlain) {
-  float memory[8] = {};
-  const auto splits = [&](std::int64_t n, Element type, bool bias) {
+  alignas(16) float memory[8] = {};
+  const auto splits = [&](std::int64_t n, Element type, bool bias, std::int64_t stride = 50304) {
     Product p;
     p.a = {memory, type, 8, 8, 8};
-    p.b = {memory, type, 8, n, n};
-    p.c = {memory, type, 8, n, n};
+    p.b = {memory, type, 8, n, stride};
+    p.c = {memory, type, 8, n, stride};
     if (bias) p.bias = memory;
     return split_uneven(p).has_value();
   };
@@ -74,6 +78,7 @@ TEST(SplitProducts, AreLargeUnevenAndPlain) {
   EXPECT_FALSE(splits(1023, Element::bf16, false));
   EXPECT_FALSE(splits(50257, Element::f32, false));
   EXPECT_FALSE(splits(50257, Element::bf16, true));
+  EXPECT_FALSE(splits(50257, Element::bf16, false, 50257));
 }
 
 }  // namespace

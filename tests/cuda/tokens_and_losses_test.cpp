@@ -100,8 +100,8 @@ TEST(Dropout, OfRateZeroCopies) {
 }
 
 TEST(Loss, OfAnyVocabulary) {
-  for (const std::int64_t vocabulary : {1, 7, 65, 1000, 1037, 5003}) {
-    for (const std::int64_t gap : {0, 5}) {
+  for (const std::int64_t vocabulary : {1, 7, 65, 1000, 1037, 5003, 12347}) {
+    for (const std::int64_t gap : {0, 5}) {  // 5: aligned rows of 5003 and 12347
       const std::int64_t rows = 5, first = 3;
       std::vector<double> targets = random_integers(rows, vocabulary);
       for (double& target : targets) target += first;
@@ -128,7 +128,7 @@ TEST(Loss, OfAnyVocabulary) {
 }
 
 TEST(Loss, OfTheWholeVocabularyInOnePass) {
-  for (const std::int64_t vocabulary : {1, 7, 65, 1000, 1037, 5003}) {
+  for (const std::int64_t vocabulary : {1, 7, 65, 1000, 1037, 5003, 12347, 12352}) {
     for (const bool rising : {false, true}) {  // each element is the largest so far
       const std::int64_t rows = 5;
       std::vector<double> logits = random_values(rows * vocabulary);

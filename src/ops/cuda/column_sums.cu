@@ -6,22 +6,23 @@ namespace trireme::ops {
 namespace {
 
 constexpr int across = 32, down = 8;  // threads of a block
+constexpr int join_down = 16;         // of one that adds chunks
+constexpr int ahead = 4;              // rows loaded before the first is added
 
 enum class Terms : std::uint8_t { plain, norm, norm_and_bias };
 
-/// Adds up each thread's value over threadIdx.y, as a tree; the sum is thread (x, 0)'s.
-__device__ inline float sum_down(float value, float (&scratch)[down][across]) {
-  __syncthreads();
-  scratch[threadIdx.y][threadIdx.x] = value;
-  __syncthreads();
+/// Σ over rows of column c, as a tree.
+template <int Down, int Columns>
+__device__ inline float sum_down(const float (&scratch)[Down][Columns], int c) {
+  float sums[Down];
 #pragma unroll
-  for (int step = down / 2; step > 0; step /= 2) {
-    if (static_cast<int>(threadIdx.y) < step) {
-      scratch[threadIdx.y][threadIdx.x] += scratch[threadIdx.y + step][threadIdx.x];
-    }
-    __syncthreads();
+  for (int y = 0; y < Down; ++y) sums[y] = scratch[y][c];
+#pragma unroll
+  for (int step = Down / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int y = 0; y < step; ++y) sums[y] += sums[y + step];
   }
-  return scratch[0][threadIdx.x];
+  return sums[0];
 }
 
 /// partial [chunks, outputs, columns]
@@ -29,56 +30,89 @@ template <class T, Terms terms>
 __global__ void chunk_sums_kernel(float* partial, View<T> dy, View<T> x, const float* mean,
                                   const float* rstd, std::int64_t rows, std::int64_t columns,
                                   std::int64_t chunk_rows) {
-  __shared__ float scratch[down][across];
+  __shared__ float scratch[down][across * pack];
   constexpr int outputs = terms == Terms::norm_and_bias ? 2 : 1;
   const std::int64_t c = (static_cast<std::int64_t>(blockIdx.x) * across + threadIdx.x) * pack;
   const int count = c >= columns ? 0 : columns - c < pack ? static_cast<int>(columns - c) : pack;
   const std::int64_t begin = blockIdx.y * chunk_rows;
   const std::int64_t end = begin + chunk_rows < rows ? begin + chunk_rows : rows;
   float sum[pack] = {}, plain[pack] = {};
-  if (count > 0) {
-#pragma unroll 4
-    for (std::int64_t r = begin + threadIdx.y; r < end; r += down) {
-      float g[pack], v[pack];
-      dy.load(g, r, c, count);
-      if constexpr (terms == Terms::plain) {
+  const auto add = [&](std::int64_t r, const float(&g)[pack], const float(&v)[pack]) {
+    const float m = mean == nullptr ? 0.0F : mean[r], s = rstd[r];
 #pragma unroll
-        for (int i = 0; i < pack; ++i) sum[i] += g[i];
-      } else {
-        x.load(v, r, c, count);
-        const float m = mean == nullptr ? 0.0F : mean[r], s = rstd[r];
+    for (int i = 0; i < pack; ++i) {
+      sum[i] = fmaf(g[i], (v[i] - m) * s, sum[i]);
+      if constexpr (outputs == 2) plain[i] += g[i];
+    }
+  };
+  const auto add_plain = [&](const float(&g)[pack]) {
 #pragma unroll
-        for (int i = 0; i < pack; ++i) {
-          sum[i] = fmaf(g[i], (v[i] - m) * s, sum[i]);
-          if constexpr (outputs == 2) plain[i] += g[i];
+    for (int i = 0; i < pack; ++i) sum[i] += g[i];
+  };
+  std::int64_t r = begin + threadIdx.y;
+  if (count == pack && dy.aligned && (terms == Terms::plain || x.aligned)) {
+    for (; r + (ahead - 1) * down < end; r += ahead * down) {
+      PackWords<T> dy_words[ahead], x_words[ahead];
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        dy_words[j] = words_at(dy.at(r + j * down, c));
+        if constexpr (terms != Terms::plain) x_words[j] = words_at(x.at(r + j * down, c));
+      }
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        float g[pack], v[pack];
+        unpack(g, dy_words[j]);
+        if constexpr (terms == Terms::plain) {
+          add_plain(g);
+        } else {
+          unpack(v, x_words[j]);
+          add(r + j * down, g, v);
         }
       }
     }
   }
-  float* to = partial + static_cast<std::int64_t>(blockIdx.y) * outputs * columns + c;
-#pragma unroll
-  for (int i = 0; i < pack; ++i) {
-    const float total = sum_down(sum[i], scratch);
-    if (threadIdx.y == 0 && i < count) to[i] = total;
-    if constexpr (outputs == 2) {
-      const float other = sum_down(plain[i], scratch);
-      if (threadIdx.y == 0 && i < count) to[columns + i] = other;
+  if (count > 0) {
+    for (; r < end; r += down) {
+      float g[pack], v[pack];
+      dy.load(g, r, c, count);
+      if constexpr (terms == Terms::plain) {
+        add_plain(g);
+      } else {
+        x.load(v, r, c, count);
+        add(r, g, v);
+      }
     }
   }
+  // Each thread adds up one of the block's columns.
+  const int own = static_cast<int>(threadIdx.y) * across + static_cast<int>(threadIdx.x);
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * across * pack + own;
+  float* to = partial + static_cast<std::int64_t>(blockIdx.y) * outputs * columns + column;
+  const auto put = [&](const float(&values)[pack], float* result) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < pack; ++i) scratch[threadIdx.y][threadIdx.x * pack + i] = values[i];
+    __syncthreads();
+    if (column < columns) *result = sum_down(scratch, own);
+  };
+  static_assert(down == pack, "a thread for each column");
+  put(sum, to);
+  if constexpr (outputs == 2) put(plain, to + columns);
 }
 
 /// first and second [columns] += Σ over chunks of partial [chunks, width].
 __global__ void join_chunks_kernel(float* first, float* second, const float* partial,
                                    std::int64_t chunks, std::int64_t columns, std::int64_t width) {
-  __shared__ float scratch[down][across];
+  __shared__ float scratch[join_down][across];
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * across + threadIdx.x;
   float sum = 0;
   if (c < width) {
-#pragma unroll 4
-    for (std::int64_t i = threadIdx.y; i < chunks; i += down) sum += partial[i * width + c];
+#pragma unroll 8
+    for (std::int64_t i = threadIdx.y; i < chunks; i += join_down) sum += partial[i * width + c];
   }
-  sum = sum_down(sum, scratch);
+  scratch[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
   if (threadIdx.y != 0 || c >= width) return;
+  sum = sum_down(scratch, static_cast<int>(threadIdx.x));
   if (c < columns) {
     first[c] += sum;
   } else {
@@ -126,8 +160,8 @@ void join_column_sums(float* first, float* second, const float* partial, std::in
                       std::int64_t columns, CUstream_st* stream) {
   const std::int64_t width = (second == nullptr ? 1 : 2) * columns;
   launch("join_column_sums", join_chunks_kernel,
-         dim3(static_cast<unsigned>(ceil_div(width, across))), dim3(across, down), 0, stream, first,
-         second, partial, chunks, columns, width);
+         dim3(static_cast<unsigned>(ceil_div(width, across))), dim3(across, join_down), 0, stream,
+         first, second, partial, chunks, columns, width);
 }
 
 void column_sum(float* sum, const Matrix& x, float* workspace, CUstream_st* stream) {

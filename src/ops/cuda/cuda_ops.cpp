@@ -145,7 +145,7 @@ void CudaOps::norm_backward(const Tensor& dx, const Tensor& dgain, const Tensor&
   const Norm norm = norm_of(x, gain, {}, mean, rstd);
   const int outputs = dbias ? 2 : 1;
   const Matrix from = matrix_like(dy, norm.x, "norm_backward");
-  if (!norm_backward_fuses(from.columns)) {
+  if (from.columns > largest_held_row) {
     norm_backward_weight(dgain, dbias, dy, x, mean, rstd);
     return norm_backward_input(dx, dy, x, gain, mean, rstd, residual);
   }

@@ -39,14 +39,22 @@ __device__ inline std::uint32_t word_of(Fp16 low, Fp16 high) {
   return low.bits | static_cast<std::uint32_t>(high.bits) << 16;
 }
 
-__device__ inline void unpack(float (&x)[pack], const float* p) {
-  const uint4 a = *reinterpret_cast<const uint4*>(p), b = *reinterpret_cast<const uint4*>(p + 4);
+/// A pack as it is in memory, aligned to 16 bytes. A kernel whose threads load several of these
+/// before they use the first has more bytes on their way than one that converts each at once.
+template <class T>
+struct PackWords {
+  uint4 quads[sizeof(T) / 2];
+};
+
+__device__ inline void unpack(float (&x)[pack], const PackWords<float>& from) {
+  const uint4 &a = from.quads[0], &b = from.quads[1];
   const std::uint32_t words[pack] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
   for (int i = 0; i < pack; ++i) x[i] = float_of_bits(words[i]);
 }
 template <class T>
-__device__ inline void unpack_words(float (&x)[pack], const uint4& v) {
+__device__ inline void unpack(float (&x)[pack], const PackWords<T>& from) {
+  const uint4& v = from.quads[0];
   const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -54,30 +62,33 @@ __device__ inline void unpack_words(float (&x)[pack], const uint4& v) {
     x[2 * i + 1] = to_float(T{static_cast<std::uint16_t>(words[i] >> 16)});
   }
 }
-template <class T>
-__device__ inline void unpack(float (&x)[pack], const T* p) {
-  unpack_words<T>(x, *reinterpret_cast<const uint4*>(p));
-}
 
-__device__ inline void repack(float* p, const float (&x)[pack]) {
-  *reinterpret_cast<uint4*>(p) =
-      uint4{float_bits(x[0]), float_bits(x[1]), float_bits(x[2]), float_bits(x[3])};
-  *reinterpret_cast<uint4*>(p + 4) =
-      uint4{float_bits(x[4]), float_bits(x[5]), float_bits(x[6]), float_bits(x[7])};
+__device__ inline void repack(PackWords<float>& to, const float (&x)[pack]) {
+  to.quads[0] = uint4{float_bits(x[0]), float_bits(x[1]), float_bits(x[2]), float_bits(x[3])};
+  to.quads[1] = uint4{float_bits(x[4]), float_bits(x[5]), float_bits(x[6]), float_bits(x[7])};
 }
 template <class T>
-__device__ inline void repack(T* p, const float (&x)[pack]) {
+__device__ inline void repack(PackWords<T>& to, const float (&x)[pack]) {
   std::uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) words[i] = word_of(rounded<T>(x[2 * i]), rounded<T>(x[2 * i + 1]));
-  *reinterpret_cast<uint4*>(p) = uint4{words[0], words[1], words[2], words[3]};
+  to.quads[0] = uint4{words[0], words[1], words[2], words[3]};
+}
+
+template <class T>
+__device__ inline const PackWords<T>& words_at(const T* p) {
+  return *reinterpret_cast<const PackWords<T>*>(p);
+}
+template <class T>
+__device__ inline PackWords<T>& words_at(T* p) {
+  return *reinterpret_cast<PackWords<T>*>(p);
 }
 
 /// The `count` elements at p, and zeros after them. `aligned`: p is to 16 bytes, if count is 8.
 template <class T>
 __device__ inline void load(float (&x)[pack], const T* p, int count, bool aligned) {
   if (aligned && count == pack) {
-    unpack(x, p);
+    unpack(x, words_at(p));
     return;
   }
 #pragma unroll
@@ -86,7 +97,7 @@ __device__ inline void load(float (&x)[pack], const T* p, int count, bool aligne
 template <class T>
 __device__ inline void store(T* p, const float (&x)[pack], int count, bool aligned) {
   if (aligned && count == pack) {
-    repack(p, x);
+    repack(words_at(p), x);
     return;
   }
 #pragma unroll
@@ -101,6 +112,7 @@ struct View {
   T* data;
   std::int64_t stride;
   bool aligned;  // every row begins at a multiple of 16 bytes
+  bool whole;    // and is a multiple of 8 long
   __device__ T* at(std::int64_t r, std::int64_t c) const { return data + r * stride + c; }
   __device__ void load(float (&x)[pack], std::int64_t r, std::int64_t c, int count) const {
     ops::load(x, at(r, c), count, aligned);
@@ -118,7 +130,8 @@ inline bool is_aligned(const void* data, std::int64_t row_bytes = 0) {
 template <class T>
 View<T> view(const Matrix& x) {
   const auto size = static_cast<std::int64_t>(sizeof(T));
-  return {static_cast<T*>(x.data), x.stride, is_aligned(x.data, x.rows > 1 ? x.stride * size : 0)};
+  const bool aligned = is_aligned(x.data, x.rows > 1 ? x.stride * size : 0);
+  return {static_cast<T*>(x.data), x.stride, aligned, aligned && x.columns % pack == 0};
 }
 
 /// use(T{}) with the type that `type` names.
@@ -136,7 +149,7 @@ void with_type(Element type, const Use& use) {
 
 /// body(r, c, count) for packs of columns [c, c + count) of row r.
 template <class Body>
-__global__ void for_packs_kernel(std::int64_t rows, std::int64_t columns, Body body) {
+__global__ void __launch_bounds__(256, 3) for_packs_kernel(std::int64_t rows, std::int64_t columns, Body body) {
   const std::int64_t packs = (columns + pack - 1) / pack;
   const std::int64_t row_step = static_cast<std::int64_t>(gridDim.y) * blockDim.y;
   const std::int64_t pack_step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
@@ -174,8 +187,6 @@ void for_elements(const char* name, CUstream_st* stream, const Body& body, const
 }
 
 // Groups. Sums have a fixed order.
-/// Rows up to this many columns are for one warp, longer ones for a block.
-inline constexpr std::int64_t warp_columns = 1024;
 inline constexpr int block_threads = 256;
 inline constexpr int block_warps = block_threads / 32;
 
@@ -209,20 +220,22 @@ __device__ inline float pack_sum(const float (&x)[8]) {
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-/// Launches kernel(width) with one row per group: use(std::integral_constant) of threads.
+/// Launches with one row for each group.
 template <int Threads>
 struct GroupSize {
   static constexpr int threads = Threads;
   static constexpr int rows = Threads == 32 ? 4 : 1;  // of a block
+  static constexpr int all = Threads * rows;
   static dim3 block() { return dim3(Threads, rows); }
   static dim3 grid(std::int64_t all) {
     const std::int64_t blocks = (all + rows - 1) / rows;
     return dim3(static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20));
   }
 };
-template <std::int64_t WarpColumns = warp_columns, class Use>
+/// use() with a warp for rows up to 1,024 columns, and a block for longer ones.
+template <class Use>
 void with_group(std::int64_t columns, const Use& use) {
-  if (columns <= WarpColumns) {
+  if (columns <= 1024) {
     use(GroupSize<32>{});
   } else {
     use(GroupSize<block_threads>{});

@@ -216,14 +216,10 @@ constexpr std::int64_t rows_of_chunk(std::int64_t rows) {
   return rows == 0 ? 1 : ceil_div(rows, sum_chunks(rows));
 }
 
-/// A norm's backward holds a row in registers, 8 elements of each of so many packs per thread.
-constexpr int norm_packs(std::int64_t columns) {
-  const std::int64_t per_pack = columns <= 1024 ? 256 : 2048;  // a warp or a block for each row
-  return static_cast<int>(ceil_div(columns, per_pack));
-}
-constexpr bool norm_backward_fuses(std::int64_t columns) { return norm_packs(columns) <= 4; }
-/// Blocks that each add up their rows' gradients for gain and bias: one or two for each
-/// multiprocessor of a large GPU.
+/// Norms hold rows up to this long in registers.
+inline constexpr std::int64_t largest_held_row = 8192;
+/// Blocks that each add up their rows' gradients for gain and bias, with a warp for each row up to
+/// 1,024 columns, and a block for longer ones: three for each multiprocessor of a large GPU.
 constexpr std::int64_t norm_chunks(std::int64_t rows, std::int64_t columns) {
   const std::int64_t blocks = columns <= 1024 ? ceil_div(rows, 4) : rows;
   return blocks < 384 ? blocks : 384;

@@ -63,9 +63,9 @@ bool can_fuse(const Product& product, const CudaWithout& without = {});
 Product without_epilogue(const Product& product);
 void apply_epilogue(const Product& product, float* workspace, CUstream_st* stream);
 std::size_t epilogue_workspace(const Product& product);  // bytes
-/// The library's fast kernels for 16-bit factors need extents in steps of 8. A plain product with
-/// a large extent that is none (GPT-2's vocabulary of 50,257) in two: the whole steps, and the
-/// rest. The rest comes first, to be accumulated on where the inner extent is split. None for
+/// The library's fast kernels for 16-bit factors need steps of 8 along rows in memory. A plain
+/// product of aligned rows with a large extent that is none (GPT-2's vocabulary of 50,257), in two:
+/// the rest, then the whole steps, which accumulate on it where the inner extent is split. None for
 /// other products.
 std::optional<std::array<Product, 2>> split_uneven(const Product& product);
 ProductKey key_of(const Product& product);

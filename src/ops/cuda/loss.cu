@@ -19,7 +19,7 @@ __device__ inline void unpack_shifted(float (&x)[pack], const uint4* from, bool 
     const std::uint32_t low = all[Words + i], high = all[Words + i + 1];
     words[i] = half ? low >> 16 | high << 16 : low;
   }
-  unpack_words<T>(x, uint4{words[0], words[1], words[2], words[3]});
+  unpack(x, PackWords<T>{{{words[0], words[1], words[2], words[3]}}});
 }
 
 /// load() for any address: reads the one or two 16-byte words that hold the elements.
@@ -46,6 +46,8 @@ __device__ inline void load_anywhere(float (&x)[pack], const T* p, int count) {
     }
   }
 }
+
+constexpr int ahead = 4;  // packs that a thread loads before it uses the first
 
 __device__ inline int rest_of(std::int64_t c, std::int64_t columns) {
   return columns - c < pack ? static_cast<int>(columns - c) : pack;
@@ -104,17 +106,34 @@ __global__ void softmax_statistics_kernel(float* maximum, float* sum, float* tar
   __shared__ float scratch[block_warps];
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
     float largest = -FLT_MAX, own = 0;  // finite: exp(−∞ − largest) is 0
-    for (std::int64_t c = threadIdx.x * pack; c < columns; c += Threads * pack) {
-      float v[pack];
+    const auto add = [&](float(&v)[pack], int count) {
       const float before = largest;
-      const int count = rest_of(c, columns);
-      load_anywhere(v, logits.at(r, c), count);
 #pragma unroll
       for (int i = 0; i < pack; ++i) largest = i < count ? fmaxf(largest, v[i]) : largest;
-      if (largest > before) own *= expf(before - largest);
+      if (largest > before) own = rounded_product(own, expf(before - largest));
 #pragma unroll
       for (int i = 0; i < pack; ++i) v[i] = i < count ? expf(v[i] - largest) : 0.0F;
       own += pack_sum(v);
+    };
+    std::int64_t c = threadIdx.x * pack;
+    if (logits.aligned) {
+      for (; c + (ahead - 1) * Threads * pack + pack <= columns; c += ahead * Threads * pack) {
+        PackWords<T> words[ahead];
+#pragma unroll
+        for (int j = 0; j < ahead; ++j) words[j] = words_at(logits.at(r, c + j * Threads * pack));
+#pragma unroll
+        for (int j = 0; j < ahead; ++j) {
+          float v[pack];
+          unpack(v, words[j]);
+          add(v, pack);
+        }
+      }
+    }
+    for (; c < columns; c += Threads * pack) {
+      float v[pack];
+      const int count = rest_of(c, columns);
+      load_anywhere(v, logits.at(r, c), count);
+      add(v, count);
     }
     const float all = group_reduce<Threads>(largest, scratch, Maximum{});
     own = group_reduce<Threads>(largest == all ? own : own * expf(largest - all), scratch, Plus{});
@@ -140,18 +159,39 @@ __global__ void cross_entropy_gradient_kernel(View<T> logits, const float* maxim
     if (head > columns) head = columns;
     const float m = maximum[r], all = factor[r], each = all / sum[r];
     const std::int64_t target = targets[r] - first;
-    for (std::int64_t p = threadIdx.x; p * pack < columns - head + pack; p += Threads) {
-      const std::int64_t c = p == 0 ? 0 : head + (p - 1) * pack;
-      const int count = p == 0 ? static_cast<int>(head) : rest_of(c, columns);
-      if (count <= 0) continue;
-      float v[pack];
-      load(v, row + c, count, p > 0);
+    const auto gradient = [&](float(&v)[pack], std::int64_t c) {
+      const auto at = static_cast<int>(target - c);  // rows have fewer than 2³¹ columns
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
         v[i] = rounded_product(expf(v[i] - m), each);
-        if (c + i == target) v[i] -= all;
+        if (i == at) v[i] -= all;
       }
-      store(row + c, v, count, p > 0);
+    };
+    std::int64_t c = head + threadIdx.x * pack;
+    for (; c + (ahead - 1) * Threads * pack + pack <= columns; c += ahead * Threads * pack) {
+      PackWords<T> words[ahead];
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) words[j] = words_at(row + c + j * Threads * pack);
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        float v[pack];
+        unpack(v, words[j]);
+        gradient(v, c + j * Threads * pack);
+        repack(words_at(row + c + j * Threads * pack), v);
+      }
+    }
+    for (; c < columns; c += Threads * pack) {
+      float v[pack];
+      const int count = rest_of(c, columns);
+      load(v, row + c, count, true);
+      gradient(v, c);
+      store(row + c, v, count, true);
+    }
+    if (threadIdx.x == 0 && head > 0) {
+      float v[pack];
+      load(v, row, static_cast<int>(head), false);
+      gradient(v, 0);
+      store(row, v, static_cast<int>(head), false);
     }
   }
 }

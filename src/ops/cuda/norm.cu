@@ -1,5 +1,7 @@
 // LayerNorm and RMSNorm, a row per group of threads. A row is read from device memory once and kept
-// as fp32 in shared memory, unless it is too long.
+// in registers, unless it is too long.
+#include <type_traits>
+
 #include "elements.cuh"
 
 namespace trireme::ops {
@@ -9,61 +11,102 @@ struct Parameters {
   float *mean, *rstd;
   std::int64_t rows;
   int columns;
-  bool gain_aligned, bias_aligned;
 };
 
-__device__ inline int count_at(int c, int columns) {
-  return columns - c < pack ? columns - c : pack;
-}
+/// A row, or gain or bias, as a thread of a group reads it: pack k begins at column
+/// (threadIdx.x + k·Threads)·8. With Packs = 0 nothing is kept, and each use reads again.
+template <class T, int Threads, int Packs>
+class Row {
+ public:
+  __device__ Row(View<T> from, int columns) : from_(from), columns_(columns) {}
 
-/// A thread's part of a row. Only that thread reads it, so no barrier is needed.
-template <bool Held>
-struct RowMemory {
-  float* row;  // columns rounded up to packs
-  __device__ void put(int c, const float (&x)[pack]) const {
-    if constexpr (Held) repack(row + c, x);
-  }
-  template <class T>
-  __device__ void get(float (&x)[pack], const View<T>& from, std::int64_t r, int c,
-                      int count) const {
-    if constexpr (Held) {
-      unpack(x, row + c);
-    } else {
-      from.load(x, r, c, count);
+  __device__ void read(std::int64_t r) {
+    r_ = r;
+    if constexpr (Packs > 0) {
+      if (from_.whole) {  // all loads are issued before the first is waited for
+#pragma unroll
+        for (int k = 0; k < Packs; ++k) {
+          const int c = column(k);
+          if (c < columns_) packs_[k] = words_at(from_.at(r, c));
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < Packs; ++k) {
+          float x[pack];
+          const int c = column(k);
+          from_.load(x, r, c, columns_ - c < pack ? columns_ - c : pack);
+          repack(packs_[k], x);
+        }
+      }
     }
   }
+  /// Elements past the row's end are 0.
+  __device__ void get(float (&x)[pack], int k) const {
+    if constexpr (Packs > 0) {
+      unpack(x, packs_[k]);
+    } else {
+      const int c = column(k);
+      from_.load(x, r_, c, columns_ - c < pack ? columns_ - c : pack);
+    }
+  }
+
+ private:
+  static __device__ int column(int k) {
+    return (static_cast<int>(threadIdx.x) + k * Threads) * pack;
+  }
+  View<T> from_;
+  int columns_;
+  std::int64_t r_ = 0;
+  PackWords<std::remove_const_t<T>> packs_[Packs > 0 ? Packs : 1];
 };
 
-template <class T, bool Centered, bool Held, int Threads>
-__global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T* bias,
+/// body(k, column, count) for a thread's packs of a row.
+template <int Threads, int Packs, class Body>
+__device__ inline void for_packs_of_row(int columns, const Body& body) {
+  const auto at = [&](int k, int c) { body(k, c, columns - c < pack ? columns - c : pack); };
+  const int first = static_cast<int>(threadIdx.x) * pack;
+  if constexpr (Packs > 0) {
+#pragma unroll
+    for (int k = 0; k < Packs; ++k) {
+      if (first + k * Threads * pack < columns) at(k, first + k * Threads * pack);
+    }
+  } else {
+    for (int k = 0; first + k * Threads * pack < columns; ++k) at(k, first + k * Threads * pack);
+  }
+}
+
+template <class T, bool Centered, int Threads, int Packs>
+__global__ void norm_forward_kernel(View<T> y, View<T> x, View<const T> gain, View<const T> bias,
                                     Parameters p, float epsilon) {
   __shared__ float scratch[block_warps];
-  const int padded = (p.columns + pack - 1) / pack * pack, first = threadIdx.x * pack;
-  const RowMemory<Held> held{reinterpret_cast<float*>(dynamic_shared()) + threadIdx.y * padded};
   const auto count_of_row = static_cast<float>(p.columns);
+  const bool biased = Centered && bias.data != nullptr;
+  Row<T, Threads, Packs> row(x, p.columns);
+  Row<const T, Threads, Packs> gains(gain, p.columns), biases(bias, p.columns);
+  gains.read(0);
+  if (biased) biases.read(0);
   for (std::int64_t r = first_row(); r < p.rows; r += row_step()) {
     float v[pack], sum = 0;
-    for (int c = first; c < p.columns; c += Threads * pack) {
-      x.load(v, r, c, count_at(c, p.columns));
-      held.put(c, v);
+    row.read(r);
+    for_packs_of_row<Threads, Packs>(p.columns, [&](int k, int /*c*/, int /*count*/) {
+      row.get(v, k);
       if constexpr (!Centered) {
 #pragma unroll
         for (int i = 0; i < pack; ++i) v[i] *= v[i];
       }
       sum += pack_sum(v);
-    }
+    });
     sum = group_reduce<Threads>(sum, scratch, Plus{});
     float mean = 0, variance = sum / count_of_row;
     if constexpr (Centered) {
       mean = variance;
       float squares = 0;
-      for (int c = first; c < p.columns; c += Threads * pack) {
-        const int count = count_at(c, p.columns);
-        held.get(v, x, r, c, count);
+      for_packs_of_row<Threads, Packs>(p.columns, [&](int k, int /*c*/, int count) {
+        row.get(v, k);
 #pragma unroll
         for (int i = 0; i < pack; ++i) v[i] = i < count ? (v[i] - mean) * (v[i] - mean) : 0.0F;
         squares += pack_sum(v);
-      }
+      });
       variance = group_reduce<Threads>(squares, scratch, Plus{}) / count_of_row;
     }
     const float rstd = 1.0F / sqrtf(variance + epsilon);
@@ -71,212 +114,190 @@ __global__ void norm_forward_kernel(View<T> y, View<T> x, const T* gain, const T
       if constexpr (Centered) p.mean[r] = mean;
       p.rstd[r] = rstd;
     }
-    for (int c = first; c < p.columns; c += Threads * pack) {
-      const int count = count_at(c, p.columns);
-      float g[pack], b[pack] = {};
-      held.get(v, x, r, c, count);
-      load(g, gain + c, count, p.gain_aligned);
-      if (bias != nullptr) load(b, bias + c, count, p.bias_aligned);
+    for_packs_of_row<Threads, Packs>(p.columns, [&](int k, int c, int count) {
+      float g[pack], b[pack];
+      row.get(v, k);
+      gains.get(g, k);
+      if (biased) biases.get(b, k);
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
         const float normalized = (v[i] - mean) * rstd;
-        v[i] = bias == nullptr ? normalized * g[i] : fmaf(normalized, g[i], b[i]);
+        v[i] = biased ? fmaf(normalized, g[i], b[i]) : normalized * g[i];
       }
       y.store(v, r, c, count);
-    }
+    });
   }
 }
 
+/// Two sums that a group makes at once.
+struct TwoSums {
+  float a, b;
+};
+struct PlusBoth {
+  __device__ TwoSums operator()(TwoSums x, TwoSums y) const { return {x.a + y.a, x.b + y.b}; }
+};
+
 /// With h = (x − mean)·rstd and g = dy·gain: dx = rstd·(g − mean(g) − h·mean(g·h)); RMSNorm has no
-/// mean(g), and mean 0.
-template <class T, bool Centered, bool Held, int Threads>
-__global__ void norm_backward_kernel(View<T> dx, View<T> dy, View<T> x, View<T> residual,
-                                     const T* gain, Parameters p) {
-  __shared__ float scratch[block_warps];
-  const int padded = (p.columns + pack - 1) / pack * pack, first = threadIdx.x * pack;
-  float* rows = reinterpret_cast<float*>(dynamic_shared()) + 2 * threadIdx.y * padded;
-  const RowMemory<Held> held_g{rows}, held_h{rows + padded};
+/// mean(g), and mean 0. With Sums also partial [chunks, outputs, columns]: each block's Σ dy·h over
+/// its rows and, with `biased`, Σ dy.
+// A multiprocessor has three blocks of 128 threads at least, so that enough rows are in flight.
+template <class T, bool Centered, bool Sums, int Threads, int Packs>
+__global__ void __launch_bounds__(GroupSize<Threads>::all, 384 / GroupSize<Threads>::all)
+    norm_backward_kernel(View<T> dx, float* partial, View<T> dy, View<T> x,
+                                     View<T> residual, View<const T> gain, Parameters p,
+                                     bool biased) {
+  constexpr int held = Sums ? Packs : 1, group_rows = GroupSize<Threads>::rows;
+  __shared__ TwoSums scratch[block_warps];
   const auto count_of_row = static_cast<float>(p.columns);
+  Row<T, Threads, Packs> x_row(x, p.columns), dy_row(dy, p.columns), other(residual, p.columns);
+  Row<const T, Threads, Packs> gains(gain, p.columns);
+  float sum_gain[held][pack] = {}, sum_bias[held][pack] = {};
+  gains.read(0);
   for (std::int64_t r = first_row(); r < p.rows; r += row_step()) {
+    x_row.read(r);
+    dy_row.read(r);
+    if (residual.data != nullptr) other.read(r);
     const float mean = Centered ? p.mean[r] : 0.0F, rstd = p.rstd[r];
-    float g[pack], h[pack], w[pack], sum_g = 0, sum_gh = 0;
-    const auto read = [&](int c, int count) {
-      x.load(h, r, c, count);
-      dy.load(g, r, c, count);
-      load(w, gain + c, count, p.gain_aligned);
+    float g[pack], h[pack], w[pack];
+    TwoSums sums = {0, 0};  // of g and g·h
+    for_packs_of_row<Threads, Packs>(p.columns, [&](int k, int /*c*/, int /*count*/) {
+      x_row.get(h, k);
+      dy_row.get(g, k);  // 0 past the row's end
+      gains.get(w, k);
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
         h[i] = (h[i] - mean) * rstd;
+        if constexpr (Sums) {
+          sum_gain[k][i] = fmaf(g[i], h[i], sum_gain[k][i]);
+          if constexpr (Centered) sum_bias[k][i] += g[i];
+        }
         g[i] *= w[i];
+        w[i] = g[i] * h[i];
       }
-    };
-    for (int c = first; c < p.columns; c += Threads * pack) {
-      read(c, count_at(c, p.columns));  // g is 0 past the row's end
-      held_g.put(c, g);
-      held_h.put(c, h);
-      if constexpr (Centered) sum_g += pack_sum(g);
+      if constexpr (Centered) sums.a += pack_sum(g);
+      sums.b += pack_sum(w);
+    });
+    sums = group_reduce<Threads>(sums, scratch, PlusBoth{});
+    const float mean_g = sums.a / count_of_row, mean_gh = sums.b / count_of_row;
+    for_packs_of_row<Threads, Packs>(p.columns, [&](int k, int c, int count) {
+      x_row.get(h, k);
+      dy_row.get(g, k);
+      gains.get(w, k);
 #pragma unroll
-      for (int i = 0; i < pack; ++i) w[i] = g[i] * h[i];
-      sum_gh += pack_sum(w);
-    }
-    const float mean_g =
-        Centered ? group_reduce<Threads>(sum_g, scratch, Plus{}) / count_of_row : 0.0F;
-    const float mean_gh = group_reduce<Threads>(sum_gh, scratch, Plus{}) / count_of_row;
-    for (int c = first; c < p.columns; c += Threads * pack) {
-      const int count = count_at(c, p.columns);
-      if constexpr (Held) {
-        held_g.get(g, dy, r, c, count);
-        held_h.get(h, x, r, c, count);
-      } else {
-        read(c, count);
+      for (int i = 0; i < pack; ++i) {
+        h[i] = (h[i] - mean) * rstd;
+        g[i] = rstd * fmaf(-h[i], mean_gh, g[i] * w[i] - mean_g);
       }
-#pragma unroll
-      for (int i = 0; i < pack; ++i) g[i] = rstd * fmaf(-h[i], mean_gh, g[i] - mean_g);
       if (residual.data != nullptr) {
-        residual.load(w, r, c, count);
+        other.get(w, k);
 #pragma unroll
         for (int i = 0; i < pack; ++i) g[i] += w[i];
       }
       dx.store(g, r, c, count);
-    }
+    });
   }
-}
-
-/// The same dx, and partial [chunks, outputs, columns]: each block's Σ dy·h over its rows and, with
-/// `bias`, Σ dy. A row is in registers, up to Packs packs in each thread of its group.
-template <class T, bool Centered, int Threads, int Packs>
-__global__ void norm_backward_fused_kernel(View<T> dx, float* partial, View<T> dy, View<T> x,
-                                           View<T> residual, const T* gain, Parameters p,
-                                           bool bias) {
-  constexpr int group_rows = GroupSize<Threads>::rows;
-  __shared__ float scratch[block_warps];
-  __shared__ float sums[group_rows][Threads * pack];
-  const int first = threadIdx.x * pack;
-  const auto count_of_row = static_cast<float>(p.columns);
-  float sum_gain[Packs][pack] = {}, sum_bias[Packs][pack] = {};
-  for (std::int64_t r = first_row(); r < p.rows; r += row_step()) {
-    const float mean = Centered ? p.mean[r] : 0.0F, rstd = p.rstd[r];
-    float g[Packs][pack], h[Packs][pack], w[pack], sum_g = 0, sum_gh = 0;
+  if constexpr (Sums) {
+    __shared__ float of_rows[group_rows][Threads * pack];
+    const int first = static_cast<int>(threadIdx.x) * pack;
+    float* to =
+        partial + static_cast<std::int64_t>(blockIdx.x) * (biased ? 2 : 1) * p.columns;
+    // The rows of a block one after another. Each thread reads what it and its like have written.
+    const auto add_up = [&](const float(&own)[held][pack], float* result) {
 #pragma unroll
-    for (int k = 0; k < Packs; ++k) {
-      const int c = first + k * Threads * pack;
-      if (c >= p.columns) break;
-      const int count = count_at(c, p.columns);
-      x.load(h[k], r, c, count);
-      dy.load(g[k], r, c, count);  // 0 past the row's end
-      load(w, gain + c, count, p.gain_aligned);
+      for (int k = 0; k < held; ++k) {
+        __syncthreads();
 #pragma unroll
-      for (int i = 0; i < pack; ++i) {
-        h[k][i] = (h[k][i] - mean) * rstd;
-        sum_gain[k][i] = fmaf(g[k][i], h[k][i], sum_gain[k][i]);
-        if constexpr (Centered) sum_bias[k][i] += g[k][i];
-        g[k][i] *= w[i];
-        w[i] = g[k][i] * h[k][i];
+        for (int i = 0; i < pack; ++i) of_rows[threadIdx.y][first + i] = own[k][i];
+        __syncthreads();
+        if (threadIdx.y != 0) continue;
+        for (int i = 0; i < pack; ++i) {
+          const int c = first + k * Threads * pack + i;
+          if (c >= p.columns) continue;
+          float sum = of_rows[0][first + i];
+          for (int y = 1; y < group_rows; ++y) sum += of_rows[y][first + i];
+          result[c] = sum;
+        }
       }
-      if constexpr (Centered) sum_g += pack_sum(g[k]);
-      sum_gh += pack_sum(w);
-    }
-    const float mean_g =
-        Centered ? group_reduce<Threads>(sum_g, scratch, Plus{}) / count_of_row : 0.0F;
-    const float mean_gh = group_reduce<Threads>(sum_gh, scratch, Plus{}) / count_of_row;
-#pragma unroll
-    for (int k = 0; k < Packs; ++k) {
-      const int c = first + k * Threads * pack;
-      if (c >= p.columns) break;
-      const int count = count_at(c, p.columns);
-#pragma unroll
-      for (int i = 0; i < pack; ++i) g[k][i] = rstd * fmaf(-h[k][i], mean_gh, g[k][i] - mean_g);
-      if (residual.data != nullptr) {
-        residual.load(w, r, c, count);
-#pragma unroll
-        for (int i = 0; i < pack; ++i) g[k][i] += w[i];
-      }
-      dx.store(g[k], r, c, count);
-    }
+    };
+    add_up(sum_gain, to);
+    if (biased) add_up(sum_bias, to + p.columns);
   }
-  const int outputs = bias ? 2 : 1;
-  float* to = partial + static_cast<std::int64_t>(blockIdx.x) * outputs * p.columns;
-  // The rows of a block one after another. Each thread reads what it and its like have written.
-  const auto add_up = [&](const float(&own)[Packs][pack], float* result) {
-#pragma unroll
-    for (int k = 0; k < Packs; ++k) {
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < pack; ++i) sums[threadIdx.y][first + i] = own[k][i];
-      __syncthreads();
-      if (threadIdx.y != 0) continue;
-      for (int i = 0; i < pack; ++i) {
-        const int c = first + k * Threads * pack + i;
-        if (c >= p.columns) continue;
-        float sum = sums[0][first + i];
-        for (int y = 1; y < group_rows; ++y) sum += sums[y][first + i];
-        result[c] = sum;
-      }
-    }
-  };
-  add_up(sum_gain, to);
-  if (bias) add_up(sum_bias, to + p.columns);
 }
 
 Parameters parameters_of(const Norm& norm) {
-  return {norm.mean,
-          norm.rstd,
-          norm.x.rows,
-          static_cast<int>(norm.x.columns),
-          is_aligned(norm.gain),
-          is_aligned(norm.bias)};
+  return {norm.mean, norm.rstd, norm.x.rows, static_cast<int>(norm.x.columns)};
 }
 
-/// use(type, group, centered, held) as constants; `rows` rows of fp32 are held for each row.
-template <std::int64_t WarpColumns, class Use>
-void choose(const Norm& norm, int rows, const Use& use) {
+/// Gain or bias, or null, as a matrix of one row.
+template <class T>
+View<const T> vector(const void* data, std::int64_t columns) {
+  const bool aligned = is_aligned(data);
+  return {static_cast<const T*>(data), columns, aligned, aligned && columns % pack == 0};
+}
+
+template <int Packs>
+using Held = std::integral_constant<int, Packs>;
+
+/// use(type, centered)
+template <class Use>
+void with_kind(const Norm& norm, const Use& use) {
   with_type(norm.x.type, [&]<class T>(T type) {
-    with_group<WarpColumns>(norm.x.columns, [&]<class Group>(Group group) {
-      const std::int64_t padded = (norm.x.columns + pack - 1) / pack * pack;
-      const auto shared = static_cast<std::size_t>(padded * 4 * rows * Group::rows);
-      const auto with_held = [&](auto centered) {
-        if (shared <= usual_shared - 1024) {
-          use(type, group, centered, std::bool_constant<true>{}, shared);
-        } else {
-          use(type, group, centered, std::bool_constant<false>{}, std::size_t{0});
-        }
-      };
-      if (norm.mean != nullptr) {
-        with_held(std::bool_constant<true>{});
-      } else {
-        with_held(std::bool_constant<false>{});
-      }
-    });
+    if (norm.mean != nullptr) {
+      use(type, std::bool_constant<true>{});
+    } else {
+      use(type, std::bool_constant<false>{});
+    }
   });
+}
+
+/// A forward kernel's blocks: each has several rows for which it reads gain and bias once.
+template <class Group>
+dim3 forward_grid(std::int64_t rows) {
+  const std::int64_t blocks = ceil_div(rows, Group::rows);
+  return dim3(static_cast<unsigned>(blocks < 1056 ? blocks : 1056));
+}
+
+/// use(group, packs) for rows that are kept: backward, a thread keeps up to four tensors and sums.
+template <class Use>
+void with_held_row(std::int64_t columns, const Use& use) {
+  if (columns <= 768) return use(GroupSize<32>{}, Held<3>{});
+  if (columns <= 1024) return use(GroupSize<32>{}, Held<4>{});
+  if (columns <= 2048) return use(GroupSize<128>{}, Held<2>{});
+  if (columns <= 4096) return use(GroupSize<128>{}, Held<4>{});
+  use(GroupSize<256>{}, Held<4>{});
 }
 
 }  // namespace
 
 void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st* stream) {
-  if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose<2 * warp_columns>(
-      norm, 1, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
-        launch("norm_forward",
-               norm_forward_kernel<T, decltype(centered)::value, decltype(held)::value,
-                                   Group::threads>,
-               Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(y),
-               view<T>(norm.x), static_cast<const T*>(norm.gain), static_cast<const T*>(norm.bias),
-               parameters_of(norm), epsilon);
-      });
+  const std::int64_t rows = norm.x.rows, columns = norm.x.columns;
+  if (rows == 0 || columns == 0) return;
+  with_kind(norm, [&]<class T, bool Centered>(T, std::bool_constant<Centered>) {
+    const auto run = [&]<class Group, int Packs>(Group, Held<Packs>) {
+      launch("norm_forward", norm_forward_kernel<T, Centered, Group::threads, Packs>,
+             forward_grid<Group>(rows), Group::block(), 0, stream, view<T>(y), view<T>(norm.x),
+             vector<T>(norm.gain, columns), vector<T>(norm.bias, columns), parameters_of(norm),
+             epsilon);
+    };
+    if (columns > largest_held_row) return run(GroupSize<256>{}, Held<0>{});
+    with_held_row(columns, run);
+  });
 }
 
 void norm_backward(const Matrix& dx, const Matrix& dy, const Norm& norm, const Matrix& residual,
                    CUstream_st* stream) {
-  if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  choose<warp_columns>(
-      norm, 2, [&]<class T, class Group>(T, Group, auto centered, auto held, std::size_t shared) {
-        launch("norm_backward",
-               norm_backward_kernel<T, decltype(centered)::value, decltype(held)::value,
-                                    Group::threads>,
-               Group::grid(norm.x.rows), Group::block(), shared, stream, view<T>(dx), view<T>(dy),
-               view<T>(norm.x), view<T>(residual), static_cast<const T*>(norm.gain),
-               parameters_of(norm));
-      });
+  const std::int64_t rows = norm.x.rows, columns = norm.x.columns;
+  if (rows == 0 || columns == 0) return;
+  with_kind(norm, [&]<class T, bool Centered>(T, std::bool_constant<Centered>) {
+    const auto run = [&]<class Group, int Packs>(Group, Held<Packs>) {
+      launch("norm_backward", norm_backward_kernel<T, Centered, false, Group::threads, Packs>,
+             Group::grid(rows), Group::block(), 0, stream, view<T>(dx),
+             static_cast<float*>(nullptr), view<T>(dy), view<T>(norm.x), view<T>(residual),
+             vector<T>(norm.gain, columns), parameters_of(norm), false);
+    };
+    if (columns > largest_held_row) return run(GroupSize<256>{}, Held<0>{});
+    with_held_row(columns, run);
+  });
 }
 
 std::size_t norm_backward_workspace(std::int64_t rows, std::int64_t columns, int outputs) {
@@ -286,33 +307,18 @@ std::size_t norm_backward_workspace(std::int64_t rows, std::int64_t columns, int
 void norm_backward_fused(const Matrix& dx, float* dgain, float* dbias, const Matrix& dy,
                          const Norm& norm, const Matrix& residual, float* workspace,
                          CUstream_st* stream) {
-  if (norm.x.rows == 0 || norm.x.columns == 0) return;
-  const std::int64_t chunks = norm_chunks(norm.x.rows, norm.x.columns);
-  with_type(norm.x.type, [&]<class T>(T) {
-    with_group(norm.x.columns, [&]<class Group>(Group) {
-      const auto run = [&](auto centered, auto packs) {
-        launch("norm_backward_fused",
-               norm_backward_fused_kernel<T, decltype(centered)::value, Group::threads,
-                                          decltype(packs)::value>,
-               dim3(static_cast<unsigned>(chunks)), Group::block(), 0, stream, view<T>(dx),
-               workspace, view<T>(dy), view<T>(norm.x), view<T>(residual),
-               static_cast<const T*>(norm.gain), parameters_of(norm), dbias != nullptr);
-      };
-      const auto with_packs = [&](auto centered) {
-        const int packs = norm_packs(norm.x.columns);
-        if (packs == 1) return run(centered, std::integral_constant<int, 1>{});
-        if (packs == 2) return run(centered, std::integral_constant<int, 2>{});
-        if (packs == 3) return run(centered, std::integral_constant<int, 3>{});
-        run(centered, std::integral_constant<int, 4>{});
-      };
-      if (norm.mean != nullptr) {
-        with_packs(std::bool_constant<true>{});
-      } else {
-        with_packs(std::bool_constant<false>{});
-      }
+  const std::int64_t rows = norm.x.rows, columns = norm.x.columns;
+  if (rows == 0 || columns == 0) return;
+  const std::int64_t chunks = norm_chunks(rows, columns);
+  with_kind(norm, [&]<class T, bool Centered>(T, std::bool_constant<Centered>) {
+    with_held_row(columns, [&]<class Group, int Packs>(Group, Held<Packs>) {
+      launch("norm_backward_fused", norm_backward_kernel<T, Centered, true, Group::threads, Packs>,
+             dim3(static_cast<unsigned>(chunks)), Group::block(), 0, stream, view<T>(dx), workspace,
+             view<T>(dy), view<T>(norm.x), view<T>(residual), vector<T>(norm.gain, columns),
+             parameters_of(norm), dbias != nullptr);
     });
   });
-  join_column_sums(dgain, dbias, workspace, chunks, norm.x.columns, stream);
+  join_column_sums(dgain, dbias, workspace, chunks, columns, stream);
 }
 
 }  // namespace trireme::ops

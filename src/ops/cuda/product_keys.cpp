@@ -108,6 +108,9 @@ void apply_epilogue(const Product& product, float* workspace, CUstream_st* strea
 std::optional<std::array<Product, 2>> split_uneven(const Product& product) {
   constexpr std::int64_t step = 8, large = 1024;
   if (product.a.type == Element::f32 || epilogue_of(product) != Epilogue::none) return {};
+  for (const Matrix& matrix : {product.a, product.b, product.c}) {
+    if (row_alignment(matrix) < 16) return {};
+  }
   const auto uneven = [&](std::int64_t extent) { return extent >= large && extent % step != 0; };
   std::array<Product, 2> parts{product, product};
   Product &rest = parts[0], &steps = parts[1];
@@ -122,10 +125,10 @@ std::optional<std::array<Product, 2>> split_uneven(const Product& product) {
   if (uneven(product.c.columns)) {
     split(&Product::c, true);
     split(&Product::b, !product.transpose_b);
-  } else if (uneven(product.c.rows)) {
+  } else if (product.transpose_a && uneven(product.c.rows)) {
     split(&Product::c, false);
     split(&Product::a, product.transpose_a);
-  } else if (uneven(product.depth())) {
+  } else if ((!product.transpose_a || product.transpose_b) && uneven(product.depth())) {
     split(&Product::a, !product.transpose_a);
     split(&Product::b, product.transpose_b);
     steps.accumulate = true;

@@ -89,40 +89,60 @@ template <class T>
 struct Rotate {
   T* x;
   RotaryShape shape;
-  std::int64_t groups;
+  std::uint32_t groups;
   const std::int32_t* positions;
   const float* frequencies;
   float sign;
   bool low_aligned, high_aligned;
   __device__ void operator()(std::int64_t row, std::int64_t c, int count) const {
-    const std::int64_t r = row / groups, first = row % groups * heads_at_once;
+    const auto index = static_cast<std::uint32_t>(row);  // 64-bit division is slow
+    const std::int64_t r = index / groups, first = index % groups * heads_at_once;
     const std::int64_t last =
         first + heads_at_once < shape.heads ? first + heads_at_once : shape.heads;
+    T* from = x + r * shape.stride + first * shape.head_stride + c;
     float cosine[pack], sine[pack];
     const auto position = static_cast<double>(positions[r]);
 #pragma unroll
     for (int i = 0; i < pack; ++i) {
       // fp64: fp32 would be off by several thousandths at position 100,000.
-      const double angle = position * static_cast<double>(i < count ? frequencies[c + i] : 0.0F);
-      const double turns = rint(angle * 0.159154943091895335769);
-      sincosf(static_cast<float>(fma(-turns, 6.283185307179586476925, angle)), &sine[i],
-              &cosine[i]);
+      const double turns = position * static_cast<double>(i < count ? frequencies[c + i] : 0.0F) *
+                           0.159154943091895335769;
+      sincospif(2.0F * static_cast<float>(turns - rint(turns)), &sine[i], &cosine[i]);
       sine[i] *= sign;
     }
-    for (std::int64_t h = first; h < last; ++h) {
-      T* low = x + r * shape.stride + h * shape.head_stride + c;
-      T* high = low + shape.pairs;
-      float a[pack], b[pack];
-      load(a, low, count, low_aligned);
-      load(b, high, count, high_aligned);
+    const auto turn = [&](float(&a)[pack], float(&b)[pack]) {
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
         const float turned = fmaf(-b[i], sine[i], rounded_product(a[i], cosine[i]));
         b[i] = fmaf(a[i], sine[i], rounded_product(b[i], cosine[i]));
         a[i] = turned;
       }
-      store(low, a, count, low_aligned);
-      store(high, b, count, high_aligned);
+    };
+    float a[pack], b[pack];
+    if (low_aligned && high_aligned && count == pack && last - first == heads_at_once) {
+      PackWords<T> low[heads_at_once], high[heads_at_once];
+#pragma unroll
+      for (int h = 0; h < heads_at_once; ++h) {
+        low[h] = words_at(from + h * shape.head_stride);
+        high[h] = words_at(from + h * shape.head_stride + shape.pairs);
+      }
+#pragma unroll
+      for (int h = 0; h < heads_at_once; ++h) {
+        unpack(a, low[h]);
+        unpack(b, high[h]);
+        turn(a, b);
+        repack(words_at(from + h * shape.head_stride), a);
+        repack(words_at(from + h * shape.head_stride + shape.pairs), b);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (std::int64_t h = first; h < last; ++h, from += shape.head_stride) {
+      load(a, from, count, low_aligned);
+      load(b, from + shape.pairs, count, high_aligned);
+      turn(a, b);
+      store(from, a, count, low_aligned);
+      store(from + shape.pairs, b, count, high_aligned);
     }
   }
 };
@@ -201,8 +221,9 @@ void rotary(void* x, Element type, const RotaryShape& shape, const std::int32_t*
     const bool low = is_aligned(x, (shape.stride | shape.head_stride) * size);
     const std::int64_t groups = ceil_div(shape.heads, heads_at_once);
     for_packs("rotary", shape.rows * groups, shape.pairs, stream,
-              Rotate<T>{static_cast<T*>(x), shape, groups, positions, frequencies,
-                        inverse ? -1.0F : 1.0F, low, low && shape.pairs * size % 16 == 0});
+              Rotate<T>{static_cast<T*>(x), shape, static_cast<std::uint32_t>(groups), positions,
+                        frequencies, inverse ? -1.0F : 1.0F, low,
+                        low && shape.pairs * size % 16 == 0});
   });
 }
 

@@ -80,6 +80,11 @@ inline float fp16_bits_to_float(std::uint16_t bits) { return fp16_to_float(bits)
 inline std::uint16_t float_to_fp16_bits(float value) { return float_to_fp16(value); }
 inline std::uint32_t float_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
 inline float float_of_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+inline void sincospif(float x, float* sine, float* cosine) {
+  const double angle = 3.141592653589793 * static_cast<double>(x);
+  *sine = static_cast<float>(std::sin(angle));
+  *cosine = static_cast<float>(std::cos(angle));
+}
 inline float rounded_product(float a, float b) { return a * b; }
 inline std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>((std::uint64_t{a} * b) >> 32);

@@ -73,7 +73,15 @@ __device__ inline std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
 // Collective over the lanes of a warp.
 template <class T>
 __device__ inline T from_lane_xor(T value, int mask) {
-  return __shfl_xor_sync(whole_warp, value, mask);
+  static_assert(sizeof(T) % 4 == 0);
+  std::uint32_t words[sizeof(T) / 4];
+  memcpy(words, &value, sizeof(T));
+#pragma unroll
+  for (std::size_t i = 0; i < sizeof(T) / 4; ++i) {
+    words[i] = __shfl_xor_sync(whole_warp, words[i], mask);
+  }
+  memcpy(&value, words, sizeof(T));
+  return value;
 }
 
 /// Loads four 8×8 matrices of 16-bit elements from shared memory. Lane l gives the 16-byte aligned
