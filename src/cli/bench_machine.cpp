@@ -6,6 +6,7 @@
 #include "trireme/comm/agree.hpp"
 #include "trireme/core/files.hpp"
 #include "trireme/core/text.hpp"
+#include "trireme/plan/fit_machine.hpp"
 #include "trireme/plan/measure_machine.hpp"
 #include "trireme/plan/peak.hpp"
 #include "trireme/train/setup.hpp"
@@ -154,7 +155,8 @@ void measure_work(const bench::Place& place, const std::vector<DType>& types,
       const model::Transformer model(config);
       // Parameters, gradients, moments, and as much again for activations.
       const double bytes = 32.0 * static_cast<double>(model.table().elements());
-      if (bytes > machine.device.memory_gib * (1 << 30) / place.session.node_size()) continue;
+      const int sharing = host ? place.session.node_size() : 1;  // of the memory
+      if (bytes > machine.device.memory_gib * (1 << 30) / sharing) continue;
       device::MemoryLedger ledger(device);
       comm::Grid alone({}, 0, ledger, {});
       parallel::ReplicaOptions options =
@@ -238,6 +240,10 @@ void add_bench_machine(CLI::App& bench, Command& command) {
         }
         std::vector<DType> types = types_of("--types", options->types, {"fp32", "bf16", "fp16"});
         std::erase_if(types, [&](DType type) { return !place.computes.computes_in(type); });
+        if (types.empty()) {
+          throw ConfigError("--types", options->types, "this device computes in none of them",
+                            "leave it out");
+        }
         const int ranks = session.node_size(), nodes = session.size() / ranks;
         plan::Machine machine;
         machine.ranks_per_node = ranks;
@@ -246,7 +252,9 @@ void add_bench_machine(CLI::App& bench, Command& command) {
                                  ? static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
                                        static_cast<double>(::sysconf(_SC_PAGESIZE))
                                  : static_cast<double>(place.computes.free_bytes().value_or(0));
-        machine.device.memory_gib = std::max(0.001, rounded(bytes / (1 << 30)));
+        // The least of all ranks, which decide by it alike what they measure.
+        machine.device.memory_gib = std::max(
+            0.001, -place.world.all_reduce(-rounded(bytes / (1 << 30)), comm::Reduction::max));
         machine.links.collectives = place.device().is_host() ? "direct" : "ring";
         Table table(sheet);
         measure_work(place, types, rounds, machine, table);

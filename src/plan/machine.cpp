@@ -48,6 +48,7 @@ void Machine::Attention::declare(config::Fields& fields) {
              in_range(0.001, 1));
   fields.add("backward_efficiency", backward_efficiency, "of the peak of products",
              in_range(0.001, 1));
+  fields.add("rows_half", rows_half, "queries at which it has half of that", non_negative());
   fields.add("score_bytes", score_bytes, "moved for each score where it is not fused",
              non_negative());
 }
@@ -160,7 +161,8 @@ double Machine::seconds(const Work& work) const {
     case Work::Kind::attention_backward: {
       const bool backward = work.kind == Work::Kind::attention_backward;
       const double efficiency =
-          backward ? attention.backward_efficiency : attention.forward_efficiency;
+          (backward ? attention.backward_efficiency : attention.forward_efficiency) /
+          (1 + attention.rows_half / static_cast<double>(std::max<std::int64_t>(work.m, 1)));
       if (attention.fused) return fixed + std::max(at_peak(work.flops()) / efficiency, moved);
       // Nothing is left out for a causal mask, and backward need not compute the scores again.
       const double all = work.flops() * (work.causal ? 2 : 1) * (backward ? 0.8 : 1);

@@ -43,6 +43,13 @@ void describe(Work& work, const Tensor&, const Tensor&, const Tensor&, const Ten
   describe_attention(work, q, k, mask);
   work.kind = Work::Kind::attention_backward;
 }
+void describe(Work& work, const Tensor& x, const Tensor&, const Tensor&, bool) {
+  work.bytes += bytes_of(x);
+}
+void describe(Work& work, const Tensor& logits, const Tensor&, const Tensor&, const Tensor&,
+              const Tensor&, std::int64_t) {
+  if (logits.shape().dimensions() == 2) work.bytes += bytes_of(logits);  // else exp_sum_and_target
+}
 // Of the table only the rows of the tokens.
 void describe(Work& work, const Tensor& y, const Tensor& ids, const Tensor&, const ops::RowTile&,
               ops::Lookup) {

@@ -282,7 +282,7 @@ json essentials(const json& record, const RunFacts& facts) {
   for (const std::string& section : sections_of(facts.method)) {
     all[section] = config.value(section, json::object());
   }
-  for (const char* degree : {"tensor", "pipeline", "data", "servers", "threads"}) {
+  for (const char* degree : {"layout", "tensor", "pipeline", "data", "servers", "threads"}) {
     if (all["parallel"].is_object()) all["parallel"].erase(degree);
   }
   return all;

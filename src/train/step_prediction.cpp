@@ -4,6 +4,7 @@
 #include <set>
 
 #include "trireme/core/error.hpp"
+#include "trireme/plan/fit_machine.hpp"
 #include "trireme/plan/measure_machine.hpp"
 #include "trireme/plan/peak.hpp"
 #include "trireme/plan/step_time.hpp"

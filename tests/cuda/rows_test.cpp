@@ -177,10 +177,10 @@ TEST(Norm, RmsNorm) {
 TEST(Norm, BackwardInOnePass) {
   // More rows than blocks have groups, each number of packs per thread, and too many.
   const std::int64_t groups = norm_chunks(1 << 30, 2048);
-  for (const Rows& s : {Rows{7, 13, 0}, Rows{4 * groups + 6, 24, 8}, Rows{5, 300, 0},
-                        Rows{5, 700, 1}, Rows{5, 1001, 3}, Rows{groups + 6, 1032, 0},
-                        Rows{3, 2049, 1}, Rows{3, 4096, 0}, Rows{2, 5000, 0}, Rows{2, 8000, 0},
-                        Rows{2, 8200, 1}, Rows{0, 16, 0}}) {
+  for (const Rows& s :
+       {Rows{7, 13, 0}, Rows{4 * groups + 6, 24, 8}, Rows{5, 300, 0}, Rows{5, 700, 1},
+        Rows{5, 1001, 3}, Rows{groups + 6, 1032, 0}, Rows{3, 2049, 1}, Rows{3, 4096, 0},
+        Rows{2, 5000, 0}, Rows{2, 8000, 0}, Rows{2, 8200, 1}, Rows{0, 16, 0}}) {
     for (const int residual : {-1, 5, 8}) {  // none, the result, another tensor
       for (const bool centered : {true, false}) {
         const bool many = s.rows > 10;  // the emulator is slow
@@ -219,17 +219,14 @@ TEST(Norm, ForwardOfMoreRowsThanGroups) {
         .out({s.rows}, 0, Kind::f32)
         .out({s.rows}, 0, Kind::f32)
         .check(
-            [](Ops& ops, const Tensors& t) {
-              ops.norm(t[3], t[4], t[5], t[0], t[1], t[2], 1e-5F);
-            },
+            [](Ops& ops, const Tensors& t) { ops.norm(t[3], t[4], t[5], t[0], t[1], t[2], 1e-5F); },
             {DType::bf16});
   }
 }
 
 TEST(ColumnSum, OfAnyNumberOfRows) {
-  for (const Rows& s :
-       {Rows{1, 5, 0}, Rows{63, 300, 4}, Rows{65, 8, 0}, Rows{777, 33, 1}, Rows{333, 264, 0},
-        Rows{0, 9, 0}}) {
+  for (const Rows& s : {Rows{1, 5, 0}, Rows{63, 300, 4}, Rows{65, 8, 0}, Rows{777, 33, 1},
+                        Rows{333, 264, 0}, Rows{0, 9, 0}}) {
     Case("column_sum")
         .in({s.rows, s.columns}, 1, s.gap)
         .inout({s.columns}, 1, 0, Kind::f32)

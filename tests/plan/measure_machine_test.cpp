@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "trireme/comm/communicator.hpp"
+#include "trireme/plan/fit_machine.hpp"
 #include "trireme/plan/waiting_ops.hpp"
 
 #include "machines.hpp"
@@ -51,7 +52,7 @@ TEST(MeasuredMachine, HasTheConstantsThatItsWorksHave) {
   truth.device.operation_us = 20;
   truth.products = {
       .fp32_tflops = 0.1, .efficiency = 0.8, .rows_half = 30, .columns_half = 9, .depth_half = 15};
-  truth.attention = {.forward_efficiency = 0.3, .backward_efficiency = 0.25};
+  truth.attention = {.forward_efficiency = 0.3, .backward_efficiency = 0.25, .rows_half = 90};
   truth.memory = {.gb_per_s = 20, .efficiency = 0.5, .update_efficiency = 0.6};
   const std::vector<MeasuredWork> works = works_on(truth);
   Machine start = cpu_machine();
@@ -62,6 +63,7 @@ TEST(MeasuredMachine, HasTheConstantsThatItsWorksHave) {
   EXPECT_NEAR(fitted.products.fp32_tflops * fitted.products.efficiency, 0.08, 0.002);
   EXPECT_NEAR(fitted.products.rows_half, 30, 2);
   EXPECT_NEAR(fitted.products.columns_half, 9, 2);
+  EXPECT_NEAR(fitted.attention.rows_half, 90, 6);
   EXPECT_NEAR(fitted.memory.efficiency * fitted.memory.gb_per_s, 10, 0.3);
   EXPECT_NEAR(fitted.memory.update_efficiency * fitted.memory.gb_per_s, 12, 0.3);
   EXPECT_NEAR(fitted.device.operation_us, 20, 1);
@@ -70,6 +72,34 @@ TEST(MeasuredMachine, HasTheConstantsThatItsWorksHave) {
   exact.measured[works.front().work.key()] = 7;
   EXPECT_EQ(exact.seconds(works.front().work), 7);
   EXPECT_EQ(exact.seconds(works.back().work), fitted.seconds(works.back().work));
+}
+
+/// A slow type whose products take no notice of their shape changes nothing but its own peak.
+TEST(MeasuredMachine, HasTheShapesOfItsFastestType) {
+  Machine truth = cpu_machine();
+  truth.products = {.fp32_tflops = 0.1,
+                    .bf16_tflops = 2,
+                    .efficiency = 0.9,
+                    .rows_half = 30,
+                    .columns_half = 20,
+                    .depth_half = 15};
+  std::vector<MeasuredWork> works;
+  for (const MeasuredWork& each : works_on(truth)) {
+    MeasuredWork fast = each;
+    fast.work.type = DType::bf16;
+    fast.seconds = truth.seconds(fast.work);
+    works.push_back(fast);
+    if (each.work.kind != Kind::product) continue;
+    MeasuredWork slow = each;
+    slow.seconds = each.work.flops() / 0.05e12;
+    works.push_back(slow);
+  }
+  const Machine fitted = fit_works(cpu_machine(), works);
+  EXPECT_NEAR(fitted.products.rows_half, 30, 3);
+  EXPECT_NEAR(fitted.products.columns_half, 20, 3);
+  const Work large{
+      .kind = Kind::product, .m = 2048, .n = 4096, .k = 1024, .bytes = 1, .causal = false};
+  EXPECT_NEAR(fitted.seconds(large) / (large.flops() / 0.05e12), 1, 0.35);
 }
 
 TEST(MeasuredMachine, HasTheLinksThatItsCollectivesHave) {

@@ -42,11 +42,12 @@ struct Machine {
     void declare(config::Fields& fields);
   } products;
 
-  /// Without `fused` all scores are computed, and written and read: score_bytes of each in forward,
-  /// twice as many in backward.
+  /// t = flops / (efficiency·peak)·(1 + rows_half/queries). Without `fused` all scores are
+  /// computed, and written and read: score_bytes of each in forward, twice as many in backward.
   struct Attention {
     bool fused = true;
     double forward_efficiency = 0.5, backward_efficiency = 0.4;  // of the peak of products
+    double rows_half = 0;
     double score_bytes = 0;
     void declare(config::Fields& fields);
   } attention;

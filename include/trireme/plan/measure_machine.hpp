@@ -66,17 +66,4 @@ double measure_slowdown(comm::Grid& grid, comm::GroupKind kind, ops::Ops& ops,
 double measure_launch(ops::Ops& ops, device::Device& device);
 double measure_launch(comm::Communicator& group, device::Device& device);
 
-/// The constants of computation that fit best: peaks are the greatest measured rates, the others
-/// minimize what calibrate() does, each work counted by its share of time.
-Machine fit_works(Machine machine, const std::vector<MeasuredWork>& works);
-/// The constants of links.node, or of links.network where the placement has several nodes.
-Machine fit_links(Machine machine, const std::vector<MeasuredOperation>& operations);
-/// What the host takes between operations that it computes, and where the steps are of one rank,
-/// beside them.
-Machine fit_host(Machine machine, const std::vector<TimedStep>& steps, bool alone);
-
-/// Mean of |ln(predicted/measured)|, by share of time.
-double mean_error(const Machine& machine, const std::vector<MeasuredWork>& works);
-double mean_error(const Machine& machine, const std::vector<MeasuredOperation>& operations);
-
 }  // namespace trireme::plan

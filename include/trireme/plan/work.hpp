@@ -42,7 +42,7 @@ inline DType type_of(const Tensor& tensor) { return tensor.type(); }
 inline DType type_of(const ops::RoundedCopy& copy) { return copy.values.type(); }
 
 // By the parameters of operations of ops::Ops; an operation without a case is bound by the memory
-// of its tensors.
+// of its tensors, each read or written once.
 template <class... Arguments>
 void describe(Work&, const Arguments&...) {}
 void describe(Work& work, const Tensor& c, const Tensor& a, const Tensor& b,
@@ -54,6 +54,11 @@ void describe(Work& work, const Tensor& dq, const Tensor& dk, const Tensor& dv, 
               const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
               const Tensor& v, const ops::AttentionMask& mask, float scale,
               const ops::Dropout& dropout, const Tensor& sinks, const ops::HeadSlice& slice);
+/// rotary and cross_entropy_gradient, in place. exp_sum_and_target has the latter's parameters.
+void describe(Work& work, const Tensor& x, const Tensor& positions, const Tensor& frequencies,
+              bool inverse);
+void describe(Work& work, const Tensor& logits, const Tensor& maximum, const Tensor& sum,
+              const Tensor& targets, const Tensor& factor, std::int64_t first);
 void describe(Work& work, const Tensor& y, const Tensor& ids, const Tensor& table,
               const ops::RowTile& tile, ops::Lookup lookup);
 void describe(Work& work, const Tensor& dtable, const Tensor& ids, const Tensor& dy,

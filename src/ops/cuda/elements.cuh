@@ -149,7 +149,8 @@ void with_type(Element type, const Use& use) {
 
 /// body(r, c, count) for packs of columns [c, c + count) of row r.
 template <class Body>
-__global__ void __launch_bounds__(256, 3) for_packs_kernel(std::int64_t rows, std::int64_t columns, Body body) {
+__global__ void __launch_bounds__(256, 3)
+    for_packs_kernel(std::int64_t rows, std::int64_t columns, Body body) {
   const std::int64_t packs = (columns + pack - 1) / pack;
   const std::int64_t row_step = static_cast<std::int64_t>(gridDim.y) * blockDim.y;
   const std::int64_t pack_step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;

@@ -143,9 +143,8 @@ struct PlusBoth {
 // A multiprocessor has three blocks of 128 threads at least, so that enough rows are in flight.
 template <class T, bool Centered, bool Sums, int Threads, int Packs>
 __global__ void __launch_bounds__(GroupSize<Threads>::all, 384 / GroupSize<Threads>::all)
-    norm_backward_kernel(View<T> dx, float* partial, View<T> dy, View<T> x,
-                                     View<T> residual, View<const T> gain, Parameters p,
-                                     bool biased) {
+    norm_backward_kernel(View<T> dx, float* partial, View<T> dy, View<T> x, View<T> residual,
+                         View<const T> gain, Parameters p, bool biased) {
   constexpr int held = Sums ? Packs : 1, group_rows = GroupSize<Threads>::rows;
   __shared__ TwoSums scratch[block_warps];
   const auto count_of_row = static_cast<float>(p.columns);
@@ -199,8 +198,7 @@ __global__ void __launch_bounds__(GroupSize<Threads>::all, 384 / GroupSize<Threa
   if constexpr (Sums) {
     __shared__ float of_rows[group_rows][Threads * pack];
     const int first = static_cast<int>(threadIdx.x) * pack;
-    float* to =
-        partial + static_cast<std::int64_t>(blockIdx.x) * (biased ? 2 : 1) * p.columns;
+    float* to = partial + static_cast<std::int64_t>(blockIdx.x) * (biased ? 2 : 1) * p.columns;
     // The rows of a block one after another. Each thread reads what it and its like have written.
     const auto add_up = [&](const float(&own)[held][pack], float* result) {
 #pragma unroll

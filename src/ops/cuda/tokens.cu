@@ -220,10 +220,10 @@ void rotary(void* x, Element type, const RotaryShape& shape, const std::int32_t*
     const auto size = static_cast<std::int64_t>(sizeof(T));
     const bool low = is_aligned(x, (shape.stride | shape.head_stride) * size);
     const std::int64_t groups = ceil_div(shape.heads, heads_at_once);
-    for_packs("rotary", shape.rows * groups, shape.pairs, stream,
-              Rotate<T>{static_cast<T*>(x), shape, static_cast<std::uint32_t>(groups), positions,
-                        frequencies, inverse ? -1.0F : 1.0F, low,
-                        low && shape.pairs * size % 16 == 0});
+    for_packs(
+        "rotary", shape.rows * groups, shape.pairs, stream,
+        Rotate<T>{static_cast<T*>(x), shape, static_cast<std::uint32_t>(groups), positions,
+                  frequencies, inverse ? -1.0F : 1.0F, low, low && shape.pairs * size % 16 == 0});
   });
 }
 

@@ -1,0 +1,25 @@
+// Constants of a machine file, fitted to what was measured on the machine.
+#pragma once
+
+#include <vector>
+
+#include "trireme/plan/machine.hpp"
+#include "trireme/plan/measure_machine.hpp"
+
+namespace trireme::plan {
+
+/// The constants of computation that fit best. Of the type with the fastest products, the peak is
+/// the greatest measured rate, and constants of products and attention minimize what calibrate()
+/// does, each work counted by its share of time. Other types share all but the peak.
+Machine fit_works(Machine machine, const std::vector<MeasuredWork>& works);
+/// The constants of links.node, or of links.network where the placement has several nodes.
+Machine fit_links(Machine machine, const std::vector<MeasuredOperation>& operations);
+/// What the host takes between operations that it computes, and where the steps are of one rank,
+/// beside them.
+Machine fit_host(Machine machine, const std::vector<TimedStep>& steps, bool alone);
+
+/// Mean of |ln(predicted/measured)|, by share of time.
+double mean_error(const Machine& machine, const std::vector<MeasuredWork>& works);
+double mean_error(const Machine& machine, const std::vector<MeasuredOperation>& operations);
+
+}  // namespace trireme::plan
