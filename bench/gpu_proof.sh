@@ -4,9 +4,10 @@
 # after `source BUNDLE/env` (scripts/gpu-bundle.sh), or with build/cuda's folders in PATH.
 # Each step is a process with its own time limit; none stops the others. When all have run, those that failed are repeated
 # alone and, if they fail again, without parts of the GPU libraries, one after another (TRIREME_CUDA_WITHOUT); the first
-# of these also with CUDA_LAUNCH_BLOCKING and under compute-sanitizer. Random data has the seed TRIREME_TEST_SEED. Written to OUT (./gpu-proof): steps.jsonl, a line per step or
-# repetition as it ends; table.txt; and logs.tar.gz, with their output and measurements. Ends 30 s before
-# SECONDS_IN_ALL (600). TOGETHER steps run at a time (6 of correctness, else 1).
+# of these also with CUDA_LAUNCH_BLOCKING and under compute-sanitizer. Random data has the seed TRIREME_TEST_SEED.
+# Written to OUT (./gpu-proof): steps.jsonl, a line per step or repetition as it ends; table.txt; and logs.tar.gz, with
+# their output and measurements. Ends 30 s before
+# SECONDS_IN_ALL (600). TOGETHER steps run at a time (6 of correctness, 1 of layouts; those that are timed alone).
 # STEP_SECONDS lowers the limits of all steps, for rehearsals.
 # Exits 0 if every step passed, 1 if one failed or was left out, 77 if there is no device.
 set -uo pipefail
@@ -172,8 +173,12 @@ profile() {
 }
 
 # Without a device every step reports that at once.
-absent="" together=${TOGETHER:-1}
-[ "$stage" != correctness ] || together=${TOGETHER:-6}
+absent=""
+case $stage in
+  correctness) together=${TOGETHER:-6} ;;
+  layouts) together=${TOGETHER:-1} ;;
+  *) together=1 ;;
+esac
 run_limited probe 60 trireme_test_cuda --gtest_filter=CudaDevice.RefusesInvalidIndices
 if [ "$code" = 77 ] || grep -qE "$no_device" "$logs/probe.log"; then absent=yes; fi
 case $together in *[!0-9]*|0*) echo "gpu_proof.sh: TOGETHER=$together: name how many steps run at a time, 1 or more" >&2; exit 2 ;; esac

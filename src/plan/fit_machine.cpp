@@ -66,14 +66,16 @@ Machine fit_works(Machine machine, const std::vector<MeasuredWork>& works) {
   };
   std::vector<MeasuredWork> fitted;
   std::map<Kind, bool> there;
+  double shares = 0;
   for (const MeasuredWork& each : works) {
     if (!is_memory(each.work) && each.work.type != main) continue;
     fitted.push_back(each);
+    shares += each.share;
     there[each.work.kind] = true;
   }
   std::vector<double> weights;
   for (const MeasuredWork& each : fitted) {
-    weights.push_back(each.share * static_cast<double>(works.size()));
+    weights.push_back(each.share / shares * static_cast<double>(fitted.size()));
   }
   machine.memory.gb_per_s = fastest / 1e9;
   machine.memory.efficiency = machine.memory.update_efficiency = 0.7;

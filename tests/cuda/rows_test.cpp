@@ -210,7 +210,8 @@ TEST(Norm, BackwardInOnePass) {
 }
 
 TEST(Norm, ForwardOfMoreRowsThanGroups) {
-  for (const Rows& s : {Rows{4 * 1056 + 6, 16, 0}, Rows{1056 + 6, 1032, 0}}) {
+  const std::int64_t blocks = norm_blocks(1 << 30);
+  for (const Rows& s : {Rows{4 * blocks + 6, 16, 0}, Rows{blocks + 6, 1032, 0}}) {
     Case("layer_norm")
         .in({s.rows, s.columns}, 3)
         .in({s.columns})

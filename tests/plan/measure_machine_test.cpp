@@ -3,6 +3,7 @@
 #include "trireme/plan/measure_machine.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -47,20 +48,26 @@ std::vector<MeasuredWork> works_on(const Machine& machine) {
   return all;
 }
 
-TEST(MeasuredMachine, HasTheConstantsThatItsWorksHave) {
+Machine known_machine() {
   Machine truth = cpu_machine();
   truth.device.operation_us = 20;
   truth.products = {
       .fp32_tflops = 0.1, .efficiency = 0.8, .rows_half = 30, .columns_half = 9, .depth_half = 15};
   truth.attention = {.forward_efficiency = 0.3, .backward_efficiency = 0.25, .rows_half = 90};
   truth.memory = {.gb_per_s = 20, .efficiency = 0.5, .update_efficiency = 0.6};
+  return truth;
+}
+
+TEST(MeasuredMachine, HasTheConstantsThatItsWorksHave) {
+  const Machine truth = known_machine();
   const std::vector<MeasuredWork> works = works_on(truth);
   Machine start = cpu_machine();
   start.memory.gb_per_s = 20;
   const Machine fitted = fit_works(start, works);
   EXPECT_LT(mean_error(fitted, works), 0.01);
   // The peak is that of the fastest product, so the efficiency is relative to it.
-  EXPECT_NEAR(fitted.products.fp32_tflops * fitted.products.efficiency, 0.08, 0.003);
+  // fit() holds constants weakly to where they begin: times are exact to 1 %, constants less so.
+  EXPECT_NEAR(fitted.products.fp32_tflops * fitted.products.efficiency, 0.08, 0.004);
   EXPECT_NEAR(fitted.products.rows_half, 30, 3);
   EXPECT_NEAR(fitted.products.columns_half, 9, 2);
   EXPECT_NEAR(fitted.attention.rows_half, 90, 6);
@@ -76,14 +83,9 @@ TEST(MeasuredMachine, HasTheConstantsThatItsWorksHave) {
 
 /// A slow type whose products take no notice of their shape changes nothing but its own peak.
 TEST(MeasuredMachine, HasTheShapesOfItsFastestType) {
-  Machine truth = cpu_machine();
-  truth.products = {.fp32_tflops = 0.1,
-                    .bf16_tflops = 0.2,
-                    .efficiency = 0.9,
-                    .rows_half = 30,
-                    .columns_half = 20,
-                    .depth_half = 15};
-  std::vector<MeasuredWork> works;
+  Machine truth = known_machine();
+  truth.products.bf16_tflops = 0.2;
+  std::vector<MeasuredWork> works, slow_works;
   for (const MeasuredWork& each : works_on(truth)) {
     MeasuredWork fast = each;
     fast.work.type = DType::bf16;
@@ -92,14 +94,25 @@ TEST(MeasuredMachine, HasTheShapesOfItsFastestType) {
     if (each.work.kind != Kind::product) continue;
     MeasuredWork slow = each;
     slow.seconds = each.work.flops() / 0.02e12;
-    works.push_back(slow);
+    slow_works.push_back(slow);
   }
-  const Machine fitted = fit_works(cpu_machine(), works);
-  EXPECT_NEAR(fitted.products.rows_half, 30, 3);
-  EXPECT_NEAR(fitted.products.columns_half, 20, 3);
-  const Work large{
-      .kind = Kind::product, .m = 2048, .n = 4096, .k = 1024, .bytes = 1, .causal = false};
-  EXPECT_NEAR(fitted.seconds(large) / (large.flops() / 0.02e12), 1, 0.35);
+  const std::vector<MeasuredWork> fast_works = works;
+  works.insert(works.end(), slow_works.begin(), slow_works.end());
+  Machine start = cpu_machine();
+  start.memory.gb_per_s = 20;
+  const Machine fitted = fit_works(start, works);
+  Machine alone = fit_works(start, fast_works);
+  alone.products.fp32_tflops = fitted.products.fp32_tflops;
+  EXPECT_EQ(fitted.to_toml(), alone.to_toml());
+  EXPECT_LT(mean_error(fitted, fast_works), 0.01);
+  // The peak of the slow type makes the mean of its logarithms 0, but for what does not scale with
+  // it: fixed times.
+  double mean = 0;
+  for (const MeasuredWork& each : slow_works) {
+    mean +=
+        std::log(fitted.seconds(each.work) / each.seconds) / static_cast<double>(slow_works.size());
+  }
+  EXPECT_NEAR(mean, 0, 0.02);
 }
 
 TEST(MeasuredMachine, HasTheLinksThatItsCollectivesHave) {

@@ -218,6 +218,9 @@ constexpr std::int64_t rows_of_chunk(std::int64_t rows) {
 
 /// Norms hold rows up to this long in registers.
 inline constexpr std::int64_t largest_held_row = 8192;
+/// Blocks of a norm's forward, which read gain and bias once for several rows: eight for each
+/// multiprocessor of a large GPU.
+constexpr std::int64_t norm_blocks(std::int64_t groups) { return groups < 1056 ? groups : 1056; }
 /// Blocks that each add up their rows' gradients for gain and bias, with a warp for each row up to
 /// 1,024 columns, and a block for longer ones: three for each multiprocessor of a large GPU.
 constexpr std::int64_t norm_chunks(std::int64_t rows, std::int64_t columns) {

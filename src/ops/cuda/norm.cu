@@ -248,13 +248,6 @@ void with_kind(const Norm& norm, const Use& use) {
   });
 }
 
-/// A forward kernel's blocks: each has several rows for which it reads gain and bias once.
-template <class Group>
-dim3 forward_grid(std::int64_t rows) {
-  const std::int64_t blocks = ceil_div(rows, Group::rows);
-  return dim3(static_cast<unsigned>(blocks < 1056 ? blocks : 1056));
-}
-
 /// use(group, packs) for rows that are kept: backward, a thread keeps up to four tensors and sums.
 template <class Use>
 void with_held_row(std::int64_t columns, const Use& use) {
@@ -273,9 +266,9 @@ void norm_forward(const Matrix& y, const Norm& norm, float epsilon, CUstream_st*
   with_kind(norm, [&]<class T, bool Centered>(T, std::bool_constant<Centered>) {
     const auto run = [&]<class Group, int Packs>(Group, Held<Packs>) {
       launch("norm_forward", norm_forward_kernel<T, Centered, Group::threads, Packs>,
-             forward_grid<Group>(rows), Group::block(), 0, stream, view<T>(y), view<T>(norm.x),
-             vector<T>(norm.gain, columns), vector<T>(norm.bias, columns), parameters_of(norm),
-             epsilon);
+             dim3(static_cast<unsigned>(norm_blocks(ceil_div(rows, Group::rows)))), Group::block(),
+             0, stream, view<T>(y), view<T>(norm.x), vector<T>(norm.gain, columns),
+             vector<T>(norm.bias, columns), parameters_of(norm), epsilon);
     };
     if (columns > largest_held_row) return run(GroupSize<256>{}, Held<0>{});
     with_held_row(columns, run);
