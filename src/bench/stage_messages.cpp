@@ -19,7 +19,9 @@ class Messages {
         stage_(down_.rank()),
         stages_(down_.size()),
         ledger_(place.device()),
-        streams_{device::Stream(place.device()), device::Stream(place.device())} {
+        streams_{device::Stream(place.device()), device::Stream(place.device()),
+                 device::Stream(place.device()), device::Stream(place.device())} {
+    grid.connect_stages(links());
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       tensors_[i] = allocate(memory_[i], ledger_, device::Use::communication, type, {count});
     }
@@ -32,8 +34,8 @@ class Messages {
   void run(Pattern pattern) {
     if (pattern == Pattern::ping_pong) return ping_pong();
     std::vector<device::Event> events;
-    if (pattern != Pattern::gradients) events.push_back(pass(down_, 1, 0));
-    if (pattern != Pattern::activations) events.push_back(pass(up_, -1, 1));
+    if (pattern != Pattern::gradients) pass(down_, 1, 0, events);
+    if (pattern != Pattern::activations) pass(up_, -1, 1, events);
     for (const device::Event& event : events) event.wait();
     settle(place_.device());
   }
@@ -74,13 +76,26 @@ class Messages {
         comm::members(grid_.shape(), comm::GroupKind::pipeline, place_.session.rank());
     return 2 * members[static_cast<std::size_t>(stage)] + direction;
   }
-  /// Every stage sends one step on and receives from the other side.
-  device::Event pass(comm::Communicator& channel, int step, int direction) {
-    std::vector<comm::Communicator::Message> messages;
+  std::vector<comm::StageLink> links() const {
+    std::vector<comm::StageLink> links;
+    for (const int first : {stage_ - 1, stage_}) {
+      if (first < 0 || first + 1 >= stages_) continue;
+      links.push_back({comm::Direction::activations, first, first + 1});
+      links.push_back({comm::Direction::gradients, first + 1, first});
+    }
+    return links;
+  }
+  /// Every stage sends one step on and receives from the other side, each on a stream of its own.
+  void pass(comm::Communicator& channel, int step, int direction,
+            std::vector<device::Event>& events) {
     const int to = stage_ + step, from = stage_ - step;
-    if (to >= 0 && to < stages_) messages.push_back({sent(direction), to, true});
-    if (from >= 0 && from < stages_) messages.push_back({received(direction), from, false});
-    return channel.exchange(std::move(messages), streams_[static_cast<std::size_t>(direction)]);
+    device::Stream* const streams = &streams_[2 * static_cast<std::size_t>(direction)];
+    if (to >= 0 && to < stages_) {
+      events.push_back(channel.exchange({{sent(direction), to, true}}, streams[0]));
+    }
+    if (from >= 0 && from < stages_) {
+      events.push_back(channel.exchange({{received(direction), from, false}}, streams[1]));
+    }
   }
   /// Stages 0 and 1, 2 and 3, …: there by the one channel, back by the other. A last stage without
   /// a partner looks on.
@@ -90,7 +105,7 @@ class Messages {
     if (partner >= stages_) return;
     down_.exchange({{first ? sent(0) : received(0), partner, first}}, streams_[0]).wait();
     settle(place_.device());
-    up_.exchange({{first ? received(1) : sent(1), partner, !first}}, streams_[1]).wait();
+    up_.exchange({{first ? received(1) : sent(1), partner, !first}}, streams_[2]).wait();
     settle(place_.device());
   }
 
@@ -99,7 +114,7 @@ class Messages {
   comm::Communicator &down_, &up_;
   int stage_, stages_;
   device::MemoryLedger ledger_;
-  std::array<device::Stream, 2> streams_;
+  std::array<device::Stream, 4> streams_;  // by direction: sends, receives
   std::array<device::Buffer, 4> memory_;
   std::array<Tensor, 4> tensors_;
   Numbers numbers_{64};

@@ -47,8 +47,8 @@ Setting setting_of(const CommConfig& config, GroupKind kind) {
   no_case_for(kind);
 }
 
-/// Whether enough tensors pass there for another backend than MPI. Pipeline channels are always
-/// MPI's: NCCL's order of operations would block them.
+/// Whether `auto` may choose another backend than MPI: few bytes pass there, and between pipeline
+/// stages no GPU has shown what NCCL gains.
 bool carries_tensors(GroupKind kind) {
   return kind != GroupKind::pipeline && kind != GroupKind::world && kind != GroupKind::stage &&
          kind != GroupKind::model;

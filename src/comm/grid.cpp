@@ -7,6 +7,7 @@
 #include "trireme/comm/shape.hpp"
 
 #include "operations.hpp"
+#include "stage_channel.hpp"
 
 namespace trireme::comm {
 namespace {
@@ -137,6 +138,7 @@ void Grid::make_groups() {
     for (const GroupKind kind : kinds) {
       groups_[kind] = make_mpi_communicator(handle, ledger_, messages_);
       if (kind != GroupKind::pipeline) continue;
+      pipeline_ = handle;
       for (auto& channel : channels_) channel = make_mpi_communicator(handle, ledger_, messages_);
     }
   }
@@ -171,6 +173,13 @@ void Grid::use_nccl(const GridOptions& options, bool devices_differ) {
     const bool any = group_size(shape_, kind, 0) > 1 || nccl.alone;
     if (backend(kind) == Backend::nccl && any) kinds_of[backend_key(kind)].push_back(kind);
   }
+  if (backend(GroupKind::pipeline) == Backend::nccl && shape_.of(Axis::pipeline) > 1) {
+    for (std::size_t i = 0; i < channels_.size(); ++i) {
+      auto channel = std::make_unique<StageChannel>(std::move(channels_[i]));
+      stage_channels_[i] = channel.get();
+      channels_[i] = std::move(channel);
+    }
+  }
   for (const auto& [key, kinds] : kinds_of) {
     for (const GroupKind kind : kinds) {
       auto mpi = std::move(groups_[kind]);
@@ -180,6 +189,36 @@ void Grid::use_nccl(const GridOptions& options, bool devices_differ) {
                           ? nccl_->make(std::move(mpi), name, key, {everyone, color})
                           : nccl_->make(std::move(mpi), name, key);
     }
+  }
+}
+
+void Grid::connect_stages(std::vector<StageLink> links) {
+  std::sort(links.begin(), links.end());
+  links.erase(std::unique(links.begin(), links.end()), links.end());
+  // In one order on all stages: the first link that any of them waits for has both its ranks.
+  for (const StageLink& link : links) {
+    StageChannel* const channel = stage_channels_[static_cast<std::size_t>(link.direction)];
+    const int own = coordinate(Axis::pipeline);
+    const bool send = link.sender == own;
+    const int peer = send ? link.receiver : link.sender;
+    if (channel == nullptr || channel->has(peer, send)) continue;
+    TRIREME_ASSERT(send != (link.receiver == own), "stage {} in a link from {} to {}", own,
+                   link.sender, link.receiver);
+    const int ranks[] = {link.sender, link.receiver};
+    MPI_Group all = MPI_GROUP_NULL, two = MPI_GROUP_NULL;
+    mpi_check(MPI_Comm_group(pipeline_->comm(), &all), "MPI_Comm_group");
+    mpi_check(MPI_Group_incl(all, 2, ranks, &two), "MPI_Group_incl");
+    MPI_Comm comm = MPI_COMM_NULL;
+    mpi_check(MPI_Comm_create_group(pipeline_->comm(), two, 0, &comm), "MPI_Comm_create_group");
+    MPI_Group_free(&two);
+    MPI_Group_free(&all);
+    auto mpi = make_mpi_communicator(std::make_shared<MpiHandle>(comm), ledger_, messages_);
+    const std::string name =
+        fmt::format("{} from stage {} to {}",
+                    link.direction == Direction::activations ? "activations" : "gradients",
+                    link.sender, link.receiver);
+    channel->add(peer, send,
+                 nccl_->make_pair(std::move(mpi), name, backend_key(GroupKind::pipeline), send));
   }
 }
 

@@ -87,8 +87,11 @@ class NcclRegistration final : public Registration {
 class NcclCommunicator final : public BesideMpi {
  public:
   NcclCommunicator(NcclRuntime& runtime, std::unique_ptr<Communicator> mpi, const std::string& name,
-                   const std::string& key, const NcclOrigin& origin = {})
-      : BesideMpi(std::move(mpi)), runtime_(runtime), handle_(runtime, *mpi_, name, key, origin) {}
+                   const std::string& key, const NcclOrigin& origin = {}, bool beside = false)
+      : BesideMpi(std::move(mpi)),
+        runtime_(runtime),
+        handle_(runtime, *mpi_, name, key, origin),
+        beside_(beside) {}
 
   std::unique_ptr<Registration> register_memory(const Tensor& memory) override;
 
@@ -111,7 +114,7 @@ class NcclCommunicator final : public BesideMpi {
   device::Event enqueue(OperationKind kind, std::int64_t sent, std::function<Steps()> plan,
                         device::Stream& stream) {
     return stream.enqueue(std::make_unique<NcclOperation>(handle_, runtime_, stream, counter_, kind,
-                                                          sent, std::move(plan)));
+                                                          sent, std::move(plan), beside_));
   }
   bool by_library(const SliceReduction& job) const {
     const DType type = job.type();
@@ -126,6 +129,7 @@ class NcclCommunicator final : public BesideMpi {
   NcclRuntime& runtime_;
   device::Buffer scratch_;
   NcclHandle handle_;  // ends before the scratch memory, on which no work is left then
+  bool beside_;
   bool registers_ = false;
   std::unique_ptr<NcclRegistration> scratch_registration_;
 };
@@ -340,6 +344,19 @@ std::unique_ptr<Communicator> NcclRuntime::make(std::unique_ptr<Communicator> mp
   }
   return std::make_unique<NcclCommunicator>(*this, std::move(mpi), name, key,
                                             NcclOrigin{parent.get(), split.color});
+}
+
+std::unique_ptr<Communicator> NcclRuntime::make_pair(std::unique_ptr<Communicator> mpi,
+                                                     const std::string& name,
+                                                     const std::string& key, bool sends) {
+  auto pair =
+      std::make_unique<NcclCommunicator>(*this, std::move(mpi), name, key, NcclOrigin{}, true);
+  const device::Buffer first(ledger_, device::Use::communication, 1);
+  device::Stream stream(ledger_.device());
+  pair->exchange({{first.view(DType::u8, {1}), 1 - pair->rank(), sends}}, stream).wait();
+  device::wait_for(ledger_.device());
+  pair->reset_traffic();
+  return pair;
 }
 
 std::size_t nccl_scratch_bytes(int size, std::size_t largest, const NcclOptions& options) {

@@ -22,10 +22,11 @@ class NcclOperation final : public device::Operation {
   /// and it is called again. The next begins once NCCL has queued what this one issued.
   using Steps = std::vector<std::function<bool()>>;
   /// `sent`: bytes for other ranks; `plan` is called at its turn, since scratch may move before. To
-  /// be enqueued on `stream` at once.
+  /// be enqueued on `stream` at once. `beside`: neither it nor another group's waits on the device
+  /// for the other's end.
   NcclOperation(NcclHandle& handle, NcclRuntime& runtime, device::Stream& stream,
                 TrafficCounter& traffic, OperationKind kind, std::int64_t sent,
-                std::function<Steps()> plan)
+                std::function<Steps()> plan, bool beside)
       : handle_(handle),
         runtime_(runtime),
         stream_(stream),
@@ -34,6 +35,7 @@ class NcclOperation final : public device::Operation {
         kind_(kind),
         sent_(sent),
         plan_(std::move(plan)),
+        in_turns_(runtime.in_turns() && !beside),
         ticket_(runtime.order().take(stream)) {}
   NcclOperation(const NcclOperation&) = delete;
   NcclOperation& operator=(const NcclOperation&) = delete;
@@ -73,15 +75,13 @@ class NcclOperation final : public device::Operation {
   void begin() {
     planned_ = true;
     begin_ = std::chrono::steady_clock::now();
-    if (const auto last = runtime_.order().last_end(); last && runtime_.in_turns()) {
-      queue_.follow(*last);
-    }
+    if (const auto last = runtime_.order().last_end(); last && in_turns_) queue_.follow(*last);
     queue_.begin_span(name());
     steps_ = plan_();
   }
   void leave(std::shared_ptr<device::Fence> end) {
     left_ = true;
-    runtime_.order().leave(ticket_, std::move(end));
+    runtime_.order().leave(ticket_, in_turns_ ? std::move(end) : nullptr);
   }
 
   NcclHandle& handle_;
@@ -92,6 +92,7 @@ class NcclOperation final : public device::Operation {
   OperationKind kind_;
   std::int64_t sent_;
   std::function<Steps()> plan_;
+  bool in_turns_;
   LaunchOrder::Ticket ticket_;
   bool planned_ = false, left_ = false;
   Steps steps_;

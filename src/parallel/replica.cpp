@@ -157,6 +157,21 @@ void Replica::refresh(std::int64_t updates) {
   engine_.gather_updated();
 }
 
+void Replica::connect_stages() {
+  std::vector<comm::StageLink> links;
+  const int own = grid_.coordinate(comm::Axis::pipeline);
+  for (const Program* program : {&stage_.program(), &stage_.forward_program()}) {
+    for (const UnitAction& action : program->actions) {
+      const bool send = action.kind == UnitAction::Kind::send;
+      if (!send && action.kind != UnitAction::Kind::receive) continue;
+      const auto direction =
+          action.gradient ? comm::Direction::gradients : comm::Direction::activations;
+      links.push_back({direction, send ? own : action.peer, send ? action.peer : own});
+    }
+  }
+  grid_.connect_stages(std::move(links));
+}
+
 void Replica::settle_choices(bool documents) {
   if (choosing_ == nullptr) return;
   const Section section(recorder_, "settle choices");

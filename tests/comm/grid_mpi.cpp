@@ -404,17 +404,32 @@ TEST(GridBackends, RanksThatShareAGpuAreNotSplit) {
   expect_members(grid, session, ledger);
 }
 
-// Neighbors that both receive first, as in interleaved schedules.
-TEST(GridBackends, AChannelSendsWhileItWaits) {
+// Neighbors that both receive first, as in interleaved schedules: by MPI, and by NCCL once they are
+// connected, whether or not NCCL orders launches.
+class StageMessages : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
+INSTANTIATE_TEST_SUITE_P(All, StageMessages,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool()),
+                         [](const auto& it) {
+                           return std::string(std::get<0>(it.param) ? "Connected" : "ByMpi") +
+                                  (std::get<1>(it.param) ? "Ordered" : "");
+                         });
+TEST_P(StageMessages, AreSentWhileTheStageWaits) {
+  const auto [connected, ordered] = GetParam();
   const Session session(nullptr, nullptr);
   const int size = session.size();
   SimulatedDevice device(3, fmt::format("device-{}", session.rank()));
   device::MemoryLedger ledger(device);
-  testing_support::NcclDouble nccl(device);
+  testing_support::NcclDouble nccl(device, ordered);
   CommConfig config;
   config.pipeline = "nccl";
   Grid grid(session, {{1, 1, 1, size}}, ledger, with_nccl(nccl, config));
   if (size == 1) return;
+  const int own = session.rank(), next = (own + 1) % size;
+  if (connected) {
+    const StageLink in{Direction::activations, (own + size - 1) % size, own};
+    grid.connect_stages({{Direction::activations, own, next}, in, in});
+    grid.connect_stages({in});  // known
+  }
   Communicator& channel = grid.pipeline_channel(Direction::activations);
   const device::Buffer buffer(ledger, device::Use::workspace, 16);
   const Tensor numbers = buffer.view(DType::i64, {2});
@@ -425,11 +440,14 @@ TEST(GridBackends, AChannelSendsWhileItWaits) {
   const device::Event arrival =
       channel.exchange({{numbers.slice(0, 0, 1), previous, false}}, receives);
   channel.exchange({{numbers.slice(0, 1, 2), (session.rank() + 1) % size, true}}, sends).wait();
-  ASSERT_EQ(nccl.calls("receive"), 0);
+  EXPECT_EQ(nccl.calls("receive"), connected ? 2 : 0);  // one of each when connected
   arrival.wait();
   std::int64_t end[2] = {};
   device::read(device, end, numbers);
   EXPECT_EQ(end[0], previous);
+  for (const auto& [name, traffic] : grid.traffic()) {
+    EXPECT_EQ(traffic.total().bytes, name == "activations" ? 8 : 0) << name;
+  }
 }
 
 // On an error, pending operations and the streams' ends wait for no other rank.

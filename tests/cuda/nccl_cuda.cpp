@@ -150,6 +150,38 @@ TEST_P(NcclOnGpus, GroupsOfOneParentAddRegisteredMemory) {
   }
 }
 
+// As stages of a pipeline: both ranks queue a receive, a sum of another group, and only then the
+// send that ends the other's receive. As in a run, everything but the links has been used before:
+// the first sum makes its connections and work space and loads its kernels.
+TEST_P(NcclOnGpus, PairsReceiveBeforeTheySend) {
+  if (group_->size() != 2) GTEST_SKIP() << "for two ranks";
+  const int rank = group_->rank(), peer = 1 - rank;
+  const std::int64_t each = 1 << 20;
+  const device::Buffer own = buffer(each), other = buffer(each), summed = buffer(each);
+  const auto whole = [&](const device::Buffer& data) { return data.view(DType::f32, {each}); };
+  fill(own, each);
+  fill(summed, each);
+  group_->all_reduce(whole(summed), Reduction::sum, *stream_).wait();
+  device_->synchronize();
+  const auto pair = [&](const char* name, int sender) {
+    return runtime_->make_pair(make_mpi_communicator(MPI_COMM_WORLD, *ledger_), name,
+                               "comm.pipeline", rank == sender);
+  };
+  const auto down = pair("down", 0), up = pair("up", 1);
+  const auto &sends = rank == 0 ? down : up, &receives = rank == 0 ? up : down;
+  device::Stream to(*device_), from(*device_);
+  for (int i = 0; i < 20; ++i) {
+    fill(summed, each);
+    const device::Event arrived = receives->exchange({{whole(other), peer, false}}, from);
+    group_->all_reduce(whole(summed), Reduction::sum, *stream_).wait();
+    const device::Event sent = sends->exchange({{whole(own), peer, true}}, to);
+    arrived.wait();
+    sent.wait();
+    ASSERT_EQ(read(other, each).back(), value(peer, each - 1)) << i;
+    ASSERT_EQ(read(summed, each).back(), sum(each - 1)) << i;
+  }
+}
+
 TEST_P(NcclOnGpus, AnAbortEndsTheCommunicator) {
   const device::Buffer data = buffer(1000);
   fill(data, 1000);

@@ -32,8 +32,8 @@ struct BackendFacts {
 std::string backend_key(GroupKind kind);
 
 /// The backend of each kind of group; pure. For auto it is MPI where tensors do not pass: world,
-/// stage and model groups, and pipelines, whose channels are always MPI's. Throws ConfigError that
-/// names comm.tensor, comm.data, comm.pipeline or comm.world where a backend cannot be used.
+/// stage and model groups, and pipelines. Throws ConfigError that names comm.tensor, comm.data,
+/// comm.pipeline or comm.world where a backend cannot be used.
 Backends choose_backends(const CommConfig& config, const GridShape& shape,
                          const BackendFacts& facts);
 

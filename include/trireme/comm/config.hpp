@@ -9,9 +9,7 @@ namespace trireme::comm {
 
 struct CommConfig {
   // Of groups along an axis: tensor (and context); data with its shard and replica groups; pipeline
-  // with the embedding group; world with stage and model groups. Pipeline channels always use MPI:
-  // NCCL runs sends and receives one after another, which would hang. So `pipeline` is in effect
-  // for the embedding group.
+  // with the embedding group, and its channels where it is nccl; world with stage and model groups.
   std::string tensor = "auto", data = "auto", pipeline = "auto", world = "auto";
   std::string staging = "auto";
 
@@ -24,8 +22,8 @@ struct CommConfig {
         backend);
     fields.add("data", data, "the same between data ranks", backend);
     fields.add("pipeline", pipeline,
-               "the same of tied embeddings' gradients between first and last stage; messages "
-               "between neighboring stages always go by MPI",
+               "the same of tied embeddings' gradients between first and last stage; with nccl "
+               "also of messages between stages, which go by MPI otherwise",
                backend);
     fields.add("world", world,
                "the same in groups over several axes, which exchange only a few bytes: auto is mpi",

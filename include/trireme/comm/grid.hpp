@@ -25,6 +25,16 @@ namespace trireme::comm {
 /// What travels between neighboring pipeline stages.
 enum class Direction : std::uint8_t { activations, gradients };
 
+/// Messages of one kind from one stage to another, both of one pipeline group.
+struct StageLink {
+  Direction direction = Direction::activations;
+  int sender = 0, receiver = 0;  // stages
+  auto operator<=>(const StageLink&) const = default;
+};
+
+class MpiHandle;     // src/comm/operations.hpp
+class StageChannel;  // src/comm/stage_channel.hpp
+
 /// What carries a grid's messages.
 struct GridOptions {
   CommConfig comm{};
@@ -72,11 +82,19 @@ class Grid {
   /// First and last pipeline stage at equal other coordinates, for tied embeddings; this rank alone
   /// where there is one stage, and in the stages between.
   Communicator& embedding_group() { return group(GroupKind::embedding); }
-  /// The ranks of group(Axis::pipeline), once for each direction. Always MPI's: sends and receives
-  /// are under way at once there, which one NCCL communicator would do one after another.
+  /// The ranks of group(Axis::pipeline), once for each direction. MPI's, unless connect_stages has
+  /// been called with comm.pipeline = nccl.
   Communicator& pipeline_channel(Direction direction) {
     return *channels_[static_cast<std::size_t>(direction)];
   }
+
+  /// Gives each of this rank's links an NCCL communicator of its own where comm.pipeline = nccl,
+  /// and does nothing elsewhere: sends and receives are under way at once, and one communicator
+  /// would do them one after another. Collective over the two stages of each link, while no message
+  /// is under way. Not before the device's libraries are loaded and its work space has grown: both
+  /// may wait for all work on the device, and a receive that is queued there ends only when its
+  /// peer sends.
+  void connect_stages(std::vector<StageLink> links);
 
   Backend backend(GroupKind kind) const { return backends_[kind]; }
   const Backends& backends() const { return backends_; }
@@ -111,7 +129,9 @@ class Grid {
   std::unique_ptr<NcclRuntime> nccl_;     // outlives the groups
   std::unique_ptr<SharedWindow> window_;  // likewise
   ByKind<std::unique_ptr<Communicator>> groups_;
+  std::shared_ptr<MpiHandle> pipeline_;  // null: of this rank alone, or a plan
   std::array<std::unique_ptr<Communicator>, 2> channels_;
+  std::array<StageChannel*, 2> stage_channels_{};  // the same; null: MPI's alone
   std::string where_;
 };
 

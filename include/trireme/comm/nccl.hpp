@@ -176,6 +176,15 @@ class NcclRuntime {
   std::unique_ptr<Communicator> make(std::unique_ptr<Communicator> mpi, const std::string& name,
                                      const std::string& key, const NcclSplit& split);
 
+  /// Of two ranks, for messages from one to the other alone, in one order on both. They wait on the
+  /// device for no other group's operations, nor these for them: a receive may be queued long
+  /// before what lets its peer send. So the device must have room for them beside all else. NCCL
+  /// connects the two in their first message, in which each side waits for the other and no later
+  /// operation of the rank is called: it is sent here, by the rank that `sends`.
+  std::unique_ptr<Communicator> make_pair(std::unique_ptr<Communicator> mpi,
+                                          const std::string& name, const std::string& key,
+                                          bool sends);
+
   /// Aborts all communicators, whose work on the device then ends, and fails the device with `why`.
   /// To be called while an exception is handled: what it destroys waits for the device.
   void abandon(const std::exception_ptr& why) noexcept;

@@ -41,6 +41,9 @@ class Replica {
   /// that saw it. `documents`: the run's batches name the document of each token. The gradients it
   /// leaves are of no use. Collective over the grid, before the first step.
   void settle_choices(bool documents = false);
+  /// Messages between stages pass by NCCL from now on, where comm.pipeline = nccl: see
+  /// Grid::connect_stages. Collective over the grid, between two steps, after settle_choices.
+  void connect_stages();
   /// What was chosen so far, the same on every rank after settle_choices.
   std::vector<ops::Choice> choices() const {
     return choosing_ == nullptr ? std::vector<ops::Choice>() : choosing_->describe_choices();

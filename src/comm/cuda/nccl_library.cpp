@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string_view>
 
+#include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include "trireme/comm/nccl.hpp"
@@ -91,11 +92,13 @@ class Library final : public NcclApi {
     if (ncclGetVersion(&number) != ncclSuccess) return "unknown";
     return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
   }
-  /// By an environment variable alone, from 2.26 on. One that is set already stays.
+  /// By an environment variable alone, from 2.26 on. One that is set already stays. With a driver
+  /// before CUDA 12.3 NCCL would do operations one after another, not only start them in order.
   bool orders_launches() override {
     constexpr const char* variable = "NCCL_LAUNCH_ORDER_IMPLICIT";
-    int number = 0;
+    int number = 0, driver = 0;
     if (ncclGetVersion(&number) != ncclSuccess || number < NCCL_VERSION(2, 26, 0)) return false;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver < 12030) return false;
     setenv(variable, "1", 0);
     return std::string_view(std::getenv(variable)) == "1";
   }
