@@ -186,7 +186,6 @@ void measure_links(const bench::Place& place, const train::RunConfig& config,
   shape.degree[static_cast<std::size_t>(comm::Axis::data)] = nodes;
   comm::Grid grid(place.session, shape, ledger, train::grid_options(config));
   comm::or_abandon(grid, [&] {
-    const std::int64_t largest = std::int64_t{device.is_host() ? 16 : 128} << 20;
     const auto ops = [&] {
       const parallel::MakeOps make = place.computes.make_ops();
       return make ? make(ledger, place.threads, false)
@@ -194,14 +193,8 @@ void measure_links(const bench::Place& place, const train::RunConfig& config,
     }();
     const auto measure = [&](comm::GroupKind kind, const plan::Placement& placement,
                              const char* name) {
-      const auto all = plan::measure_collectives(grid, kind, placement, device, largest);
-      machine = plan::fit_links(machine, all);
+      const auto all = plan::measure_links(machine, grid, kind, placement, *ops, device);
       table.add(machine, name, all);
-      machine.links.slowdown =
-          std::max(machine.links.slowdown, plan::measure_slowdown(grid, kind, *ops, device));
-      if (device.is_host()) return;
-      machine.links.launch_us = machine.links.message_us =
-          1e6 * plan::measure_launch(grid.group(kind), device);
     };
     if (ranks > 1) {
       measure(comm::GroupKind::tensor, {.ranks = ranks}, "collectives/node");

@@ -37,7 +37,7 @@ std::string keys_of(const train::RunConfig& config, const comm::GridShape& shape
   return text + fmt::format("{:<15}", p.pipeline > 1 ? schedule : "-");
 }
 
-/// Throws ConfigError where nothing fits into `memory` bytes of a rank (0: the machine's).
+/// Throws AgreedError where nothing fits into `memory` bytes of a rank (0: the machine's).
 train::LayoutSearch search(const train::RunConfig& config, const train::LayoutFacts& facts,
                            const plan::Machine& machine, std::int64_t memory) {
   if (memory == 0) memory = static_cast<std::int64_t>(machine.device.memory_gib * (1 << 30));
@@ -48,15 +48,13 @@ train::LayoutSearch search(const train::RunConfig& config, const train::LayoutFa
       config, facts, machine, memory,
       [&](int simulated) { progress.show(-1, counted(simulated, "layout")); });
   if (!found.fitting.empty()) return found;
-  throw ConfigError(
-      "--ranks", std::to_string(facts.world),
-      fmt::format("no layout fits into {:.1f} GiB a rank; the nearest is tensor {} × pipeline {}, "
-                  "micro-batch {}, recomputation {}, {:.1f} GiB too large",
-                  gibibytes(memory), found.nearest.config.parallel.tensor,
-                  found.nearest.config.parallel.pipeline, found.nearest.config.train.micro_batch,
-                  found.nearest.config.parallel.recompute,
-                  gibibytes(found.nearest.memory - memory)),
-      "use more ranks, or a smaller model");
+  const train::FoundLayout& nearest = found.nearest;
+  throw AgreedError(
+      "no layout of {} fits into {:.1f} GiB a rank; the nearest is tensor {} × pipeline {}, "
+      "micro-batch {}, recomputation {}, {:.1f} GiB too large; use more ranks, or a smaller model",
+      counted(facts.world, "rank"), gibibytes(memory), nearest.config.parallel.tensor,
+      nearest.config.parallel.pipeline, nearest.config.train.micro_batch,
+      nearest.config.parallel.recompute, gibibytes(nearest.memory - memory));
 }
 
 std::string longer(const train::FoundLayout& other, const train::FoundLayout& best) {
@@ -113,7 +111,8 @@ static nlohmann::ordered_json chosen_layout(ResolvedConfig& resolved, train::Lay
     throw ConfigError("parallel.layout", "auto", "needs a machine file in train.predict",
                       "make one by trireme bench machine, or use one of data/machines");
   }
-  const nlohmann::ordered_json given = train::layout_keys(resolved.config);
+  nlohmann::ordered_json given = train::layout_keys(resolved.config);
+  given["parallel"]["data"] = 0;  // the rest of the world
   for (const auto& [section, of_section] : given.items()) {
     for (const auto& [key, unused] : of_section.items()) {
       const config::Field& field = resolved.fields.at(section + "." + key, "parallel.layout");

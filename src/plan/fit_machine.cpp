@@ -125,6 +125,21 @@ Machine fit_links(Machine machine, const std::vector<MeasuredOperation>& operati
       std::vector<double>(operations.size(), 1.0));
 }
 
+std::vector<MeasuredOperation> measure_links(Machine& machine, comm::Grid& grid,
+                                             comm::GroupKind kind, const Placement& placement,
+                                             ops::Ops& ops, device::Device& device) {
+  const std::int64_t largest = std::int64_t{device.is_host() ? 16 : 128} << 20;
+  const auto all = measure_collectives(grid, kind, placement, device, largest);
+  machine = fit_links(machine, all);
+  machine.links.slowdown =
+      std::max(machine.links.slowdown, measure_slowdown(grid, kind, ops, device));
+  if (!device.is_host()) {
+    machine.links.launch_us = machine.links.message_us =
+        1e6 * measure_launch(grid.group(kind), device);
+  }
+  return all;
+}
+
 Machine fit_host(Machine machine, const std::vector<TimedStep>& steps, bool alone) {
   std::vector<double> between;
   for (const TimedStep& step : steps) {

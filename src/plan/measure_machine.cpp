@@ -6,6 +6,8 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <string_view>
+#include <utility>
 
 #include "trireme/core/random.hpp"
 #include "trireme/optim/optimizer.hpp"
@@ -22,9 +24,12 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+/// Less than any clock here resolves: no time is 0.
+constexpr double clock_seconds = 1e-7;
+
 double spread_of(const std::vector<double>& seconds) {
   return (report::quantile(seconds, 0.9) - report::quantile(seconds, 0.1)) / 2 /
-         report::quantile(seconds, 0.5);
+         std::max(report::quantile(seconds, 0.5), clock_seconds);
 }
 
 /// Values of all ranks, one after another.
@@ -116,29 +121,46 @@ std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::Rep
 
 std::vector<MeasuredWork> measured_works(comm::Communicator& world,
                                          const std::vector<TimedStep>& steps) {
-  struct Call {
-    Work work;
-    double seconds;
-  };
-  std::vector<Call> own;
+  using Key = decltype(Work().key());
+  // Operations of equal work may differ in their times, so each has its own median.
+  std::map<std::pair<Key, std::string_view>, std::pair<Work, std::vector<double>>> calls;
   for (const TimedStep& step : steps) {
-    for (const TimedCall& call : step.calls) own.push_back({call.work, call.seconds});
+    for (const TimedCall& call : step.calls) {
+      auto& [work, seconds] = calls[{call.work.key(), call.name}];
+      work = call.work;
+      seconds.push_back(call.seconds);
+    }
   }
-  std::map<decltype(Work().key()), MeasuredWork> works;
-  std::map<decltype(Work().key()), std::vector<double>> times;
-  double sum = 0;
-  for (const Call& call : gathered(world, own)) {
-    works[call.work.key()].work = call.work;
-    times[call.work.key()].push_back(call.seconds);
-    sum += call.seconds;
+  struct Sums {
+    Work work;
+    double calls = 0, seconds = 0, spread = 0;  // spread: in seconds
+  };
+  std::vector<Sums> own;
+  for (const auto& [key, each] : calls) {
+    const auto& [work, seconds] = each;
+    const auto count = static_cast<double>(seconds.size());
+    const double sum = count * std::max(report::quantile(seconds, 0.5), clock_seconds);
+    if (own.empty() || own.back().work.key() != work.key()) own.push_back({.work = work});
+    own.back().calls += count;
+    own.back().seconds += sum;
+    own.back().spread += sum * spread_of(seconds);
+  }
+  std::map<Key, Sums> works;
+  double all_seconds = 0;
+  for (const Sums& theirs : gathered(world, own)) {
+    Sums& sums = works[theirs.work.key()];
+    sums.work = theirs.work;
+    sums.calls += theirs.calls;
+    sums.seconds += theirs.seconds;
+    sums.spread += theirs.spread;
+    all_seconds += theirs.seconds;
   }
   std::vector<MeasuredWork> all;
-  for (auto& [key, each] : works) {
-    const std::vector<double>& seconds = times[key];
-    each.seconds = report::quantile(seconds, 0.5);
-    each.spread = spread_of(seconds);
-    each.share = each.seconds * static_cast<double>(seconds.size()) / sum;
-    all.push_back(each);
+  for (const auto& [key, sums] : works) {
+    all.push_back({.work = sums.work,
+                   .seconds = sums.seconds / sums.calls,
+                   .spread = sums.spread / sums.seconds,
+                   .share = sums.seconds / all_seconds});
   }
   return all;
 }

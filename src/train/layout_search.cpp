@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "trireme/core/text.hpp"
 #include "trireme/plan/step_time.hpp"
 
 namespace trireme::train {
@@ -269,11 +270,10 @@ LayoutSearch search_layouts(const RunConfig& config, const LayoutFacts& facts,
                             const std::function<void(int simulated)>& progress) {
   LayoutSearch result = Search(config, facts, machine, memory, progress).run();
   if (result.fitting.empty() && result.nearest.memory == 0) {
-    throw ConfigError("--ranks", std::to_string(facts.world),
-                      fmt::format("no layout divides {} heads, {} layers and a batch of {} over so "
-                                  "many ranks",
-                                  config.model.heads, config.model.layers, config.train.batch),
-                      "use a train.batch that the data ranks divide");
+    throw AgreedError(
+        "no layout divides {} heads, {} layers and a batch of {} over {}; use a train.batch that "
+        "the data ranks divide",
+        config.model.heads, config.model.layers, config.train.batch, counted(facts.world, "rank"));
   }
   return result;
 }

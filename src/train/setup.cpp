@@ -163,6 +163,10 @@ int shard_ranks(const RunConfig& config, const comm::GridShape& shape, const Lay
 }  // namespace
 
 comm::GridShape grid_shape(const RunConfig& config, const LayoutFacts& facts) {
+  if (config.parallel.layout == "auto") {
+    throw ConfigError("parallel.layout", "auto", "is for trireme train",
+                      "use given; trireme plan --search finds the same layout");
+  }
   comm::GridShape shape = comm::make_grid_shape(facts.world - server_ranks(config),
                                                 {.tensor = config.parallel.tensor,
                                                  .pipeline = config.parallel.pipeline,

@@ -54,28 +54,42 @@ plan::Placement placement_of(comm::Grid& grid, comm::GroupKind kind, const comm:
   return own;
 }
 
-/// Of a group inside a node, and of one between nodes, as far as the layout has them.
+/// Links inside a node and between nodes, by groups of the run's grid where it has such ones, else
+/// by groups that fill a node, or have a rank of each. Where ranks are placed so that there is no
+/// such group either, one link has the other's constants.
 void measure_links(const Job& job, const parallel::ReplicaOptions& options, comm::Grid& grid,
                    plan::Machine& machine) {
+  using comm::GroupKind;
+  const comm::Session& session = job.session;
   device::Device& device = job.computes.device();
   device::MemoryLedger ledger(device);
   const auto ops = options.make_ops ? options.make_ops(ledger, options.threads, false)
                                     : ops::make_cpu_ops(options.threads, &ledger, false);
   if (!device.is_host()) machine.device.launch_us = 1e6 * plan::measure_launch(*ops, device);
-  const std::int64_t largest = std::int64_t{device.is_host() ? 16 : 128} << 20;
-  for (const auto kind :
-       {comm::GroupKind::data, comm::GroupKind::tensor, comm::GroupKind::pipeline}) {
-    const plan::Placement placement = placement_of(grid, kind, job.session);
-    plan::Machine::Link& link = placement.nodes > 1 ? machine.network : machine.node;
-    if (placement.ranks == 1 || link.gb_per_s > 0) continue;
-    machine =
-        plan::fit_links(machine, plan::measure_collectives(grid, kind, placement, device, largest));
-    machine.links.slowdown =
-        std::max(machine.links.slowdown, plan::measure_slowdown(grid, kind, *ops, device));
-    if (device.is_host()) continue;
-    machine.links.launch_us = machine.links.message_us =
-        1e6 * plan::measure_launch(grid.group(kind), device);
+  const std::set<int> nodes(session.nodes().begin(), session.nodes().end());
+  const int count = static_cast<int>(nodes.size()), per_node = session.size() / count;
+  const auto measure = [&](comm::Grid& groups, bool between) {
+    for (const auto kind : {GroupKind::data, GroupKind::tensor, GroupKind::pipeline}) {
+      if ((between ? machine.network : machine.node).gb_per_s > 0) return;
+      const plan::Placement placement = placement_of(groups, kind, session);
+      if (placement.ranks == 1 || (placement.nodes > 1) != between) continue;
+      plan::measure_links(machine, groups, kind, placement, *ops, device);
+    }
+  };
+  // Inside a node first: what passes between nodes also passes inside them.
+  for (const bool between : {false, true}) {
+    measure(grid, between);
+    const bool has_link = between ? count > 1 : per_node > 1;
+    const bool measured = (between ? machine.network : machine.node).gb_per_s > 0;
+    if (measured || !has_link || per_node * count != session.size()) continue;
+    comm::GridShape shape;
+    shape.degree[static_cast<std::size_t>(comm::Axis::tensor)] = per_node;
+    shape.degree[static_cast<std::size_t>(comm::Axis::data)] = count;
+    comm::Grid by_node(session, shape, ledger, grid_options(job.config));
+    comm::or_abandon(by_node, [&] { measure(by_node, between); });
   }
+  if (machine.node.gb_per_s == 0) machine.node = machine.network;
+  if (machine.network.gb_per_s == 0) machine.network = machine.node;
 }
 
 }  // namespace

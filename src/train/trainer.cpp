@@ -44,8 +44,9 @@ Trainer::Trainer(Job& job, comm::Grid& grid, Method& method)
       method_(method),
       dataset_(data::Dataset::open(job.config.data.path)),
       validation_(dataset_.reader(data::SplitName::valid)),
-      replica_(job.model, options_of(job, grid, method), grid, job.recorder, job.ledger),
       reporter_(job, grid.world().rank() == 0),
+      predicted_step_(predict_step()),
+      replica_(job.model, options_of(job, grid, method), grid, job.recorder, job.ledger),
       account_(grid, job.recorder),
       stop_policy_(job.config.train, stop_sources(job.config.train, method)),
       checkpointer_(job, dataset_, reporter_),
@@ -73,7 +74,6 @@ void Trainer::begin() {
   std::vector<std::string> passed_over;
   const std::string folder =
       find_resume(job_.config, grid_.world(), passed_over);  // before anything is written
-  if (job_.config.train.predict != "off") predict_step();
   comm::agree(grid_.world(), [&] {
     if (!reporter_.is_root()) return;
     checkpointer_.take_tokenizer();
@@ -84,6 +84,7 @@ void Trainer::begin() {
   if (!folder.empty()) resume(folder);
   const double peak = measure_peak();
   replica_.settle_choices(job_.config.data.document_mask);
+  replica_.connect_stages();
   begin_record(environment, peak);
   job_.starting.reset();
   grid_.world().barrier();  // from which the traces of all ranks count their time
@@ -92,8 +93,10 @@ void Trainer::begin() {
   checkpointer_.restart_clock();
 }
 
-void Trainer::predict_step() {
+nlohmann::json Trainer::predict_step() {
+  nlohmann::json predicted;
   const std::string& source = job_.config.train.predict;
+  if (source == "off") return predicted;
   const parallel::ReplicaOptions options = options_of(job_, grid_, method_);
   plan::Machine machine;
   if (source == "quick") {
@@ -105,9 +108,10 @@ void Trainer::predict_step() {
     if (source != "quick") {
       machine = read_machine(source, job_.computes.on_host(), job_.session.node_size());
     }
-    predicted_step_ = predict_step_time(machine, source, job_.model, options, grid_.shape(),
-                                        job_.config.data.document_mask);
+    predicted = predict_step_time(machine, source, job_.model, options, grid_.shape(),
+                                  job_.config.data.document_mask);
   });
+  return predicted;
 }
 
 void Trainer::resume(std::string folder) {

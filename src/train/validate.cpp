@@ -262,8 +262,6 @@ void check_method(const RunConfig& config, const LayoutFacts& facts) {
 }
 
 static comm::GridShape check_layout(RunConfig& config, const LayoutFacts& facts) {
-  refuse(config.parallel.layout == "auto", "parallel.layout", "auto", "is for trireme train",
-         "use trireme plan --search, or leave it out");
   check_method(config, facts);
   const comm::GridShape shape = grid_shape(config, facts);
   check_batch(config, shape.of(comm::Axis::data));

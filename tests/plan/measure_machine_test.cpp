@@ -210,18 +210,22 @@ TEST(TimedSteps, MakeTheCallsOfTheirTrace) {
   EXPECT_EQ(time_steps(third, options, grid, device, 0, 5, 0).size(), 1U);
 }
 
-TEST(MeasuredWorks, AreMedians) {
-  const Work work{.bytes = 100};
+/// Each operation of equal work has its median; work whose clock did not move still takes time.
+TEST(MeasuredWorks, AreMeansOfMedians) {
+  const Work work{.bytes = 100}, none{.bytes = 200};
   std::vector<TimedStep> steps(1);
   for (const double seconds : {1.0, 2.0, 3.0, 4.0, 90.0}) {
-    steps[0].calls.push_back({.work = work, .seconds = seconds});
+    steps[0].calls.push_back({.name = "add", .work = work, .seconds = seconds});
   }
+  steps[0].calls.push_back({.name = "fill", .work = work, .seconds = 9});
+  steps[0].calls.push_back({.name = "fill", .work = none, .seconds = 0});
   const auto world = comm::make_self_communicator();
   const auto works = measured_works(*world, steps);
-  ASSERT_EQ(works.size(), 1U);
-  EXPECT_EQ(works[0].seconds, 3);
-  EXPECT_NEAR(works[0].share, 15.0 / 100, 1e-12);
+  ASSERT_EQ(works.size(), 2U);
+  EXPECT_EQ(works[0].seconds, (5 * 3 + 9) / 6.0);
+  EXPECT_NEAR(works[0].share + works[1].share, 1, 1e-12);
   EXPECT_GT(works[0].spread, 0.4);
+  EXPECT_GT(works[1].seconds, 0);
 }
 
 TEST(WaitingOps, TakeAsLongAsTheMachineSays) {

@@ -100,7 +100,7 @@ awk -v best="$best" '
   /^step on/ { n = split(best, cell); for (i = 1; i <= n; ++i) if (cell[i] + 0 == $4 + 0) found = 1 }
   END { exit !found }' "$out/text" || fail "the best layout: $best"
 if plan "${on[@]}" --search --memory 1MB; then fail "a search without room"; fi
-grep -q '^trireme: error: --ranks = 8: no layout fits into 0.0 GiB a rank; the nearest is tensor .* GiB too large' "$out/errors" ||
+grep -q '^trireme: error: no layout of 8 ranks fits into 0.0 GiB a rank; the nearest is tensor .* GiB too large' "$out/errors" ||
   fail "a search without room"
 
 # Steps that others measured: the errors that docs/step-time.md has, and the best layout of 47 first.

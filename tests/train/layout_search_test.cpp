@@ -112,7 +112,7 @@ TEST(LayoutSearch, RefusesABatchThatNoLayoutDivides) {
   config.model.width = 96;
   config.model.layers = 2;
   EXPECT_THROW(search_layouts(config, facts_of(5), plan::test::gpu_machine(), plenty, [](int) {}),
-               ConfigError);
+               AgreedError);
 }
 
 }  // namespace

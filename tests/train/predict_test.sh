@@ -86,5 +86,7 @@ refused() {  # refused WORDS FLAGS...
 refused 'nothing.toml' --train.predict "$work/nothing.toml"
 refused 'is a machine with device.type = gpu, and this run computes on CPUs' \
   --train.predict "$SOURCE/data/machines/a100-sxm-80g.toml"
+micro="" refused 'parallel.data = 2: is chosen where parallel.layout = auto; leave one of the two out' \
+  --train.predict "$SOURCE/data/machines/cpu-xeon-avx512.toml" --parallel.layout auto --parallel.data 2
 refused 'is predicted for data_parallel.method = allreduce' --train.predict "$work/cpu.toml" \
   --data_parallel.method average

@@ -34,8 +34,9 @@ std::vector<TimedStep> time_steps(const model::Transformer& model, parallel::Rep
                                   comm::Grid& grid, device::Device& device, int warm_up, int steps,
                                   double most_seconds, bool documents = false);
 
-/// Of all calls of equal work on all ranks: the median, and half of the range of the middle 80 % as
-/// a part of it. `share`: of the time of all works.
+/// Of all calls of equal work on all ranks: their mean, with the median on its rank in the place of
+/// each call of the same operation; and half of the range of the middle 80 % as a part of it.
+/// `share`: of the time of all works.
 struct MeasuredWork {
   Work work;
   double seconds = 0, spread = 0, share = 0;

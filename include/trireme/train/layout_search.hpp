@@ -35,10 +35,10 @@ struct LayoutSearch {
 /// two that is legal on facts.world ranks, with ZeRO 1, sequence parallelism, and the least
 /// recomputation that fits into `memory` bytes of a rank's device. A layout is judged by its first
 /// micro-batches; whole steps are simulated of those that may be among the best ten. Then the best
-/// five with other ZeRO
-/// stages, schedules, virtual stages, recomputation and sequence parallelism, as long as one such
-/// change makes a layout faster. `config`: model and batch; its layout is replaced. `progress` gets
-/// the number of layouts judged. Throws ConfigError where no layout is legal.
+/// five with other ZeRO stages, schedules, virtual stages, recomputation and sequence parallelism,
+/// as long as one such change makes a layout faster. `config`: model and batch; its layout is
+/// replaced. `progress` gets the number of layouts judged. Throws AgreedError where no layout is
+/// legal.
 LayoutSearch search_layouts(const RunConfig& config, const LayoutFacts& facts,
                             const plan::Machine& machine, std::int64_t memory,
                             const std::function<void(int simulated)>& progress);

@@ -56,7 +56,8 @@ class Trainer {
   void begin_record(const Environment& environment, double peak);
   /// Operations per second of all ranks, as train.peak says. Collective.
   double measure_peak();
-  void predict_step();
+  /// By train.predict, before the run's memory is taken; null where it is off. Collective.
+  nlohmann::json predict_step();
   /// The same measured again; 0 where it is not measured. Collective.
   double peak_at_end();
   /// What this rank did in its steps: place, seconds of sections, communication.
@@ -68,10 +69,10 @@ class Trainer {
   Method& method_;
   data::Dataset dataset_;
   std::unique_ptr<data::TokenReader> validation_;
-  parallel::Replica replica_;
-  MemoryPrediction predicted_;
-  nlohmann::json predicted_step_;  // see RunStart; known to the root alone
   RunReporter reporter_;
+  nlohmann::json predicted_step_;  // see RunStart; known to the root alone
+  parallel::Replica replica_;      // whose memory is not taken yet while the machine is measured
+  MemoryPrediction predicted_;
   StepAccount account_;
   StopPolicy stop_policy_;
   Checkpointer checkpointer_;

@@ -129,9 +129,11 @@ class CudaTimeline final : public Timeline {
     TRIREME_CUDA_CALL(cudaEventRecord(marks_.back(), stream_));
   }
   std::vector<Clock::time_point> read() override {
-    const Clock::time_point now = Clock::now();
-    std::vector<Clock::time_point> times;
-    for (cudaEvent_t mark : marks_) times.push_back(time_of(mark, marks_.back(), now));
+    // From mark to mark: a time between two far ones is rounded to a microsecond and more.
+    std::vector<Clock::time_point> times(marks_.size(), Clock::now());
+    for (std::size_t i = marks_.size(); i-- > 1;) {
+      times[i - 1] = time_of(marks_[i - 1], marks_[i], times[i]);
+    }
     pool_.give_back(marks_);
     marks_.clear();
     return times;
@@ -150,7 +152,9 @@ class CudaGraph final : public Graph {
     cudaGraph_t captured = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream, &captured);
     cudaError_t made = cudaSuccess;
-    if (ended == cudaSuccess) made = cudaGraphInstantiate(&graph_, captured, 0);
+    std::size_t nodes = 0;
+    if (ended == cudaSuccess) made = cudaGraphGetNodes(captured, nullptr, &nodes);
+    if (nodes > 0) made = cudaGraphInstantiate(&graph_, captured, 0);
     if (captured != nullptr) cudaGraphDestroy(captured);
     if (graph_ != nullptr) {  // takes its memory now, where it may be refused, not at its launch
       made = cudaGraphUpload(graph_, stream);
@@ -160,8 +164,13 @@ class CudaGraph final : public Graph {
     TRIREME_CUDA_CALL(ended);
     TRIREME_CUDA_CALL(made);
   }
-  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }  // once what was launched has ended
-  void launch() override { TRIREME_CUDA_CALL(cudaGraphLaunch(graph_, stream_)); }
+  ~CudaGraph() override {  // once what was launched has ended
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  }
+  void launch() override {
+    if (graph_ != nullptr) TRIREME_CUDA_CALL(cudaGraphLaunch(graph_, stream_));
+  }
+  bool empty() const override { return graph_ == nullptr; }
 
  private:
   cudaStream_t stream_;
